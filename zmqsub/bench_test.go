@@ -15,7 +15,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// publishFor, in the environment, makes the test binary a publisher: what to publish, see publishers.
+// publishFor is the environment variable that makes the test binary a publisher; see publishUntilEOF for its value.
 const publishFor = "ZMQSUB_TEST_PUBLISH"
 
 func TestMain(m *testing.M) {
@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// publishUntilEOF binds SOCKETS publishers with a high-water mark HWM (0: none), tells their endpoints on standard
-// output, waits for a subscriber to each, and sends COUNT messages of SIZE bytes from each. For every line on standard
-// input it sends one more. It ends with standard input.
+// publishUntilEOF reads from spec the numbers SOCKETS COUNT SIZE HWM. It binds SOCKETS publishers with a high-water
+// mark HWM (0: none), prints their endpoints, waits for a subscriber to each, and sends COUNT messages of SIZE bytes
+// from each. For each line on standard input it sends one more. It ends with standard input.
 func publishUntilEOF(spec string) error {
 	var sockets, count, size, hwm int
 	if _, err := fmt.Sscan(spec, &sockets, &count, &size, &hwm); err != nil {
@@ -86,8 +86,8 @@ func publishUntilEOF(spec string) error {
 	return lines.Err()
 }
 
-// publishers starts a process of publishers, see publishUntilEOF, and returns their endpoints and the process's input
-// and output. It ends with the test.
+// publishers starts a process that runs publishUntilEOF, and returns its endpoints, input and output. The process ends
+// with the test.
 func publishers(t testing.TB, sockets, count, size, hwm int) (endpoints []string, in io.Writer, out *bufio.Scanner) {
 	t.Helper()
 	process := exec.Command(os.Args[0])
@@ -118,7 +118,7 @@ func publishers(t testing.TB, sockets, count, size, hwm int) (endpoints []string
 	return endpoints, stdin, out
 }
 
-// The CPU that receiving costs this process, system calls and libzmq's threads included; the publisher is another
+// BenchmarkReceive measures the CPU time of receiving, with system calls and libzmq's threads; the publisher is another
 // process. 4672 bytes are one prefill of 64 blocks of 16 tokens, as vLLM announces it. "binding" is the simplest loop
 // over the common Go binding of libzmq, for comparison.
 func BenchmarkReceive(b *testing.B) {
@@ -175,7 +175,7 @@ func cpuTime(b *testing.B) time.Duration {
 type counter struct {
 	next, until uint64
 	done        chan struct{}
-	wrong       string // what came instead of messages in order
+	wrong       string // the first report other than a message in order
 }
 
 func (c *counter) Message(seq uint64, _, _ []byte) {

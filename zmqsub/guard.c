@@ -1,13 +1,13 @@
-// The guard bounds what a peer can make libzmq hold.
+// The guard bounds the memory that a peer can make libzmq hold.
 //
 // libzmq's own limits count whole messages (ZMQ_RCVHWM) and the bytes of one frame (ZMQ_MAXMSGSIZE). A message of endless frames
-// meets neither: libzmq keeps it until its last frame, and a frame of two bytes on the wire takes 64 bytes. Nor is there a limit on
-// the bytes of the messages that wait, or on what a handshake may say.
+// exceeds neither: libzmq keeps it until its last frame, and a frame of two bytes on the wire takes 64 bytes of memory. libzmq also
+// limits neither the bytes of waiting messages nor the size of a handshake.
 //
-// libzmq reads its connections with recv. This file defines recv, connect and close, which the linker prefers to the C library's, for a
-// libzmq that is linked statically and for one that is not. They make the system calls as the C library does. In libzmq's own threads
-// they also follow the frames of each connection that libzmq made: their headers only, in the buffer that libzmq was about to read
-// anyway. Beyond a bound, recv fails with ECONNRESET, and libzmq ends the connection. It costs no system call and no copy.
+// libzmq reads its connections with recv. This file defines recv, connect and close. The linker prefers them to the C library's, with
+// libzmq linked statically or dynamically. They make the same system calls as the C library. In libzmq's own threads they also parse
+// the frame headers of each connection that libzmq made, in libzmq's read buffer. If a connection exceeds a bound, recv fails with
+// ECONNRESET, and libzmq ends the connection. The guard costs no system call and no copy.
 //
 // Source of the formats: ZMTP 3.1, https://rfc.zeromq.org/spec/37/. libzmq reads it in zmtp_engine.cpp and v2_decoder.cpp.
 #include "guard.h"
@@ -27,42 +27,42 @@
 #define ADD(x, n) __atomic_fetch_add(&(x), (n), __ATOMIC_RELAXED)
 #define SUBTRACT(x, n) __atomic_fetch_sub(&(x), (n), __ATOMIC_RELAXED)
 
-// An account outlives its connections, because libzmq keeps the messages of one that ended.
+// An account outlives its connections, because libzmq keeps the messages of a connection that ended.
 struct zmqsub_account {
 	uint64_t address; // a hash of it; guarded by lock
 	uint64_t cut;     // number of its latest connection that the guard ended; atomic
 	int reason;       // why; atomic
 	// Written by the thread that reads the connection.
 	_Alignas(64) zmqsub_amount came;
-	// Written by whoever takes messages, one thread at a time but where two sockets have the same address.
+	// Written by the receiver: one thread at a time, unless two sockets have the same address.
 	_Alignas(64) zmqsub_amount took;
 };
 
-// peer is one connection. But for what is atomic, it belongs to the I/O thread of libzmq that has the connection.
+// peer is one connection. Only the libzmq I/O thread of the connection uses the fields that are not atomic.
 typedef struct {
 	uint64_t connection;     // its number, also after its end; 0: there was none; atomic
 	int open;                // it has not ended
 	zmqsub_account *account; // atomic
-	int greeted;             // the greeting is over; atomic
+	int greeted;             // the greeting is complete; atomic
 
 	enum zmqsub_cut cut; // why the guard ended it, if it did
 
-	unsigned greeting;       // bytes of it so far
-	unsigned char header[9]; // of the frame that begins
-	unsigned got;            // bytes of header
-	uint64_t left;           // bytes of the frame yet to come
-	unsigned parts;          // of the message that comes, so far
-	uint64_t content, cost;  // bytes of it, without and with what libzmq needs for frames
-	uint64_t counted;        // bytes of cost that are in all
+	unsigned greeting;       // bytes of the greeting so far
+	unsigned char header[9]; // of the current frame
+	unsigned got;            // bytes of header so far
+	uint64_t left;           // bytes of the current frame yet to come
+	unsigned parts;          // frames of the current message so far
+	uint64_t content, cost;  // bytes of the current message, without and with libzmq's cost of frames
+	uint64_t counted;        // bytes of cost that all includes
 } peer;
 
 enum { GREETING = 64, PAGE = 1024, PAGES = 1024, ACCOUNTS = 1 << 16, COUNT_AT = 64 << 10 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // guards the making of pages and accounts
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // guards the creation of pages and accounts
 static peer *pages[PAGES];                                // by descriptor; atomic
-static zmqsub_account accounts[ACCOUNTS];                 // by hash of the address, or at the next free place
+static zmqsub_account accounts[ACCOUNTS];                 // hash table by address, with linear probing
 static uint64_t connections;                              // made so far; atomic
-static uint64_t all;                                      // bytes that wait, of all accounts and messages in progress; atomic
+static uint64_t all;                                      // waiting bytes of all accounts and of incomplete messages; atomic
 
 static peer *peer_of(int fd) {
 	if (fd < 0 || fd >= PAGE * PAGES)
@@ -71,7 +71,7 @@ static peer *peer_of(int fd) {
 	return page ? &page[fd % PAGE] : NULL;
 }
 
-// of_libzmq says whether this thread is one of libzmq's: it names them.
+// of_libzmq returns whether this is a thread of libzmq, which names its threads.
 static int of_libzmq(void) {
 	static __thread signed char known; // 0: not asked yet
 	if (!known) {
@@ -87,7 +87,7 @@ static uint64_t hash(uint64_t h, const void *bytes, size_t n) { // FNV-1a
 	return h;
 }
 
-// account_at returns the account of an address. When there is no place left, new addresses share one.
+// account_at returns the account of an address. If the table is full, new addresses share an account.
 static zmqsub_account *account_at(const struct sockaddr *address, socklen_t length) {
 	uint64_t h = 0xcbf29ce484222325;
 	if (address->sa_family == AF_INET) {
@@ -99,7 +99,7 @@ static zmqsub_account *account_at(const struct sockaddr *address, socklen_t leng
 	} else {
 		h = hash(h, address, length);
 	}
-	h |= 1; // 0 is a free place
+	h |= 1; // 0 marks a free entry
 	unsigned at = (h >> 16) % ACCOUNTS;
 	for (int tries = 0; tries < 64; tries++, at = (at + 1) % ACCOUNTS) {
 		if (accounts[at].address == 0)
@@ -110,13 +110,13 @@ static zmqsub_account *account_at(const struct sockaddr *address, socklen_t leng
 	return &accounts[at];
 }
 
-// uncount takes the message in progress off the count of all.
+// uncount subtracts the incomplete message from all.
 static void uncount(peer *p) {
 	SUBTRACT(all, p->counted);
 	p->counted = 0;
 }
 
-// begin begins to follow a connection. It returns -1 if there is no room.
+// begin starts to follow a connection. It returns -1 if the descriptor is too large or memory is short.
 static int begin(int fd, const struct sockaddr *address, socklen_t length) {
 	if (fd < 0 || fd >= PAGE * PAGES)
 		return -1;
@@ -138,7 +138,7 @@ static int begin(int fd, const struct sockaddr *address, socklen_t length) {
 	return p ? 0 : -1;
 }
 
-// frame looks at the header of a frame that begins.
+// frame checks the complete header of the current frame.
 static enum zmqsub_cut frame(peer *p) {
 	unsigned char flags = p->header[0];
 	int more = flags & 1, command = flags & 4;
@@ -164,23 +164,23 @@ static enum zmqsub_cut frame(peer *p) {
 	return ZMQSUB_CUT_NOT;
 }
 
-// ended ends a frame, and the message if it was the last.
+// ended ends the current frame, and the message if that was its last frame.
 static void ended(peer *p) {
 	p->got = 0;
 	if (p->header[0] & 1)
 		return;
 	zmqsub_account *a = p->account;
 	ADD(all, p->cost - p->counted);
-	ADD(a->came.bytes, p->cost); // added, because two connections may have the same address
+	ADD(a->came.bytes, p->cost); // atomic, because two connections may have the same address
 	ADD(a->came.messages, 1);
 	p->parts = 0;
 	p->content = p->cost = p->counted = 0;
 }
 
-// follow looks at the next bytes of a connection.
+// follow parses the next bytes of a connection.
 static enum zmqsub_cut follow(peer *p, const unsigned char *b, size_t n) {
 	for (; p->greeting < GREETING && n > 0; p->greeting++, b++, n--) {
-		// A signature, and the version: before 3, frames were others.
+		// The signature and the version. Versions before 3 have another frame format.
 		if ((p->greeting == 0 && *b != 0xff) || (p->greeting == 9 && !(*b & 1)) || (p->greeting == 10 && *b < 3))
 			return ZMQSUB_CUT_GREETING;
 		if (p->greeting == GREETING - 1)
@@ -245,12 +245,12 @@ zmqsub_account *zmqsub_account_of(int fd) {
 }
 
 zmqsub_amount zmqsub_came(zmqsub_account *a) {
-	// Messages first, so that they are not more than the bytes tell of.
+	// Load messages before bytes, so that the bytes include those of all messages.
 	uint64_t messages = __atomic_load_n(&a->came.messages, __ATOMIC_ACQUIRE);
 	return (zmqsub_amount){messages, LOAD(a->came.bytes)};
 }
 
-// take makes *took greater by n, but not greater than came, and returns by how much.
+// take adds n to *took, but does not exceed came. It returns the number added.
 static uint64_t take(uint64_t *took, uint64_t n, uint64_t came) {
 	uint64_t before = LOAD(*took), k;
 	do {

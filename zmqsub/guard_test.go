@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// rawPeer is a publisher, or a replay socket, of the test's own: it speaks ZMTP 3.1 and whatever else the test wants.
+// rawPeer is a publisher or a replay socket that the test writes byte by byte, in ZMTP 3.1 or not.
 type rawPeer struct {
 	endpoint    string
 	connections atomic.Int64
 }
 
-// greeting is that of ZMTP 3.1 with the NULL mechanism; ready a READY command with the properties.
+// greeting is the greeting of ZMTP 3.1 with the NULL mechanism. ready returns a READY command with the properties.
 var greeting = slices.Concat(
 	[]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1},
 	append([]byte("NULL"), make([]byte, 16)...),
@@ -34,7 +34,7 @@ func ready(properties []byte) []byte {
 
 func command(body []byte) []byte { return frame(4, body) }
 
-// frame is one frame on the wire. Flags: 1 more, 4 command; that of a long one is added.
+// frame returns one frame on the wire. Flags: 1 more, 4 command. It adds the flag of a long frame.
 func frame(flags byte, body []byte) []byte {
 	if len(body) < 256 {
 		return append([]byte{flags, byte(len(body))}, body...)
@@ -47,13 +47,13 @@ func property(name, value string) []byte {
 	return append(binary.BigEndian.AppendUint32(p, uint32(len(value))), value...)
 }
 
-// rawMessage is a whole message of the protocol.
+// rawMessage returns a whole message of the protocol.
 func rawMessage(seq uint64, payload []byte) []byte {
 	return slices.Concat(frame(1, nil), frame(1, binary.BigEndian.AppendUint64(nil, seq)), frame(0, payload))
 }
 
-// serveRaw has talk talk to everybody who connects; it shakes hands before, as a socket of that type, unless kind is
-// empty. talk ends when a write fails. The peer ends with the test.
+// serveRaw calls talk for each connection, after a handshake as a socket of type kind; none if kind is empty. talk ends
+// when a write fails. The peer ends with the test.
 func serveRaw(t testing.TB, kind string, talk func(conn net.Conn)) *rawPeer {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -134,7 +134,7 @@ func readFrame(in *bufio.Reader) ([]byte, error) {
 	return body, err
 }
 
-// residentBytes is the memory of this process, that of libzmq included.
+// residentBytes returns the resident memory of this process, libzmq's included.
 func residentBytes(t testing.TB) int64 {
 	t.Helper()
 	statm, err := os.ReadFile("/proc/self/statm")
@@ -176,7 +176,7 @@ func watchMemory(t testing.TB) *memoryWatch {
 	return w
 }
 
-// look returns by how much memory has grown at most.
+// look takes a sample and returns the largest growth so far, in bytes.
 func (w *memoryWatch) look(t testing.TB) int64 {
 	for now := residentBytes(t) - w.before; ; {
 		peak := w.peak.Load()
@@ -189,12 +189,12 @@ func (w *memoryWatch) look(t testing.TB) int64 {
 	}
 }
 
-// memoryBound is the most bytes by which one publisher may make the process grow: what may wait, and what a message in
-// progress takes. The race detector keeps memory of its own, so that tests of memory run without it too (make test).
+// memoryBound is the number of bytes by which one publisher may make the process grow: waiting messages and the
+// incomplete one. The race detector uses memory too, so make test also runs these tests without it.
 const memoryBound = raceFactor * 150 << 20
 
-// A message of endless parts: libzmq counts whole messages and single frames, and kept 7.6 GB of such a message in 12
-// s. The connection is ended, and that of another publisher is not.
+// A message of endless frames: libzmq limits whole messages and single frames only, and kept 7.6 GB of such a message
+// after 12 s. The guard ends the connection, and not that of another publisher.
 func TestMemoryOfEndlessParts(t *testing.T) {
 	for _, size := range []int{0, 1, 100, 1 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
@@ -248,7 +248,7 @@ func TestMemoryOfEndlessParts(t *testing.T) {
 	}
 }
 
-// What else a peer may send that has no end, or is not in the protocol.
+// The guard ends connections that exceed any other bound or break the protocol.
 func TestCut(t *testing.T) {
 	many := bytes.Repeat(property("a", ""), 1<<20)
 	for _, test := range []struct {
@@ -256,25 +256,25 @@ func TestCut(t *testing.T) {
 		handshake  string
 		talk       func(conn net.Conn)
 	}{
-		{"a message of parts that are too long together", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+		{"a message of frames that are too long together", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
 			func(conn net.Conn) {
 				conn.Write(frame(1, make([]byte, 12<<20)))
 				conn.Write(frame(1, make([]byte, 5<<20)))
 			}},
-		{"a part that says that it is too long", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+		{"a frame header with too great a length", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
 			func(conn net.Conn) {
 				conn.Write([]byte{3, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 			}},
-		{"a part whose length is beyond 63 bits", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+		{"a frame header with a length above 63 bits", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
 			func(conn net.Conn) {
 				conn.Write([]byte{3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 			}},
 		{"a handshake of many properties",
-			"cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in another frame", "",
+			"cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or continues in another frame", "",
 			func(conn net.Conn) {
 				conn.Write(append(slices.Clone(greeting), ready(append(property("Socket-Type", "PUB"), many...))...))
 			}},
-		{"a command of several frames", "cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in " +
+		{"a command of several frames", "cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or continues in " +
 			"another frame", "PUB", func(conn net.Conn) {
 			conn.Write(frame(5, []byte("\x04PING\x00\x00")))
 		}},
@@ -303,7 +303,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// The greatest message that may be, in pieces; and one of as many parts as may be.
+// The largest accepted message, in pieces, and one with the largest accepted number of frames.
 func TestGreatestMessage(t *testing.T) {
 	payload := bytes.Repeat([]byte("x"), maxMessageBytes-8)
 	next := make(chan struct{})
@@ -324,7 +324,7 @@ func TestGreatestMessage(t *testing.T) {
 	r.want(t, "0 :"+string(payload), "malformed: zmqsub: live message of 5 or more frames, want 3", "1 :")
 }
 
-// A publisher that is cut off again and again is asked less and less often.
+// The pause grows each time that the guard ends the connection.
 func TestPausesGrow(t *testing.T) {
 	p := serveRaw(t, "", func(conn net.Conn) { conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) })
 	h := newHub(t)
@@ -363,7 +363,7 @@ func flooder(t *testing.T, size int, most int64) (p *rawPeer, sent *atomic.Int64
 	}), sent
 }
 
-// stalls waits until a count does not grow any more.
+// stalls waits until a count stops growing, and returns it.
 func stalls(t *testing.T, count *atomic.Int64) int64 {
 	t.Helper()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -372,7 +372,7 @@ func stalls(t *testing.T, count *atomic.Int64) int64 {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("the publisher is still read")
+			t.Fatal("kvepp still reads from the publisher")
 		}
 		now := count.Load()
 		if same++; now != last || now == 0 {
@@ -384,8 +384,8 @@ func stalls(t *testing.T, count *atomic.Int64) int64 {
 	}
 }
 
-// The bytes of whole messages that wait are bounded too: a publisher of large ones is read no further while its
-// messages are on hold, or wait for a replay. Nothing is lost thereby.
+// The bytes of waiting whole messages are bounded: kvepp stops reading from a publisher of large messages while they
+// are on hold or wait for a replay. It loses none.
 func TestMemoryOfBacklog(t *testing.T) {
 	for _, size := range []int{10, 5000, 15 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
@@ -401,7 +401,7 @@ func TestMemoryOfBacklog(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := stalls(t, sent); n >= most {
-				t.Errorf("all of %d MB was taken in", n>>20)
+				t.Errorf("kvepp read all %d MB", n>>20)
 			}
 			if grown := memory.look(t); grown > memoryBound {
 				t.Errorf("memory grew by %d MB", grown>>20)
@@ -410,7 +410,7 @@ func TestMemoryOfBacklog(t *testing.T) {
 			select {
 			case <-c.done:
 			case <-time.After(2 * patience):
-				t.Fatalf("after %d messages no more came (%d bytes sent)", c.next.Load(), sent.Load())
+				t.Fatalf("no message came after the first %d (%d bytes sent)", c.next.Load(), sent.Load())
 			}
 			if c.wrong != "" {
 				t.Error(c.wrong)
@@ -448,8 +448,8 @@ func (c *checker) Replayed(outcome Replay, _ int) {}
 func (c *checker) Connected()                     {}
 func (c *checker) Disconnected()                  {}
 
-// A handler that does not return cannot keep a publisher in bounds. The guard does, and ends the connection, however
-// often it is made anew.
+// If a handler does not return, the high-water mark is never lowered. The guard then bounds the memory: it ends the
+// connection, and each later one.
 func TestMemoryOfSlowHandler(t *testing.T) {
 	memory := watchMemory(t)
 	var sent atomic.Int64
@@ -487,7 +487,7 @@ func TestMemoryOfSlowHandler(t *testing.T) {
 	t.Logf("memory grew by %d MB", memory.look(t)>>20)
 }
 
-// The same during a replay: live messages wait meanwhile; and the replay's own messages.
+// Memory is bounded during a replay too: that of live messages, which wait, and that of replayed ones.
 func TestMemoryOfReplay(t *testing.T) {
 	t.Run("live messages", func(t *testing.T) {
 		memory := watchMemory(t)
@@ -503,7 +503,7 @@ func TestMemoryOfReplay(t *testing.T) {
 			t.Errorf("memory grew by %d MB; %q", grown>>20, r.all())
 		}
 	})
-	t.Run("a message of endless parts", func(t *testing.T) {
+	t.Run("a message of endless frames", func(t *testing.T) {
 		memory := watchMemory(t)
 		p := publish(t, "")
 		flood := bytes.Repeat(frame(1, nil), 32<<10)
@@ -555,7 +555,7 @@ type answers struct{ *recorder }
 
 func (*answers) Message(uint64, []byte, []byte) {}
 
-// Several publishers at once: what waits from all of them is bounded, too.
+// The waiting bytes of several publishers together are bounded.
 func TestSeveralAttackers(t *testing.T) {
 	memory := watchMemory(t)
 	h := newHub(t)

@@ -12,11 +12,11 @@ import (
 )
 
 var (
-	hostileTime = flag.Duration("hostile", 2*time.Second, "for how long hostile publishers send")
-	hostileSeed = flag.Uint64("hostile-seed", 7, "what hostile publishers draw from")
+	hostileTime = flag.Duration("hostile", 2*time.Second, "how long hostile publishers send")
+	hostileSeed = flag.Uint64("hostile-seed", 7, "seed of the hostile publishers' random messages")
 )
 
-// deaf is a Handler that is told of everything, and keeps nothing.
+// deaf is a Handler that ignores every call.
 type deaf struct{}
 
 func (deaf) Message(uint64, []byte, []byte) {}
@@ -30,8 +30,7 @@ func (deaf) Disconnected()                  {}
 
 var zeros = make([]byte, 8<<20)
 
-// hostileStream writes one random connection: a greeting, commands, frames and parts, most of them valid, in random
-// pieces.
+// hostileStream writes one random connection: a greeting, commands and frames, most of them valid, in random pieces.
 func hostileStream(r *rand.Rand, conn io.Writer) {
 	write := func(p []byte) bool {
 		for len(p) > 0 {
@@ -72,12 +71,12 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 	for range 1 + r.IntN(5000) {
 		var p []byte
 		switch kind := r.IntN(20); {
-		case style == 0: // parts without end
+		case style == 0: // a message without end
 			p = frame(1, garbage(r.IntN(4)))
 		case kind < 10:
 			p = rawMessage(seq, garbage([]int{0, 1, 100, 5000}[r.IntN(4)]))
 			seq++
-		case kind < 12: // the number of parts is any
+		case kind < 12: // any number of frames
 			for range r.IntN(20) {
 				p = append(p, frame(1, garbage(r.IntN(300)))...)
 			}
@@ -88,7 +87,7 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 			p = command(garbage(r.IntN(6000)))
 		case kind < 16: // reserved flags
 			p = frame(byte(r.Uint32())&^2, garbage(r.IntN(100)))
-		case kind < 17: // a length of any size, of which little comes
+		case kind < 17: // a header with any length, and little content
 			p = append(
 				[]byte{2 | byte(r.IntN(2)), 0, 0, 0, 0, byte(r.IntN(2)), byte(r.IntN(256)), 0, 0},
 				garbage(r.IntN(1000))...)
@@ -109,7 +108,7 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 	}
 }
 
-// Publishers whose connections are random streams: memory stays in bounds, and another publisher's messages all come.
+// While publishers write random streams, memory stays bounded, and all messages of another publisher arrive.
 func TestHostileStreams(t *testing.T) {
 	h := newHub(t)
 	h.timing.cutPause, h.timing.cutPauseMax, h.timing.revive = time.Millisecond, 16*time.Millisecond,

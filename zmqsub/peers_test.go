@@ -15,8 +15,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// publisher is a PUB socket that also tells who subscribed (XPUB), so that no test depends on when a subscription
-// arrives.
+// publisher is an XPUB socket: a PUB socket that also receives subscriptions, so that a test can wait for them.
 type publisher struct {
 	t        *testing.T
 	ctx      *zmq.Context
@@ -24,7 +23,7 @@ type publisher struct {
 	endpoint string
 }
 
-// publish binds a publisher; an empty endpoint gets a port of its own on 127.0.0.1.
+// publish binds a publisher. If endpoint is empty, it chooses a free port on 127.0.0.1.
 func publish(t *testing.T, endpoint string) *publisher {
 	t.Helper()
 	if endpoint == "" {
@@ -50,7 +49,7 @@ func publish(t *testing.T, endpoint string) *publisher {
 	return p
 }
 
-// close returns when the port is free again.
+// close closes the publisher and waits until its port is free.
 func (p *publisher) close() {
 	p.socket.Close()
 	p.ctx.Term()
@@ -62,14 +61,14 @@ func (p *publisher) subscribed(n int) {
 	p.arrived(n, 1)
 }
 
-// unsubscribed waits for n subscriptions to end. A publisher that is closed in the middle of sending, while a
-// subscriber leaves, may abort the process (zeromq/libzmq#3442); whoever leaves in traffic must be waited for.
+// unsubscribed waits for n subscriptions to end. If a publisher is closed in the middle of sending, while a subscriber
+// leaves, libzmq may abort the process (zeromq/libzmq#3442). Call it first if a subscriber leaves in traffic.
 func (p *publisher) unsubscribed(n int) {
 	p.t.Helper()
 	p.arrived(n, 0)
 }
 
-// arrived waits for n frames that begin with a byte.
+// arrived waits for n frames that begin with the byte first.
 func (p *publisher) arrived(n int, first byte) {
 	p.t.Helper()
 	for arrived := 0; arrived < n; {
@@ -101,8 +100,8 @@ type replayer struct {
 	asked    chan uint64
 }
 
-// offerReplay serves the messages that answer returns, each without the empty delimiter; nil frames end it without an
-// end.
+// offerReplay answers each request with the messages that answer returns, each without its empty first frame. If they
+// lack the end message, the answer has no end.
 func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
 	t.Helper()
 	return offerReplayAt(t, "tcp://127.0.0.1:*", answer)
@@ -133,10 +132,10 @@ func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]a
 		for !stop.Load() {
 			frames, err := router.RecvMessageBytes(0)
 			if err != nil {
-				continue // nothing came
+				continue // timeout
 			}
 			if len(frames) != 3 || len(frames[1]) != 0 || len(frames[2]) != 8 {
-				t.Errorf("replay asked for by %q, want an empty frame and 8 bytes", frames[1:])
+				t.Errorf("replay request %q, want an empty frame and one of 8 bytes", frames[1:])
 				continue
 			}
 			from := binary.BigEndian.Uint64(frames[2])
@@ -158,8 +157,8 @@ func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]a
 
 var endNumber = binary.BigEndian.AppendUint64(nil, math.MaxUint64)
 
-// threeFrames is the answer of vLLM up to 0.19 and SGLang, fourFrames that of vLLM from 0.26: messages from..to-1,
-// payload pN.
+// threeFrames returns an answer as vLLM up to 0.19 and SGLang send it, fourFrames one as vLLM from 0.26 does: messages
+// from..to-1 with payload pN, then the end.
 func threeFrames(from, to uint64) (replies [][]any) {
 	for seq := from; seq < to; seq++ {
 		replies = append(replies, []any{binary.BigEndian.AppendUint64(nil, seq), fmt.Sprintf("p%d", seq)})
@@ -174,7 +173,8 @@ func fourFrames(from, to uint64) (replies [][]any) {
 	return append(replies, []any{"", endNumber, ""})
 }
 
-// reserve takes a port on which nobody listens: connections to it are refused, and nobody else gets it before free.
+// reserve binds a port without listening on it: connections to it are refused, and no other process gets it before
+// free.
 func reserve(t *testing.T) (endpoint string, free func()) {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -193,10 +193,10 @@ func reserve(t *testing.T) (endpoint string, free func()) {
 	return fmt.Sprintf("tcp://127.0.0.1:%d", address.(*syscall.SockaddrInet4).Port), free
 }
 
-// proxy passes bytes between whoever connects and one address.
+// proxy forwards each connection to one address.
 type proxy struct {
 	address string
-	mu      sync.Mutex // held by freeze, and by every copy of bytes for a moment
+	mu      sync.Mutex // guards frozen and conns
 	frozen  map[net.Conn]bool
 	conns   []net.Conn
 }
@@ -217,7 +217,7 @@ func newProxy(t *testing.T, to string) *proxy {
 			frozen := p.frozen[from]
 			p.mu.Unlock()
 			if err != nil {
-				if !frozen { // nobody is told of the end of what is frozen
+				if !frozen { // a frozen connection does not report its end
 					to.Close()
 				}
 				return
@@ -261,7 +261,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	return p
 }
 
-// cut ends the connections of now.
+// cut ends the current connections.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,7 +270,7 @@ func (p *proxy) cut() {
 	}
 }
 
-// freeze lets the connections of now stand as they are, open and silent.
+// freeze stops forwarding on the current connections and leaves them open.
 func (p *proxy) freeze() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

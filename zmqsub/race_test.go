@@ -2,5 +2,5 @@
 
 package zmqsub
 
-// raceFactor is how many times the memory of an ordinary build a test may take in this one.
+// raceFactor is how much more memory than an ordinary build a test may use in this build.
 const raceFactor = 4

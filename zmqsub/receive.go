@@ -12,18 +12,18 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// digestSeed makes digests that mean something within this process only.
+// digestSeed is random: digests are comparable within this process only.
 var digestSeed = maphash.MakeSeed()
 
 // burst is how many messages are taken in a row before the connection's state and the end of the subscription are
-// looked at again.
+// checked again.
 const burst = 1024
 
-// breath is how long a subscription in dense traffic waits before it looks for more: the messages that come meanwhile
-// cost one wake together instead of one each, which is most of what receiving costs.
-const breath = 100 * time.Microsecond
+// coalesceDelay is how long a subscription in dense traffic waits before it receives more. All messages that come
+// meanwhile cost one wake-up together; wake-ups are most of the cost of receiving.
+const coalesceDelay = 100 * time.Microsecond
 
-// run follows the subscription until it is stopped. It is the only goroutine that touches its sockets and its handler.
+// run serves the subscription until it is stopped. No other goroutine uses its sockets or calls its handler.
 func (s *Subscription) run() {
 	defer func() {
 		s.live.unmonitor()
@@ -40,7 +40,7 @@ func (s *Subscription) run() {
 			return
 		case <-s.live.ready:
 			if s.takeLive(burst) > 1 {
-				pause.Reset(breath)
+				pause.Reset(coalesceDelay)
 				select {
 				case <-pause.C:
 				case <-s.stop:
@@ -51,12 +51,12 @@ func (s *Subscription) run() {
 		case <-s.again.C:
 			s.runReplay()
 		case <-s.revive.C:
-			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process
-			// when a socket is read on in the middle of a message of a connection that was taken away
-			// (zeromq/libzmq#2163).
+			// libzmq gave up the endpoint: connect again. The queue must be empty before: libzmq aborts the process if
+			// a socket is read in the middle of a message whose connection was removed (zeromq/libzmq#2163).
 			for s.takeLive(burst) == burst {
 			}
-			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
+			// The only possible error of Disconnect is that the connection is gone already. Connect cannot fail:
+			// Subscribe has connected to this endpoint before.
 			if !s.cut {
 				_ = s.live.Disconnect(s.config.Endpoint)
 			}
@@ -66,7 +66,7 @@ func (s *Subscription) run() {
 	}
 }
 
-// stopped says whether the subscription is to end.
+// stopped reports whether the subscription must end.
 func (s *Subscription) stopped() bool {
 	select {
 	case <-s.stop:
@@ -76,21 +76,21 @@ func (s *Subscription) stopped() bool {
 	}
 }
 
-// takeLive handles up to n live messages, and returns how many: n if more may be there.
+// takeLive handles up to n live messages and returns their number. If it returns n, more may wait.
 func (s *Subscription) takeLive(n int) (taken int) {
 	for range n {
 		if s.stopped() {
 			return taken
 		}
-		// A connection comes before its messages, and the end of the one before is known long before that. So while
-		// there is one, the token is enough: asking the monitor costs a system call.
+		// Handle a new connection before its messages. While there is a connection, the monitor's token tells of a
+		// change early enough; reading the monitor costs a system call.
 		if !s.live.buffered() && (!s.connected || len(s.monitor.ready) > 0) {
 			s.followConnection()
 		}
 		frames, ok, err := s.live.receive()
-		if err != nil || !ok { // an error means that the context ended
-			if !s.sequence.late && s.sequence.ahead() {
-				s.sequence.late = time.Since(s.replayed) > s.hub.timing.catchUp
+		if err != nil || !ok { // an error means that the context was terminated
+			if s.sequence.awaitsLive() && time.Since(s.replayed) > s.hub.timing.catchUp {
+				s.sequence.onDrained()
 			}
 			return taken
 		}
@@ -101,7 +101,7 @@ func (s *Subscription) takeLive(n int) (taken int) {
 	return taken
 }
 
-// onLive handles a live message: frames topic, number, payload; with a publisher's id, after the topic.
+// onLive handles a live message: frames topic, number, payload. If Config.Publisher is set, its id follows the topic.
 func (s *Subscription) onLive(frames [][]byte) {
 	if publisher := s.config.Publisher; len(publisher) > 0 {
 		if len(frames) != 4 {
@@ -132,7 +132,7 @@ func (s *Subscription) onLive(frames [][]byte) {
 	s.apply(st, seq, frames[0], frames[2], s.digest(frames[2]))
 }
 
-// apply tells the handler of a step, unless the subscription was closed.
+// apply reports a step to the handler, unless the subscription was closed.
 func (s *Subscription) apply(st step, seq uint64, topic, payload []byte, digest uint64) {
 	if !s.released() {
 		return
@@ -155,7 +155,7 @@ func (s *Subscription) malformed(format string, args ...any) {
 	}
 }
 
-// digest is needed only to compare with a replay.
+// digest returns the payload's digest, to compare it with a replay; 0 if there are no replays.
 func (s *Subscription) digest(payload []byte) uint64 {
 	if !s.sequence.replays {
 		return 0
@@ -163,7 +163,7 @@ func (s *Subscription) digest(payload []byte) uint64 {
 	return maphash.Bytes(digestSeed, payload)
 }
 
-// followConnection handles what happened to the live connection.
+// followConnection handles the events of the live connection.
 func (s *Subscription) followConnection() {
 	s.takeEvents()
 	for len(s.unhandled) > 0 && !s.stopped() {
@@ -173,7 +173,7 @@ func (s *Subscription) followConnection() {
 	}
 }
 
-// disconnects says whether the live connection has ended, of which followConnection has yet to hear.
+// disconnects reports whether the live connection has ended and followConnection has not handled it yet.
 func (s *Subscription) disconnects() bool {
 	s.takeEvents()
 	return slices.ContainsFunc(s.unhandled, func(c change) bool {
@@ -182,15 +182,15 @@ func (s *Subscription) disconnects() bool {
 	})
 }
 
-// takeEvents reads what the monitor tells of the live connection.
+// takeEvents reads the monitor's events of the live connection.
 func (s *Subscription) takeEvents() {
 	for {
 		frames, ok, err := s.monitor.receive()
 		if err != nil || !ok {
 			return
 		}
-		// The first frame has the event's number, 16 bits in the machine's byte order, and a value of 32 bits: the
-		// descriptor where there is a connection.
+		// The first frame has the event's number, 16 bits in the machine's byte order, and a value of 32 bits: for a
+		// connection, its descriptor.
 		if len(frames[0]) < 6 {
 			continue
 		}
@@ -202,8 +202,8 @@ func (s *Subscription) takeEvents() {
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 			if !s.latest.guarded() {
 				c.cut = errors.New(
-					"zmqsub: libzmq does not read its connections through kvepp's guard, which bounds what they " +
-						"take: this build of kvepp cannot subscribe",
+					"zmqsub: libzmq does not read its connections through kvepp's guard, which bounds their memory: " +
+						"this build of kvepp cannot subscribe",
 				)
 			}
 		default:
@@ -213,16 +213,16 @@ func (s *Subscription) takeEvents() {
 	}
 }
 
-// change is what the monitor told of the live connection.
+// change is one event of the live connection.
 type change struct {
 	event zmq.Event
-	cut   error // why kvepp ends the connection, or ended it; nil: it does not
+	cut   error // why kvepp ends or ended the connection; nil: it does not
 }
 
 // onConnection handles a change.
 func (s *Subscription) onConnection(c change) {
 	if s.cut {
-		return // the last that is heard of it
+		return // a late event of the connection that was cut
 	}
 	s.revive.Stop()
 	switch {
@@ -235,13 +235,13 @@ func (s *Subscription) onConnection(c change) {
 		}
 		s.connected, s.since = true, time.Now()
 		s.handler.Connected()
-		if len(s.config.Publisher) == 0 { // an id shows that it is the same
+		if len(s.config.Publisher) == 0 { // an id shows that it is the same publisher
 			s.sequence.onReconnect()
 		}
 		if s.replayDebt <= s.freeReplayDebt() {
-			s.noReplayUntil = time.Time{} // perhaps it is another publisher
+			s.noReplayUntil = time.Time{} // it may be another publisher
 		}
-		s.again.Reset(s.hub.timing.lookAgain)
+		s.again.Reset(s.hub.timing.secondReplay)
 		s.runReplay()
 	default:
 		s.disconnected()
@@ -256,13 +256,12 @@ func (s *Subscription) disconnected() {
 	}
 }
 
-// cutOff leaves a publisher alone for a while, which sent what is beyond a bound. What came before is in doubt with the
-// rest.
+// cutOff disconnects a publisher that exceeded a bound, for a while. The next connection begins a new epoch.
 func (s *Subscription) cutOff(why error) {
 	if s.connected && time.Since(s.since) > s.hub.timing.cutPauseMax {
 		s.cutPause = s.hub.timing.cutPause
 	}
-	for { // before Disconnect, as when a connection is revived
+	for { // empty the queue before Disconnect; run says why
 		if _, ok, err := s.live.receive(); !ok || err != nil || s.stopped() {
 			break
 		}
@@ -279,7 +278,7 @@ func (s *Subscription) cutOff(why error) {
 	s.cutPause = min(2*s.cutPause, s.hub.timing.cutPauseMax)
 }
 
-// released waits until messages may be told of. It returns false when the subscription ends meanwhile.
+// released waits until Config.Hold is closed. It returns false if the subscription ends meanwhile.
 func (s *Subscription) released() bool {
 	if s.config.Hold == nil {
 		return !s.stopped()
@@ -291,8 +290,8 @@ func (s *Subscription) released() bool {
 	return true
 }
 
-// wait waits for until, and keeps in bounds what live messages may wait in the meantime. It returns false when the
-// subscription ends.
+// wait waits for until, and bounds the bytes of live messages that wait meanwhile. It returns false if the subscription
+// ends.
 func (s *Subscription) wait(until <-chan struct{}) bool {
 	watch := time.NewTicker(s.hub.timing.watch)
 	defer watch.Stop()

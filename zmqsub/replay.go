@@ -12,30 +12,31 @@ import (
 // Replay is the outcome of asking a publisher for past messages.
 type Replay string
 
-// The outcomes. Whatever a replay did not bring is reported by Gap.
+// The outcomes. Gap reports the messages that a replay did not bring.
 const (
-	ReplayComplete    Replay = "replayed"           // the publisher answered to the end of what it has
-	ReplayTimedOut    Replay = "replay_timed_out"   // no answer, or no end of one, within ReplayTimeout
+	ReplayComplete    Replay = "replayed"           // the publisher sent everything it has
+	ReplayTimedOut    Replay = "replay_timed_out"   // no answer, or no complete one, within ReplayTimeout
 	ReplayUnreachable Replay = "replay_unreachable" // no connection
-	ReplayCut         Replay = "replay_cut"         // the live connection ended meanwhile: there will be another replay
-	ReplaySkipped     Replay = "replay_skipped"     // not asked, because it failed a moment ago
+	ReplayCut         Replay = "replay_cut"         // the live connection ended; the next one causes another replay
+	ReplaySkipped     Replay = "replay_skipped"     // put off, because a replay failed a moment ago
 )
 
-// lastSeq is the greatest number that is believed: publishers count from 0, and mark with the greatest numbers what is
-// no past message.
+// lastSeq is the greatest accepted number of a replayed message. Publishers count from 0, and use the greatest numbers
+// as markers.
 const lastSeq = 1 << 62
 
-// maxReplayTimeouts bounds all that follows from one need for a replay, in ReplayTimeouts: a publisher that always
-// answers a little must not hold its live messages for ever.
+// maxReplayTimeouts bounds the exchanges that one need for a replay causes, in ReplayTimeouts: a publisher whose
+// answers never end must not block its live messages for ever.
 const maxReplayTimeouts = 6
 
-// runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them.
-// Live messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns when the replay
-// is complete, failed, or the subscription was closed; the sequence knows what is still missing.
+// runReplay asks the publisher for the messages that the sequence needs, and delivers them. Without a replay endpoint
+// it does nothing. Live messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns
+// when the replay is complete, when it failed, or when the subscription was closed; the sequence knows what is still
+// missing.
 //
-// A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
-// second, and one that failed is not asked again for a while; then all is asked for that was lost meanwhile. An answer
-// that stops in the middle is asked for again from there, as long as that brings anything.
+// An unreachable replay endpoint must not block live messages for long. Therefore a connection must come about within a
+// second, and after a failure the next replay waits; it then asks for everything that was lost meanwhile. If an answer
+// stops in the middle, runReplay asks again from there, as long as that brings messages.
 //
 // Protocol: a DEALER sends ["", first number]; the answer is a message for each past one at or after it,
 // ["", number, payload] or ["", topic, number, payload] (vLLM from 0.26), and at the end one with an empty payload.
@@ -50,7 +51,8 @@ func (s *Subscription) runReplay() {
 		s.handler.Replayed(ReplaySkipped, 0)
 		return
 	}
-	// Turns are taken, so that thousands of subscriptions that connect at once do not need twice the descriptors.
+	// Few replays run at once, so that thousands of subscriptions that connect together do not need twice the
+	// descriptors.
 	watch := time.NewTicker(s.hub.timing.watch)
 	defer watch.Stop()
 	for turn := false; !turn; {
@@ -78,7 +80,7 @@ func (s *Subscription) runReplay() {
 		var messages int
 		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout), watch)
 		again = again && time.Now().Before(end)
-		brought = brought || s.sequence.progress
+		brought = brought || s.sequence.replayed > 0
 		all += messages
 		switch {
 		case s.stopped():
@@ -98,17 +100,17 @@ func (s *Subscription) runReplay() {
 	}
 }
 
-// freeReplays is how many replays that brought nothing may follow each other at once.
+// freeReplays is how many replays without messages may follow each other without a wait.
 const freeReplays = 4
 
-// chargeReplay bounds the time that a subscription spends in replays, so that a publisher whose numbers jump again and
-// again cannot keep kvepp busy. A replay costs the time that it took, and one that brought nothing costs replayAgain
-// more. The debt falls by half of the time that passes. Beyond the cost of freeReplays empty replays, the next one waits.
+// chargeReplay bounds the time that a subscription spends in replays, so that a publisher whose numbers keep jumping
+// cannot keep kvepp busy. A replay costs the time that it took; one without messages costs emptyReplayCost more. The
+// debt falls by half of the time that passes. Above the cost of freeReplays empty replays, the next one waits.
 func (s *Subscription) chargeReplay(began time.Time, brought bool) {
 	now := time.Now()
 	s.replayDebt = max(0, s.replayDebt-now.Sub(s.replayed)/2) + now.Sub(began)
 	if !brought {
-		s.replayDebt += s.hub.timing.replayAgain
+		s.replayDebt += s.hub.timing.emptyReplayCost
 	}
 	s.replayed = now
 	excess := s.replayDebt - s.freeReplayDebt()
@@ -118,12 +120,14 @@ func (s *Subscription) chargeReplay(began time.Time, brought bool) {
 }
 
 // freeReplayDebt is the debt up to which replays need not wait.
-func (s *Subscription) freeReplayDebt() time.Duration { return freeReplays * s.hub.timing.replayAgain }
+func (s *Subscription) freeReplayDebt() time.Duration {
+	return freeReplays * s.hub.timing.emptyReplayCost
+}
 
-// replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new
-// life, or because the answer stopped after it brought something.
+// replayOnce runs one exchange. again says that another must follow, because the publisher turned out to be in a new
+// epoch, or because the answer stopped after it brought messages.
 func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outcome Replay, messages int, again bool) {
-	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
+	// Each exchange has its own socket, so that a late answer to one is not taken for an answer to the next.
 	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
 	if err != nil {
 		s.malformed("cannot replay: %w", err)
@@ -138,7 +142,7 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 		for {
 			frames, ok, err := src.receive()
 			if err != nil || s.stopped() || time.Now().After(deadline) {
-				return outcome, messages, s.sequence.progress
+				return outcome, messages, s.sequence.replayed > 0
 			}
 			if !ok {
 				break
@@ -153,10 +157,10 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 		}
 		switch {
 		case outcome == ReplayUnreachable:
-			// After receive, which alone looks at once whether there is a connection now.
+			// Send after receive: only receive makes libzmq process a new connection at once.
 			switch err := src.request(request); {
 			case err == nil:
-				outcome = ReplayTimedOut // unless it answers
+				outcome = ReplayTimedOut // until it answers
 				patience.Reset(time.Until(deadline))
 				continue
 			case !errors.Is(err, syscall.EAGAIN):
@@ -177,12 +181,12 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 		case <-s.stop:
 			return outcome, messages, false
 		case <-patience.C:
-			return outcome, messages, s.sequence.progress
+			return outcome, messages, s.sequence.replayed > 0
 		}
 	}
 }
 
-// onReplayed handles one message of a replay, and says whether it was the last, and whether to replay anew.
+// onReplayed handles one message of a replay. done: it was the last; again: another replay must follow.
 func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 	var topic, number, payload []byte
 	switch {
@@ -206,7 +210,7 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 	}
 	if seq > lastSeq {
 		s.malformed(
-			"replayed message numbered %d, which is none of a past message: the rest of the answer is not read",
+			"replayed message has number %d, want at most 2^62: kvepp ignores the rest of the answer",
 			seq,
 		)
 		return true, false

@@ -30,7 +30,7 @@ func TestReplayOnConnectAndOnGap(t *testing.T) {
 			}
 			r.want(t, want...)
 
-			// 3 to 5 are lost on the way; the replay, which already has 7, asks from the last one delivered, 2.
+			// 3 to 5 are lost. The replay asks from the last one delivered, 2, and its answer already has 7.
 			sent.Store(8)
 			for _, seq := range []uint64{6, 7, 8} {
 				p.send("live", seq, fmt.Sprintf("p%d", seq))
@@ -51,12 +51,12 @@ func TestReplayIncomplete(t *testing.T) {
 		if from == 0 {
 			return [][]any{{endNumber, ""}}
 		}
-		return threeFrames(4, 6) // what was before has left the buffer
+		return threeFrames(4, 6) // the buffer no longer has the older ones
 	})
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
 	p.subscribed(1)
-	// The replay of the connection comes first: one after message 0 that does not know of it would mean a new life.
+	// Wait for the replay of the connection: if it came after message 0, it would show a new epoch.
 	if from := <-replays.asked; from != 0 {
 		t.Fatalf("the first replay was asked from %d, want 0", from)
 	}
@@ -90,15 +90,15 @@ func TestReplayUnreachable(t *testing.T) {
 	p.send("", 2, "p2")
 	p.send("", 4, "p4")
 	r.want(t, "gap 0-2", "2 :p2", "gap 3-4", "4 :p4")
-	// Once in vain is enough for a while. There is one for each gap, and one for the connection, unless the first
-	// message was read before it.
+	// After one failure the others are skipped. Each gap needs one, and the connection one, unless the first message
+	// was read before it.
 	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped < 1 ||
 		skipped > 2 {
 		t.Errorf("%d replays tried and %d skipped, want 1 and 1 or 2", tried, skipped)
 	}
 }
 
-// What is lost while the replay socket is not there is had when it is.
+// Messages that were lost while the replay socket was down are delivered when it is up.
 func TestReplayComesLater(t *testing.T) {
 	gone, free := reserve(t)
 	p := publish(t, "")
@@ -118,7 +118,7 @@ func TestReplayComesLater(t *testing.T) {
 	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3")
 }
 
-// A publisher whose socket is full leaves out what comes next, be it the end.
+// A publisher whose socket is full drops the next messages of its answer, even the end.
 func TestReplayInPieces(t *testing.T) {
 	asked := 0
 	replays := offerReplay(t, func(from uint64) [][]any {
@@ -142,7 +142,7 @@ func TestReplayInPieces(t *testing.T) {
 	}
 }
 
-// A publisher that dies before it answers holds nobody.
+// A publisher that dies before it answers does not block the subscription.
 func TestReplayCut(t *testing.T) {
 	replays := offerReplay(t, func(uint64) [][]any { return nil })
 	p := publish(t, "")
@@ -157,7 +157,7 @@ func TestReplayCut(t *testing.T) {
 	)
 }
 
-// A message between the first replay and the arrival of the subscription is not missed until the next message comes.
+// The second replay brings a message that was sent after the first replay and before the subscription arrived.
 func TestSecondLook(t *testing.T) {
 	asked := 0
 	replays := offerReplay(t, func(from uint64) [][]any {
@@ -166,7 +166,7 @@ func TestSecondLook(t *testing.T) {
 	})
 	p := publish(t, "")
 	h := newHub(t)
-	h.timing.lookAgain = 50 * time.Millisecond
+	h.timing.secondReplay = 50 * time.Millisecond
 	r := newRecorder()
 	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint}, r); err != nil {
 		t.Fatal(err)
@@ -195,14 +195,14 @@ func TestReplayMalformed(t *testing.T) {
 		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
 		"0 :p0",
 		"1 :p1",
-		"malformed: zmqsub: replayed message numbered 18446744073709551614, which is none of a past message: the "+
-			"rest of the answer is not read",
+		"malformed: zmqsub: replayed message has number 18446744073709551614, want at most 2^62: kvepp ignores the "+
+			"rest of the answer",
 	)
 	p.send("", 2, "p2")
 	r.until(t, "a live message", func() bool { return r.count("2 :p2") == 1 })
 }
 
-// The publisher restarts and, before the connection is back, has sent more than ever before: only the replay can tell.
+// The publisher restarts and sends more messages than before until the connection is back: only the replay shows it.
 func TestRestartBehindHigherNumbers(t *testing.T) {
 	var life atomic.Value
 	life.Store("old")
@@ -236,7 +236,7 @@ func TestCloseDuringReplay(t *testing.T) {
 	select {
 	case <-replays.asked:
 	case <-time.After(patience):
-		t.Fatal("no replay was asked for")
+		t.Fatal("no replay request came")
 	}
 	closed := make(chan struct{})
 	go func() { s.Close(); close(closed) }()
@@ -247,7 +247,7 @@ func TestCloseDuringReplay(t *testing.T) {
 	}
 }
 
-// A replay that names a far number does not make the subscription deaf to what the publisher sends from then on.
+// After a replay with a far too great number, the subscription still delivers live messages.
 func TestFarReplay(t *testing.T) {
 	replays := offerReplay(t, func(uint64) [][]any {
 		return [][]any{{binary.BigEndian.AppendUint64(nil, 1<<61), "far"}, {endNumber, ""}}
@@ -265,13 +265,12 @@ func TestFarReplay(t *testing.T) {
 	}
 }
 
-// A replay that is a little ahead of what the publisher has sent does so only until all must have arrived that was on
-// its way.
+// A replay may be a little ahead of the live messages, but only until all messages in flight must have arrived.
 func TestReplayAhead(t *testing.T) {
 	replays := offerReplay(t, func(uint64) [][]any { return threeFrames(0, 100) })
 	p := publish(t, "")
 	h := newHub(t)
-	h.timing.catchUp, h.timing.lookAgain = 50*time.Millisecond, time.Hour
+	h.timing.catchUp, h.timing.secondReplay = 50*time.Millisecond, time.Hour
 	r := newRecorder()
 	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint}, r); err != nil {
 		t.Fatal(err)
@@ -282,7 +281,7 @@ func TestReplayAhead(t *testing.T) {
 	defer tick.Stop()
 	for seq := uint64(0); r.count("restart") == 0; seq++ {
 		if seq == 95 {
-			t.Fatalf("%d live messages, and none was delivered", seq)
+			t.Fatalf("none of %d live messages was delivered", seq)
 		}
 		p.send("", seq, "live")
 		<-tick.C
@@ -290,8 +289,8 @@ func TestReplayAhead(t *testing.T) {
 	r.until(t, "a live message", func() bool { return strings.HasSuffix(r.all()[len(r.all())-1], ":live") })
 }
 
-// A publisher whose numbers jump with each message, and which replays nothing, is asked for a few replays at once and
-// then for one in two seconds.
+// A publisher whose numbers jump with each message, and which replays nothing, gets a few requests at once, and then
+// one in two seconds.
 func TestJumpsDoNotReplayWithoutEnd(t *testing.T) {
 	var asked atomic.Int64
 	replays := offerReplay(t, func(uint64) [][]any {

@@ -1,61 +1,97 @@
 package zmqsub
 
-// sequence decides, from the numbers of messages alone, what is in order, lost, repeated, or from a new life of the
-// publisher. It is pure: numbers in, steps out.
+// sequence decides from message numbers alone which messages are in order, lost, repeated, or from a new epoch. It is
+// pure: numbers in, steps out.
 //
-// Two watermarks are kept, because after a replay the live queue still holds messages that the replay delivered: next
-// is about what was delivered, lastLive about what the live connection carried. Only a live number that does not grow
-// means a new life.
+// It keeps two watermarks, because after a replay the live queue still holds messages that the replay delivered: next
+// follows what was delivered, lastLive follows the live connection. Only a live number that does not grow shows a new
+// epoch.
 //
-// A publisher that restarted and has already sent as many messages as before looks like one that goes on. A replay
-// tells them apart: each one begins at the last message delivered, and that message must be the same. A connection made
-// anew without one leaves a doubt, and the next message is then taken for a new life's: better a new life too many than
-// two taken for one.
+// A publisher that restarted and has sent as many messages as before looks like one that continues. A replay tells
+// them apart: it begins at the last message delivered, and that message must have the same digest. If a reconnect is
+// not followed by a replay, the next message begins a new epoch: to report one epoch too many is safe, to join two is
+// not.
 //
-// A replay may be ahead of the live connection by what is still on its way there, and by no more: what it names beyond
-// is not believed, or all that the publisher sends from now on would count as delivered. The live connection decides.
+// A replay may be ahead of the live connection by the messages in flight, and by no more. The sequence rejects a
+// replayed number beyond that, or all later live messages would count as delivered. The live connection decides.
 type sequence struct {
-	replays bool // gaps can be asked about
+	replays bool // the publisher answers replay requests
 
-	next     uint64 // number of the next message to deliver; 0: nothing was delivered in this life
+	next     uint64 // number of the next message to deliver; 0: nothing was delivered in this epoch
 	digest   uint64 // of the payload of message next-1
-	live     bool   // lastLive is set
-	lastLive uint64
-	anchored bool // a replay runs, and has yet to show message next-1
-	// the connection is another than that of message next-1, and nothing shows that the publisher is the same
-	doubt    bool
-	answered bool // the latest replay came to its end
-	// a gap was reported though the publisher may still have its messages: it was asked and did not answer
-	owed     bool
-	fresh    bool // a replay runs that begins all over, because something is owed
-	progress bool // the replay that runs has brought a message
-	late     bool // nothing is on its way any more that the latest replay can have brought before
+	lastLive watermark
+
+	publisher publisherState
+	replay    replayState
+	replayed  int // messages that the latest replay delivered
+	missing   missingState
+	inFlight  inFlightState
 }
 
-// maxAhead is how many messages a replay may be ahead of the live connection: more than the queues of publishers and
-// subscriptions hold: 100,000 at the publishers, 131,072 here.
+// watermark is the number of the latest live message in this epoch. The zero value says that there was none.
+type watermark struct {
+	seq uint64
+	set bool
+}
+
+// publisherState says whether the publisher is the one that sent message next-1.
+type publisherState uint8
+
+const (
+	publisherSame       publisherState = iota // it is, or no message was delivered
+	publisherUnverified                       // the connection is new, and no replay has shown message next-1
+)
+
+// replayState is the state of the latest replay. One that ends early keeps its state.
+type replayState uint8
+
+const (
+	replayIncomplete replayState = iota // none ran, or a replay was needed and put off
+	replayVerifying                     // runs from message next-1, which must come first and be the same
+	replayFromStart                     // runs from message 0; its first message begins a new epoch
+	replayDelivering                    // runs, and may bring any message
+	replayComplete                      // the publisher said that it sent everything it has
+)
+
+// missingState says whether messages of this epoch are missing that the publisher may still have.
+type missingState uint8
+
+const (
+	missingNothing    missingState = iota
+	missingUnanswered              // a gap was reported, and no replay that came to its end covers it
+)
+
+// inFlightState says whether messages that the latest replay delivered may still come on the live connection.
+type inFlightState uint8
+
+const (
+	inFlightPossible inFlightState = iota
+	inFlightNone                   // the live queue was empty for long enough
+)
+
+// maxAhead is how many messages a replay may be ahead of the live connection. It is more than the queues of publishers
+// (100,000) and of subscriptions (131,072) hold.
 const maxAhead = 1 << 20
 
 // step is what to do, in the order of the fields.
 type step struct {
-	restart bool   // report a new life
-	gap     bool   // report that messages from expected on are lost
+	restart bool   // report a new epoch
+	gap     bool   // report that the messages from expect on are lost
 	expect  uint64 //
 	deliver bool   // deliver the message
 	replay  bool   // run a replay: from onReplayStart to onReplayEnd, then, for a live message, onSettled
 }
 
-// onLive is the step for a live message.
+// onLive returns the step for a live message.
 func (q *sequence) onLive(seq uint64) step {
 	var st step
-	back := q.live && seq <= q.lastLive
-	lied := !back && q.unbelieved(seq)
-	if back || q.doubt || lied {
-		st.restart = true
-		q.next, q.doubt = 0, false
+	repeated := q.lastLive.set && seq <= q.lastLive.seq
+	disproved := !repeated && q.disproves(seq)
+	if repeated || disproved || q.publisher == publisherUnverified {
+		q.newEpoch(&st)
 	}
-	q.live, q.lastLive, q.late = true, seq, false
-	if lied { // the next replay would say the same
+	q.lastLive, q.inFlight = watermark{seq, true}, inFlightPossible
+	if disproved { // the next replay would name the same wrong number
 		st.gap, st.deliver = seq > 0, true
 		return st
 	}
@@ -67,113 +103,132 @@ func (q *sequence) onLive(seq uint64) step {
 	return st
 }
 
-// unbelieved says whether a live message shows that a replay named a number that cannot have been.
-func (q *sequence) unbelieved(seq uint64) bool {
-	return seq < q.next && (q.late || q.next-seq > maxAhead)
+// disproves reports whether a live message shows that a replay named a number that the publisher never reached.
+func (q *sequence) disproves(seq uint64) bool {
+	return seq < q.next && (q.inFlight == inFlightNone || q.next-seq > maxAhead)
 }
 
-// ahead says whether a replay brought messages that have yet to come on the live connection.
-func (q *sequence) ahead() bool {
-	return q.replays && q.next > 0 && (!q.live || q.lastLive < q.next-1)
+// awaitsLive reports whether a replay delivered messages that may still come on the live connection.
+func (q *sequence) awaitsLive() bool {
+	ahead := q.next > 0 && (!q.lastLive.set || q.lastLive.seq < q.next-1)
+	return q.replays && ahead && q.inFlight == inFlightPossible
 }
 
-// onReconnect says that the connection is a new one. A replay should follow.
-func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
+// onDrained notes that no message of the latest replay can still come on the live connection.
+func (q *sequence) onDrained() { q.inFlight = inFlightNone }
 
-// onReplaySkipped says that a replay was needed and is put off: what is missing now has not been asked for.
-func (q *sequence) onReplaySkipped() { q.answered = false }
+// onReconnect notes that the connection is new. A replay should follow.
+func (q *sequence) onReconnect() {
+	q.publisher = publisherSame
+	if q.next > 0 {
+		q.publisher = publisherUnverified
+	}
+}
 
-// onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost,
-// what came later is not worth more than what the publisher has, and the order is lost with it.
+// onReplaySkipped notes that a replay was needed and put off: the publisher was not asked for what is missing now.
+func (q *sequence) onReplaySkipped() { q.replay = replayIncomplete }
+
+// onReplayStart returns the number from which to ask. If a gap is unanswered, that is 0: the order is lost already,
+// and everything that the publisher has is worth more than what came after the gap.
 func (q *sequence) onReplayStart() (from uint64) {
-	q.answered, q.progress, q.late = false, false, false
-	q.fresh = q.owed
-	q.anchored = q.next > 0 && !q.fresh
-	if q.anchored {
+	q.replayed, q.inFlight = 0, inFlightPossible
+	switch {
+	case q.missing == missingUnanswered:
+		q.replay = replayFromStart
+	case q.next > 0:
+		q.replay = replayVerifying
 		return q.next - 1
+	default:
+		q.replay = replayDelivering
 	}
 	return 0
 }
 
-// onReplayed is the step for a replayed message, whose payload has the digest. If it asks for a replay, this one is of
-// no use any more.
+// onReplayed returns the step for a replayed message, whose payload has the digest. If the step asks for a replay, the
+// one that runs is of no further use.
 func (q *sequence) onReplayed(seq, digest uint64) step {
 	var st step
-	if q.fresh {
-		st.restart = true
-		q.next, q.doubt, q.owed, q.fresh = 0, false, false, false
-	}
-	if q.anchored {
-		if seq < q.next-1 {
-			return st // not asked for
-		}
-		q.anchored = false
+	switch {
+	case q.replay == replayFromStart:
+		q.newEpoch(&st)
+		q.missing, q.replay = missingNothing, replayDelivering
+	case q.replay == replayVerifying && seq < q.next-1:
+		return st // not requested
+	case q.replay == replayVerifying:
+		q.replay = replayDelivering
 		switch {
 		case seq == q.next-1 && digest != q.digest:
 			q.restart(&st)
 			return st
 		case seq == q.next:
-			// The one before is gone from the publisher's buffer, so that nothing shows that these belong
-			// together: better a new life too many than two taken for one.
+			// The publisher's buffer no longer has message next-1, so nothing shows that these belong together.
 			q.restart(&st)
 			st.replay = false
 		}
-		q.doubt = false
+		q.publisher = publisherSame
 	}
-	if seq > q.next && q.progress {
-		// Publishers whose socket is full leave out what comes next (SGLang's keeps 1,000 messages): ask for it again.
+	if seq > q.next && q.replayed > 0 {
+		// A publisher whose socket is full drops messages (SGLang's keeps 1,000): ask for them again.
 		st.replay = true
 		return st
 	}
-	q.answered = true // where this one is not, nothing before it is either
-	q.place(seq, &st)
-	q.answered = false
-	q.progress = q.progress || st.deliver
+	q.place(seq, &st) // a gap here is final: the publisher has nothing older
+	if st.deliver {
+		q.replayed++
+	}
 	return st
 }
 
-// onReplayEnd is the step for the end of a replay that the publisher said was complete.
+// onReplayEnd returns the step for the end of a replay that the publisher said was complete.
 func (q *sequence) onReplayEnd() step {
 	var st step
-	if q.anchored {
-		// It does not have the message that it sent us last, nor any later one.
+	if q.replay == replayVerifying {
+		// The publisher has neither the last message that it sent to us, nor any later one.
 		q.restart(&st)
 	}
-	q.answered, q.owed, q.fresh = true, false, false
+	q.replay, q.missing = replayComplete, missingNothing
 	return st
 }
 
-// onSettled is the step for the live message that made a replay necessary, after it.
+// onSettled returns the step for the live message that made a replay necessary. Call it after that replay.
 func (q *sequence) onSettled(seq uint64) step {
 	var st step
-	q.live, q.lastLive = true, seq
-	if q.unbelieved(seq) {
-		st.restart = true
-		q.next, q.doubt = 0, false
+	q.lastLive = watermark{seq, true}
+	if q.disproves(seq) {
+		q.newEpoch(&st)
 	}
 	q.place(seq, &st)
+	if st.gap && q.replay != replayComplete {
+		q.missing = missingUnanswered
+	}
 	return st
 }
 
-// delivered must be called after each message that a step said to deliver; the digest matters only if there are
-// replays.
+// delivered must follow each message that a step said to deliver. The digest matters only with replays.
 func (q *sequence) delivered(seq, digest uint64) {
 	q.next, q.digest = seq+1, digest
 }
 
-// restart begins a new life that a replay showed.
+// restart begins the new epoch that a replay showed, and asks for a replay of it.
 func (q *sequence) restart(st *step) {
-	st.restart, st.replay = true, true
-	q.next, q.live, q.anchored, q.doubt = 0, false, false, false
+	q.newEpoch(st)
+	st.replay = true
+	q.lastLive, q.replay = watermark{}, replayDelivering
 }
 
+// newEpoch begins a new epoch: no message of it was delivered.
+func (q *sequence) newEpoch(st *step) {
+	st.restart = true
+	q.next, q.publisher = 0, publisherSame
+}
+
+// place delivers a message that was not delivered before, and reports a gap before it.
 func (q *sequence) place(seq uint64, st *step) {
 	if seq < q.next {
 		return
 	}
 	if seq > q.next {
 		st.gap, st.expect = true, q.next
-		q.owed = q.replays && !q.answered
 	}
 	st.deliver = true
 }

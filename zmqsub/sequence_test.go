@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// reader runs a sequence as a subscription does, against a simulated publisher, and writes down what is reported.
+// reader runs a sequence as a subscription does, against a simulated publisher, and records the reports.
 type reader struct {
 	sequence sequence
 	sent     int
-	buffer   func() []message // what the publisher can replay; nil: it does not end its answer
+	buffer   func() []message // what the publisher can replay; nil: its answer has no end
 	skip     bool             // replays are put off
 	reports  []string
 	messages []message // delivered; number -1 stands for a report of gap or restart
 }
 
-type message struct{ life, number int }
+type message struct{ epoch, number int }
 
-func (m message) digest() uint64 { return uint64(m.life)<<32 | uint64(m.number) }
+func (m message) digest() uint64 { return uint64(m.epoch)<<32 | uint64(m.number) }
 
 func (r *reader) apply(st step, m message) {
 	if st.restart {
@@ -46,7 +46,7 @@ func (r *reader) live(m message) {
 	r.apply(st, m)
 }
 
-// reconnect is what follows a new connection.
+// reconnect does what a subscription does on a new connection.
 func (r *reader) reconnect() {
 	r.sequence.onReconnect()
 	if r.sequence.replays {
@@ -81,10 +81,10 @@ func (r *reader) replay() {
 	}
 }
 
-func messages(life int, numbers ...int) []message {
+func messages(epoch int, numbers ...int) []message {
 	var ms []message
 	for _, n := range numbers {
-		ms = append(ms, message{life, n})
+		ms = append(ms, message{epoch, n})
 	}
 	return ms
 }
@@ -132,7 +132,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"9223372036854775807", "restart", "0"},
 		},
 		{
-			name: "another connection, numbers that go on",
+			name: "new connection, next number",
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.reconnect()
@@ -142,7 +142,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "restart", "gap 0-1", "1", "2"},
 		},
 		{
-			name: "another connection, and the replay shows the same publisher", replays: true,
+			name: "new connection, and the replay shows the same publisher", replays: true,
 			buffer: messages(1, 0, 1),
 			do: func(r *reader) {
 				r.live(message{1, 0})
@@ -152,7 +152,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2"},
 		},
 		{
-			name: "another connection, and no end of the replay", replays: true, buffer: nil,
+			name: "new connection, and the replay has no end", replays: true, buffer: nil,
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.reconnect()
@@ -161,7 +161,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "restart", "gap 0-1", "1"},
 		},
 		{
-			name: "gap, replayed; live messages that were in the replay", replays: true,
+			name: "gap, replayed; live messages that the replay delivered", replays: true,
 			buffer: messages(1, 0, 1, 2, 3, 4, 5),
 			do: func(r *reader) {
 				r.live(message{1, 0})
@@ -182,7 +182,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2", "3"},
 		},
 		{
-			name: "a replay in vain, and one later", replays: true, buffer: nil,
+			name: "a replay without an answer, and a complete one later", replays: true, buffer: nil,
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.live(message{1, 4})
@@ -198,7 +198,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-4", "4", "5", "restart", "0", "1", "2", "3", "4", "5", "6", "7"},
 		},
 		{
-			name: "a replay with holes that are filled when it is asked for again", replays: true,
+			name: "a replay with a gap that the next replay fills", replays: true,
 			buffer: messages(1, 0, 1, 2, 3),
 			do: func(r *reader) {
 				whole, asked := r.buffer(), 0
@@ -218,37 +218,38 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-4", "4", "5", "6"},
 		},
 		{
-			name: "replay ends early, and without end", replays: true, buffer: nil,
+			name: "replay without an end message", replays: true, buffer: nil,
 			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 6}) },
 			want: []string{"0", "gap 1-6", "6"},
 		},
 		{
-			name: "replay with a hole", replays: true, buffer: messages(1, 0, 1, 3),
+			name: "replay with a gap", replays: true, buffer: messages(1, 0, 1, 3),
 			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 4}) },
 			want: []string{"0", "1", "gap 2-3", "3", "4"},
 		},
 		{
-			name: "replay answers what was not asked", replays: true, buffer: messages(1, 0, 1, 2, 1, 0, 2, 3),
+			name: "replay repeats messages", replays: true, buffer: messages(1, 0, 1, 2, 1, 0, 2, 3),
 			do:   func(r *reader) { r.replay(); r.live(message{1, 4}) },
 			want: []string{"0", "1", "2", "3", "4"},
 		},
 		{
 			name: "restart, replayed from the beginning", replays: true, buffer: messages(2, 0, 1, 2),
-			do:   func(r *reader) { r.live(message{1, 0}); r.replay0(5); r.live(message{2, 2}) },
+			do:   func(r *reader) { r.live(message{1, 0}); r.deliverUpTo(5); r.live(message{2, 2}) },
 			want: []string{"0", "1", "2", "3", "4", "restart", "0", "1", "2"},
 		},
 		{
-			name: "restart that went as far as before", replays: true, buffer: messages(2, 0, 1, 2, 3),
-			do:   func(r *reader) { r.replay0(3); r.replay(); r.live(message{2, 4}) },
+			name: "restart, then as many messages as before", replays: true, buffer: messages(2, 0, 1, 2, 3),
+			do:   func(r *reader) { r.deliverUpTo(3); r.replay(); r.live(message{2, 4}) },
 			want: []string{"0", "1", "2", "restart", "0", "1", "2", "3", "4"},
 		},
 		{
-			name: "restart that went less far, known on connect", replays: true, buffer: messages(2, 0),
-			do:   func(r *reader) { r.replay0(3); r.replay(); r.live(message{2, 1}) },
-			want: []string{"0", "1", "2", "restart", "0", "1"},
+			name: "restart, then fewer messages than before; the replay on connect shows it", replays: true,
+			buffer: messages(2, 0),
+			do:     func(r *reader) { r.deliverUpTo(3); r.replay(); r.live(message{2, 1}) },
+			want:   []string{"0", "1", "2", "restart", "0", "1"},
 		},
 		{
-			name: "a replay names a far number, and live messages go on", replays: true,
+			name: "a replay has a far number, and live messages continue", replays: true,
 			buffer: messages(1, 0, 1, 1<<61),
 			do: func(r *reader) {
 				r.live(message{1, 2})
@@ -259,7 +260,7 @@ func TestSequence(t *testing.T) {
 				"4"},
 		},
 		{
-			name: "a replay names a far number before the first live message", replays: true,
+			name: "a replay has a far number before the first live message", replays: true,
 			buffer: messages(1, 1<<61),
 			do: func(r *reader) {
 				r.replay()
@@ -269,17 +270,20 @@ func TestSequence(t *testing.T) {
 			want: []string{"gap 0-2305843009213693952", "2305843009213693952", "restart", "gap 0-2", "2", "3"},
 		},
 		{
-			name: "a replay is ahead of what is on its way", replays: true, buffer: messages(1, 0, 1, 2, 3, 4, 5, 6),
+			name: "a replay is ahead of the messages in flight", replays: true,
+			buffer: messages(1, 0, 1, 2, 3, 4, 5, 6),
 			do: func(r *reader) {
 				r.live(message{1, 2})
-				r.sequence.late = r.sequence.ahead() // the queue is empty for a long time
+				if r.sequence.awaitsLive() { // and the queue is empty for a long time
+					r.sequence.onDrained()
+				}
 				r.live(message{1, 3})
 				r.live(message{1, 4})
 			},
 			want: []string{"0", "1", "2", "3", "4", "5", "6", "restart", "gap 0-3", "3", "4"},
 		},
 		{
-			name: "a live message names a far number, and the next do not",
+			name: "a live message has a far number, and the next ones do not",
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.live(message{1, 1 << 61})
@@ -289,7 +293,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "gap 0-1", "1", "2"},
 		},
 		{
-			name: "a live message names a far number, and the next do not, with replays", replays: true,
+			name: "a live message has a far number, and the next ones do not, with replays", replays: true,
 			buffer: messages(1, 0),
 			do: func(r *reader) {
 				r.live(message{1, 0})
@@ -300,7 +304,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "0", "1", "2"},
 		},
 		{
-			name: "a gap while replays are put off is asked about later", replays: true,
+			name: "a replay later fills a gap that came while replays were put off", replays: true,
 			do: func(r *reader) {
 				r.buffer = func() []message { return messages(1, 0, 1) }
 				r.live(message{1, 0})
@@ -322,8 +326,8 @@ func TestSequence(t *testing.T) {
 			want: []string{"gap 0-2", "2", "restart", "gap 0-1", "1", "restart", "0", "1"},
 		},
 		{
-			name: "last message out of the buffer", replays: true, buffer: messages(1, 3, 4),
-			do:   func(r *reader) { r.replay0(3); r.replay() },
+			name: "the buffer no longer has the last message", replays: true, buffer: messages(1, 3, 4),
+			do:   func(r *reader) { r.deliverUpTo(3); r.replay() },
 			want: []string{"0", "1", "2", "restart", "gap 0-3", "3", "4"},
 		},
 	} {
@@ -337,15 +341,15 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// replay0 delivers the first n messages of life 1 that have not been delivered.
-func (r *reader) replay0(n int) {
+// deliverUpTo delivers those of the first n messages of epoch 1 that have not been delivered.
+func (r *reader) deliverUpTo(n int) {
 	for i := int(r.sequence.next); i < n; i++ {
 		r.live(message{1, i})
 	}
 }
 
-// Any course of sending, losing, restarting and reconnecting: what is delivered without a report in between is one
-// life's messages without a hole, and the newest message always arrives.
+// For any order of sending, losing, restarting and reconnecting: messages that are delivered without a report between
+// them are consecutive messages of one epoch, and the newest message always arrives.
 func FuzzSequence(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 0, 2, 0, 1, 1, 0}, true)
 	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0}, false)
@@ -354,7 +358,7 @@ func FuzzSequence(f *testing.F) {
 	f.Add([]byte{1, 1, 1, 1, 1, 1, 0, 3, 0, 2, 1, 1, 1, 1, 1, 1, 3, 0}, true)
 	f.Fuzz(func(t *testing.T, ops []byte, replays bool) {
 		const kept = 4
-		now := message{life: 1}
+		now := message{epoch: 1}
 		var buffer []message
 		send := func() message {
 			m := now
@@ -364,7 +368,7 @@ func FuzzSequence(f *testing.F) {
 			}
 			return m
 		}
-		var lies []message // what replays say after the truth
+		var lies []message // replays send these after the true messages
 		jumps := 0
 		r := &reader{sequence: sequence{replays: replays}, buffer: func() []message {
 			if buffer == nil && lies == nil {
@@ -374,8 +378,8 @@ func FuzzSequence(f *testing.F) {
 		}}
 		for _, op := range ops {
 			switch op % 7 {
-			case 4: // replays lie: they name a far number, which was never sent
-				lies = messages(now.life, now.number+maxAhead+2+int(op)<<40)
+			case 4: // replays contain a far number that was never sent
+				lies = messages(now.epoch, now.number+maxAhead+2+int(op)<<40)
 			case 5:
 				lies = nil
 			case 6: // the publisher itself jumps, ahead or back
@@ -385,9 +389,9 @@ func FuzzSequence(f *testing.F) {
 			case 0:
 				r.live(send())
 			case 1:
-				send() // lost on the way
-			case 2: // a new life; some of it is over before the connection is back
-				now = message{life: now.life + 1}
+				send() // lost
+			case 2: // a new epoch, which sends some messages before the connection is back
+				now = message{epoch: now.epoch + 1}
 				buffer = nil
 				for range op / 7 % 8 {
 					send()
@@ -401,7 +405,7 @@ func FuzzSequence(f *testing.F) {
 		r.live(last)
 		before := message{number: -1}
 		for _, m := range r.messages {
-			if m.number >= 0 && before.number >= 0 && m != (message{before.life, before.number + 1}) {
+			if m.number >= 0 && before.number >= 0 && m != (message{before.epoch, before.number + 1}) {
 				t.Fatalf("%v was delivered after %v without a report", m, before)
 			}
 			before = m

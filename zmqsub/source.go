@@ -9,7 +9,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// source is a socket whose messages are waited for without a thread: ready has a token when something may have arrived.
+// source is a socket that needs no thread to wait for messages: ready has a token when one may have arrived.
 type source struct {
 	*socket
 	poller *poller
@@ -30,17 +30,17 @@ func (h *Hub) newSource(kind zmq.Type) (*source, error) {
 		soc.close()
 		return nil, fmt.Errorf("zmqsub: watch a %v socket: %w", kind, err)
 	}
-	s.signal() // libzmq signals only to those who once found nothing
+	s.signal() // libzmq signals only after a receive that found nothing
 	return s, nil
 }
 
-// close may be called only when nobody reads.
+// close must not run while another goroutine uses the source.
 func (s *source) close() {
 	s.poller.remove(s)
 	s.socket.close()
 }
 
-// bound keeps the bytes of the messages that wait in bounds while nobody receives.
+// bound limits the bytes of the waiting messages. Call it periodically while no receive runs.
 func (s *source) bound() {
 	if waiting := s.tooMuch(); waiting > 0 {
 		s.restrain(waiting)
@@ -56,14 +56,14 @@ func (s *source) signal() {
 	}
 }
 
-// poller watches the descriptors by which libzmq signals (ZMQ_FD), all in one epoll set, which Go's network poller
-// watches in turn: thousands of sockets need one goroutine, no thread, and no descriptor of ours.
+// poller watches the descriptors with which libzmq signals (ZMQ_FD). All are in one epoll set, and Go's network poller
+// watches that set. Thousands of sockets so need one goroutine, no thread, and no descriptors of their own here.
 //
-// A descriptor signals once for what arrived since everything was taken, so whoever gets a token must receive until
-// nothing is left, or put the token back.
+// A descriptor signals once for all messages that arrived since the queue was empty. The receiver of a token must
+// therefore receive until the queue is empty, or put the token back.
 //
-// Two simpler ways were rejected: zmq_poll looks at every socket on each call, so that a thousand quiet subscriptions
-// would make the busy ones slow; and an os.File for each socket costs a duplicate of its descriptor.
+// Two simpler ways were rejected: zmq_poll checks every socket on each call, so that a thousand quiet subscriptions
+// would slow down the busy ones; and an os.File for each socket costs a duplicate of its descriptor.
 type poller struct {
 	file *os.File
 	conn syscall.RawConn
@@ -78,7 +78,7 @@ func newPoller() (*poller, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.SetNonblock(fd, true); err != nil { // what os.NewFile takes as a wish to be polled
+	if err := syscall.SetNonblock(fd, true); err != nil { // os.NewFile polls only non-blocking descriptors
 		syscall.Close(fd)
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func newPoller() (*poller, error) {
 	return p, nil
 }
 
-// close ends the watching. The sources must be closed before.
+// close stops the poller. The sources must be closed before.
 func (p *poller) close() {
 	p.file.Close()
 	<-p.done
@@ -120,7 +120,7 @@ func (p *poller) add(s *source) error {
 
 func (p *poller) remove(s *source) {
 	p.forget(s)
-	// The only errors are that the set is closed or the descriptor not in it, and both are what is wanted.
+	// The only errors are that the set is closed or that the descriptor is not in it. Both are fine.
 	_ = p.conn.Control(func(fd uintptr) { _ = syscall.EpollCtl(int(fd), syscall.EPOLL_CTL_DEL, s.fd, nil) })
 }
 
@@ -130,8 +130,8 @@ func (p *poller) forget(s *source) {
 	delete(p.sources, int32(s.fd))
 }
 
-// run gives out tokens until the set is closed. A descriptor that was closed and belongs to another source by now costs
-// that one a token for nothing.
+// run hands out tokens until the set is closed. If a descriptor was closed and reused by another source, that source
+// may get a token without a message.
 func (p *poller) run(fd int) {
 	defer close(p.done)
 	var events [128]syscall.EpollEvent

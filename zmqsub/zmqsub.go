@@ -1,14 +1,17 @@
-// Package zmqsub subscribes to one ZMQ publisher and says what arrived, in order, and what did not.
+// Package zmqsub subscribes to one ZMQ publisher. It delivers the publisher's messages in order and reports those that
+// are lost.
 //
-// It owns the sockets, the reconnecting, the numbering of messages (gaps and restarts of the publisher), and the replay
-// of what was missed, for publishers that speak vLLM's KV-event protocol: frames topic, number, payload. It never looks
-// into a payload, and never guesses: what it could not recover it reports.
+// It owns the sockets, reconnecting, the numbering of messages (gaps and restarts of the publisher), and the replay of
+// missed messages, for publishers that speak vLLM's KV-event protocol: frames topic, number, payload. It never reads a
+// payload and never guesses: it reports every message that it could not recover.
 //
-// Concurrency: everything is safe for concurrent use. A subscription calls its [Handler] from one goroutine at a time;
-// thousands of subscriptions share a few OS threads, because each waits through Go's network poller, not in a thread.
+// An epoch of a publisher lasts from one of its starts to the next. Numbers begin again with each epoch.
 //
-// What a publisher can make libzmq hold is bounded: the frames and bytes of a message, and the bytes that wait
-// (guard.c). Beyond, its connection is ended.
+// Concurrency: everything is safe for concurrent use. A subscription calls its [Handler] from one goroutine at a time.
+// Thousands of subscriptions share a few OS threads, because each waits through Go's network poller, not in a thread.
+//
+// The memory that a publisher can make libzmq hold is bounded: the frames and bytes of a message, and the bytes that
+// wait (guard.c). If a publisher exceeds a bound, zmqsub ends the connection.
 //
 // It needs libzmq, version 4.2 or later.
 package zmqsub
@@ -26,91 +29,93 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// ErrClosed says that the hub was closed.
+// ErrClosed means that the hub was closed.
 var ErrClosed = errors.New("zmqsub: the hub is closed")
 
-// Handler is told what happens on one subscription. Its methods are called one at a time, never after Close of the
-// subscription returned; they must not call Close themselves. While one runs, messages wait in the socket's queue.
+// Handler receives the events of one subscription. The subscription calls its methods one at a time, and none after
+// Close of the subscription returned. They must not call Close. While one runs, messages wait in the socket's queue.
 type Handler interface {
-	// Message delivers a message. Within one life of the publisher seq only grows, and grows by one except after Gap.
-	// topic and payload are valid during the call only; topic is nil where a replay does not tell it.
+	// Message delivers a message. Within an epoch seq only grows, and grows by one except after Gap. topic and payload
+	// are valid during the call only; topic is nil if a replay does not contain it.
 	Message(seq uint64, topic, payload []byte)
 
-	// Gap says that the messages expected to got-1 are lost. Message with seq got is called next.
+	// Gap reports that the messages expected to got-1 are lost. The next call is Message with seq got.
 	Gap(expected, got uint64)
 
-	// Restart says that the publisher began anew, repeats itself, or may be another, because the connection was made
-	// anew and no replay showed that it is the same: whatever follows has nothing to do with what was delivered before.
+	// Restart reports a new epoch: the publisher restarted, it repeated a number, or the connection is new and no
+	// replay showed that the publisher is the same. Later messages are unrelated to those delivered before.
 	Restart()
 
-	// Replayed says how asking for past messages went, and how many came. It follows their Message calls.
+	// Replayed reports the outcome of a request for past messages, after the Message calls for them.
 	Replayed(outcome Replay, messages int)
 
-	// Malformed says that something arrived that is not in the protocol, and was ignored.
+	// Malformed reports a message that breaks the protocol. It was ignored.
 	Malformed(err error)
 
-	// Cut says that the connection was ended because what came on it is beyond a bound; err says which. What waited is
-	// lost, and the next message begins anew, as after Restart. It follows Disconnected, and the connection is made
-	// again after a pause.
+	// Cut reports that zmqsub ended the connection because the publisher exceeded a bound; err says which. Waiting
+	// messages are lost, and the next message begins a new epoch, without a call of Restart. Cut follows Disconnected.
+	// zmqsub connects again after a pause.
 	Cut(err error)
 
 	// Connected and Disconnected follow the connection and alternate, Connected first. They come from observing the
-	// socket, so that messages of a connection may come after its Disconnected.
+	// socket, so messages of a connection may come after its Disconnected.
 	Connected()
 	Disconnected()
 }
 
-// Config says what to subscribe to.
+// Config describes a subscription.
 type Config struct {
 	// Endpoint is the publisher's address, as libzmq writes it: "tcp://10.0.0.7:5557", "tcp://[fd00::7]:5557".
 	Endpoint string
 
-	// ReplayEndpoint is the address where the publisher answers requests for past messages. Empty: it does not, and
-	// every gap is reported. With one, past messages are asked for on each connect and on each gap.
+	// ReplayEndpoint is the address where the publisher answers requests for past messages. zmqsub asks on each connect
+	// and on each gap. Empty: there is none, and every gap is reported.
 	ReplayEndpoint string
 
-	// Topic is the prefix of the topics wanted. Empty: all.
+	// Topic is the prefix of the wanted topics. Empty: all.
 	Topic string
 
-	// Publisher is the id that messages name between topic and number, where the protocol has such a frame (Dynamo's
-	// event plane: 8 bytes, big-endian). Messages of another publisher are Malformed: its address went to somebody
-	// else. Empty: messages have no such frame.
+	// Publisher is the id that messages have between topic and number, if the protocol has such a frame (Dynamo's event
+	// plane: 8 bytes, big-endian). A message with another id is Malformed: another publisher has the address now.
+	// Empty: messages have no such frame.
 	Publisher []byte
 
-	// ReplayTimeout bounds one replay; then what is still missing is reported as a gap. 0 means 10 seconds.
+	// ReplayTimeout bounds one replay. After it, the messages that are still missing are reported as a gap. 0 means 10
+	// seconds.
 	ReplayTimeout time.Duration
 
-	// MaxMessageBytes bounds one frame; the connection to a publisher that sends a longer one is dropped and made anew.
-	// 0 means 16 MiB, which bounds a message of several frames too, and is the greatest value.
+	// MaxMessageBytes bounds one frame. If a publisher sends a longer one, zmqsub drops the connection and connects
+	// again. 0 means 16 MiB, the greatest value; a message of several frames has that bound in any case.
 	MaxMessageBytes int64
 
-	// Hold, if not nil, holds messages and reports about them until it is closed; Connected and Disconnected are told
-	// meanwhile.
+	// Hold, if not nil, delays messages and reports about them until it is closed. Connected and Disconnected are
+	// called meanwhile.
 	Hold <-chan struct{}
 }
 
 const (
 	defaultReplayTimeout = 10 * time.Second
 
-	// A subscription needs four sockets at most: its own, the two ends of its monitor, and one for a replay. libzmq
-	// allots eight bytes for each that there may be.
+	// A subscription needs at most four sockets: its own, the two ends of its monitor, and one for a replay. libzmq
+	// allocates eight bytes for each possible socket.
 	maxSockets = 1 << 16
 
 	ioThreads = 2
 
-	// descriptorsEach is how many file descriptors a subscription needs: one by which each of its three sockets
-	// signals, and its connection. A replay, which only maxReplays may run at once, needs two more.
+	// descriptorsEach is the number of file descriptors of a subscription: one for the signals of each of its three
+	// sockets, and its connection. A replay needs two more; at most maxReplays run at once.
 	descriptorsEach = 4
 	maxReplays      = 256
-	// descriptorsElse is the least that is left for the rest of the process: its listeners' connections, which have a
-	// share of what there is, and files. Where there are many it is an eighth of all, at most descriptorsElseMost.
-	descriptorsElse     = 256
-	descriptorsElseMost = 8192
+	// The rest of the process (its listeners' connections and files) keeps an eighth of all descriptors, but at least
+	// minOtherDescriptors and at most maxOtherDescriptors.
+	minOtherDescriptors = 256
+	maxOtherDescriptors = 8192
 )
 
-// timing is how long libzmq and this package wait, and how much may wait.
+// timing holds the durations for which libzmq and this package wait, and the length of the receive queue.
 type timing struct {
-	// messages in the queue, a power of two; beyond, libzmq leaves them with the publisher, which may drop some
+	// highWaterMark is the length of the queue in messages, a power of two. If it is full, libzmq stops reading, and
+	// the publisher may drop messages.
 	highWaterMark int
 
 	connect, reconnect, reconnectMax time.Duration
@@ -118,41 +123,41 @@ type timing struct {
 	// handshake is how long a peer may take to show that it is a ZMQ socket.
 	handshake time.Duration
 
-	// A connection without a sign of life for heartbeatTimeout is given up: the peer may have vanished without a word.
+	// libzmq drops a connection on which nothing came for heartbeatTimeout: the peer may be gone without closing it.
 	heartbeat, heartbeatTimeout time.Duration
 
-	// revive is how long after the end of a connection libzmq has to say that it will try again. It says so at once, or
-	// never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives
-	// the endpoint up, and the connection must be made anew.
+	// revive is how long libzmq may take, after the end of a connection, to report that it will try again. It reports
+	// that at once or never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket,
+	// it gives up the endpoint, and zmqsub must connect again.
 	revive time.Duration
 
-	// replayConnect is how long a replay socket has to be connected; replayIdle how long the next message of an answer
-	// may take; replayPause how long one that failed is left alone, at first.
+	// replayConnect is how long a replay socket may take to connect; replayIdle how long the next message of an answer
+	// may take; replayPause how long zmqsub waits after the first failure.
 	replayConnect, replayIdle, replayPause time.Duration
 
-	// lookAgain is how long after a connection the publisher is asked once more: a message that it sent after the first
-	// replay, and before the subscription reached it, would not be missed before the next one comes.
-	lookAgain time.Duration
+	// secondReplay is how long after a connection zmqsub asks once more. A message that was sent after the first
+	// replay, and before the subscription reached the publisher, would otherwise stay missing until the next one comes.
+	secondReplay time.Duration
 
-	// cutPause is how long a publisher that was cut off is left alone; twice as long each time, up to cutPauseMax. A
-	// connection that lasts longer than that begins anew.
+	// cutPause is how long zmqsub waits before it connects again to a publisher that exceeded a bound. The pause
+	// doubles each time, up to cutPauseMax. A connection that lasts longer than cutPauseMax resets it.
 	cutPause, cutPauseMax time.Duration
 
-	// watch is how often what waits is looked at while nothing is received.
+	// watch is how often zmqsub checks the bytes that wait while it does not receive.
 	watch time.Duration
 
-	// replayAgain is what a replay that brought nothing adds to the debt, see chargeReplay.
-	replayAgain time.Duration
+	// emptyReplayCost is what a replay without messages adds to the debt; see chargeReplay.
+	emptyReplayCost time.Duration
 
-	// catchUp is how long messages may be on their way to the live connection after a replay brought them.
+	// catchUp is how long a message may still come on the live connection after a replay delivered it.
 	catchUp time.Duration
 
-	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all
+	// trim is how often free memory goes back to the system. Thousands of queues that were long at once, as when all
 	// publishers replay, leave a quarter of the process's memory unused.
 	trim time.Duration
 }
 
-// Source of most: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
+// Most values are the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
 var defaultTiming = timing{
 	highWaterMark: 1 << 17,
 	connect:       5 * time.Second, reconnect: 100 * time.Millisecond, reconnectMax: 5 * time.Second,
@@ -160,25 +165,25 @@ var defaultTiming = timing{
 	heartbeat: 5 * time.Second, heartbeatTimeout: 15 * time.Second,
 	revive:        2 * time.Second,
 	replayConnect: time.Second, replayIdle: 500 * time.Millisecond, replayPause: 30 * time.Second,
-	lookAgain: time.Second, replayAgain: time.Second, catchUp: 10 * time.Second,
+	secondReplay: time.Second, emptyReplayCost: time.Second, catchUp: 10 * time.Second,
 	cutPause: time.Second, cutPauseMax: time.Minute,
 	watch: 20 * time.Millisecond,
 	trim:  time.Minute,
 }
 
-// Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
+// Hub holds what all subscriptions share: one libzmq context with its I/O threads. Create it with [NewHub].
 type Hub struct {
 	ctx     *zmq.Context
 	poller  *poller
 	timing  timing
 	replays chan struct{} // a token for each replay that runs
-	room    int           // how many subscriptions fit the limits of this process
+	room    int           // number of subscriptions that fit the limits of this process
 	ended   chan struct{} // closed by Close
 
 	mu            sync.Mutex // guards what follows
 	closed        bool
 	subscriptions map[*Subscription]bool
-	monitors      uint64 // names given to monitors
+	monitors      uint64 // number of monitors so far, for their names
 }
 
 // NewHub returns a hub without subscriptions. Close it to release its threads.
@@ -204,7 +209,7 @@ func NewHub() (*Hub, error) {
 	return h, nil
 }
 
-// trim trims memory again and again until the hub is closed.
+// trim returns free memory to the system periodically, until the hub is closed.
 func (h *Hub) trim() {
 	tick := time.NewTicker(h.timing.trim)
 	defer tick.Stop()
@@ -218,32 +223,33 @@ func (h *Hub) trim() {
 	}
 }
 
-// room returns how many subscriptions fit this process. Go has raised the limit on its descriptors as far as it may.
+// room returns the number of subscriptions that fit this process. The Go runtime has already raised the soft limit on
+// file descriptors to the hard limit.
 func room() (int, error) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, err
 	}
 	files := int64(min(limit.Cur, math.MaxInt32))
-	others := max(descriptorsElse, min(files/8, descriptorsElseMost))
+	others := max(minOtherDescriptors, min(files/8, maxOtherDescriptors))
 	return int(min((files-others-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
 }
 
-// Room returns an error if n subscriptions do not fit the limits of this process; it says how many descriptors are
-// needed.
+// Room returns an error if n subscriptions do not fit the limits of this process. The error says how many file
+// descriptors they need.
 func (h *Hub) Room(n int) error {
 	if n <= h.room {
 		return nil
 	}
 	if n > (maxSockets-maxReplays)/3 {
 		return fmt.Errorf(
-			"zmqsub: %d subscriptions are more than libzmq has sockets for, %d",
+			"zmqsub: %d subscriptions are too many: libzmq has sockets for %d",
 			n,
 			(maxSockets-maxReplays)/3,
 		)
 	}
 	subscribed := n*descriptorsEach + 2*maxReplays
-	others := max(descriptorsElse, min((subscribed+6)/7, descriptorsElseMost)) // an eighth of both together
+	others := max(minOtherDescriptors, min((subscribed+6)/7, maxOtherDescriptors)) // an eighth of both together
 	return fmt.Errorf(
 		"zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
 			"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)",
@@ -253,7 +259,7 @@ func (h *Hub) Room(n int) error {
 	)
 }
 
-// Close closes all subscriptions, and returns when no callback will come any more.
+// Close closes all subscriptions. After it returned, no handler is called.
 func (h *Hub) Close() error {
 	h.mu.Lock()
 	if h.closed {
@@ -281,32 +287,32 @@ type Subscription struct {
 	config  Config
 	handler Handler
 
-	stop chan struct{} // closed to make run end
-	once sync.Once     // of closing stop
+	stop chan struct{} // closed to end run
+	once sync.Once     // closes stop
 	done chan struct{} // closed when run has ended
 
-	// The rest is run's.
+	// Only run's goroutine uses the fields below.
 	live          *source    // the SUB socket
 	monitor       *source    // observes live
 	unhandled     []change   // events of the live connection that were read and not handled
-	latest        connection // of which an event was read
-	seenCut       uint64     // number of the latest connection whose cut was seen, or a lesser one
+	latest        connection // the connection of the latest event that was read
+	seenCut       uint64     // connections up to this number have no cut that was not seen
 	connected     bool
-	since         time.Time     // of the latest connection
-	cut           bool          // libzmq has no endpoint to connect to, until revive
-	cutPause      time.Duration // after the next cut
-	revive        *time.Timer   // runs while libzmq has not said that it will try again
+	since         time.Time     // when the latest connection began
+	cut           bool          // libzmq has no endpoint to connect to until revive fires
+	cutPause      time.Duration // the pause after the next cut
+	revive        *time.Timer   // runs until libzmq reports that it will try again
 	sequence      sequence
 	noReplayUntil time.Time
-	pause         time.Duration // after the next replay that fails
+	pause         time.Duration // the pause after the next replay that fails
 	replayed      time.Time     // when the latest replay ended
 	replayDebt    time.Duration // see chargeReplay
-	again         *time.Timer   // a replay to come
+	again         *time.Timer   // fires when the next replay is due
 }
 
-// Subscribe starts a subscription. It returns at once; the publisher need not be there yet, and may come and go.
+// Subscribe starts a subscription and returns at once. The publisher need not run yet, and may come and go.
 //
-// Errors: ErrClosed; a description of an endpoint that libzmq cannot read; that of [Hub.Room].
+// Errors: ErrClosed; an endpoint that libzmq cannot parse; a limit of config that is out of range; that of [Hub.Room].
 func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	if config.ReplayTimeout == 0 {
 		config.ReplayTimeout = defaultReplayTimeout
@@ -316,7 +322,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	}
 	if config.ReplayTimeout < 0 || config.MaxMessageBytes < 0 {
 		return nil, fmt.Errorf(
-			"zmqsub: replay timeout %v and message limit %d must not be negative",
+			"zmqsub: replay timeout %v or message limit %d is negative; use 0 for the default",
 			config.ReplayTimeout,
 			config.MaxMessageBytes,
 		)
@@ -326,7 +332,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		return nil, fmt.Errorf("zmqsub: message limit %d must not be above %d", config.MaxMessageBytes, maxMessageBytes)
 	}
 
-	// The lock is held throughout, so that Close cannot end the context meanwhile; nothing here waits.
+	// The lock is held to the end, so that Close cannot end the context meanwhile. Nothing here waits.
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -336,7 +342,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		return nil, err
 	}
 	if config.ReplayEndpoint != "" {
-		// The socket for a replay is made when it is needed; a wrong endpoint should be known now.
+		// Each replay creates its own socket. Connect once now, to report a wrong endpoint early.
 		probe, err := h.connect(zmq.DEALER, config.ReplayEndpoint, &config, (*source).onlyConnected)
 		if err != nil {
 			return nil, err
@@ -349,7 +355,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	address := fmt.Sprintf("inproc://monitor-%d", h.monitors)
 	var err error
 	s.live, err = h.connect(zmq.SUB, config.Endpoint, &config, func(live *source) error {
-		// Observed from before it connects, so that no change of state is missed.
+		// The observation begins before the connection, so that no change of state is missed.
 		if err := live.Monitor(address, observedEvents); err != nil {
 			return err
 		}
@@ -364,11 +370,8 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		}
 		return nil, err
 	}
-	s.revive, s.again, s.pause, s.cutPause = time.NewTimer(
-		time.Hour,
-	), time.NewTimer(
-		time.Hour,
-	), h.timing.replayPause, h.timing.cutPause
+	s.pause, s.cutPause = h.timing.replayPause, h.timing.cutPause
+	s.revive, s.again = time.NewTimer(time.Hour), time.NewTimer(time.Hour)
 	s.revive.Stop()
 	s.again.Stop()
 	h.subscriptions[s] = true
@@ -379,7 +382,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	return s, nil
 }
 
-// Close ends the subscription, and returns when no callback will come any more. Only the first call has an effect.
+// Close ends the subscription. After it returned, its handler is not called. Only the first call has an effect.
 func (s *Subscription) Close() {
 	s.end()
 	<-s.done
@@ -388,10 +391,10 @@ func (s *Subscription) Close() {
 	delete(s.hub.subscriptions, s)
 }
 
-// end makes run end soon.
+// end asks run to end.
 func (s *Subscription) end() { s.once.Do(func() { close(s.stop) }) }
 
-// connect makes a socket with the options of every connection, lets prepare add to it, and connects it.
+// connect creates a socket with the shared options, calls prepare for it, and connects it.
 func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare func(*source) error) (*source, error) {
 	if err := checkEndpoint(endpoint); err != nil {
 		return nil, err
@@ -414,12 +417,12 @@ func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare fu
 	return src, nil
 }
 
-// checkEndpoint refuses what libzmq would take without a word but never connect.
+// checkEndpoint rejects endpoints that libzmq would accept without an error but never connect to.
 func checkEndpoint(endpoint string) error {
 	address, isTCP := strings.CutPrefix(endpoint, "tcp://")
 	switch {
 	case endpoint == "":
-		return errors.New("zmqsub: no endpoint")
+		return errors.New("zmqsub: the endpoint is empty; want one such as tcp://10.0.0.7:5557")
 	case strings.IndexByte(endpoint, 0) >= 0:
 		return fmt.Errorf("zmqsub: endpoint %q contains a zero byte", endpoint)
 	case !isTCP:

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"net"
-	"reflect"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -17,14 +16,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
-// patience is far longer than anything here takes: a test that needs it has failed.
+// patience is far longer than any step of these tests takes. A test that waits so long has failed.
 const patience = 30 * time.Second
 
-// recorder is a Handler that writes down what it is told.
+// recorder is a Handler that records its calls.
 type recorder struct {
 	mu      sync.Mutex
 	reports []string // "3 a:payload", "gap 1-3", "restart", "malformed: ...", "connected", "disconnected"
@@ -59,8 +56,8 @@ func (r *recorder) Cut(err error)                  { r.add("cut: " + err.Error()
 func (r *recorder) Connected()                     { r.add("connected") }
 func (r *recorder) Disconnected()                  { r.add("disconnected") }
 
-// all returns the reports so far; but for those about the connection, whose place among the others is not fixed, and
-// about replays.
+// all returns the reports so far, without those about replays and those about the connection, whose place among the
+// others is not fixed.
 func (r *recorder) all() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,7 +79,7 @@ func (r *recorder) count(report string) int {
 	return n
 }
 
-// until waits for a condition on what was reported.
+// until waits for a condition on the reports.
 func (r *recorder) until(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -92,12 +89,12 @@ func (r *recorder) until(t *testing.T, what string, condition func() bool) {
 		case <-deadline:
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			t.Fatalf("waited in vain for %s; reported: %q", what, r.reports)
+			t.Fatalf("did not see %s; reported: %q", what, r.reports)
 		}
 	}
 }
 
-// want waits until exactly these were reported.
+// want waits for exactly these reports.
 func (r *recorder) want(t *testing.T, reports ...string) {
 	t.Helper()
 	r.until(t, fmt.Sprintf("%q", reports), func() bool { return len(r.all()) >= len(reports) })
@@ -171,7 +168,7 @@ func TestRestart(t *testing.T) {
 	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
 }
 
-// The publisher goes away and comes back with the same numbers going on, which may be chance.
+// The publisher goes away, and one with the next numbers comes back. It may be another one.
 func TestReconnect(t *testing.T) {
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
@@ -187,7 +184,7 @@ func TestReconnect(t *testing.T) {
 	r.want(t, "0 :", "restart", "gap 0-1", "1 :", "gap 2-3", "3 :")
 }
 
-// A publisher that shows who it is needs no replay to be believed after the connection was lost.
+// A publisher whose messages carry its id needs no replay after a reconnect.
 func TestReconnectToTheSame(t *testing.T) {
 	p := publish(t, "")
 	proxy := newProxy(t, strings.TrimPrefix(p.endpoint, "tcp://"))
@@ -245,7 +242,7 @@ func TestMalformed(t *testing.T) {
 		"1 :")
 }
 
-// A frame beyond the limit costs the connection, not the process; the next message shows the gap.
+// A frame above the limit ends the connection and not the process. The next message shows the gap.
 func TestMessageTooLong(t *testing.T) {
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, MaxMessageBytes: 1000})
@@ -259,7 +256,7 @@ func TestMessageTooLong(t *testing.T) {
 	r.want(t, "0 :", "restart", "gap 0-2", "2 :")
 }
 
-// Something that is no ZMQ socket answers at first, as when a port is given to another process for a while.
+// At first a server that is no ZMQ socket answers, as when another process has the port for a while.
 func TestPeerIsNotZMQ(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -291,7 +288,7 @@ func TestPeerIsNotZMQ(t *testing.T) {
 	p.send("", 0, "")
 	r.until(t, "the message", func() bool { return r.count("0 :") == 1 })
 	if r.count("cut: zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets") == 0 {
-		t.Errorf("nothing was said of the other peer: %q", r.all())
+		t.Errorf("the other peer was not reported: %q", r.all())
 	}
 }
 
@@ -311,15 +308,15 @@ func TestIPv6(t *testing.T) {
 	r.want(t, "0 :six")
 }
 
-// listener is a Handler that waits for some messages in a row. The publisher first sends that many, and later more. On
-// a machine that is too busy for handshakes and heartbeats a connection may end, before Connected or after it. The
-// messages sent on it are lost, and the listener waits for as many later ones.
+// listener is a Handler that waits for a number of messages in a row. The publisher sends that many first, and more
+// later. On a machine that is too busy for handshakes and heartbeats a connection may end, before or after Connected.
+// Its messages are lost, and the listener waits for as many later ones.
 type listener struct {
 	until, row int
 	next       uint64
-	ended      bool // a connection did
+	ended      bool // a connection ended
 	done       chan struct{}
-	wrong      string // not changed any more when done is closed
+	wrong      string // final when done is closed
 }
 
 func (l *listener) Message(seq uint64, _, _ []byte) {
@@ -336,7 +333,7 @@ func (l *listener) Message(seq uint64, _, _ []byte) {
 	}
 }
 
-// lost says that what comes next has nothing to do with what came.
+// lost notes that messages were lost; the next ones count from the start.
 func (l *listener) lost(how string) {
 	switch {
 	case l.row == l.until:
@@ -381,7 +378,7 @@ func TestManySubscriptionsFewThreads(t *testing.T) {
 			select {
 			case <-l.done:
 				heard = true
-			case <-again.C: // for those whose connection ended
+			case <-again.C: // for listeners whose connection ended
 				fmt.Fprintln(more)
 			case <-late:
 				t.Fatalf("subscription %d of %d did not get its messages", i, n)
@@ -391,13 +388,13 @@ func TestManySubscriptionsFewThreads(t *testing.T) {
 			t.Errorf("subscription %d: %s", i, l.wrong)
 		}
 	}
-	// Beside those of libzmq: some for Go's scheduler, however many subscriptions there are.
+	// libzmq's threads and some of Go's scheduler; their number must not depend on that of the subscriptions.
 	if made, most := pprof.Lookup("threadcreate").Count()-threads, 2*runtime.GOMAXPROCS(0)+20; made > most {
 		t.Errorf("%d threads were made for %d subscriptions, want at most %d", made, n, most)
 	}
 }
 
-// More subscriptions than fit are refused, with what they need.
+// If a subscription does not fit, the error says how many descriptors it needs.
 func TestRoom(t *testing.T) {
 	h := newHub(t)
 	h.room = 1
@@ -411,12 +408,12 @@ func TestRoom(t *testing.T) {
 		err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}
-	if err := h.Room(100_000); err == nil || !strings.Contains(err.Error(), "more than libzmq has sockets for") {
+	if err := h.Room(100_000); err == nil || !strings.Contains(err.Error(), "too many: libzmq has sockets for") {
 		t.Errorf("error %v for 100,000 subscriptions", err)
 	}
 }
 
-// A consumer that is too slow: what libzmq drops, here and at the publisher, is reported, and nothing else is missing.
+// If the handler is too slow, libzmq drops messages here and at the publisher. Exactly those are reported as gaps.
 func TestSlowConsumer(t *testing.T) {
 	const count = 100_000
 	endpoints, in, out := publishers(t, 1, count, 1000, 1000)
@@ -430,7 +427,7 @@ func TestSlowConsumer(t *testing.T) {
 		t.Fatalf("the publisher ended: %v", out.Err())
 	}
 	close(slow.hold)
-	// The one more shows the hole at the end. It may fall into it itself while the queue is still full.
+	// One more message shows the gap at the end. While the queue is still full, it may be dropped too.
 	for tick := time.NewTicker(10 * time.Millisecond); ; {
 		if _, err := fmt.Fprintln(in); err != nil {
 			t.Fatal(err)
@@ -446,7 +443,7 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
-// slowHandler holds its first message until hold is closed, and then checks that holes are reported as they are.
+// slowHandler blocks in its first message until hold is closed. It checks that each gap is reported exactly.
 type slowHandler struct {
 	*recorder
 	hold, done chan struct{}
@@ -476,7 +473,7 @@ func (h *slowHandler) Gap(expected, got uint64) {
 func (h *slowHandler) Connected()    {}
 func (h *slowHandler) Disconnected() {}
 
-// A peer that vanishes without a word, as a machine does that loses its power: the connection stays open, and silent.
+// The peer vanishes without closing the connection, as a machine without power does.
 func TestHalfOpen(t *testing.T) {
 	p := publish(t, "")
 	proxy := newProxy(t, strings.TrimPrefix(p.endpoint, "tcp://"))
@@ -497,7 +494,7 @@ func TestHalfOpen(t *testing.T) {
 	r.want(t, "0 :", "restart", "gap 0-2", "2 :")
 }
 
-// Close returns while messages pour in, and none arrives after it.
+// Close returns while messages arrive, and no callback follows it.
 func TestCloseDuringTraffic(t *testing.T) {
 	p := publish(t, "")
 	h := newHub(t)
@@ -534,7 +531,7 @@ func TestCloseDuringTraffic(t *testing.T) {
 			s.Close()
 		})
 	}
-	// The others closed, the traffic still runs.
+	// The other subscriptions are closed, and the traffic continues.
 	finished := make(chan struct{})
 	go func() {
 		for i := range closed {
@@ -570,7 +567,7 @@ func (w *lateWatcher) Message(seq uint64, topic, payload []byte) {
 	}
 }
 
-// Subscriptions that end while they try to connect leave the others, who share their I/O threads, alone.
+// Subscriptions that end while they connect do not disturb others that share their I/O threads.
 func TestCloseWhileConnecting(t *testing.T) {
 	refused, _ := reserve(t)
 	p := publish(t, "")
@@ -614,7 +611,7 @@ func TestHubClose(t *testing.T) {
 		t.Errorf("error %v, want ErrClosed", err)
 	}
 	p.close()
-	// A few belong to Go's network poller, whenever it was first used.
+	// Go's network poller opens a few when it is first used.
 	if after := openFiles(t); after > before+4 {
 		t.Errorf("%d files are open, %d were before", after, before)
 	}
@@ -653,7 +650,7 @@ func TestRefusedEndpoints(t *testing.T) {
 			t.Errorf("%+v is accepted", config)
 			s.Close()
 		} else if !strings.HasPrefix(err.Error(), "zmqsub: ") {
-			t.Errorf("%+v: error %q does not say whose it is", config, err)
+			t.Errorf("%+v: error %q does not begin with the package's name", config, err)
 		}
 	}
 	if err := h.Close(); err != nil {
@@ -664,18 +661,12 @@ func TestRefusedEndpoints(t *testing.T) {
 	}
 }
 
-// TestHandle holds the binding to the fields that contextHandle and handle read.
-func TestHandle(t *testing.T) {
-	for name, kind := range map[string]reflect.Type{"ctx": reflect.TypeFor[zmq.Context](),
-		"soc": reflect.TypeFor[zmq.Socket]()} {
-		field := kind.Field(0)
-		if field.Name != name || field.Offset != 0 || field.Type.Kind() != reflect.UnsafePointer {
-			t.Errorf(
-				"the first field of %v is %s of type %v now: what libzmq calls it must be read otherwise",
-				kind,
-				field.Name,
-				field.Type,
-			)
+// A binding without the field that newContext or newSocket reads gives an error.
+func TestLibzmqPointer(t *testing.T) {
+	type other struct{ ctx int }
+	for _, field := range []string{"ctx", "soc"} {
+		if p, err := libzmqPointer(&other{}, field); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("field %q: pointer %v, error %v, want an error that names the field", field, p, err)
 		}
 	}
 }
