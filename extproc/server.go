@@ -286,7 +286,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.head.id, x.head.idMade = router.NewRequestID(), true
 	}
 	req := x.request()
-	if req.Without == router.ReasonBodyTooLarge {
+	if req.BodylessReason == router.ReasonBodyTooLarge {
 		x.tellTooLarge(req)
 	}
 	req.Trace, req.Received = x.span, x.began

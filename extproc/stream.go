@@ -352,7 +352,7 @@ func (s *stream) join() []byte {
 
 // request returns what the router is to route.
 func (s *stream) request() *router.Request {
-	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, Without: s.without,
+	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.without,
 		AnswerUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
@@ -364,9 +364,9 @@ func (s *stream) request() *router.Request {
 	case s.size == 0 && s.needsBody():
 		r.Body = []byte{}
 	case s.size == 0:
-		r.Without = router.ReasonNoBody
+		r.BodylessReason = router.ReasonNoBody
 	case s.size > s.cfg.MaxParseBytes:
-		r.Without, r.BodyBytes = router.ReasonBodyTooLarge, s.size
+		r.BodylessReason, r.BodyBytes = router.ReasonBodyTooLarge, s.size
 	case len(s.chunks) > 1 && s.size > smallBody:
 		r.Join, r.BodyBytes = s.join, s.size
 	default:
@@ -464,7 +464,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 		case e.ContentEncoding != "" && e.ContentEncoding != "identity":
 			e.Note = "compressed answers keep the name of the model that a request was rewritten to"
 		default:
-			s.renamer = apibody.NewRenamer(s.renamed.Served, s.renamed.Asked)
+			s.renamer = apibody.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
 		}
 	}
 	e.Send = []*extprocv3.ProcessingResponse{

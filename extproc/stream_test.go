@@ -168,7 +168,7 @@ func play(s *stream, line string) (effect, error) {
 		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
 	case "no-request":
 	case "renamed":
-		s.renamed = &router.Renamed{Asked: args["asked"], Served: args["served-as"]}
+		s.renamed = &router.Renamed{Requested: args["asked"], Upstream: args["served-as"]}
 		return effect{}, nil
 	case "instead":
 		s.instead = []byte(args["text"])
@@ -223,8 +223,8 @@ func describe(s *stream, e effect) string {
 			r.Body = r.Join()
 		}
 		fmt.Fprintf(&b, "ask: path=%s id=%s", r.Path, r.ID)
-		if r.Without != "" {
-			fmt.Fprintf(&b, " without=%s body-bytes=%d", r.Without, r.BodyBytes)
+		if r.BodylessReason != "" {
+			fmt.Fprintf(&b, " without=%s body-bytes=%d", r.BodylessReason, r.BodyBytes)
 		} else {
 			fmt.Fprintf(&b, " body=%s", shown(r.Body))
 		}

@@ -80,7 +80,7 @@ func TestUnknownModels(t *testing.T) {
 	}
 	h := newHouse(t, es[1])
 	h.cfg.StrictModel = true
-	if r := h.route(&Request{Path: "/v1/models", Without: ReasonNoBody}); r.Name != "w1" {
+	if r := h.route(&Request{Path: "/v1/models", BodylessReason: ReasonNoBody}); r.Name != "w1" {
 		t.Errorf("a request that names no model went to %s", r.Name)
 	}
 }

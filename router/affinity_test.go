@@ -481,7 +481,7 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 // A session is kept without its requests' bodies too, where the proxy's body mode does not let them be waited for.
 func TestSessionWithoutBodies(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, workers(3)...)
-	req := &Request{Path: "/v1/chat/completions", Without: ReasonBodyMode, BodyBytes: 4096}
+	req := &Request{Path: "/v1/chat/completions", BodylessReason: ReasonBodyMode, BodyBytes: 4096}
 	first := h.route(of("s", req))
 	for range 9 {
 		if r := h.route(of("s", req)); r.Name != first.Name || r.Session != session.Kept || r.Reason != ReasonBodyMode {

@@ -25,7 +25,7 @@ type decision struct {
 	loads                       []scoring.Load    // indexed by worker number
 	usage                       []float64         // indexed by worker number, by the engines' own account
 	overloaded                  []bool            // indexed like the snapshot's workers
-	since                       scoring.State     // that overloaded was made by; 0: of no consequence
+	version                     scoring.Version   // of the loads behind overloaded; 0: any
 	booked                      []scoring.Booking // for this request, of which some may be freed
 	route                       *Route            // what was chosen, once a session may hold it
 	standings                   standings         // by which candidates were gathered
@@ -108,7 +108,7 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 	for look := 1; ; look++ {
 		over := r.overloaded(d, snapshot, p.model)
 		if look == maxLooks {
-			d.since = 0
+			d.version = 0
 		}
 		t.overloaded = false
 		if err := r.gather(d, snapshot, req, p, t, over); err != nil {

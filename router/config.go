@@ -56,9 +56,9 @@ type Config struct {
 	InjectTokens bool
 	// TenantSalt makes the tenant of a request, or what else its cache namespace is, the cache salt of stock vLLM.
 	TenantSalt bool
-	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the
-	// worker's, 0 if that is not known. nil: nobody is.
-	Served func(w kvblock.Worker, tokens, blockSize int)
+	// PromptComputed is called for each prompt of known tokens that a worker has computed. blockSize is the worker's,
+	// in tokens; 0: not known. nil: not called.
+	PromptComputed func(w kvblock.Worker, tokens, blockSize int)
 	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 or its
 	// Mode another than KV the index is never asked.
 	Scoring scoring.Config

@@ -122,7 +122,7 @@ func TestAllCordoned(t *testing.T) {
 		t.Errorf("pinned to the other: %+v", r.Decision)
 	}
 	h.breakDown("w1")
-	if r := h.route(req); r.Name != "w1" || !r.EjectedServe {
+	if r := h.route(req); r.Name != "w1" || !r.EjectedAdmitted {
 		t.Errorf("the only endpoint that is not cordoned is ejected, and serves all the same: %+v", r.Decision)
 	}
 	es[1].CordonedBy = pool.CordonedByPod

@@ -268,7 +268,7 @@ func TestPanicAfterBooking(t *testing.T) {
 			t.Errorf("%d bookings are left", h.book.Len())
 		}
 	}()
-	h.Route(t.Context(), &Request{Path: "/v1/files", Without: ReasonNoBody})
+	h.Route(t.Context(), &Request{Path: "/v1/files", BodylessReason: ReasonNoBody})
 	t.Error("no panic came")
 }
 

@@ -32,7 +32,7 @@ func (r *Router) namespace(body *apibody.Request, tenant string) string {
 func (r *Router) injected(p *prompt, req *Request) []byte {
 	changes := r.changes()
 	if p.renamed != nil {
-		changes.Model = p.renamed.Served
+		changes.Model = p.renamed.Upstream
 	}
 	changes.TokenData = make([]uint32, len(p.tokens[0].IDs))
 	for i, id := range p.tokens[0].IDs {

@@ -84,7 +84,7 @@ func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 		h.breakDown("w1")
 		for range 20 {
 			r := h.route(prompt)
-			if r.Name == "w1" || !slices.Equal(r.Ejected, []string{"w1"}) || r.EjectedServe || r.Trial {
+			if r.Name == "w1" || !slices.Equal(r.Ejected, []string{"w1"}) || r.EjectedAdmitted || r.Trial {
 				t.Fatalf("%+v", r.Decision)
 			}
 			defer r.Free()
@@ -120,7 +120,7 @@ func TestAllEjected(t *testing.T) {
 		seen := map[string]bool{}
 		for range 40 {
 			r := h.route(completion("m", tokens(rand.IntN(1<<20), 8)))
-			if seen[r.Name] = true; !r.EjectedServe || len(r.Ejected) != 2 || r.Trial {
+			if seen[r.Name] = true; !r.EjectedAdmitted || len(r.Ejected) != 2 || r.Trial {
 				t.Fatalf("%+v", r.Decision)
 			}
 			r.Free()

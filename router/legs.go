@@ -212,7 +212,7 @@ func (d *decision) tellExcluded(route *Route) {
 	if len(d.ejected)+len(d.ejectedPrefill) == 0 {
 		return
 	}
-	route.EjectedServe = d.regardless
+	route.EjectedAdmitted = d.regardless
 	for _, out := range [][]pool.Worker{d.ejected, d.ejectedPrefill} {
 		for i := range out {
 			if name := out[i].Name; !slices.Contains(route.Ejected, name) {
@@ -393,7 +393,7 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 	// nobody.
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
-		scoring.Request{ISLTokens: p.isl, Terms: terms, Since: d.since},
+		scoring.Request{ISLTokens: p.isl, Terms: terms, IfVersion: d.version},
 		l.candidates,
 		&l.cfg,
 		nil,
@@ -403,8 +403,8 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}
 	d.booked = append(d.booked, booking)
-	if d.since != 0 {
-		d.since++ // it was this booking
+	if d.version != 0 {
+		d.version = sel.Version
 	}
 	done := lap(&d.took.Scheduling, at)
 	r.metrics.Took("select", done.Sub(at))
@@ -434,7 +434,7 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	route.IndexAtBound = r.index.AtBound()
 	route.cost = sel.Cost * float64(sel.UnitTokens)
 	if p.tokens != nil {
-		route.served = r.cfg.Served
+		route.promptComputed = r.cfg.PromptComputed
 	}
 }
 

@@ -54,7 +54,7 @@ func (h *house) load(name string) scoring.Load {
 func TestTwoLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(3, 2)...)
 	var served []kvblock.Worker
-	h.cfg.Served = func(w kvblock.Worker, _, _ int) { served = append(served, w) }
+	h.cfg.PromptComputed = func(w kvblock.Worker, _, _ int) { served = append(served, w) }
 	h.warm("p1", 0, tokens(0, 32), blocksOfFour)
 	h.warm("d0", 0, tokens(0, 40), blocksOfFour) // which must not count
 	r := h.route(completion("m", tokens(0, 42)))
@@ -182,7 +182,7 @@ func TestNoPrefillWorker(t *testing.T) {
 	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoPrefill) {
 		t.Errorf("no prefill worker: %v", err)
 	}
-	for _, nothing := range []*Request{{Path: "/v1/models", Without: ReasonNoBody},
+	for _, nothing := range []*Request{{Path: "/v1/models", BodylessReason: ReasonNoBody},
 		{Path: "/v1/embeddings", Body: []byte(`{"model":"m"}`)}} {
 		if r := h.route(nothing); r.Name[0] != 'd' || r.Prefill != nil {
 			t.Errorf("%s has nothing to prefill: %+v", nothing.Path, r.Decision)
@@ -255,7 +255,7 @@ func TestPairs(t *testing.T) {
 	for i := range 200 {
 		request := completion("m", tokens(i, 16))
 		if i%2 == 0 { // one whose model is not known
-			request = &Request{Path: "/v1/chat/completions", Without: ReasonBodyMode}
+			request = &Request{Path: "/v1/chat/completions", BodylessReason: ReasonBodyMode}
 		}
 		r := h.route(request)
 		p, d := of[r.Prefill.Name], of[r.Name]

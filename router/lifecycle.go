@@ -18,8 +18,8 @@ func (r *Route) MarkPrefillCompleted() {
 // ReleasePrefill says that the prompt has been prefilled, at what time is not known.
 func (r *Route) ReleasePrefill() {
 	r.endPrefill()
-	if r.served != nil && !r.prefilled.Swap(true) {
-		r.served(r.computes.Worker, r.PromptTokens, r.BlockSize)
+	if r.promptComputed != nil && !r.prefilled.Swap(true) {
+		r.promptComputed(r.computes.Worker, r.PromptTokens, r.BlockSize)
 	}
 }
 

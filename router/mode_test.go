@@ -94,7 +94,7 @@ func TestDirectMode(t *testing.T) {
 	if r := h.route(with(req, `"nvext":{"decode_worker_id":101,"dp_rank":2}`)); r.Name != "w1" || r.Rank != 2 {
 		t.Errorf("%s/%d", r.Name, r.Rank)
 	}
-	if r := h.route(&Request{Path: "/v1/models", Without: ReasonNoBody}); r.Name != "w0" {
+	if r := h.route(&Request{Path: "/v1/models", BodylessReason: ReasonNoBody}); r.Name != "w0" {
 		t.Errorf("a request without a body went to %s", r.Name)
 	}
 }

@@ -145,13 +145,13 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 
 // overloaded says of each worker of the snapshot whether it is overloaded; nil: no threshold is set, and none is.
 // Workers that do not say which model they serve have the thresholds of model. The result is d's, until the next call,
-// and d.since what it was made by.
+// and d.version what it was made by.
 func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool {
 	table := r.thresholds.current.Load()
-	if d.since = 0; table == nil {
+	if d.version = 0; table == nil {
 		return nil
 	}
-	d.loads, d.since = r.book.LoadsAndState(d.loads[:0])
+	d.loads, d.version = r.book.LoadsAndVersion(d.loads[:0])
 	d.usage = d.usage[:0]
 	if r.cfg.KVUsage != nil && table.blocks {
 		d.usage = r.cfg.KVUsage(d.usage)

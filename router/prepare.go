@@ -18,8 +18,8 @@ import (
 
 // Renamed is what a model is called on either side of a rewrite.
 type Renamed struct {
-	Asked, Served string
-	label         string // Asked, for metrics
+	Requested, Upstream string
+	label               string // Asked, for metrics
 }
 
 // prompt is a request's body as routing sees it.
@@ -64,8 +64,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.hints = r.follow(given)
 		p.priority = r.lift(&p.hints)
 	}()
-	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
-	if req.Without != "" {
+	p = prompt{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
+	if req.BodylessReason != "" {
 		return p, nil
 	}
 	g := reading{router: r}
@@ -140,7 +140,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		label := rule.Label(body.Model)
 		r.metrics.Rewritten(rule.Name, label, target)
 		if target != body.Model {
-			p.renamed = &Renamed{Asked: body.Model, Served: target, label: label}
+			p.renamed = &Renamed{Requested: body.Model, Upstream: target, label: label}
 			body.Model, changes.Model = target, target
 		}
 	}

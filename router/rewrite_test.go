@@ -102,7 +102,7 @@ func TestObjectives(t *testing.T) {
 
 func TestRemoteSeesTheNameThatItKnows(t *testing.T) {
 	req := completion("alias", tokens(0, 4))
-	p := prompt{renamed: &Renamed{Asked: "alias", Served: "m"}, forward: []byte("changed")}
+	p := prompt{renamed: &Renamed{Requested: "alias", Upstream: "m"}, forward: []byte("changed")}
 	if got := p.seen(req); string(got.Body) != "changed" || got.Path != req.Path ||
 		!slices.Equal(completion("alias", tokens(0, 4)).Body, req.Body) {
 		t.Errorf("%q, and the request's own is %q", got.Body, req.Body)

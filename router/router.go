@@ -61,7 +61,7 @@ type Request struct {
 	Join func() []byte
 
 	// Without says why Body is not there; empty when it is.
-	Without Reason
+	BodylessReason Reason
 	// BodyBytes is the size seen of a body that is not given, for an estimate of its load.
 	BodyBytes int
 	// Hints are the headers'; they go before the body's.
@@ -106,10 +106,10 @@ type Decision struct {
 	Session string
 	Waited  time.Duration // in the queue
 	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected;
-	// nil when nobody wants to know, see Config.Explain. EjectedServe says that they were candidates all the same,
+	// nil when nobody wants to know, see Config.Explain. EjectedAdmitted says that they were candidates all the same,
 	// because all were ejected.
-	Ejected      []string
-	EjectedServe bool
+	Ejected         []string
+	EjectedAdmitted bool
 	// Cordoned are the names of the endpoints that would have been candidates and were not, because they are cordoned;
 	// nil as Ejected is.
 	Cordoned []string
@@ -147,18 +147,18 @@ type Route struct {
 	booking scoring.Booking // on the destination
 	prefill scoring.Booking // on the prefill worker; the zero value without one
 	// sameTokenizer says that whoever serves the request has kvepp's tokenizer and template.
-	sameTokenizer bool
-	computes      pool.Worker                                   // who computes the prompt
-	cost          float64                                       // of all legs, in tokens
-	unit          int                                           // a block of the destination, in tokens
-	destination   kvblock.Worker                                // who is sent the request
-	instance      uint64                                        // of destination
-	served        func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
-	prefilled     atomic.Bool
-	estimate      *time.Timer // ends the prefill by estimate; nil without one
-	answer        answer
-	observed      observed
-	health        health
+	sameTokenizer  bool
+	computes       pool.Worker                                   // who computes the prompt
+	cost           float64                                       // of all legs, in tokens
+	unit           int                                           // a block of the destination, in tokens
+	destination    kvblock.Worker                                // who is sent the request
+	instance       uint64                                        // of destination
+	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed, if the tokens are known
+	prefilled      atomic.Bool
+	estimate       *time.Timer // ends the prefill by estimate; nil without one
+	answer         answer
+	observed       observed
+	health         health
 
 	lease session.Lease // on its session
 	final bool          // the session ends with this request

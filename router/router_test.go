@@ -294,8 +294,8 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 		req       *Request
 		reason    Reason
 	}{
-		{"no body", workers(1), &Request{Path: "/v1/models", Without: ReasonNoBody}, ReasonNoBody},
-		{"too large", workers(1), &Request{Path: "/v1/completions", Without: ReasonBodyTooLarge, BodyBytes: 4000},
+		{"no body", workers(1), &Request{Path: "/v1/models", BodylessReason: ReasonNoBody}, ReasonNoBody},
+		{"too large", workers(1), &Request{Path: "/v1/completions", BodylessReason: ReasonBodyTooLarge, BodyBytes: 4000},
 			ReasonBodyTooLarge},
 		{"unknown API", workers(1), &Request{Path: "/v1/embeddings", Body: []byte("\x00\x01")}, ReasonUnknownAPI},
 		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)},
@@ -401,7 +401,7 @@ func TestCandidates(t *testing.T) {
 	if got := names(h.route(completion("m", tokens(0, 16)))); got != "w0 w3" {
 		t.Errorf("candidates for m: %s", got)
 	}
-	if got := names(h.route(&Request{Without: ReasonNoBody})); got != "w0 w1 w3" {
+	if got := names(h.route(&Request{BodylessReason: ReasonNoBody})); got != "w0 w1 w3" {
 		t.Errorf("candidates without a model: %s", got)
 	}
 	req := completion("m", tokens(0, 16))
@@ -864,7 +864,7 @@ func TestNoCredit(t *testing.T) {
 func TestServedAndUpperBound(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	var served []int
-	h.cfg.Served = func(_ kvblock.Worker, tokens, blockSize int) { served = append(served, tokens, blockSize) }
+	h.cfg.PromptComputed = func(_ kvblock.Worker, tokens, blockSize int) { served = append(served, tokens, blockSize) }
 	r := h.route(completion("m", tokens(0, 40)))
 	if len(served) > 0 || r.UpperBound {
 		t.Errorf("served %v before it was, upper bound %v", served, r.UpperBound)

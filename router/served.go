@@ -56,7 +56,7 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
-		route.served, route.health.endpoint, route.health.counts[0] = nil, nil, nil
+		route.promptComputed, route.health.endpoint, route.health.counts[0] = nil, nil, nil
 		return ServedUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)

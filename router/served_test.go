@@ -18,7 +18,7 @@ func TestServedByAnother(t *testing.T) {
 			pool.Endpoint{Name: "named", Address: "worker.example:8000", InstanceID: 8, BlockSize: 4, Model: "m"},
 		)...)
 	var served []string
-	h.cfg.Served = func(number kvblock.Worker, _, _ int) {
+	h.cfg.PromptComputed = func(number kvblock.Worker, _, _ int) {
 		s := h.pool.Acquire()
 		defer s.Release()
 		for _, w := range s.Workers {

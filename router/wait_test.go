@@ -493,7 +493,7 @@ func TestQueueUnderLoad(t *testing.T) {
 // Without a queue nothing is computed for one.
 func TestNoQueueNoCost(t *testing.T) {
 	h := newHouse(t, workers(4)...)
-	req := &Request{Path: "/v1/models", Without: ReasonNoBody}
+	req := &Request{Path: "/v1/models", BodylessReason: ReasonNoBody}
 	without := testing.AllocsPerRun(100, func() { h.route(req).Free() })
 	q := newQueueHouse(t, queue.FCFS, workers(4)...)
 	with := testing.AllocsPerRun(100, func() { q.route(req).Free() })

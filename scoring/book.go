@@ -35,8 +35,8 @@ var (
 	// ErrDuplicateRequest says that a request with the same ID is active already.
 	ErrDuplicateRequest = errors.New("scoring: a request with this ID is already active")
 
-	// ErrChanged says that requests were booked since Request.Since.
-	ErrChanged = errors.New("scoring: requests were booked since the loads were looked at")
+	// ErrChanged says that the book is not at the version Request.IfVersion any more.
+	ErrChanged = errors.New("scoring: other requests were booked after the loads were read")
 )
 
 // Request is what all candidates have in common. A batch of prompts that one worker is to answer is one request.
@@ -55,9 +55,9 @@ type Request struct {
 	// DryRun books nothing: the choice is what it would be.
 	DryRun bool
 
-	// Since is the state of the book by whose loads the candidates were picked out: if requests were booked since,
-	// nothing is chosen. 0, the usual: whatever was. After a booking the state is the next one, Since + 1.
-	Since State
+	// IfVersion is the version of the book whose loads the caller chose the candidates by. If the book has another
+	// version now, nothing is booked: ErrChanged. 0, the usual: any version will do.
+	IfVersion Version
 
 	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it
 	// was when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
@@ -115,6 +115,10 @@ type Selection struct {
 	// UnitTokens is the block, in tokens, in which all costs of this selection are expressed: the smallest block size
 	// known among the candidates.
 	UnitTokens int
+
+	// Version is the book's after this booking: Request.IfVersion of another that must follow it directly. 0 after a
+	// DryRun.
+	Version Version
 }
 
 // Load is what a worker carries for its active requests.
@@ -125,8 +129,8 @@ type Load struct {
 	ActiveTokens  int // the same in tokens
 }
 
-// State counts what was booked. It is never 0.
-type State uint64
+// Version numbers the states of the book: each booking makes a new one. It is never 0.
+type Version uint64
 
 // ActiveSequences is the load book: which requests are active on which worker, the prompt tokens that each has yet to
 // prefill and the distinct KV blocks that each holds. Make one with [NewActiveSequences].
@@ -143,7 +147,7 @@ type ActiveSequences struct {
 
 	epoch           time.Time         // the time that the book counts from
 	mu              sync.Mutex        // guards everything below
-	state           State             // changes with every booking that is added to a worker
+	version         Version           // grows with every booking that is added to a worker
 	loads           []Load            // indexed by worker; whole blocks and whole prompts, see adjusted and prefills
 	prefills        []prefills        // indexed by worker
 	adjusted        []adjustment      // indexed by worker
@@ -194,7 +198,7 @@ type variant struct {
 func NewActiveSequences() *ActiveSequences {
 	return &ActiveSequences{
 		epoch:    time.Now(),
-		state:    1,
+		version:  1,
 		bookings: make([]booking, 1),
 		byID:     map[string]uint32{},
 		blocks:   newActiveBlocks(),
@@ -246,7 +250,7 @@ func (a *ActiveSequences) SelectAndAdd(
 	}
 	a.lock()
 	defer a.mu.Unlock()
-	if req.Since != 0 && req.Since != a.state {
+	if req.IfVersion != 0 && req.IfVersion != a.version {
 		return Selection{}, Booking{}, ErrChanged
 	}
 	all.alike = all.alike && a.adjustedWorkers == 0
@@ -283,6 +287,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 	} else {
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
+		sel.Version = a.version
 		if cfg.Mode == RoundRobin {
 			a.takeTurn(sel.Worker)
 		}
@@ -379,19 +384,19 @@ func (a *ActiveSequences) Load(w kvblock.Worker) Load {
 
 // Loads appends to dst a snapshot of all loads, indexed by worker; a worker numbered beyond it carries nothing.
 func (a *ActiveSequences) Loads(dst []Load) []Load {
-	dst, _ = a.LoadsAndState(dst)
+	dst, _ = a.LoadsAndVersion(dst)
 	return dst
 }
 
-// LoadsAndState is Loads, with the state for Request.Since.
-func (a *ActiveSequences) LoadsAndState(dst []Load) ([]Load, State) {
+// LoadsAndVersion is Loads, with the version for Request.IfVersion.
+func (a *ActiveSequences) LoadsAndVersion(dst []Load) ([]Load, Version) {
 	a.lock()
 	defer a.mu.Unlock()
 	now := a.clock()
 	for w := range a.loads {
 		dst = append(dst, a.load(kvblock.Worker(w), now))
 	}
-	return dst, a.state
+	return dst, a.version
 }
 
 // load is what worker w carries, all things weighed.
@@ -800,7 +805,7 @@ func (a *ActiveSequences) selection(
 // add books a request for which open was called on candidates[i].
 func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
 	c := &candidates[i]
-	a.state++
+	a.version++
 	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
 	var index uint32
 	if n := len(a.free); n > 0 {

@@ -69,7 +69,7 @@ func TestLifecycle(t *testing.T) {
 	}
 	// 100 tokens are 6.25 blocks to prefill, 4 of them cached on worker 1, and 6 full blocks to hold.
 	if want := (Selection{Index: 1, Worker: 1, Cost: 8.25, CachedTokens: 64, PrefillTokens: 36, ActiveBlocks: 6,
-		UnitTokens: 16}); sel != want {
+		UnitTokens: 16, Version: 2}); sel != want {
 		t.Errorf("selected %+v, want %+v", sel, want)
 	}
 	if want := []float64{12.25, 8.25}; !slices.Equal(costs, want) {
@@ -548,14 +548,17 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestSince: a choice by loads that are not the latest any more is not made.
-func TestSince(t *testing.T) {
+// A choice by loads of an earlier version is refused.
+func TestIfVersion(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := DefaultConfig()
 	candidates := []Candidate{{Worker: 0}, {Worker: 1}}
-	_, at := a.LoadsAndState(nil)
-	book := func(since State) (Booking, error) {
-		_, b, err := a.SelectAndAdd(Request{ISLTokens: 8, Since: since}, candidates, &cfg, nil, nil)
+	_, at := a.LoadsAndVersion(nil)
+	book := func(at Version) (Booking, error) {
+		sel, b, err := a.SelectAndAdd(Request{ISLTokens: 8, IfVersion: at}, candidates, &cfg, nil, nil)
+		if _, now := a.LoadsAndVersion(nil); err == nil && sel.Version != now {
+			t.Errorf("the selection has version %d, the book %d", sel.Version, now)
+		}
 		return b, err
 	}
 	first, err := book(at)
@@ -569,9 +572,9 @@ func TestSince(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.Free() // less load than was seen harms nobody
-	if _, now := a.LoadsAndState(nil); now != at+2 {
-		t.Errorf("state %d, want %d", now, at+2)
+	second.Free() // a release makes no new version
+	if _, now := a.LoadsAndVersion(nil); now != at+2 {
+		t.Errorf("version %d, want %d", now, at+2)
 	}
 	third, err := book(at + 2)
 	if err != nil {

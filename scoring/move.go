@@ -16,7 +16,7 @@ func (b Booking) MoveTo(w kvblock.Worker, blockSize int) {
 
 func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	a.fit(int(to) + 1)
-	a.state++
+	a.version++
 	a.now = a.clock()
 	b := &a.bookings[index]
 	waiting, generated := b.prefillTokens, b.output.blocks

@@ -183,7 +183,7 @@ func serve(o *options) error {
 		UpperBound:      upperBound(engine.Engine, models),
 		Scoring:         o.scoring,
 		TrackOutput:     o.trackOutput,
-		Served:          served,
+		PromptComputed:  served,
 		Predict:         o.predict(),
 		Metrics:         m.NewRouter(o.identity()),
 		Picker:          m.NewPicker(),

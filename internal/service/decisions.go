@@ -167,7 +167,7 @@ func asJSON(r *router.Record) decision {
 		Session:               r.Session,
 		Fallbacks:             r.Fallbacks,
 		Ejected:               r.Ejected,
-		EjectedServe:          r.EjectedServe,
+		EjectedServe:          r.EjectedAdmitted,
 		Cordoned:              r.Cordoned,
 		Trial:                 r.Trial,
 		Ties:                  r.Ties(),
