@@ -12,8 +12,8 @@ const saltPrefix = "dynamo-cache-salt:"
 // either: Dynamo's frontend follows it.
 func (r *Router) changes() apibody.Changes {
 	return apibody.Changes{
-		WithoutPins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
-		WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext,
+		RemovePins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
+		RemoveLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext,
 	}
 }
 

@@ -134,7 +134,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		return p, err
 	}
 	req.Model = body.Model
-	given = req.Hints.Over(body.Hints)
+	given = req.Hints.WithDefaults(body.Hints)
 	changes, salt := r.changes(), r.namespace(body, given.Tenant)
 	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
 		label := rule.Label(body.Model)

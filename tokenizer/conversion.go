@@ -34,10 +34,10 @@ func readArguments(text string) (any, error) {
 // converted returns the request with what is left when its engine has made what it makes of messages and tools. Errors:
 // ErrMemory.
 func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
-	if request.Left == 0 { // it was not parsed
+	if request.RemainingCost == 0 { // it was not parsed
 		return request, nil
 	}
-	left := request.Left
+	left := request.RemainingCost
 	if tools, _ := get[*chattemplate.List](request.Body, "tools"); tools != nil {
 		left -= toolBytes * len(tools.Items)
 	}
@@ -58,7 +58,7 @@ func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
 		return nil, ErrMemory
 	}
 	limited := *request
-	limited.Left = left
+	limited.RemainingCost = left
 	return &limited, nil
 }
 
@@ -94,11 +94,11 @@ func (m *Model) conversionBytes(message *chattemplate.Dict) int {
 
 // limits are those of a render of a request's template.
 func limits(request *apibody.Request) chattemplate.Limits {
-	if request.Left == 0 {
+	if request.RemainingCost == 0 {
 		return chattemplate.Limits{}
 	}
 	// A text that grows is there twice for a while, and parts of it are made before it.
-	return chattemplate.Limits{OutputBytes: max(1, min(request.Left/3, mostRendered))}
+	return chattemplate.Limits{OutputBytes: max(1, min(request.RemainingCost/3, mostRendered))}
 }
 
 // mostRendered is the most that a chat may become, in bytes.

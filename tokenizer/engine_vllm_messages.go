@@ -98,11 +98,11 @@ func (m *Model) effortOfDisabled() (string, error) {
 // chatOf returns a chat's request with this body.
 func chatOf(request *apibody.Request, body *chattemplate.Dict) *apibody.Request {
 	chat := &apibody.Request{
-		API:       apibody.ChatCompletions,
-		Model:     request.Model,
-		CacheSalt: request.CacheSalt,
-		Body:      body,
-		Left:      request.Left,
+		API:           apibody.ChatCompletions,
+		Model:         request.Model,
+		CacheSalt:     request.CacheSalt,
+		Body:          body,
+		RemainingCost: request.RemainingCost,
 	}
 	chat.Messages, _ = get[*chattemplate.List](body, "messages")
 	chat.ChatTemplateKwargs, _ = get[*chattemplate.Dict](body, "chat_template_kwargs")

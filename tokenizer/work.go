@@ -22,8 +22,8 @@ type work struct {
 // may take, or pieces of its body.
 func workFor(ctx context.Context, request *apibody.Request, textBytes int) work {
 	w := work{ctx: ctx}
-	if request.Left != 0 { // it was parsed
-		w.room = max(request.Left-textBytes-textBytes/4, 1)
+	if request.RemainingCost != 0 { // it was parsed
+		w.room = max(request.RemainingCost-textBytes-textBytes/4, 1)
 	}
 	return w
 }

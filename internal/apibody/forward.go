@@ -11,11 +11,11 @@ import (
 
 // Changes are what Forward makes of a body. The zero value: nothing.
 type Changes struct {
-	// WithoutPins takes out the keys of nvext by which a client names workers.
-	WithoutPins bool
-	// WithoutLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses
+	// RemovePins takes out the keys of nvext by which a client names workers.
+	RemovePins bool
+	// RemoveLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses
 	// requests with keys that it does not know, these included, which an earlier one had.
-	WithoutLegacy bool
+	RemoveLegacy bool
 	// Model goes in place of the model's name. Empty: it stays.
 	Model string
 	// CacheSalt goes into the body's own cache_salt, in place of one that is there. Empty: as it is.
@@ -50,8 +50,8 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 			in       *chattemplate.Dict
 			all      []string
 			takesOut *[]string
-		}{{c.WithoutPins, nvext, pinKeys, &keys}, {c.WithoutLegacy, nvext, legacyKeys, &keys},
-			{c.WithoutLegacy, hints, legacyHints, &hintKeys}} {
+		}{{c.RemovePins, nvext, pinKeys, &keys}, {c.RemoveLegacy, nvext, legacyKeys, &keys},
+			{c.RemoveLegacy, hints, legacyHints, &hintKeys}} {
 			if set.wanted && set.in != nil &&
 				slices.ContainsFunc(set.all, func(key string) bool { return has(set.in, key) }) {
 				*set.takesOut = append(*set.takesOut, set.all...)
@@ -142,9 +142,9 @@ func (r *Request) TakesTokenData() bool {
 	return !has(nvext, "token_data") && !has(nvext, "annotations")
 }
 
-// Without returns a body that was parsed without some fields of the outermost object. Everything else stays, byte for
-// byte.
-func Without(body []byte, fields []string) []byte {
+// WithoutFields returns a body that was parsed without some fields of the outermost object. Everything else stays, byte
+// for byte.
+func WithoutFields(body []byte, fields []string) []byte {
 	var s splice
 	s.object(body, space(body, 0), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
 	return s.apply(body)

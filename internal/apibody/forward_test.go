@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var allOut = Changes{WithoutPins: true, WithoutLegacy: true}
+var allOut = Changes{RemovePins: true, RemoveLegacy: true}
 
 func TestForward(t *testing.T) {
 	for _, c := range []struct {
@@ -32,12 +32,12 @@ func TestForward(t *testing.T) {
 			`{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"priority":-1},"a":0},"n":1}`},
 		{allOut, `{"nvext":null,"nvext":{"session_control":{"session_id":"s"}},"model":"m","prompt":"x"}`,
 			`{"nvext":null,"nvext":{},"model":"m","prompt":"x"}`},
-		{Changes{WithoutLegacy: true}, `{"model":"m","prompt":"x","nvext":{"dp_rank":1}}`, ""},
-		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, ""},
-		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"backend_instance_id":1,` +
+		{Changes{RemoveLegacy: true}, `{"model":"m","prompt":"x","nvext":{"dp_rank":1}}`, ""},
+		{Changes{RemovePins: true}, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, ""},
+		{Changes{RemovePins: true}, `{"model":"m","prompt":"x","nvext":{"backend_instance_id":1,` +
 			`"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5}}`,
 			`{"model":"m","prompt":"x","nvext":{}}`},
-		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"a":0, "dp_rank":4, "b":[1] ,` +
+		{Changes{RemovePins: true}, `{"model":"m","prompt":"x","nvext":{"a":0, "dp_rank":4, "b":[1] ,` +
 			`"prefill_worker_id":3, "dp_rank":"x" }}`,
 			`{"model":"m","prompt":"x","nvext":{"a":0, "b":[1] }}`},
 		{allOut, `{"nvext":{"agent_hints":{"kv_overlap_score_weight":2},"dp_rank":1},"model":"m","prompt":"x"}`,
@@ -66,7 +66,7 @@ func TestForward(t *testing.T) {
 			`{"model":"m","nvext":{"token_data":[1] },"prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ "a":1},"prompt":"x"}`,
 			`{"model":"m","nvext":{"token_data":[1], "a":1},"prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}, WithoutPins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`,
+		{Changes{TokenData: []uint32{1}, RemovePins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`,
 			`{"model":"m","nvext":{"token_data":[1]},"prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{"token_data":[2]},"prompt":"x"}`, ""},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":"odd","prompt":"x"}`, ""},
@@ -104,7 +104,7 @@ func FuzzForward(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := Changes{WithoutPins: which&1 != 0, WithoutLegacy: which&2 != 0}
+		c := Changes{RemovePins: which&1 != 0, RemoveLegacy: which&2 != 0}
 		if which&4 != 0 {
 			c.CacheSalt = "\"\\\n\u2028"
 		}
@@ -124,12 +124,12 @@ func FuzzForward(f *testing.F) {
 			want["cache_salt"] = c.CacheSalt
 		}
 		nvext, _ := want["nvext"].(map[string]any)
-		if c.WithoutPins {
+		if c.RemovePins {
 			for _, key := range pinKeys {
 				delete(nvext, key)
 			}
 		}
-		if c.WithoutLegacy {
+		if c.RemoveLegacy {
 			for _, key := range legacyKeys {
 				delete(nvext, key)
 			}

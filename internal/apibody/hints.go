@@ -76,8 +76,8 @@ var HintNames = []string{
 // defaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
 const defaultSessionTimeoutSecs = 300
 
-// Over returns the hints of headers before those of a body.
-func (h Hints) Over(body Hints) Hints {
+// WithDefaults returns the hints of headers before those of a body.
+func (h Hints) WithDefaults(body Hints) Hints {
 	if h.Priority == nil {
 		h.Priority = body.Priority
 	}

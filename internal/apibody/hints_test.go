@@ -164,7 +164,7 @@ func TestHeadersGoBeforeTheBody(t *testing.T) {
 			name, value, _ := strings.Cut(header, "=")
 			h.Add(name, value)
 		}
-		if got := said(h.Hints().Over(r.Hints)); got != want {
+		if got := said(h.Hints().WithDefaults(r.Hints)); got != want {
 			t.Errorf("%q:\ngot  %s\nwant %s", headers, got, want)
 		}
 	}

@@ -128,7 +128,7 @@ func TestDenseBodiesAreRead(t *testing.T) {
 		if err != nil || r.TooLarge != nil {
 			t.Fatalf("%s: %v, %v", name, r.TooLarge, err)
 		}
-		taken := ReadCost(len(raw)) - r.Left
+		taken := ReadCost(len(raw)) - r.RemainingCost
 		t.Logf("%s: %.2f bytes for each of %d", name, float64(taken)/float64(len(raw)), len(raw))
 		if taken > 5*len(raw) {
 			t.Errorf("%s: the values of %d bytes take %d", name, len(raw), taken)

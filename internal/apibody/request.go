@@ -125,17 +125,17 @@ type Request struct {
 	// (ErrTooManyValues), or has too many parts. Of the fields above, those are then as if they were absent that
 	// Completions and chats have alone.
 	TooLarge error
-	// Left is how much of ReadCost the values of the body left for what is made of them, in bytes.
-	Left int
-	// leftForValues is how much of it more values may take.
-	leftForValues int
+	// RemainingCost is how much of ReadCost the values of the body left for what is made of them, in bytes.
+	RemainingCost int
+	// remainingForValues is how much of it more values may take.
+	remainingForValues int
 }
 
 // charge counts the memory of values that are made of the body's, and reports whether they may be made.
 func (r *Request) charge(bytes int) bool {
-	r.Left -= bytes
-	r.leftForValues -= bytes
-	if r.leftForValues < 0 && r.TooLarge == nil {
+	r.RemainingCost -= bytes
+	r.remainingForValues -= bytes
+	if r.remainingForValues < 0 && r.TooLarge == nil {
 		r.TooLarge = fmt.Errorf("apibody: the chat that the request stands for: %w", ErrTooManyValues)
 	}
 	return r.TooLarge == nil
@@ -194,7 +194,8 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	if !ok {
 		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
 	}
-	r := &Request{API: api, Body: object, Left: ReadCost(len(body)) - taken, leftForValues: allowance - taken}
+	r := &Request{API: api, Body: object, RemainingCost: ReadCost(len(body)) - taken,
+		remainingForValues: allowance - taken}
 	switch model, _ := object.Get("model"); m := model.(type) {
 	case nil:
 		return nil, missing("model", "the name of the model to use")

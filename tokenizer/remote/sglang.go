@@ -87,7 +87,7 @@ func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body 
 	if err := c.checkTextOnly(ctx); err != nil {
 		return nil, err
 	}
-	a, err := c.call(ctx, tokenizePath, apibody.Without(body, sglangNotAsked))
+	a, err := c.call(ctx, tokenizePath, apibody.WithoutFields(body, sglangNotAsked))
 	if err != nil {
 		return nil, err
 	}
