@@ -19,7 +19,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/service"
+	"kvepp/internal/api/admin"
 	"kvepp/pool"
 	"kvepp/router/eject"
 )
@@ -216,7 +216,7 @@ func workerPath(name string) string { return "/workers/" + url.PathEscape(name) 
 
 // workers writes a table of the endpoints.
 func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
-	var all struct{ Endpoints []service.Endpoint }
+	var all struct{ Endpoints []admin.Endpoint }
 	if err := c.ask(ctx, http.MethodGet, "/workers", &all); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
 }
 
 // stateOf says in a few words whether an endpoint gets requests.
-func stateOf(e *service.Endpoint) string {
+func stateOf(e *admin.Endpoint) string {
 	var parts []string
 	if !e.InPool {
 		parts = append(parts, "not in the pool")
@@ -282,7 +282,7 @@ func runningText(n int) string {
 
 // change cordons or uncordons an endpoint.
 func (c *adminClient) change(ctx context.Context, name, change string, to io.Writer) error {
-	var e service.Endpoint
+	var e admin.Endpoint
 	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/"+change, &e); err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	var e service.Endpoint
+	var e admin.Endpoint
 	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/drain", &e); err != nil {
 		return err
 	}
@@ -326,7 +326,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 					"before you stop it",
 				name,
 			)
-		case e.Cordon == nil || !slices.Contains(e.Cordon.By, service.Operator):
+		case e.Cordon == nil || !slices.Contains(e.Cordon.By, admin.Operator):
 			return fmt.Errorf(
 				"%s is not cordoned any more, and %s on it: kvepp has restarted, or somebody has uncordoned it. "+
 					"Drain it again",
@@ -364,7 +364,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 			)
 		case <-time.After(c.poll):
 		}
-		var now service.Endpoint
+		var now admin.Endpoint
 		switch err := c.ask(ctx, http.MethodGet, workerPath(name), &now); {
 		case err == nil:
 			e, reached = now, time.Now()

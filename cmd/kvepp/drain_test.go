@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/service"
+	"kvepp/internal/api/admin"
 	"kvepp/test/harness/process"
 )
 
@@ -109,23 +109,23 @@ func TestOperatorCommands(t *testing.T) {
 // drained is a kvepp that says of one endpoint what a test wants.
 type drained struct {
 	mu    sync.Mutex
-	now   service.Endpoint
+	now   admin.Endpoint
 	gets  int
-	after func(gets int, e *service.Endpoint) // changes it before each GET
+	after func(gets int, e *admin.Endpoint) // changes it before each GET
 	*httptest.Server
 }
 
-func newDrained(t *testing.T, after func(int, *service.Endpoint)) *drained {
+func newDrained(t *testing.T, after func(int, *admin.Endpoint)) *drained {
 	d := &drained{
 		after: after,
-		now:   service.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []service.Worker{}},
+		now:   admin.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []admin.Worker{}},
 	}
 	d.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		switch req.Method + " " + req.URL.Path {
 		case "POST /workers/a/drain":
-			d.now.Cordon = &service.Cordon{As: "draining", By: []string{service.Operator}}
+			d.now.Cordon = &admin.Cordon{As: "draining", By: []string{admin.Operator}}
 		case "GET /workers/a":
 			d.gets++
 			d.after(d.gets, &d.now)
@@ -146,25 +146,25 @@ var whenever = regexp.MustCompile(`after [0-9ms]+`)
 // it, it says what to do.
 func TestDrainWaits(t *testing.T) {
 	for name, c := range map[string]struct {
-		after             func(gets int, e *service.Endpoint)
+		after             func(gets int, e *admin.Endpoint)
 		timeout           time.Duration
 		err, done, showed string
 	}{
-		"requests end": {after: func(gets int, e *service.Endpoint) { e.RunningRequests = max(3-gets, 0) },
+		"requests end": {after: func(gets int, e *admin.Endpoint) { e.RunningRequests = max(3-gets, 0) },
 			done: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`,
 			showed: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 " +
 				"request runs after N s\n"},
-		"they do not": {after: func(int, *service.Endpoint) {}, timeout: 2 * time.Second,
+		"they do not": {after: func(int, *admin.Endpoint) {}, timeout: 2 * time.Second,
 			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait ` +
 				`further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
-		"it leaves": {after: func(_ int, e *service.Endpoint) { e.InPool = false },
+		"it leaves": {after: func(_ int, e *admin.Endpoint) { e.InPool = false },
 			err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself " +
 				"before you stop it"},
-		"uncordoned": {after: func(_ int, e *service.Endpoint) { e.Cordon = nil },
+		"uncordoned": {after: func(_ int, e *admin.Endpoint) { e.Cordon = nil },
 			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has " +
 				"uncordoned it. Drain it again"},
 		"only its Pod cordons it": {after: func(_ int,
-			e *service.Endpoint) {
+			e *admin.Endpoint) {
 			e.Cordon.By = []string{"Pod annotation"}
 		}, err: "a is not cordoned any more"},
 	} {
@@ -261,7 +261,7 @@ func TestAdminUsage(t *testing.T) {
 
 // TestDrainIsInterrupted: the first signal ends the command with what still runs.
 func TestDrainIsInterrupted(t *testing.T) {
-	d := newDrained(t, func(int, *service.Endpoint) {})
+	d := newDrained(t, func(int, *admin.Endpoint) {})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -18,8 +18,9 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
+	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
-	"kvepp/internal/service"
 	"kvepp/pool"
 )
 
@@ -41,7 +42,7 @@ type indexerOptions struct {
 	group     string
 	peers     string
 
-	registrations []service.Registration // of workers
+	registrations []indexerapi.Registration // of workers
 }
 
 // indexerPrefix keeps the environment variables of these flags apart from those of "kvepp serve".
@@ -112,7 +113,7 @@ func (o *indexerOptions) peerList() []string {
 }
 
 // registration reads one of --workers.
-func (o *indexerOptions) registration(worker string) (r service.Registration, err error) {
+func (o *indexerOptions) registration(worker string) (r indexerapi.Registration, err error) {
 	name, address, ok := strings.Cut(worker, "=")
 	instance, ranked, hasRank := strings.Cut(name, ":")
 	id, err := strconv.ParseUint(instance, 10, 64)
@@ -124,7 +125,7 @@ func (o *indexerOptions) registration(worker string) (r service.Registration, er
 		return r, fmt.Errorf("%q must look like INSTANCE[:RANK]=tcp://HOST:PORT, both numbers decimal", worker)
 	}
 	rank32 := uint32(rank)
-	return service.Registration{
+	return indexerapi.Registration{
 		InstanceID: &id,
 		Rank:       &rank32,
 		Endpoint:   &address,
@@ -162,7 +163,7 @@ func runIndexer(o *indexerOptions) error {
 	}
 	workers.Watch(events)
 	workers.Watch(forgetful{index.Forget})
-	registry := service.NewRegistry(workers, index, events, log)
+	registry := indexerapi.NewRegistry(workers, index, events, log)
 	for _, r := range o.registrations {
 		if err := registry.Register(r); err != nil {
 			return fmt.Errorf("--workers: %w", err)
@@ -186,11 +187,11 @@ func runIndexer(o *indexerOptions) error {
 		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
 	)
 	indexerGauges(m, registry, events, index)
-	return o.serve(ctx, "the indexer's requests", service.Counted(mux, m.NewIndexerService()), m, log)
+	return o.serve(ctx, "the indexer's requests", api.Counted(mux, m.NewIndexerService()), m, log)
 }
 
 // indexerGauges shows what the registry, the feed and the index count.
-func indexerGauges(m *metrics.Metrics, registry *service.Registry, events *feed.Feed, index *indexer.Index) {
+func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
 	indexGauges(m, index)
 	m.Source(
 		metrics.IndexerModels,

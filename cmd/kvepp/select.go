@@ -15,8 +15,8 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api/selector"
 	"kvepp/internal/metrics"
-	"kvepp/internal/service"
 	"kvepp/pool"
 	"kvepp/scoring"
 )
@@ -47,8 +47,8 @@ type selectOptions struct {
 	ttlSecs          float64
 	overlapWeight    float64
 
-	busy    busy // of which only what says how selections wait
-	service service.SelectorConfig
+	busy     busy // of which only what says how selections wait
+	selector selector.Config
 }
 
 // selectPrefix keeps kvepp's own environment variables of these flags apart from those of "kvepp serve".
@@ -64,21 +64,21 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		"how long, in `SECONDS`, a selection waits to become a reservation ...",
 	)
 	f.IntVar(
-		&o.service.PendingEntries,
+		&o.selector.PendingEntries,
 		"selection-cache-max-entries",
 		4096,
 		"... among at most `N` others; beyond that the oldest are forgotten ...",
 	)
-	f.IntVar(&o.service.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
+	f.IntVar(&o.selector.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
 	f.Uint64Var(
 		&o.reservationsSecs,
 		"active-request-expiry-secs",
 		300,
 		"after how many `SECONDS` a reservation ends that its client does not end",
 	)
-	costFlags(f, &o.service.Scoring, &o.overlapWeight)
+	costFlags(f, &o.selector.Scoring, &o.overlapWeight)
 	f.BoolVar(
-		&o.service.Events,
+		&o.selector.Events,
 		"router-kv-events",
 		true,
 		"subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for "+
@@ -136,12 +136,12 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := o.busy.checkQueue(); err != nil {
 		return err
 	}
-	o.service.Queue = o.busy.queue()
+	o.selector.Queue = o.busy.queue()
 	if !math.IsNaN(o.overlapWeight) {
-		o.service.Scoring.SetOverlapScoreWeight(o.overlapWeight)
+		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
-	o.service.Scoring.DecodeRole = true // as dynamo.select_service has it, whatever the workers are
-	if err := checkWeights(&o.service.Scoring, o.overlapWeight); err != nil {
+	o.selector.Scoring.DecodeRole = true // as dynamo.select_service has it, whatever the workers are
+	if err := checkWeights(&o.selector.Scoring, o.overlapWeight); err != nil {
 		return err
 	}
 	if err := o.httpService.check(); err != nil {
@@ -170,17 +170,17 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 			"--router-ttl-secs %v: must be a positive number of seconds, at most a year, for example 120",
 			o.ttlSecs,
 		)
-	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
+	case o.selector.PendingEntries < 1 || o.selector.PendingBytes < 1:
 		return fmt.Errorf(
 			"--selection-cache-max-entries %d, --selection-cache-max-bytes %d: must be at least 1, for example 4096 "+
 				"and %d",
-			o.service.PendingEntries,
-			o.service.PendingBytes,
+			o.selector.PendingEntries,
+			o.selector.PendingBytes,
 			256<<20,
 		)
 	}
-	o.service.PredictTTL = seconds(o.ttlSecs)
-	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
+	o.selector.PredictTTL = seconds(o.ttlSecs)
+	o.selector.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
 	o.settings = changedSettings(f)
 	return nil
 }
@@ -195,7 +195,7 @@ func runSelect(o *selectOptions) error {
 	o.logStart("select", log)
 	limitMemory("/", m, log)
 	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
-	if !o.service.Events {
+	if !o.selector.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}
 	index, err := indexer.New(bounds)
@@ -204,7 +204,7 @@ func runSelect(o *selectOptions) error {
 	}
 	workers, book := pool.New(log), scoring.NewActiveSequences()
 	var events *feed.Feed
-	if o.service.Events {
+	if o.selector.Events {
 		if events, err = feed.New(feed.Config{}, workers, index, m, log); err != nil {
 			return err
 		}
@@ -215,13 +215,13 @@ func runSelect(o *selectOptions) error {
 	workers.Watch(forgetful{index.Forget})
 	workers.Watch(forgetful{book.Forget})
 	if o.affinitySeconds > 0 {
-		o.service.Sessions = sessions(&options{sessionTTLSecs: int(o.affinitySeconds)}, m)
-		workers.Watch(forgetful{o.service.Sessions.Forget})
+		o.selector.Sessions = sessions(&options{sessionTTLSecs: int(o.affinitySeconds)}, m)
+		workers.Watch(forgetful{o.selector.Sessions.Forget})
 	}
-	selector := service.NewSelector(o.service, workers, index, events, book, m.NewSelectionService(), log)
+	service := selector.New(o.selector, workers, index, events, book, m.NewSelectionService(), log)
 
 	mux := http.NewServeMux()
-	mux.Handle("/", selector.Handler())
+	mux.Handle("/", service.Handler())
 	mux.Handle(
 		"GET /metrics",
 		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
@@ -232,13 +232,13 @@ func runSelect(o *selectOptions) error {
 		metrics.SelectionGroups,
 		metrics.SelectionGroupsHelp,
 		nil,
-		func() float64 { return float64(selector.Stats().Groups) },
+		func() float64 { return float64(service.Stats().Groups) },
 	)
 	m.Source(
 		metrics.SelectionReservations,
 		metrics.SelectionReservationsHelp,
 		nil,
-		func() float64 { return float64(selector.Stats().Reservations) },
+		func() float64 { return float64(service.Stats().Reservations) },
 	)
 	m.CounterSource(
 		metrics.SelectionExpired,
@@ -250,13 +250,13 @@ func runSelect(o *selectOptions) error {
 		metrics.SelectionWaiting,
 		metrics.SelectionWaitingHelp,
 		nil,
-		func() float64 { return float64(selector.Stats().Waiting) },
+		func() float64 { return float64(service.Stats().Waiting) },
 	)
 	m.Source(
 		metrics.SelectionPending,
 		metrics.SelectionPendingHelp,
 		nil,
-		func() float64 { return float64(selector.Stats().Pending) },
+		func() float64 { return float64(service.Stats().Pending) },
 	)
 	return o.serve(ctx, "selections", mux, m, log)
 }

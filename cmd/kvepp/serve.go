@@ -15,9 +15,10 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api/admin"
+	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
-	"kvepp/internal/service"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
@@ -161,7 +162,7 @@ func serve(o *options) error {
 			return err
 		}
 	}
-	reader := service.NewReader(endpoints, index, events, log)
+	reader := indexerapi.NewReader(endpoints, index, events, log)
 	if events != nil && len(o.indexPeers) > 0 {
 		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
 		cluster.await(warm) // what a peer says of workers that are not known yet is of no use
@@ -231,9 +232,9 @@ func serve(o *options) error {
 	showPicker(m, picker)
 	mux := http.NewServeMux()
 	reader.Handle(mux)
-	service.HandleDecisions(mux, decides)
-	service.HandleBusyThreshold(mux, decides, log)
-	service.HandleWorkers(mux, decides)
+	admin.HandleDecisions(mux, decides)
+	admin.HandleBusyThreshold(mux, decides, log)
+	admin.HandleWorkers(mux, decides)
 	if o.enablePprof {
 		handleProfiles(mux)
 	}

@@ -56,8 +56,12 @@ var may = map[string]string{
 	"modelrewrite": "",
 	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
-	"internal/service": "indexer indexer/feed kvblock pool router router/eject queue scoring session " +
-		"internal/metrics internal/suggest",
+	"internal/api":         "internal/metrics",
+	"internal/api/apitest": "",
+	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",
+	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
+		"queue router scoring session",
+	"internal/api/admin": "internal/api internal/suggest router router/eject scoring",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":     "*",

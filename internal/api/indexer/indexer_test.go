@@ -1,4 +1,4 @@
-package service
+package indexer
 
 import (
 	"bufio"
@@ -19,13 +19,15 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
+	"kvepp/internal/api/apitest"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // house is a registry behind HTTP, and what it stands on.
 type house struct {
@@ -52,7 +54,7 @@ func newHouse(t *testing.T) *house {
 	h.registry = NewRegistry(h.pool, index, h.feed, quiet)
 	mux := http.NewServeMux()
 	h.registry.Handle(mux)
-	h.server = httptest.NewServer(Counted(mux, h.metrics.NewIndexerService()))
+	h.server = httptest.NewServer(api.Counted(mux, h.metrics.NewIndexerService()))
 	t.Cleanup(func() { h.server.Close(); h.feed.Close() })
 	return h
 }
@@ -96,11 +98,12 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/register", `{`, http.StatusBadRequest, "not JSON"},
 		{"/register", `[]`, http.StatusUnprocessableEntity, "must be a JSON object, not array"},
 		{"/register", strings.Replace(good, `"m"`, `1`, 1), http.StatusUnprocessableEntity, "model_name: number"},
-		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest,
+		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", pool.MaxText+1)+`"`, 1),
+			http.StatusBadRequest,
 			"is longer than 1024"},
-		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest,
+		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", pool.MaxText), 1), http.StatusBadRequest,
 			"is longer than 1024"},
-		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest,
+		{"/register_peer", `{"url": "` + strings.Repeat("u", pool.MaxText+1) + `"}`, http.StatusBadRequest,
 			"is longer than 1024"},
 		{"/register", strings.Replace(good, `"m"`, `"m\r\nx"`, 1), http.StatusBadRequest, "model_name: "},
 		{"/register", strings.Replace(good, `}`, `, "routing_group": "g\u0000"}`, 1), http.StatusBadRequest,
@@ -135,7 +138,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/query", `{"token_ids": [1], "model_name": 1}`, http.StatusUnprocessableEntity, "model_name: number has"},
 		{"/query", `{"token_ids": [1], "model_name": "m", "routing_group": "g"}`, http.StatusNotFound,
 			"no indexer for model=m routing_group=g"},
-		{"/query", `{"token_ids": [` + strings.Repeat("1,", maxBody/2) + `1], "model_name": "m"}`,
+		{"/query", `{"token_ids": [` + strings.Repeat("1,", api.MaxBody/2) + `1], "model_name": "m"}`,
 			http.StatusRequestEntityTooLarge, "longer than"},
 		{"/query_by_hash", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "block_hashes is missing"},
 		{"/register_peer", `{}`, http.StatusUnprocessableEntity, "url is missing"},
@@ -168,15 +171,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 	if errors == nil {
 		t.Error("no dynamo_kvindexer_errors_total")
-	}
-}
-
-// TestNamesAreKeptApart: a model's name may contain what separates it from the group.
-func TestNamesAreKeptApart(t *testing.T) {
-	for _, s := range []served{{"a", "b"}, {"a:b", ""}, {`"a"`, `"`}, {"", "x"}, {"a\xff\n", "\x00"}} {
-		if got := groupOf(modelOf(s)); got != s {
-			t.Errorf("%q became %q", s, got)
-		}
 	}
 }
 
@@ -222,7 +216,7 @@ func TestReadDump(t *testing.T) {
 	var got []string
 	// An event of data "cleared" is no object: the whole dump is then in doubt from there.
 	text := strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)
-	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(part string, blockSize int, d *dumped) error {
+	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(part string, blockSize int, d *dumpEvent) error {
 		s, ok := d.stored()
 		got = append(got, fmt.Sprint(part, blockSize, d.WorkerID, d.Event.Rank, d.Position != nil, s, ok))
 		return nil
@@ -261,13 +255,14 @@ func TestReadDump(t *testing.T) {
 	}
 	for _, bad := range []string{"", "[", "{", `{"m": 1}`, `{"m": {"events": 1}}`, `{"m": {"events": [1]}}`,
 		text[:len(text)-3], dumpText} {
-		if readDump(bufio.NewReader(strings.NewReader(bad)), func(string, int, *dumped) error { return nil }) == nil {
+		if readDump(bufio.NewReader(strings.NewReader(bad)),
+			func(string, int, *dumpEvent) error { return nil }) == nil {
 			t.Errorf("%.40q was read", bad)
 		}
 	}
 	stop := errors.New("stop")
 	if err := readDump(bufio.NewReader(strings.NewReader(text)),
-		func(string, int, *dumped) error { return stop }); !errors.Is(
+		func(string, int, *dumpEvent) error { return stop }); !errors.Is(
 		err,
 		stop,
 	) {
@@ -279,7 +274,7 @@ func FuzzReadDump(f *testing.F) {
 	f.Add(dumpText)
 	f.Add(strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1))
 	f.Fuzz(func(t *testing.T, text string) {
-		_ = readDump(bufio.NewReader(strings.NewReader(text)), func(_ string, _ int, d *dumped) error {
+		_ = readDump(bufio.NewReader(strings.NewReader(text)), func(_ string, _ int, d *dumpEvent) error {
 			if s, ok := d.stored(); ok && len(s.Blocks) == 0 {
 				t.Fatal("a store of no block")
 			}
@@ -352,7 +347,7 @@ func TestDump(t *testing.T) {
 	status, text := h.ask("/dump", "")
 	var all map[string]struct {
 		BlockSize int `json:"block_size"`
-		Events    []dumped
+		Events    []dumpEvent
 	}
 	if err := json.Unmarshal([]byte(text), &all); err != nil || status != http.StatusOK {
 		t.Fatalf("%d %s: %v", status, text, err)
@@ -407,12 +402,12 @@ func TestPartsAreKeptApart(t *testing.T) {
 		part  string
 		next  uint64
 	}{{true, "m:default", 5}, {false, "a:default", 99}} {
-		h.registry.named = c.named
+		h.registry.modelsNamed = c.named
 		l := h.registry.newLoader()
 		if err := readDump(bufio.NewReader(strings.NewReader(text)), l.event); err != nil {
 			t.Fatal(err)
 		}
-		if w := l.wanted[worker{7, 0}]; !w.begun || w.part != c.part || w.at.Next != c.next {
+		if w := l.wanted[workerKey{7, 0}]; !w.begun || w.part != c.part || w.at.Next != c.next {
 			t.Errorf("named %t: %+v", c.named, w)
 		}
 	}
@@ -510,5 +505,51 @@ func TestWarmUpEnds(t *testing.T) {
 	}
 	if n := h.index.Stats().Entries; n != 0 {
 		t.Errorf("%d entries", n)
+	}
+}
+
+// TestRegistrationIsLinear: a worker costs the same whether there are few or many.
+func TestRegistrationIsLinear(t *testing.T) {
+	const part = 100
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pool.New(quiet)
+	// which does not watch the pool: nobody is subscribed to
+	f, err := feed.New(feed.Config{}, p, index, metrics.New(), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r := NewRegistry(p, index, f, quiet)
+	size, address := 16, "tcp://127.0.0.1:9"
+	of := func(i int) Registration {
+		id, model := uint64(i), fmt.Sprint("m", i%10)
+		return Registration{InstanceID: &id, Endpoint: &address, Model: &model, BlockSize: &size}
+	}
+	apitest.Linear(t, part, "register", func(i int) {
+		if err := r.Register(of(i)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if models, workers := r.Counts(); models != 10 || workers != 8*part {
+		t.Errorf("%d models, %d workers", models, workers)
+	}
+	for i := range 8 * part {
+		if err := r.unregister(of(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := p.Acquire()
+	defer s.Release()
+	if models, workers := r.Counts(); models+workers+len(s.Workers)+len(r.workers)+r.bytes != 0 {
+		t.Errorf(
+			"%d models, %d workers, %d in the pool and %d bytes are left",
+			models,
+			workers,
+			len(s.Workers),
+			r.bytes,
+		)
 	}
 }

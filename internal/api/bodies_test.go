@@ -1,4 +1,4 @@
-package service
+package api
 
 import (
 	"bytes"
@@ -14,14 +14,22 @@ import (
 	"time"
 )
 
+// promptBody has lists of numbers and of texts, as the bodies of the APIs do.
+type promptBody struct {
+	Tokens      []uint32 `json:"token_ids"`
+	Constraints struct {
+		Required []string `json:"required_taints"`
+	} `json:"routing_constraints"`
+}
+
 // TestBodiesAreBoundedByWhatTheyCost: whatever is in a body, and however many come at once, decoding takes bounded
 // memory.
 func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 	fill := func(head, each, tail string) []byte {
-		return []byte(head + strings.Repeat(each+",", (maxBody-1000)/(len(each)+1)) + each + tail)
+		return []byte(head + strings.Repeat(each+",", (MaxBody-1000)/(len(each)+1)) + each + tail)
 	}
 	names := bytes.NewBufferString("{")
-	for i := 0; names.Len() < maxBody/2; i++ {
+	for i := 0; names.Len() < MaxBody/2; i++ {
 		names.WriteString(strconv.Quote(strconv.Itoa(i)) + ":0,")
 	}
 	names.WriteString(`"x":0}`)
@@ -31,8 +39,8 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 		most  int64 // MiB
 	}{
 		"token ids": {fill(`{"token_ids":[`, "1", `]}`), 1, 200},
-		"taints": {fill(`{"routing_constraints":{"required_taints":[`, `""`, `]}}`), 3 * cap(decoding),
-			200 + 150*int64(cap(decoding))},
+		"taints": {fill(`{"routing_constraints":{"required_taints":[`, `""`, `]}}`), 3 * cap(decodeSlots),
+			200 + 150*int64(cap(decodeSlots))},
 		"unread names": {names.Bytes(), 1, 64},
 	} {
 		var peak atomic.Uint64
@@ -59,8 +67,8 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 			wait.Go(func() {
 				req := httptest.NewRequest("POST", "/", bytes.NewReader(c.body))
 				req.Header.Set("Content-Type", "application/json")
-				var q selectRequest
-				_ = read(httptest.NewRecorder(), req, &q)
+				var q promptBody
+				_ = ReadBody(httptest.NewRecorder(), req, &q)
 			})
 		}
 		wait.Wait()
@@ -69,11 +77,11 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 		more := int64(peak.Load()) - int64(before.HeapInuse)
 		t.Logf("%s: %d MiB", what, more>>20)
 		if more > c.most<<20 {
-			t.Errorf("%s: %d bodies of %d MiB take %d MiB", what, c.times, maxBody>>20, more>>20)
+			t.Errorf("%s: %d bodies of %d MiB take %d MiB", what, c.times, MaxBody>>20, more>>20)
 		}
 	}
-	if heldBodies.Load() != 0 || len(decoding) != 0 {
-		t.Errorf("%d bytes are held, %d are decoded", heldBodies.Load(), len(decoding))
+	if heldBodyBytes.Load() != 0 || len(decodeSlots) != 0 {
+		t.Errorf("%d bytes are held, %d are decoded", heldBodyBytes.Load(), len(decodeSlots))
 	}
 }
 
@@ -82,9 +90,9 @@ func TestManyBodiesAtOnce(t *testing.T) {
 	send := func(body io.Reader) (code int) {
 		req := httptest.NewRequest("POST", "/", body)
 		req.Header.Set("Content-Type", "application/json")
-		var q selectRequest
+		var q promptBody
 		w := httptest.NewRecorder()
-		answer(w, http.StatusOK, "", read(w, req, &q))
+		Reply(w, http.StatusOK, "", ReadBody(w, req, &q))
 		return w.Code
 	}
 	var refused atomic.Int32
@@ -112,7 +120,7 @@ func TestManyBodiesAtOnce(t *testing.T) {
 		writer.Close()
 	}
 	wait.Wait()
-	if n := heldBodies.Load(); n != 0 {
+	if n := heldBodyBytes.Load(); n != 0 {
 		t.Errorf("%d bytes are held", n)
 	}
 	if code := send(io.MultiReader(strings.NewReader(`{"token_ids":[1]`), strings.NewReader(strings.Repeat(" ", 1<<20)),

@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"container/list"
@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -20,24 +21,25 @@ const (
 )
 
 func conflict(id string) error {
-	return refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
+	return api.Refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
 }
 
 // room says whether so many more blocks may be reserved under a name. Nobody streams the responses of reservations, so
 // that each is in the load book by its name, and ends there with its time if its client does not end it before.
-func (s *Selector) room(id string, blocks int) error {
+func (s *Selector) checkRoom(id string, blocks int) error {
 	if _, taken := s.loadBook.Named(id); taken {
 		return conflict(id)
 	}
 	if n := s.loadBook.Len(); n >= maxReservations {
-		return refuse(http.StatusTooManyRequests, "%d reservations are held, which is the limit", n)
+		return api.Refuse(http.StatusTooManyRequests, "%d reservations are held, which is the limit", n)
 	}
 	held := 0
 	for _, load := range s.loadBook.Loads(nil) {
 		held += load.ActiveBlocks
 	}
 	if held+blocks > maxReservedBlocks {
-		return refuse(http.StatusTooManyRequests, "reservations hold %d blocks, of at most %d", held, maxReservedBlocks)
+		return api.Refuse(http.StatusTooManyRequests, "reservations hold %d blocks, of at most %d", held,
+			maxReservedBlocks)
 	}
 	return nil
 }
@@ -46,18 +48,18 @@ func (s *Selector) room(id string, blocks int) error {
 func (s *Selector) onReservation(w http.ResponseWriter, req *http.Request, f func(scoring.Booking)) {
 	booking, ok := s.loadBook.Named(req.PathValue("id"))
 	if !ok {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "reservation %s not found", req.PathValue("id")))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusNotFound, "reservation %s not found", req.PathValue("id")))
 		return
 	}
 	f(booking)
-	answer(w, http.StatusOK, done, nil)
+	api.Reply(w, http.StatusOK, api.StatusOK, nil)
 }
 
 // pendingSelections are selections that may yet become reservations, by the names that clients gave them.
 type pendingSelections struct {
-	life      time.Duration
-	most      int
-	mostBytes int
+	ttl        time.Duration
+	maxEntries int
+	maxBytes   int
 
 	mu    sync.Mutex
 	byKey map[pendingKey]*list.Element // of order
@@ -66,7 +68,7 @@ type pendingSelections struct {
 }
 
 type pendingKey struct {
-	served
+	api.ModelGroup
 	id string
 }
 
@@ -81,18 +83,18 @@ type pendingSelection struct {
 	at      time.Time
 }
 
-func newPendingSelections(c *SelectorConfig) *pendingSelections {
+func newPendingSelections(c *Config) *pendingSelections {
 	return &pendingSelections{
-		life:      c.PendingTTL,
-		most:      c.PendingEntries,
-		mostBytes: c.PendingBytes,
-		byKey:     map[pendingKey]*list.Element{},
-		order:     list.New(),
+		ttl:        c.PendingTTL,
+		maxEntries: c.PendingEntries,
+		maxBytes:   c.PendingBytes,
+		byKey:      map[pendingKey]*list.Element{},
+		order:      list.New(),
 	}
 }
 
 func (n *pendingSelection) size() int {
-	return 8*(len(n.tracked)+len(n.local)) + len(n.key.model) + len(n.key.group) + len(n.key.id) + len(n.session)
+	return 8*(len(n.tracked)+len(n.local)) + len(n.key.Model) + len(n.key.Group) + len(n.key.id) + len(n.session)
 }
 
 // put keeps a selection in place of an earlier one of its name; the oldest go for want of room.
@@ -106,13 +108,13 @@ func (p *pendingSelections) put(n *pendingSelection) {
 	p.bytes += n.size()
 	p.byKey[n.key] = p.order.PushBack(n)
 	for e := p.order.Front(); e != nil &&
-		(len(p.byKey) > p.most || p.bytes > p.mostBytes || p.over(e)); e = p.order.Front() {
+		(len(p.byKey) > p.maxEntries || p.bytes > p.maxBytes || p.expired(e)); e = p.order.Front() {
 		p.remove(e)
 	}
 }
 
-func (p *pendingSelections) over(e *list.Element) bool {
-	return time.Since(e.Value.(*pendingSelection).at) > p.life
+func (p *pendingSelections) expired(e *list.Element) bool {
+	return time.Since(e.Value.(*pendingSelection).at) > p.ttl
 }
 
 // get returns a selection, nil if there is none.
@@ -120,7 +122,7 @@ func (p *pendingSelections) get(key pendingKey) *pendingSelection {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := p.byKey[key]
-	if e == nil || p.over(e) {
+	if e == nil || p.expired(e) {
 		return nil
 	}
 	return e.Value.(*pendingSelection)
@@ -165,7 +167,7 @@ type reserveRequest struct {
 
 func (q *reserveRequest) check() error {
 	if q.ID == nil {
-		return missing("selection_id")
+		return api.Missing("selection_id")
 	}
 	return checkName(*q.ID)
 }
@@ -189,39 +191,39 @@ func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 	}
 	var response *reserveResponse
 	if err == nil && q.Worker == nil {
-		response, err = s.takeUp(pendingKey{named(q.Model, q.Group), *q.ID})
+		response, err = s.takeUp(pendingKey{modelGroupNamed(q.Model, q.Group), *q.ID})
 	} else if err == nil {
 		response, err = s.reserveOn(&q)
 	}
-	answer(w, http.StatusCreated, response, err)
+	api.Reply(w, http.StatusCreated, response, err)
 }
 
 // takeUp reserves what a selection chose.
 func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	n := s.pending.get(key)
 	if n == nil {
-		return nil, refuse(
+		return nil, api.Refuse(
 			http.StatusNotFound,
 			"no pending selection %s for %s (expired, already used, or never selected)",
 			key.id,
-			key.describe(),
+			key.Describe(),
 		)
 	}
-	g, err := s.groupNamed(key.served)
+	g, err := s.groupNamed(key.ModelGroup)
 	if err != nil {
 		return nil, err
 	}
 	r := s.recordOf(n.worker)
-	if !r.serves(key.served) || n.rank < r.startRank() || n.rank >= r.endRank() {
-		return nil, refuse(
+	if !r.schedulableIn(key.ModelGroup) || n.rank < r.startRank() || n.rank >= r.endRank() {
+		return nil, api.Refuse(
 			http.StatusNotFound,
 			"schedulable worker %d (dp_rank %d) not found for %s",
 			n.worker,
 			n.rank,
-			key.describe(),
+			key.Describe(),
 		)
 	}
-	var session bound
+	var session sessionBinding
 	if n.session != "" {
 		if session, err = s.sessionOf(g, &n.session); err != nil {
 			return nil, err
@@ -230,18 +232,18 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	if err := s.book(g, key.id, n.worker, n.rank,
 		&prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill,
 		session); err != nil {
-		if r := (*refusal)(nil); errors.As(err, &r) && r.status == http.StatusBadRequest {
+		if r := (*api.Refusal)(nil); errors.As(err, &r) && r.Status == http.StatusBadRequest {
 			s.pending.drop(key, n) // its session has moved: it can never be
 		}
 		return nil, err
 	}
 	s.pending.drop(key, n)
-	return &reserveResponse{key.id, key.model, key.group, n.worker, n.rank, deref(r.Endpoint, "")}, nil
+	return &reserveResponse{key.id, key.Model, key.Group, n.worker, n.rank, deref(r.Endpoint, "")}, nil
 }
 
 // reserveOn reserves on the worker that the client chose.
 func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
-	of := named(q.Model, q.Group)
+	of := modelGroupNamed(q.Model, q.Group)
 	s.pending.drop(pendingKey{of, *q.ID}, nil)
 	g, err := s.groupNamed(of)
 	if err != nil {
@@ -257,7 +259,7 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 	}
 	prefill := deref(q.Effective, 0)
 	if prefill > uint64(p.isl) {
-		return nil, refuse(
+		return nil, api.Refuse(
 			http.StatusBadRequest,
 			"effective_prefill_tokens (%d) must not exceed isl_tokens (%d)",
 			prefill,
@@ -268,24 +270,25 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 		prefill = 0
 	}
 	r := s.recordOf(*q.Worker)
-	if !r.serves(of) {
-		return nil, refuse(http.StatusNotFound, "schedulable worker %d not found for %s", *q.Worker, of.describe())
+	if !r.schedulableIn(of) {
+		return nil, api.Refuse(http.StatusNotFound, "schedulable worker %d not found for %s", *q.Worker, of.Describe())
 	}
 	rank := deref(q.Rank, 0)
-	if err := s.book(g, *q.ID, *q.Worker, rank, &p, int(prefill), bound{}); err != nil {
+	if err := s.book(g, *q.ID, *q.Worker, rank, &p, int(prefill), sessionBinding{}); err != nil {
 		return nil, err
 	}
-	return &reserveResponse{*q.ID, of.model, of.group, *q.Worker, rank, deref(r.Endpoint, "")}, nil
+	return &reserveResponse{*q.ID, of.Model, of.Group, *q.Worker, rank, deref(r.Endpoint, "")}, nil
 }
 
 // serves says whether r is a worker of a group that can be chosen; nil is none.
-func (r *record) serves(of served) bool {
-	return r != nil && r.Lifecycle == schedulable && r.served() == of
+func (r *record) schedulableIn(of api.ModelGroup) bool {
+	return r != nil && r.Lifecycle == schedulable && r.modelGroup() == of
 }
 
 // book books a prompt on a worker, for which so many tokens are to be prefilled.
-func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int, session bound) error {
-	if err := s.room(id, len(p.tracked)); err != nil {
+func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int,
+	session sessionBinding) error {
+	if err := s.checkRoom(id, len(p.tracked)); err != nil {
 		return err
 	}
 	if _, claimed := s.claims.Load(id); claimed {
@@ -298,7 +301,7 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 		func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name },
 	)
 	if at < 0 {
-		return refuse(
+		return api.Refuse(
 			http.StatusNotFound,
 			"Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found",
 			worker,
@@ -331,7 +334,7 @@ func bookingError(id string, err error) error {
 	if errors.Is(err, scoring.ErrDuplicateRequest) {
 		return conflict(id)
 	}
-	return refuse(http.StatusBadRequest, "%v", err)
+	return api.Refuse(http.StatusBadRequest, "%v", err)
 }
 
 // prefillComplete answers POST /reservations/{id}/prefill_complete.
@@ -345,12 +348,12 @@ func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 	var body struct {
 		Left *float64 `json:"decay_fraction"`
 	}
-	err := read(w, req, &body)
+	err := api.ReadBody(w, req, &body)
 	if err == nil && body.Left != nil && !(*body.Left >= 0 && *body.Left <= 1) {
-		err = refuse(http.StatusBadRequest, "decay_fraction must be between 0.0 and 1.0")
+		err = api.Refuse(http.StatusBadRequest, "decay_fraction must be between 0.0 and 1.0")
 	}
 	if err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	s.onReservation(w, req, func(b scoring.Booking) { b.AddOutputBlocks(1, deref(body.Left, scoring.NotKnown)) })

@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func wantAnswer(t *testing.T, answered <-chan string, part string) {
 func TestSelectionsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
-		c := newCounter(t, func(cfg *SelectorConfig) {
+		c := newCounter(t, func(cfg *Config) {
 			cfg.Queue = &router.Queue{
 				Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &one)),
 				Bound:    3,
@@ -123,7 +123,7 @@ func TestSelectionsWait(t *testing.T) {
 		left := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "e", `+fresh()+`}`)
 		c.want("DELETE /workers/1", "", http.StatusOK, "unschedulable")
 		wantAnswer(t, left, "no endpoints available to route work")
-		if stats := c.selector.Stats(); stats != (SelectorStats{Groups: 1}) {
+		if stats := c.selector.Stats(); stats != (Stats{Groups: 1}) {
 			t.Errorf("%+v", stats)
 		}
 
@@ -157,7 +157,7 @@ policy_classes:
 		}
 		c := newCounter(
 			t,
-			func(cfg *SelectorConfig) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} },
+			func(cfg *Config) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} },
 		)
 		c.want(
 			"POST /workers",

@@ -1,9 +1,10 @@
-package service
+package admin
 
 import (
 	"log/slog"
 	"net/http"
 
+	"kvepp/internal/api"
 	"kvepp/router"
 )
 
@@ -29,23 +30,23 @@ func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger)
 		for _, model := range r.Models() {
 			list = append(list, thresholdsOf(model, r.Thresholds(model)))
 		}
-		answer(w, http.StatusOK, map[string]any{"thresholds": list}, nil)
+		api.Reply(w, http.StatusOK, map[string]any{"thresholds": list}, nil)
 	})
 	mux.HandleFunc("POST /busy_threshold", func(w http.ResponseWriter, req *http.Request) {
 		var given busyThresholds
-		if err := read(w, req, &given); err != nil {
-			answer(w, 0, nil, err)
+		if err := api.ReadBody(w, req, &given); err != nil {
+			api.Reply(w, 0, nil, err)
 			return
 		}
 		now, err := given.apply(r, log)
-		answer(w, http.StatusOK, now, err)
+		api.Reply(w, http.StatusOK, now, err)
 	})
 }
 
 // apply sets the thresholds that are given, and returns all of the model's.
 func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThresholds, err error) {
 	if b.Model == nil {
-		return now, refuse(http.StatusUnprocessableEntity, "model is missing")
+		return now, api.Refuse(http.StatusUnprocessableEntity, "model is missing")
 	}
 	given := router.Thresholds{
 		ActiveDecodeBlocks:      b.ActiveDecodeBlocks,
@@ -53,14 +54,14 @@ func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThre
 		ActivePrefillTokensFrac: b.ActivePrefillTokensFrac,
 	}
 	if err := given.Validate(); err != nil {
-		return now, refuse(http.StatusBadRequest, "%v", err)
+		return now, api.Refuse(http.StatusBadRequest, "%v", err)
 	}
 	if given.None() {
 		return thresholdsOf(*b.Model, r.Thresholds(*b.Model)), nil
 	}
 	set, known := r.SetThresholds(*b.Model, given)
 	if !known {
-		return now, refuse(
+		return now, api.Refuse(
 			http.StatusNotFound,
 			"Model '%s' not found. Thresholds can only be set for discovered models.",
 			*b.Model,

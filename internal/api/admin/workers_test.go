@@ -1,8 +1,9 @@
-package service
+package admin
 
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -19,6 +20,8 @@ import (
 	"kvepp/scoring"
 	"kvepp/session"
 )
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // operated is a router whose endpoints an operator can cordon.
 type operated struct {

@@ -1,4 +1,8 @@
-package service
+// Package admin is the HTTP API of the admin address of `kvepp serve`: endpoints with their cordons, the latest
+// decisions, and the busy thresholds of Dynamo's frontend. It keeps no state; package router has all of it.
+//
+// Concurrency: handlers are called from any goroutine.
+package admin
 
 import (
 	"errors"
@@ -7,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"kvepp/internal/api"
 	"kvepp/internal/suggest"
 	"kvepp/router"
 	"kvepp/router/eject"
@@ -71,14 +76,14 @@ func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 		for _, e := range r.Endpoints() {
 			list = append(list, endpointOf(&e))
 		}
-		answer(w, http.StatusOK, map[string]any{"endpoints": list}, nil)
+		api.Reply(w, http.StatusOK, map[string]any{"endpoints": list}, nil)
 	})
 	mux.HandleFunc("GET /workers/{name}", func(w http.ResponseWriter, req *http.Request) {
 		all := r.Endpoints()
 		if e, ok := findEndpoint(all, req.PathValue("name")); ok {
-			answer(w, http.StatusOK, e, nil)
+			api.Reply(w, http.StatusOK, e, nil)
 		} else {
-			answer(w, 0, nil, unknownEndpoint(all, req.PathValue("name")))
+			api.Reply(w, 0, nil, unknownEndpoint(all, req.PathValue("name")))
 		}
 	})
 	// A request without a body is one that any page in an operator's browser may have it send.
@@ -88,11 +93,11 @@ func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 			name, change := req.PathValue("name"), req.PathValue("change")
 			c, known := cordons[change]
 			if !known {
-				answer(
+				api.Reply(
 					w,
 					0,
 					nil,
-					refuse(
+					api.Refuse(
 						http.StatusNotFound,
 						"%.100q is no change of an endpoint: want cordon, drain or uncordon%s",
 						change,
@@ -108,7 +113,7 @@ func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 				name); ok { // else the cordon ended of a name that no endpoint has
 				e = now
 			}
-			answer(w, http.StatusOK, e, err)
+			api.Reply(w, http.StatusOK, e, err)
 		})),
 	)
 }
@@ -136,7 +141,7 @@ func unknownEndpoint(all []router.EndpointState, name string) error {
 			hint += fmt.Sprintf(" and %d more", n-most)
 		}
 	}
-	return refuse(http.StatusNotFound, "no endpoint is named %.200q%s (GET /workers lists all)", name, hint)
+	return api.Refuse(http.StatusNotFound, "no endpoint is named %.200q%s (GET /workers lists all)", name, hint)
 }
 
 func endpointOf(s *router.EndpointState) Endpoint {

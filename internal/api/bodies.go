@@ -1,4 +1,4 @@
-package service
+package api
 
 import (
 	"errors"
@@ -12,35 +12,35 @@ import (
 // Bounds on what the bodies of all requests take together. Bodies up to smallBody are free of them, so that large ones
 // keep no small one out.
 const (
-	smallBody     = 64 << 10         // bytes
-	maxBodies     = 64 << 20         // bytes of all larger bodies that are being received, or wait to be decoded
-	decodeWithin  = 10 * time.Second // for the turn
-	firstBodyRoom = 4 << 10          // bytes
+	freeBodyBytes    = 64 << 10         // bytes
+	maxHeldBodyBytes = 64 << 20         // bytes of all larger bodies that are being received, or wait to be decoded
+	decodeWithin     = 10 * time.Second // for the turn
+	initialBodyBytes = 4 << 10          // bytes
 )
 
 var (
-	heldBodies atomic.Int64
+	heldBodyBytes atomic.Int64
 	// decoding holds a token for each larger body that is decoded. One may take 15 times its bytes.
-	decoding = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)/2))
+	decodeSlots = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)/2))
 )
 
-var errBodies = refuse(
+var errBodies = Refuse(
 	http.StatusServiceUnavailable,
 	"the bodies of other requests take all the memory that there is for them; try again",
 )
 
 // withBody calls use with the body of a request, within the bounds.
 func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {
-	from := http.MaxBytesReader(w, req.Body, maxBody)
-	body := make([]byte, 0, firstBodyRoom)
+	from := http.MaxBytesReader(w, req.Body, MaxBody)
+	body := make([]byte, 0, initialBodyBytes)
 	held := int64(0)
-	defer func() { heldBodies.Add(-held) }()
+	defer func() { heldBodyBytes.Add(-held) }()
 	for {
 		if len(body) == cap(body) {
 			more := cap(body) // twice as many
-			if cap(body)+more > smallBody {
+			if cap(body)+more > freeBodyBytes {
 				held += int64(more)
-				if heldBodies.Add(int64(more)) > maxBodies {
+				if heldBodyBytes.Add(int64(more)) > maxHeldBodyBytes {
 					return errBodies
 				}
 			}
@@ -52,17 +52,17 @@ func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) er
 			break
 		}
 		if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-			return refuse(http.StatusRequestEntityTooLarge, "the body is longer than %d bytes", maxBody)
+			return Refuse(http.StatusRequestEntityTooLarge, "the body is longer than %d bytes", MaxBody)
 		} else if err != nil {
-			return refuse(http.StatusBadRequest, "the body ends early: %v", err)
+			return Refuse(http.StatusBadRequest, "the body ends early: %v", err)
 		}
 	}
-	if len(body) > smallBody {
+	if len(body) > freeBodyBytes {
 		turn := time.NewTimer(decodeWithin)
 		defer turn.Stop()
 		select {
-		case decoding <- struct{}{}:
-			defer func() { <-decoding }()
+		case decodeSlots <- struct{}{}:
+			defer func() { <-decodeSlots }()
 		case <-turn.C:
 			return errBodies
 		case <-req.Context().Done():

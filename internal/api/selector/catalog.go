@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"cmp"
@@ -12,28 +12,23 @@ import (
 	"strings"
 	"unicode"
 
+	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
 const (
 	// maxRanks is how many data-parallel ranks a worker may have. Source: dynamo-kv-router 1.6.1, sequences::topology.
-	maxRanks = 4096
-
-	// maxGroups bounds the pairs of model and routing group that are known.
-	maxGroups = 1 << 12
+	maxRanksOfWorker = 4096
 
 	// maxWorkers bounds the records of workers.
 	maxWorkers = 1 << 16
 
-	// maxWorkerBytes bounds the memory of all records: what each takes without its texts, and each text besides, is
-	// estimated.
-	maxWorkerBytes = 256 << 20
-	recordBytes    = 512
-	itemBytes      = 32
+	// itemBytes is the estimated memory of one text of a record without its bytes.
+	itemBytes = 32
 
 	// maxItems bounds each list and map of a worker's record.
-	maxItems = maxRanks
+	maxItems = maxRanksOfWorker
 )
 
 // workerFields is what a client says of a worker. Nil is what was not said.
@@ -41,7 +36,7 @@ type workerFields struct {
 	Endpoint *string `json:"endpoint"`
 	KVEvents *string `json:"kv_events_endpoint"`
 	// by rank; if there is any, KVEvents is not read
-	KVEventsOf              map[uint32]string `json:"kv_events_endpoints,omitempty"`
+	KVEventsByRank          map[uint32]string `json:"kv_events_endpoints,omitempty"`
 	Replay                  *string           `json:"replay_endpoint"`
 	BlockSize               *uint32           `json:"block_size"`
 	StartRank               *uint32           `json:"data_parallel_start_rank"`
@@ -56,7 +51,7 @@ type workerFields struct {
 	TransferEnforcement     *enforcement      `json:"kv_transfer_enforcement"`
 	TransferPreferredWeight *float32          `json:"kv_transfer_preferred_weight"`
 	HintWorkerType          *string           `json:"router_hint_worker_type,omitempty"`
-	HintEndpointsOf         map[uint32]string `json:"router_hint_source_control_endpoints,omitempty"`
+	HintEndpointsByRank     map[uint32]string `json:"router_hint_source_control_endpoints,omitempty"`
 	EventSourceMode         *string           `json:"kv_event_source_mode,omitempty"`
 }
 
@@ -95,11 +90,11 @@ type group struct {
 	name      string // as the pool's workers have it
 	blockSize int
 	eagle     bool
-	workers   int   // schedulable ones
-	line      *line // of the selections that wait; nil: none does
+	workers   int          // schedulable ones
+	line      *waitingLine // of the selections that wait; nil: none does
 }
 
-func (r *record) served() served { return served{r.Model, r.Group} }
+func (r *record) modelGroup() api.ModelGroup { return api.ModelGroup{Model: r.Model, Group: r.Group} }
 
 func (r *record) startRank() uint32 { return deref(r.StartRank, 0) }
 func (r *record) size() uint32      { return deref(r.Size, 1) }
@@ -115,9 +110,9 @@ func deref[T any](p *T, otherwise T) T {
 }
 
 // eventsOf returns where a rank's events come from; "" when nobody said.
-func (r *record) eventsOf(rank uint32) string {
-	if len(r.KVEventsOf) > 0 {
-		return r.KVEventsOf[rank]
+func (r *record) kvEventsOf(rank uint32) string {
+	if len(r.KVEventsByRank) > 0 {
+		return r.KVEventsByRank[rank]
 	}
 	if r.size() == 1 {
 		return deref(r.KVEvents, "")
@@ -127,12 +122,13 @@ func (r *record) eventsOf(rank uint32) string {
 
 // check refuses what would take too much memory, and ranks that there are none of, and notes how much the record takes.
 func (r *record) check() error {
-	if r.size() > maxRanks {
-		return refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(), maxRanks)
+	if r.size() > maxRanksOfWorker {
+		return api.Refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(),
+			maxRanksOfWorker)
 	}
 	// Dynamo takes a worker that begins there for one that can be chosen, and then never chooses it.
 	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
-		return refuse(
+		return api.Refuse(
 			http.StatusBadRequest,
 			"data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d",
 			r.startRank(),
@@ -141,8 +137,8 @@ func (r *record) check() error {
 		)
 	}
 	var bad error
-	items := max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
-	r.bytes = recordBytes
+	items := max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsByRank), len(r.HintEndpointsByRank))
+	r.bytes = api.RecordBytes
 	note := func(texts ...string) {
 		for _, text := range texts {
 			if err := pool.CheckText(text); err != nil {
@@ -160,18 +156,18 @@ func (r *record) check() error {
 	for key, text := range r.TopologyDomains {
 		note(key, text)
 	}
-	for _, of := range []map[uint32]string{r.KVEventsOf, r.HintEndpointsOf} {
+	for _, of := range []map[uint32]string{r.KVEventsByRank, r.HintEndpointsByRank} {
 		for _, text := range of {
 			note(text)
 		}
 	}
 	switch {
 	case bad != nil:
-		return refuse(http.StatusBadRequest, "a text of the worker: %v", bad)
+		return api.Refuse(http.StatusBadRequest, "a text of the worker: %v", bad)
 	case strings.ContainsFunc(deref(r.Endpoint, ""), unicode.IsSpace):
-		return refuse(http.StatusBadRequest, "endpoint %.100q has a space", *r.Endpoint)
+		return api.Refuse(http.StatusBadRequest, "endpoint %.100q has a space", *r.Endpoint)
 	case items > maxItems:
-		return refuse(http.StatusBadRequest, "a list of the worker has more than %d items", maxItems)
+		return api.Refuse(http.StatusBadRequest, "a list of the worker has more than %d items", maxItems)
 	}
 	return nil
 }
@@ -197,7 +193,7 @@ func (s *Selector) lacks(r *record) (reasons []string) {
 		return reasons
 	}
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
-		if r.eventsOf(rank) == "" {
+		if r.kvEventsOf(rank) == "" {
 			reasons = append(reasons, fmt.Sprintf("kv_events endpoint is required for dp_rank %d", rank))
 		}
 	}
@@ -210,7 +206,7 @@ func (s *Selector) lacks(r *record) (reasons []string) {
 // addresses says which of the event addresses is none.
 func (r *record) addresses() error {
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
-		if err := pool.CheckTCP(r.eventsOf(rank), 1); err != nil {
+		if err := pool.CheckTCP(r.kvEventsOf(rank), 1); err != nil {
 			return fmt.Errorf("invalid kv_events endpoint for worker %d dp_rank %d: %w", r.ID, rank, err)
 		}
 	}
@@ -224,7 +220,7 @@ func (r *record) addresses() error {
 
 // put makes r the record of its worker. What cannot be used of it is kept, and said in its reasons. The caller holds
 // s.changing.
-func (s *Selector) put(r *record) error {
+func (s *Selector) putRecord(r *record) error {
 	slices.Sort(r.Taints)
 	if r.Taints = slices.Compact(r.Taints); r.Taints == nil {
 		r.Taints = []string{}
@@ -274,13 +270,13 @@ func (s *Selector) replace(r *record) error {
 	}
 	switch {
 	case was == nil && len(s.workers) == maxWorkers:
-		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
-	case s.bytes-before+r.bytes > maxWorkerBytes:
-		return refuse(
+		return api.Refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
+	case s.bytes-before+r.bytes > api.MaxWorkerBytes:
+		return api.Refuse(
 			http.StatusTooManyRequests,
 			"what is known of workers takes %d bytes, of at most %d",
 			s.bytes,
-			maxWorkerBytes,
+			api.MaxWorkerBytes,
 		)
 	}
 	s.bytes += r.bytes - before
@@ -300,7 +296,7 @@ func (s *Selector) replace(r *record) error {
 // count notes that a worker joins its group, or leaves it. The caller holds s.mu.
 func (s *Selector) count(r *record, by int) {
 	if r != nil && r.Lifecycle == schedulable {
-		s.groups[r.served()].workers += by
+		s.groups[r.modelGroup()].workers += by
 		s.ranks += by * int(r.size())
 	}
 }
@@ -308,19 +304,19 @@ func (s *Selector) count(r *record, by int) {
 // join makes the worker's group, or says why the worker is none of its. The caller holds s.mu.
 func (s *Selector) join(r *record) error {
 	size, eagle := int(*r.BlockSize), deref(r.EAGLE, false)
-	if s.ranks+int(r.size()) > maxRegistered {
-		return fmt.Errorf("%d data-parallel ranks are registered, of at most %d", s.ranks, maxRegistered)
+	if s.ranks+int(r.size()) > api.MaxRanks {
+		return fmt.Errorf("%d data-parallel ranks are registered, of at most %d", s.ranks, api.MaxRanks)
 	}
-	g := s.groups[r.served()]
+	g := s.groups[r.modelGroup()]
 	if g == nil {
-		if len(s.groups) == maxGroups {
-			maps.DeleteFunc(s.groups, func(_ served, g *group) bool { return g.workers == 0 })
+		if len(s.groups) == api.MaxGroups {
+			maps.DeleteFunc(s.groups, func(_ api.ModelGroup, g *group) bool { return g.workers == 0 })
 		}
-		if len(s.groups) == maxGroups {
-			return fmt.Errorf("%d models and routing groups have workers, which is the limit", maxGroups)
+		if len(s.groups) == api.MaxGroups {
+			return fmt.Errorf("%d models and routing groups have workers, which is the limit", api.MaxGroups)
 		}
-		g = &group{name: modelOf(r.served()), blockSize: size, eagle: eagle, line: newLine(s.cfg.Queue, r.Model)}
-		s.groups[r.served()] = g
+		g = &group{name: r.modelGroup().PoolModel(), blockSize: size, eagle: eagle, line: newLine(s.cfg.Queue, r.Model)}
+		s.groups[r.modelGroup()] = g
 	}
 	if g.workers == 0 {
 		g.blockSize, g.eagle = size, eagle
@@ -329,12 +325,13 @@ func (s *Selector) join(r *record) error {
 	case g.blockSize != size:
 		return fmt.Errorf(
 			"block_size mismatch for %s: existing=%d requested=%d",
-			r.served().describe(),
+			r.modelGroup().Describe(),
 			g.blockSize,
 			size,
 		)
 	case g.eagle != eagle:
-		return fmt.Errorf("is_eagle mismatch for %s: existing=%v requested=%v", r.served().describe(), g.eagle, eagle)
+		return fmt.Errorf("is_eagle mismatch for %s: existing=%v requested=%v", r.modelGroup().Describe(), g.eagle,
+			eagle)
 	}
 	return nil
 }
@@ -360,7 +357,7 @@ func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
 	if r == nil || r.Lifecycle != schedulable {
 		return nil
 	}
-	name := modelOf(r.served())
+	name := r.modelGroup().PoolModel()
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
 		// The address that clients are given stays out: with another one it is the same cache all the same.
 		e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", name, r.ID, rank), InstanceID: r.ID, Model: name,
@@ -368,7 +365,7 @@ func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
 			EAGLE: deref(r.EAGLE, false), Taints: r.Taints,
 			MaxNumBatchedTokens: int(min(deref(r.MaxNumBatchedTokens, 0), math.MaxInt))}
 		if s.cfg.Events {
-			e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
+			e.KVEvents, e.KVReplay = r.kvEventsOf(rank), deref(r.Replay, "")
 		}
 		endpoints = append(endpoints, e)
 	}
@@ -390,20 +387,20 @@ func (s *Selector) putWorker(w http.ResponseWriter, req *http.Request) {
 		Group *string `json:"routing_group"`
 		workerFields
 	}
-	err := read(w, req, &body)
+	err := api.ReadBody(w, req, &body)
 	if err == nil && body.ID == nil {
-		err = missing("worker_id")
+		err = api.Missing("worker_id")
 	}
 	if err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
-	of := named(body.Model, body.Group)
-	r := &record{ID: *body.ID, Model: of.model, Group: of.group, workerFields: body.workerFields}
+	of := modelGroupNamed(body.Model, body.Group)
+	r := &record{ID: *body.ID, Model: of.Model, Group: of.Group, workerFields: body.workerFields}
 	s.changing.Lock()
-	err = s.put(r)
+	err = s.putRecord(r)
 	s.changing.Unlock()
-	answer(w, http.StatusCreated, r, err)
+	api.Reply(w, http.StatusCreated, r, err)
 }
 
 // patchWorker answers PATCH /workers/{id}: what the body does not name stays.
@@ -413,8 +410,8 @@ func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	var body workerFields
-	if err := read(w, req, &body); err != nil {
-		answer(w, 0, nil, err)
+	if err := api.ReadBody(w, req, &body); err != nil {
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	s.changing.Lock()
@@ -423,7 +420,7 @@ func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 	was := s.workers[id]
 	s.mu.RUnlock()
 	if was == nil {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusNotFound, "worker %d not found", id))
 		return
 	}
 	r := *was
@@ -433,8 +430,8 @@ func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 			to.Field(i).Set(from.Field(i))
 		}
 	}
-	err := s.put(&r)
-	answer(w, http.StatusOK, &r, err)
+	err := s.putRecord(&r)
+	api.Reply(w, http.StatusOK, &r, err)
 }
 
 // deleteWorker answers DELETE /workers/{id}.
@@ -453,13 +450,13 @@ func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 	}
 	s.mu.Unlock()
 	if r == nil {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusNotFound, "worker %d not found", id))
 		return
 	}
 	s.publish(r, nil)
 	gone := *r
 	gone.Lifecycle, gone.Reasons = unschedulable, nil
-	answer(w, http.StatusOK, &gone, nil)
+	api.Reply(w, http.StatusOK, &gone, nil)
 }
 
 // workerID reads a path's; if there is none, it answers.
@@ -476,26 +473,26 @@ func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
 }
 
 // asked returns the records of the model and group that the request's query names.
-func (s *Selector) asked(req *http.Request) []*record {
+func (s *Selector) recordsAskedFor(req *http.Request) []*record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	all := s.ordered()
-	return slices.DeleteFunc(all, func(r *record) bool { return !asksFor(req, r.served()) })
+	return slices.DeleteFunc(all, func(r *record) bool { return !asksFor(req, r.modelGroup()) })
 }
 
 // asksFor says whether a request's query names a group, or none.
-func asksFor(req *http.Request, of served) bool {
+func asksFor(req *http.Request, of api.ModelGroup) bool {
 	query := req.URL.Query()
-	return (!query.Has("model_name") || query.Get("model_name") == of.model) &&
-		(!query.Has("routing_group") || query.Get("routing_group") == of.group)
+	return (!query.Has("model_name") || query.Get("model_name") == of.Model) &&
+		(!query.Has("routing_group") || query.Get("routing_group") == of.Group)
 }
 
 func (s *Selector) listWorkers(w http.ResponseWriter, req *http.Request) {
-	all := s.asked(req)
+	all := s.recordsAskedFor(req)
 	if all == nil {
 		all = []*record{}
 	}
-	answer(w, http.StatusOK, all, nil)
+	api.Reply(w, http.StatusOK, all, nil)
 }
 
 // ready answers whether there is a worker to choose.
@@ -512,7 +509,7 @@ func (s *Selector) ready(w http.ResponseWriter, _ *http.Request) {
 			count, status = count+1, http.StatusOK
 		}
 	}
-	answer(w, status, struct {
+	api.Reply(w, status, struct {
 		Ready   bool      `json:"ready"`
 		Count   int       `json:"schedulable_workers"`
 		Workers []*record `json:"workers"`

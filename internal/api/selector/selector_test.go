@@ -1,9 +1,10 @@
-package service
+package selector
 
 import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -15,12 +16,16 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
+	"kvepp/internal/api/apitest"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
 	"kvepp/session"
 )
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // counter is a selection service behind a handler, and what it stands on.
 type counter struct {
@@ -33,7 +38,7 @@ type counter struct {
 	handler  http.Handler
 }
 
-func newCounter(t testing.TB, edit func(*SelectorConfig)) *counter {
+func newCounter(t testing.TB, edit func(*Config)) *counter {
 	t.Helper()
 	index, err := indexer.New(
 		indexer.Config{MaxPredicted: indexer.DefaultMaxPredicted, PruneTarget: indexer.DefaultPruneTarget},
@@ -42,7 +47,7 @@ func newCounter(t testing.TB, edit func(*SelectorConfig)) *counter {
 		t.Fatal(err)
 	}
 	c := &counter{t: t, pool: pool.New(quiet), index: index, book: scoring.NewActiveSequences(), metrics: metrics.New()}
-	cfg := SelectorConfig{
+	cfg := Config{
 		Scoring:        scoring.DefaultConfig(),
 		PredictTTL:     time.Minute,
 		PendingTTL:     2 * time.Minute,
@@ -62,7 +67,7 @@ func newCounter(t testing.TB, edit func(*SelectorConfig)) *counter {
 	}
 	c.book.Expiry = 5 * time.Minute
 	c.pool.Watch(leaving{c.book})
-	c.selector = NewSelector(cfg, c.pool, index, events, c.book, c.metrics.NewSelectionService(), quiet)
+	c.selector = New(cfg, c.pool, index, events, c.book, c.metrics.NewSelectionService(), quiet)
 	c.handler = c.selector.Handler()
 	return c
 }
@@ -110,7 +115,7 @@ func TestSelectionRefuses(t *testing.T) {
 	c.want("POST /workers", workerOne, http.StatusCreated, `"taints":["a","b"]`)
 	c.want("POST /workers", workerTwo, http.StatusCreated, `"lifecycle":"schedulable"`)
 	c.want("GET /ready", "", http.StatusOK, `"schedulable_workers":2`)
-	long := strings.Repeat("x", maxText+1)
+	long := strings.Repeat("x", pool.MaxText+1)
 	for _, x := range []struct {
 		request, body string
 		status        int
@@ -387,7 +392,7 @@ func TestReservationsAreBooked(t *testing.T) {
 	c.want("GET /loads?routing_group=other", "", http.StatusOK, `[]`)
 	c.want("GET /workers?model_name=default", "", http.StatusOK, `[{"worker_id":2,`)
 	c.want("DELETE /workers/2", "", http.StatusOK, "")
-	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (SelectorStats{Groups: 1}) ||
+	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (Stats{Groups: 1}) ||
 		c.selector.bytes != 0 {
 		t.Errorf("%d requests are booked, %+v are held", n, stats)
 	}
@@ -397,7 +402,7 @@ func TestReservationsAreBooked(t *testing.T) {
 func TestWorkersAreBounded(t *testing.T) {
 	c := newCounter(t, nil)
 	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
-	c.selector.bytes += maxWorkerBytes - 2*c.selector.bytes // as if others had brought it
+	c.selector.bytes += api.MaxWorkerBytes - 2*c.selector.bytes // as if others had brought it
 	c.want(
 		"POST /workers",
 		strings.Replace(workerOne, `"worker_id": 1`, `"worker_id": 2`, 1),
@@ -433,7 +438,7 @@ func TestSelectionsEnd(t *testing.T) {
 }
 
 func TestPendingSelectionsAreBounded(t *testing.T) {
-	p := newPendingSelections(&SelectorConfig{PendingTTL: time.Minute, PendingEntries: 2, PendingBytes: 100})
+	p := newPendingSelections(&Config{PendingTTL: time.Minute, PendingEntries: 2, PendingBytes: 100})
 	put := func(id string, blocks int) {
 		p.put(&pendingSelection{key: pendingKey{id: id}, tracked: make([]kvblock.SequenceHash, blocks)})
 	}
@@ -464,7 +469,7 @@ func TestPendingSelectionsAreBounded(t *testing.T) {
 
 // TestWorkersNeedEvents: with events, a worker whose events cannot be followed is none.
 func TestWorkersNeedEvents(t *testing.T) {
-	c := newCounter(t, func(cfg *SelectorConfig) { cfg.Events = true })
+	c := newCounter(t, func(cfg *Config) { cfg.Events = true })
 	c.want(
 		"POST /workers",
 		workerOne,
@@ -598,7 +603,7 @@ func TestSelectionsAtOnce(t *testing.T) {
 // TestSessionsOfSelections lets a session's reservation run out, and then the session itself.
 func TestSessionsOfSelections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounter(t, func(cfg *SelectorConfig) {
+		c := newCounter(t, func(cfg *Config) {
 			cfg.Sessions = session.NewTable(session.Config{TTL: 10 * time.Minute})
 		})
 		c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
@@ -630,7 +635,8 @@ func TestSessionsOfSelections(t *testing.T) {
 		<-time.After(14 * time.Minute) // 5 until the reservation ends, and 9 more
 		c.want("POST /select", `{"session_id": "s", "token_ids": [1]}`, http.StatusOK, `"worker_id":1`)
 		<-time.After(10*time.Minute + time.Second)
-		if b, err := c.selector.sessionOf(group{name: modelOf(served{"default", "default"})}, new("s")); err != nil ||
+		if b, err := c.selector.sessionOf(group{name: api.ModelGroup{Model: "default", Group: "default"}.PoolModel()},
+			new("s")); err != nil ||
 			b.there {
 			t.Errorf("the session is still on worker %d, %v", b.worker, err)
 		}
@@ -661,6 +667,24 @@ func TestSessionsOfSelections(t *testing.T) {
 		c.want("DELETE /reservations/d", "", http.StatusOK, "ok")
 		if n := c.book.Len(); n != 0 {
 			t.Errorf("%d reservations are left", n)
+		}
+	})
+}
+
+// TestSelectRegistrationIsLinear is the same for the selection service.
+func TestSelectRegistrationIsLinear(t *testing.T) {
+	c := newCounter(t, nil)
+	apitest.Linear(t, 500, "POST /workers", func(i int) {
+		body := fmt.Sprintf(
+			`{"worker_id": %d, "model_name": "m", "endpoint": "http://10.0.0.1:80", "block_size": 16}`,
+			i,
+		)
+		req := httptest.NewRequest("POST", "/workers", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		if c.handler.ServeHTTP(w, req); w.Code != http.StatusCreated ||
+			!strings.Contains(w.Body.String(), `"schedulable"`) {
+			t.Fatal(w.Code, w.Body)
 		}
 	})
 }

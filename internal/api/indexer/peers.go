@@ -1,4 +1,4 @@
-package service
+package indexer
 
 import (
 	"bufio"
@@ -104,16 +104,16 @@ var peerClient = &http.Client{
 // loader takes dumps over.
 type loader struct {
 	*Reader
-	wanted map[worker]*wanted // not filled by an earlier peer
+	wanted map[workerKey]*wantedWorker // not filled by an earlier peer
 	blocks int
 }
 
-type worker struct {
+type workerKey struct {
 	instance uint64
 	rank     uint32
 }
 
-type wanted struct {
+type wantedWorker struct {
 	number    kvblock.Worker
 	part      string // of a dump that is about the worker; empty: the one that it stands in first
 	blockSize int
@@ -122,16 +122,16 @@ type wanted struct {
 }
 
 func (r *Reader) newLoader() *loader {
-	l := &loader{Reader: r, wanted: map[worker]*wanted{}}
+	l := &loader{Reader: r, wanted: map[workerKey]*wantedWorker{}}
 	s := r.pool.Acquire()
 	defer s.Release()
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		part := ""
-		if r.named {
-			part = r.serves(w).String()
+		if r.modelsNamed {
+			part = r.modelGroupOf(w).String()
 		}
-		l.wanted[worker{w.InstanceID, w.Rank}] = &wanted{number: w.Worker, part: part, blockSize: w.BlockSize}
+		l.wanted[workerKey{w.InstanceID, w.Rank}] = &wantedWorker{number: w.Worker, part: part, blockSize: w.BlockSize}
 	}
 	return l
 }
@@ -167,8 +167,8 @@ func (l *loader) load(ctx context.Context, url, token string) error {
 
 // event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over.
 // Instance ids may be small numbers that people chose, so that two models of a dump have a worker of the same.
-func (l *loader) event(part string, blockSize int, d *dumped) error {
-	w := l.wanted[worker{d.WorkerID, d.Event.Rank}]
+func (l *loader) event(part string, blockSize int, d *dumpEvent) error {
+	w := l.wanted[workerKey{d.WorkerID, d.Event.Rank}]
 	s, ok := d.stored()
 	if w == nil || !ok || w.part != "" && part != w.part || w.blockSize != 0 && blockSize != w.blockSize {
 		return nil

@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"cmp"
@@ -6,12 +6,13 @@ import (
 	"net/http"
 	"slices"
 
+	"kvepp/internal/api"
 	"kvepp/pool"
 	"kvepp/scoring"
 )
 
 // question is the body of POST /potential_loads and /overlap_scores.
-type question struct {
+type promptQuery struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
 	promptFields
@@ -39,10 +40,10 @@ type groupLoads struct {
 // loads answers GET /loads.
 func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	s.mu.RLock()
-	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b served) int {
-		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group))
+	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b api.ModelGroup) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
 	})
-	lines := make([]*line, len(groups))
+	lines := make([]*waitingLine, len(groups))
 	for i, of := range groups {
 		lines[i] = s.groups[of].line
 	}
@@ -63,33 +64,34 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	all := []groupLoads{}
 	for i, of := range groups {
 		if asksFor(req, of) {
-			l := groupLoads{Model: of.model, Group: of.group, Loads: append([]potentialLoad{}, byName[modelOf(of)]...)}
+			l := groupLoads{Model: of.Model, Group: of.Group,
+				Loads: append([]potentialLoad{}, byName[of.PoolModel()]...)}
 			l.Pending, l.PendingTokens = lines[i].pending()
 			all = append(all, l)
 		}
 	}
-	answer(w, http.StatusOK, all, nil)
+	api.Reply(w, http.StatusOK, all, nil)
 }
 
 // ask reads a question, cuts its prompt, and looks up what all workers of its group have of it. Then f is called with
 // these workers.
-func (s *Selector) ask(
+func (s *Selector) withMatches(
 	w http.ResponseWriter,
 	req *http.Request,
-	f func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error),
+	f func(d *scratch, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error),
 ) {
-	var q question
-	d := s.scratch.Get().(*choice)
-	defer s.scratch.Put(d)
+	var q promptQuery
+	d := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(d)
 	result, err := func() (any, error) {
-		if err := read(w, req, &q); err != nil {
+		if err := api.ReadBody(w, req, &q); err != nil {
 			return nil, err
 		}
 		cfg, err := q.Override.apply(s.cfg.Scoring)
 		if err != nil {
 			return nil, err
 		}
-		g, err := s.groupNamed(named(q.Model, q.Group))
+		g, err := s.groupNamed(modelGroupNamed(q.Model, q.Group))
 		if err != nil {
 			return nil, err
 		}
@@ -108,18 +110,18 @@ func (s *Selector) ask(
 		if len(d.workers) == 0 {
 			return nil, errNoEndpoints // they left just now
 		}
-		s.look(d, g, &scoring.Constraints{})
+		s.match(d, g, &scoring.Constraints{})
 		return f(d, g, &cfg, d.workers)
 	}()
-	answer(w, http.StatusOK, result, err)
+	api.Reply(w, http.StatusOK, result, err)
 }
 
 // potentialLoads answers POST /potential_loads.
 func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
-	s.ask(w, req, func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error) {
+	s.withMatches(w, req, func(d *scratch, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error) {
 		loads, err := s.loadBook.PotentialLoads(scoring.Request{ISLTokens: d.prompt.isl}, d.candidates, cfg, nil)
 		if err != nil {
-			return nil, refuse(http.StatusBadRequest, "%v", err)
+			return nil, api.Refuse(http.StatusBadRequest, "%v", err)
 		}
 		all := make([]potentialLoad, len(workers))
 		for i, x := range workers {
@@ -158,7 +160,7 @@ type sharedCache struct {
 
 // overlapScores answers POST /overlap_scores.
 func (s *Selector) overlapScores(w http.ResponseWriter, req *http.Request) {
-	s.ask(w, req, func(d *choice, g group, _ *scoring.Config, workers []*pool.Worker) (any, error) {
+	s.withMatches(w, req, func(d *scratch, g group, _ *scoring.Config, workers []*pool.Worker) (any, error) {
 		all := make([]overlapScore, len(workers))
 		for i, x := range workers {
 			device, more := d.scores.Blocks(x.Worker), d.scores.Extension(x.Worker)

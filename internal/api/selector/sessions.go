@@ -1,8 +1,9 @@
-package service
+package selector
 
 import (
 	"net/http"
 
+	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/session"
@@ -12,7 +13,7 @@ import (
 const maxSessionID = 256
 
 // bound is where a request's session is. The zero value is that of a request without one.
-type bound struct {
+type sessionBinding struct {
 	id     string // of the session
 	wanted bool
 	key    session.Key
@@ -21,28 +22,28 @@ type bound struct {
 }
 
 // sessionOf finds a request's session; who names a worker has none.
-func (s *Selector) sessionOf(g group, id *string) (b bound, err error) {
+func (s *Selector) sessionOf(g group, id *string) (b sessionBinding, err error) {
 	if s.cfg.Sessions == nil || id == nil {
 		return b, nil
 	}
 	if err := pool.CheckText(*id); err != nil {
-		return b, refuse(http.StatusBadRequest, "session affinity ID: %v", err)
+		return b, api.Refuse(http.StatusBadRequest, "session affinity ID: %v", err)
 	}
 	if len(*id) > maxSessionID {
-		return b, refuse(http.StatusBadRequest, "session affinity ID must not exceed %d bytes", maxSessionID)
+		return b, api.Refuse(http.StatusBadRequest, "session affinity ID must not exceed %d bytes", maxSessionID)
 	}
 	s.leases.Sweep(func(name string) bool {
 		_, active := s.loadBook.Named(name)
 		return active
 	})
-	b = bound{id: *id, wanted: true, key: session.KeyOf(g.name, *id)}
+	b = sessionBinding{id: *id, wanted: true, key: session.KeyOf(g.name, *id)}
 	b.worker, b.there = s.cfg.Sessions.Find(b.key)
 	return b, nil
 }
 
 // bind holds the session for a reservation on w, among these workers. If it is bound elsewhere, it is forgotten and the
 // reservation refused: whoever comes next begins it anew.
-func (s *Selector) bind(b bound, name string, w *pool.Worker, workers []pool.Worker) error {
+func (s *Selector) bind(b sessionBinding, name string, w *pool.Worker, workers []pool.Worker) error {
 	if !b.wanted {
 		return nil
 	}
@@ -52,7 +53,7 @@ func (s *Selector) bind(b bound, name string, w *pool.Worker, workers []pool.Wor
 			switch at := &workers[i]; {
 			case at.Worker != b.worker:
 			case at.InstanceID != w.InstanceID:
-				return refuse(
+				return api.Refuse(
 					http.StatusBadRequest,
 					"session %s is bound to worker %d, not %d",
 					b.id,
@@ -60,7 +61,8 @@ func (s *Selector) bind(b bound, name string, w *pool.Worker, workers []pool.Wor
 					w.InstanceID,
 				)
 			default:
-				return refuse(http.StatusBadRequest, "session %s is bound to DP rank %d, not %d", b.id, at.Rank, w.Rank)
+				return api.Refuse(http.StatusBadRequest, "session %s is bound to DP rank %d, not %d", b.id, at.Rank,
+					w.Rank)
 			}
 		}
 		b.there = false // its worker has left

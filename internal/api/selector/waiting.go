@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/internal/api"
 	"kvepp/queue"
 	"kvepp/router"
 	"kvepp/scoring"
@@ -18,7 +19,7 @@ const tick = time.Second
 
 // line is the selections that wait for the workers of one group, while each that they may have has more prompts to
 // prefill than its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
-type line struct {
+type waitingLine struct {
 	mu      sync.Mutex // guards all below
 	profile *queue.Profile
 	queue   *queue.Queue[*waiting]
@@ -34,12 +35,12 @@ type waiting struct {
 	done    chan struct{} // closed after choose
 }
 
-func newLine(c *router.Queue, model string) *line {
+func newLine(c *router.Queue, model string) *waitingLine {
 	if c == nil {
 		return nil
 	}
 	profile, _ := c.Profiles.Of(model)
-	return &line{profile: profile, queue: queue.New[*waiting](profile, c.Bound)}
+	return &waitingLine{profile: profile, queue: queue.New[*waiting](profile, c.Bound)}
 }
 
 // queueing says whether selections for the model ever wait.
@@ -52,7 +53,7 @@ func (s *Selector) queueing(model string) bool {
 }
 
 // advance has those choose whose turn it is.
-func (l *line) advance() {
+func (l *waitingLine) advance() {
 	if l == nil {
 		return
 	}
@@ -62,7 +63,7 @@ func (l *line) advance() {
 }
 
 // advanceLocked is advance for who holds l.mu.
-func (l *line) advanceLocked() {
+func (l *waitingLine) advanceLocked() {
 	for {
 		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return !item.Value.busy(c) })
 		if item == nil {
@@ -79,7 +80,7 @@ func (w *waiting) decide() {
 }
 
 // keepTicking has the line looked at from time to time while selections wait. The caller holds l.mu.
-func (l *line) keepTicking() {
+func (l *waitingLine) keepTicking() {
 	if l.ticking || l.queue.Len() == 0 {
 		return
 	}
@@ -97,17 +98,17 @@ func (l *line) keepTicking() {
 func rejected(err error) error {
 	limit := (*queue.LimitError)(nil)
 	if !errors.As(err, &limit) {
-		return refuse(http.StatusTooManyRequests, "%v", err)
+		return api.Refuse(http.StatusTooManyRequests, "%v", err)
 	}
-	return &refusal{status: http.StatusTooManyRequests,
-		text: fmt.Sprintf(
+	return &api.Refusal{Status: http.StatusTooManyRequests,
+		Text: fmt.Sprintf(
 			"router policy class %q queue %s limit reached (current=%d, limit=%d)",
 			limit.Class,
 			limit.Kind,
 			limit.Current,
 			limit.Limit,
 		),
-		details: map[string]any{
+		Details: map[string]any{
 			"policy_class": limit.Class,
 			"limit_kind":   limit.Kind,
 			"current":      limit.Current,
@@ -117,7 +118,7 @@ func rejected(err error) error {
 
 // inTurn prepares and decides a selection, which may have to wait in between; class is the policy class that it asks
 // for. With an error nothing is booked.
-func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, class string) (*selected, error) {
+func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id, class string) (*selection, error) {
 	p, err := s.prepare(d, q, id)
 	if err != nil {
 		return nil, err
@@ -136,7 +137,7 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 	if err != nil {
 		return nil, err
 	}
-	var result *selected
+	var result *selection
 	failed := errBroken // unless choose comes to an end
 	w.choose = func() { result, failed = s.decide(d, q, p, id) }
 
@@ -166,7 +167,7 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 		return nil, errClientGone
 	case <-late:
 		if l.leave(item) {
-			return nil, refuse(
+			return nil, api.Refuse(
 				http.StatusTooManyRequests,
 				"no worker was ready for this selection in time; try again later",
 			)
@@ -177,14 +178,14 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 }
 
 // errBroken is the answer to a selection that another's goroutine chose for and did not finish.
-var errBroken = refuse(http.StatusInternalServerError, "the selection broke off: a defect, see the log")
+var errBroken = api.Refuse(http.StatusInternalServerError, "the selection broke off: a defect, see the log")
 
 // errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
-var errClientGone = refuse(499, "the client has gone")
+var errClientGone = api.Refuse(499, "the client has gone")
 
 // enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns. One of a class
 // that never waits takes no part in the turns of the others: it has chosen, and is nowhere (nil).
-func (l *line) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
+func (l *waitingLine) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := &l.profile.Classes[entry.Class]; c.Rejects() {
@@ -203,7 +204,7 @@ func (l *line) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], er
 }
 
 // leave takes a selection out of its line; false if its turn came before.
-func (l *line) leave(item *queue.Item[*waiting]) bool {
+func (l *waitingLine) leave(item *queue.Item[*waiting]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.queue.Remove(item)
@@ -214,13 +215,13 @@ func (l *line) leave(item *queue.Item[*waiting]) bool {
 }
 
 // entry describes a selection for its line.
-func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string) (queue.Request, *waiting, error) {
+func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string) (queue.Request, *waiting, error) {
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	if err := s.eligible(d, q, p.group, bound{}, snapshot); err != nil {
+	if err := s.eligible(d, q, p.group, sessionBinding{}, snapshot); err != nil {
 		return queue.Request{}, nil, err
 	}
-	s.look(d, p.group, q.constraints())
+	s.match(d, p.group, q.constraints())
 	most := 0
 	for i := range d.candidates {
 		c := &d.candidates[i]
@@ -248,7 +249,7 @@ func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string)
 	w.busy = func(c *queue.Class) bool {
 		snapshot := s.pool.Acquire()
 		defer snapshot.Release()
-		if s.eligible(d, q, p.group, bound{}, snapshot) != nil {
+		if s.eligible(d, q, p.group, sessionBinding{}, snapshot) != nil {
 			return false // its turn is there to say so
 		}
 		for _, x := range d.workers {
@@ -281,10 +282,10 @@ func (s *Selector) released() {
 }
 
 // lines returns every group's; nil for one where nothing waits.
-func (s *Selector) lines() []*line {
+func (s *Selector) lines() []*waitingLine {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	lines := make([]*line, 0, len(s.groups))
+	lines := make([]*waitingLine, 0, len(s.groups))
 	for _, g := range s.groups {
 		lines = append(lines, g.line)
 	}
@@ -292,7 +293,7 @@ func (s *Selector) lines() []*line {
 }
 
 // pending returns how many selections wait in the line, and the tokens of their prompts.
-func (l *line) pending() (selections, tokens int) {
+func (l *waitingLine) pending() (selections, tokens int) {
 	if l == nil {
 		return 0, 0
 	}

@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/api"
+	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router"
@@ -89,16 +91,16 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	}{{"block_hashes", whole && f.BlockHashes == nil}, {"sequence_hashes", f.SequenceHashes == nil},
 		{"isl_tokens", f.ISLTokens == nil}} {
 		if field.lack {
-			return refuse(http.StatusBadRequest, "%s is required without token_ids", field.name)
+			return api.Refuse(http.StatusBadRequest, "%s is required without token_ids", field.name)
 		}
 	}
 	switch isl := *f.ISLTokens; {
 	case isl > scoring.MaxISLTokens:
-		return refuse(http.StatusBadRequest, "isl_tokens must be at most %d", int64(scoring.MaxISLTokens))
+		return api.Refuse(http.StatusBadRequest, "isl_tokens must be at most %d", int64(scoring.MaxISLTokens))
 	case whole && isl == 0:
-		return refuse(http.StatusBadRequest, "isl_tokens must be greater than 0")
+		return api.Refuse(http.StatusBadRequest, "isl_tokens must be greater than 0")
 	case whole && len(f.BlockHashes) != len(f.SequenceHashes):
-		return refuse(
+		return api.Refuse(
 			http.StatusBadRequest,
 			"block_hashes length %d must match sequence_hashes length %d",
 			len(f.BlockHashes),
@@ -149,7 +151,7 @@ func (o *override) apply(c scoring.Config) (scoring.Config, error) {
 			continue
 		}
 		if !(*field.value >= 0 && *field.value <= field.most) {
-			return c, refuse(
+			return c, api.Refuse(
 				http.StatusUnprocessableEntity,
 				"router_config_override: %s is %v, but must be a number from 0 to %v",
 				field.name,
@@ -244,13 +246,13 @@ func (q *selectRequest) session() *string {
 func (q *selectRequest) check() error {
 	switch {
 	case q.Pinned != nil && q.Pinned.ID == nil:
-		return missing("pinned_worker.worker_id")
+		return api.Missing("pinned_worker.worker_id")
 	case q.Pinned != nil && q.Pinned.Rank == nil:
-		return missing("pinned_worker.dp_rank")
+		return api.Missing("pinned_worker.dp_rank")
 	case q.Affinity != nil && q.Affinity.ID == nil:
-		return missing("affinity_target.worker_id")
+		return api.Missing("affinity_target.worker_id")
 	case q.Session != nil && q.Session.ID == nil:
-		return missing("session_context.session_id")
+		return api.Missing("session_context.session_id")
 	case q.ID != nil:
 		return checkName(*q.ID)
 	}
@@ -261,17 +263,17 @@ func (q *selectRequest) check() error {
 func checkName(id string) error {
 	switch {
 	case id == "":
-		return refuse(http.StatusBadRequest, "selection_id is empty")
-	case len(id) > maxText:
-		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
+		return api.Refuse(http.StatusBadRequest, "selection_id is empty")
+	case len(id) > pool.MaxText:
+		return api.Refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", pool.MaxText)
 	case pool.CheckText(id) != nil:
-		return refuse(http.StatusBadRequest, "selection_id: %v", pool.CheckText(id))
+		return api.Refuse(http.StatusBadRequest, "selection_id: %v", pool.CheckText(id))
 	}
 	return nil
 }
 
 // choice is the scratch memory of one selection, reused.
-type choice struct {
+type scratch struct {
 	prompt     prompt
 	cut        scoring.Prompt
 	chains     [1][]kvblock.SequenceHash
@@ -283,8 +285,8 @@ type choice struct {
 }
 
 // selected is what a selection chose.
-type selected struct {
-	of      served
+type selection struct {
+	of      api.ModelGroup
 	group   group
 	record  *record
 	rank    uint32
@@ -292,14 +294,14 @@ type selected struct {
 	session string // if it counts
 
 	blocks    int // of the prompt that are tracked
-	overlap   instance
+	overlap   indexerapi.InstanceOverlap
 	effective int // tokens to prefill
 	terms     scoring.Terms
 	cfg       scoring.Config
 }
 
 // groupNamed returns a group that has workers, or says that it has none.
-func (s *Selector) groupNamed(of served) (group, error) {
+func (s *Selector) groupNamed(of api.ModelGroup) (group, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if g := s.groups[of]; g != nil && g.workers > 0 {
@@ -307,10 +309,10 @@ func (s *Selector) groupNamed(of served) (group, error) {
 	}
 	for _, g := range s.groups {
 		if g.workers > 0 {
-			return group{}, refuse(http.StatusServiceUnavailable, "no schedulable workers for %s", of.describe())
+			return group{}, api.Refuse(http.StatusServiceUnavailable, "no schedulable workers for %s", of.Describe())
 		}
 	}
-	return group{}, refuse(http.StatusServiceUnavailable, "no schedulable workers are available")
+	return group{}, api.Refuse(http.StatusServiceUnavailable, "no schedulable workers are available")
 }
 
 func (s *Selector) recordOf(id uint64) *record {
@@ -319,19 +321,19 @@ func (s *Selector) recordOf(id uint64) *record {
 	return s.workers[id]
 }
 
-var errNoEndpoints = refuse(http.StatusServiceUnavailable, "no endpoints available to route work")
+var errNoEndpoints = api.Refuse(http.StatusServiceUnavailable, "no endpoints available to route work")
 
 // prepared is what a selection begins with.
 type prepared struct {
-	of    served
+	of    api.ModelGroup
 	group group
 	cfg   scoring.Config
 }
 
 // prepare reads what q asks for; d holds the prompt afterwards. id is the reservation that it shall become, "" for
 // none.
-func (s *Selector) prepare(d *choice, q *selectRequest, id string) (*prepared, error) {
-	p := &prepared{of: named(q.Model, q.Group)}
+func (s *Selector) prepare(d *scratch, q *selectRequest, id string) (*prepared, error) {
+	p := &prepared{of: modelGroupNamed(q.Model, q.Group)}
 	var err error
 	if p.group, err = s.groupNamed(p.of); err != nil {
 		return nil, err
@@ -350,7 +352,7 @@ func (s *Selector) prepare(d *choice, q *selectRequest, id string) (*prepared, e
 }
 
 // decide selects a worker for q, and books it there as id unless that is empty.
-func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (*selected, error) {
+func (s *Selector) decide(d *scratch, q *selectRequest, p *prepared, id string) (*selection, error) {
 	session, err := s.sessionOf(p.group, q.session())
 	if err != nil {
 		return nil, err
@@ -360,9 +362,9 @@ func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (
 	if err := s.eligible(d, q, p.group, session, snapshot); err != nil {
 		return nil, err
 	}
-	s.look(d, p.group, q.constraints())
+	s.match(d, p.group, q.constraints())
 	if id != "" {
-		if err := s.room(id, len(d.prompt.tracked)); err != nil {
+		if err := s.checkRoom(id, len(d.prompt.tracked)); err != nil {
 			return nil, err
 		}
 	}
@@ -378,7 +380,7 @@ func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (
 			return nil, err
 		}
 	}
-	c := &selected{
+	c := &selection{
 		of:        p.of,
 		group:     p.group,
 		session:   session.id,
@@ -389,23 +391,25 @@ func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (
 		effective: d.prompt.isl - sel.CachedTokens,
 		terms:     d.terms[sel.Index],
 		cfg:       p.cfg,
-		overlap:   instance{DP: map[string]int{}},
+		overlap:   indexerapi.InstanceOverlap{DP: map[string]int{}},
 	}
 	if c.record == nil {
 		s.leases.Release(id)
 		booking.Free()
-		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
+		return nil, api.Refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable",
+			w.InstanceID)
 	}
 	for i := range snapshot.Workers {
 		if x := &snapshot.Workers[i]; x.InstanceID == w.InstanceID && x.Model == p.group.name {
-			c.overlap.add(x, &d.scores)
+			c.overlap.Add(x, &d.scores)
 		}
 	}
 	return c, nil
 }
 
 // eligible lists the workers that q may have.
-func (s *Selector) eligible(d *choice, q *selectRequest, g group, session bound, snapshot *pool.Snapshot) error {
+func (s *Selector) eligible(d *scratch, q *selectRequest, g group, session sessionBinding,
+	snapshot *pool.Snapshot) error {
 	d.workers = d.workers[:0]
 	means := q.Affinity.means
 	if session.there {
@@ -426,7 +430,7 @@ func (s *Selector) eligible(d *choice, q *selectRequest, g group, session bound,
 	}
 	if p := q.Pinned; p != nil {
 		if q.Allowed != nil && !slices.Contains(q.Allowed, *p.ID) || preferred && *q.Affinity.ID != *p.ID {
-			return refuse(http.StatusBadRequest, "pinned worker %d is not in allowed worker set", *p.ID)
+			return api.Refuse(http.StatusBadRequest, "pinned worker %d is not in allowed worker set", *p.ID)
 		}
 		d.workers = slices.DeleteFunc(d.workers, func(w *pool.Worker) bool { return !p.means(w) })
 	}
@@ -442,7 +446,7 @@ func (r *ranked) means(w *pool.Worker) bool {
 }
 
 // look makes candidates of the workers.
-func (s *Selector) look(d *choice, g group, constraints *scoring.Constraints) {
+func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) {
 	s.index.FindMatches(d.prompt.chain, &d.scores)
 	d.chains[0] = d.prompt.tracked
 	d.cut = scoring.Prompt{BlockSize: g.blockSize, Chains: d.chains[:]}
@@ -462,20 +466,21 @@ func (s *Selector) look(d *choice, g group, constraints *scoring.Constraints) {
 
 // selectResponse is the answer of POST /select and /select_and_reserve.
 type selectResponse struct {
-	ID             string      `json:"selection_id,omitempty"`
-	SequenceHashes *[]int64    `json:"sequence_hashes,omitempty"` // this and the next two with a reservation
-	ISLTokens      *int        `json:"isl_tokens,omitempty"`
-	TrackPrefill   *bool       `json:"track_prefill_tokens,omitempty"`
-	Model          string      `json:"model_name"`
-	Group          string      `json:"routing_group"`
-	Worker         uint64      `json:"worker_id"`
-	Rank           uint32      `json:"dp_rank"`
-	Endpoint       string      `json:"endpoint"`
-	BlockSize      int         `json:"block_size"`
-	Overlap        instance    `json:"overlap"`
-	Effective      int         `json:"effective_prefill_tokens"`
-	DecodeBlocks   int         `json:"potential_decode_blocks"`
-	Load           *workerLoad `json:"worker_load,omitempty"` // of an advisory selection
+	ID             string                     `json:"selection_id,omitempty"`
+	// this and the next two with a reservation
+	SequenceHashes *[]int64                   `json:"sequence_hashes,omitempty"`
+	ISLTokens      *int                       `json:"isl_tokens,omitempty"`
+	TrackPrefill   *bool                      `json:"track_prefill_tokens,omitempty"`
+	Model          string                     `json:"model_name"`
+	Group          string                     `json:"routing_group"`
+	Worker         uint64                     `json:"worker_id"`
+	Rank           uint32                     `json:"dp_rank"`
+	Endpoint       string                     `json:"endpoint"`
+	BlockSize      int                        `json:"block_size"`
+	Overlap        indexerapi.InstanceOverlap `json:"overlap"`
+	Effective      int                        `json:"effective_prefill_tokens"`
+	DecodeBlocks   int                        `json:"potential_decode_blocks"`
+	Load           *workerLoad                `json:"worker_load,omitempty"` // of an advisory selection
 }
 
 type workerLoad struct {
@@ -484,11 +489,11 @@ type workerLoad struct {
 	TotalKVBlocks   *uint64 `json:"total_kv_blocks,omitempty"`
 }
 
-func (c *selected) response(isl int) *selectResponse {
+func (c *selection) response(isl int) *selectResponse {
 	untracked := max((isl+c.group.blockSize-1)/c.group.blockSize-c.blocks, 0)
 	return &selectResponse{
-		Model:        c.of.model,
-		Group:        c.of.group,
+		Model:        c.of.Model,
+		Group:        c.of.Group,
 		Worker:       c.record.ID,
 		Rank:         c.rank,
 		Endpoint:     deref(c.record.Endpoint, ""),
@@ -503,15 +508,15 @@ func (c *selected) response(isl int) *selectResponse {
 func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	var q selectRequest
 	if err := readChecked(w, req, &q, q.check); err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
-	d := s.scratch.Get().(*choice)
-	defer s.scratch.Put(d)
+	d := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(d)
 	c, err := s.inTurn(req.Context(), d, &q, "", policyClass(req))
 	control(w)
 	if err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	response := c.response(d.prompt.isl)
@@ -537,7 +542,7 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 			TotalKVBlocks:   c.record.TotalKVBlocks,
 		}
 	}
-	answer(w, http.StatusOK, response, nil)
+	api.Reply(w, http.StatusOK, response, nil)
 }
 
 // policyClass is the one that a request asks for.
@@ -554,7 +559,7 @@ func control(w http.ResponseWriter) {
 const answerPatience = time.Minute
 
 // booking is how many tokens a reservation of the selection books to be prefilled.
-func (c *selected) booking() int {
+func (c *selection) booking() int {
 	if !c.cfg.TrackPrefillTokens {
 		return 0
 	}
@@ -565,19 +570,19 @@ func (c *selected) booking() int {
 func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	var q selectRequest
 	if err := readChecked(w, req, &q, q.check); err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	id := deref(q.ID, "")
 	if q.ID == nil {
 		id = router.NewRequestID()
 	}
-	d := s.scratch.Get().(*choice)
-	defer s.scratch.Put(d)
+	d := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(d)
 	c, err := s.inTurn(req.Context(), d, &q, id, policyClass(req))
 	control(w)
 	if err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	response := c.response(d.prompt.isl)
@@ -588,7 +593,7 @@ func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	response.ID, response.SequenceHashes, response.ISLTokens, response.TrackPrefill = id, &hashes, &d.prompt.isl,
 		&c.cfg.TrackPrefillTokens
 	s.predict(c.worker, &d.prompt)
-	answer(w, http.StatusOK, response, nil)
+	api.Reply(w, http.StatusOK, response, nil)
 }
 
 // predict tells the index what the worker is about to compute, if nothing else will.
@@ -600,7 +605,7 @@ func (s *Selector) predict(w kvblock.Worker, p *prompt) {
 
 // readChecked reads a body that check, if it is read at all, may refuse.
 func readChecked(w http.ResponseWriter, req *http.Request, body any, check func() error) error {
-	if err := read(w, req, body); err != nil {
+	if err := api.ReadBody(w, req, body); err != nil {
 		return err
 	}
 	return check()

@@ -1,4 +1,4 @@
-package service
+package indexer
 
 import (
 	"cmp"
@@ -13,18 +13,13 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
 	"kvepp/pool"
 	"kvepp/scoring"
 )
 
-// maxRegistered bounds the registered workers, ranks counted one by one.
-const maxRegistered = 1 << 16
-
 // maxPeers bounds the list of peers.
 const maxPeers = 1 << 10
-
-// maxText bounds each text that is kept, in bytes.
-const maxText = pool.MaxText
 
 // Registry is Dynamo's standalone indexer: workers are registered by request, and their events followed. Create it with
 // NewRegistry.
@@ -33,34 +28,34 @@ type Registry struct {
 	pool *pool.Pool
 
 	mu      sync.Mutex
-	workers map[rankOf]*registered      // guarded by mu
-	ranks   map[workerOf][]uint32       // of each worker; guarded by mu
-	groups  map[served]*registeredGroup // guarded by mu
-	bytes   int                         // of all workers, an estimate; guarded by mu
-	peers   []string                    // guarded by mu
+	workers map[rankRef]*rankRecord         // guarded by mu
+	ranks   map[workerRef][]uint32          // of each worker; guarded by mu
+	groups  map[api.ModelGroup]*groupRecord // guarded by mu
+	bytes   int                             // of all workers, an estimate; guarded by mu
+	peers   []string                        // guarded by mu
 }
 
 // workerOf names a worker, and rankOf one of its ranks.
 type (
-	workerOf struct {
-		served
+	workerRef struct {
+		api.ModelGroup
 		instance uint64
 	}
-	rankOf struct {
-		workerOf
+	rankRef struct {
+		workerRef
 		rank uint32
 	}
 )
 
 // registeredGroup is what the workers of a model and group have in common.
-type registeredGroup struct {
+type groupRecord struct {
 	blockSize int
 	ranks     int // of all its workers
 }
 
 // registered is one rank of one worker.
-type registered struct {
-	rankOf
+type rankRecord struct {
+	rankRef
 	endpoint  string
 	replay    string
 	blockSize int
@@ -82,85 +77,71 @@ type Registration struct {
 func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
 	r := &Registry{
 		pool:    p,
-		workers: map[rankOf]*registered{},
-		ranks:   map[workerOf][]uint32{},
-		groups:  map[served]*registeredGroup{},
+		workers: map[rankRef]*rankRecord{},
+		ranks:   map[workerRef][]uint32{},
+		groups:  map[api.ModelGroup]*groupRecord{},
 	}
-	r.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
-	r.named = true
+	r.Reader = NewGroupReader(p, index, f, log)
 	return r
-}
-
-// modelOf and groupOf keep model and group in the pool's one field.
-func modelOf(s served) string { return strconv.Quote(s.model) + s.group }
-
-func groupOf(model string) served {
-	quoted, err := strconv.QuotedPrefix(model)
-	if err != nil {
-		return served{} // not from modelOf
-	}
-	name, _ := strconv.Unquote(quoted)
-	return served{name, model[len(quoted):]}
 }
 
 // Handle adds all requests.
 func (r *Registry) Handle(mux *http.ServeMux) {
 	r.Reader.Handle(mux)
-	done := map[string]string{"status": "ok"}
 	mux.HandleFunc("POST /register", func(w http.ResponseWriter, req *http.Request) {
 		var body Registration
-		err := read(w, req, &body)
+		err := api.ReadBody(w, req, &body)
 		if err == nil {
 			err = r.Register(body)
 		}
-		answer(w, http.StatusCreated, done, err)
+		api.Reply(w, http.StatusCreated, api.StatusOK, err)
 	})
 	mux.HandleFunc("POST /unregister", func(w http.ResponseWriter, req *http.Request) {
 		var body Registration
-		err := read(w, req, &body)
+		err := api.ReadBody(w, req, &body)
 		if err == nil {
 			err = r.unregister(body)
 		}
-		answer(w, http.StatusOK, done, err)
+		api.Reply(w, http.StatusOK, api.StatusOK, err)
 	})
 	mux.HandleFunc("GET /workers", r.list)
 	mux.HandleFunc(
 		"GET /peers",
-		func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, r.peerList(), nil) },
+		func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, r.peerList(), nil) },
 	)
 	mux.HandleFunc("POST /register_peer", func(w http.ResponseWriter, req *http.Request) {
 		url, err := readPeer(w, req)
 		if err == nil {
 			err = r.AddPeer(url)
 		}
-		answer(w, http.StatusCreated, done, err)
+		api.Reply(w, http.StatusCreated, api.StatusOK, err)
 	})
 	mux.HandleFunc("POST /deregister_peer", func(w http.ResponseWriter, req *http.Request) {
 		url, err := readPeer(w, req)
 		if err == nil {
 			err = r.removePeer(url)
 		}
-		answer(w, http.StatusOK, done, err)
+		api.Reply(w, http.StatusOK, api.StatusOK, err)
 	})
 }
 
-func (b *Registration) registered() (registered, error) {
+func (b *Registration) registered() (rankRecord, error) {
 	for _, field := range []struct {
 		name  string
 		there bool
 	}{{"instance_id", b.InstanceID != nil}, {"endpoint", b.Endpoint != nil}, {"model_name", b.Model != nil},
 		{"block_size", b.BlockSize != nil}} {
 		if !field.there {
-			return registered{}, refuse(http.StatusUnprocessableEntity, "%s is missing", field.name)
+			return rankRecord{}, api.Missing(field.name)
 		}
 	}
-	g := registered{
-		rankOf:    rankOf{workerOf{served{*b.Model, defaultGroup}, *b.InstanceID}, 0},
+	g := rankRecord{
+		rankRef:   rankRef{workerRef{api.ModelGroup{Model: *b.Model, Group: api.DefaultGroup}, *b.InstanceID}, 0},
 		endpoint:  *b.Endpoint,
 		blockSize: *b.BlockSize,
 	}
 	if b.Group != nil {
-		g.group = *b.Group
+		g.Group = *b.Group
 	}
 	if b.Rank != nil {
 		g.rank = *b.Rank
@@ -169,14 +150,14 @@ func (b *Registration) registered() (registered, error) {
 		g.replay = *b.ReplayEndpoint
 	}
 	for _, field := range []struct{ name, text string }{
-		{"endpoint", g.endpoint}, {"model_name", g.model}, {"routing_group", g.group}, {"replay_endpoint", g.replay},
+		{"endpoint", g.endpoint}, {"model_name", g.Model}, {"routing_group", g.Group}, {"replay_endpoint", g.replay},
 	} {
 		if err := pool.CheckText(field.text); err != nil {
-			return g, refuse(http.StatusBadRequest, "%s: %v", field.name, err)
+			return g, api.Refuse(http.StatusBadRequest, "%s: %v", field.name, err)
 		}
 	}
 	if g.blockSize < 1 || g.blockSize > scoring.MaxBlockSize {
-		return g, refuse(
+		return g, api.Refuse(
 			http.StatusBadRequest,
 			"block_size %d is not a number of tokens from 1 to %d",
 			g.blockSize,
@@ -184,21 +165,21 @@ func (b *Registration) registered() (registered, error) {
 		)
 	}
 	if err := pool.CheckTCP(g.endpoint, 1); err != nil {
-		return g, refuse(http.StatusBadRequest, "invalid ZMQ endpoint: %v", err)
+		return g, api.Refuse(http.StatusBadRequest, "invalid ZMQ endpoint: %v", err)
 	}
 	if g.replay != "" {
 		if err := pool.CheckTCP(g.replay, 1); err != nil {
-			return g, refuse(http.StatusBadRequest, "invalid replay endpoint: %v", err)
+			return g, api.Refuse(http.StatusBadRequest, "invalid replay endpoint: %v", err)
 		}
 	}
 	return g, nil
 }
 
 // order puts a model's workers together, and an instance's ranks.
-func order(a, b *registered) int {
+func order(a, b *rankRecord) int {
 	return cmp.Or(
-		cmp.Compare(a.model, b.model),
-		cmp.Compare(a.group, b.group),
+		cmp.Compare(a.Model, b.Model),
+		cmp.Compare(a.Group, b.Group),
 		cmp.Compare(a.instance, b.instance),
 		cmp.Compare(a.rank, b.rank),
 	)
@@ -212,80 +193,80 @@ func (r *Registry) Register(b Registration) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.workers) == maxRegistered {
-		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxRegistered)
+	if len(r.workers) == api.MaxRanks {
+		return api.Refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", api.MaxRanks)
 	}
-	group := r.groups[g.served]
+	group := r.groups[g.ModelGroup]
 	switch {
 	case group != nil && group.blockSize != g.blockSize:
-		return refuse(
+		return api.Refuse(
 			http.StatusConflict,
 			"block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
-			g.model,
-			g.group,
+			g.Model,
+			g.Group,
 			group.blockSize,
 			g.blockSize,
 		)
-	case r.workers[g.rankOf] != nil:
-		return refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
+	case r.workers[g.rankRef] != nil:
+		return api.Refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
 	}
 	switch {
-	case group == nil && len(r.groups) == maxGroups:
-		return refuse(
+	case group == nil && len(r.groups) == api.MaxGroups:
+		return api.Refuse(
 			http.StatusTooManyRequests,
 			"%d models and routing groups have workers, which is the limit",
-			maxGroups,
+			api.MaxGroups,
 		)
-	case r.bytes+g.bytes() > maxWorkerBytes:
-		return refuse(
+	case r.bytes+g.bytes() > api.MaxWorkerBytes:
+		return api.Refuse(
 			http.StatusTooManyRequests,
 			"what is known of workers takes %d bytes, of at most %d",
 			r.bytes,
-			maxWorkerBytes,
+			api.MaxWorkerBytes,
 		)
 	}
 	if group == nil {
-		group = &registeredGroup{blockSize: g.blockSize}
-		r.groups[g.served] = group
+		group = &groupRecord{blockSize: g.blockSize}
+		r.groups[g.ModelGroup] = group
 	}
 	group.ranks++
 	r.bytes += g.bytes()
-	r.workers[g.rankOf] = &g
-	r.ranks[g.workerOf] = append(r.ranks[g.workerOf], g.rank)
+	r.workers[g.rankRef] = &g
+	r.ranks[g.workerRef] = append(r.ranks[g.workerRef], g.rank)
 	r.pool.Change(nil, []pool.Endpoint{g.poolEndpoint()})
 	if err := r.feed.Room(); err != nil {
-		r.forget(g.workerOf, func(rank uint32) bool { return rank == g.rank })
-		return refuse(http.StatusServiceUnavailable, "%v", err)
+		r.forget(g.workerRef, func(rank uint32) bool { return rank == g.rank })
+		return api.Refuse(http.StatusServiceUnavailable, "%v", err)
 	}
 	return nil
 }
 
 // poolEndpoint is the rank as the pool has it. The name is quoted, so that no two workers have one name: the pool could
 // not tell them apart.
-func (g *registered) poolEndpoint() pool.Endpoint {
-	return pool.Endpoint{Name: g.poolName(), InstanceID: g.instance, Model: modelOf(g.served),
+func (g *rankRecord) poolEndpoint() pool.Endpoint {
+	return pool.Endpoint{Name: g.poolName(), InstanceID: g.instance, Model: g.ModelGroup.PoolModel(),
 		DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay,
 		BlockSize: g.blockSize}
 }
 
 // bytes estimates the memory that a rank takes here and in the pool.
-func (g *registered) bytes() int {
-	return 2*recordBytes + 4*(len(g.model)+len(g.group)) + len(g.endpoint) + len(g.replay)
+func (g *rankRecord) bytes() int {
+	return 2*api.RecordBytes + 4*(len(g.Model)+len(g.Group)) + len(g.endpoint) + len(g.replay)
 }
 
-func (of *rankOf) poolName() string {
-	return fmt.Sprintf("%s/%d/%d", modelOf(of.served), of.instance, of.rank)
+func (of *rankRef) poolName() string {
+	return fmt.Sprintf("%s/%d/%d", of.ModelGroup.PoolModel(), of.instance, of.rank)
 }
 
 // forget removes the ranks of a worker for which wanted is true, and returns how many there were. The caller holds
 // r.mu.
-func (r *Registry) forget(of workerOf, wanted func(rank uint32) bool) int {
+func (r *Registry) forget(of workerRef, wanted func(rank uint32) bool) int {
 	var names []string
 	left := slices.DeleteFunc(r.ranks[of], func(rank uint32) bool {
 		if !wanted(rank) {
 			return false
 		}
-		id := rankOf{of, rank}
+		id := rankRef{of, rank}
 		names = append(names, id.poolName())
 		r.bytes -= r.workers[id].bytes()
 		delete(r.workers, id)
@@ -297,8 +278,8 @@ func (r *Registry) forget(of workerOf, wanted func(rank uint32) bool) int {
 	if r.ranks[of] = left; len(left) == 0 {
 		delete(r.ranks, of)
 	}
-	if group := r.groups[of.served]; group.ranks == len(names) {
-		delete(r.groups, of.served)
+	if group := r.groups[of.ModelGroup]; group.ranks == len(names) {
+		delete(r.groups, of.ModelGroup)
 	} else {
 		group.ranks -= len(names)
 	}
@@ -309,43 +290,46 @@ func (r *Registry) forget(of workerOf, wanted func(rank uint32) bool) int {
 // unregister forgets a rank, or all ranks, of a worker.
 func (r *Registry) unregister(b Registration) error {
 	if b.InstanceID == nil || b.Model == nil {
-		return refuse(http.StatusUnprocessableEntity, "instance_id or model_name is missing")
+		return api.Refuse(http.StatusUnprocessableEntity, "instance_id or model_name is missing")
 	}
-	want := served{*b.Model, defaultGroup}
+	want := api.ModelGroup{Model: *b.Model, Group: api.DefaultGroup}
 	if b.Group != nil {
-		want.group = *b.Group
+		want.Group = *b.Group
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.forget(workerOf{want, *b.InstanceID}, func(rank uint32) bool { return b.Rank == nil || rank == *b.Rank }) > 0 {
+	if r.forget(workerRef{want, *b.InstanceID}, func(rank uint32) bool {
+		return b.Rank == nil ||
+			rank == *b.Rank
+	}) > 0 {
 		return nil
 	}
 	// Nothing is known of it there: perhaps elsewhere.
-	elsewhere := served{}
+	elsewhere := api.ModelGroup{}
 	for of := range r.ranks {
-		if of.instance == *b.InstanceID && of.served != want &&
-			(elsewhere == served{} || cmp.Or(cmp.Compare(of.model, elsewhere.model),
-				cmp.Compare(of.group, elsewhere.group)) > 0) {
-			elsewhere = of.served
+		if of.instance == *b.InstanceID && of.ModelGroup != want &&
+			(elsewhere == api.ModelGroup{} || cmp.Or(cmp.Compare(of.Model, elsewhere.Model),
+				cmp.Compare(of.Group, elsewhere.Group)) > 0) {
+			elsewhere = of.ModelGroup
 		}
 	}
 	switch {
-	case elsewhere != served{}:
-		return refuse(
+	case elsewhere != api.ModelGroup{}:
+		return api.Refuse(
 			http.StatusNotFound,
 			"instance %d is registered for model=%s routing_group=%s",
 			*b.InstanceID,
-			elsewhere.model,
-			elsewhere.group,
+			elsewhere.Model,
+			elsewhere.Group,
 		)
 	case b.Rank != nil:
-		return refuse(http.StatusNotFound, "instance %d dp_rank %d not found", *b.InstanceID, *b.Rank)
+		return api.Refuse(http.StatusNotFound, "instance %d dp_rank %d not found", *b.InstanceID, *b.Rank)
 	}
-	return refuse(http.StatusNotFound, "instance %d not found", *b.InstanceID)
+	return api.Refuse(http.StatusNotFound, "instance %d not found", *b.InstanceID)
 }
 
 // listed is a worker in the answer of GET /workers.
-type listed struct {
+type listedWorker struct {
 	InstanceID uint64              `json:"instance_id"`
 	Source     string              `json:"source"`
 	Status     string              `json:"status"`
@@ -364,19 +348,19 @@ type listener struct {
 // list answers the workers of a model or a group, or all.
 func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 	model, group := req.URL.Query()["model_name"], req.URL.Query()["routing_group"]
-	all := []*listed{}
+	all := []*listedWorker{}
 	r.mu.Lock()
 	ordered := slices.SortedFunc(maps.Values(r.workers), order) // nobody changes what is pointed to
 	r.mu.Unlock()
 	for _, g := range ordered {
-		if len(model) > 0 && model[0] != g.model || len(group) > 0 && group[0] != g.group {
+		if len(model) > 0 && model[0] != g.Model || len(group) > 0 && group[0] != g.Group {
 			continue
 		}
 		last := len(all) - 1
-		if last < 0 || all[last].InstanceID != g.instance || all[last].Model != g.model || all[last].Group != g.group {
+		if last < 0 || all[last].InstanceID != g.instance || all[last].Model != g.Model || all[last].Group != g.Group {
 			all = append(
 				all,
-				&listed{InstanceID: g.instance, Source: "zmq", Status: "active", Model: g.model, Group: g.group,
+				&listedWorker{InstanceID: g.instance, Source: "zmq", Status: "active", Model: g.Model, Group: g.Group,
 					BlockSize: g.blockSize, Endpoints: map[string]string{}, Listeners: map[string]listener{}},
 			)
 			last++
@@ -385,7 +369,7 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 		all[last].Endpoints[rank] = g.endpoint
 		all[last].Listeners[rank] = listener{g.endpoint, "active"}
 	}
-	answer(w, http.StatusOK, all, nil)
+	api.Reply(w, http.StatusOK, all, nil)
 }
 
 // Counts returns the pairs of model and group that have workers, and the worker instances.
@@ -400,11 +384,11 @@ func readPeer(w http.ResponseWriter, req *http.Request) (url string, err error) 
 	var body struct {
 		URL *string `json:"url"`
 	}
-	if err := read(w, req, &body); err != nil {
+	if err := api.ReadBody(w, req, &body); err != nil {
 		return "", err
 	}
 	if body.URL == nil {
-		return "", refuse(http.StatusUnprocessableEntity, "url is missing")
+		return "", api.Missing("url")
 	}
 	return *body.URL, nil
 }
@@ -425,14 +409,14 @@ func (r *Registry) AddPeer(url string) error {
 	case there:
 		return nil
 	case pool.CheckText(url) != nil || strings.Contains(url, " "):
-		return refuse(
+		return api.Refuse(
 			http.StatusBadRequest,
 			"url: %.100q has a space or a control character, or is longer than %d bytes",
 			url,
 			pool.MaxText,
 		)
 	case len(r.peers) == maxPeers:
-		return refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
+		return api.Refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
 	}
 	r.peers = slices.Insert(r.peers, at, url)
 	return nil
@@ -443,7 +427,7 @@ func (r *Registry) removePeer(url string) error {
 	defer r.mu.Unlock()
 	at, there := slices.BinarySearch(r.peers, url)
 	if !there {
-		return refuse(http.StatusNotFound, "peer not found")
+		return api.Refuse(http.StatusNotFound, "peer not found")
 	}
 	r.peers = slices.Delete(r.peers, at, at+1)
 	return nil

@@ -1,4 +1,4 @@
-package service
+package selector
 
 import (
 	"fmt"
@@ -21,7 +21,7 @@ func BenchmarkSelect(b *testing.B) {
 		)
 	}
 	q := &selectRequest{promptFields: promptFields{Tokens: make([]kvblock.Token, 4000)}}
-	d := new(choice)
+	d := new(scratch)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := c.selector.inTurn(b.Context(), d, q, "", ""); err != nil {

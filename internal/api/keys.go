@@ -1,4 +1,4 @@
-package service
+package api
 
 import (
 	"encoding/json"
@@ -19,7 +19,7 @@ func decode(body []byte, v any) error {
 	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
 		return err
 	}
-	k := keys{text: body}
+	k := keyChecker{text: body}
 	if _, twice := k.value(0, into.Type()); twice != nil {
 		return twice
 	}
@@ -32,13 +32,13 @@ func decode(body []byte, v any) error {
 
 // keys walks along a valid JSON text. Keys that encoding/json would take for a field, and that are not spelled like it,
 // become those of nothing; one that is a field's and comes twice is refused.
-type keys struct {
+type keyChecker struct {
 	text    []byte
 	changed bool
 }
 
 // value walks over the value at i, which is decoded into a t, and returns where it ends. nil: into nothing.
-func (k *keys) value(i int, t reflect.Type) (int, error) {
+func (k *keyChecker) value(i int, t reflect.Type) (int, error) {
 	i = k.space(i)
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -76,7 +76,7 @@ func (k *keys) value(i int, t reflect.Type) (int, error) {
 			if of = fields[name]; of == nil {
 				k.annul(k.text[i+1:end-1], fields, name)
 			} else if seen[name] {
-				return i, refuse(http.StatusUnprocessableEntity, "%s: the key is there twice", name)
+				return i, Refuse(http.StatusUnprocessableEntity, "%s: the key is there twice", name)
 			}
 			if of != nil {
 				seen[name] = true
@@ -91,7 +91,7 @@ func (k *keys) value(i int, t reflect.Type) (int, error) {
 }
 
 // annul changes a key if it may be taken for a field.
-func (k *keys) annul(key []byte, fields map[string]reflect.Type, name string) {
+func (k *keyChecker) annul(key []byte, fields map[string]reflect.Type, name string) {
 	for field := range fields {
 		if strings.EqualFold(field, name) {
 			for i := range key {
@@ -104,7 +104,7 @@ func (k *keys) annul(key []byte, fields map[string]reflect.Type, name string) {
 }
 
 // space returns where the white space at i ends.
-func (k *keys) space(i int) int {
+func (k *keyChecker) space(i int) int {
 	for k.text[i] == ' ' || k.text[i] == '\n' || k.text[i] == '\t' || k.text[i] == '\r' {
 		i++
 	}
@@ -112,7 +112,7 @@ func (k *keys) space(i int) int {
 }
 
 // next returns where what follows a value ends: space, and a comma with the space behind it.
-func (k *keys) next(i int) int {
+func (k *keyChecker) next(i int) int {
 	if i = k.space(i); k.text[i] == ',' {
 		i = k.space(i + 1)
 	}
@@ -120,7 +120,7 @@ func (k *keys) next(i int) int {
 }
 
 // skip returns where the value at i ends, whatever it is.
-func (k *keys) skip(i int) int {
+func (k *keyChecker) skip(i int) int {
 	depth := 0
 	for ; i < len(k.text); i++ {
 		switch k.text[i] {

@@ -1,4 +1,10 @@
-package service
+// Package selector is the HTTP API of Dynamo's selection service, which `kvepp select` serves.
+//
+// It owns the registered workers, the selections that wait, and the reservations. Where Dynamo has a request or an
+// answer, it has the same, field for field. It never sends a request to a worker.
+//
+// Concurrency: handlers are called from any goroutine.
+package selector
 
 import (
 	"log/slog"
@@ -8,6 +14,8 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
+	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router"
@@ -16,35 +24,37 @@ import (
 )
 
 // Selector is Dynamo's selection service: workers are registered by request, and their events followed; selections
-// choose among them, and reservations book them. Create it with NewSelector.
+// choose among them, and reservations book them. Create it with New.
 //
 // A selection begins where a prompt is token ids or hashes already, so that it stands on index and book themselves and
 // not on router.Router, which begins with a request's body and ends with its response.
 //
 // Source: dynamo-kv-router 1.6.1, services::selection, and what `python -m dynamo.select_service` answers.
 type Selector struct {
-	*Reader
-	cfg      SelectorConfig
-	pool     *pool.Pool
-	loadBook *scoring.ActiveSequences
-	pending  *pendingSelections
-	claims   sync.Map // names of reservations whose selections wait
-	began    time.Time
-	leases   session.Leases
-	metrics  *metrics.SelectionService
-	scratch  sync.Pool // of *choice
+	cfg       Config
+	pool      *pool.Pool
+	index     *indexer.Index
+	feed      *feed.Feed // nil: no events
+	dumps     *indexerapi.Reader
+	loadBook  *scoring.ActiveSequences
+	pending   *pendingSelections
+	claims    sync.Map // names of reservations whose selections wait
+	began     time.Time
+	leases    session.Leases
+	metrics   *metrics.SelectionService
+	scratches sync.Pool // of *scratch
 
 	changing sync.Mutex // held over a change of the catalog, and of the pool after it
 	mu       sync.RWMutex
 	// by worker id; changed under both, read under either. A record does not change once it is there
 	workers map[uint64]*record
-	groups  map[served]*group // guarded by mu
-	ranks   int               // of all schedulable workers; guarded by mu
-	bytes   int               // of all records, estimated; guarded by mu
+	groups  map[api.ModelGroup]*group // guarded by mu
+	ranks   int                       // of all schedulable workers; guarded by mu
+	bytes   int                       // of all records, estimated; guarded by mu
 }
 
-// SelectorConfig is what an operator chooses.
-type SelectorConfig struct {
+// Config is what an operator chooses.
+type Config struct {
 	// Scoring holds the knobs of the cost function, for requests that bring no other. It must have passed Validate.
 	Scoring scoring.Config
 	// Events says that the workers' events are followed. Else a worker is believed to hold what it was sent, for
@@ -61,10 +71,10 @@ type SelectorConfig struct {
 	Sessions *session.Table
 }
 
-// NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows
+// New returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows
 // the workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
-func NewSelector(
-	cfg SelectorConfig,
+func New(
+	cfg Config,
 	p *pool.Pool,
 	index *indexer.Index,
 	f *feed.Feed,
@@ -75,16 +85,17 @@ func NewSelector(
 	s := &Selector{
 		cfg:      cfg,
 		pool:     p,
+		index:    index,
+		feed:     f,
+		dumps:    indexerapi.NewGroupReader(p, index, f, log),
 		loadBook: book,
 		metrics:  m,
 		workers:  map[uint64]*record{},
-		groups:   map[served]*group{},
+		groups:   map[api.ModelGroup]*group{},
 		pending:  newPendingSelections(&cfg),
 		began:    time.Now(),
 	}
-	s.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
-	s.named = true
-	s.scratch.New = func() any { return new(choice) }
+	s.scratches.New = func() any { return new(scratch) }
 	return s
 }
 
@@ -93,7 +104,10 @@ func (s *Selector) Handler() http.Handler {
 	r := routes{m: s.metrics, mux: http.NewServeMux()}
 	r.add(
 		"/health",
-		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, done, nil) }},
+		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) {
+			api.Reply(w, http.StatusOK, api.StatusOK,
+				nil)
+		}},
 	)
 	r.add("/ready", handlers{"GET": s.ready})
 	r.add("/workers", handlers{"GET": s.listWorkers, "POST": s.putWorker})
@@ -111,32 +125,29 @@ func (s *Selector) Handler() http.Handler {
 	// Load is not shared with other replicas, which is Dynamo's default too.
 	r.add(
 		"/replica_sync/peers",
-		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, []string{}, nil) }},
+		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, []string{}, nil) }},
 	)
 	alone := func(w http.ResponseWriter, req *http.Request) {
 		var body struct {
 			Endpoint *string `json:"endpoint"`
 		}
-		err := read(w, req, &body)
+		err := api.ReadBody(w, req, &body)
 		switch {
 		case err != nil:
 		case body.Endpoint == nil:
-			err = missing("endpoint")
+			err = api.Missing("endpoint")
 		default:
-			err = refuse(http.StatusConflict, "replica sync is disabled")
+			err = api.Refuse(http.StatusConflict, "replica sync is disabled")
 		}
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 	}
 	r.add("/replica_sync/register_peer", handlers{"POST": alone})
 	r.add("/replica_sync/deregister_peer", handlers{"POST": alone})
 	r.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "route not found"))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusNotFound, "route not found"))
 	})
 	return r.mux
 }
-
-// done is the answer of requests that have nothing to tell.
-var done = map[string]string{"status": "ok"}
 
 // handlers are a path's, by method.
 type handlers map[string]http.HandlerFunc
@@ -153,37 +164,33 @@ func (r *routes) add(path string, byMethod handlers) {
 		if method == http.MethodHead {
 			method = http.MethodGet
 		}
-		start, status := time.Now(), &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		start, status := time.Now(), api.NewStatusWriter(w)
 		if handle := byMethod[method]; handle != nil {
 			handle(status, req)
-			r.m.Answered(path, method, status.status, start)
+			r.m.Answered(path, method, status.Status, start)
 			return
 		}
-		answer(w, 0, nil, refuse(http.StatusMethodNotAllowed, "method not allowed"))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusMethodNotAllowed, "method not allowed"))
 	})
-}
-
-func missing(field string) error {
-	return refuse(http.StatusUnprocessableEntity, "%s is missing", field)
 }
 
 // dump of a service that follows no events is empty.
 func (s *Selector) dump(w http.ResponseWriter, req *http.Request) {
 	if s.feed == nil {
-		answer(w, http.StatusOK, struct{}{}, nil)
+		api.Reply(w, http.StatusOK, struct{}{}, nil)
 		return
 	}
-	s.Reader.dump(w, req)
+	s.dumps.Dump(w, req)
 }
 
 // named returns model and group of a request.
-func named(model, group *string) served {
-	n := served{defaultModel, defaultGroup}
+func modelGroupNamed(model, group *string) api.ModelGroup {
+	n := api.ModelGroup{Model: defaultModel, Group: api.DefaultGroup}
 	if model != nil {
-		n.model = *model
+		n.Model = *model
 	}
 	if group != nil {
-		n.group = *group
+		n.Group = *group
 	}
 	return n
 }
@@ -191,15 +198,12 @@ func named(model, group *string) served {
 // defaultModel is the model of requests that name none.
 const defaultModel = "default"
 
-// describe is how errors name a group. Source: what dynamo.select_service answers.
-func (s served) describe() string { return "model=" + s.model + " routing_group=" + s.group }
-
-// SelectorStats is what a Selector holds.
-type SelectorStats struct{ Groups, Reservations, Pending, Waiting int }
+// Stats is what a Selector holds.
+type Stats struct{ Groups, Reservations, Pending, Waiting int }
 
 // Stats returns what s holds at this moment.
-func (s *Selector) Stats() SelectorStats {
-	stats := SelectorStats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
+func (s *Selector) Stats() Stats {
+	stats := Stats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
 	lines := s.lines()
 	for _, l := range lines {
 		waiting, _ := l.pending()

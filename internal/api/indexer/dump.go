@@ -1,4 +1,4 @@
-package service
+package indexer
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -19,30 +20,31 @@ import (
 // dumpPatience is how long the reader of a dump may take for one worker's part.
 const dumpPatience = time.Minute
 
-// dump answers what every worker holds, as the events that would say so: {"model:group": {"block_size": n, "events":
-// […]}}. It is written worker by worker, so that it takes no more memory than one worker's part. One runs at a time.
+// Dump answers GET /dump: what every worker holds, as the events that would say so: {"model:group": {"block_size": n,
+// "events": […]}}. It is written worker by worker, so that it takes no more memory than one worker's part. One runs at
+// a time.
 //
 // Beside Dynamo's keys the first event of each worker has "position": how many of the worker's own messages the dump
 // has in it, which kvepp needs to go on from there.
-func (r *Reader) dump(w http.ResponseWriter, req *http.Request) {
+func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	if !r.dumping.TryLock() {
-		answer(w, 0, nil, refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
+		api.Reply(w, 0, nil, api.Refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
 		return
 	}
 	defer r.dumping.Unlock()
 	snapshot := r.pool.Acquire() // until the end: the numbers must mean these workers
 	defer snapshot.Release()
 	workers := snapshot.Workers
-	groups := map[served][]*pool.Worker{}
-	var names []served
+	groups := map[api.ModelGroup][]*pool.Worker{}
+	var names []api.ModelGroup
 	for i := range workers {
-		s := r.serves(&workers[i])
+		s := r.modelGroupOf(&workers[i])
 		if groups[s] == nil {
 			names = append(names, s)
 		}
 		groups[s] = append(groups[s], &workers[i])
 	}
-	slices.SortFunc(names, func(a, b served) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(names, func(a, b api.ModelGroup) int { return strings.Compare(a.String(), b.String()) })
 
 	w.Header().Set("Content-Type", "application/json")
 	control := http.NewResponseController(w)
@@ -127,7 +129,7 @@ func (d *dumper) unsigned(v uint64) {
 }
 
 // dumped is one event of a dump.
-type dumped struct {
+type dumpEvent struct {
 	WorkerID uint64 `json:"worker_id"`
 	Tier     string `json:"storage_tier"`
 	Domain   string `json:"residency_domain"`
@@ -150,7 +152,7 @@ type dumped struct {
 }
 
 // stored returns what the event says; false for one that does not say what a worker holds itself.
-func (d *dumped) stored() (s kvblock.Stored, ok bool) {
+func (d *dumpEvent) stored() (s kvblock.Stored, ok bool) {
 	if d.Event.Data.Stored == nil || len(d.Event.Data.Stored.Blocks) == 0 || d.Domain != "worker" {
 		return s, false
 	}
@@ -170,7 +172,7 @@ func (d *dumped) stored() (s kvblock.Stored, ok bool) {
 }
 
 // readDump reads a dump, and gives every event to event with the name and the block size of the part that it stands in.
-func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumped) error) error {
+func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumpEvent) error) error {
 	dec := json.NewDecoder(in)
 	if err := expect(dec, json.Delim('{')); err != nil {
 		return err
@@ -181,14 +183,17 @@ func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumped
 			return err
 		}
 		part, _ := key.(string) // as every key is
-		if err := readPart(dec, func(blockSize int, d *dumped) error { return event(part, blockSize, d) }); err != nil {
+		if err := readPart(dec, func(blockSize int, d *dumpEvent) error {
+			return event(part, blockSize,
+				d)
+		}); err != nil {
 			return err
 		}
 	}
 	return expect(dec, json.Delim('}'))
 }
 
-func readPart(dec *json.Decoder, event func(blockSize int, d *dumped) error) error {
+func readPart(dec *json.Decoder, event func(blockSize int, d *dumpEvent) error) error {
 	if err := expect(dec, json.Delim('{')); err != nil {
 		return err
 	}
@@ -202,7 +207,7 @@ func readPart(dec *json.Decoder, event func(blockSize int, d *dumped) error) err
 		case "block_size":
 			err = dec.Decode(&blockSize)
 		case "events":
-			err = readEvents(dec, func(d *dumped) error { return event(blockSize, d) })
+			err = readEvents(dec, func(d *dumpEvent) error { return event(blockSize, d) })
 		default:
 			err = dec.Decode(new(json.RawMessage))
 		}
@@ -213,12 +218,12 @@ func readPart(dec *json.Decoder, event func(blockSize int, d *dumped) error) err
 	return expect(dec, json.Delim('}'))
 }
 
-func readEvents(dec *json.Decoder, event func(*dumped) error) error {
+func readEvents(dec *json.Decoder, event func(*dumpEvent) error) error {
 	if err := expect(dec, json.Delim('[')); err != nil {
 		return err
 	}
 	for dec.More() {
-		var d dumped
+		var d dumpEvent
 		if err := dec.Decode(&d); err != nil {
 			return err
 		}

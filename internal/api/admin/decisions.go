@@ -1,4 +1,4 @@
-package service
+package admin
 
 import (
 	"math"
@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"kvepp/internal/api"
 	"kvepp/router"
 	"kvepp/scoring"
 )
@@ -19,7 +20,7 @@ func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 		if given := query.Get("n"); given != "" {
 			var err error
 			if n, err = strconv.Atoi(given); err != nil || n < 1 {
-				answer(w, 0, nil, refuse(http.StatusBadRequest, "n must be a number of decisions, at least 1"))
+				api.Reply(w, 0, nil, api.Refuse(http.StatusBadRequest, "n must be a number of decisions, at least 1"))
 				return
 			}
 		}
@@ -29,7 +30,7 @@ func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 		for _, record := range r.Records(n, query.Get("request_id")) {
 			found.Decisions = append(found.Decisions, asJSON(record))
 		}
-		answer(w, http.StatusOK, found, nil)
+		api.Reply(w, http.StatusOK, found, nil)
 	})
 }
 

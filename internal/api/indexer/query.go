@@ -1,4 +1,11 @@
-package service
+// Package indexer is the HTTP API of Dynamo's standalone indexer, field for field: which worker holds how much of a
+// prompt. Reader has the requests that only read, which `kvepp serve` offers too. Registry adds workers, models and
+// peers, for `kvepp indexer`. Neither writes to the index except through indexer/feed.
+//
+// Concurrency: handlers are called from any goroutine.
+//
+// Source: dynamo-kv-router 1.6.1, services::indexer, and what `python -m dynamo.indexer` answers.
+package indexer
 
 import (
 	"log/slog"
@@ -8,6 +15,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -19,18 +27,13 @@ type Reader struct {
 	feed  *feed.Feed // nil: there are no events
 	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
-	serves func(w *pool.Worker) served
+	modelGroupOf func(w *pool.Worker) api.ModelGroup
 	// named says that every worker has a model and a routing group. Else one without a model's name serves whatever a
 	// request names, and a dump may tell of ours under other names.
-	named   bool
-	idle    sync.Pool  // of *lookup
-	dumping sync.Mutex // held while a dump is written
+	modelsNamed bool
+	idle        sync.Pool  // of *lookup
+	dumping     sync.Mutex // held while a dump is written
 }
-
-// served is what requests name.
-type served struct{ model, group string }
-
-func (s served) String() string { return s.model + ":" + s.group }
 
 // lookup holds the buffers of one query.
 type lookup struct {
@@ -39,27 +42,28 @@ type lookup struct {
 	scores indexer.OverlapScores
 }
 
-// NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the
-// default. f feeds the index; nil if nothing does, and then there is no dump either.
+// NewReader returns a Reader over the endpoints that `kvepp serve` routes to. All belong to api.DefaultGroup. f feeds
+// the index; if it is nil, there are no events and no dump.
 func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
-	return newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
+	return &Reader{
+		pool:  p,
+		index: index,
+		feed:  f,
+		log:   log,
+		modelGroupOf: func(w *pool.Worker) api.ModelGroup {
+			return api.ModelGroup{Model: w.Model, Group: api.DefaultGroup}
+		},
+		idle: sync.Pool{New: func() any { return new(lookup) }},
+	}
 }
 
-func newReader(
-	p *pool.Pool,
-	index *indexer.Index,
-	f *feed.Feed,
-	log *slog.Logger,
-	serves func(*pool.Worker) served,
-) *Reader {
-	return &Reader{
-		pool:   p,
-		index:  index,
-		feed:   f,
-		log:    log,
-		serves: serves,
-		idle:   sync.Pool{New: func() any { return new(lookup) }},
-	}
+// NewGroupReader returns a Reader over registered workers, whose model in the pool is an api.ModelGroup.PoolModel. f
+// may be nil as for NewReader.
+func NewGroupReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
+	r := NewReader(p, index, f, log)
+	r.modelGroupOf = func(w *pool.Worker) api.ModelGroup { return api.ParsePoolModel(w.Model) }
+	r.modelsNamed = true
+	return r
 }
 
 // Handle adds the requests that only read.
@@ -68,23 +72,23 @@ func (r *Reader) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("POST /query", r.query)
 	mux.HandleFunc("POST /query_by_hash", r.queryByHash)
 	if r.feed != nil {
-		mux.HandleFunc("GET /dump", r.dump)
+		mux.HandleFunc("GET /dump", r.Dump)
 	}
 }
 
 // asked is what both queries name.
-type asked struct {
+type modelNames struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
 }
 
-func (a *asked) served() (served, error) {
+func (a *modelNames) modelGroup() (api.ModelGroup, error) {
 	if a.Model == nil {
-		return served{}, refuse(http.StatusUnprocessableEntity, "model_name is missing")
+		return api.ModelGroup{}, api.Missing("model_name")
 	}
-	s := served{*a.Model, defaultGroup}
+	s := api.ModelGroup{Model: *a.Model, Group: api.DefaultGroup}
 	if a.Group != nil {
-		s.group = *a.Group
+		s.Group = *a.Group
 	}
 	return s, nil
 }
@@ -92,20 +96,20 @@ func (a *asked) served() (served, error) {
 // query answers how many tokens of a prompt each worker holds.
 func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
 	var q struct {
-		asked
+		modelNames
 		Tokens    []kvblock.Token `json:"token_ids"`
 		LoRAName  string          `json:"lora_name"`
 		CacheSalt string          `json:"cache_salt"`
 	}
-	if err := read(w, req, &q); err != nil {
-		answer(w, 0, nil, err)
+	if err := api.ReadBody(w, req, &q); err != nil {
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	if q.Tokens == nil {
-		answer(w, 0, nil, refuse(http.StatusUnprocessableEntity, "token_ids is missing"))
+		api.Reply(w, 0, nil, api.Missing("token_ids"))
 		return
 	}
-	r.match(w, &q.asked, func(local []kvblock.LocalHash, o kvblock.HashOptions) []kvblock.LocalHash {
+	r.match(w, &q.modelNames, func(local []kvblock.LocalHash, o kvblock.HashOptions) []kvblock.LocalHash {
 		o.LoRAName, o.CacheNamespace = q.LoRAName, q.CacheSalt
 		return kvblock.AppendLocalHashes(local, q.Tokens, o)
 	})
@@ -114,18 +118,18 @@ func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
 // queryByHash is query for a prompt given as local block hashes, 64 bits with a sign.
 func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 	var q struct {
-		asked
+		modelNames
 		Hashes []int64 `json:"block_hashes"`
 	}
-	if err := read(w, req, &q); err != nil {
-		answer(w, 0, nil, err)
+	if err := api.ReadBody(w, req, &q); err != nil {
+		api.Reply(w, 0, nil, err)
 		return
 	}
 	if q.Hashes == nil {
-		answer(w, 0, nil, refuse(http.StatusUnprocessableEntity, "block_hashes is missing"))
+		api.Reply(w, 0, nil, api.Missing("block_hashes"))
 		return
 	}
-	r.match(w, &q.asked, func(local []kvblock.LocalHash, _ kvblock.HashOptions) []kvblock.LocalHash {
+	r.match(w, &q.modelNames, func(local []kvblock.LocalHash, _ kvblock.HashOptions) []kvblock.LocalHash {
 		for _, h := range q.Hashes {
 			local = append(local, kvblock.LocalHash(h))
 		}
@@ -135,13 +139,13 @@ func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 
 // overlaps is the answer to both queries, in tokens. Keys are decimal numbers: instance ids and data-parallel ranks.
 type overlaps struct {
-	Scores      map[string]map[string]int `json:"scores"` // device memory, where it holds any
-	Frequencies []int                     `json:"frequencies"`
-	Instances   map[string]*instance      `json:"instances"`
+	Scores      map[string]map[string]int   `json:"scores"` // device memory, where it holds any
+	Frequencies []int                       `json:"frequencies"`
+	Instances   map[string]*InstanceOverlap `json:"instances"`
 }
 
 // instance is the best of an instance's ranks; each tier counts what the tiers before it hold, too.
-type instance struct {
+type InstanceOverlap struct {
 	LongestMatched int            `json:"longest_matched"`
 	GPU            int            `json:"gpu"`
 	DP             map[string]int `json:"dp"` // device memory, by rank
@@ -152,32 +156,32 @@ type instance struct {
 // match writes the answer for a prompt that hash cuts into blocks.
 func (r *Reader) match(
 	w http.ResponseWriter,
-	q *asked,
+	q *modelNames,
 	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
 ) {
-	want, err := q.served()
+	want, err := q.modelGroup()
 	if err != nil {
-		answer(w, 0, nil, err)
+		api.Reply(w, 0, nil, err)
 		return
 	}
-	result, known := r.look(want, hash)
+	result, known := r.overlaps(want, hash)
 	if !known {
-		answer(
+		api.Reply(
 			w,
 			0,
 			nil,
-			refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group),
+			api.Refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.Model, want.Group),
 		)
 		return
 	}
-	answer(w, http.StatusOK, result, nil)
+	api.Reply(w, http.StatusOK, result, nil)
 }
 
 // look returns the answer for a prompt that hash cuts into blocks; known is false when no worker serves it. The
 // snapshot is let go here, before anything is written: a client that does not read must not keep numbers of workers
 // that left.
-func (r *Reader) look(
-	want served,
+func (r *Reader) overlaps(
+	want api.ModelGroup,
 	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
 ) (result overlaps, known bool) {
 	snapshot := r.pool.Acquire()
@@ -185,11 +189,12 @@ func (r *Reader) look(
 	l := r.idle.Get().(*lookup)
 	defer r.idle.Put(l)
 
-	result = overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{}, Instances: map[string]*instance{}}
+	result = overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{},
+		Instances: map[string]*InstanceOverlap{}}
 	var cut kvblock.HashOptions // how l.scores was made
 	for i := range snapshot.Workers {
 		worker := &snapshot.Workers[i]
-		if of := r.serves(worker); of != want && (r.named || of != served{group: want.group}) {
+		if of := r.modelGroupOf(worker); of != want && (r.modelsNamed || of != api.ModelGroup{Group: want.Group}) {
 			continue
 		}
 		known = true
@@ -222,13 +227,13 @@ func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
 		o.Scores[id][rankName(w)] = device * w.BlockSize
 	}
 	if o.Instances[id] == nil {
-		o.Instances[id] = &instance{DP: map[string]int{}}
+		o.Instances[id] = &InstanceOverlap{DP: map[string]int{}}
 	}
-	o.Instances[id].add(w, scores)
+	o.Instances[id].Add(w, scores)
 }
 
 // add counts the blocks of one of the instance's ranks.
-func (in *instance) add(w *pool.Worker, scores *indexer.OverlapScores) {
+func (in *InstanceOverlap) Add(w *pool.Worker, scores *indexer.OverlapScores) {
 	device, more := scores.Blocks(w.Worker), scores.Extension(w.Worker)
 	in.DP[rankName(w)] = device * w.BlockSize
 	in.GPU = max(in.GPU, device*w.BlockSize)
