@@ -361,7 +361,8 @@ func constantOf(folder, name string) (int64, error) {
 	if folder == "main" {
 		folder = "kvepp"
 	}
-	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../../indexer/",
+	for _, at := range []string{"../../", "../../internal/", "../../internal/api/", "../../pool/", "../../tokenizer/",
+		"../../indexer/",
 		"../"} {
 		found, err := filepath.Glob(at + folder + "/*.go")
 		if err != nil {
