@@ -6,8 +6,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// counted are the kinds of events that the feed counts, with their outcomes. Of stores there are also the reasons for
-// which the normaliser drops them.
+// counted lists the kinds of events that the feed counts, with their outcomes. Stores also have the normaliser's drop
+// reasons as outcomes.
 var counted = map[string][]string{
 	"stored":  {"applied", "kept_aside", "parent_block_not_found", "index_full", "refused"},
 	"removed": {"applied", "unknown_block"},

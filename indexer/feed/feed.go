@@ -1,11 +1,10 @@
-// Package feed keeps the index true to what the engines hold: it subscribes to the KV events of every worker in the
-// pool and applies them.
+// Package feed keeps the index equal to the engines' caches: it subscribes to the KV events of every worker in the pool
+// and applies them to the index.
 //
-// It owns the subscriptions, the state that turns each worker's events into index operations, and the rule that what is
-// in doubt is dropped: a worker whose events were lost, or whose engine began anew, holds nothing until it says so
-// again. It never routes.
+// It owns the subscriptions and the state that turns each worker's events into index operations. If events of a worker
+// were lost, or its engine restarted, feed clears that worker's blocks; later events add blocks again. It never routes.
 //
-// Concurrency: a Feed is a pool.Watcher and safe from any goroutine. Each worker's events are applied by one goroutine
+// Concurrency: a Feed is a pool.Watcher and safe for concurrent use. Each worker's events are applied by one goroutine
 // at a time, in order.
 package feed
 
@@ -25,7 +24,7 @@ import (
 	"kvepp/zmqsub"
 )
 
-// Feed keeps an index true. Create it with New.
+// Feed applies the KV events of a pool's workers to an index. Create it with New.
 type Feed struct {
 	pool    *pool.Pool
 	config  Config
@@ -34,7 +33,7 @@ type Feed struct {
 	log     *slog.Logger
 	hub     *zmqsub.Hub
 	nats    natsPlane
-	threads chan struct{} // holds one for each batch being applied; nil: any number may be
+	threads chan struct{} // semaphore of batches that are being applied; nil: no limit
 
 	decodings sync.Pool // of *decoding
 
@@ -43,47 +42,49 @@ type Feed struct {
 	release  sync.Once
 
 	mu            sync.Mutex
-	subscriptions map[kvblock.Worker]subscription // guarded by mu
-	hearings      map[kvblock.Worker]*hearing     // guarded by mu
+	subscriptions map[kvblock.Worker]subscription     // guarded by mu
+	silence       map[kvblock.Worker]*silenceDetector // guarded by mu
 	connected     atomic.Int64
 	silent        atomic.Int64
 
-	lines loglimit.Limiter // within which the lines are that publishers can cause
+	lines loglimit.Limiter // limits all log lines that publishers can cause
 }
 
-// Publishers can cause log lines at any rate, so that each worker's of a kind are limited, and all of them together.
+// Publishers can cause log lines at any rate. Lines of one kind are limited for each worker, and all lines together.
 const (
-	workerLines   = 5 // of one kind at once; then one in each interval
+	workerLines   = 5 // of one kind at once; then one per interval
 	allLines      = 100
 	linesInterval = 10 * time.Second
 )
 
-// Config says where Dynamo's event plane is, for workers whose engine's own socket is not known.
+// Config configures a Feed.
 type Config struct {
-	// EventPlane is "zmq", "nats", or empty: whichever a worker's discovery names.
+	// EventPlane is Dynamo's event plane for workers whose engine's own socket is not known: "zmq" or "nats". Empty:
+	// the one that a worker's discovery names.
 	EventPlane string
-	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may hold a user and a password.
+	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may contain a user and a password.
 	NATSServer string
-	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors
-	// to requests. 0: any number.
+	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves CPU for
+	// requests. 0: no limit.
 	Threads int
-	// Engine is what the workers run, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
+	// Engine is the workers' engine, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
 	Engine string
-	// Adapter is told of LoRA adapters that stores name, again and again. nil: nobody is.
+	// Adapter, if not nil, is called with each LoRA adapter that a store names. It may be called repeatedly with the
+	// same one.
 	Adapter func(w kvblock.Worker, name string)
-	// Connection is told when the subscription to a worker's own event socket connects and disconnects, in order and
-	// without a lock; it must return soon. It is not told of subscriptions over NATS, where the connection is not to
-	// the engine, nor that the subscription ends because the worker leaves. nil: no calls.
+	// Connection, if not nil, is called when the subscription to a worker's own event socket connects or disconnects,
+	// in order and without a lock; it must return soon. It is not called for subscriptions over NATS, whose connection
+	// is not to the engine, and not when the subscription ends because the worker leaves.
 	Connection func(w kvblock.Worker, connected bool)
 }
 
-// subscription is one worker's, with what applies its events.
+// subscription is one worker's subscription, with the subscriber that applies its events.
 type subscription struct {
-	leave func() // ends it; when it returns, no event will be applied any more
+	leave func() // ends it; after leave returned, no event is applied
 	*subscriber
 }
 
-// New returns a feed without subscriptions; it gets them as a watcher of p.
+// New returns a feed without subscriptions. Register it as a watcher of p to add them.
 func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, log *slog.Logger) (*Feed, error) {
 	hub, err := zmqsub.NewHub()
 	if err != nil {
@@ -108,21 +109,21 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 		log:           log,
 		hub:           hub,
 		subscriptions: map[kvblock.Worker]subscription{},
-		hearings:      map[kvblock.Worker]*hearing{},
+		silence:       map[kvblock.Worker]*silenceDetector{},
 		decodings:     sync.Pool{New: func() any { return new(decoding) }},
 		nats:          natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}},
 	}, nil
 }
 
-// decoding is what one message is decoded into. Subscriptions share a few: of thousands most are silent at any time,
-// and each would keep room for the longest prompt that it was ever told of.
+// decoding holds the buffers for decoding one message. Subscriptions share a few: most of thousands are silent at any
+// time, and each would keep memory for its longest prompt.
 type decoding struct {
 	batch      kvblock.Batch
 	operations []kvblock.Operation
 	plane      kvblock.PlaneBatch
 }
 
-// enter waits until a batch may be applied; leave lets the next one in.
+// enter waits until a batch may be applied; leave admits the next one.
 func (f *Feed) enter() {
 	if f.threads != nil {
 		f.threads <- struct{}{}
@@ -137,12 +138,12 @@ func (f *Feed) leave() {
 
 // Close ends all subscriptions. The index stays as it is.
 func (f *Feed) Close() error {
-	f.Release() // a callback that waits would be waited for
+	f.Release() // closing the hub waits for callbacks, which may wait for Release
 	f.nats.close()
 	return f.hub.Close()
 }
 
-// Room returns an error if the workers in the pool are more than this process can subscribe to; it says what to raise.
+// Room returns an error if the pool has more workers than this process can subscribe to. It says which limit to raise.
 func (f *Feed) Room() error {
 	s := f.pool.Acquire()
 	defer s.Release()
@@ -152,7 +153,7 @@ func (f *Feed) Room() error {
 	return nil
 }
 
-// Subscriptions returns how many subscriptions are connected, and how many are not.
+// Subscriptions returns the number of subscriptions that are connected, and of those that are not.
 func (f *Feed) Subscriptions() (connected, connecting int) {
 	f.mu.Lock()
 	all := len(f.subscriptions)
@@ -161,8 +162,8 @@ func (f *Feed) Subscriptions() (connected, connecting int) {
 	return connected, max(all-connected, 0)
 }
 
-// WorkerJoined subscribes to a worker's events. A worker without an event address is never subscribed to, and one whose
-// address cannot be used is logged; both are routed to without knowledge of their caches.
+// WorkerJoined subscribes to a worker's events. If the worker has no event address, or one that cannot be used, it logs
+// that; kvepp then routes to the worker without knowledge of its cache.
 func (f *Feed) WorkerJoined(w pool.Worker) {
 	if c, ok := w.EventChannel(); ok {
 		f.joinPlane(w, c)
@@ -192,7 +193,7 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 	f.joined(s, running.Close, err)
 }
 
-// subscriber returns what applies a worker's events.
+// subscriber returns a subscriber for a worker.
 func (f *Feed) subscriber(w pool.Worker) *subscriber {
 	s := &subscriber{
 		left:      make(chan struct{}),
@@ -202,14 +203,14 @@ func (f *Feed) subscriber(w pool.Worker) *subscriber {
 		rank:      w.Rank,
 		name:      w.String(),
 		blockSize: w.BlockSize,
-		hearing:   f.listen(w),
-		link:      f.follow(w),
+		silence:   f.newSilenceDetector(w),
+		link:      f.newLink(w),
 	}
 	for _, l := range []*loglimit.Limiter{&s.gaps, &s.restarts, &s.cuts, &s.corrections} {
 		l.Burst, l.Interval, l.Within = workerLines, linesInterval, &f.lines
 	}
 	f.mu.Lock()
-	f.hearings[w.Worker] = s.hearing
+	f.silence[w.Worker] = s.silence
 	f.mu.Unlock()
 	s.reset()
 	return s
@@ -220,7 +221,7 @@ func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	if err != nil {
 		f.metrics.Event("subscription", "failed", 1)
 		f.log.Error(
-			"cannot subscribe to a worker's KV events; what it has cached is not known",
+			"cannot subscribe to a worker's KV events, so kvepp does not know its cache",
 			"worker",
 			s.name,
 			"error",
@@ -234,15 +235,15 @@ func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	s.link.begin()
 }
 
-// WorkerLeft ends a worker's subscription. When it returns, none of its events will be applied any more.
+// WorkerLeft ends a worker's subscription. After it returned, none of its events is applied.
 func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
-	h := f.hearings[w]
+	d := f.silence[w]
 	delete(f.subscriptions, w)
-	delete(f.hearings, w)
+	delete(f.silence, w)
 	f.mu.Unlock()
-	if h.leave() {
+	if d.leave() {
 		f.silent.Add(-1)
 	}
 	if !ok {
@@ -251,7 +252,7 @@ func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	close(s.left)
 	s.link.leave()
 	s.leave()
-	if s.online { // no callback is left that could say so
+	if s.online { // Disconnected is not called any more
 		f.connected.Add(-1)
 	}
 }
@@ -262,32 +263,32 @@ type subscriber struct {
 	worker    kvblock.Worker
 	rank      uint32
 	name      string
-	blockSize int // as the pool knew it when the worker joined; 0: to be learned
-	hearing   *hearing
-	link      *link         // of the subscription, for log and metrics
+	blockSize int // in the pool when the worker joined; 0: learned from its events
+	silence   *silenceDetector
+	link      *link         // state of the connection, for log and metrics
 	lastEvent atomic.Int64  // when an operation was last applied, in nanoseconds since 1970; 0: never
 	left      chan struct{} // closed when the worker leaves
-	hold      chan struct{} // its events wait until it is closed
+	hold      chan struct{} // events wait until it is closed
 
 	connection func(w kvblock.Worker, connected bool) // Config.Connection, or nil
 
-	applying   sync.Mutex // held while a message is applied, or anything else done about it; guards what follows
-	position   Position   // how far messages were applied, or what the seed says
-	begun      bool       // whether any was
-	seeded     bool       // what the worker holds, or some of it, is from a dump
-	unnumbered bool       // and a message may tell again what that has in it
+	applying   sync.Mutex // held while a message or a report is handled; guards what follows
+	position   Position   // how far messages were applied; before the first one, the seed's position
+	begun      bool       // a message was applied
+	seeded     bool       // some of the worker's blocks are from a dump
+	unnumbered bool       // the dump had no position: a message may repeat stores that it includes
 	normalizer *kvblock.Normalizer
 	announced  int            // the last block size reported to the pool
-	traits     kvblock.Traits // the last ones reported to the pool
-	adapter    string         // the last one told of
-	otherRank  bool           // said already that batches name another rank
-	malformed  bool           // said already that something cannot be decoded
+	traits     kvblock.Traits // the last traits reported to the pool
+	adapter    string         // the last adapter passed to Config.Adapter
+	otherRank  bool           // already logged that batches name another rank
+	malformed  bool           // already logged that a message cannot be decoded
 	online     bool           // between Connected and Disconnected
 
 	gaps, restarts, cuts loglimit.Limiter // of log lines
 
-	// corrections limits how often the pool is told of another block size or other traits, for each change is a log
-	// line and a snapshot. What is not told now is told with a later event.
+	// corrections limits reports of block sizes and traits to the pool, because each change is a log line and a
+	// snapshot. A report that is held back follows with a later event.
 	corrections loglimit.Limiter
 }
 
@@ -323,12 +324,12 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	}
 	f.metrics.Event("batch", "received", 1)
 	if batch.HasRank && batch.Rank != s.rank {
-		// Taking another rank's blocks for this one's would send requests to the wrong cache.
+		// If these blocks counted as this rank's, requests would go to the wrong cache.
 		f.metrics.Event("batch", "other_rank", 1)
 		if !s.otherRank {
 			s.otherRank = true
 			f.log.Error(
-				"a worker's KV events name another data-parallel rank, and are not used; correct "+
+				"a worker's KV events name another data-parallel rank, so kvepp ignores them; correct "+
 					"dataParallelStartRank or kvEvents",
 				"worker",
 				s.name,
@@ -347,8 +348,8 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	}
 }
 
-// apply applies a message's operations, in order, and counts them: one by one, a metric costs as much as decoding an
-// event. It reports whether there was a store among them.
+// apply applies a message's operations in order. It counts them together, because one update of a metric costs as much
+// as decoding an event. It returns whether one of them was a store.
 func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 	f := s.feed
 	stored, removed, unknown := 0, 0, 0
@@ -356,12 +357,12 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 		s.lastEvent.Store(time.Now().UnixNano())
 	}
 	for len(ops) > 0 {
-		s.hearing.event()
+		s.silence.event()
 		op, n := &ops[0], 1
 		switch op.Kind {
 		case kvblock.OpStored, kvblock.OpRemoved:
 			var a indexer.Applied
-			n, a = f.index.Apply(s.worker, ops, s.unnumbered) // what the dump has in it already must not count twice
+			n, a = f.index.Apply(s.worker, ops, s.unnumbered) // stores that the dump includes must not count twice
 			if a.Stored+len(a.Failed) > 0 {
 				stores = true
 				s.report(s.normalizer.Traits().BlockSize)
@@ -383,7 +384,7 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 				s.report(int(op.BlockSize))
 			}
 			if op.Reason == kvblock.DropUnlearnedGroup && op.Event == kvblock.BlockRemoved && s.seeded {
-				s.empty() // which group is which the dump does not say: this may be a block that it has
+				s.empty() // the dump does not name groups, so this may be the removal of a block from it
 			}
 		}
 		ops = ops[n:]
@@ -400,16 +401,16 @@ var kinds = map[kvblock.EventKind]string{
 	kvblock.Ignored: "ignored",
 }
 
-// reportTraits tells the pool what the engine's stores say about its blocks, beside their size, when it has changed.
+// reportTraits reports the traits of the engine's blocks to the pool, if they changed.
 func (s *subscriber) reportTraits(now kvblock.Traits) {
-	now.UpperBound = now.UpperBound || s.traits.UpperBound // a new normalizer has yet to see it
+	now.UpperBound = now.UpperBound || s.traits.UpperBound // a new normalizer has not seen it yet
 	if now != s.traits && s.correct() {
 		s.traits = now
 		s.feed.pool.ReportTraits(s.worker, now.EAGLE, now.UpperBound)
 	}
 }
 
-// reportAdapters tells of the adapters that the batch names, but for the one that was named last.
+// reportAdapters calls Config.Adapter for the adapters that the batch names, except the one reported last.
 func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 	if s.feed.config.Adapter == nil {
 		return
@@ -422,7 +423,7 @@ func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 	}
 }
 
-// report tells the pool the block size that the engine announces, when it has changed.
+// report reports the engine's block size to the pool, if it changed.
 func (s *subscriber) report(blockSize int) {
 	if blockSize > 0 && blockSize != s.announced && s.correct() {
 		s.announced = blockSize
@@ -430,7 +431,7 @@ func (s *subscriber) report(blockSize int) {
 	}
 }
 
-// correct reports whether the pool may be told of a change now.
+// correct returns whether a change may be reported to the pool now.
 func (s *subscriber) correct() bool {
 	_, ok := s.corrections.Allow()
 	return ok
@@ -448,8 +449,8 @@ func outcome(err error) string {
 	return "refused"
 }
 
-// Gap empties the worker: of what was lost, a removal may be a part, and a block believed and not held is worse than
-// one held and not believed.
+// Gap clears the worker's blocks: the lost messages may contain removals, and a block that only the index has is worse
+// than one that only the engine has.
 func (s *subscriber) Gap(expected, got uint64) {
 	if !s.begin() {
 		return
@@ -466,7 +467,7 @@ func (s *subscriber) gap(expected, got uint64) {
 	s.gaps.Log(
 		s.feed.log,
 		slog.LevelWarn,
-		"KV events were lost: the worker's blocks are dropped until it announces them again",
+		"KV events were lost: kvepp clears the worker's blocks until the engine announces them again",
 		"worker",
 		s.name,
 		"expected",
@@ -477,7 +478,7 @@ func (s *subscriber) gap(expected, got uint64) {
 	s.empty()
 }
 
-// Restart empties the worker: a new engine process holds nothing of the old one's.
+// Restart clears the worker's blocks: a new engine process has none of the old one's.
 func (s *subscriber) Restart() {
 	if !s.begin() {
 		return
@@ -491,26 +492,27 @@ func (s *subscriber) restart() {
 	s.restarts.Log(
 		s.feed.log,
 		slog.LevelInfo,
-		"the publisher of KV events began anew: the worker's blocks are dropped",
+		"the publisher of KV events restarted: kvepp clears the worker's blocks",
 		"worker",
 		s.name,
 	)
 	s.empty()
 }
 
+// empty clears the worker's blocks and forgets all state that depends on them.
 func (s *subscriber) empty() {
 	s.feed.index.Cleared(s.worker)
 	s.unseed()
 	s.reset()
 }
 
-// Replayed counts how asking for past messages went.
+// Replayed counts the outcome of a replay.
 func (s *subscriber) Replayed(outcome zmqsub.Replay, messages int) {
 	s.feed.metrics.Event("subscription", string(outcome), 1)
 	s.feed.metrics.Event("batch", "replayed", messages)
 }
 
-// Malformed empties the worker, because what cannot be read may have been a removal.
+// Malformed clears the worker's blocks, because the message may contain removals.
 func (s *subscriber) Malformed(err error) {
 	if !s.begin() {
 		return
@@ -524,7 +526,7 @@ func (s *subscriber) unreadable(err error) {
 	if !s.malformed {
 		s.malformed = true
 		s.feed.log.Error(
-			"a message on a KV event socket cannot be read: the worker's blocks are dropped; said once for each worker",
+			"cannot read a message on a KV event socket: kvepp clears the worker's blocks; logged once for each worker",
 			"worker",
 			s.name,
 			"error",
@@ -534,8 +536,7 @@ func (s *subscriber) unreadable(err error) {
 	s.empty()
 }
 
-// Cut empties the worker: what else the connection brought is lost, and a publisher that goes beyond a bound is in
-// doubt with all it said.
+// Cut clears the worker's blocks: waiting messages of the connection are lost, and the publisher is not trustworthy.
 func (s *subscriber) Cut(err error) {
 	if !s.begin() {
 		return
@@ -545,9 +546,9 @@ func (s *subscriber) Cut(err error) {
 	s.cuts.Log(
 		s.feed.log,
 		slog.LevelError,
-		"kvepp ended the connection to a worker's KV events, because of what came on it: the worker's blocks are "+
-			"dropped, and kvepp connects again after a pause that grows each time. Is the address that of the "+
-			"engine's KV events?",
+		"kvepp ended the connection to a worker's KV events, because the data on it exceeded a bound or broke the "+
+			"protocol. kvepp clears the worker's blocks, and connects again after a pause that grows each time. "+
+			"Is this the address of the engine's KV events?",
 		"worker",
 		s.name,
 		"error",
@@ -568,8 +569,8 @@ func (s *subscriber) Connected() {
 	s.link.up()
 }
 
-// Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then:
-// the next connection may be to another process.
+// Disconnected counts the subscription as not connected. If no message of this connection has confirmed the seed, it
+// clears the worker's blocks: the next connection may be to another process.
 func (s *subscriber) Disconnected() {
 	if s.connection != nil {
 		s.connection(s.worker, false)
@@ -579,7 +580,7 @@ func (s *subscriber) Disconnected() {
 	s.online = false
 	s.feed.connected.Add(-1)
 	s.link.down()
-	s.hearing.again()
+	s.silence.disconnected()
 	if s.seeded && !s.begun {
 		s.empty()
 	}

@@ -18,7 +18,7 @@ import (
 	"kvepp/pool"
 )
 
-// engine publishes KV events over a real socket: an XPUB, which is a PUB that is told who subscribes and leaves.
+// engine publishes KV events over a real XPUB socket: a PUB socket that also receives subscriptions.
 type engine struct {
 	t      *testing.T
 	socket *zmq.Socket
@@ -40,7 +40,7 @@ func newEngine(t *testing.T, port int) *engine {
 	if port != 0 {
 		bind = fmt.Sprintf("tcp://127.0.0.1:%d", port)
 	}
-	// the old one's socket closes behind its back
+	// libzmq closes an old socket on this port in the background
 	eventually(t, "bind", func() bool { return socket.Bind(bind) == nil })
 	address, err := socket.GetLastEndpoint()
 	if err != nil {
@@ -53,7 +53,7 @@ func newEngine(t *testing.T, port int) *engine {
 	return e
 }
 
-// subscribed reports whether a subscriber has come since it was asked last.
+// subscribed reports whether a subscription has arrived since the last call.
 func (e *engine) subscribed() bool {
 	frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
 	return err == nil && len(frame) > 0 && frame[0] == 1
@@ -90,12 +90,13 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !holds(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
+			t.Fatalf("did not see %s", what)
 		}
 	}
 }
 
-type house struct {
+// fixture is a Feed with its pool, index and metrics.
+type fixture struct {
 	*Feed
 	t     *testing.T
 	pool  *pool.Pool
@@ -103,13 +104,14 @@ type house struct {
 	m     *metrics.Metrics
 }
 
-func newHouse(t *testing.T) *house {
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+// newFixture returns a fixture whose Feed logs to lines, from level info.
+func newFixture(t *testing.T, lines io.Writer) *fixture {
+	log := slog.New(slog.NewTextHandler(lines, nil))
 	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
+	h := &fixture{t: t, pool: pool.New(log), index: index, m: metrics.New()}
 	if h.Feed, err = New(Config{}, h.pool, index, h.m, log); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +120,7 @@ func newHouse(t *testing.T) *house {
 	return h
 }
 
-func (h *house) connected(n int) {
+func (h *fixture) connected(n int) {
 	h.t.Helper()
 	eventually(
 		h.t,
@@ -128,7 +130,7 @@ func (h *house) connected(n int) {
 }
 
 // match returns how many blocks of tokens the pool's only worker holds.
-func (h *house) match(blockSize int, tokens ...kvblock.Token) int {
+func (h *fixture) match(blockSize int, tokens ...kvblock.Token) int {
 	s := h.pool.Acquire()
 	defer s.Release()
 	chain := kvblock.AppendSequenceHashes(
@@ -141,12 +143,12 @@ func (h *house) match(blockSize int, tokens ...kvblock.Token) int {
 }
 
 // count reads a counter.
-func (h *house) count(kind, outcome string) float64 {
+func (h *fixture) count(kind, outcome string) float64 {
 	h.t.Helper()
 	return metricstest.Read(h.t, h.m.Registry).Of("kvepp_events_total", "kind="+kind, "outcome="+outcome).Value()
 }
 
-func (h *house) update(e *engine, blockSize int) {
+func (h *fixture) update(e *engine, blockSize int) {
 	h.pool.Update(
 		[]pool.Endpoint{
 			{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, KVEvents: e.address(), BlockSize: blockSize},
@@ -155,12 +157,11 @@ func (h *house) update(e *engine, blockSize int) {
 }
 
 func TestEventsReachTheIndex(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.update(e, 0)
 	h.connected(1)
-	// The subscription itself reaches the publisher a moment after the connection: the first message that arrives may
-	// be any, and the ones before it are lost.
+	// The subscription reaches the publisher a moment after the connection. Messages sent before are lost.
 	eventually(
 		t,
 		"a first store",
@@ -185,13 +186,13 @@ func TestEventsReachTheIndex(t *testing.T) {
 	e.publish(3, stored(1, nil, 4, 1, 2, 3, 4))
 	eventually(t, "another rank's batch counted", func() bool { return h.count("batch", "other_rank") == 1 })
 	if h.match(4, 1, 2, 3, 4) != 0 {
-		t.Error("another rank's blocks were taken for this one's")
+		t.Error("another rank's blocks count as this worker's")
 	}
 }
 
-// TestDoubtEmptiesTheWorker: lost messages, what cannot be read, and a restart.
-func TestDoubtEmptiesTheWorker(t *testing.T) {
-	h := newHouse(t)
+// A gap, a message that cannot be decoded, and a restart clear the worker's blocks.
+func TestLossClearsTheWorker(t *testing.T) {
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
@@ -209,7 +210,7 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	e.publish(0)
 	eventually(
 		t,
-		"emptied after a gap",
+		"blocks cleared after a gap",
 		func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("subscription", "gap") == gaps+1 },
 	)
 
@@ -220,7 +221,7 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	e.seq++
 	eventually(
 		t,
-		"emptied after a batch that cannot be read",
+		"blocks cleared after a batch that cannot be decoded",
 		func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("batch", "malformed") == 1 },
 	)
 
@@ -228,10 +229,10 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	e.socket.Close()
 	e = newEngine(t, e.port)
 	h.connected(1)
-	eventually(t, "emptied after a restart", func() bool { e.publish(0); return h.match(4, 1, 2, 3, 4) == 0 })
+	eventually(t, "blocks cleared after a restart", func() bool { e.publish(0); return h.match(4, 1, 2, 3, 4) == 0 })
 	fill()
 
-	// A block size that is not the configured one: nothing is stored, and the pool knows.
+	// Another block size than the configured one: nothing is stored, and the pool gets a report.
 	e.publish(0, stored(7, nil, 8, 1, 2, 3, 4, 5, 6, 7, 8))
 	eventually(t, "the other block size reported", func() bool {
 		s := h.pool.Acquire()
@@ -240,9 +241,9 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	})
 }
 
-// A worker whose address changes is another worker: what the old one held is forgotten, and the old address not heard.
+// A worker whose event address changes is another worker: the old one's blocks and subscription end.
 func TestAddressChanges(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	h.pool.Watch(forgetful{h.index})
 	old, now := newEngine(t, 0), newEngine(t, 0)
 	h.update(old, 4)
@@ -263,9 +264,9 @@ func TestAddressChanges(t *testing.T) {
 		func() bool { now.publish(0, stored(1, nil, 4, 5, 6, 7, 8)); return h.match(4, 5, 6, 7, 8) == 1 },
 	)
 	if h.match(4, 1, 2, 3, 4) != 0 {
-		t.Error("the old address is still heard")
+		t.Error("events of the old address still count")
 	}
-	// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
 	eventually(t, "the subscriber gone", func() bool {
 		frame, err := old.socket.RecvBytes(zmq.DONTWAIT)
 		return err == nil && len(frame) > 0 && frame[0] == 0
@@ -278,9 +279,9 @@ type forgetful struct{ index *indexer.Index }
 func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.index.Forget(w) }
 
-// What cannot be used is left out and counted by cause, and what nobody knows is passed over and counted.
+// The feed skips and counts unusable stores by cause, and unknown events and fields.
 func TestCauses(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
@@ -302,15 +303,14 @@ func TestCauses(t *testing.T) {
 	s := h.pool.Acquire()
 	defer s.Release()
 	if !s.Workers[0].UpperBound {
-		t.Error("a model with a sliding window is not known as one")
+		t.Error("the sliding window of the model was not reported to the pool")
 	}
 }
 
-// TestPromptTails: a hybrid model's prompt tails neither change the worker's block size nor make it load-only, also
-// after a gap, where what is known of the groups is forgotten. Tails before the first ordinary store are corrected by
-// it.
+// A hybrid model's prompt tails neither change the worker's block size nor make it load-only, even after a gap, which
+// clears the state of the groups. The first ordinary store corrects tails before it.
 func TestPromptTails(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.update(e, 0)
 	h.connected(1)
@@ -323,7 +323,7 @@ func TestPromptTails(t *testing.T) {
 		return s.Workers[0]
 	}
 	tail := full(stored(21, nil, 2, 5, 6))
-	eventually(t, "a tail taken for a block", func() bool {
+	eventually(t, "a tail that counts as a block", func() bool {
 		e.publish(0, of(0, "sliding_window", stored(21, nil, 2, 5, 6)), tail)
 		return h.match(2, 5, 6) == 1
 	})
@@ -334,7 +334,7 @@ func TestPromptTails(t *testing.T) {
 		func() bool { return h.match(4, 1, 2, 3, 4) == 1 && worker().BlockSize == 4 },
 	)
 	if h.match(2, 5, 6) != 0 {
-		t.Error("a tail is still taken for a block")
+		t.Error("a tail still counts as a block")
 	}
 	gaps := h.count("subscription", "gap")
 	e.seq++
@@ -356,11 +356,11 @@ func TestPromptTails(t *testing.T) {
 		)
 	}
 	e.publish(0, full(append([]any{"BlockStored", []any{7, 8}, nil, []any{1, 2, 3, 4}, 2}, nil, "GPU", nil, nil)))
-	eventually(t, "blocks that really are smaller reported", func() bool { return worker().Announced == 2 })
+	eventually(t, "a report of smaller blocks", func() bool { return worker().Announced == 2 })
 }
 
-func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
-	h := newHouse(t)
+func TestWorkerLeftEndsEvents(t *testing.T) {
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
@@ -368,7 +368,7 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	if on, off := h.Subscriptions(); on != 0 || off != 0 {
 		t.Errorf("%d connected and %d connecting after the worker left", on, off)
 	}
-	// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
 	eventually(t, "the subscriber gone", func() bool {
 		frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
 		return err == nil && len(frame) > 0 && frame[0] == 0
@@ -380,7 +380,7 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	if got := h.count("batch", "received"); got != before {
 		t.Errorf("%v batches were received after the worker left", got-before)
 	}
-	// One without an address, and one whose address libzmq cannot use.
+	// A worker without an address, and one whose address libzmq cannot use.
 	h.pool.Update(
 		[]pool.Endpoint{
 			{Name: "silent", Address: "10.0.0.1:8000"},
@@ -392,9 +392,9 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	}
 }
 
-// TestAdaptersAreTold: whoever wants to know hears of each adapter that stores name.
-func TestAdaptersAreTold(t *testing.T) {
-	h := newHouse(t)
+// Config.Adapter is called for each adapter that stores name.
+func TestAdapterCalls(t *testing.T) {
+	h := newFixture(t, io.Discard)
 	told := make(chan string, 1000)
 	h.config.Adapter = func(w kvblock.Worker, name string) { told <- name }
 	e := newEngine(t, 0)
@@ -415,23 +415,26 @@ func TestAdaptersAreTold(t *testing.T) {
 	e.publish(0, of("sql", 6))
 	for i, want := range []string{"sql", "chat", "sql"} {
 		if got := <-told; got != want {
-			t.Errorf("%d: told of %q, want %q", i, got, want)
+			t.Errorf("call %d: adapter %q, want %q", i, got, want)
 		}
 	}
 	if len(told) != 0 {
-		t.Errorf("told of %q too", <-told)
+		t.Errorf("one more call: adapter %q", <-told)
 	}
 }
 
-// TestConnectionIsReported closes an engine's event socket and opens it again, the engine's own and that of the event
-// plane. A worker that leaves causes no call.
-func TestConnectionIsReported(t *testing.T) {
-	for name, join := range map[string]func(*house, *engine){
-		"engine":      func(h *house, e *engine) { h.update(e, 4) },
-		"event plane": func(h *house, e *engine) { h.plane(pool.EventChannel{Publisher: publisher, ZMQ: e.address()}) },
+// Config.Connection is called when an event socket closes and opens again, the engine's own or that of the event plane.
+// A worker that leaves causes no call.
+func TestConnectionCalls(t *testing.T) {
+	for name, join := range map[string]func(*fixture, *engine){
+		"engine": func(h *fixture, e *engine) { h.update(e, 4) },
+		"event plane": func(h *fixture, e *engine) {
+			h.plane(pool.EventChannel{Publisher: publisher,
+				ZMQ: e.address()})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHouse(t)
+			h := newFixture(t, io.Discard)
 			type call struct {
 				worker    kvblock.Worker
 				connected bool
@@ -449,7 +452,7 @@ func TestConnectionIsReported(t *testing.T) {
 						t.Fatalf("%+v, want worker 0, connected %v", got, connected)
 					}
 				case <-time.After(time.Minute):
-					t.Fatalf("never: connected %v", connected)
+					t.Fatalf("no call with connected %v", connected)
 				}
 			}
 			e := newEngine(t, 0)
@@ -461,7 +464,7 @@ func TestConnectionIsReported(t *testing.T) {
 			e = newEngine(t, e.port)
 			want(true)
 			h.pool.Update(nil)
-			// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+			// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
 			eventually(t, "the subscriber gone", func() bool {
 				frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
 				return err == nil && len(frame) > 0 && frame[0] == 0

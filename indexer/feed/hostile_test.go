@@ -5,59 +5,20 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"kvepp/indexer"
-	"kvepp/internal/metrics"
+	"kvepp/internal/logtest"
 	"kvepp/kvblock"
 	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool"
 )
 
-// lockedBuffer is a log that several goroutines write.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// newLoggedHouse is a house whose log, at info level, is kept.
-func newLoggedHouse(t *testing.T) (*house, *lockedBuffer) {
-	lines := new(lockedBuffer)
-	log := slog.New(slog.NewTextHandler(lines, nil))
-	index, err := indexer.New(indexer.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
-	if h.Feed, err = New(Config{}, h.pool, index, h.m, log); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { h.Close() })
-	h.pool.Watch(h.Feed)
-	return h, lines
-}
-
-// A publisher that does wrong with each message does not fill the log; metrics count all of it.
+// A publisher whose every message is wrong does not fill the log.
 func TestLinesOfPublishersAreLimited(t *testing.T) {
 	const messages = 3000
 	for name, batch := range map[string]func(i int) (seq uint64, payload []byte){
@@ -84,7 +45,8 @@ func TestLinesOfPublishersAreLimited(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, lines := newLoggedHouse(t)
+			lines := new(logtest.Log)
+			h := newFixture(t, lines)
 			e := newEngine(t, 0)
 			h.pool.Update([]pool.Endpoint{{Name: "w", Model: "m", KVEvents: e.address()}})
 			eventually(t, "a subscription", e.subscribed)
@@ -110,19 +72,19 @@ func TestLinesOfPublishersAreLimited(t *testing.T) {
 				defer sub.applying.Unlock()
 				return sub.position.Next == 1<<50+1
 			})
-			if n := strings.Count(lines.String(), "\n"); n > 30 {
-				t.Errorf("%d lines for %d messages, such as %.600s", n, messages, lines.String())
+			if n := lines.Count("\n"); n > 30 {
+				t.Errorf("%d log lines for %d messages, such as %.600s", n, messages, lines.String())
 			}
 		})
 	}
 }
 
 var (
-	hostileTime = flag.Duration("hostile", 2*time.Second, "for how long hostile publishers send")
-	hostileSeed = flag.Uint64("hostile-seed", 7, "what hostile publishers draw from")
+	hostileTime = flag.Duration("hostile", 2*time.Second, "how long hostile publishers send")
+	hostileSeed = flag.Uint64("hostile-seed", 7, "seed of the hostile publishers' random messages")
 )
 
-// hostileMessage draws a message of a publisher that does wrong: its number, and its payload.
+// hostileMessage returns the payload of a random, often wrong message, and changes *seq to its number.
 func hostileMessage(r *rand.Rand, seq *uint64) []byte {
 	switch r.IntN(12) {
 	case 0:
@@ -189,10 +151,11 @@ func hostileMessage(r *rand.Rand, seq *uint64) []byte {
 	return payload
 }
 
-// Publishers that send whatever they like: what is known of another worker is what that says, and neither memory nor
-// log grow with what comes.
+// While publishers send random messages, the index has exactly the blocks of another worker, and neither memory nor log
+// grow with the messages.
 func TestHostilePublishers(t *testing.T) {
-	h, lines := newLoggedHouse(t)
+	lines := new(logtest.Log)
+	h := newFixture(t, lines)
 	honest, hostile := newEngine(t, 0), []*engine{newEngine(t, 0), newEngine(t, 0), newEngine(t, 0)}
 	endpoints := []pool.Endpoint{{Name: "honest", Model: "m", KVEvents: honest.address(), BlockSize: 4}}
 	for i, e := range hostile {
@@ -266,14 +229,14 @@ func TestHostilePublishers(t *testing.T) {
 		}
 	}
 	seconds := int(hostileTime.Seconds()) + 1
-	if n := strings.Count(lines.String(), "\n"); n > 100+allLines+4*seconds {
+	if n := lines.Count("\n"); n > 100+allLines+4*seconds {
 		t.Errorf("%d lines for %d messages in %d s", n, sent, seconds)
 	}
 	t.Logf(
 		"%d messages in %d rounds, %d lines, heap %d MB",
 		sent,
 		rounds,
-		strings.Count(lines.String(), "\n"),
+		lines.Count("\n"),
 		now.HeapInuse>>20,
 	)
 }

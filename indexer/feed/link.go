@@ -8,23 +8,23 @@ import (
 	"kvepp/pool"
 )
 
-// connectPatience is how long a subscription may take to connect before the log says so.
+// connectPatience is how long a subscription may take to connect before kvepp logs a warning.
 const connectPatience = 10 * time.Second
 
-// link follows whether one subscription is connected, for log and metrics. Its methods are safe for concurrent use.
+// link tracks whether one subscription is connected, for log and metrics. Its methods are safe for concurrent use.
 type link struct {
-	connected func() // called on the first connection, and on one after a late was called
-	// called once for each time without a connection that lasts connectPatience
+	connected func() // called on the first connection, and on the first one after each call of late
+	// late is called once for each time without a connection that lasts connectPatience.
 	late func(connecting time.Duration)
 
 	mu     sync.Mutex // guards what follows, and is held during the two calls
 	online bool
-	quiet  bool        // the next connection is not worth a line
-	timer  *time.Timer // runs while there is no connection; nil before
+	quiet  bool        // do not report the next connection
+	timer  *time.Timer // runs while there is no connection; nil before begin
 	left   bool
 }
 
-// begin starts the time that the first connection may take, unless it came already.
+// begin starts the timer of the first connection, unless there is one already.
 func (c *link) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +52,7 @@ func (c *link) expired() {
 	}
 }
 
-// up says that there is a connection, down that it ended, leave that the subscription did: no call comes after leave.
+// up notes a connection, down its end, and leave the end of the subscription. After leave nothing is called.
 func (c *link) up() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +86,8 @@ func (c *link) isUp() bool {
 	return c.online
 }
 
-// follow returns what logs the connection of a worker's subscription.
-func (f *Feed) follow(w pool.Worker) *link {
+// newLink returns a link that logs the state of a worker's subscription.
+func (f *Feed) newLink(w pool.Worker) *link {
 	name, address := w.String(), f.eventsAddress(&w)
 	return &link{
 		connected: func() { f.log.Info("connected to a worker's KV events", "worker", name, "address", address) },
@@ -108,7 +108,7 @@ func (f *Feed) follow(w pool.Worker) *link {
 	}
 }
 
-// eventsAddress returns where the KV events of a worker come from, for people. It holds no password.
+// eventsAddress returns the source of a worker's KV events, for log lines. It contains no password.
 func (f *Feed) eventsAddress(w *pool.Worker) string {
 	c, ok := w.EventChannel()
 	switch {
@@ -123,7 +123,7 @@ func (f *Feed) eventsAddress(w *pool.Worker) string {
 // Subscription is the state of one worker's subscription.
 type Subscription struct {
 	Connected bool
-	LastEvent time.Time // when the last KV event was applied; zero: none was
+	LastEvent time.Time // when the last KV event was applied; zero: none yet
 }
 
 // Subscription returns the state of a worker's subscription; false if it has none.

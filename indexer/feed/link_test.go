@@ -2,7 +2,6 @@ package feed
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +12,8 @@ import (
 	"kvepp/pool"
 )
 
-// TestLinkLines: the first connection has a line, and so has each time without one that lasts 10 s, and the connection
-// after it. A connection that comes and goes more quickly has none.
+// TestLinkLines: kvepp logs the first connection, each time without a connection that lasts 10 s, and the connection
+// after it. It does not log shorter interruptions.
 func TestLinkLines(t *testing.T) {
 	wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
 	for _, c := range []struct {
@@ -23,12 +22,12 @@ func TestLinkLines(t *testing.T) {
 		want []string
 	}{
 		{"connected at once", func(l *link) { l.begin(); l.up(); wait(time.Hour) }, []string{"connected"}},
-		{"connected before it was waited for", func(l *link) { l.up(); l.begin(); wait(time.Hour) },
+		{"connected before begin", func(l *link) { l.up(); l.begin(); wait(time.Hour) },
 			[]string{"connected"}},
 		{"9 s", func(l *link) { l.begin(); wait(9 * time.Second); l.up(); wait(time.Hour) }, []string{"connected"}},
 		{"never", func(l *link) { l.begin(); wait(time.Hour) }, []string{"late"}},
 		{"late", func(l *link) { l.begin(); wait(11 * time.Second); l.up() }, []string{"late", "connected"}},
-		{"it comes and goes", func(l *link) {
+		{"short interruptions", func(l *link) {
 			l.begin()
 			for range 100 {
 				l.up()
@@ -39,7 +38,7 @@ func TestLinkLines(t *testing.T) {
 			l.up()
 			wait(time.Hour)
 		}, []string{"connected"}},
-		{"it goes for long", func(l *link) { l.begin(); l.up(); l.down(); wait(time.Hour); l.up() },
+		{"a long interruption", func(l *link) { l.begin(); l.up(); l.down(); wait(time.Hour); l.up() },
 			[]string{"connected", "late", "connected"}},
 		{"the worker leaves", func(l *link) {
 			l.begin()
@@ -67,11 +66,10 @@ func TestLinkLines(t *testing.T) {
 	}
 }
 
-// TestSubscriptionState: a worker's subscription says whether it is connected, and when its last event was applied.
+// Subscription returns whether the worker is connected, and when its last event was applied.
 func TestSubscriptionState(t *testing.T) {
-	h := newHouse(t)
 	var log logtest.Log
-	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	h := newFixture(t, &log)
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
@@ -93,18 +91,18 @@ func TestSubscriptionState(t *testing.T) {
 	)
 	if got, _ := h.Subscription(w.Worker); got.LastEvent.Before(began.Add(-time.Second)) ||
 		time.Since(got.LastEvent) > time.Hour {
-		t.Errorf("the last event was at %v, it is %v", got.LastEvent, time.Now())
+		t.Errorf("the last event was at %v, now it is %v", got.LastEvent, time.Now())
 	}
 	e.socket.Close()
 	eventually(t, "the disconnect", func() bool { got, _ := h.Subscription(w.Worker); return !got.Connected })
 	h.pool.Update(nil)
 	if got, ok := h.Subscription(w.Worker); ok {
-		t.Errorf("of a worker that left: %+v", got)
+		t.Errorf("a worker that left has a subscription: %+v", got)
 	}
 }
 
-// TestSilentWorkerLine: the line about a silent worker says that its cache is guessed only if it is, and names the flag
-// of the engine that runs.
+// The log line about a silent worker says that its cache is guessed only if it is, and names the flag of the configured
+// engine.
 func TestSilentWorkerLine(t *testing.T) {
 	for _, c := range []struct {
 		name, engine string
@@ -125,9 +123,9 @@ func TestSilentWorkerLine(t *testing.T) {
 		{"Dynamo", "dynamo", pool.Endpoint{BlockSize: 16}, []string{"dynamo.vllm"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := newHouse(t)
 			var log logtest.Log
-			h.log, h.config.Engine = slog.New(slog.NewTextHandler(&log, nil)), c.engine
+			h := newFixture(t, &log)
+			h.config.Engine = c.engine
 			e := newEngine(t, 0)
 			c.endpoint.Name, c.endpoint.Address, c.endpoint.KVEvents = "a", "10.0.0.1:8000", e.address()
 			h.pool.Update([]pool.Endpoint{c.endpoint})
@@ -135,11 +133,11 @@ func TestSilentWorkerLine(t *testing.T) {
 			for range silenceRequests {
 				h.Served(0, 1000, 16)
 			}
-			h.hearings[0].judge() // the minute is over
+			h.silence[0].expired() // the minute is over
 			text := log.String()
 			if log.Count("sent no KV event") != 1 || log.Count("is prefix caching on?") != 1 ||
 				log.Count("events="+e.address()) != 1 {
-				t.Errorf("no line, or not one:\n%s", text)
+				t.Errorf("want exactly one line:\n%s", text)
 			}
 			for _, want := range c.want {
 				if !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), want) {

@@ -10,10 +10,10 @@ import (
 	"kvepp/pool"
 )
 
-// natsPlane is Dynamo's event plane over core NATS: one connection, and one subscription for each subject, which all
-// workers of a Dynamo component share. The connection is made when the first worker needs it.
+// natsPlane is Dynamo's event plane over core NATS. It has one connection, made when the first worker needs it, and one
+// subscription for each subject, which all workers of a Dynamo component share.
 //
-// NATS forgets. The numbers of a publisher's messages show it, and the worker is emptied.
+// Core NATS may drop messages. The numbers of a publisher's messages show it, and the worker's blocks are cleared.
 type natsPlane struct {
 	server string
 	log    *slog.Logger
@@ -23,10 +23,10 @@ type natsPlane struct {
 	subjects map[string]*subject // guarded by mu
 }
 
-// maxPendingEvents bounds the bytes of one subject's messages that wait to be applied.
+// maxPendingEvents bounds the bytes of one subject's waiting messages.
 const maxPendingEvents = 64 << 20
 
-// subject is one subscription, whose messages come one after the other.
+// subject is one subscription. Its messages come one at a time.
 type subject struct {
 	name         string
 	subscription *natssub.Subscription
@@ -42,7 +42,7 @@ type natsChannel struct {
 	next uint64 // number of the next message
 }
 
-// subscribe gives the events of c to s, until leave is called; after that none.
+// subscribe passes the events of c to s until leave returns.
 func (p *natsPlane) subscribe(c pool.EventChannel, s *planeSubscriber) (leave func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *natsPlane) unsubscribe(c pool.EventChannel) {
 	}
 }
 
-// changed tells every worker of the connection's state.
+// changed reports the connection's state to every worker.
 func (p *natsPlane) changed(connected bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,12 +103,12 @@ func (p *natsPlane) changed(connected bool) {
 	}
 }
 
-// message gives one message to the worker whose publisher sent it.
+// message passes one message to the worker whose publisher sent it.
 func (j *subject) message(data []byte) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if err := kvblock.DecodePlane(data, &j.decoding.plane); err != nil {
-		// Whose it was cannot be said, and it may have held removals: everybody's blocks are in doubt.
+		// The sender is unknown, and the message may contain removals: clear the blocks of all workers.
 		for _, c := range j.workers {
 			c.Malformed(fmt.Errorf("NATS subject %s: %w", j.name, err))
 		}
@@ -116,7 +116,7 @@ func (j *subject) message(data []byte) {
 	}
 	c := j.workers[j.decoding.plane.Publisher]
 	if c == nil {
-		return // of a worker that is not in the pool
+		return // its worker is not in the pool
 	}
 	if !c.begin() {
 		return
@@ -133,7 +133,7 @@ func (j *subject) message(data []byte) {
 	c.events(seq, &j.decoding)
 }
 
-// close ends the connection. When it returns, no event is being applied, and none will be.
+// close ends the connection. After it returned, no event is applied.
 func (p *natsPlane) close() {
 	p.mu.Lock()
 	subjects := p.subjects

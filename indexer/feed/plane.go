@@ -9,15 +9,15 @@ import (
 	"kvepp/zmqsub"
 )
 
-// planeTopic begins every message about KV events on a publisher's own socket.
+// planeTopic is the topic of KV events on a publisher's own socket.
 const planeTopic = "kv-events"
 
-// joinPlane subscribes to a worker's events on Dynamo's event plane. What was announced before cannot be asked for:
-// Dynamo answers that over its own request protocol only.
+// joinPlane subscribes to a worker's events on Dynamo's event plane. There is no replay: Dynamo replays past events
+// over its own request protocol only.
 func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	if transport := c.Transport(); f.config.EventPlane != "" && f.config.EventPlane != transport {
 		f.log.Warn(
-			"a worker's KV events are on another event plane than --event-plane: what it has cached is not known",
+			"a worker's KV events are on another event plane than --event-plane, so kvepp does not know its cache",
 			"worker",
 			w.String(),
 			"its_plane",
@@ -31,7 +31,7 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	var leave func()
 	var err error
 	if c.ZMQ == "" {
-		s.hold = f.never // a subject's messages are for many workers: holding them would hold those that join, too
+		s.hold = f.never // a subject carries the messages of many workers, also of some that join later
 		leave, err = f.nats.subscribe(c, s)
 	} else {
 		s.connection = f.config.Connection
@@ -45,8 +45,8 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	f.joined(s.subscriber, leave, err)
 }
 
-// planeSubscriber applies one worker's events as the event plane brings them: hashed already, for this instance and
-// rank.
+// planeSubscriber applies one worker's events from the event plane, which have local hashes already. It skips those of
+// other instances and ranks.
 type planeSubscriber struct {
 	*subscriber
 	instance uint64
@@ -72,12 +72,12 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 	s.events(seq, d)
 }
 
-// events applies one message, which d.plane has. It is called between begin and end.
+// events applies the message in d.plane. It is called between begin and end.
 func (s *planeSubscriber) events(seq uint64, d *decoding) {
 	s.feed.enter()
 	defer s.feed.leave()
 	m := s.feed.metrics
-	if s.reached(seq, 0) { // a publisher's id is new with each process, and its numbers are enough
+	if s.reached(seq, 0) { // no timestamp is needed: each process has another publisher id
 		m.Event("batch", "in_dump", 1)
 		return
 	}

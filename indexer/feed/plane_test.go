@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/binary"
+	"io"
 	"testing"
 
 	"kvepp/kvblock"
@@ -14,7 +15,7 @@ const (
 	publisher = 8286763004618594
 )
 
-// dict is a map for pack, key after value.
+// dict encodes a map from alternating keys and values.
 func dict(pairs ...any) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0xde}, uint16(len(pairs)/2))
 	for _, v := range pairs {
@@ -27,7 +28,7 @@ func dict(pairs ...any) []byte {
 	return b
 }
 
-// envelope is an event plane message of one event.
+// envelope returns an event plane message with one event.
 func envelope(seq uint64, publisher, instance uint64, rank int, data []byte) []byte {
 	event := dict("worker_id", instance, "storage_tier", "device", "residency_domain", "worker",
 		"event", dict("event_id", int(seq)+1, "data", data, "dp_rank", rank))
@@ -47,14 +48,14 @@ func envelope(seq uint64, publisher, instance uint64, rank int, data []byte) []b
 	)
 }
 
-// planeStored stores one block of four tokens as the event plane says it: with its local hash.
+// planeStored returns the store of one block of four tokens in the event plane's form: with its local hash.
 func planeStored(engine uint64, parent any, tokens ...kvblock.Token) []byte {
 	local := kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: len(tokens)})[0]
 	blocks := append([]byte{0x91}, dict("block_hash", engine, "tokens_hash", uint64(local), "mm_extra_info", nil)...)
 	return dict("stored", dict("parent_hash", parent, "start_position", nil, "blocks", blocks))
 }
 
-func (h *house) plane(c pool.EventChannel) {
+func (h *fixture) plane(c pool.EventChannel) {
 	h.pool.Update(
 		[]pool.Endpoint{
 			{
@@ -70,7 +71,7 @@ func (h *house) plane(c pool.EventChannel) {
 
 // TestEventPlaneOverZMQ publishes as a Dynamo worker's own socket does.
 func TestEventPlaneOverZMQ(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	h.plane(pool.EventChannel{Publisher: publisher, ZMQ: e.address()})
 	h.connected(1)
@@ -93,22 +94,25 @@ func TestEventPlaneOverZMQ(t *testing.T) {
 	gaps := h.count("subscription", "gap")
 	e.seq++
 	send(publisher, planeStored(3, nil, 9, 9, 9, 9))
-	eventually(t, "emptied by a gap", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.match(4, 9, 9, 9, 9) == 1 })
+	eventually(t, "blocks cleared after a gap", func() bool {
+		return h.match(4, 1, 2, 3, 4) == 0 &&
+			h.match(4, 9, 9, 9, 9) == 1
+	})
 	if got := h.count("subscription", "gap"); got != gaps+1 {
 		t.Errorf("%v gaps, want %v", got, gaps+1)
 	}
 	send(publisher+1, planeStored(1, nil, 1, 2, 3, 4)) // another process took the port
 	eventually(
 		t,
-		"emptied by a stranger",
+		"blocks cleared after a message of another publisher",
 		func() bool { return h.match(4, 9, 9, 9, 9) == 0 && h.count("batch", "malformed") == 1 },
 	)
 }
 
-// TestEventPlaneOverNATS gives messages to a subject's two workers as package nats would; the end-to-end tests have a
-// real server.
+// TestEventPlaneOverNATS passes messages to a subject's two workers as natssub does. The end-to-end tests use a real
+// server.
 func TestEventPlaneOverNATS(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	h.plane(pool.EventChannel{})
 	s := h.pool.Acquire()
 	worker := s.Workers[0]
@@ -130,21 +134,21 @@ func TestEventPlaneOverNATS(t *testing.T) {
 	}
 	send(envelope(5, publisher, instance, 0, planeStored(3, nil, 9, 9, 9, 9)))
 	if h.match(4, 1, 2, 3, 4) != 0 || h.match(4, 9, 9, 9, 9) != 1 || h.count("subscription", "gap") != 1 {
-		t.Error("a gap did not empty the worker, or what came after it was lost")
+		t.Error("a gap did not clear the worker's blocks, or the message after it was lost")
 	}
 	send(envelope(0, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4)))
 	if h.match(4, 9, 9, 9, 9) != 0 || h.match(4, 1, 2, 3, 4) != 1 || h.count("subscription", "restart") != 1 {
-		t.Error("a restart did not empty the worker, or what came after it was lost")
+		t.Error("a restart did not clear the worker's blocks, or the message after it was lost")
 	}
 	send([]byte{0xff})
 	if h.match(4, 1, 2, 3, 4) != 0 || h.count("batch", "malformed") != 1 {
-		t.Error("what cannot be read did not empty the workers of its subject")
+		t.Error("a malformed message did not clear the blocks of its subject's workers")
 	}
 }
 
-// TestEventPlaneThatIsNotWanted: --event-plane names the other one.
-func TestEventPlaneThatIsNotWanted(t *testing.T) {
-	h := newHouse(t)
+// The feed does not subscribe on an event plane that --event-plane excludes.
+func TestExcludedEventPlane(t *testing.T) {
+	h := newFixture(t, io.Discard)
 	h.Feed.config.EventPlane = "nats"
 	h.plane(pool.EventChannel{Publisher: publisher, ZMQ: "tcp://127.0.0.1:9"})
 	if on, off := h.Subscriptions(); on+off != 0 {
@@ -152,9 +156,9 @@ func TestEventPlaneThatIsNotWanted(t *testing.T) {
 	}
 }
 
-// TestNATSServerMayComeLater subscribes where nobody listens, and leaves again.
+// TestNATSServerMayComeLater subscribes at an address without a server, and leaves again.
 func TestNATSServerMayComeLater(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	h.nats.server = "nats://127.0.0.1:9"
 	h.plane(pool.EventChannel{Publisher: publisher, Subject: "namespace.a.kv-events"})
 	if on, off := h.Subscriptions(); on != 0 || off != 1 {
@@ -169,6 +173,6 @@ func TestNATSServerMayComeLater(t *testing.T) {
 	h.nats.conn = nil
 	h.plane(pool.EventChannel{Publisher: publisher, Subject: "namespace.a.kv-events"})
 	if got := h.count("subscription", "failed"); got != 1 {
-		t.Errorf("%v failed subscriptions with a server that is no URL", got)
+		t.Errorf("%v failed subscriptions with an invalid server URL, want 1", got)
 	}
 }

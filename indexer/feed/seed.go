@@ -6,12 +6,12 @@ import (
 	"kvepp/kvblock"
 )
 
-// A replica that starts knows nothing of what the engines stored before. Another one that ran does: it dumps what each
-// worker holds, and up to which of the worker's messages that is so. The new one subscribes first, holds back what
-// arrives, takes the dump over, and then goes on from there: messages that the dump has in it are passed over, and if
-// one is missing between, the worker is emptied as after any gap.
+// A replica that starts does not know what the engines stored before. A running replica does: it dumps the blocks of
+// each worker, and the position in the worker's messages up to which they were applied. The new replica subscribes
+// first, holds the messages that arrive, loads the dump, and continues from its position: it skips messages that the
+// dump includes. If a message between is missing, it clears the worker's blocks, as after any gap.
 
-// Position is how far a worker's messages were applied. The zero value says nothing.
+// Position is how far a worker's messages were applied. The zero value means unknown.
 type Position struct {
 	Known     bool
 	Next      uint64  // number of the message after the last one applied
@@ -20,25 +20,23 @@ type Position struct {
 
 // Errors of Seed.
 var (
-	ErrNotSubscribed = errors.New(
-		"feed: the worker's events are not heard, so that nothing would correct what is said of it",
-	)
-	ErrBegun = errors.New("feed: events of the worker itself were applied already")
+	ErrNotSubscribed = errors.New("feed: kvepp is not subscribed to the worker's events, so they cannot correct a dump")
+	ErrBegun         = errors.New("feed: the worker's own events were already applied")
 )
 
-// Hold makes all events wait until Release. Call it once at most, before the first worker joins.
+// Hold delays all events until Release. Call it at most once, before the first worker joins.
 func (f *Feed) Hold() { f.released = make(chan struct{}) }
 
-// Release lets the events go on. Close does it too. Only the first call counts, and none without Hold.
+// Release ends Hold. Close calls it too. Later calls do nothing, and neither does a call without Hold.
 func (f *Feed) Release() {
 	if f.released != f.never {
 		f.release.Do(func() { close(f.released) })
 	}
 }
 
-// Seed adds one store to what w is believed to hold, from a dump that says what w held at that position, the same for
-// each of its stores. Events must be on hold. An unknown position is one of a service that does not say: then every
-// message that arrives is applied after the dump, although it may have been before.
+// Seed loads one store of a dump of w's blocks. at is the position of the dump, the same for each of its stores. Events
+// must be on hold. at is unknown if the dumping service does not report it: then every message that arrives is applied
+// after the dump, although the dump may include it.
 //
 // Errors: ErrNotSubscribed, ErrBegun, those of indexer.Load.
 func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error {
@@ -60,8 +58,8 @@ func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error 
 	return f.index.Load(w, stored)
 }
 
-// Dump calls yield with stores that together say what w holds, as indexer.Dump does, and with the position at which
-// that is so, the same for each. w's own events wait meanwhile.
+// Dump calls yield with stores that together contain w's blocks, as indexer.Dump does, and with their position, the
+// same for each. w's own events wait meanwhile.
 func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) {
 	var at Position
 	f.mu.Lock()
@@ -75,7 +73,7 @@ func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Sto
 	f.index.Dump(w, func(s kvblock.Stored) bool { return yield(at, s) })
 }
 
-// begin waits while events are on hold. It returns false when the worker leaves meanwhile; else end must follow.
+// begin waits while events are on hold. It returns false if the worker leaves meanwhile; else end must follow.
 func (s *subscriber) begin() bool {
 	select {
 	case <-s.hold:
@@ -88,18 +86,18 @@ func (s *subscriber) begin() bool {
 
 func (s *subscriber) end() { s.applying.Unlock() }
 
-// reached notes that a message is about to be applied, and reports whether it is part of the seed instead.
+// reached notes that a message is about to be applied. It returns true if the seed includes the message.
 func (s *subscriber) reached(seq uint64, timestamp float64) (contained bool) {
 	if s.seeded && !s.begun {
 		switch at := s.position; {
 		case !at.Known && seq == 0:
-			s.empty() // this and what follows is all there ever was
+			s.empty() // the publisher's first message: those that follow are complete
 		case !at.Known:
 			s.unnumbered = true
 		case seq < at.Next && timestamp <= at.Timestamp:
 			return true
 		case seq < at.Next:
-			// Older by its number, newer by its time: another process writes.
+			// The number is older and the time newer: the publisher is another process.
 			s.restart()
 		}
 	}
@@ -108,12 +106,12 @@ func (s *subscriber) reached(seq uint64, timestamp float64) (contained bool) {
 	return false
 }
 
-// bridged reports whether lost messages are part of the seed.
+// bridged reports whether the seed includes the messages before got.
 func (s *subscriber) bridged(got uint64) bool {
 	return s.seeded && !s.begun && (!s.position.Known || got <= s.position.Next)
 }
 
-// unseed forgets the seed with the rest of what is in doubt.
+// unseed forgets the seed.
 func (s *subscriber) unseed() {
 	s.seeded, s.unnumbered = false, false
 	if !s.begun {

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -9,11 +10,11 @@ import (
 	"kvepp/pool"
 )
 
-// seeded is a house whose only worker holds two blocks by a dump that has the messages before next in it, and whose own
-// events are on hold.
-func seeded(t *testing.T, e *engine, at Position) *house {
+// seeded returns a fixture whose only worker has two blocks from a dump at that position, and whose own events are on
+// hold.
+func seeded(t *testing.T, e *engine, at Position) *fixture {
 	t.Helper()
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	h.Hold()
 	h.update(e, 4)
 	h.connected(1)
@@ -32,13 +33,13 @@ func local(tokens ...kvblock.Token) kvblock.LocalHash {
 	return kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: len(tokens)})[0]
 }
 
-func (h *house) worker() kvblock.Worker {
+func (h *fixture) worker() kvblock.Worker {
 	s := h.pool.Acquire()
 	defer s.Release()
 	return s.Workers[0].Worker
 }
 
-// TestSeed goes on from a dump. The publisher's batches bear the time 1.5.
+// TestSeed applies events after a dump. The publisher's batches have the timestamp 1.5.
 func TestSeed(t *testing.T) {
 	both := []kvblock.Token{1, 2, 3, 4, 5, 6, 7, 8}
 	all := append(both, 9, 9, 9, 9)
@@ -46,26 +47,25 @@ func TestSeed(t *testing.T) {
 		name  string
 		at    Position
 		first uint64 // number of the first message that arrives
-		// blocks of both held after three messages: one that stores [2] again, one that removes it, one that stores [3]
-		// after it
+		// Matching blocks after three messages: one stores [2] again, one removes it, one stores [3] after it.
 		want int
 	}{
-		{"the dump has the first two messages in it", Position{Known: true, Next: 7, Timestamp: 1.5}, 5, 3},
-		{"the dump has none of them in it: [2] was stored twice, and removed once",
+		{"the dump includes the first two messages", Position{Known: true, Next: 7, Timestamp: 1.5}, 5, 3},
+		{"the dump includes no message: [2] was stored twice and removed once",
 			Position{Known: true, Next: 5, Timestamp: 1.5}, 5, 3},
 		{"a message is missing between", Position{Known: true, Next: 4, Timestamp: 1.5}, 5, 0},
-		{"the messages are another process's", Position{Known: true, Next: 7, Timestamp: 1.25}, 5, 0},
-		{"the dump does not say", Position{}, 5, 1},
-		{"it does not, and the messages are all there ever were", Position{}, 0, 0},
+		{"another process sent the messages", Position{Known: true, Next: 7, Timestamp: 1.25}, 5, 0},
+		{"the dump has no position", Position{}, 5, 1},
+		{"the dump has no position, and the messages begin with the first one", Position{}, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEngine(t, 0)
 			h := seeded(t, e, c.at)
 			if got := h.match(4, both...); got != 2 {
-				t.Fatalf("%d blocks by the dump, want 2", got)
+				t.Fatalf("%d blocks from the dump, want 2", got)
 			}
 			e.seq = c.first
-			eventually(t, "the publisher heard", func() bool { return e.subscribed() })
+			eventually(t, "the subscription", func() bool { return e.subscribed() })
 			e.publish(0, stored(2, uint64(1), 4, 5, 6, 7, 8))
 			e.publish(0, removed(2))
 			e.publish(0, stored(3, uint64(2), 4, 9, 9, 9, 9))
@@ -84,17 +84,17 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// TestSeedIsRefused where nothing would correct it.
+// TestSeedIsRefused if no events would correct the dump.
 func TestSeedIsRefused(t *testing.T) {
 	store := kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: local(1, 2, 3, 4)}}}
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	h.Hold()
 	if err := h.Seed(5, Position{}, store); !errors.Is(err, ErrNotSubscribed) {
-		t.Errorf("a worker that is not there: %v", err)
+		t.Errorf("unknown worker: error %v, want ErrNotSubscribed", err)
 	}
 	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", KVEvents: "tcp://127.0.0.1:9", BlockSize: 4}})
 	if err := h.Seed(h.worker(), Position{}, store); !errors.Is(err, ErrNotSubscribed) {
-		t.Errorf("a worker whose socket is not connected: %v", err)
+		t.Errorf("worker that is not connected: error %v, want ErrNotSubscribed", err)
 	}
 	h.Release()
 	e := newEngine(t, 0)
@@ -106,23 +106,23 @@ func TestSeedIsRefused(t *testing.T) {
 		func() bool { e.publish(0, stored(9, nil, 4, 9, 9, 9, 9)); return h.match(4, 9, 9, 9, 9) == 1 },
 	)
 	if err := h.Seed(h.worker(), Position{}, store); !errors.Is(err, ErrBegun) {
-		t.Errorf("a worker whose own events came: %v", err)
+		t.Errorf("worker whose own events came: error %v, want ErrBegun", err)
 	}
 }
 
-// TestSeedEndsWithItsConnection: the next one may be to another process.
+// The end of the connection clears the seed: the next connection may be to another process.
 func TestSeedEndsWithItsConnection(t *testing.T) {
 	e := newEngine(t, 0)
 	h := seeded(t, e, Position{Known: true, Next: 7, Timestamp: 1.5})
 	e.socket.Close()
-	eventually(t, "emptied", func() bool { return h.match(4, 1, 2, 3, 4) == 0 })
+	eventually(t, "no block", func() bool { return h.match(4, 1, 2, 3, 4) == 0 })
 }
 
-// TestLeavingWhileOnHold must not wait for the release.
+// A worker that leaves during Hold must not wait for Release.
 func TestLeavingWhileOnHold(t *testing.T) {
 	e := newEngine(t, 0)
 	h := seeded(t, e, Position{})
-	eventually(t, "the publisher heard", func() bool { return e.subscribed() })
+	eventually(t, "the subscription", func() bool { return e.subscribed() })
 	for range 10 {
 		e.publish(0)
 	}
@@ -132,11 +132,11 @@ func TestLeavingWhileOnHold(t *testing.T) {
 	}
 }
 
-// TestCloseWhileOnHold must not wait for a release that nobody will give.
+// Close during Hold must not wait for Release.
 func TestCloseWhileOnHold(t *testing.T) {
 	e := newEngine(t, 0)
 	h := seeded(t, e, Position{})
-	eventually(t, "the publisher heard", func() bool { return e.subscribed() })
+	eventually(t, "the subscription", func() bool { return e.subscribed() })
 	for range 10 {
 		e.publish(0)
 	}
@@ -148,7 +148,7 @@ func TestCloseWhileOnHold(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("it hangs")
+		t.Fatal("Close did not return")
 	}
 	h.Release() // harmless
 }

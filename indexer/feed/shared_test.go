@@ -2,6 +2,7 @@ package feed
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -30,10 +31,9 @@ func contents(x *indexer.Index, w kvblock.Worker) []string {
 	return all
 }
 
-// Subscriptions share what messages are decoded into: nothing of one's gets into another's, whatever stood there
-// before, and nothing is kept of a message's bytes.
+// Subscriptions share decoding buffers: no data of one message gets into another, and no bytes of a message are kept.
 func TestDecodingsAreShared(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	const workers = 8
 	alone, err := indexer.New(indexer.Config{})
 	if err != nil {

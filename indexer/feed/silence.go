@@ -9,107 +9,107 @@ import (
 	"kvepp/pool"
 )
 
-// Events are off by default in every engine, and a ZMQ subscription to a wrong port, or through a firewall, connects to
-// nothing without a word: all of that looks like an empty cache. So a worker is called silent that has served this many
-// requests of a full block and sent no event within this time.
+// Events are off by default in every engine, and a ZMQ subscription to a wrong port or through a firewall never reports
+// that it is not connected. Each of these looks like an empty cache. Therefore a worker counts as silent if it has
+// served silenceRequests requests of at least a full block and sent no event within silenceTime.
 const (
 	silenceRequests = 10
 	silenceTime     = time.Minute
 
-	// fullBlock stands for the block size of a worker whose own is not known, in tokens: larger than engines' defaults.
-	fullBlock = 256
+	// assumedBlockSize, in tokens, is used for a worker whose block size is not known: larger than engines' defaults.
+	assumedBlockSize = 256
 )
 
-// hearing tells whether one worker is silent. Its methods are safe for concurrent use, and harmless on nil: a worker of
-// which no events are expected.
-type hearing struct {
+// silenceDetector detects whether one worker is silent. Its methods are safe for concurrent use. On nil, the detector
+// of a worker that sends no events, they do nothing.
+type silenceDetector struct {
 	changed func(silent bool) // called one at a time; not after leave
 
-	heard atomic.Bool // an event came since the subscription began, or since the last one came after a disconnect
+	eventSeen atomic.Bool // an event came since the subscription began, or since the latest disconnect
 
 	mu     sync.Mutex // guards what follows
 	served int
-	first  time.Time // when the first of served was
+	first  time.Time // time of the first request of served
 	timer  *time.Timer
 	silent bool
 	left   bool
 }
 
 // request counts a request that was served.
-func (h *hearing) request() {
-	if h == nil || h.heard.Load() {
+func (d *silenceDetector) request() {
+	if d == nil || d.eventSeen.Load() {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch h.served++; {
-	case h.left || h.served > silenceRequests:
-	case h.served == 1:
-		h.first = time.Now()
-	case h.served == silenceRequests:
-		h.timer = time.AfterFunc(max(0, silenceTime-time.Since(h.first)), h.judge)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch d.served++; {
+	case d.left || d.served > silenceRequests:
+	case d.served == 1:
+		d.first = time.Now()
+	case d.served == silenceRequests:
+		d.timer = time.AfterFunc(max(0, silenceTime-time.Since(d.first)), d.expired)
 	}
 }
 
-// judge runs when the time is over.
-func (h *hearing) judge() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.heard.Load() && !h.left && h.served >= silenceRequests && !h.silent {
-		h.silent = true
-		h.changed(true)
+// expired runs when silenceTime is over.
+func (d *silenceDetector) expired() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.eventSeen.Load() && !d.left && d.served >= silenceRequests && !d.silent {
+		d.silent = true
+		d.changed(true)
 	}
 }
 
-// event says that the worker sent one.
-func (h *hearing) event() {
-	if h == nil || h.heard.Load() {
+// event notes that the worker sent an event.
+func (d *silenceDetector) event() {
+	if d == nil || d.eventSeen.Load() {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.heard.Store(true)
-	if h.silent && !h.left {
-		h.silent = false
-		h.changed(false)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.eventSeen.Store(true)
+	if d.silent && !d.left {
+		d.silent = false
+		d.changed(false)
 	}
 }
 
-// again begins anew, because the publisher of the events so far is gone.
-func (h *hearing) again() {
-	if h == nil {
+// disconnected notes that the publisher of the events so far is gone.
+func (d *silenceDetector) disconnected() {
+	if d == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.heard.Store(false)
-	if !h.silent {
-		h.served = 0
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.eventSeen.Store(false)
+	if !d.silent {
+		d.served = 0
 	}
 }
 
-// leave ends it, and returns whether the worker was silent.
-func (h *hearing) leave() bool {
-	if h == nil {
+// leave ends the detector, and returns whether the worker was silent.
+func (d *silenceDetector) leave() bool {
+	if d == nil {
 		return false
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.left = true
-	if h.timer != nil {
-		h.timer.Stop()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left = true
+	if d.timer != nil {
+		d.timer.Stop()
 	}
-	was := h.silent
-	h.silent = false
+	was := d.silent
+	d.silent = false
 	return was
 }
 
-// listen returns the hearing of a worker; nil for one that sends no events, as workers that only decode do not.
-func (f *Feed) listen(w pool.Worker) *hearing {
+// newSilenceDetector returns a detector for a worker; nil for a decode worker, which sends no events.
+func (f *Feed) newSilenceDetector(w pool.Worker) *silenceDetector {
 	if w.Role == pool.Decode {
 		return nil
 	}
-	return &hearing{changed: func(silent bool) {
+	return &silenceDetector{changed: func(silent bool) {
 		f.pool.ReportSilent(w.Worker, silent)
 		if !silent {
 			f.silent.Add(-1)
@@ -124,7 +124,7 @@ func (f *Feed) listen(w pool.Worker) *hearing {
 	}}
 }
 
-// withoutEvents says by what a silent worker is routed to.
+// withoutEvents describes, for the log, how kvepp routes to a silent worker.
 func (f *Feed) withoutEvents(w kvblock.Worker) string {
 	s := f.pool.Acquire()
 	defer s.Release()
@@ -141,10 +141,10 @@ func (f *Feed) withoutEvents(w kvblock.Worker) string {
 			return "what it has cached is guessed from the requests it was sent"
 		}
 	}
-	return "it has left" // meanwhile
+	return "it has left"
 }
 
-// engineFlag is what turns the events of an engine on.
+// engineFlag returns the setting that makes an engine publish events.
 func engineFlag(engine string) string {
 	switch engine {
 	case "vllm":
@@ -158,20 +158,19 @@ func engineFlag(engine string) string {
 	return "--kv-events-config (dynamo.vllm, dynamo.sglang) or --publish-events-and-metrics (dynamo.trtllm)"
 }
 
-// Served counts a request of so many prompt tokens that w has computed the prompt of. blockSize is w's, 0 if it is not
-// known.
+// Served notes that w has prefilled a prompt of so many tokens. blockSize is w's block size, 0 if it is not known.
 func (f *Feed) Served(w kvblock.Worker, tokens, blockSize int) {
 	if blockSize == 0 {
-		blockSize = fullBlock
+		blockSize = assumedBlockSize
 	}
-	if tokens <= blockSize { // the last token's block is not full before the next
+	if tokens <= blockSize { // the block of the last token is not full before the next token
 		return
 	}
 	f.mu.Lock()
-	h := f.hearings[w]
+	d := f.silence[w]
 	f.mu.Unlock()
-	h.request()
+	d.request()
 }
 
-// Silent returns how many workers have served requests and sent no event.
+// Silent returns the number of workers that have served requests and sent no event.
 func (f *Feed) Silent() int { return int(f.silent.Load()) }

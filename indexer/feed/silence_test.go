@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"io"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,60 +10,73 @@ import (
 	"kvepp/pool"
 )
 
-func TestHearing(t *testing.T) {
-	requests := func(h *hearing, n int, every time.Duration) {
+func TestSilenceDetector(t *testing.T) {
+	requests := func(d *silenceDetector, n int, every time.Duration) {
 		for range n {
-			h.request()
-			<-time.After(every) // of the bubble, which does not wait
+			d.request()
+			<-time.After(every) // in synctest's fake time
 		}
 		synctest.Wait()
 	}
 	for _, c := range []struct {
 		name string
-		do   func(h *hearing)
+		do   func(d *silenceDetector)
 		want []bool
 	}{
-		{"ten requests, then a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(61 * time.Second) },
+		{"ten requests, then a minute", func(d *silenceDetector) { requests(d, 10, 0); <-time.After(61 * time.Second) },
 			[]bool{true}},
-		{"ten requests, less than a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(59 * time.Second) },
+		{"ten requests, less than a minute",
+			func(d *silenceDetector) { requests(d, 10, 0); <-time.After(59 * time.Second) },
 			nil},
-		{"ten requests that take longer than a minute", func(h *hearing) { requests(h, 10, 10*time.Second) },
+		{"ten requests that take longer than a minute", func(d *silenceDetector) { requests(d, 10, 10*time.Second) },
 			[]bool{true}},
-		{"nine requests", func(h *hearing) { requests(h, 9, 0); <-time.After(time.Hour) }, nil},
-		{"an event before", func(h *hearing) { h.event(); requests(h, 20, 0); <-time.After(time.Hour) }, nil},
-		{"an event within the minute", func(h *hearing) {
-			requests(h, 10,
+		{"nine requests", func(d *silenceDetector) { requests(d, 9, 0); <-time.After(time.Hour) }, nil},
+		{"an event before", func(d *silenceDetector) { d.event(); requests(d, 20, 0); <-time.After(time.Hour) }, nil},
+		{"an event within the minute", func(d *silenceDetector) {
+			requests(d, 10,
 				0)
 			<-time.After(time.Second)
-			h.event()
+			d.event()
 			<-time.After(time.Hour)
 		}, nil},
-		{"an event after all", func(h *hearing) {
-			requests(h, 100, 0)
+		{"an event after the silence", func(d *silenceDetector) {
+			requests(d, 100, 0)
 			<-time.After(time.Hour)
-			h.event()
-			h.event()
-			requests(h, 100, time.Second)
+			d.event()
+			d.event()
+			requests(d, 100, time.Second)
 		},
 			[]bool{true, false}},
-		{"the publisher went, and none came back",
-			func(h *hearing) { h.event(); requests(h, 5, 0); h.again(); requests(h, 10, 0); <-time.After(time.Hour) },
+		{"the publisher disconnected, and no event followed",
+			func(d *silenceDetector) {
+				d.event()
+				requests(d, 5, 0)
+				d.disconnected()
+				requests(d, 10, 0)
+				<-time.After(time.Hour)
+			},
 			[]bool{true}},
-		{"silent, and the connection comes and goes", func(h *hearing) {
-			requests(h, 10, 0)
+		{"silent, and the connection comes and goes", func(d *silenceDetector) {
+			requests(d, 10, 0)
 			<-time.After(time.Hour)
-			h.again()
-			requests(h, 10, 0)
+			d.disconnected()
+			requests(d, 10, 0)
 			<-time.After(time.Hour)
 		}, []bool{true}},
-		{"the worker left", func(h *hearing) { requests(h, 10, 0); h.leave(); <-time.After(time.Hour); h.event() },
+		{"the worker left", func(d *silenceDetector) {
+			requests(d, 10,
+				0)
+			d.leave()
+			<-time.After(time.Hour)
+			d.event()
+		},
 			nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var got []bool
-				h := &hearing{changed: func(silent bool) { got = append(got, silent) }}
-				c.do(h)
+				d := &silenceDetector{changed: func(silent bool) { got = append(got, silent) }}
+				c.do(d)
 				synctest.Wait()
 				if !slices.Equal(got, c.want) {
 					t.Errorf("silence changed to %v, want %v", got, c.want)
@@ -70,16 +84,16 @@ func TestHearing(t *testing.T) {
 			})
 		})
 	}
-	var none *hearing
+	var none *silenceDetector
 	none.request()
 	none.event()
-	none.again()
+	none.disconnected()
 	none.leave()
 }
 
-// A worker that nobody hears is known as such in the pool, and one that leaves is forgotten.
+// The pool knows a silent worker. A silent worker that leaves does not count any more.
 func TestSilentWorker(t *testing.T) {
-	h := newHouse(t)
+	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
 	endpoints := []pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", KVEvents: e.address(), BlockSize: 4},
 		{Name: "decoder", Address: "10.0.0.2:8000", KVEvents: e.address(), BlockSize: 4, Role: pool.Decode}}
@@ -93,19 +107,19 @@ func TestSilentWorker(t *testing.T) {
 		return now.Workers[0].Silent && !now.Workers[1].Silent
 	}
 	for _, w := range s.Workers {
-		h.Served(w.Worker, 4, 4) // a prompt's last block is not computed whole
+		h.Served(w.Worker, 4, 4) // the block of the last token is not full
 		for range silenceRequests {
 			h.Served(w.Worker, 100, 4)
 		}
 	}
-	if h.hearings[s.Workers[1].Worker] != nil {
-		t.Error("events are expected of a worker that only decodes")
+	if h.silence[s.Workers[1].Worker] != nil {
+		t.Error("a decode worker has a silence detector")
 	}
-	hearing := h.hearings[s.Workers[0].Worker]
-	if hearing.served != silenceRequests {
-		t.Errorf("%d requests were counted, want %d", hearing.served, silenceRequests)
+	detector := h.silence[s.Workers[0].Worker]
+	if detector.served != silenceRequests {
+		t.Errorf("%d requests were counted, want %d", detector.served, silenceRequests)
 	}
-	hearing.judge() // the minute is over
+	detector.expired() // the minute is over
 	if !silent() || h.Silent() != 1 {
 		t.Errorf("silent: %v, %d workers", silent(), h.Silent())
 	}
@@ -114,17 +128,17 @@ func TestSilentWorker(t *testing.T) {
 		"an event",
 		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.Silent() == 0 && !silent() },
 	)
-	hearing.again()
+	detector.disconnected()
 	for range silenceRequests {
 		h.Served(s.Workers[0].Worker, 100, 0)
 	}
-	if hearing.served != 0 {
-		t.Error("100 tokens count as a full block although the block size is not known")
+	if detector.served != 0 {
+		t.Error("100 tokens count as a full block of unknown size")
 	}
 	for range silenceRequests {
 		h.Served(s.Workers[0].Worker, 1000, 0)
 	}
-	hearing.judge()
+	detector.expired()
 	h.pool.Update(nil)
 	if h.Silent() != 0 {
 		t.Errorf("%d silent workers although all have left", h.Silent())
