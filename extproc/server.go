@@ -116,7 +116,7 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 	if cfg.Memory == nil {
 		cfg.Memory = budget.New(0)
 	}
-	m.Rejections(causeStreams, causeHeldBytes)
+	m.InitRejections(causeStreams, causeHeldBytes)
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
 }
 

@@ -228,7 +228,7 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 		)
 		at = lap(&d.took.SeqHashing, at)
 	}
-	r.metrics.Took("hash", at.Sub(began))
+	r.metrics.ObservePhase("hash", at.Sub(began))
 	if d.span != nil {
 		d.span.Phase(
 			spanHash,
@@ -269,7 +269,7 @@ func (r *Router) lookUp(d *decision, v *variant) {
 		}
 	}
 	done := lap(&d.took.FindMatches, at)
-	r.metrics.Took("match", done.Sub(at))
+	r.metrics.ObservePhase("match", done.Sub(at))
 	if d.span != nil {
 		d.span.Phase(
 			spanLookUp,

@@ -407,7 +407,7 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 		d.version = sel.Version
 	}
 	done := lap(&d.took.Scheduling, at)
-	r.metrics.Took("select", done.Sub(at))
+	r.metrics.ObservePhase("select", done.Sub(at))
 	if d.span != nil {
 		tellChoice(d.span, at, done, l, sel)
 	}

@@ -230,19 +230,19 @@ func New(
 	if cfg.Queue != nil {
 		r.waits, r.onRelease = newWaits(), r.released
 	}
-	m.Rejections(rejections...)
+	m.InitRejections(rejections...)
 	for _, reason := range reasons {
-		m.ShowDecision(string(reason))
+		m.InitDecision(string(reason))
 	}
-	cfg.Metrics.Workers(r.Workers)
-	cfg.Metrics.Queues(r.Queues)
+	cfg.Metrics.CollectWorkers(r.Workers)
+	cfg.Metrics.CollectQueues(r.Queues)
 	for model := range cfg.modelLabels() {
-		cfg.Picker.Show(model)
+		cfg.Picker.InitModel(model)
 		for _, phase := range []string{phaseAggregated, phasePrefill, phaseDecode} {
-			cfg.Metrics.ShowModel(phase, model)
+			cfg.Metrics.InitModel(phase, model)
 		}
 		for _, class := range r.classesOf(model) {
-			cfg.Metrics.ShowBackpressure(model, class)
+			cfg.Metrics.InitBackpressure(model, class)
 		}
 	}
 	return r

@@ -193,20 +193,20 @@ func runIndexer(o *indexerOptions) error {
 // indexerGauges shows what the registry, the feed and the index count.
 func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
 	indexGauges(m, index)
-	m.Source(
+	m.GaugeFunc(
 		metrics.IndexerModels,
 		metrics.IndexerModelsHelp,
 		nil,
 		func() float64 { models, _ := registry.Counts(); return float64(models) },
 	)
-	m.Source(
+	m.GaugeFunc(
 		metrics.IndexerWorkers,
 		metrics.IndexerWorkersHelp,
 		nil,
 		func() float64 { _, workers := registry.Counts(); return float64(workers) },
 	)
 	for _, status := range []string{"active", "pending"} {
-		m.Source(
+		m.GaugeFunc(
 			metrics.IndexerListeners,
 			metrics.IndexerListenersHelp,
 			prometheus.Labels{"status": status},

@@ -227,32 +227,32 @@ func runSelect(o *selectOptions) error {
 		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
 	)
 	indexGauges(m, index)
-	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
-	m.Source(
+	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	m.GaugeFunc(
 		metrics.SelectionGroups,
 		metrics.SelectionGroupsHelp,
 		nil,
 		func() float64 { return float64(service.Stats().Groups) },
 	)
-	m.Source(
+	m.GaugeFunc(
 		metrics.SelectionReservations,
 		metrics.SelectionReservationsHelp,
 		nil,
 		func() float64 { return float64(service.Stats().Reservations) },
 	)
-	m.CounterSource(
+	m.CounterFunc(
 		metrics.SelectionExpired,
 		metrics.SelectionExpiredHelp,
 		nil,
 		func() float64 { return float64(book.Expired()) },
 	)
-	m.Source(
+	m.GaugeFunc(
 		metrics.SelectionWaiting,
 		metrics.SelectionWaitingHelp,
 		nil,
 		func() float64 { return float64(service.Stats().Waiting) },
 	)
-	m.Source(
+	m.GaugeFunc(
 		metrics.SelectionPending,
 		metrics.SelectionPendingHelp,
 		nil,

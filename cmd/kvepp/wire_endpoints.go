@@ -93,7 +93,7 @@ func follow(
 	if err != nil {
 		return nil, fmt.Errorf("--dns-lookup-family: %w", err)
 	}
-	m.Source(
+	m.GaugeFunc(
 		metrics.UnresolvedNames,
 		metrics.UnresolvedNamesHelp,
 		nil,

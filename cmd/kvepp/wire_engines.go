@@ -22,7 +22,7 @@ func (e *ejection) tracker(
 	log *slog.Logger,
 ) *eject.Tracker {
 	for _, cause := range eject.Causes {
-		m.ShowEjection(string(cause))
+		m.InitEjection(string(cause))
 	}
 	return eject.New(eject.Config{
 		Off:                 !e.on,
@@ -56,11 +56,11 @@ func page(s enginemetrics.PageState) eject.Page {
 
 // showEjection shows how many workers get no requests, and why.
 func showEjection(m *metrics.Metrics, t *eject.Tracker) {
-	m.Source(metrics.EjectedWorkers, metrics.EjectedWorkersHelp, prometheus.Labels{}, func() float64 {
+	m.GaugeFunc(metrics.EjectedWorkers, metrics.EjectedWorkersHelp, prometheus.Labels{}, func() float64 {
 		ejected, _ := t.Counts()
 		return float64(ejected)
 	})
-	m.Source(metrics.CordonedWorkers, metrics.CordonedWorkersHelp, prometheus.Labels{}, func() float64 {
+	m.GaugeFunc(metrics.CordonedWorkers, metrics.CordonedWorkersHelp, prometheus.Labels{}, func() float64 {
 		_, cordoned := t.Counts()
 		return float64(cordoned)
 	})

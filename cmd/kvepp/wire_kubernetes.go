@@ -72,7 +72,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			leading.Store(now)
 			wanted(now)
 		}
-		m.Source(metrics.Leader, metrics.LeaderHelp, nil, func() float64 {
+		m.GaugeFunc(metrics.Leader, metrics.LeaderHelp, nil, func() float64 {
 			if leading.Load() {
 				return 1
 			}
@@ -95,13 +95,13 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	}
 	for _, kind := range kinds {
 		labels := prometheus.Labels{"kind": kind.Name}
-		m.CounterSource(
+		m.CounterFunc(
 			metrics.KubeErrors,
 			metrics.KubeErrorsHelp,
 			labels,
 			func() float64 { return float64(kind.Errors()) },
 		)
-		m.Source(metrics.KubeFollowed, metrics.KubeFollowedHelp, labels, func() float64 {
+		m.GaugeFunc(metrics.KubeFollowed, metrics.KubeFollowedHelp, labels, func() float64 {
 			if kind.Health() == kube.Followed {
 				return 1
 			}

@@ -396,7 +396,7 @@ func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlim
 	count := func(read func(open int, evicted, refused int64) float64) func() float64 {
 		return func() float64 { return read(limited.Counts()) }
 	}
-	m.Source(
+	m.GaugeFunc(
 		metrics.Connections,
 		metrics.ConnectionsHelp,
 		prometheus.Labels{"listener": name},
@@ -406,7 +406,7 @@ func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlim
 		"evicted": func(_ int, evicted, _ int64) float64 { return float64(evicted) },
 		"refused": func(_ int, _, refused int64) float64 { return float64(refused) },
 	} {
-		m.CounterSource(
+		m.CounterFunc(
 			metrics.ConnectionsClosed,
 			metrics.ConnectionsClosedHelp,
 			prometheus.Labels{"listener": name, "outcome": outcome},

@@ -82,7 +82,7 @@ func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
 	log := slog.New(o.handler(o.lines, level))
 	slog.SetDefault(log)
 	o.lines.show(m, metrics.LogLines, metrics.LogLinesHelp)
-	m.CounterSource(
+	m.CounterFunc(
 		metrics.LogLines,
 		metrics.LogLinesHelp,
 		prometheus.Labels{"outcome": "suppressed"},
@@ -255,7 +255,7 @@ func (w *lineWriter) Close(within time.Duration) bool {
 func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
 	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped,
 		"failed": &w.lostByError} {
-		m.CounterSource(
+		m.CounterFunc(
 			name,
 			help,
 			prometheus.Labels{"outcome": outcome},
@@ -403,7 +403,7 @@ func (o *options) tracer(ctx context.Context, m *metrics.Metrics, log *slog.Logg
 		"exported": func() int64 { n, _ := t.Spans(); return n },
 		"failed":   func() int64 { _, n := t.Spans(); return n },
 	} {
-		m.CounterSource(
+		m.CounterFunc(
 			metrics.TraceSpans,
 			metrics.TraceSpansHelp,
 			prometheus.Labels{"outcome": outcome},

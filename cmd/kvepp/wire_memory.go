@@ -39,7 +39,7 @@ func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 	if limit == math.MaxInt64 {
 		limit = 0
 	}
-	m.Source(
+	m.GaugeFunc(
 		metrics.MemoryLimit,
 		metrics.MemoryLimitHelp,
 		prometheus.Labels{"source": source},

@@ -28,7 +28,7 @@ func sessions(o *options, m *metrics.Metrics) *session.Table {
 	s := session.NewTable(
 		session.Config{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
 	)
-	m.Source(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
+	m.GaugeFunc(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
 	countersOf(
 		m,
 		metrics.SessionRequests,
@@ -62,11 +62,11 @@ func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.
 	if g == nil {
 		g = new(enginemetrics.Gauges)
 	}
-	m.Pool(name, func() metrics.InferencePool { return poolNow(p, g) })
-	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
-	m.Source(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
+	m.CollectPool(name, func() metrics.InferencePool { return poolNow(p, g) })
+	m.GaugeFunc(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
+	m.GaugeFunc(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
 	for i, c := range g.Readings() {
-		m.CounterSource(
+		m.CounterFunc(
 			metrics.EngineReadings,
 			metrics.EngineReadingsHelp,
 			prometheus.Labels{"outcome": c.Outcome},
@@ -136,39 +136,40 @@ func (o *options) identity() metrics.Identity {
 
 // sources shows what the packages without metrics of their own count.
 func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
-	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
-	m.Source(
+	m.GaugeFunc(
 		metrics.PrefixIndexer,
 		metrics.PrefixIndexerHelp,
 		nil,
 		func() float64 { return float64(index.Stats().Entries) },
 	)
 	if events != nil {
-		m.Source(
+		m.GaugeFunc(
 			metrics.SilentWorkers,
 			metrics.SilentWorkersHelp,
 			nil,
 			func() float64 { return float64(events.Silent()) },
 		)
 	}
-	m.Source(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
+	m.GaugeFunc(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
 		s := p.Acquire()
 		defer s.Release()
 		return float64(len(s.Workers))
 	})
 	for _, connected := range []bool{true, false} {
 		state := map[bool]string{true: "connected", false: "connecting"}[connected]
-		m.Source(metrics.Subscriptions, metrics.SubscriptionsHelp, prometheus.Labels{"state": state}, func() float64 {
-			if events == nil {
-				return 0
-			}
-			yes, no := events.Subscriptions()
-			if connected {
-				return float64(yes)
-			}
-			return float64(no)
-		})
+		m.GaugeFunc(metrics.Subscriptions, metrics.SubscriptionsHelp, prometheus.Labels{"state": state},
+			func() float64 {
+				if events == nil {
+					return 0
+				}
+				yes, no := events.Subscriptions()
+				if connected {
+					return float64(yes)
+				}
+				return float64(no)
+			})
 	}
 }
 
@@ -180,22 +181,22 @@ func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters
 			without++
 			continue
 		}
-		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
+		m.CounterFunc(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
 			func() float64 { return float64(model.EngineRuns()) })
 	}
-	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
-	m.Source(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
+	m.GaugeFunc(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
+	m.GaugeFunc(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 }
 
 // showPicker shows what the external processor holds.
 func showPicker(m *metrics.Metrics, picker *extproc.Server) {
-	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
-	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
+	m.GaugeFunc(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
+	m.GaugeFunc(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
 }
 
 // showRouter shows how many workers are overloaded, and how many requests wait in each policy class.
 func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
-	m.Source(
+	m.GaugeFunc(
 		metrics.OverloadedWorkers,
 		metrics.OverloadedWorkersHelp,
 		nil,
@@ -206,7 +207,7 @@ func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
 		classes = q.Profiles.Classes()
 	}
 	for _, class := range classes {
-		m.Source(
+		m.GaugeFunc(
 			metrics.QueuedRequests,
 			metrics.QueuedRequestsHelp,
 			prometheus.Labels{"policy_class": class},
@@ -217,26 +218,26 @@ func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
 
 // indexGauges shows what the index counts.
 func indexGauges(m *metrics.Metrics, index *indexer.Index) {
-	m.Source(
+	m.GaugeFunc(
 		metrics.IndexBlocks,
 		metrics.IndexBlocksHelp,
 		nil,
 		func() float64 { return float64(index.Stats().Entries) },
 	)
-	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
-	m.Source(
+	m.GaugeFunc(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
+	m.GaugeFunc(
 		metrics.IndexPredicted,
 		metrics.IndexPredictedHelp,
 		nil,
 		func() float64 { return float64(index.Stats().Predicted) },
 	)
-	m.Source(
+	m.GaugeFunc(
 		metrics.IndexMaxBytes,
 		metrics.IndexMaxBytesHelp,
 		nil,
 		func() float64 { return float64(index.Stats().MaxBytes) },
 	)
-	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
+	m.GaugeFunc(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
 		if index.AtBound() {
 			return 1
 		}
@@ -262,7 +263,7 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 // countersOf shows counters of stats, which differ in a label; each is named by its value.
 func countersOf[S any](m *metrics.Metrics, name, help, label string, stats func() S, counts map[string]func(S) uint64) {
 	for value, count := range counts {
-		m.CounterSource(name, help, prometheus.Labels{label: value}, func() float64 { return float64(count(stats())) })
+		m.CounterFunc(name, help, prometheus.Labels{label: value}, func() float64 { return float64(count(stats())) })
 	}
 }
 
@@ -275,7 +276,7 @@ func showWorkers(
 	health *eject.Tracker,
 	r *router.Router,
 ) {
-	m.ShowWorkers(func() []metrics.WorkerState {
+	m.CollectWorkers(func() []metrics.WorkerState {
 		s := p.Acquire()
 		defer s.Release()
 		excluded, now := health.View(), time.Now()

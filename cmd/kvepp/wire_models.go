@@ -274,7 +274,7 @@ func remoteTokenizers(
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
 		clients[name] = client
-		m.Source(metrics.RemoteOpen, metrics.RemoteOpenHelp, prometheus.Labels{"model": name}, func() float64 {
+		m.GaugeFunc(metrics.RemoteOpen, metrics.RemoteOpenHelp, prometheus.Labels{"model": name}, func() float64 {
 			if client.IsOpen() {
 				return 1
 			}

@@ -186,13 +186,13 @@ func (c *certificates) reload(log *slog.Logger) {
 
 // show exports until when the server's certificate holds, and whether another one is refused.
 func (c *certificates) show(m *metrics.Metrics) {
-	m.Source(
+	m.GaugeFunc(
 		metrics.CertificateExpires,
 		metrics.CertificateExpiresHelp,
 		nil,
 		func() float64 { return float64(c.expires.Load()) },
 	)
-	m.CounterSource(
+	m.CounterFunc(
 		metrics.CertificatesRefused,
 		metrics.CertificatesRefusedHelp,
 		nil,
@@ -291,7 +291,7 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 	if config != nil {
 		p.TransportCredentials = credentials.NewTLS(config)
 	}
-	m.CounterSource(
+	m.CounterFunc(
 		metrics.ProxyConnections,
 		metrics.ProxyConnectionsHelp,
 		nil,
@@ -299,7 +299,7 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 	)
 	for cause := range handshakeAdvice {
 		p.failures[cause] = new(handshakeFailures)
-		m.CounterSource(
+		m.CounterFunc(
 			metrics.HandshakeFailures,
 			metrics.HandshakeFailuresHelp,
 			prometheus.Labels{"cause": cause},
@@ -558,7 +558,7 @@ func (f *tokenFile) reload(log *slog.Logger) {
 
 // followTokens reads the files again whenever they change, until ctx ends. Those that are nil are none.
 func followTokens(ctx context.Context, every time.Duration, m *metrics.Metrics, log *slog.Logger, files ...*tokenFile) {
-	m.CounterSource(metrics.TokenFilesRefused, metrics.TokenFilesRefusedHelp, nil, func() (n float64) {
+	m.CounterFunc(metrics.TokenFilesRefused, metrics.TokenFilesRefusedHelp, nil, func() (n float64) {
 		for _, f := range files {
 			if f != nil {
 				n += float64(f.refused.Load())

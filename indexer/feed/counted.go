@@ -31,11 +31,11 @@ var counted = map[string][]string{
 func showCounted(m *metrics.Metrics) {
 	for kind, outcomes := range counted {
 		for _, outcome := range outcomes {
-			m.ShowEvent(kind, outcome)
+			m.InitEvent(kind, outcome)
 		}
 	}
 	for _, reason := range kvblock.DropReasons {
-		m.ShowEvent("stored", reason)
+		m.InitEvent("stored", reason)
 	}
-	m.ShowEvent("ignored", kvblock.DropIgnored)
+	m.InitEvent("ignored", kvblock.DropIgnored)
 }

@@ -19,23 +19,24 @@ import (
 type Metrics struct {
 	Registry *prometheus.Registry
 
-	requests  *prometheus.CounterVec
-	decisions *prometheus.CounterVec
-	events    *prometheus.CounterVec
-	phases    *prometheus.HistogramVec
-	remote    *prometheus.CounterVec
-	checks    *prometheus.CounterVec
-	hints     *prometheus.CounterVec
-	rejected  *prometheus.CounterVec
-	served    *prometheus.CounterVec
-	rewritten *prometheus.CounterVec
-	ejections *prometheus.CounterVec
-	waited    prometheus.Histogram
-	known     map[string]prometheus.Observer // those of phases: finding one there is quicker. Not changed after New
+	requests        *prometheus.CounterVec
+	decisions       *prometheus.CounterVec
+	events          *prometheus.CounterVec
+	phases          *prometheus.HistogramVec
+	tokenizerURL    *prometheus.CounterVec
+	tokenizerChecks *prometheus.CounterVec
+	hints           *prometheus.CounterVec
+	rejected        *prometheus.CounterVec
+	served          *prometheus.CounterVec
+	rewritten       *prometheus.CounterVec
+	ejections       *prometheus.CounterVec
+	queueWait       prometheus.Histogram
+	// those of phases: finding one there is quicker. Read-only after New
+	phaseObservers  map[string]prometheus.Observer
 
 	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and
 	// longer than most events take to be applied.
-	counters atomic.Pointer[map[event]prometheus.Counter]
+	eventCounters atomic.Pointer[map[event]prometheus.Counter]
 
 	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
 	Predicted prometheus.Counter
@@ -95,14 +96,14 @@ func New() *Metrics {
 				"select, predict; and pick, the whole.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 		}, []string{"phase"}),
-		remote: prometheus.NewCounterVec(prometheus.CounterOpts{
+		tokenizerURL: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_tokenizer_url_requests_total",
 			Help: "Requests whose token ids were wanted from the engine at --tokenizer-url, those of " +
 				"--tokenizer-check included, by outcome: ok, refused (the engine finds fault with the request), " +
 				"unsupported (no endpoint knows its ids), error, timeout, busy, open (the circuit breaker is), " +
 				"canceled.",
 		}, []string{"model", "outcome"}),
-		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
+		tokenizerChecks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_tokenizer_check_requests_total",
 			Help: "Requests whose token ids --tokenizer-check compared with the engine's, by outcome: equal, differs " +
 				"(the model is routed by load only from then on), unknown (one side has none).",
@@ -136,7 +137,7 @@ func New() *Metrics {
 				"first_byte, timeout, retried), failure_percent, or what showed that the process is gone or stopped " +
 				"(metrics_refused, metrics_silent, process_gone).",
 		}, []string{"cause"}),
-		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
+		queueWait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "kvepp_queue_wait_seconds",
 			Help:    "How long requests waited in the queue that did, those included that left it or were turned away.",
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18), // 1 ms .. 131 s
@@ -207,10 +208,10 @@ func New() *Metrics {
 		selections.WithLabelValues(
 			"aggregated",
 		), selections.WithLabelValues("prefill"), selections.WithLabelValues("decode")
-	m.known = map[string]prometheus.Observer{}
+	m.phaseObservers = map[string]prometheus.Observer{}
 	for _, phase := range []string{"wait", "parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict",
 		"pick"} {
-		m.known[phase] = m.phases.WithLabelValues(phase)
+		m.phaseObservers[phase] = m.phases.WithLabelValues(phase)
 	}
 	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
@@ -231,14 +232,14 @@ func New() *Metrics {
 		m.decisions,
 		m.events,
 		m.phases,
-		m.remote,
-		m.checks,
+		m.tokenizerURL,
+		m.tokenizerChecks,
 		m.hints,
 		m.rejected,
 		m.rewritten,
 		m.served,
 		m.ejections,
-		m.waited,
+		m.queueWait,
 		selections,
 		m.Unpaired,
 		m.Injected,
@@ -265,8 +266,8 @@ func New() *Metrics {
 // response.
 func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() }
 
-// ShowEjection declares a cause that Ejection counts, at zero.
-func (m *Metrics) ShowEjection(cause string) { m.ejections.WithLabelValues(cause) }
+// InitEjection declares a cause that Ejection counts, at zero.
+func (m *Metrics) InitEjection(cause string) { m.ejections.WithLabelValues(cause) }
 
 // Ejection counts one ejection of an endpoint.
 func (m *Metrics) Ejection(cause string) { m.ejections.WithLabelValues(cause).Inc() }
@@ -274,8 +275,8 @@ func (m *Metrics) Ejection(cause string) { m.ejections.WithLabelValues(cause).In
 // Decision counts one decision.
 func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).Inc() }
 
-// Rejections declares the causes that Rejection counts, at zero.
-func (m *Metrics) Rejections(causes ...string) {
+// InitRejections declares the causes that Rejection counts, at zero.
+func (m *Metrics) InitRejections(causes ...string) {
 	for _, cause := range causes {
 		m.rejected.WithLabelValues(cause)
 	}
@@ -288,26 +289,26 @@ func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).In
 func (m *Metrics) Served(outcome string) { m.served.WithLabelValues(outcome).Inc() }
 
 // QueueWait observes for how long one request waited.
-func (m *Metrics) QueueWait(d time.Duration) { m.waited.Observe(d.Seconds()) }
+func (m *Metrics) QueueWait(d time.Duration) { m.queueWait.Observe(d.Seconds()) }
 
-// ShowRemoteTokenize declares the series of an outcome, at zero.
-func (m *Metrics) ShowRemoteTokenize(model, outcome string) {
-	m.remote.WithLabelValues(model, outcome)
+// InitRemoteTokenize declares the series of an outcome, at zero.
+func (m *Metrics) InitRemoteTokenize(model, outcome string) {
+	m.tokenizerURL.WithLabelValues(model, outcome)
 }
 
-// ShowTokenizerCheck declares the series of an outcome, at zero.
-func (m *Metrics) ShowTokenizerCheck(model, outcome string) {
-	m.checks.WithLabelValues(model, outcome)
+// InitTokenizerCheck declares the series of an outcome, at zero.
+func (m *Metrics) InitTokenizerCheck(model, outcome string) {
+	m.tokenizerChecks.WithLabelValues(model, outcome)
 }
 
 // RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
 func (m *Metrics) RemoteTokenize(model, outcome string) {
-	m.remote.WithLabelValues(model, outcome).Inc()
+	m.tokenizerURL.WithLabelValues(model, outcome).Inc()
 }
 
 // TokenizerCheck counts one comparison of a model's token ids with its engine's. The model's name is the operator's.
 func (m *Metrics) TokenizerCheck(model, outcome string) {
-	m.checks.WithLabelValues(model, outcome).Inc()
+	m.tokenizerChecks.WithLabelValues(model, outcome).Inc()
 }
 
 // Rewritten counts a request that a rule led to a model. All names are an operator's.
@@ -320,15 +321,15 @@ func (m *Metrics) HintsIgnored(hint, cause string, n int) {
 	m.hints.WithLabelValues(hint, cause).Add(float64(n))
 }
 
-// ShowEvent declares the series of a kind of events with one outcome, at zero.
-func (m *Metrics) ShowEvent(kind, outcome string) { m.events.WithLabelValues(kind, outcome) }
+// InitEvent declares the series of a kind of events with one outcome, at zero.
+func (m *Metrics) InitEvent(kind, outcome string) { m.events.WithLabelValues(kind, outcome) }
 
 // Event counts n events of a kind with one outcome.
 func (m *Metrics) Event(kind, outcome string, n int) {
 	if n <= 0 {
 		return
 	}
-	known := m.counters.Load()
+	known := m.eventCounters.Load()
 	if known != nil {
 		if c := (*known)[event{kind, outcome}]; c != nil {
 			c.Add(float64(n))
@@ -341,38 +342,38 @@ func (m *Metrics) Event(kind, outcome string, n int) {
 	if known != nil {
 		maps.Copy(grown, *known)
 	}
-	m.counters.CompareAndSwap(known, &grown) // of two that come at once, the other's is remembered the next time
+	m.eventCounters.CompareAndSwap(known, &grown) // of two that come at once, the other's is remembered the next time
 }
 
 // Phase observes one phase that began at start, and returns now, the start of the next.
 func (m *Metrics) Phase(phase string, start time.Time) time.Time {
 	now := time.Now()
-	m.Took(phase, now.Sub(start))
+	m.ObservePhase(phase, now.Sub(start))
 	return now
 }
 
-// Took observes how long a phase took.
-func (m *Metrics) Took(phase string, d time.Duration) {
-	observer := m.known[phase]
+// ObservePhase observes how long a phase took.
+func (m *Metrics) ObservePhase(phase string, d time.Duration) {
+	observer := m.phaseObservers[phase]
 	if observer == nil {
 		observer = m.phases.WithLabelValues(phase)
 	}
 	observer.Observe(d.Seconds())
 }
 
-// ShowDecision declares the series of a reason, at zero.
-func (m *Metrics) ShowDecision(reason string) { m.decisions.WithLabelValues(reason) }
+// InitDecision declares the series of a reason, at zero.
+func (m *Metrics) InitDecision(reason string) { m.decisions.WithLabelValues(reason) }
 
-// Source declares a gauge that is read when Prometheus asks: a package without metrics of its own has a Stats method,
-// and whoever wires it turns that into a gauge here.
-func (m *Metrics) Source(name, help string, labels prometheus.Labels, read func() float64) {
+// GaugeFunc declares a gauge that is read when Prometheus asks: a package without metrics of its own has a Stats
+// method, and whoever wires it turns that into a gauge here.
+func (m *Metrics) GaugeFunc(name, help string, labels prometheus.Labels, read func() float64) {
 	m.Registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, read),
 	)
 }
 
-// CounterSource declares a counter that is read when Prometheus asks.
-func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, read func() float64) {
+// CounterFunc declares a counter that is read when Prometheus asks.
+func (m *Metrics) CounterFunc(name, help string, labels prometheus.Labels, read func() float64) {
 	m.Registry.MustRegister(
 		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, read),
 	)
@@ -428,7 +429,7 @@ const (
 		"environment (GOMEMLIMIT), container (seven eighths of what its cgroup may have), none."
 )
 
-// Names and help of what Source and CounterSource are called with.
+// Names and help of what GaugeFunc and CounterFunc are called with.
 const (
 	Streams       = "kvepp_streams"
 	StreamsHelp   = "Requests that the proxy has told of and whose answers have not ended."

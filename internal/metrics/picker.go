@@ -284,8 +284,8 @@ func (m *Metrics) NewPicker() *Picker {
 	return p
 }
 
-// Show declares the series of a model, at zero.
-func (p *Picker) Show(model string) {
+// InitModel declares the series of a model, at zero.
+func (p *Picker) InitModel(model string) {
 	if p == nil {
 		return
 	}

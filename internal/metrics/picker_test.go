@@ -43,7 +43,7 @@ func TestPickerModelsAreBounded(t *testing.T) {
 		}
 	}
 	var none *Picker // exports nothing, and fails in nothing
-	none.Show("m")
+	none.InitModel("m")
 	none.Began("m", "m", 0, 1)
 	none.Ended(&Ended{})
 	none.Scheduled(0, 0)

@@ -16,10 +16,10 @@ type PodQueue struct {
 	Waiting float64
 }
 
-// Pool exports, under the extension's names, what read returns whenever it is asked. name is the pool's.
+// CollectPool exports, under the extension's names, what read returns whenever it is asked. name is the pool's.
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics.
-func (m *Metrics) Pool(name string, read func() InferencePool) {
+func (m *Metrics) CollectPool(name string, read func() InferencePool) {
 	desc := func(metric, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("inference_pool_"+metric, help, append([]string{"name"}, labels...), nil)
 	}

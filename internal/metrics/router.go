@@ -306,8 +306,8 @@ const maxModels = 1000
 // otherModels is the label of all models beyond these.
 const otherModels = "other"
 
-// ShowModel declares the series of a model in a phase, at zero.
-func (r *Router) ShowModel(phase, model string) {
+// InitModel declares the series of a model in a phase, at zero.
+func (r *Router) InitModel(phase, model string) {
 	if r != nil {
 		r.ofModel(phase, model)
 	}
@@ -336,8 +336,8 @@ var backpressureReasons = map[string]string{
 	"cached_tokens":  "cached_token_limit",
 }
 
-// ShowBackpressure declares the series of a policy class, at zero.
-func (r *Router) ShowBackpressure(model, class string) {
+// InitBackpressure declares the series of a policy class, at zero.
+func (r *Router) InitBackpressure(model, class string) {
 	if r == nil {
 		return
 	}
@@ -382,8 +382,8 @@ type Queue struct {
 	Requests, Tokens, CachedTokens int
 }
 
-// Queues exports what read returns whenever it is asked.
-func (r *Router) Queues(read func() []Queue) {
+// CollectQueues exports what read returns whenever it is asked.
+func (r *Router) CollectQueues(read func() []Queue) {
 	if r == nil {
 		return
 	}
@@ -440,8 +440,8 @@ type Worker struct {
 	PrefillSpeed      float64 // tokens a second, as it is believed; 0: not known
 }
 
-// Workers exports the workers that read returns whenever it is asked; the call is made at every scrape.
-func (r *Router) Workers(read func() []Worker) {
+// CollectWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape.
+func (r *Router) CollectWorkers(read func() []Worker) {
 	if r == nil {
 		return
 	}

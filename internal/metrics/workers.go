@@ -34,9 +34,9 @@ type WorkerRequests struct {
 	Incomplete uint64
 }
 
-// ShowWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape. Names and
-// ranks must be unique.
-func (m *Metrics) ShowWorkers(read func() []WorkerState) {
+// CollectWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape. Names
+// and ranks must be unique.
+func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kvepp_worker_"+name, help, append([]string{"worker", "dp_rank"}, labels...), nil)
 	}

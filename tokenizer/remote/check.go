@@ -52,7 +52,7 @@ func NewCheck(own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, e
 	}
 	c.wanted.Store(int64(n))
 	for _, outcome := range []string{"equal", "differs", "unknown"} {
-		c.metrics.ShowTokenizerCheck(engine.cfg.Model, outcome)
+		c.metrics.InitTokenizerCheck(engine.cfg.Model, outcome)
 	}
 	return c
 }

@@ -156,7 +156,7 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 		return nil, errors.New("tokenizer/remote: the timeout must be above 0")
 	}
 	for _, outcome := range []Outcome{OK, Refused, Unsupported, Failed, TimedOut, Busy, Open, Canceled} {
-		m.ShowRemoteTokenize(cfg.Model, string(outcome))
+		m.InitRemoteTokenize(cfg.Model, string(outcome))
 	}
 	return &Client{
 		cfg:  cfg,

@@ -466,7 +466,7 @@ func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) 
 
 // selectResponse is the answer of POST /select and /select_and_reserve.
 type selectResponse struct {
-	ID             string                     `json:"selection_id,omitempty"`
+	ID string `json:"selection_id,omitempty"`
 	// this and the next two with a reservation
 	SequenceHashes *[]int64                   `json:"sequence_hashes,omitempty"`
 	ISLTokens      *int                       `json:"isl_tokens,omitempty"`
