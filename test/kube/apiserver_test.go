@@ -1,5 +1,5 @@
-// Package kube runs kvepp against a real Kubernetes API server: etcd and kube-apiserver, no kubelet; pods are servers
-// of the test's own at addresses of loopback. Envoy is real too. `make test-kube` installs what it needs.
+// Package kube runs kvepp against a real Kubernetes API server: etcd and kube-apiserver, without a kubelet. Pods are
+// servers of the test at loopback addresses. Envoy is real too. `make test-kube` installs the programs.
 package kube
 
 import (
@@ -20,8 +20,8 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// cluster is the API server that most tests share. Each has a namespace of its own there. Tests that stop it are not
-// parallel, and so are over before others that need it begin.
+// cluster is the API server that most tests share; each has its own namespace. Tests that stop it are not parallel, so
+// they end before others that need it begin.
 var cluster *apiserver.Server
 
 func TestMain(m *testing.M) { os.Exit(parts.Run(withCluster{m}, "test-kube", "KVEPP_KUBE")) }
@@ -41,7 +41,7 @@ func (m withCluster) Run() int {
 	return m.M.Run()
 }
 
-// startCluster starts an API server that knows InferencePools.
+// startCluster starts an API server with the InferencePool CRD.
 func startCluster(ctx context.Context) (*apiserver.Server, error) {
 	crd, err := apiserver.InferencePoolCRD()
 	if err != nil {
@@ -58,7 +58,7 @@ func startCluster(ctx context.Context) (*apiserver.Server, error) {
 	return s, nil
 }
 
-// eventually waits until a condition holds: until f returns nil.
+// eventually waits until f returns nil.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -76,7 +76,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestServer is about the API server that the other tests stand on: that it is a real one where it matters to them.
+// TestServer checks that the API server of the other tests behaves like a real one where they need it.
 func TestServer(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -98,14 +98,14 @@ spec:
 		if err := s.Apply(ctx, "pools", strings.Replace(pool, ", port: {number: 9002}", "", 1)); !apierrors.IsInvalid(
 			err,
 		) {
-			t.Errorf("a picker without a port: %v", err)
+			t.Errorf("a picker without a port: error %v, want an invalid object", err)
 		}
 		if err := s.Apply(ctx, "pools", strings.Replace(pool, "targetPorts", "targetPort", 1)); err == nil {
-			t.Error("an unknown field was taken")
+			t.Error("the server accepted an unknown field")
 		}
 	})
 
-	t.Run("a pod is ready, then terminates, then goes", func(t *testing.T) {
+	t.Run("a pod is ready, then terminating, then gone", func(t *testing.T) {
 		must(t, s.RunPod(ctx, apiserver.Pod{Name: "engine", IPs: []string{"127.0.0.5"}}))
 		must(
 			t,
@@ -123,17 +123,17 @@ spec:
 		pod, err = s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{})
 		must(t, err)
 		if pod.DeletionTimestamp == nil {
-			t.Error("it does not terminate")
+			t.Error("the pod is not terminating")
 		}
 		must(t, s.RemovePod(ctx, "default", "engine"))
 		if _, err = s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{}); !apierrors.IsNotFound(
 			err,
 		) {
-			t.Errorf("it is still there: %v", err)
+			t.Errorf("the pod is still there: %v", err)
 		}
 	})
 
-	t.Run("an account may do what its roles say, also after a restart", func(t *testing.T) {
+	t.Run("an account has the rights of its roles, also after a restart", func(t *testing.T) {
 		file, err := s.AccountKubeconfig(ctx, "pools", "kvepp")
 		must(t, err)
 		config, err := clientcmd.BuildConfigFromFlags("", file)

@@ -13,9 +13,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestConformance: what the conformance tests of the Gateway API Inference Extension ask of a picker
-// (GatewayFollowingEPPRouting, the same with data parallelism, GatewayDestinationEndpointServed), behind an Envoy that
-// is configured as they would have a gateway do it. kvepp gets the flags that they give one, and three of a test's own.
+// TestConformance checks what the conformance tests of the Gateway API Inference Extension require of an endpoint
+// picker (GatewayFollowingEPPRouting, the same with data parallelism, GatewayDestinationEndpointServed), behind an
+// Envoy that is configured as they require of a gateway. kvepp has the flags that they pass, and three more.
 func TestConformance(t *testing.T) {
 	ctx, ns := t.Context(), "conformance"
 	port := freePorts(t, 3)
@@ -83,7 +83,7 @@ func TestConformance(t *testing.T) {
 						t.Errorf("%s: %v, %+v", selection, err, answer)
 					case answer.Header.Get("x-conformance-test-served-endpoint") != answer.Header.Get("x-served-by"):
 						t.Errorf(
-							"%s: served by %s, and kvepp says by %q",
+							"%s: served by %s, and kvepp reports %q",
 							selection,
 							answer.Header.Get("x-served-by"),
 							answer.Header.Get("x-conformance-test-served-endpoint"),
@@ -102,7 +102,7 @@ func TestConformance(t *testing.T) {
 			}
 		}
 		if len(seen) != len(want) {
-			t.Errorf("%s: served by %v, and each of %v was to serve", selection, seen, want)
+			t.Errorf("%s: served by %v, want each of %v", selection, seen, want)
 		}
 	}
 	if answer, err := of("192.0.2.1"); err != nil || answer.Status != http.StatusServiceUnavailable {

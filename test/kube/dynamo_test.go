@@ -13,8 +13,8 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// workerMetadata is the least that makes DynamoWorkerMetadata known: what a worker writes is free of form. Source:
-// Dynamo 1.6.1, the operator's definition.
+// workerMetadata is a minimal definition of DynamoWorkerMetadata without a schema. Source: Dynamo 1.6.1, the operator's
+// definition.
 const workerMetadata = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -30,7 +30,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
 `
 
-// metadataOf is what a worker of 1.6.1 writes of itself.
+// metadataOf returns what a worker of 1.6.1 writes about itself.
 func metadataOf(pod *corev1.Pod, namespace string, instance uint64, ranks int) string {
 	return fmt.Sprintf(`
 apiVersion: nvidia.com/v1alpha1
@@ -54,8 +54,8 @@ spec:
 `, pod.Name, pod.UID, namespace, instance, ranks, blockSize)
 }
 
-// TestDynamo: Dynamo's workers, each with a frontend beside it, in a cluster that learns later what a
-// DynamoWorkerMetadata is.
+// TestDynamo runs Dynamo's workers, each with its frontend, in a cluster that gets the definition of
+// DynamoWorkerMetadata later.
 func TestDynamo(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "dynamo"
@@ -121,7 +121,7 @@ func TestDynamo(t *testing.T) {
 	k.has(t, 2) // its ranks
 	instance(old, 4711)
 
-	// A rolling update: the next generation comes, then the old one goes.
+	// A rolling update: the next generation joins, then the old one leaves.
 	next := worker("worker-next", "2b")
 	k.has(t, 3)
 	reaches(t, url, old, next)
@@ -133,7 +133,7 @@ func TestDynamo(t *testing.T) {
 	instance(next, 4712)
 	must(t, cluster.RemovePod(ctx, ns, "worker-old"))
 
-	// What it wrote is gone: it is known by its pod's name.
+	// Its metadata is gone: kvepp then uses its pod's name.
 	must(t, cluster.Delete(ctx, ns, metadataOf(pod, "base-2b", 4712, 1)))
 	instance(next, kvblock.InstanceID("worker-next"))
 }

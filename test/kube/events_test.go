@@ -18,7 +18,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// publisher is the socket at which an engine's rank publishes its KV events.
+// publisher is the socket on which a rank of an engine publishes its KV events.
 type publisher struct {
 	t      *testing.T
 	socket *zmq.Socket
@@ -26,10 +26,10 @@ type publisher struct {
 	seq    uint64
 }
 
-// publish opens the socket of a rank at a port of the engine's.
+// publish opens the socket of a rank at one of the engine's ports.
 func (e *engine) publish(t *testing.T, port, rank int) *publisher {
 	t.Helper()
-	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that is told who subscribes
+	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that also receives subscriptions
 	must(t, err)
 	t.Cleanup(func() { socket.Close() })
 	must(t, socket.SetLinger(0))
@@ -38,18 +38,17 @@ func (e *engine) publish(t *testing.T, port, rank int) *publisher {
 	return &publisher{t: t, socket: socket, rank: rank}
 }
 
-// subscribed waits until somebody subscribes, or with false until nobody does any more.
+// subscribed waits for a subscription, or with false for the end of one.
 func (p *publisher) subscribed(wanted bool) {
 	p.t.Helper()
 	must(p.t, p.socket.SetRcvtimeo(2*60e9))
 	frame, err := p.socket.RecvBytes(0)
 	if err != nil || len(frame) == 0 || (frame[0] == 1) != wanted {
-		p.t.Fatalf("waiting for a subscriber to come (%v): %x, %v", wanted, frame, err)
+		p.t.Fatalf("waiting for a subscription (%v): got %x, %v", wanted, frame, err)
 	}
 }
 
-// stored announces that the engine holds a prompt, in vLLM's encoding: as one block beside the other, named by their
-// last token.
+// stored publishes the store of a prompt in vLLM's encoding. Each block is named by its last token.
 func (p *publisher) stored(tokens []int) {
 	p.t.Helper()
 	var names []uint64
@@ -66,11 +65,11 @@ func (p *publisher) stored(tokens []int) {
 	p.seq++
 }
 
-// finds waits until requests with a prompt go to a worker because it holds so many of the prompt's tokens.
+// finds waits until requests with a prompt go to a worker because it has so many of the prompt's tokens cached.
 func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
 	t.Helper()
 	eventually(t, func() error {
-		for range 4 { // by chance it would not be the same each time
+		for range 4 { // a random choice would not be the same each time
 			if a := complete(t, url, tokens); a.Status != http.StatusOK || a.Worker != worker ||
 				a.KveppCached != cached {
 				return fmt.Errorf("status %d, worker %s, %d tokens cached", a.Status, a.Worker, a.KveppCached)
@@ -80,7 +79,7 @@ func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
 	})
 }
 
-// TestEvents: KV events are subscribed to where a flag or a pod's annotation says, for as long as the pod is ready.
+// TestEvents: kvepp subscribes to KV events at the port of a flag or a pod's annotation, while the pod is ready.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "events"
@@ -118,15 +117,15 @@ func TestEvents(t *testing.T) {
 	ofB.subscribed(true)
 	k.has(t, 2)
 	if x := complete(t, url, held["b"]); x.KveppCached != 0 {
-		t.Errorf("%d tokens of an engine that was away are believed cached", x.KveppCached)
+		t.Errorf("kvepp predicts %d cached tokens of an engine that was away", x.KveppCached)
 	}
 	ofB.stored(held["b"])
 	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
 	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
 }
 
-// TestCordon: a pod with the annotation gets no new requests, one that runs there ends as it would, and what the pod's
-// engine holds is still known when the annotation is gone.
+// TestCordon: a pod with the annotation gets no new requests, a request that runs there ends normally, and its blocks
+// are still known when the annotation is removed.
 func TestCordon(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "cordon"
@@ -180,26 +179,26 @@ func TestCordon(t *testing.T) {
 	}
 	release()
 	if x := <-running; x == nil || x.Status != http.StatusOK || x.Worker != "a-rank-0/0" {
-		t.Errorf("the request that ran on the cordoned pod: %+v", x)
+		t.Errorf("the request that was running on the cordoned pod: %+v", x)
 	}
 
 	annotate("yes")
 	k.logged(t, `annotation kvepp/cordon: \"yes\" is neither true nor false; that is ignored`)
 	k.shows(t, "kvepp_cordoned_workers", 0)
 	k.logged(t, `msg="endpoint uncordoned: it gets requests again" endpoint=a-rank-0`)
-	finds(t, url, held, "a-rank-0/0", 8*blockSize) // it announced the prompt once
+	finds(t, url, held, "a-rank-0/0", 8*blockSize) // the engine announced the prompt only once
 	log, err := os.ReadFile(k.Log)
 	must(t, err)
 	if strings.Contains(string(log), "worker left") {
-		t.Error("a worker has left the pool")
+		t.Error("a worker left the pool")
 	}
 }
 
-// TestRanks: the ranks of one pod are ports of its own, or share one.
+// TestRanks: the ranks of one pod have a port each, or share one.
 func TestRanks(t *testing.T) {
 	ctx, ns := t.Context(), "ranks"
 	port := freePorts(t, 6)
-	// found has each rank of an engine store a prompt, and finds it there: the second's is returned.
+	// found makes each rank of an engine store a prompt, and finds it there. It returns the second rank's prompt.
 	found := func(t *testing.T, e *engine, first, second string) (k *kvepp, url string, ofSecond []int) {
 		t.Helper()
 		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
@@ -239,7 +238,7 @@ func TestRanks(t *testing.T) {
 		e.pod.Annotations = map[string]string{"llm-d.ai/active-ports": fmt.Sprint(port + 1)}
 		e.run(t)
 		k.has(t, 1)
-		finds(t, url, second, "a-rank-1/1", 8*blockSize) // its subscription and blocks stayed
+		finds(t, url, second, "a-rank-1/1", 8*blockSize) // its subscription and blocks remain
 		must(t, cluster.RemovePod(ctx, ns, "a"))
 		k.has(t, 0)
 	})
@@ -265,7 +264,7 @@ func TestRanks(t *testing.T) {
 	})
 }
 
-// TestSelector: without an InferencePool, flags say which pods.
+// TestSelector: without an InferencePool, flags select the pods.
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	ns := "selector"
@@ -293,8 +292,8 @@ func TestSelector(t *testing.T) {
 	reaches(t, url, a)
 }
 
-// legacyPools is a definition of the InferencePools that there were before v1, no more of it than kvepp reads. Source:
-// GAIE v1.0.0, apix/v1alpha2.
+// legacyPools is a definition of InferencePool before v1, with only the fields that kvepp reads. Source: GAIE v1.0.0,
+// apix/v1alpha2.
 const legacyPools = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -319,7 +318,7 @@ spec:
               targetPortNumber: {type: integer, format: int32, minimum: 1, maximum: 65535}
 `
 
-// TestLegacyGroup: pools of the group that was there before v1, where --pool-group says so.
+// TestLegacyGroup: with --pool-group kvepp reads pools of the API group before v1.
 func TestLegacyGroup(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "legacy"
@@ -331,7 +330,7 @@ kind: InferencePool
 metadata: {name: engines}
 spec: {selector: {app: engine}, targetPortNumber: %d}
 `, port)))
-	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port))) // of the same name
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port))) // with the same name
 	a := newEngine(t, ns, "engine", "a", port)
 	newEngine(t, ns, "other", "b", port)
 	k := startKvepp(

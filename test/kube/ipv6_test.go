@@ -13,11 +13,11 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestIPv6 has everything at [::1]: clients, Envoy, kvepp, the pod, and its KV events.
+// TestIPv6 runs clients, Envoy, kvepp, the pod and its KV events at [::1].
 func TestIPv6(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		t.Skipf("loopback has no address of IPv6: sysctl net.ipv6.conf.lo.disable_ipv6=0 (%v)", err)
+		t.Skipf("loopback has no IPv6 address; run sysctl net.ipv6.conf.lo.disable_ipv6=0 (%v)", err)
 	}
 	l.Close()
 	ctx, ns := t.Context(), "six"
@@ -32,7 +32,7 @@ func TestIPv6(t *testing.T) {
 	events := e.publish(t, port+1, 0)
 	held := prompt(8)
 
-	// works holds that requests from both families are served by the engine, by what its events say.
+	// works checks that the engine serves requests from both address families, and that kvepp uses its events.
 	works := func(t *testing.T, k *kvepp, endpoints ...string) {
 		t.Helper()
 		k.ready(t)
@@ -58,10 +58,10 @@ func TestIPv6(t *testing.T) {
 		"--kv-events-port",
 		fmt.Sprint(port + 1),
 	}
-	t.Run("a pod of IPv6 alone", func(t *testing.T) {
+	t.Run("a pod with only an IPv6 address", func(t *testing.T) {
 		works(t, startKveppAt(t, "::1", flags...))
 	})
-	t.Run("Envoy knows the endpoint itself", func(t *testing.T) {
+	t.Run("Envoy has the endpoint in its configuration", func(t *testing.T) {
 		k := startKveppAt(t, "::1", flags...)
 		works(t, k, e.address())
 	})
@@ -89,15 +89,15 @@ func TestIPv6(t *testing.T) {
 	})
 }
 
-// dualEnvoy starts the Envoy of manifests/kustomize/components before a kvepp, or one that knows the endpoints itself,
-// and returns where it is reached by IPv6 and by IPv4.
+// dualEnvoy starts the Envoy of manifests/kustomize/components in front of a kvepp, or one that has the endpoints in
+// its configuration. It returns its IPv6 and IPv4 addresses.
 func dualEnvoy(t *testing.T, endpoints []string, k *kvepp) (six, four string) {
 	t.Helper()
 	cfg := stack.Config{Servers: endpoints}
 	if len(endpoints) == 0 {
 		cfg.Manifest = "../kustomize/components/envoy/envoy-config.yaml"
 	}
-	// As it stands there, but for the port.
+	// The listener of the manifest, with another port.
 	cfg.EditEnvoy = func(config any) {
 		listener := stack.At(config, "static_resources", "listeners", 0, "address", "socket_address").(map[string]any)
 		listener["address"], listener["ipv4_compat"] = "::", true

@@ -33,7 +33,7 @@ const (
 	blockSize = 16 // tokens, of every engine
 )
 
-// kvepp is a kvepp that a test started.
+// kvepp is a kvepp process of a test.
 type kvepp struct {
 	*process.Process
 	env, flags                []string
@@ -41,7 +41,7 @@ type kvepp struct {
 	grpc, health, prom, admin int    // ports
 }
 
-// startKvepp starts a kvepp that finds its endpoints in a cluster, and does not wait for it.
+// startKvepp starts a kvepp that takes its endpoints from a cluster. It does not wait until it is ready.
 func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
 	t.Helper()
 	return startKveppAt(t, "127.0.0.1", append([]string{"--kubeconfig", kubeconfig}, flags...)...)
@@ -63,13 +63,13 @@ func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
 	t.Cleanup(func() {
 		k.Kill()
 		if t.Failed() {
-			t.Logf("the end of kvepp's log:\n%s", k.Tail(40))
+			t.Logf("last lines of kvepp's log:\n%s", k.Tail(40))
 		}
 	})
 	return k
 }
 
-// start starts it, again if it has ended, at the same ports.
+// start starts it, or restarts it after its end, at the same ports.
 func (k *kvepp) start(t *testing.T) {
 	t.Helper()
 	p, err := process.Start(
@@ -92,13 +92,13 @@ func (k *kvepp) ends(t *testing.T) {
 	})
 }
 
-// cpu is the processor time that it has used.
+// cpu returns the CPU time that it has used.
 func (k *kvepp) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.Pid()))
 	must(t, err)
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the third on
-	var ticks int                                                             // of a hundredth of a second each
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the third field on
+	var ticks int                                                             // hundredths of a second
 	for _, f := range fields[11:13] {
 		n, err := strconv.Atoi(f)
 		must(t, err)
@@ -107,10 +107,10 @@ func (k *kvepp) cpu(t *testing.T) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// extProc is the address of its external processor.
+// extProc returns the address of its external processor.
 func (k *kvepp) extProc() string { return net.JoinHostPort(k.host, strconv.Itoa(k.grpc)) }
 
-// answers reports what health checks say: nil when it is ready, or, with false, when it runs and is not.
+// answers returns nil if health checks report that it is ready or, with false, that it runs and is not ready.
 func (k *kvepp) answers(ready bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -137,7 +137,7 @@ func (k *kvepp) answers(ready bool) error {
 	return nil
 }
 
-// ready waits until it is ready.
+// ready waits until health checks report that it is ready.
 func (k *kvepp) ready(t *testing.T) {
 	t.Helper()
 	eventually(t, func() error {
@@ -183,14 +183,14 @@ func (k *kvepp) has(t *testing.T, workers int) {
 	k.shows(t, "kvepp_workers", float64(workers))
 }
 
-// envoy starts an Envoy before kvepps, which dials whatever address they name, and returns its URL. One of them must be
-// ready.
+// envoy starts an Envoy in front of kvepps and returns its URL. It connects to any address that they choose. One kvepp
+// must be ready.
 func envoy(t *testing.T, before ...*kvepp) string {
 	t.Helper()
 	return startEnvoy(t, stack.Config{Manifest: "original-dst.yaml"}, before...)
 }
 
-// knowingEnvoy is envoy that knows the endpoints itself, and says who has served a request.
+// knowingEnvoy is envoy with the endpoints in Envoy's configuration; it reports which one served a request.
 func knowingEnvoy(t *testing.T, endpoints []string, before ...*kvepp) string {
 	t.Helper()
 	return startEnvoy(t, stack.Config{Servers: endpoints}, before...)
@@ -208,25 +208,25 @@ func startEnvoy(t *testing.T, cfg stack.Config, before ...*kvepp) string {
 	return s.URL()
 }
 
-// engine is a server of the test's own that stands for an engine in a pod.
+// engine is a server of the test that stands in for an engine in a pod.
 type engine struct {
 	pod  apiserver.Pod
 	port int
-	hold atomic.Pointer[chan struct{}] // unless nil, requests are answered when it is closed
-	held atomic.Int64                  // that wait for that now
+	hold atomic.Pointer[chan struct{}] // if not nil, requests wait until it is closed
+	held atomic.Int64                  // number of requests that wait for hold
 }
 
-// addresses counts the addresses of loopback that engines of this process have had.
+// addresses counts the loopback addresses that engines of this process have had.
 var addresses atomic.Uint32
 
-// newAddress returns an address of loopback that nothing else in this process has had, and hardly anything in another.
+// newAddress returns a loopback address that no other engine of this process has, and almost certainly none of another
+// process.
 func newAddress() string {
 	n := addresses.Add(1)
 	return net.IPv4(127, byte(2+os.Getpid()%250), byte(n>>8), byte(n)).String()
 }
 
-// newEngine starts a server at a port of an address of its own, and makes it a pod that is ready: with the labels
-// app=APP.
+// newEngine starts a server at a port of a new address, and a ready pod for it with the label app=APP.
 func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
 	t.Helper()
 	e := &engine{
@@ -243,7 +243,7 @@ func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
 	return e
 }
 
-// listen has the engine answer at one more port.
+// listen makes the engine listen at one more port.
 func (e *engine) listen(t *testing.T, port int) {
 	t.Helper()
 	address := net.JoinHostPort(e.host(), strconv.Itoa(port))
@@ -273,14 +273,14 @@ func (e *engine) listen(t *testing.T, port int) {
 	t.Cleanup(server.Close)
 }
 
-// stall has the engine answer no request that comes from now on until release is called.
+// stall makes the engine hold all further requests until release is called.
 func (e *engine) stall() (release func()) {
 	hold := make(chan struct{})
 	e.hold.Store(&hold)
 	return func() { close(hold) }
 }
 
-// isStalled waits until a request has come that is not answered.
+// isStalled waits until the engine holds a request.
 func (e *engine) isStalled(t *testing.T) {
 	t.Helper()
 	eventually(t, func() error {
@@ -291,16 +291,16 @@ func (e *engine) isStalled(t *testing.T) {
 	})
 }
 
-// run tells the cluster what the pod is like now.
+// run writes the pod's current state to the cluster.
 func (e *engine) run(t *testing.T) {
 	t.Helper()
 	must(t, cluster.RunPod(context.Background(), e.pod))
 }
 
-// host is which of its pod's addresses it listens at: the last.
+// host returns the pod's address at which it listens: the last one.
 func (e *engine) host() string { return e.pod.IPs[len(e.pod.IPs)-1] }
 
-// address is where it was made to listen first.
+// address returns the address at which it first listened.
 func (e *engine) address() string { return net.JoinHostPort(e.host(), strconv.Itoa(e.port)) }
 
 // complete sends token ids through Envoy and returns the answer.
@@ -321,7 +321,7 @@ func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) 
 	)
 }
 
-// prompt is one of so many blocks that no other prompt has a block of.
+// prompt returns a prompt of so many blocks, and no other prompt shares a block with it.
 func prompt(blocks int) []int {
 	first := int(prompts.Add(1))
 	tokens := make([]int, blocks*blockSize)
@@ -334,7 +334,7 @@ func prompt(blocks int) []int {
 
 var prompts atomic.Uint32
 
-// reaches waits until requests reach each of the engines, and no other.
+// reaches waits until requests reach each of the engines, and no other engine.
 func reaches(t *testing.T, url string, engines ...*engine) {
 	t.Helper()
 	wanted := map[string]bool{}
@@ -343,7 +343,7 @@ func reaches(t *testing.T, url string, engines ...*engine) {
 	}
 	eventually(t, func() error {
 		seen := map[string]bool{}
-		for range 8 * len(engines) { // equal costs are drawn
+		for range 8 * len(engines) { // ties are broken at random
 			a := complete(t, url, prompt(1))
 			if a.Status != http.StatusOK {
 				return fmt.Errorf("status %d: %s", a.Status, a.Body)
@@ -404,11 +404,11 @@ func during(t *testing.T, url string, f func()) {
 	if all := requests.Load(); all == 0 || n > 0 {
 		t.Errorf("%d of %d requests failed", n, all)
 	} else {
-		t.Logf("%d requests meanwhile, none failed", all)
+		t.Logf("%d requests during the change, none failed", all)
 	}
 }
 
-// unavailable waits until requests are answered that there is no endpoint.
+// unavailable waits until requests get the error that there is no endpoint.
 func unavailable(t *testing.T, url string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -418,13 +418,13 @@ func unavailable(t *testing.T, url string) {
 		}
 		var body struct{ Error struct{ Message string } }
 		if err := json.Unmarshal([]byte(a.Body), &body); err != nil || body.Error.Message == "" {
-			t.Fatalf("the error is not OpenAI's: %q", a.Body)
+			t.Fatalf("the error does not have OpenAI's shape: %q", a.Body)
 		}
 		return nil
 	})
 }
 
-// inferencePool is the manifest of a pool whose pods have app=APP.
+// inferencePool returns the manifest of a pool whose pods have app=APP.
 func inferencePool(name, app string, ports ...int) string {
 	var list []string
 	for _, p := range ports {
@@ -441,7 +441,7 @@ spec:
 `, name, app, strings.Join(list, ", "))
 }
 
-// freePorts returns n ports in a row that engines can listen at.
+// freePorts returns n consecutive ports at which engines can listen.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	first, err := process.Ports(n)

@@ -9,7 +9,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// policyCRD is the least that makes a kind of InferenceObjective's group known.
+// policyCRD returns a minimal definition of a kind of InferenceObjective's group.
 func policyCRD(group, kind string) string {
 	plural := strings.ToLower(kind) + "s"
 	return fmt.Sprintf(`
@@ -30,7 +30,7 @@ spec:
 `, plural, group, kind)
 }
 
-// TestPolicies: what operators say of requests holds as soon as they say it, though the cluster knew neither kind
+// TestPolicies: objectives and rewrites take effect as soon as they exist, even if the cluster did not have their kinds
 // before.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
@@ -100,7 +100,7 @@ spec:
 	must(t, cluster.Apply(ctx, ns, rewrite(legacy, stack.Model)))
 	status("public", "", http.StatusOK, "")
 
-	must(t, cluster.ApplyCRD(ctx, policyCRD(group, "InferenceModelRewrite"))) // whose objects hold from now on
+	must(t, cluster.ApplyCRD(ctx, policyCRD(group, "InferenceModelRewrite"))) // its objects take effect from now on
 	status("public", "", http.StatusNotFound, "model_not_found")
 	must(t, cluster.Apply(ctx, ns, rewrite(group, stack.Model)))
 	status("public", "", http.StatusOK, "")

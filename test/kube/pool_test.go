@@ -8,7 +8,7 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// TestPool follows one InferencePool and its pods through their lives.
+// TestPool follows one InferencePool and its pods through all their changes.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "pool"
@@ -37,7 +37,7 @@ func TestPool(t *testing.T) {
 	b := newEngine(t, ns, "engine", "b", port)
 	reaches(t, url, a, b)
 
-	// Not ready, as when a readiness probe fails: no more requests, those that run go on.
+	// Not ready, as when a readiness probe fails: no new requests; running ones continue.
 	release := b.stall()
 	a.pod.NotReady = true
 	a.run(t)
@@ -60,7 +60,7 @@ func TestPool(t *testing.T) {
 	reaches(t, url, a)
 	release()
 	if err := <-running; err != nil {
-		t.Errorf("a request that ran when its pod ceased to be ready: %v", err)
+		t.Errorf("a request that was running when its pod became not ready: %v", err)
 	}
 	b.pod.NotReady = false
 	b.run(t)
@@ -71,10 +71,10 @@ func TestPool(t *testing.T) {
 	reaches(t, url, b)
 	must(t, cluster.RemovePod(ctx, ns, "a"))
 	reaches(t, url, b)
-	a.run(t) // its name comes back, as a StatefulSet's does
+	a.run(t) // a new pod with the same name, as in a StatefulSet
 	reaches(t, url, a, b)
 
-	// A label is all that makes a pod one of the pool.
+	// The label alone makes a pod a member of the pool.
 	b.pod.Labels["app"] = "retired"
 	b.run(t)
 	reaches(t, url, a)
@@ -82,7 +82,7 @@ func TestPool(t *testing.T) {
 	b.run(t)
 	reaches(t, url, a, b)
 
-	// The pool says other pods, then another port.
+	// The pool selects other pods, then another port.
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
 	reaches(t, url, stranger)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
@@ -93,7 +93,7 @@ func TestPool(t *testing.T) {
 	a.port, b.port = port+1, port+1
 	reaches(t, url, a, b)
 
-	// Deleted: nothing is left, and kvepp stays. Back: all is.
+	// The pool is deleted: no endpoint is left, and kvepp keeps running. The pool is back: all endpoints return.
 	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
 	unavailable(t, url)
 	k.has(t, 0)
@@ -101,7 +101,7 @@ func TestPool(t *testing.T) {
 	reaches(t, url, a, b)
 }
 
-// TestFamilies: of a pod's two addresses the flag says which.
+// TestFamilies: a flag selects one of a pod's two addresses.
 func TestFamilies(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "families"

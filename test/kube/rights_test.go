@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// role lets kvepp's account read what it must, and no more: it may not even ask for what it can do without.
+// role gives kvepp's account the rights to read that it needs, and not those for optional kinds.
 const role = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -24,7 +24,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvepp}
 subjects: [{kind: ServiceAccount, name: kvepp, namespace: rights}]
 `
 
-// TestForbidden starts kvepp as an account that may read nothing, gives it its role, and takes it away.
+// TestForbidden starts kvepp as an account without rights, gives it its role, and takes it away.
 func TestForbidden(t *testing.T) {
 	ctx, ns := t.Context(), "rights"
 	port := freePorts(t, 1)
@@ -32,7 +32,7 @@ func TestForbidden(t *testing.T) {
 	a := newEngine(t, ns, "engine", "a", port)
 	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
 	must(t, err)
-	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0") // the namespace is the kubeconfig's
+	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0")
 	k.logged(t, "kvepp may not read a kind of objects")
 	k.logged(t, "kind=inferencepools")
 	must(t, k.answers(false))
@@ -42,7 +42,7 @@ func TestForbidden(t *testing.T) {
 	url := envoy(t, k)
 	reaches(t, url, a)
 
-	// A watch that runs goes on; the next one is refused. What was known stays.
+	// A running watch continues; the next one is refused. kvepp keeps its state.
 	must(t, cluster.Delete(ctx, ns, role))
 	cluster.Stop()
 	must(t, cluster.Serve(ctx))
@@ -55,7 +55,7 @@ func TestForbidden(t *testing.T) {
 	reaches(t, url, a, b)
 }
 
-// asksWho lets kvepp's account ask the API server whose a token is, and what he may do.
+// asksWho allows kvepp's account to create TokenReviews and SubjectAccessReviews.
 const asksWho = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -64,7 +64,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:
 subjects: [{kind: ServiceAccount, name: kvepp, namespace: metrics}]
 `
 
-// readsMetrics lets the account of a Prometheus read metrics.
+// readsMetrics allows a Prometheus's account to read metrics.
 const readsMetrics = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -78,7 +78,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reads-me
 subjects: [{kind: ServiceAccount, name: prometheus, namespace: metrics}]
 `
 
-// TestMetricsReaders: metrics are for those alone to whom the cluster gives the right.
+// TestMetricsReaders: only accounts to which the cluster gives the right can read metrics.
 func TestMetricsReaders(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "metrics"
@@ -103,13 +103,13 @@ func TestMetricsReaders(t *testing.T) {
 			}
 			resp.Body.Close()
 			if resp.StatusCode != status {
-				return fmt.Errorf("status %d, not %d", resp.StatusCode, status)
+				return fmt.Errorf("status %d, want %d", resp.StatusCode, status)
 			}
 			return nil
 		})
 	}
 	answered("", http.StatusUnauthorized)
-	answered(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not ask
+	answered(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not create the reviews
 	k.logged(t, "kind=tokenreviews")
 	must(t, cluster.Apply(ctx, ns, asksWho))
 	answered(of.BearerToken, http.StatusForbidden)

@@ -17,7 +17,7 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// TestServerAway: what kvepp knew stays true while nobody says otherwise, and what it missed it learns.
+// TestServerAway: while the API server is away kvepp keeps its state, and afterwards it learns what it missed.
 func TestServerAway(t *testing.T) {
 	ctx, ns := t.Context(), "away"
 	port := freePorts(t, 1)
@@ -41,7 +41,7 @@ func TestServerAway(t *testing.T) {
 	reaches(t, url, b, c)
 	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 1)
 
-	// Pods change, go and come, and the server that could tell of it has gone too.
+	// Pods change, leave and join while the API server is stopped, and its history is compacted.
 	lists := func() float64 {
 		m, err := k.metrics()
 		must(t, err)
@@ -60,13 +60,13 @@ func TestServerAway(t *testing.T) {
 	reaches(t, url, a, d)
 	if after := lists(); after <= before {
 		t.Errorf(
-			"%v lists of all pods before, %v after: of the changes it was told one by one, and this test shows nothing",
+			"%v lists of all pods before, %v after: a watch delivered the changes one by one, so nothing is proved",
 			before,
 			after,
 		)
 	}
 
-	// The pool too.
+	// The pool changes too.
 	w.silence()
 	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
 	cluster.Stop()
@@ -76,7 +76,7 @@ func TestServerAway(t *testing.T) {
 	reaches(t, url, c)
 }
 
-// TestServerLate starts kvepp before there is an API server.
+// TestServerLate starts kvepp before the API server.
 func TestServerLate(t *testing.T) {
 	ctx, ns := t.Context(), "late"
 	port := freePorts(t, 1)
@@ -92,8 +92,8 @@ func TestServerLate(t *testing.T) {
 	reaches(t, envoy(t, k), a)
 }
 
-// TestServerHangs: an API server that accepts connections and answers nothing holds up neither requests, nor the end,
-// nor a start for longer than it hangs.
+// TestServerHangs: an API server that accepts connections and never answers delays neither requests nor the shutdown.
+// It delays a start only while it hangs.
 func TestServerHangs(t *testing.T) {
 	ctx, ns := t.Context(), "hangs"
 	port := freePorts(t, 1)
@@ -130,10 +130,10 @@ func TestServerHangs(t *testing.T) {
 	k.ends(t)
 	t.Logf("ended after %v", time.Since(began))
 	cluster.Resume()
-	late.ready(t) // the lease of the other, which could not be released, has run out
+	late.ready(t) // the other's lease could not be released, and has expired
 }
 
-// TestKindAbsent starts kvepp in a cluster that does not know what an InferencePool is.
+// TestKindAbsent starts kvepp in a cluster without the InferencePool CRD.
 func TestKindAbsent(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -150,7 +150,7 @@ func TestKindAbsent(t *testing.T) {
 	k.logged(t, "there is no such InferencePool yet")
 	must(t, k.answers(false))
 	must(t, bare.Apply(ctx, "default", inferencePool("engines", "engine", port)))
-	k.ready(t) // a pool without pods is one that scales from nothing
+	k.ready(t) // a pool without pods may scale from zero
 	k.has(t, 0)
 	must(
 		t,
@@ -162,7 +162,7 @@ func TestKindAbsent(t *testing.T) {
 	k.has(t, 1)
 }
 
-// TestLeader: of two replicas one is ready.
+// TestLeader: one of two replicas is ready.
 func TestLeader(t *testing.T) {
 	ctx, ns := t.Context(), "leader"
 	port := freePorts(t, 1)
@@ -199,12 +199,12 @@ func TestLeader(t *testing.T) {
 	first.shows(t, "kvepp_leader", 1)
 	second := startKvepp(t, cluster.Kubeconfig, flags...)
 	second.logged(t, "another replica leads")
-	second.has(t, 1) // it follows the pool all the same
+	second.has(t, 1) // the other replica follows the pool too
 	must(t, second.answers(false))
 	url := envoy(t, first, second)
 	reaches(t, url, a)
 
-	// In order: the lease is free at once, and what was begun ends.
+	// With SIGTERM: the lease is free at once, and running requests end normally.
 	release := a.stall()
 	running := make(chan error, 1)
 	go func() {
@@ -226,25 +226,25 @@ func TestLeader(t *testing.T) {
 		began := time.Now()
 		first.Signal(syscall.SIGTERM)
 		second.ready(t)
-		t.Logf("the other one leads after %v", time.Since(began))
+		t.Logf("the other replica leads after %v", time.Since(began))
 		if now := holder(); now == was || now == "" {
-			t.Errorf("%q leads, after %s was told to end", now, was)
+			t.Errorf("%q leads after %s got SIGTERM", now, was)
 		}
 		if err := first.answers(true); err != nil {
-			t.Errorf("proxies have nobody until they know of the new leader: %v", err)
+			t.Errorf("no replica serves proxies that do not know the new leader yet: %v", err)
 		}
 		eventually(t, func() error { return first.answers(false) })
-		t.Logf("proxies are told to leave the old one after %v", time.Since(began))
+		t.Logf("proxies see the old leader as not serving after %v", time.Since(began))
 		eventually(t, func() error {
 			c, err := net.Dial("tcp", first.extProc())
 			if err != nil {
 				return nil
 			}
-			return errors.Join(errors.New("the old one still takes connections"), c.Close())
+			return errors.Join(errors.New("the old leader still accepts connections"), c.Close())
 		})
 	})
 	if first.Ended() {
-		t.Error("it did not wait for its request")
+		t.Error("the old leader did not wait for its request")
 	}
 	release()
 	must(t, <-running)
@@ -254,7 +254,7 @@ func TestLeader(t *testing.T) {
 	reaches(t, url, a, b)
 	must(t, cluster.RemovePod(ctx, ns, "b"))
 
-	// By force: the lease runs out.
+	// With SIGKILL: the lease expires.
 	first.env = []string{"POD_NAME=first"}
 	first.start(t)
 	first.logged(t, "another replica leads")
@@ -263,29 +263,29 @@ func TestLeader(t *testing.T) {
 	second.Kill()
 	killed := time.Now()
 	if now := holder(); now != was {
-		t.Errorf("%s has given up the lease of a replica that could not", now)
+		t.Errorf("%s holds the lease of a replica that was killed", now)
 	}
 	first.ready(t)
-	t.Logf("the other one leads %v after the leader was killed", time.Since(killed))
+	t.Logf("the other replica leads %v after the leader was killed", time.Since(killed))
 	if now := holder(); now == was {
 		t.Errorf("kvepp is ready, and the lease is held by %s", now)
 	}
 	reaches(t, url, a)
-	t.Logf("and is asked after %v", time.Since(killed))
+	t.Logf("Envoy calls it after %v", time.Since(killed))
 
-	// A container that is started again leads at once if it did: to the Lease it is who it was.
+	// A container that restarts leads at once if it led before: its identity in the Lease is the same.
 	transitions := *lease().LeaseTransitions
 	first.Kill()
 	killed = time.Now()
 	first.start(t)
 	first.ready(t)
-	t.Logf("it leads again after %v", time.Since(killed))
+	t.Logf("the restarted replica leads again after %v", time.Since(killed))
 	if now := lease(); *now.HolderIdentity != "first" || *now.LeaseTransitions != transitions {
 		t.Errorf("%s leads, after %d more handovers", *now.HolderIdentity, *now.LeaseTransitions-transitions)
 	}
 	reaches(t, url, a)
 
-	// Without an API server no other can lead: who led goes on. Afterwards one of them does.
+	// Without an API server no other replica can lead, so the leader continues. Afterwards one of them leads.
 	second.start(t)
 	second.logged(t, "another replica leads")
 	cluster.Stop()
@@ -306,7 +306,7 @@ func TestLeader(t *testing.T) {
 	reaches(t, url, a)
 }
 
-// TestChurn changes 500 pods 50 times a second, and has none of it make kvepp begin anew.
+// TestChurn changes 500 pods 50 times a second. No change makes kvepp list all pods or subscribe again.
 func TestChurn(t *testing.T) {
 	t.Parallel()
 	const (
@@ -335,7 +335,7 @@ func TestChurn(t *testing.T) {
 	must(t, err)
 	const changes = `kvepp_kube_updates_total{of="change"}`
 	if got := settled[changes] - before[changes]; got != pods {
-		t.Errorf("%v changes of pods that came, not %d", got, pods)
+		t.Errorf("%v changes of new pods, want %d", got, pods)
 	}
 
 	ready := pods
@@ -346,7 +346,7 @@ func TestChurn(t *testing.T) {
 		<-tick.C
 		p := &list[n*7%pods]
 		switch n % 5 {
-		case 0, 1: // gone, and back at another address
+		case 0, 1: // the pod returns at another address
 			must(t, cluster.RemovePod(ctx, ns, p.Name))
 			ready--
 			if n%2 == 0 {
@@ -365,12 +365,12 @@ func TestChurn(t *testing.T) {
 		}
 	}
 	k.has(t, ready)
-	t.Logf("%v of processor time for %d changes in %d s, subscriptions aside", k.cpu(t)-used, seconds*rate, seconds)
+	t.Logf("%v of CPU time for %d changes in %d s, without subscriptions", k.cpu(t)-used, seconds*rate, seconds)
 	after, err := k.metrics()
 	must(t, err)
 	for _, of := range []string{"list", "pool"} {
 		if name := fmt.Sprintf("kvepp_kube_updates_total{of=%q}", of); after[name] != before[name] {
-			t.Errorf("%s went from %v to %v", name, before[name], after[name])
+			t.Errorf("%s changed from %v to %v", name, before[name], after[name])
 		}
 	}
 	for _, kind := range []string{"pods", "inferencepools"} {
@@ -379,6 +379,6 @@ func TestChurn(t *testing.T) {
 		}
 	}
 	if a := complete(t, envoy(t, k), prompt(1)); a.Status != http.StatusServiceUnavailable || a.Worker == "" {
-		t.Errorf("status %d, worker %q: a pod is chosen, and nothing listens there", a.Status, a.Worker)
+		t.Errorf("status %d, worker %q: want a chosen pod where nothing listens", a.Status, a.Worker)
 	}
 }

@@ -10,22 +10,22 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// wire is a way to the API server that a test can cut.
+// wire is a TCP proxy to the API server that a test can cut.
 type wire struct {
-	kubeconfig string // leads along it
+	kubeconfig string // for connections through the wire
 
 	mu   sync.Mutex
 	open map[*strand]bool
 }
 
-// strand is one connection along a wire.
+// strand is one connection through a wire.
 type strand struct {
 	ends [2]net.Conn
 	mu   sync.Mutex
-	lost bool // what is sent on it
+	lost bool // bytes sent on it are lost
 }
 
-// newWire makes one for the owner of a kubeconfig.
+// newWire returns a wire for the owner of a kubeconfig.
 func newWire(t *testing.T, kubeconfig string) *wire {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(kubeconfig)
@@ -69,7 +69,7 @@ func newWire(t *testing.T, kubeconfig string) *wire {
 	return w
 }
 
-// carry brings what comes from one end of a connection to the other until either ends.
+// carry copies bytes from one end of a connection to the other until either end closes.
 func (w *wire) carry(s *strand, from, to net.Conn) {
 	defer func() {
 		from.Close()
@@ -96,7 +96,7 @@ func (w *wire) carry(s *strand, from, to net.Conn) {
 	}
 }
 
-// cut ends all connections. New ones can be made.
+// cut ends all connections. New ones work.
 func (w *wire) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,8 +106,7 @@ func (w *wire) cut() {
 	}
 }
 
-// silence has all connections stay and lose what is sent on them, as where a firewall has forgotten them. New ones can
-// be made.
+// silence keeps all connections open and loses the bytes sent on them, like a firewall that forgot them. New ones work.
 func (w *wire) silence() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +117,7 @@ func (w *wire) silence() {
 	}
 }
 
-// TestWatchCut: a watch that ends is taken up where it ended; that one is dead is noticed.
+// TestWatchCut: kvepp resumes a watch that ended, and detects a dead one.
 func TestWatchCut(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "cut"
@@ -147,7 +146,7 @@ func TestWatchCut(t *testing.T) {
 		k.has(t, n)
 	}
 	for range 4 {
-		flip(a) // a watch that brought nothing within its first second is not taken up
+		flip(a) // a watch without an event in its first second is not resumed
 		w.cut()
 		flip(b)
 	}
@@ -156,7 +155,7 @@ func TestWatchCut(t *testing.T) {
 	}
 	reaches(t, url, a, b)
 
-	// What is lost on the way is noticed by pings, within 45 seconds.
+	// Pings detect the lost bytes within 45 seconds.
 	w.silence()
 	a.pod.NotReady = true
 	a.run(t)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// testCheck: `kvepp check` finds nothing wrong with a whole vLLM, asks it all that it can, and predicts conversations
-// exactly; and it finds a template that is not vLLM's.
+// testCheck: `kvepp check` reports no problem with a whole vLLM, runs all its checks, and predicts conversations
+// exactly. It reports a template that is not vLLM's.
 func testCheck(b *bench) {
 	t := b.t
 	check := func(flags ...string) (string, error) {
@@ -20,7 +20,7 @@ func testCheck(b *bench) {
 	}
 	out, err := check("--probe", "--conversations=8")
 	if err != nil {
-		t.Errorf("nothing is wrong: %v", err)
+		t.Errorf("kvepp check failed on a correct setup: %v", err)
 	}
 	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, by the events", "prefix caching  ok",
 		"ids of a text are the engine's", "ids of a chat are the engine's",

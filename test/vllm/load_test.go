@@ -11,7 +11,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// testLoad: kvepp sees in vLLM's metrics what vLLM has to do, though nothing of it came through kvepp.
+// testLoad: kvepp's metrics show vLLM's load, although none of it came through kvepp.
 func testLoad(b *bench) {
 	t := b.t
 	const at = 8
@@ -40,7 +40,7 @@ func testLoad(b *bench) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var around sync.WaitGroup
 	for i := range at {
-		around.Go(func() { // it is cut off, which is an error
+		around.Go(func() { // the request is cancelled, which is an error
 			stack.Post(
 				ctx,
 				http.DefaultClient,

@@ -10,15 +10,15 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// What keeps blocks of the same tokens apart: adapters, and tenants.
+// Adapters and tenants separate blocks of the same tokens.
 
-// prompt is a conversation that nobody has had.
+// prompt returns a conversation that no other test uses.
 func prompt(rng *rand.Rand) []any {
 	return []any{map[string]any{"role": "user", "content": text(rng, 150)}}
 }
 
-// chat sends a chat to a model, or an adapter of it, with a tenant or salt in its header or body, and waits until kvepp
-// has heard of its blocks.
+// chat sends a chat to a model, or an adapter of it, with a tenant or salt in its header or body, and waits until
+// kvepp's index has its blocks.
 func (b *bench) chat(model string, messages []any, header http.Header, with map[string]any, in space) *stack.Answer {
 	b.t.Helper()
 	body := map[string]any{"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
@@ -33,7 +33,8 @@ func (b *bench) chat(model string, messages []any, header http.Header, with map[
 	return a
 }
 
-// predicted checks that kvepp predicted what vLLM reports, which is all that may be cached if again, else nothing.
+// predicted checks that kvepp predicted the cached tokens that vLLM reports: with again, all that can be cached, else
+// none.
 func (b *bench) predicted(what string, a *stack.Answer, again bool) {
 	b.t.Helper()
 	want := 0
@@ -55,8 +56,8 @@ func (b *bench) predicted(what string, a *stack.Answer, again bool) {
 	}
 }
 
-// testAdapters: a model and its LoRA adapters share no blocks, whether kvepp was told of an adapter or learned of it
-// from the first event that names it, and answers are the adapter's.
+// testAdapters: a model and its LoRA adapters share no blocks. That holds for an adapter that kvepp has from its
+// configuration and for one that it learns from the first event. Each adapter answers with its own output.
 func testAdapters(b *bench) {
 	rng := rand.New(rand.NewPCG(6, 0))
 	messages := prompt(rng)
@@ -68,10 +69,10 @@ func testAdapters(b *bench) {
 		}
 		first := b.chat(model, messages, nil, nil, in)
 		texts = append(texts, first.Text)
-		if model == "legal" { // of which nobody told kvepp
+		if model == "legal" { // not in kvepp's configuration
 			if first.Reason != "no_tokenizer" || first.CachedTokens != 0 {
 				b.t.Errorf(
-					"an adapter that nobody knows: by %s, vLLM reports %d tokens cached",
+					"an unknown adapter: by %s, vLLM reports %d tokens cached",
 					first.Reason,
 					first.CachedTokens,
 				)
@@ -82,7 +83,7 @@ func testAdapters(b *bench) {
 		b.predicted(model+" again", b.chat(model, messages, nil, nil, in), true)
 	}
 	if slices.Sort(texts); len(slices.Compact(texts)) != 1+len(adapters) {
-		b.t.Errorf("adapters do not change what the model answers: %q", texts)
+		b.t.Errorf("adapters do not change the model's answers: %q", texts)
 	}
 	if m, err := b.stack.Metrics(b.t.Context()); err != nil || m["kvepp_lora_adapters"] != float64(len(adapters)) {
 		b.t.Errorf("%v, kvepp knows %v adapters, want %d", err, m["kvepp_lora_adapters"], len(adapters))
@@ -105,7 +106,7 @@ func testAdapters(b *bench) {
 				a.Reason != "kv" ||
 				a.CachedTokens != min(a.KveppCached, full(a.PromptTokens)) {
 				b.t.Errorf(
-					"%s, turn %d: by %s, predicted %d of %d tokens cached, vLLM reports %d, want %d at least",
+					"%s, turn %d: by %s, predicted %d of %d tokens cached, vLLM reports %d, want at least %d",
 					model,
 					turn,
 					a.Reason,
@@ -119,13 +120,13 @@ func testAdapters(b *bench) {
 	}
 }
 
-// testTenants: tenants share no blocks, with each other or with who has none, and each one's are predicted. kvepp
-// writes the tenant into vLLM's cache salt.
+// testTenants: tenants share no blocks with each other or with requests without a tenant, and kvepp predicts each one's
+// blocks. kvepp writes the tenant into vLLM's cache salt.
 func testTenants(b *bench) {
 	b.separate(func(tenant string) (http.Header, map[string]any) {
 		return http.Header{"X-Tenant-Id": {tenant}}, nil
 	})
-	// A salt that spells another tenant's does not reach its blocks.
+	// A salt that contains another tenant's name does not reach its blocks.
 	messages := prompt(rand.New(rand.NewPCG(8, 0)))
 	b.predicted(
 		"acme",
@@ -156,15 +157,15 @@ func testTenants(b *bench) {
 	)
 }
 
-// testSalts is the same with the salts of stock vLLM, which clients give and kvepp leaves as they are.
+// testSalts is the same with stock vLLM's salts, which clients send and kvepp does not change.
 func testSalts(b *bench) {
 	b.separate(func(salt string) (http.Header, map[string]any) {
 		return nil, map[string]any{"cache_salt": "salt of " + salt}
 	})
 }
 
-// separate sends the same conversations as several tenants, to the model and to an adapter, which kvepp knows from the
-// events that vLLM replayed. say puts a tenant into a request.
+// separate sends the same conversations as several tenants, to the model and to an adapter, which kvepp knows from
+// replayed events. say adds a tenant to a request.
 func (b *bench) separate(say func(tenant string) (http.Header, map[string]any)) {
 	b.t.Helper()
 	messages := prompt(rand.New(rand.NewPCG(7, uint64(len(b.t.Name())))))

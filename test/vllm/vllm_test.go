@@ -1,5 +1,5 @@
-// Package vllm holds kvepp, behind a real Envoy, against a whole vLLM on the CPU: the token ids of requests, and how
-// much of each vLLM finds cached.
+// Package vllm compares kvepp, behind a real Envoy, with a whole vLLM on the CPU: the token ids of requests, and the
+// cached tokens of each.
 package vllm
 
 import (
@@ -27,8 +27,8 @@ import (
 
 const (
 	requests  = 1000
-	maxTokens = 1800 // of a conversation; then it is given up for another
-	blocks    = 640  // of vLLM's cache, which the conversations together do not fit
+	maxTokens = 1800 // of a conversation; then another one replaces it
+	blocks    = 640  // of vLLM's cache, which is too small for all conversations
 )
 
 func environment(t *testing.T, name string) string {
@@ -43,8 +43,8 @@ func environment(t *testing.T, name string) string {
 // adapters are the names of vLLM's LoRA adapters.
 var adapters = []string{"sql", "legal"}
 
-// TestVLLM holds kvepp against one vLLM in several ways, each with a kvepp and an Envoy of its own: a vLLM takes the
-// most of a minute to start.
+// TestVLLM compares kvepp with one vLLM in several ways, each with its own kvepp and Envoy. They share vLLM, because
+// its start takes up to a minute.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
 	model, err := tokenizer.Load(folder, tokenizer.Options{})
@@ -83,7 +83,7 @@ func TestVLLM(t *testing.T) {
 	run("conversations", testConversations)
 }
 
-// bench is a vLLM with kvepp and Envoy before it.
+// bench is a vLLM with kvepp and Envoy in front of it.
 type bench struct {
 	t     *testing.T
 	vllm  *stack.VLLM
@@ -91,7 +91,7 @@ type bench struct {
 	model *tokenizer.Model
 }
 
-// newBench starts kvepp, with these flags, and Envoy, and waits until kvepp hears vLLM.
+// newBench starts kvepp with these flags and Envoy, and waits until kvepp is subscribed to vLLM.
 func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Model, flags ...string) *bench {
 	t.Helper()
 	b := &bench{t: t, vllm: vllm, model: model}
@@ -114,14 +114,14 @@ func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Mo
 	return b
 }
 
-// conversation is one client's: what all its requests have in common, and its messages so far.
+// conversation is one client's conversation: the common part of its requests, and its messages so far.
 type conversation struct {
 	salt     string
 	with     map[string]any // further keys of its bodies
 	messages []any
 }
 
-// words are pieces of text, in many scripts and with what tokenizers find hard.
+// words are pieces of text in many scripts, with characters that are hard for tokenizers.
 var words = strings.Fields(
 	`the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges
 	don't I'LL we've 3.14159 2026-11-21 10,000 0x7fff !!! ... ?! -- => {"key":[1,null]} <tag/> <|im_start|> </think> https://host/path?q=1&r=%20
@@ -138,7 +138,7 @@ func text(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// user is a message of a user's, as a text or in parts.
+// user returns a user's message, as a text or in parts.
 func user(rng *rand.Rand, n int) any {
 	if rng.IntN(4) == 0 {
 		return map[string]any{
@@ -152,13 +152,14 @@ func user(rng *rand.Rand, n int) any {
 	return map[string]any{"role": "user", "content": text(rng, n)}
 }
 
-// newConversation begins one of some kind: salted or not, with a system prompt, tools or template arguments, or none.
+// newConversation returns a conversation of a random kind: salted or not, with a system prompt, tools or template
+// arguments, or none.
 func newConversation(rng *rand.Rand) *conversation {
 	c := &conversation{with: map[string]any{}}
 	if rng.IntN(3) == 0 {
 		c.salt = fmt.Sprintf("tenant-%d", rng.IntN(3))
 	}
-	if rng.IntN(2) == 0 { // of a few, so that conversations share beginnings
+	if rng.IntN(2) == 0 { // one of a few, so that conversations share prefixes
 		shared := rand.New(rand.NewPCG(uint64(rng.IntN(3)), 0))
 		c.messages = append(c.messages, map[string]any{"role": "system", "content": text(shared, 120)})
 	}
@@ -181,7 +182,7 @@ func tool(name string, arguments ...string) any {
 		"parameters": map[string]any{"type": "object", "properties": properties, "required": arguments}}}
 }
 
-// grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next words.
+// grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next message.
 func (c *conversation) grow(rng *rand.Rand, answer string) {
 	if c.with["tools"] != nil && rng.IntN(2) == 0 {
 		c.messages = append(
@@ -242,7 +243,7 @@ func (b *bench) post(url string, body, into any) {
 	}
 }
 
-// ids are kvepp's ids of a chat.
+// ids returns kvepp's token ids of a chat.
 func (b *bench) ids(body map[string]any) []kvblock.Token {
 	b.t.Helper()
 	raw, err := json.Marshal(body)
@@ -260,7 +261,7 @@ func (b *bench) ids(body map[string]any) []kvblock.Token {
 	return prompts[0].IDs
 }
 
-// vllmIDs are vLLM's.
+// vllmIDs returns vLLM's token ids of a chat.
 func (b *bench) vllmIDs(body map[string]any) []kvblock.Token {
 	b.t.Helper()
 	asked := map[string]any{"add_generation_prompt": true}
@@ -274,10 +275,10 @@ func (b *bench) vllmIDs(body map[string]any) []kvblock.Token {
 	return answer.Tokens
 }
 
-// space is what tells blocks of the same tokens apart; empty: nothing.
+// space separates blocks of the same tokens; empty: none.
 type space struct{ lora, salt string }
 
-// held is how many tokens of a prompt kvepp's index says vLLM holds.
+// held returns how many tokens of a prompt kvepp's index has for vLLM.
 func (b *bench) held(ids []kvblock.Token, in space) int {
 	b.t.Helper()
 	query := map[string]any{"model_name": "", "token_ids": ids}
@@ -299,7 +300,7 @@ func (b *bench) held(ids []kvblock.Token, in space) int {
 	return 0
 }
 
-// await waits until the index has the whole blocks of a request.
+// await waits until the index has all full blocks of a request.
 func (b *bench) await(request string, ids []kvblock.Token, in space) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
@@ -315,17 +316,17 @@ func (b *bench) await(request string, ids []kvblock.Token, in space) {
 	}
 }
 
-// full is the part of n tokens that vLLM may reuse for a prompt of n: whole blocks, and never the last token.
+// full returns how many of n prompt tokens vLLM may reuse for a prompt of n: full blocks, and never the last token.
 func full(n int) int { return (n - 1) / stack.VLLMBlockSize * stack.VLLMBlockSize }
 
-// testConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are
-// vLLM's, and what kvepp predicted to be cached is what vLLM reports.
+// testConversations holds many conversations, which are too large for vLLM's cache together. Each request's token ids
+// equal vLLM's, and kvepp's predicted cached tokens equal what vLLM reports.
 func testConversations(b *bench) {
 	t := b.t
 	rng := rand.New(rand.NewPCG(4, 0))
 	var running [12]*conversation
 	var prompted, cached, lost, streamed, missed int
-	last := map[*conversation]int{} // tokens that were in full blocks after its latest request
+	last := map[*conversation]int{} // tokens in full blocks after its latest request
 	for n := range requests {
 		if n%100 == 0 {
 			t.Logf("%d of %d requests", n, requests)
@@ -358,7 +359,7 @@ func testConversations(b *bench) {
 		if want := min(a.KveppCached, full(len(ids))); a.CachedTokens != want {
 			missed++
 			t.Logf(
-				"request %d: vLLM reports %d of %d tokens cached, predicted were %d",
+				"request %d: vLLM reports %d of %d tokens cached, kvepp predicted %d",
 				n,
 				a.CachedTokens,
 				len(ids),
@@ -394,6 +395,6 @@ func testConversations(b *bench) {
 		t.Errorf("%d of %d predictions were wrong", missed, requests)
 	}
 	if cached == 0 || lost == 0 || streamed == 0 {
-		t.Error("the requests do not test what they are to test")
+		t.Error("the requests do not cover what this test needs")
 	}
 }

@@ -1,9 +1,9 @@
-// Package apiserver starts a real Kubernetes API server for tests, with its etcd and nothing else of a cluster.
+// Package apiserver starts a real Kubernetes API server with its etcd for tests, and nothing else of a cluster.
 //
-// It owns both processes, their ports on loopback, their certificates, data and logs, and it plays the kubelet for pods
-// that tests make (Pod): what an engine's pod would be, its address one of loopback's, where the test itself may
-// listen. It never schedules, starts a container or fills in what a controller would. One goroutine starts and stops
-// the server; everything else may be called from any.
+// It owns both processes, their ports on loopback, their certificates, data and logs. It also plays the kubelet for
+// pods that tests create (Pod): a pod's address is on loopback, where the test itself may listen. It never schedules,
+// starts a container or does a controller's work. One goroutine starts and stops the server; all other methods are safe
+// for concurrent use.
 package apiserver
 
 import (
@@ -26,18 +26,18 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Config says what to start.
+// Config configures a Server.
 type Config struct {
-	Programs string   // folder with etcd and kube-apiserver, as test/tools/install.sh kube prints it: KVEPP_KUBE
-	Dir      string   // for data, certificates, logs and kubeconfigs; a new folder in the system's when empty
-	Flags    []string // more of kube-apiserver's
+	Programs string   // folder with etcd and kube-apiserver; KVEPP_KUBE, which test/tools/install.sh kube prints
+	Dir      string   // for data, certificates, logs and kubeconfigs; empty: a new temporary folder
+	Flags    []string // further flags of kube-apiserver
 }
 
 // Server is a running API server. It authorizes by RBAC.
 type Server struct {
-	// Kubeconfig is a file with which one may do everything.
+	// Kubeconfig is a kubeconfig file with all rights.
 	Kubeconfig string
-	// Client and Dynamic are such clients, without a limit of requests per second.
+	// Client and Dynamic are clients with all rights and without a limit of requests per second.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
 
@@ -46,7 +46,7 @@ type Server struct {
 	temp      bool
 	url       string
 	port      int
-	etcdPorts int // two: clients', peers'
+	etcdPorts int // the first of two ports: for clients and for peers
 	ca        []byte
 	config    *rest.Config
 	mapper    *restmapper.DeferredDiscoveryRESTMapper
@@ -54,11 +54,11 @@ type Server struct {
 	closing   sync.Once
 }
 
-// Start starts etcd and the API server, and waits until it is ready. On an error nothing is left running.
+// Start starts etcd and the API server, and waits until it is ready. After an error no process is left.
 func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if cfg.Programs == "" {
 		return nil, errors.New("apiserver: Kubernetes is not installed: run this through make (make test-kube), " +
-			"or set KVEPP_KUBE to what test/tools/install.sh kube prints")
+			"or set KVEPP_KUBE to the output of test/tools/install.sh kube")
 	}
 	s := &Server{cfg: cfg, dir: cfg.Dir}
 	if s.dir == "" {
@@ -131,8 +131,8 @@ func (s *Server) startEtcd(ctx context.Context) (err error) {
 	return process.Up(ctx, "etcd", process.Healthy(s.etcdURL()), s.etcd)
 }
 
-// Serve starts the API server, again if it was stopped: at the same port, with the same data. It waits until it is
-// ready.
+// Serve starts the API server and waits until it is ready. After Stop it starts it again, at the same port and with the
+// same data.
 func (s *Server) Serve(ctx context.Context) (err error) {
 	file := func(name string) string { return filepath.Join(s.dir, name) }
 	s.api, err = process.Start(
@@ -142,14 +142,14 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 		append([]string{filepath.Join(s.cfg.Programs, "kube-apiserver"),
 			"--etcd-servers", s.etcdURL(), "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1",
 			"--secure-port", fmt.Sprint(s.port),
-			"--endpoint-reconciler-type", "none", // the endpoints of the service "kubernetes" may not be on loopback
+			"--endpoint-reconciler-type", "none", // endpoints of the service "kubernetes" must not be on loopback
 			"--cert-dir", s.dir, "--tls-cert-file", file("server.crt"), "--tls-private-key-file", file("server.key"),
 			"--client-ca-file", file("ca.crt"),
 			"--service-account-key-file", file("accounts.key"), "--service-account-signing-key-file",
 			file("accounts.key"),
 			"--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.96.0.0/16",
 			"--authorization-mode", "RBAC",
-			// it would want an account in each namespace, which a controller makes
+			// It needs a service account in each namespace, which a controller creates.
 			"--disable-admission-plugins", "ServiceAccount",
 			"--allow-privileged", "--profiling=false"}, s.cfg.Flags...)...)
 	if err != nil {
@@ -163,17 +163,17 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 	}, s.api, s.etcd)
 }
 
-// Stop ends the API server as a crash would; its data stay. Serve starts it again.
+// Stop kills the API server and keeps its data. Serve starts it again.
 func (s *Server) Stop() { s.api.Kill() }
 
-// Pause has the API server do nothing, as on a machine that is overloaded: connections stay, and new ones are accepted,
-// but nothing is answered until Resume.
+// Pause stops the API server's work, as an overloaded machine does: connections stay and new ones are accepted, but no
+// request gets an answer until Resume.
 func (s *Server) Pause() { s.api.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.
 func (s *Server) Resume() { s.api.Signal(syscall.SIGCONT) }
 
-// Close ends everything. The files stay in a folder that the caller named.
+// Close ends both processes. A folder that the caller named keeps its files.
 func (s *Server) Close() {
 	s.closing.Do(func() {
 		s.api.Kill()

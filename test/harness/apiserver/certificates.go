@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// certify writes the files of the server's authority, its own certificate, the key of its service accounts' tokens, and
-// the kubeconfig of its administrator.
+// certify writes the files of the server's certificate authority, its own certificate, the key of its service accounts'
+// tokens, and the kubeconfig of its administrator.
 func (s *Server) certify() error {
 	authority := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -34,7 +34,7 @@ func (s *Server) certify() error {
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
-	// RBAC lets this group do everything.
+	// RBAC grants this group all rights.
 	admin := &x509.Certificate{
 		SerialNumber: big.NewInt(3),
 		Subject:      pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
@@ -44,7 +44,7 @@ func (s *Server) certify() error {
 	var signer *ecdsa.PrivateKey
 	for _, c := range []struct {
 		name        string
-		certificate *x509.Certificate // nil: a key alone
+		certificate *x509.Certificate // nil: only the key
 	}{{"ca", authority}, {"server", server}, {"admin", admin}, {"accounts", nil}} {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {

@@ -27,9 +27,8 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Apply makes what a manifest of YAML or JSON documents says so, as kubectl apply --server-side does. Objects that name
-// no namespace go into the given one, and the namespaces that are missing are made. The server refuses fields that it
-// does not know.
+// Apply applies a manifest of YAML or JSON documents, as kubectl apply --server-side does. Objects without a namespace
+// go into the given one. Apply creates missing namespaces. The server rejects fields that it does not know.
 func (s *Server) Apply(ctx context.Context, namespace, manifest string) error {
 	return s.each(
 		manifest,
@@ -42,7 +41,7 @@ func (s *Server) Apply(ctx context.Context, namespace, manifest string) error {
 			if err != nil {
 				return err
 			}
-			// As a patch, because the dynamic client's Apply cannot ask for fields to be validated.
+			// Use a patch, because the dynamic client's Apply cannot request field validation.
 			force := true
 			_, err = resource.Patch(ctx, object.GetName(), "application/apply-patch+yaml", text,
 				metav1.PatchOptions{FieldManager: "test", Force: &force, FieldValidation: metav1.FieldValidationStrict})
@@ -51,7 +50,7 @@ func (s *Server) Apply(ctx context.Context, namespace, manifest string) error {
 	)
 }
 
-// Delete deletes what a manifest names, at once; what is not there is no error.
+// Delete deletes the objects of a manifest without a grace period. A missing object is no error.
 func (s *Server) Delete(ctx context.Context, namespace, manifest string) error {
 	return s.each(
 		manifest,
@@ -65,7 +64,7 @@ func (s *Server) Delete(ctx context.Context, namespace, manifest string) error {
 	)
 }
 
-// each calls f with the objects of a manifest, in its order, and what can change them.
+// each calls f with each object of a manifest, in order, and with the client that can change it.
 func (s *Server) each(
 	manifest, namespace string,
 	f func(*unstructured.Unstructured, dynamic.ResourceInterface) error,
@@ -78,7 +77,7 @@ func (s *Server) each(
 			return fmt.Errorf("apiserver: a manifest: %w", err)
 		}
 		if len(object.Object) == 0 {
-			continue // comments alone
+			continue // only comments
 		}
 		kind := object.GroupVersionKind()
 		mapping, err := s.mapper.RESTMapping(kind.GroupKind(), kind.Version)
@@ -98,7 +97,7 @@ func (s *Server) each(
 	}
 }
 
-// namespace makes a namespace unless it is there.
+// namespace creates a namespace unless it exists.
 func (s *Server) namespace(ctx context.Context, name string) error {
 	if name == "" || name == metav1.NamespaceDefault {
 		return nil
@@ -114,14 +113,14 @@ func (s *Server) namespace(ctx context.Context, name string) error {
 	return err
 }
 
-// InferencePoolCRD is the manifest of InferencePool, out of the module that has its Go types.
+// InferencePoolCRD returns the manifest of InferencePool, from the module that has its Go types.
 func InferencePoolCRD() (string, error) {
 	var errs bytes.Buffer
 	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/gateway-api-inference-extension")
 	list.Stderr = &errs
 	dir, err := list.Output()
 	if err != nil {
-		return "", fmt.Errorf("apiserver: where InferencePool's module is: %w: %s", err, &errs)
+		return "", fmt.Errorf("apiserver: find InferencePool's module: %w: %s", err, &errs)
 	}
 	text, err := os.ReadFile(
 		filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases", inference.GroupName+"_inferencepools.yaml"),
@@ -129,7 +128,7 @@ func InferencePoolCRD() (string, error) {
 	return string(text), err
 }
 
-// ApplyCRD applies a manifest of one CustomResourceDefinition and waits until objects of its kind can be made.
+// ApplyCRD applies a manifest of one CustomResourceDefinition and waits until objects of its kind can be created.
 func (s *Server) ApplyCRD(ctx context.Context, manifest string) error {
 	if err := s.Apply(ctx, "", manifest); err != nil {
 		return err
@@ -140,7 +139,7 @@ func (s *Server) ApplyCRD(ctx context.Context, manifest string) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		return process.Until(ctx, func() error {
-			s.mapper.Reset() // it never asks again for what was once not there
+			s.mapper.Reset() // the mapper caches kinds that were missing
 			mapping, err := s.mapper.RESTMapping(schema.GroupKind{Group: group, Kind: kind})
 			if err != nil {
 				return err
@@ -151,8 +150,8 @@ func (s *Server) ApplyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// AccountKubeconfig writes the kubeconfig of a service account, with a token that the server signs for an hour, and
-// returns the file. The account is made if it is not there; what it may do, roles say that Apply makes.
+// AccountKubeconfig writes the kubeconfig of a service account, with a token that is valid for an hour, and returns the
+// file. It creates the account if it is missing. Its rights are the roles that Apply creates.
 func (s *Server) AccountKubeconfig(ctx context.Context, namespace, account string) (string, error) {
 	if err := s.namespace(ctx, namespace); err != nil {
 		return "", err

@@ -10,21 +10,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod is a pod that a test says runs. Nothing does: the test listens at its addresses, if anything shall.
+// Pod is a pod that the API server lists as running. No container runs: the test may listen at its addresses.
 type Pod struct {
 	Namespace   string // empty: default
 	Name        string
 	Labels      map[string]string
 	Annotations map[string]string
-	IPs         []string              // as podIPs; empty: not known yet
-	NotReady    bool                  // without the condition Ready, as before its readiness probe has passed
-	Containers  []corev1.Container    // empty: one without ports
+	IPs         []string              // podIPs; empty: not assigned yet
+	NotReady    bool                  // the readiness probe has not passed
+	Containers  []corev1.Container    // empty: one container without ports
 	Subdomain   string                // spec.subdomain
-	Conditions  []corev1.PodCondition // more than Ready
+	Conditions  []corev1.PodCondition // in addition to Ready
 	Owners      []metav1.OwnerReference
 }
 
-// RunPod makes a pod, or changes one that there is: its labels, annotations and status, which is all that may change.
+// RunPod creates a pod, or changes its labels, annotations and status; nothing else of a pod may change.
 func (s *Server) RunPod(ctx context.Context, p Pod) error {
 	if p.Namespace == "" {
 		p.Namespace = metav1.NamespaceDefault
@@ -42,7 +42,7 @@ func (s *Server) RunPod(ctx context.Context, p Pod) error {
 	}
 	pods := s.Client.CoreV1().Pods(p.Namespace)
 	meta := metav1.ObjectMeta{Name: p.Name, Labels: p.Labels, Annotations: p.Annotations, OwnerReferences: p.Owners}
-	// It is on a node, or deleting it would not take the two steps that it takes with a kubelet.
+	// The pod needs a node. Otherwise its deletion would not take two steps, as with a kubelet.
 	_, err := pods.Create(
 		ctx,
 		&corev1.Pod{
@@ -84,12 +84,12 @@ func (s *Server) RunPod(ctx context.Context, p Pod) error {
 	return err
 }
 
-// TerminatePod begins a pod's deletion, as kubectl delete does: it stays, terminating, until RemovePod.
+// TerminatePod begins a pod's deletion, as kubectl delete does: the pod is terminating until RemovePod.
 func (s *Server) TerminatePod(ctx context.Context, namespace, name string) error {
 	return s.Client.CoreV1().Pods(namespace).Delete(ctx, name, *metav1.NewDeleteOptions(600))
 }
 
-// RemovePod ends a pod's deletion, as a kubelet does once its containers are gone, or deletes it at once.
+// RemovePod ends a pod's deletion, as a kubelet does when its containers are gone, or deletes the pod at once.
 func (s *Server) RemovePod(ctx context.Context, namespace, name string) error {
 	return s.Client.CoreV1().Pods(namespace).Delete(ctx, name, *metav1.NewDeleteOptions(0))
 }

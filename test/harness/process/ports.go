@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// The ports that are given lie below those that the system takes for outgoing connections. They are cut into blocks,
-// and a test process keeps to one of its own: whoever listens at a block's first port has it, so that the block is free
-// again when that process ends, however that happens.
+// The ports lie below the range that the system uses for outgoing connections. They are split into blocks, and a test
+// process uses one block. A process owns a block by listening at its first port, so the block becomes free when the
+// process ends in any way.
 const (
 	firstPort, lastPort = 20000, 32000
 	portBlock           = 400
@@ -18,16 +18,16 @@ const (
 
 var ports struct {
 	sync.Mutex
-	owned net.Listener // at the first port of this process's block; nil before the first call
+	owned net.Listener // listener at the first port of the block; nil before the first call
 	first int          // of the block
-	next  int          // of the ports of the block, the one to try next
+	next  int          // index in the block of the port to try next
 }
 
-// Ports returns n consecutive TCP ports, fewer than 400, that are free on loopback now. They are given in turns, never
-// again before the others: a program that has not bound its port yet, or is being restarted, finds it free.
+// Ports returns n consecutive TCP ports, fewer than 400, that are free on loopback now. It returns each port of the
+// block once before it repeats one: a program that has not bound its port yet, or restarts, finds it free.
 func Ports(n int) (int, error) {
 	if n < 1 || n >= portBlock {
-		return 0, fmt.Errorf("%d ports of a block of %d", n, portBlock)
+		return 0, fmt.Errorf("%d ports requested of a block of %d", n, portBlock)
 	}
 	ports.Lock()
 	defer ports.Unlock()
@@ -51,7 +51,7 @@ func Ports(n int) (int, error) {
 	return 0, fmt.Errorf("no %d consecutive free ports from %d to %d", n, ports.first, ports.first+portBlock-1)
 }
 
-// ownBlock takes the first block that no other process has, beginning at a random one.
+// ownBlock takes the first block without an owner, beginning at a random one.
 func ownBlock() error {
 	const blocks = (lastPort - firstPort) / portBlock
 	start := rand.IntN(blocks)
@@ -65,7 +65,7 @@ func ownBlock() error {
 	return errors.New("every block of ports belongs to another test process")
 }
 
-// firstBusy is how many ports from base are free before one that is not; -1 when all n are free.
+// firstBusy returns how many ports from base on are free before the first busy one; -1 if all n are free.
 func firstBusy(base, n int) int {
 	held := make([]net.Listener, 0, n)
 	defer func() {

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// TestPorts: what was given is not given again while other ports are left, even to another process, and what is taken
-// is not given.
+// Ports does not return a port again while others are left, not even to another process, and returns no busy port.
 func TestPorts(t *testing.T) {
 	if os.Getenv("KVEPP_PORTS_OF_ANOTHER") != "" {
 		first, err := Ports(5)
@@ -29,7 +28,7 @@ func TestPorts(t *testing.T) {
 		}
 		for p := first; p < first+n; p++ {
 			if given[p] {
-				t.Fatalf("port %d was given twice", p)
+				t.Fatalf("port %d was returned twice", p)
 			}
 			given[p] = true
 		}
@@ -61,10 +60,10 @@ func TestPorts(t *testing.T) {
 		t.Fatalf("%v in %s", err, out)
 	}
 	if mine := ports.first; first > mine-portBlock && first < mine+portBlock {
-		t.Errorf("another process is given ports from %d, this one has those from %d", first, mine)
+		t.Errorf("another process has ports from %d, this one has those from %d", first, mine)
 	}
 
-	for i := range 3 { // all of the block, several times over
+	for i := range 3 { // the whole block, several times
 		for range portBlock / 100 {
 			if _, err := Ports(99); err != nil {
 				t.Fatalf("turn %d: %v", i, err)
@@ -72,6 +71,6 @@ func TestPorts(t *testing.T) {
 		}
 	}
 	if _, err := Ports(portBlock); err == nil {
-		t.Error("more ports than a block has")
+		t.Error("no error for more ports than a block has")
 	}
 }

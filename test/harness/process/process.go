@@ -1,7 +1,7 @@
-// Package process runs the programs of tests, and ends them with the test however that ends.
+// Package process runs programs for tests, and ends them with the test, even if the test crashes.
 //
-// It owns their process groups, the files of their output, and the search for free ports. It knows no program. All
-// methods may be called at any time from any goroutine.
+// It owns their process groups, their output files, and the search for free ports. It knows no particular program. All
+// functions and methods are safe for concurrent use.
 package process
 
 import (
@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Process is a program that was started. Its output goes to a file of its own.
+// Process is a program that was started. Its output goes to a file.
 type Process struct {
 	Name string
 	Log  string // the file
@@ -27,9 +27,9 @@ type Process struct {
 	done chan struct{} // closed when it has ended
 }
 
-// Start starts a program in a process group of its own, so that whatever it starts ends with it; and it dies when this
-// process does, however that happens. What it writes is appended to the file NAME.log of the folder. env, as
-// NAME=VALUE, is added to this process's.
+// Start starts a program in a new process group, so that its children end with it. The program is killed when this
+// process ends in any way. Its output is appended to the file NAME.log of the folder. env, as NAME=VALUE, is added to
+// this process's environment.
 func Start(folder, name string, env []string, argv ...string) (*Process, error) {
 	p := &Process{Name: name, Log: filepath.Join(folder, name+".log"), done: make(chan struct{})}
 	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -42,7 +42,7 @@ func Start(folder, name string, env []string, argv ...string) (*Process, error) 
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// Pdeathsig means the death of the thread that started the child, so that thread must live as long.
+		// Pdeathsig fires when the thread that started the child ends, so that thread must live as long as the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := p.cmd.Start()
@@ -59,7 +59,7 @@ func Start(folder, name string, env []string, argv ...string) (*Process, error) 
 	return p, nil
 }
 
-// Pid is the number of the process.
+// Pid returns the process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal to the process's group.
@@ -69,8 +69,8 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// Stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's
-// takes up to ten to go. Of no process it does nothing, as Kill.
+// Stop ends the process with SIGTERM, and after three seconds with SIGKILL: an idle worker or frontend of Dynamo takes
+// up to ten seconds to end. On nil it does nothing; neither does Kill.
 func (p *Process) Stop() {
 	if p == nil {
 		return
@@ -83,7 +83,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Kill ends the process by force and waits until it is gone.
+// Kill kills the process and waits until it is gone.
 func (p *Process) Kill() {
 	if p == nil {
 		return
@@ -92,10 +92,10 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Exited is closed when the process has ended.
+// Exited returns a channel that is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.done }
 
-// Ended says whether the process has ended.
+// Ended reports whether the process has ended.
 func (p *Process) Ended() bool {
 	select {
 	case <-p.done:
@@ -123,7 +123,7 @@ func (p *Process) Tail(n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Until calls ready until it returns nil, and returns its last error when ctx ends first.
+// Until calls ready until it returns nil. If ctx ends first, it returns ready's last error.
 func Until(ctx context.Context, ready func() error) error {
 	for pause := 10 * time.Millisecond; ; pause = min(pause*3/2, 500*time.Millisecond) {
 		err := ready()
@@ -138,7 +138,7 @@ func Until(ctx context.Context, ready func() error) error {
 	}
 }
 
-// Healthy is a condition for Up: that GET URL/health is answered with 200.
+// Healthy returns a condition for Up: GET URL/health answers 200.
 func Healthy(url string) func() error {
 	return func() error {
 		resp, err := http.Get(url + "/health")
@@ -147,15 +147,15 @@ func Healthy(url string) func() error {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("its health is %s", resp.Status)
+			return fmt.Errorf("/health answered %s", resp.Status)
 		}
 		return nil
 	}
 }
 
-// Up waits until ready holds, and gives up at once when a process that it depends on has ended.
+// Up waits until ready returns nil. It fails at once if one of the processes has ended.
 func Up(ctx context.Context, what string, ready func() error, on ...*Process) error {
-	// a machine may be busy; who waits for a program that ended does not wait
+	// The timeout is long because the machine may be busy. The wait ends at once if a program ended.
 	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute)
 	defer cancel()
 	err := Until(ctx, func() error {
@@ -172,7 +172,7 @@ func Up(ctx context.Context, what string, ready func() error, on ...*Process) er
 	}
 	var b strings.Builder
 	for _, p := range on {
-		fmt.Fprintf(&b, "\n--- the end of %s:\n%s", p.Log, p.Tail(15))
+		fmt.Fprintf(&b, "\n--- last lines of %s:\n%s", p.Log, p.Tail(15))
 	}
 	return fmt.Errorf("waiting for %s: %w%s", what, err, b.String())
 }

@@ -13,11 +13,11 @@ import (
 // tinyQwen is the shape of the model that StartVLLM serves.
 var tinyQwen = struct{ layers, hidden, heads, kvHeads, headSize int }{2, 128, 4, 2, 32}
 
-// adapterRank is the rank of its LoRA adapters.
+// adapterRank is the rank of that model's LoRA adapters.
 const adapterRank = 8
 
-// WriteAdapter writes a LoRA adapter of that model, of random weights drawn from seed, into a new folder dir, as PEFT
-// stores one. The weights are large, so that it changes what the model answers.
+// WriteAdapter writes a LoRA adapter of that model into a new folder dir, in PEFT's format, with random weights from
+// seed. The weights are large, so that the adapter changes the model's answers.
 func WriteAdapter(dir string, seed uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -67,8 +67,8 @@ func WriteAdapter(dir string, seed uint64) error {
 			add(name+"B.weight", p.out, adapterRank)
 		}
 	}
-	// A safetensors file: the length of its header in 8 bytes, the header in JSON, the weights that it says the places
-	// of.
+	// A safetensors file: the length of its header in 8 bytes, the header in JSON with the position of each tensor, the
+	// tensors.
 	named, err := json.Marshal(header)
 	if err != nil {
 		return err

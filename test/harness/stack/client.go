@@ -18,25 +18,25 @@ type Message struct {
 	Content string `json:"content"`
 }
 
-// Answer is a response as a client sees it, with what kvepp says of its decision (--decision-headers).
+// Answer is a response as a client gets it, with kvepp's headers about its decision (--decision-headers).
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   string // as received
-	Text   string // what the model said
+	Text   string // the model's output
 
-	PromptTokens, CompletionTokens, CachedTokens int // as the response reports; -1 when it does not
+	PromptTokens, CompletionTokens, CachedTokens int // as the response reports; -1: not reported
 	TTFT                                         time.Duration
 
 	Worker                   string // as "worker-0/0"
 	Reason                   string
-	KveppPrompt, KveppCached int // prompt tokens, and those that kvepp predicted to be cached
+	KveppPrompt, KveppCached int // prompt tokens, and how many of them kvepp predicted to be cached
 	Costs                    string
-	UpstreamWorker           string    // the instance that Dynamo says it used; "" unless asked for
+	UpstreamWorker           string    // the instance that Dynamo reports; "" unless requested
 	PrefillWorker            string    // as Worker; "" without a prefill leg
-	UpstreamPrefill          string    // the instance that Dynamo says prefilled; "" unless asked for
-	UpstreamRanks            [2]string // with it: its rank there, and that of UpstreamWorker
-	Finished                 bool      // the response came to its proper end
+	UpstreamPrefill          string    // the prefill instance that Dynamo reports; "" unless requested
+	UpstreamRanks            [2]string // ranks of UpstreamPrefill and UpstreamWorker
+	Finished                 bool      // the response is complete
 }
 
 // Chat sends a chat request. extra is merged into the body.
@@ -120,7 +120,7 @@ func Do(client *http.Client, req *http.Request) (*Answer, error) {
 	}
 }
 
-// read takes what one JSON object of a response says.
+// read takes the fields of one JSON object of a response.
 func (a *Answer) read(object []byte) {
 	var r struct {
 		Choices []struct {

@@ -6,20 +6,21 @@ import (
 	"net/url"
 )
 
-// Decision is what kvepp's /debug/decisions says of a request, in part.
+// Decision is a part of a request's record from kvepp's /debug/decisions.
 type Decision struct {
 	Reason     string
 	Candidates []Candidate
 	Worker     struct{ Name, Address string }            // the chosen one
-	Served     struct{ Address, Worker, Outcome string } // who served it; empty: the proxy did not say
+	Served     struct{ Address, Worker, Outcome string } // who served it; empty: the proxy did not report it
 
-	Ejected      []string // endpoints that are ejected, and would have been candidates
-	EjectedServe bool     `json:"ejected_serve"` // and were, because all are
+	Ejected      []string // ejected endpoints that would otherwise be candidates
+	EjectedServe bool     `json:"ejected_serve"` // they were candidates, because all were ejected
 	Trial        bool     // the request decides whether an ejected endpoint takes requests again
-	Cordoned     []string // endpoints that are cordoned, and would have been candidates
+	Cordoned     []string // cordoned endpoints that would otherwise be candidates
 }
 
-// Candidate is a worker that could have been chosen, with the terms of its cost. Blocks are the worker's.
+// Candidate is a worker that could have been chosen, with the terms of its cost. Blocks is the worker's number of
+// cached blocks.
 type Candidate struct {
 	Name   string
 	Rank   uint32 `json:"dp_rank"`
@@ -34,7 +35,7 @@ type Candidate struct {
 	ActiveRequests int     `json:"active_requests"`
 }
 
-// Decision returns why kvepp sent a request where it did.
+// Decision returns kvepp's record of a request.
 func (s *Stack) Decision(ctx context.Context, requestID string) (*Decision, error) {
 	var found struct{ Decisions []Decision }
 	if err := getJSON(ctx, s.Admin()+"/debug/decisions?n=1&request_id="+url.QueryEscape(requestID),
@@ -42,7 +43,7 @@ func (s *Stack) Decision(ctx context.Context, requestID string) (*Decision, erro
 		return nil, err
 	}
 	if len(found.Decisions) == 0 {
-		return nil, fmt.Errorf("stack: kvepp knows no decision about request %q", requestID)
+		return nil, fmt.Errorf("stack: kvepp has no record of request %q", requestID)
 	}
 	return &found.Decisions[0], nil
 }

@@ -12,7 +12,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Engine is a process of test/kind/engine, which stands in for a stock vLLM or SGLang.
+// Engine is a process of test/kind/engine, a stand-in for a stock vLLM or SGLang.
 type Engine struct {
 	Name               string
 	Address            string // host:port of its HTTP server
@@ -21,7 +21,7 @@ type Engine struct {
 	process *process.Process
 }
 
-// BuildEngine builds test/kind/engine into a folder, and returns the program.
+// BuildEngine builds test/kind/engine into a folder and returns the program's path.
 func BuildEngine(ctx context.Context, root, folder string) (program string, err error) {
 	program = filepath.Join(folder, "engine")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./test/kind/engine")
@@ -32,8 +32,8 @@ func BuildEngine(ctx context.Context, root, folder string) (program string, err 
 	return program, nil
 }
 
-// StartEngine starts the program under a name and waits until it serves. model is the folder of its model, dir gets its
-// log.
+// StartEngine starts the program under a name and waits until it serves. model is the folder of its model; the log goes
+// to dir.
 func StartEngine(ctx context.Context, program, dir, name, model string, flags ...string) (*Engine, error) {
 	port, err := process.Ports(3)
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *Engine) Close() { e.process.Kill() }
 // Signal sends a signal to the engine.
 func (e *Engine) Signal(sig syscall.Signal) { e.process.Signal(sig) }
 
-// Fault has the engine fail in a mode of test/kind/engine/faults.go; "" ends that.
+// Fault makes the engine fail in a mode of test/kind/engine/faults.go; "" ends the fault.
 func (e *Engine) Fault(ctx context.Context, mode string) error {
 	a, err := Post(ctx, http.DefaultClient, "http://"+e.Address+"/fault?mode="+mode, nil, nil)
 	if err == nil && a.Status != http.StatusOK {
@@ -87,7 +87,7 @@ func (e *Engine) Fault(ctx context.Context, mode string) error {
 	return err
 }
 
-// Entry is the engine as the endpoints file names it.
+// Entry returns the engine's entry for the endpoints file.
 func (e *Engine) Entry() string {
 	return fmt.Sprintf(
 		"- name: %s\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n",

@@ -22,7 +22,7 @@ import (
 // ManifestCertificates is the folder of Envoy's certificates in mtls.yaml.
 const ManifestCertificates = "/etc/envoy/kvepp"
 
-// Envoy is a running Envoy before kvepp.
+// Envoy is a running Envoy in front of kvepp.
 type Envoy struct {
 	URL string // where clients send requests
 
@@ -31,8 +31,8 @@ type Envoy struct {
 	listen, admin int // ports
 }
 
-// StartEnvoy starts an Envoy with one of manifests/envoy and waits until it has found kvepp healthy. The manifest is
-// used with this stack's ports, what a person adapts by hand; edit, which may be nil, changes more.
+// StartEnvoy starts an Envoy with a manifest of manifests/envoy and waits until it has found kvepp healthy. It changes
+// the manifest's ports and addresses to this stack's, as a user would by hand. edit, if not nil, changes more.
 func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extProc map[string]any)) (*Envoy, error) {
 	return s.StartEnvoyEdited(ctx, manifest, func(connections map[string]any) {
 		if edit != nil {
@@ -41,7 +41,7 @@ func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extPr
 	})
 }
 
-// StartEnvoyEdited is StartEnvoy where edit changes anything of the HTTP connection manager.
+// StartEnvoyEdited is StartEnvoy with an edit of the HTTP connection manager.
 func (s *Stack) StartEnvoyEdited(
 	ctx context.Context,
 	manifest string,
@@ -55,7 +55,7 @@ func (s *Stack) StartEnvoyEdited(
 	})
 }
 
-// StartEnvoyOf is StartEnvoy where edit changes anything, before Config.EditEnvoy does.
+// StartEnvoyOf is StartEnvoy with an edit of the whole configuration, before Config.EditEnvoy.
 func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(config any)) (*Envoy, error) {
 	e, err := s.launchEnvoy(manifest, edit)
 	if err != nil {
@@ -71,7 +71,7 @@ func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(con
 	}, e.process)
 }
 
-// StartEnvoyApart is StartEnvoyOf for an Envoy that may not find kvepp: it waits until Envoy listens.
+// StartEnvoyApart is StartEnvoyOf for an Envoy that may not find kvepp: it only waits until Envoy listens.
 func (s *Stack) StartEnvoyApart(ctx context.Context, manifest string, edit func(config any)) (*Envoy, error) {
 	e, err := s.launchEnvoy(manifest, edit)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Stack) StartEnvoyApart(ctx context.Context, manifest string, edit func(
 	return e, s.up(ctx, "Envoy", e.listens, e.process)
 }
 
-// listens returns an error until Envoy listens: when it has checked all clusters whose health it checks.
+// listens returns an error until Envoy listens, which is after the first health check of each cluster.
 func (e *Envoy) listens() error {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *Stack) launchEnvoy(manifest string, edit func(config any)) (*Envoy, err
 	if err := os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
-	// A base id is a name in shared memory that other Envoys on the machine may have.
+	// The base id names shared memory, which other Envoys on the machine use too.
 	e.process, err = s.spawn(name, nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
 		"--concurrency", "2", "--log-level", "warning", "--file-flush-interval-msec", "100")
 	if err != nil {
@@ -182,7 +182,7 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 				}
 				to = append(to, more...)
 			}
-		default: // others are the caller's to edit
+		default: // the caller edits other manifests
 			continue
 		}
 		At(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
@@ -194,7 +194,7 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// At walks down a decoded document. A path that is not there is a nil, which the caller's assertion reports.
+// At walks down a decoded document. For a missing path it returns nil, and the caller's type assertion fails.
 func At(v any, path ...any) any {
 	for _, step := range path {
 		switch k := step.(type) {
@@ -212,7 +212,7 @@ func At(v any, path ...any) any {
 	return v
 }
 
-// extProc are the external processors that Envoys ask.
+// extProc returns the addresses of the external processors that Envoys call.
 func (s *Stack) extProc() []string {
 	if len(s.cfg.ExtProc) > 0 {
 		return s.cfg.ExtProc
@@ -220,8 +220,7 @@ func (s *Stack) extProc() []string {
 	return []string{s.ExtProc()}
 }
 
-// AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line after the end of the
-// request.
+// AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line when the request has ended.
 func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) {
 	log, err := os.ReadFile(e.process.Log)
 	if err != nil {
@@ -233,7 +232,7 @@ func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) 
 			continue // Envoy's own log
 		}
 		if err := json.Unmarshal(text, &line); err != nil {
-			return nil, fmt.Errorf("a line of Envoy's access log is not JSON: %w: %s", err, text)
+			return nil, fmt.Errorf("Envoy's access log has a line that is not JSON: %w: %s", err, text)
 		}
 		if line["request_id"] == requestID {
 			lines = append(lines, line)
@@ -242,8 +241,8 @@ func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) 
 	return lines, nil
 }
 
-// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has. Of several kvepps one
-// that is healthy is enough.
+// SeesKvepp returns nil if Envoy's health check of kvepp has the given outcome, else an error. Of several kvepps, one
+// healthy one is enough.
 func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 	var clusters struct {
 		Statuses []struct {
@@ -265,7 +264,7 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 			failed = failed && h.Health["failed_active_health_check"] == true
 		}
 		if failed == healthy {
-			return fmt.Errorf("the health check of kvepp: failed is %v", failed)
+			return fmt.Errorf("Envoy's health check of kvepp: failed is %v", failed)
 		}
 		return nil
 	}

@@ -13,22 +13,22 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Frontend is one of Dynamo's frontends, serving all APIs that it has, before one mocker for each of several models.
-// There is no Envoy and no kvepp.
+// Frontend is a Dynamo frontend with all its APIs, in front of one mocker for each of several models. There is no Envoy
+// and no kvepp.
 type Frontend struct {
 	URL    string
-	Events []string // of each model's mocker: where it publishes its KV events
-	Replay []string // and where it repeats them
+	Events []string // for each model, the address of its mocker's KV events
+	Replay []string // for each model, the address of its mocker's replays
 
 	stack     *Stack
 	processes []*process.Process
 }
 
-// ServedName is the name under which a frontend serves the model of that number.
+// ServedName returns the name of model i at the frontend.
 func ServedName(model int) string { return "model-" + strconv.Itoa(model) }
 
-// StartFrontend starts a frontend and a mocker for each of the folders in models, with blocks of blockSize tokens, and
-// waits until all are served. On an error nothing is left running.
+// StartFrontend starts a frontend and a mocker for each model folder, with blocks of blockSize tokens, and waits until
+// all models are served. After an error no process is left.
 func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize int) (_ *Frontend, err error) {
 	if cfg.Tools == "" {
 		return nil, errNotInstalled
@@ -89,14 +89,14 @@ func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize i
 		}
 		for i := range models {
 			if !slices.ContainsFunc(served.Data, func(m struct{ ID string }) bool { return m.ID == ServedName(i) }) {
-				return errors.New("it does not serve " + ServedName(i) + " yet")
+				return errors.New("the frontend does not serve " + ServedName(i) + " yet")
 			}
 		}
 		return nil
 	}, f.processes...)
 }
 
-// Close ends everything that was started. The logs of a folder that the caller named stay.
+// Close ends all processes. A folder that the caller named keeps its logs.
 func (f *Frontend) Close() {
 	var wait sync.WaitGroup
 	for _, p := range f.processes {

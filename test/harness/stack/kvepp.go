@@ -17,8 +17,8 @@ import (
 // EndpointsFile is the file that kvepp reads.
 func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.yaml") }
 
-// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill it names
-// those that discovery has, whichever they are.
+// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill the file
+// refers to all instances in discovery.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	if s.cfg.Endpoints != "" {
 		return s.ReplaceEndpoints(s.cfg.Endpoints)
@@ -47,7 +47,7 @@ func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	return s.ReplaceEndpoints(b.String())
 }
 
-// ReplaceEndpoints makes text the endpoints file.
+// ReplaceEndpoints replaces the text of the endpoints file.
 func (s *Stack) ReplaceEndpoints(text string) error {
 	next := s.EndpointsFile() + ".next"
 	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
@@ -56,7 +56,7 @@ func (s *Stack) ReplaceEndpoints(text string) error {
 	return os.Rename(next, s.EndpointsFile())
 }
 
-// StartKvepp starts kvepp and waits until it serves. The endpoints file is written when there is none yet.
+// StartKvepp starts kvepp and waits until it serves. It writes the endpoints file if there is none.
 func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	if _, missing := os.Stat(s.EndpointsFile()); missing != nil {
 		if err := s.WriteEndpoints(s.Workers[:len(s.Workers)-s.cfg.Later]...); err != nil {
@@ -77,16 +77,16 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
 }
 
-// EndpointFlags are those by which kvepp finds the workers and knows their model.
+// EndpointFlags returns the flags with which kvepp finds the workers and their model.
 func (s *Stack) EndpointFlags() []string {
 	flags := []string{"--endpoints", s.EndpointsFile(), "--dynamo-discovery", "file:" + s.discovery()}
 	if slices.ContainsFunc(s.cfg.KveppFlags, func(f string) bool { return strings.HasPrefix(f, "--model=") }) {
-		return flags // which names the models in its own way
+		return flags // it names the models itself
 	}
 	return append(flags, "--model", Model+"="+s.cfg.KveppModel)
 }
 
-// announcing is how many workers' blocks kvepp wants to know: of those that prefill.
+// announcing returns the number of workers that announce blocks: those that prefill.
 func (s *Stack) announcing() int {
 	for _, flag := range s.cfg.KveppFlags {
 		if mode, ok := strings.CutPrefix(flag, "--router-mode="); ok && mode != "kv" {
@@ -116,10 +116,10 @@ func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 	}, s.kvepp)
 }
 
-// KillKvepp ends kvepp as a crash would.
+// KillKvepp kills kvepp.
 func (s *Stack) KillKvepp() { s.kvepp.Kill() }
 
-// DrainKvepp asks kvepp to stop, and waits until it has.
+// DrainKvepp sends SIGTERM to kvepp and waits until it has stopped.
 func (s *Stack) DrainKvepp(ctx context.Context) error {
 	s.kvepp.Signal(syscall.SIGTERM)
 	return process.Until(ctx, func() error {
@@ -130,10 +130,10 @@ func (s *Stack) DrainKvepp(ctx context.Context) error {
 	})
 }
 
-// KveppPID is the number of kvepp's process.
+// KveppPID returns kvepp's process id.
 func (s *Stack) KveppPID() int { return s.kvepp.Pid() }
 
-// KveppMemory is the most memory that kvepp has had resident so far, in bytes, since it started.
+// KveppMemory returns kvepp's peak resident memory since its start, in bytes.
 func (s *Stack) KveppMemory() (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.kvepp.Pid()))
 	if err != nil {
@@ -145,18 +145,19 @@ func (s *Stack) KveppMemory() (int, error) {
 	return n << 10, err
 }
 
-// Admin is the URL of kvepp's admin address.
+// Admin returns the URL of kvepp's admin address.
 func (s *Stack) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", s.admin) }
 
-// ExtProc is the address of kvepp's external processor.
+// ExtProc returns the address of kvepp's external processor.
 func (s *Stack) ExtProc() string { return fmt.Sprintf("127.0.0.1:%d", s.grpc) }
 
-// HealthAddresses are where kvepp answers gRPC health checks: without TLS on its own port, with TLS beside ext_proc.
+// HealthAddresses returns the addresses of kvepp's gRPC health checks: its own port without TLS, and the port of
+// ext_proc, with TLS.
 func (s *Stack) HealthAddresses() (plain, secure string) {
 	return fmt.Sprintf("127.0.0.1:%d", s.health), fmt.Sprintf("127.0.0.1:%d", s.grpc)
 }
 
-// MetricsURL is where kvepp's metrics are.
+// MetricsURL returns the URL of kvepp's metrics.
 func (s *Stack) MetricsURL() string { return fmt.Sprintf("http://127.0.0.1:%d/metrics", s.prom) }
 
 // Metrics reads kvepp's metrics.
@@ -164,7 +165,7 @@ func (s *Stack) Metrics(ctx context.Context) (map[string]float64, error) {
 	return ReadMetrics(ctx, s.MetricsURL())
 }
 
-// Logs returns what kvepp has logged, and how often a text is in the logs of the frontends.
+// Logs returns kvepp's log, and how often a text occurs in the frontends' logs.
 func (s *Stack) Logs(text string) (kvepp string, inFrontends int, err error) {
 	seen := map[*process.Process]bool{}
 	for _, w := range s.Workers {

@@ -34,7 +34,7 @@ func (s *Stack) startNATS(ctx context.Context) (err error) {
 	}, s.nats)
 }
 
-// RestartNATS ends the NATS server as a crash would, lets meanwhile run without it, and starts it again.
+// RestartNATS kills the NATS server, calls meanwhile, and starts it again.
 func (s *Stack) RestartNATS(ctx context.Context, meanwhile func()) error {
 	s.nats.Kill()
 	meanwhile()

@@ -13,7 +13,7 @@ import (
 	prommodel "github.com/prometheus/common/model"
 )
 
-// get asks for a page, which a program must answer within ten seconds, and has read take it.
+// get requests a page and passes it to read. The program must answer within ten seconds.
 func get(ctx context.Context, url string, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -36,7 +36,8 @@ func getJSON(ctx context.Context, url string, v any) error {
 	return get(ctx, url, func(page io.Reader) error { return json.NewDecoder(page).Decode(v) })
 }
 
-// ReadMetrics reads a page of metrics: name{label="value",...} -> value; of a histogram, how much was observed.
+// ReadMetrics reads a page of metrics into a map from name{label="value",...} to the value. A histogram counts as its
+// number of observations.
 func ReadMetrics(ctx context.Context, url string) (map[string]float64, error) {
 	values := map[string]float64{}
 	return values, get(ctx, url, func(page io.Reader) error {

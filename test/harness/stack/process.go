@@ -16,7 +16,7 @@ func (s *Stack) spawn(name string, env []string, argv ...string) (*process.Proce
 	return p, nil
 }
 
-// up waits until ready holds, and gives up at once when a process that it depends on has ended.
+// up waits until ready returns nil. It fails at once if one of the processes has ended.
 func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*process.Process) error {
 	if err := process.Up(ctx, what, ready, on...); err != nil {
 		return fmt.Errorf("stack: %w", err)

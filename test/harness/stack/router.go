@@ -26,13 +26,13 @@ func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 	return s.up(ctx, "the frontend to see all workers", func() error {
 		known, err := s.known(ctx)
 		if err == nil && known != n {
-			err = fmt.Errorf("it knows %d of %d", known, n)
+			err = fmt.Errorf("the frontend knows %d of %d workers", known, n)
 		}
 		return err
 	}, s.shared)
 }
 
-// startGateway starts an Envoy before the frontend that routes.
+// startGateway starts an Envoy in front of the frontend that routes.
 func (s *Stack) startGateway(ctx context.Context) (err error) {
 	s.Envoy, err = s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
 		resources := At(config, "static_resources").(map[string]any)
@@ -48,7 +48,7 @@ func (s *Stack) startGateway(ctx context.Context) (err error) {
 	return err
 }
 
-// known is how many workers a router sends requests to now.
+// known returns the number of workers that a router sends requests to now.
 func (s *Stack) known(ctx context.Context) (int, error) {
 	if s.cfg.Frontend == "" {
 		m, err := s.Metrics(ctx)
@@ -67,7 +67,7 @@ func (s *Stack) known(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-// URL is where clients send requests.
+// URL returns the URL for clients' requests.
 func (s *Stack) URL() string {
 	if s.Envoy == nil {
 		return "http://" + s.Workers[0].Address
@@ -75,7 +75,7 @@ func (s *Stack) URL() string {
 	return s.Envoy.URL
 }
 
-// RouterMetrics is the URL of the routing program's metrics: kvepp's, or those of Dynamo's frontend.
+// RouterMetrics returns the URL of the metrics of the program that routes: kvepp or Dynamo's frontend.
 func (s *Stack) RouterMetrics() string {
 	if s.cfg.Frontend != "" {
 		return s.URL() + "/metrics"

@@ -12,23 +12,23 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Services are one of Dynamo's standalone services and kvepp's in its place, without workers.
+// Services are one of Dynamo's standalone services and the same service of kvepp, without workers.
 type Services struct {
 	Dynamo, Kvepp string // URLs
 
-	kind      string // name of kvepp's command
+	kind      string // kvepp's subcommand
 	env       []string
 	stack     *Stack
 	processes []*process.Process
 }
 
-// StartIndexers starts the two indexers and waits until they answer. On an error nothing is left running.
+// StartIndexers starts the two indexers and waits until they answer. After an error no process is left.
 func StartIndexers(ctx context.Context, cfg Config) (*Services, error) {
 	return startServices(ctx, cfg, &Services{kind: "indexer"})
 }
 
-// StartSelectors starts the two selection services, each with this in its environment and these arguments, and waits
-// until they answer. On an error nothing is left running.
+// StartSelectors starts the two selection services, each with this environment and these arguments, and waits until
+// they answer. After an error no process is left.
 func StartSelectors(ctx context.Context, cfg Config, env []string, args ...string) (*Services, error) {
 	return startServices(ctx, cfg, &Services{kind: "select", env: env}, args...)
 }
@@ -53,13 +53,13 @@ func startServices(ctx context.Context, cfg Config, x *Services, args ...string)
 	return x, err
 }
 
-// StartDynamo starts one more of Dynamo's, with more arguments, and returns its URL.
+// StartDynamo starts another service of Dynamo's, with further arguments, and returns its URL.
 func (x *Services) StartDynamo(ctx context.Context, args ...string) (url string, err error) {
 	module := map[string]string{"indexer": "dynamo.indexer", "select": "dynamo.select_service"}[x.kind]
 	return x.start(ctx, "dynamo", append([]string{x.stack.python(), "-m", module}, args...)...)
 }
 
-// StartKvepp starts one more of kvepp's, with more arguments, and returns its URL.
+// StartKvepp starts another service of kvepp's, with further arguments, and returns its URL.
 func (x *Services) StartKvepp(ctx context.Context, args ...string) (url string, err error) {
 	return x.start(
 		ctx,
@@ -90,7 +90,7 @@ func (x *Services) start(ctx context.Context, name string, argv ...string) (url 
 	}, p)
 }
 
-// Close ends both.
+// Close ends all services.
 func (x *Services) Close() {
 	var wait sync.WaitGroup
 	for _, p := range x.processes {

@@ -1,8 +1,8 @@
-// Package stack starts kvepp among the real programs it works with, on loopback: Envoy before it, Dynamo's frontends in
-// direct mode and Dynamo's mocker workers behind it.
+// Package stack starts kvepp on loopback among the real programs it works with: Envoy in front of it, Dynamo's
+// frontends in direct mode and Dynamo's mocker workers behind it.
 //
-// It owns the processes, their ports, configuration and logs. The end-to-end tests and `make run` share it. It never
-// pretends to be any of the programs.
+// It owns the processes, their ports, configuration and logs. The end-to-end tests and `make run` share it. It does not
+// imitate any of the programs. One goroutine may use a Stack at a time.
 package stack
 
 import (
@@ -20,79 +20,80 @@ import (
 // Model is the name under which the workers serve the model.
 const Model = "tiny"
 
-// Config says what to start.
+// Config configures a Stack.
 type Config struct {
 	Root  string // the project's root
-	Tools string // what test/tools/install.sh tools installed: KVEPP_TOOLS
-	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
+	Tools string // folder of Envoy and Dynamo; KVEPP_TOOLS, which test/tools/install.sh tools prints
+	Dir   string // for logs, configurations and Dynamo's discovery; empty: a new temporary folder
 
 	Workers int // mocker processes; 0: 4; -1: none
-	// addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
+	// Addresses of the caller's own servers, which are in Envoy's configuration and the endpoints file beside the
+	// workers.
 	Servers []string
-	Engines []*Engine // stand-ins for stock engines that the caller started; likewise
-	// of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event
-	// plane
+	Engines []*Engine // stand-ins for stock engines that the caller started, in the same places
+	// How many of these workers only prefill; the others then only decode. They share a frontend, and announce blocks
+	// on the event plane.
 	Prefill int
 	Model   string // folder of the model, from the root; empty: the byte-level one of test/models
-	// in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
+	// Number of zones, to which the workers belong in turn. Blocks must not leave a zone on their way to decode
+	// workers. 0: no zones.
 	Zones  int
 	Ranks  int // data-parallel ranks of each worker; 0: 1
 	Blocks int // KV blocks of each rank; 0: 2048
-	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
-	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the
-	// others'.
+	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one for each.
+	// The endpoints file has their instance ids, and only the first one's block size: kvepp learns the others'.
 	SharedFrontend bool
-	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on
-	// sockets of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
+	// EventPlane is "zmq" or "nats" for workers that announce their blocks only on Dynamo's event plane and not on
+	// engine sockets; "nats" starts a NATS server. Empty: engine sockets.
 	EventPlane string
-	// Pages is how many of the workers, the first ones, show metrics of their own, which the endpoints file names.
+	// Pages is the number of workers, the first ones, with a metrics page of their own, which the endpoints file names.
 	Pages int
-	// RuntimeConfigs are, for StartFrontend, JSON objects with what a model's mocker says in its card's runtime_config
-	// beside what its flags make it say; "" for nothing.
+	// RuntimeConfigs are, for StartFrontend, JSON objects that each model's mocker adds to runtime_config in its card;
+	// "" adds nothing.
 	RuntimeConfigs []string
-	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
+	// Speedup of the mocked engine; 0 means 1, as fast as the modelled GPU.
 	Speedup float64
-	// DecodeSpeedup is a further one of decoding alone; 0: 1.
+	// DecodeSpeedup is a further speedup of decoding; 0 means 1.
 	DecodeSpeedup float64
 
-	// KveppModel is the folder that kvepp gets for the model; empty: Model.
+	// KveppModel is the model folder for kvepp; empty: Model.
 	KveppModel string
-	KveppFlags []string // with --model=... among them, KveppModel is not used
+	KveppFlags []string // if they contain --model=..., KveppModel is not used
 	KveppEnv   []string // NAME=VALUE
-	// Endpoints is the text of the endpoints file in place of what the fields above make of it. Start then waits until
+	// Endpoints, if not empty, is the text of the endpoints file in place of the generated one. Start then waits until
 	// kvepp serves, and not until it is connected to workers.
 	Endpoints string
-	// WithoutEnvoy has Start start no Envoy.
+	// WithoutEnvoy makes Start start no Envoy.
 	WithoutEnvoy bool
-	// ExtProc are addresses of external processors that the caller starts itself; Envoy then asks whichever is healthy,
-	// and the stack starts no kvepp. Empty: its own.
+	// ExtProc are addresses of external processors that the caller starts itself. Envoy then calls a healthy one of
+	// them, and the stack starts no kvepp. Empty: the stack's kvepp.
 	ExtProc []string
-	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
+	// Manifest is the first Envoy's manifest in manifests/envoy; empty: override-host.yaml.
 	Manifest string
-	// EditEnvoy, unless nil, changes each Envoy's whole configuration once all else is done to it.
+	// EditEnvoy, if not nil, changes each Envoy's whole configuration as the last step.
 	EditEnvoy func(config any)
-	// Certificates is a folder that stands for the one in mtls.yaml.
+	// Certificates is a folder that replaces ManifestCertificates.
 	Certificates string
 
-	// Frontend is a router mode of Dynamo's frontend: one such frontend, with FrontendFlags, then stands before all
-	// workers in place of Envoy and kvepp. Empty: Envoy and kvepp.
+	// Frontend is a router mode of Dynamo's frontend. One such frontend, with FrontendFlags, then routes to all workers
+	// in place of Envoy and kvepp. Empty: Envoy and kvepp.
 	Frontend      string
 	FrontendFlags []string
-	// Gateway puts an Envoy before that frontend all the same, which asks nobody.
+	// Gateway puts an Envoy without an external processor in front of that frontend.
 	Gateway bool
-	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart
-	// and WriteEndpoints change that.
+	// Later is the number of workers, the last ones, that do not run at first and are not in the endpoints file.
+	// Restart and WriteEndpoints change that.
 	Later int
-	// Kill has Close end everything by force, which is quicker.
+	// Kill makes Close kill all processes, which is faster.
 	Kill bool
 
 	Progress func(format string, args ...any) // nil: silent
 }
 
-// errNotInstalled refuses a Config without Tools.
+// errNotInstalled is the error for a Config without Tools.
 var errNotInstalled = errors.New(
 	"stack: Envoy and Dynamo are not installed: run this through make (make test, make run), " +
-		"or set KVEPP_TOOLS to what test/tools/install.sh tools prints",
+		"or set KVEPP_TOOLS to the output of test/tools/install.sh tools",
 )
 
 // Stack is a running set of programs.
@@ -113,7 +114,7 @@ type Stack struct {
 	closing                   sync.Once
 }
 
-// Start starts everything and waits until it is ready. On an error nothing is left running.
+// Start starts all programs and waits until they are ready. After an error no process is left.
 func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Tools == "" {
 		return nil, errNotInstalled
@@ -172,7 +173,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		if err := w.startMocker(); err != nil {
 			return nil, err
 		}
-		if cfg.SharedFrontend { // one after the other: the instance that is new is this worker's
+		if cfg.SharedFrontend { // one at a time: the new instance then is this worker's
 			if w.instance, err = w.newInstance(ctx); err != nil {
 				return nil, err
 			}
@@ -221,7 +222,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	return s, nil
 }
 
-// allocate gives every program its ports.
+// allocate assigns ports to all programs.
 func (s *Stack) allocate() (err error) {
 	take := func(n int) (first int) {
 		if err == nil {
@@ -261,7 +262,7 @@ func (s *Stack) allocate() (err error) {
 	return err
 }
 
-// dynamoEnv keeps Dynamo on loopback and in this stack's discovery.
+// dynamoEnv returns an environment that keeps Dynamo on loopback and in this stack's discovery.
 func (s *Stack) dynamoEnv() []string {
 	env := []string{"DYN_DISCOVERY_BACKEND=file", "DYN_FILE_KV=" + s.discovery(), "DYN_TCP_RPC_HOST=127.0.0.1",
 		"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "DYN_EVENT_PLANE_HOST=127.0.0.1", "PYTHONHASHSEED=0",
@@ -269,7 +270,7 @@ func (s *Stack) dynamoEnv() []string {
 	if s.cfg.EventPlane != "" {
 		env = append(env, "DYN_EVENT_PLANE="+s.cfg.EventPlane)
 	}
-	if s.nats != nil { // Dynamo's programs wait for the server that this names, whatever their event plane
+	if s.nats != nil { // Dynamo's programs wait for this server, with any event plane
 		env = append(env, "NATS_SERVER="+s.natsURL())
 	}
 	return env
@@ -279,7 +280,7 @@ func (s *Stack) discovery() string { return filepath.Join(s.dir, "discovery") }
 
 func (s *Stack) python() string { return filepath.Join(s.cfg.Tools, "bin/python") }
 
-// Close ends everything that was started. The logs of a folder that the caller named stay.
+// Close ends all processes. A folder that the caller named keeps its logs.
 func (s *Stack) Close() {
 	s.closing.Do(func() {
 		var all []*process.Process

@@ -11,8 +11,8 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// VLLM is a whole vLLM on the CPU that serves a tiny model of random weights under the name Model: only its answers
-// mean nothing.
+// VLLM is a whole vLLM on the CPU. It serves a tiny model of random weights under the name Model, so its answers are
+// meaningless; the rest is real.
 type VLLM struct {
 	Address            string // host:port of its HTTP server
 	KVEvents, KVReplay string // its sockets
@@ -21,12 +21,12 @@ type VLLM struct {
 	process *process.Process
 }
 
-// VLLMBlockSize is its KV block size in tokens: the least that vLLM has on a CPU.
+// VLLMBlockSize is its KV block size in tokens: the smallest that vLLM has on a CPU.
 const VLLMBlockSize = 32
 
-// StartVLLM starts vLLM with its events on, and waits until it serves. python is the interpreter that
-// test/tools/install.sh vllm installed it for, folder a tokenizer of Qwen's, blocks the size of its cache. dir gets its
-// log and the model.
+// StartVLLM starts vLLM with KV events and waits until it serves. python is the interpreter for which
+// test/tools/install.sh vllm installed it, folder a tokenizer of Qwen's, blocks the size of its cache. Its log and
+// model go to dir.
 func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flags ...string) (*VLLM, error) {
 	model := filepath.Join(dir, "model")
 	if err := os.MkdirAll(model, 0o755); err != nil {
@@ -74,7 +74,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 		KVReplay: fmt.Sprintf("tcp://127.0.0.1:%d", port+2),
 		stack:    &Stack{dir: dir},
 	}
-	// With a star vLLM binds; an address of one interface it would connect to.
+	// vLLM binds to an address with a star. To the address of one interface it would connect.
 	events, err := json.Marshal(map[string]any{"enable_kv_cache_events": true, "publisher": "zmq",
 		"endpoint": fmt.Sprintf("tcp://*:%d", port+1), "replay_endpoint": fmt.Sprintf("tcp://*:%d", port+2)})
 	if err != nil {
@@ -123,10 +123,10 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 	return v, nil
 }
 
-// Close ends vLLM and what it started.
+// Close ends vLLM and its children.
 func (v *VLLM) Close() { v.process.Kill() }
 
-// Entry is vLLM as the endpoints file names it.
+// Entry returns vLLM's entry for the endpoints file.
 func (v *VLLM) Entry() string {
 	return fmt.Sprintf(
 		"- name: vllm\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n  blockSize: %d\n",

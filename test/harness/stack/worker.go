@@ -20,7 +20,7 @@ import (
 // BlockSize is the workers' KV block size in tokens.
 const BlockSize = 16
 
-// Worker is one mocker with, unless the frontend is shared, a frontend beside it.
+// Worker is one mocker with its frontend, unless the frontend is shared.
 type Worker struct {
 	Name      string
 	Namespace string // Dynamo's
@@ -29,10 +29,10 @@ type Worker struct {
 
 	stack          *Stack
 	component      string // Dynamo's
-	instance       uint64 // with a shared frontend: its id
-	bootstrap      int    // of a prefill worker: where decode workers fetch blocks
+	instance       uint64 // its id, with a shared frontend
+	bootstrap      int    // port of a prefill worker where decode workers fetch blocks
 	events, replay int
-	page           int // port of its own metrics; 0: it shows none
+	page           int // port of its own metrics; 0: none
 	port           int
 	mocker         *process.Process
 	frontend       *process.Process
@@ -97,7 +97,7 @@ func (w *Worker) startFrontend() (err error) {
 	return err
 }
 
-// newInstance waits for an instance in discovery that no other worker has.
+// newInstance waits for an instance in discovery that belongs to no other worker.
 func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
 	return id, w.stack.up(ctx, w.Name, func() error {
 		files, err := os.ReadDir(filepath.Join(w.stack.discovery(), "v1/instances"))
@@ -120,12 +120,12 @@ func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
 				return nil
 			}
 		}
-		return errors.New("it is not in discovery yet")
+		return errors.New("the worker is not in discovery yet")
 	}, w.mocker)
 }
 
-// Ready waits until the worker's frontend serves the model and, if it goes by headers, a request reaches the worker's
-// own instance.
+// Ready waits until the worker's frontend serves the model. If the frontend routes by headers, it also waits until a
+// request reaches the worker's own instance.
 func (w *Worker) Ready(ctx context.Context) error {
 	return w.stack.up(ctx, w.Name, func() error {
 		id, err := w.InstanceID(ctx)
@@ -137,7 +137,7 @@ func (w *Worker) Ready(ctx context.Context) error {
 			return err
 		}
 		if len(models.Data) == 0 {
-			return errors.New("its frontend serves no model yet")
+			return errors.New("the worker's frontend serves no model yet")
 		}
 		if w.stack.cfg.Frontend != "" {
 			return nil
@@ -146,8 +146,8 @@ func (w *Worker) Ready(ctx context.Context) error {
 	}, w.frontend, w.mocker)
 }
 
-// answers asks the worker, whose instance this is, for a token to a prompt of less than a block. A frontend that knows
-// a model and its instances may still answer 404 or 503 for a moment.
+// answers requests one token for a prompt of less than a block from the worker with this instance. A frontend that
+// knows a model and its instances may still answer 404 or 503 for a moment.
 func (w *Worker) answers(ctx context.Context, instance string) error {
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}, "X-Dynamo-Dp-Rank": {"0"}}
 	for _, other := range w.stack.Workers {
@@ -171,22 +171,22 @@ func (w *Worker) answers(ctx context.Context, instance string) error {
 	return err
 }
 
-// Kill ends the mocker as a crash would. Its frontend stays.
+// Kill kills the mocker. Its frontend stays.
 func (w *Worker) Kill() { w.mocker.Kill() }
 
-// Signal sends the mocker a signal.
+// Signal sends a signal to the mocker.
 func (w *Worker) Signal(sig syscall.Signal) { w.mocker.Signal(sig) }
 
-// Stop ends the mocker in order: it leaves discovery before it goes.
+// Stop ends the mocker with SIGTERM, so that it leaves discovery first.
 func (w *Worker) Stop() { w.mocker.Stop() }
 
-// Restart starts the mocker again, on the same ports; it gets a new instance id.
+// Restart starts the mocker again on the same ports. It gets a new instance id.
 func (w *Worker) Restart() error { return w.startMocker() }
 
-// Instance is the id of a worker behind a shared frontend.
+// Instance returns the id of a worker behind a shared frontend.
 func (w *Worker) Instance() string { return strconv.FormatUint(w.instance, 10) }
 
-// Entry is the worker as the endpoints file names it.
+// Entry returns the worker's entry for the endpoints file.
 func (w *Worker) Entry() string {
 	entry := fmt.Sprintf("- name: %s\n  address: %s\n", w.Name, w.Address)
 	if w.stack.cfg.EventPlane == "" {
@@ -205,7 +205,7 @@ func (w *Worker) Entry() string {
 	return entry
 }
 
-// InstanceID returns the id by which Dynamo knows the worker now.
+// InstanceID returns the worker's current id in Dynamo.
 func (w *Worker) InstanceID(ctx context.Context) (string, error) {
 	var health struct {
 		Instances []struct {

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package istiobin names Istio's control plane, so that the module's requirements are its too. It has no code and is
+// Package istiobin imports Istio's control plane, so that the module's requirements include it. It has no code and is
 // never built.
 package istiobin
 

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package k8sbin names the programs of Kubernetes that tests run, so that the module's requirements are theirs. It has
+// Package k8sbin imports the Kubernetes programs that tests run, so that the module's requirements include them. It has
 // no code and is never built.
 package k8sbin
 

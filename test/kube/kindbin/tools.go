@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package kindbin names kind, so that the module's requirements are its too. It has no code and is never built. Beside
-// it is the source of two programs that a cluster runs: coredns and pause.
+// Package kindbin imports kind, so that the module's requirements include it. It has no code and is never built. Its
+// folder also has the source of two programs that a cluster runs: coredns and pause.
 package kindbin
 
 import _ "sigs.k8s.io/kind"

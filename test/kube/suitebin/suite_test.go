@@ -1,5 +1,5 @@
-// Package suitebin is the conformance tests of the Gateway API Inference Extension, as they are, with kvepp for the
-// endpoint pickers that they start. test/tools/install.sh suite makes one program of it, which runs in a Pod.
+// Package suitebin is the unchanged conformance tests of the Gateway API Inference Extension, with kvepp as their
+// endpoint pickers. test/tools/install.sh suite builds one program from it, which runs in a Pod.
 package suitebin
 
 import (
@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/gateway-api-inference-extension/conformance"
 )
 
-// TestConformance runs them. Flags are those of the suite (-gateway-class, -run-test, -report-output and so on).
+// TestConformance runs the suite. Its flags are the suite's (-gateway-class, -run-test, -report-output and so on).
 func TestConformance(t *testing.T) {
 	options := conformance.DefaultOptions(t)
 	for i, manifests := range options.ManifestFS {
@@ -20,8 +20,8 @@ func TestConformance(t *testing.T) {
 	conformance.RunConformanceWithOptions(t, options)
 }
 
-// ours are the suite's manifests with images that are there: pickers are kvepp, and get two words besides the arguments
-// that they have; the servers of models are the suite's own program.
+// ours returns the suite's manifests with images that exist: endpoint pickers are kvepp, with two arguments before
+// their own; model servers are the suite's own program.
 type ours struct{ fs.FS }
 
 var changes = []struct {

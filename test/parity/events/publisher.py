@@ -2,8 +2,8 @@
 
     publisher.py vllm|sglang SOURCES EVENTS_PORT REPLAY_PORT BUFFER_STEPS
 
-SOURCES holds the engine's package, of which one module is loaded; what that imports from the rest of the engine is stood in
-for. REPLAY_PORT 0 is none. Prints "ready", then does what each line on standard input says, and says so on standard output:
+SOURCES has the engine's package. One module of it is loaded; stubs replace what it imports from the rest of the engine.
+REPLAY_PORT 0 means none. Prints "ready", then executes each line of standard input and confirms it on standard output:
 
     {"events": [...], "drop": false}    publishes a batch; with drop its live message is lost, and only the replay has it
 
@@ -23,7 +23,7 @@ import zmq
 
 
 def stand_in(name, **attributes):
-    """Makes a module of the engine, and its parents, of these attributes only."""
+    """Creates a module of the engine, and its parents, with only these attributes."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         path = ".".join(parts[:i])
@@ -61,7 +61,7 @@ def load(engine, sources):
 
 
 class Lossy:
-    """The publisher's socket, which loses the message that it is told to."""
+    """The publisher's socket, which drops a message if drop is set."""
 
     def __init__(self, socket):
         self.socket, self.drop, self.sent = socket, False, threading.Event()
@@ -88,7 +88,7 @@ def hashed(event):
 def main(engine, sources, events_port, replay_port, buffer_steps):
     module = load(engine, sources)
     bind = zmq.Socket.bind
-    zmq.Socket.bind = lambda socket, address: bind(socket, address.replace("*", "127.0.0.1"))  # on this machine alone
+    zmq.Socket.bind = lambda socket, address: bind(socket, address.replace("*", "127.0.0.1"))  # on loopback only
     publisher = module.ZmqEventPublisher(
         0, endpoint=f"tcp://*:{events_port}", replay_endpoint=f"tcp://*:{replay_port}" if replay_port != "0" else None, buffer_steps=int(buffer_steps))
     publisher._pub = Lossy(publisher._pub)

@@ -34,13 +34,13 @@ func environment(t *testing.T, name string) string {
 	return value
 }
 
-// python is the interpreter that has what the scripts here import.
+// python is the interpreter with the modules that the scripts here import.
 func python(t *testing.T) string { return filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python") }
 
-// script is one of the scripts here in a process of its own.
+// script is a process that runs one of the scripts here.
 type script struct {
 	t         testing.TB
-	argv, env []string // env beside this process's own
+	argv, env []string // env is added to this process's own
 	cmd       *exec.Cmd
 	in        io.WriteCloser
 	out       *bufio.Scanner
@@ -66,7 +66,7 @@ func (s *script) start() {
 	}
 }
 
-// said waits for the next line that it prints.
+// said waits for the next line of its output.
 func (s *script) said() string {
 	s.t.Helper()
 	if !s.out.Scan() {
@@ -75,20 +75,20 @@ func (s *script) said() string {
 	return s.out.Text()
 }
 
-// kill ends the process as a crash does.
+// kill kills the process.
 func (s *script) kill() {
 	s.in.Close()
 	s.cmd.Process.Kill()
 	s.cmd.Wait()
 }
 
-// publisher is an engine's publisher.
+// publisher is a process with an engine's publisher.
 type publisher struct {
 	*script
 	events, replay int // ports; replay 0: none
 }
 
-// newPublisher starts a publisher that keeps so many batches for replays; 0: it offers none.
+// newPublisher starts a publisher that keeps so many batches for replays; 0: no replays.
 func newPublisher(t *testing.T, engine string, steps int) *publisher {
 	t.Helper()
 	p := &publisher{script: &script{t: t}, events: freePort(t)}
@@ -105,7 +105,7 @@ func newPublisher(t *testing.T, engine string, steps int) *publisher {
 	return p
 }
 
-// freePort returns a port that is free on loopback, below those from which the system takes ports for connections.
+// freePort returns a free port on loopback, below the range that the system uses for outgoing connections.
 func freePort(t testing.TB) int {
 	t.Helper()
 	for range 1000 {
@@ -119,7 +119,7 @@ func freePort(t testing.TB) int {
 	return 0
 }
 
-// start starts the process, as the engine's next life.
+// start starts the process again, as a new epoch of the engine.
 func (p *publisher) start() {
 	p.t.Helper()
 	p.script.start()
@@ -129,7 +129,7 @@ func (p *publisher) start() {
 func (p *publisher) says(want string) {
 	p.t.Helper()
 	if got := p.said(); got != want {
-		p.t.Fatalf("the publisher said %q, want %q", got, want)
+		p.t.Fatalf("the publisher printed %q, want %q", got, want)
 	}
 }
 
@@ -148,7 +148,7 @@ func (p *publisher) publish(drop bool, events ...event) {
 	p.says("sent")
 }
 
-// store is a BlockStored of as many blocks as hashes; parent nil is none. more are pairs of key and value.
+// store returns a BlockStored with a block for each hash; parent nil means none. more are pairs of key and value.
 func (p *publisher) store(hashes []any, parent any, tokens []kvblock.Token, more ...any) event {
 	e := event{
 		"type":              "BlockStored",
@@ -174,7 +174,7 @@ func removed(hashes ...any) event {
 
 var cleared = event{"type": "AllBlocksCleared"}
 
-// endpoint is the publisher as the pool knows it.
+// endpoint returns the publisher's entry in the pool.
 func (p *publisher) endpoint(name string) pool.Endpoint {
 	e := pool.Endpoint{Name: name, Address: "127.0.0.1:1", KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", p.events)}
 	if p.replay != 0 {
@@ -183,22 +183,22 @@ func (p *publisher) endpoint(name string) pool.Endpoint {
 	return e
 }
 
-// house is a feed with what it feeds.
-type house struct {
+// fixture is a Feed with its pool, index and metrics.
+type fixture struct {
 	t     testing.TB
 	pool  *pool.Pool
 	index *indexer.Index
 	m     *metrics.Metrics
 }
 
-func newHouse(t testing.TB) *house {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
+	h := &fixture{t: t, pool: pool.New(log), index: index, m: metrics.New()}
 	events, err := feed.New(feed.Config{}, h.pool, index, h.m, log)
 	if err != nil {
 		t.Fatal(err)
@@ -209,19 +209,19 @@ func newHouse(t testing.TB) *house {
 	return h
 }
 
-// forgetful makes the index forget workers that leave.
+// forgetful makes the index forget workers that leave, as kvepp does.
 type forgetful struct{ index *indexer.Index }
 
 func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.index.Forget(w) }
 
-// match returns how many leading blocks of tokens an endpoint of one rank holds.
-func (h *house) match(name string, tokens []kvblock.Token, o kvblock.HashOptions) int {
+// match returns the number of leading blocks of tokens that the index has for an endpoint with one rank.
+func (h *fixture) match(name string, tokens []kvblock.Token, o kvblock.HashOptions) int {
 	return h.matchOf(name, 0, tokens, o)
 }
 
 // matchOf is match for one of several ranks.
-func (h *house) matchOf(name string, rank uint32, tokens []kvblock.Token, o kvblock.HashOptions) int {
+func (h *fixture) matchOf(name string, rank uint32, tokens []kvblock.Token, o kvblock.HashOptions) int {
 	s := h.pool.Acquire()
 	defer s.Release()
 	o.BlockSize = blockSize
@@ -236,11 +236,11 @@ func (h *house) matchOf(name string, rank uint32, tokens []kvblock.Token, o kvbl
 	return -1
 }
 
-// count returns how often this happened to a subscription.
-func (h *house) count(outcome string) int { return h.happened("subscription", outcome) }
+// count returns the counter of an event of a subscription.
+func (h *fixture) count(outcome string) int { return h.happened("subscription", outcome) }
 
-// happened returns how often this came of a kind of events.
-func (h *house) happened(kind, outcome string) int {
+// happened returns the counter of an outcome of a kind of events.
+func (h *fixture) happened(kind, outcome string) int {
 	return int(metricstest.Read(h.t, h.m.Registry).Of("kvepp_events_total", "kind="+kind, "outcome="+outcome).Value())
 }
 
@@ -253,7 +253,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// tokens returns n tokens from a number on.
+// tokens returns n consecutive numbers as tokens.
 func tokens(from, n int) []kvblock.Token {
 	ids := make([]kvblock.Token, n)
 	for i := range ids {
@@ -262,12 +262,12 @@ func tokens(from, n int) []kvblock.Token {
 	return ids
 }
 
-// TestPublishers: the publishers of vLLM 0.33.0 and SGLang 0.5.21, with and without a replay.
+// TestPublishers runs the publishers of vLLM 0.33.0 and SGLang 0.5.21, with and without replays.
 func TestPublishers(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang"} {
 		for _, steps := range []int{1000, 0} {
 			t.Run(fmt.Sprintf("%s,replay=%v", engine, steps > 0), func(t *testing.T) {
-				h, p := newHouse(t), newPublisher(t, engine, steps)
+				h, p := newFixture(t), newPublisher(t, engine, steps)
 				plain := kvblock.HashOptions{}
 				holds := func(want int) func() bool {
 					return func() bool {
@@ -276,11 +276,11 @@ func TestPublishers(t *testing.T) {
 					}
 				}
 
-				// What was published before kvepp came is known by replay, or not at all.
+				// Batches published before kvepp connected are known by replay, or not at all.
 				p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8)))
 				h.pool.Update([]pool.Endpoint{p.endpoint("a")})
 				if steps > 0 {
-					eventually(t, "what was published before", holds(2))
+					eventually(t, "the batches published before", holds(2))
 				} else {
 					eventually(t, "a message heard",
 						func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
@@ -296,23 +296,23 @@ func TestPublishers(t *testing.T) {
 					p.publish(false, p.store([]any{3, 4}, 2, tokens(8, 8)))
 					eventually(t, "four blocks again", holds(4))
 				} else {
-					eventually(t, "nothing that may be untrue", holds(0))
+					eventually(t, "no block", holds(0))
 					p.publish(false, cleared, p.store([]any{1, 2, 3, 4}, nil, tokens(0, 16)))
 					eventually(t, "four blocks again", holds(4))
 				}
 
-				// Another life of the engine, in which more happens than in the first before anybody looks.
+				// A new epoch of the engine, which sends more messages than the first before kvepp connects.
 				p.kill()
 				p.start()
 				for i := range 20 {
 					p.publish(false, p.store([]any{100 + i}, nil, tokens(1000+4*i, 4)))
 				}
-				eventually(t, "a message of the new life", func() bool {
+				eventually(t, "a message of the new epoch", func() bool {
 					p.publish(false, p.store([]any{200}, nil, tokens(2000, 4)))
 					return h.match("a", tokens(2000, 4), plain) == 1
 				})
 				if steps > 0 {
-					eventually(t, "all of the new life", func() bool {
+					eventually(t, "all blocks of the new epoch", func() bool {
 						for i := range 20 {
 							if h.match("a", tokens(1000+4*i, 4), plain) != 1 {
 								return false
@@ -322,10 +322,10 @@ func TestPublishers(t *testing.T) {
 					})
 				}
 				if !holds(0)() {
-					t.Error("blocks of the engine's former life are believed")
+					t.Error("the index has blocks of the engine's previous epoch")
 				}
 
-				// What is in the fields.
+				// The fields of events.
 				salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
 				if engine == "vllm" {
 					digest := func(n int) string { return fmt.Sprintf("%064x", n) }
@@ -379,7 +379,7 @@ func TestPublishers(t *testing.T) {
 					"two blocks of EAGLE's",
 					func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 },
 				)
-				eventually(t, "the pool knows of both", func() bool {
+				eventually(t, "both reports to the pool", func() bool {
 					s := h.pool.Acquire()
 					defer s.Release()
 					return s.Workers[0].EAGLE && s.Workers[0].BlockSize == blockSize
@@ -389,7 +389,7 @@ func TestPublishers(t *testing.T) {
 	}
 }
 
-// The goldens of kvblock are what their script makes.
+// The goldens of kvblock equal the output of their script.
 func TestGoldens(t *testing.T) {
 	want, err := os.ReadFile("../../../kvblock/testdata/goldens.json")
 	if err != nil {
@@ -400,17 +400,17 @@ func TestGoldens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != string(want) {
-		t.Error("kvblock/testdata/goldens.py makes other goldens than goldens.json")
+		t.Error("the output of kvblock/testdata/goldens.py differs from goldens.json")
 	}
 }
 
-// TestPromptTails: vLLM 0.33.0's publisher announces prompt tails of a model with a window between stores and removals
-// of full attention. The index equals what the engine holds, and the worker is never load-only; unless the engine comes
-// back with another block size.
+// TestPromptTails: vLLM 0.33.0's publisher announces prompt tails of a model with a sliding window between stores and
+// removals of full attention. The index equals the engine's cache, and the worker is never load-only, unless the engine
+// restarts with another block size.
 func TestPromptTails(t *testing.T) {
 	for _, configured := range []int{0, blockSize} {
 		t.Run(fmt.Sprintf("configured=%d", configured), func(t *testing.T) {
-			h, p := newHouse(t), newPublisher(t, "vllm", 1000)
+			h, p := newFixture(t), newPublisher(t, "vllm", 1000)
 			group := func(n int, kind string) []any { return []any{"group_idx", n, "kv_cache_spec_kind", kind} }
 			window := func(hashes []any, parent any, ids []kvblock.Token) event {
 				return p.store(
@@ -460,13 +460,13 @@ func TestPromptTails(t *testing.T) {
 			eventually(t, "three blocks", holds(3))
 			p.publish(false, tail(5, 14, tokens(12, 2)), gone(1, 3), gone(0, 1))
 			p.publish(false, gone(1, 14))
-			eventually(t, "the third block gone", holds(2))
+			eventually(t, "the removal of the third block", holds(2))
 			p.publish(false, gone(1, 5), full([]any{14, 16}, 12, tokens(8, 8)))
 			eventually(t, "four blocks", holds(4))
 			// the first one counts only if the block size is known
 			eventually(t, "the tails counted", tails(2+configured/blockSize, 2))
 			if n := h.happened("stored", "block_size_mismatch") + h.happened("removed", "unknown_block"); n != 0 {
-				t.Errorf("%d tails are taken for another block size or for unknown blocks", n)
+				t.Errorf("%d tails count as blocks of another size or as unknown blocks", n)
 			}
 			s := h.pool.Acquire()
 			if w := s.Workers[0]; w.BlockSize != blockSize || w.Announced != 0 || !w.UpperBound {
@@ -474,7 +474,7 @@ func TestPromptTails(t *testing.T) {
 			}
 			s.Release()
 
-			// Another life of the engine, with full attention in blocks of half the size.
+			// A new epoch of the engine, with full attention in blocks of half the size.
 			p.kill()
 			p.start()
 			p.publish(
@@ -485,7 +485,7 @@ func TestPromptTails(t *testing.T) {
 					tokens(0, 4),
 					append(group(1, "full_attention"), "block_size", blockSize/2)...),
 			)
-			eventually(t, "the other block size told", func() bool {
+			eventually(t, "a report of the other block size", func() bool {
 				s := h.pool.Acquire()
 				defer s.Release()
 				return s.Workers[0].Announced == blockSize/2

@@ -16,11 +16,11 @@ import (
 
 var soakFor = flag.Duration("soak", 5*time.Minute, "how long TestSoak runs")
 
-// TestSoak lets engines' publishers store, remove and clear at random while they are killed, lose messages, and join
-// late, and holds the index against what they hold: where everything can be replayed, equal; elsewhere never more, and
-// equal after each has cleared and begun anew.
+// TestSoak lets engines' publishers store, remove and clear at random. They are killed, lose messages, and join late.
+// It compares the index with their blocks: equal where everything can be replayed, elsewhere never more, and equal
+// after each has cleared and restarted.
 func TestSoak(t *testing.T) {
-	s := &soak{t: t, house: newHouse(t), end: time.Now().Add(*soakFor)}
+	s := &soak{t: t, fixture: newFixture(t), end: time.Now().Add(*soakFor)}
 	var workers []*soaked
 	for i, steps := range []int{100_000, 100_000, 6, 0} {
 		for _, engine := range []string{"vllm", "sglang"} {
@@ -83,16 +83,16 @@ func TestSoak(t *testing.T) {
 }
 
 type soak struct {
-	*house
+	*fixture
 	t    *testing.T
 	end  time.Time
-	mu   sync.Mutex // guards endpoints, and is held while the pool changes
+	mu   sync.Mutex // guards endpoints; held while the pool changes
 	ends []pool.Endpoint
 	drops, kills, joins, batches,
 	compared atomic.Int64
 }
 
-// soaked is one worker, and what it really holds.
+// soaked is one worker with the blocks that it really has.
 type soaked struct {
 	soak *soak
 	*publisher
@@ -102,18 +102,18 @@ type soaked struct {
 
 	nextHash  int
 	nextToken int
-	all       []*block // of this life
+	all       []*block // of this epoch
 	held      map[int]*block
 }
 
-// block is a block that the engine stored at some time in this life.
+// block is a block that the engine stored at some time in this epoch.
 type block struct {
 	hash   int
 	parent *block // nil: a prompt's first
 	tokens []kvblock.Token
 }
 
-// prompt is the tokens from the prompt's beginning to the block's end.
+// prompt returns the tokens from the prompt's beginning to the block's end.
 func (b *block) prompt() []kvblock.Token {
 	if b.parent == nil {
 		return b.tokens
@@ -121,7 +121,7 @@ func (b *block) prompt() []kvblock.Token {
 	return append(slices.Clip(b.parent.prompt()), b.tokens...)
 }
 
-// leading is how many leading blocks of b's prompt are held.
+// leading returns how many leading blocks of b's prompt the engine has.
 func (w *soaked) leading(b *block) int {
 	var chain []*block
 	for at := b; at != nil; at = at.parent {
@@ -136,13 +136,13 @@ func (w *soaked) leading(b *block) int {
 	return len(chain)
 }
 
-// birth begins the engine's next life, which shares no block with the one before.
+// birth begins the engine's next epoch, which shares no block with the previous one.
 func (w *soaked) birth() {
 	w.all, w.held = nil, map[int]*block{}
 	w.nextHash, w.nextToken = 1, w.nextToken+1000
 }
 
-// join puts the worker into the pool or takes it out.
+// join adds the worker to the pool or removes it.
 func (w *soaked) join(in bool) {
 	s := w.soak
 	s.mu.Lock()
@@ -155,7 +155,7 @@ func (w *soaked) join(in bool) {
 }
 
 func (w *soaked) run() {
-	tick := time.NewTicker(4 * time.Millisecond) // many batches in a life, not as many as the machine can
+	tick := time.NewTicker(4 * time.Millisecond) // many batches in an epoch, but fewer than the machine can send
 	defer tick.Stop()
 	for time.Now().Before(w.soak.end) && !w.t.Failed() {
 		<-tick.C
@@ -165,7 +165,7 @@ func (w *soaked) run() {
 			w.soak.kills.Add(1)
 			w.birth()
 			w.start()
-			for range w.rng.IntN(100) { // more, at times, than the life before, before anybody looks
+			for range w.rng.IntN(100) { // sometimes more than in the epoch before, until kvepp connects
 				w.batch(0.04)
 			}
 		case n < 6:
@@ -206,7 +206,7 @@ func (w *soaked) batch(drop float64) {
 	w.publish(lost, events...)
 }
 
-// storeSome stores a few blocks: new ones behind one that is held, or at a prompt's beginning; or one that was removed.
+// storeSome stores a few blocks: new ones after a stored one or at a prompt's beginning, or one that was removed.
 func (w *soaked) storeSome() event {
 	if len(w.all) > 0 && w.rng.IntN(4) == 0 {
 		b := w.all[w.rng.IntN(len(w.all))]
@@ -234,7 +234,7 @@ func (w *soaked) storeSome() event {
 	return w.storeOf(fresh...)
 }
 
-// storeOf announces blocks that follow each other.
+// storeOf announces consecutive blocks.
 func (w *soaked) storeOf(blocks ...*block) event {
 	var hashes []any
 	var ids []kvblock.Token
@@ -256,19 +256,19 @@ func (w *soaked) removeOne() event {
 			return removed(b.hash)
 		}
 	}
-	return removed(0) // of a block that nobody has
+	return removed(0) // of an unknown block
 }
 
-// compare waits until everything published has been seen, and holds the index against what the worker holds.
+// compare waits until all published batches were applied, and compares the index with the worker's blocks.
 func (w *soaked) compare() {
 	last := w.mark()
 	seen := func() bool { return w.soak.match(w.name, last.tokens, kvblock.HashOptions{}) == 1 }
 	for deadline := time.Now().Add(time.Minute); !seen(); <-time.After(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.t.Errorf("%s: a store was never seen", w.name)
+			w.t.Errorf("%s: a store was never applied", w.name)
 			return
 		}
-		if !w.exact { // what was sent into a connection that was not there yet is lost
+		if !w.exact { // batches sent before the connection are lost
 			last = w.mark()
 		}
 	}
@@ -292,7 +292,7 @@ func (w *soaked) compare() {
 		got, want := w.soak.match(w.name, b.prompt(), kvblock.HashOptions{}), w.leading(b)
 		if got > want || w.exact && got != want {
 			w.t.Errorf(
-				"%s: the index knows %d leading blocks, the worker holds %d (exact: %v)",
+				"%s: the index has %d leading blocks, the worker %d (exact: %v)",
 				w.name,
 				got,
 				want,
@@ -303,7 +303,7 @@ func (w *soaked) compare() {
 	}
 }
 
-// mark publishes a block that is a prompt's first, and for nothing but to be seen.
+// mark publishes the first block of a prompt, which serves only to see that it was applied.
 func (w *soaked) mark() *block {
 	b := &block{hash: w.nextHash, tokens: tokens(w.nextToken, blockSize)}
 	w.nextHash++
@@ -315,14 +315,14 @@ func (w *soaked) mark() *block {
 	return b
 }
 
-// settle lets a worker whose lost messages cannot be had again begin anew, and holds the index against it.
+// settle makes a worker whose lost messages cannot be replayed restart, and compares the index with it.
 func (w *soaked) settle() {
 	if !w.exact {
 		clear(w.held)
 		w.all = nil
 		w.publish(false, cleared)
 		w.exact = true
-		w.compare() // what comes now is all seen
+		w.compare() // all later messages arrive
 		w.publish(false, cleared)
 		clear(w.held)
 		w.all = nil

@@ -3,8 +3,8 @@
     trtllm.py RANKS BLOCK_SIZE ZMQ_PORT    over the publisher's own ZMQ socket, as for Dynamo's consolidator
     trtllm.py RANKS BLOCK_SIZE plane       over Dynamo's event plane, as endpoint trt.backend.generate of its discovery
 
-The engine is stood in for: it has the events that standard input says, in TensorRT-LLM's own form, a JSON array of them in each line,
-of which this numbers each rank's. Prints "ready ID", with Dynamo's id of the worker.
+A stub replaces the engine. Its events come from standard input, in TensorRT-LLM's own form, one JSON array per line; this
+script numbers each rank's events. Prints "ready ID", with Dynamo's id of the worker.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import queue
 import sys
 import types
 
-# dynamo.trtllm.publisher imports it, for metrics that are not published here.
+# dynamo.trtllm.publisher imports it for metrics, which are not published here.
 sys.modules["prometheus_client"] = types.SimpleNamespace(CollectorRegistry=object)
 
 from dynamo.runtime import DistributedRuntime  # noqa: E402
@@ -22,7 +22,7 @@ from dynamo.trtllm.publisher import KvEventPublicationMode, get_publisher  # noq
 
 
 class Engine:
-    """As much of dynamo.trtllm's engine, and of the LLM in it, as has to do with events."""
+    """The part of dynamo.trtllm's engine, and of the LLM in it, that produces events."""
 
     def __init__(self, ranks):
         self.llm = self
@@ -38,7 +38,7 @@ class Engine:
 
 
 def follow(engine):
-    """Gives the engine the events of standard input, until it ends."""
+    """Passes the events of standard input to the engine until it ends."""
     numbers = [itertools.count() for _ in range(engine.ranks)]
     for line in sys.stdin:
         for event in json.loads(line):
@@ -59,7 +59,7 @@ async def main(ranks, block_size, where):
     async with get_publisher(endpoint, engine, worker, int(block_size), [], None, zmq_endpoint=zmq, publish_metrics=False,
                              kv_event_publication_mode=KvEventPublicationMode.POLLING) as publisher:
         if endpoint is not None:
-            serving = asyncio.ensure_future(endpoint.serve_endpoint(answer))  # noqa: F841: it lives as long as its name
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(answer))  # noqa: F841: the reference keeps it alive
         publisher.start()
         print("ready", worker, flush=True)
         await asyncio.to_thread(follow, engine)

@@ -14,15 +14,15 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// trtllm is the publisher of Dynamo's worker for TensorRT-LLM in a process of its own, and an engine whose events are
-// told.
+// trtllm is a process with the publisher of Dynamo's worker for TensorRT-LLM, and an engine whose events the test
+// sends.
 type trtllm struct {
 	*script
 	way       string // "zmq": the publisher's own socket; "plane": Dynamo's event plane
 	port      int
 	discovery string // folder
 	worker    uint64 // Dynamo's id
-	marks     int    // blocks that were published for nothing but to be seen
+	marks     int    // blocks that serve only to see that events were applied
 }
 
 func newTRTLLM(t *testing.T, way string, ranks int) *trtllm {
@@ -49,12 +49,12 @@ func newTRTLLM(t *testing.T, way string, ranks int) *trtllm {
 	id, ready := strings.CutPrefix(p.said(), "ready ")
 	var err error
 	if p.worker, err = strconv.ParseUint(id, 10, 64); err != nil || !ready {
-		t.Fatalf("the publisher said %q", p.out.Text())
+		t.Fatalf("the publisher printed %q", p.out.Text())
 	}
 	return p
 }
 
-// endpoint is the worker as the pool knows it, named a.
+// endpoint returns the worker's entry in the pool, named a.
 func (p *trtllm) endpoint(ranks int) pool.Endpoint {
 	p.t.Helper()
 	e := pool.Endpoint{
@@ -83,7 +83,7 @@ func (p *trtllm) endpoint(ranks int) pool.Endpoint {
 	return dynamo.Join([]pool.Entry{{Endpoint: e}}, *latest.Load())[0]
 }
 
-// tells has the engine tell of this.
+// tells makes the engine emit events.
 func (p *trtllm) tells(events ...event) {
 	p.t.Helper()
 	line, err := json.Marshal(events)
@@ -95,15 +95,15 @@ func (p *trtllm) tells(events ...event) {
 	}
 }
 
-// globalWindow is that of the layers that see everything.
+// globalWindow is the window size of layers with full attention.
 const globalWindow = 4096
 
-// of makes an event of TensorRT-LLM, as the global window's of rank 0.
+// of returns an event of TensorRT-LLM, with the global window and rank 0.
 func of(data event) event {
 	return event{"data": data, "window_size": globalWindow, "attention_dp_rank": 0}
 }
 
-// with is the event with another value for a key.
+// with returns the event with another value for a key.
 func (e event) with(key string, value any) event {
 	e[key] = value
 	return e
@@ -113,7 +113,7 @@ func createdFor(window int) event {
 	return of(event{"type": "created", "num_blocks_per_cache_level": []int{1000, 0}}).with("window_size", window)
 }
 
-// storedBehind tells of blocks that follow each other; parent nil is none.
+// storedBehind returns a store of consecutive blocks; parent nil means none.
 func storedBehind(parent any, blocks ...event) event {
 	return of(event{"type": "stored", "parent_hash": parent, "blocks": blocks})
 }
@@ -122,7 +122,7 @@ func removedBlocks(hashes ...uint64) event {
 	return of(event{"type": "removed", "block_hashes": hashes})
 }
 
-// blockOf is a block of storedBehind.
+// blockOf returns a block for storedBehind.
 func blockOf(hash uint64, ids []kvblock.Token) event {
 	var list []event
 	for _, id := range ids {
@@ -138,14 +138,14 @@ func blockOf(hash uint64, ids []kvblock.Token) event {
 	}
 }
 
-// adapted is the store as one of an adapter's blocks.
+// adapted returns the store with an adapter for its blocks.
 func (e event) adapted(name string) event {
 	e["data"].(event)["lora_name"] = name
 	return e
 }
 
-// heard has blocks stored until one of them is seen, and then removes them all.
-func (p *trtllm) heard(h *house, rank int) {
+// heard stores blocks until the index has one of them, and then removes them all.
+func (p *trtllm) heard(h *fixture, rank int) {
 	p.t.Helper()
 	var hashes []uint64
 	eventually(p.t, "a store of the engine's", func() bool {
@@ -159,8 +159,8 @@ func (p *trtllm) heard(h *house, rank int) {
 	p.seen(h, rank)
 }
 
-// seen waits until what the engine told so far has arrived. The block by which it shows is removed again.
-func (p *trtllm) seen(h *house, rank int) {
+// seen waits until all events so far were applied. It removes the block that shows that.
+func (p *trtllm) seen(h *fixture, rank int) {
 	p.t.Helper()
 	p.marks++
 	hash, ids := uint64(1_000_000+p.marks), tokens(1_000_000+4*p.marks, 4)
@@ -174,16 +174,16 @@ func (p *trtllm) seen(h *house, rank int) {
 	eventually(p.t, "its removal", func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 0 })
 }
 
-// TestTRTLLM: the publisher of Dynamo's 1.6.1 worker for TensorRT-LLM, which makes of the engine's own events those
-// that workers of vLLM send, or those of Dynamo's event plane. What the index then holds is what the engine does.
+// TestTRTLLM runs the publisher of Dynamo's 1.6.1 worker for TensorRT-LLM, which converts the engine's own events to
+// those of vLLM's workers or of Dynamo's event plane. The index then equals the engine's cache.
 func TestTRTLLM(t *testing.T) {
 	for _, way := range []string{"zmq", "plane"} {
 		t.Run(way, func(t *testing.T) {
 			const ranks = 2
-			h, p := newHouse(t), newTRTLLM(t, way, ranks)
+			h, p := newFixture(t), newTRTLLM(t, way, ranks)
 			heard := ranks
 			if way == "zmq" {
-				heard = 1 // all ranks share the publisher's socket, and one of them is believed
+				heard = 1 // all ranks share the publisher's socket, and kvepp applies one of them
 			}
 			p.tells(
 				createdFor(64),
@@ -204,7 +204,7 @@ func TestTRTLLM(t *testing.T) {
 			}
 			prompt := tokens(0, 12)
 
-			// Names are 64 bits without a sign, the last block is not full, and when it is, it has another name.
+			// Hashes are unsigned 64-bit numbers. The last block is not full; when it is full, it has another hash.
 			const first, second, third, partial = 1<<63 + 5, 7, 1<<64 - 1, 9
 			p.tells(
 				storedBehind(
@@ -220,7 +220,7 @@ func TestTRTLLM(t *testing.T) {
 			p.seen(h, 0)
 			holds("and a third", 3, prompt, plain)
 
-			// Layers with a window tell of their blocks by the same names.
+			// Layers with a sliding window announce their blocks with the same hashes.
 			p.tells(
 				storedBehind(nil, blockOf(50, tokens(500, 4))).with("window_size", 64),
 				removedBlocks(second).with("window_size", 64),
@@ -273,7 +273,7 @@ func TestTRTLLM(t *testing.T) {
 			holds("those of neither", 3, prompt, plain)
 			holds("one of two tenants at once", 0, tokens(600, 4), salted)
 
-			// An image after a block of text: as far as the text.
+			// An image after a block of text: the blocks before the image match.
 			image := event{"type": "mm_key", "hash": strings.Repeat("ab", 32), "start_offset": 0}
 			p.tells(
 				storedBehind(
@@ -288,31 +288,31 @@ func TestTRTLLM(t *testing.T) {
 
 			want := 3 + 1 + 3 + 2 + 1
 			if way == "plane" {
-				want += 2 // hashed with the image by Dynamo, and so found by nobody
+				want += 2 // Dynamo hashes them with the image, so no request matches them
 			}
 			if got := h.index.Stats().Entries; got != want {
-				t.Errorf("the index holds %d blocks, want %d", got, want)
+				t.Errorf("the index has %d blocks, want %d", got, want)
 			}
 
-			// The other rank's.
+			// Events of the other rank.
 			other := storedBehind(nil, blockOf(first, tokens(900, 4))).with("attention_dp_rank", 1)
 			if way == "zmq" {
 				p.tells(other)
 				p.seen(h, 0)
 				if h.happened("batch", "other_rank") == 0 {
-					t.Error("a batch of another rank was not told apart")
+					t.Error("a batch of another rank was not counted")
 				}
 			} else {
 				p.tells(other)
 				p.seen(h, 1)
 				if got := h.matchOf("a", 1, tokens(900, 4), plain); got != 1 {
-					t.Errorf("rank 1 holds %d blocks, want 1", got)
+					t.Errorf("rank 1 has %d blocks, want 1", got)
 				}
 			}
 			holds("the other rank's", 0, tokens(900, 4), plain)
 			holds("in the end", 3, prompt, plain)
 			if n := h.count("gap") + h.count("restart") + h.happened("batch", "malformed"); n > ranks {
-				t.Errorf("%d losses, at most the first message of each rank may show one", n)
+				t.Errorf("%d losses; only the first message of each rank may show one", n)
 			}
 		})
 	}

@@ -23,7 +23,7 @@ const vllmBlocks = 72
 
 const vllmBlock = stack.VLLMBlockSize
 
-// ask sends a request and returns how many tokens its prompt has and how many of them vLLM says were cached.
+// ask sends a request. It returns the prompt's tokens and how many of them vLLM reports as cached.
 func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt, cached int, answer string) {
 	t.Helper()
 	text, err := json.Marshal(body)
@@ -54,8 +54,8 @@ func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt,
 	return r.Usage.PromptTokens, r.Usage.Details.Cached, r.Choices[0].Message.Content
 }
 
-// TestVLLM: conversations with a whole vLLM whose cache is too small for them. What the index says before each request
-// is what vLLM reports after it.
+// TestVLLM holds conversations with a whole vLLM whose cache is too small for them. Before each request, the index
+// predicts exactly the cached tokens that vLLM reports after it.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
 	model, err := tokenizer.Load(folder, tokenizer.Options{})
@@ -75,7 +75,7 @@ func TestVLLM(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(v.Close)
-	h := newHouse(t)
+	h := newFixture(t)
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := strings.Fields(
 		"the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone " +
@@ -88,7 +88,7 @@ func TestVLLM(t *testing.T) {
 		}
 		return b.String()
 	}
-	// predicted is how many tokens of a request the index says are cached, of which vLLM always computes the last.
+	// predicted returns how many tokens of a request the index has as cached. vLLM always computes the last token.
 	predicted := func(body map[string]any) (cached, all int) {
 		t.Helper()
 		raw, err := json.Marshal(body)
@@ -129,7 +129,7 @@ func TestVLLM(t *testing.T) {
 	h.pool.Update([]pool.Endpoint{{Name: "vllm", Address: v.Address, KVEvents: v.KVEvents, KVReplay: v.KVReplay}})
 	eventually(
 		t,
-		"what vLLM computed before anybody listened",
+		"the blocks that vLLM computed before kvepp subscribed",
 		func() bool { cached, all := predicted(early); return cached == (all-1)/vllmBlock*vllmBlock },
 	)
 
@@ -145,7 +145,7 @@ func TestVLLM(t *testing.T) {
 			prompt, cached, answer := ask(t, v, "/v1/chat/completions", body)
 			if prompt != all || cached != want {
 				t.Fatalf(
-					"request %d of %q: vLLM reports %d of %d tokens cached, the index said %d of %d",
+					"request %d of %q: vLLM reports %d of %d tokens cached, the index predicted %d of %d",
 					requests,
 					name,
 					cached,
@@ -177,7 +177,7 @@ func TestVLLM(t *testing.T) {
 		}
 	}
 	if held := h.index.Stats().Entries; held > vllmBlocks {
-		t.Errorf("the index holds %d blocks, vLLM has %d", held, vllmBlocks)
+		t.Errorf("the index has %d blocks, vLLM %d", held, vllmBlocks)
 	}
 	if hits == 0 || evicted == 0 {
 		t.Errorf("%d cached tokens, %d evictions, want some of both", hits, evicted)

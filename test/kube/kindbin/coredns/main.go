@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with the plugins that kubeadm's configuration names and no others: the rest brings the
-// libraries of several clouds.
+// Command coredns is CoreDNS with only the plugins of kubeadm's configuration: the others need the libraries of several
+// clouds.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	// The order in which plugins see a query. Source: CoreDNS 1.12.1, plugin.cfg.
+	// The order in which plugins process a query. Source: CoreDNS 1.12.1, plugin.cfg.
 	dnsserver.Directives = []string{
 		"reload",
 		"ready",

@@ -1,4 +1,4 @@
-// Command pause is the process of a Pod's sandbox: it holds the Pod's namespaces until it is told to end.
+// Command pause is the process of a Pod's sandbox: it holds the Pod's namespaces until it gets a signal.
 package main
 
 import (
