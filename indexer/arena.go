@@ -31,22 +31,22 @@ const (
 type arena struct {
 	dir      atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
 	maxPages uint32                                 // addresses have room for 2^(32-pageBits)
-	names    bool                                   // whether pages of runs say what blocks were stored as
+	hasNames    bool                                   // whether pages of runs say what blocks were stored as
 	_        memoryLine
 
 	info  []pageInfo                // by page number
 	open  [2][maxClass + 1][]uint32 // pages with room, by sort and class
-	freed []uint32                  // free page numbers
-	inUse int                       // words of all records in use
-	paged int                       // words of all pages
+	freePages []uint32                  // free page numbers
+	usedWords int                       // words of all records in use
+	totalWords int                       // words of all pages
 }
 
 // sort tells what a record is.
-type sort uint8
+type recordKind uint8
 
 const (
-	sortRun sort = iota
-	sortHolders
+	kindRun recordKind = iota
+	kindHolders
 )
 
 // page is immutable but for its words.
@@ -56,14 +56,14 @@ type page struct {
 	stored []kvblock.StoredBlock
 	last   int // word of a record
 	class  uint8
-	sort   sort
+	kind   recordKind
 }
 
 // pageInfo is what only writers need to know of a page.
 type pageInfo struct {
 	used   uint32 // records in use
-	fresh  uint32 // the word from which on no record was ever used
-	free   uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
+	highWater  uint32 // the word from which on no record was ever used
+	freeHead   uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
 	openAt int32  // place in open, -1 if the page is full
 }
 
@@ -88,9 +88,9 @@ func (a *arena) record(r ref) []uint64 {
 
 // around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is
 // less than 0 if r lies in the header.
-func (a *arena) around(r ref) (words []uint64, i int) {
+func (a *arena) runAround(r ref) (words []uint64, i int) {
 	p := a.page(r)
-	if p == nil || p.sort != sortRun {
+	if p == nil || p.kind != kindRun {
 		return nil, 0
 	}
 	at := int(r) & (pageWords - 1)
@@ -99,10 +99,10 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 
 // spot sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in
 // the header.
-func (a *arena) spot(r ref, s *spot) {
+func (a *arena) locate(r ref, s *position) {
 	p := a.page(r)
-	if p == nil || p.sort != sortRun {
-		*s = spot{}
+	if p == nil || p.kind != kindRun {
+		*s = position{}
 		return
 	}
 	at := int(r) & (pageWords - 1)
@@ -114,10 +114,10 @@ func (a *arena) spot(r ref, s *spot) {
 }
 
 // size returns the words that a record takes.
-func (a *arena) size(s sort, class uint8) int {
+func (a *arena) size(s recordKind, class uint8) int {
 	words := 1 << class
-	if s == sortRun {
-		words += b2i(a.names) * 2 << class
+	if s == kindRun {
+		words += b2i(a.hasNames) * 2 << class
 	}
 	return words
 }
@@ -150,10 +150,10 @@ func (a *arena) nameAt(r ref) kvblock.EngineHash {
 func (a *arena) eachRun(f func(run) bool) {
 	for n := range a.info {
 		p := a.page(ref(n << pageBits))
-		if p == nil || p.sort != sortRun {
+		if p == nil || p.kind != kindRun {
 			continue
 		}
-		for at := 0; at < int(a.info[n].fresh); at += 1 << p.class {
+		for at := 0; at < int(a.info[n].highWater); at += 1 << p.class {
 			if length(p.words[at]) > 0 && !f(ref(n<<pageBits|at)) {
 				return
 			}
@@ -164,14 +164,14 @@ func (a *arena) eachRun(f func(run) bool) {
 // load reads the word at r if r lies in a run.
 func (a *arena) load(r ref) (uint64, bool) {
 	p := a.page(r)
-	if p == nil || p.sort != sortRun {
+	if p == nil || p.kind != kindRun {
 		return 0, false
 	}
 	return atomic.LoadUint64(&p.words[r&(pageWords-1)]), true
 }
 
 // alloc returns a record of 2^class words with anything in them. It reports failure when addresses run out.
-func (a *arena) alloc(s sort, class uint8) (ref, bool) {
+func (a *arena) alloc(s recordKind, class uint8) (ref, bool) {
 	open := &a.open[s][class]
 	if len(*open) == 0 && !a.addPage(s, class) {
 		return 0, false
@@ -179,25 +179,25 @@ func (a *arena) alloc(s sort, class uint8) (ref, bool) {
 	n := (*open)[len(*open)-1]
 	in := &a.info[n]
 	p := a.page(ref(n << pageBits))
-	at := in.fresh
-	if in.free != 0 {
-		at = in.free - 1
-		in.free = uint32(atomic.LoadUint64(&p.words[at+1]))
+	at := in.highWater
+	if in.freeHead != 0 {
+		at = in.freeHead - 1
+		in.freeHead = uint32(atomic.LoadUint64(&p.words[at+1]))
 	} else {
-		in.fresh += 1 << class
+		in.highWater += 1 << class
 	}
 	in.used++
-	a.inUse += a.size(s, class)
-	if in.free == 0 && int(in.fresh) >= len(p.words) {
+	a.usedWords += a.size(s, class)
+	if in.freeHead == 0 && int(in.highWater) >= len(p.words) {
 		a.close(s, class, n)
 	}
 	return ref(n<<pageBits | at), true
 }
 
-func (a *arena) addPage(s sort, class uint8) bool {
+func (a *arena) addPage(s recordKind, class uint8) bool {
 	var n uint32
-	if last := len(a.freed) - 1; last >= 0 { // emptied pages first
-		n, a.freed = a.freed[last], a.freed[:last]
+	if last := len(a.freePages) - 1; last >= 0 { // emptied pages first
+		n, a.freePages = a.freePages[last], a.freePages[:last]
 	} else {
 		n = uint32(len(a.info))
 		if n == a.maxPages {
@@ -214,8 +214,8 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	}
 	a.info[n] = pageInfo{openAt: int32(len(a.open[s][class]))}
 	a.open[s][class] = append(a.open[s][class], n)
-	p := &page{words: make([]uint64, max(pageWords, 1<<class)), last: 1<<class - 1, class: class, sort: s}
-	if s == sortRun && a.names {
+	p := &page{words: make([]uint64, max(pageWords, 1<<class)), last: 1<<class - 1, class: class, kind: s}
+	if s == kindRun && a.hasNames {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
 	hugepage.Populate(unsafe.Pointer(&p.words[0]), 8*len(p.words))
@@ -223,12 +223,12 @@ func (a *arena) addPage(s sort, class uint8) bool {
 		hugepage.Populate(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
 	}
 	(*a.dir.Load())[n].Store(p)
-	a.paged += len(p.words) + 2*len(p.stored)
+	a.totalWords += len(p.words) + 2*len(p.stored)
 	return true
 }
 
 // close takes page n off its list of pages with room.
-func (a *arena) close(s sort, class uint8, n uint32) {
+func (a *arena) close(s recordKind, class uint8, n uint32) {
 	open := a.open[s][class]
 	at, last := a.info[n].openAt, len(open)-1
 	open[at] = open[last]
@@ -242,29 +242,29 @@ func (a *arena) close(s sort, class uint8, n uint32) {
 func (a *arena) release(r ref) {
 	p, n, at := a.page(r), uint32(r)>>pageBits, uint32(r)&(pageWords-1)
 	in := &a.info[n]
-	put(&p.words[at+1], uint64(in.free))
-	in.free = at + 1
+	publishWord(&p.words[at+1], uint64(in.freeHead))
+	in.freeHead = at + 1
 	in.used--
-	a.inUse -= a.size(p.sort, p.class)
+	a.usedWords -= a.size(p.kind, p.class)
 	if in.openAt < 0 {
-		in.openAt = int32(len(a.open[p.sort][p.class]))
-		a.open[p.sort][p.class] = append(a.open[p.sort][p.class], n)
+		in.openAt = int32(len(a.open[p.kind][p.class]))
+		a.open[p.kind][p.class] = append(a.open[p.kind][p.class], n)
 	}
 	// the last one stays, lest one record more or less moves a page
-	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 {
-		a.close(p.sort, p.class, n)
+	if in.used == 0 && len(a.open[p.kind][p.class]) > 1 {
+		a.close(p.kind, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
-		a.paged -= len(p.words) + 2*len(p.stored)
-		a.freed = append(a.freed, n)
+		a.totalWords -= len(p.words) + 2*len(p.stored)
+		a.freePages = append(a.freePages, n)
 	}
 }
 
 // used returns the bytes of the records in use, bytes those of all pages. A page goes when its last record does, so
 // that bytes may stay above used.
-func (a *arena) used() int { return 8 * a.inUse }
+func (a *arena) used() int { return 8 * a.usedWords }
 
 func (a *arena) bytes() int {
-	return 8 * (a.paged + len(*a.dir.Load()))
+	return 8 * (a.totalWords + len(*a.dir.Load()))
 }
 
 // classFor returns the smallest class of at least words words.

@@ -23,9 +23,9 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 	if wk == nil {
 		return 0
 	}
-	var all [tiers][]dumped
+	var all [tiers][]dumpBlock
 	for i := range wk.held {
-		all[i] = x.tiers[i].describe(w, &wk.held[i])
+		all[i] = x.tiers[i].listHeld(w, &wk.held[i])
 	}
 	wk.mu.Unlock()
 
@@ -37,7 +37,7 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 		}
 	}
 	for i := range all {
-		more, omits := dump(all[i], kvblock.Tier(i), &names, yield)
+		more, omits := dumpTier(all[i], kvblock.Tier(i), &names, yield)
 		omitted += omits
 		if !more {
 			break
@@ -47,8 +47,8 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 }
 
 // dumped is one block of a dump: a node in the tree of its tier's blocks, linked by place in a slice.
-type dumped struct {
-	name
+type dumpBlock struct {
+	alias
 	local          kvblock.LocalHash
 	parent         kvblock.SequenceHash
 	hasParent      bool
@@ -56,8 +56,8 @@ type dumped struct {
 }
 
 // dump yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
-func dump(
-	blocks []dumped,
+func dumpTier(
+	blocks []dumpBlock,
 	tier kvblock.Tier,
 	names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash,
 	yield func(kvblock.Stored) bool,
@@ -120,22 +120,22 @@ func dump(
 }
 
 // describe lists what w holds, each block once for each of its names.
-func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
-	blocks := make([]dumped, 0, h.n)
-	aliased := map[kvblock.SequenceHash]dumped{}
+func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
+	blocks := make([]dumpBlock, 0, h.names)
+	aliased := map[kvblock.SequenceHash]dumpBlock{}
 	t.eachHeld(w, h, func(r run, mask uint64, _ int) {
 		words, stored := t.arena.record(r), t.arena.storedOf(r)
 		for ; mask != 0; mask &= mask - 1 {
 			i := bits.TrailingZeros64(mask)
 			at := runHeader + i
-			b := dumped{local: stored[at].Local, child: -1, sibling: -1}
-			b.name = name{stored[at].Engine, kvblock.SequenceHash(words[at])}
+			b := dumpBlock{local: stored[at].Local, child: -1, sibling: -1}
+			b.alias = alias{stored[at].Engine, kvblock.SequenceHash(words[at])}
 			if i > 0 {
 				b.parent, b.hasParent = kvblock.SequenceHash(words[at-1]), true
 			} else {
 				b.parent, b.hasParent = kvblock.SequenceHash(stored[0].Engine), stored[1].Engine != 0
 			}
-			if h.aliased.has(kvblock.EngineHash(b.block)) {
+			if h.aliasCounts.has(kvblock.EngineHash(b.block)) {
 				aliased[b.block] = b
 			}
 			if h.byOwnName(b.block) {
@@ -143,9 +143,9 @@ func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
 			}
 		}
 	})
-	h.private.each(func(n name) {
+	h.aliases.each(func(n alias) {
 		b := aliased[n.block]
-		b.name = n
+		b.alias = n
 		blocks = append(blocks, b)
 	})
 	return blocks

@@ -12,7 +12,7 @@ import (
 // A dump loaded into another index makes that answer as the first, in every tier, and take the same events.
 func TestDumpAndLoad(t *testing.T) {
 	for seed := range uint64(4) {
-		p := newPlay(t, 5, 0, 9, randomScript(seed, 30_000))
+		p := newDriver(t, 5, 0, 9, randomScript(seed, 30_000))
 		p.plain = true // a dump cannot tell two blocks of one name apart
 		p.run(false)
 		other, err := New(Config{})
@@ -25,14 +25,14 @@ func TestDumpAndLoad(t *testing.T) {
 					if len(e.Blocks) == 0 || len(e.Blocks) > maxDumpBlocks {
 						t.Fatalf("a store of %d blocks", len(e.Blocks))
 					}
-					if err := other.Load(w, e); err != nil && !errors.Is(err, ErrKeptAside) {
+					if err := other.Load(w, e); err != nil && !errors.Is(err, ErrOrphaned) {
 						t.Fatal(err)
 					}
 					return true
 				})
 				got := other.WorkerEntries(w)
 				if got > 0 {
-					got += len(other.workersOf(w).aside.blocks) // behind one that was left out, in another tier
+					got += len(other.workersOf(w).orphans.byName) // behind one that was left out, in another tier
 				}
 				if want := p.x.WorkerEntries(w) - omitted; got != want || other.Stats().Duplicates != 0 {
 					t.Fatalf("worker %d: %d entries loaded, want %d; %+v", w, got, want, other.Stats())

@@ -33,10 +33,10 @@ func (x *Index) evictIfFull() {
 		}
 		x.atBound.Store(true)
 		wk.mu.Lock()
-		if !wk.gone {
+		if !wk.forgotten {
 			x.evict(w, wk)
 		}
-		x.settle(wk)
+		x.unlockWorker(wk)
 	}
 }
 
@@ -52,7 +52,7 @@ func (x *Index) full() bool {
 	}
 	spare := int64(0)
 	for i := range x.tiers {
-		spare += x.tiers[i].spare.Load()
+		spare += x.tiers[i].spareBytes.Load()
 	}
 	return used+spare > x.maxBytes+x.maxBytes/4+slack
 }
@@ -86,8 +86,8 @@ func (x *Index) largest() (kvblock.Worker, *worker) {
 // evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside. Other writers of a tier wait
 // while its runs are looked through.
 func (x *Index) evict(w kvblock.Worker, wk *worker) {
-	waiting := uint64(wk.aside.stores)
-	wk.aside = aside{}
+	waiting := uint64(wk.orphans.count)
+	wk.orphans = orphans{}
 	x.parentNotFound.Add(waiting)
 
 	var depths []int // blocks, by how many come before them
@@ -116,7 +116,7 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	spared := -quota // of those at the threshold
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
-		before := h.n
+		before := h.names
 		t.eachHeld(w, h, func(r run, mask uint64, depth int) {
 			switch first := threshold - depth; { // the run's first block that may go
 			case first >= maxRun:
@@ -129,18 +129,18 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 				}
 			}
 			if mask != 0 {
-				t.forget(w, h, r, mask)
+				t.evictBlocks(w, h, r, mask)
 			}
 		})
-		t.purge(h)
-		x.evicted.Add(uint64(before - h.n))
+		t.purgeAliases(h)
+		x.evicted.Add(uint64(before - h.names))
 	}
 }
 
 // eachHeld calls f with every run of which w holds anything, which blocks these are, and how many come before the run.
 // f may change the run.
 func (t *tier) eachHeld(w kvblock.Worker, h *held, f func(r run, mask uint64, depth int)) {
-	if h.n == 0 {
+	if h.names == 0 {
 		return
 	}
 	t.mu.Lock()

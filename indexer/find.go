@@ -39,21 +39,21 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
 	for i := kvblock.TierHostPinned; int(i) < tiers; i++ {
-		if x.tiers[i].busy.Load() {
+		if x.tiers[i].nonEmpty.Load() {
 			x.tiers[i].extend(chain, scores, i)
 		}
 	}
 }
 
 // findMatches sets a, which says nothing yet, to what each worker holds in t.
-func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
-	if len(chain) == 0 || !t.firsts.may(chain[0], t.starts.seed) {
+func (t *tier) findMatches(chain []kvblock.SequenceHash, a *tierScores) {
+	if len(chain) == 0 || !t.rootFilter.mayContain(chain[0], t.starts.seed) {
 		return
 	}
 	// Of each run the prompt's last hash is looked at, and no processor foresees where that is.
 	prefetch.Lines(unsafe.Pointer(&chain[0]), min((len(chain)+7)/8, 64))
 	if !t.find(chain, a, maxRetries) {
-		clear(a.met)
+		clear(a.known)
 		t.mu.Lock()
 		t.find(chain, a, 1) // nothing moves now, so nothing needs another try
 		t.mu.Unlock()
@@ -62,7 +62,7 @@ func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
 
 // find walks the prompt run by run, keeping those who hold everything so far. It reports failure after that many tries
 // which a writer spoiled.
-func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
+func (t *tier) find(chain []kvblock.SequenceHash, a *tierScores, retries int) bool {
 	q := &a.query
 	q.all, q.many, q.n = true, false, 0
 	i := 0
@@ -78,9 +78,9 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 		var next []uint64
 		k, rest := 0, chain[i:]
 		if n := length(version); version>>32&1 == 0 && runHeader+n <= len(words) {
-			k = matching(words[runHeader:runHeader+min(n, len(rest))], rest)
+			k = matchingBlocks(words[runHeader:runHeader+min(n, len(rest))], rest)
 			if k == n && k < len(rest) {
-				next = t.beginning(follower(who), rest[k])
+				next = t.runStartingWith(follower(who), rest[k])
 			}
 			if next == nil && k < len(rest) {
 				next = t.starts.findRun(&t.arena, rest[k])
@@ -92,10 +92,10 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 		case who&manyHolders == 0:
 			lead := leading(atomic.LoadUint64(&words[2]), k)
 			if ok = atomic.LoadUint64(&words[0]) == version; ok {
-				more = a.meetOne(kvblock.Worker(who), lead, k, i)
+				more = a.intersectOne(kvblock.Worker(who), lead, k, i)
 			}
 		default:
-			ok, more = a.meetMany(record, k, i, &words[0], version)
+			ok, more = a.intersectMany(record, k, i, &words[0], version)
 		}
 		if !ok {
 			if retries--; retries == 0 {
@@ -115,11 +115,11 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 }
 
 // beginning returns run r if it is one that begins with the block seq, else nil.
-func (t *tier) beginning(r run, seq kvblock.SequenceHash) []uint64 {
+func (t *tier) runStartingWith(r run, seq kvblock.SequenceHash) []uint64 {
 	if r == 0 {
 		return nil
 	}
-	words, i := t.arena.around(r + runHeader)
+	words, i := t.arena.runAround(r + runHeader)
 	if words == nil || i != 0 || atomic.LoadUint64(&words[runHeader]) != uint64(seq) ||
 		length(atomic.LoadUint64(&words[0])) == 0 {
 		return nil
@@ -131,7 +131,7 @@ func (t *tier) beginning(r run, seq kvblock.SequenceHash) []uint64 {
 // holders' record this is, and records everybody who drops out there. It reports whether anybody is left. If the run's
 // version, which lies there, is not this one afterwards, a writer interfered: it is not ok then, and nothing has
 // changed but scratch memory.
-func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64) (ok, more bool) {
+func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, version uint64) (ok, more bool) {
 	q := &a.query
 	if len(record) == 0 {
 		return false, false
@@ -146,7 +146,7 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 		lead := 0
 		if j := int(q.one / 64); j < nbits && atomic.LoadUint64(&all[j])>>(q.one%64)&1 != 0 {
 			lead = k
-		} else if in, n := leadIn(groups, q.one); in {
+		} else if in, n := groupLead(groups, q.one); in {
 			lead = min(n, k)
 		} else {
 			for j := 0; j < len(list); j += 2 {
@@ -203,7 +203,7 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 			members &= q.drop[j]
 		}
 		if members != 0 {
-			whole := a.spread(j, members, q.part[j], (*[8]uint64)(groups[2:]), i, k)
+			whole := a.recordGroup(j, members, q.part[j], (*[8]uint64)(groups[2:]), i, k)
 			q.next[j] |= whole
 			q.part[j] |= members &^ whole
 		}
@@ -223,7 +223,7 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 			q.next[j] |= bit
 		} else if i+lead > 0 {
 			a.fit(j + 1)
-			a.put(w, i+lead, a.met[j]|q.part[j])
+			a.put(w, i+lead, a.known[j]|q.part[j])
 			q.part[j] |= bit
 		}
 	}
@@ -233,7 +233,7 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 	a.fit(len(q.next))
 	for _, j := range q.touched {
 		next, part := q.next[j], q.part[j]
-		a.met[j] |= part
+		a.known[j] |= part
 		if drop := q.drop[j] &^ (next | part); drop != 0 {
 			a.recordWord(int(j), drop, i)
 		}
@@ -258,7 +258,7 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 // matching returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a hash is
 // equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory as far as
 // these are equal, then at all.
-func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
+func matchingBlocks(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	n := len(hashes)
 	want = want[:n]
 	if n > 0 && atomic.LoadUint64(&hashes[n-1]) == uint64(want[n-1]) {
@@ -275,7 +275,7 @@ func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 }
 
 // leadIn returns whether w is in one of the groups, and how many blocks it holds then.
-func leadIn(groups []uint64, w kvblock.Worker) (in bool, lead int) {
+func groupLead(groups []uint64, w kvblock.Worker) (in bool, lead int) {
 	for ; len(groups) >= groupWords; groups = groups[groupWords:] {
 		if atomic.LoadUint64(&groups[0]) == uint64(w/64) {
 			if atomic.LoadUint64(&groups[1])>>(w%64)&1 == 0 {
@@ -316,7 +316,7 @@ func (q *query) fit(n int) {
 
 // meetOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the first
 // lead of k matching blocks. It reports whether w is left.
-func (a *answer) meetOne(w kvblock.Worker, lead, k, i int) bool {
+func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 	q := &a.query
 	switch {
 	case q.all:
@@ -346,7 +346,7 @@ func (a *answer) meetOne(w kvblock.Worker, lead, k, i int) bool {
 }
 
 // recordAll records n blocks for everybody left.
-func (a *answer) recordAll(n int) {
+func (a *tierScores) recordAll(n int) {
 	switch q := &a.query; {
 	case q.all:
 	case q.many:

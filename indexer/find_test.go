@@ -28,7 +28,7 @@ func TestLookupThatMeetsAChange(t *testing.T) {
 	tier.mu.Lock()
 	words := tier.arena.record(r)
 	n := length(words[0])
-	begin(words)
+	beginWrite(words)
 	found := make(chan OverlapScores)
 	go func() {
 		var scores OverlapScores
@@ -49,7 +49,7 @@ func TestLookupThatMeetsAChange(t *testing.T) {
 			t.Fatal("the lookup does not wait")
 		}
 	}
-	end(words, n)
+	endWrite(words, n)
 	tier.unlock()
 	scores := <-found
 	for w, want := range map[kvblock.Worker]int{0: 10, 1: 20, 2: 30} {

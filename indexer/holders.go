@@ -48,7 +48,7 @@ func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 	var h holders
 	h.open(t.arena.record(ref(words[1])))
 	all := ones(length(words[0]))
-	if h.all(w) {
+	if h.holdsAll(w) {
 		return all
 	}
 	if g := h.group(w); g.has(w) {
@@ -104,7 +104,8 @@ func holderCounts(word uint64) (nbits, ngroups, nlist, full int) {
 }
 
 func (h *holders) setCounts(full, nlist int) {
-	put(&h.words[0], uint64(len(h.bits))|uint64(len(h.groups)/groupWords)<<12|uint64(nlist)<<24|uint64(full)<<44)
+	publishWord(&h.words[0], uint64(len(h.bits))|uint64(len(h.groups)/groupWords)<<12|uint64(nlist)<<24|uint64(
+		full)<<44)
 }
 
 // count returns how many holders there are.
@@ -145,16 +146,16 @@ func (g group) lead(w kvblock.Worker) int { return int(uint8(g[2+w%64/8] >> (w %
 
 func (g group) setLead(w kvblock.Worker, lead int) {
 	word, shift := &g[2+w%64/8], w%8*8
-	put(word, *word&^(0xff<<shift)|uint64(lead)<<shift)
+	publishWord(word, *word&^(0xff<<shift)|uint64(lead)<<shift)
 }
 
 // begins reports whether a mask is of blocks from the run's beginning on, without a gap.
-func begins(mask uint64) bool { return mask != 0 && mask&(mask+1) == 0 }
+func isPrefix(mask uint64) bool { return mask != 0 && mask&(mask+1) == 0 }
 
 func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
 
 // all reports whether w is in the bitset.
-func (h *holders) all(w kvblock.Worker) bool { return h.fits(w) && h.bits[w/64]>>(w%64)&1 != 0 }
+func (h *holders) holdsAll(w kvblock.Worker) bool { return h.fits(w) && h.bits[w/64]>>(w%64)&1 != 0 }
 
 // find returns w's place in the list, -1 if it is not there.
 func (h *holders) find(w kvblock.Worker) int {
@@ -167,9 +168,9 @@ func (h *holders) find(w kvblock.Worker) int {
 }
 
 // beginners returns how many workers of w's group are in the list although they hold the run's beginning and no more.
-func (h *holders) beginners(w kvblock.Worker) (n int) {
+func (h *holders) prefixHolders(w kvblock.Worker) (n int) {
 	for i := 0; i < len(h.list); i += 2 {
-		n += b2i(h.list[i]/64 == uint64(w/64) && begins(h.list[i+1]))
+		n += b2i(h.list[i]/64 == uint64(w/64) && isPrefix(h.list[i+1]))
 	}
 	return n
 }
@@ -182,9 +183,9 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
 		was = words[2] & ones(n)
 		if mask := was&^less | more; mask != was {
-			begin(words)
-			put(&words[2], mask)
-			end(words, n)
+			beginWrite(words)
+			publishWord(&words[2], mask)
+			endWrite(words, n)
 		}
 		return was, true
 	}
@@ -199,7 +200,7 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	var h holders
 	h.open(t.arena.record(ref(words[1])))
 	g := h.group(w)
-	inBits, inGroup, at := h.all(w), g.has(w), -1
+	inBits, inGroup, at := h.holdsAll(w), g.has(w), -1
 	switch {
 	case inBits:
 		was = ones(n)
@@ -215,41 +216,41 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 		return was, true
 	}
 	toBits := mask == ones(n) && h.fits(w)
-	toGroup := !toBits && g != nil && begins(mask)
+	toGroup := !toBits && g != nil && isPrefix(mask)
 	toList := mask != 0 && !toBits && !toGroup
 	full, nlist := h.full, len(h.list)/2
 	// no room, or another group
-	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || begins(mask) && h.beginners(w)+1 >= minGroup) {
+	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || isPrefix(mask) && h.prefixHolders(w)+1 >= minGroup) {
 		t.collect(r, 0, n, w)
 		t.list = append(t.list, holder{w, mask})
 		return was, t.setHolders(r, n)
 	}
-	begin(words)
+	beginWrite(words)
 	if inBits != toBits {
-		put(&h.bits[w/64], h.bits[w/64]^1<<(w%64))
+		publishWord(&h.bits[w/64], h.bits[w/64]^1<<(w%64))
 		full += 1 - 2*b2i(inBits)
 	}
 	if toGroup {
 		g.setLead(w, bits.TrailingZeros64(^mask))
 	}
 	if inGroup != toGroup {
-		put(&g[1], g[1]^1<<(w%64))
+		publishWord(&g[1], g[1]^1<<(w%64))
 	}
 	list := h.list[:cap(h.list)]
 	switch {
 	case toList && at >= 0:
-		put(&list[2*at+1], mask)
+		publishWord(&list[2*at+1], mask)
 	case toList:
-		put(&list[2*nlist], uint64(w))
-		put(&list[2*nlist+1], mask)
+		publishWord(&list[2*nlist], uint64(w))
+		publishWord(&list[2*nlist+1], mask)
 		nlist++
 	case at >= 0: // the last one takes its place
 		nlist--
-		put(&list[2*at], list[2*nlist])
-		put(&list[2*at+1], list[2*nlist+1])
+		publishWord(&list[2*at], list[2*nlist])
+		publishWord(&list[2*at+1], list[2*nlist+1])
 	}
 	h.setCounts(full, nlist)
-	end(words, n)
+	endWrite(words, n)
 	if h.full, h.list = full, list[:2*nlist]; mask == 0 && h.count() == 1 {
 		t.collect(r, 0, n, noWorker)
 		return was, t.setHolders(r, n)
@@ -259,7 +260,7 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 
 // growsFor reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who then
 // holds its beginning, has a group or room in the list, where they are too few for a group.
-func (h *holders) growsFor(w kvblock.Worker) bool {
+func (h *holders) canLengthen(w kvblock.Worker) bool {
 	others := 0 // for the list
 	for j, word := range h.bits {
 		first := kvblock.Worker(64 * j)
@@ -270,11 +271,11 @@ func (h *holders) growsFor(w kvblock.Worker) bool {
 			continue
 		}
 		n := bits.OnesCount64(word)
-		if others += n; h.beginners(first)+n >= minGroup {
+		if others += n; h.prefixHolders(first)+n >= minGroup {
 			return false
 		}
 	}
-	return 2*others <= cap(h.list)-len(h.list) && (h.all(w) || h.group(w).has(w))
+	return 2*others <= cap(h.list)-len(h.list) && (h.holdsAll(w) || h.group(w).has(w))
 }
 
 // lengthen makes w, who holds all n blocks of the run, hold k more behind them. The run is in the state of begin.
@@ -298,24 +299,24 @@ func (h *holders) lengthen(w kvblock.Worker, n, k int) {
 			}
 			at := len(h.list)
 			h.list = h.list[:at+2]
-			put(&h.list[at], uint64(other))
-			put(&h.list[at+1], ones(n))
+			publishWord(&h.list[at], uint64(other))
+			publishWord(&h.list[at+1], ones(n))
 		}
 		if g != nil {
-			put(&g[1], g[1]|others)
+			publishWord(&g[1], g[1]|others)
 		}
-		put(&h.bits[j], word&^others)
+		publishWord(&h.bits[j], word&^others)
 		h.full -= bits.OnesCount64(others)
 	}
 	if g := h.group(w); g.has(w) {
 		if g.setLead(w, n+k); h.fits(w) {
-			put(&g[1], g[1]&^own)
-			put(&h.bits[w/64], h.bits[w/64]|own)
+			publishWord(&g[1], g[1]&^own)
+			publishWord(&h.bits[w/64], h.bits[w/64]|own)
 			h.full++
 		}
 	}
 	for i := 1; i < len(h.list); i += 2 {
-		put(&h.list[i], h.list[i]&ones(n))
+		publishWord(&h.list[i], h.list[i]&ones(n))
 	}
 	h.setCounts(h.full, len(h.list)/2)
 }
@@ -366,10 +367,10 @@ func (t *tier) setHolders(r run, n int) bool {
 	}
 	words := t.arena.record(r)
 	old := words[1]
-	begin(words)
-	put(&words[1], who|old&followerBits)
-	put(&words[2], mask)
-	end(words, n)
+	beginWrite(words)
+	publishWord(&words[1], who|old&followerBits)
+	publishWord(&words[2], mask)
+	endWrite(words, n)
 	if old&manyHolders != 0 {
 		t.arena.release(ref(old))
 	}
@@ -407,58 +408,58 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 			continue
 		}
 		nlist++
-		if begins(e.mask) {
-			of := &t.grouped[e.worker/64]
-			if of.beginners++; of.beginners == minGroup {
+		if isPrefix(e.mask) {
+			of := &t.groupScratch[e.worker/64]
+			if of.members++; of.members == minGroup {
 				ngroups++
 				nlist -= minGroup
-			} else if of.beginners > minGroup {
+			} else if of.members > minGroup {
 				nlist--
 			}
 		}
 	}
-	at, ok := t.arena.alloc(sortHolders, classFor(1+nbits+groupWords*ngroups+2*nlist+2)) // with room for one more
+	at, ok := t.arena.alloc(kindHolders, classFor(1+nbits+groupWords*ngroups+2*nlist+2)) // with room for one more
 	if ok {
 		words := t.arena.record(at)
-		put(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
+		publishWord(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
 		var h holders
 		h.open(words)
 		t.fillHolders(&h, n)
 	}
 	for _, e := range t.list {
-		t.grouped[e.worker/64] = grouped{}
+		t.groupScratch[e.worker/64] = groupCount{}
 	}
 	return at, ok
 }
 
 // grouped is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there its
 // place among the words of groups, plus 1.
-type grouped struct{ beginners, at uint16 }
+type groupCount struct{ members, at uint16 }
 
 // fillHolders puts those in t.list, who hold a run of n blocks, into a record that has the room for it.
 func (t *tier) fillHolders(h *holders, n int) {
 	for i := range h.bits {
-		put(&h.bits[i], 0)
+		publishWord(&h.bits[i], 0)
 	}
 	groups, list := 0, h.list
 	for _, e := range t.list {
-		of := &t.grouped[e.worker/64]
+		of := &t.groupScratch[e.worker/64]
 		switch {
 		case h.full > 0 && e.mask == ones(n):
-			put(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
-		case begins(e.mask) && of.beginners >= minGroup:
+			publishWord(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
+		case isPrefix(e.mask) && of.members >= minGroup:
 			if of.at == 0 {
 				of.at = uint16(groups + 1)
-				put(&h.groups[groups], uint64(e.worker/64))
-				put(&h.groups[groups+1], 0)
+				publishWord(&h.groups[groups], uint64(e.worker/64))
+				publishWord(&h.groups[groups+1], 0)
 				groups += groupWords
 			}
 			g := group(h.groups[of.at-1:])
-			put(&g[1], g[1]|1<<(e.worker%64))
+			publishWord(&g[1], g[1]|1<<(e.worker%64))
 			g.setLead(e.worker, bits.TrailingZeros64(^e.mask))
 		default:
-			put(&list[0], uint64(e.worker))
-			put(&list[1], e.mask)
+			publishWord(&list[0], uint64(e.worker))
+			publishWord(&list[1], e.mask)
 			list = list[2:]
 		}
 	}

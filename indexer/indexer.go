@@ -33,7 +33,7 @@ const tiers = int(kvblock.TierExternal) + 1
 var (
 	// ErrKeptAside: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue;
 	// they wait for it.
-	ErrKeptAside = errors.New("indexer: parent block not found; kept aside until it comes")
+	ErrOrphaned = errors.New("indexer: parent block not found; kept aside until it comes")
 	// ErrParentNotFound is the same where the blocks are more than may wait. Nothing was stored.
 	ErrParentNotFound = errors.New("indexer: parent block not found")
 	// ErrFull: no address is left for another block; the blocks before it were taken, the others were not.
@@ -64,11 +64,11 @@ type Stats struct {
 	Used    int // bytes of records and tables in use: what MaxBytes bounds
 	Bytes   int // bytes of all pages and tables, whether full or not
 
-	Aside     int // blocks that wait for their parents
-	Predicted int // (worker, block) pairs held by prediction
-	MaxBytes  int // Config's, or the default
+	OrphanBlocks int // blocks that wait for their parents
+	Predicted    int // (worker, block) pairs held by prediction
+	MaxBytes     int // Config's, or the default
 
-	KeptAside      uint64 // stores kept aside for want of their parent
+	Orphaned       uint64 // stores kept aside for want of their parent
 	Joined         uint64 // stores kept aside whose parent came
 	ParentNotFound uint64 // stores skipped or given up for want of their parent
 	Duplicates     uint64 // blocks stored again while held
@@ -85,9 +85,9 @@ type Stats struct {
 // with what each worker calls them (names.go). Writers of different workers take turns on a tier; FindMatches takes no
 // lock.
 type Index struct {
-	maxBytes int64
-	tiers    [tiers]tier
-	private  atomic.Int64 // bytes that belong to one worker each
+	maxBytes    int64
+	tiers       [tiers]tier
+	workerBytes atomic.Int64 // bytes that belong to one worker each
 
 	workers   atomic.Pointer[[]*worker] // by number, nil for those without blocks; replaced whole
 	workersMu sync.Mutex                // guards replacing it
@@ -97,17 +97,17 @@ type Index struct {
 	evicting sync.Mutex // held while blocks are evicted; taken before any worker.mu
 	atBound  atomic.Bool
 
-	keptAside, joined, parentNotFound, duplicates, evicted, refused, unknownRemoved atomic.Uint64
+	orphaned, joined, parentNotFound, duplicates, evicted, refused, unknownRemoved atomic.Uint64
 }
 
 // worker is what one worker calls its blocks.
 type worker struct {
-	mu      sync.Mutex // guards the rest; taken before tier.mu
-	loading bool       // the store under way is a dump's
-	gone    bool       // forgotten: whoever still has the pointer must look the worker up again
-	held    [tiers]held
-	aside   aside
-	bytes   int // as counted in Index.private
+	mu        sync.Mutex // guards the rest; taken before tier.mu
+	loading   bool       // the store under way is a dump's
+	forgotten bool       // forgotten: whoever still has the pointer must look the worker up again
+	held      [tiers]held
+	orphans   orphans
+	bytes     int // as counted in Index.private
 }
 
 // New returns an empty index. It fails if a bound makes no sense.
@@ -133,12 +133,12 @@ func New(c Config) (*Index, error) {
 	x := &Index{maxBytes: c.MaxBytes}
 	for i := range x.tiers {
 		x.tiers[i].init()
-		x.tiers[i].arena.names = true
+		x.tiers[i].arena.hasNames = true
 	}
-	x.tiers[kvblock.TierDevice].firsts = make(firsts, 1<<firstsBits)
+	x.tiers[kvblock.TierDevice].rootFilter = make(rootFilter, 1<<rootFilterBits)
 	for i := range x.tiers {
 		// Below the device a prompt is met in its middle, where a worker's part above ends.
-		x.tiers[i].every.Store(i != int(kvblock.TierDevice))
+		x.tiers[i].allIndexed.Store(i != int(kvblock.TierDevice))
 	}
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
@@ -152,7 +152,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 		if int(w) < len(all) && all[w] != nil {
 			wk := all[w]
 			wk.mu.Lock()
-			if !wk.gone {
+			if !wk.forgotten {
 				return wk
 			}
 			wk.mu.Unlock() // Forget came first; its replacing of the list is under way
@@ -164,8 +164,8 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 		}
 		wk := &worker{}
 		for i := range wk.held {
-			seed := mix(uint64(w), x.tiers[i].table.seed)
-			wk.held[i].private.seed, wk.held[i].aliased.seed = seed, seed
+			seed := mix(uint64(w), x.tiers[i].bySeq.seed)
+			wk.held[i].aliases.seed, wk.held[i].aliasCounts.seed = seed, seed
 		}
 		x.replaceWorker(w, nil, wk)
 	}
@@ -185,14 +185,14 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 }
 
 // settle counts what wk holds after a change, and unlocks it.
-func (x *Index) settle(wk *worker) {
-	bytes := wk.aside.bytes()
+func (x *Index) unlockWorker(wk *worker) {
+	bytes := wk.orphans.bytes()
 	for i := range wk.held {
 		h := &wk.held[i]
-		bytes += h.private.bytes() + h.aliased.bytes() + mapEntry*len(h.copies)
+		bytes += h.aliases.bytes() + h.aliasCounts.bytes() + mapEntry*len(h.copies)
 	}
 	if bytes != wk.bytes {
-		x.private.Add(int64(bytes - wk.bytes))
+		x.workerBytes.Add(int64(bytes - wk.bytes))
 		wk.bytes = bytes
 	}
 	wk.mu.Unlock()
@@ -201,7 +201,7 @@ func (x *Index) settle(wk *worker) {
 // entries returns the names that wk has, over all tiers.
 func (wk *worker) entries() (n int) {
 	for i := range wk.held {
-		n += wk.held[i].n
+		n += wk.held[i].names
 	}
 	return n
 }
@@ -248,8 +248,8 @@ type Applied struct {
 // How many operations, and of how many blocks, are applied together at most: other writers wait meanwhile, and what was
 // sent for must still be near when it is used. An operation of more blocks is applied alone.
 const (
-	maxTogether       = 64
-	maxTogetherBlocks = 512
+	maxBatchOps    = 64
+	maxBatchBlocks = 512
 )
 
 // Apply applies the first n of operations that came from w, as Stored (or Load, if load says so) and Removed do, and
@@ -257,7 +257,7 @@ const (
 // else. What comes in one message costs less together: what each operation needs of memory is sent for before any waits
 // for its own.
 func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n int, a Applied) {
-	in, n, stores := together(ops)
+	in, n, stores := batchOf(ops)
 	if n == 0 {
 		return 0, a
 	}
@@ -277,16 +277,16 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 	} else {
 		wk.loading = load
 		if stores && in != kvblock.TierDevice {
-			x.tiers[kvblock.TierDevice].findEvery() // see after
+			x.tiers[kvblock.TierDevice].indexAll() // see after
 		}
 		t := &x.tiers[in]
 		t.mu.Lock()
-		t.expect(ops)
+		t.prefetchBatch(ops)
 		for i := range ops {
 			x.applyOne(w, wk, &ops[i], &a)
 		}
 		t.unlock()
-		x.settle(wk)
+		x.unlockWorker(wk)
 	}
 	if a.Unknown > 0 {
 		x.unknownRemoved.Add(uint64(a.Unknown))
@@ -298,8 +298,8 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 }
 
 // together returns how many of ops may be applied together, in which tier, and whether there are stores among them.
-func together(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
-	for blocks := 0; n < min(len(ops), maxTogether); n++ {
+func batchOf(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
+	for blocks := 0; n < min(len(ops), maxBatchOps); n++ {
 		op := &ops[n]
 		of, store := op.Removed.Tier, op.Kind == kvblock.OpStored
 		if store {
@@ -309,7 +309,7 @@ func together(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
 			break
 		}
 		blocks += len(op.Removed.Hashes)
-		if n > 0 && (of != in || blocks > maxTogetherBlocks) {
+		if n > 0 && (of != in || blocks > maxBatchBlocks) {
 			break
 		}
 		in, stores = of, stores || store
@@ -347,17 +347,17 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		return nil
 	}
 	t := &x.tiers[e.Tier]
-	var p place
-	if e.HasParent && !x.after(w, wk, e.Tier, e.Parent, &p) {
-		return x.setAside(wk, e)
+	var p insertPoint
+	if e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p) {
+		return x.addOrphan(wk, e)
 	}
-	if t.nearNames = 0; len(e.Blocks) <= maxNearNames {
+	if t.nearNames = 0; len(e.Blocks) <= maxPrefetchNames {
 		t.nearNames = len(e.Blocks)
 	}
 	n := x.store(w, wk, e.Tier, &p, e.Blocks)
-	if wk.aside.stores > 0 {
+	if wk.orphans.count > 0 {
 		t.unlock()
-		x.join(w, wk, e.Blocks[:n])
+		x.adoptOrphans(w, wk, e.Blocks[:n])
 		t.mu.Lock()
 	}
 	if n < len(e.Blocks) {
@@ -372,27 +372,28 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 //
 // A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier
 // finds every block once w has any in another tier.
-func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash, p *place) bool {
+func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash,
+	p *insertPoint) bool {
 	t := &x.tiers[in]
-	if t.named(w, &wk.held[in], parent, &p.spot) {
-		p.comesAfter()
+	if t.findNamed(w, &wk.held[in], parent, &p.position) {
+		p.setAfter()
 		return true
 	}
 	for i := range x.tiers {
 		other, h := &x.tiers[i], &wk.held[i]
-		if i == int(in) || h.n == 0 {
+		if i == int(in) || h.names == 0 {
 			continue
 		}
 		t.mu.Unlock() // no two are locked at once
 		other.mu.Lock()
-		ok := other.named(w, h, parent, &p.spot)
+		ok := other.findNamed(w, h, parent, &p.position)
 		if ok {
-			p.comesAfter()
+			p.setAfter()
 		}
 		other.mu.Unlock()
 		t.mu.Lock()
 		if ok {
-			t.findAgain(p)
+			t.relocate(p)
 			return true
 		}
 	}
@@ -400,7 +401,7 @@ func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvbl
 }
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
-func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p *place, blocks []kvblock.StoredBlock) int {
+func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p *insertPoint, blocks []kvblock.StoredBlock) int {
 	t, h := &x.tiers[in], &wk.held[in]
 	h.loading, h.repeats = wk.loading, 0
 	n := t.store(w, h, p, blocks)
@@ -413,15 +414,15 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p *place, b
 // removed is Removed, in a tier that is locked, without counting what was unknown.
 func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unknown int) {
 	hashes := e.Hashes
-	if wk.aside.stores > 0 {
+	if wk.orphans.count > 0 {
 		hashes = nil
 		for _, hash := range e.Hashes {
-			if !wk.aside.remove(e.Tier, hash) {
+			if !wk.orphans.remove(e.Tier, hash) {
 				hashes = append(hashes, hash)
 			}
 		}
 	}
-	return x.tiers[e.Tier].unname(w, &wk.held[e.Tier], hashes)
+	return x.tiers[e.Tier].removeNames(w, &wk.held[e.Tier], hashes)
 }
 
 // Cleared records that w holds nothing any more, in any tier.
@@ -429,7 +430,7 @@ func (x *Index) Cleared(w kvblock.Worker) {
 	x.predictions.forget(w)
 	if wk := x.lock(w, false); wk != nil {
 		x.clear(w, wk)
-		x.settle(wk)
+		x.unlockWorker(wk)
 	}
 }
 
@@ -441,8 +442,8 @@ func (x *Index) Forget(w kvblock.Worker) {
 		return
 	}
 	x.clear(w, wk)
-	wk.gone = true
-	x.settle(wk)
+	wk.forgotten = true
+	x.unlockWorker(wk)
 	x.replaceWorker(w, wk, nil)
 }
 
@@ -450,7 +451,7 @@ func (x *Index) Forget(w kvblock.Worker) {
 func (x *Index) clear(w kvblock.Worker, wk *worker) {
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
-		if h.n > 0 {
+		if h.names > 0 {
 			t.mu.Lock()
 			t.arena.eachRun(func(r run) bool {
 				if mask := t.maskOf(r, w) & ones(t.runLen(r)); mask != 0 {
@@ -461,9 +462,9 @@ func (x *Index) clear(w kvblock.Worker, wk *worker) {
 			})
 			t.unlock()
 		}
-		*h = held{private: names{seed: h.private.seed}, aliased: names{seed: h.aliased.seed}}
+		*h = held{aliases: aliasMap{seed: h.aliases.seed}, aliasCounts: aliasMap{seed: h.aliasCounts.seed}}
 	}
-	wk.aside = aside{}
+	wk.orphans = orphans{}
 }
 
 // WorkerEntries returns the number of entries of one worker, over all tiers.
@@ -479,9 +480,9 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 
 // used returns the bytes in use.
 func (x *Index) used() int64 {
-	total := x.private.Load()
+	total := x.workerBytes.Load()
 	for i := range x.tiers {
-		total += x.tiers[i].size.Load()
+		total += x.tiers[i].usedBytes.Load()
 	}
 	return total
 }
@@ -490,9 +491,9 @@ func (x *Index) used() int64 {
 func (x *Index) Stats() Stats {
 	s := Stats{
 		Used:           int(x.used()),
-		Bytes:          int(x.private.Load()),
+		Bytes:          int(x.workerBytes.Load()),
 		MaxBytes:       int(x.maxBytes),
-		KeptAside:      x.keptAside.Load(),
+		Orphaned:       x.orphaned.Load(),
 		Joined:         x.joined.Load(),
 		ParentNotFound: x.parentNotFound.Load(),
 		Duplicates:     x.duplicates.Load(),
@@ -507,7 +508,7 @@ func (x *Index) Stats() Stats {
 		if wk != nil {
 			wk.mu.Lock()
 			s.Entries += wk.entries()
-			s.Aside += len(wk.aside.blocks)
+			s.OrphanBlocks += len(wk.orphans.byName)
 			wk.mu.Unlock()
 		}
 	}

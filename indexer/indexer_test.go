@@ -213,8 +213,8 @@ func TestEngineHashUsedAgain(t *testing.T) {
 
 func mustKeepAside(t *testing.T, x *Index, w kvblock.Worker, e kvblock.Stored) {
 	t.Helper()
-	if err := x.Stored(w, e); !errors.Is(err, ErrKeptAside) {
-		t.Fatalf("got %v, want %v", err, ErrKeptAside)
+	if err := x.Stored(w, e); !errors.Is(err, ErrOrphaned) {
+		t.Fatalf("got %v, want %v", err, ErrOrphaned)
 	}
 }
 
@@ -230,18 +230,18 @@ func TestStoresBeforeTheirParents(t *testing.T) {
 		t.Errorf("%d unknown", n)
 	}
 	wantMatches(t, x, chain, matches{})
-	if s := x.Stats(); s.Entries != 0 || s.Aside != 49 || s.KeptAside != 4 {
+	if s := x.Stats(); s.Entries != 0 || s.OrphanBlocks != 49 || s.Orphaned != 4 {
 		t.Errorf("got %+v", s)
 	}
 	mustStore(t, x, 1, stores(1, local, 0, 10))
 	wantMatches(t, x, chain, matches{1: 40}) // another worker's parents are no help
-	if s := x.Stats(); s.Entries != 49 || s.Aside != 10 || s.Joined != 3 {
+	if s := x.Stats(); s.Entries != 49 || s.OrphanBlocks != 10 || s.Joined != 3 {
 		t.Errorf("got %+v", s)
 	}
 	mustStore(t, x, 1, stores(1, local, 40, 41)) // what lay behind was never gone
 	wantMatches(t, x, chain, matches{1: 50})
 	x.Cleared(2)
-	if s := x.Stats(); s.Aside != 0 {
+	if s := x.Stats(); s.OrphanBlocks != 0 {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -249,19 +249,19 @@ func TestStoresBeforeTheirParents(t *testing.T) {
 // What waits is bounded: the oldest stores are given up first.
 func TestKeptAsideWithinBounds(t *testing.T) {
 	x := newIndex(t)
-	long, _ := chainOf(1, maxAsideBlocks+2)
-	if err := x.Stored(1, stores(1, long, 1, maxAsideBlocks+2)); !errors.Is(err, ErrParentNotFound) {
+	long, _ := chainOf(1, maxOrphanBlocks+2)
+	if err := x.Stored(1, stores(1, long, 1, maxOrphanBlocks+2)); !errors.Is(err, ErrParentNotFound) {
 		t.Errorf("got %v", err)
 	}
 	const extra = 10
-	for id := range uint64(maxAsideStores + extra) {
+	for id := range uint64(maxOrphans + extra) {
 		local, _ := chainOf(id, 3)
 		mustKeepAside(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 1, 3))
 	}
-	if s := x.Stats(); s.Aside != 2*maxAsideStores || s.ParentNotFound != 1+extra {
+	if s := x.Stats(); s.OrphanBlocks != 2*maxOrphans || s.ParentNotFound != 1+extra {
 		t.Errorf("got %+v", s)
 	}
-	for id := range uint64(maxAsideStores + extra) {
+	for id := range uint64(maxOrphans + extra) {
 		local, chain := chainOf(id, 3)
 		mustStore(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 0, 1))
 		if id < extra {
@@ -270,12 +270,12 @@ func TestKeptAsideWithinBounds(t *testing.T) {
 			wantMatches(t, x, chain, matches{1: 3})
 		}
 	}
-	if s := x.Stats(); s.Aside != 0 || s.Joined != maxAsideStores {
+	if s := x.Stats(); s.OrphanBlocks != 0 || s.Joined != maxOrphans {
 		t.Errorf("got %+v", s)
 	}
-	mustKeepAside(t, x, 1, stores(1<<40, long, 1, maxAsideBlocks+1)) // as many as may wait
+	mustKeepAside(t, x, 1, stores(1<<40, long, 1, maxOrphanBlocks+1)) // as many as may wait
 	mustKeepAside(t, x, 1, stores(1<<50, long, 1, 2))
-	if s := x.Stats(); s.Aside != 1 {
+	if s := x.Stats(); s.OrphanBlocks != 1 {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -653,7 +653,7 @@ func TestFindMatchesUnderTheLock(t *testing.T) {
 	}
 	r, _ := tier.runOf(at)
 	words := tier.arena.record(r)
-	begin(words)
+	beginWrite(words)
 	got := make(chan int)
 	go func() {
 		var s OverlapScores
@@ -665,7 +665,7 @@ func TestFindMatchesUnderTheLock(t *testing.T) {
 		t.Errorf("answer %d in the middle of a change", n)
 	default:
 	}
-	end(words, 30)
+	endWrite(words, 30)
 	tier.mu.Unlock()
 	if n := <-got; n != 30 {
 		t.Errorf("got %d, want 30", n)
@@ -688,7 +688,7 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 		mustStore(t, x, w, inTier(kvblock.TierDisk, stores(1, local, 0, 180)))
 	}
 	x.FindMatches(chain, &s)
-	if n := testing.AllocsPerRun(100, func() { x.FindMatches(chain, &s) }); n != 0 || len(s.lowered) == 0 {
+	if n := testing.AllocsPerRun(100, func() { x.FindMatches(chain, &s) }); n != 0 || len(s.extended) == 0 {
 		t.Errorf("%v allocations with lower tiers, want none", n)
 	}
 }
@@ -722,7 +722,7 @@ func TestCutWhereWorkersPart(t *testing.T) {
 	if h.open(tier.arena.record(ref(words[1]))); len(h.bits) != 1 || h.full != 9 || h.count() != 9 {
 		t.Errorf("%d in the bitset of %d words, %d holders; want 9, 1 and 9", h.full, len(h.bits), h.count())
 	}
-	if tier.every.Load() || tier.table.size > 0 {
+	if tier.allIndexed.Load() || tier.bySeq.size > 0 {
 		t.Error("every block is in a table")
 	}
 	checkTier(t, tier)
@@ -744,13 +744,13 @@ func TestBlocksFoundAlone(t *testing.T) {
 			tier := &x.tiers[0]
 			local, chain := chainOf(1, 100)
 			mustStore(t, x, 1, stores(1, local, 0, 100))
-			if tier.every.Load() || tier.table.size > 0 {
+			if tier.allIndexed.Load() || tier.bySeq.size > 0 {
 				t.Error("blocks are found alone before it is needed")
 			}
 			mustStore(t, x, 2, inTier(c.tier, stores(c.base, local, 0, 50)))
 			mustStore(t, x, 2, stores(c.base, local, 50, 100)) // on the device, behind a block in the middle of a run
-			if tier.every.Load() != (c.tier != kvblock.TierDevice) || tier.table.size == 0 || tier.blocks != 100 {
-				t.Errorf("%d blocks, want 100; every block is found: %v", tier.blocks, tier.every.Load())
+			if tier.allIndexed.Load() != (c.tier != kvblock.TierDevice) || tier.bySeq.size == 0 || tier.blocks != 100 {
+				t.Errorf("%d blocks, want 100; every block is found: %v", tier.blocks, tier.allIndexed.Load())
 			}
 			if c.tier != kvblock.TierDevice {
 				mustStore(t, x, 2, stores(c.base, local, 0, 50))

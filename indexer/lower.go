@@ -8,7 +8,7 @@ import (
 )
 
 // found is what a lower tier adds for one worker, in one run.
-type found struct {
+type extension struct {
 	worker kvblock.Worker
 	blocks int
 }
@@ -41,12 +41,12 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 			continue
 		}
 		i := 64*word + bits.TrailingZeros64(s.frontier[word])
-		at, ok := t.table.find(&t.arena, chain[i])
+		at, ok := t.bySeq.find(&t.arena, chain[i])
 		if !ok {
 			s.frontier[word] &= s.frontier[word] - 1
 			continue
 		}
-		k := t.meet(at, chain, i, s)
+		k := t.matchRun(at, chain, i, s)
 		if k == 0 {
 			if retries--; retries == 0 {
 				t.mu.Lock() // nothing moves now
@@ -55,7 +55,7 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 			continue
 		}
 		s.frontier[word] &= s.frontier[word] - 1
-		for _, f := range s.found {
+		for _, f := range s.extensions {
 			s.add(f.worker, in, f.blocks)
 			if s.reach(f.worker) == i+k {
 				mark(i + k)
@@ -69,9 +69,9 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 
 // meet matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for those
 // whose reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
-func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
-	s.found = s.found[:0]
-	words, first := t.arena.around(at)
+func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
+	s.extensions = s.extensions[:0]
+	words, first := t.arena.runAround(at)
 	if words == nil {
 		return 0
 	}
@@ -95,7 +95,7 @@ func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 			return
 		}
 		if lead := leading(mask>>(first+reach-i), k-(reach-i)); lead > 0 {
-			s.found = append(s.found, found{w, lead})
+			s.extensions = append(s.extensions, extension{w, lead})
 		}
 	}
 	who := atomic.LoadUint64(&words[1])

@@ -18,13 +18,13 @@ type nameTable struct {
 	seed  uint64
 	pages int                // that there are
 	bits  uint8              // of a tag, that tell the page
-	dir   []namePlace        // 1<<bits, by these; nil while there is no name
-	hand  *[nameSlots]uint64 // scratch, names on their way from page to page
+	dir   []dirEntry        // 1<<bits, by these; nil while there is no name
+	scratch  *[nameSlots]uint64 // scratch, names on their way from page to page
 }
 
 type (
 	// namePlace is one of 1<<(nameTable.bits-depth) neighbours that have the same page.
-	namePlace struct {
+	dirEntry struct {
 		lines *[nameLines]nameLine
 		*namePage
 	}
@@ -33,7 +33,7 @@ type (
 	// namePage lies apart from the lines, whose addresses are alike: few of these could be near at once.
 	namePage struct {
 		live  int   // names
-		gone  int   // slots with slotGone
+		deleted  int   // slots with slotGone
 		depth uint8 // of a tag's highest bits, how many all its names have in common
 	}
 )
@@ -46,14 +46,14 @@ const (
 
 	// maxPlaces is for how many places a page there may be for dir to grow. Names are spread evenly, so that there are
 	// two or so; should it ever be otherwise, memory stays bounded, and some blocks get private names.
-	maxPlaces = 64
+	maxDirPerPage = 64
 )
 
 // mix returns the bits of a name by which it is looked for.
 func (t *nameTable) mix(e kvblock.EngineHash) uint64 { return mix(uint64(e), t.seed) }
 
 // place returns which place in dir is that of names with these bits.
-func (t *nameTable) place(m uint64) int { return int(uint64(uint32(m)) >> ((32 - t.bits) % 64)) }
+func (t *nameTable) dirIndex(m uint64) int { return int(uint64(uint32(m)) >> ((32 - t.bits) % 64)) }
 
 // lineOf returns the line of names with these bits.
 func lineOf(m uint64) uint { return uint(m % nameLines) }
@@ -63,15 +63,15 @@ func lineAfter(i uint) uint { return (i + 1) % nameLines }
 
 // bytes returns the memory of all pages.
 func (t *nameTable) bytes() int {
-	return t.pages*int(unsafe.Sizeof([nameLines]nameLine{})) + len(t.dir)*int(unsafe.Sizeof(namePlace{}))
+	return t.pages*int(unsafe.Sizeof([nameLines]nameLine{})) + len(t.dir)*int(unsafe.Sizeof(dirEntry{}))
 }
 
 // near returns the address of memory where the search for a name begins, to be prefetched; 0 if there is none.
-func (t *nameTable) near(m uint64) uintptr {
+func (t *nameTable) slotAddr(m uint64) uintptr {
 	if len(t.dir) == 0 {
 		return 0
 	}
-	return uintptr(unsafe.Pointer(&t.dir[t.place(m)].lines[lineOf(m)]))
+	return uintptr(unsafe.Pointer(&t.dir[t.dirIndex(m)].lines[lineOf(m)]))
 }
 
 // find returns the address of the block whose name is e.
@@ -80,13 +80,13 @@ func (t *nameTable) find(a *arena, e kvblock.EngineHash) (ref, bool) {
 		return 0, false
 	}
 	m := t.mix(e)
-	page := &t.dir[t.place(m)]
+	page := &t.dir[t.dirIndex(m)]
 	for i := lineOf(m); ; i = lineAfter(i) {
 		for _, slot := range &page.lines[i] {
 			if slot == slotEmpty {
 				return 0, false
 			}
-			if uint32(slot>>32) == uint32(m) && slot != slotGone && a.nameAt(ref(slot)) == e {
+			if uint32(slot>>32) == uint32(m) && slot != slotDeleted && a.nameAt(ref(slot)) == e {
 				return ref(slot), true
 			}
 		}
@@ -100,7 +100,7 @@ func (t *nameTable) guess(e kvblock.EngineHash) ref {
 		return 0
 	}
 	m := t.mix(e)
-	page := &t.dir[t.place(m)]
+	page := &t.dir[t.dirIndex(m)]
 	for i := lineOf(m); ; i = lineAfter(i) {
 		for _, slot := range &page.lines[i] {
 			if slot == slotEmpty || uint32(slot>>32) == uint32(m) {
@@ -111,18 +111,18 @@ func (t *nameTable) guess(e kvblock.EngineHash) ref {
 }
 
 // room returns the page of names with these bits, after it made room there for one more; nil if it could not.
-func (t *nameTable) room(m uint64) *namePlace {
+func (t *nameTable) pageWithRoom(m uint64) *dirEntry {
 	if len(t.dir) == 0 {
-		t.dir, t.bits = []namePlace{t.newPage()}, 0
+		t.dir, t.bits = []dirEntry{t.newPage()}, 0
 	}
 	for {
-		switch page := &t.dir[t.place(m)]; {
-		case page.live+page.gone < maxNameSlots:
+		switch page := &t.dir[t.dirIndex(m)]; {
+		case page.live+page.deleted < maxNameSlots:
 			return page
 		case page.live <= nameSlots/2:
-			t.put(t.take(page.lines, 0), page.lines, nil, noBit)
-			page.gone = 0
-		case !t.split(t.place(m)):
+			t.distribute(t.collect(page.lines, 0), page.lines, nil, noBit)
+			page.deleted = 0
+		case !t.split(t.dirIndex(m)):
 			return nil
 		}
 	}
@@ -137,7 +137,7 @@ next:
 		if e == 0 {
 			return k
 		}
-		page := t.room(m)
+		page := t.pageWithRoom(m)
 		if page == nil {
 			return k
 		}
@@ -162,12 +162,12 @@ next:
 				case *slot == slotEmpty:
 					if into != nil {
 						slot = into
-						page.gone--
+						page.deleted--
 					}
 					*slot = m<<32 | uint64(r+ref(k))
 					page.live++
 					continue next
-				case *slot == slotGone:
+				case *slot == slotDeleted:
 					if into == nil {
 						into = slot
 					}
@@ -181,7 +181,7 @@ next:
 }
 
 // slotOf returns the line with the slot of the block at r, and its place there. It is there.
-func (p *namePlace) slotOf(m uint64, r ref) (line *nameLine, at int) {
+func (p *dirEntry) slotOf(m uint64, r ref) (line *nameLine, at int) {
 	want := m<<32 | uint64(r)
 	for i := lineOf(m); ; i = lineAfter(i) {
 		line = &p.lines[i]
@@ -196,19 +196,19 @@ func (p *namePlace) slotOf(m uint64, r ref) (line *nameLine, at int) {
 // move changes the address of the block whose name is e from one place to another.
 func (t *nameTable) move(e kvblock.EngineHash, from, to ref) {
 	m := t.mix(e)
-	line, at := t.dir[t.place(m)].slotOf(m, from)
+	line, at := t.dir[t.dirIndex(m)].slotOf(m, from)
 	line[at] = m<<32 | uint64(to)
 }
 
 // remove takes away the block at r, whose name is e.
 func (t *nameTable) remove(e kvblock.EngineHash, r ref) {
 	m := t.mix(e)
-	page := &t.dir[t.place(m)]
+	page := &t.dir[t.dirIndex(m)]
 	line, at := page.slotOf(m, r)
 	page.live--
 	if line[lineSlots-1] != slotEmpty { // names may be behind it that belong here
-		line[at] = slotGone
-		page.gone++
+		line[at] = slotDeleted
+		page.deleted++
 	} else {
 		last := at
 		for last+1 < lineSlots && line[last+1] != slotEmpty {
@@ -217,13 +217,13 @@ func (t *nameTable) remove(e kvblock.EngineHash, r ref) {
 		line[at], line[last] = line[last], slotEmpty
 	}
 	if page.live < nameSlots/10 {
-		t.merge(t.place(m))
+		t.merge(t.dirIndex(m))
 	}
 }
 
-func (t *nameTable) newPage() namePlace {
+func (t *nameTable) newPage() dirEntry {
 	t.pages++
-	p := namePlace{new([nameLines]nameLine), new(namePage)}
+	p := dirEntry{new([nameLines]nameLine), new(namePage)}
 	hugepage.Populate(unsafe.Pointer(p.lines), int(unsafe.Sizeof(*p.lines)))
 	return p
 }
@@ -233,10 +233,10 @@ func (t *nameTable) newPage() namePlace {
 func (t *nameTable) split(at int) bool {
 	left := t.dir[at]
 	if left.depth == t.bits {
-		if len(t.dir) >= t.pages*maxPlaces {
+		if len(t.dir) >= t.pages*maxDirPerPage {
 			return false
 		}
-		dir := make([]namePlace, 0, 2*len(t.dir))
+		dir := make([]dirEntry, 0, 2*len(t.dir))
 		for _, page := range t.dir {
 			dir = append(dir, page, page)
 		}
@@ -245,8 +245,8 @@ func (t *nameTable) split(at int) bool {
 		at *= 2
 	}
 	right := t.newPage()
-	right.live = t.put(t.take(left.lines, 0), left.lines, right.lines, 31-left.depth)
-	left.live, left.gone = left.live-right.live, 0
+	right.live = t.distribute(t.collect(left.lines, 0), left.lines, right.lines, 31-left.depth)
+	left.live, left.deleted = left.live-right.live, 0
 	left.depth++
 	right.depth = left.depth
 	size := 1 << (t.bits - left.depth)
@@ -265,8 +265,8 @@ func (t *nameTable) merge(at int) {
 		if left.depth != right.depth || left.live+right.live > nameSlots/4 {
 			return
 		}
-		t.put(t.take(right.lines, t.take(left.lines, 0)), left.lines, nil, noBit)
-		left.live, left.gone = left.live+right.live, 0
+		t.distribute(t.collect(right.lines, t.collect(left.lines, 0)), left.lines, nil, noBit)
+		left.live, left.deleted = left.live+right.live, 0
 		left.depth--
 		for i := range size {
 			t.dir[at+size+i] = left
@@ -282,14 +282,14 @@ func (t *nameTable) merge(at int) {
 const noBit = 32
 
 // take moves all names from a page's lines to those in hand, and returns how many these are then.
-func (t *nameTable) take(lines *[nameLines]nameLine, inHand int) int {
-	if t.hand == nil {
-		t.hand = new([nameSlots]uint64)
+func (t *nameTable) collect(lines *[nameLines]nameLine, inHand int) int {
+	if t.scratch == nil {
+		t.scratch = new([nameSlots]uint64)
 	}
 	for i := range lines { // as every other slot or so has a name, a branch would often go the wrong way
 		for _, slot := range &lines[i] {
-			t.hand[inHand%nameSlots] = slot
-			inHand += b2i(slot > slotGone)
+			t.scratch[inHand%nameSlots] = slot
+			inHand += b2i(slot > slotDeleted)
 		}
 	}
 	*lines = [nameLines]nameLine{}
@@ -298,9 +298,9 @@ func (t *nameTable) take(lines *[nameLines]nameLine, inHand int) int {
 
 // put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many
 // these were.
-func (t *nameTable) put(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
+func (t *nameTable) distribute(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
 	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
-	for _, name := range t.hand[:inHand] {
+	for _, name := range t.scratch[:inHand] {
 		goes, i := name>>32>>(bit%64)&1, lineOf(name>>32)
 		for used[goes][i] == lineSlots {
 			i = lineAfter(i)

@@ -40,11 +40,11 @@ func TestNamesComeAndGo(t *testing.T) {
 				checkTier(t, device)
 			}
 		}
-		if names := &device.names; names.dir != nil || names.bytes() != 0 || device.mayStart.counts != nil {
+		if names := &device.names; names.dir != nil || names.bytes() != 0 || device.startFilter.counts != nil {
 			t.Errorf(
 				"without a block %d bytes of names and %d counters of starts are left",
 				names.bytes(),
-				len(device.mayStart.counts),
+				len(device.startFilter.counts),
 			)
 		}
 	}
@@ -65,7 +65,7 @@ func TestNamesAlike(t *testing.T) {
 	mustStore(t, x, 0, e)
 	wantMatches(t, x, chain, map[kvblock.Worker]int{0: n})
 	checkTier(t, device)
-	if names := &device.names; len(names.dir) == 0 || len(names.dir) >= 2*maxPlaces*names.pages {
+	if names := &device.names; len(names.dir) == 0 || len(names.dir) >= 2*maxDirPerPage*names.pages {
 		t.Errorf("%d names alike are told apart in %d places for %d pages", n, len(names.dir), names.pages)
 	}
 	var hashes []kvblock.EngineHash

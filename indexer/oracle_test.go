@@ -16,9 +16,9 @@ type oracle struct {
 }
 
 type oracleWorker struct {
-	names [tiers]map[kvblock.EngineHash]*oracleName
-	held  [tiers]map[kvblock.SequenceHash]int // names of each block
-	aside []*oracleStore                      // in order of arrival
+	names   [tiers]map[kvblock.EngineHash]*oracleName
+	held    [tiers]map[kvblock.SequenceHash]int // names of each block
+	orphans []*oracleOrphan                     // in order of arrival
 }
 
 type oracleName struct {
@@ -26,7 +26,7 @@ type oracleName struct {
 	copies int
 }
 
-type oracleStore struct {
+type oracleOrphan struct {
 	e    kvblock.Stored
 	gone map[int]bool // by block
 }
@@ -54,8 +54,8 @@ func (o *oracleWorker) drop(tier kvblock.Tier, seq kvblock.SequenceHash) {
 }
 
 // waits returns the store and place where a block waits under this name.
-func (o *oracleWorker) waits(tier kvblock.Tier, e kvblock.EngineHash) (*oracleStore, int) {
-	for _, s := range o.aside {
+func (o *oracleWorker) orphanNamed(tier kvblock.Tier, e kvblock.EngineHash) (*oracleOrphan, int) {
+	for _, s := range o.orphans {
 		for i, b := range s.e.Blocks {
 			if s.e.Tier == tier && b.Engine == e && !s.gone[i] {
 				return s, i
@@ -79,23 +79,23 @@ func (o *oracle) stored(w kvblock.Worker, e kvblock.Stored) error {
 	}
 	prev, ok := ow.parent(&e)
 	if e.HasParent && !ok {
-		s := &oracleStore{e: e, gone: map[int]bool{}}
+		s := &oracleOrphan{e: e, gone: map[int]bool{}}
 		for i, b := range e.Blocks {
-			other, _ := ow.waits(e.Tier, b.Engine)
+			other, _ := ow.orphanNamed(e.Tier, b.Engine)
 			s.gone[i] = other != nil ||
 				slices.ContainsFunc(e.Blocks[:i], func(a kvblock.StoredBlock) bool { return a.Engine == b.Engine })
 		}
-		ow.aside = append(ow.aside, s)
-		o.events.KeptAside++
-		return ErrKeptAside
+		ow.orphans = append(ow.orphans, s)
+		o.events.Orphaned++
+		return ErrOrphaned
 	}
 	o.name(ow, e, prev, nil)
 	// Whoever waits for a block that is there now joins, until nobody does.
 	for again := true; again; {
 		again = false
-		for i, s := range ow.aside {
+		for i, s := range ow.orphans {
 			if prev, ok := ow.parent(&s.e); ok {
-				ow.aside = slices.Delete(ow.aside, i, i+1)
+				ow.orphans = slices.Delete(ow.orphans, i, i+1)
 				o.name(ow, s.e, prev, s.gone)
 				o.events.Joined++
 				again = true
@@ -138,7 +138,7 @@ func (o *oracle) removed(w kvblock.Worker, tier kvblock.Tier, hashes []kvblock.E
 			unknown++
 			continue
 		}
-		if s, i := ow.waits(tier, h); s != nil {
+		if s, i := ow.orphanNamed(tier, h); s != nil {
 			s.gone[i] = true
 		} else if n := ow.names[tier][h]; n == nil {
 			unknown++
@@ -190,10 +190,10 @@ func (o *oracle) count() Stats {
 		s.Blocks += len(all)
 	}
 	for _, ow := range o.workers {
-		for _, a := range ow.aside {
+		for _, a := range ow.orphans {
 			for i := range a.e.Blocks {
 				if !a.gone[i] {
-					s.Aside++
+					s.OrphanBlocks++
 				}
 			}
 		}
@@ -219,7 +219,7 @@ func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 		}
 		answer[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
 	}
-	for w := range max(len(s.device.met)*64, len(s.lower)) {
+	for w := range max(len(s.device.known)*64, len(s.lower)) {
 		w := kvblock.Worker(w)
 		e := s.Extension(w)
 		if got := (overlap{s.Blocks(w), e.Host, e.Disk, e.External}); got != answer[w] {
@@ -263,15 +263,15 @@ func checkInvariants(t *testing.T, x *Index, o *oracle) {
 }
 
 // checkTable compares a table with what it should have.
-func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
+func checkTable(t *testing.T, x *tier, of *seqTable, want map[ref]uint64) {
 	t.Helper()
 	live := 0
 	for i := range of.segments {
 		seg := &of.segments[i]
 		slots := of.slots[i].Load()
 		if slots == nil {
-			if seg.live != 0 || seg.gone != 0 {
-				t.Errorf("segment %d: no slots, %d live, %d gone", i, seg.live, seg.gone)
+			if seg.live != 0 || seg.deleted != 0 {
+				t.Errorf("segment %d: no slots, %d live, %d gone", i, seg.live, seg.deleted)
 			}
 			continue
 		}
@@ -279,7 +279,7 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 		for _, slot := range *slots {
 			switch slot {
 			case slotEmpty:
-			case slotGone:
+			case slotDeleted:
 				gone++
 			default:
 				n++
@@ -288,8 +288,8 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 				}
 			}
 		}
-		if n != seg.live || gone != seg.gone {
-			t.Errorf("segment %d: %d live, %d gone; says %d, %d", i, n, gone, seg.live, seg.gone)
+		if n != seg.live || gone != seg.deleted {
+			t.Errorf("segment %d: %d live, %d gone; says %d, %d", i, n, gone, seg.live, seg.deleted)
 		}
 		live += n
 	}
@@ -317,7 +317,7 @@ func checkNames(t *testing.T, x *tier, want map[ref]kvblock.EngineHash) {
 				switch slot {
 				case slotEmpty:
 					continue
-				case slotGone:
+				case slotDeleted:
 					gone++
 				default:
 					if n++; want[ref(slot)] == 0 {
@@ -329,8 +329,8 @@ func checkNames(t *testing.T, x *tier, want map[ref]kvblock.EngineHash) {
 				}
 			}
 		}
-		if n != page.live || gone != page.gone || n+gone > maxNameSlots {
-			t.Errorf("page at %d: %d names and %d gone; says %d, %d", at, n, gone, page.live, page.gone)
+		if n != page.live || gone != page.deleted || n+gone > maxNameSlots {
+			t.Errorf("page at %d: %d names and %d gone; says %d, %d", at, n, gone, page.live, page.deleted)
 		}
 		live += n
 		for range 1 << (names.bits - page.depth) {
@@ -356,13 +356,13 @@ func checkTier(t *testing.T, x *tier) {
 	blocks := 0
 	names := map[ref]kvblock.EngineHash{}
 	// what each should have: the address, what it is found by
-	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.table: {}}
+	tables := map[*seqTable]map[ref]uint64{&x.starts: {}, &x.bySeq: {}}
 	x.arena.eachRun(func(r run) bool {
 		words, stored := x.arena.record(r), x.arena.storedOf(r)
 		tables[&x.starts][r+runHeader] = words[runHeader]
 		for at := runHeader; at < runHeader+x.runLen(r); at++ {
-			if x.found(r)>>(at-runHeader)&1 != 0 {
-				tables[&x.table][r+ref(at)] = words[at]
+			if x.indexedBlocks(r)>>(at-runHeader)&1 != 0 {
+				tables[&x.bySeq][r+ref(at)] = words[at]
 			}
 			if stored != nil && stored[at].Engine != 0 {
 				names[r+ref(at)] = stored[at].Engine
@@ -382,13 +382,13 @@ func checkTier(t *testing.T, x *tier) {
 	for _, in := range x.arena.info {
 		used[0] += int(in.used)
 	}
-	first, starts := make(firsts, len(x.firsts)), filter{counts: make([]uint8, len(x.mayStart.counts))}
+	first, starts := make(rootFilter, len(x.rootFilter)), startFilter{counts: make([]uint8, len(x.startFilter.counts))}
 	x.arena.eachRun(func(r run) bool {
 		words := x.arena.record(r)
 		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
 			t.Errorf("run %d of %d: blocks %b held, version %d", r, n, x.union(r), words[0]>>32)
 		}
-		if x.firsts != nil && x.arena.storedOf(r)[1].Engine == 0 {
+		if x.rootFilter != nil && x.arena.storedOf(r)[1].Engine == 0 {
 			first.add(kvblock.SequenceHash(words[runHeader]), x.starts.seed, 1)
 		}
 		starts.count(x.starts.tag(kvblock.SequenceHash(words[runHeader])))
@@ -415,14 +415,14 @@ func checkTier(t *testing.T, x *tier) {
 			}
 		}
 		h.eachGrouped(func(w kvblock.Worker, lead int) {
-			if lead == 0 || lead > x.runLen(r) || h.all(w) || h.find(w) >= 0 {
+			if lead == 0 || lead > x.runLen(r) || h.holdsAll(w) || h.find(w) >= 0 {
 				t.Errorf(
 					"run %d of %d: worker %d is in a group for %d; in the bitset too: %v; in the list: %d",
 					r,
 					x.runLen(r),
 					w,
 					lead,
-					h.all(w),
+					h.holdsAll(w),
 					h.find(w),
 				)
 			}
@@ -432,24 +432,25 @@ func checkTier(t *testing.T, x *tier) {
 	if used[0] != used[1] {
 		t.Errorf("%d records in use, %d known", used[0], used[1])
 	}
-	if !slices.Equal(first, x.firsts) || !slices.Equal(starts.counts, x.mayStart.counts) || starts.n != x.mayStart.n {
+	if !slices.Equal(first, x.rootFilter) || !slices.Equal(starts.counts, x.startFilter.counts) ||
+		starts.n != x.startFilter.n {
 		t.Error("a filter of first blocks, of prompts or of runs, is off")
 	}
-	if got := int64(x.arena.used() + x.tableBytes()); got != x.size.Load() || x.arena.bytes() < x.arena.used() ||
-		x.busy.Load() != (x.blocks > 0) {
+	if got := int64(x.arena.used() + x.tableBytes()); got != x.usedBytes.Load() || x.arena.bytes() < x.arena.used() ||
+		x.nonEmpty.Load() != (x.blocks > 0) {
 		t.Errorf(
 			"%d bytes in use of %d, says %d; %d blocks, busy %v",
 			got,
 			x.arena.bytes(),
-			x.size.Load(),
+			x.usedBytes.Load(),
 			x.blocks,
-			x.busy.Load(),
+			x.nonEmpty.Load(),
 		)
 	}
 }
 
 // play drives an index and the oracle with what the bytes of script say, comparing answers all along.
-type play struct {
+type driver struct {
 	t      *testing.T
 	x      *Index
 	o      *oracle
@@ -457,14 +458,14 @@ type play struct {
 	// workers is how many there are; the highest number is far off, as after many reuses.
 	workers []kvblock.Worker
 	// message is operations of one of them that are to be applied together.
-	message []kvblock.Operation
-	sender  kvblock.Worker
+	batch  []kvblock.Operation
+	sender kvblock.Worker
 	// plain says that no engine hash names two blocks, in two tiers or one after the other.
 	plain  bool
 	scores OverlapScores
 }
 
-func (p *play) next(n int) int {
+func (p *driver) next(n int) int {
 	if len(p.script) < 2 {
 		p.script = nil
 		return 0
@@ -505,25 +506,25 @@ func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.En
 }
 
 // send applies an operation, together with those before it or those to come.
-func (p *play) send(w kvblock.Worker, op kvblock.Operation) {
+func (p *driver) send(w kvblock.Worker, op kvblock.Operation) {
 	if w != p.sender {
 		p.apply()
 	}
-	p.sender, p.message = w, append(p.message, op)
+	p.sender, p.batch = w, append(p.batch, op)
 	if p.next(4) == 0 {
 		p.apply()
 	}
 }
 
 // apply applies the operations that wait, and compares what came of each.
-func (p *play) apply() {
-	for len(p.message) > 0 && !p.t.Failed() {
-		n, got := p.x.Apply(p.sender, p.message, false)
+func (p *driver) apply() {
+	for len(p.batch) > 0 && !p.t.Failed() {
+		n, got := p.x.Apply(p.sender, p.batch, false)
 		if n < 1 {
 			p.t.Fatal("Apply applies nothing")
 		}
 		var want Applied
-		for _, op := range p.message[:n] {
+		for _, op := range p.batch[:n] {
 			if op.Kind == kvblock.OpRemoved {
 				want.Removed++
 				want.Unknown += p.o.removed(p.sender, op.Removed.Tier, op.Removed.Hashes)
@@ -536,14 +537,14 @@ func (p *play) apply() {
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			p.t.Fatalf("Apply(%d, %d operations): %v, want %v", p.sender, n, got, want)
 		}
-		p.message = p.message[n:]
+		p.batch = p.batch[n:]
 	}
-	p.message = nil
+	p.batch = nil
 }
 
-func (p *play) step() {
+func (p *driver) step() {
 	w := p.workers[p.next(len(p.workers))]
-	if len(p.message) > 0 && p.next(4) > 0 {
+	if len(p.batch) > 0 && p.next(4) > 0 {
 		w = p.sender
 	}
 	local := prompt(p.next(prompts), promptBlocks)
@@ -609,7 +610,7 @@ func (p *play) step() {
 }
 
 // run plays the script to its end, and then, if leave says so, lets all workers leave.
-func (p *play) run(leave bool) {
+func (p *driver) run(leave bool) {
 	for step := 0; len(p.script) > 0 && !p.t.Failed(); step++ {
 		p.step()
 		if step%1000 == 0 {
@@ -638,15 +639,15 @@ func (p *play) run(leave bool) {
 
 // first is the lowest of the workers' numbers but one, and apart how far they are from each other: neighbours are kept
 // together, and high ones have no bit each where they are few.
-func newPlay(t *testing.T, workers, first, apart int, script []byte) *play {
+func newDriver(t *testing.T, workers, first, apart int, script []byte) *driver {
 	x, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range x.tiers {
-		x.tiers[i].starts.seed, x.tiers[i].table.seed, x.tiers[i].names.seed = 3, 1, 2 // the same script, the same play
+		x.tiers[i].starts.seed, x.tiers[i].bySeq.seed, x.tiers[i].names.seed = 3, 1, 2 // the same script, the same play
 	}
-	p := &play{t: t, x: x, o: newOracle(), script: script, workers: []kvblock.Worker{3000}}
+	p := &driver{t: t, x: x, o: newOracle(), script: script, workers: []kvblock.Worker{3000}}
 	for w := range workers - 1 {
 		p.workers = append(p.workers, kvblock.Worker(first+w*apart))
 	}
@@ -670,7 +671,7 @@ func TestAgainstOracle(t *testing.T) {
 				first = 4000
 			}
 			t.Run(fmt.Sprintf("workers%d/seed%d", workers, seed), func(t *testing.T) {
-				newPlay(t, workers, first, apart, randomScript(seed, 60_000)).run(true)
+				newDriver(t, workers, first, apart, randomScript(seed, 60_000)).run(true)
 			})
 		}
 	}
@@ -685,6 +686,6 @@ func FuzzIndex(f *testing.F) {
 		if len(script) > 1<<12 {
 			script = script[:1<<12]
 		}
-		newPlay(t, 6, 0, 1, script).run(true)
+		newDriver(t, 6, 0, 1, script).run(true)
 	})
 }

@@ -39,11 +39,11 @@ type predictions struct {
 	begin  time.Time
 
 	n     atomic.Int64  // entries
-	swept atomic.Uint32 // the tick of the latest expiry
+	lastExpiry atomic.Uint32 // the tick of the latest expiry
 
 	mu      sync.Mutex // taken before tier.mu
-	workers map[kvblock.Worker]*predicted
-	all     ages
+	workers map[kvblock.Worker]*workerPredictions
+	all     ageList
 	entries []prediction // entries[0] is nobody's, free ones are chained by links[0].newer
 	free    uint32
 	seqs    []kvblock.SequenceHash // scratch
@@ -52,9 +52,9 @@ type predictions struct {
 }
 
 // predicted is one worker's predictions.
-type predicted struct {
+type workerPredictions struct {
 	life   Lifetime
-	own    ages
+	own    ageList
 	blocks map[kvblock.SequenceHash]uint32 // places in entries
 }
 
@@ -73,7 +73,7 @@ const (
 )
 
 // ages is a list of predictions by age: places in entries, 0 for none.
-type ages struct{ oldest, newest uint32 }
+type ageList struct{ oldest, newest uint32 }
 
 // dropBatch is how many blocks are dropped at once before other writers are let in.
 const dropBatch = 256
@@ -85,11 +85,11 @@ const tickLength = time.Second / 16
 
 func (p *predictions) init(c Config) {
 	p.tier.init()
-	p.tier.every.Store(true) // what is forgotten is anywhere in a prompt
+	p.tier.allIndexed.Store(true) // what is forgotten is anywhere in a prompt
 	p.begin = time.Now()
 	p.max = c.MaxPredicted
 	p.target = int(float64(c.MaxPredicted) * c.PruneTarget)
-	p.workers = map[kvblock.Worker]*predicted{}
+	p.workers = map[kvblock.Worker]*workerPredictions{}
 	p.entries = make([]prediction, 1)
 }
 
@@ -111,7 +111,7 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 	p.expire(now)
 	of := p.workers[w]
 	if of == nil {
-		of = &predicted{blocks: map[kvblock.SequenceHash]uint32{}}
+		of = &workerPredictions{blocks: map[kvblock.SequenceHash]uint32{}}
 		p.workers[w] = of
 	}
 	of.life = life
@@ -120,13 +120,13 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 		fresh--
 	}
 	if fresh < len(chain) {
-		place := place{depth: fresh}
+		place := insertPoint{depth: fresh}
 		p.tier.mu.Lock()
 		if fresh > 0 {
 			place.after, place.seq = true, chain[fresh-1]
-			p.tier.findAgain(&place)
+			p.tier.relocate(&place)
 		}
-		n := p.tier.storeNameless(w, new(held), &place, chain[fresh:])
+		n := p.tier.storeUnnamed(w, new(held), &place, chain[fresh:])
 		p.tier.unlock()
 		chain = chain[:fresh+n]
 	}
@@ -166,7 +166,7 @@ func (p *predictions) add(seq kvblock.SequenceHash, w kvblock.Worker) uint32 {
 }
 
 // push makes the entry at the newest of its list.
-func (p *predictions) push(l *ages, among int, at uint32) {
+func (p *predictions) push(l *ageList, among int, at uint32) {
 	e := &p.entries[at].links[among]
 	e.older, e.newer = l.newest, 0
 	if l.newest != 0 {
@@ -178,7 +178,7 @@ func (p *predictions) push(l *ages, among int, at uint32) {
 }
 
 // unlink takes the entry at out of its list.
-func (p *predictions) unlink(l *ages, among int, at uint32) {
+func (p *predictions) unlink(l *ageList, among int, at uint32) {
 	e := p.entries[at].links[among]
 	if e.older != 0 {
 		p.entries[e.older].links[among].newer = e.newer
@@ -193,7 +193,7 @@ func (p *predictions) unlink(l *ages, among int, at uint32) {
 }
 
 // drop forgets w's oldest predictions for as long as more says so, and returns how many.
-func (p *predictions) drop(w kvblock.Worker, of *predicted, more func(*prediction) bool) int {
+func (p *predictions) drop(w kvblock.Worker, of *workerPredictions, more func(*prediction) bool) int {
 	p.seqs = p.seqs[:0]
 	for at := of.own.oldest; at != 0 && more(&p.entries[at]); at = of.own.oldest {
 		seq := p.entries[at].seq
@@ -210,7 +210,7 @@ func (p *predictions) drop(w kvblock.Worker, of *predicted, more func(*predictio
 		batch := rest[:min(dropBatch, len(rest))]
 		rest = rest[len(batch):]
 		p.tier.mu.Lock()
-		p.tier.unhold(w, batch)
+		p.tier.removeSeqs(w, batch)
 		p.tier.unlock()
 	}
 	if len(of.blocks) == 0 {
@@ -221,10 +221,10 @@ func (p *predictions) drop(w kvblock.Worker, of *predicted, more func(*predictio
 
 // expire forgets what is too old, at most once a tick.
 func (p *predictions) expire(now tick) {
-	if tick(p.swept.Load()) == now {
+	if tick(p.lastExpiry.Load()) == now {
 		return
 	}
-	p.swept.Store(uint32(now))
+	p.lastExpiry.Store(uint32(now))
 	for w, of := range p.workers {
 		if of.life.Blocks > 0 {
 			continue
@@ -266,13 +266,13 @@ func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores
 		return
 	}
 	// whoever has the lock expires as well, or just did
-	if now := p.now(); tick(p.swept.Load()) != now && p.mu.TryLock() {
+	if now := p.now(); tick(p.lastExpiry.Load()) != now && p.mu.TryLock() {
 		p.expire(now)
 		p.mu.Unlock()
 	}
-	clear(s.predicted.met)
+	clear(s.predicted.known)
 	p.tier.findMatches(chain, &s.predicted)
-	for j, word := range s.predicted.met {
+	for j, word := range s.predicted.known {
 		for ; word != 0; word &= word - 1 {
 			w := kvblock.Worker(64*j + bits.TrailingZeros64(word))
 			if n := s.predicted.blocks(w); n > s.device.blocks(w) {

@@ -19,7 +19,7 @@ import (
 // A run is a record of the arena:
 //
 //	word 0   version << 32 | blocks before it in the prompt << 6 | number of blocks
-//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more; and its follower
+//	word 1   the holder's number, or manyHolders and the address of the holders' record; and the follower
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
@@ -60,7 +60,7 @@ const noRun run = 1<<32 - 1
 func ones(n int) uint64 { return 1<<n - 1 }
 
 // spot is the place of a block, taken apart. It means something until the block moves.
-type spot struct {
+type position struct {
 	at     ref
 	run    run
 	i      int                   // which of the run's blocks it is
@@ -69,10 +69,10 @@ type spot struct {
 }
 
 // seq returns the block's sequence hash.
-func (s *spot) seq() kvblock.SequenceHash { return kvblock.SequenceHash(s.words[runHeader+s.i]) }
+func (s *position) seq() kvblock.SequenceHash { return kvblock.SequenceHash(s.words[runHeader+s.i]) }
 
 // hasName reports whether there is a block, whose own name is e.
-func (s *spot) hasName(e kvblock.EngineHash) bool {
+func (s *position) hasName(e kvblock.EngineHash) bool {
 	return s.stored != nil && s.i >= 0 && s.i < length(s.words[0]) && e != 0 && s.stored[runHeader+s.i].Engine == e
 }
 
@@ -86,11 +86,11 @@ func (t *tier) runOf(r ref) (at run, i int) {
 func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
 // begin starts a change of run r: readers wait until end.
-func begin(words []uint64) { putNow(&words[0], words[0]+1<<32) }
+func beginWrite(words []uint64) { publishWordNow(&words[0], words[0]+1<<32) }
 
 // end publishes the run with n blocks.
-func end(words []uint64, n int) {
-	put(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
+func endWrite(words []uint64, n int) {
+	publishWord(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
 }
 
 const (
@@ -114,15 +114,15 @@ func follower(word uint64) run {
 }
 
 // follow puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
-func follow(words []uint64, by uint64) { put(&words[1], words[1]&^followerBits|by) }
+func setFollower(words []uint64, by uint64) { publishWord(&words[1], words[1]&^followerBits|by) }
 
 // newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks
 // come before it.
 func (t *tier) newRun(n, depth int) (run, bool) {
-	r, ok := t.arena.alloc(sortRun, classFor(runHeader+n))
+	r, ok := t.arena.alloc(kindRun, classFor(runHeader+n))
 	if ok {
 		words := t.arena.record(r)
-		putNow(&words[0], (words[0]>>32+1)<<32|uint64(min(depth, maxDepth))<<lengthBits)
+		publishWordNow(&words[0], (words[0]>>32+1)<<32|uint64(min(depth, maxDepth))<<lengthBits)
 	}
 	return r, ok
 }
@@ -157,8 +157,8 @@ func (t *tier) moveRun(r run, want int) (run, bool) {
 		return 0, false
 	}
 	t.moveBlocks(r, 0, length(from[0]), to, from[1], from[2])
-	begin(from) // before the holders' record, which is no longer its own, changes
-	end(from, 0)
+	beginWrite(from) // before the holders' record, which is no longer its own, changes
+	endWrite(from, 0)
 	t.arena.release(r)
 	return to, true
 }
@@ -167,13 +167,13 @@ func (t *tier) moveRun(r run, want int) (run, bool) {
 // tables.
 func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
-	put(&words[1], who)
-	put(&words[2], mask)
+	publishWord(&words[1], who)
+	publishWord(&words[2], mask)
 	for j := range n {
-		put(&words[runHeader+j], from[j])
+		publishWord(&words[runHeader+j], from[j])
 	}
-	end(words, n)
-	found := t.found(r) >> i & ones(n)
+	endWrite(words, n)
+	found := t.indexedBlocks(r) >> i & ones(n)
 	stored := t.arena.storedOf(to)
 	if was := t.arena.storedOf(r); was != nil {
 		stored[0], stored[1] = was[0], was[1]
@@ -189,11 +189,11 @@ func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	}
 	for ; found != 0; found &= found - 1 {
 		j := bits.TrailingZeros64(found)
-		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
+		t.bySeq.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
 	}
 	if i == 0 {
 		t.starts.move(kvblock.SequenceHash(from[0]), r+runHeader, to+runHeader)
-		t.followedElsewhere(r, to)
+		t.moveFollower(r, to)
 	} else {
 		t.insertStart(kvblock.SequenceHash(from[0]), to+runHeader)
 	}
@@ -207,14 +207,14 @@ func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 }
 
 // followedElsewhere tells the run that r is the follower of, if it is any's, that r has moved.
-func (t *tier) followedElsewhere(r, to run) {
+func (t *tier) moveFollower(r, to run) {
 	stored := t.arena.storedOf(to)
 	if stored == nil || r == 0 {
 		return
 	}
-	before, i := t.arena.around(run(stored[0].Local) + runHeader)
+	before, i := t.arena.runAround(run(stored[0].Local) + runHeader)
 	if before != nil && i == 0 && length(before[0]) > 0 && follower(before[1]) == r {
-		follow(before, uint64(to)<<followerShift)
+		setFollower(before, uint64(to)<<followerShift)
 	}
 }
 
@@ -222,8 +222,8 @@ func (t *tier) followedElsewhere(r, to run) {
 func (t *tier) freeRun(r run) {
 	words := t.arena.record(r)
 	who := words[1]
-	begin(words)
-	end(words, 0)
+	beginWrite(words)
+	endWrite(words, 0)
 	if who&manyHolders != 0 {
 		t.arena.release(ref(who))
 	}
@@ -231,11 +231,11 @@ func (t *tier) freeRun(r run) {
 }
 
 // cut makes r end after n blocks. The tables must not say that the rest is there any more.
-func (t *tier) cut(r run, n int) {
+func (t *tier) truncate(r run, n int) {
 	words := t.arena.record(r)
-	begin(words)
-	follow(words, 0)
-	end(words, n)
+	beginWrite(words)
+	setFollower(words, 0)
+	endWrite(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the
 	// same.
 	t.collect(r, 0, n, noWorker)
@@ -247,8 +247,8 @@ func (t *tier) cut(r run, n int) {
 func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
 	if _, ok := t.copyRun(r, i, n, n); ok {
-		t.cut(r, i)
-		follow(t.arena.record(r), manyFollowers)
+		t.truncate(r, i)
+		setFollower(t.arena.record(r), manyFollowers)
 		if stored := t.arena.storedOf(r); stored != nil {
 			stored[2].Engine = 1
 		}

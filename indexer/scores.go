@@ -29,21 +29,21 @@ func (e Extension) Total() int { return e.Host + e.Disk + e.External }
 //
 // It belongs to one goroutine at a time.
 type OverlapScores struct {
-	device    answer
-	predicted answer // scratch
+	device    tierScores
+	predicted tierScores // scratch
 
 	// by worker number: blocks behind those of the tiers above; [0] says that the worker is in device
 	lower    [][tiers]uint32
-	lowered  []kvblock.Worker
-	found    []found  // scratch
+	extended  []kvblock.Worker
+	extensions    []extension  // scratch
 	frontier []uint64 // scratch, by block of the prompt
 }
 
 // answer is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
-type answer struct {
-	met    []uint64 // by worker number / 64: a bit for everybody of whom something is said
+type tierScores struct {
+	known    []uint64 // by worker number / 64: a bit for everybody of whom something is said
 	octets []octet  // by worker number / 8, 8 for each word of met
-	far    []uint32 // by worker number, as far as needed: see octet
+	exact    []uint32 // by worker number, as far as needed: see octet
 
 	query query // scratch
 }
@@ -51,13 +51,13 @@ type answer struct {
 // octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a
 // byte for each; or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
 type octet struct {
-	from uint32
-	more uint64 // a byte each, the first worker's lowest
+	base uint32
+	extra uint64 // a byte each, the first worker's lowest
 }
 
 const (
-	tooFar = 1<<32 - 1          // longer than any prompt
-	every  = 0x0101010101010101 // a bit in every byte
+	notPacked = 1<<32 - 1          // longer than any prompt
+	lowBits  = 0x0101010101010101 // a bit in every byte
 
 	maxLead = 1<<lengthBits - 1 // blocks of a run, for all that a reader may see
 )
@@ -68,7 +68,7 @@ func (s *OverlapScores) Blocks(w kvblock.Worker) int { return s.device.blocks(w)
 
 // Extension returns what w's lower tiers add to that.
 func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
-	if len(s.lowered) == 0 || int(w) >= len(s.lower) {
+	if len(s.extended) == 0 || int(w) >= len(s.lower) {
 		return Extension{}
 	}
 	l := &s.lower[w]
@@ -82,7 +82,7 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.
 func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 	return func(yield func(Overlap) bool) {
-		for j, word := range s.device.met {
+		for j, word := range s.device.known {
 			for ; word != 0; word &= word - 1 {
 				w := 64*j + bits.TrailingZeros64(word)
 				if !yield(Overlap{kvblock.Worker(w), s.device.depth(w)}) {
@@ -95,11 +95,11 @@ func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 
 // reset forgets the previous answer.
 func (s *OverlapScores) reset() {
-	clear(s.device.met)
-	for _, w := range s.lowered {
+	clear(s.device.known)
+	for _, w := range s.extended {
 		s.lower[w] = [tiers]uint32{}
 	}
-	s.lowered = s.lowered[:0]
+	s.extended = s.extended[:0]
 }
 
 // reach returns how many leading blocks w holds in the tiers looked at so far.
@@ -121,17 +121,17 @@ func (s *OverlapScores) add(w kvblock.Worker, in kvblock.Tier, n int) {
 	l := &s.lower[w]
 	if l[0] == 0 {
 		l[0] = 1
-		s.lowered = append(s.lowered, w)
+		s.extended = append(s.extended, w)
 		s.device.record(w, s.device.blocks(w))
 	}
 	l[in] += uint32(n)
 }
 
-func (a *answer) has(w kvblock.Worker) bool {
-	return int(w/64) < len(a.met) && a.met[w/64]>>(w%64)&1 != 0
+func (a *tierScores) has(w kvblock.Worker) bool {
+	return int(w/64) < len(a.known) && a.known[w/64]>>(w%64)&1 != 0
 }
 
-func (a *answer) blocks(w kvblock.Worker) int {
+func (a *tierScores) blocks(w kvblock.Worker) int {
 	if !a.has(w) {
 		return 0
 	}
@@ -139,56 +139,56 @@ func (a *answer) blocks(w kvblock.Worker) int {
 }
 
 // depth returns what is said of worker w, who is in met.
-func (a *answer) depth(w int) int {
+func (a *tierScores) depth(w int) int {
 	o := &a.octets[w/8]
-	if o.from == tooFar {
-		return int(a.far[w])
+	if o.base == notPacked {
+		return int(a.exact[w])
 	}
-	return int(o.from) + int(uint8(o.more>>(w%8*8)))
+	return int(o.base) + int(uint8(o.extra>>(w%8*8)))
 }
 
 // fit makes room for so many words of met.
-func (a *answer) fit(words int) {
-	if n := words - len(a.met); n > 0 {
-		a.met = append(a.met, make([]uint64, n)...)
+func (a *tierScores) fit(words int) {
+	if n := words - len(a.known); n > 0 {
+		a.known = append(a.known, make([]uint64, n)...)
 		a.octets = append(a.octets, make([]octet, 8*n)...)
 	}
 }
 
 // record says n blocks of w.
-func (a *answer) record(w kvblock.Worker, n int) {
+func (a *tierScores) record(w kvblock.Worker, n int) {
 	a.fit(int(w/64) + 1)
-	a.put(w, n, a.met[w/64])
-	a.met[w/64] |= 1 << (w % 64)
+	a.put(w, n, a.known[w/64])
+	a.known[w/64] |= 1 << (w % 64)
 }
 
 // put makes n what is said of w once it is in met. There is room for it. Of w's word of met, what is said of those in
 // others stays.
-func (a *answer) put(w kvblock.Worker, n int, others uint64) {
+func (a *tierScores) put(w kvblock.Worker, n int, others uint64) {
 	o := &a.octets[w/8]
 	neighbours := uint8(others>>(w%64/8*8)) &^ (1 << (w % 8))
-	more := n - int(o.from)
+	more := n - int(o.base)
 	switch {
 	case neighbours == 0:
-		*o = octet{from: uint32(n)}
-	case o.from == tooFar:
-		a.far[w] = uint32(n)
+		*o = octet{base: uint32(n)}
+	case o.base == notPacked:
+		a.exact[w] = uint32(n)
 	case more >= 0 && more < 256:
-		o.more = o.more&^(0xff<<(w%8*8)) | uint64(more)<<(w%8*8)
+		o.extra = o.extra&^(0xff<<(w%8*8)) | uint64(more)<<(w%8*8)
 	default:
-		if len(a.far) < 8*len(a.octets) {
-			a.far = append(a.far, make([]uint32, 8*len(a.octets)-len(a.far))...)
+		if len(a.exact) < 8*len(a.octets) {
+			a.exact = append(a.exact, make([]uint32, 8*len(a.octets)-len(a.exact))...)
 		}
 		first := int(w &^ 7)
 		for i := range 8 {
-			a.far[first+i] = uint32(a.depth(first + i))
+			a.exact[first+i] = uint32(a.depth(first + i))
 		}
-		o.from, a.far[w] = tooFar, uint32(n)
+		o.base, a.exact[w] = notPacked, uint32(n)
 	}
 }
 
 // recordSet says n blocks of everybody in set.
-func (a *answer) recordSet(set []uint64, n int) {
+func (a *tierScores) recordSet(set []uint64, n int) {
 	a.fit(len(set))
 	for j, word := range set {
 		if word != 0 {
@@ -198,11 +198,11 @@ func (a *answer) recordSet(set []uint64, n int) {
 }
 
 // recordWord says n blocks of everybody in set, a word for which there is room.
-func (a *answer) recordWord(j int, set uint64, n int) {
-	octets, met := (*[8]octet)(a.octets[8*j:]), a.met[j]
+func (a *tierScores) recordWord(j int, set uint64, n int) {
+	octets, met := (*[8]octet)(a.octets[8*j:]), a.known[j]
 	if met == 0 {
 		for c := range octets {
-			octets[c] = octet{from: uint32(n)}
+			octets[c] = octet{base: uint32(n)}
 		}
 	} else {
 		for rest := set; rest != 0; {
@@ -212,20 +212,20 @@ func (a *answer) recordWord(j int, set uint64, n int) {
 			a.putOctet(64*j+8*c, here, uint8(met>>(8*c)), n, 0)
 		}
 	}
-	a.met[j] = met | set
+	a.known[j] = met | set
 }
 
 // putOctet makes n, and the bytes of more that are theirs, what is said of those of eight workers from w on who are in
 // here, once they are in met. What is said of those in others stays. No byte is more than maxLead.
-func (a *answer) putOctet(w int, here, others uint8, n int, more uint64) {
+func (a *tierScores) putOctet(w int, here, others uint8, n int, more uint64) {
 	o := &a.octets[w/8]
 	if others == 0 {
 		*o = octet{uint32(n), more}
 		return
 	}
-	if apart := n - int(o.from); apart >= 0 && apart < 256-maxLead && o.from != tooFar {
-		theirs := (uint64(here)*every&0x8040201008040201 + 0x7f*every) >> 7 & every * 0xff // 0xff in their bytes
-		o.more = o.more&^theirs | (more+uint64(apart)*every)&theirs
+	if apart := n - int(o.base); apart >= 0 && apart < 256-maxLead && o.base != notPacked {
+		theirs := (uint64(here)*lowBits&0x8040201008040201 + 0x7f*lowBits) >> 7 & lowBits * 0xff // 0xff in their bytes
+		o.extra = o.extra&^theirs | (more+uint64(apart)*lowBits)&theirs
 		return
 	}
 	for ; here != 0; here &= here - 1 {
@@ -236,23 +236,23 @@ func (a *answer) putOctet(w int, here, others uint8, n int, more uint64) {
 
 // spread makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in met;
 // but for those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in met.
-func (a *answer) spread(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
+func (a *tierScores) recordGroup(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
 	a.fit(j + 1)
-	others |= a.met[j]
+	others |= a.known[j]
 	octets := (*[8]octet)(a.octets[8*j:])
 	for rest := members; rest != 0; {
 		c := bits.TrailingZeros64(rest) / 8 % 8
 		here := uint8(rest >> (8 * c))
 		rest &^= 0xff << (8 * c)
-		lead := atomic.LoadUint64(&leads[c]) & (maxLead * every)
+		lead := atomic.LoadUint64(&leads[c]) & (maxLead * lowBits)
 		if taken := uint8(others >> (8 * c)); taken == 0 {
 			octets[c] = octet{uint32(i), lead}
 		} else {
 			a.putOctet(64*j+8*c, here, taken, i, lead)
 		}
 		// the top bit of each byte that is
-		if atLeast := (lead | 0x80*every) - uint64(k)*every; atLeast&(0x80*every) != 0 {
-			whole |= atLeast >> 7 & every * 0x0102040810204080 >> 56 << (8 * c) // these bits, in a byte
+		if atLeast := (lead | 0x80*lowBits) - uint64(k)*lowBits; atLeast&(0x80*lowBits) != 0 {
+			whole |= atLeast >> 7 & lowBits * 0x0102040810204080 >> 56 << (8 * c) // these bits, in a byte
 		}
 	}
 	return whole & members

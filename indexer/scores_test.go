@@ -14,7 +14,7 @@ import (
 func TestAnswer(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
-		var a answer
+		var a tierScores
 		said := map[int]int{}
 		depth := r.IntN(300)
 		for range 1 + r.IntN(20) {
@@ -52,10 +52,10 @@ func TestAnswer(t *testing.T) {
 						whole |= 1 << w
 					}
 				}
-				if got := a.spread(j, who, 0, &leads, depth, matched); got != whole {
+				if got := a.recordGroup(j, who, 0, &leads, depth, matched); got != whole {
 					t.Fatalf("%x hold all %d blocks, want %x", got, matched, whole)
 				}
-				a.met[j] |= who &^ whole
+				a.known[j] |= who &^ whole
 				maps.Copy(said, want)
 			}
 		}
@@ -68,9 +68,9 @@ func TestAnswer(t *testing.T) {
 }
 
 // told returns who is in word j of met.
-func told(a *answer, j int) uint64 {
+func told(a *tierScores, j int) uint64 {
 	a.fit(j + 1)
-	return a.met[j]
+	return a.known[j]
 }
 
 func has(said map[int]int, w int) bool {

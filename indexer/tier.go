@@ -19,34 +19,34 @@ type tier struct {
 	_  memoryLine
 	// Lookups read what follows first of all: it is apart from what every change writes, which would take it from their
 	// caches.
-	firsts firsts // filter of prompts' first blocks; nil: all may be there
-	starts table  // the first blocks of runs
-	arena  arena
+	rootFilter rootFilter // filter of prompts' first blocks; nil: all may be there
+	starts     seqTable   // the first blocks of runs
+	arena      arena
 
-	mayStart filter             // of starts
-	names    nameTable          // all blocks by their names (names.go)
-	blocks   int                // in all runs
-	list     []holder           // scratch
-	grouped  [maxGroups]grouped // scratch of allocHolders, zero between
-	latest   ref                // where the block is that hold, append or storeOne did last
-	latestOf kvblock.Worker     // who holds that block for sure, by its own name; noWorker: nobody
+	startFilter  startFilter           // of starts
+	names        nameTable             // all blocks by their names (names.go)
+	blocks       int                   // in all runs
+	list         []holder              // scratch
+	groupScratch [maxGroups]groupCount // scratch of allocHolders, zero between
+	latest       ref                   // where the block is that hold, append or storeOne did last
+	latestOf     kvblock.Worker        // who holds that block for sure, by its own name; noWorker: nobody
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
 	// every says so, which stays so once needed; else those that have, or had, private names.
-	table table
-	every atomic.Bool
+	bySeq      seqTable
+	allIndexed atomic.Bool
 
 	// scratch of lookAhead
-	seqs  [maxAhead]kvblock.SequenceHash
-	mixed [maxAhead]uint64
-	begin [maxAhead]bool
+	seqs     [maxAhead]kvblock.SequenceHash
+	mixed    [maxAhead]uint64
+	mayStart [maxAhead]bool
 
-	near      [4 * maxTogether]uintptr // scratch, memory to prefetch
+	addrs     [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 	nearNames int                      // names of the store under way that were sent for before it began
 
-	size  atomic.Int64 // bytes in use after the latest change
-	spare atomic.Int64 // bytes of the arena's pages that are not
-	busy  atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
+	usedBytes  atomic.Int64 // bytes in use after the latest change
+	spareBytes atomic.Int64 // bytes of the arena's pages that are not
+	nonEmpty   atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
 }
 
 // memoryLine is what caches take from memory at once.
@@ -56,126 +56,126 @@ type memoryLine [64]byte
 func (t *tier) init() {
 	t.starts.sparse = true
 	t.latestOf = noWorker
-	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
+	t.starts.seed, t.bySeq.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
 }
 
 // unlock ends a change.
 func (t *tier) unlock() {
-	if size := t.arena.used() + t.tableBytes(); size != int(t.size.Load()) { // most changes do not change it
-		t.size.Store(int64(size))
+	if size := t.arena.used() + t.tableBytes(); size != int(t.usedBytes.Load()) { // most changes do not change it
+		t.usedBytes.Store(int64(size))
 	}
-	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spare.Load()) {
-		t.spare.Store(int64(spare))
+	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spareBytes.Load()) {
+		t.spareBytes.Store(int64(spare))
 	}
-	if busy := t.blocks > 0; busy != t.busy.Load() {
-		t.busy.Store(busy)
+	if busy := t.blocks > 0; busy != t.nonEmpty.Load() {
+		t.nonEmpty.Store(busy)
 	}
 	t.mu.Unlock()
 }
 
 // tableBytes returns the bytes of all tables.
 func (t *tier) tableBytes() int {
-	return t.starts.size + len(t.mayStart.counts) + t.names.bytes() + t.table.size
+	return t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
 }
 
 // findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens
 // of nanoseconds for each block that is there; lookups do not. The caller holds no tier.
-func (t *tier) findEvery() {
-	if t.every.Load() {
+func (t *tier) indexAll() {
+	if t.allIndexed.Load() {
 		return
 	}
 	t.mu.Lock()
 	defer t.unlock()
-	if t.every.Load() {
+	if t.allIndexed.Load() {
 		return
 	}
 	t.arena.eachRun(func(r run) bool {
 		words := t.arena.record(r)
-		for m := ones(length(words[0])) &^ t.found(r); m != 0; m &= m - 1 {
+		for m := ones(length(words[0])) &^ t.indexedBlocks(r); m != 0; m &= m - 1 {
 			at := runHeader + bits.TrailingZeros64(m)
-			t.table.insert(kvblock.SequenceHash(words[at]), r+ref(at))
+			t.bySeq.insert(kvblock.SequenceHash(words[at]), r+ref(at))
 		}
 		return true
 	})
-	t.every.Store(true)
+	t.allIndexed.Store(true)
 }
 
 // findAlone does the same for the block at r, for as long as anybody holds it.
-func (t *tier) findAlone(r ref) {
+func (t *tier) indexBlock(r ref) {
 	of, i := t.runOf(r)
-	if t.found(of)>>i&1 == 0 {
+	if t.indexedBlocks(of)>>i&1 == 0 {
 		t.arena.storedOf(of)[2].Local |= 1 << i
-		t.table.insert(t.seqAt(r), r)
+		t.bySeq.insert(t.seqAt(r), r)
 	}
 }
 
 // found returns which blocks of r table has.
-func (t *tier) found(r run) uint64 {
-	if t.every.Load() {
+func (t *tier) indexedBlocks(r run) uint64 {
+	if t.allIndexed.Load() {
 		return ones(t.runLen(r))
 	}
 	return uint64(t.arena.storedOf(r)[2].Local)
 }
 
 // place is where in a prompt blocks go.
-type place struct {
-	spot                       // of the block before them, the zero spot if there is none or it is not in the tier
-	after bool                 // whether a block comes before them
-	seq   kvblock.SequenceHash // that block; meaningless without after
-	depth int                  // how many blocks come before them, if it is not known of that block
+type insertPoint struct {
+	position                      // of the block before them, the zero spot if there is none or it is not in the tier
+	after    bool                 // whether a block comes before them
+	seq      kvblock.SequenceHash // that block; meaningless without after
+	depth    int                  // how many blocks come before them, if it is not known of that block
 }
 
 // comesAfter makes p the place behind the block of its spot.
-func (p *place) comesAfter() {
-	p.after, p.seq, p.depth = true, p.spot.seq(), depthOf(p.words[0])+p.i+1
+func (p *insertPoint) setAfter() {
+	p.after, p.seq, p.depth = true, p.position.seq(), depthOf(p.words[0])+p.i+1
 }
 
 // behindLatest sets p to the place behind the block that was stored last.
-func (t *tier) behindLatest(p *place) {
-	t.arena.spot(t.latest, &p.spot)
-	p.comesAfter()
+func (t *tier) afterLatest(p *insertPoint) {
+	t.arena.locate(t.latest, &p.position)
+	p.setAfter()
 }
 
 // findAgain looks up where the block before p is, by its sequence hash alone.
-func (t *tier) findAgain(p *place) {
-	if at, ok := t.table.find(&t.arena, p.seq); ok {
-		t.arena.spot(at, &p.spot)
+func (t *tier) relocate(p *insertPoint) {
+	if at, ok := t.bySeq.find(&t.arena, p.seq); ok {
+		t.arena.locate(at, &p.position)
 	} else {
-		p.spot = spot{}
+		p.position = position{}
 	}
 }
 
 // next sets s to where the block seq is, which comes at p, if it is there.
-func (t *tier) next(p *place, seq kvblock.SequenceHash, s *spot) bool {
+func (t *tier) findNext(p *insertPoint, seq kvblock.SequenceHash, s *position) bool {
 	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.words[runHeader+i] == uint64(seq) {
-		p.following(s)
+		p.successor(s)
 		return true
 	}
-	return t.startSpot(seq, s)
+	return t.findStartPosition(seq, s)
 }
 
 // following sets s to the place right behind the block before p, in the same run.
-func (p *place) following(s *spot) {
-	*s = p.spot
+func (p *insertPoint) successor(s *position) {
+	*s = p.position
 	s.at++
 	s.i++
 }
 
 // start returns where the block seq is, if it begins a run.
-func (t *tier) start(seq kvblock.SequenceHash) (ref, bool) {
-	if !t.mayStart.may(t.starts.tag(seq)) {
+func (t *tier) findStart(seq kvblock.SequenceHash) (ref, bool) {
+	if !t.startFilter.mayContain(t.starts.tag(seq)) {
 		return 0, false
 	}
 	return t.starts.find(&t.arena, seq)
 }
 
 // startSpot sets s to where the block seq is, if it begins a run.
-func (t *tier) startSpot(seq kvblock.SequenceHash, s *spot) bool {
-	at, ok := t.start(seq)
+func (t *tier) findStartPosition(seq kvblock.SequenceHash, s *position) bool {
+	at, ok := t.findStart(seq)
 	if ok {
-		t.arena.spot(at, s)
+		t.arena.locate(at, s)
 	}
 	return ok
 }
@@ -183,60 +183,60 @@ func (t *tier) startSpot(seq kvblock.SequenceHash, s *spot) bool {
 // insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
 func (t *tier) insertStart(seq kvblock.SequenceHash, r ref) {
 	t.starts.insert(seq, r)
-	t.mayStart.add(t.starts.tag(seq), &t.starts)
+	t.startFilter.add(t.starts.tag(seq), &t.starts)
 }
 
 func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 	t.starts.remove(seq, r)
-	t.mayStart.remove(t.starts.tag(seq), &t.starts)
+	t.startFilter.remove(t.starts.tag(seq), &t.starts)
 }
 
 // nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash
 // where the block before it is known, and needs no hashing.
-func (t *tier) nextLocal(p *place, local kvblock.LocalHash, s *spot) bool {
+func (t *tier) findNextLocal(p *insertPoint, local kvblock.LocalHash, s *position) bool {
 	if i := p.i + 1; p.words != nil {
 		if n := length(p.words[0]); i < n && p.stored[runHeader+i].Local == local {
-			p.following(s)
+			p.successor(s)
 			return true
-		} else if i == n && t.followerSpot(p, s) && s.stored[runHeader].Local == local {
+		} else if i == n && t.findFollower(p, s) && s.stored[runHeader].Local == local {
 			return true
 		}
 	}
-	found := t.startSpot(p.hash(local), s)
+	found := t.findStartPosition(p.sequenceHash(local), s)
 	if found {
-		t.leadsTo(p, s.run)
+		t.linkFollower(p, s.run)
 	}
 	return found
 }
 
 // followerSpot sets s to the beginning of the follower of the run that p is at the end of, if there is one.
-func (t *tier) followerSpot(p *place, s *spot) bool {
+func (t *tier) findFollower(p *insertPoint, s *position) bool {
 	r := follower(p.words[1])
 	if r == 0 {
 		return false
 	}
-	t.arena.spot(r+runHeader, s)
+	t.arena.locate(r+runHeader, s)
 	return s.stored != nil && s.i == 0 && length(s.words[0]) > 0 && s.stored[0].Engine == kvblock.EngineHash(p.seq) &&
 		s.stored[1].Engine != 0
 }
 
 // leadsTo makes r the follower of the run that p is at the end of, if it is, or one of many.
-func (t *tier) leadsTo(p *place, r run) {
+func (t *tier) linkFollower(p *insertPoint, r run) {
 	if p.words == nil || p.i+1 != length(p.words[0]) {
 		return
 	}
-	var s spot
+	var s position
 	if now := p.words[1] & followerBits; now == manyFollowers ||
-		now != 0 && follower(now) != r && t.followerSpot(p, &s) {
-		follow(p.words, manyFollowers)
+		now != 0 && follower(now) != r && t.findFollower(p, &s) {
+		setFollower(p.words, manyFollowers)
 		return
 	}
-	follow(p.words, uint64(r)<<followerShift)
+	setFollower(p.words, uint64(r)<<followerShift)
 	t.arena.storedOf(r)[0].Local = kvblock.LocalHash(p.run)
 }
 
 // hash returns the sequence hash of a block at p.
-func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
+func (p *insertPoint) sequenceHash(local kvblock.LocalHash) kvblock.SequenceHash {
 	if !p.after {
 		return kvblock.FirstSequenceHash(local)
 	}
@@ -245,10 +245,10 @@ func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
 
 // ahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as memory
 // takes to come, so that the rest is found out, and sent for, meanwhile.
-type ahead struct {
-	seqs  []kvblock.SequenceHash
-	mixed []uint64 // of their names, as nameTable.mix returns them; nil if they get none
-	begin []bool   // which may begin runs; nil if that is not known
+type lookahead struct {
+	seqs     []kvblock.SequenceHash
+	mixed    []uint64 // of their names, as nameTable.mix returns them; nil if they get none
+	mayStart []bool   // which may begin runs; nil if that is not known
 }
 
 // maxAhead is of how many blocks that is found out at once.
@@ -256,22 +256,22 @@ const maxAhead = 128
 
 // lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and
 // until the next call.
-func (t *tier) lookAhead(p *place, blocks []kvblock.StoredBlock, a *ahead) {
+func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, a *lookahead) {
 	blocks = blocks[:min(len(blocks), maxAhead)]
-	a.seqs, a.mixed, a.begin = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.begin[:len(blocks)]
-	near := t.near[:0]
-	seq := p.hash(blocks[0].Local)
+	a.seqs, a.mixed, a.mayStart = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.mayStart[:len(blocks)]
+	near := t.addrs[:0]
+	seq := p.sequenceHash(blocks[0].Local)
 	for k := range blocks {
 		if k > 0 {
 			seq = kvblock.NextSequenceHash(seq, blocks[k].Local)
 		}
-		a.seqs[k], a.begin[k] = seq, t.mayStart.may(t.starts.tag(seq))
-		if a.begin[k] {
-			near = append(near, t.starts.near(uint64(seq)))
+		a.seqs[k], a.mayStart[k] = seq, t.startFilter.mayContain(t.starts.tag(seq))
+		if a.mayStart[k] {
+			near = append(near, t.starts.slotAddr(uint64(seq)))
 		}
 		a.mixed[k] = t.names.mix(blocks[k].Engine)
 		if k >= t.nearNames {
-			near = append(near, t.names.near(a.mixed[k]))
+			near = append(near, t.names.slotAddr(a.mixed[k]))
 		}
 		if len(near) >= 8 || k == len(blocks)-1 {
 			prefetch.Words(unsafe.SliceData(near), len(near))
@@ -281,9 +281,9 @@ func (t *tier) lookAhead(p *place, blocks []kvblock.StoredBlock, a *ahead) {
 }
 
 // pass forgets the first k blocks.
-func (a *ahead) pass(k int) {
+func (a *lookahead) advance(k int) {
 	k = min(k, len(a.seqs))
-	a.seqs, a.mixed, a.begin = a.seqs[k:], a.mixed[k:], a.begin[k:]
+	a.seqs, a.mixed, a.mayStart = a.seqs[k:], a.mixed[k:], a.mayStart[k:]
 }
 
 // seqAt returns the sequence hash of the block at r.
@@ -291,7 +291,7 @@ func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t
 
 // joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names,
 // and sets s to the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
-func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.StoredBlock) int {
+func (t *tier) joinNamed(w kvblock.Worker, h *held, s *position, blocks []kvblock.StoredBlock) int {
 	r, i, n := s.run, s.i, length(s.words[0])
 	stored := s.stored[runHeader+i : runHeader+n]
 	k := min(len(stored), len(blocks))
@@ -300,9 +300,9 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.St
 		for k = 0; k < most && stored[k] == blocks[k] && blocks[k].Engine != 0; k++ {
 		}
 	}
-	if h.private.n > 0 {
+	if h.aliases.n > 0 {
 		for j := range k {
-			if h.private.has(blocks[j].Engine) {
+			if h.aliases.has(blocks[j].Engine) {
 				k = j
 				break
 			}
@@ -317,7 +317,7 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.St
 	}
 	for ; had != 0; had &= had - 1 {
 		j := bits.TrailingZeros64(had) - i
-		h.again(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine)
+		h.storeAgain(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine)
 	}
 	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of
 	// it.
@@ -336,10 +336,10 @@ func same(a, b []kvblock.StoredBlock) bool {
 }
 
 // join does the same in a tier without names, with blocks whose sequence hashes are seqs.
-func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceHash) int {
+func (t *tier) join(w kvblock.Worker, h *held, s *position, seqs []kvblock.SequenceHash) int {
 	r, i, words := s.run, s.i, s.words
 	n := length(words[0])
-	k := matching(words[runHeader+i:runHeader+min(n, i+len(seqs))], seqs)
+	k := matchingBlocks(words[runHeader+i:runHeader+min(n, i+len(seqs))], seqs)
 	if _, ok := t.hold(w, h, s, k); !ok {
 		return 0
 	}
@@ -351,7 +351,7 @@ func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceH
 
 // hold makes w hold k blocks of a run from s on, and returns those of them that it held already. It reports failure,
 // changing nothing, if the arena is exhausted.
-func (t *tier) hold(w kvblock.Worker, h *held, s *spot, k int) (had uint64, ok bool) {
+func (t *tier) hold(w kvblock.Worker, h *held, s *position, k int) (had uint64, ok bool) {
 	more := ones(k) << s.i
 	was, ok := t.setMask(s.run, s.words, w, 0, more)
 	if !ok {
@@ -360,19 +360,20 @@ func (t *tier) hold(w kvblock.Worker, h *held, s *spot, k int) (had uint64, ok b
 	t.latest, t.latestOf = s.at+ref(k-1), w
 	added := bits.OnesCount64(more &^ was)
 	h.blocks += added
-	h.n += added
+	h.names += added
 	return more & was, true
 }
 
 // append adds the first of some blocks, which nobody holds, as held by w, in one run, as far as their names are free.
 // It returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them, which
 // counts if their names are mixed.
-func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks []kvblock.StoredBlock) int {
+func (t *tier) appendBlocks(w kvblock.Worker, h *held, p *insertPoint, next *lookahead,
+	blocks []kvblock.StoredBlock) int {
 	named := next.mixed != nil
 	seqs := next.seqs[:min(len(next.seqs), maxRun)]
 	r, n, depth, ok := run(0), 0, p.depth, false
 	if p.after {
-		r, n, depth, ok = t.extensible(w, p, len(seqs))
+		r, n, depth, ok = t.extensibleRun(w, p, len(seqs))
 	}
 	longer := ok // than it was: lookups may be at it, and see the new blocks all at once
 	if !longer {
@@ -381,8 +382,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 		}
 		n = 0
 		words := t.arena.record(r)
-		put(&words[1], uint64(w))
-		put(&words[2], 0)
+		publishWord(&words[1], uint64(w))
+		publishWord(&words[2], 0)
 		if stored := t.arena.storedOf(r); stored != nil {
 			stored[0] = kvblock.StoredBlock{Engine: kvblock.EngineHash(p.seq)}
 			stored[1] = kvblock.StoredBlock{Engine: kvblock.EngineHash(b2i(p.after))}
@@ -393,29 +394,29 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 	from := runHeader + n
 	k := min(len(seqs), len(words)-from)
 	for i := 1; i < k; i++ {
-		if next.begin != nil && !next.begin[i] {
+		if next.mayStart != nil && !next.mayStart[i] {
 			continue
 		}
-		if _, held := t.start(seqs[i]); held {
+		if _, held := t.findStart(seqs[i]); held {
 			k = i
 		}
 	}
 	for i, seq := range seqs[:k] {
-		put(&words[from+i], uint64(seq))
+		publishWord(&words[from+i], uint64(seq))
 	}
 	if stored != nil {
 		copy(stored[from:], blocks[:k])
 	}
 	if named {
-		for i := 0; i < k && h.private.n > 0; i++ {
-			if h.private.has(blocks[i].Engine) {
+		for i := 0; i < k && h.aliases.n > 0; i++ {
+			if h.aliases.has(blocks[i].Engine) {
 				k = i
 			}
 		}
 		k = t.names.insert(&t.arena, stored[from:from+k], next.mixed, r+ref(from))
 		if k == 0 {
 			if !longer {
-				end(words, 0)
+				endWrite(words, 0)
 				t.arena.release(r)
 			}
 			t.latestOf = noWorker // its run may have moved
@@ -432,7 +433,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 	shared, inPlace := who&manyHolders != 0, false
 	if shared {
 		grow.open(t.arena.record(ref(who)))
-		inPlace = grow.growsFor(w)
+		inPlace = grow.canLengthen(w)
 	}
 	if shared && !inPlace {
 		t.collect(r, 0, n, noWorker)
@@ -453,15 +454,15 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 	}
 	old := words[1]
 	if longer {
-		begin(words)
+		beginWrite(words)
 	}
-	put(&words[1], who)
+	publishWord(&words[1], who)
 	if inPlace {
 		grow.lengthen(w, n, k)
 	} else {
-		put(&words[2], mask)
+		publishWord(&words[2], mask)
 	}
-	end(words, n+k)
+	endWrite(words, n+k)
 	if shared && !inPlace {
 		t.arena.release(ref(old))
 	}
@@ -470,20 +471,20 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 		switch {
 		case stored == nil:
 		case !p.after:
-			t.firsts.add(seqs[0], t.starts.seed, 1)
+			t.rootFilter.add(seqs[0], t.starts.seed, 1)
 		case blocks != nil:
-			t.leadsTo(p, r)
+			t.linkFollower(p, r)
 		}
 	}
-	if t.every.Load() {
+	if t.allIndexed.Load() {
 		for i := range k {
-			t.table.insert(seqs[i], r+ref(runHeader+n+i))
+			t.bySeq.insert(seqs[i], r+ref(runHeader+n+i))
 		}
 	}
 	t.latest, t.latestOf = r+ref(runHeader+n+k-1), w
 	t.blocks += k
 	h.blocks += k
-	h.n += k
+	h.names += k
 	return k
 }
 
@@ -503,7 +504,7 @@ const maxSharers = 64
 // extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
 // there, and it has room for another block, or can be moved to where there is room. In any case it returns how many
 // blocks come before p.
-func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth int, ok bool) {
+func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run, n, depth int, ok bool) {
 	if p.at == 0 {
 		return 0, 0, p.depth, false
 	}
@@ -527,7 +528,7 @@ func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth
 		if !ok {
 			return 0, 0, depth, false
 		}
-		t.arena.spot(to+ref(runHeader+i), &p.spot)
+		t.arena.locate(to+ref(runHeader+i), &p.position)
 		r = to
 	}
 	return r, n, depth, true
@@ -553,11 +554,11 @@ func (t *tier) endingAt(r run, i int) (n int) {
 }
 
 // unhold makes w hold none of these blocks, in a tier without names where every block is found.
-func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
+func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	var r run
 	var mask uint64 // of blocks of r to be cleared
 	for _, seq := range seqs {
-		at, ok := t.table.find(&t.arena, seq)
+		at, ok := t.bySeq.find(&t.arena, seq)
 		if !ok {
 			continue
 		}
@@ -588,18 +589,18 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	n := t.runLen(r)
 	alive := t.union(r)
 	if dead := ones(n) &^ alive; dead != 0 {
-		t.drop(r, n, dead)
+		t.dropBlocks(r, n, dead)
 	}
 }
 
 // dropNames takes the block in word at of run r out of the tables.
-func (t *tier) dropNames(r run, words []uint64, at int) {
+func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	if at == runHeader {
 		t.removeStart(kvblock.SequenceHash(words[at]), r+runHeader)
 	}
 	stored := t.arena.storedOf(r)
-	if i := at - runHeader; t.found(r)>>i&1 != 0 {
-		t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+	if i := at - runHeader; t.indexedBlocks(r)>>i&1 != 0 {
+		t.bySeq.remove(kvblock.SequenceHash(words[at]), r+ref(at))
 		if stored != nil {
 			stored[2].Local &^= 1 << i
 		}
@@ -608,13 +609,13 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 		t.names.remove(stored[at].Engine, r+ref(at))
 	}
 	if stored != nil && at == runHeader && stored[1].Engine == 0 {
-		t.firsts.add(kvblock.SequenceHash(words[at]), t.starts.seed, ^uint32(0))
+		t.rootFilter.add(kvblock.SequenceHash(words[at]), t.starts.seed, ^uint32(0))
 	}
 }
 
 // drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its
 // own. Should the arena be exhausted, blocks stay that nobody holds.
-func (t *tier) drop(r run, n int, dead uint64) {
+func (t *tier) dropBlocks(r run, n int, dead uint64) {
 	for dead != 0 {
 		end := bits.Len64(dead) // of the last stretch of dead blocks
 		if end < n {
@@ -625,14 +626,14 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		n = bits.Len64(^dead & ones(end)) // its start
 		words := t.arena.record(r)
 		for i := n; i < end; i++ {
-			t.dropNames(r, words, runHeader+i)
+			t.removeFromTables(r, words, runHeader+i)
 		}
 		t.blocks -= end - n
 		if n == 0 {
 			t.freeRun(r)
 			return
 		}
-		t.cut(r, n)
+		t.truncate(r, n)
 		if class := classFor(runHeader + n); 4<<class <= len(words) { // most of the record is of no use any more
 			if to, ok := t.moveRun(r, n); ok {
 				r = to

@@ -439,7 +439,7 @@ func (s *subscriber) correct() bool {
 
 func outcome(err error) string {
 	switch {
-	case errors.Is(err, indexer.ErrKeptAside):
+	case errors.Is(err, indexer.ErrOrphaned):
 		return "kept_aside"
 	case errors.Is(err, indexer.ErrParentNotFound):
 		return "parent_block_not_found"

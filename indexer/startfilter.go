@@ -5,7 +5,7 @@ package indexer
 // alone use it. The zero value is that of an empty table.
 //
 // A counter that is full says for good that there may be one.
-type filter struct {
+type startFilter struct {
 	counts []uint8 // 2^n, 8 or more for each block up to maxCounts
 	n      int     // blocks
 }
@@ -17,12 +17,12 @@ const (
 )
 
 // may reports whether the block with this tag may be there.
-func (f *filter) may(tag uint32) bool {
+func (f *startFilter) mayContain(tag uint32) bool {
 	return len(f.counts) > 0 && f.counts[int(tag)&(len(f.counts)-1)] != 0
 }
 
 // add counts a block that is in the table now.
-func (f *filter) add(tag uint32, of *table) {
+func (f *startFilter) add(tag uint32, of *seqTable) {
 	if f.n++; 8*f.n > len(f.counts) && len(f.counts) < maxCounts {
 		f.rebuild(max(minCounts, 2*len(f.counts)), of)
 	} else {
@@ -31,7 +31,7 @@ func (f *filter) add(tag uint32, of *table) {
 }
 
 // remove counts one that is there no more.
-func (f *filter) remove(tag uint32, of *table) {
+func (f *startFilter) remove(tag uint32, of *seqTable) {
 	if f.n--; f.n == 0 {
 		f.counts = nil
 	} else if 64*f.n < len(f.counts) && len(f.counts) > minCounts {
@@ -41,14 +41,14 @@ func (f *filter) remove(tag uint32, of *table) {
 	}
 }
 
-func (f *filter) count(tag uint32) {
+func (f *startFilter) count(tag uint32) {
 	if n := &f.counts[int(tag)&(len(f.counts)-1)]; *n != fullCount {
 		*n++
 	}
 }
 
 // rebuild counts all blocks of a table, with so many counters.
-func (f *filter) rebuild(size int, of *table) {
+func (f *startFilter) rebuild(size int, of *seqTable) {
 	f.counts = make([]uint8, size)
 	of.eachTag(f.count)
 }

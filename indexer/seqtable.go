@@ -16,7 +16,7 @@ import (
 // address. Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address
 // before a slot says so, and when a block moves or goes, its slot changes first. So a reader who finds something else
 // at the address than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
-type table struct {
+type seqTable struct {
 	seed   uint64
 	sparse bool                                       // half empty or more, so that searches in vain are short
 	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil while there is no block
@@ -31,12 +31,12 @@ const (
 	minSlots    = 16
 
 	slotEmpty = 0
-	slotGone  = 1 // as an address it would lie in a record's header, where no block is
+	slotDeleted  = 1 // as an address it would lie in a record's header, where no block is
 )
 
 type segment struct {
 	live int // blocks
-	gone int // slots with slotGone
+	deleted int // slots with slotGone
 }
 
 // mix spreads a hash over 64 bits, differently for every seed: engines and clients choose what is hashed, and must not
@@ -51,7 +51,7 @@ func mix(h, seed uint64) uint64 {
 func segmentOf(m uint64) uint64 { return m >> (64 - segmentBits) }
 
 // find returns the address of the block with hash h. It is safe beside writers.
-func (t *table) find(a *arena, h kvblock.SequenceHash) (ref, bool) {
+func (t *seqTable) find(a *arena, h kvblock.SequenceHash) (ref, bool) {
 	m := mix(uint64(h), t.seed)
 	of := &t.slots[segmentOf(m)]
 	tag := uint32(m)
@@ -66,7 +66,7 @@ again:
 		if slot == slotEmpty {
 			return 0, false
 		}
-		if uint32(slot>>32) != tag || slot == slotGone {
+		if uint32(slot>>32) != tag || slot == slotDeleted {
 			continue
 		}
 		r := ref(slot)
@@ -81,7 +81,7 @@ again:
 
 // findRun returns the run whose first block has hash h, nil if there is none. It is safe beside writers, and for a
 // table of starts.
-func (t *table) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
+func (t *seqTable) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
 	m := mix(uint64(h), t.seed)
 	of := &t.slots[segmentOf(m)]
 	tag := uint32(m)
@@ -96,10 +96,10 @@ again:
 		if slot == slotEmpty {
 			return nil
 		}
-		if uint32(slot>>32) != tag || slot == slotGone {
+		if uint32(slot>>32) != tag || slot == slotDeleted {
 			continue
 		}
-		if words, first := a.around(ref(slot)); words != nil && first == 0 &&
+		if words, first := a.runAround(ref(slot)); words != nil && first == 0 &&
 			atomic.LoadUint64(&words[runHeader]) == uint64(h) {
 			return words
 		}
@@ -111,7 +111,7 @@ again:
 
 // near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It is
 // safe beside writers.
-func (t *table) near(h uint64) uintptr {
+func (t *seqTable) slotAddr(h uint64) uintptr {
 	m := mix(h, t.seed)
 	slots := t.slots[segmentOf(m)].Load()
 	if slots == nil {
@@ -121,34 +121,34 @@ func (t *table) near(h uint64) uintptr {
 }
 
 // insert adds a block that is not in the table.
-func (t *table) insert(h kvblock.SequenceHash, r ref) {
+func (t *seqTable) insert(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
 	at := segmentOf(m)
 	seg := &t.segments[at]
-	if slots := t.slots[at].Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
+	if slots := t.slots[at].Load(); slots == nil || (seg.live+seg.deleted+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
 		t.rebuild(at, seg.live+1)
 	}
 	slots := *t.slots[at].Load()
 	mask := uint32(len(slots) - 1)
 	i := uint32(m) & mask
-	for slots[i] != slotEmpty && slots[i] != slotGone { // only writers write slots, and we are the writer
+	for slots[i] != slotEmpty && slots[i] != slotDeleted { // only writers write slots, and we are the writer
 		i = (i + 1) & mask
 	}
-	seg.gone -= b2i(slots[i] == slotGone)
-	put(&slots[i], m<<32|uint64(r))
+	seg.deleted -= b2i(slots[i] == slotDeleted)
+	publishWord(&slots[i], m<<32|uint64(r))
 	seg.live++
 }
 
 // move changes the address of a block from one place to another.
-func (t *table) move(h kvblock.SequenceHash, from, to ref) {
+func (t *seqTable) move(h kvblock.SequenceHash, from, to ref) {
 	m := mix(uint64(h), t.seed)
 	slots := *t.slots[segmentOf(m)].Load()
 	i := slotOf(slots, m, from)
-	put(&slots[i], m<<32|uint64(to))
+	publishWord(&slots[i], m<<32|uint64(to))
 }
 
 // remove takes away a block.
-func (t *table) remove(h kvblock.SequenceHash, r ref) {
+func (t *seqTable) remove(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
 	at := segmentOf(m)
 	seg := &t.segments[at]
@@ -157,13 +157,13 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 	i := slotOf(slots, m, r)
 	seg.live--
 	if slots[(i+1)&mask] != slotEmpty {
-		put(&slots[i], slotGone)
-		seg.gone++
+		publishWord(&slots[i], slotDeleted)
+		seg.deleted++
 	} else { // nobody probes past here any more
-		put(&slots[i], slotEmpty)
-		for i = (i - 1) & mask; slots[i] == slotGone; i = (i - 1) & mask {
-			put(&slots[i], slotEmpty)
-			seg.gone--
+		publishWord(&slots[i], slotEmpty)
+		for i = (i - 1) & mask; slots[i] == slotDeleted; i = (i - 1) & mask {
+			publishWord(&slots[i], slotEmpty)
+			seg.deleted--
 		}
 	}
 	if len(slots) > minSlots && seg.live*10 < len(slots) || seg.live == 0 {
@@ -172,14 +172,14 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 }
 
 // tag returns the tag of a block with hash h.
-func (t *table) tag(h kvblock.SequenceHash) uint32 { return uint32(mix(uint64(h), t.seed)) }
+func (t *seqTable) tag(h kvblock.SequenceHash) uint32 { return uint32(mix(uint64(h), t.seed)) }
 
 // eachTag calls f with the tag of every block.
-func (t *table) eachTag(f func(tag uint32)) {
+func (t *seqTable) eachTag(f func(tag uint32)) {
 	for i := range t.slots {
 		if slots := t.slots[i].Load(); slots != nil {
 			for _, slot := range *slots {
-				if slot != slotEmpty && slot != slotGone {
+				if slot != slotEmpty && slot != slotDeleted {
 					f(uint32(slot >> 32))
 				}
 			}
@@ -200,14 +200,14 @@ func slotOf(slots []uint64, m uint64, r ref) uint32 {
 
 // rebuild makes room for live blocks and as many again before the next one, without slotGone. Readers of the old slots
 // find what was true until now.
-func (t *table) rebuild(segment uint64, live int) {
+func (t *seqTable) rebuild(segment uint64, live int) {
 	at, seg := &t.slots[segment], &t.segments[segment]
 	if old := at.Load(); old != nil {
 		t.size -= 8 * len(*old)
 	}
 	if live == 0 {
 		at.Store(nil)
-		seg.gone = 0
+		seg.deleted = 0
 		return
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
@@ -216,7 +216,7 @@ func (t *table) rebuild(segment uint64, live int) {
 	mask := uint32(len(slots) - 1)
 	if old := at.Load(); old != nil {
 		for _, slot := range *old {
-			if slot == slotEmpty || slot == slotGone {
+			if slot == slotEmpty || slot == slotDeleted {
 				continue
 			}
 			i := uint32(slot>>32) & mask
@@ -226,6 +226,6 @@ func (t *table) rebuild(segment uint64, live int) {
 			slots[i] = slot
 		}
 	}
-	seg.gone = 0
+	seg.deleted = 0
 	at.Store(&slots)
 }

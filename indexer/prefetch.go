@@ -9,29 +9,29 @@ import (
 
 // maxNearNames is how many names a store or a removal may have for them to be sent for together with those of the
 // operations beside it. Where there are more, there is time for them later, if they are needed at all.
-const maxNearNames = 8
+const maxPrefetchNames = 8
 
 // expect sends for the memory that operations of this tier will look at first. Each of them would wait twice: for the
 // slots of its names, then for what lies where these say that the parent, or the removed block, is.
-func (t *tier) expect(ops []kvblock.Operation) {
-	near := t.near[:0]
+func (t *tier) prefetchBatch(ops []kvblock.Operation) {
+	near := t.addrs[:0]
 	for i := range ops {
 		op := &ops[i]
-		if len(near) > len(t.near)-1-maxNearNames {
+		if len(near) > len(t.addrs)-1-maxPrefetchNames {
 			break
 		}
 		if op.Kind == kvblock.OpRemoved {
-			for _, e := range op.Removed.Hashes[:min(len(op.Removed.Hashes), maxNearNames)] {
-				near = append(near, t.names.near(t.names.mix(e)))
+			for _, e := range op.Removed.Hashes[:min(len(op.Removed.Hashes), maxPrefetchNames)] {
+				near = append(near, t.names.slotAddr(t.names.mix(e)))
 			}
 			continue
 		}
 		if op.Stored.HasParent {
-			near = append(near, t.names.near(t.names.mix(op.Stored.Parent)))
+			near = append(near, t.names.slotAddr(t.names.mix(op.Stored.Parent)))
 		}
-		if len(op.Stored.Blocks) <= maxNearNames {
+		if len(op.Stored.Blocks) <= maxPrefetchNames {
 			for _, b := range op.Stored.Blocks {
-				near = append(near, t.names.near(t.names.mix(b.Engine)))
+				near = append(near, t.names.slotAddr(t.names.mix(b.Engine)))
 			}
 		}
 	}

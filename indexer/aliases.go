@@ -19,21 +19,21 @@ import (
 // held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well,
 // tier.mu.
 type held struct {
-	n       int   // names
+	names       int   // names
 	blocks  int   // blocks
-	private names // names that are not the blocks' own
+	aliases aliasMap // names that are not the blocks' own
 	// blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
-	aliased names
+	aliasCounts aliasMap
 	copies  map[kvblock.EngineHash]int // names stored more than once: how many times more
 	loading bool                       // the store under way is a dump's, whose copies do not count
 	repeats int                        // blocks stored again in the store under way
 }
 
 // again counts a block that is held already and was stored by its own name.
-func (h *held) again(seq kvblock.SequenceHash, e kvblock.EngineHash) {
-	if a, ok := h.aliased.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // but not by that name
-		h.aliased.put(kvblock.EngineHash(seq), a|1)
-		h.n++
+func (h *held) storeAgain(seq kvblock.SequenceHash, e kvblock.EngineHash) {
+	if a, ok := h.aliasCounts.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // but not by that name
+		h.aliasCounts.put(kvblock.EngineHash(seq), a|1)
+		h.names++
 		return
 	}
 	h.addCopy(e)
@@ -66,26 +66,26 @@ func (h *held) takeCopy(e kvblock.EngineHash) bool {
 
 // byOwnName reports whether the worker holds the block, which it holds, by the block's own name.
 func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
-	a, ok := h.aliased.get(kvblock.EngineHash(seq))
+	a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
 	return !ok || a&1 != 0
 }
 
 // named sets s to where the block is that w calls e, if there is one.
-func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash, s *spot) bool {
-	if h.n == 0 {
+func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *position) bool {
+	if h.names == 0 {
 		return false
 	}
-	if seq, ok := h.private.get(e); ok {
-		at, ok := t.table.find(&t.arena, seq)
-		t.arena.spot(at, s)
+	if seq, ok := h.aliases.get(e); ok {
+		at, ok := t.bySeq.find(&t.arena, seq)
+		t.arena.locate(at, s)
 		return ok
 	}
-	if t.arena.spot(t.latest, s); !s.hasName(e) {
+	if t.arena.locate(t.latest, s); !s.hasName(e) {
 		at, ok := t.names.find(&t.arena, e)
 		if !ok {
 			return false
 		}
-		t.arena.spot(at, s)
+		t.arena.locate(at, s)
 	} else if w == t.latestOf {
 		return true
 	}
@@ -94,51 +94,51 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash, s *spot) b
 
 // store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than
 // all if the arena is exhausted.
-func (t *tier) store(w kvblock.Worker, h *held, p *place, blocks []kvblock.StoredBlock) int {
-	var s spot
-	var next ahead // what is known of the blocks from i on
+func (t *tier) store(w kvblock.Worker, h *held, p *insertPoint, blocks []kvblock.StoredBlock) int {
+	var s position
+	var next lookahead // what is known of the blocks from i on
 	for i := 0; i < len(blocks); t.nearNames = 0 {
-		k, joined := 0, t.nextLocal(p, blocks[i].Local, &s)
+		k, joined := 0, t.findNextLocal(p, blocks[i].Local, &s)
 		if joined {
 			k = t.joinNamed(w, h, &s, blocks[i:])
 		} else {
 			if len(next.seqs) == 0 {
 				t.lookAhead(p, blocks[i:], &next)
 			}
-			k = t.append(w, h, p, &next, blocks[i:])
+			k = t.appendBlocks(w, h, p, &next, blocks[i:])
 		}
-		if next.pass(k); k == 0 {
+		if next.advance(k); k == 0 {
 			if !t.storeOne(w, h, p, blocks[i]) {
 				return i
 			}
 			k, joined = 1, false
-			next = ahead{} // blocks may be gone
+			next = lookahead{} // blocks may be gone
 		}
 		if i += k; i == len(blocks) {
 			break
 		}
 		if joined {
-			p.spot = s
-			p.comesAfter()
+			p.position = s
+			p.setAfter()
 		} else {
-			t.behindLatest(p)
+			t.afterLatest(p)
 		}
 	}
 	return len(blocks)
 }
 
 // storeNameless does the same in a tier without names, with blocks whose sequence hashes are seqs.
-func (t *tier) storeNameless(w kvblock.Worker, h *held, p *place, seqs []kvblock.SequenceHash) int {
-	var s spot
+func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kvblock.SequenceHash) int {
+	var s position
 	for i := 0; i < len(seqs); {
 		if i > 0 {
-			t.behindLatest(p)
+			t.afterLatest(p)
 		}
 		k := 0
-		if t.next(p, seqs[i], &s) {
+		if t.findNext(p, seqs[i], &s) {
 			k = t.join(w, h, &s, seqs[i:])
 		} else {
-			k = t.append(w, h, p, &ahead{seqs: seqs[i:]}, nil)
+			k = t.appendBlocks(w, h, p, &lookahead{seqs: seqs[i:]}, nil)
 		}
 		if k == 0 {
 			return i
@@ -150,10 +150,10 @@ func (t *tier) storeNameless(w kvblock.Worker, h *held, p *place, seqs []kvblock
 
 // storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports
 // failure if the arena is exhausted.
-func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlock) bool {
-	e, seq := b.Engine, p.hash(b.Local)
-	var s spot
-	if t.named(w, h, e, &s) {
+func (t *tier) storeOne(w kvblock.Worker, h *held, p *insertPoint, b kvblock.StoredBlock) bool {
+	e, seq := b.Engine, p.sequenceHash(b.Local)
+	var s position
+	if t.findNamed(w, h, e, &s) {
 		if s.seq() == seq {
 			h.addCopy(e)
 			t.latest, t.latestOf = s.at, noWorker
@@ -161,27 +161,27 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlo
 		}
 		delete(h.copies, e)
 		if p.at != 0 {
-			t.findAlone(p.at) // it may move now, or go
+			t.indexBlock(p.at) // it may move now, or go
 		}
-		t.unname(w, h, []kvblock.EngineHash{e})
+		t.removeNames(w, h, []kvblock.EngineHash{e})
 		if p.at != 0 {
-			t.findAgain(p)
+			t.relocate(p)
 		}
 	}
 	blocks := []kvblock.StoredBlock{b}
-	if !t.nextLocal(p, b.Local, &s) {
-		one := &ahead{seqs: []kvblock.SequenceHash{seq}, mixed: []uint64{t.names.mix(e)}}
-		if t.append(w, h, p, one, blocks) == 1 {
+	if !t.findNextLocal(p, b.Local, &s) {
+		one := &lookahead{seqs: []kvblock.SequenceHash{seq}, mixed: []uint64{t.names.mix(e)}}
+		if t.appendBlocks(w, h, p, one, blocks) == 1 {
 			return true
 		}
 		one.mixed = nil
-		if t.append(w, h, p, one, blocks) == 0 {
+		if t.appendBlocks(w, h, p, one, blocks) == 0 {
 			return false
 		}
-		h.private.put(e, seq)
-		h.aliased.put(kvblock.EngineHash(seq), 2)
+		h.aliases.put(e, seq)
+		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
 		t.latestOf = noWorker
-		t.findAlone(t.latest) // which private names lead to by sequence hash
+		t.indexBlock(t.latest) // which private names lead to by sequence hash
 		return true
 	}
 	if t.joinNamed(w, h, &s, blocks) == 1 {
@@ -191,33 +191,33 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlo
 		return false // join failed for want of memory
 	}
 	if mask := t.maskIn(s.words, w); mask>>s.i&1 != 0 {
-		a, ok := h.aliased.get(kvblock.EngineHash(seq))
+		a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
 		if !ok {
 			a = 1
 		}
-		h.aliased.put(kvblock.EngineHash(seq), a+2)
+		h.aliasCounts.put(kvblock.EngineHash(seq), a+2)
 	} else {
 		if _, ok := t.setMask(s.run, s.words, w, 0, 1<<s.i); !ok {
 			return false
 		}
 		h.blocks++
-		h.aliased.put(kvblock.EngineHash(seq), 2)
+		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
 	}
-	h.private.put(e, seq)
-	h.n++
-	t.findAlone(s.at)
+	h.aliases.put(e, seq)
+	h.names++
+	t.indexBlock(s.at)
 	t.latest, t.latestOf = s.at, noWorker
 	return true
 }
 
 // unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did
 // not have.
-func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
+func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	t.latestOf = noWorker
-	if len(hashes) > maxNearNames { // else see expect
-		near := t.near[:0]
-		for _, e := range hashes[:min(len(hashes), len(t.near))] {
-			near = append(near, t.names.near(t.names.mix(e)))
+	if len(hashes) > maxPrefetchNames { // else see expect
+		near := t.addrs[:0]
+		for _, e := range hashes[:min(len(hashes), len(t.addrs))] {
+			near = append(near, t.names.slotAddr(t.names.mix(e)))
 		}
 		prefetch.Words(&near[0], len(near))
 	}
@@ -236,16 +236,16 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 		if len(h.copies) > 0 && h.takeCopy(e) {
 			continue
 		}
-		if seq, ok := h.private.remove(e); ok {
-			h.n--
+		if seq, ok := h.aliases.remove(e); ok {
+			h.names--
 			key := kvblock.EngineHash(seq)
-			a, _ := h.aliased.get(key)
+			a, _ := h.aliasCounts.get(key)
 			if a -= 2; a > 1 {
-				h.aliased.put(key, a)
+				h.aliasCounts.put(key, a)
 				continue
 			}
-			h.aliased.remove(key)
-			if at, ok := t.table.find(&t.arena, seq); ok && a == 0 {
+			h.aliasCounts.remove(key)
+			if at, ok := t.bySeq.find(&t.arena, seq); ok && a == 0 {
 				release(t.runOf(at))
 				in, i = noRun, 0 // it may be gone
 			}
@@ -266,18 +266,18 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 		}
 		var key, a = kvblock.EngineHash(0), kvblock.SequenceHash(0)
 		aliased := false
-		if h.aliased.n > 0 {
+		if h.aliasCounts.n > 0 {
 			key = kvblock.EngineHash(t.arena.record(in)[runHeader+i])
-			a, aliased = h.aliased.get(key)
+			a, aliased = h.aliasCounts.get(key)
 		}
 		switch {
 		case holds>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
 			unknown++
 		case aliased:
-			h.aliased.put(key, a&^1)
-			h.n--
+			h.aliasCounts.put(key, a&^1)
+			h.names--
 		default:
-			h.n--
+			h.names--
 			release(in, i)
 		}
 	}
@@ -288,15 +288,15 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 }
 
 // forget makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see purge.
-func (t *tier) forget(w kvblock.Worker, h *held, r run, mask uint64) {
+func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	mask &= t.maskOf(r, w)
 	h.blocks -= bits.OnesCount64(mask)
-	h.n -= bits.OnesCount64(mask)
-	for m := mask; m != 0 && stored != nil && len(h.copies)+h.aliased.n > 0; m &= m - 1 {
+	h.names -= bits.OnesCount64(mask)
+	for m := mask; m != 0 && stored != nil && len(h.copies)+h.aliasCounts.n > 0; m &= m - 1 {
 		i := runHeader + bits.TrailingZeros64(m)
-		if a, ok := h.aliased.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
-			h.n++ // it was not held by its own name
+		if a, ok := h.aliasCounts.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
+			h.names++ // it was not held by its own name
 			continue
 		}
 		delete(h.copies, stored[i].Engine)
@@ -305,31 +305,31 @@ func (t *tier) forget(w kvblock.Worker, h *held, r run, mask uint64) {
 }
 
 // purge takes away the private names of blocks that w holds no more.
-func (t *tier) purge(h *held) {
-	kept := names{seed: h.private.seed}
-	h.private.each(func(n name) {
-		if _, ok := h.aliased.get(kvblock.EngineHash(n.block)); ok {
+func (t *tier) purgeAliases(h *held) {
+	kept := aliasMap{seed: h.aliases.seed}
+	h.aliases.each(func(n alias) {
+		if _, ok := h.aliasCounts.get(kvblock.EngineHash(n.block)); ok {
 			kept.put(n.engine, n.block)
 		} else {
 			delete(h.copies, n.engine)
-			h.n--
+			h.names--
 		}
 	})
-	h.private = kept
+	h.aliases = kept
 }
 
 // names maps private engine hashes of one worker to the blocks they name: open addressing with linear probing, free of
 // pointers. The zero value is empty.
-type names struct {
+type aliasMap struct {
 	seed  uint64
-	slots []name
+	slots []alias
 	n     int // entries, the zero hash included
 
 	hasZero bool // an engine hash of 0 marks empty slots, so that one, if used, is kept here
 	zero    kvblock.SequenceHash
 }
 
-type name struct {
+type alias struct {
 	engine kvblock.EngineHash
 	block  kvblock.SequenceHash
 }
@@ -339,12 +339,12 @@ type name struct {
 const minNames = 16
 
 // home is where the search for e starts. Not a power of two, so that the table can grow by less than double.
-func (t *names) home(e kvblock.EngineHash) int {
+func (t *aliasMap) home(e kvblock.EngineHash) int {
 	hi, _ := bits.Mul64(mix(uint64(e), t.seed), uint64(len(t.slots)))
 	return int(hi)
 }
 
-func (t *names) next(i int) int {
+func (t *aliasMap) next(i int) int {
 	if i++; i == len(t.slots) {
 		return 0
 	}
@@ -352,7 +352,7 @@ func (t *names) next(i int) int {
 }
 
 // get returns the block that e names.
-func (t *names) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
+func (t *aliasMap) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
 	if t.n == 0 {
 		return 0, false
 	}
@@ -371,7 +371,7 @@ func (t *names) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
 }
 
 // has reports whether e names a block.
-func (t *names) has(e kvblock.EngineHash) bool {
+func (t *aliasMap) has(e kvblock.EngineHash) bool {
 	if t.n == 0 {
 		return false
 	}
@@ -380,7 +380,7 @@ func (t *names) has(e kvblock.EngineHash) bool {
 }
 
 // put makes e name block, and returns the block it named before.
-func (t *names) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblock.SequenceHash, named bool) {
+func (t *aliasMap) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblock.SequenceHash, named bool) {
 	if e == 0 {
 		old, named = t.zero, t.hasZero
 		t.zero, t.hasZero = block, true
@@ -400,13 +400,13 @@ func (t *names) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblo
 		}
 		i = t.next(i)
 	}
-	t.slots[i] = name{e, block}
+	t.slots[i] = alias{e, block}
 	t.n++
 	return 0, false
 }
 
 // remove forgets e, and returns the block it named.
-func (t *names) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named bool) {
+func (t *aliasMap) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named bool) {
 	if t.n == 0 {
 		return 0, false
 	}
@@ -438,7 +438,7 @@ func (t *names) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named 
 			i = j
 		}
 	}
-	t.slots[i] = name{}
+	t.slots[i] = alias{}
 	if len(t.slots) > minNames && t.n*4 < len(t.slots) {
 		t.resize(max(minNames, len(t.slots)/2))
 	}
@@ -446,20 +446,20 @@ func (t *names) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named 
 }
 
 // each calls f with every entry. f must not change t.
-func (t *names) each(f func(name)) {
+func (t *aliasMap) each(f func(alias)) {
 	for _, e := range t.slots {
 		if e.engine != 0 {
 			f(e)
 		}
 	}
 	if t.hasZero {
-		f(name{0, t.zero})
+		f(alias{0, t.zero})
 	}
 }
 
-func (t *names) resize(size int) {
+func (t *aliasMap) resize(size int) {
 	old := t.slots
-	t.slots = make([]name, size)
+	t.slots = make([]alias, size)
 	for _, e := range old {
 		if e.engine == 0 {
 			continue
@@ -473,4 +473,4 @@ func (t *names) resize(size int) {
 }
 
 // bytes returns the memory of the slots.
-func (t *names) bytes() int { return 16 * len(t.slots) }
+func (t *aliasMap) bytes() int { return 16 * len(t.slots) }

@@ -31,7 +31,7 @@ func TestMessagesAtOnce(t *testing.T) {
 				for range 1 + r.IntN(90) {
 					ops = append(ops, randomOp(r, w))
 				}
-				if ow := o.workers[w]; r.IntN(30) == 0 || ow != nil && len(ow.aside) > 100 {
+				if ow := o.workers[w]; r.IntN(30) == 0 || ow != nil && len(ow.orphans) > 100 {
 					x.Cleared(w)
 					o.cleared(w)
 				}
