@@ -8,28 +8,28 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Constraints are what a request says, in nvext.routing_constraints, of the taints of the workers that serve it. The
-// zero value says nothing.
+// Constraints are the taints that a request requires or prefers of its workers, from nvext.routing_constraints. The
+// zero value sets none.
 //
 // Source: dynamo-llm 1.6.1, protocols/common/extensions (RoutingConstraints).
 type Constraints struct {
 	Required  []string           // taints that the workers must have
-	Preferred map[string]float32 // taints that draw the request to workers that have them, or away below 0
+	Preferred map[string]float32 // weights of taints: workers with the taint are preferred above 0, avoided below 0
 }
 
-// Given reports whether anything is said.
+// Given reports whether the request sets any constraint.
 func (c *Constraints) Given() bool { return len(c.Required)+len(c.Preferred) > 0 }
 
 const constraintsKey = "nvext.routing_constraints"
 
-// maxTaints and maxTaintBytes bound what a request can have looked for on every worker.
+// maxTaints and maxTaintBytes bound the taints of a request, which are compared with those of every worker.
 const (
 	maxTaints     = 64 // of each kind
 	maxTaintBytes = 512
 )
 
-// readConstraints reads the constraints in nvext. Whatever is wrong with them is an *Error: a request must not reach a
-// worker that it did not want because of a typing error.
+// readConstraints reads the constraints in nvext. Any mistake in them is an *Error, so that a typing error cannot route
+// a request to an unwanted worker.
 func readConstraints(nvext *chattemplate.Dict) (c Constraints, err error) {
 	v, _ := nvext.Get("routing_constraints")
 	object, ok := v.(*chattemplate.Dict)
@@ -48,7 +48,7 @@ func readConstraints(nvext *chattemplate.Dict) (c Constraints, err error) {
 		default:
 			err = &Error{Code: CodeInvalidValue, Param: constraintsKey,
 				Message: fmt.Sprintf(
-					"'%s' has no %.64q; there are required_taints and preferred_taints.",
+					"'%s' has no field %.64q; its fields are required_taints and preferred_taints.",
 					constraintsKey,
 					key,
 				)}
@@ -98,8 +98,8 @@ func preferredTaints(path string, v any) (map[string]float32, error) {
 			return nil, tooManyTaints(path)
 		}
 		weight, ok := number(v)
-		if !ok || !(math.Abs(weight) <= math.MaxFloat32) { // nor NaN
-			return nil, wrongType(path+"."+taint, "a number of single precision")
+		if !ok || !(math.Abs(weight) <= math.MaxFloat32) { // written so that NaN fails too
+			return nil, wrongType(path+"."+taint, "a number that fits single precision")
 		}
 		taints[taint] = float32(weight)
 	}

@@ -18,7 +18,7 @@ func TestConstraints(t *testing.T) {
 		{`{"routing_constraints":{}}`, Constraints{}},
 		{`{"routing_constraints":{"required_taints":["gpu","dynamo.topology/zone=a","gpu"]}}`,
 			Constraints{Required: []string{"gpu", "dynamo.topology/zone=a"}}},
-		// As Dynamo has them, weights are of single precision.
+		// Weights have single precision, as in Dynamo.
 		{`{"routing_constraints":{"preferred_taints":{"a":0.1,"b":-2,"":1}}}`,
 			Constraints{Preferred: map[string]float32{"a": 0.1, "b": -2, "": 1}}},
 	} {
@@ -54,7 +54,7 @@ func TestBadConstraintsNameTheirKey(t *testing.T) {
 		{`{"preferred_taints":{"gpu":"much"}}`, CodeInvalidType, key + ".preferred_taints.gpu"},
 		{`{"preferred_taints":{"gpu":true}}`, CodeInvalidType, key + ".preferred_taints.gpu"},
 		{`{"preferred_taints":{"gpu":1e39}}`, CodeInvalidType, key + ".preferred_taints.gpu"},
-		{`{"preferred_taints":{"gpu":NaN}}`, "", ""}, // whether or not the parser takes it for JSON
+		{`{"preferred_taints":{"gpu":NaN}}`, "", ""}, // an error, whether or not the parser accepts NaN
 		{`{"preferred_taints":{` + many(`"t%d":1`) + `}}`, CodeInvalidValue, key + ".preferred_taints"},
 		{`{"preferred_taints":{"` + long + `":1}}`, CodeInvalidValue, key + ".preferred_taints"},
 	} {

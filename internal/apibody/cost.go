@@ -2,23 +2,23 @@ package apibody
 
 import "kvepp/chattemplate"
 
-// ErrTooManyValues says that the values of a body take more memory than they may for its bytes.
+// ErrTooManyValues says that the values of a body take more memory than is allowed for its size.
 var ErrTooManyValues = chattemplate.ErrTooManyValues
 
-// The memory that a request may take beside its body while it is read, in bytes.
+// Limits of the memory that reading a request may take beside its body, in bytes.
 const (
-	// readCostBase is what any body may take beside what its bytes allow, but a small one no more than readCostSmall
-	// and readCostGrowth for each of its bytes: small bodies may be all values.
+	// readCostBase is allowed for every body, in addition to ReadCostPerByte. A small body gets only readCostSmall and
+	// readCostGrowth for each of its bytes; it may consist of values alone.
 	readCostBase   = 1 << 20
 	readCostSmall  = 64 << 10
 	readCostGrowth = 16
 
-	// ReadCostPerByte is what a byte of a body may take beside that: the values of its JSON, what an engine makes of
-	// them, the prompt's text and its token ids. valueCostPerByte is how much of that the values may take.
+	// ReadCostPerByte is the memory allowed for each byte of a body: the values of its JSON, the chat that an engine
+	// derives from them, the prompt's text and its token ids. valueCostPerByte is the part that the values may take.
 	ReadCostPerByte  = 8
 	valueCostPerByte = 5
 
-	// MaxPrompts is how many prompts a completion may have. One with more is routed by load.
+	// MaxPrompts is the number of prompts that a completion may have. A request with more is routed by load.
 	MaxPrompts = 2048
 )
 
@@ -28,8 +28,8 @@ func ReadCost(bodyBytes int) int { return baseCost(bodyBytes) + ReadCostPerByte*
 
 func baseCost(bodyBytes int) int { return min(readCostBase, readCostSmall+readCostGrowth*bodyBytes) }
 
-// valueCost is the most of ReadCost that the values of a body may take.
+// valueCost is the part of ReadCost that the values of a body may take.
 func valueCost(bodyBytes int) int { return baseCost(bodyBytes) + valueCostPerByte*bodyBytes }
 
-// routingCost is the most of it that values take that say where a request goes, if there are too many others.
+// routingCost is the part that the routing fields may take in a body with too many values.
 func routingCost(bodyBytes int) int { return 64<<10 + 2*bodyBytes }

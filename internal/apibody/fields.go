@@ -2,11 +2,11 @@ package apibody
 
 import "kvepp/chattemplate"
 
-// How a body's fields are read. Fields that nothing reads are checked and left out, here and in nvext: they take no
-// memory. TestFieldsAreThoseRead holds the table against the code that reads them.
+// The tables of the fields that kvepp reads, and how. Other fields are checked and skipped, in the body and in nvext,
+// and take no memory. TestFieldsAreThoseRead compares the tables with the code that reads the fields.
 
-// wholeFields are the fields of the outermost object that are read, by whichever API and engine, and how.
-var wholeFields = map[string]chattemplate.JSONField{
+// wholeFields are the fields of the outermost object that any API or engine reads.
+var topLevelFields = map[string]chattemplate.JSONField{
 	"add_generation_prompt": 0, "add_special_tokens": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
 	"chat_template_kwargs": 0, "continue_final_message": 0, "conversation": 0, "documents": 0, "echo": 0, "input": 0,
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
@@ -22,7 +22,7 @@ var wholeFields = map[string]chattemplate.JSONField{
 	"mm_processor_kwargs": chattemplate.JSONFields, "nvext": chattemplate.JSONFields,
 }
 
-// nvextFields are those of nvext.
+// nvextFields are the fields of nvext.
 var nvextFields = map[string]chattemplate.JSONField{
 	"agent_hints": 0, "annotations": 0, "backend_instance_id": 0, "cache_salt": 0, "decode_worker_id": 0, "dp_rank": 0,
 	"prefill_dp_rank": 0, "prefill_worker_id": 0, "router_config_override": 0, "routing_constraints": 0,
@@ -30,16 +30,16 @@ var nvextFields = map[string]chattemplate.JSONField{
 	"token_data":      chattemplate.JSONTokenIDs,
 }
 
-// fieldsOf are the tables, by the field of the outermost object whose fields they are.
+// fieldsOf maps a field of the outermost object to the table of its own fields; "" is the outermost object.
 var fieldsOf = map[string]map[string]chattemplate.JSONField{
-	"":                    wholeFields,
+	"":                    topLevelFields,
 	"nvext":               nvextFields,
 	"kv_transfer_params":  {"prompt_token_ids": chattemplate.JSONTokenIDs},
 	"mm_processor_kwargs": {"use_audio_in_video": 0},
-	"response_format":     {}, // that it is there is enough
+	"response_format":     {}, // only its presence matters
 }
 
-// wholeField is how ParseRequest reads a field.
+// wholeField returns how ParseRequest reads a field.
 func wholeField(parent, key string) chattemplate.JSONField {
 	how, read := fieldsOf[parent][key]
 	if !read {
@@ -48,16 +48,16 @@ func wholeField(parent, key string) chattemplate.JSONField {
 	return how
 }
 
-// routingField is how ParseRouting reads one.
+// routingField returns how ParseRouting reads a field.
 func routingField(parent, key string) chattemplate.JSONField {
 	how := wholeField(parent, key)
-	if parent == "" && ofPrompt(key) {
+	if parent == "" && promptOnly(key) {
 		how |= chattemplate.JSONAsWritten
 	}
 	return how
 }
 
-// promptlessField is how a body is read whose prompt is left alone: what says where the request goes.
+// promptlessField returns how a field is read if the prompt is not: it keeps only the fields that decide the route.
 func promptlessField(parent, key string) chattemplate.JSONField {
 	if parent == "" {
 		switch key {
@@ -69,8 +69,8 @@ func promptlessField(parent, key string) chattemplate.JSONField {
 	return wholeField(parent, key)
 }
 
-// ofPrompt reports whether a field is read for the prompt's tokens alone.
-func ofPrompt(key string) bool {
+// promptOnly reports whether a field is read only for the prompt's tokens.
+func promptOnly(key string) bool {
 	switch key {
 	case "messages", "prompt", "input", "instructions", "system", "tools", "documents", "chat_template":
 		return true

@@ -12,12 +12,12 @@ import (
 	"testing"
 )
 
-// TestFieldsAreThoseRead reads the sources of those who read a request's Body, and holds the names that they look up
-// against the table of fields. A look-up is a call with a name and with the body: something that ends in .Body, or a
-// variable of a name that bodies have in those packages.
+// TestFieldsAreThoseRead reads the sources that look up fields of a request's Body, and compares the field names with
+// the tables. A look-up is a call with a name and the body: an expression that ends in .Body, or a variable with one of
+// the names that bodies have in those packages.
 func TestFieldsAreThoseRead(t *testing.T) {
 	bodies := map[string]bool{"b": true, "body": true, "object": true}
-	elsewhere := map[string]bool{ // looked up in other objects of these names
+	elsewhere := map[string]bool{ // looked up in other objects with the same variable names
 		"type": true,
 	}
 	read := map[string]string{}
@@ -37,7 +37,7 @@ func TestFieldsAreThoseRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			var loops []*ast.RangeStmt
-			lists := map[string][]string{} // what variables are set to
+			lists := map[string][]string{} // the lists that variables are set to
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.RangeStmt:
@@ -91,7 +91,8 @@ func TestFieldsAreThoseRead(t *testing.T) {
 						}
 						if method, isMethod := call.Fun.(*ast.SelectorExpr); isMethod && method.Sel.Name == "Get" &&
 							len(names) == 0 {
-							t.Errorf("%s: which fields are read here?", set.Position(call.Pos()))
+							t.Errorf("%s: the fields read here are not recognised; use literal names",
+								set.Position(call.Pos()))
 						}
 					}
 				}
@@ -103,16 +104,16 @@ func TestFieldsAreThoseRead(t *testing.T) {
 		}
 	}
 	if len(read) < 35 {
-		t.Fatalf("found %d fields only: %v", len(read), slices.Sorted(maps.Keys(read)))
+		t.Fatalf("found only %d fields: %v", len(read), slices.Sorted(maps.Keys(read)))
 	}
 	for field, at := range read {
-		if _, known := wholeFields[field]; !known && !elsewhere[field] {
-			t.Errorf("%s: the field %q is read, but not in the table of fields, so that it is never there", at, field)
+		if _, known := topLevelFields[field]; !known && !elsewhere[field] {
+			t.Errorf("%s: the field %q is read but not in the table of fields, so that it is always absent", at, field)
 		}
 	}
-	for field := range wholeFields {
+	for field := range topLevelFields {
 		if read[field] == "" {
-			t.Errorf("the field %q is in the table, and nothing reads it", field)
+			t.Errorf("the field %q is in the table, but no code reads it", field)
 		}
 	}
 }

@@ -9,18 +9,18 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Changes are what Forward makes of a body. The zero value: nothing.
+// Changes are the changes that Forward makes to a body. The zero value changes nothing.
 type Changes struct {
-	// RemovePins takes out the keys of nvext by which a client names workers.
+	// RemovePins removes the keys of nvext with which a client selects workers.
 	RemovePins bool
-	// RemoveLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses
-	// requests with keys that it does not know, these included, which an earlier one had.
+	// RemoveLegacy removes the keys of nvext that only kvepp uses. A frontend of Dynamo 1.6.1 refuses requests with
+	// unknown keys, among them these keys of an earlier version.
 	RemoveLegacy bool
-	// Model goes in place of the model's name. Empty: it stays.
+	// Model replaces the model's name. Empty: unchanged.
 	Model string
-	// CacheSalt goes into the body's own cache_salt, in place of one that is there. Empty: as it is.
+	// CacheSalt replaces or adds the body's cache_salt. Empty: unchanged.
 	CacheSalt string
-	// TokenData goes into nvext.token_data, unless something is there. nil: as it is.
+	// TokenData is added as nvext.token_data unless the body has one. nil: unchanged.
 	TokenData []uint32
 }
 
@@ -37,24 +37,23 @@ var (
 	longestNumber = len("4294967295,")
 )
 
-// Forward returns the body with the changes; nil if there are none to make, and it can go as it is. body is what the
-// Request was parsed from. The changes are spliced in, and everything else stays, byte for byte. Of a key that is there
-// twice both are changed.
+// Forward returns a copy of the body with the changes, or nil if there is nothing to change. body is the one that the
+// Request was parsed from. All other bytes stay as they are. If a key occurs twice, both occurrences are changed.
 func (r *Request) Forward(body []byte, c Changes) []byte {
 	nvext, isObject := field[*chattemplate.Dict](r.Body, "nvext")
-	var keys, hintKeys []string // to be taken out
+	var keys, hintKeys []string // to remove
 	if isObject {
 		hints, _ := field[*chattemplate.Dict](nvext, "agent_hints")
 		for _, set := range []struct {
-			wanted   bool
-			in       *chattemplate.Dict
-			all      []string
-			takesOut *[]string
+			enabled bool
+			in      *chattemplate.Dict
+			keys    []string
+			remove  *[]string
 		}{{c.RemovePins, nvext, pinKeys, &keys}, {c.RemoveLegacy, nvext, legacyKeys, &keys},
 			{c.RemoveLegacy, hints, legacyHints, &hintKeys}} {
-			if set.wanted && set.in != nil &&
-				slices.ContainsFunc(set.all, func(key string) bool { return has(set.in, key) }) {
-				*set.takesOut = append(*set.takesOut, set.all...)
+			if set.enabled && set.in != nil &&
+				slices.ContainsFunc(set.keys, func(key string) bool { return has(set.in, key) }) {
+				*set.remove = append(*set.remove, set.keys...)
 			}
 		}
 	}
@@ -77,21 +76,21 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	s.object(body, top, func(key string, from, to int) bool {
 		switch {
 		case key == "model" && c.Model != "":
-			s.put(from, to, model)
+			s.replace(from, to, model)
 		case key == "cache_salt" && c.CacheSalt != "":
-			s.put(from, to, salt)
+			s.replace(from, to, salt)
 			newSalt = false
 		case key == "nvext" && inject && body[from] == 'n': // null
-			s.put(from, to, tokenData("{", c.TokenData, "}"))
+			s.replace(from, to, tokenData("{", c.TokenData, "}"))
 			newNvext = false
 		case key == "nvext" && body[from] == '{':
-			left := 0
+			kept := 0
 			at := s.mark()
 			s.object(body, from, func(key string, from, to int) bool {
 				if slices.Contains(keys, key) {
 					return false
 				}
-				left++
+				kept++
 				if key == "agent_hints" && body[from] == '{' {
 					s.object(body, from, func(key string, _, _ int) bool { return !slices.Contains(hintKeys, key) })
 				}
@@ -99,7 +98,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 			})
 			if inject {
 				end := ","
-				if left == 0 {
+				if kept == 0 {
 					end = ""
 				}
 				s.insert(at, from+1, tokenData("", c.TokenData, end))
@@ -116,13 +115,13 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 		first = append(append(append(first, `"cache_salt":`...), salt...), ',')
 	}
 	if first != nil {
-		s.insert(0, top+1, first) // before another member: there is a model
+		s.insert(0, top+1, first) // the comma is right: the object has a model
 	}
 	return s.apply(body)
 }
 
-// TakesTokenData reports whether a Dynamo frontend would take the prompt's token ids from nvext.token_data, and answer
-// no differently for it: one prompt of text, and nobody who wants to see what the frontend makes of it.
+// TakesTokenData reports whether a Dynamo frontend accepts the prompt's token ids in nvext.token_data without answering
+// differently: the request has one text prompt, and does not ask for the frontend's own tokens.
 func (r *Request) TakesTokenData() bool {
 	switch {
 	case r.HasMedia || r.TokenData != nil:
@@ -142,8 +141,8 @@ func (r *Request) TakesTokenData() bool {
 	return !has(nvext, "token_data") && !has(nvext, "annotations")
 }
 
-// WithoutFields returns a body that was parsed without some fields of the outermost object. Everything else stays, byte
-// for byte.
+// WithoutFields returns a body without some fields of the outermost object. The body must have been parsed before. All
+// other bytes stay as they are.
 func WithoutFields(body []byte, fields []string) []byte {
 	var s splice
 	s.object(body, space(body, 0), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
@@ -157,11 +156,11 @@ func has(d *chattemplate.Dict, key string) bool {
 
 // quoted returns a text as JSON.
 func quoted(text string) []byte {
-	q, _ := json.Marshal(text) // of a string: never fails
+	q, _ := json.Marshal(text) // cannot fail for a string
 	return q
 }
 
-// tokenData returns the member nvext.token_data between two texts.
+// tokenData returns the member nvext.token_data between the texts before and after.
 func tokenData(before string, ids []uint32, after string) []byte {
 	b := make([]byte, 0, len(before)+len(`"token_data":[]`)+len(ids)*longestNumber+len(after))
 	b = append(append(b, before...), `"token_data":[`...)
@@ -174,59 +173,59 @@ func tokenData(before string, ids []uint32, after string) []byte {
 	return append(append(b, ']'), after...)
 }
 
-// splice is a list of changes of a text, in its order.
+// splice is a list of replacements in a text, in order of position.
 type splice struct{ cuts []cut }
 
-// cut puts something in the place of text[from:to].
+// cut replaces text[from:to].
 type cut struct {
 	from, to int
-	put      []byte
+	text     []byte
 }
 
 func (s *splice) mark() int { return len(s.cuts) }
 
-func (s *splice) put(from, to int, text []byte) {
-	if last := len(s.cuts) - 1; text == nil && last >= 0 && s.cuts[last].put == nil && s.cuts[last].to == from {
-		s.cuts[last].to = to // members that go, one behind the other
+func (s *splice) replace(from, to int, text []byte) {
+	if last := len(s.cuts) - 1; text == nil && last >= 0 && s.cuts[last].text == nil && s.cuts[last].to == from {
+		s.cuts[last].to = to // adjacent removed members become one cut
 		return
 	}
 	s.cuts = append(s.cuts, cut{from, to, text})
 }
 
-// insert puts a text at a place behind the changes before mark, and before those since.
+// insert inserts a text at position at, after the first mark cuts and before the later ones.
 func (s *splice) insert(mark, at int, text []byte) {
 	s.cuts = slices.Insert(s.cuts, mark, cut{at, at, text})
 }
 
-// apply returns the text with the changes.
+// apply returns the text with the replacements.
 func (s *splice) apply(text []byte) []byte {
 	size := len(text)
 	for _, c := range s.cuts {
-		size += len(c.put) - (c.to - c.from)
+		size += len(c.text) - (c.to - c.from)
 	}
 	out, at := make([]byte, 0, size), 0
 	for _, c := range s.cuts {
-		out, at = append(append(out, text[at:c.from]...), c.put...), c.to
+		out, at = append(append(out, text[at:c.from]...), c.text...), c.to
 	}
 	return append(out, text[at:]...)
 }
 
-// object shows each member of the object that begins at i, in order, with where its value begins and ends, and takes
-// out those that keep refuses. It returns where the object ends. text is valid JSON from i on.
+// object calls keep for each member of the object at i, in order, with the bounds of its value. It removes the members
+// for which keep returns false, and returns the position behind the object. text is valid JSON from i on.
 func (s *splice) object(text []byte, i int, keep func(key string, from, to int) bool) int {
 	open := i + 1
-	end := open        // of the last member that stays, or of the brace
-	marked := s.mark() // the changes up to there
-	taken := -1        // where the member begins that is being taken out
+	end := open        // end of the last kept member, or of the brace
+	marked := s.mark() // number of cuts up to end
+	taken := -1        // start of the member being removed, or -1
 	for i = space(text, open); i < len(text) && text[i] == '"'; {
 		begins := i
-		if taken >= 0 { // not the last: gone with the comma behind it
-			s.put(taken, begins, nil)
+		if taken >= 0 { // not the last member: remove the comma behind it too
+			s.replace(taken, begins, nil)
 			taken = -1
 		}
 		i = value(text, i)
 		key := keyOf(text[begins:i])
-		i = space(text, space(text, i)+1) // the colon
+		i = space(text, space(text, i)+1) // past the colon
 		from := i
 		i = value(text, i)
 		if keep(key, from, i) {
@@ -237,25 +236,25 @@ func (s *splice) object(text []byte, i int, keep func(key string, from, to int) 
 		last := i
 		if i = space(text, i); i < len(text) && text[i] == ',' {
 			i = space(text, i+1)
-		} else if taken >= 0 { // the last: gone with the comma before it, and so are those between
+		} else if taken >= 0 { // the last member: remove everything behind the last kept one
 			s.cuts = s.cuts[:marked]
-			s.put(end, last, nil)
+			s.replace(end, last, nil)
 		}
 	}
 	return i + 1
 }
 
-// keyOf reads a string of a valid JSON text.
+// keyOf decodes a string of a valid JSON text.
 func keyOf(text []byte) string {
 	if bytes.IndexByte(text, '\\') < 0 {
 		return string(text[1 : len(text)-1])
 	}
 	var key string
-	_ = json.Unmarshal(text, &key) // valid
+	_ = json.Unmarshal(text, &key) // cannot fail: the text is valid
 	return key
 }
 
-// space returns where the white space that begins at i ends.
+// space returns the end of the white space that begins at i.
 func space(text []byte, i int) int {
 	for i < len(text) && (text[i] == ' ' || text[i] == '\t' || text[i] == '\n' || text[i] == '\r') {
 		i++
@@ -263,7 +262,7 @@ func space(text []byte, i int) int {
 	return i
 }
 
-// value returns where the value that begins at i ends.
+// value returns the end of the value that begins at i.
 func value(text []byte, i int) int {
 	depth := 0
 	for ; i < len(text); i++ {
@@ -280,7 +279,7 @@ func value(text []byte, i int) int {
 				return i + 1
 			}
 			if depth < 0 {
-				return i // of a number or a word before it
+				return i // the end of a number or a word
 			}
 		case ',', ' ', '\t', '\n', '\r':
 			if depth == 0 {
@@ -291,7 +290,7 @@ func value(text []byte, i int) int {
 	return i
 }
 
-// stringEnd returns where the closing quote of the string is that begins at i. Strings are most of a body.
+// stringEnd returns the position of the closing quote of the string that begins at i. Most bytes of a body are strings.
 func stringEnd(text []byte, i int) int {
 	for from := i + 1; ; {
 		n := bytes.IndexByte(text[from:], '"')

@@ -13,7 +13,7 @@ var allOut = Changes{RemovePins: true, RemoveLegacy: true}
 func TestForward(t *testing.T) {
 	for _, c := range []struct {
 		changes    Changes
-		body, want string // want is empty where the body can go as it is
+		body, want string // want is empty if the body is forwarded unchanged
 	}{
 		{allOut, `{"model":"m","prompt":"x"}`, ""},
 		{allOut, `{"model":"m","prompt":"x","dp_rank":1,"session_control":{},"nvext":{"agent_hints":{"priority":1},` +
@@ -80,7 +80,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// Whatever the body and the changes, what goes on says the same but for these.
+// For every body and all changes, the forwarded body parses to the same values, except for the changes.
 func FuzzForward(f *testing.F) {
 	for changes := range byte(16) {
 		f.Add(
@@ -154,9 +154,9 @@ func FuzzForward(f *testing.F) {
 		if forward == nil {
 			forward = body
 		} else if again, err := ParseRequest("/v1/completions", forward); err != nil {
-			t.Errorf("%s\nbecame %s, which is no request: %v", body, forward, err)
+			t.Errorf("%s\nbecame %s, which is not a valid request: %v", body, forward, err)
 		} else if c.CacheSalt = ""; again.Forward(forward, c) != nil {
-			t.Errorf("%s\nbecame %s, which cannot go as it is", body, forward)
+			t.Errorf("%s\nbecame %s, which would be changed again", body, forward)
 		}
 		if got := decode(forward); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s\nbecame %s", body, forward)

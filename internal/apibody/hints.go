@@ -10,53 +10,52 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Hints is what a request says of its own routing, in its body (nvext) or in headers. Every field is optional; a header
-// goes before the body, field by field.
+// Hints are a request's own wishes about its routing, in its body (nvext) or in headers. Every field is optional. For
+// each field, a header takes precedence over the body.
 //
 // Source: dynamo-llm 1.6.1, protocols/common/extensions and protocols/agents; session_control: dynamo-llm 1.2,
 // protocols/openai/nvext.
 type Hints struct {
-	// Priority is agent_hints.priority, or the header x-dynamo-request-priority: higher goes first in the queue. nil:
-	// not said.
+	// Priority is agent_hints.priority, or the header x-dynamo-request-priority. Higher priorities leave the queue
+	// first. nil: absent.
 	Priority *int32
-	// StrictPriority is agent_hints.strict_priority, or the header x-dynamo-request-strict-priority: before all
-	// requests of a lower one. 0 is the default.
+	// StrictPriority is agent_hints.strict_priority, or the header x-dynamo-request-strict-priority. The request goes
+	// before all requests with a lower one. The default is 0.
 	StrictPriority uint32
-	// LatencySensitivity is agent_hints.latency_sensitivity, which stands for Priority where that is not said. 0: not
-	// said.
+	// LatencySensitivity is agent_hints.latency_sensitivity, which is used if Priority is absent. 0: absent.
 	LatencySensitivity float64
-	// ExpectedOutputTokens is agent_hints.osl: how many tokens the answer will have. 0: not said.
+	// ExpectedOutputTokens is agent_hints.osl: the expected length of the answer, in tokens. 0: absent.
 	ExpectedOutputTokens int
-	// PolicyClass is the header x-dynamo-meta-policy-class: the queue's policy class, or a family of them.
+	// PolicyClass is the header x-dynamo-meta-policy-class: a policy class of the queue, or a family of classes.
 	PolicyClass string
 	// Objective is the header x-llm-d-inference-objective, or x-gateway-inference-objective: the name of an
-	// InferenceObjective, which has a priority.
+	// InferenceObjective, which sets a priority.
 	Objective string
-	// Tenant is the header x-tenant-id. Dynamo's frontends make it the request's cache salt; no engine knows it.
+	// Tenant is the header x-tenant-id. Dynamo's frontends use it as the request's cache salt. Engines do not read it.
 	Tenant string
 
-	// Session names the conversation that the request belongs to, for session affinity: a header, else
+	// Session is the id of the request's conversation, for session affinity: from a header, else
 	// session_control.session_id. Empty: none.
 	Session string
-	// ParentSession is the session whose agent made this one for a part of its work. Empty: none.
+	// ParentSession is the session whose agent started this session for a part of its work. Empty: none.
 	ParentSession string
-	// SessionFinal says that this is the last request of its session: the header x-dynamo-session-final, or
-	// session_control.action "close".
+	// SessionFinal marks the last request of the session: the header x-dynamo-session-final, or session_control.action
+	// "close".
 	SessionFinal bool
-	// SessionOpen says that the session is to be kept even where affinity is not configured: session_control.action
-	// "open" or "bind".
+	// SessionOpen says that the session is kept even if affinity is not configured: session_control.action "open" or
+	// "bind".
 	SessionOpen bool
-	// SessionTimeoutSecs is session_control.timeout, with SessionOpen: after how many seconds without a request the
-	// session ends.
+	// SessionTimeoutSecs is session_control.timeout, with SessionOpen: the session ends after this many seconds without
+	// a request.
 	SessionTimeoutSecs int
 
-	// Malformed are the hints that were there and could not be read, one of HintNames each; nil if there are none.
+	// Malformed are the names (of HintNames) of hints that were present but invalid; nil if there are none.
 	Malformed []string
 
-	strictSaid bool // StrictPriority 0 was said, and is not the default
+	hasStrictPriority bool // StrictPriority was given; distinguishes a given 0 from the default
 }
 
-// HintNames are the names of hints, as metrics have them.
+// HintNames are the names of hints in metrics.
 var HintNames = []string{
 	"priority",
 	"strict_priority",
@@ -73,16 +72,16 @@ var HintNames = []string{
 	"routing_constraints",
 }
 
-// defaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
+// defaultSessionTimeoutSecs replaces an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
 const defaultSessionTimeoutSecs = 300
 
-// WithDefaults returns the hints of headers before those of a body.
+// WithDefaults returns h, the hints of headers, completed by those of a body.
 func (h Hints) WithDefaults(body Hints) Hints {
 	if h.Priority == nil {
 		h.Priority = body.Priority
 	}
-	if !h.strictSaid {
-		h.StrictPriority, h.strictSaid = body.StrictPriority, body.strictSaid
+	if !h.hasStrictPriority {
+		h.StrictPriority, h.hasStrictPriority = body.StrictPriority, body.hasStrictPriority
 	}
 	if h.Session == "" {
 		h.Session = body.Session
@@ -94,7 +93,7 @@ func (h Hints) WithDefaults(body Hints) Hints {
 	return h
 }
 
-// Given returns the names of the hints that are there, malformed or not.
+// Given returns the names of the hints that are present, malformed or not.
 func (h *Hints) Given() []string {
 	given := h.Malformed[:len(h.Malformed):len(h.Malformed)]
 	for _, x := range []struct {
@@ -102,7 +101,7 @@ func (h *Hints) Given() []string {
 		given bool
 	}{
 		{"priority", h.Priority != nil},
-		{"strict_priority", h.strictSaid},
+		{"strict_priority", h.hasStrictPriority},
 		{"latency_sensitivity", h.LatencySensitivity != 0},
 		{"osl", h.ExpectedOutputTokens != 0},
 		{"policy_class", h.PolicyClass != ""},
@@ -119,7 +118,7 @@ func (h *Hints) Given() []string {
 	return given
 }
 
-// The headers that hints come in. Source: dynamo-llm 1.6.1, as for Hints; http/service/metadata.
+// The headers with hints. Source: dynamo-llm 1.6.1, as for Hints; http/service/metadata.
 const (
 	headerPriority = iota
 	headerStrictPriority
@@ -135,8 +134,8 @@ const (
 	headerOpenCodeParentSession
 	headerObjective
 	headerOldObjective
-	headers
-	headerPolicyClass // these two are not read by their first value
+	firstValueHeaders // of the headers above, the first value counts
+	headerPolicyClass // this and the next have other rules
 	headerTenant
 )
 
@@ -159,44 +158,44 @@ var hintHeaders = map[string]int{
 	"x-tenant-id":                      headerTenant,
 }
 
-// DynamoHintHeaders are the headers with hints that are Dynamo's own, and not an agent's.
+// DynamoHintHeaders are Dynamo's own headers with hints; the others are those of agents.
 var DynamoHintHeaders = []string{"x-dynamo-request-priority", "x-dynamo-request-strict-priority", "x-dynamo-session-id",
 	"x-dynamo-parent-session-id", "x-dynamo-session-final", "x-dynamo-meta-policy-class", "x-tenant-id"}
 
-// ObjectiveHeaders are those by which a client names its request's objective. No endpoint is to see them.
+// ObjectiveHeaders are the headers with which a client names its request's objective. Endpoints must not see them.
 var ObjectiveHeaders = []string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
 
-// SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. One with an affinity of its
-// own would send the request to the worker of its session's first, whatever its other headers say.
+// SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. A frontend with its own
+// affinity sends the request to the worker of its session's first request, and ignores the headers that kvepp sets.
 var SessionHeaders = []string{"x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final",
 	"x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id",
 	"thread-id", "x-codex-parent-thread-id", "x-session-id", "x-parent-session-id"}
 
-// HeaderHints gathers the hints of a request's headers. The zero value has seen none.
+// HeaderHints collects the hints of a request's headers. The zero value is empty.
 type HeaderHints struct {
-	first       [headers]string // trimmed; empty if the first occurrence cannot be read
-	seen        [headers]bool
+	first       [firstValueHeaders]string // trimmed; empty if the first occurrence is invalid
+	seen        [firstValueHeaders]bool
 	policyClass string
 	policySeen  bool
 	tenant      string
 	malformed   []string
 }
 
-// Add takes one header, by its name in lower case. All occurrences of a header are added, in their order.
+// Add takes one header; name is in lower case. Call it for all occurrences of a header, in order.
 func (h *HeaderHints) Add(name, value string) {
 	i, ok := hintHeaders[name]
 	if !ok {
 		return
 	}
-	readable, value := visible(value), strings.TrimSpace(value)
+	readable, value := isVisibleASCII(value), strings.TrimSpace(value)
 	switch i {
-	case headerTenant: // the last that is not blank counts
+	case headerTenant: // the last value that is not blank counts
 		if !readable {
 			h.malformed = append(h.malformed, "tenant")
 		} else if value != "" {
 			h.tenant = value
 		}
-	case headerPolicyClass: // the first that can be read, and does not look like a secret
+	case headerPolicyClass: // the first valid value that does not look like a secret counts
 		switch {
 		case !readable:
 			h.malformed = append(h.malformed, "policy_class")
@@ -213,13 +212,13 @@ func (h *HeaderHints) Add(name, value string) {
 		} else if i == headerObjective || i == headerOldObjective {
 			h.malformed = append(h.malformed, "objective")
 		} else if i != headerPriority && i != headerStrictPriority &&
-			i != headerSessionFinal { // those are counted when they are parsed
+			i != headerSessionFinal { // Hints counts those
 			h.malformed = append(h.malformed, "session")
 		}
 	}
 }
 
-// Hints returns what the headers added so far say.
+// Hints returns the hints of the headers added so far.
 func (h *HeaderHints) Hints() Hints {
 	out := Hints{
 		PolicyClass: h.policyClass,
@@ -236,9 +235,9 @@ func (h *HeaderHints) Hints() Hints {
 		}
 	}
 	if h.seen[headerStrictPriority] {
-		// Rust reads a plus before an unsigned number, Go does not.
+		// Rust accepts a plus before an unsigned number, Go does not.
 		if n, err := strconv.ParseUint(strings.TrimPrefix(h.first[headerStrictPriority], "+"), 10, 32); err == nil {
-			out.StrictPriority, out.strictSaid = uint32(n), true
+			out.StrictPriority, out.hasStrictPriority = uint32(n), true
 		} else {
 			out.Malformed = append(out.Malformed, "strict_priority")
 		}
@@ -256,8 +255,8 @@ func (h *HeaderHints) Hints() Hints {
 	return out
 }
 
-// session returns the session's id and its parent's: Dynamo's own headers go before those of coding agents, each of
-// which names its sessions in a way of its own.
+// session returns the session's id and its parent's. Dynamo's own headers take precedence over those of coding agents,
+// each of which has its own headers.
 func (h *HeaderHints) session() (id, parent string) {
 	switch {
 	case h.first[headerSession] != "":
@@ -265,7 +264,7 @@ func (h *HeaderHints) session() (id, parent string) {
 	case h.first[headerClaudeSession] != "":
 		root := h.first[headerClaudeSession]
 		if id = h.first[headerClaudeAgent]; id == "" || id == root {
-			return root, "" // not an agent's agent, whatever else is said
+			return root, "" // the main agent: it has no parent
 		}
 		if parent = h.first[headerClaudeParentAgent]; parent == "" || parent == id {
 			parent = root
@@ -281,8 +280,8 @@ func (h *HeaderHints) session() (id, parent string) {
 	return id, parent
 }
 
-// visible reports whether a header's value is visible ASCII, spaces and tabs: Dynamo's frontend does not see others.
-func visible(value string) bool {
+// isVisibleASCII reports whether a header's value is visible ASCII, spaces and tabs. Dynamo's frontend ignores others.
+func isVisibleASCII(value string) bool {
 	for i := range len(value) {
 		if c := value[i]; c != '\t' && (c < ' ' || c > '~') {
 			return false
@@ -291,7 +290,7 @@ func visible(value string) bool {
 	return true
 }
 
-// readHints reads the hints in nvext. What is malformed is left out: it is the engine that judges it.
+// readHints reads the hints in nvext. Malformed hints are left out; the engine decides whether they are errors.
 func readHints(nvext *chattemplate.Dict) (h Hints) {
 	if hints, ok := object(nvext, "agent_hints", &h, "priority"); ok {
 		if n, ok := integer(hints, "priority", math.MinInt32, math.MaxInt32, &h, "priority"); ok {
@@ -299,7 +298,7 @@ func readHints(nvext *chattemplate.Dict) (h Hints) {
 			h.Priority = &priority
 		}
 		if n, ok := integer(hints, "strict_priority", 0, math.MaxUint32, &h, "strict_priority"); ok {
-			h.StrictPriority, h.strictSaid = uint32(n), true
+			h.StrictPriority, h.hasStrictPriority = uint32(n), true
 		}
 		if n, ok := integer(hints, "osl", 0, math.MaxUint32, &h, "osl"); ok {
 			h.ExpectedOutputTokens = int(n)
@@ -339,7 +338,7 @@ func readSessionControl(control *chattemplate.Dict, h *Hints) {
 	}
 }
 
-// object returns a field that is to be an object. One that is something else is noted as a malformed hint.
+// object returns a field that must be an object. A value of another type counts as a malformed hint.
 func object(d *chattemplate.Dict, key string, h *Hints, hint string) (*chattemplate.Dict, bool) {
 	v, _ := d.Get(key)
 	o, ok := v.(*chattemplate.Dict)
@@ -349,7 +348,7 @@ func object(d *chattemplate.Dict, key string, h *Hints, hint string) (*chattempl
 	return o, ok
 }
 
-// integer returns a field that is to be an integer of a range. One that is something else is noted as a malformed hint.
+// integer returns a field that must be an integer within bounds. Another value counts as a malformed hint.
 func integer(d *chattemplate.Dict, key string, least, most int64, h *Hints, hint string) (int64, bool) {
 	v, _ := d.Get(key)
 	n, ok := v.(int64)
@@ -359,7 +358,7 @@ func integer(d *chattemplate.Dict, key string, least, most int64, h *Hints, hint
 	return n, ok
 }
 
-// number returns a JSON number as a float; false if it is none, or too large for one.
+// number returns a JSON number as a float; false if v is not a number or is too large.
 func number(v any) (float64, bool) {
 	switch x := v.(type) {
 	case int64:

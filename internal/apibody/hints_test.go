@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// said returns what h says, in a form for tables.
-func said(h Hints) string {
+// describe renders h for the tables of expectations.
+func describe(h Hints) string {
 	var s []string
 	if h.Priority != nil {
 		s = append(s, fmt.Sprint("priority=", *h.Priority))
 	}
-	if h.strictSaid {
+	if h.hasStrictPriority {
 		s = append(s, fmt.Sprint("strict=", h.StrictPriority))
 	}
 	if h.LatencySensitivity != 0 {
@@ -41,7 +41,7 @@ func said(h Hints) string {
 	return strings.Join(s, " ")
 }
 
-// What Dynamo's frontend reads in the same headers. Source: dynamo-llm 1.6.1, protocols/common/extensions,
+// The readings of Dynamo's frontend for the same headers. Source: dynamo-llm 1.6.1, protocols/common/extensions,
 // protocols/agents and their tests.
 func TestHeaderHints(t *testing.T) {
 	for _, c := range []struct{ headers, want string }{
@@ -103,7 +103,7 @@ func TestHeaderHints(t *testing.T) {
 			name, value, _ := strings.Cut(header, "=")
 			h.Add(name, value)
 		}
-		if got := said(h.Hints()); got != c.want {
+		if got := describe(h.Hints()); got != c.want {
 			t.Errorf("%q:\ngot  %s\nwant %s", c.headers, got, c.want)
 		}
 	}
@@ -139,14 +139,14 @@ func TestBodyHints(t *testing.T) {
 		r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":`+c.nvext+`}`))
 		if err != nil {
 			t.Errorf("%s: %v", c.nvext, err)
-		} else if got := said(r.Hints); got != c.want {
+		} else if got := describe(r.Hints); got != c.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", c.nvext, got, c.want)
 		}
 	}
 }
 
-// A header goes before the body, field by field; a zero that was said is not an absence.
-func TestHeadersGoBeforeTheBody(t *testing.T) {
+// For each field, a header takes precedence over the body; a given zero is not an absent field.
+func TestHeadersTakePrecedence(t *testing.T) {
 	r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":{
 		"agent_hints":{"priority":1,"strict_priority":2,"osl":3,"latency_sensitivity":4},"session_control":{"session_id":"b","action":"open","timeout":9}}}`))
 	if err != nil {
@@ -164,7 +164,7 @@ func TestHeadersGoBeforeTheBody(t *testing.T) {
 			name, value, _ := strings.Cut(header, "=")
 			h.Add(name, value)
 		}
-		if got := said(h.Hints().WithDefaults(r.Hints)); got != want {
+		if got := describe(h.Hints().WithDefaults(r.Hints)); got != want {
 			t.Errorf("%q:\ngot  %s\nwant %s", headers, got, want)
 		}
 	}
@@ -174,7 +174,7 @@ func TestGivenNamesEveryHint(t *testing.T) {
 	n := int32(0)
 	h := Hints{
 		Priority:             &n,
-		strictSaid:           true,
+		hasStrictPriority:    true,
 		LatencySensitivity:   1,
 		ExpectedOutputTokens: 1,
 		PolicyClass:          "x",
@@ -189,10 +189,10 @@ func TestGivenNamesEveryHint(t *testing.T) {
 	given = append(given, h.Given()...)
 	for _, name := range HintNames {
 		if want := name != "pin" && name != "routing_constraints"; slices.Contains(given, name) != want {
-			t.Errorf("%q named: %v, want %v", name, !want, want)
+			t.Errorf("Given contains %q: %v, want %v", name, !want, want)
 		}
 	}
 	if !reflect.DeepEqual((&Hints{}).Given(), []string(nil)) {
-		t.Errorf("no hints name %v", (&Hints{}).Given())
+		t.Errorf("Given of no hints is %v", (&Hints{}).Given())
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"kvepp/chattemplate"
 )
 
-// asJSON writes a value for comparison.
+// asJSON renders a value for comparison.
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	switch c := v.(type) {
@@ -27,7 +27,7 @@ func asJSON(t *testing.T, v any) string {
 	return text
 }
 
-// TestMappedChats maps requests of the other APIs to chats. That the frontend maps them so is shown in package e2e.
+// TestMappedChats maps requests of the other APIs to chats. Tests of package e2e show that the frontend does the same.
 func TestMappedChats(t *testing.T) {
 	for _, c := range []struct{ path, fields, messages, tools string }{
 		{"responses", `"input":"hi"`, `[{"role":"user","content":"hi"}]`, ``},
@@ -128,15 +128,16 @@ func TestUnmapped(t *testing.T) {
 	}{
 		{"responses", `"input":"x","previous_response_id":"r"`, "'previous_response_id'", false},
 		{"responses", `"input":"x","prompt":{"id":"p"}`, "'prompt'", false},
-		{"responses", `"input":"x","instructions":[]`, "instructions that are no string", false},
-		{"responses", `"input":"x","tools":[{"type":"web_search"}]`, "a tool that is no function", false},
-		{"responses", `"input":"x","tool_choice":{"type":"allowed_tools"}`, "a tool_choice that is no function", false},
+		{"responses", `"input":"x","instructions":[]`, "instructions that are not a string", false},
+		{"responses", `"input":"x","tools":[{"type":"web_search"}]`, "a tool that is not a function", false},
+		{"responses", `"input":"x","tool_choice":{"type":"allowed_tools"}`, "a tool_choice that is not a function",
+			false},
 		{"responses", `"input":[{"type":"web_search_call","id":"1"}]`, "an input item of type web_search_call", false},
 		{"responses", `"input":[{"type":"function_call","namespace":"n","name":"f"}]`, "a function in a namespace",
 			false},
 		{"responses", `"input":[{"role":"user","content":[{"type":"input_file"}]}]`,
 			"a content part of type input_file", false},
-		{"responses", `"input":[{"role":"x","content":""}]`, `a message of the role "x"`, false},
+		{"responses", `"input":[{"role":"x","content":""}]`, `a message with the role "x"`, false},
 		{"responses", `"input":[{"role":"user"}]`, "a message without content", false},
 		{"responses", `"input":[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_image",` +
 			`"image_url":"u"}]}]`, "a content part without text", true},

@@ -11,10 +11,10 @@ import (
 	"kvepp/internal/bodytest"
 )
 
-// slack is what the measure of memory may be wrong by: garbage, and what tests hold.
+// slack is the error of the memory measurement: garbage, and memory that the test itself holds.
 const slack = 2 << 20
 
-// holdParse parses a body and holds what that took against ReadCost.
+// holdParse parses a body and compares the memory and time with ReadCost.
 func holdParse(t *testing.T, body bodytest.Body) {
 	t.Helper()
 	var r *Request
@@ -23,7 +23,7 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	peak := bodytest.Peak(func() {
 		allocated = bodytest.Allocated(func() { r, err = ParseRequest(body.Path, body.JSON) })
 	})
-	// as when texts are joined one by one, whose time is too much too
+	// detects, for example, texts that are joined one by one, which also takes too much time
 	if most := 4*ReadCost(len(body.JSON)) + slack; allocated > most {
 		t.Errorf(
 			"%s: %d bytes allocated %d bytes in all; at most %d are allowed",
@@ -52,7 +52,7 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	}
 }
 
-// TestMemoryOfBodies: parsing takes no more memory than ReadCost says, whatever the shape of a body.
+// TestMemoryOfBodies: for every shape of a body, parsing takes at most ReadCost.
 func TestMemoryOfBodies(t *testing.T) {
 	for i, body := range bodytest.All(1 << 20) {
 		if i%(2*slowerBuild) == 0 ||
@@ -62,7 +62,7 @@ func TestMemoryOfBodies(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRandomBodies: nor for bodies of any other shape. FuzzMemoryOfBodies draws others.
+// TestMemoryOfRandomBodies: the same for random bodies. FuzzMemoryOfBodies generates more.
 func TestMemoryOfRandomBodies(t *testing.T) {
 	const seed = 1
 	chance := rand.New(rand.NewPCG(seed, 0))
@@ -82,8 +82,7 @@ func FuzzMemoryOfBodies(f *testing.F) {
 	})
 }
 
-// TestDenseBodiesAreRead: bodies as agents send them are read, whatever their size, with much of what they may take
-// left.
+// TestDenseBodiesAreRead: bodies of agents are read at any size, and leave much of the allowed memory unused.
 func TestDenseBodiesAreRead(t *testing.T) {
 	tool := func(i int) string {
 		return fmt.Sprintf(
@@ -129,14 +128,14 @@ func TestDenseBodiesAreRead(t *testing.T) {
 			t.Fatalf("%s: %v, %v", name, r.TooLarge, err)
 		}
 		taken := ReadCost(len(raw)) - r.RemainingCost
-		t.Logf("%s: %.2f bytes for each of %d", name, float64(taken)/float64(len(raw)), len(raw))
+		t.Logf("%s: %.2f bytes for each byte of %d", name, float64(taken)/float64(len(raw)), len(raw))
 		if taken > 5*len(raw) {
-			t.Errorf("%s: the values of %d bytes take %d", name, len(raw), taken)
+			t.Errorf("%s: the values of a body of %d bytes take %d bytes", name, len(raw), taken)
 		}
 	}
 }
 
-// TestTooLargeBodies: a body with too many values is still read for where it goes.
+// TestTooLargeBodies: the routing fields of a body with too many values are still read.
 func TestTooLargeBodies(t *testing.T) {
 	const rest = `"nvext":{"agent_hints":{"priority":3},"token_data":[1,2]},"cache_salt":"s","stream":true}`
 	r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":["`+strings.Repeat(`","`, 3000)+`"],`+rest))
@@ -169,6 +168,6 @@ func TestTooLargeBodies(t *testing.T) {
 	_, err = ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":[`+strings.Repeat(`{},`, 1<<20)+`{}`))
 	var bad *Error
 	if !errors.As(err, &bad) || bad.Code != CodeInvalidJSON {
-		t.Errorf("too many values, and no end: %v", err)
+		t.Errorf("too many values and no end: %v", err)
 	}
 }

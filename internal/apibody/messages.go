@@ -8,16 +8,16 @@ import (
 	"kvepp/chattemplate"
 )
 
-// readMessages maps Anthropic's messages to a chat's. A block that a chat cannot hold is left out there too, so that
-// the tokens stay known; media and what the frontend alone can judge are not. Source: dynamo-llm 1.6.1,
-// protocols/anthropic.
+// readMessages maps Anthropic's messages to a chat's. Dynamo's frontend drops blocks that a chat cannot hold, and so
+// does this function, so that the tokens stay known. It reports media, and what only the frontend can judge. Source:
+// dynamo-llm 1.6.1, protocols/anthropic.
 func (r *Request) readMessages() error {
 	b := r.Body
 	c := &conversation{request: r}
 	switch system, _ := b.Get("system"); s := system.(type) {
 	case nil:
 	case string:
-		c.say("system", s)
+		c.add("system", s)
 	case *chattemplate.List:
 		texts := make([]string, len(s.Items))
 		for i, item := range s.Items {
@@ -28,7 +28,7 @@ func (r *Request) readMessages() error {
 			}
 			texts[i] = text
 		}
-		c.say("system", strings.Join(texts, "\n"))
+		c.add("system", strings.Join(texts, "\n"))
 	default:
 		return wrongType("system", "a string or a list of blocks of text")
 	}
@@ -55,13 +55,13 @@ func (r *Request) readMessages() error {
 			return &Error{Code: CodeInvalidValue, Param: fmt.Sprintf("messages[%d].role", i),
 				Message: fmt.Sprintf("'messages[%d].role' must be user, assistant or system.", i)}
 		case isText:
-			c.say(role, text)
+			c.add(role, text)
 		case role == "user":
 			c.userBlocks(blocks)
 		case role == "assistant":
 			c.assistantBlocks(blocks)
 		default:
-			c.say(role, joinTexts(blocks, "\n", "text"))
+			c.add(role, joinTexts(blocks, "\n", "text"))
 		}
 	}
 	r.Messages = chattemplate.NewList(c.messages...)
@@ -98,8 +98,8 @@ func (r *Request) readAnthropicTools() {
 	r.Tools = chattemplate.NewList(tools...)
 }
 
-// What a chat's message, tool and tool call take beside the values in them, in bytes: objects, and their places in
-// lists.
+// The memory of a chat's message, tool, tool call and content part beside the values in them, in bytes: objects, and
+// their places in lists.
 var (
 	messageBytes = chattemplate.DictBytes(3) + placeBytes
 	toolBytes    = chattemplate.DictBytes(2) + chattemplate.DictBytes(8) + placeBytes
@@ -107,11 +107,11 @@ var (
 	partBytes    = chattemplate.DictBytes(2) + placeBytes
 )
 
-// placeBytes is a place in a list that grows by a quarter, while there are the old one and the new one, and a string's
-// box.
+// placeBytes is the memory of a place in a list, and of the box of a string. The list grows by a quarter, and the old
+// and the new one exist at the same time.
 const placeBytes = 3*16 + 16
 
-// chatTool is a chat's form of a tool whose name, description and strict are beside its schema.
+// chatTool returns the chat form of a tool that has name, description and strict beside its schema.
 func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
 	function := chattemplate.NewDict()
 	for _, key := range []string{"name", "description"} {
@@ -128,7 +128,7 @@ func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
 	return chattemplate.DictOf("type", "function", "function", function)
 }
 
-// unmapped notes what has no place in a chat; the first reason stays.
+// unmapped records the first part of a request that has no place in a chat.
 func (r *Request) unmapped(what string) {
 	if r.Unmapped == "" {
 		r.Unmapped = what
@@ -153,7 +153,7 @@ func wantMessages(b *chattemplate.Dict, name string) (*chattemplate.List, error)
 	return list, nil
 }
 
-// joinTexts joins the texts of the parts of one kind.
+// joinTexts joins the texts of the parts of one type.
 func joinTexts(parts *chattemplate.List, separator, kind string) string {
 	var texts []string
 	for _, item := range parts.Items {
@@ -174,14 +174,14 @@ type conversation struct {
 	messages []any
 }
 
-func (c *conversation) say(role string, content any) {
+func (c *conversation) add(role string, content any) {
 	if !c.request.charge(messageBytes) {
 		return
 	}
 	c.messages = append(c.messages, chattemplate.DictOf("role", role, "content", content))
 }
 
-func (c *conversation) answer(id, content any) {
+func (c *conversation) addToolResult(id, content any) {
 	if _, ok := id.(string); !ok {
 		c.request.unmapped("a tool's result without the id of its call")
 	}
@@ -191,15 +191,15 @@ func (c *conversation) answer(id, content any) {
 	c.messages = append(c.messages, chattemplate.DictOf("role", "tool", "content", content, "tool_call_id", id))
 }
 
-// userBlocks adds a user's blocks: texts become one message, and each tool result one of its own.
+// userBlocks adds a user's blocks: adjacent texts become one message, and each tool result becomes one of its own.
 func (c *conversation) userBlocks(blocks *chattemplate.List) {
-	var texts texts
-	some := false
+	var texts []string
+	pending := false
 	flush := func() {
-		if some {
-			c.say("user", texts.join(""))
+		if pending {
+			c.add("user", strings.Join(texts, ""))
 		}
-		texts, some = nil, false
+		texts, pending = nil, false
 	}
 	for _, item := range blocks.Items {
 		block, _ := item.(*chattemplate.Dict)
@@ -207,16 +207,16 @@ func (c *conversation) userBlocks(blocks *chattemplate.List) {
 		case "text":
 			t, ok := field[string](block, "text")
 			if !ok {
-				c.request.unmapped("a block of text without text")
+				c.request.unmapped("a text block without text")
 			}
-			texts, some = append(texts, t), true
+			texts, pending = append(texts, t), true
 		case "image":
 			c.request.HasMedia = true
 		case "tool_result":
 			flush()
 			id, _ := block.Get("tool_use_id")
 			content, _ := block.Get("content")
-			c.answer(id, c.toolResult(content))
+			c.addToolResult(id, c.toolResult(content))
 		}
 	}
 	flush()
@@ -229,7 +229,7 @@ func (c *conversation) toolResult(content any) string {
 	case string:
 		return v
 	case *chattemplate.List:
-		var texts texts
+		var texts []string
 		for _, item := range v.Items {
 			block, _ := item.(*chattemplate.Dict)
 			kind, _ := block.Get("type")
@@ -243,15 +243,15 @@ func (c *conversation) toolResult(content any) string {
 				c.request.unmapped("a tool's result that is neither text nor an image")
 			}
 		}
-		return texts.join("")
+		return strings.Join(texts, "")
 	default:
 		c.request.unmapped("a tool's result that is neither a string nor a list of blocks")
 	}
 	return ""
 }
 
-// assistantBlocks adds an assistant's blocks as one message. Its thinking is kept in segments, one before each call and
-// one behind the last, if there are calls.
+// assistantBlocks adds an assistant's blocks as one message. If there are tool calls, its thinking is kept in segments:
+// one before each call and one behind the last.
 func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 	turn := &turn{separator: "\n"}
 	for _, item := range blocks.Items {
@@ -262,7 +262,7 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 			turn.texts = append(turn.texts, text)
 		case "thinking":
 			text, _ := field[string](block, "thinking")
-			turn.think(text)
+			turn.addThought(text)
 		case "tool_use", "server_tool_use":
 			input, ok := block.Get("input")
 			if !ok {
@@ -277,7 +277,7 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 			}
 			id, _ := block.Get("id")
 			name, _ := block.Get("name")
-			turn.call(id, name, arguments)
+			turn.addCall(id, name, arguments)
 		}
 	}
 	if c.request.charge(messageBytes) {
@@ -285,42 +285,36 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 	}
 }
 
-// texts are pieces of a text.
-type texts []string
-
-// join joins them, in time and memory that grow with their length.
-func (t texts) join(separator string) string { return strings.Join(t, separator) }
-
 // turn is an assistant's turn, collected from pieces.
 type turn struct {
 	separator string // between pieces of thinking
-	texts     texts
-	thoughts  texts    // since the last call
+	texts     []string
+	thoughts  []string // since the last call
 	segments  []string // the thinking before each call
 	calls     []any
 }
 
-func (t *turn) think(text string) {
+func (t *turn) addThought(text string) {
 	if len(t.thoughts) == 0 && text == "" {
-		return // the separator comes behind what is there
+		return // no separator before the first thought
 	}
 	t.thoughts = append(t.thoughts, text)
 }
 
-func (t *turn) call(id, name, arguments any) {
-	t.segments = append(t.segments, t.thoughts.join(t.separator))
+func (t *turn) addCall(id, name, arguments any) {
+	t.segments = append(t.segments, strings.Join(t.thoughts, t.separator))
 	t.thoughts = nil
 	function := chattemplate.DictOf("name", name, "arguments", arguments)
 	t.calls = append(t.calls, chattemplate.DictOf("id", id, "type", "function", "function", function))
 }
 
-// message returns the turn as a message. An empty text is left out; keepEmpty keeps it where there are no calls either.
+// message returns the turn as a message. Empty text is left out, unless keepEmpty is set and there are no calls.
 func (t *turn) message(keepEmpty bool) *chattemplate.Dict {
 	message := chattemplate.DictOf("role", "assistant")
-	if text := t.texts.join(""); text != "" || keepEmpty && len(t.calls) == 0 {
+	if text := strings.Join(t.texts, ""); text != "" || keepEmpty && len(t.calls) == 0 {
 		message.Set("content", text)
 	}
-	segments := append(t.segments, t.thoughts.join(t.separator))
+	segments := append(t.segments, strings.Join(t.thoughts, t.separator))
 	switch {
 	case !slices.ContainsFunc(segments, func(s string) bool { return s != "" }):
 	case len(t.calls) == 0:

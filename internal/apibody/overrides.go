@@ -8,11 +8,11 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Overrides are the router's settings that a request changes for itself, in nvext.router_config_override. nil fields:
-// as they are. The OpenAI field temperature is none of them: it is about sampling.
+// Overrides are router settings that a request changes for itself, in nvext.router_config_override. A nil field leaves
+// the setting unchanged. OpenAI's field temperature is not among them, because it controls sampling.
 //
-// Source: dynamo-kv-router 1.6.1, RouterConfigOverride, which Dynamo takes in calls and not in HTTP bodies;
-// agent_hints.kv_overlap_score_weight is an HTTP body's, of an earlier Dynamo.
+// Source: dynamo-kv-router 1.6.1, RouterConfigOverride, which Dynamo accepts in function calls and not in HTTP bodies.
+// agent_hints.kv_overlap_score_weight is a field of HTTP bodies in an earlier Dynamo.
 type Overrides struct {
 	OverlapScoreCredit    *float64
 	PrefillLoadScale      *float64
@@ -22,13 +22,13 @@ type Overrides struct {
 	TrackPrefillTokens    *bool
 }
 
-// overrideKey is where they are in a body.
+// overrideKey is the path of the overrides in a body.
 const overrideKey = "nvext.router_config_override"
 
-// maxSetting keeps costs finite. Dynamo takes any finite number.
+// maxSetting keeps costs finite. Dynamo accepts any finite number.
 const maxSetting = 1e9
 
-// readOverrides reads the overrides in nvext. Whatever is wrong with them is an *Error: nobody else would say so.
+// readOverrides reads the overrides in nvext. Any mistake in them is an *Error, because no other component reports it.
 func readOverrides(nvext *chattemplate.Dict) (o Overrides, err error) {
 	weight := func(key string, v any) error {
 		n, err := setting(key, v, maxSetting)
@@ -58,14 +58,14 @@ func readOverrides(nvext *chattemplate.Dict) (o Overrides, err error) {
 			case "shared_cache_multiplier":
 				o.SharedCacheMultiplier, err = setting(path, v, 1)
 			case "assume_kv_reuse":
-				o.AssumeKVReuse, err = yesOrNo(path, v)
+				o.AssumeKVReuse, err = boolSetting(path, v)
 			case "track_prefill_tokens":
-				o.TrackPrefillTokens, err = yesOrNo(path, v)
-			case "overlap_score_weight": // the deprecated weight goes before the two that it stands for
+				o.TrackPrefillTokens, err = boolSetting(path, v)
+			case "overlap_score_weight": // deprecated; takes precedence over the two settings that it sets
 				overlapWeight = v
 			default:
 				err = &Error{Code: CodeInvalidValue, Param: path,
-					Message: fmt.Sprintf("'%s' is no setting of the router; there are overlap_score_credit, "+
+					Message: fmt.Sprintf("'%s' is not a router setting; the settings are overlap_score_credit, "+
 						"prefill_load_scale, router_temperature, shared_cache_multiplier, assume_kv_reuse, "+
 						"track_prefill_tokens and overlap_score_weight.", path)}
 			}
@@ -99,7 +99,7 @@ func setting(path string, v any, most float64) (*float64, error) {
 	return nil, &Error{Code: CodeInvalidValue, Param: path, Message: fmt.Sprintf("'%s' must be %s.", path, want)}
 }
 
-func yesOrNo(path string, v any) (*bool, error) {
+func boolSetting(path string, v any) (*bool, error) {
 	b, ok := v.(bool)
 	if !ok {
 		return nil, wrongType(path, "true or false")
@@ -107,30 +107,30 @@ func yesOrNo(path string, v any) (*bool, error) {
 	return &b, nil
 }
 
-// Pins are the workers that a request asks for in nvext. The zero value asks for none.
+// Pins are the workers that a request selects in nvext. The zero value selects none.
 //
 // Source: dynamo-llm 1.6.1, session_affinity: which fields count in which phase.
 type Pins struct {
-	// Worker is decode_worker_id, else backend_instance_id, with dp_rank: who answers the request.
+	// Worker is decode_worker_id, else backend_instance_id, with dp_rank: the worker that answers the request.
 	Worker Pin
-	// Prefill is prefill_worker_id with prefill_dp_rank: who prefills it, where that is another worker's work.
+	// Prefill is prefill_worker_id with prefill_dp_rank: the worker that prefills, if that is another one.
 	Prefill Pin
-	// Err says what is wrong with them; nil if nothing is.
+	// Err is the mistake in these fields; nil if there is none.
 	Err *Error
 }
 
-// Given reports whether any worker is asked for, in whatever way.
+// Given reports whether the request has any of these fields, valid or not.
 func (p *Pins) Given() bool { return p.Worker.Key != "" || p.Prefill.Key != "" || p.Err != nil }
 
-// Pin is one worker that is asked for.
+// Pin is one selected worker.
 type Pin struct {
-	Key        string // the field that names it; empty: none is asked for
+	Key        string // the field that selects it; empty: no worker is selected
 	InstanceID uint64
 	Rank       uint32
-	HasRank    bool // whether one rank of the worker is asked for
+	HasRank    bool // whether one rank of the worker is selected
 }
 
-// readPins reads the workers that nvext asks for.
+// readPins reads the workers that nvext selects.
 func readPins(nvext *chattemplate.Dict) (p Pins) {
 	instance := func(key string) (id uint64, ok bool) {
 		switch v, _ := nvext.Get(key); x := v.(type) {
@@ -160,7 +160,7 @@ func readPins(nvext *chattemplate.Dict) (p Pins) {
 			p.Err = &Error{
 				Code:    CodeInvalidValue,
 				Param:   "nvext." + key,
-				Message: fmt.Sprintf("'nvext.%s' needs the worker whose rank it is.", key),
+				Message: fmt.Sprintf("'nvext.%s' needs the instance id of the worker that the rank belongs to.", key),
 			}
 		default:
 			pin.Rank, pin.HasRank = uint32(n), true

@@ -15,7 +15,7 @@ func TestOverrides(t *testing.T) {
 		{`{"router_config_override":{"overlap_score_credit":1.5,"prefill_load_scale":0,"router_temperature":0.5,"shared_cache_multiplier":1,
 			"assume_kv_reuse":false,"track_prefill_tokens":true}}`,
 			"credit=1.5 scale=0 temperature=0.5 shared=1 reuse=false prefill=true"},
-		// The deprecated weight is the scale, and 0 is no credit too; it goes before both.
+		// The deprecated weight sets the scale, and takes precedence over both settings; 0 also sets the credit to 0.
 		{`{"router_config_override":{"overlap_score_weight":2.5}}`, "scale=2.5"},
 		{`{"router_config_override":{"overlap_score_weight":0}}`, "credit=0 scale=0"},
 		{`{"router_config_override":{"overlap_score_weight":2,"overlap_score_credit":0.5,"prefill_load_scale":3}}`,

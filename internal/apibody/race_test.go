@@ -2,5 +2,5 @@
 
 package apibody
 
-// slowerBuild is about how much longer everything takes in this build.
+// slowerBuild is about how many times slower this build runs.
 const slowerBuild = 12

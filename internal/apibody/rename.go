@@ -5,28 +5,28 @@ import (
 	"encoding/json"
 )
 
-// Renamer puts the model's name that a client asked for in place of the one that served it, in the members "model" of
-// an answer, whatever pieces it comes in. It looks at bytes, so that it works on JSON and on events alike: a member of
-// that name and value deeper in an answer (an argument of a tool's call in Anthropic's API) is renamed too. Not safe
-// for concurrent use.
+// Renamer replaces the served model's name with the name that the client requested, in the members "model" of a
+// response, in any chunking. It works on bytes, so that it handles JSON and event streams alike. Members of that name
+// and value deeper in a response (an argument of a tool call in Anthropic's API) are renamed too. Not safe for
+// concurrent use.
 type Renamer struct {
-	served []byte // as JSON
+	served []byte // quoted as JSON, like asked
 	asked  []byte
-	held   []byte // what may be the beginning of such a member; not part of any piece
+	held   []byte // a possible beginning of such a member, held back from the output
 }
 
-// modelKey begins what is looked for; between it and the value stand a colon and at most maxGap blanks.
+// modelKey begins a member to rename. Between it and the value there are a colon and at most maxGap white-space bytes.
 const (
 	modelKey = `"model"`
 	maxGap   = 16
 )
 
-// maxName is the longest name that is put into answers, in bytes: an answer may have the model's name thousands of
-// times.
+// maxName is the longest name that is put into responses, in bytes. A response may contain the model's name thousands
+// of times.
 const maxName = 1 << 10
 
-// NewRenamer returns one for an answer of the model served. Where the client's name is longer than 1 KiB, answers stay
-// as they are.
+// NewRenamer returns a Renamer for a response of the model served. If the client's name is longer than 1 KiB, the
+// response stays unchanged.
 func NewRenamer(served, asked string) *Renamer {
 	if len(asked) > maxName {
 		asked = served
@@ -34,20 +34,20 @@ func NewRenamer(served, asked string) *Renamer {
 	return &Renamer{served: plainJSON(served), asked: plainJSON(asked)}
 }
 
-// Next takes a piece of the answer and returns what of it, and of what was held back before, goes on. It keeps back the
-// beginning of a member that the next piece may complete, unless this is the last. The result may be the piece itself;
-// the piece is not changed.
+// Next takes a piece of the response and returns the bytes to send on, bytes held back before included. It holds back a
+// member that the next piece may complete, unless last is set. The result may alias the piece. The piece is not
+// changed.
 func (r *Renamer) Next(piece []byte, last bool) []byte {
 	if len(r.held) > 0 {
 		piece = append(r.held, piece...)
 		r.held = nil
 	}
-	var out []byte // nil: nothing was renamed so far
-	done := 0      // bytes of piece that out has
+	var out []byte // nil until something is renamed
+	done := 0      // bytes of piece that are in out
 	for at := 0; ; {
 		n := bytes.Index(piece[at:], []byte(modelKey))
 		if n < 0 {
-			if keep := begins(piece[at:], modelKey); keep > 0 && !last {
+			if keep := partialSuffix(piece[at:], modelKey); keep > 0 && !last {
 				r.hold(&piece, len(piece)-keep)
 			}
 			break
@@ -74,16 +74,16 @@ func (r *Renamer) Next(piece []byte, last bool) []byte {
 	return append(out, piece[done:]...)
 }
 
-// Rest returns what was held back, where an answer ended without a last piece.
+// Rest returns the bytes held back, if a response ended without a last piece.
 func (r *Renamer) Rest() []byte { return r.Next(nil, true) }
 
-// hold keeps back the end of a piece.
+// hold holds back the end of a piece.
 func (r *Renamer) hold(piece *[]byte, from int) {
 	r.held = append([]byte(nil), (*piece)[from:]...)
 	*piece = (*piece)[:from]
 }
 
-// value looks for the colon and the served model's name. whole: it can be told whether they are there.
+// value looks for the colon and the served model's name from at on. whole means that b is long enough to decide.
 func (r *Renamer) value(b []byte, at int) (from int, whole, matches bool) {
 	colon := false
 	for gap := 0; at < len(b); at++ {
@@ -107,8 +107,8 @@ func (r *Renamer) value(b []byte, at int) (from int, whole, matches bool) {
 	return 0, false, false
 }
 
-// begins returns how many bytes at the end of b are the beginning of text, but not all of it.
-func begins(b []byte, text string) int {
+// partialSuffix returns the length of the longest proper prefix of text that b ends with.
+func partialSuffix(b []byte, text string) int {
 	for n := min(len(b), len(text)-1); n > 0; n-- {
 		if string(b[len(b)-n:]) == text[:n] {
 			return n
@@ -117,11 +117,11 @@ func begins(b []byte, text string) int {
 	return 0
 }
 
-// plainJSON returns a text as JSON in which no character is escaped that need not be, as engines write it.
+// plainJSON returns a text as JSON with no needless escapes, as engines write it.
 func plainJSON(text string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(text) // of a string: never fails
+	_ = e.Encode(text) // cannot fail for a string
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

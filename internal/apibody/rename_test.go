@@ -18,9 +18,9 @@ func TestRenamer(t *testing.T) {
 		{"text", `{"content":"\"model\":\"served/x\""}`, `{"content":"\"model\":\"served/x\""}`},
 		{"a value", `{"x":"model","model":"served/x"}`, `{"x":"model","model":"asked"}`},
 		{"two keys", `{"model""model":"served/x"}`, `{"model""model":"asked"}`},
-		{"cut", `{"model":"serv`, `{"model":"serv`},
-		{"cut in the key", `{"mod`, `{"mod`},
-		{"nothing", "", ""},
+		{"cut off", `{"model":"serv`, `{"model":"serv`},
+		{"cut off in the key", `{"mod`, `{"mod`},
+		{"empty", "", ""},
 	} {
 		for size := 1; size <= len(c.answer)+1; size++ {
 			r := NewRenamer("served/x", "asked")
@@ -30,19 +30,19 @@ func TestRenamer(t *testing.T) {
 				given := []byte(rest[:n])
 				got = append(got, r.Next(given, false)...)
 				if string(given) != rest[:n] {
-					t.Fatalf("%s: a piece was changed to %q", c.name, given)
+					t.Fatalf("%s: Next changed its input to %q", c.name, given)
 				}
 				if len(r.held) > len(modelKey)+maxGap+1+len(r.served) {
-					t.Fatalf("%s: %d bytes are held back", c.name, len(r.held))
+					t.Fatalf("%s: %d bytes held back, too many", c.name, len(r.held))
 				}
 				rest = rest[n:]
 			}
 			if got = append(got, r.Rest()...); string(got) != c.want {
-				t.Errorf("%s, in pieces of %d: %q, want %q", c.name, size, got, c.want)
+				t.Errorf("%s, in pieces of %d bytes: %q, want %q", c.name, size, got, c.want)
 			}
 			whole := NewRenamer("served/x", "asked").Next([]byte(c.answer), true)
 			if string(whole) != c.want {
-				t.Errorf("%s, at once: %q, want %q", c.name, whole, c.want)
+				t.Errorf("%s, in one piece: %q, want %q", c.name, whole, c.want)
 			}
 		}
 	}

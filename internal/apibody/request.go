@@ -1,12 +1,12 @@
-// Package apibody reads from the bodies of OpenAI-style requests and responses what routing needs to know.
+// Package apibody reads the fields that routing needs from the bodies of OpenAI-style requests and responses.
 //
 // It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that
-// decide where it goes (model, cache salt), and the token counts that a response reports. A request is parsed once,
-// into chattemplate's values, which the chat template then renders.
+// decide its route (model, cache salt), and the token counts that a response reports. A request is parsed once, into
+// chattemplate's values, which the chat template then renders.
 //
-// A body is never changed in place: the few changes with which one is sent on are spliced into a copy. The package
-// never judges what only the engine can judge (sampling parameters, roles, tool schemas), and never decides an HTTP
-// status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
+// A body is never changed in place: changes are spliced into a copy. The package never checks what only the engine can
+// check (sampling parameters, roles, tool schemas), and never decides an HTTP status. A Request is read-only after
+// ParseRequest. One goroutine may use a UsageReader.
 package apibody
 
 import (
@@ -19,10 +19,10 @@ import (
 	"kvepp/chattemplate"
 )
 
-// API is the endpoint that a request speaks to.
+// API is the kind of endpoint that a request calls.
 type API uint8
 
-// The APIs whose prompts are understood. The zero API is none of them.
+// The APIs whose prompts kvepp understands. The zero API is not one of them.
 const (
 	ChatCompletions API = iota + 1
 	Completions
@@ -44,16 +44,16 @@ func (a API) String() string {
 	return "unknown API"
 }
 
-// ErrUnknownAPI says that the path names no API whose body is understood; such a request is routed by load alone.
-var ErrUnknownAPI = errors.New("apibody: path is none of chat completions, completions, responses and messages")
+// ErrUnknownAPI says that the path is not one of a known API. Such a request is routed by load alone.
+var ErrUnknownAPI = errors.New("apibody: path is not one of chat completions, completions, responses or messages")
 
-// Error is a request that no engine can serve: a client error, with words for the client.
+// Error is a client error: no engine can serve the request. Its message is for the client.
 type Error struct {
 	// Code is one of the Code constants, for programs.
 	Code string
-	// Message says what is wrong and what was expected, for people.
+	// Message says what is wrong and what is expected, for people.
 	Message string
-	// Param is the offending field, such as "messages"; empty when the whole body is at fault.
+	// Param is the offending field, such as "messages"; empty if the whole body is wrong.
 	Param string
 }
 
@@ -67,76 +67,74 @@ const (
 	CodeInvalidValue = "invalid_value"
 )
 
-// Request is what routing reads from one request. Its strings and values alias the body.
+// Request is the part of a request that routing reads. Its strings and values alias the body.
 type Request struct {
 	API    API
 	Model  string // never empty
 	Stream bool
-	// MaxTokens is max_completion_tokens, max_tokens or max_output_tokens, the first that is given: the most tokens to
-	// generate. 0 means the request does not say.
+	// MaxTokens is the first given of max_completion_tokens, max_tokens and max_output_tokens: the most tokens to
+	// generate. 0: absent.
 	MaxTokens int
-	// CacheSalt is nvext.cache_salt, else cache_salt: requests with different salts share no cache. Empty means none.
+	// CacheSalt is nvext.cache_salt, else cache_salt. Requests with different salts share no cache. Empty: none.
 	CacheSalt string
-	// HasMedia says that the prompt is not text alone (an image, audio, video, file or embedding): its tokens are known
-	// to the engine only.
+	// HasMedia says that the prompt is not only text (it has an image, audio, video, file or embedding), so that only
+	// the engine knows its tokens.
 	HasMedia bool
-	// Hints are the body's. Headers are not known here.
+	// Hints are the hints of the body. ParseRequest does not see headers.
 	Hints Hints
-	// Overrides are the settings of the router that the request changes for itself, and Pins the workers that it asks
-	// for.
+	// Overrides are the router settings that the request changes for itself, and Pins the workers that it selects.
 	Overrides Overrides
 	Pins      Pins
-	// Constraints are what the request says of its workers' taints.
+	// Constraints are the request's constraints on its workers' taints.
 	Constraints Constraints
 	// TokenData is nvext.token_data: the prompt's token ids, computed by the client. nil when absent.
 	TokenData []uint32
-	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: no, completions: yes).
+	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: false, completions: true).
 	AddSpecialTokens *bool
 
 	// Prompts are a completion's prompts, at least one unless HasMedia; nil for chat.
 	Prompts []Prompt
 
-	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. Of the
-	// APIs Responses and Messages they are what Dynamo's frontend makes of the request, which serves both as chats.
+	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. For the
+	// APIs Responses and Messages they hold the chat that Dynamo's frontend derives from the request.
 	Messages *chattemplate.List
-	// Unmapped says what of a request to Responses or Messages has no place in a chat; empty if there is nothing.
+	// Unmapped names a part of a Responses or Messages request that has no place in a chat; empty if there is none.
 	Unmapped string
 	// Tools and Documents are nil when absent or null.
 	Tools, Documents *chattemplate.List
-	// AddGenerationPrompt is nil when absent: the default is true, unless ContinueFinalMessage.
+	// AddGenerationPrompt is nil when absent; the default is then the opposite of ContinueFinalMessage.
 	AddGenerationPrompt  *bool
 	ContinueFinalMessage bool
 	// ChatTemplateKwargs is chat_template_kwargs (or chat_template_args, Dynamo's name); nil when absent.
 	ChatTemplateKwargs *chattemplate.Dict
-	// ChatTemplate is a template the request brings itself; empty when absent.
+	// ChatTemplate is a template in the request itself; empty when absent.
 	ChatTemplate string
 	// ReasoningEffort is empty when absent.
 	ReasoningEffort string
-	// Thinking is the field of that name: a boolean, or an object with a type. nil when absent.
+	// Thinking is the field thinking: a boolean, or an object with a type. nil when absent.
 	Thinking any
 	// ToolChoiceNone says that no tool may be called.
 	ToolChoiceNone bool
 
-	// Body is the object, for fields not named here: those of its fields that anything reads. The others were checked
-	// and left out.
+	// Body is the whole object, for fields that have no field here. It holds only those fields that any code reads; the
+	// others were checked and skipped.
 	Body *chattemplate.Dict
 
-	// TooLarge says why the prompt was not read, and nil that it was: it takes too much memory for its bytes
-	// (ErrTooManyValues), or has too many parts. Of the fields above, those are then as if they were absent that
-	// Completions and chats have alone.
+	// TooLarge is nil if the prompt was read. Otherwise it says why not: the prompt takes too much memory for its size
+	// (ErrTooManyValues), or has too many parts. The fields of Completions and chats are then empty.
 	TooLarge error
-	// RemainingCost is how much of ReadCost the values of the body left for what is made of them, in bytes.
+	// RemainingCost is the part of ReadCost that the values of the body left for the next steps, in bytes.
 	RemainingCost int
-	// remainingForValues is how much of it more values may take.
+	// remainingForValues is the part of it that further values may take.
 	remainingForValues int
 }
 
-// charge counts the memory of values that are made of the body's, and reports whether they may be made.
+// charge counts the memory of values derived from the body's values, and reports whether there is enough left.
 func (r *Request) charge(bytes int) bool {
 	r.RemainingCost -= bytes
 	r.remainingForValues -= bytes
 	if r.remainingForValues < 0 && r.TooLarge == nil {
-		r.TooLarge = fmt.Errorf("apibody: the chat that the request stands for: %w", ErrTooManyValues)
+		r.TooLarge = fmt.Errorf("apibody: converting the request to a chat: %w", ErrTooManyValues)
 	}
 	return r.TooLarge == nil
 }
@@ -148,17 +146,17 @@ type Prompt struct {
 	HasTokens bool
 }
 
-// ParseRequest reads a request body. path is the HTTP path; it may have a query and a prefix before /v1.
+// ParseRequest reads a request body. path is the HTTP path; it may have a query, and a prefix before /v1.
 //
-// It returns ErrUnknownAPI for a path that it does not know, before looking at the body, and *Error for a body that is
-// not a request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the engine's
-// own answer is the one the client should see. The body must not be modified while the Request is in use.
+// It returns ErrUnknownAPI for an unknown path before it reads the body, and *Error for a body that is not a valid
+// request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should
+// see the engine's own answer. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) {
 	return parseRequest(path, body, wholeField)
 }
 
-// ParseRouting is ParseRequest for those who need no tokens. Long texts of prompts are not decoded: where they have
-// escapes, they stay as JSON writes them.
+// ParseRouting is ParseRequest for callers that need no tokens. Long prompt texts are not decoded: if they have
+// escapes, they stay encoded as in the JSON.
 func ParseRouting(path string, body []byte) (*Request, error) {
 	return parseRequest(path, body, routingField)
 }
@@ -174,7 +172,7 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	allowance := valueCost(len(body))
 	value, taken, err := chattemplate.JSONReader{Field: fields, Allowance: allowance}.Parse(body)
 	tooLarge := err
-	if errors.Is(err, ErrTooManyValues) { // what decides where it goes is little, and read all the same
+	if errors.Is(err, ErrTooManyValues) { // the routing fields are small; read them anyway
 		value, taken, err = chattemplate.JSONReader{
 			Field:     promptlessField,
 			Allowance: routingCost(len(body)),
@@ -233,10 +231,10 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 }
 
 func tooManyValues(err error, bytes int) error {
-	return fmt.Errorf("%w, which is all that a body of %d bytes may take", err, bytes)
+	return fmt.Errorf("%w, the limit for a body of %d bytes", err, bytes)
 }
 
-// Reads reports whether the path is that of an API whose bodies are understood.
+// Reads reports whether the path is one of a known API.
 func Reads(path string) bool { return apiOfPath(path) != 0 }
 
 func apiOfPath(path string) API {
@@ -335,8 +333,8 @@ func (r *Request) readKwargs() {
 	}
 }
 
-// hasMedia reports whether a message's content holds a part that is not text. A part of a type unknown here counts as
-// media: to route by load is better than to guess its tokens.
+// hasMedia reports whether a message's content has a part that is not text. A part of unknown type counts as media,
+// because routing by load is better than guessing its tokens.
 func hasMedia(message *chattemplate.Dict) bool {
 	parts, _ := field[*chattemplate.List](message, "content")
 	if parts == nil {
@@ -418,7 +416,7 @@ func (r *Request) readTokenPrompts(list *chattemplate.List, want string) error {
 				return err
 			}
 			r.Prompts[i] = Prompt{Tokens: ids, HasTokens: true}
-		case *chattemplate.List: // whose first item is no number
+		case *chattemplate.List: // its first item is not a number
 			_, err := promptTokens(param, &chattemplate.TokenIDs{Bad: 0})
 			return err
 		default:
@@ -435,14 +433,15 @@ func promptTokens(param string, list *chattemplate.TokenIDs) ([]uint32, error) {
 	return list.IDs, nil
 }
 
-// field returns an object's field if it is there and of type T.
+// field returns an object's field if it is present and of type T.
 func field[T any](d *chattemplate.Dict, key string) (T, bool) {
 	v, _ := d.Get(key)
 	t, ok := v.(T)
 	return t, ok
 }
 
-// optionalBool reads a boolean as leniently as the engines' pydantic models do ("true", 1); nil when absent or not one.
+// optionalBool reads a boolean as leniently as the engines' pydantic models ("true", 1); nil if absent or not a
+// boolean.
 func optionalBool(d *chattemplate.Dict, key string) *bool {
 	v, _ := d.Get(key)
 	var b bool
@@ -468,7 +467,7 @@ func optionalBool(d *chattemplate.Dict, key string) *bool {
 	return &b
 }
 
-// positiveInt reads a count, as leniently as pydantic does (16.0, "16"); 0 when absent or not a positive number.
+// positiveInt reads a count as leniently as pydantic (16.0, "16"); 0 if absent or not a positive number.
 func positiveInt(d *chattemplate.Dict, key string) int {
 	v, _ := d.Get(key)
 	n := int64(0)

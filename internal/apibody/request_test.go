@@ -40,7 +40,7 @@ func TestParseRequestPaths(t *testing.T) {
 		}
 	}
 	if _, err := ParseRequest("/v1/embeddings", []byte("not JSON")); !errors.Is(err, ErrUnknownAPI) {
-		t.Errorf("the body of an unknown API is looked at: %v", err)
+		t.Errorf("the body of an unknown API was read: %v", err)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestParseChatFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	thinking, _ := r.ChatTemplateKwargs.Get("enable_thinking")
-	other, _ := r.Body.Get("other") // which nothing reads
+	other, _ := r.Body.Get("other") // no code reads it, so it is skipped
 	if r.Model != "org/model" || !r.Stream || r.MaxTokens != 16 || r.CacheSalt != "inner" || r.Messages.Len() != 1 ||
 		r.Tools.Len() != 1 || r.Documents.Len() != 1 || *r.AddGenerationPrompt || !r.ContinueFinalMessage ||
 		!*r.AddSpecialTokens || thinking != false || r.ReasoningEffort != "low" || r.ChatTemplate != "x" ||
@@ -184,7 +184,7 @@ func FuzzParseRequest(f *testing.F) {
 			var e *Error
 			switch {
 			case err != nil && (!errors.As(err, &e) || e.Message == "" || e.Code == ""):
-				t.Fatalf("error without words: %#v", err)
+				t.Fatalf("error without a code or message: %#v", err)
 			case err != nil:
 			case r.Model == "" || r.Body == nil || r.MaxTokens < 0:
 				t.Fatalf("%q: %+v", body, r)

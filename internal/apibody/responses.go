@@ -20,15 +20,15 @@ func (r *Request) readResponses() error {
 	switch instructions, _ := b.Get("instructions"); s := instructions.(type) {
 	case nil:
 	case string:
-		c.say("system", s)
+		c.add("system", s)
 	default:
-		r.unmapped("instructions that are no string")
+		r.unmapped("instructions that are not a string")
 	}
 	switch input, _ := b.Get("input"); in := input.(type) {
 	case nil:
 		return missing("input", "a string or a list of input items")
 	case string:
-		c.say("user", in)
+		c.add("user", in)
 	case *chattemplate.List:
 		for i, item := range in.Items {
 			if r.TooLarge != nil {
@@ -61,7 +61,7 @@ func (r *Request) readResponsesTools() {
 		r.ToolChoiceNone = c == "none"
 	case *chattemplate.Dict:
 		if kind, _ := c.Get("type"); kind != "function" {
-			r.unmapped("a tool_choice that is no function")
+			r.unmapped("a tool_choice that is not a function")
 		}
 	}
 	list, _ := field[*chattemplate.List](r.Body, "tools")
@@ -75,7 +75,7 @@ func (r *Request) readResponsesTools() {
 		}
 		tool, _ := item.(*chattemplate.Dict)
 		if kind, _ := tool.Get("type"); kind != "function" {
-			r.unmapped("a tool that is no function")
+			r.unmapped("a tool that is not a function")
 		}
 		parameters, _ := tool.Get("parameters")
 		tools[i] = chatTool(tool, parameters)
@@ -83,13 +83,13 @@ func (r *Request) readResponsesTools() {
 	r.Tools = chattemplate.NewList(tools...)
 }
 
-// responsesInput collects messages from input items. What an assistant did in successive items is one message.
+// responsesInput collects messages from input items. Successive items of an assistant become one message.
 type responsesInput struct {
 	conversation
-	turn *turn // nil outside an assistant's items
+	turn *turn // the assistant's turn being collected; nil outside its items
 }
 
-// assistant returns the turn that is being collected.
+// assistant returns the turn being collected; it starts one if there is none.
 func (c *responsesInput) assistant() *turn {
 	if c.turn == nil {
 		c.turn = &turn{}
@@ -109,14 +109,14 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 	kind, _ := item.Get("type")
 	_, hasID := field[string](item, "id")
 	if hasID && (kind == nil || kind == "item_reference") {
-		return // a reference, which the frontend passes over
+		return // a reference; the frontend skips it
 	}
 	switch kind {
 	case nil, "message":
 		c.message(item, kind != nil)
 	case "agent_message":
 		c.flush()
-		c.say("user", c.agentText(item))
+		c.add("user", c.agentText(item))
 	case "function_call":
 		if namespace, _ := item.Get("namespace"); namespace != nil {
 			c.request.unmapped("a function in a namespace")
@@ -127,7 +127,7 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 		if !c.request.charge(callBytes) {
 			return
 		}
-		c.assistant().call(id, name, arguments)
+		c.assistant().addCall(id, name, arguments)
 	case "function_call_output":
 		c.flush()
 		id, _ := item.Get("call_id")
@@ -136,13 +136,13 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 			c.wantTexts(parts)
 			output = joinTexts(parts, "", "input_text")
 		}
-		c.answer(id, output)
+		c.addToolResult(id, output)
 	case "reasoning":
 		text := concatTexts(item, "content")
 		if text == "" {
 			text = concatTexts(item, "summary")
 		}
-		c.assistant().think(text)
+		c.assistant().addThought(text)
 	default:
 		c.request.unmapped("an input item of " + typeName(kind))
 		c.flush()
@@ -151,16 +151,16 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 
 func concatTexts(item *chattemplate.Dict, key string) string {
 	parts, _ := field[*chattemplate.List](item, key)
-	var texts texts
+	var texts []string
 	for i := range parts.Len() {
 		part, _ := parts.Items[i].(*chattemplate.Dict)
 		t, _ := field[string](part, "text")
 		texts = append(texts, t)
 	}
-	return texts.join("")
+	return strings.Join(texts, "")
 }
 
-// typeName names the type that an item or a part says it has.
+// typeName describes the type of an item or a part, for error texts.
 func typeName(kind any) string {
 	switch k := kind.(type) {
 	case nil:
@@ -168,10 +168,10 @@ func typeName(kind any) string {
 	case string:
 		return fmt.Sprintf("type %.64s", k)
 	}
-	return "a type that is no string"
+	return "a type that is not a string"
 }
 
-// agentText is the text of a message among Codex's agents.
+// agentText returns the text of a message between Codex's agents.
 func (c *responsesInput) agentText(item *chattemplate.Dict) string {
 	content, _ := item.Get("content")
 	parts, ok := content.(*chattemplate.List)
@@ -194,7 +194,7 @@ func (c *responsesInput) agentText(item *chattemplate.Dict) string {
 	return strings.Join(texts, "\n")
 }
 
-// wantTexts notes parts that are not text.
+// wantTexts records parts that are not text.
 func (c *responsesInput) wantTexts(parts *chattemplate.List) {
 	for _, p := range parts.Items {
 		part, _ := p.(*chattemplate.Dict)
@@ -208,7 +208,7 @@ func (c *responsesInput) wantTexts(parts *chattemplate.List) {
 	}
 }
 
-// message adds a message. typed says that it is marked as one, which only then may hold an assistant's output parts.
+// message adds a message. typed means that its type is "message"; only then may it hold an assistant's output parts.
 func (c *responsesInput) message(item *chattemplate.Dict, typed bool) {
 	role, _ := field[string](item, "role")
 	content, _ := item.Get("content")
@@ -216,7 +216,7 @@ func (c *responsesInput) message(item *chattemplate.Dict, typed bool) {
 	parts, isList := content.(*chattemplate.List)
 	switch {
 	case isText || isList:
-	case content == nil && role == "assistant" && typed: // the shell of a turn of tool calls
+	case content == nil && role == "assistant" && typed: // a turn of tool calls without text
 		isText = true
 	default:
 		c.request.unmapped("a message without content")
@@ -229,25 +229,25 @@ func (c *responsesInput) message(item *chattemplate.Dict, typed bool) {
 			c.wantTexts(parts)
 			text = joinTexts(parts, "", "input_text")
 		}
-		c.say("system", text)
+		c.add("system", text)
 	case "user":
 		c.flush()
 		if isList {
-			c.say("user", c.userContent(parts))
+			c.add("user", c.userContent(parts))
 			return
 		}
-		c.say("user", text)
+		c.add("user", text)
 	case "assistant":
 		if isList {
 			text = c.assistantText(parts, typed)
 		}
 		c.assistant().texts = append(c.assistant().texts, text)
 	default:
-		c.request.unmapped(fmt.Sprintf("a message of the role %.64q", role))
+		c.request.unmapped(fmt.Sprintf("a message with the role %.64q", role))
 	}
 }
 
-// userContent is one text as it is, and else a list of parts.
+// userContent returns a single text part as a string, and other parts as a list.
 func (c *responsesInput) userContent(parts *chattemplate.List) any {
 	c.wantTexts(parts)
 	if !c.request.charge(len(parts.Items) * partBytes) {
@@ -268,9 +268,9 @@ func (c *responsesInput) userContent(parts *chattemplate.List) any {
 	return chattemplate.NewList(out...)
 }
 
-// assistantText joins what an assistant said: output texts and refusals, or input texts.
+// assistantText joins an assistant's texts: output texts and refusals, or input texts.
 func (c *responsesInput) assistantText(parts *chattemplate.List, typed bool) string {
-	var texts texts
+	var texts []string
 	var first any
 	for i, p := range parts.Items {
 		part, _ := p.(*chattemplate.Dict)
@@ -293,10 +293,10 @@ func (c *responsesInput) assistantText(parts *chattemplate.List, typed bool) str
 		t, _ := field[string](part, key)
 		texts = append(texts, t)
 	}
-	return texts.join("")
+	return strings.Join(texts, "")
 }
 
-// joinLeadingSystem makes one message of the system messages at the beginning.
+// joinLeadingSystem merges the leading system messages into one.
 func (c *responsesInput) joinLeadingSystem() {
 	var texts []string
 	for _, m := range c.messages {

@@ -9,11 +9,11 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Usage is what a response says about its tokens.
+// Usage is the token counts that a response reports.
 type Usage struct {
 	PromptTokens     int
 	CompletionTokens int
-	// CachedTokens is how many of PromptTokens the engine found in its cache; only meaningful when HasCached.
+	// CachedTokens is how many of PromptTokens the engine found in its cache; valid only with HasCached.
 	CachedTokens int
 	HasCached    bool
 }
@@ -21,19 +21,18 @@ type Usage struct {
 // maxCarry bounds the bytes that a UsageReader keeps between writes: one line of a stream, or one usage object.
 const maxCarry = 64 << 10
 
-// maxAnswerValues bounds the memory of the values of an event, or of a usage object, in bytes. Those of engines take a
-// few thousand.
+// maxAnswerValues bounds the memory of the values of one event or usage object, in bytes. Engines need a few thousand.
 const maxAnswerValues = 256 << 10
 
-// readAnswer reads JSON of an endpoint, which may be anybody's.
+// readAnswer parses JSON from an endpoint, which is not trusted.
 func readAnswer(data []byte) (any, error) {
 	value, _, err := chattemplate.JSONReader{Allowance: maxAnswerValues}.Parse(data)
 	return value, err
 }
 
-// UsageReader watches a response body go by and picks up the usage it reports. It keeps at most 64 KiB of it: of a
-// stream the unfinished line, of a JSON body the usage object. What is longer, or has too many values, is passed over.
-// Broken bodies are no error; they report no usage. Not safe for concurrent use.
+// UsageReader reads a response body in pieces and extracts the usage that it reports. It keeps at most 64 KiB: the
+// unfinished line of a stream, or the usage object of a JSON body. It skips longer ones and those with too many values.
+// A malformed body is not an error; it reports no usage. Not safe for concurrent use.
 type UsageReader struct {
 	streaming  bool
 	usage      Usage
@@ -42,7 +41,7 @@ type UsageReader struct {
 	events     int // since the content began
 
 	carry    []byte // streaming: the unfinished line; else: the usage object so far
-	skipping bool   // streaming: passing over a line longer than maxCarry
+	skipping bool   // streaming: skipping a line longer than maxCarry
 
 	scan bodyScan // state of the JSON scanner, when not streaming
 }
@@ -54,23 +53,23 @@ func NewUsageReader(contentType string) *UsageReader {
 	return &UsageReader{streaming: media == "text/event-stream"}
 }
 
-// Usage returns the latest usage seen so far and whether there was any.
+// Usage returns the latest usage, and whether there was any.
 func (r *UsageReader) Usage() (Usage, bool) {
 	if r.streaming && !r.skipping && len(r.carry) > 0 {
-		r.line(r.carry) // a last line without its newline; reading it twice does no harm
+		r.line(r.carry) // a last line without its newline; reading it twice is harmless
 	}
 	return r.usage, r.found
 }
 
-// SawContent reports whether generated content has begun: the first non-empty delta of a stream (text, reasoning, a
-// tool call or a finish reason), or the first byte of a JSON body.
+// SawContent reports whether generated content has begun: the first non-empty delta of a stream (text, reasoning, tool
+// call or finish reason), or the first byte of a JSON body.
 func (r *UsageReader) SawContent() bool { return r.sawContent }
 
 // Streaming reports whether the response is an event stream.
 func (r *UsageReader) Streaming() bool { return r.streaming }
 
-// Generated returns how many tokens a stream has brought: what its latest usage says, or else one for each event since
-// the first with content, which is too few from engines that put several into one. 0 for other responses.
+// Generated returns the number of tokens that a stream has delivered: from its latest usage, or else one for each event
+// from the first content on. That is too low for engines that put several tokens into one event. 0 for other responses.
 func (r *UsageReader) Generated() int {
 	if !r.streaming {
 		return 0
@@ -111,8 +110,8 @@ func (r *UsageReader) Write(p []byte) {
 	}
 }
 
-// line reads one line of an event stream. Only lines that can matter are parsed: those before the first content, and
-// those that hold a usage object. (Inside a JSON string the quotes of "usage" would be escaped.)
+// line reads one line of an event stream. It parses only lines that can matter: those before the first content, and
+// those with a usage object. (Inside a JSON string, the quotes of "usage" are escaped.)
 func (r *UsageReader) line(line []byte) {
 	data, ok := bytes.CutPrefix(line, []byte("data:"))
 	if !ok {
@@ -127,16 +126,16 @@ func (r *UsageReader) line(line []byte) {
 	}
 	value, err := readAnswer(data)
 	if err != nil {
-		return // also "[DONE]"
+		return // "[DONE]", for example
 	}
 	event, ok := value.(*chattemplate.Dict)
 	if !ok {
 		return
 	}
 	if usage {
-		r.take(event)
+		r.readUsage(event)
 		if response, ok := field[*chattemplate.Dict](event, "response"); ok { // the last event of /v1/responses
-			r.take(response)
+			r.readUsage(response)
 		}
 	}
 	if !r.sawContent && hasContent(event) {
@@ -145,7 +144,8 @@ func (r *UsageReader) line(line []byte) {
 	}
 }
 
-// holdsUsage reports whether data has a key "usage" whose value is an object: engines send "usage":null in every event.
+// holdsUsage reports whether data has a key "usage" with an object as its value. Engines send "usage":null in every
+// event.
 func holdsUsage(data []byte) bool {
 	for {
 		_, rest, ok := bytes.Cut(data, []byte(`"usage"`))
@@ -161,8 +161,8 @@ func holdsUsage(data []byte) bool {
 	}
 }
 
-// take reads the usage object of a response or event.
-func (r *UsageReader) take(response *chattemplate.Dict) {
+// readUsage reads the usage object of a response or event.
+func (r *UsageReader) readUsage(response *chattemplate.Dict) {
 	usage, ok := field[*chattemplate.Dict](response, "usage")
 	if !ok {
 		return
@@ -172,18 +172,19 @@ func (r *UsageReader) take(response *chattemplate.Dict) {
 		PromptTokens:     positiveInt(usage, "prompt_tokens") + positiveInt(usage, "input_tokens"),
 		CompletionTokens: positiveInt(usage, "completion_tokens") + positiveInt(usage, "output_tokens"),
 	}
-	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} { // the latter of /v1/responses
+	// input_tokens_details: /v1/responses
+	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
 		if details, ok := field[*chattemplate.Dict](usage, name); ok {
 			if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
-				r.usage.CachedTokens = int(min(cached, math.MaxInt32)) // as positiveInt: sums stay in range
+				r.usage.CachedTokens = int(min(cached, math.MaxInt32)) // keeps sums in range, like positiveInt
 				r.usage.HasCached = true
 			}
 		}
 	}
-	for _, name := range [...]string{"cache_creation_input_tokens", "cache_read_input_tokens"} { // of /v1/messages
+	for _, name := range [...]string{"cache_creation_input_tokens", "cache_read_input_tokens"} { // /v1/messages
 		_, ok := field[int64](usage, name)
 		r.usage.HasCached = r.usage.HasCached || ok
-		if name == "cache_read_input_tokens" { // which input_tokens leaves out
+		if name == "cache_read_input_tokens" { // input_tokens does not include it
 			r.usage.CachedTokens += positiveInt(usage, name)
 			r.usage.PromptTokens += positiveInt(usage, name)
 		}
@@ -191,7 +192,7 @@ func (r *UsageReader) take(response *chattemplate.Dict) {
 }
 
 func hasContent(event *chattemplate.Dict) bool {
-	kind, _ := field[string](event, "type") // of events of /v1/responses and /v1/messages
+	kind, _ := field[string](event, "type") // in events of /v1/responses and /v1/messages
 	if strings.HasSuffix(kind, ".delta") || kind == "content_block_delta" || kind == "message_delta" ||
 		kind == "response.completed" {
 		return true
@@ -224,14 +225,14 @@ func hasContent(event *chattemplate.Dict) bool {
 	return false
 }
 
-// bodyScan follows the structure of a JSON object just closely enough to find the value of its key "usage", in constant
-// memory and without looking at the bytes inside strings.
+// bodyScan tracks the structure of a JSON object just enough to find the value of its key "usage". It uses constant
+// memory and does not look at the bytes inside strings.
 type bodyScan struct {
-	depth     int  // of braces and brackets
+	depth     int  // nesting of braces and brackets
 	inString  bool // inside a string literal
 	escaped   bool // in a string, after an odd number of backslashes
-	wantKey   bool // at depth 1, where a key comes next
-	isKey     bool // the current string is such a key
+	wantKey   bool // at depth 1, before a key
+	isKey     bool // the current string is a key at depth 1
 	key       []byte
 	isUsage   bool // the last key was "usage" and its value has not begun
 	capturing bool // inside the usage object
@@ -273,7 +274,7 @@ func (r *UsageReader) body(p []byte) {
 			if s.capturing && s.depth == 1 {
 				s.capturing = false
 				r.capture(p[start:i])
-				r.captured()
+				r.readCaptured()
 			}
 		case ',':
 			s.wantKey = s.depth == 1
@@ -284,7 +285,7 @@ func (r *UsageReader) body(p []byte) {
 	}
 }
 
-// skipString moves to the end of a string, or of p, from position i inside it.
+// skipString skips to the end of a string or of p, from position i inside the string.
 func (s *bodyScan) skipString(p []byte, i int) int {
 	n := bytes.IndexByte(p[i:], '"')
 	part := p[i:]
@@ -312,27 +313,27 @@ func (s *bodyScan) skipString(p []byte, i int) int {
 	} else {
 		s.escaped = false
 		if s.isKey {
-			s.key = append(s.key, '"') // it cannot be "usage" any more
+			s.key = append(s.key, '"') // so that it cannot equal "usage"
 		}
 	}
 	return i + n + 1
 }
 
-// capture keeps bytes of the usage object, up to the bound.
+// capture keeps bytes of the usage object, up to maxCarry.
 func (r *UsageReader) capture(p []byte) {
 	if room := maxCarry - len(r.carry); len(p) > room {
-		p = p[:room] // no longer JSON: captured will find no usage
+		p = p[:room] // no longer valid JSON: readCaptured will find no usage
 	}
 	r.carry = append(r.carry, p...)
 }
 
-// captured reads the finished usage object.
-func (r *UsageReader) captured() {
+// readCaptured reads the complete usage object.
+func (r *UsageReader) readCaptured() {
 	value, err := readAnswer(r.carry)
 	if err == nil {
 		response := chattemplate.NewDict()
 		response.Set(usageKey, value)
-		r.take(response)
+		r.readUsage(response)
 	}
 	r.carry = nil
 }

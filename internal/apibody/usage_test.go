@@ -22,7 +22,7 @@ func read(contentType, body string, piece int) *UsageReader {
 		p := []byte(body[:n])
 		r.Write(p)
 		for i := range p {
-			p[i] = '#' // the reader may not keep it
+			p[i] = '#' // the reader must not keep p
 		}
 		body = body[n:]
 	}
@@ -45,7 +45,7 @@ func TestUsageReader(t *testing.T) {
 			event(`{"choices":[],"usage":`+usageJSON+`}`) + event("[DONE]"), full, true, true},
 		"stream, CR LF and comments": {stream, ": ping\r\nid: 1\r\ndata:{\"choices\":[],\"usage\" : " + usageJSON +
 			"}\r\n\r\n", full, true, false},
-		"stream, last line open": {stream, `data: {"usage":` + usageJSON + `}`, full, true, false},
+		"stream, last line without newline": {stream, `data: {"usage":` + usageJSON + `}`, full, true, false},
 		"stream, latest counts": {stream, event(`{"usage":{"prompt_tokens":1}}`) +
 			event(`{"usage":`+usageJSON+`}`), full, true, false},
 		"stream, role only": {stream,
@@ -77,7 +77,8 @@ func TestUsageReader(t *testing.T) {
 		"body, messages": {"application/json",
 			`{"usage":{"input_tokens":5,"output_tokens":2,"cache_creation_input_tokens":0}}`,
 			Usage{PromptTokens: 5, CompletionTokens: 2, HasCached: true}, true, true},
-		"stream, nonsense": {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n",
+		"stream, malformed events": {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) +
+			"data\ndata:\n\n\n",
 			Usage{}, false, false},
 
 		"body": {"application/json", `{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":` +
@@ -93,16 +94,16 @@ func TestUsageReader(t *testing.T) {
 		"body, usage as a value": {"application/json", `{"a":"usage","b":` + usageJSON + `}`, Usage{}, false, true},
 		"body, null usage":       {"application/json", `{"usage":null,"x":` + usageJSON + `}`, Usage{}, false, true},
 		"body, list usage":       {"application/json", `{"usage":[` + usageJSON + `]}`, Usage{}, false, true},
-		"body, like usage": {"application/json", `{"usage\"":` + usageJSON +
+		"body, a key similar to usage": {"application/json", `{"usage\"":` + usageJSON +
 			`,"usages":{},"usag":{},"\\usage":{}}`, Usage{}, false, true},
 		"body, megabytes": {"application/json", `{"choices":[{"text":"` + long + `\\"}],"usage":` + usageJSON +
 			`}`, full, true, true},
 		"body, huge usage": {"application/json", `{"usage":{"prompt_tokens":5,"x":"` + long + `"}}`, Usage{},
 			false, true},
 		"body, a list":   {"application/json", `[{"usage":` + usageJSON + `}]`, Usage{}, false, true},
-		"body, cut":      {"application/json", `{"usage":{"prompt_tokens":5`, Usage{}, false, true},
+		"body, cut off":  {"application/json", `{"usage":{"prompt_tokens":5`, Usage{}, false, true},
 		"body, not JSON": {"text/html", `<html>}}}]"usage":{`, Usage{}, false, true},
-		"nothing":        {"application/json", ``, Usage{}, false, false},
+		"empty":          {"application/json", ``, Usage{}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pieces := []int{1, 2, 3, 7, 61, 4096, 1 << 30}
@@ -111,20 +112,20 @@ func TestUsageReader(t *testing.T) {
 			}
 			for _, piece := range pieces {
 				r := read(c.contentType, c.body, piece)
-				for range 2 { // asking changes nothing
+				for range 2 { // Usage has no side effects
 					if got, found := r.Usage(); got != c.want || found != c.found || r.SawContent() != c.content {
 						t.Errorf("pieces of %d: got %+v, %v, content %v", piece, got, found, r.SawContent())
 					}
 				}
 				if cap(r.carry) > 2*maxCarry {
-					t.Errorf("pieces of %d: keeps %d bytes", piece, cap(r.carry))
+					t.Errorf("pieces of %d: the reader keeps %d bytes", piece, cap(r.carry))
 				}
 			}
 		})
 	}
 }
 
-// Tokens are counted by events, from the first with content on, or as the engine counts them.
+// Tokens are counted by events from the first content on, or taken from the engine's count.
 func TestGenerated(t *testing.T) {
 	for name, c := range map[string]struct {
 		contentType, body string
@@ -146,7 +147,7 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// TestUsageReaderAgainstParser holds the body scanner against a whole parse, over random objects and cuts.
+// TestUsageReaderAgainstParser compares the body scanner with a full parse of random objects, cut at random places.
 func TestUsageReaderAgainstParser(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var value func(depth int) string
@@ -175,10 +176,10 @@ func TestUsageReaderAgainstParser(t *testing.T) {
 		}
 		var want Usage
 		found := false
-		// of duplicates the reader takes the last object
+		// the reader uses the last of duplicate keys
 		if d, ok := v.(*chattemplate.Dict); ok && strings.Count(body, `"usage" :`) == 1 {
 			oracle := &UsageReader{}
-			oracle.take(d)
+			oracle.readUsage(d)
 			want, found = oracle.usage, oracle.found
 		} else {
 			continue
@@ -192,7 +193,7 @@ func TestUsageReaderAgainstParser(t *testing.T) {
 		}
 	}
 	if seen < 100 {
-		t.Errorf("only %d bodies had a usage", seen)
+		t.Errorf("only %d bodies contained a usage", seen)
 	}
 }
 
@@ -224,7 +225,7 @@ func FuzzUsageReader(f *testing.F) {
 	})
 }
 
-// Numbers that no engine means stay in range, alone and added up: what they are added to never shrinks.
+// Absurd numbers stay in range, alone and added up, so that counters never decrease.
 func TestUsageOutOfRange(t *testing.T) {
 	const huge = "9223372036854775807"
 	for name, text := range map[string]string{
@@ -288,7 +289,7 @@ func BenchmarkUsageReaderBody(b *testing.B) {
 	}
 }
 
-// TestHostileAnswers: an endpoint's answer takes a bounded amount of memory to look at, whatever is in it.
+// TestHostileAnswers: for every response of an endpoint, reading takes a bounded amount of memory.
 func TestHostileAnswers(t *testing.T) {
 	line := `data: {"usage":{},"x":[` + strings.Repeat(`{},`, maxCarry/3-20) + `0]}` + "\n"
 	for name, c := range map[string]struct{ contentType, piece string }{
@@ -308,11 +309,11 @@ func TestHostileAnswers(t *testing.T) {
 			}
 		})
 		if peak > 3<<20 {
-			t.Errorf("%s: %d bytes", name, peak)
+			t.Errorf("%s: took %d bytes", name, peak)
 		}
 	}
 	renamed := NewRenamer("m", strings.Repeat("long", 1<<18)).Next([]byte(strings.Repeat(`{"model":"m"}`, 1000)), true)
 	if len(renamed) != 13_000 {
-		t.Errorf("an answer of 13,000 bytes became one of %d", len(renamed))
+		t.Errorf("a response of 13,000 bytes grew to %d", len(renamed))
 	}
 }

@@ -1,5 +1,5 @@
-// Package bodytest makes request bodies of many shapes, hostile ones among them, and measures what reading one takes.
-// It is for tests.
+// Package bodytest generates request bodies of many shapes, hostile ones among them, and measures the memory of reading
+// one. It is for tests.
 package bodytest
 
 import (
@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Body is a request's body.
+// Body is a request body for a test.
 type Body struct {
-	// Name says what its shape is.
+	// Name describes its shape.
 	Name string
-	// Path is that of its API.
+	// Path is the path of its API.
 	Path string
 	JSON []byte
 }
@@ -30,7 +30,7 @@ const (
 	Messages    = "/v1/messages"
 )
 
-// where a value can stand in a body of an API: what is before it and after it.
+// places are the places of a value in the body of an API: the text before it and after it.
 var places = []struct{ name, path, before, after string }{
 	{"prompt", Completions, `{"model":"m","prompt":`, `}`},
 	{"unread field", Completions, `{"model":"m","prompt":"x","logit_bias":`, `}`},
@@ -67,7 +67,7 @@ var places = []struct{ name, path, before, after string }{
 	},
 }
 
-// shapes are values of about n bytes.
+// shapes generate values of about n bytes.
 var shapes = []struct {
 	name string
 	of   func(n int) string
@@ -99,7 +99,7 @@ var shapes = []struct {
 	{"objects of a key", func(n int) string { return list(`{"a":0}`, n) }},
 	{"objects of 17 keys", func(n int) string { return list(object(17, 0), n) }},
 	{"an object of many keys", func(n int) string { return object(n/9, 0) }},
-	{"a key again and again", func(n int) string { return "{" + strings.Repeat(`"a":[],`, n/7) + `"a":0}` }},
+	{"a repeated key", func(n int) string { return "{" + strings.Repeat(`"a":[],`, n/7) + `"a":0}` }},
 	{"messages of two bytes", func(n int) string { return list(`{"role":"user","content":"hi"}`, n) }},
 	{"messages, content first", func(n int) string { return list(`{"content":"hi","role":"user"}`, n) }},
 	{"tool calls", func(n int) string {
@@ -115,7 +115,7 @@ var shapes = []struct {
 		"messages of users",
 		func(n int) string { return list(`{"role":"user","content":[{"type":"text","text":"x"}]}`, n) },
 	},
-	{"arguments of zeros", func(n int) string {
+	{"arguments that are zeros", func(n int) string {
 		return list(
 			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f",`+
 				`"arguments":"{\"x\":`+list(
@@ -147,7 +147,7 @@ var shapes = []struct {
 	{"escaped letters", func(n int) string { return `"` + strings.Repeat(`\u0041`, n/6) + `"` }},
 	{"special tokens", func(n int) string { return `"` + strings.Repeat(`<|im_start|>`, n/12) + `"` }},
 	{"letters that normalize to many", func(n int) string { return `"` + strings.Repeat("\ufdfa", n/3) + `"` }},
-	{"letters that few vocabularies have", func(n int) string { return `"` + strings.Repeat("\U000132a4", n/4) + `"` }},
+	{"letters outside most vocabularies", func(n int) string { return `"` + strings.Repeat("\U000132a4", n/4) + `"` }},
 }
 
 func list(item string, n int) string {
@@ -188,8 +188,7 @@ func All(n int) []Body {
 	return all
 }
 
-// Random returns a body of about n bytes whose shape the source of chance decides: values nest in each other and stand
-// beside each other, some of them often.
+// Random returns a body of about n bytes whose shape chance decides: nested and adjacent values, some of them repeated.
 func Random(chance *rand.Rand, n int) Body {
 	place := places[chance.IntN(len(places))]
 	var b strings.Builder
@@ -199,7 +198,7 @@ func Random(chance *rand.Rand, n int) Body {
 	return Body{"random in " + place.name, place.path, []byte(b.String())}
 }
 
-// keysOfBodies are those that readers look for at some depth.
+// keysOfBodies are keys that readers look for at some depth.
 var keysOfBodies = []string{
 	"role",
 	"content",
@@ -226,7 +225,7 @@ func value(b *strings.Builder, chance *rand.Rand, n, depth int) {
 	switch kind := chance.IntN(8); {
 	case n < 40 || depth > 40 || kind == 0: // one of the shapes
 		b.WriteString(shapes[chance.IntN(len(shapes))].of(max(n, 1)))
-	case kind <= 2: // the same again and again
+	case kind <= 2: // one value, repeated
 		var item strings.Builder
 		value(&item, chance, chance.IntN(min(n, 200)), depth+1)
 		b.WriteByte('[')
@@ -257,7 +256,7 @@ func value(b *strings.Builder, chance *rand.Rand, n, depth int) {
 	}
 }
 
-// Allocated returns how many bytes do allocated.
+// Allocated returns the number of bytes that do allocated.
 func Allocated(do func()) int {
 	const name = "/gc/heap/allocs:bytes"
 	before, after := []metrics.Sample{{Name: name}}, []metrics.Sample{{Name: name}}
@@ -267,7 +266,7 @@ func Allocated(do func()) int {
 	return int(after[0].Value.Uint64() - before[0].Value.Uint64())
 }
 
-// Peak returns by how many bytes the heap grew at most while do ran, garbage included that was not collected at once.
+// Peak returns the largest growth of the heap while do ran, in bytes. It includes garbage that was not collected yet.
 func Peak(do func()) int {
 	defer debug.SetGCPercent(debug.SetGCPercent(5))
 	runtime.GC()
