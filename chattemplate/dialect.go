@@ -574,7 +574,7 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 	}
 	first, blank := orDefault(p[1], false) == true, orDefault(p[2], false) == true
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
-	split, err := x.split(s, "\n", -1)
+	split, err := x.split(s, "\n", -1, false)
 	if err != nil {
 		return nil, err
 	}

@@ -2,19 +2,19 @@ package chattemplate
 
 import "hash/maphash"
 
-// dictIndex finds the keys of a large dict: a table with open addressing. A map would take several times as much
+// dictIndex is the index of a large dict: a hash table with open addressing. A Go map takes several times as much
 // memory.
 type dictIndex struct {
-	slots []int32 // position of a key plus one; 0: none. The length is a power of two, and more than half are 0.
+	slots []int32 // position of a key plus one; 0: empty. The length is a power of two, and at least half are empty.
 }
 
 // leastSlots is the size of the first table.
 const leastSlots = 4 * smallDict
 
-// indexSeed makes it impossible to know beforehand which keys meet in a table.
+// indexSeed is random, so that clients cannot choose keys that collide.
 var indexSeed = maphash.MakeSeed()
 
-// hashOf returns the hash of what hashKey returned.
+// hashOf returns the hash of a result of hashKey.
 func hashOf(key any) uint64 {
 	if s, ok := key.(string); ok {
 		return maphash.String(indexSeed, s)
@@ -35,7 +35,7 @@ func (x *dictIndex) findString(d *Dict, key string) int {
 	}
 }
 
-// find returns the position of a key that hashKey returned, or -1.
+// find returns the position of a result of hashKey, or -1.
 func (x *dictIndex) find(d *Dict, key any) int {
 	mask := uint64(len(x.slots) - 1)
 	for at := hashOf(key) & mask; ; at = (at + 1) & mask {
@@ -49,7 +49,7 @@ func (x *dictIndex) find(d *Dict, key any) int {
 	}
 }
 
-// add adds the last key of d, or, where the table has to grow, all of them.
+// add adds the last key of d. If the table has to grow, it adds all keys again.
 func (x *dictIndex) add(d *Dict) {
 	first := len(d.keys) - 1
 	if 2*len(d.keys) > len(x.slots) {

@@ -11,11 +11,11 @@ import (
 	"unicode/utf8"
 )
 
-// filters are Jinja2's filters and Transformers' tojson. Left out, and refused when a template is compiled, are those
-// that no chat template has a use for; see unknownFilter. There is no autoescape, so safe changes nothing.
+// filters are Jinja2's filters and Transformers' tojson. Filters that no known chat template uses are missing, and
+// Compile rejects them; see unknownFilter. There is no autoescape, so safe does nothing.
 var filters map[string]builtin
 
-// The table is filled here because filters call back into what looks filters up.
+// The table is filled in init because filters call functions that look up filters.
 func init() {
 	filters = map[string]builtin{
 		"abs":         filterAbs,
@@ -74,7 +74,7 @@ func filterString(x *execution, v any, a *arguments) (any, error) {
 	return x.str(v)
 }
 
-// textFilter is a filter without arguments of a value's text.
+// textFilter returns a filter without arguments on a value's text.
 func textFilter(f func(x *execution, s string) (string, error)) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
@@ -109,9 +109,9 @@ func (x *execution) escape(s string) (string, error) {
 	return htmlEscaper.Replace(s), nil
 }
 
-// titleWords is the filter title, which unlike str.title starts words at spaces, hyphens and opening brackets only.
+// titleWords is the filter title. Unlike str.title, it starts words only at spaces, hyphens and opening brackets.
 func (x *execution) titleWords(s string) (string, error) {
-	within, rest := false, 0 // rest is where the word goes on after its first character
+	within, rest := false, 0 // rest is the position of the word's second character
 	return x.recase(s, func(w *rewriting, i int, r rune) error {
 		first := !within
 		if within = !isTitleBreak(r); !within {
@@ -178,7 +178,7 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 		return nil, errors.New("linecount must be positive")
 	}
 	batches := (len(items) + size - 1) / size
-	if err := x.items(len(items) + 4*batches); err != nil { // with the lists
+	if err := x.items(len(items) + 4*batches); err != nil { // including the lists
 		return nil, err
 	}
 	out := &List{kind: kindGenerator, Items: make([]any, 0, batches)}
@@ -215,7 +215,7 @@ func filterSlice(x *execution, v any, a *arguments) (any, error) {
 	if n < 1 {
 		return nil, errors.New("slices must be positive")
 	}
-	if err := x.items(5*n + len(items)); err != nil { // with the lists
+	if err := x.items(5*n + len(items)); err != nil { // including the lists
 		return nil, err
 	}
 	fill := orDefault(p[1], nil)
@@ -264,7 +264,7 @@ func filterDefault(_ *execution, v any, a *arguments) (any, error) {
 	return v, nil
 }
 
-// sortKey prepares values for comparison: text in lower case unless case matters.
+// sortKey prepares a value for comparison: text in lower case, unless caseSensitive.
 func (x *execution) sortKey(v any, caseSensitive bool) (any, error) {
 	if s, ok := v.(string); ok && !caseSensitive {
 		return x.lower(s)
@@ -272,7 +272,7 @@ func (x *execution) sortKey(v any, caseSensitive bool) (any, error) {
 	return v, nil
 }
 
-// sortItems returns items ordered by their keys, stably also in reverse.
+// sortItems returns items sorted by their keys. The sort is stable, also in reverse.
 func (x *execution) sortItems(items, keys []any, reverse bool) ([]any, error) {
 	order, err := x.sorted(len(items), func(i, j int) (bool, error) {
 		left, right := keys[i], keys[j]
@@ -305,7 +305,7 @@ func filterDictSort(x *execution, v any, a *arguments) (any, error) {
 	default:
 		return nil, errors.New(`you can only sort by either "key" or "value"`)
 	}
-	if err := x.items(8 * d.Len()); err != nil { // with the pairs
+	if err := x.items(8 * d.Len()); err != nil { // including the pairs
 		return nil, err
 	}
 	items := make([]any, 0, d.Len())
@@ -345,7 +345,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	default:
 		paths[0] = attribute
 	}
-	// with the lists of keys, and what stands for keys that are not there
+	// including the lists of keys and the values of absent keys
 	if err := x.items(len(items) * (4 + 3*len(paths))); err != nil {
 		return nil, err
 	}
@@ -368,7 +368,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	return &List{Items: sorted}, err
 }
 
-// follow looks up a path such as "function.name" or "0.role" in a value; nil is the value itself.
+// follow looks up a path such as "function.name" or "0.role" in a value. A nil path returns the value itself.
 func (x *execution) follow(v, path any) (any, error) {
 	if path == nil {
 		return v, nil
@@ -404,7 +404,7 @@ func filterFirst(x *execution, v any, a *arguments) (any, error) {
 	}
 	if l, ok := v.(*List); ok && l.kind == kindGenerator && len(l.Items) > 0 {
 		first := l.Items[0]
-		l.Items = l.Items[1:] // takes one item, not all
+		l.Items = l.Items[1:] // consumes one item
 		return first, nil
 	}
 	items, err := x.iterate(v)
@@ -434,7 +434,8 @@ func filterLast(x *execution, v any, a *arguments) (any, error) {
 	return items[len(items)-1], nil
 }
 
-// number reads a number from text as float() and int() do: spaces around and underscores between digits are allowed.
+// pythonNumberText removes what float() and int() allow in the text of a number: white space around it and underscores
+// between digits. ok is false if the text is not a number.
 func pythonNumberText(s string) (string, bool) {
 	s = strings.TrimFunc(s, isSpace)
 	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") ||
@@ -449,10 +450,10 @@ func pythonNumberText(s string) (string, bool) {
 	return strings.ReplaceAll(s, "_", ""), s != ""
 }
 
-// mostNumberText is the longest text of digits that is read as a number, in bytes. A longer one ends the render.
+// mostNumberText is the longest text of digits that is converted to a number, in bytes. A longer one is an error.
 const mostNumberText = 64 << 10
 
-// numberText counts the work of reading a number from a value, and reports whether the value can be one.
+// numberText counts the work of converting a value to a number, and reports whether it may be convertible.
 func (x *execution) numberText(v any) (bool, error) {
 	switch c := v.(type) {
 	case string:
@@ -477,7 +478,7 @@ func (x *execution) numberText(v any) (bool, error) {
 	return true, nil
 }
 
-// toFloat is Python's float(); ok is false where that raises.
+// toFloat is Python's float(); ok is false if that raises.
 func toFloat(v any) (f float64, ok bool) {
 	s, isString := v.(string)
 	if !isString {
@@ -610,7 +611,7 @@ func filterIndent(x *execution, v any, a *arguments) (any, error) {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		// The first line is indented whenever that was asked for, the others when they hold something.
+		// first decides about the first line. Other lines are indented if they are not empty, or if blank is set.
 		if i == 0 && first || i > 0 && (blank || line != "") {
 			b.WriteString(indent)
 		}
@@ -755,7 +756,7 @@ func filterMap(x *execution, v any, a *arguments) (any, error) {
 	return out, nil
 }
 
-// followOr is follow, with what to use at each step where nothing is found, unless that is None.
+// followOr is follow with a value that replaces an undefined result at each step, unless fallback is None.
 func (x *execution) followOr(v, path, fallback any) (any, error) {
 	if fallback == nil {
 		return x.follow(v, path)
@@ -777,7 +778,7 @@ func (x *execution) followOr(v, path, fallback any) (any, error) {
 	return v, nil
 }
 
-// extremeFilter is min or max: better says whether an order makes a value win over the best so far.
+// extremeFilter is min or max. better reports whether a value of this order replaces the best value so far.
 func extremeFilter(better func(order int) bool) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		p, err := a.bind("case_sensitive=", "attribute=")
@@ -815,7 +816,7 @@ func extremeFilter(better func(order int) bool) builtin {
 	}
 }
 
-// selectFilter is select, reject, selectattr or rejectattr.
+// selectFilter is one of select, reject, selectattr and rejectattr.
 func selectFilter(byAttribute, keep bool) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		var path any
@@ -948,7 +949,7 @@ func filterRound(x *execution, v any, a *arguments) (any, error) {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return f, nil
 	}
-	// The nearest decimal, ties by the exact binary value: what Python's round gives.
+	// The nearest decimal; ties depend on the exact binary value. Python's round gives the same.
 	return strconv.ParseFloat(strconv.FormatFloat(f, 'f', precision, 64), 64)
 }
 
@@ -976,7 +977,7 @@ func filterSum(x *execution, v any, a *arguments) (any, error) {
 	return total, nil
 }
 
-// filterToJSON is Transformers' tojson: json.dumps without escaping HTML or, by default, anything beyond ASCII.
+// filterToJSON is Transformers' tojson: json.dumps that does not escape HTML, nor by default text beyond ASCII.
 func filterToJSON(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("ensure_ascii=", "indent=", "separators=", "sort_keys=")
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// MaxJSONDepth is how deep arrays and objects may nest.
+	// MaxJSONDepth is the maximum nesting of arrays and objects.
 	MaxJSONDepth = 500
 
-	// maxIntDigits is the longest integer Python's json reads (sys.int_info.default_max_str_digits).
+	// maxIntDigits is the longest integer that Python's json accepts (sys.int_info.default_max_str_digits).
 	maxIntDigits = 4300
 )
 
-// SyntaxError says why a body is not JSON.
+// SyntaxError says why a text is not valid JSON.
 type SyntaxError struct {
-	// Offset is the byte at which reading failed, from 0; the body's length when it ended too early.
+	// Offset is the byte at which reading failed, from 0; the length of the text if it ended too early.
 	Offset int
 	// Reason completes the sentence "invalid JSON at byte 12: ...".
 	Reason string
@@ -35,12 +35,12 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Reason)
 }
 
-// ParseJSON reads one JSON value (RFC 8259) in a single pass, keeping the order of keys and the difference between
-// integers and floats, which a template can print. It is strict: no trailing text, no invalid UTF-8, no lone
-// surrogates, no numbers that Go's float64 cannot hold. Of duplicate keys the last value wins, at the first one's
-// place, as in Python. Integers beyond int64 are kept exactly.
+// ParseJSON reads one JSON value (RFC 8259) in a single pass. It keeps the order of keys and the difference between
+// integers and floats, because a template can print both. It is strict: no trailing text, no invalid UTF-8, no lone
+// surrogates, no numbers beyond float64. Of duplicate keys the last value wins, at the position of the first, as in
+// Python. Integers beyond int64 are exact.
 //
-// Strings without escapes alias body: body must not be modified while any value from it is in use, and stays in memory
+// Strings without escapes alias body. body must not be modified while a value from it is in use, and is kept in memory
 // as long. Strings with escapes share memory too. Every error is a *SyntaxError.
 func ParseJSON(body []byte) (any, error) {
 	v, _, err := JSONReader{}.Parse(body)
@@ -50,40 +50,40 @@ func ParseJSON(body []byte) (any, error) {
 // ErrTooManyValues says that the values of a JSON text take more memory than JSONReader.Allowance.
 var ErrTooManyValues = errors.New("chattemplate: the values of the JSON text take too much memory")
 
-// JSONField says how the value of one field of an object is read. Its bits can be combined.
+// JSONField says how to read the value of a field of an object. Its bits can be combined.
 type JSONField uint8
 
 const (
-	// JSONSkip checks the value and leaves the field out.
+	// JSONSkip checks the value and omits the field.
 	JSONSkip JSONField = 1 << iota
-	// JSONAsWritten leaves strings of at least 256 bytes that have escapes as they are written, at any depth.
+	// JSONAsWritten does not decode strings of at least 256 bytes with escapes, at any depth.
 	JSONAsWritten
-	// JSONTokenIDs makes each list that begins with a number, or is empty, a *TokenIDs, at any depth.
+	// JSONTokenIDs reads each list that is empty or begins with a number as a *TokenIDs, at any depth.
 	JSONTokenIDs
-	// JSONFields asks for the fields of the object that is the value too.
+	// JSONFields also asks about the fields of the object that is the value.
 	JSONFields
 )
 
 // TokenIDs is a JSON list of token ids: integers from 0 to 2^32-1.
 type TokenIDs struct {
-	IDs []uint32 // never nil, but empty if Bad is not -1
-	Bad int      // index of the first item that is no token id; -1: there is none
+	IDs []uint32 // never nil; empty if Bad is not -1
+	Bad int      // index of the first item that is not a token id, or -1
 }
 
-// noTokenIDs stands for every empty list.
+// noTokenIDs is the value of every empty list.
 var noTokenIDs = &TokenIDs{IDs: []uint32{}, Bad: -1}
 
-// JSONReader reads JSON as strictly as ParseJSON, but not all of it into values, and not into any amount of memory.
+// JSONReader reads JSON as strictly as ParseJSON, but can omit fields and bound the memory of the values.
 type JSONReader struct {
-	// Field says how a field is read: of the outermost object if parent is "", or else of the object in its field
-	// parent. It is asked for the latter only where it has answered JSONFields for the former. 0 is as ParseJSON reads.
-	// nil answers 0.
+	// Field says how to read a field of the outermost object (parent is ""), or of the object in the field parent of
+	// the outermost object. It is asked about the latter only if it returned JSONFields for parent. 0 reads like
+	// ParseJSON. A nil Field means 0.
 	Field func(parent, key string) JSONField
-	// Allowance is the most memory that the values may take, in bytes. 0 means any amount.
+	// Allowance is the most memory that the values may take, in bytes. 0: unlimited.
 	Allowance int
 }
 
-// Parse reads one JSON value. taken is about the memory that the values took, in bytes. Errors: *SyntaxError,
+// Parse reads one JSON value. taken is the approximate memory of the values, in bytes. Errors: *SyntaxError,
 // ErrTooManyValues.
 func (r JSONReader) Parse(body []byte) (v any, taken int, err error) {
 	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), ask: r.Field}
@@ -119,10 +119,10 @@ type jsonParser struct {
 	pos   int
 	depth int
 	memory
-	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost
-	// last. Of a long list only the latest items are here.
+	// open is the stack of the unfinished objects and lists, innermost last: their keys and values, and items. Of a
+	// long list it holds only the latest items.
 	open []any
-	// ask says how fields are read, and field how that is which is being read, with its key.
+	// ask is JSONReader.Field. field is its answer for the outermost field being read, and parent is that field's key.
 	ask    func(parent, key string) JSONField
 	field  JSONField
 	parent string
@@ -148,7 +148,7 @@ func (p *jsonParser) skipSpace() {
 	}
 }
 
-// accept skips white space and then the byte c if it is next.
+// accept skips white space. If the next byte is c, it skips c too and returns true.
 func (p *jsonParser) accept(c byte) bool {
 	p.skipSpace()
 	if p.pos < len(p.text) && p.text[p.pos] == c {
@@ -276,7 +276,7 @@ func (p *jsonParser) key() (string, error) {
 	return key, err
 }
 
-// push puts a value on the stack of what has not ended.
+// push pushes a value onto the stack.
 func (p *jsonParser) push(v any) error {
 	if len(p.open) == cap(p.open) {
 		size := max(8, 2*cap(p.open))
@@ -289,7 +289,7 @@ func (p *jsonParser) push(v any) error {
 	return nil
 }
 
-// set puts a value under a key of the object whose keys and values are p.open[first:].
+// set sets a key of the object whose keys and values are p.open[first:].
 func (p *jsonParser) set(first int, key string, v any) error {
 	for i := first; i < len(p.open); i += 2 {
 		if p.open[i] == key {
@@ -307,7 +307,7 @@ func (p *jsonParser) set(first int, key string, v any) error {
 	return err
 }
 
-// setLarge puts a value under a key of an object that has an index, or is about to have one.
+// setLarge sets a key of an object that has an index or is about to get one.
 func (p *jsonParser) setLarge(d *Dict, key string, v any) error {
 	if i := d.findString(key); i >= 0 {
 		d.values[i] = v
@@ -328,7 +328,7 @@ func (p *jsonParser) setLarge(d *Dict, key string, v any) error {
 	return nil
 }
 
-// close returns the object whose keys and values are p.open[first:], and takes them away.
+// close pops the object whose keys and values are p.open[first:], and returns it.
 func (p *jsonParser) close(first int) (*Dict, error) {
 	n := (len(p.open) - first) / 2
 	keys, err := p.sharedKeys(p.open[first:])
@@ -346,7 +346,7 @@ func (p *jsonParser) close(first int) (*Dict, error) {
 	return p.newDict(keys, values)
 }
 
-// longList is the number of items of a list that the stack holds at most.
+// longList is the most items of one list on the stack.
 const longList = 512
 
 func (p *jsonParser) array() (any, error) {
@@ -363,7 +363,7 @@ func (p *jsonParser) array() (any, error) {
 		return p.newList(nil)
 	}
 	first := len(p.open)
-	var before [][]any // the items of a long list that left the stack
+	var chunks [][]any // earlier items of a long list, moved off the stack
 	for {
 		v, err := p.value()
 		if err != nil {
@@ -373,7 +373,7 @@ func (p *jsonParser) array() (any, error) {
 			if err := p.take(longList * anyBytes); err != nil {
 				return nil, err
 			}
-			before = append(before, slices.Clone(p.open[first:]))
+			chunks = append(chunks, slices.Clone(p.open[first:]))
 			p.open = p.open[:first]
 		}
 		if err := p.push(v); err != nil {
@@ -386,14 +386,14 @@ func (p *jsonParser) array() (any, error) {
 			return nil, p.fail("expected ',' or ']'")
 		}
 		p.depth--
-		items, err := p.anys(len(before)*longList + len(p.open) - first)
+		items, err := p.anys(len(chunks)*longList + len(p.open) - first)
 		if err != nil {
 			return nil, err
 		}
 		to := items
-		for i, some := range before {
-			to = to[copy(to, some):]
-			before[i] = nil
+		for i, chunk := range chunks {
+			to = to[copy(to, chunk):]
+			chunks[i] = nil
 		}
 		copy(to, p.open[first:])
 		p.open = p.open[:first]
@@ -401,7 +401,7 @@ func (p *jsonParser) array() (any, error) {
 	}
 }
 
-// tokenIDs reads a list that begins with a number, or is empty; nil if the list that comes is another.
+// tokenIDs reads a list that is empty or begins with a number. It returns nil for another list.
 func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 	start := p.pos
 	if err := p.enter(); err != nil {
@@ -418,8 +418,7 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 		p.depth--
 		return nil, nil
 	}
-	// Items are counted first, if there is nothing in the list but digits: the ids take then no more memory than they
-	// need.
+	// If the list contains only numbers, its items are counted first, so that the ids take no more memory than needed.
 	l := &TokenIDs{IDs: noTokenIDs.IDs, Bad: -1}
 	room := 0
 	for i := p.pos; i < len(p.text); i++ {
@@ -461,7 +460,8 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 	}
 }
 
-// tokenID reads an item of a list of token ids, and whether it is one. Anything else is checked.
+// tokenID reads an item of a list of token ids, and reports whether it is a token id. Other items are checked and
+// skipped.
 func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
 	p.skipSpace()
 	start := p.pos
@@ -489,7 +489,7 @@ func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
 	return uint32(n), n <= math.MaxUint32, nil
 }
 
-// skip checks a value, and makes nothing of it.
+// skip checks a value without storing it.
 func (p *jsonParser) skip() error {
 	p.skipSpace()
 	if p.pos >= len(p.text) {
@@ -525,9 +525,9 @@ func (p *jsonParser) skipItems(open byte) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
-	end, wanted := byte('}'), "expected ',' or '}'"
+	end, expected := byte('}'), "expected ',' or '}'"
 	if open == '[' {
-		end, wanted = ']', "expected ',' or ']'"
+		end, expected = ']', "expected ',' or ']'"
 	}
 	if p.accept(end) {
 		p.depth--
@@ -553,7 +553,7 @@ func (p *jsonParser) skipItems(open byte) error {
 			continue
 		}
 		if !p.accept(end) {
-			return p.fail(wanted)
+			return p.fail(expected)
 		}
 		p.depth--
 		return nil
@@ -580,7 +580,7 @@ func (p *jsonParser) digits() bool {
 	return p.pos > start
 }
 
-// scanNumber moves behind a number, and reports whether it has neither a point nor an exponent.
+// scanNumber skips a number, and reports whether it has neither a point nor an exponent.
 func (p *jsonParser) scanNumber() (integer bool, err error) {
 	if p.text[p.pos] == '-' {
 		p.pos++
@@ -647,7 +647,7 @@ func (p *jsonParser) number() (any, error) {
 		return f, p.take(numberBytes)
 	}
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
-		if uint64(n) < 256 { // Go keeps a box for each of these
+		if uint64(n) < 256 { // Go does not allocate for these
 			return n, nil
 		}
 		return n, p.take(numberBytes)
@@ -661,7 +661,7 @@ func (p *jsonParser) number() (any, error) {
 	return bigInt(literal), nil
 }
 
-// bigInt returns the integer that a literal is. It allocates nothing else, and the literals are short (maxIntDigits).
+// bigInt returns the value of an integer literal. It allocates only the result. Literals are short (maxIntDigits).
 func bigInt(literal string) *big.Int {
 	digits := strings.TrimPrefix(literal, "-")
 	words := make([]big.Word, 0, len(digits)*10/3/bits.UintSize+2) // a digit is less than 10/3 bits
@@ -699,10 +699,10 @@ func (p *jsonParser) string() (string, error) {
 	return p.decode(start, end)
 }
 
-// longString is from how many bytes on JSONAsWritten leaves a string as it is. Shorter ones may name something.
+// longString is the length from which JSONAsWritten leaves a string undecoded. Shorter ones may be names.
 const longString = 256
 
-// stringValue reads a string that is no key.
+// stringValue reads a string that is not a key.
 func (p *jsonParser) stringValue() (string, error) {
 	if p.field&JSONAsWritten == 0 {
 		return p.string()
@@ -719,7 +719,7 @@ func (p *jsonParser) stringValue() (string, error) {
 	return p.text[start:end], nil
 }
 
-// stringEnd checks the string that begins at i, and returns where its last quote is.
+// stringEnd checks the string that begins at i, and returns the position of its closing quote.
 func (p *jsonParser) stringEnd(i int) (end int, err error) {
 	for s := p.text; ; {
 		i = plainEnd(s, i)
@@ -747,20 +747,19 @@ const (
 	highBits = 0x8080808080808080
 )
 
-// special marks, of eight bytes of a text, the first that a string cannot hold as is: a quote, a backslash or a control
-// character. Its lowest bit that is set is the high bit of that byte; 0 means none. Higher bits mean nothing.
+// special finds the first of eight bytes that a string cannot contain unescaped: a quote, a backslash or a control
+// character. The lowest set bit of the result is the high bit of that byte; 0 means none. Higher bits are undefined.
 func special(w uint64) uint64 {
 	quote, slash := w^(eachByte*'"'), w^(eachByte*'\\')
 	return ((quote-eachByte)&^quote | (slash-eachByte)&^slash | (w-eachByte*0x20)&^w) & highBits
 }
 
-// load8 returns the eight bytes from s[i] on, which must be there, the first in the lowest bits.
+// load8 returns the eight bytes at s[i:], the first in the lowest bits. They must exist.
 func load8(s string, i int) uint64 {
 	return binary.LittleEndian.Uint64(unsafe.Slice(unsafe.StringData(s[i:i+8]), 8))
 }
 
-// plainEnd returns the position at or after i of the first byte that a string cannot hold as is; the text's length if
-// there is none.
+// plainEnd returns the position at or after i of the first byte that a string cannot contain unescaped, or len(s).
 func plainEnd(s string, i int) int {
 	for ; i+16 <= len(s); i += 16 {
 		if hit := special(load8(s, i)); hit != 0 {
@@ -778,7 +777,7 @@ func plainEnd(s string, i int) int {
 	return i
 }
 
-// decode returns the string that begins at start, of which the text up to end is plain and the byte there is not.
+// decode returns the string that begins at start. The text up to end is plain; the byte at end is not.
 func (p *jsonParser) decode(start, end int) (string, error) {
 	s := p.text
 	dst, err := p.room(end - start)
@@ -787,7 +786,7 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 	}
 	n := copy(dst, s[start:end])
 	for i := end; ; {
-		if n+16 > len(dst) { // at most once for a body: what is left of this serves all strings that follow
+		if n+16 > len(dst) { // at most once for a body: later strings use the rest of this buffer
 			size := n + len(s) - i + 16
 			if err := p.take(size); err != nil {
 				return "", err
@@ -796,7 +795,7 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 			copy(longer, dst[:n])
 			dst = longer
 		}
-		// Eight bytes are copied whatever they are, and count as far as they are plain.
+		// Copy eight bytes in any case, but advance only past the plain ones.
 		if i+8 <= len(s) {
 			w := load8(s, i)
 			binary.LittleEndian.PutUint64(dst[n:], w)
@@ -839,13 +838,13 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 }
 
 const (
-	// decodedChunk is the memory that strings with escapes share, at most, in bytes. A longer one has its own.
+	// decodedChunk is the size of a buffer that strings with escapes share, in bytes. A longer string has its own.
 	decodedChunk = 64 << 10
-	// decodedLeast is how little of it is left to the next string, which otherwise begins a new one.
+	// decodedLeast is the least free space with which a string still uses the current buffer.
 	decodedLeast = 1 << 10
 )
 
-// room returns memory for a string that has an escape after plain bytes.
+// room returns memory for a string that has an escape after this many plain bytes.
 func (p *jsonParser) room(plain int) ([]byte, error) {
 	left := len(p.text) - p.pos
 	if need := min(left, max(plain, decodedLeast)) + 16; len(p.decoded) < need {
@@ -858,11 +857,11 @@ func (p *jsonParser) room(plain int) ([]byte, error) {
 	return p.decoded, nil
 }
 
-// shortEscapes are the escapes of one byte after the backslash, and what they stand for; 0 for bytes that are none.
+// shortEscapes maps the byte after a backslash to the byte that the escape stands for; 0 for other bytes.
 var shortEscapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// unescape decodes the escape sequence s starts with, which is none of shortEscapes. It returns its length, or 0 and
-// the reason when it is not one.
+// unescape decodes the escape sequence at the start of s, which is not one of shortEscapes. It returns the length of
+// the sequence, or 0 and the reason why it is invalid.
 func unescape(s string) (size int, r rune, reason string) {
 	switch {
 	case len(s) < 2:

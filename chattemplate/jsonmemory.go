@@ -2,45 +2,45 @@ package chattemplate
 
 import "fmt"
 
-// What values take, in bytes. Where Go rounds up, so do these.
+// The memory of values, in bytes, rounded up to Go's size classes.
 const (
 	anyBytes    = 16
-	stringBytes = 16 // the box of a string: where it is and how long
+	stringBytes = 16 // the header of a boxed string
 	numberBytes = 8
 	dictBytes   = 56
 	listBytes   = 32
 	bigIntBytes = 96
 
-	// mostOfSlab is for how many values room is made at once, at most.
+	// mostOfSlab is the most values of a slab.
 	mostOfSlab = 256
 )
 
-// indexBytes is what the index of a dict of n keys takes, at most: four bytes a slot, and beside the table the half as
-// long one before it.
+// indexBytes is the most memory of the index of a dict of n keys: four bytes a slot, for the table and its predecessor
+// of half the size.
 func indexBytes(n int) int { return 4 * 3 * max(leastSlots, 2*n) }
 
-// memory is where a parser's values are, and what they take. Values of a kind lie beside each other, in slabs. Short
-// strings that come again are there once, and so are the keys of objects that have the same keys.
+// memory allocates a parser's values and counts their bytes. Values of one type are allocated together, in slabs.
+// Repeated short strings are shared, and so are the key lists of objects with the same keys.
 type memory struct {
 	taken, allowance int // bytes
-	// decoded is what is left of the memory for strings with escapes; see room.
+	// decoded is the free rest of the buffer for strings with escapes; see room.
 	decoded []byte
 
 	dicts slab[Dict]
 	lists slab[List]
 	slots slab[any]
 
-	texts  [64]any   // short strings, by their hash; the latest with each
-	shapes [16][]any // keys, by their hash
+	texts  [64]any   // short strings by hash; the latest of each hash
+	shapes [16][]any // key lists by hash
 }
 
-// slab is what is left of room for values.
+// slab is a block of memory for several values of one type.
 type slab[T any] struct {
-	left []T
-	size int // of the latest
+	left []T // free
+	size int // of the latest block
 }
 
-// next returns room for n values.
+// next returns memory for n values.
 func (s *slab[T]) next(m *memory, n, bytes int) ([]T, error) {
 	if n > len(s.left) {
 		if n > mostOfSlab/4 {
@@ -55,9 +55,9 @@ func (s *slab[T]) next(m *memory, n, bytes int) ([]T, error) {
 		}
 		s.left = make([]T, s.size)
 	}
-	some := s.left[:n:n]
+	taken := s.left[:n:n]
 	s.left = s.left[n:]
-	return some, nil
+	return taken, nil
 }
 
 // take counts memory that is about to be allocated.
@@ -68,7 +68,7 @@ func (m *memory) take(bytes int) error {
 	return nil
 }
 
-// anys returns a slice of n values, nil if n is 0.
+// anys returns a slice of n values; nil if n is 0.
 func (m *memory) anys(n int) ([]any, error) {
 	if n == 0 {
 		return nil, nil
@@ -94,7 +94,7 @@ func (m *memory) newList(items []any) (*List, error) {
 	return &l[0], nil
 }
 
-// longestShared is the longest string that is looked for among those that came before, in bytes.
+// longestShared is the longest string that is shared with an earlier equal one, in bytes.
 const longestShared = 24
 
 // box returns a string as a value.
@@ -115,8 +115,8 @@ func (m *memory) box(s string) (any, error) {
 	return v, m.take(stringBytes)
 }
 
-// sharedKeys returns the keys of an object that is given as keys and values in turn. Nobody changes keys in their
-// place: a dict that gets another one gets a copy of them.
+// sharedKeys returns the keys of an object, given as alternating keys and values. Objects can share a key list because
+// it is never changed in place: append to it makes a copy.
 func (m *memory) sharedKeys(both []any) ([]any, error) {
 	n := len(both) / 2
 	hash := n

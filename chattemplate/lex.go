@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// tokenKind says what a token is.
+// tokenKind is the kind of a token.
 type tokenKind uint8
 
 const (
@@ -57,19 +57,19 @@ func (t token) describe() string {
 	return strconv.Quote(short(t.text))
 }
 
-// lexer cuts a source into tokens with trim_blocks and lstrip_blocks on: the newline after a block tag or comment goes,
-// and so does the white space before one that starts a line. A minus sign at a tag's edge strips all white space there,
-// a plus sign keeps it. Source: Jinja2 3.1.6, lexer.
+// lexer splits a source into tokens with trim_blocks and lstrip_blocks enabled: it removes the newline after a block
+// tag or comment, and the white space before a tag that starts a line. A minus sign at a tag's edge strips all white
+// space on that side; a plus sign keeps it. Source: Jinja2 3.1.6, lexer.
 type lexer struct {
 	source    string
 	pos       int
 	tokens    []token
-	lineStart bool // the text before pos ended with a newline, or nothing was before it
-	line      int  // of counted
-	counted   int  // position up to which newlines were counted
+	lineStart bool // pos is 0 or follows a newline
+	line      int  // line of the position counted
+	counted   int  // newlines are counted up to this position
 }
 
-// maxTokens bounds the tokens of a source. The longest known templates have some ten thousand.
+// maxTokens bounds the tokens of a source. The longest known templates have about ten thousand.
 const maxTokens = 1 << 17
 
 var errTokens = fmt.Errorf("source of more than %d tokens", maxTokens)
@@ -96,7 +96,7 @@ func lex(source string) ([]token, *Error) {
 	return l.tokens, nil
 }
 
-// lineAt returns the line of a position, which must not lie before an earlier call's.
+// lineAt returns the line of a position, which must not be before the position of an earlier call.
 func (l *lexer) lineAt(pos int) int {
 	pos = min(pos, len(l.source))
 	if pos > l.counted {
@@ -111,7 +111,7 @@ func (l *lexer) add(t token, pos int) {
 	l.tokens = append(l.tokens, t)
 }
 
-// next takes the text up to the next tag, and the tag.
+// next reads the text up to the next tag, and the tag.
 func (l *lexer) next() error {
 	start := l.pos
 	at := findTag(l.source, start)
@@ -163,7 +163,7 @@ func findTag(s string, from int) int {
 	}
 }
 
-// stripBefore strips the text before a tag as the tag's sign and kind ask.
+// stripBefore strips the text before a tag according to the tag's sign and kind.
 func (l *lexer) stripBefore(text string, sign, kind byte) string {
 	switch {
 	case sign == '-':
@@ -178,7 +178,7 @@ func (l *lexer) stripBefore(text string, sign, kind byte) string {
 	return text
 }
 
-// after moves behind a tag's closing delimiter at end, whose sign decides what white space goes with it.
+// after moves behind a tag's closing delimiter, which ends at end. The sign decides which white space is skipped.
 func (l *lexer) after(end int, sign byte, trimNewline bool) {
 	l.pos = end
 	switch {
@@ -190,7 +190,7 @@ func (l *lexer) after(end int, sign byte, trimNewline bool) {
 	l.lineStart = l.source[l.pos-1] == '\n'
 }
 
-// signBefore returns the minus or plus sign right before position i, not before from.
+// signBefore returns the minus or plus sign directly before position i, but not before from; 0 if there is none.
 func (l *lexer) signBefore(i, from int) byte {
 	if i > from && (l.source[i-1] == '-' || l.source[i-1] == '+') {
 		return l.source[i-1]
@@ -201,17 +201,17 @@ func (l *lexer) signBefore(i, from int) byte {
 func (l *lexer) comment() error {
 	n := strings.Index(l.source[l.pos:], "#}")
 	if l.pos == len(l.source) {
-		return nil // as in Jinja2, an open comment or raw block is an error only if it holds something
+		return nil // as in Jinja2, an unclosed empty comment or raw block is not an error
 	}
 	if n < 0 {
-		return errors.New("comment without its end")
+		return errors.New("comment is not closed")
 	}
 	end := l.pos + n
 	l.after(end+2, l.signBefore(end, l.pos), true)
 	return nil
 }
 
-// rawBegin reports whether the tag at pos is {% raw %}, and where it ends.
+// rawBegin reports whether the tag at pos is {% raw %}, and returns its end.
 func (l *lexer) rawBegin() (int, bool) {
 	rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
 	rest, ok := strings.CutPrefix(rest, "raw")
@@ -226,7 +226,7 @@ func (l *lexer) rawBegin() (int, bool) {
 	return len(l.source) - len(after), ok
 }
 
-// raw takes the text up to {% endraw %} as it is.
+// raw reads the text up to {% endraw %} unchanged.
 func (l *lexer) raw(start int) error {
 	l.lineStart = l.source[start-1] == '\n'
 	if start == len(l.source) {
@@ -267,14 +267,14 @@ func (l *lexer) raw(start int) error {
 	}
 }
 
-// tag takes the tokens inside a tag and its end.
+// tag reads the tokens inside a tag and its end.
 func (l *lexer) tag(kind byte) error {
-	var open []byte // brackets waiting to be closed
+	var open []byte // the closing brackets of the open ones
 	for {
 		rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
 		l.pos = len(l.source) - len(rest)
 		if rest == "" {
-			return errors.New("tag without its end")
+			return errors.New("tag is not closed")
 		}
 		if len(open) == 0 && l.tagEnd(rest, kind) {
 			return nil
@@ -305,7 +305,7 @@ func (l *lexer) tag(kind byte) error {
 	}
 }
 
-// tagEnd takes the end of a tag, if it is next.
+// tagEnd reads the end of a tag if it is next, and reports whether it was.
 func (l *lexer) tagEnd(rest string, kind byte) bool {
 	sign := byte(0)
 	delimiter := rest
@@ -340,13 +340,13 @@ func (l *lexer) name(rest string) {
 	l.pos += end
 }
 
-// afterDot reports whether the last token is a dot: then the digits of "x.0.1" are two items, not a float.
+// afterDot reports whether the last token is a dot. Then the digits of "x.0.1" are two items, not a float.
 func (l *lexer) afterDot() bool {
 	last := l.tokens[len(l.tokens)-1]
 	return last.kind == tokenOperator && last.text == "."
 }
 
-// operators with two characters; the others are single.
+// longOperators are the operators of two characters. All others have one.
 var longOperators = []string{"//", "**", "==", "!=", ">=", "<="}
 
 func (l *lexer) operator(rest string, open []byte) ([]byte, error) {
@@ -375,7 +375,7 @@ func (l *lexer) operator(rest string, open []byte) ([]byte, error) {
 	return open, nil
 }
 
-// number takes an integer or a float: Python's forms, underscores between digits included.
+// number reads an integer or a float in Python's forms, with underscores between digits.
 func (l *lexer) number(rest string) error {
 	end := 0
 	digits := func(valid func(byte) bool) int {
@@ -472,13 +472,13 @@ func (l *lexer) string(rest string) error {
 			i++
 		}
 	}
-	return errors.New("string without its end")
+	return errors.New("string is not closed")
 }
 
-// pythonEscape writes what Python's escape sequence at the start of s stands for and returns its length.
+// pythonEscape writes the value of the Python escape sequence at the start of s, and returns the sequence's length.
 func pythonEscape(b *strings.Builder, s string) (int, error) {
 	if len(s) < 2 {
-		return 0, errors.New("string without its end")
+		return 0, errors.New("string is not closed")
 	}
 	if i := strings.IndexByte(`abfnrtv\'"`, s[1]); i >= 0 {
 		b.WriteByte("\a\b\f\n\r\t\v\\'\""[i])
@@ -509,6 +509,6 @@ func pythonEscape(b *strings.Builder, s string) (int, error) {
 		b.WriteRune(n)
 		return size, nil
 	}
-	b.WriteByte('\\') // not an escape in Python: the backslash stays, and the character after it is read on its own
+	b.WriteByte('\\') // not an escape in Python: keep the backslash, and read the next character as usual
 	return 1, nil
 }

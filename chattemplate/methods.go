@@ -13,11 +13,11 @@ import (
 // stringMethods are the methods of str. The receiver is always a string.
 var stringMethods map[string]builtin
 
-// dictMethods, listMethods and tupleMethods are the others'. A nil method exists but would change the value, which the
-// sandbox does not allow.
+// dictMethods, listMethods and tupleMethods are the methods of these types. A nil method would change the value, which
+// the sandbox does not allow.
 var dictMethods, listMethods, tupleMethods map[string]builtin
 
-// The tables are filled here because methods call back into what looks methods up.
+// The tables are filled in init because methods call functions that look up methods.
 func init() {
 	stringMethods = map[string]builtin{
 		"capitalize":   textMethod((*execution).capitalize),
@@ -86,7 +86,7 @@ func init() {
 	}
 }
 
-// text returns a value known to be a string.
+// text returns a value that is known to be a string.
 func text(v any) string {
 	s, _ := v.(string)
 	return s
@@ -101,7 +101,7 @@ func wantString(name string, v any) (string, error) {
 	return s, nil
 }
 
-// wantInt returns an argument that must be an integer, or its default when absent.
+// wantInt returns an argument that must be an integer, or fallback if it is absent.
 func wantInt(name string, v any, fallback int) (int, error) {
 	if v == (any)(absent{}) {
 		return fallback, nil
@@ -192,8 +192,8 @@ func padMethod(align byte) builtin {
 	}
 }
 
-// center is str.center, which puts an odd space to the left of text of odd width in an even field, and else to the
-// right.
+// center is str.center. It puts an odd space to the left if the text has odd length and the field even length, and to
+// the right otherwise.
 func (x *execution) center(s, fill string, width int) (any, error) {
 	if err := x.read(len(s)); err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (x *execution) center(s, fill string, width int) (any, error) {
 	if err := x.size(len(s) + missing*len(fill)); err != nil {
 		return nil, err
 	}
-	if err := x.alloc(missing * len(fill)); err != nil { // the parts
+	if err := x.alloc(missing * len(fill)); err != nil { // the padding on both sides
 		return nil, err
 	}
 	left := missing/2 + missing&width&1
@@ -232,8 +232,8 @@ func methodZfill(x *execution, v any, a *arguments) (any, error) {
 	return x.pad(s, "0", '>', strconv.Itoa(max(width, 0)))
 }
 
-// within returns the part of s between optional positions in characters, and the characters before it. ok is false when
-// the part starts behind the end.
+// within returns the part of s between optional positions in characters, and the number of characters before it. ok is
+// false if the part starts behind the end of s.
 func (x *execution) within(s string, start, end any) (part string, before int, ok bool, err error) {
 	if start == (any)(absent{}) && end == (any)(absent{}) {
 		return s, 0, true, nil
@@ -269,8 +269,8 @@ func (x *execution) within(s string, start, end any) (part string, before int, o
 	return s[from : from+size], low, err == nil, err
 }
 
-// searched binds the arguments of a search: what is searched for, the part of v that it is searched in, and how many
-// characters stand before that. ok is false where there is no such part.
+// searched binds the arguments of a search: the text to find, the part of v to search, and the number of characters
+// before that part. ok is false if there is no such part.
 func (x *execution) searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
 	p, err := a.bind("sub", "start=", "end=")
 	if err != nil {
@@ -314,7 +314,7 @@ func methodCount(x *execution, v any, a *arguments) (any, error) {
 	return int64(n), err
 }
 
-// count is strings.Count, which takes longer the more there are.
+// count is strings.Count. It also counts the work for each occurrence.
 func (x *execution) count(s, sub string) (int, error) {
 	if err := x.read(len(s)); err != nil {
 		return 0, err
@@ -401,10 +401,7 @@ func splitMethod(fromRight bool) builtin {
 		s := text(v)
 		separator := orDefault(p[0], nil)
 		if separator == nil {
-			if fromRight {
-				return x.rsplitSpace(s, limit)
-			}
-			return x.splitSpace(s, limit)
+			return x.splitSpace(s, limit, fromRight)
 		}
 		sep, err := wantString("sep", separator)
 		if err != nil {
@@ -413,10 +410,7 @@ func splitMethod(fromRight bool) builtin {
 		if sep == "" {
 			return nil, errors.New("empty separator")
 		}
-		if fromRight {
-			return x.rsplit(s, sep, limit)
-		}
-		return x.split(s, sep, limit)
+		return x.split(s, sep, limit, fromRight)
 	}
 }
 
@@ -527,7 +521,7 @@ func methodReplace(x *execution, v any, a *arguments) (any, error) {
 	return x.replace(text(v), old, replacement, count)
 }
 
-// replace is str.replace, whose result is measured before it is made.
+// replace is str.replace. It checks the size of the result before making it.
 func (x *execution) replace(s, old, replacement string, count int) (any, error) {
 	n, err := x.count(s, old)
 	if err != nil {
@@ -564,8 +558,8 @@ func methodJoin(x *execution, v any, a *arguments) (any, error) {
 	return x.join(text(v), items)
 }
 
-// methodFormat is str.format: fields by number, name or neither, attributes and items in them, !s and !r, and of format
-// specifications fill, alignment, sign, width, precision and the types s, d and f.
+// methodFormat is str.format. It supports fields by number, name or neither; attributes and items of fields; !s and !r;
+// and the format specifications fill, alignment, sign, width, precision and the types s, d and f.
 func methodFormat(x *execution, v any, a *arguments) (any, error) {
 	out := &output{x: x}
 	automatic := 0
@@ -613,7 +607,8 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 	return out.text()
 }
 
-// formatField formats one replacement field. automatic counts the fields without a name; -1 once one had a number.
+// formatField formats one replacement field. automatic is the number of fields without a name so far, or -1 after a
+// field with a number.
 func (x *execution) formatField(field string, a *arguments, automatic *int) (string, error) {
 	if err := x.step(1 + len(field)/charactersPerStep); err != nil {
 		return "", err
@@ -787,7 +782,7 @@ func methodItems(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	d, _ := v.(*Dict)
-	if err := x.items(6 * d.Len()); err != nil { // with the pairs
+	if err := x.items(6 * d.Len()); err != nil { // including the pairs
 		return nil, err
 	}
 	view := &List{kind: kindView, Items: make([]any, 0, d.Len())}

@@ -7,26 +7,27 @@ import (
 	"strings"
 )
 
-// maxNesting is how deep tags and expressions may nest in a source. Together with Limits.Depth it bounds the stack of a
-// render: chains of operators, filters and elifs do not nest, they are loops.
+// maxNesting bounds the nesting of tags and expressions in a source. With Limits.Depth it bounds the stack of a render.
+// Chains of operators, filters and elifs do not nest; they are evaluated in loops.
 const maxNesting = 200
 
-// maxKeywords bounds the keyword arguments of a call and the parameters of a macro as they are written.
+// maxKeywords bounds the keyword arguments of a call and the parameters of a macro in the source.
 const maxKeywords = 1000
 
-// parser builds a template's nodes from its tokens: recursive descent, after Jinja2 3.1.6's own parser. The first error
-// is kept and moves the parser to the end of the tokens, so that everything unwinds; nodes built after it are not used.
+// parser builds a template's nodes from its tokens. It is a recursive-descent parser modelled on Jinja2 3.1.6's. The
+// first error is kept and moves the parser to the end of the tokens, so that all functions return. Nodes built after an
+// error are not used.
 type parser struct {
 	tokens  []token
 	pos     int
 	depth   int
 	err     *Error
-	loops   int          // loops around, within the current macro or call
-	macros  []*macroUses // macros around
+	loops   int          // number of enclosing loops within the current macro or call
+	macros  []*macroUses // enclosing macros
 	dialect Dialect
 }
 
-// macroUses says which of the special names a macro's body reads; without, it refuses the arguments that go there.
+// macroUses records which special names a macro's body reads. A macro that does not read a name rejects its arguments.
 type macroUses struct{ caller, varargs, kwargs bool }
 
 func (p *parser) current() token { return p.tokens[p.pos] }
@@ -48,7 +49,7 @@ func (p *parser) fail(format string, args ...any) {
 	p.pos = len(p.tokens) - 1
 }
 
-// enter counts a level of nesting; leave undoes it.
+// enter counts a level of nesting. leave undoes it.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxNesting {
 		p.fail("nested deeper than %d", maxNesting)
@@ -114,8 +115,8 @@ func (p *parser) template() block {
 	return b
 }
 
-// block parses text and tags up to a tag named by one of ends, and stops at that name; with no ends, up to the end of
-// the source. tag is the name of the tag whose body it is, for messages.
+// block parses text and tags up to a tag with one of the names ends, and stops before that name. Without ends it parses
+// up to the end of the source. tag is the name of the tag whose body it is, for messages.
 func (p *parser) block(tag string, ends ...string) block {
 	p.enter()
 	defer p.leave()
@@ -151,15 +152,15 @@ func (p *parser) block(tag string, ends ...string) block {
 	return b
 }
 
-// body parses a tag's body: the end of the opening tag, the block, and the name of the tag that ends it.
+// body parses a tag's body: the end of the opening tag, the block, and the name of the closing tag.
 func (p *parser) body(tag string, ends ...string) (block, string) {
-	p.takeOperator(":") // allowed for those who think in Python
+	p.takeOperator(":") // Jinja2 allows a colon as in Python
 	p.wantKind(tokenBlockEnd)
 	b := p.block(tag, ends...)
 	return b, p.wantName()
 }
 
-// statement parses the inside of a block tag, up to its %}.
+// statement parses a block tag up to its %}.
 func (p *parser) statement() statement {
 	line := p.current().line
 	if p.current().kind != tokenName {
@@ -293,7 +294,7 @@ func (p *parser) filterStatement(line int) statement {
 	return node
 }
 
-// openMacro starts a macro's body, out of which no loop can be left; closeMacro ends it.
+// openMacro starts a macro's body, in which break cannot leave an outer loop. closeMacro ends the body.
 func (p *parser) openMacro() (uses *macroUses, loops int) {
 	uses, loops = &macroUses{}, p.loops
 	p.macros = append(p.macros, uses)
@@ -356,7 +357,7 @@ func (p *parser) parameters() []parameter {
 			param.fallback = p.conditional()
 			defaults = true
 		} else if defaults {
-			p.fail("parameter %q without a default follows one with", param.name)
+			p.fail("parameter %q without a default follows a parameter with one", param.name)
 		}
 		list = append(list, param)
 	}
@@ -364,7 +365,7 @@ func (p *parser) parameters() []parameter {
 	return list
 }
 
-// target parses what can be assigned to, up to the name end if one is given.
+// target parses an assignment target, up to the name end if that is not empty.
 func (p *parser) target(end string) target {
 	p.enter()
 	defer p.leave()
@@ -392,7 +393,7 @@ func (p *parser) target(end string) target {
 	return list[0]
 }
 
-// constants are names that mean the same everywhere.
+// constants are names whose value cannot change.
 var constants = map[string]any{"true": true, "True": true, "false": false, "False": false, "none": nil, "None": nil}
 
 func (p *parser) oneTarget() target {
@@ -411,8 +412,8 @@ func (p *parser) oneTarget() target {
 	return nameTarget(name)
 }
 
-// tuple parses an expression, or several with commas between as a tuple. conditionals says whether "a if b else c" is
-// allowed at its top; end is a name that ends it.
+// tuple parses an expression, or several separated by commas as a tuple. conditionals says whether "a if b else c" is
+// allowed at the top level. The names in end stop it.
 func (p *parser) tuple(conditionals bool, end ...string) expression {
 	first := true
 	var items []expression
@@ -527,7 +528,7 @@ func (p *parser) compare() expression {
 	return &comparison{first, rest}
 }
 
-// binary parses operands with any of the operators between.
+// binary parses operands separated by any of the operators.
 func (p *parser) binary(operand func() expression, operators ...string) expression {
 	first := operand()
 	var rest []operation
@@ -710,7 +711,7 @@ func (p *parser) subscript() link {
 	if len(items) == 1 {
 		return items[0]
 	}
-	return tupleItemLink{} // x[1, 2] finds nothing in any value of a template
+	return tupleItemLink{} // no value of a template has an item x[1, 2]
 }
 
 func (p *parser) subscribed() link {
@@ -777,7 +778,7 @@ func (p *parser) arguments() *argumentList {
 	return list
 }
 
-// filtersAndTests parses what may follow an expression: filters, tests, and calls of what they return.
+// filtersAndTests parses what may follow an expression: filters, tests, and calls of their results.
 func (p *parser) filtersAndTests() []link {
 	var links []link
 	for p.err == nil {
@@ -795,7 +796,7 @@ func (p *parser) filtersAndTests() []link {
 	return links
 }
 
-// dotted parses a name that may have dots in it.
+// dotted parses a name that may contain dots.
 func (p *parser) dotted() string {
 	names := []string{p.wantName()}
 	for p.err == nil && p.takeOperator(".") {
@@ -845,7 +846,7 @@ func (p *parser) test() link {
 	return link
 }
 
-// unknownFilter tells a name that Jinja2 does not know from a filter that is left out here.
+// unknownFilter distinguishes an unknown filter from one of Jinja2's that this package does not support.
 func unknownFilter(name string) error {
 	switch name {
 	case "filesizeformat", "groupby", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr":

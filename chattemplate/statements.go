@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// statement is a piece of a template that writes text or sets names.
+// statement is a part of a template that writes text or sets names.
 type statement interface {
 	run(s *scope) error
 }
 
-// block is statements in order.
+// block is a sequence of statements.
 type block []statement
 
 func (b block) run(s *scope) error {
@@ -22,7 +22,7 @@ func (b block) run(s *scope) error {
 	return nil
 }
 
-// at places an error at a line, unless it has a place or is not an error but the end of a loop.
+// at adds the line to an error, unless it has a position already or is errBreak or errContinue.
 func (s *scope) at(line int, err error) error {
 	if err == nil || errors.Is(err, errBreak) || errors.Is(err, errContinue) {
 		return err
@@ -58,9 +58,9 @@ func (n *printNode) print(s *scope, value expression) error {
 	var v any
 	var err error
 	if sum, ok := value.(*arithmetic); ok {
-		var room [8]string
+		var buffer [8]string
 		var texts []string
-		if v, texts, err = sum.evalTexts(s, room[:0]); texts != nil {
+		if v, texts, err = sum.evalTexts(s, buffer[:0]); texts != nil {
 			return s.out.write(texts...)
 		}
 	} else {
@@ -105,12 +105,12 @@ func (n *ifNode) run(s *scope) error {
 	return n.otherwise.run(s)
 }
 
-// loop is the variable loop inside a {% for %}.
+// loop is the variable loop inside {% for %}.
 type loop struct {
 	items   []any
 	index   int
-	depth   int // of recursion, from 0
-	changed *List
+	depth   int                             // recursion depth, from 0
+	changed *List                           // the arguments of the last loop.changed
 	recurse func(items any) (string, error) // nil unless the loop is recursive
 }
 
@@ -133,7 +133,7 @@ func (n *forNode) run(s *scope) error {
 	return n.over(s, v, 0)
 }
 
-// over runs the loop over a value at a depth of recursion.
+// over runs the loop over the items of a value, at this recursion depth.
 func (n *forNode) over(s *scope, v any, depth int) error {
 	items, err := s.x.iterate(v)
 	if err == nil && n.condition != nil {
@@ -186,7 +186,7 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 	return nil
 }
 
-// selectItems returns the items for which the loop's condition holds.
+// selectItems returns the items that satisfy the loop's condition.
 func (n *forNode) selectItems(s *scope, items []any) ([]any, error) {
 	var selected []any
 	for _, item := range items {
@@ -216,7 +216,7 @@ type loopExit struct{ err error }
 
 func (n loopExit) run(s *scope) error { return n.err }
 
-// target is what can be assigned to.
+// target is something that can be assigned to.
 type target interface {
 	assign(s *scope, value any) error
 }
@@ -326,7 +326,7 @@ func (n *filterNode) run(s *scope) error {
 	return s.at(n.line, err)
 }
 
-// withNode is {% with target = value, ... %}. The values do not see the targets, but in MiniJinja those before them.
+// withNode is {% with target = value, ... %}. The values cannot see the targets. In MiniJinja they see earlier targets.
 type withNode struct {
 	line    int
 	targets []target
@@ -337,11 +337,11 @@ type withNode struct {
 func (n *withNode) run(s *scope) error {
 	inner := s.inner()
 	for i, value := range n.values {
-		sees := s
+		visible := s
 		if s.x.mini {
-			sees = inner
+			visible = inner
 		}
-		v, err := value.eval(sees)
+		v, err := value.eval(visible)
 		if err == nil {
 			err = n.targets[i].assign(inner, v)
 		}
@@ -352,7 +352,7 @@ func (n *withNode) run(s *scope) error {
 	return n.body.run(inner)
 }
 
-// scopedNode is {% generation %}: Transformers runs its body as a macro's, in a scope of its own.
+// scopedNode is {% generation %}. Like Transformers, it runs its body in a scope of its own, as a macro's body.
 type scopedNode struct {
 	line int
 	body block
@@ -378,14 +378,14 @@ type macro struct {
 
 type parameter struct {
 	name     string
-	fallback expression // nil: none
+	fallback expression // the default value, or nil
 }
 
-// function returns the macro as a value. Its body sees the names of the scope in which it was defined.
+// function returns the macro as a value. Its body sees the names of the scope that defines the macro.
 func (m *macro) function(s *scope) *function {
 	x, defined := s.x, s.frame
 	return &function{name: m.name, macro: true, call: func(_ *execution, a *arguments) (any, error) {
-		// Parameters and arguments are looked for among one another.
+		// bind searches the arguments for each parameter.
 		if err := x.step(1 + (len(m.parameters)+len(a.positional))*(1+len(a.names))/manyNames); err != nil {
 			return nil, err
 		}
@@ -481,7 +481,7 @@ func (m *macro) bind(s *scope, a *arguments) error {
 	return nil
 }
 
-// others returns the keyword arguments that are no parameters.
+// others returns the keyword arguments that are not parameters.
 func (m *macro) others(a *arguments) *Dict {
 	kwargs := NewDict()
 next:
@@ -509,7 +509,7 @@ func (n *macroNode) run(s *scope) error {
 	return s.set(n.macro.name, n.macro.function(s))
 }
 
-// callNode is {% call %}: the call gets the body as caller.
+// callNode is {% call %}. The callee gets the body as the function caller.
 type callNode struct {
 	line   int
 	call   *chain

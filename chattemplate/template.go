@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// ErrLimit is returned (wrapped, with the limit's name) when a render goes beyond one of its Limits.
+// ErrLimit is wrapped by the error of a render that exceeds one of its Limits. The error names the limit.
 var ErrLimit = errors.New("chattemplate: limit exceeded")
 
-// Limits bound one render. A zero field means its default.
+// Limits bound one render. A zero field means the default.
 type Limits struct {
-	// Steps bounds the work: one for each statement, operation, call and item of a loop, one for each 64 bytes of text
-	// that is copied or searched, and one for each 8 bytes that are looked at character by character. Default
-	// 5,000,000: some hundred times what an 8k-token conversation needs.
+	// Steps bounds the work: one step for each statement, operation, call and loop item, for each 64 bytes of text
+	// copied or searched, and for each 8 bytes processed character by character. Default 5,000,000: several hundred
+	// times what a conversation of 8k tokens needs.
 	Steps int
-	// Depth bounds macros that call macros, and how deep a value may nest where it is printed or compared.
-	// Default 200; more than 500 means 500, because a goroutine's stack is finite.
+	// Depth bounds nested macro calls, and the nesting of a value that is printed or compared. Default 200; at most
+	// 500, because a goroutine's stack is finite.
 	Depth int
-	// OutputBytes bounds the rendered text and every string made on the way. Default 16 MiB.
+	// OutputBytes bounds the rendered text and every intermediate string. Default 16 MiB.
 	OutputBytes int
-	// Timeout bounds the time of the render. Default 2 s. It is looked at every 1,024 steps.
+	// Timeout bounds the time of the render. Default 2 s. It is checked every 1,024 steps.
 	Timeout time.Duration
-	// Memory bounds what the render may allocate for values and text in all, in bytes, whether or not it is still in
+	// Memory bounds the total allocations of the render for values and text, in bytes, including those no longer in
 	// use. Default: MemoryBase, and MemoryPerByte for each byte of the variables.
 	Memory int
 }
 
 const (
-	// MemoryBase is the memory that a render may allocate whatever its variables, in bytes.
+	// MemoryBase is the memory that every render may allocate, in bytes.
 	MemoryBase = 64 << 20
-	// MemoryPerByte is the memory that it may allocate in addition for each byte that its variables take.
+	// MemoryPerByte is the additional memory for each byte of the render's variables.
 	MemoryPerByte = 4
 )
 
@@ -46,7 +46,7 @@ const (
 	maxSource = 1 << 20
 )
 
-// withDefaults fills in what is zero.
+// withDefaults replaces zero fields by their defaults.
 func (l Limits) withDefaults() Limits {
 	if l.Steps <= 0 {
 		l.Steps = defaultSteps
@@ -64,15 +64,15 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// RaiseError is the error of a template that called raise_exception: the request breaks a rule of the model's own.
+// RaiseError is the error of a template that called raise_exception: the request breaks a rule of the model.
 type RaiseError struct {
-	// Message is the template's.
+	// Message is the template's message.
 	Message string
 }
 
 func (e *RaiseError) Error() string { return "chat template: " + e.Message }
 
-// Error places an error in a template.
+// Error adds the position in a template to an error.
 type Error struct {
 	Template string
 	Line     int // from 1
@@ -81,7 +81,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s:%d: %v", e.Template, e.Line, e.Err) }
 
-// Unwrap returns the error without its place.
+// Unwrap returns the error without its position.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Template is a compiled chat template, immutable and safe for concurrent use.
@@ -92,8 +92,8 @@ type Template struct {
 	now     func() time.Time
 }
 
-// Compile parses a template of the dialect Python. name is for messages. The error, an *Error, names what is wrong: bad
-// syntax, or a tag, filter or test that Jinja2 or this package does not have.
+// Compile parses a template of the dialect Python. name is for messages. The error is an *Error: a syntax error, or a
+// tag, filter or test that Jinja2 or this package does not have.
 func Compile(name, source string) (*Template, error) { return Python.Compile(name, source) }
 
 // Compile parses a template of the dialect; see the function Compile.
@@ -122,9 +122,9 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 	return &Template{name: name, dialect: d, body: body, now: time.Now}, nil
 }
 
-// Render renders the template with the variables in vars, whose keys are names. Neither vars nor any value in it is
-// changed. The end of ctx ends the render. Errors: *RaiseError when the template refuses the request, ErrLimit, ctx's
-// own, and *Error around each and around whatever Jinja2 would fail with.
+// Render renders the template with the variables in vars, whose keys are names. It never changes vars or its values.
+// The render ends when ctx ends. Errors: *RaiseError if the template rejects the request, ErrLimit, ctx's error, and
+// for all of them and for Jinja2's own errors an *Error with the position.
 func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
 	x := newExecution(ctx, t, limits)
@@ -135,7 +135,7 @@ func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (strin
 // render runs the template.
 func (x *execution) render() (string, error) {
 	s := &scope{x: x, frame: &frame{vars: x.vars}, out: &output{x: x}}
-	if err := s.out.grow(min(sizeOf(x.vars, mostLikely), x.limits.OutputBytes)); err != nil {
+	if err := s.out.grow(min(sizeOf(x.vars, maxInitialBuffer), x.limits.OutputBytes)); err != nil {
 		return "", err
 	}
 	if err := x.template.body.run(s); err != nil {
@@ -144,30 +144,29 @@ func (x *execution) render() (string, error) {
 	return s.out.text()
 }
 
-// mostLikely bounds the buffer that a render begins with, in bytes.
-const mostLikely = 1 << 20
+// mostLikely bounds the initial buffer of a render, in bytes.
+const maxInitialBuffer = 1 << 20
 
-// sizeOf returns about how many bytes a value takes: its strings, as deep as messages with parts have them, and what is
-// around each value. For a render's variables this is about how long its text will be, too. It looks no further than
-// most.
+// sizeOf returns the approximate size of a value in bytes: its strings, down to the nesting of messages with parts, and
+// a constant for each value. The size of a render's variables also estimates the length of its text. It stops at most.
 func sizeOf(value any, most int) int {
 	const (
-		around = 48 // bytes beside each value
-		deep   = 6  // vars, messages, a message, its parts, a part, its text
+		overhead = 48 // bytes of each value beside its text
+		maxLevel = 6  // vars, messages, a message, its parts, a part, its text
 	)
 	total := 0
 	var add func(v any, depth int)
 	add = func(v any, depth int) {
-		total += around
+		total += overhead
 		switch c := v.(type) {
 		case string:
 			total += len(c)
 		case *List:
-			for i := 0; depth < deep && i < c.Len() && total < most; i++ {
+			for i := 0; depth < maxLevel && i < c.Len() && total < most; i++ {
 				add(c.Items[i], depth+1)
 			}
 		case *Dict:
-			for i := 0; depth < deep && i < c.Len() && total < most; i++ {
+			for i := 0; depth < maxLevel && i < c.Len() && total < most; i++ {
 				add(c.values[i], depth+1)
 			}
 		}
@@ -176,11 +175,11 @@ func sizeOf(value any, most int) int {
 	return min(total, most)
 }
 
-// frame holds the names set in one scope: few, so that searching them beats a map.
+// frame holds the names set in one scope. They are few, so a linear search is faster than a map.
 type frame struct {
 	bindings []binding
 	parent   *frame
-	vars     *Dict // of the outermost frame: the render's variables
+	vars     *Dict // the render's variables; only in the outermost frame
 }
 
 type binding struct {
@@ -198,7 +197,7 @@ func (f *frame) set(name string, value any) {
 	f.bindings = append(f.bindings, binding{name, value})
 }
 
-// get returns the value of a name, and how many names were looked at.
+// get returns the value of a name, and how many names were compared.
 func (f *frame) get(name string) (v any, looked int) {
 	for ; ; f = f.parent {
 		for i := range f.bindings {
@@ -220,7 +219,7 @@ func (f *frame) get(name string) (v any, looked int) {
 	return Undefined{Name: name}, looked
 }
 
-// manyNames is how many names may be looked at for the price of one step.
+// manyNames is how many comparisons of names cost one step.
 const manyNames = 16
 
 // get returns the value of a name.
@@ -241,7 +240,7 @@ func (s *scope) set(name string, value any) error {
 	return nil
 }
 
-// scope is where a statement runs: the names it sees and the text it writes.
+// scope is the environment of a statement: the names that it sees and the text that it writes.
 type scope struct {
 	x     *execution
 	frame *frame
@@ -250,14 +249,14 @@ type scope struct {
 
 // inner returns a scope with a frame of its own and the same output.
 func (s *scope) inner() *scope {
-	made := &struct { // in one piece: each turn of a loop has one
+	block := &struct { // one allocation, because each loop iteration has a scope
 		scope    scope
 		frame    frame
 		bindings [4]binding
 	}{}
-	made.frame = frame{bindings: made.bindings[:0], parent: s.frame}
-	made.scope = scope{x: s.x, frame: &made.frame, out: s.out}
-	return &made.scope
+	block.frame = frame{bindings: block.bindings[:0], parent: s.frame}
+	block.scope = scope{x: s.x, frame: &block.frame, out: s.out}
+	return &block.scope
 }
 
 // capture runs a block in a scope of its own and returns its text.
@@ -269,7 +268,7 @@ func (s *scope) capture(b block) (string, error) {
 	return c.out.text()
 }
 
-// captureOpen is capture for the bodies of set and filter: in MiniJinja they have no scope of their own.
+// captureOpen is capture for the bodies of set and filter. In MiniJinja these have no scope of their own.
 func (s *scope) captureOpen(b block) (string, error) {
 	if !s.x.mini {
 		return s.capture(b)

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// isSpace is str.isspace, which is also what strip() strips and what \s matches.
+// isSpace is str.isspace. It also decides what strip() removes and \s matches.
 func isSpace(r rune) bool {
 	switch {
 	case r <= ' ':
@@ -18,7 +18,7 @@ func isSpace(r rune) bool {
 	return unicode.Is(unicode.White_Space, r)
 }
 
-// isCased and isCaseIgnorable are Unicode's properties of those names, which decide the form of a final sigma.
+// isCased and isCaseIgnorable are the Unicode properties of these names. They decide the form of a final sigma.
 func isCased(r rune) bool {
 	return unicode.In(r, unicode.Lu, unicode.Ll, unicode.Lt, unicode.Other_Lowercase, unicode.Other_Uppercase)
 }
@@ -62,7 +62,7 @@ func (x *execution) lower(s string) (string, error) {
 // writeLower writes the lower case of the character r at s[i].
 func (w *rewriting) writeLower(s string, i int, r rune) error {
 	switch r {
-	case 0x130: // I with a dot: Go drops the dot
+	case 0x130: // capital I with a dot: Go omits the dot
 		w.WriteString("i\u0307")
 	case capitalSigma:
 		ends, err := w.meter.x.endsWord(s, i)
@@ -81,9 +81,9 @@ func (w *rewriting) writeLower(s string, i int, r rune) error {
 	return nil
 }
 
-// endsWord reports whether a cased letter is before s[i] and none after it.
+// endsWord reports whether a cased letter precedes s[i] and none follows it. Characters next to s[i] that case ignores
+// are skipped, one step each.
 func (x *execution) endsWord(s string, i int) (bool, error) {
-	// The characters next to s[i] that case ignores are passed over, a step each.
 	before, after := s[:i], s[i:]
 	_, size := utf8.DecodeRuneInString(after)
 	after = after[size:]
@@ -162,7 +162,7 @@ func (x *execution) capitalize(s string) (string, error) {
 	})
 }
 
-// recase rewrites each character of s.
+// recase rewrites s character by character.
 func (x *execution) recase(s string, write func(w *rewriting, i int, r rune) error) (string, error) {
 	w, err := x.rewrite(s)
 	if err != nil {
@@ -179,7 +179,7 @@ func (x *execution) recase(s string, write func(w *rewriting, i int, r rune) err
 	return w.done()
 }
 
-// title is str.title: each letter that follows none in title case.
+// title is str.title: each letter that does not follow a letter in title case.
 func (x *execution) title(s string) (string, error) {
 	after := false
 	return x.recase(s, func(w *rewriting, i int, r rune) error {
@@ -208,7 +208,7 @@ func (x *execution) swapcase(s string) (string, error) {
 	})
 }
 
-// isCase is str.islower or str.isupper: something cased, and nothing of the other case.
+// isCase is str.islower or str.isupper: at least one cased character, and none of the other case.
 func (x *execution) isCase(s string, this, other *unicode.RangeTable) (bool, error) {
 	found := false
 	count := x.meter(s)
@@ -224,7 +224,7 @@ func (x *execution) isCase(s string, this, other *unicode.RangeTable) (bool, err
 	return found, nil
 }
 
-// all reports whether a string is not empty and every character is of a kind.
+// all reports whether a string is not empty and all its characters satisfy kind.
 func (x *execution) all(s string, kind func(rune) bool) (bool, error) {
 	count := x.meter(s)
 	for i, r := range s {
@@ -238,7 +238,7 @@ func (x *execution) all(s string, kind func(rune) bool) (bool, error) {
 	return s != "", nil
 }
 
-// isDigitRune is str.isdigit for one character: decimals, and digits in circles, superscripts and the like.
+// isDigitRune is str.isdigit for one character: decimals, and circled, superscript and similar digits.
 func isDigitRune(r rune) bool {
 	if unicode.IsDigit(r) {
 		return true
@@ -258,13 +258,13 @@ var otherDigits = [][2]rune{
 	{0x11052, 0x1105A}, {0x1F100, 0x1F10A},
 }
 
-// pieces collects the parts of a text that is split.
+// pieces collects the parts of a split text.
 type pieces struct {
 	x     *execution
 	items []any
 }
 
-// add adds a part. Their memory is counted when there is room to be made for more.
+// add adds a part. It counts the memory when the list grows.
 func (p *pieces) add(s string) error {
 	if len(p.items) == cap(p.items) {
 		room := max(4, 2*len(p.items))
@@ -316,7 +316,7 @@ func (x *execution) splitLines(s string, keepEnds bool) (*List, error) {
 	return lines.list(), nil
 }
 
-// trim is str.strip of the characters that in reports true for, at the left, the right, or both.
+// trim is str.strip of the characters that satisfy in, at the left, the right, or both.
 func (x *execution) trim(s string, in func(rune) bool, left, right bool) (string, error) {
 	if left {
 		n, err := x.leading(s, in)
@@ -335,7 +335,7 @@ func (x *execution) trim(s string, in func(rune) bool, left, right bool) (string
 	return s, nil
 }
 
-// leading returns how many bytes at the beginning of s are characters that in reports true for.
+// leading returns the number of bytes at the start of s whose characters satisfy in.
 func (x *execution) leading(s string, in func(rune) bool) (int, error) {
 	for i, r := range s {
 		if i%charactersPerStep == charactersPerStep-1 {
@@ -350,7 +350,7 @@ func (x *execution) leading(s string, in func(rune) bool) (int, error) {
 	return len(s), nil
 }
 
-// trailing returns how many bytes at the end of s are characters that in reports true for.
+// trailing returns the number of bytes at the end of s whose characters satisfy in.
 func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
 	for n := 0; ; {
 		r, size := utf8.DecodeLastRuneInString(s[:len(s)-n])
@@ -368,93 +368,70 @@ func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
 
 func notSpace(r rune) bool { return !isSpace(r) }
 
-// splitSpace is str.split without a separator: at most limit splits, if limit is not negative.
-func (x *execution) splitSpace(s string, limit int) (*List, error) {
+// splitSpace is str.split, or str.rsplit if fromRight, without a separator. A limit of 0 or more bounds the splits.
+func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, error) {
 	words := &pieces{x: x}
-	rest, err := x.trim(s, isSpace, true, false)
-	for ; err == nil && rest != "" && limit != 0; limit-- {
-		var end int
-		if end, err = x.leading(rest, notSpace); err != nil || end == len(rest) {
-			break
-		}
-		if err = words.add(rest[:end]); err != nil {
-			break
-		}
-		rest, err = x.trim(rest[end:], isSpace, true, false)
+	next := x.leading
+	if fromRight {
+		next = x.trailing
 	}
-	if err == nil && limit < 0 {
-		rest, err = x.trim(rest, isSpace, false, true)
-	}
-	if err == nil && rest != "" {
-		err = words.add(rest)
-	}
-	return words.list(), err
-}
-
-// rsplitSpace is str.rsplit without a separator.
-func (x *execution) rsplitSpace(s string, limit int) (*List, error) {
-	words := &pieces{x: x} // last first
-	rest, err := x.trim(s, isSpace, false, true)
+	rest, err := x.trim(s, isSpace, !fromRight, fromRight)
 	for ; err == nil && rest != "" && limit != 0; limit-- {
 		var size int
-		if size, err = x.trailing(rest, notSpace); err != nil || size == len(rest) {
+		if size, err = next(rest, notSpace); err != nil || size == len(rest) {
 			break
 		}
-		if err = words.add(rest[len(rest)-size:]); err != nil {
+		word, others := rest[:size], rest[size:]
+		if fromRight {
+			word, others = rest[len(rest)-size:], rest[:len(rest)-size]
+		}
+		if err = words.add(word); err != nil {
 			break
 		}
-		rest, err = x.trim(rest[:len(rest)-size], isSpace, false, true)
+		rest, err = x.trim(others, isSpace, !fromRight, fromRight)
 	}
 	if err == nil && rest != "" {
 		err = words.add(rest)
 	}
-	slices.Reverse(words.items)
+	if fromRight {
+		slices.Reverse(words.items)
+	}
 	return words.list(), err
 }
 
-// split is str.split with a separator: at most limit splits, if limit is not negative.
-func (x *execution) split(s, separator string, limit int) (*List, error) {
+// split is str.split, or str.rsplit if fromRight, with a separator. A limit of 0 or more bounds the splits.
+func (x *execution) split(s, separator string, limit int, fromRight bool) (*List, error) {
 	parts := &pieces{x: x}
 	if err := x.read(len(s)); err != nil {
 		return nil, err
 	}
+	find := strings.Index
+	if fromRight {
+		find = strings.LastIndex
+	}
 	for ; limit != 0; limit-- {
-		at := strings.Index(s, separator)
+		at := find(s, separator)
 		if at < 0 {
 			break
 		}
-		if err := parts.add(s[:at]); err != nil {
+		part, others := s[:at], s[at+len(separator):]
+		if fromRight {
+			part, others = others, part
+		}
+		if err := parts.add(part); err != nil {
 			return nil, err
 		}
-		s = s[at+len(separator):]
+		s = others
 	}
 	err := parts.add(s)
+	if fromRight {
+		slices.Reverse(parts.items)
+	}
 	return parts.list(), err
 }
 
-// rsplit is str.rsplit with a separator and a limit.
-func (x *execution) rsplit(s, separator string, limit int) (*List, error) {
-	parts := &pieces{x: x}
-	if err := x.read(len(s)); err != nil {
-		return nil, err
-	}
-	for ; limit != 0; limit-- {
-		at := strings.LastIndex(s, separator)
-		if at < 0 {
-			break
-		}
-		if err := parts.add(s[at+len(separator):]); err != nil {
-			return nil, err
-		}
-		s = s[:at]
-	}
-	err := parts.add(s)
-	slices.Reverse(parts.items)
-	return parts.list(), err
-}
-
-// wideCase holds the characters whose upper or title case is not one character, or not the one that Go gives.
-// Source: Unicode's SpecialCasing, as Python has it.
+// wideCase holds the characters whose upper or title case is several characters, or differs from Go's. Source:
+// Unicode's SpecialCasing, as Python applies it.
 var wideCase = map[rune]struct{ upper, title string }{
 	0x00DF: {"SS", "Ss"}, 0x0149: {"\u02BCN", "\u02BCN"},
 	0x01F0: {"J\u030C", "J\u030C"}, 0x0390: {"\u0399\u0308\u0301", "\u0399\u0308\u0301"},

@@ -8,7 +8,7 @@ import (
 	"math/big"
 )
 
-// A template value is one of
+// A template value is one of:
 //
 //	nil                Python's None, JSON's null
 //	bool
@@ -20,16 +20,16 @@ import (
 //	*Dict              a dict, in insertion order
 //	Undefined          a name or item that does not exist
 //
-// and, only while a template runs: a namespace, a loop, or something callable.
+// and, only during a render: a namespace, a loop, or a callable.
 
-// Undefined is what a template gets for a name, attribute or item that does not exist. It prints as nothing, is false,
-// iterates as empty, and is an error in arithmetic, in ordering, when called, and when something is looked up in it.
+// Undefined is the value of a name, attribute or item that does not exist. It prints as nothing, is false and iterates
+// as empty. Arithmetic, ordering, calls and look-ups on it are errors.
 type Undefined struct {
-	// Name says what was looked up, for messages; empty when unknown.
+	// Name is the name that was looked up, for messages; empty if unknown.
 	Name string
-	// missingFrom is the kind of the value that lacked Name; empty for a variable.
+	// missingFrom is the type of the value that has no attribute Name; empty for a variable.
 	missingFrom string
-	// reason replaces the usual message when something that exists must not be used.
+	// reason replaces the usual message if a value exists but must not be used.
 	reason string
 }
 
@@ -45,25 +45,24 @@ func (u Undefined) err() error {
 	return fmt.Errorf("'%s' is undefined", short(u.Name))
 }
 
-// List is a Python list, or, inside a template, another of Python's sequences.
+// List is a Python list. Inside a template, it may also be another of Python's sequences.
 type List struct {
 	Items []any
 	kind  listKind
 }
 
-// listKind says which of Python's sequences a List stands for. They differ in what equals what, what can be indexed,
-// and how they print.
+// listKind is the Python sequence that a List represents. The kinds differ in equality, indexing and printing.
 type listKind uint8
 
 const (
 	kindList listKind = iota
 	kindTuple
 	kindRange
-	kindView      // what dict.keys, dict.values and dict.items return
-	kindGenerator // what select, map and their like return: always true, without length, read once
+	kindView      // the result of dict.keys, dict.values and dict.items
+	kindGenerator // the result of select, map and similar filters: always true, no length, read once
 )
 
-// NewList returns a list that holds items and owns the slice.
+// NewList returns a list of items. It owns the slice.
 func NewList(items ...any) *List { return &List{Items: items} }
 
 // Len returns the number of items; a nil list has none.
@@ -76,21 +75,21 @@ func (l *List) Len() int {
 
 func newTuple(items ...any) *List { return &List{Items: items, kind: kindTuple} }
 
-// Dict is a Python dict: keys in the order of their first insertion. The zero Dict is empty and ready to use.
-// Keys that Python holds equal (1, 1.0, True) are one key.
+// Dict is a Python dict: keys in the order of their first insertion. The zero Dict is empty and ready to use. Keys that
+// are equal in Python (1, 1.0, True) are one key.
 type Dict struct {
 	keys   []any
 	values []any
-	index  *dictIndex // key to position; nil while the dict is small enough to search
+	index  *dictIndex // finds the position of a key; nil while the dict has at most smallDict keys
 }
 
-// smallDict is the size up to which searching the keys is cheaper than keeping a map. Most JSON objects are smaller.
+// smallDict is the size up to which a linear search is faster than an index. Most JSON objects are smaller.
 const smallDict = 16
 
 // NewDict returns an empty dict.
 func NewDict() *Dict { return &Dict{} }
 
-// DictOf returns a dict of keys, which are strings and differ, and values in turn. It takes DictBytes of memory.
+// DictOf returns a dict of alternating keys and values. The keys are distinct strings. It takes DictBytes of memory.
 func DictOf(keysAndValues ...any) *Dict {
 	n := len(keysAndValues) / 2
 	both := make([]any, 2*n)
@@ -101,7 +100,7 @@ func DictOf(keysAndValues ...any) *Dict {
 	return d
 }
 
-// DictBytes returns how much memory a dict of n keys takes that are there without it, in bytes.
+// DictBytes returns the memory of a dict of n keys beside its keys and values, in bytes.
 func DictBytes(n int) int { return dictBytes + 8 + 2*anyBytes*n }
 
 // Len returns the number of keys; a nil dict has none.
@@ -112,7 +111,7 @@ func (d *Dict) Len() int {
 	return len(d.keys)
 }
 
-// Get returns the value under a string key and whether there is one. A nil dict has no keys.
+// Get returns the value of a string key, and whether the key exists. A nil dict has no keys.
 func (d *Dict) Get(key string) (any, bool) {
 	if i := d.findString(key); i >= 0 {
 		return d.values[i], true
@@ -120,7 +119,7 @@ func (d *Dict) Get(key string) (any, bool) {
 	return nil, false
 }
 
-// Set puts value under a string key. A key that exists keeps its place.
+// Set sets the value of a string key. An existing key keeps its position.
 func (d *Dict) Set(key string, value any) {
 	if i := d.findString(key); i >= 0 {
 		d.values[i] = value
@@ -129,7 +128,7 @@ func (d *Dict) Set(key string, value any) {
 	d.append(boxed(key), value)
 }
 
-// boxed returns a string as an any, and those that most chats hold without an allocation.
+// boxed returns a string as an any. Strings of nearly every chat need no allocation.
 func boxed(s string) any {
 	switch s {
 	case "role":
@@ -150,7 +149,7 @@ func boxed(s string) any {
 	return s
 }
 
-// All iterates over keys and values in order. Keys from JSON are strings; a template may use other keys.
+// All iterates over keys and values in order. Keys from JSON are strings; a template can add keys of other types.
 func (d *Dict) All() iter.Seq2[any, any] {
 	return func(yield func(any, any) bool) {
 		if d == nil {
@@ -164,7 +163,7 @@ func (d *Dict) All() iter.Seq2[any, any] {
 	}
 }
 
-// Clone returns a dict with the same keys and values; the values themselves are shared.
+// Clone returns a dict with the same keys and the same values (a shallow copy).
 func (d *Dict) Clone() *Dict {
 	c := &Dict{}
 	for k, v := range d.All() {
@@ -188,7 +187,7 @@ func (d *Dict) findString(key string) int {
 	return -1
 }
 
-// append adds a key that is not there yet.
+// append adds a key that is not in the dict yet.
 func (d *Dict) append(key, value any) {
 	d.keys = append(d.keys, key)
 	d.values = append(d.values, value)
@@ -233,10 +232,10 @@ func (d *Dict) set(key, value any) {
 	d.append(key, value)
 }
 
-// bigKey keeps a big integer's map key apart from a string with the same digits.
+// bigKey is the map key of a big integer. Its type distinguishes it from a string with the same bytes.
 type bigKey string
 
-// hashKey maps keys that Python holds equal to one comparable Go value.
+// hashKey maps keys that are equal in Python to one comparable Go value.
 func hashKey(key any) any {
 	switch k := key.(type) {
 	case bool:
@@ -254,7 +253,7 @@ func hashKey(key any) any {
 	return key
 }
 
-// hashable reports whether a value may be a dict key here. Python also allows tuples; no chat template needs them.
+// hashable reports whether a value may be a dict key. Python also allows tuples; no known chat template uses them.
 func hashable(v any) bool {
 	switch v.(type) {
 	case nil, bool, int64, *big.Int, float64, string:
@@ -263,7 +262,7 @@ func hashable(v any) bool {
 	return false
 }
 
-// normalInt returns an int64 when n fits one, else n itself.
+// normalInt returns n as an int64 if it fits, else n itself.
 func normalInt(n *big.Int) any {
 	if n.IsInt64() {
 		return n.Int64()
@@ -294,7 +293,7 @@ func truth(v any) bool {
 	return true
 }
 
-// kindName names a value's type as Python does, for error messages.
+// kindName returns Python's name of a value's type, for error messages.
 func kindName(v any) string {
 	switch x := v.(type) {
 	case nil:

@@ -10,26 +10,26 @@ import (
 	"unsafe"
 )
 
-// What a render costs is counted before it is done: work in steps, and memory in bytes. Whatever goes through a text or
-// a list counts its length. Work on single characters, which takes longest, is counted while it is done, a stretch at a
-// time, so that there is never more than some milliseconds between two looks at the clock.
+// The cost of a render is counted before it is spent: work in steps, and memory in bytes. An operation on a text or a
+// list counts its length. Processing single characters is the slowest work; it is counted in chunks as it proceeds, so
+// that the clock is checked at least every few milliseconds.
 
-// execution is the state of one render, shared by all its scopes. One goroutine.
+// execution is the state of one render, shared by all its scopes. One goroutine may use it.
 type execution struct {
 	ctx      context.Context
 	template *Template
 	vars     *Dict
 	mini     bool // the dialect is MiniJinja
 	limits   Limits
-	steps    int // left
-	checkAt  int // look at the clock when steps gets here
-	memory   int // left, in bytes
-	extended bool
+	steps    int  // remaining
+	checkAt  int  // check the clock when steps is at or below this
+	memory   int  // remaining, in bytes
+	extended bool // the memory for the variables was added
 	now      func() time.Time
 	deadline time.Time
-	depth    int    // of macros and recursive loops
-	last     []byte // see concat
-	scratch  []byte // of writeEach
+	depth    int    // nesting of macros and recursive loops
+	last     []byte // the latest long text of concat
+	scratch  []byte // buffer of writeEach
 }
 
 func newExecution(ctx context.Context, t *Template, limits Limits) *execution {
@@ -51,22 +51,22 @@ func newExecution(ctx context.Context, t *Template, limits Limits) *execution {
 }
 
 const (
-	// clockInterval is how many steps pass between two looks at the clock.
+	// clockInterval is the number of steps between two checks of the clock.
 	clockInterval = 1024
-	// A step is that many bytes that are copied, compared or searched.
+	// bytesPerStep is how many bytes of copying, comparing or searching cost one step.
 	bytesPerStep = 64
-	// A step is that many bytes of characters that are looked at one by one.
+	// charactersPerStep is how many bytes of processing character by character cost one step.
 	charactersPerStep = 8
-	// stretch is how many bytes of characters are counted at once.
+	// stretch is how many bytes of character processing are counted at once.
 	stretch = 4096
 
-	// itemSize is the memory of an item of a list with a value that may be its own, in bytes.
+	// itemSize is the memory of a list item including its value, in bytes.
 	itemSize = 32
-	// entrySize is the memory of an entry of a dict with its place in the index, in bytes.
+	// entrySize is the memory of a dict entry including its slots in the index, in bytes.
 	entrySize = 160
-	// valueSize is the memory of a list, dict, namespace, loop or function beside what is in it, in bytes.
+	// valueSize is the memory of a list, dict, namespace, loop or function without its contents, in bytes.
 	valueSize = 96
-	// frameSize is the memory of the names of a scope that a macro keeps, in bytes.
+	// frameSize is the memory of the names of a scope that a macro keeps alive, in bytes.
 	frameSize = 384
 )
 
@@ -76,11 +76,11 @@ func (x *execution) step(n int) error {
 	if x.steps > x.checkAt {
 		return nil
 	}
-	return x.look()
+	return x.checkLimits()
 }
 
-// look ends the render if its steps or its time are used up, or nobody waits for it any more.
-func (x *execution) look() error {
+// checkLimits returns an error if the steps or the time are used up, or the context has ended.
+func (x *execution) checkLimits() error {
 	if x.steps < 0 {
 		return fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)
 	}
@@ -94,7 +94,7 @@ func (x *execution) look() error {
 	return nil
 }
 
-// read counts the work of searching or comparing text, or of anything else that goes over bytes quickly.
+// read counts the work of searching or comparing text, and of other fast work on bytes.
 func (x *execution) read(bytes int) error { return x.step(1 + bytes/bytesPerStep) }
 
 // alloc counts memory.
@@ -120,7 +120,7 @@ func (x *execution) memoryLimit() string {
 	return fmt.Sprintf("%d bytes and %d for each byte of the variables", MemoryBase, MemoryPerByte)
 }
 
-// size checks the size of a string about to be made, and counts the work and the memory of making it.
+// size checks the size of a new string, and counts the work and memory of making it.
 func (x *execution) size(bytes int) error {
 	if err := x.fits(bytes); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (x *execution) size(bytes int) error {
 	return x.alloc(bytes)
 }
 
-// fits checks the size of a string, and counts nothing.
+// fits checks the size of a string without counting anything.
 func (x *execution) fits(bytes int) error {
 	if bytes > x.limits.OutputBytes || bytes < 0 {
 		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
@@ -139,7 +139,7 @@ func (x *execution) fits(bytes int) error {
 	return nil
 }
 
-// items counts the work and the memory of a list of n items.
+// items counts the work and memory of a list of n items.
 func (x *execution) items(n int) error {
 	if err := x.step(1 + n); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (x *execution) items(n int) error {
 	return x.alloc(valueSize + n*itemSize)
 }
 
-// entries counts the work and the memory of a dict of n entries.
+// entries counts the work and memory of a dict of n entries.
 func (x *execution) entries(n int) error {
 	if err := x.step(1 + n); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (x *execution) entries(n int) error {
 	return x.alloc(valueSize + n*entrySize)
 }
 
-// enter counts one level of depth; leave undoes it.
+// enter counts one level of depth. leave undoes it.
 func (x *execution) enter() error {
 	if x.depth++; x.depth > x.limits.Depth {
 		return fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)
@@ -165,16 +165,16 @@ func (x *execution) enter() error {
 
 func (x *execution) leave() { x.depth-- }
 
-// meter counts the work of going through a text character by character.
+// meter counts the work of processing a text character by character.
 type meter struct {
 	x    *execution
 	size int
-	next int // where the next stretch begins
+	next int // position of the next stretch
 }
 
 func (x *execution) meter(s string) meter { return meter{x: x, size: len(s)} }
 
-// at counts the stretch that begins at i bytes, if one does.
+// at counts the stretch that begins at position i, if one does.
 func (m *meter) at(i int) error {
 	if i < m.next {
 		return nil
@@ -183,14 +183,14 @@ func (m *meter) at(i int) error {
 	return m.x.step(1 + min(m.size-i, stretch)/charactersPerStep)
 }
 
-// rewriting is the text that another becomes, character by character.
+// rewriting builds a text by rewriting another one character by character.
 type rewriting struct {
 	strings.Builder
 	meter   meter
-	counted int // memory
+	counted int // memory counted so far, in bytes
 }
 
-// rewrite begins to rewrite s.
+// rewrite starts to rewrite s.
 func (x *execution) rewrite(s string) (*rewriting, error) {
 	w := &rewriting{meter: x.meter(s)}
 	if err := x.alloc(len(s)); err != nil {
@@ -201,7 +201,7 @@ func (x *execution) rewrite(s string) (*rewriting, error) {
 	return w, nil
 }
 
-// at counts what was written and the stretch that begins at i bytes of the text, if one does.
+// at counts the text written so far, and the stretch of the source that begins at position i, if one does.
 func (w *rewriting) at(i int) error {
 	if i < w.meter.next {
 		return nil
@@ -219,14 +219,14 @@ func (w *rewriting) at(i int) error {
 	return w.meter.at(i)
 }
 
-// done returns the text.
+// done returns the new text.
 func (w *rewriting) done() (string, error) { return w.String(), w.meter.x.fits(w.Len()) }
 
-// longText is from how many bytes on a text that was put together is kept for concat to go on with.
+// longText is the size from which a concatenated text is kept, so that concat can append to it.
 const longText = 1 << 10
 
-// concat puts texts together, whose length size is. Text that a template puts together bit by bit is not copied each
-// time: what follows the last text is written behind it.
+// concat concatenates texts of this total size. A template often builds a text by many appends; to avoid copying it
+// each time, concat appends to the buffer of the latest text if that is the first operand.
 func (x *execution) concat(size int, texts ...string) (string, error) {
 	if err := x.fits(size); err != nil {
 		return "", err
@@ -238,8 +238,8 @@ func (x *execution) concat(size int, texts ...string) (string, error) {
 		return strings.Join(texts, ""), nil
 	}
 	first := texts[0]
-	goesOn := len(first) > 0 && len(first) == len(x.last) && unsafe.StringData(first) == unsafe.SliceData(x.last)
-	if !goesOn && size < len(x.last) {
+	extends := len(first) > 0 && len(first) == len(x.last) && unsafe.StringData(first) == unsafe.SliceData(x.last)
+	if !extends && size < len(x.last) {
 		if err := x.size(size); err != nil {
 			return "", err
 		}
@@ -247,7 +247,7 @@ func (x *execution) concat(size int, texts ...string) (string, error) {
 	}
 	buf := x.last
 	switch {
-	case !goesOn:
+	case !extends:
 		if err := x.size(size); err != nil {
 			return "", err
 		}
@@ -270,22 +270,22 @@ func (x *execution) concat(size int, texts ...string) (string, error) {
 	return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
 }
 
-// output collects text within the limits: pieces that are full, and one that is being filled.
+// output collects the rendered text within the limits: full pieces, and one that is being filled.
 type output struct {
 	x    *execution
 	full []string
 	buf  []byte
-	size int // of full
+	size int // of the full pieces, in bytes
 }
 
 const (
-	// smallPiece is the size up to which a piece that is full is copied to a larger one.
+	// smallPiece is the size up to which a full piece is copied into a larger one instead of kept.
 	smallPiece = 64 << 10
-	// largestPiece bounds the memory that is made ready for text that is not there yet, in bytes.
+	// largestPiece bounds the memory that is allocated ahead of the text, in bytes.
 	largestPiece = 1 << 20
 )
 
-// Len returns the length of the text so far.
+// Len returns the length of the text so far, in bytes.
 func (o *output) Len() int { return o.size + len(o.buf) }
 
 // grow makes room for n more bytes.
@@ -311,7 +311,7 @@ func (o *output) grow(n int) error {
 	return nil
 }
 
-// write writes the texts as if they were one.
+// write writes the texts one after the other.
 func (o *output) write(texts ...string) error {
 	size := 0
 	for _, s := range texts {
@@ -332,7 +332,7 @@ func (o *output) write(texts ...string) error {
 	return nil
 }
 
-// writeEach writes what add makes of s, a stretch of it at a time.
+// writeEach writes the result of add for s, one stretch at a time.
 func (o *output) writeEach(s string, add func(to []byte, s string) []byte) error {
 	for s != "" {
 		n := len(s)
@@ -352,7 +352,7 @@ func (o *output) writeEach(s string, add func(to []byte, s string) []byte) error
 	return nil
 }
 
-// text returns the text. Nothing may be written after it.
+// text returns the text. It ends the use of o.
 func (o *output) text() (string, error) {
 	if len(o.full) == 0 {
 		return unsafe.String(unsafe.SliceData(o.buf), len(o.buf)), nil
@@ -370,7 +370,7 @@ func (o *output) text() (string, error) {
 	return unsafe.String(unsafe.SliceData(all), len(all)), nil
 }
 
-// concatAll is concat of texts whose length is not known yet.
+// concatAll is concat for texts of unknown total length.
 func (x *execution) concatAll(texts []string) (string, error) {
 	size := 0
 	for _, s := range texts {
@@ -382,7 +382,7 @@ func (x *execution) concatAll(texts []string) (string, error) {
 	return x.concat(size, texts...)
 }
 
-// hash counts the work of looking a key up in a dict.
+// hash counts the work of looking up a key in a dict.
 func (x *execution) hash(key any) error {
 	switch k := key.(type) {
 	case string:
@@ -393,7 +393,7 @@ func (x *execution) hash(key any) error {
 	return nil
 }
 
-// number counts the work of an operation on a big integer that takes time by the square of its length, and its memory.
+// number counts the work of an operation on a big integer with quadratic time, and its memory.
 func (x *execution) number(n *big.Int) error {
 	words := n.BitLen() / 64
 	if words < 2 {
@@ -405,7 +405,7 @@ func (x *execution) number(n *big.Int) error {
 	return x.alloc(8 * words)
 }
 
-// macro counts a macro, which keeps the scope that it was made in.
+// macro counts the creation of a macro, which keeps its scope alive.
 func (x *execution) macro() error {
 	if err := x.step(1); err != nil {
 		return err
@@ -413,10 +413,10 @@ func (x *execution) macro() error {
 	return x.alloc(valueSize + frameSize)
 }
 
-// shortName is how much of a name that a template or a client chose is said in an error, in bytes.
+// shortName is the most bytes of a name from a template or client that an error quotes.
 const shortName = 100
 
-// short returns the name, or its beginning.
+// short returns the name, shortened to shortName bytes.
 func short(name string) string {
 	if len(name) <= shortName {
 		return name
@@ -436,7 +436,7 @@ func shortNames(names []string) string {
 	return fmt.Sprint(list)
 }
 
-// numbers counts the work of an operation on two integers, of which either may be nil, and its memory.
+// numbers counts the work and memory of an operation on two integers; either may be nil.
 func (x *execution) numbers(a, b *big.Int) error {
 	for _, n := range [2]*big.Int{a, b} {
 		if n != nil {
@@ -448,7 +448,7 @@ func (x *execution) numbers(a, b *big.Int) error {
 	return nil
 }
 
-// asciiCharacters are the characters of ASCII as values, so that a list of them takes no memory for each.
+// asciiCharacters are the ASCII characters as values, so that a list of them needs no memory for its items.
 var asciiCharacters = func() (values [utf8.RuneSelf]any) {
 	for c := range values {
 		values[c] = string(rune(c))
