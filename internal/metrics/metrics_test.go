@@ -8,7 +8,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// Counters of events are remembered as they are met; none may be lost, whoever meets them first.
+// TestEventsAreAllCounted checks that concurrent calls lose no event, even when several of them create a series.
 func TestEventsAreAllCounted(t *testing.T) {
 	m := New()
 	var all sync.WaitGroup
@@ -28,7 +28,7 @@ func TestEventsAreAllCounted(t *testing.T) {
 		}
 	}
 	if len(outcomes) != 40 {
-		t.Errorf("%d outcomes, want 40", len(outcomes))
+		t.Errorf("%d series of outcomes, want 40", len(outcomes))
 	}
 	if n := testing.AllocsPerRun(100, func() { m.Event("batch", "1", 1) }); n != 0 {
 		t.Errorf("%v allocations to count an event, want none", n)

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Picker is what the Gateway API Inference Extension's endpoint picker exports of requests, under its names, labels and
-// buckets, so that dashboards and alerts made for it go on. Series of the models that the configuration names exist
-// from the start. A nil Picker exports nothing.
+// Picker exports the request metrics of the Gateway API Inference Extension's endpoint picker, under its names, labels
+// and buckets, so that its dashboards and alerts keep working. The series of configured models exist from the start. A
+// nil Picker exports nothing.
 //
-// The extension's own series about its plugins, its flow control and predicted latencies are not there: kvepp has none
-// of them.
+// The extension's series about plugins, flow control and predicted latencies are absent: kvepp has none of these.
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics, as llm-d-router 0.10 still has it.
 type Picker struct {
@@ -30,18 +30,18 @@ type Picker struct {
 	labels modelLabels
 }
 
-// pickerModel is a model as requests name it, and as the endpoint does.
+// pickerModel is the name of a model in requests, and its name at the endpoint.
 type pickerModel struct{ name, target string }
 
 type pickerSeries struct {
 	pickerModel
-	requests                                         prometheus.Counter // of priority 0, which nearly all have
+	requests                                         prometheus.Counter // of priority 0, which nearly all requests have
 	running                                          prometheus.Gauge
 	duration, ttft, tpot, ntpot                      prometheus.Observer
 	requestBytes, answerBytes, input, output, cached prometheus.Observer
 }
 
-// Error codes of the extension that kvepp's answers and the endpoints' have.
+// Error codes of the extension that kvepp uses.
 const (
 	CodeBadRequest         = "BadRequest"
 	CodeNotFound           = "NotFound"
@@ -60,156 +60,74 @@ var pickerCodes = []string{
 	CodeModelServerError,
 }
 
-// The extension's buckets. 32778 is its own.
+// The extension's buckets; 32778 is not a typing error of ours.
 var (
 	pickerSeconds = []float64{
-		0.005,
-		0.025,
-		0.05,
-		0.1,
-		0.2,
-		0.4,
-		0.6,
-		0.8,
-		1,
-		1.25,
-		1.5,
-		2,
-		3,
-		4,
-		5,
-		6,
-		8,
-		10,
-		15,
-		20,
-		30,
-		45,
-		60,
-		120,
-		180,
-		240,
-		300,
-		360,
-		480,
-		600,
-		900,
-		1200,
-		1800,
-		2700,
-		3600,
+		0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 120,
+		180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,
 	}
 	pickerPerToken = []float64{
-		0.0005,
-		0.00205,
-		0.005,
-		0.01,
-		0.02,
-		0.04,
-		0.06,
-		0.08,
-		0.1,
-		0.125,
-		0.15,
-		0.2,
-		0.3,
-		0.4,
-		0.5,
-		0.6,
-		0.8,
-		1,
-		1.5,
-		2,
-		3,
-		4.5,
-		6,
-		12,
-		18,
-		24,
-		30,
-		36,
-		48,
-		60,
-		90,
-		120,
-		180,
-		270,
-		360,
+		0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1,
+		1.5, 2, 3, 4.5, 6, 12, 18, 24, 30, 36, 48, 60, 90, 120, 180, 270, 360,
 	}
 	pickerNormalized  = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 	pickerAnswerBytes = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536}
 	pickerTokens      = []float64{
-		1,
-		8,
-		16,
-		32,
-		64,
-		128,
-		256,
-		512,
-		1024,
-		2048,
-		4096,
-		8192,
-		16384,
-		32778,
-		65536,
-		131072,
-		262144,
-		524288,
+		1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536, 131072, 262144, 524288,
 		1048576,
 	}
 	pickerScheduling = []float64{0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1}
 )
 
-// NewPicker declares the metrics among m's.
+// NewPicker declares the metrics on m's registry.
 func (m *Metrics) NewPicker() *Picker {
+	declare := promauto.With(m.Registry)
 	byModel := []string{"model_name", "target_model_name"}
 	name := func(s string) string { return "inference_objective_" + s }
 	histogram := func(s, help string, buckets []float64) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(
+		return declare.NewHistogramVec(
 			prometheus.HistogramOpts{Name: name(s), Help: help, Buckets: buckets},
 			byModel,
 		)
 	}
 	p := &Picker{
-		requests: prometheus.NewCounterVec(
-			prometheus.CounterOpts{Name: name("request_total"), Help: "Requests that were sent to an endpoint."},
+		requests: declare.NewCounterVec(
+			prometheus.CounterOpts{Name: name("request_total"), Help: "Requests sent to an endpoint."},
 			append(slices.Clone(byModel), "priority"),
 		),
-		errors: prometheus.NewCounterVec(
+		errors: declare.NewCounterVec(
 			prometheus.CounterOpts{
 				Name: name("request_error_total"),
-				Help: "Requests that were refused, or that an endpoint answered with another status than 200 " +
+				Help: "Requests that kvepp refused, or that an endpoint answered with another status than 200 " +
 					"(ModelServerError).",
 			},
 			append(slices.Clone(byModel), "error_code"),
 		),
-		running: prometheus.NewGaugeVec(
+		running: declare.NewGaugeVec(
 			prometheus.GaugeOpts{
 				Name: name("running_requests"),
-				Help: "Requests that were sent to an endpoint and have not ended.",
+				Help: "Requests sent to an endpoint that have not ended.",
 			},
 			byModel[:1],
 		),
 		duration: histogram(
 			"request_duration_seconds",
-			"Time from a request's headers to the end of its answer.",
+			"Time from a request's headers to the end of its response.",
 			pickerSeconds,
 		),
 		ttft: histogram(
 			"request_ttft_seconds",
-			"Time from a request's headers to the first token of a streamed answer.",
+			"Time from a request's headers to the first token of a streamed response.",
 			pickerSeconds,
 		),
 		tpot: histogram(
 			"request_tpot_seconds",
-			"Mean time between the tokens of a streamed answer.",
+			"Mean time between the tokens of a streamed response.",
 			pickerPerToken,
 		),
 		ntpot: histogram(
 			"normalized_time_per_output_token_seconds",
-			"A request's duration by the number of its answer's tokens.",
+			"Duration of a request divided by its output tokens.",
 			pickerNormalized,
 		),
 		requestBytes: histogram(
@@ -219,33 +137,39 @@ func (m *Metrics) NewPicker() *Picker {
 		),
 		answerBytes: histogram(
 			"response_sizes",
-			"Bytes of an answer's body, where the proxy shows it.",
+			"Bytes of a response's body, if the proxy sends it to kvepp.",
 			pickerAnswerBytes,
 		),
-		input:  histogram("input_tokens", "Prompt tokens, as answers report them.", pickerTokens),
-		output: histogram("output_tokens", "Tokens of an answer.", pickerTokens[:12]),
+		input:  histogram("input_tokens", "Prompt tokens, as responses report them.", pickerTokens),
+		output: histogram("output_tokens", "Output tokens of a response.", pickerTokens[:12]),
 		cached: histogram(
 			"prompt_cached_tokens",
-			"Prompt tokens that were cached, as answers report them.",
+			"Cached prompt tokens, as responses report them.",
 			pickerTokens,
 		),
-		scheduling: prometheus.NewHistogram(
+		scheduling: declare.NewHistogram(
 			prometheus.HistogramOpts{Name: "inference_extension_scheduler_e2e_duration_seconds",
-				Help:    "Time from a whole request to the choice of its endpoint, but for waiting in the queue.",
+				Help:    "Time from a complete request to the choice of its endpoint, without the queue wait.",
 				Buckets: pickerScheduling},
 		),
-		hitRatio: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "inference_extension_prefix_indexer_hit_ratio",
-			Help:    "Part of a prompt's tokens that the chosen endpoint was believed to hold (0 to 1).",
+		hitRatio: declare.NewHistogram(prometheus.HistogramOpts{Name: "inference_extension_prefix_indexer_hit_ratio",
+			Help:    "Fraction (0..1) of a prompt's tokens that the index had for the chosen endpoint.",
 			Buckets: prometheus.LinearBuckets(0, 0.1, 11)}),
 	}
-	attempts := prometheus.NewCounterVec(
+	attempts := declare.NewCounterVec(
 		prometheus.CounterOpts{
 			Name: "inference_extension_scheduler_attempts_total",
-			Help: "Searches for an endpoint, by whether there was one (success, failure).",
+			Help: "Attempts to choose an endpoint, by outcome (success, failure).",
 		},
 		[]string{"status"},
 	)
 	p.scheduled, p.unscheduled = attempts.WithLabelValues("success"), attempts.WithLabelValues("failure")
+	declarePickerInfo(declare)
+	return p
+}
+
+// declarePickerInfo declares the series that names the version of the picker.
+func declarePickerInfo(declare promauto.Factory) {
 	version, commit := "unknown", "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -255,36 +179,16 @@ func (m *Metrics) NewPicker() *Picker {
 			}
 		}
 	}
-	info := prometheus.NewGauge(
+	declare.NewGauge(
 		prometheus.GaugeOpts{
 			Name:        "inference_extension_info",
 			Help:        "Always 1.",
 			ConstLabels: prometheus.Labels{"commit": commit, "build_ref": version},
 		},
-	)
-	info.Set(1)
-	m.Registry.MustRegister(
-		p.requests,
-		p.errors,
-		p.running,
-		p.duration,
-		p.ttft,
-		p.tpot,
-		p.ntpot,
-		p.requestBytes,
-		p.answerBytes,
-		p.input,
-		p.output,
-		p.cached,
-		p.scheduling,
-		p.hitRatio,
-		attempts,
-		info,
-	)
-	return p
+	).Set(1)
 }
 
-// InitModel declares the series of a model, at zero.
+// InitModel declares the series of a model at zero.
 func (p *Picker) InitModel(model string) {
 	if p == nil {
 		return
@@ -295,7 +199,7 @@ func (p *Picker) InitModel(model string) {
 	}
 }
 
-// of returns a model's series. There are few models, so they are found without a lock.
+// of returns a model's series, without a lock if they exist.
 func (p *Picker) of(m pickerModel) *pickerSeries {
 	if s, ok := p.models.Load(m); ok {
 		return s.(*pickerSeries)
@@ -324,8 +228,8 @@ func (p *Picker) of(m pickerModel) *pickerSeries {
 	return s.(*pickerSeries)
 }
 
-// Scheduled observes how long the search for an endpoint took that there was, and the part of the prompt's tokens that
-// it is believed to hold; negative: that is not known.
+// Scheduled observes how long the choice of an endpoint took, and the fraction of the prompt's tokens that the index
+// had for it. A negative hit is unknown.
 func (p *Picker) Scheduled(took time.Duration, hit float64) {
 	if p == nil {
 		return
@@ -337,8 +241,8 @@ func (p *Picker) Scheduled(took time.Duration, hit float64) {
 	}
 }
 
-// Began counts a request that is sent to an endpoint. model is as the request names it, target as the endpoint does;
-// neither may be a name that only clients use, nor priority a number.
+// Began counts a request that is sent to an endpoint. model is the request's name of the model, target the endpoint's.
+// Clients must not be able to choose model, target or priority freely.
 func (p *Picker) Began(model, target string, priority int, bytes int) {
 	if p == nil {
 		return
@@ -353,7 +257,7 @@ func (p *Picker) Began(model, target string, priority int, bytes int) {
 	s.requestBytes.Observe(float64(bytes))
 }
 
-// Refused counts a request that is not sent anywhere.
+// Refused counts a request that is not sent to any endpoint.
 func (p *Picker) Refused(model, code string) {
 	if p == nil {
 		return
@@ -362,24 +266,24 @@ func (p *Picker) Refused(model, code string) {
 	p.errors.WithLabelValues(s.name, s.target, code).Inc()
 }
 
-// Unscheduled counts a search for an endpoint that found none.
+// Unscheduled counts a request for which there was no endpoint.
 func (p *Picker) Unscheduled() {
 	if p != nil {
 		p.unscheduled.Inc()
 	}
 }
 
-// Ended is how a request ended that Began was told of.
+// Ended describes how a request ended that Began counted.
 type Ended struct {
-	Model, Target string // as Began was told
+	Model, Target string // the arguments of Began
 
 	Failed     bool // the endpoint answered another status than 200
 	Duration   time.Duration
-	FirstToken time.Duration // after the beginning; 0: not seen
-	Bytes      int           // of the answer; 0: not seen
-	Input      int           // prompt tokens; 0: not told
-	Output     int           // tokens of the answer; 0: not known
-	Cached     int           // prompt tokens that were; -1: not told
+	FirstToken time.Duration // since the beginning; 0: unknown
+	Bytes      int           // of the response; 0: unknown
+	Input      int           // prompt tokens; 0: unknown
+	Output     int           // output tokens; 0: unknown
+	Cached     int           // cached prompt tokens; -1: unknown
 }
 
 // Ended observes the end of a request.
@@ -417,5 +321,5 @@ func (p *Picker) Ended(e *Ended) {
 // Name and help of the size of the index, under the extension's name.
 const (
 	PrefixIndexer     = "inference_extension_prefix_indexer_size"
-	PrefixIndexerHelp = "Entries of the index, as kvepp_index_blocks has them."
+	PrefixIndexerHelp = "Entries of the index, equal to kvepp_index_blocks."
 )

@@ -8,7 +8,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// However many models there seem to be, their series are bounded, and nothing is left uncounted.
+// TestPickerModelsAreBounded checks that the number of series stays bounded and that every call is counted.
 func TestPickerModelsAreBounded(t *testing.T) {
 	const round, beyond = 2, 300
 	m := New()
@@ -27,7 +27,7 @@ func TestPickerModelsAreBounded(t *testing.T) {
 		"inference_objective_running_requests"} {
 		found := now.Of(name)
 		if len(found) != maxModels+1 {
-			t.Errorf("%s has %d series", name, len(found))
+			t.Errorf("%s has %d series, want %d", name, len(found), maxModels+1)
 		}
 		for _, s := range found {
 			want := float64(round)
@@ -42,7 +42,7 @@ func TestPickerModelsAreBounded(t *testing.T) {
 			}
 		}
 	}
-	var none *Picker // exports nothing, and fails in nothing
+	var none *Picker // a nil Picker must ignore all calls
 	none.InitModel("m")
 	none.Began("m", "m", 0, 1)
 	none.Ended(&Ended{})

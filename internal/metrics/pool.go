@@ -2,21 +2,21 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// InferencePool is what the Gateway API Inference Extension's endpoint picker exports of its pool.
+// InferencePool holds the values of the pool metrics of the Gateway API Inference Extension's endpoint picker.
 type InferencePool struct {
 	Ready int // workers: each port of a pod is one
-	// Averages over the workers whose engines tell; 0 while none does.
+	// Averages over the workers whose engines report; 0 while none does.
 	KVUsage, Waiting, Running float64
 	Pods                      []PodQueue
 }
 
-// PodQueue is what one worker's engine keeps waiting.
+// PodQueue is the queue of one worker's engine.
 type PodQueue struct {
 	Pod     string // NAME-rank-RANK
 	Waiting float64
 }
 
-// CollectPool exports, under the extension's names, what read returns whenever it is asked. name is the pool's.
+// CollectPool exports the pool that read returns at each scrape, under the extension's names. name is the pool's name.
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics.
 func (m *Metrics) CollectPool(name string, read func() InferencePool) {
@@ -27,20 +27,20 @@ func (m *Metrics) CollectPool(name string, read func() InferencePool) {
 		ready: desc("ready_pods", "Workers that are in the pool. Each port of a pod is one."),
 		usage: desc(
 			"average_kv_cache_utilization",
-			"Part of their KV caches that requests hold (0 to 1), by the engines' own account: the mean of those "+
-				"that tell, 0 while none does.",
+			"Fraction (0..1) of KV cache in use, as engines report it: the mean over reporting engines, 0 if there "+
+				"are none.",
 		),
 		waiting: desc(
 			"average_queue_size",
-			"Requests that wait within an engine: the mean of those that tell, 0 while none does.",
+			"Requests that wait in an engine: the mean over reporting engines, 0 if there are none.",
 		),
 		running: desc(
 			"average_running_requests",
-			"Requests that an engine computes: the mean of those that tell, 0 while none does.",
+			"Requests that run in an engine: the mean over reporting engines, 0 if there are none.",
 		),
 		pods: desc(
 			"per_pod_queue_size",
-			"Requests that wait within the engine of each worker that tells.",
+			"Requests that wait in a worker's engine, for engines that report it.",
 			"model_server_pod",
 		),
 	})
@@ -72,16 +72,16 @@ func (p *inferencePool) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// Names and help of what is exported of the engines' own gauges besides.
+// Names and help of kvepp's metrics about engines' own gauges.
 const (
 	EngineReadings     = "kvepp_engine_readings_total"
-	EngineReadingsHelp = "Readings of engines' own metrics, and messages of their loads on Dynamo's event plane, by " +
-		"outcome: ok; without (no metric that is known here), refused (an answer other than 200), timeout, " +
-		"unreachable, too_large, malformed."
+	EngineReadingsHelp = "Scrapes of engines' metrics, and load messages on Dynamo's event plane, by outcome: ok, " +
+		"without (no metric that kvepp knows), refused (a status other than 200), timeout, unreachable, " +
+		"too_large, malformed."
 	WithGauges     = "kvepp_workers_with_gauges"
-	WithGaugesHelp = "Workers whose engines have told of their own load lately (--refresh-metrics-interval)."
+	WithGaugesHelp = "Workers whose engines have reported their load recently (--refresh-metrics-interval)."
 	UnseenLoad     = "kvepp_unseen_load_workers"
-	UnseenLoadHelp = "Workers whose engines have had more requests for a minute than kvepp has sent them: at " +
-		"least 4, and half as many again. Load goes around kvepp; with several replicas of it that is as it must be, " +
-		"and requests for several answers or with several prompts are several to an engine."
+	UnseenLoadHelp = "Workers whose engines have reported more requests for a minute than kvepp sent them (at least " +
+		"4 more, and 1.5 times as many): other load bypasses kvepp. Expected with several replicas of kvepp, and " +
+		"for requests with several prompts or several responses."
 )

@@ -6,17 +6,17 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Router is what Dynamo's own KV router exports, under its names, labels and buckets, so that dashboards and alerts
-// made for it go on. Series exist from the start, at zero; those of a worker from when it joins until it leaves, those
-// of a model that the configuration does not name from its first request. A nil Router exports nothing.
+// Router exports the metrics of Dynamo's own KV router, under its names, labels and buckets, so that its dashboards and
+// alerts keep working. Series exist at zero from the start. Exceptions: the series of a worker exist while it is in the
+// pool, and those of a model that is not configured from its first request. A nil Router exports nothing.
 //
-// Dynamo's frontend counts the time between output tokens only where it counts output blocks; here it is counted for
-// every streamed answer. Series of what kvepp does not have (shared caches) stay at zero.
+// Dynamo's frontend observes the time between output tokens only if it tracks output blocks. kvepp observes it for
+// every streamed response. Series about shared caches, which kvepp does not have, stay at zero.
 //
-// Source: what `python -m dynamo.frontend --router-mode kv` 1.6.1 answers to GET /metrics; held against it in package
-// e2e.
+// Source: what `python -m dynamo.frontend --router-mode kv` 1.6.1 answers to GET /metrics; package e2e compares both.
 type Router struct {
 	registry *prometheus.Registry
 	identity Identity
@@ -36,7 +36,7 @@ type Router struct {
 	labels modelLabels
 }
 
-// Identity is what the labels of all series of one router say of it.
+// Identity holds the labels that all series of one router have.
 type Identity struct {
 	Namespace string // of the workers: label dynamo_namespace
 	Component string // of the workers: label dynamo_component
@@ -53,24 +53,7 @@ type modelSeries struct {
 // Dynamo's buckets. Its logarithmic ones are rounded to two digits.
 var (
 	ttftBuckets = []float64{
-		0,
-		0.0022,
-		0.0047,
-		0.01,
-		0.022,
-		0.047,
-		0.1,
-		0.22,
-		0.47,
-		1,
-		2.2,
-		4.7,
-		10,
-		22,
-		48,
-		100,
-		220,
-		480,
+		0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480,
 	}
 	itlBuckets    = []float64{0, 0.0019, 0.0035, 0.0067, 0.013, 0.024, 0.045, 0.084, 0.16, 0.3, 0.56, 1.1, 2}
 	inputBuckets  = []float64{0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000}
@@ -78,149 +61,160 @@ var (
 	rateBuckets   = prometheus.LinearBuckets(0, 0.05, 21)
 )
 
-// NewRouter declares the metrics among m's.
+// routerNames makes the options of Dynamo's router metrics.
+type routerNames struct {
+	component prometheus.Labels
+	routerID  string
+}
+
+func (n *routerNames) counter(name, help string) prometheus.CounterOpts {
+	return prometheus.CounterOpts{Name: "dynamo_component_router_" + name, Help: help, ConstLabels: n.component}
+}
+
+func (n *routerNames) histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
+	return prometheus.HistogramOpts{
+		Name:        "dynamo_component_router_" + name,
+		Help:        help,
+		ConstLabels: n.component,
+		Buckets:     buckets,
+	}
+}
+
+func (n *routerNames) overhead(name, help string, buckets []float64) prometheus.HistogramOpts {
+	return prometheus.HistogramOpts{
+		Name:        "dynamo_router_overhead_" + name + "_ms",
+		Help:        help + ", in milliseconds.",
+		ConstLabels: prometheus.Labels{"router_id": n.routerID},
+		Buckets:     buckets,
+	}
+}
+
+// NewRouter declares the metrics on m's registry.
 func (m *Metrics) NewRouter(id Identity) *Router {
+	declare := promauto.With(m.Registry)
 	routerID := strconv.FormatUint(id.RouterID, 10)
-	component := prometheus.Labels{
+	names := &routerNames{routerID: routerID, component: prometheus.Labels{
 		"dynamo_namespace": id.Namespace,
 		"dynamo_component": id.Component,
 		"router_id":        routerID,
 		"worker_id":        strconv.FormatUint(id.RouterID, 16),
-	}
-	counter := func(name, help string) prometheus.CounterOpts {
-		return prometheus.CounterOpts{Name: "dynamo_component_router_" + name, Help: help, ConstLabels: component}
-	}
-	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
-		return prometheus.HistogramOpts{
-			Name:        "dynamo_component_router_" + name,
-			Help:        help,
-			ConstLabels: component,
-			Buckets:     buckets,
-		}
-	}
+	}}
+	counter, histogram := names.counter, names.histogram
 	overhead := func(name, help string, buckets []float64) prometheus.Histogram {
-		return prometheus.NewHistogram(
-			prometheus.HistogramOpts{Name: "dynamo_router_overhead_" + name + "_ms", Help: help + ", in milliseconds.",
-				ConstLabels: prometheus.Labels{"router_id": routerID}, Buckets: buckets},
-		)
+		return declare.NewHistogram(names.overhead(name, help, buckets))
 	}
 	compute := prometheus.ExponentialBuckets(0.001, 2, 15)
 	waiting := prometheus.ExponentialBuckets(0.01, 3, 17)
 	perModel := []string{"phase", "model"}
-	prefill := prometheus.Labels{"worker_type": "prefill"}
 	r := &Router{
 		registry: m.Registry,
 		identity: id,
-		started:  prometheus.NewCounter(counter("requests_started_total", "Requests for which a worker was chosen.")),
-		finished: prometheus.NewCounter(
-			counter("requests_total", "Requests that were answered, or given up after a worker was chosen."),
+		started:  declare.NewCounter(counter("requests_started_total", "Requests for which a worker was chosen.")),
+		finished: declare.NewCounter(
+			counter("requests_total", "Requests that ended after a worker was chosen, with or without a response."),
 		),
-		ttft: prometheus.NewHistogram(
+		ttft: declare.NewHistogram(
 			histogram(
 				"time_to_first_token_seconds",
-				"Time from the whole request to the first token of a streamed answer.",
+				"Time from the complete request to the first token of a streamed response.",
 				ttftBuckets,
 			),
 		),
-		itl: prometheus.NewHistogram(
-			histogram("inter_token_latency_seconds", "Mean time between the tokens of a streamed answer.", itlBuckets),
+		itl: declare.NewHistogram(
+			histogram("inter_token_latency_seconds", "Mean time between the tokens of a streamed response.",
+				itlBuckets),
 		),
-		input: prometheus.NewHistogramVec(
+		input: declare.NewHistogramVec(
 			histogram("input_sequence_tokens", "Prompt tokens of a request.", inputBuckets),
 			perModel,
 		),
-		output: prometheus.NewHistogram(histogram("output_sequence_tokens", "Tokens of an answer.", outputBuckets)),
-		hitRate: prometheus.NewHistogram(
+		output: declare.NewHistogram(histogram("output_sequence_tokens", "Output tokens of a response.",
+			outputBuckets)),
+		hitRate: declare.NewHistogram(
 			histogram(
 				"kv_hit_rate",
-				"Part of the prompt's blocks that the chosen worker was believed to hold (0 to 1).",
+				"Fraction (0..1) of the prompt's blocks that the index had for the chosen worker.",
 				rateBuckets,
 			),
 		),
-		best: prometheus.NewCounterVec(
+		best: declare.NewCounterVec(
 			counter(
 				"kv_best_eligible_cached_prefix_tokens_total",
-				"Prompt tokens that the candidate with most of them held.",
+				"Prompt tokens that the index had for the candidate with the most.",
 			),
 			perModel,
 		),
-		selected: prometheus.NewCounterVec(
-			counter("kv_selected_cached_prefix_tokens_total", "Prompt tokens that the chosen worker held."),
+		selected: declare.NewCounterVec(
+			counter("kv_selected_cached_prefix_tokens_total",
+				"Prompt tokens that the index had for the chosen worker."),
 			perModel,
 		),
-		reused: prometheus.NewCounterVec(
-			counter("kv_worker_reused_tokens_total", "Prompt tokens that answers reported as cached."),
+		reused: declare.NewCounterVec(
+			counter("kv_worker_reused_tokens_total", "Prompt tokens that responses reported as cached."),
 			perModel,
 		),
 
 		blockHashing: overhead("block_hashing", "Time to hash a prompt's blocks", compute),
-		seqHashing:   overhead("seq_hashing", "Time to chain their hashes", compute),
-		findMatches:  overhead("indexer_find_matches", "Time to find which workers hold them", waiting),
-		scheduling:   overhead("scheduling", "Time to choose a worker and to book the request there", waiting),
-		total:        overhead("total", "All of these", waiting),
+		seqHashing:   overhead("seq_hashing", "Time to chain the block hashes", compute),
+		findMatches:  overhead("indexer_find_matches", "Time to look up which workers hold the blocks", waiting),
+		scheduling:   overhead("scheduling", "Time to choose and book a worker", waiting),
+		total:        overhead("total", "Time to hash, look up, choose and book", waiting),
 	}
-	nonMax := prometheus.NewCounterVec(
-		counter(
+	r.declareLost(declare, names)
+	r.backpressure = declare.NewCounterVec(prometheus.CounterOpts{
+		Name: "dynamo_frontend_router_queue_backpressure_total",
+		Help: "Requests rejected at a limit of their policy class.",
+	}, []string{"model", "worker_type", "policy_class", "reason"})
+	declareSharedCaches(declare, names, waiting)
+	return r
+}
+
+// declareLost declares how often, and by how much, a prefill worker was chosen that did not hold most of the prompt.
+func (r *Router) declareLost(declare promauto.Factory, names *routerNames) {
+	prefill := prometheus.Labels{"worker_type": "prefill"}
+	nonMax := declare.NewCounterVec(
+		names.counter(
 			"non_max_overlap_selections_total",
-			"Prefill workers that were chosen though another one held more of the prompt.",
+			"Prefill workers chosen although another candidate held more of the prompt.",
 		),
 		[]string{"worker_type"},
 	)
-	lost := prometheus.NewHistogramVec(
-		histogram(
+	lost := declare.NewHistogramVec(
+		names.histogram(
 			"overlap_blocks_lost",
-			"How many more blocks that other one held.",
+			"Blocks that the best other candidate held beyond the chosen prefill worker.",
 			prometheus.ExponentialBuckets(0.25, 2, 16),
 		),
 		[]string{"worker_type"},
 	)
 	r.nonMax, r.lost = nonMax.With(prefill), lost.With(prefill).(prometheus.Histogram)
-	r.backpressure = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "dynamo_frontend_router_queue_backpressure_total",
-		Help: "Requests that were turned away because their policy class holds as much as it may.",
-	}, []string{"model", "worker_type", "policy_class", "reason"})
-	m.Registry.MustRegister(
-		r.backpressure,
-		r.started,
-		r.finished,
-		r.ttft,
-		r.itl,
-		r.input,
-		r.output,
-		r.hitRate,
-		r.best,
-		r.selected,
-		r.reused,
-		nonMax,
-		lost,
-		prometheus.NewHistogram(
-			histogram(
-				"shared_cache_hit_rate",
-				"Part of the prompt's blocks in a cache that workers share (0 to 1).",
-				rateBuckets,
-			),
-		),
-		prometheus.NewHistogram(
-			histogram(
-				"shared_cache_beyond_blocks",
-				"Blocks in it beyond the chosen worker's own.",
-				prometheus.ExponentialBuckets(1, 2, 12),
-			),
-		),
-		r.blockHashing,
-		r.seqHashing,
-		r.findMatches,
-		r.scheduling,
-		r.total,
-		overhead("shared_cache_query", "Time to ask a cache that workers share", waiting),
-	)
-	return r
 }
 
-// Overhead is where the time of a decision went, after tokenization.
+// declareSharedCaches declares the series of caches that workers share. They stay at zero: kvepp has no such caches.
+func declareSharedCaches(declare promauto.Factory, names *routerNames, overheadBuckets []float64) {
+	declare.NewHistogram(
+		names.histogram(
+			"shared_cache_hit_rate",
+			"Fraction (0..1) of the prompt's blocks in a cache that workers share.",
+			rateBuckets,
+		),
+	)
+	declare.NewHistogram(
+		names.histogram(
+			"shared_cache_beyond_blocks",
+			"Blocks in a shared cache beyond those of the chosen worker.",
+			prometheus.ExponentialBuckets(1, 2, 12),
+		),
+	)
+	declare.NewHistogram(
+		names.overhead("shared_cache_query", "Time to query a cache that workers share", overheadBuckets),
+	)
+}
+
+// Overhead holds the durations of a decision's steps after tokenization.
 type Overhead struct{ BlockHashing, SeqHashing, FindMatches, Scheduling time.Duration }
 
-// Overhead observes one decision's.
+// Overhead observes the durations of one decision.
 func (r *Router) Overhead(o *Overhead) {
 	if r == nil {
 		return
@@ -236,14 +230,14 @@ func (r *Router) Overhead(o *Overhead) {
 // Chosen is one choice of a worker.
 type Chosen struct {
 	Phase string // aggregated, prefill or decode
-	Model string // never one that only a client names
+	Model string // clients must not be able to choose it freely
 
 	PromptTokens   int
-	CachedTokens   int     // that the chosen one holds
-	BestTokens     int     // that the candidate with most holds
-	HitRate        float64 // part of the prompt's blocks that the chosen one holds, weighted by their tiers; 0 to 1
-	LostBlocks     float64 // how many more such blocks another candidate holds; for the prefill phase
-	WithoutOverlap bool    // overlap was not looked for: nothing but the prompt's tokens is known
+	CachedTokens   int     // of the chosen worker
+	BestTokens     int     // of the candidate with the most cached tokens
+	HitRate        float64 // fraction (0..1) of the prompt's blocks on the chosen worker, weighted by tier
+	LostBlocks     float64 // prefill only: such blocks of the best other candidate beyond the chosen worker
+	WithoutOverlap bool    // overlap was not computed: only PromptTokens is known
 }
 
 // Chosen observes a choice.
@@ -266,21 +260,21 @@ func (r *Router) Chosen(c *Chosen) {
 	}
 }
 
-// FirstToken observes the time to the first token of a streamed answer.
+// FirstToken observes the time to the first token of a streamed response.
 func (r *Router) FirstToken(after time.Duration) {
 	if r != nil {
 		r.ttft.Observe(after.Seconds())
 	}
 }
 
-// Finished counts the end of a request, however it came.
+// Finished counts the end of a request, for any reason.
 func (r *Router) Finished() {
 	if r != nil {
 		r.finished.Inc()
 	}
 }
 
-// Output observes how many tokens an answer had, and, if it was streamed, the mean time between them, else 0.
+// Output observes the tokens of a response, and the mean time between them if it was streamed. Zero is not observed.
 func (r *Router) Output(tokens int, interToken time.Duration) {
 	if r == nil {
 		return
@@ -293,27 +287,27 @@ func (r *Router) Output(tokens int, interToken time.Duration) {
 	}
 }
 
-// Reused counts prompt tokens that an answer reported as cached.
+// Reused counts prompt tokens that a response reported as cached.
 func (r *Router) Reused(phase, model string, tokens int) {
 	if r != nil {
 		r.ofModel(phase, model).reused.Add(float64(tokens))
 	}
 }
 
-// maxModels bounds the series: workers say what they serve, and whoever may start one could grow them.
+// maxModels bounds the series, because a worker chooses the name of its model.
 const maxModels = 1000
 
-// otherModels is the label of all models beyond these.
+// otherModels is the label of all models beyond maxModels.
 const otherModels = "other"
 
-// InitModel declares the series of a model in a phase, at zero.
+// InitModel declares the series of a model in a phase at zero.
 func (r *Router) InitModel(phase, model string) {
 	if r != nil {
 		r.ofModel(phase, model)
 	}
 }
 
-// ofModel returns the series of a model in a phase. The router knows few models, so they are found without a lock.
+// ofModel returns the series of a model in a phase, without a lock if they exist.
 func (r *Router) ofModel(phase, model string) *modelSeries {
 	key := modelPhase{phase, model}
 	if s, ok := r.models.Load(key); ok {
@@ -336,7 +330,7 @@ var backpressureReasons = map[string]string{
 	"cached_tokens":  "cached_token_limit",
 }
 
-// InitBackpressure declares the series of a policy class, at zero.
+// InitBackpressure declares the series of a policy class at zero.
 func (r *Router) InitBackpressure(model, class string) {
 	if r == nil {
 		return
@@ -346,13 +340,13 @@ func (r *Router) InitBackpressure(model, class string) {
 	}
 }
 
-// modelLabels are the models that are labels of metrics. The zero value has none.
+// modelLabels is the set of models that are label values. The zero value is empty.
 type modelLabels struct {
 	mu    sync.Mutex
 	known map[string]bool // guarded by mu; at most maxModels
 }
 
-// of returns the model itself while there are few, then otherModels.
+// of returns model, or otherModels if the set is full and does not have model.
 func (l *modelLabels) of(model string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -368,7 +362,7 @@ func (l *modelLabels) of(model string) string {
 	return model
 }
 
-// Backpressure counts a request that was turned away at a limit of its policy class: requests, raw_isl_tokens or
+// Backpressure counts a request that was rejected at a limit of its policy class: requests, raw_isl_tokens or
 // cached_tokens.
 func (r *Router) Backpressure(model, class, limit string) {
 	if r != nil {
@@ -376,13 +370,13 @@ func (r *Router) Backpressure(model, class, limit string) {
 	}
 }
 
-// Queue is what waits of one model in one policy class.
+// Queue holds the totals of the requests that wait, for one model and policy class.
 type Queue struct {
 	Model, Class                   string
 	Requests, Tokens, CachedTokens int
 }
 
-// CollectQueues exports what read returns whenever it is asked.
+// CollectQueues exports the queues that read returns at each scrape.
 func (r *Router) CollectQueues(read func() []Queue) {
 	if r == nil {
 		return
@@ -399,10 +393,10 @@ func (r *Router) CollectQueues(read func() []Queue) {
 		desc(
 			"isl_tokens",
 			"Prompt tokens of the requests that wait.",
-		), desc("cached_tokens", "Those of them that a worker holds.")})
+		), desc("cached_tokens", "Prompt tokens of the requests that wait which a worker holds.")})
 }
 
-// queues collects the series of what waits.
+// queues collects the series of the requests that wait.
 type queues struct {
 	read                     func() []Queue
 	requests, tokens, cached *prometheus.Desc
@@ -425,22 +419,22 @@ func (q *queues) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// Worker is what is exported of one worker.
+// Worker holds the values of one worker's metrics.
 type Worker struct {
 	InstanceID    uint64
 	Rank          uint32
-	Prefill       bool // its role: label worker_type is prefill, else decode as Dynamo says of aggregated workers too
+	Prefill       bool // label worker_type: prefill, else decode (Dynamo labels aggregated workers so, too)
 	Model         string
-	WithoutEvents bool // it does not announce its blocks
+	WithoutEvents bool // it sends no KV events
 
 	ActiveBlocks, PrefillTokens int // of its running requests
-	// Of the latest answer from it that told; 0: none did.
+	// Of the worker's latest response that reported them; 0: unknown.
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
-	PrefillSpeed      float64 // tokens a second, as it is believed; 0: not known
+	PrefillSpeed      float64 // estimated tokens per second; 0: unknown
 }
 
-// CollectWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape.
+// CollectWorkers exports the workers that read returns at each scrape.
 func (r *Router) CollectWorkers(read func() []Worker) {
 	if r == nil {
 		return
@@ -461,33 +455,33 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 	}
 	r.registry.MustRegister(&workers{
 		read:   read,
-		blocks: frontend("active_decode_blocks", "KV blocks that a worker's running requests hold, each once."),
+		blocks: frontend("active_decode_blocks", "Distinct KV blocks that a worker's running requests hold."),
 		tokens: frontend("active_prefill_tokens", "Prompt tokens that a worker has yet to compute."),
 		ttft: frontend(
 			"last_time_to_first_token_seconds",
-			"Time to first token of a worker's latest answer that was streamed.",
+			"Time to first token of a worker's latest streamed response.",
 		),
 		itl: frontend(
 			"last_inter_token_latency_seconds",
-			"Mean time between tokens of a worker's latest answer that was streamed.",
+			"Mean time between tokens of a worker's latest streamed response.",
 		),
 		isl: frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request."),
 		speed: prometheus.NewDesc(
 			"kvepp_worker_prefill_tokens_per_second",
-			"Prompt tokens that a worker is believed to prefill in a second: given, or learned from the times to the "+
-				"first of its streamed answers. 0: not known yet.",
+			"Prompt tokens that a worker prefills per second: configured, or estimated from times to first token; 0 "+
+				"while unknown.",
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,
 		),
 		registered: prometheus.NewDesc(
 			"dynamo_component_router_worker_registered",
-			"1 for every worker that requests can go to.",
+			"1 for each worker in the pool.",
 			[]string{"router_worker_id", "dp_rank", "worker_type"},
 			component,
 		),
 		mismatch: prometheus.NewDesc(
 			"dynamo_component_router_kv_event_source_mismatch_workers",
-			"Workers that do not announce their KV blocks.",
+			"Workers that send no KV events.",
 			[]string{"model", "worker_type", "target_namespace", "target_component", "target_endpoint"},
 			component,
 		),
@@ -511,7 +505,7 @@ func (w *workers) Describe(to chan<- *prometheus.Desc) {
 func (w *workers) Collect(to chan<- prometheus.Metric) {
 	type name struct{ id, rank, kind string }
 	type group struct{ model, kind string }
-	seen := map[name]bool{} // an id may be given to several endpoints by mistake; a series can be there once
+	seen := map[name]bool{} // several endpoints may have one id by mistake, but each series must be unique
 	without := map[group]int{}
 	for _, x := range w.read() {
 		kind := "decode"

@@ -8,7 +8,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// However many models there seem to be, their series are bounded, and nothing is left uncounted.
+// TestModelLabelsAreBounded checks that the number of series stays bounded and that every call is counted.
 func TestModelLabelsAreBounded(t *testing.T) {
 	m := New()
 	r := m.NewRouter(Identity{})
@@ -23,7 +23,7 @@ func TestModelLabelsAreBounded(t *testing.T) {
 			"dynamo_frontend_router_queue_backpressure_total"} {
 			found := now.Of(name)
 			if len(found) != maxModels+1 {
-				t.Errorf("%s has %d series", name, len(found))
+				t.Errorf("%s has %d series, want %d", name, len(found), maxModels+1)
 			}
 			for _, s := range found {
 				want := float64(round + 1)

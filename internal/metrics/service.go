@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// IndexerService is what `kvepp indexer` exports beside Metrics: the names of Dynamo's standalone indexer.
+// IndexerService exports the HTTP metrics of `kvepp indexer`, under the names of Dynamo's standalone indexer.
 //
 // Source: what `python -m dynamo.indexer` 1.6.1 answers to GET /metrics.
 type IndexerService struct {
@@ -23,17 +23,17 @@ const (
 	IndexerWorkers       = "dynamo_kvindexer_workers"
 	IndexerWorkersHelp   = "Registered worker instances."
 	IndexerListeners     = "dynamo_kvindexer_listeners"
-	IndexerListenersHelp = "Subscriptions to KV events by state: active is connected, pending is not yet."
+	IndexerListenersHelp = "Subscriptions to KV events, by state: active (connected), pending (not yet connected)."
 )
 
-// NewIndexerService declares the metrics among m's.
+// NewIndexerService declares the metrics on m's registry.
 func (m *Metrics) NewIndexerService() *IndexerService {
 	s := &IndexerService{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dynamo_kvindexer_requests_total", Help: "HTTP requests.",
 		}, []string{"endpoint", "method"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dynamo_kvindexer_errors_total", Help: "HTTP requests that were answered with an error.",
+			Name: "dynamo_kvindexer_errors_total", Help: "HTTP requests answered with an error.",
 		}, []string{"endpoint", "status_class"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "dynamo_kvindexer_request_duration_seconds", Help: "Time to answer an HTTP request.",
@@ -53,7 +53,7 @@ func (s *IndexerService) Answered(endpoint, method string, status int, start tim
 	}
 }
 
-// SelectionService is what `kvepp select` exports beside Metrics.
+// SelectionService exports the HTTP metrics of `kvepp select`.
 type SelectionService struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -62,7 +62,7 @@ type SelectionService struct {
 // Names and help of the gauges that the service's wiring declares.
 const (
 	SelectionGroups           = "kvepp_selection_groups"
-	SelectionGroupsHelp       = "Pairs of a model and a routing group that are known."
+	SelectionGroupsHelp       = "Pairs of model and routing group that kvepp knows."
 	SelectionReservations     = "kvepp_selection_reservations"
 	SelectionReservationsHelp = "Reservations that have not ended."
 	SelectionExpired          = "kvepp_selection_reservations_expired_total"
@@ -70,10 +70,10 @@ const (
 	SelectionWaiting          = "kvepp_selection_waiting"
 	SelectionWaitingHelp      = "Selections that wait because every worker is busy."
 	SelectionPending          = "kvepp_selection_pending"
-	SelectionPendingHelp      = "Selections that may yet become reservations."
+	SelectionPendingHelp      = "Selections kept for a later reservation."
 )
 
-// NewSelectionService declares the metrics among m's.
+// NewSelectionService declares the metrics on m's registry.
 func (m *Metrics) NewSelectionService() *SelectionService {
 	s := &SelectionService{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{

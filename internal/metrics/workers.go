@@ -9,33 +9,33 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// WorkerState is what is exported of one worker under its name.
+// WorkerState holds the values of one worker's metrics that are labelled with its name.
 type WorkerState struct {
 	Name       string // of the endpoint
 	Rank       uint32
 	InstanceID uint64 // label worker_id of the series that have Dynamo's names
-	Prefill    bool   // its role: label worker_type is prefill, else decode as Dynamo says of aggregated workers too
+	Prefill    bool   // label worker_type: prefill, else decode (Dynamo labels aggregated workers so, too)
 	Address    string
-	Model      string // empty: the worker does not say
+	Model      string // empty: unknown
 
 	Blocks     int       // entries of the index
 	Subscribed bool      // it has a subscription to KV events
-	Connected  bool      // and that is connected
+	Connected  bool      // the subscription is connected
 	LastEvent  time.Time // zero: none came
 	Cordoned   bool
 	Requests   WorkerRequests
 }
 
-// WorkerRequests counts the requests of one worker that ended.
+// WorkerRequests counts the ended requests of one worker.
 type WorkerRequests struct {
 	All    uint64
 	Errors uint64 // answered with a status of 500 or above
-	// answers that broke off; those that the client broke off only where the proxy does not tell who did it
+	// Incomplete counts incomplete responses. It includes those that the client aborted only if the proxy does not
+	// report who did.
 	Incomplete uint64
 }
 
-// CollectWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape. Names
-// and ranks must be unique.
+// CollectWorkers exports the workers that read returns at each scrape. Pairs of name and rank must be unique.
 func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kvepp_worker_"+name, help, append([]string{"worker", "dp_rank"}, labels...), nil)
@@ -44,8 +44,7 @@ func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 		read: read,
 		info: desc(
 			"info",
-			"Always 1: the name of each worker beside the labels of its other series (worker_id, dp_rank, "+
-				"worker_type).",
+			"Always 1; maps the name of a worker to the labels of its other series (worker_id, dp_rank, worker_type).",
 			"worker_id",
 			"worker_type",
 			"address",
@@ -55,21 +54,22 @@ func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 		blocks:   desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
 		connected: desc(
 			"events_connected",
-			"1 while the subscription to a worker's KV events is connected, else 0. Absent for a worker without "+
+			"1 while the subscription to a worker's KV events is connected, else 0; absent for a worker without "+
 				"events.",
 		),
 		age: desc(
 			"last_event_age_seconds",
-			"Time since a worker's last KV event was applied. NaN until the first; absent for a worker without events.",
+			"Time since a worker's last KV event was applied; NaN before the first, absent for a worker without "+
+				"events.",
 		),
 		requests: desc(
 			"requests_total",
-			"Requests of a worker that ended. Those with a prefill and a decode worker count for both.",
+			"Ended requests of a worker; requests with a prefill and a decode worker count for both.",
 		),
 		failures: desc(
 			"failures_total",
-			"Requests of a worker that failed, by cause: status (500 or above), incomplete (the answer broke off; "+
-				"where the proxy sends kvepp its access log, answers that the client broke off are not counted).",
+			"Failed requests of a worker, by cause: status (500 or above), incomplete (the response was cut short; if "+
+				"the proxy sends kvepp its access log, those that the client aborted are not counted).",
 			"cause",
 		),
 	})
@@ -96,7 +96,7 @@ func (w *workerStates) Collect(to chan<- prometheus.Metric) {
 		if x.Prefill {
 			kind = "prefill"
 		}
-		// Names come from outside, and a label that is no UTF-8 would be an error of the whole scrape.
+		// Names come from outside. A label that is not valid UTF-8 would fail the whole scrape.
 		name, rank := strings.ToValidUTF8(x.Name, "?"), strconv.FormatUint(uint64(x.Rank), 10)
 		send(
 			w.info,

@@ -1,5 +1,5 @@
-// Package metricstest reads back, for tests, what a registry of metrics exports. It owns nothing and waits for nothing;
-// any goroutine may call it.
+// Package metricstest reads the values of metrics from a registry, for tests. It has no state; any goroutine may call
+// it.
 package metricstest
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Series is one series as it was when it was read.
+// Series is one series at the time of reading.
 type Series struct {
 	Name   string
 	Labels []string // NAME=VALUE, by name
-	Value  float64  // of a histogram the sum of what was observed
-	Count  float64  // of a histogram how often something was; else Value
+	Value  float64  // of a histogram: the sum of observations
+	Count  float64  // of a histogram: the number of observations; else Value
 }
 
-// String writes the series as a page of metrics names it: NAME{LABEL="VALUE",...}.
+// String returns the series in the syntax of a metrics page: NAME{LABEL="VALUE",...}.
 func (s Series) String() string {
 	var labels []string
 	for _, l := range s.Labels {
@@ -32,10 +32,10 @@ func (s Series) String() string {
 	return s.Name + "{" + strings.Join(labels, ",") + "}"
 }
 
-// All is some series, of one metric or of several.
+// All is a list of series of one or more metrics.
 type All []Series
 
-// Read returns the series of a registry, by name and labels.
+// Read returns all series of a registry.
 func Read(t testing.TB, from prometheus.Gatherer) (all All) {
 	t.Helper()
 	families, err := from.Gather()
@@ -57,7 +57,7 @@ func Read(t testing.TB, from prometheus.Gatherer) (all All) {
 	return all
 }
 
-// Of returns those of a metric that have all of these labels, each NAME=VALUE.
+// Of returns the series of a metric that have all of the labels, each NAME=VALUE.
 func (a All) Of(name string, labels ...string) (some All) {
 	for _, s := range a {
 		if s.Name == name &&
@@ -68,7 +68,7 @@ func (a All) Of(name string, labels ...string) (some All) {
 	return some
 }
 
-// Value adds the values up; 0 for none.
+// Value returns the sum of the values.
 func (a All) Value() (sum float64) {
 	for _, s := range a {
 		sum += s.Value
@@ -76,7 +76,7 @@ func (a All) Value() (sum float64) {
 	return sum
 }
 
-// Count adds the counts up; 0 for none.
+// Count returns the sum of the counts.
 func (a All) Count() (sum float64) {
 	for _, s := range a {
 		sum += s.Count
