@@ -3,24 +3,23 @@ package router
 import (
 	"time"
 
-	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/session"
 )
 
-// affinity is what a request wants of session affinity. The zero value wants nothing.
+// affinity is what a request wants of session affinity. The zero value wants none.
 type affinity struct {
 	key    session.Key
 	wanted bool          // the request belongs to a session
-	binds  bool          // the session is kept even if it was not before
-	ttl    time.Duration // as for session.Table.Hold
-	final  bool          // it ends with this request
+	binds  bool          // a session that is not known is opened
+	ttl    time.Duration // of session.Table.Hold
+	final  bool          // the session ends with this request
 }
 
 // affinityOf returns what a request wants of session affinity.
 //
-// Requests of an agent's agents are bound together, apart from those of the agent itself: they share what they were
-// told. Source: dynamo-llm 1.6.1, kv_router::routing_host.
+// The requests of an agent's sub-agents share one session, apart from the agent's own: their prompts begin alike.
+// Source: dynamo-llm 1.6.1, kv_router::routing_host.
 func (r *Router) affinityOf(p *prompt) (a affinity) {
 	h := &p.hints
 	if h.Session == "" || r.cfg.Sessions == nil {
@@ -39,76 +38,39 @@ func (r *Router) affinityOf(p *prompt) (a affinity) {
 	return a
 }
 
-// target is the worker that a request's session is bound to.
-type target struct {
-	worker     kvblock.Worker
-	bound      bool // there is one
-	overloaded bool // it could serve the request, but for its load
-	soft       bool // then another will do
-}
-
-// waitsFor returns the target for which a request waits while other workers are ready: that of its session, if the
-// session may not move.
-func (r *Router) waitsFor(p *prompt) (t target) {
+// exclusiveTarget returns the target that a request waits for although other workers are ready: that of its session,
+// unless the session may move.
+func (r *Router) exclusiveTarget(p *prompt) (t target) {
 	if p.affinity.wanted && !r.cfg.Sessions.Soft() {
 		t.worker, t.bound = r.cfg.Sessions.Find(p.affinity.key)
 	}
 	return t
 }
 
-// holdTo leaves, of the destinations, the one that the session is bound to, if it is among them.
-//
-// Source: dynamo-kv-router 1.6.1, scheduling: an eligible target is exclusive in the default policy; dynamo-llm 1.6.1,
-// kv_router::routing_host: what hard and soft mean for one that is not eligible.
-func (d *decision) holdTo(t *target) error {
-	if !t.bound {
-		return nil
-	}
-	for _, l := range []*leg{&d.aggregated, &d.decode} {
-		for i := range l.workers {
-			if l.workers[i].Worker == t.worker {
-				only := l.workers[i]
-				d.aggregated.reset()
-				d.decode.reset()
-				l.workers = append(l.workers, only)
-				return nil
-			}
-		}
-	}
-	if t.overloaded && !t.soft {
-		return ErrOverloaded
-	}
-	return nil
-}
-
-// maxTries bounds how often a request is decided anew because others of its session were quicker.
+// maxTries bounds how often a request is decided again because other requests moved its session meanwhile.
 const maxTries = 4
 
 // chooseInSession is choose for a request with a session.
 //
-// No lock is held meanwhile, so requests of one session may race: A and B both find it unbound, A binds it to the
-// worker that it chose, and B, which chose another, cannot: it lets go of its choice and chooses again, now bound.
-func (r *Router) chooseInSession(
-	d *decision,
-	snapshot *pool.Snapshot,
-	req *Request,
-	p *prompt,
-	a *affinity,
-) (*Route, error) {
+// It holds no lock while it chooses, so requests of one session race: A and B both find the session unbound, A binds it
+// to the worker that it chose, and B, which chose another, cannot. B then frees its booking and chooses again, with the
+// session bound.
+func (r *Router) chooseInSession(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
+	sessions, a := r.cfg.Sessions, &p.affinity
 	for try := 1; ; try++ {
-		t := target{soft: r.cfg.Sessions.Soft()}
-		t.worker, t.bound = r.cfg.Sessions.Find(a.key)
-		route, err := r.chooseAt(d, snapshot, req, p, &t)
+		t := target{soft: sessions.Soft()}
+		t.worker, t.bound = sessions.Find(a.key)
+		route, err := r.chooseFor(sc, snapshot, req, p, t)
 		if err != nil || !a.binds && !t.bound {
 			return route, err
 		}
-		lease, outcome := r.cfg.Sessions.Hold(a.key, t.worker, t.bound, route.destination, a.ttl)
+		lease, outcome := sessions.Hold(a.key, t.worker, t.bound, route.destination, a.ttl)
 		if outcome != "" {
 			route.Session, route.lease, route.final = outcome, lease, a.final
 			return route, nil
 		}
 		if try == maxTries {
-			return route, nil // its session is somewhere else by now; better that than to go round for ever
+			return route, nil // without its session: better than to retry without end
 		}
 		route.health.abandon()
 		route.Free()

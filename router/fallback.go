@@ -8,10 +8,10 @@ import (
 	"kvepp/pool"
 )
 
-// fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy
-// that cannot reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all.
-// Ejected endpoints come last: one that may fail is better than none.
-func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string) {
+// fallbacks returns the addresses of the next cheapest endpoints of a leg, at most Config.Fallbacks, for a proxy that
+// cannot reach the chosen one. Each fits the headers that the request gets. Ejected endpoints come last: one that may
+// fail is better than none.
+func (r *Router) fallbacks(sc *scratch, l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string)
 		}
 	}
 	for i := range l.workers {
-		if !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) && !d.onTrial(l.workers[i].Worker) {
+		if !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) && !sc.onTrial(l.workers[i].Worker) {
 			order = append(order, i)
 		}
 	}
@@ -33,21 +33,21 @@ func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string)
 		add(&l.workers[i])
 	}
 	for i := range l.workers {
-		if d.onTrial(l.workers[i].Worker) {
+		if sc.onTrial(l.workers[i].Worker) {
 			add(&l.workers[i])
 		}
 	}
-	if !d.regardless {
-		for i := range d.ejected {
-			if d.ejected[i].Role == l.workers[chosen].Role {
-				add(&d.ejected[i])
+	if !sc.ejectedAdmitted {
+		for i := range sc.ejected {
+			if sc.ejected[i].Role == l.workers[chosen].Role {
+				add(&sc.ejected[i])
 			}
 		}
 	}
 	return addresses
 }
 
-// sameHeaders reports whether a request that was made for one of two workers can be sent to the other as it is.
+// sameHeaders reports whether a request with the headers for one worker can be sent to the other unchanged.
 func sameHeaders(a, b *pool.Worker) bool {
 	return a.RankByAddress && b.RankByAddress || a.Rank == b.Rank && a.RankByAddress == b.RankByAddress
 }

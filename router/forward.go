@@ -28,6 +28,14 @@ func (r *Router) namespace(body *apibody.Request, tenant string) string {
 	return body.CacheSalt
 }
 
+// setBody sets what the endpoint gets in place of the request's body.
+func (r *Router) setBody(route *Route, p *prompt, req *Request) {
+	route.Body, route.Renamed = p.forward, p.renamed
+	if p.inject != nil && route.sameTokenizer {
+		route.Body = r.injected(p, req)
+	}
+}
+
 // injected returns the body with the prompt's token ids, so that the frontend need not make them again.
 func (r *Router) injected(p *prompt, req *Request) []byte {
 	changes := r.changes()

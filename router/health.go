@@ -72,9 +72,9 @@ func (s *standings) of(w *pool.Worker) eject.Standing {
 
 // cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is asked
 // after the route is booked, so that whoever cordons an endpoint and then sees no booking of it will see none later.
-func (r *Router) cordonedSince(d *decision, route *Route) bool {
+func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
 	view := r.cfg.Eject.View()
-	if view == d.standings.view {
+	if view == sc.standings.view {
 		return false
 	}
 	now := time.Now()
@@ -84,7 +84,7 @@ func (r *Router) cordonedSince(d *decision, route *Route) bool {
 
 // watch begins to follow what the request says of its endpoints' health. It returns false when an endpoint that is
 // ejected was chosen for a trial, and another request was quicker: then the choice has to be made again.
-func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
+func (r *Router) watch(sc *scratch, route *Route, p *prompt) bool {
 	t := r.cfg.Eject
 	if !t.Ejects() {
 		return true
@@ -92,7 +92,7 @@ func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
 	h := &route.health
 	*h = health{tracker: t, router: r, streams: !p.whole, legs: legs{endpoint: t.Of(route.destination)}}
 	claim := func(w kvblock.Worker) (trial uint64, ok bool) {
-		if p.pins.Given() || !d.onTrial(w) {
+		if p.pins.Given() || !sc.onTrial(w) {
 			return 0, true
 		}
 		return t.Claim(w)
@@ -114,20 +114,20 @@ func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
 }
 
 // onTrial reports whether a candidate is ejected, and its next request is its trial.
-func (d *decision) onTrial(w kvblock.Worker) bool {
-	return d.standings.view.Of(w, d.standings.now) == eject.Trial
+func (sc *scratch) onTrial(w kvblock.Worker) bool {
+	return sc.standings.view.Of(w, sc.standings.now) == eject.Trial
 }
 
-// trialMultiplier is the cost multiplier of an endpoint whose trial is due: it is the cheapest then, whatever others
-// have cached. Otherwise an endpoint that is well again would stay ejected for as long as others are cheaper.
-const trialMultiplier = 1e-6
+// trialCostMultiplier is the cost multiplier of an endpoint whose trial is due. It makes that endpoint the cheapest,
+// whatever others have cached. Otherwise a recovered endpoint would stay ejected for as long as others are cheaper.
+const trialCostMultiplier = 1e-6
 
-// preferTrial returns a candidate's cost multiplier, given the one that it would have.
-func (d *decision) preferTrial(w *pool.Worker, multiplier float64) float64 {
-	if !d.onTrial(w.Worker) {
+// trialMultiplier returns a candidate's cost multiplier, given the one that it would have without a trial.
+func (sc *scratch) trialMultiplier(w *pool.Worker, multiplier float64) float64 {
+	if !sc.onTrial(w.Worker) {
 		return multiplier
 	}
-	return trialMultiplier
+	return trialCostMultiplier
 }
 
 // abandon ends the request's trials without a result.

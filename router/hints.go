@@ -96,8 +96,8 @@ func (r *Router) followConstraints(c *apibody.Constraints) scoring.Constraints {
 	return scoring.Constraints(*c)
 }
 
-// asked reports whether w is the worker that a request asks for, or any will do.
-func asked(p *apibody.Pin, w *pool.Worker) bool {
+// pinAllows reports whether a pin names w, or no worker at all.
+func pinAllows(p *apibody.Pin, w *pool.Worker) bool {
 	return p.Key == "" || w.InstanceID == p.InstanceID && (!p.HasRank || w.Rank == p.Rank)
 }
 

@@ -422,7 +422,7 @@ func TestPairAllocates(t *testing.T) {
 		h.cfg.Explain = false
 		s := h.pool.Acquire()
 		defer s.Release()
-		d, p := new(decision), prompt{isl: 40, reason: ReasonNoTokenizer}
+		d, p := new(scratch), prompt{isl: 40, reason: ReasonNoTokenizer}
 		route := func() {
 			r, err := h.choose(d, s, &Request{}, &p)
 			if err != nil {
@@ -505,7 +505,7 @@ func BenchmarkPair(b *testing.B) {
 	for i := range 500 {
 		h.warm(fmt.Sprintf("p%d", i), 0, ids[:4+i%60/4*4], blocksOfFour)
 	}
-	d, s := new(decision), h.pool.Acquire()
+	d, s := new(scratch), h.pool.Acquire()
 	defer s.Release()
 	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 	b.ReportAllocs()

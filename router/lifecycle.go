@@ -6,8 +6,8 @@ import (
 	"kvepp/scoring"
 )
 
-// MarkPrefillCompleted says that the first of the answer was just seen: the prompt is prefilled. Only the first call of
-// this and ReleasePrefill counts.
+// MarkPrefillCompleted notes that the first content of the answer has just come, so the prompt is prefilled. Only the
+// first call of this and ReleasePrefill counts.
 func (r *Route) MarkPrefillCompleted() {
 	r.observed.sawFirstToken(r)
 	r.booking.MarkPrefillCompleted()
@@ -15,7 +15,7 @@ func (r *Route) MarkPrefillCompleted() {
 	r.ReleasePrefill()
 }
 
-// ReleasePrefill says that the prompt has been prefilled, at what time is not known.
+// ReleasePrefill notes that the prompt has been prefilled at an unknown time.
 func (r *Route) ReleasePrefill() {
 	r.endPrefill()
 	if r.promptComputed != nil && !r.prefilled.Swap(true) {
@@ -23,7 +23,7 @@ func (r *Route) ReleasePrefill() {
 	}
 }
 
-// endPrefill takes the prompt off the load of who computes it.
+// endPrefill takes the prompt off the load of the worker that computes it.
 func (r *Route) endPrefill() {
 	r.booking.ReleasePrefill()
 	r.prefill.Free() // the prefill worker has done its part
@@ -32,8 +32,8 @@ func (r *Route) endPrefill() {
 	}
 }
 
-// expectPrefill has the prefill load of a request end when the worker should be done with it, as far as its speed is
-// known: an answer in one piece shows no earlier than at its end that the prompt was prefilled long ago.
+// expectPrefill starts a timer that ends the prefill load after the estimated prefill time, if the worker's speed is
+// known. It is for answers in one piece, which show only at their end that the prompt was prefilled.
 func (r *Route) expectPrefill() {
 	computes := r.booking
 	if r.Prefill != nil {
@@ -44,46 +44,47 @@ func (r *Route) expectPrefill() {
 	}
 }
 
-// answer follows how many blocks an answer takes.
-type answer struct {
+// outputTracker counts the blocks that an answer takes.
+type outputTracker struct {
 	tracked      bool
-	prompt, size int // of the prompt and of a block, in tokens
-	blocks       int // of prompt and answer, so far
+	prompt, size int // tokens of the prompt and of a block
+	blocks       int // of prompt and answer so far
 	expected     int // tokens of the answer; 0: not known
 }
 
-func newAnswer(prompt, size, expected int) answer {
-	return answer{tracked: true, prompt: prompt, size: size, blocks: (prompt + size - 1) / size, expected: expected}
+func newOutputTracker(prompt, size, expected int) outputTracker {
+	blocks := (prompt + size - 1) / size
+	return outputTracker{tracked: true, prompt: prompt, size: size, blocks: blocks, expected: expected}
 }
 
-// grow returns how many blocks are new when the answer has come to so many tokens, and the part of it that is then
-// left.
+// grow returns how many blocks the answer takes more now that it has this many tokens, and the share of the answer that
+// is still to come, 0..1 or scoring.NotKnown.
 //
 // Source: dynamo-llm 1.6.1, kv_router/routing_host/request_guard.
-func (a *answer) grow(tokens int) (blocks int, left float64) {
-	now := (a.prompt + tokens + a.size - 1) / a.size
-	if blocks = now - a.blocks; blocks <= 0 {
+func (o *outputTracker) grow(tokens int) (blocks int, left float64) {
+	now := (o.prompt + tokens + o.size - 1) / o.size
+	if blocks = now - o.blocks; blocks <= 0 {
 		return 0, scoring.NotKnown
 	}
-	a.blocks = now
-	if a.expected == 0 {
+	o.blocks = now
+	if o.expected == 0 {
 		return blocks, scoring.NotKnown
 	}
-	return blocks, max(1-float64(tokens)/float64(a.expected), 0)
+	return blocks, max(1-float64(tokens)/float64(o.expected), 0)
 }
 
-// Generated says that the answer has come to so many tokens. It may not be called from several goroutines at once.
+// Generated notes how many tokens the answer has so far. It must not be called concurrently.
 func (r *Route) Generated(tokens int) {
-	if !r.answer.tracked {
+	if !r.output.tracked {
 		return
 	}
-	if blocks, left := r.answer.grow(tokens); blocks > 0 {
+	if blocks, left := r.output.grow(tokens); blocks > 0 {
 		r.booking.AddOutputBlocks(blocks, left)
 	}
 }
 
 // TracksAnswer reports whether Generated has any effect.
-func (r *Route) TracksAnswer() bool { return r.answer.tracked }
+func (r *Route) TracksAnswer() bool { return r.output.tracked }
 
 // Free ends the request. Only the first call counts.
 func (r *Route) Free() {

@@ -37,7 +37,7 @@ type observed struct {
 }
 
 // observeChoice tells the metrics of a choice that came to be.
-func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *prompt, began time.Time) {
+func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prompt, began time.Time) {
 	route.observed = observed{
 		router:   r,
 		began:    began,
@@ -65,10 +65,10 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 	if r.cfg.Metrics == nil {
 		return
 	}
-	r.cfg.Metrics.Overhead(&d.took)
-	l := &d.aggregated
+	r.cfg.Metrics.Overhead(&sc.took)
+	l := &sc.aggregated
 	if route.Prefill != nil {
-		l = &d.prefill
+		l = &sc.prefill
 		route.observed.phase = phasePrefill
 		r.cfg.Metrics.Chosen(
 			&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true},
@@ -104,6 +104,21 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 		}
 	}
 	r.cfg.Metrics.Chosen(&c)
+}
+
+// countDecision counts a choice.
+func (r *Router) countDecision(route *Route) {
+	r.metrics.Decision(string(route.Reason))
+	if route.Prefill != nil {
+		r.metrics.PrefillSelections.Inc()
+		r.metrics.DecodeSelections.Inc()
+	} else {
+		r.metrics.AggregatedSelections.Inc()
+	}
+	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
+	if route.UpperBound {
+		r.metrics.UpperBound.Inc()
+	}
 }
 
 // worth counts the blocks that a candidate holds of the prompt by the weights of their tiers.
@@ -151,10 +166,10 @@ func (r *Router) observeLimit(l *line, err error) {
 func (r *Router) Queues() []metrics.Queue {
 	var all []metrics.Queue
 	seen := map[string]bool{}
-	if r.waits != nil {
-		r.waits.mu.Lock()
-		defer r.waits.mu.Unlock()
-		for _, l := range r.waits.lines {
+	if r.turnstile != nil {
+		r.turnstile.mu.Lock()
+		defer r.turnstile.mu.Unlock()
+		for _, l := range r.turnstile.lines {
 			seen[l.model] = true
 			for i := range l.profile.Classes {
 				load := l.Load(i)

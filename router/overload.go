@@ -13,26 +13,26 @@ import (
 	"kvepp/scoring"
 )
 
-// ErrOverloaded says that there are endpoints for the request, and that each of them is above a busy threshold.
+// ErrOverloaded says that every endpoint that may take the request is above a busy threshold.
 var ErrOverloaded = errors.New("every endpoint that may take this request is overloaded; try again later")
 
-// Thresholds say above which load a worker is overloaded, and no candidate until it is below again. Each may be nil:
-// then it is not looked at. An endpoint with several data-parallel ranks is overloaded when all of them are.
+// Thresholds are the loads above which a worker is overloaded. An overloaded worker is no candidate until its load is
+// below again. A nil threshold is off. An endpoint with several data-parallel ranks is overloaded when all of them are.
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor.
 type Thresholds struct {
-	// ActiveDecodeBlocks is a part of the worker's KV blocks, 0 to 1: overloaded when active requests hold more, by the
-	// book or by the engine's own account (Config.KVUsage). The book's part is not known of workers whose number of
-	// blocks is not.
+	// ActiveDecodeBlocks is a share of the worker's KV blocks, 0..1. The worker is overloaded if active requests hold
+	// more, by the load book or by the engine's own report (Config.KVUsage). The book's share needs the worker's number
+	// of KV blocks.
 	ActiveDecodeBlocks *float64
-	// ActivePrefillTokens is a number of prompt tokens: overloaded when more wait to be prefilled.
+	// ActivePrefillTokens is a number of prompt tokens. The worker is overloaded if more wait to be prefilled.
 	ActivePrefillTokens *uint64
 	// ActivePrefillTokensFrac is the same in multiples of the tokens that the engine takes in one step
-	// (pool.Endpoint.MaxNumBatchedTokens). Without effect on workers of which that is not known.
+	// (pool.Endpoint.MaxNumBatchedTokens). It has no effect on workers for which that is not known.
 	ActivePrefillTokensFrac *float64
 }
 
-// Validate says which threshold is out of range, by Dynamo's names of them.
+// Validate names the first threshold that is out of range, as Dynamo names it.
 func (t *Thresholds) Validate() error {
 	// The comparisons are also false for NaN.
 	if v := t.ActiveDecodeBlocks; v != nil && !(*v >= 0 && *v <= 1) {
@@ -52,8 +52,8 @@ func (t *Thresholds) None() bool {
 	return t.ActiveDecodeBlocks == nil && t.ActivePrefillTokens == nil && t.ActivePrefillTokensFrac == nil
 }
 
-// exceeded reports whether one rank of e with that load is above any threshold. usage is the part of its KV blocks that
-// its engine says are held.
+// exceeded reports whether one rank of e with that load is above any threshold. usage is the share of its KV blocks in
+// use, 0..1, as its engine reports it.
 func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load, usage float64) bool {
 	prefill := float64(load.PrefillTokens)
 	switch {
@@ -66,18 +66,18 @@ func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load, usage float6
 		e.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.TotalKVBlocks))
 }
 
-// thresholds are those of all models. They change at run time.
+// thresholds are the busy thresholds of all models. They can change at run time.
 type thresholds struct {
-	changing sync.Mutex
-	// current is replaced whole; nil while none is set, so that then nothing is computed.
+	changing sync.Mutex // held while current is replaced
+	// current is nil while no threshold is set: then no load is compared.
 	current atomic.Pointer[thresholdTable]
 }
 
-// thresholdTable does not change.
+// thresholdTable is immutable.
 type thresholdTable struct {
-	fallback Thresholds // of models that have none of their own
+	fallback Thresholds // of models without an entry in byModel
 	byModel  map[string]Thresholds
-	blocks   bool // any of them looks at KV blocks
+	blocks   bool // any threshold reads KV blocks
 }
 
 func (t *thresholdTable) of(model string) Thresholds {
@@ -96,7 +96,7 @@ func (t *thresholds) start(fallback Thresholds) {
 	}
 }
 
-// Models returns the names of the models that are configured or that an endpoint says it serves, sorted.
+// Models returns, sorted, the names of the models that the operator configured and that endpoints report.
 func (r *Router) Models() []string {
 	names := r.cfg.modelNames()
 	s := r.pool.Acquire()
@@ -112,8 +112,8 @@ func (r *Router) Models() []string {
 // Thresholds returns the busy thresholds of a model's workers.
 func (r *Router) Thresholds(model string) Thresholds { return r.thresholds.current.Load().of(model) }
 
-// SetThresholds changes the thresholds that are given, and returns all of the model's; false, and nothing is changed,
-// if it is none of [Router.Models].
+// SetThresholds sets the thresholds of a model that are not nil in given, and returns all of the model's. If the model
+// is none of [Router.Models], it changes nothing and returns false.
 func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool) {
 	if !slices.Contains(r.Models(), model) {
 		return Thresholds{}, false
@@ -138,25 +138,24 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 		own.ActivePrefillTokensFrac = given.ActivePrefillTokensFrac
 	}
 	next.byModel[model] = own
-	next.blocks = next.blocks || own.ActiveDecodeBlocks != nil // once set, none is ever taken back
+	next.blocks = next.blocks || own.ActiveDecodeBlocks != nil // a threshold cannot be unset
 	t.current.Store(next)
 	return own, true
 }
 
-// overloaded says of each worker of the snapshot whether it is overloaded; nil: no threshold is set, and none is.
-// Workers that do not say which model they serve have the thresholds of model. The result is d's, until the next call,
-// and d.version what it was made by.
-func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool {
+// overloaded says for each worker of the snapshot whether it is overloaded; nil if no threshold is set. Workers without
+// a model have the thresholds of model. The result is sc's until the next call; sc.version is the version of the loads.
+func (r *Router) overloaded(sc *scratch, s *pool.Snapshot, model string) []bool {
 	table := r.thresholds.current.Load()
-	if d.version = 0; table == nil {
+	if sc.version = 0; table == nil {
 		return nil
 	}
-	d.loads, d.version = r.book.LoadsAndVersion(d.loads[:0])
-	d.usage = d.usage[:0]
+	sc.loads, sc.version = r.book.LoadsAndVersion(sc.loads[:0])
+	sc.usage = sc.usage[:0]
 	if r.cfg.KVUsage != nil && table.blocks {
-		d.usage = r.cfg.KVUsage(d.usage)
+		sc.usage = r.cfg.KVUsage(sc.usage)
 	}
-	d.overloaded = d.overloaded[:0]
+	sc.overloaded = sc.overloaded[:0]
 	for from := 0; from < len(s.Workers); {
 		e := s.Workers[from].Endpoint
 		name := e.Model
@@ -164,21 +163,21 @@ func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool 
 			name = model
 		}
 		limits, all, to := table.of(name), true, from
-		for ; to < len(s.Workers) && s.Workers[to].Endpoint == e; to++ { // the ranks of an endpoint follow one another
+		for ; to < len(s.Workers) && s.Workers[to].Endpoint == e; to++ { // ranks of an endpoint follow one another
 			usage := 0.0
-			if w := int(s.Workers[to].Worker); w < len(d.usage) {
-				usage = d.usage[w]
+			if w := int(s.Workers[to].Worker); w < len(sc.usage) {
+				usage = sc.usage[w]
 			}
-			all = all && limits.exceeded(e, loadOf(d.loads, &s.Workers[to]), usage)
+			all = all && limits.exceeded(e, loadOf(sc.loads, &s.Workers[to]), usage)
 		}
 		for ; from < to; from++ {
-			d.overloaded = append(d.overloaded, all)
+			sc.overloaded = append(sc.overloaded, all)
 		}
 	}
-	return d.overloaded
+	return sc.overloaded
 }
 
-// loadOf returns a worker's load in a list indexed by worker number, beyond whose end nothing is carried.
+// loadOf returns a worker's load from a list indexed by worker number. Workers beyond its end have no load.
 func loadOf(loads []scoring.Load, w *pool.Worker) *scoring.Load {
 	if int(w.Worker) < len(loads) {
 		return &loads[w.Worker]
@@ -190,12 +189,12 @@ var noLoad scoring.Load // never written to
 
 // Overloaded returns how many workers are above a busy threshold now.
 func (r *Router) Overloaded() int {
-	d := r.scratch.Get().(*decision)
-	defer r.scratch.Put(d)
+	sc := r.takeScratch(nil)
+	defer r.putScratch(sc)
 	s := r.pool.Acquire()
 	defer s.Release()
 	n := 0
-	for _, o := range r.overloaded(d, s, "") {
+	for _, o := range r.overloaded(sc, s, "") {
 		if o {
 			n++
 		}

@@ -48,6 +48,13 @@ type prompt struct {
 	reason      Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
+// releaseMemory ends the count of what the prompt takes.
+func (p *prompt) releaseMemory() {
+	if p.held > 0 {
+		p.heldIn.Give(p.held)
+	}
+}
+
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
 // English text in JSON is near it; nothing depends on it but the balance among such requests.
 const bytesPerToken = 4

@@ -142,7 +142,7 @@ func (r *Router) explains() bool {
 // record tells of a decision those who want to know. Nothing is done for nobody.
 func (r *Router) record(
 	ctx context.Context,
-	d *decision,
+	sc *scratch,
 	req *Request,
 	p *prompt,
 	route *Route,
@@ -162,7 +162,7 @@ func (r *Router) record(
 		if err != nil {
 			record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
 			if errors.Is(err, ErrCordoned) {
-				record.Cordoned = slices.Clone(d.cordoned)
+				record.Cordoned = slices.Clone(sc.cordoned)
 			}
 		} else {
 			record.Decision = route.Decision

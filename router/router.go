@@ -130,33 +130,36 @@ type Prefill struct {
 	Weights    *scoring.Config
 }
 
-// Route is a decision that is booked. Free it exactly where the request ends.
+// Route is a decision that is booked. Call Free exactly where the request ends.
 type Route struct {
 	Decision
-	// Body is what the endpoint is to get in place of the request's body; nil: that body.
+	// Body is sent to the endpoint in place of the request's body. nil: the request's body.
 	Body []byte
-	// Served is who served the request, once [Router.ServedBy] said so.
+	// Served is the endpoint that answered the request, after [Router.ServedBy].
 	Served Served
-	record *Record // of the request; nil: none is kept
-	slot   int     // of record
-	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]; empty:
-	// nobody asks.
+	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]. Empty: not
+	// needed.
 	Token string
-	// Renamed says that Body names another model than the client did, as the answer will; nil: it does not.
+	// Renamed says that Body, and so the answer, names another model than the client did. nil: it does not.
 	Renamed *Renamed
-	booking scoring.Booking // on the destination
-	prefill scoring.Booking // on the prefill worker; the zero value without one
-	// sameTokenizer says that whoever serves the request has kvepp's tokenizer and template.
-	sameTokenizer  bool
-	computes       pool.Worker                                   // who computes the prompt
-	cost           float64                                       // of all legs, in tokens
-	unit           int                                           // a block of the destination, in tokens
-	destination    kvblock.Worker                                // who is sent the request
-	instance       uint64                                        // of destination
-	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed, if the tokens are known
+
+	booking  scoring.Booking // on the destination
+	prefill  scoring.Booking // on the prefill worker; the zero value without one
+	computes pool.Worker     // the worker that computes the prompt
+	// sameTokenizer says that all workers of the route have kvepp's tokenizer and chat template.
+	sameTokenizer bool
+	cost          float64        // of all legs, in tokens
+	unit          int            // a block of the destination, in tokens
+	destination   kvblock.Worker // the worker that the request is sent to
+	instance      uint64         // of destination
+
+	record *Record // nil: none is kept
+	slot   int     // of record
+
+	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
-	answer         answer
+	output         outputTracker
 	observed       observed
 	health         health
 
@@ -164,8 +167,8 @@ type Route struct {
 	final bool          // the session ends with this request
 	freed atomic.Bool
 
-	released func()      // says that there is less load than before; nil: nobody waits for it
-	computed atomic.Bool // released was told that the prompt is prefilled
+	released func()      // called when load was released; nil: no request ever waits
+	computed atomic.Bool // released was called for the end of the prefill
 }
 
 // NewRequestID names a request that came without a name: 128 random bits in the form of Envoy's own ids (RFC 9562,
@@ -186,11 +189,11 @@ type Router struct {
 	book         *scoring.ActiveSequences
 	metrics      *metrics.Metrics
 	log          *slog.Logger
-	scratch      sync.Pool // *decision
+	scratches    sync.Pool // *scratch
 	slots        slots
 	records      records
 	thresholds   thresholds
-	waits        *waits           // nil: no request ever waits
+	turnstile    *turnstile       // nil: no request ever waits
 	panics       loglimit.Limiter // of lines about them
 	onRelease    func()           // released, if there are waits
 	latest       lastAnswers
@@ -224,11 +227,11 @@ func New(
 	r.promptCounts = newPromptCounts(cfg.Models)
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	showIgnored(m)
-	r.scratch.New = func() any { return new(decision) }
+	r.scratches.New = func() any { return new(scratch) }
 	r.thresholds.start(cfg.Thresholds)
 	r.tokens.Store(mathrand.Uint64()) // so that tokens of an earlier process are not taken for this one's
 	if cfg.Queue != nil {
-		r.waits, r.onRelease = newWaits(), r.released
+		r.turnstile, r.onRelease = newTurnstile(), r.released
 	}
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {
@@ -251,64 +254,39 @@ func New(
 // Route chooses a worker for a request and books it there, in one step.
 //
 // Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
-// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a
+// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other failure is a
 // decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)
 	defer span.End()
-	p, err := r.prepare(ctx, req, span)
-	if p.held > 0 {
-		defer p.heldIn.Give(p.held)
+	p, err := r.prepare(ctx, req, span) // parse, rewrite, tokenize
+	defer p.releaseMemory()
+	if err == nil {
+		err = ctx.Err() // do not book for a client that has gone
 	}
 	if err != nil {
 		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err // the client has gone: do not book for nobody
-	}
 	p.affinity = r.affinityOf(&p)
-	d := r.scratch.Get().(*decision)
-	defer r.scratch.Put(d)
-	d.variants, d.took, d.span = d.variants[:0], metrics.Overhead{}, span
-	returned := false
-	defer func() {
-		if route := d.route; !returned { // after an error, or a panic: nobody else would ever free what is booked
-			if d.undo(); route != nil {
-				route.Answered(Answer{CachedTokens: -1}) // if the metrics were told that it has begun
-			}
-		}
-		d.route, d.booked, d.span = nil, d.booked[:0], nil
-	}()
-	route, waited, err := r.decide(ctx, d, req, &p)
+	sc := r.takeScratch(span)
+	defer r.putScratch(sc)
+	route, waited, err := r.decide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited = waited
 	}
-	r.record(ctx, d, req, &p, route, waited, err)
-	tellRoute(span, &p, route)
+	r.record(ctx, sc, req, &p, route, waited, err)
+	traceRoute(span, &p, route)
 	if err != nil {
 		r.countRejection(err)
 		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	r.observeChoice(d, route, req, &p, start)
-	route.Body, route.Renamed = p.forward, p.renamed
-	if p.inject != nil && route.sameTokenizer {
-		route.Body = r.injected(&p, req)
-	}
-	r.metrics.Decision(string(route.Reason))
-	if route.Prefill != nil {
-		r.metrics.PrefillSelections.Inc()
-		r.metrics.DecodeSelections.Inc()
-	} else {
-		r.metrics.AggregatedSelections.Inc()
-	}
-	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
-	if route.UpperBound {
-		r.metrics.UpperBound.Inc()
-	}
-	r.metrics.Phase("pick", start.Add(waited)) // waiting is no work
-	returned = true
+	r.observeChoice(sc, route, req, &p, start)
+	r.setBody(route, &p, req)
+	r.countDecision(route)
+	r.metrics.Phase("pick", start.Add(waited)) // without the time in the queue
+	sc.kept = true
 	return route, nil
 }

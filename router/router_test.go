@@ -571,7 +571,7 @@ func BenchmarkRoute(b *testing.B) {
 
 // pick is the part of a decision after tokenization, with the booking and its end.
 func (h *house) pick(p *prompt) {
-	d := h.scratch.Get().(*decision)
+	d := h.scratches.Get().(*scratch)
 	s := h.pool.Acquire()
 	r, err := h.choose(d, s, &Request{}, p)
 	if err != nil {
@@ -580,7 +580,7 @@ func (h *house) pick(p *prompt) {
 	r.Free()
 	d.booked = d.booked[:0]
 	s.Release()
-	h.scratch.Put(d)
+	h.scratches.Put(d)
 }
 
 // BenchmarkPick is the part after tokenization.

@@ -20,8 +20,9 @@ const (
 	spanChoose   = "kvepp.choose"
 )
 
-// tellRoute tells a span of what was decided; route is nil for a request that is refused. Nothing of a prompt is told.
-func tellRoute(span *tracing.Span, p *prompt, route *Route) {
+// traceRoute sets the span's attributes by the decision. route is nil for a refused request. No attribute has anything
+// of the prompt.
+func traceRoute(span *tracing.Span, p *prompt, route *Route) {
 	if span == nil {
 		return
 	}
@@ -58,8 +59,8 @@ func workerID(instance uint64, rank uint32) string {
 	return strconv.FormatUint(instance, 10) + "/" + strconv.FormatUint(uint64(rank), 10)
 }
 
-// tellChoice tells of one leg's choice.
-func tellChoice(span *tracing.Span, from, to time.Time, l *leg, sel scoring.Selection) {
+// traceChoice adds a span for one leg's choice.
+func traceChoice(span *tracing.Span, from, to time.Time, l *leg, sel scoring.Selection) {
 	w, c := &l.workers[sel.Index], &l.candidates[sel.Index]
 	span.Phase(spanChoose, from, to,
 		tracing.Int("kvepp.candidates", len(l.candidates)),

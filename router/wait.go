@@ -16,57 +16,64 @@ import (
 )
 
 var (
-	// ErrQueueFull says that every worker is busy, and that the queue, or the request's policy class in it, holds as
-	// much as it may.
+	// ErrQueueFull says that every worker is busy, and that the queue, or the request's policy class in it, has reached
+	// its limit.
 	ErrQueueFull = errors.New("every worker is busy, and too many requests are waiting already; try again later")
 	// ErrShed says that every worker is busy, and that the request's objective has a priority below 0.
 	ErrShed = errors.New("every worker is busy, and requests of this objective do not wait; try again later")
-	// ErrQueueTimeout says that no worker was ready for the request within the time that requests may wait.
+	// ErrQueueTimeout says that no worker became ready for the request within Queue.Timeout.
 	ErrQueueTimeout = errors.New("no worker was ready for this request in time; try again later")
 )
 
-// Queue says how requests wait while every worker that may compute their prompts is busy.
+// Queue configures how requests wait while every worker that may compute their prompts is busy.
 type Queue struct {
-	// Profiles say which worker is busy, which request goes next, and how many may wait.
+	// Profiles define when a worker is busy, which request goes next, and how many may wait.
 	Profiles *queue.Profiles
-	// Bound is the most requests that wait for the workers of one model; at least 1.
+	// Bound is how many requests may wait for the workers of one model; at least 1.
 	Bound int
-	// Timeout is how long a request waits at most. 0: as long as its client does.
+	// Timeout bounds how long a request waits. 0: until its client leaves.
 	Timeout time.Duration
 }
 
-// How often waiting requests are looked at although nothing was released: workers join, and bookings that nobody holds
-// end. Prompts that shrink with time make workers ready all the time.
+// How often waiting requests are looked at although no load was released: workers join, and bookings expire. With a
+// linear prefill model, workers become ready as time passes.
 const (
 	tick       = time.Second
 	tickLinear = 100 * time.Millisecond
 )
 
-// waits is the requests that wait, those that are about to be chosen for among them. With a queue every request comes
-// through here, so that all have their turn.
+// turnstile lets requests be decided one at a time, in the queue's order. With a queue every request passes through it,
+// so that all get their turn.
 //
-// Whoever has the turn looks at the loads, decides who goes next, and gives the turn to that request, which books a
-// worker and looks again: so every decision sees the bookings of all before it, and no lock is held while it is made.
-// Two things may happen at any time beside: requests are added and leave, under mu; and load is released. The latter
-// cannot be missed:
+// The holder of the turn reads the loads and picks the request that goes next. It hands the turn to that request, which
+// books a worker and picks again. So every decision sees all earlier bookings, and no lock is held while it is made.
 //
-//  1. the holder of the turn looks at the loads,
-//  2. a request ends, and its load is released; its goroutine finds the turn taken, and sets again,
-//  3. the holder finds nobody ready by the loads of 1, sees again, and goes back to 1 instead of giving up the turn.
+// Two things happen concurrently: requests are added and leave, under mu; and load is released. A release cannot be
+// missed:
 //
-// While nobody waits 2 sets nothing, so that 1 must not come before the lines are locked: a request that was added
-// between the two would be judged by loads from before the release.
-type waits struct {
-	length atomic.Int64 // of all lines; changed under mu
+//  1. The holder of the turn reads the loads.
+//  2. A request ends and releases its load. Its goroutine finds the turn taken, and sets stale.
+//  3. The holder finds no request that can go by the loads of 1. It sees stale, and goes back to 1 instead of giving up
+//     the turn.
+//
+// While no request waits, 2 sets nothing. Therefore mu is locked before 1: otherwise a request that is added between
+// the two would be judged by loads from before the release.
+//
+// `kvepp select` has another waiting room, internal/api/selector/waiting.go, over the same package queue. There the
+// goroutine that releases load decides for the selections that wait, under the lock of their group's line. Here a
+// request is decided by its own goroutine and without a lock, because its decision is longer: it matches, retries, and
+// may book two legs. To join the two would change when select answers, or add a lock here.
+type turnstile struct {
+	length atomic.Int64 // requests in all lines; changed under mu
 
 	mu      sync.Mutex // guards all below, and the lines
 	byModel map[string]*line
-	lines   []*line   // the same, in the order in which they came to be
-	next    int       // in lines, who is asked first
+	lines   []*line   // the same, in the order in which they were made
+	next    int       // index in lines of the one that is asked first
 	turns   uint64    // how many were given to requests in lines
-	direct  []*waiter // that stand in no line, as they came; they want the turn only
-	taken   bool      // somebody has the turn
-	again   bool      // load was released since the holder of the turn looked at the loads
+	direct  []*waiter // requests that wait for the turn only and stand in no line, in order of arrival
+	taken   bool      // some request has the turn
+	stale   bool      // load was released after the holder of the turn read the loads
 	ticking bool
 
 	began time.Time
@@ -79,38 +86,38 @@ type line struct {
 	*queue.Queue[*waiter]
 }
 
-// waiter is a request in a line, or on its way past it.
+// waiter is a request in the turnstile.
 type waiter struct {
 	req     *Request
 	prompt  *prompt
 	line    *line
-	item    *queue.Item[*waiter] // in line; nil: it is one of waits.direct
+	item    *queue.Item[*waiter] // in line; nil: it is one of turnstile.direct
 	class   int                  // of the line's profile
-	after   uint64               // without item: the turns after which it need not let others go before it
-	workers int                  // that serve its model
-	turn    chan struct{}        // receives the turn; with err, only that
-	err     error                // set before turn receives: why the request is turned away
+	after   uint64               // without item: once there were this many turns, it goes before requests in lines
+	workers int                  // how many have its model
+	turn    chan struct{}        // receives the turn; with err, only the news of it
+	err     error                // why the request is refused; set before turn receives
 }
 
-func newWaits() *waits { return &waits{byModel: map[string]*line{}, began: time.Now()} }
+func newTurnstile() *turnstile { return &turnstile{byModel: map[string]*line{}, began: time.Now()} }
 
-// decide chooses for a request when it is its turn, which it is at once unless every worker that may take it is busy,
-// or others wait before it. Waited is how long it was not. The variants in d are the request's own.
+// decide waits for the request's turn and chooses for it. The turn comes at once unless every worker that may take the
+// request is busy or others wait before it. waited is the time in a line.
 //
 // Errors: choose's; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own.
 func (r *Router) decide(
 	ctx context.Context,
-	d *decision,
+	sc *scratch,
 	req *Request,
 	p *prompt,
 ) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
-	if r.waits == nil {
+	if r.turnstile == nil {
 		defer snapshot.Release()
-		route, err = r.choose(d, snapshot, req, p)
+		route, err = r.choose(sc, snapshot, req, p)
 		return route, 0, err
 	}
-	w, err := r.enter(d, snapshot, req, p)
+	w, err := r.enter(sc, snapshot, req, p)
 	if err != nil {
 		snapshot.Release()
 		return nil, 0, err
@@ -118,61 +125,61 @@ func (r *Router) decide(
 	select {
 	case <-w.turn:
 	default:
-		snapshot.Release() // a worker's number is not given away while a snapshot is held
+		snapshot.Release() // do not hold it while waiting: it keeps the numbers of workers that left
 		from := time.Now()
 		err = r.await(ctx, w)
 		if w.item != nil {
 			waited = time.Since(from)
 			r.metrics.QueueWait(waited)
-			d.span.Phase(spanQueue, from, from.Add(waited))
+			sc.span.Phase(spanQueue, from, from.Add(waited))
 		}
 		if err != nil {
 			return nil, waited, err
 		}
 		snapshot = r.pool.Acquire()
-		r.lookAgain(d)
+		r.rematch(sc)
 	}
 	defer snapshot.Release()
 	if err := w.err; err != nil {
 		return nil, waited, err
 	}
-	defer r.advance() // whatever becomes of the choice
-	route, err = r.choose(d, snapshot, req, p)
+	defer r.advance() // also after an error or a panic
+	route, err = r.choose(sc, snapshot, req, p)
 	return route, waited, err
 }
 
-// enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A
-// request of a class, or an objective, that is turned away where others wait stands in no line, so that it takes no
-// part in the turns of the others, nor any room: it is judged, and may choose, as soon as nobody is ready of those who
-// were there before.
+// enter adds a request to the line of its model. If the turn is free, it hands the turn to the request that goes next.
+//
+// A request that is refused where others would wait, by its class or its objective, enters no line and takes no room
+// there. It is judged as soon as no earlier request is ready.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: queue.
-func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*waiter, error) {
-	t := r.waitsFor(p)
-	if err := r.gather(d, snapshot, req, p, &t, nil); err != nil {
+func (r *Router) enter(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (*waiter, error) {
+	t := r.exclusiveTarget(p)
+	if err := r.gather(sc, snapshot, req, p, t, nil); err != nil {
 		return nil, err
 	}
-	q := r.waits
-	name := r.lineName(d, p.model)
+	q := r.turnstile
+	name := r.lineName(sc, p.model)
 	profile, _ := r.cfg.Queue.Profiles.Of(name)
 	entry := queue.Request{
 		Lane:           queue.Any,
 		Tokens:         p.isl,
-		CachedTokens:   r.bestCached(d, p),
+		CachedTokens:   r.bestCached(sc, p),
 		Arrival:        time.Since(q.began).Seconds(),
 		Jump:           jump(p),
 		StrictPriority: p.hints.StrictPriority,
 	}
 	entry.Class = profile.Class(p.hints.PolicyClass, max(entry.Tokens-entry.CachedTokens, 0))
-	if p.pins.Given() || t.bound && len(d.prompters()) == 1 {
-		entry.Lane = int(d.prompters()[0].Worker)
+	if p.pins.Given() || t.bound && len(sc.prompters()) == 1 {
+		entry.Lane = int(sc.prompters()[0].Worker)
 	}
-	held := *p // p itself stays where it is, for requests that never wait
+	held := *p // a copy, so that p stays on the stack of requests that never wait
 	w := &waiter{
 		req:     req,
 		prompt:  &held,
 		class:   entry.Class,
-		workers: serving(snapshot, p.model),
+		workers: prompterEndpoints(snapshot, p.model),
 		turn:    make(chan struct{}, 1),
 	}
 
@@ -206,15 +213,16 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 	return w, nil
 }
 
-// lineName returns the model's name if an operator gave it, else "": what clients make up shares one line.
-func (r *Router) lineName(d *decision, model string) string {
-	if _, own := r.cfg.Queue.Profiles.Of(model); own || r.cfg.names(model) || d.prompters()[0].Model == model {
+// lineName returns the model's name if the operator or a worker gave it, else "": all other names share one line, so
+// that clients cannot create lines.
+func (r *Router) lineName(sc *scratch, model string) string {
+	if _, own := r.cfg.Queue.Profiles.Of(model); own || r.cfg.names(model) || sc.prompters()[0].Model == model {
 		return model
 	}
 	return ""
 }
 
-// jump is how far a request's priority lifts it. Source: dynamo-llm 1.6.1, preprocessor.
+// jump is how far a request's priority lifts it in its class. Source: dynamo-llm 1.6.1, preprocessor.
 func jump(p *prompt) float64 {
 	if p.hints.Priority != nil {
 		return max(float64(*p.hints.Priority), 0)
@@ -222,8 +230,8 @@ func jump(p *prompt) float64 {
 	return max(p.hints.LatencySensitivity, 0)
 }
 
-// serving counts the endpoints that compute prompts of a model.
-func serving(s *pool.Snapshot, model string) (n int) {
+// prompterEndpoints counts the endpoints that compute prompts of a model.
+func prompterEndpoints(s *pool.Snapshot, model string) (n int) {
 	var last *pool.Endpoint
 	for i := range s.Workers {
 		w := &s.Workers[i]
@@ -236,39 +244,27 @@ func serving(s *pool.Snapshot, model string) (n int) {
 	return n
 }
 
-// prompters returns the candidates that compute prompts. There is one at least after gather without an error.
-func (d *decision) prompters() []pool.Worker {
-	if len(d.decode.workers) == 0 {
-		return d.aggregated.workers
-	}
-	if len(d.aggregated.workers) == 0 {
-		return d.prefill.workers
-	}
-	d.both = append(append(d.both[:0], d.aggregated.workers...), d.prefill.workers...)
-	return d.both
-}
-
-// bestCached returns how many tokens of the prompt the candidate has cached that has most.
-func (r *Router) bestCached(d *decision, p *prompt) (most int) {
+// bestCached returns the most tokens of the prompt that a candidate has cached.
+func (r *Router) bestCached(sc *scratch, p *prompt) (most int) {
 	if p.tokens == nil {
 		return 0
 	}
-	candidates := d.prompters()
-	r.match(d, candidates, p)
+	candidates := sc.prompters()
+	r.match(sc, candidates, p)
 	for i := range candidates {
 		w := &candidates[i]
-		if v := d.variantOf(w); v != nil {
+		if v := sc.variantOf(w); v != nil {
 			o := v.overlapOf(w.Worker)
-			most = max(most, d.aggregated.cfg.CachedTokens(&scoring.Terms{BlockSize: w.BlockSize, ISLTokens: p.isl,
+			most = max(most, sc.pricing.CachedTokens(&scoring.Terms{BlockSize: w.BlockSize, ISLTokens: p.isl,
 				DeviceBlocks: int(o.device), HostBlocks: int(o.host), DiskBlocks: int(o.disk)}))
 		}
 	}
 	return most
 }
 
-// await waits for the turn. With an error the request is gone from where it stood.
+// await waits for the turn. With an error the request has left the turnstile.
 func (r *Router) await(ctx context.Context, w *waiter) (err error) {
-	r.waits.keepTicking(r)
+	r.turnstile.keepTicking(r)
 	var late <-chan time.Time
 	if timeout := r.cfg.Queue.Timeout; timeout > 0 {
 		timer := time.NewTimer(timeout)
@@ -286,19 +282,19 @@ func (r *Router) await(ctx context.Context, w *waiter) (err error) {
 	if r.leave(w) {
 		return err
 	}
-	<-w.turn // it came meanwhile
+	<-w.turn // it has come meanwhile
 	if errors.Is(err, ErrQueueTimeout) {
 		return nil
 	}
 	if w.err == nil {
-		r.advance() // nobody is there to use it
+		r.advance() // the client has gone: pass the turn on
 	}
 	return err
 }
 
-// leave takes a request away from where it stands; false if it is not there any more.
+// leave removes a request that waits; false if its turn has come already.
 func (r *Router) leave(w *waiter) bool {
-	q := r.waits
+	q := r.turnstile
 	q.mu.Lock()
 	if w.item == nil {
 		defer q.mu.Unlock()
@@ -314,35 +310,35 @@ func (r *Router) leave(w *waiter) bool {
 	}
 	q.mu.Unlock()
 	if left {
-		r.released() // it may have stood before one for whom a worker is ready
+		r.released() // a request behind it may be able to go
 	}
 	return left
 }
 
-// released says that there is less load somewhere than before.
+// released notes that load was released.
 func (r *Router) released() {
-	q := r.waits
+	q := r.turnstile
 	if q.length.Load() == 0 {
 		return
 	}
 	q.mu.Lock()
 	mine := !q.taken
-	q.taken, q.again = true, !mine
+	q.taken, q.stale = true, !mine
 	q.mu.Unlock()
 	if mine {
 		r.advance()
 	}
 }
 
-// advance gives the turn, which the caller has, to the request that goes next, or up if there is none.
+// advance passes the caller's turn on to the request that goes next. Without one it gives the turn up.
 func (r *Router) advance() {
-	d := r.scratch.Get().(*decision)
-	defer r.scratch.Put(d)
+	sc := r.takeScratch(nil)
+	defer r.putScratch(sc)
 	for {
-		w, more := r.nextWaiter(d)
+		w, more := r.nextWaiter(sc)
 		if w != nil {
-			turned := w.err != nil // not to be read once w has its turn
-			if w.turn <- struct{}{}; !turned {
+			refused := w.err != nil // read before w has its turn and may go on
+			if w.turn <- struct{}{}; !refused {
 				return
 			}
 		} else if !more {
@@ -351,19 +347,20 @@ func (r *Router) advance() {
 	}
 }
 
-// nextWaiter takes out who goes next. Without one the turn is given up, unless load was released meanwhile: more.
-func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
+// nextWaiter removes and returns the request that goes next. Without one it gives the turn up, unless load was released
+// meanwhile: then more is true.
+func (r *Router) nextWaiter(sc *scratch) (w *waiter, more bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	q := r.waits
+	q := r.turnstile
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	d.loads = r.book.Loads(d.loads[:0]) // under mu: nobody who is in a line came after them
-	q.taken = false                     // should what follows panic, the others go on
+	sc.loads = r.book.Loads(sc.loads[:0]) // under mu: no request joined a line after this
+	q.taken = false                       // a panic below must not block the others
 	if len(q.direct) > 0 && q.turns >= q.direct[0].after {
-		return r.nextDirect(d, snapshot), false
+		return r.nextDirect(sc, snapshot), false
 	}
-	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool { return !r.allBusy(d, snapshot, c, item.Value) }
+	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool { return !r.allBusy(sc, snapshot, c, item.Value) }
 	for range q.lines {
 		l := q.lines[q.next]
 		q.next = (q.next + 1) % len(q.lines)
@@ -375,18 +372,18 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 		}
 	}
 	if len(q.direct) > 0 {
-		return r.nextDirect(d, snapshot), false
+		return r.nextDirect(sc, snapshot), false
 	}
-	q.taken, q.again = q.again, false
+	q.taken, q.stale = q.stale, false
 	return nil, q.taken
 }
 
-// nextDirect takes out the first of those that stand in no line, with an error unless a worker is ready for it. The
-// caller holds waits.mu, and there is one.
-func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
-	q := r.waits
+// nextDirect removes and returns the first of turnstile.direct, with an error unless a worker is ready for it. The
+// caller holds turnstile.mu, and has seen that there is one.
+func (r *Router) nextDirect(sc *scratch, snapshot *pool.Snapshot) *waiter {
+	q := r.turnstile
 	w := q.direct[0]
-	if r.allBusy(d, snapshot, &w.line.profile.Classes[w.class], w) {
+	if r.allBusy(sc, snapshot, &w.line.profile.Classes[w.class], w) {
 		if w.err = ErrShed; w.prompt.priority >= 0 {
 			err := w.line.Limited(w.class, w.workers)
 			r.observeLimit(w.line, err)
@@ -398,27 +395,27 @@ func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	return w
 }
 
-// allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are
-// overloaded is another matter, for when it is the request's turn.
-func (r *Router) allBusy(d *decision, snapshot *pool.Snapshot, c *queue.Class, w *waiter) bool {
+// allBusy reports whether every worker that may compute the prompt is busy, by sc.loads. Busy thresholds play no part
+// here: they are compared when it is the request's turn.
+func (r *Router) allBusy(sc *scratch, snapshot *pool.Snapshot, c *queue.Class, w *waiter) bool {
 	if !c.Waits() {
 		return false
 	}
-	t := r.waitsFor(w.prompt)
-	if r.gather(d, snapshot, w.req, w.prompt, &t, nil) != nil {
-		return false // its turn is there to say what is wrong
+	t := r.exclusiveTarget(w.prompt)
+	if r.gather(sc, snapshot, w.req, w.prompt, t, nil) != nil {
+		return false // it gets its turn, and choose returns the error
 	}
-	candidates := d.prompters()
+	candidates := sc.prompters()
 	for i := range candidates {
-		if x := &candidates[i]; !c.Busy(loadOf(d.loads, x).PrefillTokens, x.BatchedTokens()) {
+		if x := &candidates[i]; !c.Busy(loadOf(sc.loads, x).PrefillTokens, x.BatchedTokens()) {
 			return false
 		}
 	}
 	return true
 }
 
-// keepTicking has the lines looked at from time to time while requests wait.
-func (q *waits) keepTicking(r *Router) {
+// keepTicking has the lines looked at regularly while requests wait.
+func (q *turnstile) keepTicking(r *Router) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.ticking {
@@ -442,12 +439,12 @@ func (q *waits) keepTicking(r *Router) {
 
 // Waiting returns how many requests wait in a policy class, over all models; 0 without a queue.
 func (r *Router) Waiting(class string) (n int) {
-	if r.waits == nil {
+	if r.turnstile == nil {
 		return 0
 	}
-	r.waits.mu.Lock()
-	defer r.waits.mu.Unlock()
-	for _, l := range r.waits.lines {
+	r.turnstile.mu.Lock()
+	defer r.turnstile.mu.Unlock()
+	for _, l := range r.turnstile.lines {
 		for i := range l.profile.Classes {
 			if l.profile.Classes[i].Name == class {
 				n += l.Load(i).Requests

@@ -71,10 +71,10 @@ func (a *arrivals) prefilled(name string) {
 
 // allWaiting returns how many requests wait, of all policy classes.
 func (h *house) allWaiting() int {
-	if h.waits == nil {
+	if h.turnstile == nil {
 		return 0
 	}
-	return int(h.waits.length.Load())
+	return int(h.turnstile.length.Load())
 }
 
 func (a *arrivals) order() string {
@@ -380,9 +380,9 @@ func TestPastTheLine(t *testing.T) {
 		// While somebody has the turn, the worker becomes free, and then come some that may not wait: b, which was
 		// there before them, has it first, with 40 tokens, which leaves it to the first of them. One does not stay for
 		// its answer.
-		h.waits.mu.Lock()
-		h.waits.taken = true
-		h.waits.mu.Unlock()
+		h.turnstile.mu.Lock()
+		h.turnstile.taken = true
+		h.turnstile.mu.Unlock()
 		a.by["a"].Free()
 		a.send(t.Context(), "first", completion("m", tokens(2000, 120)))
 		ctx, gone := context.WithCancel(t.Context())
@@ -410,8 +410,8 @@ func TestPastTheLine(t *testing.T) {
 		}
 		synctest.Wait()
 		a.by["c"].Free()
-		if h.book.Len() != 0 || h.waits.taken {
-			t.Errorf("%d booked; the turn is taken: %v", h.book.Len(), h.waits.taken)
+		if h.book.Len() != 0 || h.turnstile.taken {
+			t.Errorf("%d booked; the turn is taken: %v", h.book.Len(), h.turnstile.taken)
 		}
 	})
 }
@@ -478,14 +478,14 @@ func TestQueueUnderLoad(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.waits.taken {
+	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.turnstile.taken {
 		t.Errorf(
 			"%d wait, %d booked, %d routed, %d left, the turn is taken: %v",
 			h.allWaiting(),
 			h.book.Len(),
 			routed.Load(),
 			left.Load(),
-			h.waits.taken,
+			h.turnstile.taken,
 		)
 	}
 }
@@ -497,7 +497,7 @@ func TestNoQueueNoCost(t *testing.T) {
 	without := testing.AllocsPerRun(100, func() { h.route(req).Free() })
 	q := newQueueHouse(t, queue.FCFS, workers(4)...)
 	with := testing.AllocsPerRun(100, func() { q.route(req).Free() })
-	if without >= with || h.waits != nil {
+	if without >= with || h.turnstile != nil {
 		t.Errorf("%v allocations without a queue, %v with one", without, with)
 	}
 	if h.allWaiting() != 0 || h.Waiting("default") != 0 {
@@ -515,7 +515,7 @@ func TestReleasedBeforeItCame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q := h.waits
+	q := h.turnstile
 	q.mu.Lock()
 	q.taken = true
 	go h.advance() // by somebody who has just chosen
@@ -546,7 +546,7 @@ func TestLimitsCountWhoComputesPrompts(t *testing.T) {
 	s := h.pool.Acquire()
 	defer s.Release()
 	for model, want := range map[string]int{"m": 3, "other": 2, "": 4} {
-		if n := serving(s, model); n != want {
+		if n := prompterEndpoints(s, model); n != want {
 			t.Errorf("%q: %d endpoints, want %d", model, n, want)
 		}
 	}

@@ -1,0 +1,200 @@
+package router
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/internal/tracing"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// variant is a prompt cut into the blocks of one block size. Workers of one model usually share one variant.
+type variant struct {
+	blockSize int
+	eagle     bool
+	prompt    scoring.Prompt
+	certain   []int     // by prompt: how many leading blocks of its chain have a known hash
+	overlap   []overlap // indexed by worker number, summed over the prompts; 0 beyond its length
+}
+
+// overlap counts the leading blocks that a worker holds on its device, and the blocks behind them in lower tiers. disk
+// includes external storage, which has the same weight.
+type overlap struct{ device, host, disk int32 }
+
+func (v *variant) overlapOf(w kvblock.Worker) overlap {
+	if int(w) < len(v.overlap) {
+		return v.overlap[w]
+	}
+	return overlap{}
+}
+
+// match hashes the prompt once for every block size among the candidates, looks the hashes up in the index, and says on
+// what the choice then rests.
+func (r *Router) match(sc *scratch, candidates []pool.Worker, p *prompt) Reason {
+	sized, announcing := false, false
+	for i := range candidates {
+		w := &candidates[i]
+		if loadOnly(w) != "" {
+			continue
+		}
+		sized = true
+		announcing = announcing || w.Announces()
+		if sc.variantOf(w) == nil {
+			sc.variants = append(sc.variants, r.cut(sc, p, w.BlockSize, w.EAGLE))
+		}
+	}
+	switch {
+	case !sized: // explain gives the reason of the chosen worker
+		return ReasonNoBlockSize
+	case r.cfg.Scoring.Mode != scoring.KV:
+		return ReasonMode
+	case r.cfg.Scoring.OverlapScoreCredit == 0:
+		return ReasonNoCredit
+	case r.cfg.Predict.Alone && p.reason == ReasonKV:
+		return ReasonApproximate
+	case !announcing && !r.cfg.Predict.Alone:
+		return ReasonNoEvents
+	}
+	return p.reason
+}
+
+// loadOnly returns why a worker's blocks can be matched with no prompt, so that it is priced by load alone; "" if they
+// can.
+func loadOnly(w *pool.Worker) Reason {
+	switch {
+	case w.OtherTokenizer:
+		return ReasonTokenizerDiffers
+	case w.Announced != 0:
+		return ReasonBlockSize
+	case w.BlockSize == 0:
+		return ReasonNoBlockSize
+	}
+	return ""
+}
+
+// predict adds to the index the blocks that the worker is about to compute, so that the next request with the same
+// prefix finds them.
+func (r *Router) predict(sc *scratch, route *Route) {
+	w := &route.computes
+	v, life := sc.variantOf(w), r.cfg.Predict.lifetime(w)
+	if v == nil || life == (indexer.Lifetime{}) || !r.cfg.asksIndex() {
+		return
+	}
+	at := time.Now()
+	for i, chain := range v.prompt.Chains {
+		r.index.Predict(w.Worker, chain[:v.certain[i]], life)
+	}
+	r.metrics.Phase("predict", at)
+}
+
+// cut hashes the prompt for one block size and looks the hashes up.
+func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant {
+	began := time.Now()
+	var before variant // its memory is reused
+	if n := len(sc.variants); n < cap(sc.variants) {
+		before = sc.variants[:n+1][n]
+	}
+	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], overlap: before.overlap[:0]}
+	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
+	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
+	at := began
+	for _, t := range p.tokens {
+		sc.local = kvblock.AppendLocalHashes(sc.local[:0], t.IDs[:t.Certain], options)
+		at = lap(&sc.took.BlockHashing, at)
+		v.prompt.Chains = append(
+			v.prompt.Chains,
+			kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(sc.local)), sc.local),
+		)
+		at = lap(&sc.took.SeqHashing, at)
+	}
+	r.metrics.ObservePhase("hash", at.Sub(began))
+	if sc.span != nil {
+		sc.span.Phase(
+			spanHash,
+			began,
+			at,
+			tracing.Int("kvepp.block_size", blockSize),
+			tracing.Int("kvepp.blocks", v.blocks()),
+		)
+	}
+	for i, t := range p.tokens {
+		v.certain = append(v.certain, len(v.prompt.Chains[i]))
+		if t.Certain < len(t.IDs) {
+			v.prompt.Chains[i] = appendUnknown(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
+		}
+	}
+	r.lookUp(sc, &v)
+	return v
+}
+
+// lookUp sets v.overlap from the index.
+func (r *Router) lookUp(sc *scratch, v *variant) {
+	at := time.Now()
+	clear(v.overlap)
+	v.overlap = v.overlap[:0]
+	for i, chain := range v.prompt.Chains {
+		if !r.cfg.asksIndex() {
+			break
+		}
+		r.index.FindMatches(chain[:v.certain[i]], &sc.scores)
+		for o := range sc.scores.Overlaps() {
+			if n := int(o.Worker) + 1; n > len(v.overlap) {
+				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
+			}
+			sum, lower := &v.overlap[o.Worker], sc.scores.Extension(o.Worker)
+			sum.device += int32(o.Blocks)
+			sum.host += int32(lower.Host)
+			sum.disk += int32(lower.Disk + lower.External)
+		}
+	}
+	done := lap(&sc.took.FindMatches, at)
+	r.metrics.ObservePhase("match", done.Sub(at))
+	if sc.span != nil {
+		sc.span.Phase(
+			spanLookUp,
+			at,
+			done,
+			tracing.Int("kvepp.blocks", v.blocks()),
+			tracing.Int("kvepp.best_overlap_blocks", v.best()),
+		)
+	}
+}
+
+// rematch looks the prompt up again, because workers may hold other blocks after the request has waited.
+func (r *Router) rematch(sc *scratch) {
+	for i := range sc.variants {
+		r.lookUp(sc, &sc.variants[i])
+	}
+}
+
+// lap adds the time since at to sum and returns the current time.
+func lap(sum *time.Duration, at time.Time) time.Time {
+	now := time.Now()
+	*sum += now.Sub(at)
+	return now
+}
+
+// appendUnknown extends a chain to this many blocks with random hashes. They stand, in the load book alone, for the
+// blocks behind a prompt's certain tokens, and so count as blocks that no other request shares.
+func appendUnknown(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceHash {
+	for len(chain) < blocks {
+		chain = append(chain, kvblock.SequenceHash(rand.Uint64()))
+	}
+	return chain
+}
+
+// variantOf returns the prompt as cut for the worker's engine; nil if it was not.
+func (sc *scratch) variantOf(w *pool.Worker) *variant {
+	if loadOnly(w) != "" {
+		return nil
+	}
+	for i := range sc.variants {
+		if v := &sc.variants[i]; v.blockSize == w.BlockSize && v.eagle == w.EAGLE {
+			return v
+		}
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package router
+
+import (
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// scratch is the memory of one decision. Router.scratches reuses it.
+type scratch struct {
+	// The candidates, see gather.
+	pricing                 scoring.Config // the router's, with what the request overrides
+	aggregated              leg
+	prefill, decode         leg
+	destinations, prefills  tally
+	pairings                []pairing
+	standings               standings       // by which candidates were gathered
+	ejected, ejectedPrefill []pool.Worker   // candidates but for their ejection
+	ejectedAdmitted         bool            // ejected workers are candidates, because there are no others
+	cordoned                []string        // endpoints; candidates but for their cordon; only if Router.explains
+	prompting               []pool.Worker   // of prompters
+	loads                   []scoring.Load  // indexed by worker number
+	usage                   []float64       // KV usage that the engines report, 0..1, indexed by worker number
+	overloaded              []bool          // indexed like the snapshot's workers
+	version                 scoring.Version // of the loads behind overloaded; 0: any
+
+	// The prompt, see match.
+	variants []variant
+	sized    []*scoring.Prompt   // one for each block size met so far, kept from decision to decision
+	local    []kvblock.LocalHash // of one prompt
+	scores   indexer.OverlapScores
+
+	// The outcome.
+	booked []scoring.Booking // for this request; some may be freed already
+	route  *Route            // what was chosen
+	kept   bool              // route was returned to the caller, which frees it
+	took   metrics.Overhead
+	span   *tracing.Span // parent of the phases' spans; nil: no tracing
+}
+
+// takeScratch returns scratch memory for one decision. span is the parent of its spans; nil: no tracing.
+func (r *Router) takeScratch(span *tracing.Span) *scratch {
+	sc := r.scratches.Get().(*scratch)
+	sc.variants, sc.took, sc.span, sc.kept = sc.variants[:0], metrics.Overhead{}, span, false
+	return sc
+}
+
+// putScratch gives scratch memory back. Unless the route was returned to the caller, it frees what was booked: after an
+// error or a panic nothing else would.
+func (r *Router) putScratch(sc *scratch) {
+	if route := sc.route; !sc.kept {
+		sc.undo()
+		if route != nil {
+			route.Answered(Answer{CachedTokens: -1}) // ends what the metrics count as begun
+		}
+	}
+	sc.route, sc.booked, sc.span = nil, sc.booked[:0], nil
+	r.scratches.Put(sc)
+}
+
+// undo frees everything that was booked for the request.
+func (sc *scratch) undo() {
+	if sc.route != nil {
+		sc.route.Free()
+	}
+	for _, b := range sc.booked {
+		b.Free()
+	}
+	sc.route, sc.booked = nil, sc.booked[:0]
+}
+
+// prompters returns the candidates that compute prompts. After gather without an error there is at least one.
+func (sc *scratch) prompters() []pool.Worker {
+	if len(sc.decode.workers) == 0 {
+		return sc.aggregated.workers
+	}
+	if len(sc.aggregated.workers) == 0 {
+		return sc.prefill.workers
+	}
+	sc.prompting = append(append(sc.prompting[:0], sc.aggregated.workers...), sc.prefill.workers...)
+	return sc.prompting
+}
