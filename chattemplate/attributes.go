@@ -9,10 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// namespace is what namespace() returns: the one value that a template can change.
+// namespace is the result of namespace(), the only value that a template can change.
 type namespace struct{ values *Dict }
 
-// set sets an attribute. Transformers refuses names with an underscore in front, MiniJinja does not.
+// set sets an attribute. Transformers rejects names that begin with an underscore; MiniJinja does not.
 func (n *namespace) set(x *execution, name string, value any) error {
 	if strings.HasPrefix(name, "_") && !x.mini {
 		return fmt.Errorf(
@@ -20,7 +20,7 @@ func (n *namespace) set(x *execution, name string, value any) error {
 			name,
 		)
 	}
-	if _, there := n.values.Get(name); !there {
+	if _, exists := n.values.Get(name); !exists {
 		if err := x.alloc(entrySize); err != nil {
 			return err
 		}
@@ -29,7 +29,7 @@ func (n *namespace) set(x *execution, name string, value any) error {
 	return nil
 }
 
-// attribute is v.name: attributes and methods first, then items.
+// attribute is v.name. Attributes and methods take precedence over items.
 func (x *execution) attribute(v any, name string) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
@@ -45,7 +45,7 @@ func (x *execution) attribute(v any, name string) (any, error) {
 	return Undefined{Name: name, missingFrom: kindName(v)}, nil
 }
 
-// item is v[key]: items first, then, for a name, attributes and methods.
+// item is v[key]. Items take precedence; then, if key is a name, attributes and methods.
 func (x *execution) item(v, key any) (any, error) {
 	switch c := v.(type) {
 	case Undefined:
@@ -116,7 +116,7 @@ func (x *execution) own(v any, name string) (any, bool) {
 	var methods map[string]builtin
 	switch v.(type) {
 	case string, *Dict, *List:
-		if x.mini { // methods are not attributes: see applyMini
+		if x.mini { // methods are not attributes; see applyMini
 			return nil, false
 		}
 	}
@@ -142,7 +142,7 @@ func (x *execution) own(v any, name string) (any, bool) {
 		return nil, false
 	}
 	if method == nil {
-		// The immutable sandbox hides what would change a list or dict.
+		// The immutable sandbox hides methods that would change a list or dict.
 		return Undefined{
 			Name:        name,
 			missingFrom: kindName(v),
@@ -219,7 +219,7 @@ func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
 	return true, nil
 }
 
-// slice is v[start:stop:step]; undefined for what has no slices.
+// slice is v[start:stop:step]. It is undefined for values without slices.
 func (x *execution) slice(v any, bounds [3]any) (any, error) {
 	if x.mini {
 		if v, done, err := x.miniSlice(v, bounds); done {
@@ -239,7 +239,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		default:
 			index, ok := smallInt(n)
 			if !ok {
-				if wide, isInt := n.(int64); isInt { // beyond any length: as far as that
+				if wide, isInt := n.(int64); isInt { // beyond any length: clamp
 					index, ok = 1<<31-1, true
 					if wide < 0 {
 						index = -index
@@ -275,7 +275,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		} else if step < 0 && start > stop {
 			n = (start-stop-1)/-step + 1
 		}
-		if step == 1 { // nobody changes a list, so that the slice can be a part of it
+		if step == 1 { // lists never change, so that the slice can share the memory
 			if err := x.items(0); err != nil {
 				return nil, err
 			}
@@ -315,7 +315,7 @@ func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any
 	if err != nil {
 		return nil, err
 	}
-	// One pass through s, forwards or backwards; next is the position of the next character that is taken.
+	// One pass over s, forwards or backwards. next is the position of the next character to take.
 	i, next := 0, start
 	if step < 0 {
 		i = n - 1
@@ -345,7 +345,7 @@ func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any
 	return w.done()
 }
 
-// offset returns where the character number n of s begins, in bytes; len(s) if there is none.
+// offset returns the byte position of character n of s; len(s) if there is none.
 func (x *execution) offset(s string, n int) (int, error) {
 	if n <= 0 {
 		return 0, nil
@@ -363,9 +363,9 @@ func (x *execution) offset(s string, n int) (int, error) {
 	return len(s), nil
 }
 
-// sliceBounds returns the first position of a slice of n items and the one that it stops before.
+// sliceBounds returns the first position of a slice of n items, and the position before which it stops.
 func sliceBounds(n int, at [3]int, set [3]bool, step int) (start, stop int) {
-	low, high := 0, n // of positions that make sense for a bound
+	low, high := 0, n // the range of valid bounds
 	if step < 0 {
 		low, high = -1, n-1
 	}

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 )
 
-// Dialect is whose rules a template follows where Jinja's implementations differ.
+// Dialect is an implementation of Jinja whose rules a template follows.
 type Dialect uint8
 
-// The dialects. What MiniJinja does otherwise than Python, and templates may notice, is:
+// The dialects. MiniJinja differs from Python in these points that a template can observe:
 //
 //	what                               Python                     MiniJinja
 //	{{ ["a", {"b": "c"}] }}            ['a', {'b': 'c'}]          ["a", {"b": "c"}]
@@ -34,20 +34,20 @@ type Dialect uint8
 //	{% set x %}{% set y = 1 %}...      y ends with the block      y stays
 //	a macro's default                  sees the parameters        does not, and stands for undefined arguments too
 //
-// Where MiniJinja would go on and this package does not know with what, rendering ends with ErrUnsupported.
+// If MiniJinja has a result that this package does not know, the render ends with ErrUnsupported.
 const (
 	Python    Dialect = iota // Jinja2 3.1.6 as Transformers runs it
 	MiniJinja                // minijinja 2.24.0 with pycompat and the filters of dynamo-renderer 8.0.3
 )
 
-// ErrUnsupported is returned (wrapped) where MiniJinja has a result that this package does not reproduce.
+// ErrUnsupported is wrapped by the error of a render whose result in MiniJinja this package cannot reproduce.
 var ErrUnsupported = errors.New("chattemplate: not reproduced for minijinja")
 
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
 }
 
-// checkSource refuses what the lexer reads otherwise than the dialect does.
+// checkSource rejects source that the lexer reads differently from the dialect.
 func (d Dialect) checkSource(source string) error {
 	if d != MiniJinja {
 		return nil
@@ -87,8 +87,8 @@ func (d Dialect) test(name string) (builtin, bool) {
 	return f, ok
 }
 
-// MiniJinja's own filters, tests and methods. Filters and tests that are not here are as in Python; methods that are
-// not here, or in miniStringMethod, do not exist.
+// MiniJinja's own filters, tests and methods. Other filters and tests are Python's. Methods that are neither here nor
+// in miniStringMethod do not exist.
 var miniFilters, miniTests, miniStringMethods, miniDictMethods map[string]builtin
 
 func init() {
@@ -160,7 +160,7 @@ func init() {
 	}
 }
 
-// miniStringMethod returns a method of strings, or nil. Those named here are Python's.
+// miniStringMethod returns a method of strings, or nil. The methods named here are Python's.
 func miniStringMethod(name string) builtin {
 	switch name {
 	case "count", "endswith", "isascii", "isspace", "lower", "lstrip", "replace", "rstrip", "split", "splitlines",
@@ -174,7 +174,7 @@ func unsupportedFilter(*execution, any, *arguments) (any, error) {
 	return nil, unsupported("this filter, test or method")
 }
 
-// callFilter calls a filter. MiniJinja's make lists where Python's make generators.
+// callFilter calls a filter. MiniJinja's filters return lists where Python's return generators.
 func (x *execution) callFilter(name string, f builtin, v any, a *arguments) (any, error) {
 	result, err := callNamed(x, name, f, v, a)
 	if l, ok := result.(*List); ok && x.mini && l.kind == kindGenerator {
@@ -186,7 +186,7 @@ func (x *execution) callFilter(name string, f builtin, v any, a *arguments) (any
 	return result, err
 }
 
-// applyMini calls a method.
+// applyMini calls a method of a value in MiniJinja.
 func (l *methodLink) applyMini(s *scope, v any) (any, error) {
 	a, err := l.arguments.eval(s)
 	if err != nil {
@@ -231,13 +231,13 @@ func allLiterals(items []expression) bool {
 	return true
 }
 
-// miniDefault evaluates a macro's default where the macro was defined.
+// miniDefault evaluates a macro's default value in the scope that defines the macro.
 func (m *macro) miniDefault(s *scope, fallback expression) (any, error) {
 	outer := &scope{x: s.x, frame: s.frame.parent, out: s.out}
 	return fallback.eval(outer)
 }
 
-// display is the text of a value where it becomes part of another: in MiniJinja floats have no exponents there.
+// display is the text of a value that becomes part of another text. In MiniJinja such floats have no exponent.
 func (x *execution) display(v any) (string, error) {
 	if f, ok := v.(float64); ok && x.mini && !math.IsInf(f, 0) {
 		if math.IsNaN(f) {
@@ -252,8 +252,8 @@ func (x *execution) display(v any) (string, error) {
 	return x.str(v)
 }
 
-// miniDebug is the text of a value within a list or dict, as Rust's Debug writes it; ok is false for lists and dicts
-// and what is the same in Python.
+// miniDebug is the text of a value within a list or dict, in the format of Rust's Debug. ok is false for lists and
+// dicts, and for values whose text is the same in Python.
 func miniDebug(v any) (text string, ok bool, err error) {
 	switch c := v.(type) {
 	case float64:
@@ -276,7 +276,7 @@ func miniDebug(v any) (text string, ok bool, err error) {
 	return "", false, nil
 }
 
-// debugString writes Rust's Debug of a string.
+// debugString writes a string in the format of Rust's Debug.
 func (x *execution) debugString(out *output, s string) error {
 	if err := out.write(`"`); err != nil {
 		return err
@@ -295,7 +295,7 @@ func (x *execution) debugString(out *output, s string) error {
 	return out.write(`"`)
 }
 
-// appendDebug appends the characters of s as Rust's Debug writes them between quotes.
+// appendDebug appends s in the format of Rust's Debug, without the quotes.
 func appendDebug(b []byte, s string) ([]byte, error) {
 	for _, r := range s {
 		switch {
@@ -316,14 +316,14 @@ func appendDebug(b []byte, s string) ([]byte, error) {
 			b = append(strconv.AppendInt(append(b, `\u{`...), int64(r), 16), '}')
 		case unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S):
 			b = utf8.AppendRune(b, r)
-		default: // some of Mc, and what a newer Unicode may have assigned
+		default: // some of Mc, and characters that a newer Unicode may assign
 			return b, unsupported("printing U+%04X within a list or dict", r)
 		}
 	}
 	return b, nil
 }
 
-// miniArithmetic handles what MiniJinja computes otherwise; done is false for the rest.
+// miniArithmetic computes where MiniJinja differs from Python; done is false for other cases.
 func miniArithmetic(op string, left, right any) (v any, done bool, err error) {
 	_, leftText := left.(string)
 	switch op {
@@ -352,7 +352,7 @@ func miniArithmetic(op string, left, right any) (v any, done bool, err error) {
 	return nil, false, nil
 }
 
-// miniSlice slices what Python cannot slice; done is false for the rest.
+// miniSlice slices values that Python cannot slice; done is false for other cases.
 func (x *execution) miniSlice(v any, bounds [3]any) (out any, done bool, err error) {
 	for _, b := range bounds {
 		if _, ok := b.(int64); b != nil && !ok {
@@ -376,7 +376,7 @@ func (x *execution) miniSlice(v any, bounds [3]any) (out any, done bool, err err
 	return nil, false, nil
 }
 
-// miniStrftime refuses directives that the Rust crate chrono writes otherwise than the C library.
+// miniStrftime rejects directives that the Rust crate chrono formats differently from the C library.
 func miniStrftime(format string) error {
 	for rest := format; ; {
 		_, directive, found := strings.Cut(rest, "%")
@@ -399,7 +399,7 @@ func miniAttr(x *execution, v any, a *arguments) (any, error) {
 	return x.item(v, p[0])
 }
 
-// miniDefault is the filter default: an argument by name counts as one that is true, whatever its value.
+// miniDefault is the filter default. The keyword argument boolean counts as true with any value.
 func miniDefault(x *execution, v any, a *arguments) (any, error) {
 	if len(a.names) == 0 {
 		return filterDefault(x, v, a)
@@ -410,7 +410,7 @@ func miniDefault(x *execution, v any, a *arguments) (any, error) {
 	return nil, unsupported("the filter default with arguments by name")
 }
 
-// miniNumber is int or float, which fail where Python's have a default.
+// miniNumber is the filter int or float. MiniJinja's fail where Python's return a default.
 func miniNumber(kind string) builtin {
 	python := filterInt
 	if kind == "float" {
@@ -446,7 +446,7 @@ func miniLength(x *execution, v any, a *arguments) (any, error) {
 	return nil, unsupported("the length of a %s", kindName(v))
 }
 
-// miniExtreme is min or max, which tell upper from lower case.
+// miniExtreme is the filter min or max. MiniJinja's are case-sensitive.
 func miniExtreme(kind string) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if len(a.names)+len(a.positional) > 0 {
@@ -456,7 +456,7 @@ func miniExtreme(kind string) builtin {
 	}
 }
 
-// miniRound rounds halves away from zero, and leaves integers alone.
+// miniRound rounds halves away from zero and does not change integers.
 func miniRound(_ *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("precision=")
 	if err != nil {
@@ -528,9 +528,9 @@ func miniTextMethod(f builtin) builtin {
 }
 
 const (
-	// mostFromJSON is the longest text that is read as JSON, in bytes.
+	// mostFromJSON is the longest text that fromjson accepts, in bytes.
 	mostFromJSON = 1 << 20
-	// fromJSONMemory is what its values may take, in bytes for each of the text's.
+	// fromJSONMemory is the memory of the values for each byte of the text, in bytes.
 	fromJSONMemory = 32
 )
 
@@ -558,7 +558,7 @@ func miniFromJSON(x *execution, v any, a *arguments) (any, error) {
 	return parsed, CheckRustNumbers(parsed)
 }
 
-// miniIndent drops one line end at the end, and indents lines that end in \n only.
+// miniIndent removes one line end at the end of the text. Only \n separates lines.
 func miniIndent(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("width=", "first=", "blank=")
 	if err != nil {
@@ -600,7 +600,7 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 	return strings.TrimSuffix(b.String(), "\r"), nil
 }
 
-// miniToJSON heeds indent alone of its arguments.
+// miniToJSON ignores all arguments except indent.
 func miniToJSON(x *execution, v any, a *arguments) (any, error) {
 	if len(a.positional) > 0 {
 		return nil, errors.New("too many arguments")
@@ -643,7 +643,7 @@ func miniCaseTest(is func(rune) bool) builtin {
 	}
 }
 
-// miniRunes is whether every character is of a kind; none is.
+// miniRunes tests whether every character satisfies is. An empty text passes.
 func miniRunes(is func(rune) bool) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
@@ -655,7 +655,7 @@ func miniRunes(is func(rune) bool) builtin {
 				return nil, err
 			}
 			if !is(r) {
-				if r >= 0x80 { // Unicode's wider properties are not in Go's tables by these names
+				if r >= 0x80 { // Rust's Unicode properties differ from Go's tables there
 					return nil, unsupported("the kind of U+%04X", r)
 				}
 				return false, nil
@@ -683,7 +683,7 @@ func miniFind(search func(s, substring string) int) builtin {
 	}
 }
 
-// miniJoin joins values of every kind.
+// miniJoin joins values of any type.
 func miniJoin(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("iterable")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// expression is a piece of a template that has a value.
+// expression is a part of a template that has a value.
 type expression interface {
 	eval(s *scope) (any, error)
 }
@@ -20,7 +20,7 @@ type variable string
 
 func (n variable) eval(s *scope) (any, error) { return s.get(string(n)) }
 
-// sequence is a list or tuple display.
+// sequence is a list or tuple display, as in [a, b].
 type sequence struct {
 	items []expression
 	kind  listKind
@@ -45,7 +45,7 @@ func evalAll(s *scope, list []expression) ([]any, error) {
 	return values, nil
 }
 
-// dictNode is a dict display.
+// dictNode is a dict display, as in {a: b}.
 type dictNode struct{ keys, values []expression }
 
 func (n *dictNode) eval(s *scope) (any, error) {
@@ -73,8 +73,7 @@ func (n *dictNode) eval(s *scope) (any, error) {
 	return d, nil
 }
 
-// conditional is value if c1 else o1, and, since the value of one may be another, a chain of them: the last condition
-// is the outermost.
+// conditional is value if c1 else o1 if c2 else o2 ...: the last condition is the outermost.
 type conditional struct {
 	value   expression
 	choices []choice
@@ -82,7 +81,7 @@ type conditional struct {
 
 type choice struct {
 	condition expression
-	otherwise expression // nil: undefined
+	otherwise expression // nil means undefined
 }
 
 func (n *conditional) eval(s *scope) (any, error) {
@@ -102,7 +101,7 @@ func (n *conditional) eval(s *scope) (any, error) {
 	return n.value.eval(s)
 }
 
-// shortCircuit is a or b or ... (stopAt true), or a and b and ... (stopAt false).
+// shortCircuit is a or b or ... (stopAt is true), or a and b and ... (stopAt is false).
 type shortCircuit struct {
 	items  []expression
 	stopAt bool
@@ -120,7 +119,7 @@ func (n *shortCircuit) eval(s *scope) (v any, err error) {
 	return v, nil
 }
 
-// negation is one or more nots.
+// negation is one or more operators not.
 type negation struct {
 	value    expression
 	negative bool
@@ -137,7 +136,7 @@ type operation struct {
 	operand  expression
 }
 
-// comparison is a < b < c: true if each pair is.
+// comparison is a < b < c: true if every pair compares true.
 type comparison struct {
 	first expression
 	rest  []operation
@@ -162,23 +161,23 @@ func (n *comparison) eval(s *scope) (any, error) {
 	return true, nil
 }
 
-// arithmetic is operators of one precedence, from left to right.
+// arithmetic is a sequence of operators of one precedence, evaluated from left to right.
 type arithmetic struct {
 	first expression
 	rest  []operation
 }
 
 func (n *arithmetic) eval(s *scope) (any, error) {
-	var room [8]string
-	v, texts, err := n.evalTexts(s, room[:0])
+	var buffer [8]string
+	v, texts, err := n.evalTexts(s, buffer[:0])
 	if texts != nil {
 		return s.x.concatAll(texts)
 	}
 	return v, err
 }
 
-// evalTexts evaluates the operators. A sum of strings alone it returns as these strings, appended to texts, because
-// most are printed at once and need not be joined before; anything else as a value, with nil for texts.
+// evalTexts evaluates the operators. A sum of only strings is returned as these strings, appended to texts: most sums
+// are printed at once and need not be joined. Any other result is returned as a value with nil texts.
 func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) {
 	v, err := n.first.eval(s)
 	if err != nil {
@@ -193,7 +192,7 @@ func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) 
 			return nil, nil, err
 		}
 		if text, ok := right.(string); ok && sum && op.operator == "+" {
-			// As if both were joined here, which x.add would do.
+			// Count the same as x.add, which would join both here.
 			size += len(text)
 			if err := s.x.step(2); err != nil {
 				return nil, nil, err
@@ -245,7 +244,7 @@ func (n *sign) eval(s *scope) (any, error) {
 	return s.x.signed(v, n.negative)
 }
 
-// chain is a value followed by links, each of which makes the next value of the last.
+// chain is a value followed by links. Each link is applied to the result of the link before it.
 type chain struct {
 	first expression
 	links []link
@@ -266,7 +265,7 @@ func (n *chain) eval(s *scope) (any, error) {
 	return v, err
 }
 
-// evalWithCaller evaluates a chain that ends in a call, which gets one more argument, caller.
+// evalWithCaller evaluates a chain that ends in a call, with the additional argument caller.
 func (n *chain) evalWithCaller(s *scope, caller *function) (any, error) {
 	last := len(n.links) - 1
 	v, err := (&chain{n.first, n.links[:last]}).eval(s)
@@ -364,7 +363,7 @@ func (l *methodLink) apply(s *scope, v any) (any, error) {
 		return l.applyMini(s, v)
 	}
 	if text, ok := v.(string); ok && stringMethods[l.name] != nil {
-		a, err := l.arguments.eval(s) // without making a function of the method first
+		a, err := l.arguments.eval(s) // saves the allocation of a function value
 		if err != nil {
 			return nil, err
 		}
@@ -425,7 +424,7 @@ func (l *testLink) apply(s *scope, v any) (any, error) {
 	return truth(result) != l.negative, nil
 }
 
-// argumentList is the arguments of a call as written.
+// argumentList is the arguments of a call in the source.
 type argumentList struct {
 	positional []expression
 	names      []string
@@ -434,7 +433,7 @@ type argumentList struct {
 	doubleStar expression   // **kwargs; may be nil
 }
 
-// arguments are the arguments of a call.
+// arguments are the evaluated arguments of a call.
 type arguments struct {
 	positional []any
 	names      []string
@@ -488,7 +487,7 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 		if !ok {
 			return nil, errors.New("keywords must be strings")
 		}
-		if err := s.x.step(1 + len(a.names)/manyNames); err != nil { // named looks at all of them
+		if err := s.x.step(1 + len(a.names)/manyNames); err != nil { // the cost of named
 			return nil, err
 		}
 		if _, twice := a.named(name); twice {
@@ -513,10 +512,11 @@ func (a *arguments) named(name string) (any, bool) {
 	return nil, false
 }
 
-// absent stands for an optional argument that was not given.
+// absent is the value of an optional argument that was not given.
 type absent struct{}
 
-// bind orders arguments by the names of parameters; a name that ends in "=" is optional and may come back absent.
+// bind returns the arguments in the order of the parameters. A parameter that ends in "=" is optional and may be
+// absent.
 func (a *arguments) bind(parameters ...string) ([]any, error) {
 	if len(a.positional) > len(parameters) {
 		return nil, fmt.Errorf("takes at most %d argument(s), got %d", len(parameters), len(a.positional))
@@ -548,7 +548,7 @@ func (a *arguments) bind(parameters ...string) ([]any, error) {
 	return values, nil
 }
 
-// orDefault returns an optional argument, or its default when absent.
+// orDefault returns an optional argument, or fallback if it is absent.
 func orDefault(v, fallback any) any {
 	if v == (any)(absent{}) {
 		return fallback
@@ -556,7 +556,7 @@ func orDefault(v, fallback any) any {
 	return v
 }
 
-// function is something a template can call.
+// function is a value that a template can call.
 type function struct {
 	name  string
 	macro bool
@@ -566,7 +566,7 @@ type function struct {
 // builtin is a filter, a test or a method: a function of a value and arguments.
 type builtin func(x *execution, v any, a *arguments) (any, error)
 
-// callNamed calls a builtin and names it in its error.
+// callNamed calls a builtin and prefixes its error with the name.
 func callNamed(x *execution, name string, f builtin, v any, a *arguments) (any, error) {
 	result, err := f(x, v, a)
 	if err != nil && !errors.Is(err, ErrLimit) {

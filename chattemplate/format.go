@@ -32,7 +32,7 @@ func floatText(f float64) string {
 	return strconv.FormatFloat(f, 'f', -1, 64)
 }
 
-// intText is an integer's digits. Python refuses to make more than 4,300.
+// intText returns the digits of an integer. Like Python, it refuses more than 4,300.
 func intText(n *big.Int) (string, error) {
 	text := n.String()
 	if len(text) > maxIntDigits+1 {
@@ -41,7 +41,7 @@ func intText(n *big.Int) (string, error) {
 	return text, nil
 }
 
-// str is Python's str(), which is what a template prints.
+// str is Python's str(), the text that a template prints.
 func (x *execution) str(v any) (string, error) {
 	switch c := v.(type) {
 	case string:
@@ -67,7 +67,7 @@ func (x *execution) str(v any) (string, error) {
 	return out.text()
 }
 
-// digits counts the work of writing an integer.
+// digits counts the work of formatting an integer.
 func (x *execution) digits(n *big.Int) error {
 	if err := x.number(n); err != nil {
 		return err
@@ -75,7 +75,7 @@ func (x *execution) digits(n *big.Int) error {
 	return x.step(n.BitLen() / charactersPerStep)
 }
 
-// scalarText is the text of None, a bool or a number.
+// scalarText returns the text of None, a bool or a number; ok is false for other values.
 func scalarText(v any) (text string, ok bool, err error) {
 	switch c := v.(type) {
 	case nil:
@@ -153,7 +153,7 @@ func (x *execution) repr(out *output, v any) error {
 			return out.write(">")
 		}
 	}
-	return fmt.Errorf("a %s prints as its address, which differs each time", kindName(v))
+	return fmt.Errorf("a %s prints as its address, which is different in each process", kindName(v))
 }
 
 func (x *execution) reprList(out *output, l *List) error {
@@ -239,7 +239,7 @@ func (x *execution) reprString(out *output, s string) error {
 	return out.write(quote)
 }
 
-// appendRepr appends the characters of s as Python's repr() writes them between quotes.
+// appendRepr appends s in the format of Python's repr(), without the quotes.
 func appendRepr(to []byte, s string, quote rune) []byte {
 	for _, r := range s {
 		switch {
@@ -264,7 +264,7 @@ func appendRepr(to []byte, s string, quote rune) []byte {
 	return to
 }
 
-// appendHex appends the lowest digits of a number in hexadecimal.
+// appendHex appends the given number of lowest hexadecimal digits of n.
 func appendHex(to []byte, n rune, digits int) []byte {
 	for digits--; digits >= 0; digits-- {
 		to = append(to, "0123456789abcdef"[n>>(4*digits)&0xF])
@@ -272,7 +272,7 @@ func appendHex(to []byte, n rune, digits int) []byte {
 	return to
 }
 
-// join is Python's separator.join, of the values' str().
+// join is Python's separator.join of the values' str().
 func (x *execution) join(separator string, values []any) (string, error) {
 	if err := x.step(1 + len(values)); err != nil {
 		return "", err
@@ -304,7 +304,7 @@ func (x *execution) join(separator string, values []any) (string, error) {
 	return strings.Join(texts, separator), nil
 }
 
-// jsonWriter is json.dumps.
+// jsonWriter implements json.dumps.
 type jsonWriter struct {
 	x             *execution
 	out           *output
@@ -369,7 +369,7 @@ func (w *jsonWriter) value(v any) error {
 	return fmt.Errorf("object of type %s is not JSON serializable", kindName(v))
 }
 
-// jsonScalar is the JSON of a number or bool; Python's names for what JSON has none for.
+// jsonScalar returns the JSON of a number or bool. For values that JSON does not have it returns Python's names.
 func jsonScalar(v any) (string, error) {
 	switch c := v.(type) {
 	case bool:
@@ -441,7 +441,7 @@ func (w *jsonWriter) dict(d *Dict) error {
 		keys, values = pick(keys, order), pick(values, order)
 	}
 	return w.nested("{", "}", len(keys), func(i int) error {
-		if err := w.x.hash(keys[i]); err != nil { // the digits of a large integer
+		if err := w.x.hash(keys[i]); err != nil { // counts the digits of a large integer
 			return err
 		}
 		key, err := jsonKey(keys[i])
@@ -477,7 +477,7 @@ func pick(items []any, order []int) []any {
 	return picked
 }
 
-// sorted returns the positions 0 to n-1 in order, stably. The first error of less ends it.
+// sorted returns the positions 0 to n-1 in a stable sorted order. It stops at the first error of less.
 func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, error) {
 	if err := x.items(n); err != nil {
 		return nil, err
@@ -510,7 +510,7 @@ func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, err
 	return order, failed
 }
 
-// jsonClean reports whether JSON writes a string as it is.
+// jsonClean reports whether a string needs no escapes in JSON.
 func jsonClean(s string, ascii bool) bool {
 	for i := range len(s) {
 		if c := s[i]; c < 0x20 || c == '"' || c == '\\' || ascii && c >= 0x7F {
@@ -520,7 +520,7 @@ func jsonClean(s string, ascii bool) bool {
 	return true
 }
 
-// appendJSONString appends a text as JSON has it.
+// appendJSONString appends a string as JSON.
 func appendJSONString(b []byte, s string, ascii bool) []byte {
 	if jsonClean(s, ascii) {
 		return append(append(append(b, '"'), s...), '"')
@@ -547,7 +547,7 @@ func (w *jsonWriter) string(s string) error {
 	return w.out.write(`"`)
 }
 
-// appendJSON appends the characters of s as JSON writes them between quotes.
+// appendJSON appends s as JSON without the quotes.
 func appendJSON(b []byte, s string, ascii bool) []byte {
 	for _, r := range s {
 		switch {
@@ -726,7 +726,7 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 			}
 		}
 		if precision != "" {
-			text = firstRunes(text, places) // at most a thousand
+			text = firstRunes(text, places) // places is at most 1000
 		}
 		return text, err
 	case 'd', 'i', 'x':
@@ -766,19 +766,20 @@ func firstRunes(s string, n int) string {
 	return s
 }
 
-// pad widens text to a width in characters: '<' left, '>' right, '^' centre, '=' fill behind the sign.
+// pad widens text to a width in characters. align is '<' for left, '>' for right, '^' for centre, and '=' for fill
+// behind the sign.
 func (x *execution) pad(text, fill string, align byte, width string) (string, error) {
 	if width == "" {
 		return text, nil
 	}
-	want, err := strconv.Atoi(width)
+	columns, err := strconv.Atoi(width)
 	if err != nil {
 		return "", x.size(math.MaxInt)
 	}
 	if err := x.read(len(text)); err != nil {
 		return "", err
 	}
-	missing := want - utf8.RuneCountInString(text)
+	missing := columns - utf8.RuneCountInString(text)
 	if missing <= 0 {
 		return text, nil
 	}
@@ -788,7 +789,7 @@ func (x *execution) pad(text, fill string, align byte, width string) (string, er
 	if err := x.size(len(text) + missing*len(fill)); err != nil {
 		return "", err
 	}
-	if err := x.alloc(missing * len(fill)); err != nil { // the part
+	if err := x.alloc(missing * len(fill)); err != nil { // the padding
 		return "", err
 	}
 	switch align {

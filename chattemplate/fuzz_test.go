@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzTemplate compiles and renders anything. It may fail; it may not panic, hang or make text that is not UTF-8.
+// FuzzTemplate compiles and renders arbitrary templates. Errors are allowed; panics, hangs and invalid UTF-8 are not.
 func FuzzTemplate(f *testing.F) {
 	raw, err := os.ReadFile("testdata/jinja.json")
 	if err != nil {
@@ -50,7 +50,7 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 	}
 }
 
-// sameOrAsWritten holds a value read with JSONAsWritten against ParseJSON's.
+// sameOrAsWritten compares a value read with JSONAsWritten with ParseJSON's value.
 func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 	t.Helper()
 	switch w := want.(type) {
@@ -62,7 +62,7 @@ func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 		for key, value := range w.All() {
 			x, ok := g.Get(key.(string))
 			if !ok {
-				t.Fatalf("no %v", key)
+				t.Fatalf("key %v is missing", key)
 			}
 			sameOrAsWritten(t, x, value, may)
 		}
@@ -97,7 +97,8 @@ func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 	}
 }
 
-// FuzzParseJSON holds the parser against encoding/json, which accepts the same but for what ParseJSON documents.
+// FuzzParseJSON compares the parser with encoding/json. Both accept the same texts, except for the documented
+// differences.
 func FuzzParseJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, false, null], "b": {}}`, `[]`, `01`, `1.`, `-`, `"\ud800"`,
@@ -122,10 +123,10 @@ func FuzzParseJSON(f *testing.F) {
 		) != fmt.Sprint(
 			aroundErr,
 		) {
-			t.Fatalf("%q: %v, but %v where fields are skipped", body, aroundErr, err)
+			t.Fatalf("%q: error %v, but %v when fields are skipped", body, aroundErr, err)
 		}
 		if fmt.Sprint(err) != fmt.Sprint(aroundErr) {
-			t.Fatalf("%q: %v, but %v where strings may stay as they are written", body, err, aroundErr)
+			t.Fatalf("%q: error %v, but %v when strings are not decoded", body, err, aroundErr)
 		}
 		if object, ok := v.(*Dict); err == nil && ok {
 			for key, value := range object.All() {
@@ -137,7 +138,7 @@ func FuzzParseJSON(f *testing.F) {
 		var syntax *SyntaxError
 		switch {
 		case err == nil && !valid:
-			t.Fatalf("%q: accepted, but encoding/json refuses it", body)
+			t.Fatalf("%q: accepted, but encoding/json rejects it", body)
 		case err != nil && !errors.As(err, &syntax):
 			t.Fatalf("%q: error of type %T", body, err)
 		case err != nil && (syntax.Offset < 0 || syntax.Offset > len(body)):

@@ -24,7 +24,7 @@ func globalUnsupported(*execution, *arguments) (any, error) {
 	return nil, errors.New("this function is not supported")
 }
 
-// maxRange is the longest range that the sandbox makes. Source: Jinja2 3.1.6, sandbox.
+// maxRange is the longest range that the sandbox allows. Source: Jinja2 3.1.6, sandbox.
 const maxRange = 100_000
 
 func globalRange(x *execution, a *arguments) (any, error) {
@@ -67,7 +67,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 	return out, nil
 }
 
-// dictArguments builds a dict as dict() does: from a mapping or pairs, and keywords.
+// dictArguments builds the result of dict() from a mapping or pairs, and from keyword arguments.
 func dictArguments(x *execution, a *arguments) (*Dict, error) {
 	if err := x.entries(len(a.names)); err != nil {
 		return nil, err
@@ -177,10 +177,10 @@ func (x *execution) strftime(t time.Time, format string) (string, error) {
 		if !found {
 			break
 		}
-		if err := x.step(4); err != nil { // a directive is a few hundred nanoseconds
+		if err := x.step(4); err != nil { // a directive takes a few hundred nanoseconds
 			return "", err
 		}
-		unpadded := strings.HasPrefix(rest, "-") // the C library's own: no padding
+		unpadded := strings.HasPrefix(rest, "-") // an extension of the C library: no padding
 		if unpadded {
 			rest = rest[1:]
 		}
@@ -206,7 +206,7 @@ func (x *execution) strftime(t time.Time, format string) (string, error) {
 	return b.text()
 }
 
-// strftimeLayouts are the directives that Go's time has a layout for.
+// strftimeLayouts are the directives for which package time has a layout.
 var strftimeLayouts = map[byte]string{
 	'A': "Monday", 'a': "Mon", 'B': "January", 'b': "Jan", 'h': "Jan", 'c': "Mon Jan _2 15:04:05 2006", 'D': "01/02/06",
 	'd': "02", 'e': "_2", 'F': "2006-01-02", 'H': "15", 'I': "03", 'j': "002", 'M': "04", 'm': "01", 'p': "PM",

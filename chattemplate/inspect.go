@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// What engines ask of a template without rendering it: does it read a message's content as a list of parts? They look
-// at the template's nodes; a macro or a variable in between may hide the answer from them, and then it is wrong in the
-// same way here.
+// Engines inspect a template without rendering it, to decide whether it reads a message's content as a list of parts.
+// They search the template's nodes. A macro or a variable between can hide the answer from them; this file gives the
+// same wrong answer then.
 
-// LoopsOverContent reports whether some loop runs over the content of an item of messages, also through assignments,
+// LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments,
 // namespaces, filters, slices and macro parameters.
+//
 // Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_content_item.
 func (t *Template) LoopsOverContent() bool {
 	nodes := t.nodes()
@@ -24,39 +25,39 @@ func (t *Template) LoopsOverContent() bool {
 		return found && items[name] && p.reads(name, "content")
 	}
 	calls := contentCalls(nodes, isContent)
-	type around struct{ parameters []string } // of the innermost macro that has any which get content
-	var macros []around
+	type enclosing struct{ contentParameters []string } // of the innermost macro with such parameters
+	var macros []enclosing
 	for _, node := range nodes {
 		switch n := node.(type) {
 		case *macroNode:
 			parameters := n.macro.contentParameters(calls)
 			if len(parameters) == 0 && len(macros) > 0 {
-				parameters = macros[len(macros)-1].parameters
+				parameters = macros[len(macros)-1].contentParameters
 			}
-			macros = append(macros, around{parameters})
+			macros = append(macros, enclosing{parameters})
 		case macroEnd:
 			macros = macros[:len(macros)-1]
 		case *forNode:
 			name, isName := n.items.(variable)
 			inMacro := len(macros) > 0
 			if isContent(n.items) || isName &&
-				(inMacro && slices.Contains(macros[len(macros)-1].parameters, string(name)) || !inMacro &&
+				(inMacro && slices.Contains(macros[len(macros)-1].contentParameters, string(name)) || !inMacro &&
 					name == "content") {
 				_, ok := n.target.(nameTarget)
-				return ok // on two names vLLM's search stops, having found nothing
+				return ok // at a loop with several targets, vLLM stops and finds nothing
 			}
 		}
 	}
 	return false
 }
 
-// contentArguments says which arguments of the calls of a name are a message's content.
+// contentArguments are the arguments that are a message's content in the calls of one name.
 type contentArguments struct {
 	positions map[int]bool
 	names     map[string]bool
 }
 
-// contentCalls returns the arguments that are content of the calls of each name, which may be a macro's.
+// contentCalls returns for each called name the arguments that are content. The name may be a macro's.
 func contentCalls(nodes []any, isContent func(expression) bool) map[string]contentArguments {
 	calls := map[string]contentArguments{}
 	for _, node := range nodes {
@@ -88,7 +89,7 @@ func contentCalls(nodes []any, isContent func(expression) bool) map[string]conte
 	return calls
 }
 
-// contentParameters returns the parameters of m that some call of its name gives a message's content.
+// contentParameters returns the parameters of m that receive a message's content in some call.
 func (m *macro) contentParameters(calls map[string]contentArguments) []string {
 	var names []string
 	found := calls[m.name]
@@ -100,7 +101,7 @@ func (m *macro) contentParameters(calls map[string]contentArguments) []string {
 	return names
 }
 
-// messageNames returns the names of the items of loops over messages; ok is false when such a loop has several names,
+// messageNames returns the names of the items of loops over messages. ok is false if such a loop has several names,
 // where vLLM gives up.
 func messageNames(nodes []any) (names map[string]bool, ok bool) {
 	lists := messageLists(nodes)
@@ -122,9 +123,9 @@ func messageNames(nodes []any) (names map[string]bool, ok bool) {
 	return names, true
 }
 
-// messageLists returns messages and every other name, "a" or "a.b", that some assignment gives it or a part of it.
+// messageLists returns "messages" and every other name, "a" or "a.b", to which messages or a part of it is assigned.
 func messageLists(nodes []any) map[string]bool {
-	given := map[string][]string{} // to what a name is assigned
+	given := map[string][]string{} // the names to which a name is assigned
 	assigned := func(value expression, to string) {
 		if p := pathOf(value); p.text != "" && p.reads(p.text, "") {
 			given[p.text] = append(given[p.text], to)
@@ -165,7 +166,8 @@ func messageLists(nodes []any) map[string]bool {
 	return lists
 }
 
-// LoopsOver reports whether some loop runs over the attribute of a variable, as itself or filtered or sliced.
+// LoopsOver reports whether a loop runs over the attribute of a variable, directly or through filters and slices.
+//
 // Source: SGLang 0.5.21, parser/jinja_template_utils.
 func (t *Template) LoopsOver(name, attribute string) bool {
 	return slices.ContainsFunc(t.nodes(), func(node any) bool {
@@ -174,19 +176,19 @@ func (t *Template) LoopsOver(name, attribute string) bool {
 	})
 }
 
-// reads reports whether e is the variable, or the attribute of it unless attribute is empty, seen through filters,
-// tests and slices. name may be dotted: "ns.rest".
+// reads reports whether e is the variable name, or its attribute unless that is empty, disregarding filters, tests and
+// slices. name may be dotted: "ns.rest".
 func reads(e expression, name, attribute string) bool { return pathOf(e).reads(name, attribute) }
 
-// path is a variable and the attributes that are looked up in it.
+// path is a variable with the attributes that are looked up in it.
 type path struct {
-	text string // with dots between; empty for any other expression
-	// item is how many names stand before the one that is looked up as an item, ["x"]; 0: none.
+	text string // joined by dots; empty for any other expression
+	// item is the number of names before the one that is looked up as an item, ["x"]; 0: none.
 	item int
 }
 
-// reads reports whether the path is the variable of a name, or the attribute of it unless attribute is empty. An item
-// is taken for that attribute alone.
+// reads reports whether the path is the variable name, or its attribute unless that is empty. An item matches only as
+// that attribute.
 func (p path) reads(name, attribute string) bool {
 	if p.item > 0 && (attribute == "" || p.item != strings.Count(name, ".")+1) {
 		return false
@@ -198,7 +200,7 @@ func (p path) reads(name, attribute string) bool {
 	return p.text != "" && p.text == name
 }
 
-// pathOf returns the path that an expression is, seen through filters, tests and slices.
+// pathOf returns the path of an expression, disregarding filters, tests and slices.
 func pathOf(e expression) path {
 	var links []link
 	if c, ok := e.(*chain); ok {
@@ -210,7 +212,7 @@ func pathOf(e expression) path {
 	}
 	names := []string{string(base)}
 	item := 0
-	through := false // from here on only filters, tests and slices
+	through := false // a filter, test or slice was found; no name may follow it
 	for _, l := range links {
 		key := ""
 		switch l := l.(type) {
@@ -244,17 +246,17 @@ func pathOf(e expression) path {
 	return path{text: strings.Join(names, "."), item: item}
 }
 
-// nodes returns every node of the template, outer before inner, in the order of the source.
+// nodes returns every node of the template, outer before inner, in source order.
 func (t *Template) nodes() []any {
 	var all []any
 	walk(t.body, func(node any) { all = append(all, node) })
 	return all
 }
 
-// macroEnd is visited where a macro ends.
+// macroEnd is visited at the end of a macro.
 type macroEnd struct{}
 
-// walk visits a node and all in it.
+// walk visits a node and all nodes in it. It is one switch over all node types.
 func walk(node any, visit func(any)) {
 	each := func(list []expression) {
 		for _, e := range list {

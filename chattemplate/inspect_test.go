@@ -2,8 +2,8 @@ package chattemplate
 
 import "testing"
 
-// TestLoopsOver finds loops over content through what stands between. Package test/parity asks the engines themselves
-// about more.
+// TestLoopsOver finds loops over content through assignments, macros and other indirections. Package test/parity
+// compares more cases with the engines themselves.
 func TestLoopsOver(t *testing.T) {
 	for source, want := range map[string]struct{ anywhere, ofM bool }{
 		`{% for m in messages %}{{ m.content }}{% endfor %}`: {false,

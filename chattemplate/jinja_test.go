@@ -17,8 +17,8 @@ func golden[T any](t *testing.T, d *Dict, key string) T {
 	return typed
 }
 
-// TestAgainstJinja2 renders the templates of testdata/jinja.json, whose outputs are Jinja2's own. What fails there must
-// fail here, when compiled or when rendered.
+// TestAgainstJinja2 renders the templates of testdata/jinja.json and compares with Jinja2's outputs. A template that
+// fails in Jinja2 must fail here, in Compile or in Render.
 func TestAgainstJinja2(t *testing.T) {
 	raw, err := os.ReadFile("testdata/jinja.json")
 	if err != nil {
@@ -54,8 +54,8 @@ func TestAgainstJinja2(t *testing.T) {
 	}
 }
 
-// TestSums adds strings, which are not joined before they are printed, and what is no string among them. The first
-// addition that cannot be done ends the render, whatever would follow.
+// TestSums adds strings, which are not joined before they are printed, and other values between them. The first invalid
+// addition ends the render.
 func TestSums(t *testing.T) {
 	vars := NewDict()
 	vars.Set("s", strings.Repeat("x", 600))

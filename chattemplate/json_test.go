@@ -112,8 +112,8 @@ func TestParseJSONObjects(t *testing.T) {
 	}
 }
 
-// TestParseJSONEscapes reads many strings with escapes in one body, which share memory, and compares them when all are
-// read.
+// TestParseJSONEscapes reads many strings with escapes in one body. They share memory, so it compares them only after
+// all are read.
 func TestParseJSONEscapes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	pieces := []string{
@@ -159,8 +159,8 @@ func TestParseJSONEscapes(t *testing.T) {
 	}
 }
 
-// TestParseJSONObjectSizes reads objects below and above the size at which a dict starts to index, with a key given
-// twice.
+// TestParseJSONObjectSizes reads objects below and above the size at which a dict gets an index, with one duplicate
+// key.
 func TestParseJSONObjectSizes(t *testing.T) {
 	for size := range 4 * smallDict {
 		for twice := range max(size, 1) {
@@ -195,8 +195,8 @@ func TestParseJSONObjectSizes(t *testing.T) {
 	}
 }
 
-// TestDictAgainstMap does the same to a dict and to a map and a list of keys, below and above the size at which a dict
-// starts to index.
+// TestDictAgainstMap applies the same operations to a dict and to a map with a list of keys, below and above the size
+// at which a dict gets an index.
 func TestDictAgainstMap(t *testing.T) {
 	d := NewDict()
 	want := map[string]int{}
@@ -228,11 +228,11 @@ func TestDictAgainstMap(t *testing.T) {
 	clone := d.Clone()
 	clone.Set("new", 1)
 	if _, ok := d.Get("new"); ok {
-		t.Error("a clone's key is in the original")
+		t.Error("a key added to a clone is in the original")
 	}
 }
 
-func TestDictKeysPythonHoldsEqual(t *testing.T) {
+func TestDictKeysEqualInPython(t *testing.T) {
 	for _, filler := range []int{0, 20} {
 		d := NewDict()
 		for i := range filler {
@@ -243,7 +243,7 @@ func TestDictKeysPythonHoldsEqual(t *testing.T) {
 		d.set(true, "bool")
 		d.set("1", "text")
 		if d.Len() != filler+2 {
-			t.Errorf("%d keys beside %d", d.Len()-filler, filler)
+			t.Errorf("%d keys in addition to %d", d.Len()-filler, filler)
 		}
 		if v, ok := d.get(int64(1)); !ok || v != "bool" {
 			t.Errorf("1 is %v, %v", v, ok)
@@ -279,7 +279,7 @@ func TestJSONAsWritten(t *testing.T) {
 		}
 	}
 	if got, _ := v.(*Dict).Get("read"); got != strings.ReplaceAll(long, `\n`, "\n") {
-		t.Errorf("what is to be read is %q", got)
+		t.Errorf("the field without JSONAsWritten is %q", got)
 	}
 	for _, bad := range []string{`\x`, `\ud800`, "\x01", `\`, ""} {
 		body := `{"left":"` + long + bad

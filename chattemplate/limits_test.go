@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// nestedValue returns a list in a list in a list, depth deep.
+// nestedValue returns a list nested to this depth.
 func nestedValue(depth int) *List {
 	l := NewList()
 	for range depth {
@@ -21,7 +21,7 @@ func nestedValue(depth int) *List {
 }
 
 func TestLimits(t *testing.T) {
-	// A stack overflow cannot be recovered from, so a limit that fails to hold ends the test at a small stack.
+	// A stack overflow ends the process, so the test sets a small stack: a missing limit then fails quickly.
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
 	vars := NewDict()
 	vars.Set("deep", nestedValue(100_000))
@@ -123,7 +123,7 @@ func TestSourceLimits(t *testing.T) {
 			t.Errorf("%s: compiled", name)
 		}
 	}
-	// Chains do not nest: they compile, and render on a small stack.
+	// Chains do not nest: they compile, and render with a small stack.
 	for name, c := range map[string]struct{ source, want string }{
 		"sum":       {"{{ 0" + strings.Repeat(" + 1", n) + " }}", fmt.Sprint(n)},
 		"and":       {"{{ 1" + strings.Repeat(" and 1", n) + " }}", "1"},
@@ -201,7 +201,7 @@ func TestStrftimeNow(t *testing.T) {
 	}
 }
 
-// TestRenderLeavesVars renders templates that rearrange what they are given.
+// TestRenderLeavesVars renders templates that would modify their variables, and compares the variables.
 func TestRenderLeavesVars(t *testing.T) {
 	const body = `{"l": [3, 1, 2], "d": {"b": 1, "a": 2}}`
 	v, err := ParseJSON([]byte(body))
@@ -225,7 +225,7 @@ func TestRenderLeavesVars(t *testing.T) {
 	}
 }
 
-// TestContext ends a render by its context, which nothing else would end for a minute.
+// TestContext ends a long render by its context.
 func TestContext(t *testing.T) {
 	tmpl, err := Compile("t", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
 	if err != nil {
@@ -241,8 +241,8 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// TestHostileSources compiles the longest sources of kinds on which a compiler may take more than linear time or much
-// memory, and asks of them what engines ask.
+// TestHostileSources compiles the longest sources of several kinds for which a compiler may need more than linear time
+// or much memory, and calls the inspection methods on them.
 func TestHostileSources(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -260,7 +260,7 @@ func TestHostileSources(t *testing.T) {
 			each(size/2, "{% for x in aI %}{{ x.content }}{% endfor %}"),
 		"macros": each(size, "{% macro mI(p) %}{% for y in p %}{% endfor %}{% endmacro %}{{ mI(x.content) "+
 			"}}"),
-		"a macro again": each(size, "{% macro m(p) %}{% endmacro %}{{ m(x.content) }}"),
+		"a repeated macro": each(size, "{% macro m(p) %}{% endmacro %}{{ m(x.content) }}"),
 		"macros in macros": strings.Repeat("{% macro m(p) %}", 90) + each(size/2, "{% for y in p %}{% endfor %}") +
 			strings.Repeat("{% endmacro %}", 90),
 		"namespaces": each(size, "{% set nI = namespace(a=messages, b=nI.a) %}"),
@@ -295,7 +295,7 @@ func TestHostileSources(t *testing.T) {
 				t.Errorf("%s: allocated %d bytes (%.100v)", name, used, err)
 			}
 			if err != nil && len(err.Error()) > 1000 {
-				t.Errorf("%s: an error of %d bytes", name, len(err.Error()))
+				t.Errorf("%s: the error has %d bytes", name, len(err.Error()))
 			}
 		}
 	}

@@ -2,5 +2,5 @@
 
 package chattemplate
 
-// slower is about how much longer everything takes in this build.
+// slower is about how many times slower this build runs.
 const slower = 1

@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxIntBits bounds integers: Python prints none longer than 4,300 digits, and these are not much longer.
+// maxIntBits bounds integers. It is a little more than the 4,300 digits that Python prints.
 const maxIntBits = 1 << 14
 
 var errZeroDivision = errors.New("division by zero")
 
-// asInt returns a value as an integer if it is one: a bool is.
+// asInt returns an integer or bool as an integer.
 func asInt(v any) (*big.Int, bool) {
 	switch n := v.(type) {
 	case int64:
@@ -31,7 +31,7 @@ func asInt(v any) (*big.Int, bool) {
 	return nil, false
 }
 
-// smallInt returns a value as an int if it is an integer that fits in 32 bits, as every index and width must.
+// smallInt returns a value as an int if it is an integer of 32 bits. Every index and width must be one.
 func smallInt(v any) (int, bool) {
 	switch n := v.(type) {
 	case int64:
@@ -121,7 +121,7 @@ func unsupportedOperands(op string, left, right any) error {
 	return fmt.Errorf("unsupported operand type(s) for %s: '%s' and '%s'", op, kindName(left), kindName(right))
 }
 
-// smallArithmetic handles the integers that templates really use; ok is false for the rest.
+// smallArithmetic computes with small integers, the common case in templates; ok is false for other cases.
 func smallArithmetic(op string, a, b int64) (v any, ok bool) {
 	const limit = 1 << 31
 	if a <= -limit || a >= limit || b <= -limit || b >= limit {
@@ -139,7 +139,7 @@ func smallArithmetic(op string, a, b int64) (v any, ok bool) {
 			return nil, false
 		}
 		quotient, remainder := a/b, a%b
-		if remainder != 0 && (remainder < 0) != (b < 0) { // Python rounds down, Go to zero
+		if remainder != 0 && (remainder < 0) != (b < 0) { // Python rounds down, Go towards zero
 			quotient--
 			remainder += b
 		}
@@ -194,7 +194,7 @@ func intArithmetic(op string, a, b *big.Int) (any, error) {
 		if a.BitLen() > 1 && (!b.IsInt64() || b.Int64() > maxIntBits/int64(a.BitLen())) {
 			return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
 		}
-		if a.BitLen() <= 1 { // 0, 1 and -1 have powers for every exponent
+		if a.BitLen() <= 1 { // powers of 0, 1 and -1 are small for every exponent
 			return smallPower(a, b), nil
 		}
 		r.Exp(a, b, nil)
@@ -253,7 +253,7 @@ func floatArithmetic(op string, a, b float64) (any, error) {
 	return power, nil
 }
 
-// floatDivMod is Python's divmod of floats: the remainder has the divisor's sign.
+// floatDivMod is Python's divmod of floats. The remainder has the divisor's sign.
 func floatDivMod(a, b float64) (quotient, remainder float64) {
 	remainder = math.Mod(a, b)
 	quotient = (a - remainder) / b
@@ -275,7 +275,7 @@ func floatDivMod(a, b float64) (quotient, remainder float64) {
 	return floor, remainder
 }
 
-// add joins strings, lists or tuples.
+// add concatenates strings, lists or tuples.
 func (x *execution) add(left, right any) (any, error) {
 	switch a := left.(type) {
 	case string:
@@ -300,7 +300,7 @@ func (x *execution) add(left, right any) (any, error) {
 	return nil, unsupportedOperands("+", left, right)
 }
 
-// repeat is "ab" * 3 and [1, 2] * 3.
+// repeat is v * times for a string or list, as in "ab" * 3 and [1, 2] * 3.
 func (x *execution) repeat(v, times any) (any, error) {
 	n, ok := smallInt(times)
 	if x.mini && n < 0 {
@@ -362,7 +362,7 @@ func (x *execution) signed(v any, negative bool) (any, error) {
 	return normalInt(n), nil
 }
 
-// compareNumbers orders two numbers exactly, as Python does; ordered is false when one is not a number (NaN).
+// compareNumbers compares two numbers exactly, as Python does; ordered is false if one of them is NaN.
 func (x *execution) compareNumbers(left, right any) (order int, ordered bool, err error) {
 	if a, ok := left.(int64); ok {
 		if b, ok := right.(int64); ok {
@@ -388,7 +388,7 @@ func (x *execution) compareNumbers(left, right any) (order int, ordered bool, er
 	return exact(left, a).Cmp(exact(right, b)), true, nil
 }
 
-// exact returns a finite number without rounding; n is its value if it is an integer, else nil.
+// exact returns a finite number without rounding. n is its value if it is an integer, else nil.
 func exact(v any, n *big.Int) *big.Rat {
 	if n != nil {
 		return new(big.Rat).SetInt(n)
@@ -493,7 +493,7 @@ func (x *execution) equalDicts(a, b *Dict) (bool, error) {
 	return true, nil
 }
 
-// compare is Python's comparison by an operator.
+// compare is Python's comparison with an operator.
 func (x *execution) compare(op string, left, right any) (bool, error) {
 	switch op {
 	case "==":
@@ -522,7 +522,7 @@ func (x *execution) compare(op string, left, right any) (bool, error) {
 	return order >= 0, nil
 }
 
-// order orders two values; ordered is false for NaN.
+// order compares two values; ordered is false for NaN.
 func (x *execution) order(op string, left, right any) (order int, ordered bool, err error) {
 	if err := x.step(1); err != nil {
 		return 0, false, err
@@ -541,7 +541,7 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 	switch a := left.(type) {
 	case string:
 		if b, ok := right.(string); ok {
-			// Bytes of UTF-8 order as code points do.
+			// The byte order of UTF-8 is the order of code points.
 			return cmp.Compare(a, b), true, x.step(min(len(a), len(b)) / bytesPerStep)
 		}
 	case *List:
@@ -549,7 +549,7 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 			return x.orderItems(op, a.Items, b.Items)
 		}
 	}
-	if x.mini { // which orders values of all kinds
+	if x.mini { // MiniJinja can order values of any two types
 		return 0, false, unsupported("the order of %s and %s", kindName(left), kindName(right))
 	}
 	return 0, false, fmt.Errorf(
@@ -577,7 +577,7 @@ func (x *execution) orderItems(op string, a, b []any) (order int, ordered bool, 
 	return cmp.Compare(len(a), len(b)), true, nil
 }
 
-// contains is item in container.
+// contains is Python's "item in container".
 func (x *execution) contains(container, item any) (bool, error) {
 	if err := x.step(1); err != nil {
 		return false, err
@@ -622,8 +622,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 	return false, fmt.Errorf("argument of type '%s' is not iterable", kindName(container))
 }
 
-// iterate returns the items that a loop over a value sees. A generator is empty afterwards. The slice must not be
-// changed.
+// iterate returns the items of a loop over a value. It empties a generator. The caller must not change the slice.
 func (x *execution) iterate(v any) ([]any, error) {
 	switch c := v.(type) {
 	case *List:

@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// CheckRustNumbers reports whether the Rust crate serde_json reads the numbers in a JSON value as this package does. It
-// makes floats of integers beyond 64 bits, and may round floats of more than 15 digits or with a large exponent
-// otherwise: ErrUnsupported says that v holds such a number.
+// CheckRustNumbers returns ErrUnsupported if v holds a number that the Rust crate serde_json may read differently from
+// this package. serde_json reads integers beyond 64 bits as floats, and may round floats of more than 15 digits or with
+// a large exponent differently.
 func CheckRustNumbers(v any) error {
 	switch c := v.(type) {
 	case *big.Int:
@@ -37,8 +37,8 @@ func CheckRustNumbers(v any) error {
 	return nil
 }
 
-// exactInSerde reports whether digits and power of ten are both exact in a float64, so that one multiplication or
-// division, which is how serde_json reads floats, rounds correctly.
+// exactInSerde reports whether the digits and the power of ten are both exact in a float64. Then serde_json's single
+// multiplication or division rounds correctly.
 func exactInSerde(f float64) bool {
 	if f == 0 {
 		return true
@@ -50,8 +50,8 @@ func exactInSerde(f float64) bool {
 	return digits <= 15 && power >= -22 && power <= 22
 }
 
-// RustJSON is a JSON value as the Rust crate serde_json writes it without white space. Errors: ErrUnsupported, as
-// CheckRustNumbers.
+// RustJSON formats a JSON value as the Rust crate serde_json does, without white space. The error is ErrUnsupported, as
+// in CheckRustNumbers.
 func RustJSON(v any) (string, error) {
 	if err := CheckRustNumbers(v); err != nil {
 		return "", err
@@ -60,7 +60,7 @@ func RustJSON(v any) (string, error) {
 	return unsafe.String(unsafe.SliceData(b), len(b)), err
 }
 
-// RustJSONSize returns about how long the text of RustJSON is, in bytes: it is too short for texts with escapes alone.
+// RustJSONSize returns the approximate length of RustJSON's text in bytes. It is too short only for texts with escapes.
 func RustJSONSize(v any) int {
 	switch c := v.(type) {
 	case nil:
@@ -141,7 +141,7 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 	return nil, unsupported("JSON of a %s", kindName(v))
 }
 
-// appendRustFloat writes the shortest digits, as a decimal from 1e-5 to below 1e16 and with an exponent beyond.
+// appendRustFloat appends the shortest digits: as a decimal from 1e-5 to below 1e16, with an exponent otherwise.
 func appendRustFloat(b []byte, f float64) []byte {
 	a := math.Abs(f)
 	if a == 0 || a >= 1e-5 && a < 1e16 {

@@ -404,45 +404,20 @@ func (m *macro) function(s *scope) *function {
 	}}
 }
 
-// bind sets a macro's parameters from a call's arguments.
+// bind sets a macro's parameters and special names from a call's arguments.
 func (m *macro) bind(s *scope, a *arguments) error {
-	used := 0
 	if s.x.mini && (m.uses.varargs || m.uses.kwargs) {
 		return unsupported("varargs and kwargs")
 	}
+	used := 0 // keyword arguments
 	for i, param := range m.parameters {
-		v, given := a.named(param.name)
+		keyword, given := a.named(param.name)
 		if given {
 			used++
 		}
-		if s.x.mini && param.fallback != nil && !(i < len(a.positional) && given) {
-			if i < len(a.positional) {
-				v, given = a.positional[i], true
-			}
-			if _, undefined := v.(Undefined); !given || undefined {
-				var err error
-				if v, err = m.miniDefault(s, param.fallback); err != nil {
-					return err
-				}
-			}
-			if err := s.set(param.name, v); err != nil {
-				return err
-			}
-			continue
-		}
-		switch {
-		case i < len(a.positional) && given:
-			return fmt.Errorf("macro %q got two values for %q", m.name, param.name)
-		case i < len(a.positional):
-			v = a.positional[i]
-		case given:
-		case param.fallback != nil:
-			var err error
-			if v, err = param.fallback.eval(s); err != nil {
-				return err
-			}
-		default:
-			v = Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", short(param.name))}
+		v, err := m.argument(s, a, i, keyword, given)
+		if err != nil {
+			return err
 		}
 		if err := s.set(param.name, v); err != nil {
 			return err
@@ -459,6 +434,38 @@ func (m *macro) bind(s *scope, a *arguments) error {
 			return err
 		}
 	}
+	return m.bindRest(s, a, used)
+}
+
+// argument returns the value of parameter i. keyword is the keyword argument with its name, if given.
+func (m *macro) argument(s *scope, a *arguments, i int, keyword any, given bool) (any, error) {
+	param := m.parameters[i]
+	if s.x.mini && param.fallback != nil && !(i < len(a.positional) && given) {
+		v := keyword
+		if i < len(a.positional) {
+			v, given = a.positional[i], true
+		}
+		if _, undefined := v.(Undefined); !given || undefined {
+			return m.miniDefault(s, param.fallback)
+		}
+		return v, nil
+	}
+	switch {
+	case i < len(a.positional) && given:
+		return nil, fmt.Errorf("macro %q got two values for %q", m.name, param.name)
+	case i < len(a.positional):
+		return a.positional[i], nil
+	case given:
+		return keyword, nil
+	case param.fallback != nil:
+		return param.fallback.eval(s)
+	}
+	return Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", short(param.name))}, nil
+}
+
+// bindRest sets varargs and kwargs if the macro reads them, and else rejects the arguments that go there. used is the
+// number of keyword arguments that are bound already.
+func (m *macro) bindRest(s *scope, a *arguments, used int) error {
 	rest := newTuple()
 	if len(a.positional) > len(m.parameters) {
 		rest.Items = a.positional[len(m.parameters):]
@@ -475,7 +482,8 @@ func (m *macro) bind(s *scope, a *arguments) error {
 			return err
 		}
 		return s.set("kwargs", m.others(a))
-	} else if used < len(a.names) {
+	}
+	if used < len(a.names) {
 		return fmt.Errorf("macro %q takes no such keyword argument: %s", m.name, shortNames(a.names))
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 // tests are Jinja2's tests.
 var tests map[string]builtin
 
-// The table is filled here because select and its like look tests up while they are themselves looked up.
+// The table is filled in init because select and similar filters look up tests.
 func init() {
 	tests = map[string]builtin{
 		"boolean":     kindTest(func(v any) bool { _, ok := v.(bool); return ok }),
@@ -70,7 +70,7 @@ func isInteger(v any) bool {
 
 func isCallable(v any) bool {
 	switch v.(type) {
-	case *function, *loop, Undefined: // Undefined has __call__, though it only raises
+	case *function, *loop, Undefined: // Undefined has a __call__ that raises
 		return true
 	}
 	return false
@@ -137,7 +137,7 @@ func testIn(x *execution, v any, a *arguments) (any, error) {
 	return x.contains(p[0], v)
 }
 
-// testSameAs is Python's "is", which for numbers and strings depends on how Python stores them.
+// testSameAs is Python's "is". For numbers and strings its result depends on how Python stores them.
 func testSameAs(_ *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("other")
 	if err != nil {

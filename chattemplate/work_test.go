@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// What costs how much: every filter, test, method, function, operator and statement is run on values of hostile sizes,
-// and the CPU time and the memory that it takes are held against the steps and the memory that it counts.
+// These tests run every filter, test, method, function, operator and statement on values of hostile sizes, and compare
+// the CPU time and memory with the steps and memory that the render counted.
 
-// threadCPU returns the CPU time of this thread, to which the goroutine must be locked.
+// threadCPU returns the CPU time of this thread. The goroutine must be locked to it.
 func threadCPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(1, &u); err != nil { // RUSAGE_THREAD
@@ -42,7 +42,7 @@ func inUse() int {
 	return int(heapMetrics[1].Value.Uint64())
 }
 
-// hostile returns variables of sizes that make work: n is about the length of the longest text, in bytes.
+// hostile returns variables that cause much work. n is the approximate length of the longest text, in bytes.
 func hostile(n int) *Dict {
 	vars := NewDict()
 	texts := map[string]string{
@@ -65,7 +65,7 @@ func hostile(n int) *Dict {
 		pairs.Items = append(pairs.Items, NewList(fmt.Sprint(i), int64(i)))
 		dict.Set(fmt.Sprint("key", i), int64(i))
 	}
-	// Texts, and keys of a dict, that differ in their last character alone.
+	// Texts and dict keys that differ only in their last character.
 	for i := range 14 {
 		s := strings.Repeat("k", n/16) + string(rune('a'+i))
 		big16.Items = append(big16.Items, s)
@@ -119,8 +119,8 @@ var (
 	valueNames = slices.Concat(textNames, listNames, dictNames, []string{"integer", "float", "small", "none"})
 )
 
-// The tables name the arguments that each is run with. A filter, test, method or function that is not in its table
-// fails the test: whoever adds one says here with what it works hard.
+// The tables list the arguments for each filter, test, method and function. One that is missing in its table fails the
+// test: add it with arguments that cause the most work.
 var (
 	filterArguments = map[string][]string{
 		"abs": {
@@ -203,7 +203,7 @@ var (
 			"none",
 			"ascii",
 		}, "sequence": {""}, "string": {""}, "test": {""}, "true": {""}, "undefined": {""}, "upper": {""},
-		// names that no template can write; they stand behind the others
+		// names that a template cannot write; they come last
 		"==": {}, "!=": {}, ">": {}, ">=": {}, "<": {}, "<=": {},
 		"eq": {
 			"ascii",
@@ -252,7 +252,7 @@ var (
 		"popitem": {}, "setdefault": {}, "update": {}, "fromkeys": {""},
 		"append": {}, "extend": {}, "insert": {}, "remove": {}, "reverse": {}, "sort": {},
 	}
-	// methods whose arguments depend on what they belong to
+	// methods whose arguments depend on the type of the receiver
 	listMethodArguments = map[string][]string{"count": {"'x'", "longkey", "ints"}, "index": {"'x'", "longkey"}}
 	globalArguments     = map[string][]string{
 		"dict": {
@@ -264,7 +264,7 @@ var (
 		}, "namespace": {"mapping", "**mapping"}, "raise_exception": {"ascii"}, "range": {"99999", "0, 99999, 2"},
 		"strftime_now": {"directives", "ascii"}, "cycler": {""}, "joiner": {""}, "lipsum": {""},
 	}
-	// expressions are the operators, and what else an expression is made of, with V for a value and W for another.
+	// expressions are the operators and other parts of expressions, with V for a value and W for another.
 	expressions = []string{
 		"V + W", "V - W", "V * W", "V / W", "V // W", "V % W", "V ** W", "V ~ W ~ V", "-V", "+V", "V == W", "V != W",
 		"V < W", "V <= W", "V > W", "V >= W", "V in W", "V not in W", "not V",
@@ -299,13 +299,13 @@ var allWork = flag.Bool(
 	"hold everything on all values against what it counts, not on some; takes minutes",
 )
 
-// cost is what a render took and what it counted.
+// cost is what a render consumed and what it counted.
 type cost struct {
-	cpu, gap time.Duration // in all, and at most between two looks at the clock
+	cpu, gap time.Duration // in total, and the longest between two checks of the clock
 	steps    int
-	memory   int // that was allocated
+	memory   int // allocated bytes
 	counted  int
-	peak     int // of the heap, above what it was before
+	peak     int // growth of the heap
 	err      error
 }
 
@@ -324,7 +324,7 @@ func measure(t *testing.T, tmpl *Template, vars *Dict, limits Limits) (c cost) {
 		c.gap = max(c.gap, now-last)
 		c.peak = max(c.peak, inUse()-heap)
 		last = now
-		return begin.Add(now - start) // the thread's own time, which other processes do not stretch
+		return begin.Add(now - start) // the thread's CPU time, which other processes do not affect
 	}
 	_, c.err = x.render()
 	end := threadCPU()
@@ -338,7 +338,7 @@ func measure(t *testing.T, tmpl *Template, vars *Dict, limits Limits) (c cost) {
 	return c
 }
 
-// hostileSources returns a template for each thing that a template can do with each value, by what it does.
+// hostileSources returns templates by operation: one for each operation and value.
 func hostileSources(t *testing.T) map[string][]string {
 	t.Helper()
 	sources := map[string][]string{}
@@ -402,7 +402,7 @@ func hostileSources(t *testing.T) map[string][]string {
 	return sources
 }
 
-// withDefaults returns the arguments of a, and those of more beside them.
+// withDefaults returns the arguments of a, completed by those of more.
 func withDefaults(a, more map[string][]string) map[string][]string {
 	for name, args := range more {
 		a[name] = slices.Concat(a[name], args)
@@ -410,12 +410,12 @@ func withDefaults(a, more map[string][]string) map[string][]string {
 	return a
 }
 
-// TestWorkIsCounted holds what each costs against what it counts.
+// TestWorkIsCounted compares the cost of each operation with its count.
 func TestWorkIsCounted(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	const (
-		perStep = 2 * time.Microsecond * slower // at most; on an ordinary machine most take a tenth
+		perStep = 2 * time.Microsecond * slower // an upper bound; on an ordinary machine most steps take a tenth
 		noise   = 4 * time.Millisecond * slower
 	)
 	vars := hostile(128 << 10)
@@ -437,7 +437,7 @@ func TestWorkIsCounted(t *testing.T) {
 				count++
 				var c cost
 				ok := false
-				for range 3 { // what a busy machine or the garbage collector adds is not there each time
+				for range 3 { // repeat: a busy machine or the garbage collector may add time
 					c = measure(t, tmpl, vars, Limits{Memory: 64 << 20})
 					if ok = c.cpu <= perStep*time.Duration(c.steps)+noise; ok {
 						break
@@ -446,8 +446,8 @@ func TestWorkIsCounted(t *testing.T) {
 				if !ok {
 					t.Errorf("%s: took %v for %d steps (%v)", source, c.cpu, c.steps, c.err)
 				}
-				// What is counted may stay; in addition, each step may make something that does not, such as a round's
-				// scope.
+				// Counted memory may stay in use. Each step may also allocate something short-lived, such as the scope
+				// of a loop iteration.
 				if c.memory > 2*c.counted+192*c.steps+256<<10 {
 					t.Errorf("%s: allocated %d bytes and counted %d", source, c.memory, c.counted)
 				}
@@ -457,13 +457,13 @@ func TestWorkIsCounted(t *testing.T) {
 	t.Logf("%d templates", count)
 }
 
-// generator writes random templates.
+// generator generates random templates.
 type generator struct {
 	*rand.Rand
 	dialect Dialect
 	tiny    *Dict
 	sources map[string][]string
-	names   []string // of sources
+	names   []string // keys of sources
 }
 
 func (g *generator) value() string {
@@ -478,7 +478,7 @@ func (g *generator) value() string {
 	return valueNames[g.IntN(len(valueNames))]
 }
 
-// expression returns one of at most so many levels.
+// expression returns an expression of at most depth levels.
 func (g *generator) expression(depth int) string {
 	if depth <= 0 {
 		return g.value()
@@ -490,7 +490,7 @@ func (g *generator) expression(depth int) string {
 	if g.IntN(2) == 0 {
 		return one()
 	}
-	// A filter, test or method of the tables.
+	// a filter, test or method from the tables
 	sources := g.sources[g.names[g.IntN(len(g.names))]]
 	if len(sources) == 0 {
 		return one()
@@ -502,7 +502,7 @@ func (g *generator) expression(depth int) string {
 	return "(" + source + ")"
 }
 
-// statement returns one of at most so many levels.
+// statement returns a statement of at most depth levels.
 func (g *generator) statement(depth int) string {
 	e, f := g.expression(2), g.expression(1)
 	if depth <= 0 {
@@ -540,7 +540,7 @@ func (g *generator) statement(depth int) string {
 
 const prelude = "{% set ns = namespace(a='', b='') %}{% set a = small %}"
 
-// block returns statements of at most so many levels, of such as do not fail at once.
+// block returns statements of at most depth levels that do not fail at once.
 func (g *generator) block(depth int) string {
 	var b strings.Builder
 	for range 1 + g.IntN(3) {
@@ -565,7 +565,7 @@ func newGenerator(t *testing.T, seed uint64) *generator {
 	return g
 }
 
-// hold renders a random template and holds its CPU time and memory against the limits.
+// hold renders a random template and compares its CPU time and memory with the limits.
 func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 	t.Helper()
 	g.dialect = [...]Dialect{Python, Python, MiniJinja}[g.IntN(3)]
@@ -577,7 +577,7 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 	const (
 		limit  = 50 * time.Millisecond
 		memory = 24 << 20
-		// of the longest single operation on texts of this size, and the garbage collector
+		// allowance for the longest single operation on texts of this size, and for the garbage collector
 		slack = 40 * time.Millisecond * slower
 	)
 	var c cost
@@ -589,7 +589,7 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 		}
 	}
 	t.Errorf(
-		"%.2000s\ntook %v, %v between two looks at the clock, %d bytes of heap, of which %d were counted: %v",
+		"%.2000s\ntook %v, %v between two checks of the clock, %d bytes of heap (%d counted): %v",
 		source,
 		c.cpu,
 		c.gap,
@@ -600,7 +600,7 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 	return false
 }
 
-// TestRandomTemplates holds random templates over everything that there is against the limits.
+// TestRandomTemplates checks the limits with random templates of all language features.
 func TestRandomTemplates(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -615,11 +615,11 @@ func TestRandomTemplates(t *testing.T) {
 		}
 	}
 	if ended < n/5 {
-		t.Errorf("only %d of %d ended, or reached a limit", ended, n)
+		t.Errorf("only %d of %d completed or reached a limit", ended, n)
 	}
 }
 
-// FuzzRandomTemplates is TestRandomTemplates for as long as one wants.
+// FuzzRandomTemplates is TestRandomTemplates without an end.
 func FuzzRandomTemplates(f *testing.F) {
 	f.Add(uint64(1))
 	vars := hostile(1 << 20)
@@ -631,8 +631,8 @@ func FuzzRandomTemplates(f *testing.F) {
 	})
 }
 
-// TestLongTexts repeats what goes through a text of 16 MiB character by character, for which the clock was once looked
-// at after a thousand of them.
+// TestLongTexts repeats operations that process a text of 16 MiB character by character. The clock was once checked
+// only after a thousand of them.
 func TestLongTexts(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -658,12 +658,12 @@ func TestLongTexts(t *testing.T) {
 			}
 		}
 		if c.cpu > limit+limit/5+slack {
-			t.Errorf("%s: took %v, %v between two looks at the clock (%v)", operation, c.cpu, c.gap, c.err)
+			t.Errorf("%s: took %v, %v between two checks of the clock (%v)", operation, c.cpu, c.gap, c.err)
 		}
 	}
 }
 
-// TestHeldMemory holds the memory of templates that keep what they make.
+// TestHeldMemory checks the memory of templates that keep their values.
 func TestHeldMemory(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -340,7 +340,8 @@ func kindOf(tag []byte) EventKind {
 
 // decodeEventArray reads one event in the positional encoding:
 //
-//	["BlockStored", block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name, extra_keys, trailing...]
+//	["BlockStored", block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name,
+//		extra_keys, trailing...]
 //	["BlockRemoved", block_hashes, medium, trailing...]
 //	["AllBlocksCleared", ownership]
 //

@@ -1,4 +1,4 @@
-"""Writes jinja.json: what Jinja2, set up as Transformers sets it up, makes of many small templates.
+"""Writes jinja.json: the outputs of Jinja2, configured as in Transformers, for many small templates.
 
 Needs: pip install transformers==5.23.0 jinja2==3.1.6. Run in this folder: python3 jinja_gen.py
 """
@@ -480,7 +480,7 @@ TEMPLATES = [
     "{{ '{{' }}{{ '%}' }}{{ \"}}\" }}",
     "{ { not a tag } } {x} % } #}",
     "{{ {'a': {'b': [1]}}['a']['b'][0] }}",
-    # what Jinja2 refuses, one way or another
+    # templates that Jinja2 rejects
     "{{ missing.x }}", "{{ missing() }}", "{{ missing + 1 }}", "{{ missing < 1 }}", "{{ -missing }}", "{{ missing|int }}",
     "{{ missing[0] }}", "{{ missing.x is defined }}", "{{ nothing.x.y }}", "{{ 'a' + 1 }}", "{{ 'a' + nothing }}",
     "{{ 1 + 'a' }}", "{{ 1 / 0 }}", "{{ 1 // 0 }}", "{{ 1 % 0 }}", "{{ 1.0 / 0 }}", "{{ n() }}", "{{ n.x() }}", "{{ 1 in 2 }}",
@@ -494,7 +494,7 @@ TEMPLATES = [
     "{% macro m() %}{% endmacro %}{% call m() %}{% endcall %}", "{{ range(1000000) }}", "{{ range(1, 2, 0) }}", "{{ '%d' % 'a' }}",
     "{{ '%s %s' % 'a' }}", "{{ '%s' % (1, 2) }}", "{{ '{}'.format() }}", "{{ '{x}'.format(1) }}", "{{ {[1]: 2} }}",
     "{{ d[[1]] is defined }}", "{{ 's'[0:1:0] }}", "{{ dict(1) }}", "{{ 2 ** 'a' }}", "{{ [] + () }}", "{{ [1] + 'a' }}",
-    # what does not compile
+    # templates that do not compile
     "{% if %}{% endif %}", "{% if yes %}", "{% endif %}", "{{ }}", "{{ 1 + }}", "{{ 'abc }}", "{{ (1 }}", "{{ 1) }}", "{{ [1 }}",
     "{% nosuch %}", "{{ s|nosuch }}", "{{ s is nosuch }}", "{# open", "{% raw %}", "{{ a b }}", "{% for x %}{% endfor %}",
     "{% for in l %}{% endfor %}", "{% set %}", "{% set 1 = 2 %}", "{% set true = 2 %}", "{% break %}", "{% do 1 %}", "{{ $ }}",
@@ -513,7 +513,7 @@ def main():
         case = {"template": template}
         try:
             case["output"] = _compile_jinja_template(template).render(**VARS)
-        except Exception as e:  # whatever it raises: the template fails
+        except Exception as e:  # any exception means that the template fails
             case["error"] = type(e).__name__
         cases.append(case)
     with open("jinja.json", "w", encoding="utf-8") as out:

@@ -255,8 +255,8 @@ func (h *HeaderHints) Hints() Hints {
 	return out
 }
 
-// session returns the session's id and its parent's. Dynamo's own headers take precedence over those of coding agents,
-// each of which has its own headers.
+// session returns the session's id and its parent's. Dynamo's own headers take precedence over those of the coding
+// agents.
 func (h *HeaderHints) session() (id, parent string) {
 	switch {
 	case h.first[headerSession] != "":

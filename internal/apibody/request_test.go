@@ -120,7 +120,11 @@ func TestParseChatFields(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 
-	r, err = ParseRequest(
+}
+
+// Optional fields of a wrong type count as absent, or are read as pydantic reads them.
+func TestParseLenientChatFields(t *testing.T) {
+	r, err := ParseRequest(
 		"/v1/chat/completions",
 		[]byte(`{"model": "m", "messages": [{"role": "user", "content": null}],
 		"stream": null, "max_tokens": "7", "tools": null, "documents": "x", "nvext": {"token_data": [1, "x"]}, "cache_salt": "top",
@@ -130,10 +134,8 @@ func TestParseChatFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Stream || r.MaxTokens != 7 || r.Tools != nil || r.Documents != nil || r.TokenData != nil ||
-		r.CacheSalt != "top" ||
-		r.ChatTemplateKwargs.Len() != 1 || r.AddGenerationPrompt == nil || *r.AddGenerationPrompt ||
-		r.ContinueFinalMessage ||
-		r.AddSpecialTokens != nil {
+		r.CacheSalt != "top" || r.ChatTemplateKwargs.Len() != 1 || r.AddGenerationPrompt == nil ||
+		*r.AddGenerationPrompt || r.ContinueFinalMessage || r.AddSpecialTokens != nil {
 		t.Errorf("got %+v", r)
 	}
 }

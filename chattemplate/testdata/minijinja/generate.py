@@ -1,4 +1,4 @@
-"""Writes ../minijinja.json anew: what Dynamo's renderer makes of the templates in it and of those in ../jinja.json."""
+"""Regenerates ../minijinja.json: the outputs of Dynamo's renderer for the templates in it and in ../jinja.json."""
 
 import json
 import pathlib

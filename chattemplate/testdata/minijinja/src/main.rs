@@ -1,4 +1,4 @@
-//! Reads a JSON object a line ({"template", "messages", "variables"}) and answers {"text"} or {"error"} a line.
+//! Reads a JSON object per line ({"template", "messages", "variables"}) and answers each with a line {"text"} or {"error"}.
 
 use dynamo_renderer::{ChatTemplate, ContextMixins, OAIChatLikeRequest, PromptFormatter};
 use minijinja::value::Value;
