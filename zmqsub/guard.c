@@ -43,7 +43,6 @@ typedef struct {
 	uint64_t connection;     // its number, also after its end; 0: there was none; atomic
 	int open;                // it has not ended
 	zmqsub_account *account; // atomic
-	int greeted;             // the greeting is complete; atomic
 
 	enum zmqsub_cut cut; // why the guard ended it, if it did
 
@@ -62,6 +61,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // guards the creation 
 static peer *pages[PAGES];                                // by descriptor; atomic
 static zmqsub_account accounts[ACCOUNTS];                 // hash table by address, with linear probing
 static uint64_t connections;                              // made so far; atomic
+static uint64_t greetings;                                // complete ones, of all connections; atomic
 static uint64_t all;                                      // waiting bytes of all accounts and of incomplete messages; atomic
 
 static peer *peer_of(int fd) {
@@ -129,7 +129,6 @@ static int begin(int fd, const struct sockaddr *address, socklen_t length) {
 		p->cut = ZMQSUB_CUT_NOT;
 		p->greeting = p->got = p->parts = 0;
 		p->left = p->content = p->cost = 0;
-		STORE(p->greeted, 0);
 		STORE(p->account, account_at(address, length));
 		STORE(p->connection, ADD(connections, 1) + 1);
 		p->open = 1;
@@ -184,7 +183,7 @@ static enum zmqsub_cut follow(peer *p, const unsigned char *b, size_t n) {
 		if ((p->greeting == 0 && *b != 0xff) || (p->greeting == 9 && !(*b & 1)) || (p->greeting == 10 && *b < 3))
 			return ZMQSUB_CUT_GREETING;
 		if (p->greeting == GREETING - 1)
-			STORE(p->greeted, 1);
+			ADD(greetings, 1);
 	}
 	while (n > 0) {
 		if (p->left == 0) {
@@ -281,11 +280,6 @@ uint64_t zmqsub_too_much(zmqsub_account *a) {
 	return messages ? messages : 1;
 }
 
-uint64_t zmqsub_connection(int fd) {
-	peer *p = peer_of(fd);
-	return p ? LOAD(p->connection) : 0;
-}
-
 uint64_t zmqsub_connections(void) { return LOAD(connections); }
 
 uint64_t zmqsub_latest_cut(zmqsub_account *a, enum zmqsub_cut *reason) {
@@ -293,7 +287,4 @@ uint64_t zmqsub_latest_cut(zmqsub_account *a, enum zmqsub_cut *reason) {
 	return LOAD(a->cut);
 }
 
-int zmqsub_greeted(int fd, uint64_t connection) {
-	peer *p = peer_of(fd);
-	return p && connection && (LOAD(p->greeted) || LOAD(p->connection) != connection);
-}
+uint64_t zmqsub_greetings(void) { return LOAD(greetings); }

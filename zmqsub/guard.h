@@ -50,15 +50,12 @@ void zmqsub_took_all(zmqsub_account *, zmqsub_amount came);
 // zmqsub_too_much returns the number of waiting messages, if they are so large that the socket should read less; else 0.
 uint64_t zmqsub_too_much(zmqsub_account *);
 
-// zmqsub_connection returns the unique number of the connection that has the descriptor; 0 if the guard does not know it.
-uint64_t zmqsub_connection(int fd);
-// zmqsub_connections returns the greatest number so far.
+// zmqsub_connections returns how many connections were made. They are numbered from 1.
 uint64_t zmqsub_connections(void);
 // zmqsub_latest_cut returns the number of the latest connection to the account's address that the guard ended, and why;
 // 0: none.
 uint64_t zmqsub_latest_cut(zmqsub_account *, enum zmqsub_cut *reason);
-// zmqsub_greeted returns whether the guard saw the connection's greeting. It also returns true if another connection
-// has the descriptor now.
-int zmqsub_greeted(int fd, uint64_t connection);
+// zmqsub_greetings returns how many connections' greetings the guard has seen to their end.
+uint64_t zmqsub_greetings(void);
 
 #endif

@@ -174,21 +174,12 @@ func (s *socket) setMark(messages int) {
 	}
 }
 
-// connection is one connection of a socket, as the guard knows it.
-type connection struct {
-	fd     int
-	number C.uint64_t
-}
+// countFor makes the socket's messages count for the address of the connection that has a descriptor.
+func (s *socket) countFor(fd int) { s.account = C.zmqsub_account_of(C.int(fd)) }
 
-// connectionOf returns the connection that has a descriptor. From now on the socket's messages count for its address.
-func (s *socket) connectionOf(fd int) connection {
-	s.account = C.zmqsub_account_of(C.int(fd))
-	return connection{fd, C.zmqsub_connection(C.int(fd))}
-}
-
-// guarded reports whether the guard has seen the connection's greeting. After the handshake it has, unless libzmq does
-// not read through the guard.
-func (c connection) guarded() bool { return C.zmqsub_greeted(C.int(c.fd), c.number) != 0 }
+// guarded reports whether libzmq reads its connections through the guard. Call it after a handshake: the guard has then
+// seen at least that connection's greeting.
+func guarded() bool { return C.zmqsub_greetings() > 0 }
 
 // connections returns the number of connections that all sockets made so far.
 func connections() uint64 { return uint64(C.zmqsub_connections()) }

@@ -197,10 +197,11 @@ func (s *Subscription) takeEvents() {
 		c := change{event: zmq.Event(binary.NativeEndian.Uint16(frames[0]))}
 		switch c.event {
 		case zmq.EVENT_CONNECTED:
-			s.latest = s.live.connectionOf(int(int32(binary.NativeEndian.Uint32(frames[0][2:]))))
+			// libzmq may report it after the handshake, because another of its threads does.
+			s.live.countFor(int(int32(binary.NativeEndian.Uint32(frames[0][2:]))))
 		case zmq.EVENT_CONNECT_RETRIED:
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-			if !s.latest.guarded() {
+			if !guarded() {
 				c.cut = errors.New(
 					"zmqsub: libzmq does not read its connections through kvepp's guard, which bounds their memory: " +
 						"this build of kvepp cannot subscribe",

@@ -292,11 +292,10 @@ type Subscription struct {
 	done chan struct{} // closed when run has ended
 
 	// Only run's goroutine uses the fields below.
-	live          *source    // the SUB socket
-	monitor       *source    // observes live
-	unhandled     []change   // events of the live connection that were read and not handled
-	latest        connection // the connection of the latest event that was read
-	seenCut       uint64     // connections up to this number have no cut that was not seen
+	live          *source  // the SUB socket
+	monitor       *source  // observes live
+	unhandled     []change // events of the live connection that were read and not handled
+	seenCut       uint64   // connections up to this number have no cut that was not seen
 	connected     bool
 	since         time.Time     // when the latest connection began
 	cut           bool          // libzmq has no endpoint to connect to until revive fires
