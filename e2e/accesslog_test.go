@@ -14,8 +14,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestAccessLog: kvepp's access log has one line for each request through Envoy, under the request id of Envoy's own
-// access log, with what the decision headers and the engine's answer said.
+// TestAccessLog: kvepp's access log has one line for each request through Envoy. The line has the request id of Envoy's
+// own access log, and the values of the decision headers and of the engine's answer.
 func TestAccessLog(t *testing.T) {
 	const secret = "Zyzzogeton"
 	file := filepath.Join(t.TempDir(), "access.log")
@@ -24,7 +24,7 @@ func TestAccessLog(t *testing.T) {
 		stack.Config{Workers: 2, Speedup: 20, KveppFlags: []string{"--access-log=" + file, "--log-format=json"}},
 	)
 	lines := 0
-	// logged waits for the next line of the log, which is the request's.
+	// logged waits for the next line of the log, and checks that it is the request's.
 	logged := func(id string) (line map[string]any) {
 		t.Helper()
 		lines++
@@ -82,7 +82,7 @@ func TestAccessLog(t *testing.T) {
 		}
 		first, _ := line["time_to_first_token_seconds"].(float64)
 		duration, _ := line["duration_seconds"].(float64)
-		// kvepp looks at the clock after it sent a piece on, so that the client may see it earlier
+		// kvepp reads the clock after it has forwarded a piece, so the client may get the piece earlier.
 		if waited, ok := line["waited_seconds"].(float64); !ok || waited != 0 || !(0 < first && first <= duration) ||
 			duration > 120 {
 			t.Errorf(
@@ -127,11 +127,11 @@ func TestAccessLog(t *testing.T) {
 			t.Errorf("%s: %s, want %s: %v", c.id, got, c.want, line)
 		}
 		if line["time_to_first_token_seconds"] != nil {
-			t.Errorf("%s: an answer that is not streamed has a first token: %v", c.id, line)
+			t.Errorf("%s: a non-streamed answer has a time to first token: %v", c.id, line)
 		}
 	}
 
-	// A client that goes away during its answer.
+	// A client that closes its connection during its answer.
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(
 		ctx,
@@ -151,7 +151,7 @@ func TestAccessLog(t *testing.T) {
 	cancel()
 	resp.Body.Close()
 	if line := logged("away"); line["status"] != 200.0 || line["worker"] == nil {
-		t.Errorf("a client that went away: %v", line)
+		t.Errorf("a client that closed its connection: %v", line)
 	}
 	if err := s.ReplaceEndpoints("endpoints: []\n"); err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestAccessLog(t *testing.T) {
 		}
 		return nil
 	})
-	if line := post("nobody", "/v1/completions",
+	if line := post("unknown", "/v1/completions",
 		map[string]any{"model": stack.Model, "prompt": "p"}); line["status"] != 503.0 ||
 		line["reason"] != "no_endpoints" ||
 		line["worker"] != nil {
@@ -173,7 +173,7 @@ func TestAccessLog(t *testing.T) {
 		lines,
 	) ||
 		dropped != 0 {
-		t.Errorf("%v lines are counted as written and %v as dropped, want %d and 0", written, dropped, lines)
+		t.Errorf("the metric counts %v written and %v dropped lines, want %d and 0", written, dropped, lines)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestJSONLog(t *testing.T) {
 		for text := range strings.Lines(log) {
 			var line map[string]any
 			if err := json.Unmarshal([]byte(text), &line); err != nil {
-				return fmt.Errorf("%w in %q", err, text) // it may not be whole yet
+				return fmt.Errorf("%w in %q", err, text) // the line may be incomplete yet
 			}
 			switch line["msg"] {
 			case "routed":
@@ -221,7 +221,7 @@ func TestJSONLog(t *testing.T) {
 	}
 }
 
-// TestAccessLogOnStdout: with "-" the lines go to standard output, as text where the log is text.
+// TestAccessLogOnStdout: with "-" the lines go to standard output, as text if the log is text.
 func TestAccessLogOnStdout(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--access-log=-"}})
 	a := chat(t, s.Envoy.URL, novel(), true, nil)

@@ -13,7 +13,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestAdminAddress asks kvepp which worker holds a prompt that one of them was given.
+// TestAdminAddress asks kvepp which worker has the blocks of a prompt that one of them got.
 func TestAdminAddress(t *testing.T) {
 	nothingLeft(t, main)
 	var ids []int
@@ -52,7 +52,7 @@ func TestAdminAddress(t *testing.T) {
 			}
 			if got := held.Scores[id]["0"]; got != want {
 				return fmt.Errorf(
-					"%s (%s) holds %d tokens of the prompt that %s got, want %d",
+					"%s (%s) has %d tokens of the prompt that %s got, want %d",
 					w.Name,
 					strconv.Quote(id),
 					got,
@@ -65,7 +65,7 @@ func TestAdminAddress(t *testing.T) {
 	})
 }
 
-// TestDecisions asks kvepp why a request went where it did: the terms of the costs are those of the costs.
+// TestDecisions reads kvepp's record of a decision: each cost is the sum of its terms.
 func TestDecisions(t *testing.T) {
 	nothingLeft(t, main)
 	secret := fmt.Sprintf("a secret of %d", begun)
@@ -98,7 +98,7 @@ func TestDecisions(t *testing.T) {
 	}
 	if len(d.Candidates) != len(main.Workers) || len(chosen) != 1 || chosen[0] != a.Worker || d.Reason != a.Reason {
 		t.Errorf(
-			"chosen %v of %d candidates for %q, the response says %s for %q",
+			"the record has %v of %d candidates chosen for %q, the response has %s for %q",
 			chosen,
 			len(d.Candidates),
 			d.Reason,
@@ -112,6 +112,6 @@ func TestDecisions(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	if all, err := io.ReadAll(resp.Body); err != nil || len(all) == 0 || bytes.Contains(all, []byte(secret)) {
-		t.Errorf("%v: %d bytes, or the prompt is among them", err, len(all))
+		t.Errorf("%v: %d bytes; want a record without the prompt", err, len(all))
 	}
 }

@@ -24,14 +24,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// What kvepp may have resident, in bytes, whatever clients send: without a limit of Go's the heap may be twice of what
-// is in use, which is --max-buffered-bytes for requests.
+// attackBudget is the most that kvepp may have resident, in bytes, under any attack. Without a limit of Go's, the heap
+// may be twice the memory in use, which is --max-buffered-bytes for requests.
 const (
 	attackBudget = 448 << 20 // as in a container of 2 GiB
 	attackMemory = 1400 << 20
 )
 
-// attacked is kvepp and Envoy before a server that checks what it gets, with clients of the ordinary kind.
+// attacked is kvepp and Envoy in front of a server that checks its requests, with ordinary clients.
 type attacked struct {
 	t      *testing.T
 	s      *stack.Stack
@@ -42,10 +42,10 @@ type attacked struct {
 	mu     sync.Mutex      // guards took
 }
 
-// sumHeader says what the body should be.
+// sumHeader has the hash of the body.
 const sumHeader = "x-sum"
 
-// startAttacked starts so many ordinary clients, which go on until ordinary is called.
+// startAttacked starts so many ordinary clients, which send requests until ordinary is called.
 func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -57,10 +57,10 @@ func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			sum := sha256.New()
 			if _, err := io.Copy(sum, r.Body); err != nil {
-				return // its client has gone
+				return // its client closed the connection
 			}
 			if want := r.Header.Get(sumHeader); want != "" && want != fmt.Sprintf("%x", sum.Sum(nil)) {
-				t.Errorf("the body of a request to %s arrived otherwise", r.URL.Path)
+				t.Errorf("the body of a request to %s arrived changed", r.URL.Path)
 			}
 			io.WriteString(w, `{"choices":[{"message":{"content":"x"}}]}`)
 		}),
@@ -127,7 +127,7 @@ func post(ctx context.Context, client *http.Client, url, path string, body []byt
 	return resp.StatusCode, err
 }
 
-// ordinary ends the ordinary clients, and checks what kvepp took.
+// ordinary stops the ordinary clients, and checks kvepp's memory.
 func (a *attacked) ordinary(most int) {
 	a.t.Helper()
 	close(a.stop)
@@ -152,7 +152,7 @@ func (a *attacked) ordinary(most int) {
 	allFreed(a.t, a.s)
 }
 
-// percentiles says how long requests took. Nothing is held to it: it depends on the machine.
+// percentiles returns the requests' durations as a text. The test has no bound for them: they depend on the machine.
 func percentiles(took []time.Duration) string {
 	if len(took) == 0 {
 		return "none"
@@ -162,7 +162,7 @@ func percentiles(took []time.Duration) string {
 	return fmt.Sprintf("p50 %v, p99 %v, at most %v", at(0.5), at(0.99), at(1))
 }
 
-// cpuTime is how long kvepp has kept processors busy, by the system's clock of 100 Hz.
+// cpuTime returns kvepp's CPU time, by the system's clock of 100 Hz.
 func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.KveppPID()))
@@ -170,7 +170,7 @@ func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 		t.Fatal(err)
 	}
 	_, after, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(after) // from the third on, by proc(5)
+	fields := strings.Fields(after) // from the third field on, see proc(5)
 	user, err1 := strconv.Atoi(fields[11])
 	system, err2 := strconv.Atoi(fields[12])
 	if err := errors.Join(err1, err2); err != nil {
@@ -179,12 +179,11 @@ func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// whole says whether the long forms of the tests run, which make storm wants.
+// whole reports whether to run the long forms of the tests (make storm).
 func whole() bool { return *stormRequests >= 5000 }
 
-// TestStormOfBodies: bodies that are costly to read, four at once and as large as may be, take neither more memory than
-// there is nor the answers of others. Every body arrives, whatever is made of it; none takes much more of a processor
-// than its size is worth.
+// TestStormOfBodies sends bodies that are costly to parse, four at once and as large as allowed. Memory stays within
+// its bound, other clients get their answers, every body arrives unchanged, and CPU time is proportional to the bytes.
 func TestStormOfBodies(t *testing.T) {
 	const size = 31_000_000
 	a := startAttacked(t, 50)
@@ -251,7 +250,7 @@ func TestStormOfBodies(t *testing.T) {
 	if limit, took := 10*time.Second+time.Duration(sent.Load())*200+time.Duration(a.served.Load())*10*time.Millisecond,
 		cpuTime(t, a.s); took > limit {
 		t.Errorf(
-			"kvepp took %v of a processor's time for %d MB and %d ordinary requests, more than %v",
+			"kvepp took %v of CPU time for %d MB and %d ordinary requests, more than %v",
 			took,
 			sent.Load()/1e6,
 			a.served.Load(),
@@ -260,8 +259,8 @@ func TestStormOfBodies(t *testing.T) {
 	}
 }
 
-// TestStormOfPieces: bodies in pieces of a byte, or a few, over HTTP/1.1 and HTTP/2, take no more memory than is
-// counted for them, which is near their size, and arrive as they are.
+// TestStormOfPieces sends bodies in pieces of one or a few bytes, over HTTP/1.1 and HTTP/2. They take only the memory
+// that kvepp counts for them, which is near their size, and arrive unchanged.
 func TestStormOfPieces(t *testing.T) {
 	pieces := 20_000
 	if whole() {
@@ -308,15 +307,15 @@ func TestStormOfPieces(t *testing.T) {
 	defer cancel()
 	if err := errors.Join(f.out.Flush(), process.Until(ctx, func() error {
 		if held = metric(t, a.s, "kvepp_held_body_bytes"); held < float64(2*len(body)) {
-			return fmt.Errorf("%v bytes of %d are there", held, 2*len(body))
+			return fmt.Errorf("kvepp holds %v bytes of %d", held, 2*len(body))
 		}
 		return nil
 	})); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%v bytes are held of 2 times %d", held, len(body))
-	if held > float64(4*len(body)+8<<20) { // and what the ordinary ones hold
-		t.Errorf("%v bytes are held of 2 times %d", held, len(body))
+	t.Logf("kvepp holds %v bytes for 2 bodies of %d", held, len(body))
+	if held > float64(4*len(body)+8<<20) { // 8 MiB for ordinary requests
+		t.Errorf("kvepp holds %v bytes for 2 bodies of %d", held, len(body))
 	}
 	fmt.Fprint(conn, "0\r\n\r\n")
 	if err := f.send(1, true, nil); err != nil {

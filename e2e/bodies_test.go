@@ -16,7 +16,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// secrets are what clients send and logs must not hold, each in a place of its own.
+// secrets are values that clients send and logs must not contain, by their place in the request.
 var secrets = map[string]string{
 	"prompt":           "Zyzzogeton haenschi, the leafhopper",
 	"a system prompt":  "Aardwolf Confidential",
@@ -29,8 +29,8 @@ var secrets = map[string]string{
 	"the admin secret": "admin-ocelot-secret",
 }
 
-// TestTokenData: a frontend that is given the token ids does not tokenize, and answers as one that does. Of all that
-// nothing is in the log.
+// TestTokenData: a frontend that gets the token ids does not tokenize, and answers like one that does. The log contains
+// nothing of the request.
 func TestTokenData(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(secrets["the admin secret"]), 0o600); err != nil {
@@ -55,7 +55,7 @@ func TestTokenData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := metric(t, s, "kvepp_models_without_tokenizer"); n != 1 { // of which it is ready all the same
+	if n := metric(t, s, "kvepp_models_without_tokenizer"); n != 1 { // kvepp is ready anyway
 		t.Errorf("%v models are without a tokenizer", n)
 	}
 	const skipped = "SIDECAR-SKIP-TOKENIZE"
@@ -130,22 +130,22 @@ func TestTokenData(t *testing.T) {
 		if a, b := promptTokens(t, through.Body), promptTokens(t, own.Body); a != b ||
 			through.PromptTokens != own.PromptTokens ||
 			through.KveppPrompt != own.PromptTokens {
-			t.Errorf("%d: the engine was sent %s, and by a frontend that tokenizes %s", i, a, b)
+			t.Errorf("%d: the engine got %s, and from a frontend that tokenizes %s", i, a, b)
 		}
 		if c.injected {
 			injected++
 		}
 		if n := metric(t, s, "kvepp_injected_token_data_total"); n != injected {
-			t.Errorf("%d: %v bodies went on with their token ids, want %v", i, n, injected)
+			t.Errorf("%d: kvepp forwarded %v bodies with token ids, want %v", i, n, injected)
 		}
 	}
 	if _, n, err := s.Logs(skipped); err != nil || float64(n) != injected {
-		t.Errorf("the frontend tokenized not %d times, want %v (%v)", n, injected, err)
+		t.Errorf("the frontend skipped tokenizing %d times, want %v (%v)", n, injected, err)
 	}
 
-	// What is refused is not repeated either.
+	// The log contains no refused requests either.
 	for _, body := range []string{`{"prompt": "` + secrets["no JSON"],
-		`{"model":"nobody","messages":[{"role":"user","content":"` +
+		`{"model":"unknown","messages":[{"role":"user","content":"` +
 			secrets["prompt"] + `"}],"nvext":{"routing_constraints":{"required_taints":["` +
 			secrets["a name of a pin"] + `"]}}}`} {
 		resp, err := http.Post(
@@ -194,16 +194,16 @@ func TestTokenData(t *testing.T) {
 	}
 	log, _, err := s.Logs(skipped)
 	if err != nil || !strings.Contains(log, "request refused") {
-		t.Fatalf("%v; the log says nothing of refused requests:\n%s", err, log)
+		t.Fatalf("%v; the log has no line about refused requests:\n%s", err, log)
 	}
 	for where, secret := range secrets {
 		if strings.Contains(log, secret) {
-			t.Errorf("the log holds %s:\n%s", where, log)
+			t.Errorf("the log contains %s:\n%s", where, log)
 		}
 	}
 }
 
-// promptTokens are the ids that the engine was sent, as the frontend reports them.
+// promptTokens returns the token ids that the engine got, as the frontend reports them.
 func promptTokens(t *testing.T, body string) string {
 	t.Helper()
 	var answer struct {
@@ -221,9 +221,9 @@ func promptTokens(t *testing.T, body string) string {
 	return b.String()
 }
 
-// TestChangedBodies: however Envoy and its clients send a body, what is changed of it arrives, with a length that is
-// right if there is one; and an Envoy that trusts its clients' headers sends on none by which they could choose a
-// worker, but all others.
+// TestChangedBodies: for each way in which Envoy and clients send a body, the changed body arrives with the right
+// length, if it has one. An Envoy that trusts its clients' headers forwards none that could choose a worker, and all
+// others.
 func TestChangedBodies(t *testing.T) {
 	nothingLeft(t, main)
 	address, last := upstream(t)
@@ -265,7 +265,7 @@ func TestChangedBodies(t *testing.T) {
 		} {
 			var from io.Reader = bytes.NewReader(c.body)
 			if c.chunked {
-				from = io.MultiReader(from) // of which the length is not seen
+				from = io.MultiReader(from) // hides the length
 			}
 			req, err := http.NewRequestWithContext(t.Context(), "POST", envoy.URL+"/v1/completions", from)
 			if err != nil {
@@ -274,7 +274,7 @@ func TestChangedBodies(t *testing.T) {
 			for _, name := range claimed {
 				req.Header.Set(name, "4711")
 			}
-			req.Header.Set("x-dynamo-session-final", "true") // so that none stays
+			req.Header.Set("x-dynamo-session-final", "true") // so that no session remains
 			kept := map[string]string{
 				"X-Forwarded-Host": "api.example",
 				"Forwarded":        "for=192.0.2.1",
@@ -294,10 +294,10 @@ func TestChangedBodies(t *testing.T) {
 			}
 			got := last()
 			if got.size != len(c.want) || got.digest != sha256.Sum256(c.want) {
-				t.Errorf("%s, %s: %d bytes arrived as %d others", mode, c.name, len(c.want), got.size)
+				t.Errorf("%s, %s: %d bytes arrived as %d different ones", mode, c.name, len(c.want), got.size)
 			}
 			if got.length >= 0 && got.length != int64(got.size) {
-				t.Errorf("%s, %s: %d bytes arrived, said to be %d", mode, c.name, got.size, got.length)
+				t.Errorf("%s, %s: %d bytes arrived, content-length %d", mode, c.name, got.size, got.length)
 			}
 			for _, name := range claimed {
 				if came := strings.Join(got.header.Values(name), ","); strings.Contains(came, "4711") ||
@@ -314,7 +314,7 @@ func TestChangedBodies(t *testing.T) {
 	}
 }
 
-// claimed are headers by which a client may try to choose where its request goes.
+// claimed are headers with which a client may try to choose the worker.
 var claimed = []string{
 	"x-gateway-destination-endpoint",
 	"x-gateway-destination-endpoint-subset",

@@ -11,8 +11,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestBusyThresholdAsTheFrontend plays the same requests to a frontend of Dynamo's and to kvepp's admin address. The
-// thresholds that it leaves are never exceeded.
+// TestBusyThresholdAsTheFrontend sends the same requests to a frontend of Dynamo's and to kvepp's admin address. No
+// load exceeds the thresholds that it sets at the end.
 func TestBusyThresholdAsTheFrontend(t *testing.T) {
 	ask := func(url, method, contentType, body string) (status int, answer string) {
 		t.Helper()
@@ -75,7 +75,7 @@ func TestBusyThresholdAsTheFrontend(t *testing.T) {
 		case status != wantStatus:
 			t.Errorf("%s %s: kvepp %d %s, Dynamo %d %s", c.method, body, status, ours, wantStatus, theirs)
 		case json.Unmarshal([]byte(theirs), &want) != nil || status == http.StatusUnprocessableEntity:
-			// Dynamo's parser words what is wrong with the JSON in its own way.
+			// Dynamo's parser has its own wording for JSON errors.
 		case json.Unmarshal([]byte(ours), &got) != nil || !reflect.DeepEqual(got, want):
 			t.Errorf("%s %s: kvepp answers %s, Dynamo %s", c.method, body, ours, theirs)
 		}

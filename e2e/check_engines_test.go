@@ -10,9 +10,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-const tinyModel = "../test/models/tiny-bytelevel" // from this folder
+const tinyModel = "../test/models/tiny-bytelevel" // relative to this folder
 
-// standIns starts stand-ins for an engine, each with these flags.
+// standIns starts stand-ins for an engine, one for each list of flags.
 func standIns(t *testing.T, n int, flags ...string) (engines []*stack.Engine) {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,7 +36,7 @@ func standIn(t *testing.T, program, name string, flags ...string) *stack.Engine 
 	return e
 }
 
-// write puts a text into a file of a new folder.
+// write writes a text to a file in a new folder.
 func write(t *testing.T, name, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name)
@@ -46,7 +46,7 @@ func write(t *testing.T, name, text string) string {
 	return file
 }
 
-// bareModel is the test model without a chat template.
+// bareModel returns the test model without a chat template.
 func bareModel(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func bareModel(t *testing.T) string {
 	return dir
 }
 
-// anotherTemplate renders the same messages in another way.
+// anotherTemplate renders the same messages differently.
 const anotherTemplate = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 func endpointsOf(engines ...*stack.Engine) string {
@@ -73,8 +73,8 @@ func endpointsOf(engines ...*stack.Engine) string {
 	return text
 }
 
-// TestCheckStockEngines: `kvepp check` finds nothing wrong with stand-ins for vLLM and SGLang, and each mistake in what
-// kvepp is told.
+// TestCheckStockEngines: `kvepp check` reports no problem with stand-ins for vLLM and SGLang, and reports each mistake
+// in kvepp's configuration.
 func TestCheckStockEngines(t *testing.T) {
 	for _, like := range []string{"vllm", "sglang"} {
 		t.Run(like, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestCheckStockEngines(t *testing.T) {
 					[]string{"kvepp guesses what the worker holds", "the second time, as predicted"}},
 			} {
 				t.Run(c.name, func(t *testing.T) {
-					t.Parallel() // most of the time events are waited for that do not come
+					t.Parallel() // most of the time it waits for events that do not come
 					flags := append(
 						[]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"},
 						c.flags...)
@@ -137,7 +137,7 @@ func TestCheckStockEngines(t *testing.T) {
 					}
 					for _, says := range c.says {
 						if n := strings.Count(table, says); n < len(engines) {
-							t.Errorf("%q is there for %d of %d workers", says, n, len(engines))
+							t.Errorf("%q occurs for %d of %d workers", says, n, len(engines))
 						}
 					}
 				})
@@ -146,8 +146,7 @@ func TestCheckStockEngines(t *testing.T) {
 	}
 }
 
-// TestCheckCachedBefore: what a chat template puts in front of every chat is cached before the check begins, and is
-// predicted.
+// TestCheckCachedBefore: blocks of the chat template's prefix are cached before the check begins, and predicted.
 func TestCheckCachedBefore(t *testing.T) {
 	template := write(t, "template.jinja", strings.Repeat("Knowledge ends in 2023. ", 20)+anotherTemplate)
 	engine := standIns(t, 1, "-chat-template", template)[0]

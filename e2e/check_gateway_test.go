@@ -14,7 +14,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// gatewayStack is kvepp and Envoy before stand-ins for vLLM.
+// gatewayStack is kvepp and Envoy in front of stand-ins for vLLM.
 func gatewayStack(t *testing.T, engines []*stack.Engine, edit func(config any), flags ...string) *stack.Stack {
 	t.Helper()
 	var addresses []string
@@ -41,7 +41,7 @@ func gatewayStack(t *testing.T, engines []*stack.Engine, edit func(config any), 
 	return s
 }
 
-// checkFlags are the flags by which `kvepp check` finds a stack's gateway and kvepp.
+// checkFlags returns the flags with which `kvepp check` finds a stack's gateway and kvepp.
 func checkFlags(t *testing.T, s *stack.Stack, e *stack.Envoy) []string {
 	t.Helper()
 	metrics, err := url.Parse(s.MetricsURL())
@@ -66,12 +66,12 @@ func adminFlag(s *stack.Stack) string {
 func withoutHealthChecks(t *testing.T, config any) map[string]any {
 	t.Helper()
 	kvepp := cluster(t, config, "kvepp")
-	delete(kvepp, "health_checks") // Envoy starts without having found kvepp healthy
+	delete(kvepp, "health_checks") // Envoy starts although kvepp is not healthy
 	return kvepp
 }
 
-// TestCheckGateway: `kvepp check --gateway` finds nothing wrong with Envoy before kvepp and stock engines, and each
-// mistake between them.
+// TestCheckGateway: `kvepp check --gateway` reports no problem with Envoy in front of kvepp and stock engines, and
+// reports each mistake between them.
 func TestCheckGateway(t *testing.T) {
 	engines := standIns(t, 3)
 	missing := engines[1].Address
@@ -86,7 +86,7 @@ func TestCheckGateway(t *testing.T) {
 		}
 		return e
 	}
-	without := envoy(func(config any) { // one endpoint less
+	without := envoy(func(config any) { // without one endpoint
 		locality := stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints", 0).(map[string]any)
 		locality["lb_endpoints"] = slices.DeleteFunc(locality["lb_endpoints"].([]any), func(e any) bool {
 			return fmt.Sprint(stack.At(e, "endpoint", "address", "socket_address", "port_value")) == port
@@ -109,29 +109,29 @@ func TestCheckGateway(t *testing.T) {
 		flags  []string
 		status int
 		says   []string
-		times  int // each
+		times  int // that each text must occur
 	}{
-		{"nothing is wrong", s.Envoy, []string{admin}, 0, []string{", as kvepp chose"}, 3},
-		{"nothing is wrong, by the headers of answers", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
-		{"addresses by names that Envoy resolves alike", s.Envoy,
+		{"correct setup", s.Envoy, []string{admin}, 0, []string{", as kvepp chose"}, 3},
+		{"correct setup, seen in the headers of answers", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
+		{"host names that Envoy resolves to the same addresses", s.Envoy,
 			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 0,
 			[]string{"a host name, which kvepp and the gateway resolve to 127.0.0.1:"}, 3},
-		{"an address by name that Envoy does not have", without,
+		{"a host name that Envoy does not have", without,
 			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 1,
 			[]string{"is a host name, which kvepp resolves to " + missing}, 1},
 		{"an endpoint is missing from Envoy's cluster", without, []string{admin}, 1,
 			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "the gateway does not know the chosen endpoint",
 				"-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
-		{"an endpoint is missing, by the headers of answers", without, nil, 1,
+		{"an endpoint is missing, seen in the headers of answers", without, nil, 1,
 			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "-> add " + missing +
 				" to the endpoints of the gateway's cluster"}, 1},
 		{"Envoy speaks no TLS", plain, []string{admin}, 1,
 			[]string{"answered HTTP 503", "kvepp was not asked", "kvepp serves TLS at " + s.ExtProc() +
 				", and the gateway does not speak it", "-> give the gateway's cluster for kvepp a transport_socket"},
 			1},
-		{"Envoy does not ask", unasked, []string{admin}, 1, []string{"answered HTTP 200, and kvepp was not asked",
+		{"Envoy skips kvepp", unasked, []string{admin}, 1, []string{"answered HTTP 200, and kvepp was not asked",
 			"is ext_proc among the filters"}, 1},
-		{"kvepp's decisions cannot be seen", unasked, nil, 0,
+		{"kvepp's decisions are not visible", unasked, nil, 0,
 			[]string{"unknown", "-> switch on what tells: kvepp serve --admin-address"}, 1},
 		{"no such gateway", &stack.Envoy{URL: "http://127.0.0.1:1"}, []string{admin},
 			1, []string{"connection refused", "-> is this the gateway's listener"}, 1},
@@ -143,7 +143,7 @@ func TestCheckGateway(t *testing.T) {
 			}
 			for _, says := range c.says {
 				if n := strings.Count(table, says); n < c.times {
-					t.Errorf("%q is there %d times, want %d", says, n, c.times)
+					t.Errorf("%q occurs %d times, want %d", says, n, c.times)
 				}
 			}
 		})
@@ -151,22 +151,22 @@ func TestCheckGateway(t *testing.T) {
 	s.KillKvepp()
 	status, table := runCheck(t, append(checkFlags(t, s, unasked), "--ext-proc-address="+s.ExtProc(), admin)...)
 	if status != 0 || !strings.Contains(table, "does not tell of its decisions: "+s.Admin()+": connection refused") {
-		t.Errorf("kvepp is away, and its gateway answers: status %d", status)
+		t.Errorf("kvepp is stopped, and its gateway answers: status %d", status)
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, s.Envoy), admin)...)
 	if status != 1 || !strings.Contains(table, "kvepp does not answer at "+s.ExtProc()) ||
 		!strings.Contains(table, "-> is kvepp up") {
-		t.Errorf("kvepp is away: status %d", status)
+		t.Errorf("kvepp is stopped: status %d", status)
 	}
 }
 
-// TestCheckGatewayTLS: Envoy's TLS setting for kvepp is not kvepp's own.
+// TestCheckGatewayTLS: Envoy's TLS setting for kvepp differs from kvepp's own.
 func TestCheckGatewayTLS(t *testing.T) {
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "kvepp")
 	for _, c := range []struct {
 		name  string
-		flags []string // of kvepp; Envoy speaks TLS and shows no certificate
+		flags []string // of kvepp; Envoy speaks TLS without a client certificate
 		says  []string
 	}{
 		{"kvepp speaks none", []string{"--secure-serving=false"},
@@ -191,13 +191,12 @@ func TestCheckGatewayTLS(t *testing.T) {
 	}
 }
 
-// TestCheckGatewayHealthChecks: Envoy knows by its health checks that it cannot reach kvepp, and does not try again for
-// a request.
+// TestCheckGatewayHealthChecks: Envoy's health checks of kvepp fail, and Envoy does not try kvepp for a request.
 func TestCheckGatewayHealthChecks(t *testing.T) {
 	s := gatewayStack(t, standIns(t, 1), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ports, started := make(chan string, 1), make(chan error, 1)
-	go func() { // it never finds kvepp healthy
+	go func() { // Envoy never finds kvepp healthy
 		_, err := s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
 			delete(cluster(t, config, "kvepp"), "transport_socket")
 			ports <- fmt.Sprint(stack.At(config, "static_resources", "listeners", 0, "address", "socket_address",
@@ -215,7 +214,7 @@ func TestCheckGatewayHealthChecks(t *testing.T) {
 	})
 	eventually(t, func() error {
 		if n := metric(t, s, `kvepp_tls_handshake_failures_total{cause="plaintext"}`); n < 1 {
-			return errors.New("no failed handshake is counted")
+			return errors.New("the metric counts no failed handshake")
 		}
 		return nil
 	})
@@ -233,8 +232,8 @@ func TestCheckGatewayHealthChecks(t *testing.T) {
 	<-started
 }
 
-// TestCheckGatewayGuarded: a gateway over HTTPS that wants a key and gives requests ids of its own, before a kvepp
-// whose admin address wants a token and that only guesses what is cached, so that each endpoint is chosen by chance.
+// TestCheckGatewayGuarded: a gateway over HTTPS that requires an API key and gives requests its own ids, in front of a
+// kvepp whose admin address requires a token. kvepp only guesses caches, so that it chooses each endpoint at random.
 func TestCheckGatewayGuarded(t *testing.T) {
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "gateway")

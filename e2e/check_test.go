@@ -15,7 +15,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// runCheck runs `kvepp check` and returns its exit status, and what it printed.
+// runCheck runs `kvepp check` and returns its exit status and output.
 func runCheck(t *testing.T, flags ...string) (status int, table string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -40,7 +40,7 @@ func runCheck(t *testing.T, flags ...string) (status int, table string) {
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
-// TestCheck: `kvepp check` finds nothing wrong with real frontends and mockers, and each of the commonest mistakes.
+// TestCheck: `kvepp check` reports no problem with real frontends and mockers, and reports the most common mistakes.
 func TestCheck(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Speedup: 20})
 	flags := s.EndpointFlags()
@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 		strings.Count(table, "known to the frontend") != 2 ||
 		strings.Count(table, "are as many as the engine's") != 4 ||
 		strings.Count(table, "the second time, as predicted") != 2 {
-		t.Errorf("status %d with nothing wrong", status)
+		t.Errorf("status %d with a correct setup", status)
 	}
 	if status, table := runCheck(t, flags...); status != 0 ||
 		strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
@@ -69,10 +69,10 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, from, to, says string }{
-		{"an event port where nobody is", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ",
+		{"an event port where no process listens", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ",
 			"nobody publishes at"},
 		{"another block size", "  kvEvents:", "  blockSize: 32\n  kvEvents:", "no block would match"},
-		{"an address where nobody is", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
+		{"an address where no process listens", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
 	} {
 		wrong := strings.Replace(string(text), c.from, c.to, 1)
 		if wrong == string(text) {
@@ -84,7 +84,7 @@ func TestCheck(t *testing.T) {
 		}
 		status, table := runCheck(t, append(flags, "--endpoints", file, "--probe")...)
 		if status != 1 || !strings.Contains(table, c.says) {
-			t.Errorf("%s: status %d, and nowhere %q", c.name, status, c.says)
+			t.Errorf("%s: status %d, and %q does not occur", c.name, status, c.says)
 		}
 	}
 	other := append([]string{}, flags...)
@@ -102,7 +102,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckEventPlane: predictions also follow the events of Dynamo's event plane.
+// TestCheckEventPlane: predictions use the events of Dynamo's event plane too.
 func TestCheckEventPlane(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Speedup: 20, EventPlane: "zmq"})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
@@ -112,7 +112,7 @@ func TestCheckEventPlane(t *testing.T) {
 	}
 }
 
-// TestCheckPrefillWorkers: a decode worker's answers do not tell what it alone had cached, and are not compared.
+// TestCheckPrefillWorkers: a decode worker's answers do not show its own cached tokens, so they are not compared.
 func TestCheckPrefillWorkers(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Prefill: 1, Speedup: 20})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)

@@ -17,7 +17,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// operator is a person who runs commands like kvepp drain against the kvepp of s.
+// operator runs commands such as kvepp drain against the kvepp of s.
 type operator struct {
 	t *testing.T
 	s *stack.Stack
@@ -32,7 +32,7 @@ func (o *operator) command(args ...string) *exec.Cmd {
 		append(args, "--admin-address", strings.TrimPrefix(o.s.Admin(), "http://"))...)
 }
 
-// run runs a command that has to succeed, and returns what it printed.
+// run runs a command that must succeed, and returns its output.
 func (o *operator) run(args ...string) string {
 	o.t.Helper()
 	out, err := o.command(args...).CombinedOutput()
@@ -43,7 +43,7 @@ func (o *operator) run(args ...string) string {
 	return string(out)
 }
 
-// state is what kvepp says of an endpoint at /workers.
+// state returns an endpoint's entry at /workers.
 type state struct {
 	Cordon          *struct{ As string }
 	RunningRequests int `json:"running_requests"`
@@ -75,7 +75,7 @@ func get(t *testing.T, url string) string {
 // longStream is an answer of many tokens that has begun.
 type longStream struct {
 	engine string
-	done   chan string // receives what is wrong with the answer, and is closed when it ends
+	done   chan string // receives an error of the answer; closed when it ends
 }
 
 const longTokens = 300 // 6 s
@@ -114,9 +114,9 @@ func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header
 	return l
 }
 
-// TestDrain takes one of three engines out under traffic and brings it back: answers that run there run on to their
-// end, kvepp drain returns then, no request reaches the engine meanwhile, not even as a retry, and its session moves.
-// Then all are cordoned.
+// TestDrain drains one of three engines under traffic and brings it back. Running answers continue to their end, and
+// kvepp drain returns then. Meanwhile no request reaches the engine, not even a retry, and its session moves. At the
+// end all engines are cordoned.
 func TestDrain(t *testing.T) {
 	engines := standIns(t, 3, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, Manifest: "stock-engines.yaml",
@@ -178,7 +178,7 @@ func TestDrain(t *testing.T) {
 		return nil
 	})
 	blocks := get(t, "http://"+engines[at].Address+"/blocks")
-	engines[at].Signal(syscall.SIGSTOP) // so that its streams do not end before the test is ready
+	engines[at].Signal(syscall.SIGSTOP) // so that its streams do not end too early
 	if a := turn(); a.Header.Get("x-engine") == target || a.Header.Get("x-kvepp-session") != "moved" {
 		t.Errorf(
 			"the session's next turn: at %s, session %q",
@@ -187,7 +187,7 @@ func TestDrain(t *testing.T) {
 		)
 	}
 	sick := engines[(at+1)%3]
-	if err := sick.Fault(t.Context(), "503"); err != nil { // Envoy retries what goes there
+	if err := sick.Fault(t.Context(), "503"); err != nil { // Envoy retries its requests elsewhere
 		t.Fatal(err)
 	}
 	well := engines[(at+2)%3].Name
@@ -206,12 +206,12 @@ func TestDrain(t *testing.T) {
 	}
 	if m, err := s.Metrics(t.Context()); err != nil || m["kvepp_cordoned_workers"] != 1 ||
 		m[`kvepp_worker_cordoned{dp_rank="0",worker="`+target+`"}`] != 1 {
-		t.Errorf("%v, %v workers are cordoned", err, m["kvepp_cordoned_workers"])
+		t.Errorf("%v; the metric has %v cordoned workers", err, m["kvepp_cordoned_workers"])
 	}
 
 	select {
 	case err := <-drained:
-		t.Fatalf("kvepp drain ends while requests run: %v, %s%s", err, &progress, &stdout)
+		t.Fatalf("kvepp drain ended while requests run: %v, %s%s", err, &progress, &stdout)
 	default:
 	}
 	if e := o.state(target); e.RunningRequests == 0 {
@@ -233,14 +233,14 @@ func TestDrain(t *testing.T) {
 		t.Errorf("kvepp drain has ended, and %d requests run", e.RunningRequests)
 	}
 	if now := get(t, "http://"+engines[at].Address+"/blocks"); now != blocks {
-		t.Errorf("the engine got new prompts: it has %s blocks, and had %s", now, blocks)
+		t.Errorf("the engine got new prompts: it has %s blocks, before %s", now, blocks)
 	}
 
 	if out := o.run("workers"); !strings.Contains(out, "draining (operator)") {
 		t.Error("kvepp workers does not show it")
 	}
 	o.run("uncordon", target)
-	eventually(t, func() error { // Envoy's own health checks have to see that it goes on
+	eventually(t, func() error { // wait for Envoy's own health checks
 		a, err := stack.Post(
 			t.Context(),
 			http.DefaultClient,

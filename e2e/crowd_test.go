@@ -21,20 +21,20 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-var crowdSize = flag.Int("crowd", 100, "how many requests the TestCrowd tests have at once")
+var crowdSize = flag.Int("crowd", 100, "how many requests the TestCrowd tests run at once")
 
-// crowdMemory is the most that kvepp may have resident, in bytes, whatever the crowd does.
+// crowdMemory is the most that kvepp may have resident, in bytes, in these tests.
 const crowdMemory = 512 << 20
 
-// crowd is a server whose answers wait, and what its clients share.
+// crowd is a server whose answers wait, and the state that its clients share.
 type crowd struct {
 	arrived  atomic.Int64  // requests
 	written  atomic.Int64  // bytes of answers
-	read     chan struct{} // closed when bodies are to be read
-	finish   chan struct{} // closed when answers are to be sent
-	received []byte        // what every body should be
+	read     chan struct{} // closed to let the server read bodies
+	finish   chan struct{} // closed to let the server send answers
+	received []byte        // the body that every client sends
 	answer   []byte
-	others   atomic.Int64 // bodies that were not
+	others   atomic.Int64 // bodies that differ from it
 }
 
 func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +72,7 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// crowdClient is a client that takes its time: it sends, and reads, when it is told to.
+// crowdClient is a client that sends and reads only when the test calls it.
 type crowdClient struct {
 	conn net.Conn
 	from *bufio.Reader
@@ -115,7 +115,7 @@ func (c *crowdClient) rest(want []byte) error {
 	return err
 }
 
-// all does f for each client, so many at once, and reports the first error.
+// all calls f for each client, so many at once, and reports the first error.
 func all(t *testing.T, clients []*crowdClient, atOnce int, f func(i int) error) {
 	t.Helper()
 	var (
@@ -140,7 +140,7 @@ func all(t *testing.T, clients []*crowdClient, atOnce int, f func(i int) error) 
 	}
 }
 
-// within checks what kvepp has had resident.
+// within checks kvepp's peak resident memory.
 func within(t *testing.T, s *stack.Stack, when string) {
 	t.Helper()
 	n, err := s.KveppMemory()
@@ -153,7 +153,7 @@ func within(t *testing.T, s *stack.Stack, when string) {
 	}
 }
 
-// padded is a request of so many bytes; a prompt of them, or a word.
+// padded returns a request of so many bytes, padded with a long prompt or another key.
 func padded(size int, prompt bool) []byte {
 	before, after := fmt.Sprintf(
 		`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Hello`,
@@ -174,7 +174,7 @@ func newCrowd(body []byte, answer int) *crowd {
 		answer: append(bytes.Repeat([]byte(event), 1+answer/len(event)), "data: [DONE]\n\n"...)}
 }
 
-// TestCrowdOfStreams holds answers that have all begun, and lets them end together.
+// TestCrowdOfStreams holds many answers that have begun, and lets them end together.
 func TestCrowdOfStreams(t *testing.T) {
 	c := newCrowd(padded(2000, true), 20_000)
 	close(c.read)
@@ -205,7 +205,7 @@ func TestCrowdOfStreams(t *testing.T) {
 	close(c.finish)
 	all(t, clients, len(clients), func(i int) error { return clients[i].rest(c.answer) })
 	if n := c.others.Load(); n > 0 {
-		t.Errorf("%d bodies arrived otherwise", n)
+		t.Errorf("%d bodies arrived changed", n)
 	}
 	allFreed(t, s)
 }
@@ -218,7 +218,7 @@ func hangUp(clients []*crowdClient) {
 	}
 }
 
-// TestCrowdOfSlowServers: bodies of 1 MB that nobody takes, then answers of 1 MB that nobody takes.
+// TestCrowdOfSlowServers: bodies of 1 MB that no server reads, then answers of 1 MB that no client reads.
 func TestCrowdOfSlowServers(t *testing.T) {
 	c := newCrowd(padded(1<<20, false), 1<<20)
 	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false")
@@ -232,14 +232,14 @@ func TestCrowdOfSlowServers(t *testing.T) {
 		defer cancel()
 		return process.Until(ctx, func() error {
 			if n := c.arrived.Load(); n < int64(i-8) {
-				return fmt.Errorf("%d requests are at the servers", n)
+				return fmt.Errorf("%d requests have reached the servers", n)
 			}
 			return nil
 		})
 	})
 	eventually(t, func() error {
 		if n := c.arrived.Load(); n != int64(len(clients)) {
-			return fmt.Errorf("%d requests are at the servers", n)
+			return fmt.Errorf("%d requests have reached the servers", n)
 		}
 		return nil
 	})
@@ -253,25 +253,25 @@ func TestCrowdOfSlowServers(t *testing.T) {
 			before, since = n, time.Now()
 		}
 		if before == 0 || time.Since(since) < time.Second {
-			return errors.New("answers are still being written")
+			return errors.New("servers still write answers")
 		}
 		return nil
 	})
 	within(t, s, fmt.Sprint(len(clients), " clients that do not read"))
 	all(t, clients, 64, func(i int) error { return clients[i].rest(c.answer) })
 	if n := c.others.Load(); n > 0 {
-		t.Errorf("%d bodies arrived otherwise", n)
+		t.Errorf("%d bodies arrived changed", n)
 	}
 	allFreed(t, s)
 }
 
-// TestCrowdOfSlowClients: bodies of 1 MB that all lack their end. As many as kvepp has room for are held, and answered
-// once they are complete; the others are refused, at once and with 429.
+// TestCrowdOfSlowClients: bodies of 1 MB that all lack their end. kvepp holds as many as it has room for, and answers
+// them when they are complete. It refuses the others at once with 429.
 func TestCrowdOfSlowClients(t *testing.T) {
 	c := newCrowd(padded(1<<20, true), 100)
 	close(c.read)
 	close(c.finish)
-	room := min(*crowdSize/2, 64) << 20 // for bodies of this size: three quarters of three tenths of all
+	room := min(*crowdSize/2, 64) << 20 // for bodies of this size: 3/4 of 3/10 of the total
 	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false", fmt.Sprint("--max-buffered-bytes=", room*224/51))
 	clients := make([]*crowdClient, *crowdSize)
 	t.Cleanup(func() { hangUp(clients) })
@@ -284,7 +284,7 @@ func TestCrowdOfSlowClients(t *testing.T) {
 		go func() {
 			defer func() { heard <- struct{}{} }()
 			if err := clients[i].hear(); err != nil {
-				return // its connection was closed on it; counted as neither
+				return // kvepp closed its connection; counted as neither
 			}
 			switch clients[i].resp.StatusCode {
 			case http.StatusTooManyRequests:
@@ -306,17 +306,17 @@ func TestCrowdOfSlowClients(t *testing.T) {
 	fits := int64(room / len(c.received))
 	eventually(t, func() error {
 		if n := refused.Load(); n < int64(len(clients))-fits {
-			return fmt.Errorf("%d are refused, though only %d fit", n, fits)
+			return fmt.Errorf("%d are refused, although %d fit", n, fits)
 		}
 		return nil
 	})
 	held := metric(t, s, "kvepp_held_body_bytes")
 	if held > float64(room)*4/3 || held < float64(room)/2 {
-		t.Errorf("%v bytes are held of %d", held, room)
+		t.Errorf("kvepp holds %v bytes of %d", held, room)
 	}
-	within(t, s, fmt.Sprint(len(clients), " clients that do not finish"))
+	within(t, s, fmt.Sprint(len(clients), " clients that do not complete their bodies"))
 	for _, client := range clients {
-		client.conn.Write(c.received[len(c.received)-1:]) // the refused have closed their connections
+		client.conn.Write(c.received[len(c.received)-1:]) // refused clients have closed their connections
 	}
 	for range clients {
 		<-heard
@@ -326,13 +326,13 @@ func TestCrowdOfSlowClients(t *testing.T) {
 		t.Errorf("of %d clients %d were served and %d refused; %d fit", n, served.Load(), refused.Load(), fits)
 	}
 	if n := c.others.Load(); n > 0 {
-		t.Errorf("%d bodies arrived otherwise", n)
+		t.Errorf("%d bodies arrived changed", n)
 	}
 	within(t, s, "when they finish")
 	allFreed(t, s)
 }
 
-// closedByPeer says that a write failed because the other side is done with the connection.
+// closedByPeer reports whether a write failed because the other side closed the connection.
 func closedByPeer(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && !op.Timeout() && !errors.Is(err, os.ErrDeadlineExceeded)

@@ -21,11 +21,11 @@ import (
 	"kvepp/zmqsub"
 )
 
-// parityBlock is the block size of the mockers that ids are read from: small, so that whole blocks are nearly all of a
-// prompt.
+// parityBlock is the block size of the mockers whose events show token ids. It is small, so that full blocks cover
+// nearly the whole prompt.
 const parityBlock = 4
 
-// storedBlocks collects the blocks that a mocker says it has stored, by predecessor and tokens.
+// storedBlocks collects the blocks that a mocker announced, by predecessor and tokens.
 type storedBlocks struct {
 	mu        sync.Mutex
 	next      map[string]kvblock.EngineHash
@@ -72,7 +72,7 @@ func (s *storedBlocks) Malformed(err error) {
 	s.problem = err
 }
 
-// holds returns an error that names the first of a prompt's whole blocks that was not stored.
+// holds returns an error that names the first of a prompt's full blocks that was not stored.
 func (s *storedBlocks) holds(ids []kvblock.Token) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ type parityModel struct {
 	blocks *storedBlocks
 }
 
-// withTemplate returns a model's folder with another chat template.
+// withTemplate returns a copy of a model's folder with another chat template.
 func withTemplate(t *testing.T, template string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -122,7 +122,7 @@ func withTemplate(t *testing.T, template string) string {
 	return dir
 }
 
-// realModel returns a folder with a real model's tokenizer and chat template, and a configuration that mockers take.
+// realModel returns a folder with a real model's tokenizer and chat template, and a configuration that mockers accept.
 func realModel(t *testing.T, from string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), filepath.Base(from))
@@ -157,7 +157,7 @@ const (
 		`"tool_call_id":"c2","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]}`
 )
 
-// parityRequests are an API and a body's fields. NONCE makes a prompt unlike all others.
+// parityRequests are an API and a body's fields. NONCE makes a prompt unique.
 var parityRequests = []struct{ api, fields string }{
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE Hello"}]`},
 	{
@@ -310,8 +310,8 @@ var parityRequests = []struct{ api, fields string }{
 	},
 }
 
-// startParity starts a real frontend before a mocker for each folder, whose card's runtime_config has what
-// runtimeConfigs say.
+// startParity starts a real frontend and a mocker for each folder. runtimeConfigs are added to runtime_config in the
+// mockers' cards.
 func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Frontend, []*parityModel) {
 	t.Helper()
 	cfg := stack.Config{Root: "..", Tools: os.Getenv("KVEPP_TOOLS"), RuntimeConfigs: runtimeConfigs}
@@ -358,7 +358,7 @@ func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Fronten
 	return frontend, models
 }
 
-// outcome is what became of a comparison.
+// outcome is the result of a comparison.
 type outcome string
 
 const (
@@ -368,7 +368,7 @@ const (
 	differs outcome = "differs"
 )
 
-// compare sends a request through the frontend and holds the ids that it made against kvepp's: all of them, or with
+// compare sends a request through the frontend and compares the frontend's token ids with kvepp's: all of them, or with
 // media those that are certain.
 func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body string) outcome {
 	t.Helper()
@@ -397,7 +397,7 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 	p := prompts[0]
 	if promptTokens != len(p.IDs) || request.HasMedia == (p.Certain == len(p.IDs)) {
 		t.Errorf(
-			"%s of %s\n%d tokens, %d certain, where the frontend counts %d",
+			"%s of %s\n%d tokens, %d certain; the frontend counts %d",
 			body,
 			m.folder,
 			len(p.IDs),
@@ -413,9 +413,8 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 	return equal
 }
 
-// TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the
-// ids that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take
-// besides.
+// TestDynamoParity sends requests of all four APIs through a real frontend, and reads the frontend's token ids from the
+// mockers' KV events. kvepp's must be the same. KVEPP_MODELS names folders of further real models.
 func TestDynamoParity(t *testing.T) {
 	folders := []string{"../test/models/tiny-bytelevel", "../test/models/tiny-sentencepiece",
 		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
@@ -433,7 +432,7 @@ func TestDynamoParity(t *testing.T) {
 			case equal:
 				compared[c.api]++
 			case unknown:
-				t.Errorf("%s of %s is not known", fields, m.folder)
+				t.Errorf("kvepp has no token ids for %s of %s", fields, m.folder)
 			}
 		}
 	}
@@ -448,10 +447,10 @@ func TestDynamoParity(t *testing.T) {
 	}
 }
 
-// pixel is a PNG image.
+// pixel is a PNG image of one pixel.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-// mediaRequests hold images and videos.
+// mediaRequests contain images and videos.
 var mediaRequests = []string{
 	`"messages":[{"role":"system","content":"NONCE You see."},{"role":"user","content":[{"type":"text","text":"Look ` +
 		`at this one"},IMAGE,{"type":"text","text":"and tell"}]}]`,
@@ -463,7 +462,7 @@ var mediaRequests = []string{
 	`"messages":[{"role":"user","content":[{"type":"text","text":"NONCE <|image_pad|> and more"},IMAGE]}]`,
 }
 
-// TestDynamoSettings does the same with settings that workers' cards make, and with media.
+// TestDynamoSettings does the same with settings in workers' cards, and with media.
 func TestDynamoSettings(t *testing.T) {
 	marks := []string{"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"}
 	folders, runtimeConfigs := []string{withMarks(t, "media.jinja", marks)}, []string{""}
@@ -503,7 +502,7 @@ func TestDynamoSettings(t *testing.T) {
 	}
 }
 
-// withMarks is withTemplate for an architecture that takes images, with the tokens that mark them.
+// withMarks is withTemplate for an architecture with images, with the tokens that mark them.
 func withMarks(t *testing.T, template string, marks []string) string {
 	t.Helper()
 	dir := withTemplate(t, template)
@@ -540,7 +539,7 @@ func withMarks(t *testing.T, template string, marks []string) string {
 	return dir
 }
 
-// settled calls f until it returns nil, for the second that events may take.
+// settled calls f until it returns nil, for at most a second: events may take that long.
 func settled(f func() error) error {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
@@ -552,7 +551,7 @@ func settled(f func() error) error {
 	}
 }
 
-// askFrontend posts a body, and returns the number of prompt tokens that the answer reports.
+// askFrontend posts a body and returns the number of prompt tokens in the answer.
 func askFrontend(t *testing.T, url, body string) (status, promptTokens int, answer string) {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute}

@@ -1,5 +1,5 @@
-// Package e2e runs kvepp among the real programs it works with: Envoy before it, Dynamo's direct-mode frontends and
-// mocker workers behind it, KV events over ZMQ between. `make test` installs what it needs.
+// Package e2e runs kvepp among the real programs it works with: Envoy in front of it, Dynamo's direct-mode frontends
+// and mocker workers behind it, KV events over ZMQ between. `make test` installs the programs.
 package e2e
 
 import (
@@ -39,7 +39,7 @@ func (m withStack) Run() int {
 	main, err = stack.Start(
 		context.Background(),
 		stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
-			// nothing to requests without sessions and pins
+			// These change nothing for requests without sessions and pins.
 			KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}},
 	)
 	if err != nil {
@@ -50,7 +50,7 @@ func (m withStack) Run() int {
 	return m.M.Run()
 }
 
-// start starts another stack for one test.
+// start starts a stack for one test.
 func start(t *testing.T, cfg stack.Config) *stack.Stack {
 	t.Helper()
 	root, err := filepath.Abs("..")
@@ -66,7 +66,7 @@ func start(t *testing.T, cfg stack.Config) *stack.Stack {
 	return s
 }
 
-// eventually waits until a condition holds: until f returns nil.
+// eventually waits until f returns nil.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -86,7 +86,7 @@ func metric(t *testing.T, s *stack.Stack, name string) float64 {
 	return m[name]
 }
 
-// nothingLeft checks at the end of a test that no booking outlived its request.
+// nothingLeft checks at the end of a test that no request is still booked.
 func nothingLeft(t *testing.T, s *stack.Stack) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -103,7 +103,7 @@ func nothingLeft(t *testing.T, s *stack.Stack) {
 	})
 }
 
-// chat sends a chat request and wants it answered.
+// chat sends a chat request, which must succeed.
 func chat(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Answer {
 	t.Helper()
 	a, err := stack.Chat(t.Context(), http.DefaultClient, url, nil, messages, stream, extra)
@@ -116,13 +116,13 @@ func chat(t *testing.T, url string, messages []stack.Message, stream bool, extra
 	return a
 }
 
-// expect is what an engine reports for a prompt of which it holds the predicted tokens: it always computes the block
-// with the last one.
+// expect returns the cached tokens that an engine reports for a prompt with so many predicted tokens: the engine always
+// computes the block of the last token.
 func expect(predicted, promptTokens int) int {
 	return min(predicted, (promptTokens-1)/stack.BlockSize*stack.BlockSize)
 }
 
-// warm sends a request until kvepp knows all of the full blocks that the worker made of it: its events have settled.
+// warm sends a request until kvepp's index has all full blocks that the worker made of it.
 func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Answer {
 	t.Helper()
 	var a *stack.Answer
@@ -151,12 +151,12 @@ func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra
 	return a
 }
 
-// begun makes this run's prompts new to workers that have seen another's.
+// begun makes this run's prompts new to workers that served an earlier run.
 var begun = time.Now().UnixNano()
 
-// conversation is one that the test named by about holds. What differs stands in front: prompts that begin alike share
-// blocks, and are drawn to the worker that has them. What the assistant said is fixed, so that blocks of generated
-// tokens, whose events come later, are not part of the next prompt.
+// conversation is a conversation of the test named by about. The part that differs comes first: prompts with a common
+// prefix share blocks, and go to the worker that has them. The assistant's messages are fixed, so that blocks of
+// generated tokens, whose events come later, are not in the next prompt.
 func conversation(about string, turns int) []stack.Message {
 	messages := []stack.Message{
 		{Role: "system", Content: fmt.Sprintf("%x %s. ", sha256.Sum256(fmt.Append(nil, about, begun)), about) +
@@ -192,7 +192,7 @@ func conversation(about string, turns int) []stack.Message {
 
 var asked atomic.Int64
 
-// novel is a conversation that nobody has held before.
+// novel returns a conversation that no test used before.
 func novel() []stack.Message { return conversation(fmt.Sprint("novel ", asked.Add(1)), 1) }
 
 func TestConversationStaysWithItsWorker(t *testing.T) {
@@ -224,7 +224,7 @@ func TestConversationStaysWithItsWorker(t *testing.T) {
 				}
 				if turn > 1 && (a.Worker != worker || a.CachedTokens == 0) {
 					t.Errorf(
-						"turn %d went to %s with %d cached tokens, the one before to %s",
+						"turn %d went to %s with %d cached tokens, the turn before to %s",
 						turn,
 						a.Worker,
 						a.CachedTokens,
@@ -268,7 +268,7 @@ func TestCompletions(t *testing.T) {
 			)
 		}
 	}
-	// A batch goes to one worker, as a whole.
+	// A batch of prompts goes to one worker as a whole.
 	a, err := stack.Post(t.Context(), http.DefaultClient, main.Envoy.URL+"/v1/completions", nil,
 		map[string]any{"model": stack.Model, "prompt": []string{text, "Another prompt."}, "max_tokens": 1})
 	if err != nil || a.Status != http.StatusOK || a.KveppCached == 0 {
@@ -276,7 +276,7 @@ func TestCompletions(t *testing.T) {
 	}
 }
 
-// TestBodies sends large ones over both HTTP versions, streaming and not.
+// TestBodies sends large bodies over both HTTP versions, with streamed and other answers.
 func TestBodies(t *testing.T) {
 	nothingLeft(t, main)
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
@@ -300,7 +300,7 @@ func TestBodies(t *testing.T) {
 					if !stream {
 						body = bytes.Replace(body, []byte(`,"stream_options":{"include_usage":true}`), nil, 1)
 					}
-					// valid JSON of that size
+					// Valid JSON of that size.
 					body = append(bytes.Repeat([]byte(" \n"), max(size-len(body)+1, 0)/2), body...)
 					req, err := http.NewRequestWithContext(
 						t.Context(),
@@ -331,7 +331,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// TestLongPrompt is 300 kB of real text.
+// TestLongPrompt sends 300 kB of real text.
 func TestLongPrompt(t *testing.T) {
 	nothingLeft(t, main)
 	var b strings.Builder
@@ -369,7 +369,7 @@ func TestHeaderOnlyRequest(t *testing.T) {
 	}
 }
 
-// TestClientCannotChoose sends the routing headers of another worker.
+// TestClientCannotChoose sends routing headers that name another worker.
 func TestClientCannotChoose(t *testing.T) {
 	nothingLeft(t, main)
 	messages := conversation(t.Name(), 1)
@@ -410,7 +410,7 @@ func TestErrorsAreOpenAIs(t *testing.T) {
 	}{
 		{"no JSON", `{"model":`, 400, "invalid_json"},
 		{"no model", `{"messages":[{"role":"user","content":"x"}]}`, 400, "missing_required_parameter"},
-		{"unknown model", `{"model":"nobody's","messages":[{"role":"user","content":"x"}]}`, 404, "model_not_found"},
+		{"unknown model", `{"model":"unknown","messages":[{"role":"user","content":"x"}]}`, 404, "model_not_found"},
 	} {
 		resp, err := http.Post(main.Envoy.URL+"/v1/chat/completions", "application/json", strings.NewReader(c.body))
 		if err != nil {
@@ -428,7 +428,7 @@ func TestErrorsAreOpenAIs(t *testing.T) {
 	}
 }
 
-// TestBurst: many at once, none lost, spread over all workers.
+// TestBurst: many requests at once; all succeed, spread over all workers.
 func TestBurst(t *testing.T) {
 	nothingLeft(t, main)
 	var (
@@ -464,7 +464,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// TestClientGoesAway: its load is released.
+// TestClientGoesAway: when the client closes its connection, its booking ends.
 func TestClientGoesAway(t *testing.T) {
 	nothingLeft(t, main)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -511,7 +511,7 @@ func TestEndpointsFileIsFollowed(t *testing.T) {
 	}
 	eventually(t, func() error {
 		if metric(t, main, "kvepp_endpoints_file_refused_total") != refused+1 {
-			return fmt.Errorf("the file with a typing error is not refused")
+			return fmt.Errorf("kvepp has not refused the file with a typing error")
 		}
 		return nil
 	})
@@ -530,7 +530,8 @@ func TestEndpointsFileIsFollowed(t *testing.T) {
 	}
 }
 
-// TestWorkerDiesAndComesBack kills a worker as a crash would: it stops receiving when its lease ends, and starts again.
+// TestWorkerDiesAndComesBack kills a worker: it gets no requests when its lease has expired, and gets them again after
+// its restart.
 func TestWorkerDiesAndComesBack(t *testing.T) {
 	nothingLeft(t, main)
 	victim := main.Workers[2]

@@ -11,8 +11,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestDecisionsNameEjectedEndpoints checks what decision records and the log at debug level say while an engine is
-// ejected: that it is, which request is its trial, and that all are candidates when all are ejected.
+// TestDecisionsNameEjectedEndpoints checks decision records and debug log lines while an engine is ejected: they name
+// the engine and its trial request, and they say when all engines are candidates because all are ejected.
 func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=1ms")
 	s := start(
@@ -35,7 +35,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 		}
 		return a, d
 	}
-	// until sends requests until a decision is as wanted.
+	// until sends requests until a decision satisfies the condition.
 	until := func(what string, wanted func(*stack.Answer, *stack.Decision) bool) {
 		t.Helper()
 		eventually(t, func() error {

@@ -16,14 +16,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// noBytes is a body of which only its end says that it is empty: the client declares no length.
+// noBytes is an empty body without a declared length.
 type noBytes struct{}
 
 func (noBytes) Read([]byte) (int, error) { return 0, io.EOF }
 func (noBytes) Close() error             { return nil }
 
-// TestEmptyBody: through Envoy, a POST without a body on a path whose bodies kvepp reads is answered 400 in OpenAI's
-// shape, however the client says that there is no body. Other methods and other paths are routed.
+// TestEmptyBody: through Envoy, a POST without a body on a path whose bodies kvepp reads gets 400 in OpenAI's shape,
+// for each way in which a client can send no body. Other methods and other paths are routed.
 func TestEmptyBody(t *testing.T) {
 	var served atomic.Int32
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +60,7 @@ func TestEmptyBody(t *testing.T) {
 	h2.Protocols.SetUnencryptedHTTP2(true)
 	defer h2.CloseIdleConnections()
 
-	// over returns how a request without a body is sent over a connection of its own, as written here.
+	// over sends a request without a body over a new connection, as written here.
 	over := func(head string) func(*stack.Envoy, string, string) (*http.Response, error) {
 		return func(envoy *stack.Envoy, method, path string) (*http.Response, error) {
 			conn, err := net.Dial("tcp", strings.TrimPrefix(envoy.URL, "http://"))
@@ -127,7 +127,7 @@ func TestEmptyBody(t *testing.T) {
 					)
 				}
 				if n := served.Load(); n != before {
-					t.Errorf("%s, %s, POST %s: the engine had the request", mode, way, path)
+					t.Errorf("%s, %s, POST %s: the engine got the request", mode, way, path)
 				}
 			}
 			for _, other := range []struct{ method, path, reason string }{

@@ -29,16 +29,16 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// seen is what an upstream received.
+// seen is a request as an upstream received it.
 type seen struct {
 	header  http.Header
 	trailer http.Header
 	digest  [32]byte
 	size    int
-	length  int64 // as the headers say; -1: they do not
+	length  int64 // content-length; -1: none
 }
 
-// upstream is a server that remembers the last request.
+// upstream is a server that records the last request.
 func upstream(t *testing.T) (address string, last func() seen) {
 	var (
 		mu sync.Mutex
@@ -59,7 +59,7 @@ func upstream(t *testing.T) (address string, last func() seen) {
 	return server.Listener.Addr().String(), func() seen { mu.Lock(); defer mu.Unlock(); return s }
 }
 
-// TestManifestsAreValid lets Envoy check the files as they are.
+// TestManifestsAreValid lets Envoy validate the unchanged files.
 func TestManifestsAreValid(t *testing.T) {
 	files, err := filepath.Glob("../manifests/envoy/*.yaml")
 	if err != nil || len(files) < 2 {
@@ -95,20 +95,20 @@ func TestManifestsAreValid(t *testing.T) {
 	}
 }
 
-// TestOriginalDestination exercises the other Envoy configuration: Envoy knows no endpoint, kvepp names it. The
-// upstream is a plain server, so that the test sees what arrives there.
+// TestOriginalDestination tests the other Envoy configuration: Envoy has no endpoints, and kvepp names the address. The
+// upstream is a plain server, so that the test sees what arrives.
 func TestOriginalDestination(t *testing.T) {
 	nothingLeft(t, main)
 	envoy, err := main.StartEnvoy(t.Context(), "original-dst.yaml", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// First with the real workers ...
+	// First with the real workers.
 	a := warm(t, envoy.URL, conversation(t.Name(), 2), true, nil)
 	if a.CachedTokens == 0 {
 		t.Errorf("%+v", a)
 	}
-	// ... then with the server.
+	// Then with the server.
 	address, last := upstream(t)
 	alone(t, address)
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
@@ -144,7 +144,7 @@ func TestOriginalDestination(t *testing.T) {
 			}
 			got := last()
 			if got.size != len(body) || got.digest != sha256.Sum256(body) {
-				t.Errorf("%s: %d bytes arrived as %d others", version, len(body), got.size)
+				t.Errorf("%s: %d bytes arrived as %d different ones", version, len(body), got.size)
 			}
 			want := map[string]string{
 				"X-Gateway-Destination-Endpoint": address,
@@ -164,7 +164,7 @@ func TestOriginalDestination(t *testing.T) {
 				delete(want, name)
 			}
 			if len(want) > 0 {
-				t.Errorf("%s: not sent upstream: %v", version, want)
+				t.Errorf("%s: did not arrive upstream: %v", version, want)
 			}
 		}
 	}
@@ -188,14 +188,14 @@ func alone(t *testing.T, address string) {
 	})
 	eventually(t, func() error {
 		if metric(t, main, "kvepp_workers") != 1 {
-			return fmt.Errorf("the endpoints file is not read yet")
+			return fmt.Errorf("kvepp has not read the endpoints file yet")
 		}
 		return nil
 	})
 }
 
-// TestConversations: where each side waits for the other, as over a WebSocket or in a body that kvepp does not read,
-// every piece arrives as soon as it was sent.
+// TestConversations: if each side waits for the other, as over a WebSocket or in a body that kvepp does not read, every
+// piece arrives immediately.
 func TestConversations(t *testing.T) {
 	nothingLeft(t, main)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -237,7 +237,7 @@ func TestConversations(t *testing.T) {
 			}
 			heard := make([]byte, len(said))
 			if _, err := io.ReadFull(from, heard); err != nil || string(heard) != said {
-				t.Fatalf("%s: %d bytes came back, otherwise or not at all: %v", name, len(said), err)
+				t.Fatalf("%s: %d bytes came back changed, or not at all: %v", name, len(said), err)
 			}
 		}
 	}
@@ -272,25 +272,25 @@ func TestConversations(t *testing.T) {
 	}
 	resp, err = http.DefaultClient.Do(req)
 	if err != nil || resp.Header.Get("x-kvepp-reason") != "unknown_api" {
-		t.Fatalf("a body that nobody reads: %v %+v", err, resp)
+		t.Fatalf("a body that kvepp does not read: %v %+v", err, resp)
 	}
 	defer resp.Body.Close()
-	echo("a body that nobody reads", say, resp.Body)
+	echo("a body that kvepp does not read", say, resp.Body)
 	say.Close()
 	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
 		t.Errorf("%v, %q", err, rest)
 	}
 }
 
-// TestBodyModes: an Envoy that sends a body whole, once its headers were answered, is told the decision with the answer
-// to the body, as exact as ever; one that would not heed it then is told at the headers, by load.
+// TestBodyModes: an Envoy that sends a body whole after its headers were answered gets the exact decision with the
+// answer to the body. If Envoy would ignore it there, it gets a decision by load at the headers.
 func TestBodyModes(t *testing.T) {
 	nothingLeft(t, main)
 	for _, mode := range []string{"BUFFERED", "BUFFERED_PARTIAL", "STREAMED", "NONE"} {
 		envoy, err := main.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
 			processing := map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND",
 				"request_body_mode": mode, "response_body_mode": mode}
-			if mode == "BUFFERED" { // as gateways have it whose other filters want trailers
+			if mode == "BUFFERED" { // as in gateways whose other filters need trailers
 				processing["request_trailer_mode"], processing["response_trailer_mode"] = "SEND", "SEND"
 			}
 			extProc["processing_mode"] = processing
@@ -305,7 +305,7 @@ func TestBodyModes(t *testing.T) {
 				if a.CachedTokens == 0 {
 					t.Errorf("%s: %+v", mode, a)
 				}
-				// The body changes on its way: kvepp takes out what is for it alone, and Envoy wants the right length.
+				// kvepp removes its own keys from the body, and Envoy needs the right length.
 				chat(
 					t,
 					envoy.URL,
@@ -321,8 +321,8 @@ func TestBodyModes(t *testing.T) {
 				t.Errorf("%s: reason %s", mode, a.Reason)
 			}
 		}
-		// More than Envoy's buffer holds: an error of Envoy's own, a part of the body, or no matter.
-		// (It reads a little beyond its limit if it can, so that a body must be much longer to be cut for certain.)
+		// A body above Envoy's buffer: Envoy's own error, a truncated body, or no effect. (Envoy may read a little more
+		// than its limit, so only a much longer body is certainly truncated.)
 		words := 60_000
 		if mode == "BUFFERED_PARTIAL" {
 			words *= 4
@@ -337,7 +337,7 @@ func TestBodyModes(t *testing.T) {
 		case mode == "BUFFERED_PARTIAL" && a.Reason != "body_cut":
 			t.Errorf("%s: status %d, reason %q", mode, a.Status, a.Reason)
 		}
-		// Refusals and requests without a body.
+		// Refused requests and requests without a body.
 		if a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/chat/completions", nil,
 			map[string]any{"model": 1}); err != nil ||
 			whole && a.Status != http.StatusBadRequest {
@@ -352,22 +352,23 @@ func TestBodyModes(t *testing.T) {
 	}
 }
 
-// TestFallbackEndpoints: Envoy cannot reach the chosen endpoint and goes down kvepp's list; the load goes with the
-// request.
+// TestFallbackEndpoints: Envoy cannot reach the chosen endpoint and tries the next one in kvepp's list; the booking
+// moves with the request.
 func TestFallbackEndpoints(t *testing.T) {
 	s := start(
 		t,
 		stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=1"}},
 	)
 	nothingLeft(t, s)
-	// The worker, and an endpoint that Envoy does not know: without a list it would take any. Both may be chosen.
+	// The worker, and an endpoint that Envoy's cluster does not have: without a list Envoy would choose any endpoint.
+	// kvepp may choose both.
 	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: '127.0.0.1:9', instanceId: 9}\n",
 		s.Workers[0].Entry())); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
 		if metric(t, s, "kvepp_workers") != 2 {
-			return fmt.Errorf("the endpoints file is not read yet")
+			return fmt.Errorf("kvepp has not read the endpoints file yet")
 		}
 		return nil
 	})
@@ -389,8 +390,8 @@ func TestFallbackEndpoints(t *testing.T) {
 	})
 }
 
-// TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp
-// fails.
+// TestStreamsAreLimited: a request above the limit gets an answer with an explanation, even if Envoy forwards requests
+// when kvepp fails.
 func TestStreamsAreLimited(t *testing.T) {
 	s := start(
 		t,
@@ -421,7 +422,7 @@ func TestStreamsAreLimited(t *testing.T) {
 		}
 		return nil
 	}
-	var halves []net.Conn // clients that take their time
+	var halves []net.Conn // clients that do not complete their bodies
 	begin := func(length, sent int) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(s.Envoy.URL, "http://"))
 		if err != nil {
@@ -440,12 +441,12 @@ func TestStreamsAreLimited(t *testing.T) {
 		eventually(t, func() error {
 			if n, m := metric(t, s, "kvepp_streams"), metric(t, s, "kvepp_held_body_bytes"); n != streams || m < held ||
 				streams == 0 && m != 0 {
-				return fmt.Errorf("%v requests are followed, %v bytes held", n, m)
+				return fmt.Errorf("kvepp has %v open streams and holds %v bytes", n, m)
 			}
 			return nil
 		})
 	}
-	for range 4 { // of 303,000 bytes that there are for bodies
+	for range 4 { // of 303,000 bytes for bodies
 		begin(65_000, 64_000)
 	}
 	followed(4, 4*64_000)
@@ -465,10 +466,10 @@ func TestStreamsAreLimited(t *testing.T) {
 	chat(t, s.Envoy.URL, novel(), true, nil)
 }
 
-// TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp. Both
-// ask the new kvepp as soon as they have found it well.
+// TestKveppDies: without kvepp, an Envoy that fails closed answers 503, and one that fails open forwards the request.
+// Both call the new kvepp when it passes their health check.
 func TestKveppDies(t *testing.T) {
-	// Whether a change of health is held back for a while does not depend on luck then.
+	// Without this, a random delay before a change of health would affect the test.
 	s := start(t, stack.Config{Workers: 1, Speedup: 20, EditEnvoy: checkFast})
 	open, err := s.StartEnvoy(
 		t.Context(),
@@ -490,8 +491,8 @@ func TestKveppDies(t *testing.T) {
 	if err != nil || a.Status != http.StatusServiceUnavailable {
 		t.Errorf("failing closed: %v %+v, want 503", err, a)
 	}
-	// The request passes, to a frontend that wants a worker named and is not told one: 400 is the frontend's own
-	// answer. A client that names the worker itself is refused all the same: Envoy strips its headers even now.
+	// The request reaches a frontend that requires a worker in the headers, and there is none: 400 is the frontend's
+	// own answer. A client that names the worker itself gets the same: Envoy strips its headers even now.
 	id, err := s.Workers[0].InstanceID(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -517,7 +518,7 @@ func TestKveppDies(t *testing.T) {
 	if err := s.Settled(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	// The new kvepp has learned by replay what the worker holds.
+	// The new kvepp has learned the worker's blocks by replay.
 	if a := chat(t, s.Envoy.URL, messages, false, nil); a.CachedTokens == 0 ||
 		a.CachedTokens != expect(a.KveppCached, a.PromptTokens) {
 		t.Errorf("after a restart of kvepp: predicted %d, reported %d", a.KveppCached, a.CachedTokens)
@@ -525,7 +526,8 @@ func TestKveppDies(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// TestSharedFrontendAndRanks: workers of two data-parallel ranks behind one frontend, with the other kind of tokenizer.
+// TestSharedFrontendAndRanks: workers with two data-parallel ranks behind one frontend, with the other kind of
+// tokenizer.
 func TestSharedFrontendAndRanks(t *testing.T) {
 	s := start(
 		t,
@@ -536,7 +538,7 @@ func TestSharedFrontendAndRanks(t *testing.T) {
 	used := map[string]bool{}
 	for i := range 40 {
 		messages := novel()
-		if i%10 != 0 { // the tie between cold workers is broken at random
+		if i%10 != 0 { // ties between cold workers are broken at random
 			used[chat(t, s.Envoy.URL, messages, false, nil).Worker] = true
 			continue
 		}
@@ -548,7 +550,7 @@ func TestSharedFrontendAndRanks(t *testing.T) {
 		}
 	}
 	if len(used) != 4 {
-		t.Errorf("of four ranks only %v were used", used)
+		t.Errorf("only %v of four ranks were used", used)
 	}
 }
 

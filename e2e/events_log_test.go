@@ -9,7 +9,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// stockEngines starts stand-ins for vLLM, and returns them.
+// stockEngines starts stand-ins for vLLM and returns them.
 func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,9 +35,9 @@ func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 	return engines
 }
 
-// TestSubscriptionsAreLogged: kvepp logs that it connected to the KV events of a real mocker and of a stock engine, and
-// after 10 s that it cannot connect to those of another, with the address, and the flag of the engine that it was told
-// of.
+// TestSubscriptionsAreLogged: kvepp logs that it connected to the KV events of a real mocker and of a stock engine.
+// After 10 s it logs that it cannot connect to those of another engine, with the address and the flag of the configured
+// engine.
 func TestSubscriptionsAreLogged(t *testing.T) {
 	text, _, err := main.Logs("")
 	if err != nil {
@@ -58,9 +58,9 @@ func TestSubscriptionsAreLogged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := fmt.Sprintf("tcp://127.0.0.1:%d", port)
+	unused := fmt.Sprintf("tcp://127.0.0.1:%d", port)
 	if err := s.ReplaceEndpoints("endpoints:\n" + engine.Entry() +
-		fmt.Sprintf("- {name: deaf, address: %q, kvEvents: %q}\n", engine.Address, nobody)); err != nil {
+		fmt.Sprintf("- {name: deaf, address: %q, kvEvents: %q}\n", engine.Address, unused)); err != nil {
 		t.Fatal(err)
 	}
 	logLine(t, s, "connected to a worker's KV events", "level=INFO", "worker=engine-0/0", "address="+engine.KVEvents)
@@ -70,16 +70,16 @@ func TestSubscriptionsAreLogged(t *testing.T) {
 		"kvepp cannot connect to a worker's KV events",
 		"level=WARN",
 		"worker=deaf/0",
-		"address="+nobody,
+		"address="+unused,
 		"enable_kv_cache_events",
 	)
 	if strings.Contains(line, "dynamo") {
-		t.Errorf("a flag of Dynamo's for a stock engine: %s", line)
+		t.Errorf("the line names a flag of Dynamo's for a stock engine: %s", line)
 	}
 }
 
-// TestOtherBlockSize: decisions for an engine whose KV events have another block size than the endpoints file have a
-// reason of their own, and those for the engine beside it do not.
+// TestOtherBlockSize: if an engine's KV events have another block size than the endpoints file, decisions for it have
+// their own reason, and those for the other engine do not.
 func TestOtherBlockSize(t *testing.T) {
 	engines := stockEngines(t, 2)
 	s := start(
@@ -116,6 +116,6 @@ func TestOtherBlockSize(t *testing.T) {
 		"announced=16",
 	)
 	if n := metric(t, s, `kvepp_decisions_total{reason="block_size_mismatch"}`); n < 1 {
-		t.Errorf("%v decisions are counted", n)
+		t.Errorf("the metric counts %v decisions", n)
 	}
 }

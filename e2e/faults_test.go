@@ -15,14 +15,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// fault is one way in which an engine goes bad while it serves.
+// fault is one way in which an engine fails while it serves.
 type fault struct {
 	name  string
 	begin func(t *testing.T, e *stack.Engine)
-	end   func(t *testing.T, e *stack.Engine) // nil: it does not
-	// unanswered says that requests to it hang: they are lost when their client gives up.
+	end   func(t *testing.T, e *stack.Engine) // nil: the fault does not end
+	// unanswered: requests to the engine hang, and are lost when their client gives up.
 	unanswered bool
-	// retried says that Envoy may send such a request again.
+	// retried: Envoy may send such a request again.
 	retried bool
 }
 
@@ -45,20 +45,20 @@ var faultsOfEngines = []fault{
 	{name: "resets after the headers", begin: mode("reset"), end: mode("")},
 }
 
-// traffic is a client's requests, eight at a time, each with a prompt that begins like those of its conversation.
+// traffic is a client's requests, eight at a time. Prompts of a conversation share a prefix.
 type traffic struct {
 	s     *stack.Stack
 	total int
-	at    int // the request before which the fault begins
+	at    int // number of the request before which the fault begins
 	begin func()
 
 	mu       sync.Mutex
-	lost     []string       // how each request ended that had no complete answer
-	inFlight int            // requests that ran when the fault began
+	lost     []string       // how each request without a complete answer ended
+	inFlight int            // requests that were running when the fault began
 	served   map[string]int // complete answers after the fault, by engine
 }
 
-// patience is how long a client waits for an answer: more than any engine here takes, and less than a stopped one
+// patience is how long a client waits for an answer: longer than any engine here takes, and shorter than a stopped one
 // would.
 const patience = 12 * time.Second
 
@@ -119,7 +119,7 @@ func (f *traffic) run(ctx context.Context) {
 	wait.Wait()
 }
 
-// report logs how the run went, and returns kvepp's metrics and how many ejections they count.
+// report logs the result of the run, and returns kvepp's metrics and their number of ejections.
 func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64) {
 	t.Helper()
 	m, err := f.s.Metrics(t.Context())
@@ -150,9 +150,9 @@ func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64)
 	return m, ejections
 }
 
-// TestEnginesGoBad: of three stock engines one goes bad under traffic. Without retries at most three requests are lost,
-// beside those that were running and the trials; with the configuration for stock engines none, where Envoy may retry.
-// The engine serves again when it is well.
+// TestEnginesGoBad: one of three stock engines fails under traffic. Without retries at most three requests are lost, in
+// addition to running ones and trials. With the configuration for stock engines none is lost that Envoy may retry. The
+// engine gets requests again when it recovers.
 func TestEnginesGoBad(t *testing.T) {
 	for _, manifest := range []string{"override-host.yaml", "stock-engines.yaml"} {
 		for _, f := range faultsOfEngines {
@@ -176,12 +176,12 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	allowed := 3 + load.inFlight + int(ejections)
 	if manifest == "stock-engines.yaml" && f.retried {
 		allowed = 0
-		if f.name == "killed" { // answers that had begun cannot be sent again
+		if f.name == "killed" { // requests whose answer had begun cannot be retried
 			allowed = load.inFlight
 		}
 	}
 	if len(load.lost) > allowed {
-		t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
+		t.Errorf("%d requests lost, want at most %d", len(load.lost), allowed)
 	}
 	if ejections == 0 || m["kvepp_ejected_workers"] != 1 {
 		t.Errorf("%v ejections, %v workers ejected", ejections, m["kvepp_ejected_workers"])
@@ -220,7 +220,7 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	}
 }
 
-// TestTwoOfThreeDead: the third serves.
+// TestTwoOfThreeDead: the third engine serves all requests.
 func TestTwoOfThreeDead(t *testing.T) {
 	engines := standIns(t, 3, "-token-time=2ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
@@ -237,15 +237,15 @@ func TestTwoOfThreeDead(t *testing.T) {
 		load.served,
 	)
 	if allowed := 2*3 + load.inFlight; len(load.lost) > allowed {
-		t.Errorf("%d requests lost, at most %d may be: %q", len(load.lost), allowed, load.lost)
+		t.Errorf("%d requests lost, want at most %d: %q", len(load.lost), allowed, load.lost)
 	}
 	if ejected := metric(t, s, "kvepp_ejected_workers"); ejected != 2 {
-		t.Errorf("%v workers are ejected", ejected)
+		t.Errorf("the metric has %v ejected workers", ejected)
 	}
 }
 
-// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are. That
-// Envoy's access log is open by then does not keep kvepp from stopping.
+// TestClientsThatGoAway: an engine whose answers are broken off by clients is not ejected, for any number of them. The
+// open stream of Envoy's access log does not keep kvepp from stopping.
 func TestClientsThatGoAway(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
@@ -263,7 +263,7 @@ func TestClientsThatGoAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("content-type", "application/json")
-		if n%4 == 0 { // nothing of the answer has come
+		if n%4 == 0 { // before the answer begins
 			gone := time.AfterFunc(100*time.Millisecond, cancel)
 			if resp, err := client.Do(req); err == nil {
 				t.Errorf("an answer of 1000 tokens at once: %s", resp.Status)
@@ -300,9 +300,8 @@ func TestClientsThatGoAway(t *testing.T) {
 	}
 }
 
-// TestMockersGoBad: the same with Dynamo's workers, each behind a frontend of its own or all behind one, where a
-// failure counts for the worker that the headers named. Discovery notices a killed worker after ten seconds, a stopped
-// one likewise.
+// TestMockersGoBad: the same with Dynamo's workers, each behind its own frontend or all behind one, where a failure
+// counts for the worker that the headers named. Discovery removes a killed or stopped worker after ten seconds.
 func TestMockersGoBad(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		for name, begin := range map[string]func(*stack.Worker){"killed": (*stack.Worker).Kill,
@@ -322,7 +321,7 @@ func TestMockersGoBad(t *testing.T) {
 				load.run(t.Context())
 				m, ejections := load.report(t)
 				if allowed := 3 + load.inFlight + int(ejections); len(load.lost) > allowed {
-					t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
+					t.Errorf("%d requests lost, want at most %d", len(load.lost), allowed)
 				}
 				// A stopped worker may leave discovery before three requests have failed.
 				if left := name == "stopped" && m["kvepp_workers"] == 2; ejections == 0 && !left {

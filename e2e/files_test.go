@@ -8,8 +8,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestWorkerWithOtherFiles: a worker whose model card names another template than kvepp's is not trusted to make the
-// same prompts. That the same files are found to be the same, every other test shows.
+// TestWorkerWithOtherFiles: if a worker's model card names another template than kvepp's, kvepp does not predict its
+// cache. All other tests show that kvepp accepts equal files.
 func TestWorkerWithOtherFiles(t *testing.T) {
 	template, err := os.ReadFile("../test/models/tiny-bytelevel/chat_template.jinja")
 	if err != nil {
@@ -30,6 +30,6 @@ func TestWorkerWithOtherFiles(t *testing.T) {
 		t.Errorf("kvepp_model_file_mismatches is %v", n)
 	}
 	if n := metric(t, main, "kvepp_model_file_mismatches"); n != 0 {
-		t.Errorf("with the same files it is %v", n)
+		t.Errorf("with the same files the metric is %v", n)
 	}
 }

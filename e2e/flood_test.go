@@ -23,18 +23,18 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// frames is a client's HTTP/2 connection of which a test writes every frame itself.
+// frames is a client's HTTP/2 connection on which the test writes every frame itself.
 type frames struct {
 	net.Conn
 	*http2.Framer
 	out *bufio.Writer
 
-	reading chan struct{} // holds one, or after the next frame nothing is read
+	reading chan struct{} // holds a token while frames may be read
 	mu      sync.Mutex
 	changed sync.Cond
-	window  map[uint32]int64 // bytes that may be sent, by stream; 0 is the connection
+	window  map[uint32]int64 // flow-control windows in bytes, by stream; 0 is the connection
 	initial int64
-	ended   map[uint32]string // how streams ended: a status, or what reset them
+	ended   map[uint32]string // how streams ended: a status, or the reset's code
 	status  map[uint32]string
 	err     error // of the connection
 }
@@ -68,7 +68,7 @@ func dialFrames(ctx context.Context, url string) (*frames, error) {
 	return f, errors.Join(f.WriteSettingsAck(), f.out.Flush())
 }
 
-// read keeps account of what the proxy says until the connection ends.
+// read processes the proxy's frames until the connection ends.
 func (f *frames) read(settled chan struct{}) {
 	once := sync.OnceFunc(func() { close(settled) })
 	defer once()
@@ -122,7 +122,7 @@ func (f *frames) read(settled chan struct{}) {
 	}
 }
 
-// send waits for room in the windows and writes DATA.
+// send waits for window space and writes DATA.
 func (f *frames) send(id uint32, end bool, data []byte) error {
 	f.mu.Lock()
 	for f.err == nil && f.ended[id] == "" && (f.window[0] < int64(len(data)) || f.window[id] < int64(len(data))) {
@@ -177,7 +177,7 @@ func (f *frames) wait(id uint32) string {
 	return f.err.Error()
 }
 
-// batched collects what is written for half a second, so that thousands of small frames arrive at once.
+// batched collects writes for half a second, so that thousands of small frames arrive together.
 type batched struct {
 	net.Conn
 	mu  sync.Mutex
@@ -248,8 +248,8 @@ func (f *flooded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whatever one of them, or an engine, has Envoy
-// send there, the others' answers go on, and Envoy ends no connection.
+// TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whichever load one client or engine causes on
+// them, the answers of others continue, and Envoy ends no connection.
 func TestOneClientCutsNoOthers(t *testing.T) {
 	engine := &flooded{finish: make(chan struct{})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -270,7 +270,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			EditEnvoy:  http2Upstream,
 		},
 	)
-	// One Envoy shows kvepp no bodies of answers. Through kvepp, pieces that wait join.
+	// One Envoy does not send kvepp the bodies of answers. Through kvepp, waiting pieces are joined.
 	bodiless, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
 		stack.At(extProc, "processing_mode").(map[string]any)["response_body_mode"] = "NONE"
 	})
@@ -326,7 +326,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			}
 			return nil
 		}},
-		{"thousands of requests given up at once", func(t *testing.T) error {
+		{"thousands of requests cancelled at once", func(t *testing.T) error {
 			for range 6 {
 				f, err := dialFrames(t.Context(), s.Envoy.URL)
 				if err != nil {
@@ -342,10 +342,10 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 					return err
 				}
 			}
-			// They are all at kvepp, which waits for the rest of their bodies. Now their connections end together.
+			// All of them are at kvepp, which waits for the rest of their bodies. Now their connections end together.
 			eventually(t, func() error {
 				if n := metric(t, s, "kvepp_streams"); n < 6000 {
-					return fmt.Errorf("%v requests have come", n)
+					return fmt.Errorf("%v requests have reached kvepp", n)
 				}
 				return nil
 			})
@@ -424,16 +424,16 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			if err := a.do(t); err != nil {
 				t.Error(err)
 			}
-			eventually(t, func() error { // the attack is over
+			eventually(t, func() error { // wait for the end of the attack
 				if n := metric(t, s, "kvepp_streams"); n > others {
-					return fmt.Errorf("kvepp follows %v requests", n)
+					return fmt.Errorf("kvepp has %v open streams", n)
 				}
 				return nil
 			})
 			close(engine.finish)
 			wait.Wait()
 			if n := cut.Load(); n > 0 {
-				t.Errorf("%d of %d answers were cut", n, others)
+				t.Errorf("%d of %d answers were broken off", n, others)
 			}
 			after := stats(s.Envoy)
 			for name, n := range after {

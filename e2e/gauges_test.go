@@ -13,7 +13,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// instanceOf returns Dynamo's id of the worker beside a frontend.
+// instanceOf returns Dynamo's id of the worker behind a frontend.
 func instanceOf(t *testing.T, w *stack.Worker) string {
 	t.Helper()
 	resp, err := http.Get("http://" + w.Address + "/health")
@@ -23,9 +23,9 @@ func instanceOf(t *testing.T, w *stack.Worker) string {
 	defer resp.Body.Close()
 	var health struct {
 		Instances []struct {
-			Namespace, Endpoint string // it lists the workers of others, too
+			Namespace, Endpoint string // the list has workers of other frontends too
 
-			ID json.Number `json:"instance_id"` // it has all 64 bits
+			ID json.Number `json:"instance_id"` // uses all 64 bits
 		}
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&health); err != nil {
@@ -40,7 +40,8 @@ func instanceOf(t *testing.T, w *stack.Worker) string {
 	return ""
 }
 
-// asking returns what asks a worker around Envoy and kvepp, until it has answered or ctx ends.
+// asking returns a function that sends a request directly to a worker, without Envoy and kvepp, and returns when it is
+// answered or ctx ends.
 func asking(t *testing.T, ctx context.Context, w *stack.Worker, text string, extra map[string]any) func() {
 	t.Helper()
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
@@ -55,13 +56,13 @@ func asking(t *testing.T, ctx context.Context, w *stack.Worker, text string, ext
 			extra,
 		)
 		if ctx.Err() == nil && (err != nil || a.Status != http.StatusOK) {
-			t.Errorf("%s, asked itself: %v, %+v", w.Name, err, a)
+			t.Errorf("%s, without kvepp: %v, %+v", w.Name, err, a)
 		}
 	}
 }
 
-// filling returns what fills a tenth of a worker's cache, around Envoy and kvepp: a prompt of 6,000 tokens, for as long
-// as its answer takes, which is 90 s if ctx does not end before.
+// filling returns a function that fills a tenth of a worker's cache, without Envoy and kvepp: a prompt of 6,000 tokens,
+// with an answer that takes 90 s unless ctx ends before.
 func filling(t *testing.T, ctx context.Context, w *stack.Worker) func() {
 	t.Helper()
 	return asking(
@@ -73,7 +74,7 @@ func filling(t *testing.T, ctx context.Context, w *stack.Worker) func() {
 	)
 }
 
-// metricsUntil waits until kvepp's metrics are so.
+// metricsUntil waits until kvepp's metrics satisfy the condition.
 func metricsUntil(t *testing.T, s *stack.Stack, what string, ok func(map[string]float64) bool) {
 	t.Helper()
 	eventually(t, func() error {
@@ -97,8 +98,8 @@ func metricsUntil(t *testing.T, s *stack.Stack, what string, ok func(map[string]
 	})
 }
 
-// TestEnginesTellOfTheirLoad: requests that go to workers around kvepp fill their caches, which kvepp hears of from one
-// worker's metrics, and from the other on Dynamo's event plane.
+// TestEnginesTellOfTheirLoad: requests that go directly to workers fill their caches. kvepp sees that in one worker's
+// metrics, and for the other on Dynamo's event plane.
 func TestEnginesTellOfTheirLoad(t *testing.T) {
 	s := start(
 		t,
@@ -157,8 +158,8 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	wait("the end", func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 0 })
 	chat(t, s.Envoy.URL, novel(), true, nil)
 
-	// What the Gateway API Inference Extension's own end-to-end test wants to see after traffic, and what belongs to
-	// it.
+	// The metrics that the Gateway API Inference Extension's own end-to-end test requires after traffic, and related
+	// ones.
 	const model = `{model_name="tiny",target_model_name="tiny"}`
 	wait("the last answer, which its client may have before it is counted", func(m map[string]float64) bool {
 		return m["inference_objective_request_duration_seconds"+model] == 7
@@ -199,7 +200,7 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	}
 }
 
-// TestLoadsOverNATS: the same of workers whose event plane is NATS, also after the NATS server was away.
+// TestLoadsOverNATS: the same for workers whose event plane is NATS, also after a restart of the NATS server.
 func TestLoadsOverNATS(t *testing.T) {
 	s := start(
 		t,
@@ -224,7 +225,7 @@ func TestLoadsOverNATS(t *testing.T) {
 			t.Errorf("with %s full a request went to %s", w.Name, a.Worker)
 		}
 		if i == 0 {
-			if err := s.RestartNATS(t.Context(), func() { overloaded("without NATS nobody tells", 0) }); err != nil {
+			if err := s.RestartNATS(t.Context(), func() { overloaded("without NATS", 0) }); err != nil {
 				t.Fatal(err)
 			}
 			overloaded(w.Name+", with NATS again", 1)

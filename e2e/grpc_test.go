@@ -23,7 +23,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// http2Upstream has Envoy speak HTTP/2 to the pool, as endpoints that serve gRPC want it.
+// http2Upstream makes Envoy use HTTP/2 to the pool, as endpoints that serve gRPC need it.
 func http2Upstream(config any) {
 	for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 		if cluster := c.(map[string]any); cluster["name"] == "pool" {
@@ -36,9 +36,9 @@ func http2Upstream(config any) {
 	}
 }
 
-// TestGRPC: calls of an engine that serves gRPC pass through Envoy and kvepp in HTTP/2 as they are: unary ones,
-// conversations in which each side waits for the other, metadata, trailers, errors and cancellations; and kvepp's own
-// refusals are gRPC's.
+// TestGRPC: calls of an engine that serves gRPC pass unchanged through Envoy and kvepp in HTTP/2: unary calls,
+// bidirectional streams in which each side waits for the other, metadata, trailers, errors and cancellations. kvepp's
+// own refusals are gRPC errors.
 func TestGRPC(t *testing.T) {
 	var cancelled atomic.Int32
 	echo := grpc.NewServer(
@@ -58,7 +58,7 @@ func TestGRPC(t *testing.T) {
 						metadata.Pairs("x-messages", fmt.Sprint(n), "x-said", strings.Join(in.Get("x-say"), ",")),
 					)
 					if strings.HasSuffix(method, "/Fail") {
-						return status.Error(codes.OutOfRange, "no more of this; ünïcödé")
+						return status.Error(codes.OutOfRange, "out of range; ünïcödé")
 					}
 					return nil
 				case err != nil:
@@ -104,7 +104,7 @@ func TestGRPC(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		// the last is a method all the same
+		// The last one is a valid method name too.
 		for _, method := range []string{"/vllm.Generate/Talk", "/vllm.Generate/Fail", "/v1/chat/completions"} {
 			call, err := conn.NewStream(metadata.AppendToOutgoingContext(ctx, "x-say", "hello"), talk, method)
 			if err != nil {
@@ -116,8 +116,8 @@ func TestGRPC(t *testing.T) {
 					t.Fatal(name, method, err)
 				}
 				got := &wrapperspb.BytesValue{}
-				if err := call.RecvMsg(got); err != nil || !bytes.Equal(got.Value, sent) { // each waits for the other
-					t.Fatalf("%s %s: %d bytes came back as %d others, %v", name, method, size, len(got.Value), err)
+				if err := call.RecvMsg(got); err != nil || !bytes.Equal(got.Value, sent) {
+					t.Fatalf("%s %s: %d bytes came back, changed to %d, %v", name, method, size, len(got.Value), err)
 				}
 			}
 			if err := call.CloseSend(); err != nil {
@@ -140,7 +140,7 @@ func TestGRPC(t *testing.T) {
 				t.Errorf("%s %s: header %q, trailer %q", name, method, head, trailer)
 			}
 			if code := status.Convert(err); strings.HasSuffix(method, "/Fail") &&
-				(code.Code() != codes.OutOfRange || code.Message() != "no more of this; ünïcödé") ||
+				(code.Code() != codes.OutOfRange || code.Message() != "out of range; ünïcödé") ||
 				!strings.HasSuffix(method, "/Fail") && !errors.Is(err, io.EOF) {
 				t.Errorf("%s %s: ended with %v", name, method, err)
 			}
@@ -175,7 +175,7 @@ func TestGRPC(t *testing.T) {
 		leave()
 		eventually(t, func() error {
 			if cancelled.Load() == before {
-				return fmt.Errorf("%s: the engine does not hear that its caller has gone", name)
+				return fmt.Errorf("%s: the engine does not see that its caller cancelled", name)
 			}
 			return nil
 		})

@@ -10,7 +10,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// ask sends a chat request and wants it answered by the worker that kvepp chose.
+// ask sends a chat request, which the chosen worker must answer.
 func ask(
 	t *testing.T,
 	s *stack.Stack,
@@ -56,11 +56,11 @@ func ask(
 	return a
 }
 
-// TestSessions: the turns of a session, about something else each, stay on a worker; those without one do not.
+// TestSessions: the turns of a session, with unrelated prompts, stay on one worker; turns without a session do not.
 func TestSessions(t *testing.T) {
 	s := main
 	nothingLeft(t, s)
-	others := metric(t, s, "kvepp_sessions") // of other tests, not ended yet
+	others := metric(t, s, "kvepp_sessions") // sessions of other tests that have not ended
 	for name, turn := range map[string]func(last bool) *stack.Answer{
 		"Dynamo's header": func(last bool) *stack.Answer {
 			return ask(t, s, http.Header{"X-Dynamo-Session-Id": {t.Name()},
@@ -103,7 +103,7 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-// TestHints: whatever clients may say, Dynamo's frontends take the request, and tokens and blocks stay exact.
+// TestHints: Dynamo's frontends accept requests with all hints of clients, and tokens and blocks stay exact.
 func TestHints(t *testing.T) {
 	s := main
 	nothingLeft(t, s)
@@ -122,7 +122,7 @@ func TestHints(t *testing.T) {
 		"router_config_override": map[string]any{"overlap_score_credit": 1.5, "router_temperature": 0},
 	}
 	messages := conversation(t.Name(), 1)
-	for _, size := range []int{0, 200 << 10} { // a body that is changed, in one piece and in several
+	for _, size := range []int{0, 200 << 10} { // changed bodies in one piece and in several
 		messages[0].Content += strings.Repeat(" ", size)
 		eventually(t, func() error {
 			a := ask(t, s, header, messages, nvext)
@@ -135,7 +135,7 @@ func TestHints(t *testing.T) {
 			return nil
 		})
 	}
-	// A tenant's blocks are apart from others' (not in the mocker, which knows none).
+	// A tenant's blocks are separate from others' (not in the mocker, which has no tenants).
 	header.Set("x-tenant-id", "a")
 	if a := ask(t, s, header, messages, nvext); a.KveppCached != 0 {
 		t.Errorf("a tenant's first request: predicted %d cached tokens", a.KveppCached)
@@ -148,7 +148,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// TestPins: a request goes to the worker that its body names, though another has its prompt.
+// TestPins: a request goes to the worker that its body names, although another worker has its prompt.
 func TestPins(t *testing.T) {
 	s := main
 	nothingLeft(t, s)

@@ -9,8 +9,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestSGLangHybrid: what kvepp predicts for a hybrid model on SGLang is an upper bound, by the decision's header and
-// metric. For a model with full attention alone it is not.
+// TestSGLangHybrid: kvepp's prediction for a hybrid model on SGLang is an upper bound, by the decision's header and
+// metric. For a model with full attention only it is exact.
 func TestSGLangHybrid(t *testing.T) {
 	engine := standIns(t, 1, "-like", "sglang")[0]
 	for _, c := range []struct {
@@ -49,7 +49,7 @@ func TestSGLangHybrid(t *testing.T) {
 		eventually(t, func() error {
 			a := chat(t, s.Envoy.URL, prompt, false, nil)
 			if a.KveppCached == 0 {
-				return fmt.Errorf("nothing is predicted, by the reason %s", a.Reason)
+				return fmt.Errorf("no cached tokens predicted, reason %s", a.Reason)
 			}
 			if got := a.Header.Get("x-kvepp-upper-bound"); got != c.header {
 				t.Errorf("%s: x-kvepp-upper-bound %q, want %q", c.config, got, c.header)
@@ -57,7 +57,7 @@ func TestSGLangHybrid(t *testing.T) {
 			return nil
 		})
 		if got := metric(t, s, "kvepp_upper_bound_decisions_total"); (got > 0) != (c.header != "") {
-			t.Errorf("%s: %v decisions are upper bounds", c.config, got)
+			t.Errorf("%s: the metric counts %v decisions with upper bounds", c.config, got)
 		}
 	}
 }

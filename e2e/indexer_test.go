@@ -25,7 +25,7 @@ import (
 
 const indexerBlock = 4 // tokens
 
-// publisher is an engine's event socket, one rank's.
+// publisher is the event socket of one rank of an engine.
 type publisher struct {
 	t        *testing.T
 	socket   *zmq.Socket
@@ -36,7 +36,7 @@ type publisher struct {
 	held     map[uint64]*cachedBlock
 }
 
-// cachedBlock is a block that the engine holds: its name is the same for every engine, as with a fixed seed.
+// cachedBlock is a block that the engine has. Its hash is the same for every engine, as with a fixed seed.
 type cachedBlock struct {
 	name, parent uint64
 	tokens       []int
@@ -45,13 +45,13 @@ type cachedBlock struct {
 
 func newPublisher(t *testing.T, instance uint64, rank int) *publisher {
 	t.Helper()
-	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that is told who subscribes
+	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that also receives subscriptions
 	if err != nil {
 		t.Fatal(err)
 	}
 	socket.SetLinger(0)
 	socket.SetSndhwm(0)
-	socket.SetXpubVerbose(1) // of each subscriber, not of the first alone
+	socket.SetXpubVerbose(1) // receive the subscription of each subscriber, not only of the first
 	if err := socket.Bind("tcp://127.0.0.1:*"); err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +62,8 @@ func newPublisher(t *testing.T, instance uint64, rank int) *publisher {
 	return p
 }
 
-// offload announces that some held blocks have a copy in host memory or on disk too, which stays when the device's
-// goes.
+// offload announces that some blocks also have a copy in host memory or on disk, which remains when the device's copy
+// is removed.
 func (p *publisher) offload(rng *rand.Rand, n int) {
 	p.t.Helper()
 	var held []*cachedBlock
@@ -91,7 +91,7 @@ func (p *publisher) offload(rng *rand.Rand, n int) {
 	}
 }
 
-// subscribed waits until n subscribers have come.
+// subscribed waits for n subscriptions.
 func (p *publisher) subscribed(n int) {
 	p.t.Helper()
 	p.socket.SetRcvtimeo(2 * 60e9)
@@ -100,7 +100,7 @@ func (p *publisher) subscribed(n int) {
 		if err != nil || len(frame) == 0 {
 			p.t.Fatalf("waiting for a subscriber: %x, %v", frame, err)
 		}
-		n -= int(frame[0]) // 0: an earlier one has gone
+		n -= int(frame[0]) // 0: one has ended
 	}
 }
 
@@ -114,7 +114,7 @@ func (p *publisher) publish(events ...[]any) {
 	p.seq++
 }
 
-// nameOf is an engine's name for a block: the same chain of tokens has the same one.
+// nameOf returns an engine's hash of a block: equal chains of tokens have equal hashes.
 func nameOf(parent uint64, tokens []int) uint64 {
 	h := parent*0x9e3779b97f4a7c15 + 1
 	for _, t := range tokens {
@@ -124,7 +124,7 @@ func nameOf(parent uint64, tokens []int) uint64 {
 	return h | 1
 }
 
-// store announces the blocks of a prompt that the engine does not hold yet.
+// store announces the blocks of a prompt that the engine does not have yet.
 func (p *publisher) store(tokens []int) {
 	p.t.Helper()
 	var names []uint64
@@ -154,7 +154,7 @@ func (p *publisher) store(tokens []int) {
 	}
 }
 
-// evict announces the removal of up to n blocks that no other block follows, as an engine frees them.
+// evict announces the removal of up to n blocks without a following block, as an engine frees them.
 func (p *publisher) evict(rng *rand.Rand, n int) {
 	p.t.Helper()
 	var names []uint64
@@ -181,7 +181,7 @@ func (p *publisher) evict(rng *rand.Rand, n int) {
 	}
 }
 
-// indexers are both services and the publishers that both follow.
+// indexers are both services and the publishers that both subscribe to.
 type indexers struct {
 	*stack.Services
 	t          *testing.T
@@ -202,7 +202,7 @@ func startIndexers(t *testing.T) *indexers {
 	t.Cleanup(func() {
 		services.Close()
 		for _, p := range x.publishers {
-			p.socket.Close() // after its subscribers: libzmq may abort otherwise (zeromq/libzmq#3442)
+			p.socket.Close() // after its subscribers; otherwise libzmq may abort (zeromq/libzmq#3442)
 		}
 	})
 	return x
@@ -228,7 +228,7 @@ func (x *indexers) publisher(instance uint64, rank int) *publisher {
 	return p
 }
 
-// ask sends a request to one service. The answer is decoded JSON, or nil if it is none.
+// ask sends a request to one service. The answer is decoded JSON, or nil if it is not JSON.
 func (x *indexers) ask(url, path string, body any) (status int, v any) {
 	x.t.Helper()
 	var resp *http.Response
@@ -253,7 +253,7 @@ func (x *indexers) ask(url, path string, body any) (status int, v any) {
 	return resp.StatusCode, v
 }
 
-// same wants both services to give the same answer, with this status. It returns the answer.
+// same checks that both services give the same answer with this status, and returns it.
 func (x *indexers) same(status int, path string, body any) any {
 	x.t.Helper()
 	theirStatus, theirs := x.ask(x.Dynamo, path, body)
@@ -273,8 +273,7 @@ func (x *indexers) same(status int, path string, body any) any {
 	return ours
 }
 
-// settle waits until both services have applied all that was published: a block that only this moment has is
-// everywhere.
+// settle waits until both services have applied all published events: it stores a new marker block at every publisher.
 func (x *indexers) settle(moment int) {
 	x.t.Helper()
 	marker := []int{1 << 20, moment, 0, 0}
@@ -298,8 +297,8 @@ func (x *indexers) settle(moment int) {
 	}
 }
 
-// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, lets them
-// publish what engines would, and wants the same answers.
+// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, publishes
+// events as engines do, and compares their answers.
 func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x := startIndexers(t)
 	x.same(http.StatusOK, "/workers", nil)
@@ -312,7 +311,7 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	}
 	seed := uint64(begun)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	prompt := func() []int { // few tokens, so that prompts begin alike
+	prompt := func() []int { // few different tokens, so that prompts share prefixes
 		tokens := make([]int, rng.IntN(12)*indexerBlock+rng.IntN(indexerBlock))
 		for i := range tokens {
 			tokens[i] = rng.IntN(2) * (i / indexerBlock % 3)
@@ -381,8 +380,8 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
 }
 
-// TestIndexersTakeOver starts indexers that were not there when the engines stored their blocks: they know them from a
-// peer, kvepp's from kvepp's and from Dynamo's, and Dynamo's from kvepp's; and they go on from there.
+// TestIndexersTakeOver starts indexers after the engines stored their blocks. They load the blocks from a peer: kvepp's
+// from kvepp's and from Dynamo's, and Dynamo's from kvepp's. Then they follow further events.
 func TestIndexersTakeOver(t *testing.T) {
 	x := startIndexers(t)
 	a, b := x.publisher(7, 0), x.publisher(7, 1)
@@ -444,8 +443,8 @@ func TestIndexersTakeOver(t *testing.T) {
 	compare("after more events")
 }
 
-// TestIndexerWhereDynamosErrs shows the defects of Dynamo's index that kvepp's must not have, on the real one: when
-// they are mended there, this test says so.
+// TestIndexerWhereDynamosErrs shows defects of Dynamo's index that kvepp's must not have, on the real one. It fails
+// when Dynamo fixes them.
 func TestIndexerWhereDynamosErrs(t *testing.T) {
 	x := startIndexers(t)
 	a, b := x.publisher(1, 0), x.publisher(2, 0)
@@ -468,7 +467,7 @@ func TestIndexerWhereDynamosErrs(t *testing.T) {
 	moment := 0
 	settle := func() { moment++; x.settle(moment) }
 
-	// A block in the middle leaves and comes back: the engine holds all four again.
+	// A block in the middle is removed and stored again: the engine has all four again.
 	a.publish(stored(nil, 0, 4, 101, 102, 103, 104))
 	settle()
 	want("four blocks stored", "1", 16, 16)
@@ -479,16 +478,16 @@ func TestIndexerWhereDynamosErrs(t *testing.T) {
 	settle()
 	want("the second stored again", "1", 8, 16)
 
-	// Another engine gives the same blocks other names.
+	// Another engine gives the same blocks other hashes.
 	b.publish(stored(nil, 0, 2, 201, 202))
 	b.publish(stored(uint64(202), 2, 3, 203))
 	settle()
-	want("three blocks under other names", "2", 8, 12)
+	want("three blocks with other hashes", "2", 8, 12)
 	b.publish([]any{"BlockRemoved", []uint64{201, 202, 203}, "GPU"})
 	settle()
 	want("all of them removed", "2", 8, 0)
 
-	// Lost messages: what they said is not known.
+	// Lost messages: their content is unknown.
 	b.publish(stored(nil, 0, 2, 201, 202))
 	settle()
 	b.seq += 3

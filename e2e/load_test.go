@@ -9,9 +9,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestLoadOfRunningRequests watches, in a router mode that tokenizes nothing, what long answers count for on their
-// worker: one in one piece until its prompt should be prefilled, a stream until its first content, and then more as it
-// grows.
+// TestLoadOfRunningRequests reads, in a router mode without tokenizing, the load that long answers add to their worker.
+// A non-streamed answer counts as waiting until its prompt should be prefilled, a stream until its first content. Then
+// the load grows with the answer.
 func TestLoadOfRunningRequests(t *testing.T) {
 	s := start(
 		t,
@@ -26,11 +26,11 @@ func TestLoadOfRunningRequests(t *testing.T) {
 	for range 6 {
 		a := chat(t, s.Envoy.URL, novel(), true, nil)
 		if a.Worker == before || a.Reason != "router_mode" {
-			t.Errorf("on %s after %s, reason %s; want them in turn", a.Worker, before, a.Reason)
+			t.Errorf("on %s after %s, reason %s; want workers in turn", a.Worker, before, a.Reason)
 		}
 		before = a.Worker
 	}
-	// busy looks at the worker that has a request, as it was when another was routed.
+	// busy returns the worker that has a request, as it was when another request was routed.
 	busy := func() (stack.Candidate, error) {
 		a := chat(t, s.Envoy.URL, novel(), true, nil)
 		d, err := s.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
@@ -72,7 +72,7 @@ func TestLoadOfRunningRequests(t *testing.T) {
 		}
 		select {
 		case <-done:
-			t.Errorf("stream %v: the answer ended while it was looked at", stream)
+			t.Errorf("stream %v: the answer ended during the check", stream)
 		default:
 		}
 		cancel()

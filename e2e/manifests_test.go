@@ -20,7 +20,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// namedServer answers every request with its name, and may be ill: then only its health check says so.
+// namedServer answers every request with its name. If it is ill, only its health check fails.
 type namedServer struct {
 	name    string
 	address string
@@ -43,7 +43,7 @@ func startNamed(t *testing.T, name string) *namedServer {
 	return s
 }
 
-// served posts a completion, and says by whom it was answered; empty with a status other than 200.
+// served posts a completion and returns the name of the server that answered; empty for a status other than 200.
 func served(t *testing.T, url, host string) (by string, status int) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(
@@ -66,7 +66,7 @@ func served(t *testing.T, url, host string) (by string, status int) {
 	return a.Header.Get("x-served-by"), a.Status
 }
 
-// checkFast makes the health checks of an Envoy's configuration follow each other fast.
+// checkFast shortens the intervals of the health checks in an Envoy's configuration.
 func checkFast(config any) {
 	for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 		if check, ok := stack.At(c, "health_checks", 0).(map[string]any); ok {
@@ -75,15 +75,15 @@ func checkFast(config any) {
 	}
 }
 
-// TestFailOpen: fail-open.yaml, while kvepp is there, does as it decides; while it is not, every request is answered,
-// by endpoints that are well; and when none is, by Envoy.
+// TestFailOpen: with fail-open.yaml, Envoy follows kvepp while it runs. Without kvepp, healthy endpoints answer every
+// request. Without a healthy endpoint, Envoy answers.
 func TestFailOpen(t *testing.T) {
 	a, b, ill := startNamed(t, "a"), startNamed(t, "b"), startNamed(t, "ill")
 	ill.ill.Store(true)
 	s := start(
 		t,
 		stack.Config{Workers: -1, Servers: []string{a.address, b.address, ill.address}, Manifest: "fail-open.yaml",
-			// so that the test need not wait long
+			// This shortens the test.
 			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: checkFast},
 	)
 	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: b, address: '%s'}\n", b.address)); err != nil {
@@ -91,7 +91,7 @@ func TestFailOpen(t *testing.T) {
 	}
 	eventually(t, func() error {
 		if metric(t, s, "kvepp_workers") != 1 {
-			return fmt.Errorf("the endpoints file is not read yet")
+			return fmt.Errorf("kvepp has not read the endpoints file yet")
 		}
 		return nil
 	})
@@ -107,17 +107,17 @@ func TestFailOpen(t *testing.T) {
 			for by := ""; by == ""; failed++ {
 				by, _ = served(t, s.Envoy.URL, "")
 			}
-			if failed > 5 { // about one; by health checks alone it would be dozens
+			if failed > 5 { // about one; with health checks alone it would be dozens
 				t.Errorf("%d requests failed after kvepp was killed", failed-1)
 			}
 			eventually(t, func() error { return s.Envoy.SeesKvepp(t.Context(), false) })
-		} else { // for everyone to see that it is not kvepp's choice that is followed
+		} else { // so that the answers show that Envoy does not follow kvepp's choice
 			a.ill.Store(true)
 			b.ill.Store(true)
 			ill.ill.Store(false)
 		}
 		want := map[int]map[string]bool{0: {"a": true, "b": true}, 1: {"ill": true}}[round]
-		eventually(t, func() error { // the health checks of the pool take their time
+		eventually(t, func() error { // wait for the pool's health checks
 			for range 12 {
 				if by, _ := served(t, s.Envoy.URL, ""); !want[by] {
 					return fmt.Errorf("answered by %q", by)
@@ -146,7 +146,7 @@ func TestFailOpen(t *testing.T) {
 		}
 	}
 	ill.ill.Store(true)
-	eventually(t, func() error { // no endpoint is well: none is asked
+	eventually(t, func() error { // no endpoint is healthy, so none gets requests
 		if by, status := served(t, s.Envoy.URL, ""); status != http.StatusServiceUnavailable {
 			return fmt.Errorf("answered by %q, %d", by, status)
 		}
@@ -164,8 +164,8 @@ func TestFailOpen(t *testing.T) {
 	})
 }
 
-// TestTwoPools: two-pools.yaml sends the requests of a host to its pool, and asks that pool's kvepp. One may be away,
-// and the other's requests are answered.
+// TestTwoPools: two-pools.yaml sends requests to the pool of their host, and calls that pool's kvepp. If one kvepp is
+// away, the other pool's requests are still answered.
 func TestTwoPools(t *testing.T) {
 	first, second := startNamed(t, "first"), startNamed(t, "second")
 	one := start(
@@ -212,7 +212,7 @@ func TestTwoPools(t *testing.T) {
 		"":                   "first",
 	}
 	for host, want := range hosts {
-		eventually(t, func() error { // Envoy was waited for until it knew the first kvepp alone
+		eventually(t, func() error { // the stack waited only for the first kvepp
 			if by, status := served(t, envoy.URL, host); by != want {
 				return fmt.Errorf("host %q: answered by %q, %d", host, by, status)
 			}
@@ -243,9 +243,8 @@ func TestTwoPools(t *testing.T) {
 	}
 }
 
-// TestLongSilence: an engine that says nothing for long, before its answer and in its midst, is waited for. The time
-// that Envoy gives kvepp for a message is far shorter than that here; the one that the configuration gives a stream to
-// be silent ends it.
+// TestLongSilence: Envoy waits for an engine that is silent for long, before and during its answer, although it waits
+// only briefly for kvepp's messages here. The idle timeout of the configuration ends the stream.
 func TestLongSilence(t *testing.T) {
 	const silence = 3 * time.Second
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -290,7 +289,7 @@ func TestLongSilence(t *testing.T) {
 			)
 			if whole := err == nil && a.Status == http.StatusOK &&
 				strings.HasSuffix(a.Body, "[DONE]\n\n"); whole != lives {
-				t.Errorf("%s: the answer is whole: %v, want %v (%+v, %v)", name, whole, lives, a, err)
+				t.Errorf("%s: complete answer: %v, want %v (%+v, %v)", name, whole, lives, a, err)
 			}
 		})
 	}
@@ -319,8 +318,8 @@ func manifestFiles(t *testing.T) []string {
 	return files
 }
 
-// TestManifestsAgree: what each of Envoy's configurations must have, whatever else it is for: time for silent answers,
-// routing headers that no client can send, upgrades, and health checks of kvepp.
+// TestManifestsAgree: each of Envoy's configurations needs time for silent answers, routing headers that no client can
+// send, upgrades, and health checks of kvepp.
 func TestManifestsAgree(t *testing.T) {
 	var stripped, answers any // the first file's
 	for _, file := range manifestFiles(t) {
@@ -346,7 +345,7 @@ func TestManifestsAgree(t *testing.T) {
 		silence := func(what string, v any) {
 			text, _ := v.(string)
 			if d, err := time.ParseDuration(text); err != nil || d < time.Hour {
-				t.Errorf("%s: %s is %v: a silent answer must live for an hour", file, what, v)
+				t.Errorf("%s: %s is %v; a silent answer must be allowed for an hour", file, what, v)
 			}
 		}
 		silence("stream_idle_timeout", stack.At(manager, "stream_idle_timeout"))
@@ -376,7 +375,7 @@ func TestManifestsAgree(t *testing.T) {
 			"response_attributes")); got != "[response.code_details response.flags upstream.request_attempt_count]" {
 			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
 		}
-		var forPeople []any // of the access logs; the others go to each kvepp, see extproc/accesslog.go
+		var forPeople []any // access logs for people; the others go to each kvepp, see extproc/accesslog.go
 		told := map[any]bool{}
 		for _, log := range stack.At(manager, "access_log").([]any) {
 			if stack.At(log, "name") == "envoy.access_loggers.http_grpc" {
@@ -388,12 +387,12 @@ func TestManifestsAgree(t *testing.T) {
 		}
 		for _, cluster := range stack.At(config, "static_resources", "clusters").([]any) {
 			if name, _ := stack.At(cluster, "name").(string); strings.HasPrefix(name, "kvepp") && !told[name] {
-				t.Errorf("%s: no access log tells %s who broke an answer off", file, name)
+				t.Errorf("%s: no access log tells %s which side broke off an answer", file, name)
 			}
 		}
 		if got := fmt.Sprint(stack.At(processor, "grpc_service",
 			"initial_metadata")); got != "[map[key:x-kvepp-access-log value:on]]" {
-			t.Errorf("%s: initial_metadata %s: kvepp does not know of its access log", file, got)
+			t.Errorf("%s: initial_metadata %s does not tell kvepp of its access log", file, got)
 		}
 		own := fmt.Sprint(stack.At(manager, "local_reply_config"), forPeople)
 		if answers == nil {
@@ -407,7 +406,7 @@ func TestManifestsAgree(t *testing.T) {
 			stripped = removed
 		}
 		if removed != stripped || !strings.Contains(removed, "x-gateway-destination-endpoint") {
-			t.Errorf("%s: removes %v of clients' headers, and %s %v", file, removed, manifestFiles(t)[0], stripped)
+			t.Errorf("%s: removes %v of clients' headers, but %s %v", file, removed, manifestFiles(t)[0], stripped)
 		}
 		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 			name := stack.At(c, "name").(string)
@@ -416,10 +415,10 @@ func TestManifestsAgree(t *testing.T) {
 			}
 			if stack.At(c, "health_checks", 0, "grpc_health_check") == nil ||
 				stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0 {
-				t.Errorf("%s: cluster %s is not checked, or asked while it is ill", file, name)
+				t.Errorf("%s: cluster %s has no health check, or gets requests while unhealthy", file, name)
 			}
 			if stack.At(c, "common_lb_config", "update_merge_window") != "0s" {
-				t.Errorf("%s: cluster %s is asked only a while after it is well", file, name)
+				t.Errorf("%s: cluster %s gets requests only some time after it is healthy", file, name)
 			}
 		}
 	}

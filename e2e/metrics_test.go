@@ -14,15 +14,15 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// notExported are Dynamo's series about routing that kvepp does not have, because it does not have what they tell of.
+// notExported are Dynamo's series about routing for features that kvepp does not have.
 var notExported = []string{
-	"dynamo_component_router_active_sequence_", // books shared among routers
-	"dynamo_component_router_approximate_",     // its index without events; kvepp_index_outcomes_total here
-	"dynamo_component_router_kv_zmq_ingress_",  // the event plane; kvepp_subscriptions and kvepp_events_total here
+	"dynamo_component_router_active_sequence_", // load books shared among routers
+	"dynamo_component_router_approximate_",     // index without events; here kvepp_index_outcomes_total
+	"dynamo_component_router_kv_zmq_ingress_",  // event plane; here kvepp_subscriptions and kvepp_events_total
 	"dynamo_component_router_kv_transfer_",     // between prefill and decode workers
 }
 
-// TestDynamoMetrics holds every metric that kvepp exports under a name of Dynamo's against that of Dynamo's frontend:
+// TestDynamoMetrics compares every metric that kvepp exports under a name of Dynamo's with that of Dynamo's frontend:
 // type, labels and buckets.
 func TestDynamoMetrics(t *testing.T) {
 	theirs := start(t, stack.Config{Workers: 1, Frontend: "kv", Speedup: 100, Kill: true})
@@ -45,7 +45,7 @@ func TestDynamoMetrics(t *testing.T) {
 	eventually(t, func() error { // kvepp counts a request when Envoy has closed its stream
 		got = routerSeries(t, main)
 		if got["dynamo_component_router_requests_total"].counts == 0 {
-			return fmt.Errorf("the request is not counted yet")
+			return fmt.Errorf("the metric does not count the request yet")
 		}
 		return nil
 	})
@@ -80,14 +80,14 @@ func TestDynamoMetrics(t *testing.T) {
 	}
 }
 
-// series is what does not differ among the series of a metric.
+// series is what all series of a metric have in common.
 type series struct {
 	kind   string
 	shape  string  // its labels' names, and a histogram's buckets
 	counts float64 // a counter's sum
 }
 
-// routerSeries reads the metrics of a stack's routing program.
+// routerSeries reads the metrics of the program that routes.
 func routerSeries(t *testing.T, s *stack.Stack) map[string]series {
 	t.Helper()
 	resp, err := http.Get(s.RouterMetrics())

@@ -13,14 +13,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// mistakes are all of docs/mistakes.md, in its order. What they share belongs to t.
+// mistakes returns all of docs/mistakes.md, in its order. Resources that they share belong to t.
 func mistakes(t *testing.T) []mistake {
 	program, err := stack.BuildEngine(t.Context(), "..", t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	mistakesEngine = func() string { return program }
-	// right is a set-up without a mistake, for mistakes of clients.
+	// right is a correct set-up, for mistakes of clients.
 	right := withEngines(t, like(2)...)
 	right.behind(
 		right.entries("  kvEvents:", "  model: tiny\n  kvEvents:"),
@@ -37,12 +37,12 @@ func mistakes(t *testing.T) []mistake {
 	)
 }
 
-// wrongVariable is in two parts: a test of cmd/kvepp looks for names of variables that kvepp would refuse.
+// wrongVariable is in two parts, because a test of cmd/kvepp searches for names of variables that kvepp would refuse.
 const wrongVariable = "KVEPP_" + "ROUTER_TEMPRATURE"
 
 func startMistakes() []mistake {
 	const group = "Starting kvepp"
-	// told is a mistake that kvepp serve tells at once.
+	// told is a mistake that kvepp serve reports at its start.
 	told := func(name, made, fix string, names []string, args func(s *setup) (env, args []string)) mistake {
 		return mistake{
 			group: group,
@@ -82,9 +82,9 @@ func startMistakes() []mistake {
 			flags("--endpoints", "endpoints.yaml", "--drain-delay", "2"),
 		),
 		told(
-			"A value that there is not",
+			"An invalid value",
 			"kvepp serve --endpoints endpoints.yaml --engine vlllm",
-			"Take one of the values that the error lists.",
+			"Use one of the values that the error lists.",
 			[]string{
 				`--engine "vlllm"`,
 				"did you mean vllm?",
@@ -99,7 +99,7 @@ func startMistakes() []mistake {
 			flags("--model", "tiny="+tinyModel),
 		),
 		told(
-			"The endpoints file is not there",
+			"The endpoints file is missing",
 			"kvepp serve --endpoints none.yaml",
 			"Correct the path. kvepp needs the file at its start; later the file may be replaced at any time.",
 			[]string{"none.yaml", "no such file"},
@@ -115,7 +115,7 @@ func startMistakes() []mistake {
 		told(
 			"A port is in use",
 			"kvepp serve --endpoints endpoints.yaml --grpc-port 9002",
-			"Give kvepp another port, or end what listens there: often another kvepp.",
+			"Give kvepp another port, or stop the process that listens there: often another kvepp.",
 			[]string{"--grpc-port: the address 10.0.0.9:9002 is in use", "give another port"},
 			func(s *setup) ([]string, []string) {
 				taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -250,7 +250,7 @@ func fileMistakes() []mistake {
 				s := withEngines(t, like(2)...)
 				s.serve(s.entries(s.engines[0].Address, "no-such-engine.invalid:8000"))
 				q := s.logs("cannot resolve the host name", "no-such-engine.invalid")
-				q.text, _, _ = strings.Cut(q.text, " error=") // it is the resolver's
+				q.text, _, _ = strings.Cut(q.text, " error=") // the error is the resolver's
 				return []said{q, s.checks()}
 			},
 		},
@@ -286,7 +286,7 @@ func fileMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "An address where nobody listens",
+			name:  "An address where no server listens",
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8001\"}",
 			sees:  lessEndpoints,
 			fix:   "Correct the address, or start the engine.",
@@ -297,9 +297,9 @@ func fileMistakes() []mistake {
 			},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(2)...)
-				nobody := "127.0.0.1:" + freePort(t)
-				s.names[nobody] = "10.0.0.1:8001"
-				s.behind(s.entries(s.engines[0].Address, nobody))
+				unused := "127.0.0.1:" + freePort(t)
+				s.names[unused] = "10.0.0.1:8001"
+				s.behind(s.entries(s.engines[0].Address, unused))
 				return []said{s.logs(ejectedLine, "endpoint=engine-a "), s.checks()}
 			},
 		},
@@ -428,7 +428,7 @@ func engineMistakes() []mistake {
 	return []mistake{
 		{
 			group: group,
-			name:  "An event port where nobody publishes",
+			name:  "An event port without a publisher",
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:5558\"}",
 			sees:  byLoad,
 			slow:  true,
@@ -436,9 +436,9 @@ func engineMistakes() []mistake {
 			names: []string{"cannot connect to a worker's KV events", "10.0.0.1:5558", "enable_kv_cache_events"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
-				nobody := "127.0.0.1:" + freePort(t)
-				s.names[nobody] = "10.0.0.1:5558"
-				s.serve(s.entries(s.engines[0].KVEvents, "tcp://"+nobody))
+				unused := "127.0.0.1:" + freePort(t)
+				s.names[unused] = "10.0.0.1:5558"
+				s.serve(s.entries(s.engines[0].KVEvents, "tcp://"+unused))
 				return []said{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
 			},
 		},
@@ -545,7 +545,7 @@ func engineMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "Another engine's --engine",
+			name:  "The --engine flag names another engine",
 			made:  "kvepp serve --engine sglang ...   # before vLLM",
 			sees:  wrongCache,
 			fix:   "Give `--engine` what serves: each engine makes tokens of requests in a way of its own.",
@@ -615,7 +615,7 @@ func tokenizerMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "The chat template's file is not there",
+			name:  "The chat template's file is missing",
 			made:  "kvepp serve --model tiny=/models/tiny --chat-template none.jinja ...",
 			sees:  byLoad,
 			fix:   "Correct the path.",
@@ -631,7 +631,7 @@ func tokenizerMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "A chat template that cannot be read",
+			name:  "A chat template with a syntax error",
 			made:  "kvepp serve --model tiny=/models/tiny --chat-template broken.jinja ...",
 			sees:  byLoad,
 			fix:   "Correct the template.",
@@ -650,7 +650,7 @@ func tokenizerMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "A model folder that is not there",
+			name:  "A model folder that does not exist",
 			made:  "kvepp serve --model tiny=/models/tinny ...",
 			sees:  byLoad,
 			fix:   "Correct the path: the folder must hold `tokenizer.json`.",
@@ -730,7 +730,7 @@ func envoyMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "Envoy asks at another port than kvepp's",
+			name:  "Envoy calls another port than kvepp's",
 			made:  "kvepp serve --grpc-port 9002 ...   # Envoy's cluster kvepp: port 9004",
 			sees:  unavailable,
 			slow:  true,
@@ -750,7 +750,7 @@ func envoyMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "Envoy does not ask kvepp",
+			name:  "Envoy does not call kvepp",
 			made:  "# Envoy's http_filters have no envoy.filters.http.ext_proc",
 			sees:  elsewhere,
 			fix: "Put the filter into `http_filters`, before the router, as the configurations in " +
@@ -769,7 +769,7 @@ func envoyMistakes() []mistake {
 		},
 		{
 			group: group,
-			name:  "kvepp serves TLS, and Envoy does not speak it",
+			name:  "kvepp serves TLS, and Envoy does not use it",
 			made:  "# Envoy's cluster for kvepp has no transport_socket",
 			sees:  unavailable,
 			fix:   "Give the cluster a `transport_socket`, or start kvepp with `--secure-serving=false`.",
@@ -884,7 +884,7 @@ func envoyMistakes() []mistake {
 	}
 }
 
-// apartOf is apart with another of manifests/envoy.
+// apartOf is apart with another manifest of manifests/envoy.
 func (s *setup) apartOf(manifest string, edit func(config any)) *stack.Envoy {
 	s.t.Helper()
 	e, err := s.StartEnvoyApart(s.t.Context(), manifest, edit)
@@ -924,7 +924,7 @@ func bodyMode(group, mode string) mistake {
 
 func runTimeMistakes(right *setup) []mistake {
 	const group = "At run time"
-	// answered is a mistake of a client's.
+	// answered is a mistake of a client.
 	answered := func(name, made, fix, path, body string, names ...string) mistake {
 		return mistake{
 			group: group,
@@ -964,7 +964,7 @@ func runTimeMistakes(right *setup) []mistake {
 				if err := s.Settled(t.Context(), 2); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, func() error { // else kvepp does not know that the engines have answered before
+				eventually(t, func() error { // kvepp must have seen answers of the engines before
 					m, err := s.Metrics(t.Context())
 					if n := m[`kvepp_engine_readings_total{outcome="without"}`]; err == nil && n < 4 {
 						err = fmt.Errorf("%v metrics pages were read", n)
@@ -994,7 +994,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"body",
 		),
 		answered(
-			"A body that is no JSON",
+			"A body that is not JSON",
 			"curl http://10.0.0.10:8080/v1/chat/completions -d '{\"model\":'",
 			"Correct the body.",
 			chatsPath,
@@ -1003,7 +1003,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"invalid_json",
 		),
 		answered(
-			"A model that nobody serves",
+			"A model that no endpoint serves",
 			"curl http://10.0.0.10:8080/v1/chat/completions -d '{\"model\": \"large\", ...}'",
 			"Use a model that is served. A model that no `--model` names is refused if all endpoints name theirs, or "+
 				"with `--strict-model`.",
@@ -1083,7 +1083,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"answered 503",
 		),
 		failing(
-			"An engine breaks answers off",
+			"An engine breaks off answers",
 			"# the engine resets connections after the headers of answers",
 			"Look at the engine's log.",
 			true,
@@ -1093,7 +1093,7 @@ func runTimeMistakes(right *setup) []mistake {
 		),
 		{
 			group: group,
-			name:  "All engines are away",
+			name:  "All engines are down",
 			made:  "kill -9 ENGINES",
 			sees:  unavailable,
 			fix:   "Start the engines.",

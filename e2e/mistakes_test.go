@@ -22,42 +22,42 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/mistakes.md anew, from what TestMistakes sees")
+var rewrite = flag.Bool("rewrite", false, "rewrite docs/mistakes.md from the output that TestMistakes gets")
 
 const mistakesPage = "../docs/mistakes.md"
 
-// mistake is one that an operator makes: a section of docs/mistakes.md.
+// mistake is a mistake of an operator: a section of docs/mistakes.md.
 type mistake struct {
 	group string // heading above it
 	name  string // its own heading
-	made  string // what was done, as commands or configuration
+	made  string // the mistake, as commands or configuration
 	sees  symptom
 	fix   string
-	// names are parts of what was said: those that name the cause, and those that say what to do.
+	// names are parts of the messages: those that name the cause, and those that name the fix.
 	names []string
 	slow  bool // it takes 10 s or more to be noticed
 	make  func(t *testing.T) []said
 }
 
-// said is what kvepp, or Envoy for it, has said about a mistake.
+// said is a message about a mistake from kvepp, or from Envoy.
 type said struct {
-	where string // says who said it
-	text  string // without what differs from run to run
+	where string // the source of the message
+	text  string // without values that differ from run to run
 }
 
-// symptom is what an operator notices first. The page has a table of them.
+// symptom is what an operator sees first. The page has a table of symptoms.
 type symptom string
 
 const (
 	notStarted symptom = "kvepp does not start"
 	byLoad     symptom = "requests are served, but routed by load: `kvepp_decisions_total` counts another " +
 		"`reason` than `kv`"
-	wrongCache symptom = "requests are served, but their beginnings are not found in caches: predicted or cached " +
+	wrongCache symptom = "requests are served, but prefix cache hits are missing: predicted or cached " +
 		"tokens are too few"
 	elsewhere     symptom = "requests are served, but not by the endpoints that kvepp chose"
 	unavailable   symptom = "requests are answered 503"
 	clientErrors  symptom = "requests are answered 400, 401, 404 or 413"
-	notFollowed   symptom = "kvepp does not have an endpoint, or a change, of the endpoints file"
+	notFollowed   symptom = "kvepp ignores an endpoint or a change in the endpoints file"
 	lessEndpoints symptom = "an endpoint gets no requests"
 	lessCertain   symptom = "nothing is wrong with requests: it shows in the log, in metrics, or after a restart of " +
 		"kvepp"
@@ -75,17 +75,17 @@ var symptoms = []symptom{
 	lessCertain,
 }
 
-// TestMistakes makes each mistake of docs/mistakes.md on real parts: kvepp as a process, Envoy, and stand-ins for stock
-// engines. What is said must name the cause and what to do, and be what the page shows.
+// TestMistakes makes each mistake of docs/mistakes.md with real programs: kvepp as a process, Envoy, and stand-ins for
+// stock engines. The messages must name the cause and the fix, and equal those on the page.
 func TestMistakes(t *testing.T) {
 	text, err := os.ReadFile(mistakesPage)
 	if err != nil && !(*rewrite && errors.Is(err, os.ErrNotExist)) {
 		t.Fatal(err)
 	}
-	page := string(text) + "\n" // as behind the other sections
+	page := string(text) + "\n" // as after the other sections
 	all := mistakes(t)
 	sections := make([]string, len(all))
-	order := make([]int, 0, len(all)) // those that take long begin first
+	order := make([]int, 0, len(all)) // slow ones first
 	for _, slow := range []bool{true, false} {
 		for i := range all {
 			if all[i].slow == slow {
@@ -94,7 +94,7 @@ func TestMistakes(t *testing.T) {
 		}
 	}
 	var wait sync.WaitGroup
-	places := make(chan struct{}, 8) // most of them wait most of the time
+	places := make(chan struct{}, 8) // they mostly wait
 	for _, i := range order {
 		m := &all[i]
 		places <- struct{}{}
@@ -123,7 +123,7 @@ func TestMistakes(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if slices.Contains(sections, "") { // failed, or not among those to run
+	if slices.Contains(sections, "") { // failed, or not selected
 		if *rewrite {
 			t.Error("docs/mistakes.md is left as it was: not all mistakes were made")
 		}
@@ -151,16 +151,16 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-const mistakesIntroduction = "# Mistakes, and what is said about them\n\n" +
-	"Search this page for a message, or begin with what you see. A test makes each of these mistakes on real parts " +
+const mistakesIntroduction = "# Mistakes and their messages\n\n" +
+	"Search this page for a message, or begin with the symptom. A test makes each of these mistakes with real programs " +
 	"(kvepp, Envoy, and\n" +
-	"stand-ins for stock vLLMs), and holds that what was said is what stands here: `go test ./e2e -run " +
+	"stand-ins for stock vLLMs), and checks that the messages equal those on this page: `go test ./e2e -run " +
 	"TestMistakes`; with `-rewrite` it\n" +
 	"writes this page. Addresses, ports, paths and times are replaced: engines are at 10.0.0.1:8000 and " +
 	"10.0.0.2:8000 (KV events on port\n" +
 	"5557, replay on 5657), kvepp is at 10.0.0.9:9002, Envoy at 10.0.0.10:8080, and `tiny` is the model.\n\n"
 
-// section is the part of the page about m.
+// section returns the part of the page about m.
 func (m *mistake) section(quotes []said) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "### %s\n\n```\n%s\n```\n\n", m.name, m.made)
@@ -171,10 +171,10 @@ func (m *mistake) section(quotes []said) string {
 	return b.String()
 }
 
-// symptomTable lists the mistakes by what an operator sees.
+// symptomTable lists the mistakes by symptom.
 func symptomTable(all []mistake) string {
 	var b strings.Builder
-	b.WriteString("| what you see | mistakes |\n|---|---|\n")
+	b.WriteString("| symptom | mistakes |\n|---|---|\n")
 	drop := regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	for _, s := range symptoms {
 		var links []string
@@ -189,7 +189,7 @@ func symptomTable(all []mistake) string {
 	return b.String() + "\n"
 }
 
-// setup is the programs of one mistake, and what stands on the page for their addresses and files.
+// setup is the programs of one mistake, with the replacements of their addresses and files on the page.
 type setup struct {
 	*stack.Stack
 	t       *testing.T
@@ -200,10 +200,10 @@ type setup struct {
 
 var (
 	address = regexp.MustCompile(`(localhost|127\.0\.0\.\d+):\d+`)
-	// random are parts of sentences: the length of kvepp check's prompts, and how soon Envoy noticed that a connection
-	// is refused.
+	// random matches parts of sentences that differ from run to run: the length of kvepp check's prompts, and the time
+	// until Envoy noticed a refused connection.
 	random = regexp.MustCompile(`(prompt of |prompt's |reset reason: )(\d+|[a-z][^"]*)`)
-	// varying are the values in log lines that differ from run to run.
+	// varying matches values in log lines that differ from run to run.
 	varying = regexp.MustCompile(`\b(time|took_seconds|failed_handshakes|request_id)=(?:"[^"]*"|\S+)`)
 )
 
@@ -215,13 +215,13 @@ func newSetup(t *testing.T) *setup {
 	return &setup{t: t, names: map[string]string{}, paths: []string{model, "/models/tiny", tinyModel, "/models/tiny"}}
 }
 
-// shown has a path be shown as another.
+// shown replaces a path on the page by another.
 func (s *setup) shown(path, as string) string {
 	s.paths = append([]string{path, as}, s.paths...)
 	return path
 }
 
-// stable replaces what differs from run to run.
+// stable replaces values that differ from run to run.
 func (s *setup) stable(text string) string {
 	text = random.ReplaceAllString(strings.NewReplacer(s.paths...).Replace(text), "$1...")
 	return address.ReplaceAllStringFunc(text, func(at string) string {
@@ -232,7 +232,7 @@ func (s *setup) stable(text string) string {
 	})
 }
 
-// withEngines starts stand-ins for engines, engine-a and so on; each of flags is one's.
+// withEngines starts stand-ins for engines, engine-a and so on, one for each list of flags.
 func withEngines(t *testing.T, flags ...[]string) *setup {
 	t.Helper()
 	s := newSetup(t)
@@ -262,10 +262,10 @@ func (s *setup) add(e *stack.Engine) {
 // mistakesEngine is the program of the stand-ins. TestMistakes sets it.
 var mistakesEngine func() string
 
-// like is the flags of n engines that are as they should be.
+// like returns the flags of n correct engines.
 func like(n int) [][]string { return make([][]string, n) }
 
-// entries are the engines as the endpoints file names them, after changes: pairs of old and new.
+// entries returns the engines' entries for the endpoints file, with replacements: pairs of old and new.
 func (s *setup) entries(changes ...string) string {
 	text := endpointsOf(s.engines...)
 	for i := 0; i < len(changes); i += 2 {
@@ -277,7 +277,7 @@ func (s *setup) entries(changes ...string) string {
 	return text
 }
 
-// rightModel is kvepp's flag for the engines' model.
+// rightModel returns kvepp's flag for the engines' model.
 const rightModel = "--model=" + stack.Model + "=" + tinyModel
 
 // serve starts kvepp for these endpoints, without Envoy.
@@ -310,7 +310,7 @@ func (s *setup) start(cfg stack.Config) {
 	}
 }
 
-// apart starts an Envoy that may not find kvepp, and whose configuration was changed.
+// apart starts an Envoy that may not find kvepp, with a changed configuration.
 func (s *setup) apart(edit func(config any)) *stack.Envoy {
 	s.t.Helper()
 	e, err := s.StartEnvoyApart(s.t.Context(), "stock-engines.yaml", edit)
@@ -353,7 +353,7 @@ func (s *setup) stableLine(line string) string {
 	return strings.TrimSpace(s.stable(line))
 }
 
-// ends runs kvepp serve, which must not start, and returns what it prints beside its log.
+// ends runs kvepp serve, which must not start, and returns its output without its log.
 func (s *setup) ends(env []string, args ...string) said {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
@@ -377,8 +377,7 @@ func (s *setup) ends(env []string, args ...string) said {
 	}
 }
 
-// checks runs kvepp check, which must find something wrong, and returns the lines that say what, of the first worker
-// that has it.
+// checks runs kvepp check, which must report a problem, and returns the lines about the first worker that has one.
 func (s *setup) checks(flags ...string) said {
 	s.t.Helper()
 	all := append([]string{"--endpoints", s.EndpointsFile(), "--engine=vllm"}, flags...)
@@ -438,13 +437,13 @@ func (s *setup) checksGateway(e *stack.Envoy, flags ...string) said {
 			flags...)...)
 }
 
-// answers is what a client gets from an Envoy for a POST of this body.
+// answers returns the answer that a client gets from an Envoy for a POST of this body.
 func (s *setup) answers(e *stack.Envoy, path, body string) said {
 	s.t.Helper()
 	return s.answersAs(e, path, body, "A client gets:", func(int) bool { return true })
 }
 
-// unavailable is what a client gets from an Envoy that does not reach kvepp.
+// unavailable returns the answer that a client gets from an Envoy that does not reach kvepp.
 func (s *setup) unavailable(e *stack.Envoy) said {
 	s.t.Helper()
 	return s.answersAs(
@@ -495,12 +494,12 @@ func (s *setup) counts(name string) said {
 	return said{"kvepp's metrics count it:", name}
 }
 
-// ejected waits until kvepp has logged that it ejected an endpoint, and sends chats meanwhile if it shall.
+// ejected waits until kvepp has logged that it ejected an endpoint. With send it sends chats meanwhile.
 func (s *setup) ejected(requests bool) said {
 	s.t.Helper()
 	eventually(s.t, func() error {
 		if requests {
-			// an engine that fails breaks it off
+			// An engine that fails breaks off the answer.
 			stack.Chat(s.t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), true, nil)
 		}
 		text, _, err := s.Logs("")
@@ -514,7 +513,7 @@ func (s *setup) ejected(requests bool) said {
 
 const ejectedLine = "endpoint ejected"
 
-// cannotCheck runs kvepp check, which must find nobody to ask.
+// cannotCheck runs kvepp check, which must find no endpoint to check.
 func (s *setup) cannotCheck() said {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
@@ -531,7 +530,7 @@ func (s *setup) cannotCheck() said {
 
 const chatsPath = "/v1/chat/completions"
 
-// chatBody is a chat with a word in it that tells it from others.
+// chatBody returns a chat with a word that makes it unique.
 func chatBody(model, word string) string {
 	return fmt.Sprintf(
 		`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": "%s %s"}]}`,
@@ -541,7 +540,7 @@ func chatBody(model, word string) string {
 	)
 }
 
-// send sends chats through an Envoy and reads the answers, whatever they are.
+// send sends chats through an Envoy and reads the answers of any status.
 func (s *setup) send(e *stack.Envoy, model string, n int) {
 	s.t.Helper()
 	for i := range n {

@@ -17,8 +17,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// withClientCertificate returns an edit by which every Envoy shows kvepp a client certificate, as mtls.yaml does, so
-// that one kvepp can serve all configurations.
+// withClientCertificate returns an edit that makes every Envoy present a client certificate to kvepp, as mtls.yaml
+// does, so that one kvepp can serve all configurations.
 func withClientCertificate(certificates string) func(config any) {
 	return func(config any) {
 		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
@@ -43,7 +43,7 @@ type apiError struct {
 	}
 }
 
-// readError returns the error in an answer, and an error unless it is a complete one of the given type and code.
+// readError returns the error in an answer. It fails unless it is a complete one of the given type and code.
 func readError(a *stack.Answer, kind, code string) error {
 	var e apiError
 	decoder := json.NewDecoder(strings.NewReader(a.Body))
@@ -59,7 +59,7 @@ func readError(a *stack.Answer, kind, code string) error {
 	return nil
 }
 
-// closedPort is an address at which nothing listens.
+// closedPort returns an address at which no process listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	port, err := process.Ports(1)
@@ -69,9 +69,9 @@ func closedPort(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// TestOutages: each of Envoy's configurations answers in OpenAI's shape when an engine refuses connections and when
-// kvepp is not there, passes on the errors of engines and of kvepp byte for byte, and writes one line about each
-// request with the id that kvepp knows.
+// TestOutages: each of Envoy's configurations answers in OpenAI's shape if an engine refuses connections and if kvepp
+// is not there. It passes on the errors of engines and of kvepp unchanged, and logs one line for each request with the
+// request id that kvepp has.
 func TestOutages(t *testing.T) {
 	endpoints := startScripted(t, 1)
 	engine, closed := endpoints.addresses[0], closedPort(t)
@@ -101,7 +101,7 @@ func TestOutages(t *testing.T) {
 		}
 		envoys[name] = envoy
 	}
-	only := func(address, name string) { // kvepp knows no other endpoint
+	only := func(address, name string) { // the only endpoint of kvepp
 		if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: %s, address: %q}\n", name,
 			address)); err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func TestOutages(t *testing.T) {
 				map[string]any{"model": stack.Model, "prompt": "one"},
 			)
 			if err == nil && (metric(t, s, "kvepp_workers") != 1 || a.Worker != name+"/0") {
-				err = fmt.Errorf("the endpoints file is not read yet: %s was chosen", a.Worker)
+				err = fmt.Errorf("kvepp has not read the endpoints file yet: it chose %s", a.Worker)
 			}
 			return err
 		})
@@ -202,7 +202,7 @@ func TestOutages(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		made := unnamed.Header.Get("x-kvepp-request-id") // by Envoy
+		made := unnamed.Header.Get("x-kvepp-request-id") // the id is Envoy's
 		if _, err := s.Decision(t.Context(), made); err != nil || made == "" {
 			t.Errorf("%s: request id %q: %v", name, made, err)
 		}
@@ -258,7 +258,7 @@ func TestOutages(t *testing.T) {
 		eventually(t, func() error { return envoy.SeesKvepp(t.Context(), false) })
 		id := name + "-without-kvepp"
 		a := send(envoy, id, "", good)
-		if name == "fail-open.yaml" || name == "stock-engines.yaml" { // the engine that is healthy answers
+		if name == "fail-open.yaml" || name == "stock-engines.yaml" { // the healthy engine answers
 			if a.Status != http.StatusOK {
 				t.Errorf("%s: %+v", id, a)
 			}
@@ -273,8 +273,8 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestEnvoysOwnAnswers: Envoy's own answers keep their status and have OpenAI's shape, whatever the reason; for gRPC
-// they have gRPC's.
+// TestEnvoysOwnAnswers: Envoy's own answers keep their status and have OpenAI's shape for any reason; for gRPC they
+// have gRPC's.
 func TestEnvoysOwnAnswers(t *testing.T) {
 	endpoints := startScripted(t, 1)
 	s := start(
@@ -353,7 +353,7 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 		t.Errorf("no host: status %d, %v, %v", a.Status, err, a)
 	}
 
-	// kvepp dies while an engine computes.
+	// kvepp is killed while an engine computes.
 	answers := make(chan *stack.Answer, 1)
 	go func() {
 		q := &scriptedRequest{path: "/v1/completions", body: completion(100), first: "wait", length: true}
@@ -371,9 +371,9 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 	})
 	s.KillKvepp()
 	if a := <-answers; a == nil || a.Status != http.StatusServiceUnavailable {
-		t.Errorf("kvepp died while the engine computed: %+v", a)
+		t.Errorf("kvepp was killed while the engine computed: %+v", a)
 	} else if err := readError(a, "service_unavailable", "endpoint_picker_unavailable"); err != nil {
-		t.Error("kvepp died while the engine computed:", err)
+		t.Error("kvepp was killed while the engine computed:", err)
 	}
 	req, err := http.NewRequestWithContext(
 		t.Context(),

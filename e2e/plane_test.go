@@ -7,8 +7,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestEventPlane: workers that announce their blocks on Dynamo's event plane alone, each alone and two behind one
-// frontend.
+// TestEventPlane: workers that announce their blocks only on Dynamo's event plane, each with its frontend, and two
+// behind one frontend.
 func TestEventPlane(t *testing.T) {
 	for _, plane := range []string{"zmq", "nats"} {
 		for _, shared := range []bool{false, true} {
@@ -28,7 +28,7 @@ func TestEventPlane(t *testing.T) {
 				if plane != "nats" || shared {
 					return
 				}
-				// Events of what is asked meanwhile may be lost; what is believed afterwards must be true again.
+				// Events during the restart may be lost. Afterwards the index must be correct again.
 				if err := s.RestartNATS(t.Context(), func() { chat(t, s.Envoy.URL, novel(), false, nil) }); err != nil {
 					t.Fatal(err)
 				}

@@ -13,8 +13,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// sidecars are servers in the place of stock engines that prefill, and of those that decode with llm-d's routing
-// sidecar before them: the sidecar has the prompt computed by whom a header names, and then answers.
+// sidecars are servers in place of stock prefill engines and of decode engines with llm-d's routing sidecar. The
+// sidecar sends the prompt to the prefill worker that a header names, and then answers.
 type sidecars struct {
 	t       *testing.T
 	prefill []*httptest.Server
@@ -28,7 +28,7 @@ type sidecars struct {
 func newSidecars(t *testing.T) *sidecars {
 	s := &sidecars{t: t, prefilled: map[string][]byte{}}
 	add := func(to *[]*httptest.Server, handle func(w http.ResponseWriter, r *http.Request, body []byte)) {
-		mux := http.NewServeMux() // which does not have the gauges that kvepp asks engines for
+		mux := http.NewServeMux() // without the engine metrics that kvepp reads
 		mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -51,7 +51,7 @@ func newSidecars(t *testing.T) *sidecars {
 	return s
 }
 
-// answer is what a decode worker's sidecar does.
+// answer is the behaviour of a decode worker's sidecar.
 func (s *sidecars) answer(w http.ResponseWriter, r *http.Request, body []byte) {
 	named := r.Header.Values("x-prefiller-host-port")
 	switch len(named) {
@@ -73,7 +73,8 @@ func (s *sidecars) answer(w http.ResponseWriter, r *http.Request, body []byte) {
 	fmt.Fprint(w, `{"choices": [{"message": {"role": "assistant", "content": "so"}}]}`)
 }
 
-// seen returns what was prefilled since the last call, by address, and how many answers were without in all.
+// seen returns the prompts prefilled since the last call, by address, and how many answers in all had no prefill
+// worker.
 func (s *sidecars) seen() (prefilled map[string][]byte, alone int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +82,7 @@ func (s *sidecars) seen() (prefilled map[string][]byte, alone int) {
 	return prefilled, s.alone
 }
 
-// endpoints is the endpoints file.
+// endpoints returns the endpoints file.
 func (s *sidecars) endpoints(prefill int) string {
 	b := "endpoints:\n"
 	for i, server := range s.prefill[:prefill] {
@@ -103,8 +104,8 @@ func (s *sidecars) endpoints(prefill int) string {
 	return b
 }
 
-// TestPrefillerHeader: a stock decode worker's sidecar is told where the prompt is to be computed, by kvepp and nobody
-// else; the same prompt goes to the same prefill worker, and without prefill workers decode workers serve alone.
+// TestPrefillerHeader: only kvepp tells a stock decode worker's sidecar where to prefill. The same prompt goes to the
+// same prefill worker, and without prefill workers decode workers serve alone.
 func TestPrefillerHeader(t *testing.T) {
 	engines := newSidecars(t)
 	var decode []string
@@ -155,13 +156,13 @@ func TestPrefillerHeader(t *testing.T) {
 		}
 		if named := strings.TrimSuffix(a.PrefillWorker, "/0"); named != "" &&
 			engines.prefill[named[len(named)-1]-'0'].Listener.Addr().String() != prefiller {
-			t.Errorf("kvepp chose %s, and %q was asked", named, prefiller)
+			t.Errorf("kvepp chose %s, and %q prefilled", named, prefiller)
 		}
 		return a, prefiller, alone
 	}
 	use(2)
 	prefillers, decoders := map[string]bool{}, map[string]bool{}
-	for i := 0; len(prefillers) < 2 || len(decoders) < 2; i++ { // of equal ones, which is left to chance
+	for i := 0; len(prefillers) < 2 || len(decoders) < 2; i++ { // ties are broken at random
 		if i == 100 {
 			t.Fatalf("only %v and %v were used", prefillers, decoders)
 		}
@@ -170,7 +171,7 @@ func TestPrefillerHeader(t *testing.T) {
 		again, second, alone := ask(messages)
 		if first == "" || second != first || alone != 0 || again.KveppCached == 0 {
 			t.Errorf(
-				"prefilled by %q, and again by %q, where %d tokens are believed to be cached",
+				"prefilled by %q, and again by %q, with %d predicted cached tokens",
 				first,
 				second,
 				again.KveppCached,

@@ -16,7 +16,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// cluster returns one of the clusters of an Envoy's configuration.
+// cluster returns a cluster of an Envoy's configuration.
 func cluster(t *testing.T, config any, name string) map[string]any {
 	t.Helper()
 	for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
@@ -51,7 +51,7 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 	return found[0]
 }
 
-// answering starts a server that answers every request, with its address in the header x-server, and returns that
+// answering starts a server that answers every request, with its address in the header x-server. It returns that
 // address.
 func answering(t *testing.T) string {
 	t.Helper()
@@ -65,7 +65,8 @@ func answering(t *testing.T) string {
 	return server.Listener.Addr().String()
 }
 
-// TestProxyTLSMismatch: kvepp logs its first proxy, and one whose TLS setting is not its own, in either direction.
+// TestProxyTLSMismatch: kvepp logs its first proxy, and a proxy whose TLS setting differs from its own, in either
+// direction.
 func TestProxyTLSMismatch(t *testing.T) {
 	for _, c := range []struct {
 		name, flag, cause, advice, tls string
@@ -106,14 +107,14 @@ func TestProxyTLSMismatch(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			started := make(chan error, 1)
-			go func() { // it never finds kvepp healthy
+			go func() { // Envoy never finds kvepp healthy
 				_, err := s.StartEnvoy(ctx, "override-host.yaml", nil)
 				started <- err
 			}()
 			logLine(t, s, "a proxy cannot connect", "level=WARN", "cause="+c.cause, c.advice, "address=127.0.0.1:")
 			eventually(t, func() error {
 				if n := metric(t, s, fmt.Sprintf("kvepp_tls_handshake_failures_total{cause=%q}", c.cause)); n < 1 {
-					return errors.New("no failure is counted")
+					return errors.New("the metric counts no failure")
 				}
 				return nil
 			})
@@ -125,8 +126,8 @@ func TestProxyTLSMismatch(t *testing.T) {
 	}
 }
 
-// TestServedElsewhere: of the first request that an endpoint served in the place of the chosen one, kvepp warns with
-// both addresses and what to change. The response and the decision's record name the worker that served.
+// TestServedElsewhere: when an endpoint other than the chosen one serves a request for the first time, kvepp logs a
+// warning with both addresses and the fix. The response and the decision's record name the worker that served.
 func TestServedElsewhere(t *testing.T) {
 	known := []string{answering(t), answering(t)}
 	unknown := answering(t)
@@ -165,10 +166,10 @@ func TestServedElsewhere(t *testing.T) {
 			for elsewhere[known[0]] < 3 {
 				a := chatAt(t, e.URL)
 				if got := a.Header.Get("x-server"); got != c.cluster {
-					t.Fatalf("%s served, which is not in Envoy's cluster", got)
+					t.Fatalf("%s served, but it is not in Envoy's cluster", got)
 				}
 				if a.Worker != names[c.cluster] {
-					t.Errorf("x-kvepp-worker is %q, and %q served", a.Worker, names[c.cluster])
+					t.Errorf("x-kvepp-worker is %q, but %q served", a.Worker, names[c.cluster])
 				}
 				d, err := s.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
 				if err != nil {
@@ -214,8 +215,8 @@ func TestServedElsewhere(t *testing.T) {
 	}
 }
 
-// TestHostNames: endpoints with host names are served where kvepp chose, by an Envoy whose cluster is of type
-// STRICT_DNS and has the same names.
+// TestHostNames: kvepp's choice is served for endpoints with host names, if Envoy's cluster is of type STRICT_DNS and
+// has the same names.
 func TestHostNames(t *testing.T) {
 	servers := []string{answering(t), answering(t)}
 	named := map[string]string{} // by name of the worker: the address of its server
@@ -268,7 +269,7 @@ func TestHostNames(t *testing.T) {
 		a := chatAt(t, s.Envoy.URL)
 		if a.Header.Get("x-server") != named[a.Worker] {
 			t.Fatalf(
-				"%s was chosen, which is at %q, and %s served",
+				"kvepp chose %s at %q, but %s served",
 				a.Worker,
 				named[a.Worker],
 				a.Header.Get("x-server"),
@@ -302,7 +303,7 @@ func TestHostNames(t *testing.T) {
 	}
 }
 
-// chatAt sends a chat that is new, and wants status 200.
+// chatAt sends a new chat, which must get status 200.
 func chatAt(t *testing.T, url string) *stack.Answer {
 	t.Helper()
 	a, err := stack.Chat(t.Context(), http.DefaultClient, url, nil, novel(), false, nil)
@@ -312,8 +313,8 @@ func chatAt(t *testing.T, url string) *stack.Answer {
 	return a
 }
 
-// TestUnusedModel: after 100 requests kvepp warns once of a model of its flags that none of them named, with the names
-// that they and the workers use.
+// TestUnusedModel: after 100 requests kvepp logs one warning for a configured model that no request named, with the
+// names in requests and at workers.
 func TestUnusedModel(t *testing.T) {
 	s := start(
 		t,
@@ -340,6 +341,6 @@ func TestUnusedModel(t *testing.T) {
 		)
 	}
 	if text, _, err := s.Logs(""); err != nil || strings.Count(text, "no request has named a model") != 2 {
-		t.Errorf("%v, or not two lines:\n%s", err, text)
+		t.Errorf("want two lines (%v):\n%s", err, text)
 	}
 }

@@ -63,7 +63,7 @@ func randomProfile(rng *rand.Rand) string {
 	return b.String()
 }
 
-// replied is what became of one request.
+// replied is the result of one request.
 type replied struct {
 	id     string
 	status int
@@ -71,8 +71,8 @@ type replied struct {
 }
 
 // TestQueueAsDynamo plays random histories of arrivals and ends into Dynamo's selection service, which runs the queue
-// of its router, and into queue with the same policy file: the same requests are let through, at the same time and in
-// the same order, and the same are refused, for the same reason. Each model has one worker, and a profile of its own.
+// of its router, and into queue with the same policy file. Both admit the same requests at the same time and in the
+// same order, and refuse the same ones for the same reason. Each model has one worker and its own profile.
 func TestQueueAsDynamo(t *testing.T) {
 	const models, steps = 24, 60
 	rng := rand.New(rand.NewPCG(6, 4))
@@ -107,7 +107,7 @@ func TestQueueAsDynamo(t *testing.T) {
 	t.Logf("%d models: %v", models, counts)
 	for _, kind := range []string{"at once", "waited", "refused"} {
 		if counts[kind] < 50 {
-			t.Errorf("%d requests %s: too few to tell", counts[kind], kind)
+			t.Errorf("%d requests %s: too few for a conclusion", counts[kind], kind)
 		}
 	}
 }
@@ -152,20 +152,20 @@ func playQueue(
 		status != http.StatusOK {
 		t.Fatalf("worker: %d %s", status, body)
 	}
-	names := []string{"", "f0", "f1", "own", "nobody's"}
+	names := []string{"", "f0", "f1", "own", "unknown"}
 	q := queue.New[string](profile, 1<<16)
 	load := 0
 	running := map[string]int{} // tokens
 	var order []string
 	replies := make(chan replied, steps)
-	expected := map[string]error{} // who must be answered now; nil: let through
+	expected := map[string]error{} // requests that must be answered now; nil: admitted
 	goes := func(id string, tokens int) {
 		expected[id] = nil
 		running[id] = tokens
 		order = append(order, id)
 		load += tokens
 	}
-	// letThrough pops whom the queue lets through, by the loads that Dynamo has as well.
+	// letThrough pops requests that the queue admits, by the loads that Dynamo has too.
 	letThrough := func() {
 		for {
 			item := q.Pop(func(c *queue.Class, i *queue.Item[string]) bool { return !c.Busy(load, most) })
@@ -198,9 +198,9 @@ func playQueue(
 			errors.As(want, &limit)
 			switch {
 			case !known:
-				t.Fatalf("%s: %s was answered (%d %s), and none of %v", model, got.id, got.status, got.body, expected)
+				t.Fatalf("%s: %s was answered (%d %s), want one of %v", model, got.id, got.status, got.body, expected)
 			case limit == nil && got.status != http.StatusOK:
-				t.Fatalf("%s: %s: %d %s, want it let through", model, got.id, got.status, got.body)
+				t.Fatalf("%s: %s: %d %s, want it admitted", model, got.id, got.status, got.body)
 			case limit != nil && (got.status != http.StatusTooManyRequests ||
 				json.Unmarshal(got.body, &refused) != nil ||
 				!reflect.DeepEqual(*limit, queue.LimitError{Class: refused.Details.Class, Kind: refused.Details.Kind,
@@ -234,11 +234,11 @@ func playQueue(
 		})
 		if len(replies) > 0 {
 			got := <-replies
-			t.Fatalf("%s: %s was answered (%d %s), which still waits here", model, got.id, got.status, got.body)
+			t.Fatalf("%s: %s was answered (%d %s), but still waits here", model, got.id, got.status, got.body)
 		}
 	}
 	for step := 0; step < steps || len(running) > 0; step++ {
-		// Half of the time more come than go, so that turns are taken for long.
+		// In half of the time more requests arrive than end, so that the queue is long.
 		if coming := 2 + 6*(step/20%2); step < steps && (len(running) == 0 || rng.IntN(10) < coming) {
 			id, n := fmt.Sprintf("%s-%d", model, step), 1+rng.IntN(20+110*rng.IntN(2))
 			jump, strict, class := 1000*rng.IntN(3), rng.IntN(4)/3, names[rng.IntN(len(names))]
@@ -246,7 +246,7 @@ func playQueue(
 			for i := range ids {
 				ids[i] = 1000*step + i
 			}
-			// Jumps are so far apart that the time between two arrivals makes no difference to them.
+			// Priority jumps differ so much that the time between two arrivals does not matter.
 			entry := queue.Request{
 				Class:          profile.Class(class, n),
 				Lane:           queue.Any,
@@ -256,7 +256,7 @@ func playQueue(
 				StrictPriority: uint32(strict),
 			}
 			if c := &profile.Classes[entry.Class]; c.Rejects() && !c.Busy(load, most) {
-				goes(id, n) // past the queue
+				goes(id, n) // without waiting
 			} else if _, err := q.Push(entry, 1, id); err != nil {
 				expected[id] = err
 			}
@@ -273,7 +273,7 @@ func playQueue(
 			settle(id)
 			continue
 		}
-		// One of those that run has been prefilled.
+		// The prefill of a running request ends.
 		i := rng.IntN(len(order))
 		id := order[i]
 		order = slices.Delete(order, i, i+1)

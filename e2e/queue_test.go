@@ -14,7 +14,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// queueClasses are one class that may wait in any number, and one of which four may, on two workers.
+// queueClasses are one class with an unlimited queue and one with a queue of four, on two workers.
 const queueClasses = `
 default_policy_family: all
 uncached_isl_buckets: [{min_tokens: 0, bucket: any}]
@@ -40,7 +40,7 @@ func TestQueue(t *testing.T) {
 	)
 	nothingLeft(t, s)
 	next := 0
-	// prompt is one of n tokens that nobody has cached.
+	// prompt returns a prompt of n tokens that no worker has cached.
 	prompt := func(n int) map[string]any {
 		ids := make([]int, n)
 		for i := range ids {
@@ -100,13 +100,13 @@ func TestQueue(t *testing.T) {
 		}
 	}
 	if served < 6 || refused == 0 {
-		t.Errorf("%d served and %d refused of 16, where 2 may run and 4 wait", served, refused)
+		t.Errorf("%d served and %d refused of 16; 2 may run and 4 wait", served, refused)
 	}
 	if n := metric(t, s, `kvepp_rejections_total{cause="queue_limit"}`); n != float64(refused) {
-		t.Errorf("%v rejections counted, %d seen", n, refused)
+		t.Errorf("the metric counts %v rejections, clients got %d", n, refused)
 	}
 
-	// Both workers have a prompt that takes them long; a third request waits until its client goes away.
+	// Both workers have a long prompt. A third request waits until its client closes the connection.
 	ctx, cancel := context.WithCancel(t.Context())
 	var long sync.WaitGroup
 	defer long.Wait()
@@ -117,7 +117,7 @@ func TestQueue(t *testing.T) {
 	}
 	eventually(t, func() error {
 		if n := metric(t, s, "kvepp_active_requests"); n != 2 {
-			return fmt.Errorf("%v requests are with the workers", n)
+			return fmt.Errorf("%v requests have reached the workers", n)
 		}
 		return nil
 	})
@@ -129,7 +129,7 @@ func TestQueue(t *testing.T) {
 			err,
 			context.Canceled,
 		) {
-			t.Errorf("the request that was to wait: %v", err)
+			t.Errorf("the request that must wait: %v", err)
 		}
 	})
 	queued := func(want float64) {
@@ -145,11 +145,11 @@ func TestQueue(t *testing.T) {
 	leave()
 	queued(0)
 	if n := metric(t, s, `kvepp_decisions_total{reason="kv"}`); n != decided {
-		t.Errorf("the request that was left was routed: %v decisions, %v before", n, decided)
+		t.Errorf("the abandoned request was routed: %v decisions, %v before", n, decided)
 	}
 }
 
-// TestOverloadStatus: Envoy passes on a status that has no name.
+// TestOverloadStatus: Envoy passes on a status without a standard name.
 func TestOverloadStatus(t *testing.T) {
 	s := start(
 		t,

@@ -16,9 +16,9 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestTokenizerURL: kvepp has no folder of the model, and asks a server with vLLM's render endpoints, which here gives
-// the ids that Dynamo's frontend makes. Predictions are as exact as with a folder; while the server fails, requests go
-// by load.
+// TestTokenizerURL: kvepp has no folder of the model, and gets token ids from a server with vLLM's render endpoints,
+// which returns those of Dynamo's frontend here. Predictions are as exact as with a folder. While the server fails,
+// requests are routed by load.
 func TestTokenizerURL(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
@@ -61,17 +61,17 @@ func TestTokenizerURL(t *testing.T) {
 	for turn := 1; turn <= 3; turn++ {
 		a := warm(t, s.Envoy.URL, conversation(t.Name(), turn), true, nil)
 		if turn > 1 && a.Worker != worker {
-			t.Errorf("turn %d went to %s, the one before to %s", turn, a.Worker, worker)
+			t.Errorf("turn %d went to %s, the turn before to %s", turn, a.Worker, worker)
 		}
 		worker = a.Worker
 	}
 	failing.Store(true)
-	eventually(t, func() error { // the server is asked until it has failed too often, then left alone for a while
+	eventually(t, func() error { // after several failures the circuit breaker opens for a while
 		switch a := chat(t, s.Envoy.URL, novel(), true, nil); a.Reason {
 		case "tokenizer_url_open":
 			return nil
 		case "tokenizer_url_error":
-			return errors.New("the breaker is closed still")
+			return errors.New("the breaker is still closed")
 		default:
 			t.Fatalf("while the server fails: reason %s", a.Reason)
 		}

@@ -14,16 +14,16 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// attempt is what an endpoint has had of a request.
+// attempt is a request as one endpoint received it.
 type attempt struct {
 	body     []byte
 	declared int64  // content-length; -1: none
-	chosen   string // the endpoints that kvepp named
+	chosen   string // the endpoints in kvepp's header
 	at       string // the endpoint
 }
 
-// TestRetryOfChangedBody: Envoy sends a request again, to the next of kvepp's endpoints, whose body kvepp has changed
-// on its way: the second attempt has the very body of the first, with the right length where there is one.
+// TestRetryOfChangedBody: Envoy retries a request whose body kvepp changed at the next of kvepp's endpoints. The second
+// attempt has the same body as the first, with the right length, if it has one.
 func TestRetryOfChangedBody(t *testing.T) {
 	var (
 		mu       sync.Mutex
@@ -158,7 +158,7 @@ func TestRetryOfChangedBody(t *testing.T) {
 						}
 						if got[0].at == got[1].at || got[0].chosen != got[0].at+","+got[1].at {
 							t.Errorf(
-								"%s: kvepp named %q, asked were %s and %s",
+								"%s: kvepp named %q, Envoy tried %s and %s",
 								what,
 								got[0].chosen,
 								got[0].at,
@@ -204,6 +204,6 @@ func TestRetryOfChangedBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	if moved := m[`kvepp_served_total{outcome="moved"}`]; moved != float64(n) {
-		t.Errorf("%v of %d requests are known to have moved", moved, n)
+		t.Errorf("the metric counts %v of %d requests as moved", moved, n)
 	}
 }

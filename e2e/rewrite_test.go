@@ -12,7 +12,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestModelRewrite: a client sees only the name that it gave, and the frontend only the one that it serves.
+// TestModelRewrite: a client sees only the model name that it sent, and the frontend only the name that it serves.
 func TestModelRewrite(t *testing.T) {
 	s := start(
 		t,
@@ -86,12 +86,12 @@ func TestModelRewrite(t *testing.T) {
 	}
 	if n := metric(t, s, `inference_extension_model_rewrite_decisions_total{model_name="public",`+
 		`model_rewrite_name="flag",target_model="`+stack.Model+`"}`); n != 4 {
-		t.Errorf("%v rewrites are counted, want 4", n)
+		t.Errorf("the metric counts %v rewrites, want 4", n)
 	}
 	if resp, answer := post("/v1/chat/completions",
 		map[string]any{"model": "other",
 			"messages": []any{map[string]any{"role": "user",
 				"content": "x"}}}); resp.StatusCode != http.StatusNotFound {
-		t.Errorf("a name that no rule has: %d %s", resp.StatusCode, answer)
+		t.Errorf("a name without a rule: %d %s", resp.StatusCode, answer)
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for
-// both legs, conversations stay with the prefill worker that holds them, blocks stay in their zone, and what happens
-// when prefill workers go.
+// TestPrefillAndDecode: a real frontend in direct mode with real prefill and decode workers uses kvepp's choice for
+// both legs. Conversations stay with the prefill worker that has their blocks, blocks stay in their zone, and the test
+// removes prefill workers.
 func TestPrefillAndDecode(t *testing.T) {
 	s := start(t, stack.Config{Workers: 4, Prefill: 2, Ranks: 2, Zones: 2, Speedup: 20})
 	nothingLeft(t, s)
-	id := func(worker string) (id, rank string) { // of "prefill:1f/0", as kvepp names an instance that it has from discovery
+	id := func(worker string) (id, rank string) { // of "prefill:1f/0", kvepp's name of a discovered instance
 		hex, rank, _ := strings.Cut(worker[strings.IndexByte(worker, ':')+1:], "/")
 		n, err := strconv.ParseUint(hex, 16, 64)
 		if err != nil {
@@ -55,7 +55,7 @@ func TestPrefillAndDecode(t *testing.T) {
 		return a
 	}
 	prefillers, decoders := map[string]bool{}, map[string]bool{}
-	// of equal workers, which one is left to chance
+	// Ties between equal workers are broken at random.
 	for i := 0; i < 8 || len(prefillers) < 4 || len(decoders) < 4; i++ {
 		if i == 100 {
 			t.Fatalf("only %v and %v were used", prefillers, decoders)
@@ -70,9 +70,9 @@ func TestPrefillAndDecode(t *testing.T) {
 			stack.Message{Role: "user", Content: "Go on."},
 		)
 		full := first.PromptTokens / stack.BlockSize
-		eventually(t, func() error { // until its events have come
+		eventually(t, func() error { // wait for its events
 			if n := metric(t, s, "kvepp_index_blocks"); n < known+float64(full) {
-				return fmt.Errorf("%v blocks are known, %v before a prompt of %d", n, known, full)
+				return fmt.Errorf("the index has %v blocks, %v before a prompt of %d", n, known, full)
 			}
 			return nil
 		})
@@ -89,7 +89,7 @@ func TestPrefillAndDecode(t *testing.T) {
 		t.Errorf("%v prefill and %v decode workers were chosen", before, decoded)
 	}
 
-	// The taints of model cards, which requests may require and a direct frontend leaves alone.
+	// The taints of model cards, which requests may require and a direct frontend ignores.
 	required := func(taint string) map[string]any {
 		return map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"},
 			"routing_constraints": map[string]any{"required_taints": []string{taint}}}}
@@ -115,12 +115,12 @@ func TestPrefillAndDecode(t *testing.T) {
 		required("dynamo.topology/zone=z2"),
 	)
 	if err != nil || a.Status != http.StatusServiceUnavailable || !strings.Contains(a.Body, "z2") {
-		t.Errorf("a zone that is not there: %+v, %v", a, err)
+		t.Errorf("an unknown zone: %+v, %v", a, err)
 	}
 
 	killed, left := s.Workers[0], s.Workers[1]
 	killed.Kill()
-	eventually(t, func() error { // until its lease has ended
+	eventually(t, func() error { // until its lease has expired
 		if n := metric(t, s, "kvepp_workers"); n != 6 {
 			return fmt.Errorf("%v workers", n)
 		}
@@ -128,7 +128,7 @@ func TestPrefillAndDecode(t *testing.T) {
 	})
 	for range 4 {
 		if a := ask(novel(), false); a.UpstreamPrefill != left.Instance() {
-			t.Errorf("prefilled by %s, want the one that is left, %s", a.UpstreamPrefill, left.Instance())
+			t.Errorf("prefilled by %s, want the remaining one, %s", a.UpstreamPrefill, left.Instance())
 		}
 	}
 	left.Stop()
@@ -143,6 +143,6 @@ func TestPrefillAndDecode(t *testing.T) {
 		return nil
 	})
 	if n := metric(t, s, "kvepp_unpaired_requests_total"); n < 1 {
-		t.Errorf("%v requests were counted as unpaired", n)
+		t.Errorf("the metric counts %v requests as unpaired", n)
 	}
 }

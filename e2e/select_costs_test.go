@@ -11,7 +11,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// fields are a prompt as a request gives it: as tokens, or as hashes.
+// fields are a prompt in a request: as tokens or as hashes.
 func (x *selectors) fields(group string) (body object, isl int) {
 	tokens := x.prompt()
 	body = object{"routing_group": group}
@@ -35,34 +35,34 @@ func (x *selectors) fields(group string) (body object, isl int) {
 	return body, len(tokens)
 }
 
-// rank is one rank of one worker, and what Dynamo said of it.
+// rank is one rank of one worker, with Dynamo's answers about it.
 type rank struct {
 	id             uint64
 	rank           int
-	device         float64 // blocks of the prompt
-	host, disk     float64 // more of them
-	prefill        float64 // tokens waiting
+	device         float64 // cached blocks of the prompt
+	host, disk     float64 // further ones in other tiers
+	prefill        float64 // waiting tokens
 	requests       float64
-	decode         float64 // blocks, with the request's
+	decode         float64 // blocks, with those of the request
 	taints         []string
 	allowed        bool
 	cost           float64
-	costAsStarted  float64 // with the weights of the start, which is what Dynamo goes by
+	costAsStarted  float64 // with the weights of the start, which Dynamo uses
 	cachedIfChosen float64
 }
 
-// selection is a request, and what is wanted otherwise than at the start.
+// selection is a request, with the settings that differ from the start.
 type selection struct {
 	body      object
 	isl       int
 	group     string
-	over      weights // the weights that count
-	drawn     bool    // the choice is a draw from all
+	over      weights // the effective weights
+	drawn     bool    // the choice is random among all
 	preferred map[string]float64
-	random    bool // the request's blocks have hashes that nobody knows
+	random    bool // the request's blocks have unknown hashes
 }
 
-// newSelection makes a selection at random.
+// newSelection returns a random selection.
 func (x *selectors) newSelection() *selection {
 	s := &selection{group: x.workers[x.rng.IntN(len(x.workers))].group, over: x.weights}
 	s.body, s.isl = x.fields(s.group)
@@ -113,7 +113,7 @@ func (x *selectors) newSelection() *selection {
 	return s
 }
 
-// ranks asks both services what they know about a selection's prompt, wants them to agree, and prices the workers from
+// ranks asks both services about a selection's prompt, checks that they agree, and computes the workers' costs from
 // Dynamo's answers.
 func (x *selectors) ranks(s *selection) []rank {
 	x.t.Helper()
@@ -165,13 +165,13 @@ func (x *selectors) ranks(s *selection) []rank {
 	for i := range all {
 		all[i].cost = all[i].price(s, s.over, least)
 		asStarted := x.weights
-		asStarted.track = s.over.track // which Dynamo does go by
+		asStarted.track = s.over.track // Dynamo uses this one
 		all[i].costAsStarted = all[i].price(s, asStarted, least)
 	}
 	return all
 }
 
-// price is Dynamo's cost function, written down once more.
+// price is Dynamo's cost function, implemented independently.
 func (r *rank) price(s *selection, w weights, least float64) float64 {
 	isl := float64(s.isl)
 	decay, raw := 1.0, 0.0
@@ -182,7 +182,7 @@ func (r *rank) price(s *selection, w weights, least float64) float64 {
 	}
 	credit := w.credit*decay*r.device + w.host*r.host + w.disk*r.disk
 	cost := w.scale*max(raw/indexerBlock-credit, 0) + r.decode + w.request*r.requests
-	if !w.track && w.credit > 0 { // as of decode workers, which the selection service takes all for
+	if !w.track && w.credit > 0 { // as for decode workers; the selection service treats all as such
 		cost = max(r.decode-credit, 0) + w.request*r.requests
 	}
 	bias := 0.0
@@ -198,7 +198,7 @@ func (x *selectors) worker(id uint64) *selectable {
 	return x.workers[slices.IndexFunc(x.workers, func(w *selectable) bool { return w.id == id })]
 }
 
-// cheapest lists the ranks whose cost, as given, is the least: rounding apart.
+// cheapest returns the ranks with the lowest cost, except for rounding.
 func cheapest(all []rank, cost func(*rank) float64) (of []*rank) {
 	least := math.Inf(1)
 	for i := range all {
@@ -223,8 +223,8 @@ func isOneOf(a answer, of []*rank) bool {
 	return slices.ContainsFunc(of, func(r *rank) bool { return r.id == id && r.rank == at })
 }
 
-// compare has both services choose, and wants each choice to be one of the cheapest. It returns the worker that both
-// shall book, nil if there is none.
+// compare makes both services choose, and checks that each choice is one of the cheapest. It returns the worker that
+// both must book, nil if there is none.
 func (x *selectors) compare(s *selection) *rank {
 	x.t.Helper()
 	all := x.ranks(s)
@@ -245,11 +245,11 @@ func (x *selectors) compare(s *selection) *rank {
 		x.t.Fatalf("/select %v: Dynamo %v, kvepp %v", s.body, theirs, ours)
 	}
 	x.counts["selections"]++
-	// Dynamo's selection service passes over a request's weights and temperature (its cost function has those of the
+	// Dynamo's selection service ignores a request's weights and temperature (its cost function uses those of the
 	// start).
 	if !isOneOf(theirs, bestAsStarted) {
 		x.t.Fatalf(
-			"/select %v: Dynamo chose %v, which is not among the cheapest that the test computes; its cost function "+
+			"/select %v: Dynamo chose %v, which is not among the cheapest computed here; its cost function "+
 				"is another\nof %+v",
 			s.body,
 			theirs,
@@ -257,14 +257,14 @@ func (x *selectors) compare(s *selection) *rank {
 		)
 	}
 	if s.over != x.weights && s.over.track == x.weights.track || s.drawn {
-		x.counts["of them with weights or a temperature that Dynamo passes over"]++
+		x.counts["of them with weights or a temperature that Dynamo ignores"]++
 	}
 	if s.drawn {
 		if id, at := chose(ours); !slices.ContainsFunc(
 			all,
 			func(r rank) bool { return r.allowed && r.id == id && r.rank == at },
 		) {
-			x.t.Fatalf("/select %v: kvepp chose %v, which it must not", s.body, ours)
+			x.t.Fatalf("/select %v: kvepp chose %v, which is excluded", s.body, ours)
 		}
 		x.counts["of them drawn"]++
 	} else if !isOneOf(ours, best) {
@@ -282,7 +282,7 @@ func (x *selectors) compare(s *selection) *rank {
 	return &all[slices.IndexFunc(all, func(r rank) bool { return r.id == id && r.rank == at })]
 }
 
-// book reserves a selection on one worker with both services, in one of the ways.
+// book reserves a selection on one worker with both services, in one of several ways.
 func (x *selectors) book(s *selection, r *rank) {
 	x.t.Helper()
 	defer x.predicted(s)
@@ -309,7 +309,7 @@ func (x *selectors) book(s *selection, r *rank) {
 		if s.random {
 			for _, a := range []answer{theirs, ours} {
 				hashes, _ := a.object()["sequence_hashes"].([]any)
-				a.object()["sequence_hashes"] = len(hashes) // which nobody knows
+				a.object()["sequence_hashes"] = len(hashes) // unknown hashes
 			}
 		}
 		x.equal("/select_and_reserve", body, theirs, ours)
@@ -322,7 +322,7 @@ func (x *selectors) book(s *selection, r *rank) {
 		body["advisory"] = x.rng.IntN(2) == 0
 		x.same("POST", "/select", body)
 		x.same("POST", "/reservations", object{"selection_id": name, "routing_group": s.group})
-	default: // a reservation that brings everything
+	default: // a complete reservation without a selection
 		for _, key := range []string{"routing_constraints"} {
 			delete(body, key)
 		}
@@ -339,8 +339,8 @@ func (x *selectors) book(s *selection, r *rank) {
 	x.reserved = append(x.reserved, reserved{name, r.id})
 }
 
-// predicted waits until Dynamo believes that the prompt is where it was sent, if that is how it knows. kvepp does when
-// it answers.
+// predicted waits until Dynamo's index has the prompt at the worker that got it, if predictions are on. kvepp's has it
+// when it answers.
 func (x *selectors) predicted(s *selection) {
 	x.t.Helper()
 	if !x.weights.unheard {
@@ -362,7 +362,7 @@ func (x *selectors) predicted(s *selection) {
 	})
 }
 
-// play does steps at random to both services.
+// play takes random steps in both services.
 func (x *selectors) play(steps int) {
 	x.t.Helper()
 	for step := range steps {
@@ -392,8 +392,8 @@ func (x *selectors) play(steps int) {
 				if r.worker != w.id {
 					return false
 				}
-				// Dynamo keeps the name until somebody asks for it.
-				x.counts["names that Dynamo keeps after their worker has left"]++
+				// Dynamo keeps the name until it is requested again.
+				x.counts["names that Dynamo keeps after their worker left"]++
 				x.same("DELETE", r.path(), nil)
 				return true
 			})

@@ -14,14 +14,14 @@ import (
 )
 
 // TestSelectionsAsDynamos plays the same histories of workers, KV events, selections and reservations into python -m
-// dynamo.select_service and kvepp select. What both know must agree: overlaps, tokens to prefill, blocks to decode,
-// loads, and every answer. What a worker costs the test computes from Dynamo's answers, and each service must choose
-// one of the cheapest.
+// dynamo.select_service and kvepp select. Both must agree on overlaps, tokens to prefill, blocks to decode, loads, and
+// every answer. The test computes the workers' costs from Dynamo's answers, and each service must choose one of the
+// cheapest.
 //
-// Where Dynamo errs it is not followed. Counted: weights and temperatures of a request, which it passes over (then its
-// choice must be one of the cheapest by the weights of the start), and names of reservations that it keeps taken after
-// their worker has left. Not played: what its index errs in, which TestIndexerWhereDynamosErrs shows; the engines here
-// name equal blocks alike, free the ends of prompts first, and lose no event.
+// Known defects of Dynamo are excluded. It ignores weights and temperatures of a request (then its choice must be one
+// of the cheapest by the weights of the start), and keeps names of reservations after their worker left; both are
+// counted. Defects of its index are not triggered (TestIndexerWhereDynamosErrs shows them): the engines here give equal
+// blocks equal hashes, free the ends of prompts first, and lose no event.
 func TestSelectionsAsDynamos(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -54,8 +54,8 @@ func TestSelectionsAsDynamos(t *testing.T) {
 	}
 }
 
-// TestSelectionsRefusedAsDynamos wants refusals, and what is odd but good, answered as Dynamo's selection service does:
-// with the same status, and the same body but where the words are a JSON decoder's.
+// TestSelectionsRefusedAsDynamos checks that refusals and unusual valid requests get the same answer as from Dynamo's
+// selection service: the same status and body, except for a JSON decoder's wording.
 func TestSelectionsRefusedAsDynamos(t *testing.T) {
 	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true})
 	same := func(requests ...[2]string) {
@@ -269,7 +269,8 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 	t.Logf("%d answers alike", x.counts["answers alike"])
 }
 
-// TestSessionsAsDynamos has sessions begin, go on, be led elsewhere and lose their worker in both selection services.
+// TestSessionsAsDynamos begins sessions in both selection services, continues them, excludes their worker, and removes
+// it.
 func TestSessionsAsDynamos(t *testing.T) {
 	x := startSelectors(
 		t,
@@ -302,16 +303,16 @@ func TestSessionsAsDynamos(t *testing.T) {
 		}
 		switch n := x.rng.IntN(20); {
 		case !there:
-			// Only one worker may take it, so that both services take the same.
+			// Only one worker is allowed, so that both services choose the same.
 			reservation["allowed_worker_ids"] = []uint64{id}
 			if x.rng.IntN(2) == 0 {
-				x.same("POST", "/select", reservation) // a look binds nothing ...
+				x.same("POST", "/select", reservation) // a selection without a reservation binds nothing ...
 				want(x.same("POST", "/reservations", object{"selection_id": reservation["selection_id"]}), id)
 			} else {
 				want(x.same("POST", "/select_and_reserve", reservation), id)
 			}
 			boundTo[name] = id
-		case n == 0: // it must go elsewhere: refused, and it begins anew
+		case n == 0: // its worker is excluded: refused, and the session ends
 			if id == on {
 				id = 1 + on%3
 			}
@@ -321,14 +322,14 @@ func TestSessionsAsDynamos(t *testing.T) {
 			}
 			delete(boundTo, name)
 			continue
-		case n == 1: // who names a worker has no session
+		case n == 1: // a request that names a worker has no session
 			reservation["pinned_worker"] = object{"worker_id": id, "dp_rank": 0}
 			want(x.same("POST", "/select_and_reserve", reservation), id)
 		case n == 2:
 			x.remove(x.worker(id))
 			x.counts["workers that left"]++
 			for session, at := range boundTo {
-				if at == id { // it begins anew on another
+				if at == id { // the session begins again on another worker
 					next := 1 + id%3
 					want(
 						x.same(
@@ -362,8 +363,8 @@ func TestSessionsAsDynamos(t *testing.T) {
 	t.Log(x.counts)
 }
 
-// TestSelectionsWaitAsDynamos has selections wait in both services while the worker that they may have is busy, and
-// wants them to go on in the same order.
+// TestSelectionsWaitAsDynamos makes selections wait in both services while their only allowed worker is busy, and
+// checks that they continue in the same order.
 func TestSelectionsWaitAsDynamos(t *testing.T) {
 	policies := filepath.Join(t.TempDir(), "policies.yaml")
 	if err := os.WriteFile(policies, []byte(`
@@ -400,24 +401,24 @@ policy_classes:
 	}
 }
 
-// wentOn is what became of one selection that waited.
+// wentOn is the result of one selection that waited.
 type wentOn struct {
 	name string
 	answer
 }
 
-// waitInLine makes both workers busy, has selections wait for them, and lets them go on one by one.
+// waitInLine makes both workers busy, lets selections wait for them, and releases them one by one.
 func (x *selectors) waitInLine(round int, classes bool) {
 	x.t.Helper()
 	x.class = ""
-	fresh := func(n int) []int { // tokens that nobody has seen
+	fresh := func(n int) []int { // new tokens
 		tokens := make([]int, n)
 		for i := range tokens {
 			tokens[i] = 1<<24 + round<<12 + x.rng.IntN(1<<12)
 		}
 		return tokens
 	}
-	last := map[uint64]string{} // the reservation that keeps a worker busy
+	last := map[uint64]string{} // by worker, the reservation that keeps it busy
 	for id := range uint64(2) {
 		last[id+1] = fmt.Sprintf("busy-%d-%d", round, id+1)
 		x.same(
@@ -444,25 +445,25 @@ func (x *selectors) waitInLine(round int, classes bool) {
 			})
 		}
 	}
-	next := func() (wentOn, wentOn) { // the same from both
+	next := func() (wentOn, wentOn) { // the next result, the same from both
 		x.t.Helper()
 		var went [2]wentOn
 		for k := range went {
 			select {
 			case went[k] = <-over[k]:
 			case <-time.After(time.Minute):
-				x.t.Fatalf("round %d: nothing goes on in %s", round, urls[k])
+				x.t.Fatalf("round %d: no selection continues in %s", round, urls[k])
 			}
 		}
 		theirs, ours := went[0], went[1]
 		if theirs.name != ours.name {
-			x.t.Fatalf("round %d: %s goes on in Dynamo, and %s in kvepp", round, theirs.name, ours.name)
+			x.t.Fatalf("round %d: %s continues in Dynamo, %s in kvepp", round, theirs.name, ours.name)
 		}
 		x.equal("/select_and_reserve", theirs.name, theirs.answer, ours.answer)
 		return theirs, ours
 	}
 	const anywhere = 0
-	waiting, at := map[uint64]int{}, map[string]uint64{} // by the worker that it must be
+	waiting, at := map[uint64]int{}, map[string]uint64{} // by the required worker
 	total := 0
 	for i := range 2 + x.rng.IntN(7) {
 		name, id := fmt.Sprintf("wait-%d-%d", round, i), x.rng.Uint64N(3)
@@ -476,7 +477,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 			x.class = []string{"", "standard", "standard", "refused", "free", "unknown"}[x.rng.IntN(6)]
 		}
 		if x.class == "free" {
-			id = 1 // it goes on at once, and both must know where
+			id = 1 // it continues at once, and both must choose the same worker
 		}
 		if id != anywhere {
 			body["pinned_worker"] = object{"worker_id": id, "dp_rank": 0}
@@ -491,7 +492,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 				over[k] <- wentOn{name, a}
 			}()
 		}
-		// It waits, or its answer is there at once.
+		// It waits, or its answer comes at once.
 		there := 0
 		eventually(x.t, func() error {
 			loads := x.ask(x.Dynamo, "GET", "/loads", nil).body.([]any)[0].(object)
@@ -515,7 +516,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		waiting[id]++
 		at[name] = id
 		pending(total)
-		x.same("POST", "/select_and_reserve", body) // whose name is taken
+		x.same("POST", "/select_and_reserve", body) // the name is in use
 	}
 	x.class = ""
 	x.counts["waited"] += total
@@ -525,7 +526,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		if released == "" {
 			continue
 		}
-		for _, r := range x.reserved { // of the class that never waits
+		for _, r := range x.reserved { // reservations of the class that never waits
 			if r.worker == id {
 				x.same("DELETE", r.path(), nil)
 			}
@@ -533,9 +534,9 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		x.reserved = slices.DeleteFunc(x.reserved, func(r reserved) bool { return r.worker == id })
 		x.same("POST", "/reservations/"+released+"/prefill_complete", nil)
 		if last[id] = ""; waiting[id]+waiting[anywhere] > 0 {
-			theirs, _ := next() // this worker costs less than the other, whose last prompt is not prefilled
+			theirs, _ := next() // this worker is cheaper: the other's last prompt is not prefilled
 			if on, _ := chose(theirs.answer); on != id {
-				x.t.Fatalf("round %d: worker %d was released, and %s goes on at %d", round, id, theirs.name, on)
+				x.t.Fatalf("round %d: worker %d was released, but %s continues at %d", round, id, theirs.name, on)
 			}
 			last[id] = theirs.name
 			waiting[at[theirs.name]]--

@@ -20,14 +20,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// weights are the knobs of the cost function that both selection services are started with.
+// weights are the parameters of the cost function with which both selection services start.
 type weights struct {
 	credit, decay, scale, request float64
 	host, disk                    float64
-	track                         bool // prompts' tokens count until they are prefilled
-	unheard                       bool // no events are followed: workers hold what they were sent
+	track                         bool // prompt tokens count until they are prefilled
+	unheard                       bool // no events: the index assumes the prompts that workers got
 
-	more string // of the environment, separated by blanks
+	more string // further environment variables, separated by blanks
 }
 
 func (w weights) env() []string {
@@ -47,7 +47,7 @@ func (w weights) env() []string {
 	)
 }
 
-// selectors are both selection services and what has been done to both.
+// selectors are both selection services and the state that both must have.
 type selectors struct {
 	*stack.Services
 	t          *testing.T
@@ -58,26 +58,26 @@ type selectors struct {
 	reserved   []reserved
 	names      int
 	markers    int
-	class      string // policy class of requests
+	class      string // policy class of the requests
 	counts     map[string]int
 }
 
-// reserved is a reservation that both hold.
+// reserved is a reservation in both services.
 type reserved struct {
 	name   string
 	worker uint64
 }
 
-// path is where it is.
+// path returns its URL path.
 func (r reserved) path() string { return "/reservations/" + strings.ReplaceAll(r.name, "/", "%2F") }
 
-// selectable is a worker of both.
+// selectable is a worker of both services.
 type selectable struct {
 	id         uint64
 	group      string
 	start      int
 	ranks      int
-	publishers []*publisher // by rank; none if nobody listens
+	publishers []*publisher // by rank; none without events
 	taints     []string
 }
 
@@ -99,16 +99,16 @@ func startSelectors(t *testing.T, w weights, args ...string) *selectors {
 	t.Cleanup(func() {
 		services.Close()
 		for _, p := range x.publishers {
-			p.socket.Close() // after its subscribers: libzmq may abort otherwise (zeromq/libzmq#3442)
+			p.socket.Close() // after its subscribers; otherwise libzmq may abort (zeromq/libzmq#3442)
 		}
 	})
 	return x
 }
 
-// object is a body or an answer. Numbers in answers are json.Number: ids have 64 bits.
+// object is a body or an answer. Numbers in answers are json.Number, because ids have 64 bits.
 type object = map[string]any
 
-// answer is one service's.
+// answer is one service's answer.
 type answer struct {
 	status int
 	body   any
@@ -126,7 +126,7 @@ func (x *selectors) ask(url, method, path string, body any) answer {
 	return a
 }
 
-// send sends a request of a policy class, "" for none. A body that is text is sent as it is.
+// send sends a request of a policy class, "" for none. A string body is sent unchanged.
 func send(ctx context.Context, url, method, path, class string, body any) (a answer, err error) {
 	var text []byte
 	switch body := body.(type) {
@@ -167,7 +167,7 @@ func send(ctx context.Context, url, method, path, class string, body any) (a ans
 	return a, nil
 }
 
-// sortLists brings lists into an order: Dynamo's of workers, loads and taints have none.
+// sortLists sorts lists: Dynamo's of workers, loads and taints have no order.
 func sortLists(v any) {
 	switch v := v.(type) {
 	case object:
@@ -198,7 +198,7 @@ func sortList(list []any) {
 
 func compareNumbers(a, b any) int { return cmp.Compare(integer(a), integer(b)) }
 
-// integer is a number of an answer; 0 for what is none.
+// integer returns a number of an answer as an int; 0 if it is not a number.
 func integer(v any) uint64 {
 	n, _ := v.(json.Number)
 	u, _ := strconv.ParseUint(string(n), 10, 64)
@@ -207,7 +207,7 @@ func integer(v any) uint64 {
 
 func float(v any) float64 { return float64(integer(v)) }
 
-// same wants both services to give the same answer, and returns it.
+// same checks that both services give the same answer, and returns it.
 func (x *selectors) same(method, path string, body any) answer {
 	x.t.Helper()
 	theirs, ours := x.ask(x.Dynamo, method, path, body), x.ask(x.Kvepp, method, path, body)
@@ -215,7 +215,7 @@ func (x *selectors) same(method, path string, body any) answer {
 	return ours
 }
 
-// equal wants two answers to be the same, but for the words about a body that is not what it should be.
+// equal checks that two answers are the same, except for the wording about malformed bodies.
 func (x *selectors) equal(what string, body any, theirs, ours answer) {
 	x.t.Helper()
 	if theirs.status != ours.status {
@@ -235,8 +235,8 @@ func (x *selectors) equal(what string, body any, theirs, ours answer) {
 	x.counts["answers alike"]++
 }
 
-// register registers a worker with both services, and waits until both hear its events. Both know nothing of it then,
-// and the engine begins anew.
+// register registers a worker with both services, and waits until both are subscribed to its events. Both then have no
+// blocks of it, and the engine restarts.
 func (x *selectors) register(w *selectable) {
 	x.t.Helper()
 	endpoints := map[string]string{}
@@ -270,7 +270,7 @@ func (x *selectors) register(w *selectable) {
 	}
 }
 
-// booked waits until Dynamo's load book knows a worker, or knows it no more: its answers about workers come before.
+// booked waits until Dynamo's load book has a worker, or has it no longer: its answers about workers come earlier.
 func (x *selectors) booked(w *selectable, want bool) {
 	x.t.Helper()
 	eventually(x.t, func() error {
@@ -281,20 +281,20 @@ func (x *selectors) booked(w *selectable, want bool) {
 				func(load any) bool { return integer(load.(object)["worker_id"]) == w.id },
 			)
 		if known != want {
-			return fmt.Errorf("Dynamo's load book knows worker %d: %v", w.id, known)
+			return fmt.Errorf("Dynamo's load book has worker %d: %v", w.id, known)
 		}
 		return nil
 	})
 }
 
-// remove has a worker leave both services.
+// remove removes a worker from both services.
 func (x *selectors) remove(w *selectable) {
 	x.t.Helper()
 	x.same("DELETE", fmt.Sprintf("/workers/%d", w.id), nil)
 	x.booked(w, false)
 }
 
-// add makes a new worker and registers it.
+// add registers a new worker.
 func (x *selectors) add(id uint64, group string, start, ranks int, taints ...string) {
 	x.t.Helper()
 	w := &selectable{id: id, group: group, start: start, taints: append([]string{}, taints...)}
@@ -308,8 +308,7 @@ func (x *selectors) add(id uint64, group string, start, ranks int, taints ...str
 	x.register(w)
 }
 
-// settle waits until both services have applied all that was published: a block that only this moment has is
-// everywhere.
+// settle waits until both services have applied all published events: it stores a new marker block at every publisher.
 func (x *selectors) settle() {
 	x.t.Helper()
 	x.markers++
@@ -339,7 +338,7 @@ func (x *selectors) settle() {
 	}
 }
 
-// prompt makes a prompt of few different tokens, so that prompts begin alike.
+// prompt returns a prompt of few different tokens, so that prompts share prefixes.
 func (x *selectors) prompt() []int {
 	tokens := make([]int, x.rng.IntN(12)*indexerBlock+x.rng.IntN(indexerBlock))
 	for i := range tokens {
@@ -348,7 +347,7 @@ func (x *selectors) prompt() []int {
 	return tokens
 }
 
-// churn has engines announce what they would.
+// churn publishes random events, as engines do.
 func (x *selectors) churn(n int) {
 	x.t.Helper()
 	for range n {

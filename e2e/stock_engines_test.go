@@ -26,18 +26,18 @@ import (
 // stockFlags are the flags of kvepp for which stock-engines.yaml is written.
 var stockFlags = []string{"--router-kv-events=false", "--engine=vllm", "--fallback-endpoints=2"}
 
-// received is one attempt of a request as an endpoint saw it.
+// received is one attempt of a request as an endpoint received it.
 type received struct {
 	at   string // the endpoint's address
 	body []byte
 }
 
-// scripted are endpoints that record every attempt, and whose first attempt of each request ends as its header x-first
-// says: a status, "wait" for ever, "reset" before the answer, "cut" once the client has the first event of a stream.
-// Without the header every attempt is answered 200.
+// scripted are endpoints that record every attempt. The first attempt of each request ends as its header x-first says:
+// a status, "wait" for ever, "reset" before the answer, "cut" after the client has the first event of a stream. Without
+// the header every attempt is answered 200.
 type scripted struct {
 	addresses []string
-	cut       chan struct{} // the client has it
+	cut       chan struct{} // the client has the first event
 
 	mu       sync.Mutex
 	attempts map[string][]received // by x-number
@@ -106,7 +106,7 @@ type scriptedRequest struct {
 	first    string
 	always   bool // every attempt ends like the first
 	trailers bool
-	length   bool // it has a content-length
+	length   bool // the request has a content-length
 }
 
 func (q *scriptedRequest) send(ctx context.Context, client *http.Client, url, number string) (*stack.Answer, error) {
@@ -132,21 +132,20 @@ func (q *scriptedRequest) send(ctx context.Context, client *http.Client, url, nu
 	return stack.Do(client, req)
 }
 
-// completion is the body of a completion of about size bytes.
+// completion returns a completion's body of about size bytes.
 func completion(size int) []byte {
 	return fmt.Appendf(nil, `{"model":%q,"prompt":"%s"}`, stack.Model, bytes.Repeat([]byte("brass "), size/6+1))
 }
 
-// TestTrailersAndRetries: Envoy 1.40 sends the body of a request with trailers twice where a retry_policy applies. With
-// stock-engines.yaml the body arrives once, and requests without trailers are retried whatever the client's protocol
-// is.
+// TestTrailersAndRetries: Envoy 1.40 sends the body of a request with trailers twice if a retry_policy applies. With
+// stock-engines.yaml the body arrives once, and requests without trailers are retried with either client protocol.
 func TestTrailersAndRetries(t *testing.T) {
 	endpoints := startScripted(t, 3)
 	s := start(
 		t,
 		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
 	)
-	// a retry_policy for all requests
+	// A retry_policy for all requests.
 	everywhere, err := s.StartEnvoyOf(t.Context(), "stock-engines.yaml", func(config any) {
 		host := stack.At(
 			config,
@@ -171,7 +170,7 @@ func TestTrailersAndRetries(t *testing.T) {
 	}
 	clients := stormClients(t)
 	number := 0
-	// kvepp reads the first; it decides about the second by its headers alone
+	// kvepp reads the body of the first, and decides about the second by its headers.
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 		for _, size := range []int{100, 300_000} {
 			for _, length := range []bool{false, true} {
@@ -181,7 +180,7 @@ func TestTrailersAndRetries(t *testing.T) {
 					first           string
 					attempts, times int // how often the request arrives, and its body in each attempt
 				}{
-					{everywhere, true, true, "", 1, 2}, // Envoy's defect; when it is gone, one route is enough
+					{everywhere, true, true, "", 1, 2}, // Envoy's defect; without it, one route is enough
 					{s.Envoy, true, true, "", 1, 1},
 					{s.Envoy, false, true, "", 1, 1},
 					{s.Envoy, true, true, "503", 1, 1},
@@ -208,7 +207,7 @@ func TestTrailersAndRetries(t *testing.T) {
 					)
 					attempts := c.attempts
 					if path == "/v1/embeddings" && c.http2 {
-						attempts = 1 // kvepp cannot know yet that no trailers follow
+						attempts = 1 // kvepp cannot know that no trailers follow
 					}
 					a, err := q.send(t.Context(), clients[c.http2], c.envoy.URL, id)
 					want := http.StatusOK
@@ -296,8 +295,8 @@ func TestRetriedOutcomes(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestRetryLimits: stock-engines.yaml retries a request at each endpoint that kvepp named, at no other, and any number
-// of requests at the same time.
+// TestRetryLimits: stock-engines.yaml retries a request at each endpoint that kvepp named and at no other, for any
+// number of concurrent requests.
 func TestRetryLimits(t *testing.T) {
 	endpoints := startScripted(t, 4)
 	s := start(
@@ -331,7 +330,7 @@ func TestRetryLimits(t *testing.T) {
 			for _, r := range endpoints.of(id) {
 				asked[r.at] = true
 				if !slices.Contains(endpoints.addresses[:known], r.at) {
-					t.Errorf("%s: sent to %s, which kvepp does not know", id, r.at)
+					t.Errorf("%s: sent to %s, which is not an endpoint of kvepp", id, r.at)
 				}
 			}
 			if want := min(known, 3); len(asked) != want || len(endpoints.of(id)) != want {
@@ -362,8 +361,8 @@ func TestRetryLimits(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestStreamThatBegan: stock-engines.yaml does not send a request again whose answer the client has begun to receive;
-// the client sees that the answer broke off.
+// TestStreamThatBegan: stock-engines.yaml does not retry a request whose answer has begun; the client sees that the
+// answer broke off.
 func TestStreamThatBegan(t *testing.T) {
 	endpoints := startScripted(t, 3)
 	s := start(
@@ -395,7 +394,7 @@ func TestStreamThatBegan(t *testing.T) {
 		}
 		endpoints.cut <- struct{}{}
 		if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 {
-			t.Errorf("HTTP/2 %v: the answer ended in order, with %q", http2, rest)
+			t.Errorf("HTTP/2 %v: the answer ended normally, with %q", http2, rest)
 		}
 		if got := endpoints.of(id); len(got) != 1 {
 			t.Errorf("HTTP/2 %v: %d attempts", http2, len(got))
@@ -410,7 +409,7 @@ type stockEngine struct {
 	process *process.Process
 }
 
-// startStockEngines builds and starts stand-ins for vLLM whose tokens take so long.
+// startStockEngines builds and starts stand-ins for vLLM with so much time for each token.
 func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []*stockEngine, addresses []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -459,11 +458,11 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	return engines, addresses
 }
 
-// TestNoRequestLost: of 1,000 requests, 8 at a time, each gets its complete answer with stock-engines.yaml, although
-// one of three engines is killed among them, and answers 503 to everything later.
+// TestNoRequestLost: with stock-engines.yaml each of 1,000 requests, 8 at a time, gets its complete answer, although
+// one of three engines is killed, and later answers 503 to everything.
 func TestNoRequestLost(t *testing.T) {
 	engines, addresses := startStockEngines(t, 3, time.Millisecond)
-	// Without ejection kvepp goes on to choose the engine, so that it is Envoy's retries that lose none.
+	// Without ejection kvepp still chooses the engine, so that Envoy's retries alone must save the requests.
 	s := start(
 		t,
 		stack.Config{
@@ -474,7 +473,7 @@ func TestNoRequestLost(t *testing.T) {
 		},
 	)
 	const requests, killed, failing = 1000, 300, 600
-	// Answers are in one piece: a stream that began before the kill cannot be whole.
+	// Answers are not streamed: a stream that began before the kill cannot be complete.
 	var next, unavailable atomic.Int32
 	var once [2]sync.Once
 	var served sync.Map
@@ -524,7 +523,7 @@ func TestNoRequestLost(t *testing.T) {
 		}
 	}
 	if unavailable.Load() == 0 {
-		t.Error("the engine that answers 503 was never asked")
+		t.Error("the engine that answers 503 got no request")
 	}
 	if moved := metric(t, s, `kvepp_served_total{outcome="moved"}`); moved == 0 {
 		t.Error("no request was served by another endpoint than kvepp chose")
@@ -533,7 +532,7 @@ func TestNoRequestLost(t *testing.T) {
 }
 
 // TestStockEnginesByName: the configuration of the chart's Envoy, which finds engines and kvepp by names of Services,
-// retries like stock-engines.yaml. Here the names are those of the local host.
+// retries like stock-engines.yaml. Here the names are the local host's.
 func TestStockEnginesByName(t *testing.T) {
 	endpoints := startScripted(t, 3)
 	s := start(
@@ -577,8 +576,8 @@ func TestStockEnginesByName(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestStoppedEngine: an engine that is stopped accepts connections and never answers. With a per_try_timeout, which
-// stock-engines.yaml leaves to the operator, its requests are answered by another engine.
+// TestStoppedEngine: a stopped engine accepts connections and never answers. With a per_try_timeout, which
+// stock-engines.yaml leaves to the operator, another engine answers its requests.
 func TestStoppedEngine(t *testing.T) {
 	engines, addresses := startStockEngines(t, 2, time.Millisecond)
 	s := start(

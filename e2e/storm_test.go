@@ -26,14 +26,14 @@ import (
 
 var (
 	stormRequests = flag.Int("storm", 500, "how many requests TestStorm sends")
-	stormSeed     = flag.Uint64("storm-seed", 7, "what TestStorm draws its requests from")
+	stormSeed     = flag.Uint64("storm-seed", 7, "seed of TestStorm's random requests")
 )
 
-// Headers by which the parts of a storm know each other.
+// Headers with which clients, servers and Envoy coordinate in a storm.
 const (
 	stormRequest = "x-storm"        // number of the request, to the server
-	stormAnswer  = "x-storm-answer" // and back: the answer is the server's, not Envoy's or kvepp's
-	stormRetry   = "x-storm-retry"  // to Envoy: a route with a second attempt
+	stormAnswer  = "x-storm-answer" // in the answer: it is the server's, not Envoy's or kvepp's
+	stormRetry   = "x-storm-retry"  // to Envoy: use the route with a retry
 	stormTrailer = "X-Storm-Sum"    // sha256 of the body before it
 )
 
@@ -43,7 +43,7 @@ const stormMemoryLimit = "448MiB"
 // stormParseLimit is kvepp's --max-parse-bytes in a storm, so that some bodies are above it.
 const stormParseLimit = 1 << 20
 
-// shape is a request and its answer as drawn. Byte offsets are -1 for what does not happen.
+// shape describes a random request and its answer. A byte offset of -1 means that the event does not happen.
 type shape struct {
 	number       int
 	method, path string
@@ -51,12 +51,12 @@ type shape struct {
 	originalDst  bool // through the Envoy that knows no endpoint
 	body         []byte
 	piece        int  // most bytes that the client sends at once
-	length       bool // the client tells the body's length
+	length       bool // the client sends a content-length
 	trailer      bool // with both bodies
 	expect       bool // the client waits for 100 Continue
-	headers      int  // further ones
-	broken       bool // kvepp refuses it
-	cutBody      int  // the client goes away after so many bytes of its body
+	headers      int  // number of further headers
+	broken       bool // kvepp must refuse the request
+	cutBody      int  // the client closes after so many bytes of its body
 	cutAnswer    int  // ... of the answer
 
 	early        bool // the server answers before it reads
@@ -104,16 +104,16 @@ func (q *shape) String() string {
 	)
 }
 
-// whole says that neither side breaks anything off.
+// whole reports that neither side breaks off.
 func (q *shape) whole() bool {
 	return q.cutBody < 0 && q.cutAnswer < 0 && q.resetReading < 0 && q.resetAnswer < 0
 }
 
-// draw makes the request of that number. The same seed and number always give the same.
+// draw returns the request of that number. The same seed and number always give the same request.
 func draw(seed uint64, number int) *shape {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
 	one := func(in int) bool { return r.IntN(in) == 0 }
-	size := func() int { // of a body, in bytes: mostly small
+	size := func() int { // random size of a body in bytes, mostly small
 		switch n := r.IntN(1000); {
 		case n < 40:
 			return r.IntN(3)
@@ -184,7 +184,7 @@ func draw(seed uint64, number int) *shape {
 		q.method, q.path = []string{"GET", "HEAD", "DELETE"}[r.IntN(3)], "/v1/models"
 	}
 	q.expect = q.method == "POST" && one(20)
-	q.piece = max(q.piece, len(q.body)/200) // so that one request does not take them all the time
+	q.piece = max(q.piece, len(q.body)/200) // so that one request does not take all the time
 	switch q.contentType = "application/json"; r.IntN(10) {
 	case 0:
 		q.contentType, q.answer = "application/octet-stream", random(size())
@@ -221,7 +221,7 @@ func draw(seed uint64, number int) *shape {
 	if q.method != "POST" {
 		q.trailer = false
 	}
-	if q.trailer { // HTTP/1.1 has none after a body whose length was told
+	if q.trailer { // HTTP/1.1 has no trailer after a body with a length
 		q.answerLength = false
 	}
 	if q.broken {
@@ -245,30 +245,30 @@ func draw(seed uint64, number int) *shape {
 		q.cutAnswer, q.resetAnswer = min(q.cutAnswer, 0), min(q.resetAnswer, 0)
 	}
 	if q.http2 && (q.early || q.resetReading >= 0) {
-		// Go's HTTP/2 server takes trailers of a stream that it has ended for an error of the whole connection, and so
-		// breaks off requests that have nothing to do with this one.
+		// Go's HTTP/2 server treats trailers of a stream that it has ended as a connection error, and so breaks off
+		// unrelated requests.
 		q.trailer = false
 	}
 	return q
 }
 
-// sent is a request on its way.
+// sent is a running request.
 type sent struct {
 	*shape
 	attempts atomic.Int32
-	complete atomic.Int32 // attempts of which the server has had the whole body
-	// it was under way when kvepp was asked to stop in order, and is to end well; guarded by storm.mu
+	complete atomic.Int32 // attempts whose whole body the server received
+	// The request was running when kvepp got SIGTERM, and must succeed; guarded by storm.mu.
 	promised bool
 }
 
-// storm is what the clients and the servers of one share. Safe for concurrent use.
+// storm is the state that clients and servers share. It is safe for concurrent use.
 type storm struct {
 	t       *testing.T
 	running sync.Map // number as a string -> *sent
 	faults  atomic.Int32
 
 	mu      sync.Mutex
-	trouble int           // odd while something is down, or not up for all to see; even otherwise
+	trouble int           // odd while a program is down or not yet known to be up; even otherwise
 	ration  int           // how many more requests may begin during this trouble
 	calm    chan struct{} // closed at its end
 	kept    int           // promised requests that were compared
@@ -280,8 +280,8 @@ func (s *storm) fault(q *shape, format string, args ...any) {
 	}
 }
 
-// same reads from body up to limit bytes, or to the end if limit is negative, and compares with want on the way. The
-// error is what the reader said; io.EOF at the end. The number of bytes read is right also if they are others.
+// same reads from body up to limit bytes, or to the end if limit is negative, and compares with want. It returns the
+// reader's error; io.EOF at the end. The number of bytes is right even if their content differs.
 func (s *storm) same(q *shape, what string, body io.Reader, want []byte, limit int) (n int, err error) {
 	piece := make([]byte, 32<<10)
 	for limit < 0 || n < limit {
@@ -291,7 +291,7 @@ func (s *storm) same(q *shape, what string, body io.Reader, want []byte, limit i
 		}
 		m, err := body.Read(part)
 		if n+m > len(want) || !bytes.Equal(part[:m], want[n:n+m]) {
-			s.fault(q, "%s: bytes %d to %d are not what was sent", what, n, n+m)
+			s.fault(q, "%s: bytes %d to %d differ from those sent", what, n, n+m)
 			return n, io.ErrUnexpectedEOF
 		}
 		n += m
@@ -308,7 +308,7 @@ func sum(body []byte) string { return fmt.Sprintf("%x", sha256.Sum256(body)) }
 func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v, ok := s.running.Load(r.Header.Get(stormRequest))
 	if !ok {
-		panic(http.ErrAbortHandler) // its client went away long ago
+		panic(http.ErrAbortHandler) // its client is gone
 	}
 	q := v.(*sent)
 	attempt := q.attempts.Add(1)
@@ -320,11 +320,11 @@ func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case !errors.Is(err, io.EOF):
 			panic(http.ErrAbortHandler) // broken off
 		case n != len(q.body):
-			s.fault(q.shape, "the server was told that the body ended after %d bytes", n)
+			s.fault(q.shape, "the server saw the body end after %d bytes", n)
 		case q.trailer && r.Trailer.Get(stormTrailer) != sum(q.body):
 			s.fault(q.shape, "the request's trailer arrived as %q", r.Trailer)
 		case q.cutBody >= 0 && q.cutBody < len(q.body):
-			s.fault(q.shape, "the server was told that a body ended which the client broke off")
+			s.fault(q.shape, "the server saw the end of a body that the client broke off")
 		}
 		q.complete.Add(1)
 	}
@@ -370,7 +370,7 @@ func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pieces gives a body in pieces, and an error where the client is to break off.
+// pieces reads a body in pieces, and fails where the client must break off.
 type pieces struct {
 	*shape
 	at  int
@@ -393,7 +393,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// peace is the state of things around a request.
+// peace is the state of the programs around a request.
 func (s *storm) peace() int {
 	s.mu.Lock()
 	for s.trouble%2 == 1 && s.ration == 0 {
@@ -407,7 +407,7 @@ func (s *storm) peace() int {
 	return s.trouble
 }
 
-// disturb runs f while requests need not be answered well; gently: but those that have reached a server already.
+// disturb runs f while requests may fail. With gently, requests that have reached a server must still succeed.
 func (s *storm) disturb(gently bool, f func()) {
 	s.mu.Lock()
 	s.trouble, s.ration, s.calm = s.trouble+1, 60, make(chan struct{})
@@ -424,8 +424,8 @@ func (s *storm) disturb(gently bool, f func()) {
 	s.mu.Unlock()
 }
 
-// send sends one request and looks at everything that comes back. It says whether all was to be well, and was compared
-// whole.
+// send sends one request and checks everything that comes back. It returns whether the request had to succeed, and was
+// compared completely.
 func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool) {
 	q := &sent{shape: shaped}
 	before := s.peace()
@@ -481,7 +481,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		return false
 	}
 	defer resp.Body.Close()
-	if resp.Header.Get(stormAnswer) == "" { // not the server's
+	if resp.Header.Get(stormAnswer) == "" { // Envoy's or kvepp's answer
 		text, err := io.ReadAll(resp.Body)
 		switch {
 		case q.broken && resp.StatusCode == http.StatusBadRequest:
@@ -504,10 +504,10 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 	}
 	n, err := s.same(q.shape, "the answer", resp.Body, want, q.cutAnswer)
 	switch {
-	case err == nil: // the client goes away
+	case err == nil: // the client closes the connection
 		return false
 	case errors.Is(err, context.DeadlineExceeded):
-		s.fault(q.shape, "the answer stands still after %d bytes", n)
+		s.fault(q.shape, "the answer stalls after %d bytes", n)
 		return false
 	case !errors.Is(err, io.EOF):
 		if well() && !q.early {
@@ -520,15 +520,15 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		resp.Header.Get("content-type") != q.contentType && q.status != http.StatusNoContent:
 		s.fault(q.shape, "another answer: %d %v", resp.StatusCode, resp.Header)
 	case n != len(want):
-		s.fault(q.shape, "the client was told that the answer ended after %d bytes", n)
-	case q.resetAnswer >= 0 && want != nil && !(q.answerLength && n == q.resetAnswer): // all of a told length is all
-		s.fault(q.shape, "the client was told that an answer ended which the server broke off")
+		s.fault(q.shape, "the client saw the answer end after %d bytes", n)
+	case q.resetAnswer >= 0 && want != nil && !(q.answerLength && n == q.resetAnswer): // complete at its length
+		s.fault(q.shape, "the client saw the end of an answer that the server broke off")
 	case q.trailer && resp.Trailer.Get(stormTrailer) != sum(want):
 		s.fault(q.shape, "the answer's trailer arrived as %q", resp.Trailer)
 	case !well():
 		return false
 	case q.broken:
-		s.fault(q.shape, "what kvepp should refuse was answered by a server")
+		s.fault(q.shape, "a server answered a request that kvepp must refuse")
 	case q.attempts.Load() != map[bool]int32{false: 1, true: 2}[q.failFirst]:
 		s.fault(q.shape, "%d attempts", q.attempts.Load())
 	case !q.early && q.complete.Load() != 1:
@@ -542,7 +542,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 	return true
 }
 
-// stormServer is an endpoint that can die and come back.
+// stormServer is an endpoint that can stop and start again.
 type stormServer struct {
 	address string
 	handler http.Handler
@@ -563,7 +563,7 @@ func (s *stormServer) start(t *testing.T) {
 	go s.server.Serve(l)
 }
 
-// startStorm starts kvepp and two Envoys before servers of the test's own. Trailers pass, and HTTP/2 stays HTTP/2.
+// startStorm starts kvepp and two Envoys in front of servers of the test. Trailers pass, and HTTP/2 stays HTTP/2.
 func startStorm(
 	t *testing.T,
 	servers int,
@@ -585,7 +585,7 @@ func startStorm(
 				}}}}, hosts["routes"].([]any)...)
 			for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 				if cluster := c.(map[string]any); cluster["name"] == "pool" {
-					// Envoy's default is 3 at once
+					// Envoy's default is 3 at once.
 					stack.At(cluster, "circuit_breakers", "thresholds", 0).(map[string]any)["max_retries"] = 1024
 					cluster["typed_extension_protocol_options"] = map[string]any{
 						"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
@@ -630,7 +630,7 @@ func stormClients(t *testing.T) map[bool]*http.Client {
 	return clients
 }
 
-// allFreed waits until kvepp follows nothing, holds nothing and has nothing booked.
+// allFreed waits until kvepp has no open stream, holds no body, and has nothing booked.
 func allFreed(t *testing.T, s *stack.Stack) {
 	t.Helper()
 	eventually(t, func() error {
@@ -640,16 +640,15 @@ func allFreed(t *testing.T, s *stack.Stack) {
 		}
 		if booked, streams, held := m["kvepp_active_requests"], m["kvepp_streams"], m["kvepp_held_body_bytes"]; booked+
 			streams+held != 0 {
-			return fmt.Errorf("%v requests are booked, %v followed, %v bytes of bodies held", booked, streams, held)
+			return fmt.Errorf("%v requests are booked, %v streams open, %v bytes of bodies held", booked, streams, held)
 		}
 		return nil
 	})
 }
 
-// TestStorm sends requests of random shape while clients and servers break off, endpoints die, and kvepp is killed or
-// stops in order: every byte that arrives anywhere is the one that was sent, nothing ends that was cut, nothing waits
-// for ever, what nobody disturbed is answered, as is what was under way when kvepp was asked to stop, and nothing stays
-// booked.
+// TestStorm sends random requests while clients and servers break off, endpoints stop, and kvepp is killed or stopped.
+// Every byte that arrives equals the byte that was sent. No truncated body or answer looks complete, no request hangs,
+// and undisturbed requests succeed, as do those that were running when kvepp got SIGTERM. At the end nothing is booked.
 func TestStorm(t *testing.T) {
 	st := &storm{t: t}
 	s, envoys, endpoints := startStorm(
@@ -660,7 +659,7 @@ func TestStorm(t *testing.T) {
 		"--max-parse-bytes="+strconv.Itoa(stormParseLimit),
 		"--drain-delay=3s",
 		"--drain-timeout=60s",
-	) // Envoy asks for health every second
+	) // Envoy checks health every second
 	clients := stormClients(t)
 	t.Logf("%d requests of -storm-seed %d", *stormRequests, *stormSeed)
 	var (

@@ -55,7 +55,7 @@ func newAuthority(t *testing.T) *authority {
 	return &authority{parsed, key}
 }
 
-// issue puts a certificate, its key and the authority's certificate into a folder.
+// issue writes a certificate, its key and the authority's certificate to a folder.
 func (a *authority) issue(t *testing.T, dir string, serial int64, name string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -85,8 +85,8 @@ func (a *authority) issue(t *testing.T, dir string, serial int64, name string) {
 	}
 }
 
-// serial is the number of the certificate that kvepp shows whoever comes with the certificate in dir; an error if kvepp
-// does not talk to them.
+// serial returns the serial number of the certificate that kvepp presents to a client with the certificate in dir; an
+// error if kvepp refuses the client.
 func serial(s *stack.Stack, a *authority, dir string) (int64, error) {
 	cfg := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "kvepp", NextProtos: []string{"h2"}}
 	cfg.RootCAs.AddCert(a.certificate)
@@ -103,14 +103,14 @@ func serial(s *stack.Stack, a *authority, dir string) (int64, error) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := conn.Read(make([]byte, 1)); err != nil { // a refusal comes after the client's part of the handshake
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // a refusal follows the client's part of the handshake
 		return 0, err
 	}
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
 }
 
-// TestMutualTLS: Envoy and kvepp check each other's certificates, which change under a running answer, and strangers
-// are refused.
+// TestMutualTLS: Envoy and kvepp check each other's certificates, which change during a running answer, and clients
+// without a valid certificate are refused.
 func TestMutualTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	kvepp, envoy, stranger := t.TempDir(), t.TempDir(), t.TempDir()
@@ -133,7 +133,7 @@ func TestMutualTLS(t *testing.T) {
 		}
 	}
 	if _, err := serial(s, others, envoy); err == nil {
-		t.Error("kvepp's certificate is one of another authority")
+		t.Error("kvepp's certificate is from another authority")
 	}
 
 	body, err := json.Marshal(
@@ -166,11 +166,11 @@ func TestMutualTLS(t *testing.T) {
 		return nil
 	})
 	if n := metric(t, s, "kvepp_active_requests"); n != 1 {
-		t.Errorf("%v requests are running: the answer has ended, and shows nothing", n)
+		t.Errorf("%v requests are running: the answer has ended, so the test proves nothing", n)
 	}
 	rest, err := io.ReadAll(lines)
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(rest)), "data: [DONE]") {
-		t.Errorf("the answer that ran on ended with %.100q, %v", rest[max(0, len(rest)-100):], err)
+		t.Errorf("the running answer ended with %.100q, %v", rest[max(0, len(rest)-100):], err)
 	}
 	if a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil); err != nil ||
 		a.Status != http.StatusOK {

@@ -12,8 +12,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestTraces: kvepp's spans arrive at a collector as part of the client's trace, and of Envoy's if Envoy traces; and
-// what upstream is told of who calls it is a span that exists: kvepp's, or Envoy's own.
+// TestTraces: kvepp's spans reach a collector as part of the client's trace, and of Envoy's if Envoy traces. The
+// traceparent for upstream names a span that exists: kvepp's or Envoy's.
 func TestTraces(t *testing.T) {
 	collector := tracingtest.Start(t, "grpc")
 	address, last := upstream(t)
@@ -86,7 +86,7 @@ func TestTraces(t *testing.T) {
 		}
 		told := strings.Split(last().header.Get("traceparent"), "-")
 		if len(told) != 4 || told[1] != "0af7651916cd43dd8448eb211c80319c" || told[3] != "01" {
-			t.Fatalf("%s: upstream is told %q", name, told)
+			t.Fatalf("%s: upstream gets traceparent %q", name, told)
 		}
 		eventually(t, func() error {
 			by := map[string]tracingtest.Span{} // of this request, by id
@@ -125,7 +125,7 @@ func TestTraces(t *testing.T) {
 					told,
 				)
 			case envoy == traced && (above.ID == "" || teller.ID == ""):
-				return fmt.Errorf("%s: Envoy's spans are not there yet", name)
+				return fmt.Errorf("%s: Envoy's spans have not arrived yet", name)
 			case envoy == traced && (above.Service != "envoy-under-test" || teller.Service != "envoy-under-test" ||
 				by[above.Parent].Service == "kvepp-under-test"):
 				t.Fatalf("%s: kvepp's span is below %+v, upstream below %+v", name, above, teller)
@@ -134,6 +134,6 @@ func TestTraces(t *testing.T) {
 		})
 	}
 	if n := metric(t, s, `kvepp_trace_spans_total{outcome="failed"}`); n != 0 {
-		t.Errorf("%v spans are lost", n)
+		t.Errorf("the metric counts %v lost spans", n)
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestWorkerMetrics: blocks, subscription, age of the last event, requests and failures of each worker, under its name,
-// with real Envoy, two stock engines and a server that answers 500; and a series that joins the name to the id of
-// Dynamo's metrics. A worker that leaves has none.
+// TestWorkerMetrics checks blocks, subscription, age of the last event, requests and failures of each worker, under its
+// name, with real Envoy, two stock engines and a server that answers 500; and a series that joins the name to the id in
+// Dynamo's metrics. A worker that leaves has no series.
 func TestWorkerMetrics(t *testing.T) {
 	engines := stockEngines(t, 2, "-token-time", "20ms")
 	failing := httptest.NewServer(
@@ -118,11 +118,11 @@ func TestWorkerMetrics(t *testing.T) {
 			id,
 		)
 		if _, there := all[other]; all[joined] != 1 || !there {
-			t.Errorf("%s is %v, and %s is there: %v", joined, all[joined], other, there)
+			t.Errorf("%s is %v, and %s exists: %v", joined, all[joined], other, there)
 		}
 	}
 
-	// breaks has an answer broken off in its middle.
+	// breaks makes the engine break off an answer.
 	breaks := func(off func(client context.CancelFunc)) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())

@@ -27,18 +27,18 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// auditPolicy has the API server write down who asked for what.
+// auditPolicy makes the API server record which account requested what.
 const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: " +
 	"Metadata}]\n"
 
-// startServer starts an API server that knows the kinds of everything that is rendered here, from those who own them.
-// It appends to the file audit.
+// startServer starts an API server with the CRDs of all kinds that are rendered here, from their own projects. It
+// appends its audit log to the file audit.
 func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	t.Helper()
 	folder := os.Getenv("KVEPP_CRDS")
 	if folder == "" {
 		t.Fatal(
-			"the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what " +
+			"the CRDs of gateways are missing: run this through make (make test-kube), or set KVEPP_CRDS to what " +
 				"`test/tools/install.sh crds` prints",
 		)
 	}
@@ -106,8 +106,8 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	return s, audit
 }
 
-// TestAPIServer has a real API server take everything that is rendered, field by field, and pods of kvepp and Envoy in
-// a namespace that admits only the most restricted ones.
+// TestAPIServer applies everything that is rendered to a real API server with strict field validation. Pods of kvepp
+// and Envoy run in a namespace with the restricted pod security level.
 func TestAPIServer(t *testing.T) {
 	s, audit := startServer(t)
 	ctx := t.Context()
@@ -149,7 +149,7 @@ func TestAPIServer(t *testing.T) {
 						t.Fatal(err)
 					}
 				} else if name == "" {
-					pod.Spec.ServiceAccountName = "kvepp" // nobody makes "default" here
+					pod.Spec.ServiceAccountName = "kvepp" // no controller creates "default" here
 				}
 				if _, err := s.Client.CoreV1().Pods(namespace).Create(ctx, &pod,
 					metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
@@ -159,22 +159,22 @@ func TestAPIServer(t *testing.T) {
 		})
 	}
 
-	t.Run("what is wrong is refused", func(t *testing.T) {
+	t.Run("unknown keys are refused", func(t *testing.T) {
 		r, err := helm(t, "-f", valuesFiles(t)[0])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Apply(ctx, "wrong", strings.Replace(string(r.text), "readOnlyRootFilesystem",
 			"readOnlyRootFileSystem", 1)); err == nil {
-			t.Error("a key that does not exist is taken")
+			t.Error("the server accepted an unknown key")
 		}
 	})
 
 	t.Run("rights", func(t *testing.T) { testRights(t, s, audit) })
 }
 
-// testRights runs two kvepps with the rights, and the arguments, that the chart gives them, and holds that they ask for
-// nothing else, and that they need what they have.
+// testRights runs two kvepps with the chart's rights and arguments. It checks that they request nothing else, and that
+// they use all their rights.
 func testRights(t *testing.T, s *apiserver.Server, audit string) {
 	const namespace = "rights"
 	ctx := t.Context()
@@ -210,7 +210,7 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			"--metrics-address="+metrics,
 			"--drain-delay=1s",
 			"--ha-handover-timeout=2s",
-		) // nobody follows the second
+		) // no gateway uses the second
 		cmd = exec.Command("../../bin/kvepp", args...)
 		cmd.Env = append(os.Environ(), "POD_NAME="+name)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -343,10 +343,10 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		for _, group := range rule.strings("apiGroups") {
 			for _, resource := range rule.strings("resources") {
 				if slices.Contains([]string{"inferenceobjectives", "inferencemodelrewrites"}, resource) {
-					continue // asked for where there are such kinds
+					continue // requested only in clusters with such kinds
 				}
 				for _, verb := range rule.strings("verbs") {
-					// To watch from the beginning is to list; older API servers must be asked for both.
+					// A watch from the beginning also lists; older API servers need both requests.
 					if key := group + "/" + resource + " " + verb; !used[key] && verb != "list" {
 						t.Errorf("the right to %s is not used", key)
 					}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestPods holds what a pod of kvepp, and the overlay's Envoy, may do, and how kvepp is asked for its health.
+// TestPods checks the rights of the pods of kvepp and of the overlay's Envoy, and kvepp's health probes.
 func TestPods(t *testing.T) {
 	for _, r := range everything(t) {
 		t.Run(r.name, func(t *testing.T) {
@@ -19,13 +19,13 @@ func TestPods(t *testing.T) {
 				pod := object(d.at("spec", "template", "spec").(map[string]any))
 				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp &&
 					!strings.HasSuffix(d.text("metadata", "name"), "envoy") {
-					continue // an engine's
+					continue // an engine's pod
 				} else if kvepp && pod.at("enableServiceLinks") != false {
-					t.Errorf("%s: Services set variables of its environment", d)
+					t.Errorf("%s: Services add environment variables", d)
 				}
 				if pod.at("securityContext", "runAsNonRoot") != true ||
 					pod.text("securityContext", "seccompProfile", "type") != "RuntimeDefault" {
-					t.Errorf("%s may run as root, or call what it likes: %v", d, pod.at("securityContext"))
+					t.Errorf("%s may run as root, or make any system call: %v", d, pod.at("securityContext"))
 				}
 				for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
 					s := object(c.at("securityContext").(map[string]any))
@@ -50,7 +50,7 @@ func TestPods(t *testing.T) {
 					t.Errorf("%s: %v", probe, c.at(probe))
 				}
 			}
-			drain, stop, handOver := 0, 0, 0 // handOver: until another leads, and proxies know
+			drain, stop, handOver := 0, 0, 0 // handOver: until another replica leads, and proxies know it
 			for _, arg := range c.strings("args") {
 				if s, ok := strings.CutPrefix(arg, "--drain-timeout="); ok {
 					drain = seconds(t, s)
@@ -66,13 +66,13 @@ func TestPods(t *testing.T) {
 			if grace, _ := r.kvepp(t).at("spec", "template", "spec",
 				"terminationGracePeriodSeconds").(int); drain == 0 ||
 				grace <= drain+stop+handOver {
-				t.Errorf("a pod is killed after %d s, and may take %d + %d + %d s to end", grace, stop, handOver, drain)
+				t.Errorf("a pod is killed after %d s, its shutdown may take %d + %d + %d s", grace, stop, handOver, drain)
 			}
 		})
 	}
 }
 
-// TestReplicas holds what more than one replica changes.
+// TestReplicas checks the settings for more than one replica.
 func TestReplicas(t *testing.T) {
 	for _, x := range []struct {
 		args                  []string
@@ -98,7 +98,7 @@ func TestReplicas(t *testing.T) {
 		}
 		if waits := d.at("spec", "template", "spec", "containers", 0, "lifecycle",
 			"preStop") != nil; waits == x.elects {
-			t.Errorf("%v: a pod that is deleted is not told at once: %v", x.args, waits)
+			t.Errorf("%v: a deleted pod does not get SIGTERM at once: %v", x.args, waits)
 		}
 		if budget := len(r.all("PodDisruptionBudget")) == 1; budget != x.budget {
 			t.Errorf("%v: has a budget: %v", x.args, budget)
@@ -116,7 +116,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// TestRights holds kvepp's rights to those that it needs, in each setting.
+// TestRights checks that kvepp has exactly the rights that it needs, for each setting.
 func TestRights(t *testing.T) {
 	rule := func(group, resource, verbs string, names ...string) string {
 		return group + " " + resource + " [" + strings.Join(names, " ") + "] " + verbs
@@ -151,7 +151,7 @@ func TestRights(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: rights\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
-		// Only to ask the API server who may read metrics; and what those who may would be bound to.
+		// Only the right to ask the API server who may read metrics, and the role for readers of metrics.
 		got = nil
 		for _, role := range r.all("ClusterRole") {
 			for _, x := range role.list("rules") {
@@ -175,7 +175,7 @@ func TestRights(t *testing.T) {
 		}
 		if asks := slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"),
 			"--metrics-endpoint-auth=true"); asks != (inCluster != nil) {
-			t.Errorf("%s: kvepp asks who reads metrics: %v", file, asks)
+			t.Errorf("%s: kvepp may ask who reads metrics: %v", file, asks)
 		}
 		if !slices.Equal(got, inCluster) || len(r.all("ClusterRoleBinding")) != len(inCluster)/3 {
 			t.Errorf(
@@ -188,8 +188,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestFallbackEndpoints holds how many fallback endpoints kvepp names in each setting, and that a NetworkPolicy which
-// names gateways lets the chart's own Envoy reach kvepp.
+// TestFallbackEndpoints checks the number of kvepp's fallback endpoints for each setting, and that a NetworkPolicy with
+// gateways admits the chart's own Envoy.
 func TestFallbackEndpoints(t *testing.T) {
 	for _, x := range []struct{ values, want string }{
 		{"pool.selector.app=vllm", ""},
@@ -234,8 +234,8 @@ func TestFallbackEndpoints(t *testing.T) {
 	t.Error("the chart has no Envoy with envoy.create=true")
 }
 
-// TestEjectFlags checks which flags of kvepp the values of router.eject become. TestFlags checks that kvepp accepts
-// them.
+// TestEjectFlags checks the flags of kvepp that result from the values of router.eject. TestFlags checks that kvepp
+// accepts them.
 func TestEjectFlags(t *testing.T) {
 	for _, x := range []struct {
 		values string
@@ -263,7 +263,7 @@ func TestEjectFlags(t *testing.T) {
 	}
 }
 
-// TestRefused holds that values which mean nothing are refused, and what is said then.
+// TestRefused checks that invalid values are refused with an explanation.
 func TestRefused(t *testing.T) {
 	set := func(all ...string) (args []string) {
 		for _, x := range append([]string{"pool.selector.app=vllm"}, all...) {
@@ -357,7 +357,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestNames holds that a name which a Service cannot have is refused here, and not by the API server halfway.
+// TestNames checks that the chart refuses a name that is invalid for a Service, so that the API server does not refuse
+// it in the middle of an installation.
 func TestNames(t *testing.T) {
 	for name, taken := range map[string]bool{"llm": true, "llm-7b": true, "7b": false, "llm.7b": false,
 		strings.Repeat("x", 51) + "-y": true} {
@@ -385,7 +386,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestOddValues holds what values that are seldom given become.
+// TestOddValues checks the result of rarely used values.
 func TestOddValues(t *testing.T) {
 	r, err := helm(
 		t,
@@ -416,7 +417,7 @@ func TestOddValues(t *testing.T) {
 	if path := c.at("volumeMounts", 0, "subPath"); path != "1" {
 		t.Errorf("the folder in the claim is %#v", path)
 	}
-	var last []any // of the ranges of ports
+	var last []any // the last port of each range
 	for _, rule := range r.one(t, "NetworkPolicy").list("spec", "egress") {
 		for _, p := range rule.list("ports") {
 			if end := p.at("endPort"); end != nil {
@@ -429,7 +430,7 @@ func TestOddValues(t *testing.T) {
 	}
 }
 
-// TestLint is Helm's own opinion, and that every default is one that the schema allows.
+// TestLint runs `helm lint`, and checks that the schema accepts every default.
 func TestLint(t *testing.T) {
 	for _, file := range valuesFiles(t) {
 		if out, err := run(t, program(t, "helm"), "lint", "--strict", chart, "-f", file, "--kube-version",
@@ -448,7 +449,7 @@ func seconds(t *testing.T, text string) int {
 	return int(d / time.Second)
 }
 
-// TestFlags holds that kvepp takes the arguments that its containers are given.
+// TestFlags checks that kvepp accepts the arguments of its containers.
 func TestFlags(t *testing.T) {
 	kvepp, err := filepath.Abs("../../bin/kvepp")
 	if err != nil {
@@ -461,7 +462,7 @@ func TestFlags(t *testing.T) {
 			for i := range args {
 				args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", "default")
 			}
-			// Help is given when all arguments before it were read.
+			// kvepp prints its help only if it has parsed all arguments before --help.
 			if _, err := run(t, append(append([]string{kvepp}, args...), "--help")...); err != nil {
 				t.Errorf("%s: kvepp %s: %v", r.name, strings.Join(args, " "), err)
 			}
@@ -469,8 +470,8 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicy holds what kvepp may reach and who may reach kvepp, and that the notes of an installation say what
-// is open.
+// TestNetworkPolicy checks which peers kvepp may reach and which peers may reach kvepp, and that the notes of an
+// installation say what is open.
 func TestNetworkPolicy(t *testing.T) {
 	ports := func(rule object) string {
 		var all []string
@@ -486,7 +487,7 @@ func TestNetworkPolicy(t *testing.T) {
 	for _, x := range []struct {
 		args    []string
 		engines string // ports of the engines' pods; "": any
-		named   string // ports of what is named by URL
+		named   string // ports of servers that are configured by URL
 	}{
 		{nil, "8000 5557-5564", ""},
 		{[]string{"--set", "kvEvents.enabled=false,pool.targetPorts={8000,8001}"}, "8000 8001", ""},
@@ -523,7 +524,7 @@ func TestNetworkPolicy(t *testing.T) {
 			ports(rules[2]) != x.engines ||
 			named != x.named ||
 			len(rules) > 4 {
-			t.Errorf("%v: kvepp may reach %v, want the engines' ports %q and %q", x.args, rules, x.engines, x.named)
+			t.Errorf("%v: kvepp may reach %v, want ports %q and others %q", x.args, rules, x.engines, x.named)
 		}
 		for _, rule := range policy.list("spec", "ingress") {
 			if rule.at("from") != nil {
@@ -531,7 +532,7 @@ func TestNetworkPolicy(t *testing.T) {
 			}
 		}
 	}
-	// Helm shows the notes only where there is a cluster. A copy of the chart has them in an object.
+	// Helm shows the notes only with a cluster. A copy of the chart renders them into an object.
 	noted := t.TempDir()
 	if err := os.CopyFS(noted, os.DirFS(chart)); err != nil {
 		t.Fatal(err)

@@ -21,10 +21,10 @@ import (
 func TestImage(t *testing.T) {
 	root := os.Getenv("KVEPP_ROOTFS")
 	if root == "" {
-		t.Fatal("the image's root file system is not there: make test-image")
+		t.Fatal("the image's root file system is missing; run make test-image")
 	}
 	if os.Getuid() != 0 {
-		t.Fatal("only root may change the root of a program's file system: sudo make test-image")
+		t.Fatal("only root may call chroot; run sudo make test-image")
 	}
 	endpoints := filepath.Join(root, "endpoints.yaml")
 	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: w, address: 127.0.0.1:1}\n"), 0o644); err != nil {
@@ -64,11 +64,11 @@ func TestImage(t *testing.T) {
 		t.Errorf("SIGTERM: %v\n%s", err, out.String())
 	}
 	if !strings.Contains(out.String(), "+09:00") {
-		t.Errorf("TZ means nothing in the image:\n%s", out.String())
+		t.Errorf("TZ has no effect in the image:\n%s", out.String())
 	}
 }
 
-// TestImagesAreOne holds that an image without base images is set up as the Dockerfile's.
+// TestImagesAreOne checks that an image without base images has the same set-up as the Dockerfile's.
 func TestImagesAreOne(t *testing.T) {
 	docker, err := os.ReadFile("../../Dockerfile")
 	if err != nil {
@@ -94,7 +94,7 @@ func TestImagesAreOne(t *testing.T) {
 	}
 }
 
-// free returns an address of this machine that nobody listens on.
+// free returns an address of this machine at which no process listens.
 func free(t *testing.T) string {
 	t.Helper()
 	port, err := process.Ports(1)
@@ -106,7 +106,7 @@ func free(t *testing.T) string {
 
 func port(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
 
-// scrape returns kvepp's metrics as soon as it shows them. ended tells of its end, out has what it wrote until then.
+// scrape waits for kvepp's metrics and returns them. ended reports its end; out has its output until then.
 func scrape(t *testing.T, address string, ended <-chan error, out fmt.Stringer) *http.Response {
 	t.Helper()
 	for deadline := time.After(time.Minute); ; {
@@ -121,7 +121,7 @@ func scrape(t *testing.T, address string, ended <-chan error, out fmt.Stringer) 
 		case err := <-ended:
 			t.Fatalf("kvepp ended: %v\n%s", err, out)
 		case <-deadline:
-			t.Fatal("kvepp shows no metrics within a minute")
+			t.Fatal("kvepp served no metrics within a minute")
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

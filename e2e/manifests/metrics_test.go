@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// series are the metrics of a running kvepp: the values of each label by its name, for each name that a query may give.
+// series are the metrics of a running kvepp: for each name in a query, the values of each label.
 type series map[string]map[string][]string
 
 // nowhere is the kubeconfig of an API server that does not answer.
@@ -30,7 +30,7 @@ users: [{name: u, user: {}}]
 current-context: c
 `
 
-// exported asks a kvepp that has one endpoint, and is to follow a cluster, which shows all that it has at zero.
+// exported returns the metrics of a kvepp with one endpoint and a cluster, which exports all its series at zero.
 func exported(t *testing.T) series {
 	t.Helper()
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func exported(t *testing.T) series {
 	return all
 }
 
-// ofScrapes are the labels that Prometheus adds to what it scrapes from a pod.
+// ofScrapes are the labels that Prometheus adds to the metrics of a pod.
 var ofScrapes = []string{"namespace", "job", "pod", "instance"}
 
 var (
@@ -108,13 +108,13 @@ var (
 	words      = regexp.MustCompile(`\b[a-zA-Z_][a-zA-Z0-9_]*\b`)
 )
 
-// check says what a query asks for that kvepp does not have: a metric, a label, or a label's value.
+// check returns the faults of a query: metrics, labels or label values that kvepp does not export.
 func (all series) check(query string) (faults []string) {
-	bare := matchers.ReplaceAllString(query, "") // label names and values are no metrics
+	bare := matchers.ReplaceAllString(query, "") // label names and values are not metrics
 	bare = grouping.ReplaceAllString(bare, "")
 	found := names.FindAllString(bare, -1)
 	if len(found) == 0 {
-		faults = append(faults, "no metric of kvepp's in it")
+		faults = append(faults, "no metric of kvepp")
 	}
 	known := slices.Clone(ofScrapes)
 	for _, name := range found {
@@ -160,11 +160,11 @@ func (all series) check(query string) (faults []string) {
 	return faults
 }
 
-// TestQueries holds that alerts and dashboard ask for what kvepp exports, and that docs/operations.md names each alert.
+// TestQueries checks that alerts and dashboard use only exported metrics, and that docs/operations.md names each alert.
 func TestQueries(t *testing.T) {
 	all := exported(t)
 
-	// The test itself: what must be found out.
+	// First check this test's own check.
 	for query, fault := range map[string]string{
 		`kvepp_workers == 0`:                                  "",
 		`rate(kvepp_requests_total{code="200"}[5m])`:          "",
@@ -202,7 +202,7 @@ func TestQueries(t *testing.T) {
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
 			if seen[r.Alert] || !strings.HasPrefix(r.Alert, "Kvepp") {
-				t.Errorf("an alert of the name %q, twice or not kvepp's", r.Alert)
+				t.Errorf("the alert name %q is a duplicate, or does not begin with Kvepp", r.Alert)
 			}
 			seen[r.Alert] = true
 			if s := r.Labels["severity"]; s != "critical" && s != "warning" && s != "info" ||
@@ -233,7 +233,7 @@ func TestQueries(t *testing.T) {
 	}
 	for name := range seen {
 		if !told[name] {
-			t.Errorf("docs/operations.md does not name the alert %s: say there what to do about it", name)
+			t.Errorf("docs/operations.md does not name the alert %s; add it with what to do", name)
 		}
 	}
 
@@ -253,7 +253,7 @@ func TestQueries(t *testing.T) {
 	}
 	for _, p := range dashboard.Panels {
 		if p.Type != "row" && len(p.Targets) == 0 {
-			t.Errorf("the panel %q shows nothing", p.Title)
+			t.Errorf("the panel %q has no query", p.Title)
 		}
 		for _, target := range p.Targets {
 			for _, fault := range all.check(target.Expr) {

@@ -26,20 +26,20 @@ import (
 var rewrite = flag.Bool(
 	"rewrite",
 	false,
-	"write anew what is derived: the base of kustomize from the chart, an overlay's Envoy from manifests/envoy",
+	"rewrite derived files: kustomize's base from the chart, an overlay's Envoy from manifests/envoy",
 )
 
 const (
 	chart      = "../../manifests/chart"
 	overlays   = "../../manifests/kustomize/overlays"
 	base       = "../../manifests/kustomize/base"
-	kubernetes = "1.34.4" // the version that Helm renders for
+	kubernetes = "1.34.4" // the version for which Helm renders
 )
 
-// object is one object of Kubernetes.
+// object is one Kubernetes object.
 type object map[string]any
 
-// at returns what is below a path of keys and list indexes, or nil.
+// at returns the value at a path of keys and list indexes, or nil.
 func (o object) at(path ...any) any {
 	var v any = map[string]any(o)
 	for _, key := range path {
@@ -90,7 +90,7 @@ func (o object) strings(path ...any) []string {
 
 func (o object) String() string { return o.text("kind") + " " + o.text("metadata", "name") }
 
-// rendered is what one chart or overlay makes.
+// rendered is the output of one chart or overlay.
 type rendered struct {
 	name    string
 	text    []byte
@@ -129,18 +129,18 @@ func program(t *testing.T, name string) string {
 	folder := os.Getenv("KVEPP_MANIFEST_TOOLS")
 	if folder == "" {
 		t.Fatal(
-			"Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what " +
+			"Helm and kustomize are not installed: run this through make, or set KVEPP_MANIFEST_TOOLS to what " +
 				"`test/tools/install.sh manifests` prints",
 		)
 	}
 	return filepath.Join(folder, name)
 }
 
-// run returns what a program writes on its standard output, and an error with what it complains of.
+// run returns a program's standard output, and an error with its standard error.
 func run(t *testing.T, argv ...string) ([]byte, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
-	// Helm looks into folders of its own, which a test must not depend on.
+	// Helm reads its own folders, on which a test must not depend.
 	cmd.Env = append(
 		os.Environ(),
 		"HELM_CONFIG_HOME="+t.TempDir(),
@@ -177,13 +177,13 @@ func kustomize(t *testing.T, folder string) *rendered {
 	return parse(t, folder, text)
 }
 
-// parse splits a stream of YAML into its objects. Keys that come twice are refused.
+// parse splits a stream of YAML into its objects. It refuses duplicate keys.
 func parse(t *testing.T, name string, text []byte) *rendered {
 	t.Helper()
 	r := &rendered{name: name, text: text}
 	seen := map[string]bool{}
 	for dec := yaml.NewDecoder(bytes.NewReader(text)); ; {
-		var m map[string]any // of an object, yaml would make objects of all maps below
+		var m map[string]any // with type object, yaml would make every nested map an object
 		if err := dec.Decode(&m); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
@@ -209,7 +209,7 @@ func parse(t *testing.T, name string, text []byte) *rendered {
 	return r
 }
 
-// valuesFiles are the settings of the chart that are tried.
+// valuesFiles returns the tested settings of the chart.
 func valuesFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
@@ -249,7 +249,7 @@ func everything(t *testing.T) []*rendered {
 	return all
 }
 
-// selects says whether labels are among those of an object.
+// selects reports whether an object has these labels.
 func selects(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if labels[k] != v {
@@ -259,8 +259,8 @@ func selects(selector, labels map[string]string) bool {
 	return len(selector) > 0
 }
 
-// TestTypes decodes what is rendered into Kubernetes' own types, where these are known, and refuses keys that they have
-// not. What an API server says besides: TestAPIServer.
+// TestTypes decodes rendered objects into Kubernetes' own types, where these are known, and refuses unknown keys.
+// TestAPIServer checks what only an API server can.
 func TestTypes(t *testing.T) {
 	types := runtime.NewScheme()
 	if err := errors.Join(kinds.AddToScheme(types), inference.Install(types)); err != nil {
@@ -312,7 +312,7 @@ func TestReferences(t *testing.T) {
 					func(labels map[string]string) bool { return selects(selector, labels) },
 				)
 			}
-			if strings.HasPrefix(r.name, "chart ") { // which has no engines
+			if strings.HasPrefix(r.name, "chart ") { // the chart has no engines
 				for _, p := range r.all("InferencePool") {
 					pods = append(pods, p.labels("spec", "selector", "matchLabels"))
 				}
@@ -348,7 +348,7 @@ func TestReferences(t *testing.T) {
 					kvepp.strings("spec", "template", "spec", "containers", 0, "args"),
 					"--pool-name="+p.text("metadata", "name"),
 				) {
-					t.Errorf("kvepp is not told of %s", p)
+					t.Errorf("kvepp's arguments do not name %s", p)
 				}
 				if strings.Contains(r.name, "overlays") && !selected(p.labels("spec", "selector", "matchLabels")) {
 					t.Errorf("%s selects none of the overlay's engines", p)
@@ -360,32 +360,32 @@ func TestReferences(t *testing.T) {
 			}
 			for _, route := range r.all("HTTPRoute") {
 				if name := route.text("spec", "rules", 0, "backendRefs", 0, "name"); !pools[name] {
-					t.Errorf("%s leads to the InferencePool %q, which is not there", route, name)
+					t.Errorf("%s refers to the InferencePool %q, which does not exist", route, name)
 				}
 				if name := route.text("spec", "parentRefs", 0, "name"); !gateways[name] {
-					t.Errorf("%s hangs on the gateway %q, which is not there", route, name)
+					t.Errorf("%s refers to the gateway %q, which does not exist", route, name)
 				}
 			}
 			for _, rule := range r.all("DestinationRule") {
 				if host, _, _ := strings.Cut(rule.text("spec", "host"), "."); services[host] == nil {
-					t.Errorf("%s is for %q, which is no Service here", rule, host)
+					t.Errorf("%s is for %q, which is not a Service here", rule, host)
 				}
 				if mode := rule.text("spec", "trafficPolicy", "tls", "mode"); mode != "SIMPLE" {
-					t.Errorf("%s: TLS mode %q, and kvepp serves TLS", rule, mode)
+					t.Errorf("%s: TLS mode %q, but kvepp serves TLS", rule, mode)
 				}
 			}
 			for _, b := range append(r.all("RoleBinding"), r.all("ClusterRoleBinding")...) {
 				subject := b.list("subjects")[0]
 				if subject.text("namespace") != r.kvepp(t).text("metadata", "namespace") ||
 					subject.text("name") != r.kvepp(t).text("spec", "template", "spec", "serviceAccountName") {
-					t.Errorf("%s binds %v, which kvepp does not run as", b, subject)
+					t.Errorf("%s binds %v, but kvepp runs as another account", b, subject)
 				}
 			}
 		})
 	}
 }
 
-// TestOverlaysMove holds that an overlay is for another namespace as a whole, subjects of bindings included.
+// TestOverlaysMove checks that a namespace applies to a whole overlay, with the subjects of bindings.
 func TestOverlaysMove(t *testing.T) {
 	for _, name := range overlayNames(t) {
 		folder := t.TempDir()
@@ -405,12 +405,12 @@ func TestOverlaysMove(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := kustomize(t, folder); bytes.Contains(r.text, []byte("namespace: default")) {
-			t.Errorf("%s: something stays in the namespace default:\n%s", name, r.text)
+			t.Errorf("%s: an object stays in the namespace default:\n%s", name, r.text)
 		}
 	}
 }
 
-// TestBase holds that kustomize's base is what the chart makes.
+// TestBase checks that kustomize's base equals the chart's output.
 func TestBase(t *testing.T) {
 	text, err := run(
 		t,
@@ -436,7 +436,7 @@ func TestBase(t *testing.T) {
 	)
 }
 
-// leave has Envoy turn from a replica of kvepp's that was killed to the others.
+// leave makes Envoy switch from a killed replica of kvepp to the others.
 const leave = `    # A replica that was killed is left at once, instead of after two checks: its streams break off, or connections are refused. The
     # next check that is answered takes it back.
     outlier_detection:
@@ -447,8 +447,8 @@ const leave = `    # A replica that was killed is left at once, instead of after
       base_ejection_time: 5s
 `
 
-// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where it listens and where
-// kvepp's replicas are, and that Envoy takes it.
+// TestEnvoyConfiguration checks that the overlay's Envoy equals manifests/envoy's, except for its listener and the
+// addresses of kvepp's replicas, and that Envoy accepts it.
 func TestEnvoyConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/envoy/original-dst.yaml")
 	if err != nil {
@@ -499,9 +499,9 @@ func TestEnvoyConfiguration(t *testing.T) {
 	validate(t, "components/envoy", file)
 }
 
-// TestStockEnginesConfiguration holds that the Envoy of the chart and of the component envoy-stock-engines has the
-// configuration manifests/envoy/stock-engines.yaml, except for its addresses, and that Envoy takes what the chart
-// renders.
+// TestStockEnginesConfiguration checks that the Envoy of the chart and of the component envoy-stock-engines has the
+// configuration manifests/envoy/stock-engines.yaml, except for its addresses, and that Envoy accepts the rendered
+// configuration.
 func TestStockEnginesConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/envoy/stock-engines.yaml")
 	if err != nil {
@@ -594,7 +594,7 @@ func TestStockEnginesConfiguration(t *testing.T) {
 							func(p object) bool { return p.at("port") == to.at("port_value") },
 						) {
 						t.Errorf(
-							"%s: cluster %s names %v, which is not the port of a headless Service",
+							"%s: cluster %s has %v, which is not a port of a headless Service",
 							r.name,
 							cluster.text("name"),
 							to,
@@ -618,7 +618,7 @@ func TestStockEnginesConfiguration(t *testing.T) {
 	}
 }
 
-// withoutHelm drops lines that would not be true of what kustomize applies: who made the object, and the chart's
+// withoutHelm drops lines that would be wrong with kustomize: the tool that created the object, and the chart's
 // version.
 func withoutHelm(text []byte) string {
 	var b strings.Builder
@@ -631,23 +631,23 @@ func withoutHelm(text []byte) string {
 	return b.String()
 }
 
-// validate has Envoy check a configuration.
+// validate makes Envoy validate a configuration.
 func validate(t *testing.T, name, file string) {
 	t.Helper()
 	tools := os.Getenv("KVEPP_TOOLS")
 	if tools == "" {
 		t.Fatal(
-			"Envoy is not there: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` " +
+			"Envoy is not installed: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` " +
 				"prints",
 		)
 	}
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
 		file).CombinedOutput(); err != nil {
-		t.Errorf("%s: Envoy does not take %s: %v\n%s", name, file, err, out)
+		t.Errorf("%s: Envoy does not accept %s: %v\n%s", name, file, err, out)
 	}
 }
 
-// derived compares a file with what it is derived from, or writes it.
+// derived compares a file with its derivation, or with -rewrite writes it.
 func derived(t *testing.T, file, want string) {
 	t.Helper()
 	if *rewrite {
@@ -660,11 +660,11 @@ func derived(t *testing.T, file, want string) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("%s is not what it is derived from: go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite", file)
+		t.Errorf("%s differs from its source; run go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite", file)
 	}
 }
 
-// TestReadme holds that the page names every overlay, and whether anybody ran it.
+// TestReadme checks that the page names every overlay, and says whether a test runs it.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/README.md")
 	if err != nil {
@@ -688,13 +688,12 @@ func TestReadme(t *testing.T) {
 	}
 	for name := range said {
 		if !want[name] {
-			t.Errorf("manifests/README.md has %s, which is gone", name)
+			t.Errorf("manifests/README.md names %s, which does not exist", name)
 		}
 	}
 }
 
-// TestPagesInstall holds that what the pages have readers type renders, and that kvepp takes the arguments it is given
-// by it.
+// TestPagesInstall checks that the commands in the pages render, and that kvepp accepts the resulting arguments.
 func TestPagesInstall(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -713,10 +712,10 @@ func TestPagesInstall(t *testing.T) {
 		for _, c := range regexp.MustCompile(`(?m)^helm install kvepp manifests/chart ([^\n]*)$`).FindAllStringSubmatch(
 			strings.ReplaceAll(string(text), "\\\n", " "), -1) {
 			if strings.Contains(c[1], " ... ") {
-				continue // what is left out, the reader knows
+				continue // commands with an ellipsis are incomplete
 			}
 			commands++
-			// What readers fill in is in capitals, and names of objects are not.
+			// Values that readers fill in are in capitals, which are invalid in names of objects.
 			said := regexp.MustCompile(`\b(NAME|REGISTRY|HUB|TAG)\b`).ReplaceAllStringFunc(c[1], strings.ToLower)
 			r, err := helm(t, strings.Fields(strings.ReplaceAll(said, "'", ""))...)
 			if err != nil {
@@ -736,8 +735,7 @@ func TestPagesInstall(t *testing.T) {
 	}
 }
 
-// envoyConfigurations returns every configuration of Envoy that is shipped: the files, and what is rendered into
-// ConfigMaps.
+// envoyConfigurations returns every shipped configuration of Envoy: the files, and those rendered into ConfigMaps.
 func envoyConfigurations(t *testing.T) map[string]object {
 	t.Helper()
 	all := map[string]object{}
@@ -774,9 +772,9 @@ func envoyConfigurations(t *testing.T) map[string]object {
 	return all
 }
 
-// TestEnvoyLimits: in every configuration of Envoy that is shipped, one client cannot reach the limits at which Envoy
-// ends the connections to kvepp that clients share (e2e's TestOneClientCutsNoOthers), and the listeners have the limits
-// that docs/security.md names.
+// TestEnvoyLimits: in every shipped configuration of Envoy, one client cannot reach the limits at which Envoy ends the
+// connections to kvepp that clients share (e2e's TestOneClientCutsNoOthers), and the listeners have the limits that
+// docs/security.md names.
 func TestEnvoyLimits(t *testing.T) {
 	want := map[string]any{
 		"max_outbound_frames":         4000000,
@@ -839,7 +837,7 @@ func TestEnvoyLimits(t *testing.T) {
 			t.Errorf("%s: no limit of clients' connections", name)
 		}
 	}
-	// Istio writes the cluster itself, and an EnvoyFilter its options.
+	// Istio writes the cluster itself, and an EnvoyFilter sets its options.
 	filters := 0
 	for _, r := range everything(t) {
 		for _, o := range r.all("EnvoyFilter") {
@@ -873,7 +871,7 @@ func TestEnvoyLimits(t *testing.T) {
 	if filters < 2 {
 		t.Errorf("%d EnvoyFilters", filters)
 	}
-	// A page that shows such a cluster shows its limits.
+	// A page that shows such a cluster must show its limits.
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
 		t.Fatal(err)

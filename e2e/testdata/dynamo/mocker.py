@@ -1,4 +1,4 @@
-"""Runs Dynamo's mocker with more in its model card's runtime_config than its flags can say: mocker.py JSON FLAGS..."""
+"""Runs Dynamo's mocker with further keys in the runtime_config of its model card: mocker.py JSON FLAGS..."""
 
 import json
 import sys
