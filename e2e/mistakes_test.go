@@ -152,8 +152,8 @@ func TestMistakes(t *testing.T) {
 }
 
 const mistakesIntroduction = "# Mistakes and their messages\n\n" +
-	"Search this page for a message, or begin with the symptom. A test makes each of these mistakes with real programs " +
-	"(kvepp, Envoy, and\n" +
+	"Search this page for a message, or begin with the symptom. A test makes each of these mistakes with real " +
+	"programs (kvepp, Envoy, and\n" +
 	"stand-ins for stock vLLMs), and checks that the messages equal those on this page: `go test ./e2e -run " +
 	"TestMistakes`; with `-rewrite` it\n" +
 	"writes this page. Addresses, ports, paths and times are replaced: engines are at 10.0.0.1:8000 and " +

@@ -66,7 +66,7 @@ func TestPods(t *testing.T) {
 			if grace, _ := r.kvepp(t).at("spec", "template", "spec",
 				"terminationGracePeriodSeconds").(int); drain == 0 ||
 				grace <= drain+stop+handOver {
-				t.Errorf("a pod is killed after %d s, its shutdown may take %d + %d + %d s", grace, stop, handOver, drain)
+				t.Errorf("a pod is killed after %d s, and may need %d + %d + %d s", grace, stop, handOver, drain)
 			}
 		})
 	}
