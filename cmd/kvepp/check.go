@@ -32,24 +32,23 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router"
-	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
-const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. For each worker: its
-address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text and
-of a chat against the engine's own; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
---gateway sends chats through the real gateway, and compares the endpoint that kvepp chose with the one that served.
+const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. It tests for each worker:
+its address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text
+and of a chat against the engine's; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
+--gateway sends chats through the real gateway, and compares the endpoint that kvepp chose with the one that answered.
 --conversations holds whole conversations with the engines, and prints a table of predicted and reported cached tokens.
 
-It takes the flags of "kvepp serve". Give it those that kvepp serve runs with: those about endpoints, models and the engine matter.
+It takes the flags of "kvepp serve". Give it the same flags as kvepp serve: those about endpoints, models and the engine matter.
 
-It ends with 0 if nothing is wrong, with 1 if something is, with 2 if it could not ask.
+Exit status: 0 if nothing is wrong, 1 if something is, 2 if kvepp check could not run.
 
 Flags of its own:
 `
 
-// checkOptions are what `kvepp check` is told.
+// checkOptions are the settings of `kvepp check`.
 type checkOptions struct {
 	options
 	probe, json   bool
@@ -58,10 +57,10 @@ type checkOptions struct {
 	wait          time.Duration
 }
 
-// checksAtOnce is how many workers are asked at the same time.
+// checksAtOnce is how many workers are checked at the same time.
 const checksAtOnce = 32
 
-// maxConversations bounds what is remembered of conversations.
+// maxConversations bounds the memory of conversations.
 const maxConversations = 10_000
 
 func (c *checkOptions) own(f *pflag.FlagSet) {
@@ -69,15 +68,15 @@ func (c *checkOptions) own(f *pflag.FlagSet) {
 		&c.probe,
 		"probe",
 		false,
-		"send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens "+
-			"to report",
+		"send each worker two short chats with the same prefix, so that it has KV events to send and cached tokens to "+
+			"report",
 	)
 	f.IntVar(
 		&c.conversations,
 		"conversations",
 		0,
-		"hold `N` conversations of five turns with the workers, spread over them, and compare the cached tokens that "+
-			"kvepp predicts with those that the engines report, for each worker. The engines must report them (vLLM: "+
+		"hold `N` conversations of five turns, spread over the workers, and compare for each worker the cached tokens "+
+			"that kvepp predicts with those that the engine reports. The engines must report them (vLLM: "+
 			"--enable-prompt-tokens-details)",
 	)
 	c.gateway.add(f)
@@ -85,9 +84,9 @@ func (c *checkOptions) own(f *pflag.FlagSet) {
 		&c.json,
 		"json",
 		false,
-		"print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix",
+		"print a JSON object for each finding: worker, about, state (ok, wrong or unknown), says, fix",
 	)
-	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
+	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long to wait for endpoints, and for each of their answers")
 }
 
 // checkWorkers is `kvepp check`. It returns the exit status.
@@ -136,31 +135,24 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	return 0
 }
 
-// ask finds the endpoints as serve does, and asks each of their workers.
+// ask finds the endpoints as serve does, and checks each of their workers.
 func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	m := metrics.New()
-	models, err := loadModels(&c.options, log)
-	if err != nil {
-		return nil, err
-	}
-	engine, err := c.tokenizerOptions()
-	if err != nil {
-		return nil, err
-	}
+	models := loadModels(&c.options, log)
 	gateway, err := c.gatewayToCheck()
 	if err != nil {
 		return nil, err
 	}
 	endpoints, ready := pool.New(quiet), newReadiness()
-	c.leaderElection = false // who leads does not matter
+	c.leaderElection = false // any replica can be checked
 	cluster, err := connect(&c.options, ready, m, log)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	predictor, events, err := c.predictor(endpoints, engine.Engine, m)
+	predictor, events, err := c.predictor(endpoints, m)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +190,7 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		HTTP:          &http.Client{Transport: &http.Transport{Proxy: nil}},
 		Models:        models,
 		Names:         names,
-		Engine:        engine.Engine,
+		Engine:        c.config.engine.Engine,
 		WithoutEvents: !c.kvEvents,
 		Probe:         c.probe,
 		Predictor:     predictor,
@@ -206,6 +198,17 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		Metrics:       m,
 		Log:           quiet,
 	}
+	asked := askWorkers(ctx, &cfg, workers, stderr)
+	later := c.askGateway(ctx, &cfg, gateway, asked, stderr)
+	var findings []check.Finding
+	for _, a := range asked { // askGateway may have changed them
+		findings = append(findings, a.Findings...)
+	}
+	return slices.Concat(findings, unresolved(named, workers), later), ctx.Err()
+}
+
+// askWorkers checks the workers, checksAtOnce at the same time.
+func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, stderr io.Writer) []*check.Asked {
 	asked := make([]*check.Asked, len(workers))
 	var (
 		asking sync.WaitGroup
@@ -216,28 +219,35 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		fmt.Fprintf(stderr, "\rasking %d of %d workers ", i+1, len(workers))
 		asking.Go(func() {
 			defer func() { <-places }()
-			asked[i] = check.Worker(ctx, &cfg, &workers[i])
+			asked[i] = check.Worker(ctx, cfg, &workers[i])
 		})
 	}
 	asking.Wait()
 	fmt.Fprintln(stderr)
-	var findings, later []check.Finding
+	return asked
+}
+
+// askGateway sends chats through the gateway, and holds conversations, if the flags ask for them.
+func (c *checkOptions) askGateway(
+	ctx context.Context,
+	cfg *check.Config,
+	gateway *check.Gateway,
+	asked []*check.Asked,
+	stderr io.Writer,
+) (findings []check.Finding) {
 	if c.gateway.url != "" && ctx.Err() == nil {
-		later = append(later, check.CheckGateway(ctx, &cfg, gateway, asked, func(done, all int) {
+		findings = append(findings, check.CheckGateway(ctx, cfg, gateway, asked, func(done, all int) {
 			fmt.Fprintf(stderr, "\rgateway: endpoint %d of %d ", done, all)
 		})...)
 		fmt.Fprintln(stderr)
 	}
 	if c.conversations > 0 && ctx.Err() == nil {
-		later = append(later, check.Conversations(ctx, &cfg, asked, c.conversations, func(done, all int) {
+		findings = append(findings, check.Conversations(ctx, cfg, asked, c.conversations, func(done, all int) {
 			fmt.Fprintf(stderr, "\rconversations: %d of %d requests ", done, all)
 		})...)
 		fmt.Fprintln(stderr)
 	}
-	for _, a := range asked { // what came later may have changed what was found first
-		findings = append(findings, a.Findings...)
-	}
-	return slices.Concat(findings, unresolved(named, workers), later), ctx.Err()
+	return findings
 }
 
 // named returns the endpoints of the file whose addresses are host names, by name.
@@ -277,11 +287,10 @@ func unresolved(named map[string]pool.Endpoint, workers []pool.Worker) (findings
 // quiet discards the log of components whose results the findings report.
 var quiet = slog.New(slog.DiscardHandler)
 
-// predictor returns what computes kvepp's predictions for p's workers, and their events, which it follows as serve does
-// if any prompts are to be sent; else nil.
+// predictor returns what predicts cached tokens of p's workers. It also returns the feed of their KV events, which it
+// follows as serve does; nil if kvepp check sends no prompts.
 func (c *checkOptions) predictor(
 	p *pool.Pool,
-	engine tokenizer.Engine,
 	m *metrics.Metrics,
 ) (*check.Predictor, *feed.Feed, error) {
 	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))
@@ -292,8 +301,8 @@ func (c *checkOptions) predictor(
 	if !c.sends() || !c.wantsEvents() {
 		return predictor, nil, nil
 	}
-	c.indexPeers = nil // what engines say counts here, not what another kvepp believes
-	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), engine, m, quiet)
+	c.indexPeers = nil // the check is about the engines' own events, not about another kvepp's index
+	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), m, quiet)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -302,7 +311,7 @@ func (c *checkOptions) predictor(
 	return predictor, events, nil
 }
 
-// listening returns a channel that is closed once all of the workers' events are connected, or --wait is over.
+// listening returns a channel that is closed when kvepp is connected to all workers' KV events, or --wait has passed.
 func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -323,10 +332,10 @@ func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan 
 	return done
 }
 
-// sends says whether the engines are sent prompts.
+// sends reports whether kvepp check sends prompts to the engines.
 func (c *checkOptions) sends() bool { return c.probe || c.conversations > 0 || c.gateway.url != "" }
 
-// settled waits for the endpoints: until there are some, and their number has not changed for a moment.
+// settled waits until there are endpoints, and their number has not changed for half a second.
 func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {
 	const still, between = 500 * time.Millisecond, 50 * time.Millisecond
 	within, cancel := context.WithTimeout(ctx, c.wait)
@@ -352,7 +361,7 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 	}
 }
 
-// table prints findings for people: those about conversations in a table of their own.
+// table prints findings as text; those about conversations are in a second table.
 func table(to io.Writer, findings []check.Finding) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "WORKER\tABOUT\tSTATE\tWHAT IT SAYS")
@@ -413,7 +422,7 @@ func table(to io.Writer, findings []check.Finding) error {
 	return t.Flush()
 }
 
-// gatewayOptions are what `kvepp check` is told about the gateway.
+// gatewayOptions are the flags of `kvepp check` about the gateway.
 type gatewayOptions struct {
 	url, keyFile string
 	insecure     bool
@@ -425,22 +434,22 @@ func (g *gatewayOptions) add(f *pflag.FlagSet) {
 		&g.url,
 		"gateway",
 		"",
-		"`URL` of the gateway, such as http://envoy:10080: chats go through it, one for each endpoint, and the "+
-			"endpoint that kvepp chose is compared with the one that served. The running kvepp must tell of its "+
-			"decisions, at --admin-address (give it here too, with --admin-token-file) or by --decision-headers",
+		"`URL` of the gateway, such as http://envoy:10080: send a chat through it for each endpoint, and compare the "+
+			"endpoint that kvepp chose with the one that answered. The running kvepp must show its decisions, at "+
+			"--admin-address (give it here too, with --admin-token-file) or by --decision-headers",
 	)
 	f.StringVar(
 		&g.keyFile,
 		"gateway-api-key-file",
 		"",
-		"`FILE` with the key that the gateway's clients must bring, as \"Authorization: Bearer KEY\"",
+		"`FILE` with the key that the gateway wants from clients, as \"Authorization: Bearer KEY\"",
 	)
 	f.BoolVar(&g.insecure, "gateway-insecure-skip-verify", false, "do not verify the certificate of an https --gateway")
 	f.StringVar(
 		&g.extProc,
 		"ext-proc-address",
 		"",
-		"`HOST:PORT` where the gateway should reach kvepp. Empty: --bind-address, or this machine, and --grpc-port",
+		"`HOST:PORT` at which the gateway reaches kvepp. Empty: --bind-address, or this machine, and --grpc-port",
 	)
 }
 
@@ -466,7 +475,7 @@ func (g *gatewayOptions) check() error {
 	return nil
 }
 
-// gateway returns where the gateway and the running kvepp are asked.
+// gatewayToCheck returns the addresses and tokens of the gateway and of the running kvepp.
 func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 	key, err := newTokenFile("--gateway-api-key-file", c.gateway.keyFile)
 	if err != nil {
@@ -503,7 +512,7 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 	return g, nil
 }
 
-// dialable returns where a server listens, as a client on the same machine reaches it.
+// dialable returns the address at which a client on the same machine reaches a server that listens at address.
 func dialable(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {

@@ -1,148 +1,252 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/pflag"
 )
 
-// tracking is by which hash Dynamo's routers name the blocks of bookings that they tell each other. kvepp tells nobody,
-// and has Dynamo's default.
-type tracking struct{ hash, keyFile, keyID string }
-
+// publicTracking is the tracking hash that needs no key. Source: dynamo-kv-router 1.6.1.
 const publicTracking = "public-xxh3-v1"
 
-func (t *tracking) add(f *pflag.FlagSet) {
-	f.StringVar(
-		&t.hash,
-		"router-tracking-hash",
-		publicTracking,
-		"`HASH` by which bookings know blocks; no other than the default",
-	)
-	f.StringVar(&t.keyFile, "router-tracking-key-file", "", "`FILE`; refused: belongs to another hash")
-	f.StringVar(&t.keyID, "router-tracking-key-id", "", "`ID`; refused: belongs to another hash")
+// A compatFlag is a flag of another router that kvepp declares for command lines and environments written for that
+// router. It changes nothing in kvepp: kvepp refuses it, ignores it with a warning, or accepts it silently because
+// kvepp always does what the flag asks for.
+type compatFlag struct {
+	commands  []string // the kvepp commands that have the flag
+	from      origin
+	name      string
+	byDefault any // false, "", 0 or 0.0; also the type of the flag's values
+	help      string
+
+	// A flag counts as set if its value is not the default; with whenGiven, if it is given at all.
+	whenGiven bool
+	refused   string // what the error says if the flag is set; "": the flag is not refused
+	ignored   string // what the warning says if the flag is set; "": there is no warning
+
+	check  func(value string) error // nil: every value of the type is valid
+	hidden bool                     // help does not list the flag
 }
 
-func (t *tracking) check() error {
-	switch {
-	case t.hash != publicTracking:
-		return fmt.Errorf(
-			"--router-tracking-hash %q: must be %s; kvepp tells no other process what it booked, so that nothing is "+
-				"to be hidden by a key",
-			t.hash,
-			publicTracking,
-		)
-	case t.keyFile != "" || t.keyID != "":
-		return errors.New(
-			"--router-tracking-key-file and --router-tracking-key-id: kvepp knows no tracking hash with a key; leave " +
-				"them out",
-		)
+// origin is the program that has a compatFlag. Dynamo's programs have --no-NAME beside each boolean flag.
+type origin int
+
+const (
+	ofDynamo origin = iota
+	ofGAIE          // the endpoint picker of the Gateway API Inference Extension, and llm-d's
+)
+
+var (
+	onServe  = []string{"serve"}
+	onSelect = []string{"select"}
+	onBoth   = []string{"serve", "select"}
+	onHTTP   = []string{"indexer", "select"}
+)
+
+const (
+	jetStream = "kvepp does not read KV events from JetStream: it asks the engines for past events at their kvReplay " +
+		"address (README, \"The endpoints file\"); leave out --router-durable-kv-events, " +
+		"--router-snapshot-threshold and --router-reset-states"
+	conditionalDisagg = "where there are prefill workers kvepp names one for every request, because Dynamo's " +
+		"frontends " +
+		"in direct mode answer 500 to one without; leave out --router-conditional-disagg and " +
+		"--router-conditional-disagg-config (an aggregated worker still serves a request alone where that costs less)"
+	onlyDefaultPolicy = "must be default: kvepp chooses by Dynamo's built-in policy and loads no other; leave it out"
+	noTrackingKey     = "kvepp has no tracking hash with a key; leave them out: --router-tracking-key-file and " +
+		"--router-tracking-key-id"
+	noPluginConfig = "kvepp reads no EndpointPickerConfig; leave it out. In place of scorers it has Dynamo's cost " +
+		"function (--router-kv-overlap-score-credit and others), in place of flow control --router-queue-threshold " +
+		"and --router-policy-config"
+	noMetricsTLS  = "kvepp serves metrics without TLS; leave it out, and guard metrics with --metrics-token-file"
+	noReplicaSync = "kvepp select does not share loads with other replicas; leave it out"
+)
+
+// compatFlags are all flags whose only effect is to be refused or ignored. Sources: ai-dynamo 1.6.1, kv_router_args and
+// ais_perf_args; GAIE v1.6.0; llm-d-router 0.10.
+var compatFlags = append([]compatFlag{
+	// KV events in JetStream, and an index in another process.
+	{commands: onServe, from: ofDynamo, name: "router-durable-kv-events", byDefault: false,
+		help: "refused: kvepp does not read KV events from JetStream", refused: jetStream},
+	{commands: onServe, from: ofDynamo, name: "router-snapshot-threshold", byDefault: 0, whenGiven: true,
+		help: "`MESSAGES`; refused: belongs to JetStream", refused: jetStream},
+	{commands: onServe, from: ofDynamo, name: "router-reset-states", byDefault: false,
+		help: "refused: belongs to JetStream", refused: jetStream},
+	{commands: onServe, from: ofDynamo, name: "use-remote-indexer", byDefault: false,
+		help:    "refused: kvepp does not query another process's index",
+		refused: "kvepp keeps its own index and does not query another process's; leave this flag out"},
+	{commands: onServe, from: ofDynamo, name: "serve-indexer", byDefault: false,
+		help:    "no effect: the index answers at --admin-address",
+		ignored: "the index answers at --admin-address"},
+
+	// A cache that workers share.
+	{commands: onServe, from: ofDynamo, name: "shared-cache-type", byDefault: "none",
+		help: "`TYPE`: none. kvepp refuses hicache: it does not query a cache that workers share (SGLang's HiCache " +
+			"in " +
+			"Mooncake). It knows blocks in a worker's host memory, on its disk and in external storage from KV events",
+		refused: "kvepp does not query a cache that workers share; it knows blocks in host memory, on disk and in " +
+			"external storage where the engine's events name them. Leave the flag out"},
+	{commands: onServe, from: ofDynamo, name: "shared-cache-multiplier", byDefault: 0.0, whenGiven: true,
+		help: "worth of a block that only a shared cache holds, 0 to 1; no effect, because kvepp queries none. A " +
+			"request's shared_cache_multiplier has no effect either",
+		ignored: "kvepp does not query a shared cache",
+		check: func(value string) error {
+			if x, err := strconv.ParseFloat(value, 64); err != nil || !(x >= 0 && x <= 1) {
+				return fmt.Errorf("--shared-cache-multiplier %s: must be from 0 to 1", value)
+			}
+			return nil
+		}},
+
+	// Disaggregation and policies.
+	{commands: onServe, from: ofDynamo, name: "router-conditional-disagg", byDefault: false,
+		help: "refused: where there are prefill workers, every request gets one. Dynamo's frontends in direct mode " +
+			"answer 500 to a request without one",
+		refused: conditionalDisagg},
+	{commands: onServe, from: ofDynamo, name: "router-conditional-disagg-config", byDefault: "",
+		help: "`JSON`; refused, as --router-conditional-disagg", refused: conditionalDisagg},
+	{commands: onServe, from: ofDynamo, name: "router-prefill-policy", byDefault: "default",
+		help: "`NAME` of the policy that chooses prefill workers; only default, because kvepp loads no other " +
+			"policies",
+		refused: onlyDefaultPolicy},
+	{commands: onServe, from: ofDynamo, name: "router-decode-policy", byDefault: "default",
+		help:    "`NAME` of the policy that chooses decode workers; only default",
+		refused: onlyDefaultPolicy},
+
+	// What replicas tell each other.
+	{commands: onServe, from: ofDynamo, name: "router-replica-sync", byDefault: false,
+		help:    "no effect: kvepps do not share their load books",
+		ignored: "kvepps do not share their load books; each counts the requests that it routed"},
+	{commands: onServe, from: ofDynamo, name: "enable-session-prefix-index", byDefault: false,
+		help:    "no effect: an index that decides nothing in Dynamo either",
+		ignored: "kvepp has no index of sessions' prefixes; Dynamo has one, and decides nothing by it"},
+	{commands: onBoth, from: ofDynamo, name: "router-tracking-hash", byDefault: publicTracking,
+		help: "`HASH` that identifies blocks in bookings; only the default",
+		refused: "must be " + publicTracking +
+			"; kvepp sends its bookings to no other process, so no key needs to hide " +
+			"them"},
+	{commands: onBoth, from: ofDynamo, name: "router-tracking-key-file", byDefault: "",
+		help: "`FILE`; refused: belongs to another hash", refused: noTrackingKey},
+	{commands: onBoth, from: ofDynamo, name: "router-tracking-key-id", byDefault: "",
+		help: "`ID`; refused: belongs to another hash", refused: noTrackingKey},
+	{commands: onSelect, from: ofDynamo, name: "indexer-peers", byDefault: "", whenGiven: true,
+		help: "`URLS`; refused: workers register after the start, and name a replay_endpoint at which kvepp reads " +
+			"what " +
+			"they hold",
+		refused: "workers of kvepp select register after its start; give them a replay_endpoint, at which kvepp " +
+			"reads " +
+			"what they hold; leave it out"},
+	{commands: onSelect, from: ofDynamo, name: "replica-sync-port", byDefault: 0, whenGiven: true,
+		help: "`PORT`; refused: kvepp does not share loads with other replicas", refused: noReplicaSync},
+	{commands: onSelect, from: ofDynamo, name: "replica-sync-peers", byDefault: "", whenGiven: true,
+		help: "`ADDRESSES`; refused, as --replica-sync-port", refused: noReplicaSync},
+	{commands: onHTTP, from: ofDynamo, name: "threads", byDefault: 4,
+		help: "no effect; accepted for command lines written for Dynamo's program. kvepp applies each worker's " +
+			"events " +
+			"beside the others'"},
+
+	// Flags of the endpoint pickers of the Gateway API Inference Extension and of llm-d.
+	{commands: onServe, from: ofGAIE, name: "enable-cert-reload", byDefault: true,
+		help: "accepted: kvepp always reads certificates again when they change"},
+	{commands: onServe, from: ofGAIE, name: "health-checking", byDefault: true,
+		help: "accepted: both ports always answer gRPC health checks"},
+	{commands: onServe, from: ofGAIE, name: "grpc-max-recv-msg-size", byDefault: 0,
+		help: "accepted: a message may have as many `BYTES` as --max-parse-bytes needs"},
+	{commands: onServe, from: ofGAIE, name: "config-file", byDefault: "",
+		help:    "refused: kvepp has no plugins that a `FILE` could configure; its flags configure all of it",
+		refused: noPluginConfig},
+	{commands: onServe, from: ofGAIE, name: "config-text", byDefault: "",
+		help: "refused, as --config-file", refused: noPluginConfig},
+	{commands: onServe, from: ofGAIE, name: "emit-endpoint-scores", byDefault: false,
+		help: "refused: --decision-headers shows every candidate's cost",
+		refused: "kvepp shows costs in response headers (--decision-headers), at /debug/decisions and in spans, not " +
+			"in " +
+			"metadata; leave it out"},
+	{commands: onServe, from: ofGAIE, name: "metrics-cert-dir", byDefault: "",
+		help:    "refused: kvepp serves metrics without TLS; --metrics-token-file guards them",
+		refused: noMetricsTLS},
+	{commands: onServe, from: ofGAIE, name: "metrics-client-ca-file", byDefault: "",
+		help: "refused, as --metrics-cert-dir", refused: noMetricsTLS},
+}, performanceModelFlags()...)
+
+// performanceModelFlags are the flags of Dynamo's prefill load models aic and ais.
+func performanceModelFlags() (flags []compatFlag) {
+	for _, model := range []string{"aic", "ais"} {
+		for _, name := range []string{"perf-config", "backend", "system", "backend-version", "tp-size", "model-path",
+			"moe-tp-size", "moe-ep-size", "attention-dp-size", "nextn", "nextn-accept-rates", "mtp-seed"} {
+			flags = append(flags, compatFlag{commands: onServe, from: ofDynamo, name: model + "-" + name, byDefault: "",
+				whenGiven: true, hidden: true, help: "no effect, see --router-prefill-load-model",
+				ignored: "belongs to a model that kvepp does not run, see --router-prefill-load-model"})
+		}
+	}
+	return flags
+}
+
+// addCompatFlags declares the compatFlags of a command.
+func addCompatFlags(f *pflag.FlagSet, command string) {
+	for _, c := range compatFlagsOf(command) {
+		switch value := c.byDefault.(type) {
+		case bool:
+			f.Bool(c.name, value, c.help)
+			if c.from == ofDynamo {
+				negatable(f, c.name)
+			}
+		case string:
+			f.String(c.name, value, c.help)
+		case int:
+			f.Int(c.name, value, c.help)
+		case float64:
+			f.Float64(c.name, value, c.help)
+		}
+		f.Lookup(c.name).Hidden = c.hidden
+	}
+}
+
+func compatFlagsOf(command string) (flags []compatFlag) {
+	for _, c := range compatFlags {
+		for _, name := range c.commands {
+			if name == command {
+				flags = append(flags, c)
+			}
+		}
+	}
+	return flags
+}
+
+// isSet reports whether the flag counts as set in f.
+func (c *compatFlag) isSet(f *pflag.FlagSet) bool {
+	flag := f.Lookup(c.name)
+	return flag.Value.String() != flag.DefValue || c.whenGiven && flag.Changed
+}
+
+// checkCompatFlags returns an error for the first compatFlag of a command that is set in f and that kvepp refuses.
+func checkCompatFlags(f *pflag.FlagSet, command string) error {
+	for _, c := range compatFlagsOf(command) {
+		if !c.isSet(f) {
+			continue
+		}
+		value := f.Lookup(c.name).Value.String()
+		if c.check != nil {
+			if err := c.check(value); err != nil {
+				return err
+			}
+		}
+		if c.refused == "" {
+			continue
+		}
+		if byDefault, ok := c.byDefault.(string); ok && byDefault != "" { // the value is a word, not a file or a text
+			return fmt.Errorf("--%s %q: %s", c.name, value, c.refused)
+		}
+		return fmt.Errorf("--%s: %s", c.name, c.refused)
 	}
 	return nil
 }
 
-// pickers is what GAIE's and llm-d's endpoint pickers are told by flags of their own, and kvepp otherwise.
-type pickers struct {
-	conformance   bool
-	withoutSubset bool
-	zapEncoder    string
-	verbosity     int
-	certReload    bool
-	healthCheck   bool
-	maxReceive    int
-
-	configFile, configText   string // refused when set
-	endpointScores           bool
-	metricsCerts, metricsCAs string
-}
-
-func (p *pickers) add(f *pflag.FlagSet) {
-	f.BoolVar(
-		&p.conformance,
-		"conformance",
-		false,
-		"let clients choose among the endpoints (header test-epp-endpoint-selection) and tell them which has served "+
-			"(x-conformance-test-served-endpoint), as the conformance tests of the Gateway API Inference Extension "+
-			"have it; never in production",
-	)
-	f.BoolVar(
-		&p.withoutSubset,
-		"disable-endpoint-subset-filter",
-		false,
-		"heed no subset of the endpoints that the proxy names",
-	)
-	f.StringVar(&p.zapEncoder, "zap-encoder", "", "as --log-format: `json or console`, which is text")
-	f.IntVar(&p.verbosity, "v", 0, "as --log-level: debug from `LEVEL` 4 on")
-	f.BoolVar(
-		&p.certReload,
-		"enable-cert-reload",
-		true,
-		"accepted: certificates are always read again when they change",
-	)
-	f.BoolVar(&p.healthCheck, "health-checking", true, "accepted: both ports always answer gRPC health checks")
-	f.IntVar(
-		&p.maxReceive,
-		"grpc-max-recv-msg-size",
-		0,
-		"accepted: messages may have as many `BYTES` as --max-parse-bytes needs",
-	)
-	f.StringVar(
-		&p.configFile,
-		"config-file",
-		"",
-		"refused: kvepp has no plugins to configure with a `FILE`; its flags say all",
-	)
-	f.StringVar(&p.configText, "config-text", "", "refused, as --config-file")
-	f.BoolVar(
-		&p.endpointScores,
-		"emit-endpoint-scores",
-		false,
-		"refused: --decision-headers shows every candidate's cost",
-	)
-	f.StringVar(
-		&p.metricsCerts,
-		"metrics-cert-dir",
-		"",
-		"refused: metrics are served without TLS; --metrics-token-file guards them",
-	)
-	f.StringVar(&p.metricsCAs, "metrics-client-ca-file", "", "refused, as --metrics-cert-dir")
-}
-
-// check says what is refused, and makes of the rest what kvepp's own flags have.
-func (p *pickers) check(o *options) error {
-	switch {
-	case p.configFile != "" || p.configText != "":
-		return errors.New(
-			"--config-file, --config-text: kvepp reads no EndpointPickerConfig. What its scorers do is Dynamo's cost " +
-				"function here " +
-				"(--router-kv-overlap-score-credit and its like), what its flow control does is " +
-				"--router-queue-threshold and --router-policy-config; leave it out",
-		)
-	case p.endpointScores:
-		return errors.New(
-			"--emit-endpoint-scores: kvepp tells costs in response headers (--decision-headers), at /debug/decisions " +
-				"and in spans, not in metadata; leave it out",
-		)
-	case p.metricsCerts != "" || p.metricsCAs != "":
-		return errors.New(
-			"--metrics-cert-dir, --metrics-client-ca-file: kvepp serves metrics without TLS; guard them with " +
-				"--metrics-token-file, and leave it out",
-		)
-	case p.verbosity < 0:
-		return fmt.Errorf("--v %d: must not be below 0", p.verbosity)
+// ignoredCompatFlags returns a line for each compatFlag of a command that is set in f and that kvepp ignores.
+func ignoredCompatFlags(f *pflag.FlagSet, command string) (lines []string) {
+	for _, c := range compatFlagsOf(command) {
+		if c.ignored != "" && c.isSet(f) {
+			lines = append(lines, "--"+c.name+": "+c.ignored)
+		}
 	}
-	switch p.zapEncoder {
-	case "":
-	case "json":
-		o.logFormat = "json"
-	case "console":
-		o.logFormat = "text"
-	default:
-		return oneOf("zap-encoder", p.zapEncoder, "json", "console")
-	}
-	if p.verbosity >= 4 {
-		o.logLevel = "debug"
-	}
-	return nil
+	return lines
 }

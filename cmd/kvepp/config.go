@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -13,30 +14,20 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
+	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/session"
 	"kvepp/tokenizer"
 )
 
-// checkSessions checks the flags of session affinity.
-func (o *options) checkSessions() error {
-	switch longest := int(session.MaxTTL / time.Second); {
-	case o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest:
-		return fmt.Errorf(
-			"--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: no affinity but for sessions "+
-				"that requests open)",
-			o.sessionTTLSecs,
-			longest,
-		)
-	}
-	return oneOf("router-session-affinity-mode", o.sessionMode, "hard", "soft")
-}
-
-// options is everything that `kvepp serve` can be told.
+// options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
+// fills and checks them once; nothing changes them after that.
 type options struct {
 	bindAddress                      string
 	grpcPort                         uint16
@@ -67,10 +58,10 @@ type options struct {
 	blockSize     int
 
 	engine string
-	served
+	promptFlags
 	scheduling
 	proxied
-	pickers
+	pickerLogging
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -86,7 +77,7 @@ type options struct {
 	decisionHeaders   bool
 	minInitialWorkers int
 
-	overlapWeight float64 // deprecated; NaN when not given
+	overlapWeight float64 // deprecated; NaN: not given
 	kvEvents      bool
 
 	ttlSecs, predictedTTLSecs float64
@@ -101,106 +92,243 @@ type options struct {
 	sessionTTLSecs int
 	sessionMode    string
 
-	durableEvents, resetStates, remoteIndexer bool // refused when set
-	snapshotThreshold                         int
-
 	busy
 	ejection
 	engineGauges
 
-	given   map[string]bool // flags given, by flag or environment
 	feed    feed.Config
 	scoring scoring.Config
 
 	indexMemory
 	logging
 	accessLog string // a file, or "-"
+
+	flags  *pflag.FlagSet // that were parsed
+	config config
 }
 
-// parseServe reads the arguments and the environment into o: a flag goes before KVEPP_NAME, and that before Dynamo's
-// own name. An environment variable that is set but empty counts as not set.
+// config is what several flags say together, parsed and checked.
+type config struct {
+	folders  map[string]string // model -> folder of its tokenizer
+	urls     map[string]string // model -> URL of the engine that tokenizes for it
+	adapters map[string]string // LoRA adapter -> model
+	rewrites []modelrewrite.Rule
+	engine   tokenizer.Options
+	gauges   enginemetrics.Config // Interval is 0: kvepp does not read engines' metrics
+}
+
+// parseServe reads the arguments and the environment into o. Precedence: flag, KVEPP_<FLAG>, Dynamo's variable. An
+// environment variable that is set but empty counts as not set.
 func parseServe(o *options, args []string, getenv func(string) string) error {
 	return parseWith(o, serveFlags(o), args, getenv)
 }
 
-// parseWith is parseServe with flags besides: f has o's and others.
+// parseWith is parseServe for a command that has further flags: f has those of o and the others.
 func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
+	o.flags = f
 	if err := parse(f, "", args, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
-	o.given = map[string]bool{}
-	f.VisitAll(func(flag *pflag.Flag) { o.given[flag.Name] = flag.Changed })
+	if !math.IsNaN(o.overlapWeight) {
+		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
+	o.scheduling.applyPresets(&o.scoring, &o.kvEvents)
 	err := o.check()
-	o.settings = changedSettings(f) // check applies presets
+	o.settings = changedSettings(f) // with the values that presets have set
 	return err
 }
 
-// index returns the bounds of the index. goLimit is indexBytes's.
-func (o *options) index(goLimit int64) indexer.Config {
-	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
-	if !o.kvEvents {
-		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
-	}
-	return c
-}
+// given reports whether a flag was given, on the command line, by the environment or by the policy file.
+func (o *options) given(flag string) bool { return o.flags.Changed(flag) }
 
-// predict returns how routing decisions count as stores.
-func (o *options) predict() router.Predict {
-	if o.kvEvents {
-		return router.Predict{TTL: seconds(o.predictedTTLSecs), Silent: seconds(o.ttlSecs)}
-	}
-	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
-}
-
-func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
-
-// keptDecisions returns how many decisions are kept: none that nobody could ask for.
-func (o *options) keptDecisions() int {
-	if o.adminAddress == "" {
-		return 0
-	}
-	return o.debugDecisions
-}
-
-// tokenizerOptions says how the engine was told to serve its models.
-func (o *options) tokenizerOptions() (tokenizer.Options, error) {
-	engine, err := parseEngine(o.engine)
-	if err != nil {
-		return tokenizer.Options{}, err
-	}
-	if o.engine == "" && o.dynamoDiscovery != "" {
-		engine = tokenizer.Dynamo
-	}
-	return o.served.options(engine)
-}
-
-// parseEngine returns the engine that --engine names.
-func parseEngine(name string) (tokenizer.Engine, error) {
-	engine, err := tokenizer.ParseEngine(name)
-	if err != nil {
-		var names []string
-		for _, e := range tokenizer.Engines {
-			names = append(names, string(e))
+// check returns an error for the first setting that is invalid, alone or beside the others, and says what to do. It
+// fills o.config.
+func (o *options) check() error {
+	for _, topic := range []func() error{
+		func() error { return o.scheduling.check(&o.scoring, o.allowPinning && !o.ignoreHints) },
+		func() error { return checkWeights(&o.scoring, o.overlapWeight) },
+		o.checkDurations,
+		o.checkEndpoints,
+		o.cluster.check,
+		o.checkListeners,
+		func() error { return o.transport.check(o.given) },
+		func() error { return o.pickerLogging.apply(&o.logging) },
+		o.logging.check,
+		func() error { return checkCompatFlags(o.flags, "serve") },
+		o.checkSessions,
+		o.indexMemory.check,
+		o.checkKVEvents,
+		o.busy.check,
+		o.ejection.check,
+		o.checkModels,
+		o.checkEngine,
+	} {
+		if err := topic(); err != nil {
+			return err
 		}
-		return "", oneOf("engine", name, names...)
 	}
-	return engine, nil
+	var err error
+	o.config.gauges, err = o.engineGauges.config()
+	return err
 }
 
-// maxTTL keeps times of blocks in range.
+func (o *options) checkDurations() error {
+	return durations(
+		durationFlag{"drain-delay", o.drainDelay, true},
+		durationFlag{"drain-timeout", o.drainTimeout, true},
+		durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
+		durationFlag{"ha-handover-timeout", o.handOverTimeout, true},
+		durationFlag{"pick-timeout", o.pickTimeout, false},
+		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
+		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
+		durationFlag{"metrics-staleness-threshold", o.stale, true},
+	)
+}
+
+// checkEndpoints checks where endpoints come from and what they have in common.
+func (o *options) checkEndpoints() error {
+	switch {
+	case o.endpoints == "" && !o.wanted():
+		return errors.New(
+			"no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME",
+		)
+	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
+		return fmt.Errorf(
+			"--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)",
+			o.blockSize,
+			scoring.MaxBlockSize,
+		)
+	case o.minInitialWorkers < 0:
+		return fmt.Errorf(
+			"--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0",
+			o.minInitialWorkers,
+		)
+	}
+	if err := o.checkDiscovery(); err != nil {
+		return err
+	}
+	if _, err := pool.NewNames(o.dnsLookupFamily, nil); err != nil {
+		return fmt.Errorf("--dns-lookup-family: %w", err)
+	}
+	return nil
+}
+
+func (o *options) checkDiscovery() error {
+	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
+	case o.dynamoDiscovery == "" || kind == "file" && at != "":
+	case kind == "frontend":
+		for _, address := range strings.Split(at, ",") {
+			if err := pool.CheckHostPort(address); err != nil {
+				return fmt.Errorf("--dynamo-discovery frontend: %w", err)
+			}
+		}
+	case o.dynamoDiscovery != inKubernetes:
+		return fmt.Errorf(
+			"--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; for Dynamo's "+
+				"other backends, give a frontend%s",
+			o.dynamoDiscovery,
+			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
+		)
+	case !o.wanted():
+		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
+	}
+	if o.feed.EventPlane != "" {
+		return oneOf("event-plane", o.feed.EventPlane, "zmq", "nats")
+	}
+	return nil
+}
+
+// checkListeners checks addresses and ports, and refuses an admin address that other machines can reach without a
+// token: requests there read what workers hold, and change thresholds.
+func (o *options) checkListeners() error {
+	switch {
+	case o.grpcPort == 0 || o.grpcHealthPort == 0:
+		return errors.New("--grpc-port and --grpc-health-port: must be from 1 to 65535, for example 9002 and 9003")
+	case o.drainDelay > o.drainTimeout && o.given("drain-delay"):
+		return fmt.Errorf(
+			"--drain-delay %s is a part of --drain-timeout, which is %s; shorten the first or lengthen the second",
+			o.drainDelay,
+			o.drainTimeout,
+		)
+	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
+		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
+	case o.enablePprof && o.adminAddress == "":
+		return errors.New(
+			"--enable-pprof: profiles are shown at the admin address; give --admin-address too, 127.0.0.1:9091 for " +
+				"example",
+		)
+	}
+	if o.adminAddress != "" {
+		host, _, err := net.SplitHostPort(o.adminAddress)
+		if err != nil {
+			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
+		}
+		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
+			return fmt.Errorf(
+				"--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as "+
+					"well, or listen at 127.0.0.1",
+				o.adminAddress,
+			)
+		}
+	}
+	metricsPort := o.metricsPort
+	if o.metricsAddress != "" {
+		metricsPort = 0
+	}
+	switch {
+	case o.grpcPort == o.grpcHealthPort:
+		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own", o.grpcPort)
+	case metricsPort == o.grpcPort:
+		return fmt.Errorf("--metrics-port and --grpc-port are both %d; give each a port of its own", metricsPort)
+	case metricsPort == o.grpcHealthPort:
+		return fmt.Errorf("--metrics-port and --grpc-health-port are both %d; give each a port of its own", metricsPort)
+	case o.metricsAddress == "":
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
+		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
+	}
+	return nil
+}
+
+// checkPeers returns an error unless each of the peers is a URL of an HTTP server.
+func checkPeers(flag string, peers []string) error {
+	for _, peer := range peers {
+		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" ||
+			u.User != nil {
+			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
+		}
+	}
+	return nil
+}
+
+// checkSessions checks the flags of session affinity.
+func (o *options) checkSessions() error {
+	if longest := int(session.MaxTTL / time.Second); o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest {
+		return fmt.Errorf(
+			"--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: affinity only for sessions that "+
+				"requests open)",
+			o.sessionTTLSecs,
+			longest,
+		)
+	}
+	return oneOf("router-session-affinity-mode", o.sessionMode, "hard", "soft")
+}
+
+// maxTTL bounds the time for which kvepp assumes that a worker holds a block, so that times stay in range.
 const maxTTL = 365 * 24 * time.Hour
 
-// checkRouting checks what says where overlap is known from.
-func (o *options) checkRouting() error {
+// checkKVEvents checks the flags that say how kvepp learns which worker holds which blocks.
+func (o *options) checkKVEvents() error {
 	for _, ttl := range []struct {
-		flag string
-		secs float64
-		zero bool
+		flag     string
+		secs     float64
+		mayBeOff bool
 	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
-		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.zero && ttl.secs == 0; !ok {
+		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.mayBeOff && ttl.secs == 0; !ok {
 			return fmt.Errorf(
 				"--%s %v: must be a positive number of seconds, at most a year, for example 120",
 				ttl.flag,
@@ -224,302 +352,103 @@ func (o *options) checkRouting() error {
 		)
 	case o.feed.Threads < 1:
 		return fmt.Errorf("--router-event-threads %d: must be at least 1, for example 4", o.feed.Threads)
-	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
-		return errors.New(
-			"--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept " +
-				"in JetStream, which kvepp does not read: " +
-				"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); " +
-				"leave these flags out",
-		)
-	case o.remoteIndexer:
-		return errors.New(
-			"--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out",
-		)
-	}
-	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")
-}
-
-// idle is what was given and means nothing.
-type idle struct {
-	given map[string]bool // options.given
-	said  []string        // a line for each
-}
-
-// add says why those of the flags that were given mean nothing.
-func (i *idle) add(why string, flags ...string) {
-	for _, flag := range flags {
-		if i.given[flag] {
-			i.said = append(i.said, "--"+flag+": "+why)
-		}
-	}
-}
-
-// withoutEffect lists the flags that were given and mean nothing beside the others.
-func (o *options) withoutEffect() []string {
-	unread := idle{given: o.given}
-	if !o.wanted() {
-		unread.add(
-			"acts with --pool-name or --endpoint-selector only",
-			"kubeconfig",
-			"pool-group",
-			"kv-events-port",
-			"kv-replay-port",
-			"data-parallel-size",
-			"pod-ip-family",
-		)
-	}
-	switch {
-	case !o.metricsAuth:
-	case !o.wanted():
-		unread.add(
-			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
-			"metrics-endpoint-auth",
-		)
-	case o.metricsTokenFile != "":
-		unread.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
-	}
-	if !o.leaderElection {
-		unread.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
-	}
-	o.scheduling.unused(&unread)
-	o.busy.unused(&unread, o.scoring.TrackPrefillTokens)
-	o.ejection.unused(&unread)
-	if o.engineGauges.interval == 0 {
-		unread.add(
-			"with --refresh-metrics-interval=0 engines' metrics are never read",
-			"metrics-staleness-threshold",
-			"model-server-metrics-port",
-			"model-server-metrics-path",
-			"model-server-metrics-scheme",
-			"model-server-metrics-https-insecure-skip-verify",
-			"total-queued-requests-metric",
-			"total-running-requests-metric",
-			"kv-cache-usage-percentage-metric",
-		)
-	}
-	if o.scoring.Mode != scoring.DeviceAwareWeighted {
-		unread.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
-	}
-	if o.scoring.Mode != scoring.KV {
-		unread.add(
-			"acts with --router-mode kv only",
-			"router-kv-events",
-			"router-ttl-secs",
-			"router-max-tree-size",
-			"router-prune-target-ratio",
-			"router-approximate-cache-policy",
-			"router-predicted-ttl-secs",
-			"router-event-threads",
-			"index-max-bytes",
-			"index-peers",
-			"warmup-timeout",
-			"router-kv-overlap-score-credit",
-			"router-kv-overlap-score-credit-decay",
-			"router-prefill-load-scale",
-			"router-kv-overlap-score-weight",
-			"router-decode-active-request-weight",
-			"router-temperature",
-			"router-host-cache-hit-weight",
-			"router-disk-cache-hit-weight",
-		)
-		return unread.said
-	}
-	if o.scoring.OverlapScoreCredit == 0 {
-		unread.add(
-			"cached blocks have no credit, so nothing is known of them",
-			"router-kv-events",
-			"router-ttl-secs",
-			"router-max-tree-size",
-			"router-prune-target-ratio",
-			"router-approximate-cache-policy",
-			"router-predicted-ttl-secs",
-			"router-event-threads",
-			"index-max-bytes",
-			"index-peers",
-			"warmup-timeout",
-		)
-		return unread.said
-	}
-	if o.kvEvents {
-		unread.add(
-			"acts with --no-router-kv-events only",
-			"router-max-tree-size",
-			"router-prune-target-ratio",
-			"router-approximate-cache-policy",
-		)
-	} else {
-		unread.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
-			"index-peers", "warmup-timeout")
-	}
-	return unread.said
-}
-
-// maxDebugDecisions bounds the memory of decisions that are kept.
-const maxDebugDecisions = 100_000
-
-// check says what is wrong with the options together, and what to do.
-func (o *options) check() error {
-	if !math.IsNaN(o.overlapWeight) {
-		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
-	}
-	var err error
-	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents, o.allowPinning && !o.ignoreHints); err != nil {
-		return err
-	}
-	if err := checkWeights(&o.scoring, o.overlapWeight); err != nil {
-		return err
-	}
-	if err := durations(durationFlag{"drain-delay", o.drainDelay, true},
-		durationFlag{"drain-timeout", o.drainTimeout, true}, durationFlag{"model-load-timeout", o.modelLoadTimeout,
-			false},
-		durationFlag{"ha-handover-timeout", o.handOverTimeout, true},
-		durationFlag{"pick-timeout", o.pickTimeout, false},
-		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
-		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
-		durationFlag{"metrics-staleness-threshold", o.stale, true}); err != nil {
-		return err
-	}
-	switch {
-	case o.endpoints == "" && !o.wanted():
-		return errors.New(
-			"no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME",
-		)
-	case (o.modelPath == "") != (o.modelName == ""):
-		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
-	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
-		return fmt.Errorf(
-			"--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)",
-			o.blockSize,
-			scoring.MaxBlockSize,
-		)
-	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
-		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
-	case o.minInitialWorkers < 0:
-		return fmt.Errorf(
-			"--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0",
-			o.minInitialWorkers,
-		)
-	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
-		return fmt.Errorf(
-			"--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer",
-			o.drainDelay,
-			o.drainTimeout,
-		)
-	case o.grpcPort == 0 || o.grpcHealthPort == 0:
-		return errors.New("--grpc-port and --grpc-health-port: must be from 1 to 65535, for example 9002 and 9003")
-	}
-	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
-	case o.dynamoDiscovery == "" || kind == "file" && at != "":
-	case kind == "frontend":
-		for _, address := range strings.Split(at, ",") {
-			if err := pool.CheckHostPort(address); err != nil {
-				return fmt.Errorf("--dynamo-discovery frontend: %w", err)
-			}
-		}
-	case o.dynamoDiscovery != inKubernetes:
-		return fmt.Errorf(
-			"--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's "+
-				"other backends, a frontend knows%s",
-			o.dynamoDiscovery,
-			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
-		)
-	case !o.wanted():
-		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
-	}
-	if o.feed.EventPlane != "" {
-		if err := oneOf("event-plane", o.feed.EventPlane, "zmq", "nats"); err != nil {
-			return err
-		}
-	}
-	for _, check := range []error{o.pickers.check(o), o.logging.check(), o.cluster.check(), o.scheduling.refused(),
-		o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
-		if check != nil {
-			return check
-		}
-	}
-	if _, err := pool.NewNames(o.dnsLookupFamily, nil); err != nil {
-		return fmt.Errorf("--dns-lookup-family: %w", err)
-	}
-	if err := o.indexMemory.check(); err != nil {
-		return err
-	}
-	if err := o.checkRouting(); err != nil {
-		return err
-	}
-	if err := o.busy.check(); err != nil {
-		return err
-	}
-	if err := o.ejection.check(); err != nil {
-		return err
-	}
-	if err := o.engineGauges.check(); err != nil {
-		return err
-	}
-	if _, err := o.modelFolders(); err != nil {
-		return err
-	}
-	if _, err := o.rewriteRules(); err != nil {
-		return err
-	}
-	if _, err := o.adapted(); err != nil {
-		return err
 	}
 	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
 		return err
 	}
-	t, err := o.tokenizerOptions()
-	if err != nil {
+	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")
+}
+
+// checkModels reads the flags that name models, and checks them beside each other.
+func (o *options) checkModels() (err error) {
+	if (o.modelPath == "") != (o.modelName == "") {
+		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
+	}
+	c := &o.config
+	if c.folders, err = o.parseModels(); err != nil {
 		return err
 	}
-	if err := o.proxied.check(t.Engine); err != nil {
+	if c.rewrites, err = o.parseRewrites(); err != nil {
 		return err
 	}
-	urls, err := o.tokenizerURLsByModel()
+	if c.urls, err = o.parseTokenizerURLs(); err != nil {
+		return err
+	}
+	if c.adapters, err = o.parseAdapters(); err != nil {
+		return err
+	}
 	switch {
-	case err != nil:
-		return err
-	case o.injectTokens && t.Engine != tokenizer.Dynamo:
-		return fmt.Errorf(
-			"--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave "+
-				"it out",
-			t.Engine,
-		)
-	case o.tenantSalt && t.Engine != tokenizer.VLLM:
-		return fmt.Errorf(
-			"--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow "+
-				"x-tenant-id themselves",
-			t.Engine,
-		)
-	case o.tenantSalt && o.ignoreHints:
-		return errors.New(
-			"--tenant-cache-salt and --ignore-client-hints: the one follows x-tenant-id, the other drops it; leave " +
-				"one of them out",
-		)
-	case len(o.adapters) > 0 && t.Engine == tokenizer.Dynamo:
-		return errors.New(
-			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), " +
-				"so there are none to route to; " +
-				"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these",
-		)
-	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
-		return fmt.Errorf(
-			"--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint "+
-				"that tokenizes",
-			t.Engine,
-		)
 	case o.tokenizerCheck < 0:
 		return fmt.Errorf(
 			"--tokenizer-check %d: may not be negative; give a number such as 100, or 0",
 			o.tokenizerCheck,
 		)
-	case o.tokenizerCheck > 0 && len(urls) == 0:
+	case o.tokenizerCheck > 0 && len(c.urls) == 0:
 		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
 	}
 	return nil
 }
 
-// modelFolders returns model name -> folder.
-func (o *options) modelFolders() (map[string]string, error) {
+// checkEngine reads the flags about the engine, and refuses those that do not go with it.
+func (o *options) checkEngine() error {
+	engine, err := parseEngine(o.engine)
+	if err != nil {
+		return err
+	}
+	if o.engine == "" && o.dynamoDiscovery != "" {
+		engine = tokenizer.Dynamo
+	}
+	if o.config.engine, err = o.promptFlags.options(engine); err != nil {
+		return err
+	}
+	switch {
+	case o.injectTokens && engine != tokenizer.Dynamo:
+		return fmt.Errorf(
+			"--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave "+
+				"it out",
+			engine,
+		)
+	case o.tenantSalt && engine != tokenizer.VLLM:
+		return fmt.Errorf(
+			"--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow "+
+				"x-tenant-id themselves",
+			engine,
+		)
+	case o.tenantSalt && o.ignoreHints:
+		return errors.New(
+			"--tenant-cache-salt follows x-tenant-id, and --ignore-client-hints drops it; leave one of them out",
+		)
+	case len(o.adapters) > 0 && engine == tokenizer.Dynamo:
+		return errors.New(
+			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED excludes it), so " +
+				"there are none to route to; leave --lora out, or give --engine vllm, sglang or trtllm if that is " +
+				"what the endpoints run",
+		)
+	case len(o.config.urls) > 0 && engine != tokenizer.VLLM && engine != tokenizer.SGLang:
+		return fmt.Errorf(
+			"--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint "+
+				"that tokenizes",
+			engine,
+		)
+	}
+	return o.proxied.check(engine)
+}
+
+// parseEngine returns the engine that --engine names.
+func parseEngine(name string) (tokenizer.Engine, error) {
+	engine, err := tokenizer.ParseEngine(name)
+	if err != nil {
+		var names []string
+		for _, e := range tokenizer.Engines {
+			names = append(names, string(e))
+		}
+		return "", oneOf("engine", name, names...)
+	}
+	return engine, nil
+}
+
+// parseModels returns model -> folder.
+func (o *options) parseModels() (map[string]string, error) {
 	folders := map[string]string{}
 	for _, m := range o.models {
 		name, dir, ok := strings.Cut(m, "=")
@@ -540,65 +469,21 @@ func (o *options) modelFolders() (map[string]string, error) {
 	return folders, nil
 }
 
-// onlyModel returns the model if there is a single one, else "".
-func (o *options) onlyModel() string {
-	names := map[string]bool{}
-	folders, _ := o.modelFolders() // what is wrong with them, check says
-	urls, _ := o.tokenizerURLsByModel()
-	for name := range folders {
-		names[name] = true
-	}
-	for name := range urls {
-		names[name] = true
-	}
-	if len(names) == 1 {
-		for name := range names {
-			return name
-		}
-	}
-	return ""
-}
-
-// adapted returns adapter -> model.
-func (o *options) adapted() (map[string]string, error) {
-	adapted := map[string]string{}
-	for _, a := range o.adapters {
-		name, model, ok := strings.Cut(a, "=")
-		if !ok {
-			if model = o.onlyModel(); model == "" {
-				return nil, fmt.Errorf("--lora %q: say of which model, as NAME=MODEL: there is not just one", a)
-			}
-		}
-		if name == "" || model == "" {
-			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
-		}
-		if _, twice := adapted[name]; twice {
-			return nil, fmt.Errorf("--lora: %q is given twice", name)
-		}
-		adapted[name] = model
-	}
-	return adapted, nil
-}
-
-// tokenizerURLsByModel returns model name -> URL of the server that knows its tokens.
-func (o *options) tokenizerURLsByModel() (map[string]string, error) {
+// parseTokenizerURLs returns model -> URL of the engine that tokenizes for it.
+func (o *options) parseTokenizerURLs() (map[string]string, error) {
 	urls := map[string]string{}
+	isURL := func(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
 	for _, given := range o.tokenizerURLs {
-		isURL := func(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
 		name, address, _ := strings.Cut(given, "=")
 		if isURL(given) {
-			folders, err := o.modelFolders()
-			if err != nil {
-				return nil, err
-			}
-			if len(folders) != 1 {
+			if len(o.config.folders) != 1 {
 				return nil, fmt.Errorf(
 					"--tokenizer-url %q: say for which model, as NAME=URL: there are %d",
 					given,
-					len(folders),
+					len(o.config.folders),
 				)
 			}
-			for only := range folders {
+			for only := range o.config.folders {
 				name, address = only, given
 			}
 		}
@@ -613,11 +498,48 @@ func (o *options) tokenizerURLsByModel() (map[string]string, error) {
 	return urls, nil
 }
 
-// rewriteRules returns the rules of --model-rewrite, one for each name that requests give, in the order in which they
-// come.
-func (o *options) rewriteRules() ([]modelrewrite.Rule, error) {
+// onlyModel returns the model if there is exactly one, else "".
+func (c *config) onlyModel() string {
+	names := map[string]bool{}
+	for name := range c.folders {
+		names[name] = true
+	}
+	for name := range c.urls {
+		names[name] = true
+	}
+	if len(names) == 1 {
+		for name := range names {
+			return name
+		}
+	}
+	return ""
+}
+
+// parseAdapters returns adapter -> model.
+func (o *options) parseAdapters() (map[string]string, error) {
+	adapters := map[string]string{}
+	for _, a := range o.adapters {
+		name, model, ok := strings.Cut(a, "=")
+		if !ok {
+			if model = o.config.onlyModel(); model == "" {
+				return nil, fmt.Errorf("--lora %q: of which model? Write NAME=MODEL: there is not exactly one model", a)
+			}
+		}
+		if name == "" || model == "" {
+			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
+		}
+		if _, twice := adapters[name]; twice {
+			return nil, fmt.Errorf("--lora: %q is given twice", name)
+		}
+		adapters[name] = model
+	}
+	return adapters, nil
+}
+
+// parseRewrites returns the rules of --model-rewrite: one for each name that requests give, in the order of the flags.
+func (o *options) parseRewrites() ([]modelrewrite.Rule, error) {
 	var rules []modelrewrite.Rule
-	of := map[string]int{} // a name's place in rules
+	of := map[string]int{} // name -> index in rules
 	for _, given := range o.modelRewrites {
 		name, target, ok := strings.Cut(given, "=")
 		if !ok || name == "" || target == "" {
@@ -641,54 +563,142 @@ func (o *options) rewriteRules() ([]modelrewrite.Rule, error) {
 	return rules, nil
 }
 
-// checkListeners refuses an admin address that anybody could reach: it tells what workers hold, and changes thresholds.
-func (o *options) checkListeners() error {
-	if o.adminAddress != "" {
-		host, _, err := net.SplitHostPort(o.adminAddress)
-		if err != nil {
-			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
-		}
-		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
-			return fmt.Errorf(
-				"--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as "+
-					"well, or listen at 127.0.0.1",
-				o.adminAddress,
-			)
-		}
+// maxDebugDecisions bounds the memory of the decisions that kvepp keeps.
+const maxDebugDecisions = 100_000
+
+// keptDecisions returns how many decisions kvepp keeps: none if no admin address could show them.
+func (o *options) keptDecisions() int {
+	if o.adminAddress == "" {
+		return 0
 	}
-	if o.enablePprof && o.adminAddress == "" {
-		return errors.New(
-			"--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for " +
-				"example",
-		)
-	}
-	metricsPort := o.metricsPort
-	if o.metricsAddress != "" {
-		metricsPort = 0
-	}
-	switch {
-	case o.grpcPort == o.grpcHealthPort:
-		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own", o.grpcPort)
-	case metricsPort == o.grpcPort:
-		return fmt.Errorf("--metrics-port and --grpc-port are both %d; give each a port of its own", metricsPort)
-	case metricsPort == o.grpcHealthPort:
-		return fmt.Errorf("--metrics-port and --grpc-health-port are both %d; give each a port of its own", metricsPort)
-	case o.metricsAddress == "":
-		return nil
-	}
-	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
-		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
-	}
-	return nil
+	return o.debugDecisions
 }
 
-// checkPeers says which of the URLs is none.
-func checkPeers(flag string, peers []string) error {
-	for _, peer := range peers {
-		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" ||
-			u.User != nil {
-			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
+// index returns the bounds of the index. goLimit is indexBytes's.
+func (o *options) index(goLimit int64) indexer.Config {
+	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
+	if !o.kvEvents {
+		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
+	}
+	return c
+}
+
+// predict returns how routing decisions count as stored blocks.
+func (o *options) predict() router.Predict {
+	if o.kvEvents {
+		return router.Predict{TTL: seconds(o.predictedTTLSecs), Silent: seconds(o.ttlSecs)}
+	}
+	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
+}
+
+func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
+
+// wantsEvents reports whether kvepp subscribes to KV events: it routes by what workers hold, and learns that from
+// events.
+func (o *options) wantsEvents() bool {
+	return o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV
+}
+
+// identity returns the labels of the metrics that have Dynamo's names.
+func (o *options) identity() metrics.Identity {
+	id := o.routerID
+	if id == 0 {
+		host, _ := os.Hostname() // without a name, the id of the empty one
+		id = kvblock.InstanceID(host)
+	}
+	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
+}
+
+// unusedFlags collects the flags that were given and have no effect.
+type unusedFlags struct {
+	given func(flag string) bool
+	lines []string // one for each flag: its name and why it has no effect
+}
+
+// add adds those of the flags that were given.
+func (u *unusedFlags) add(why string, flags ...string) {
+	for _, flag := range flags {
+		if u.given(flag) {
+			u.lines = append(u.lines, "--"+flag+": "+why)
 		}
 	}
-	return nil
+}
+
+// indexFlags have an effect only while kvepp keeps an index.
+var indexFlags = []string{
+	"router-kv-events",
+	"router-ttl-secs",
+	"router-max-tree-size",
+	"router-prune-target-ratio",
+	"router-approximate-cache-policy",
+	"router-predicted-ttl-secs",
+	"router-event-threads",
+	"index-max-bytes",
+	"index-peers",
+	"warmup-timeout",
+}
+
+// withoutEffect returns a line for each flag that was given and has no effect beside the others.
+func (o *options) withoutEffect() []string {
+	unused := unusedFlags{given: o.given}
+	if !o.wanted() {
+		unused.add(
+			"acts with --pool-name or --endpoint-selector only",
+			"kubeconfig",
+			"pool-group",
+			"kv-events-port",
+			"kv-replay-port",
+			"data-parallel-size",
+			"pod-ip-family",
+		)
+	}
+	switch {
+	case !o.metricsAuth:
+	case !o.wanted():
+		unused.add(
+			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
+			"metrics-endpoint-auth",
+		)
+	case o.metricsTokenFile != "":
+		unused.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
+	}
+	if !o.leaderElection {
+		unused.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
+	}
+	o.scheduling.unused(&unused)
+	unused.lines = append(unused.lines, ignoredCompatFlags(o.flags, "serve")...)
+	o.busy.unused(&unused, o.scoring.TrackPrefillTokens)
+	o.ejection.unused(&unused)
+	o.engineGauges.unused(&unused)
+	if o.scoring.Mode != scoring.DeviceAwareWeighted {
+		unused.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
+	}
+	switch {
+	case o.scoring.Mode != scoring.KV:
+		unused.add("acts with --router-mode kv only", indexFlags...)
+		unused.add(
+			"acts with --router-mode kv only",
+			"router-kv-overlap-score-credit",
+			"router-kv-overlap-score-credit-decay",
+			"router-prefill-load-scale",
+			"router-kv-overlap-score-weight",
+			"router-decode-active-request-weight",
+			"router-temperature",
+			"router-host-cache-hit-weight",
+			"router-disk-cache-hit-weight",
+		)
+	case o.scoring.OverlapScoreCredit == 0:
+		unused.add("cached blocks have no credit, so kvepp keeps no index of them", indexFlags...)
+	case o.kvEvents:
+		unused.add(
+			"acts with --no-router-kv-events only",
+			"router-max-tree-size",
+			"router-prune-target-ratio",
+			"router-approximate-cache-policy",
+		)
+	default:
+		unused.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout")
+	}
+	return unused.lines
 }

@@ -11,43 +11,31 @@ import (
 	"kvepp/indexer"
 )
 
-// webHosts are the names that requests may give in their header Host, where they come over loopback.
+// webHosts are the names that HTTP requests over loopback may give in their Host header.
 type webHosts struct{ names []string }
 
 func (o *webHosts) add(f *pflag.FlagSet) {
-	f.StringSliceVar(
-		&o.names,
-		"allowed-hosts",
-		nil,
-		"`NAMES`, separated by commas, that HTTP requests over loopback may have in their header Host, beside "+
-			"localhost and loopback addresses. Other names are refused, since a page in a browser could have made "+
-			"its own name lead here",
-	)
+	f.StringSliceVar(&o.names, "allowed-hosts", nil,
+		"`NAMES`, separated by commas, that HTTP requests over loopback may give in their Host header, besides "+
+			"localhost and loopback addresses. kvepp refuses other names, because a page in a browser can make a "+
+			"name of its own resolve to this machine (DNS rebinding)")
 }
 
-// httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the
-// place of one of Dynamo's.
+// httpService are the flags that `kvepp indexer` and `kvepp select` share. Both serve only HTTP, and each stands in for
+// one of Dynamo's programs.
 type httpService struct {
-	host    string
-	port    uint16
-	threads int
-	hosts   webHosts
+	host  string
+	port  uint16
+	hosts webHosts
 	indexMemory
 	logging
 }
 
-// add declares where the program listens; dynamos is the name of the one that it stands in for.
-func (o *httpService) add(f *pflag.FlagSet, port uint16, dynamos string) {
+// add declares the flags about the address.
+func (o *httpService) add(f *pflag.FlagSet, port uint16) {
 	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
 	f.Uint16Var(&o.port, "port", port, "`PORT` to listen on")
 	o.hosts.add(f)
-	f.IntVar(
-		&o.threads,
-		"threads",
-		4,
-		"taken for the sake of command lines written for "+dynamos+
-			", and without effect: each worker's events are applied beside the others'",
-	)
 }
 
 func (o *httpService) check() error {
@@ -63,18 +51,14 @@ func (o *httpService) check() error {
 // indexMemory bounds the index.
 type indexMemory struct{ indexMaxBytes int64 }
 
-// minIndexBytes is the least memory in which an index is of any use.
+// minIndexBytes is the least memory in which an index is useful.
 const minIndexBytes = 1 << 20
 
 func (o *indexMemory) add(f *pflag.FlagSet) {
-	f.Int64Var(
-		&o.indexMaxBytes,
-		"index-max-bytes",
-		0,
-		"memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and "+
-			"counted. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; "+
-			"2 GiB without either",
-	)
+	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0,
+		"the most memory of the index, in `BYTES`; at the bound kvepp forgets the deepest blocks of the largest "+
+			"worker, and counts them. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the "+
+			"environment sets it; 2 GiB without either")
 }
 
 func (o *indexMemory) check() error {
@@ -89,7 +73,8 @@ func (o *indexMemory) check() error {
 	return nil
 }
 
-// indexBytes returns the bound on the index's memory, given the limit that Go was set, math.MaxInt64 for none.
+// indexBytes returns the bound on the index's memory. goLimit is the memory limit of Go's runtime, math.MaxInt64 for
+// none.
 func (o *indexMemory) indexBytes(goLimit int64) int64 {
 	switch {
 	case o.indexMaxBytes > 0:
@@ -100,25 +85,56 @@ func (o *indexMemory) indexBytes(goLimit int64) int64 {
 	return max(goLimit/2, minIndexBytes)
 }
 
-// logging says what is logged, and how.
+// logging are the flags of the process's log.
 type logging struct {
 	logLevel, logFormat string
 
-	lines    *lineWriter // of the process's log
-	settings []any       // see changedSettings
+	lines    *lineWriter // that writes the log
+	settings []any       // of changedSettings
 }
 
-// add declares the flags; debug is what that level shows beside, in brackets.
+// add declares the flags. debug says, in brackets, what the level debug adds.
 func (o *logging) add(f *pflag.FlagSet, debug string) {
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug"+debug+", info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 }
 
-// check says what is wrong with them.
 func (o *logging) check() error {
 	var level slog.Level
 	if level.UnmarshalText([]byte(o.logLevel)) != nil {
 		return oneOf("log-level", o.logLevel, "debug", "info", "warn", "error")
 	}
 	return oneOf("log-format", o.logFormat, "text", "json")
+}
+
+// pickerLogging are the flags by which the endpoint pickers of the Gateway API Inference Extension and of llm-d set up
+// their logs.
+type pickerLogging struct {
+	zapEncoder string
+	verbosity  int
+}
+
+func (p *pickerLogging) add(f *pflag.FlagSet) {
+	f.StringVar(&p.zapEncoder, "zap-encoder", "", "sets --log-format: `json or console`, which is text")
+	f.IntVar(&p.verbosity, "v", 0, "sets --log-level to debug if `LEVEL` is at least 4")
+}
+
+// apply checks the flags, and sets in o what they stand for.
+func (p *pickerLogging) apply(o *logging) error {
+	if p.verbosity < 0 {
+		return fmt.Errorf("--v %d: must not be below 0", p.verbosity)
+	}
+	switch p.zapEncoder {
+	case "":
+	case "json":
+		o.logFormat = "json"
+	case "console":
+		o.logFormat = "text"
+	default:
+		return oneOf("zap-encoder", p.zapEncoder, "json", "console")
+	}
+	if p.verbosity >= 4 {
+		o.logLevel = "debug"
+	}
+	return nil
 }

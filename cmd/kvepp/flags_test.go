@@ -529,28 +529,28 @@ var settings = []struct {
 		"KVEPP_ROUTER_DURABLE_KV_EVENTS",
 		"DYN_ROUTER_DURABLE_KV_EVENTS",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.durableEvents },
+		compatValue("router-durable-kv-events"),
 	},
 	{
 		"router-snapshot-threshold",
 		"KVEPP_ROUTER_SNAPSHOT_THRESHOLD",
 		"DYN_ROUTER_SNAPSHOT_THRESHOLD",
 		[3]string{"1", "2", "3"},
-		func(o *options) any { return o.snapshotThreshold },
+		compatValue("router-snapshot-threshold"),
 	},
 	{
 		"router-reset-states",
 		"KVEPP_ROUTER_RESET_STATES",
 		"DYN_ROUTER_RESET_STATES",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.resetStates },
+		compatValue("router-reset-states"),
 	},
 	{
 		"use-remote-indexer",
 		"KVEPP_USE_REMOTE_INDEXER",
 		"DYN_USE_REMOTE_INDEXER",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.remoteIndexer },
+		compatValue("use-remote-indexer"),
 	},
 	{
 		"router-mode",
@@ -592,7 +592,7 @@ var settings = []struct {
 		"KVEPP_SHARED_CACHE_MULTIPLIER",
 		"DYN_SHARED_CACHE_MULTIPLIER",
 		[3]string{"0.5", "0.25", "1"},
-		func(o *options) any { return o.sharedCacheMultiplier },
+		compatValue("shared-cache-multiplier"),
 	},
 	{
 		"router-track-output-blocks",
@@ -620,70 +620,70 @@ var settings = []struct {
 		"KVEPP_ROUTER_REPLICA_SYNC",
 		"DYN_ROUTER_REPLICA_SYNC",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.replicaSync },
+		compatValue("router-replica-sync"),
 	},
 	{
 		"serve-indexer",
 		"KVEPP_SERVE_INDEXER",
 		"DYN_SERVE_INDEXER",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.serveIndexer },
+		compatValue("serve-indexer"),
 	},
 	{
 		"enable-session-prefix-index",
 		"KVEPP_ENABLE_SESSION_PREFIX_INDEX",
 		"DYN_ENABLE_SESSION_PREFIX_INDEX",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.sessionPrefixes },
+		compatValue("enable-session-prefix-index"),
 	},
 	{
 		"router-conditional-disagg",
 		"KVEPP_ROUTER_CONDITIONAL_DISAGG",
 		"DYN_ROUTER_CONDITIONAL_DISAGG",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.conditionalDisagg },
+		compatValue("router-conditional-disagg"),
 	},
 	{
 		"router-conditional-disagg-config",
 		"KVEPP_ROUTER_CONDITIONAL_DISAGG_CONFIG",
 		"DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.conditionalDisaggConfig },
+		compatValue("router-conditional-disagg-config"),
 	},
 	{
 		"router-prefill-policy",
 		"KVEPP_ROUTER_PREFILL_POLICY",
 		"DYN_ROUTER_PREFILL_POLICY",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.prefillPolicy },
+		compatValue("router-prefill-policy"),
 	},
 	{
 		"router-decode-policy",
 		"KVEPP_ROUTER_DECODE_POLICY",
 		"DYN_ROUTER_DECODE_POLICY",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.decodePolicy },
+		compatValue("router-decode-policy"),
 	},
 	{
 		"router-tracking-hash",
 		"KVEPP_ROUTER_TRACKING_HASH",
 		"DYN_ROUTER_TRACKING_HASH",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.tracking.hash },
+		compatValue("router-tracking-hash"),
 	},
 	{
 		"router-tracking-key-file",
 		"KVEPP_ROUTER_TRACKING_KEY_FILE",
 		"DYN_ROUTER_TRACKING_KEY_FILE",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.tracking.keyFile },
+		compatValue("router-tracking-key-file"),
 	},
 	{
 		"router-tracking-key-id",
 		"KVEPP_ROUTER_TRACKING_KEY_ID",
 		"DYN_ROUTER_TRACKING_KEY_ID",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.tracking.keyID },
+		compatValue("router-tracking-key-id"),
 	},
 	{
 		"kv-overlap-score-weight",
@@ -704,7 +704,7 @@ var settings = []struct {
 		"KVEPP_DURABLE_KV_EVENTS",
 		"",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.durableEvents },
+		compatValue("router-durable-kv-events"),
 	},
 	{
 		"track-active-blocks",
@@ -746,7 +746,7 @@ var settings = []struct {
 		"KVEPP_SHARED_CACHE_TYPE",
 		"DYN_SHARED_CACHE_TYPE",
 		[3]string{"hicache", "none", "hicache"},
-		func(o *options) any { return o.sharedCache },
+		compatValue("shared-cache-type"),
 	},
 	{
 		"router-kv-overlap-score-credit",
@@ -1072,44 +1072,44 @@ var settings = []struct {
 		"KVEPP_ENABLE_CERT_RELOAD",
 		"",
 		[3]string{"false", "true", "false"},
-		func(o *options) any { return o.certReload },
+		compatValue("enable-cert-reload"),
 	},
 	{
 		"health-checking",
 		"KVEPP_HEALTH_CHECKING",
 		"",
 		[3]string{"false", "true", "false"},
-		func(o *options) any { return o.healthCheck },
+		compatValue("health-checking"),
 	},
 	{
 		"grpc-max-recv-msg-size",
 		"KVEPP_GRPC_MAX_RECV_MSG_SIZE",
 		"",
 		[3]string{"1", "2", "3"},
-		func(o *options) any { return o.maxReceive },
+		compatValue("grpc-max-recv-msg-size"),
 	},
-	{"config-file", "KVEPP_CONFIG_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configFile }},
-	{"config-text", "KVEPP_CONFIG_TEXT", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configText }},
+	{"config-file", "KVEPP_CONFIG_FILE", "", [3]string{"a", "b", "c"}, compatValue("config-file")},
+	{"config-text", "KVEPP_CONFIG_TEXT", "", [3]string{"a", "b", "c"}, compatValue("config-text")},
 	{
 		"emit-endpoint-scores",
 		"KVEPP_EMIT_ENDPOINT_SCORES",
 		"",
 		[3]string{"true", "false", "true"},
-		func(o *options) any { return o.endpointScores },
+		compatValue("emit-endpoint-scores"),
 	},
 	{
 		"metrics-cert-dir",
 		"KVEPP_METRICS_CERT_DIR",
 		"",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.metricsCerts },
+		compatValue("metrics-cert-dir"),
 	},
 	{
 		"metrics-client-ca-file",
 		"KVEPP_METRICS_CLIENT_CA_FILE",
 		"",
 		[3]string{"a", "b", "c"},
-		func(o *options) any { return o.metricsCAs },
+		compatValue("metrics-client-ca-file"),
 	},
 	{
 		"log-level",
@@ -1134,6 +1134,11 @@ var settings = []struct {
 	},
 }
 
+// compatValue returns what reads the value of a compatFlag.
+func compatValue(flag string) func(*options) any {
+	return func(o *options) any { return o.flags.Lookup(flag).Value.String() }
+}
+
 // parsed reads arguments and environment without the checks that want a whole configuration.
 func parsed(t *testing.T, args []string, env map[string]string) *options {
 	t.Helper()
@@ -1142,7 +1147,7 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") &&
 		!strings.Contains(err.Error(), "belong together") &&
 		!strings.Contains(err.Error(), "needs a server") &&
-		!strings.Contains(err.Error(), "asks no cache") {
+		!strings.Contains(err.Error(), "does not query a cache") {
 		t.Fatalf("%v %v: %v", args, env, err)
 	}
 	return &o
@@ -1396,8 +1401,8 @@ func TestEngineDefault(t *testing.T) {
 		{[]string{"--engine=trtllm"}, tokenizer.TRTLLM},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
-		if got, err := o.tokenizerOptions(); err != nil || got.Engine != c.want {
-			t.Errorf("%v: engine %q, %v; want %q", c.args, got.Engine, err, c.want)
+		if got := o.config.engine.Engine; got != c.want {
+			t.Errorf("%v: engine %q, want %q", c.args, got, c.want)
 		}
 	}
 }
@@ -1415,8 +1420,8 @@ func TestTokenizerURLs(t *testing.T) {
 			map[string]string{"m": "http://a"}},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
-		if got, err := o.tokenizerURLsByModel(); err != nil || !maps.Equal(got, c.want) {
-			t.Errorf("%v: %v, %v", c.args, got, err)
+		if got := o.config.urls; !maps.Equal(got, c.want) {
+			t.Errorf("%v: %v", c.args, got)
 		}
 	}
 }
@@ -1458,9 +1463,9 @@ func TestRefusedFolderWithURL(t *testing.T) {
 		nil,
 	)
 	var said bytes.Buffer
-	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
-	if err != nil || len(models) != 1 || models["here"] == nil {
-		t.Fatalf("%v, %v", models, err)
+	models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	if len(models) != 1 || models["here"] == nil {
+		t.Fatalf("%v", models)
 	}
 	if text := said.String(); strings.Count(text, "level=WARN") != 1 ||
 		!strings.Contains(text, "model=gone url=http://engine") ||
@@ -1501,15 +1506,11 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 			nil,
 		)
 		var said bytes.Buffer
-		models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
-		if err != nil || len(models) != 3 {
-			t.Fatalf("%v, %v", models, err)
+		models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+		if len(models) != 3 {
+			t.Fatalf("%v", models)
 		}
-		served, err := o.tokenizerOptions()
-		if err != nil {
-			t.Fatal(err)
-		}
-		of := upperBound(served.Engine, models)
+		of := upperBound(o.config.engine.Engine, models)
 		if !bounded {
 			if of != nil || strings.Contains(said.String(), "upper bound") {
 				t.Errorf("%s: log:\n%s", engine, said.String())
@@ -1540,9 +1541,9 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 		nil,
 	)
 	var said bytes.Buffer
-	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
-	if gone, named := models["gone"]; err != nil || !named || gone != nil || models["here"] == nil {
-		t.Fatalf("%v, %v", models, err)
+	models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	if gone, named := models["gone"]; !named || gone != nil || models["here"] == nil {
+		t.Fatalf("%v", models)
 	}
 	if text := said.String(); strings.Count(text, "level=ERROR") != 1 ||
 		!strings.Contains(text, "model=gone folder=testdata/nomodel") {
@@ -1552,10 +1553,10 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 	if _, named := files["gone"]; err != nil || named || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)
 	}
-	tellSettings(
+	applySettings(
 		models,
 		[]dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}},
-		&complaints{log: slog.New(slog.NewTextHandler(&said, nil))},
+		newDedupLog(slog.New(slog.NewTextHandler(&said, nil))),
 	)
 }
 
@@ -1575,7 +1576,7 @@ func TestComplaintsOfFiles(t *testing.T) {
 		Worker:   "y",
 	}
 	for _, mismatches := range [][]dynamo.Mismatch{{a}, {a}, {a, b}, {b}, {b, a}} {
-		complainOfFiles(slog.New(slog.NewTextHandler(&log, nil)), mismatches, said)
+		logMismatches(slog.New(slog.NewTextHandler(&log, nil)), mismatches, said)
 	}
 	if text := log.String(); strings.Count(text, "level=ERROR") != 3 ||
 		strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
@@ -1868,9 +1869,8 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 		{[]string{"--tokenizer-url=m=http://e", "--lora=a"}, "map[a:m]"},
 		{[]string{"--model=m=d", "--tokenizer-url=http://e", "--lora=a"}, "map[a:m]"},
 	} {
-		if got, err := parsed(t, append(c.args, "--endpoints=x"), nil).adapted(); err != nil ||
-			fmt.Sprint(got) != c.want {
-			t.Errorf("%v: %v, %v; want %s", c.args, got, err, c.want)
+		if got := parsed(t, append(c.args, "--endpoints=x"), nil).config.adapters; fmt.Sprint(got) != c.want {
+			t.Errorf("%v: %v, want %s", c.args, got, c.want)
 		}
 	}
 }

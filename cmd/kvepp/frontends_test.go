@@ -33,10 +33,10 @@ func TestMixedFrontends(t *testing.T) {
 			e("a:8", "m", "other", pool.Aggregated)}, true},
 	} {
 		var log bytes.Buffer
-		wrong := complaints{log: slog.New(slog.NewTextHandler(&log, nil))}
+		wrong := newDedupLog(slog.New(slog.NewTextHandler(&log, nil)))
 		for _, now := range [][]pool.Endpoint{c.endpoints, c.endpoints, nil, c.endpoints} {
 			wrong.begin()
-			tellMixed(now, &wrong)
+			warnMixedFrontends(now, wrong)
 		}
 		// Once while it lasts, and once more when it is back.
 		if n := strings.Count(log.String(), "in two ways"); n != 0 && n != 2 || (n == 2) != c.warned {

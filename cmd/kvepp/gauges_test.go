@@ -14,6 +14,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 )
@@ -78,28 +79,22 @@ func TestPoolMetrics(t *testing.T) {
 	}
 
 	on := metrics.New()
-	o := &options{
-		engineGauges: engineGauges{
-			interval: 50 * time.Millisecond,
-			stale:    time.Minute,
-			scheme:   "http",
-			path:     "/metrics",
-		},
-	}
+	o := &options{config: config{gauges: enginemetrics.Config{
+		Interval: 50 * time.Millisecond,
+		Stale:    time.Minute,
+		Scheme:   "http",
+		Path:     "/metrics",
+	}}}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	g, err := followEngines(
+	g := followEngines(
 		ctx,
 		o,
 		p,
 		scoring.NewActiveSequences(),
 		eject.New(eject.Config{Off: true}, quiet),
-		false,
 		quiet,
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
 	showGauges(on, "llama", p, g)
 	want := map[string]float64{
 		"inference_pool_ready_pods llama":                   2,
@@ -120,10 +115,8 @@ func TestPoolMetrics(t *testing.T) {
 	if u := kvUsage(g)(nil); len(u) == 0 || u[0] != 0.5 {
 		t.Errorf("usage %v", u)
 	}
-	o.interval = 0
-	if g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet),
-		false, quiet); g != nil ||
-		err != nil {
-		t.Errorf("engines are read though the interval is 0: %v", err)
+	o.config.gauges.Interval = 0
+	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), quiet) != nil {
+		t.Error("kvepp reads engines although the interval is 0")
 	}
 }

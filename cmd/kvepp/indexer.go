@@ -50,7 +50,7 @@ const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
-	o.add(f, 8090, "dynamo.indexer")
+	o.add(f, 8090)
 	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
 	f.StringVar(
 		&o.workers,
@@ -70,6 +70,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	)
 	o.indexMemory.add(f)
 	o.logging.add(f, "")
+	addCompatFlags(f, "indexer")
 	documentEnvironment(f, indexerPrefix)
 	return f
 }

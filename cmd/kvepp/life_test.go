@@ -322,14 +322,14 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	}
 }
 
-// TestConformanceIsSaid: whoever lets clients choose endpoints is told so.
-func TestConformanceIsSaid(t *testing.T) {
+// TestConformanceIsLogged: a start with --conformance logs a warning.
+func TestConformanceIsLogged(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
 	r.start("--conformance")
 	r.ready()
-	if said := r.Tail(50); !strings.Contains(said, "--conformance is for conformance tests alone") {
+	if said := r.Tail(50); !strings.Contains(said, "use it for conformance tests only") {
 		t.Errorf("kvepp logs\n%s", said)
 	}
 }

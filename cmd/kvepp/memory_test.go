@@ -114,7 +114,7 @@ func TestBufferedBytes(t *testing.T) {
 		{goLimit: math.MaxInt64, parsed: 1000, wantBuffered: 512 << 20, wantParsed: 1000},
 		{goLimit: math.MaxInt64, parsed: 64 << 20,
 			refused: "--max-buffered-bytes is 536870912, which is enough to read bodies of 38347922 bytes; lower the " +
-				"one, or give the other 939524096"},
+				"first, or set --max-buffered-bytes 939524096"},
 	} {
 		p := &proxied{maxBufferedBytes: c.buffered, maxParseBytes: c.parsed}
 		buffered, parsed, err := p.bufferedBytes(c.goLimit)

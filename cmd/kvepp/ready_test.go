@@ -61,27 +61,27 @@ func TestFirstWorkers(t *testing.T) {
 
 func TestReadiness(t *testing.T) {
 	r := newReadiness()
-	if r.waits() != "" {
-		t.Error("nothing is wanted, and it waits for", r.waits())
+	if r.unmetConditions() != "" {
+		t.Error("nothing is wanted, and it waits for", r.unmetConditions())
 	}
-	leads := r.want("to lead")
+	leads := r.condition("to lead")
 	synced := make(chan struct{})
 	r.await("the pool", synced)
-	if r.waits() != "the pool, to lead" {
-		t.Error(r.waits())
+	if r.unmetConditions() != "the pool, to lead" {
+		t.Error(r.unmetConditions())
 	}
 	leads(true)
 	close(synced)
-	for r.waits() != "" {
+	for r.unmetConditions() != "" {
 		<-r.changed
 	}
 	leads(false)
-	if <-r.changed; r.waits() != "to lead" {
-		t.Error("a lease that was lost:", r.waits())
+	if <-r.changed; r.unmetConditions() != "to lead" {
+		t.Error("a lease that was lost:", r.unmetConditions())
 	}
 	r.await("something that is there", synced)
-	if r.waits() != "to lead" {
-		t.Error(r.waits())
+	if r.unmetConditions() != "to lead" {
+		t.Error(r.unmetConditions())
 	}
 }
 

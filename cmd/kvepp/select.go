@@ -36,18 +36,14 @@ Flags, with the environment variables that say the same:
 // selectOptions is everything that "kvepp select" can be told.
 type selectOptions struct {
 	httpService
-	tracking
 
-	indexerPeers     string
-	replicaPort      uint16
-	replicaPeers     string
 	affinitySeconds  uint64
 	cacheSeconds     uint64
 	reservationsSecs uint64
 	ttlSecs          float64
 	overlapWeight    float64
 
-	busy     busy // of which only what says how selections wait
+	busy     busy // only its queue
 	selector selector.Config
 }
 
@@ -56,7 +52,7 @@ const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f := newFlags("kvepp select")
-	o.httpService.add(f, 8092, "dynamo.select_service")
+	o.httpService.add(f, 8092)
 	f.Uint64Var(
 		&o.cacheSeconds,
 		"selection-cache-ttl-secs",
@@ -93,15 +89,6 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	negatable(f, "router-kv-events")
 	o.busy.addQueue(f)
 	o.indexMemory.add(f)
-	o.tracking.add(f)
-	f.StringVar(
-		&o.indexerPeers,
-		"indexer-peers",
-		"",
-		"`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold",
-	)
-	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
-	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
 	f.Uint64Var(
 		&o.affinitySeconds,
 		"session-affinity-ttl-secs",
@@ -110,6 +97,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 			"0: not",
 	)
 	o.logging.add(f, "")
+	addCompatFlags(f, "select")
 	documentEnvironment(f, selectPrefix)
 	return f
 }
@@ -120,17 +108,10 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := parse(f, selectPrefix, args, getenv); err != nil {
 		return err
 	}
-	for _, refused := range []struct{ flag, why string }{
-		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says " +
-			"what they hold"},
-		{"replica-sync-port", "kvepp select does not share loads with other replicas"},
-		{"replica-sync-peers", "kvepp select does not share loads with other replicas"},
-	} {
-		if f.Lookup(refused.flag).Changed {
-			return fmt.Errorf("--%s: %s; leave it out", refused.flag, refused.why)
-		}
-	}
 	if err := o.busy.readPolicies(f); err != nil {
+		return err
+	}
+	if err := checkCompatFlags(f, "select"); err != nil {
 		return err
 	}
 	if err := o.busy.checkQueue(); err != nil {
@@ -145,9 +126,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		return err
 	}
 	if err := o.httpService.check(); err != nil {
-		return err
-	}
-	if err := o.tracking.check(); err != nil {
 		return err
 	}
 	limit := uint64(maxTTL / time.Second)

@@ -3,10 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"net/http"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"syscall"
 
@@ -19,13 +21,18 @@ import (
 	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
+	"kvepp/pool/dynamo"
 	"kvepp/pool/enginemetrics"
 	"kvepp/router"
+	"kvepp/router/eject"
 	"kvepp/scoring"
+	"kvepp/session"
 	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
@@ -39,227 +46,264 @@ func serve(o *options) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 
-	// What is given, and may be wrong.
-	token, err := newTokenFile("--admin-token-file", o.adminTokenFile)
+	s := &server{options: o, m: m, log: log, ready: newReadiness()}
+	defer s.close()
+	if err := s.open(ctx); err != nil {
+		return err
+	}
+	if err := s.discover(ctx); err != nil {
+		return err
+	}
+	s.decide(ctx)
+	return s.listen(ctx)
+}
+
+// server is a running `kvepp serve`. Its steps fill it in turn: open, discover, decide, listen.
+type server struct {
+	*options
+	m     *metrics.Metrics
+	log   *slog.Logger
+	ready *readiness
+
+	// Set by open: what the flags name, such as files and models.
+	adminToken, metricsToken *tokenFile
+	models                   map[string]*tokenizer.Model
+	files                    map[string]dynamo.ModelFiles
+	adapters                 *router.Adapters
+	tokenizers               map[string]*remote.Client
+	accessLog                *slog.Logger
+	tracer                   *tracing.Tracer
+	proxies                  *proxies
+	memory                   *budget.Budget
+	maxParseBytes            int
+
+	// Set by discover: the workers, what they hold and what they compute.
+	pool       *pool.Pool
+	index      *indexer.Index
+	book       *scoring.ActiveSequences
+	sessions   *session.Table
+	health     *eject.Tracker
+	events     *feed.Feed // nil: kvepp does not subscribe to KV events
+	gauges     *enginemetrics.Gauges
+	cluster    *kubernetes // nil: there is none
+	reader     *indexerapi.Reader
+	rewrites   *modelrewrite.Rules
+	objectives *router.Objectives
+
+	// Set by decide.
+	router *router.Router
+	picker *extproc.Server
+
+	closers []func() // that close calls, the latest first
+}
+
+func (s *server) closeWith(f func()) { s.closers = append(s.closers, f) }
+
+// close releases what the steps have opened.
+func (s *server) close() {
+	for _, f := range slices.Backward(s.closers) {
+		f()
+	}
+}
+
+// open opens what the flags name. Errors here are mistakes in flags and files.
+func (s *server) open(ctx context.Context) error {
+	var err error
+	if s.adminToken, err = newTokenFile("--admin-token-file", s.adminTokenFile); err != nil {
+		return err
+	}
+	if s.metricsToken, err = newTokenFile("--metrics-token-file", s.metricsTokenFile); err != nil {
+		return err
+	}
+	engineKey, err := newTokenFile("--tokenizer-url-api-key-file", s.tokenizerURLKeyFile)
 	if err != nil {
 		return err
 	}
-	metricsToken, err := newTokenFile("--metrics-token-file", o.metricsTokenFile)
+	followTokens(ctx, reloadEvery, s.m, s.log, s.adminToken, s.metricsToken, engineKey)
+	s.models = loadModels(s.options, s.log)
+	if s.files, err = modelFiles(s.options, s.models); err != nil {
+		return err
+	}
+	s.adapters = router.NewAdapters(s.config.adapters)
+	accessLog, closeAccessLog, err := s.logAccess(s.m, s.log)
 	if err != nil {
 		return err
 	}
-	engineKey, err := newTokenFile("--tokenizer-url-api-key-file", o.tokenizerURLKeyFile)
-	if err != nil {
+	s.accessLog = accessLog
+	s.closeWith(closeAccessLog)
+	if s.tracer, err = s.newTracer(ctx, s.m, s.log); err != nil {
 		return err
 	}
-	followTokens(ctx, reloadEvery, m, log, token, metricsToken, engineKey)
-	models, err := loadModels(o, log)
-	if err != nil {
+	s.closeWith(func() { closeTracer(s.tracer, s.log) })
+	if s.proxies, err = secured(ctx, s.options, s.m, s.log); err != nil {
 		return err
 	}
-	files, err := modelFiles(o, models)
-	if err != nil {
+	if s.tokenizers, err = remoteTokenizers(s.options, engineKey, s.m, s.log); err != nil {
 		return err
 	}
-	engine, err := o.tokenizerOptions()
-	if err != nil {
-		return err
+	for _, line := range s.withoutEffect() {
+		s.log.Warn("a flag has no effect", "flag", line)
 	}
-	named, err := o.adapted()
-	if err != nil {
-		return err
-	}
-	adapters := router.NewAdapters(named)
-	accessLog, closeAccessLog, err := o.logAccess(m, log)
-	if err != nil {
-		return err
-	}
-	defer closeAccessLog()
-	tracer, err := o.tracer(ctx, m, log)
-	if err != nil {
-		return err
-	}
-	defer closeTracer(tracer, log)
-	rules, err := o.rewriteRules()
-	if err != nil {
-		return err
-	}
-	rewrites, objectives := new(modelrewrite.Rules), new(router.Objectives)
-	if err := rewrites.Set(rules); err != nil {
-		return err
-	}
-	proxies, err := secured(ctx, o, m, log)
-	if err != nil {
-		return err
-	}
-	engines, err := remoteTokenizers(o, engineKey, m, log)
-	if err != nil {
-		return err
-	}
-	for _, unread := range o.withoutEffect() {
-		log.Warn("a flag has no effect", "flag", unread)
-	}
-	if o.conformance {
-		log.Warn(
-			"clients choose among the endpoints, and are told which has served: --conformance is for conformance " +
-				"tests alone",
+	if s.conformance {
+		s.log.Warn(
+			"--conformance: clients can choose endpoints and see which one answered; use it for conformance tests only",
 		)
 	}
-
-	buffered, parsed, err := o.bufferedBytes(debug.SetMemoryLimit(-1))
+	buffered, parsed, err := s.bufferedBytes(debug.SetMemoryLimit(-1))
 	if err != nil {
 		return err
 	}
-	memory := budget.New(buffered)
-	log.Info("memory of requests until they are routed", "max_buffered_bytes", buffered, "max_parse_bytes", parsed)
+	s.memory, s.maxParseBytes = budget.New(buffered), parsed
+	s.log.Info("memory of requests until they are routed", "max_buffered_bytes", buffered, "max_parse_bytes", parsed)
+	return nil
+}
 
-	// What is known of workers: who they are, what they hold, what they were given to do.
-	index, err := indexer.New(o.index(debug.SetMemoryLimit(-1)))
+// discover starts to follow the workers: who they are, what they hold, and what they compute. It returns when the
+// endpoints file is read and the index is copied from a peer, if there are any.
+func (s *server) discover(ctx context.Context) error {
+	index, err := indexer.New(s.options.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
 		return err
 	}
-	endpoints, book, conversations := pool.New(log), scoring.NewActiveSequences(), sessions(o, m)
-	book.Prefill = o.prefill()
+	s.index, s.pool, s.book, s.sessions = index, pool.New(s.log), scoring.NewActiveSequences(), sessions(s.options, s.m)
+	s.book.Prefill = s.prefill()
 	var pages atomic.Pointer[enginemetrics.Gauges]
-	health := o.ejection.tracker(m, &pages, log)
-	endpoints.Watch(health) // first, so that it knows the workers of which the others tell it
-	endpoints.OnCordon(health.PoolCordon)
-	o.feed.Connection = health.Subscribed
-	var events *feed.Feed // nil: none are wanted
-	if o.wantsEvents() {
-		if events, err = subscribe(o, endpoints, index, adapters, engine.Engine, m, log); err != nil {
+	s.health = s.ejection.tracker(s.m, &pages, s.log)
+	s.pool.Watch(s.health) // first: the other watchers report about workers that it must know
+	s.pool.OnCordon(s.health.PoolCordon)
+	s.feed.Connection = s.health.Subscribed
+	if s.wantsEvents() {
+		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.m, s.log); err != nil {
 			return err
 		}
-		defer events.Close()
-		endpoints.Watch(events) // before the index, so that nothing writes to the index once the others forget a worker
+		s.closeWith(func() { s.events.Close() })
+		s.pool.Watch(s.events) // before the index: events of a worker must not arrive after the index forgot it
 	}
-	endpoints.Watch(forgetful{index.Forget})
-	endpoints.Watch(forgetful{book.Forget})
-	endpoints.Watch(forgetful{conversations.Forget})
+	s.pool.Watch(forgetful{index.Forget})
+	s.pool.Watch(forgetful{s.book.Forget})
+	s.pool.Watch(forgetful{s.sessions.Forget})
 
-	// What tells of them. Requests are wanted once all of it did.
-	ready := newReadiness()
-	cluster, err := connect(o, ready, m, log)
+	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
+		return err
+	}
+	first := awaitWorkers(s.pool, s.minInitialWorkers)
+	s.ready.await("as many endpoints as --router-min-initial-workers", first.there)
+	s.pool.Watch(first)
+	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
+	pages.Store(s.gauges)
+	s.rewrites, s.objectives = new(modelrewrite.Rules), new(router.Objectives)
+	if err := s.rewrites.Set(s.config.rewrites); err != nil {
+		return err
+	}
+	s.cluster.obey(ctx, s.config.rewrites, s.rewrites, s.objectives, s.log)
+	stopFollowing, err := follow(ctx, s.options, s.cluster, s.ready, s.pool, s.models, s.files, s.m, s.log)
 	if err != nil {
 		return err
 	}
-	first := awaitWorkers(endpoints, o.minInitialWorkers)
-	ready.await("as many endpoints as --router-min-initial-workers", first.there)
-	endpoints.Watch(first)
-	engineSays, err := followEngines(ctx, o, endpoints, book, health, engine.Engine == tokenizer.Dynamo, log)
-	if err != nil {
-		return err
-	}
-	pages.Store(engineSays)
-	cluster.obey(ctx, rules, rewrites, objectives, log)
-	stopFollowing, err := follow(ctx, o, cluster, ready, endpoints, models, files, m, log)
-	if err != nil {
-		return err
-	}
-	defer stopFollowing()
-	if events != nil {
-		if err := events.Room(); err != nil {
+	s.closeWith(stopFollowing)
+	if s.events != nil {
+		if err := s.events.Room(); err != nil {
 			return err
 		}
 	}
-	reader := indexerapi.NewReader(endpoints, index, events, log)
-	if events != nil && len(o.indexPeers) > 0 {
-		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
-		cluster.await(warm) // what a peer says of workers that are not known yet is of no use
-		reader.WarmUp(warm, o.indexPeers, token.token())
+	s.reader = indexerapi.NewReader(s.pool, index, s.events, s.log)
+	if s.events != nil && len(s.indexPeers) > 0 {
+		warm, cancel := context.WithTimeout(ctx, s.warmUpTimeout)
+		s.cluster.await(warm) // kvepp can only use a peer's blocks of workers that it knows
+		s.reader.WarmUp(warm, s.indexPeers, s.adminToken.token())
 		cancel()
 	}
-	sources(m, book, index, endpoints, events)
-	showModels(m, models, adapters)
-	showGauges(m, cmp.Or(o.poolName, withoutPool), endpoints, engineSays)
+	sources(s.m, s.book, index, s.pool, s.events)
+	showModels(s.m, s.models, s.adapters)
+	showGauges(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
+	return nil
+}
 
-	// Who decides by it, and who asks for decisions.
-	var served func(kvblock.Worker, int, int)
-	if events != nil {
-		served = events.Served
+// decide makes the router and the external processor that asks it.
+func (s *server) decide(ctx context.Context) {
+	var promptComputed func(kvblock.Worker, int, int)
+	if s.events != nil {
+		promptComputed = s.events.Served
 	}
-	decides := router.New(router.Config{
-		Models: models, Adapters: adapters, Rewrites: rewrites, Objectives: objectives, Remote: engines,
-		Checks:          startChecks(ctx, o, models, engines, log),
-		UpperBound:      upperBound(engine.Engine, models),
-		Scoring:         o.scoring,
-		TrackOutput:     o.trackOutput,
-		PromptComputed:  served,
-		Predict:         o.predict(),
-		Metrics:         m.NewRouter(o.identity()),
-		Picker:          m.NewPicker(),
-		PickTimeout:     o.pickTimeout,
-		Memory:          memory,
-		Fallbacks:       o.fallbacks,
-		Explain:         o.decisionHeaders,
-		Keep:            o.keptDecisions(),
-		IgnoreHints:     o.ignoreHints,
-		StrictModel:     o.strictModel,
-		Sessions:        conversations,
-		Pinning:         o.allowPinning,
-		Frontends:       engine.Engine == tokenizer.Dynamo,
-		KeepLegacyNvext: o.keepLegacy,
-		InjectTokens:    o.injectTokens,
-		TenantSalt:      o.tenantSalt,
-		Thresholds:      o.thresholds,
-		KVUsage:         kvUsage(engineSays),
-		Eject:           health,
-		FirstByte:       o.firstByte,
-		Queue:           o.busy.queue(),
-		CountTokens:     o.busy.countsTokens(),
-		StockPrefill:    o.prefillerHeader,
-	}, endpoints, index, book, m, log)
-	endpoints.Watch(forgetful{decides.Forget})
-	showRouter(m, o.busy.queue(), decides)
-	showEjection(m, health)
-	showWorkers(m, endpoints, index, events, health, decides)
-	picker := extproc.NewServer(extproc.Config{
-		HeaderAliases:   o.headerAliases,
-		PrefillerHeader: o.prefillerHeader,
-		DecisionHeaders: o.decisionHeaders, Conformance: o.conformance, IgnoreSubset: o.withoutSubset,
-		IgnoreHints:    o.ignoreHints,
-		Frontends:      engine.Engine == tokenizer.Dynamo,
-		PassSessions:   o.passSessions,
-		MaxParseBytes:  parsed,
-		MaxBodyBytes:   o.maxBodyBytes,
-		MaxStreams:     o.maxStreams,
-		Memory:         memory,
-		OverloadStatus: o.overloadStatus,
-		RetryAfter:     int(o.retryAfter),
-		Tracer:         tracer,
-		AccessLog:      accessLog,
-	}, decides, m, log)
-	showPicker(m, picker)
+	engine := s.config.engine.Engine
+	s.router = router.New(router.Config{
+		Models: s.models, Adapters: s.adapters, Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
+		Checks:          startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
+		UpperBound:      upperBound(engine, s.models),
+		Scoring:         s.scoring,
+		TrackOutput:     s.trackOutput,
+		PromptComputed:  promptComputed,
+		Predict:         s.predict(),
+		Metrics:         s.m.NewRouter(s.identity()),
+		Picker:          s.m.NewPicker(),
+		PickTimeout:     s.pickTimeout,
+		Memory:          s.memory,
+		Fallbacks:       s.fallbacks,
+		Explain:         s.decisionHeaders,
+		Keep:            s.keptDecisions(),
+		IgnoreHints:     s.ignoreHints,
+		StrictModel:     s.strictModel,
+		Sessions:        s.sessions,
+		Pinning:         s.allowPinning,
+		Frontends:       engine == tokenizer.Dynamo,
+		KeepLegacyNvext: s.keepLegacy,
+		InjectTokens:    s.injectTokens,
+		TenantSalt:      s.tenantSalt,
+		Thresholds:      s.thresholds,
+		KVUsage:         kvUsage(s.gauges),
+		Eject:           s.health,
+		FirstByte:       s.firstByte,
+		Queue:           s.busy.queue(),
+		CountTokens:     s.busy.countsTokens(),
+		StockPrefill:    s.prefillerHeader,
+	}, s.pool, s.index, s.book, s.m, s.log)
+	s.pool.Watch(forgetful{s.router.Forget})
+	showRouter(s.m, s.busy.queue(), s.router)
+	showEjection(s.m, s.health)
+	showWorkers(s.m, s.pool, s.index, s.events, s.health, s.router)
+	s.picker = extproc.NewServer(extproc.Config{
+		HeaderAliases:   s.headerAliases,
+		PrefillerHeader: s.prefillerHeader,
+		DecisionHeaders: s.decisionHeaders,
+		Conformance:     s.conformance,
+		IgnoreSubset:    s.withoutSubset,
+		IgnoreHints:     s.ignoreHints,
+		Frontends:       engine == tokenizer.Dynamo,
+		PassSessions:    s.passSessions,
+		MaxParseBytes:   s.maxParseBytes,
+		MaxBodyBytes:    s.maxBodyBytes,
+		MaxStreams:      s.maxStreams,
+		Memory:          s.memory,
+		OverloadStatus:  s.overloadStatus,
+		RetryAfter:      int(s.retryAfter),
+		Tracer:          s.tracer,
+		AccessLog:       s.accessLog,
+	}, s.router, s.m, s.log)
+	showPicker(s.m, s.picker)
+}
+
+// adminHandler answers requests at --admin-address.
+func (s *server) adminHandler() http.Handler {
 	mux := http.NewServeMux()
-	reader.Handle(mux)
-	admin.HandleDecisions(mux, decides)
-	admin.HandleBusyThreshold(mux, decides, log)
-	admin.HandleWorkers(mux, decides)
-	if o.enablePprof {
+	s.reader.Handle(mux)
+	admin.HandleDecisions(mux, s.router)
+	admin.HandleBusyThreshold(mux, s.router, s.log)
+	admin.HandleWorkers(mux, s.router)
+	if s.enablePprof {
 		handleProfiles(mux)
 	}
-	seen := http.NewServeMux()
-	// Of one series that is wrong the others do not suffer.
-	seen.Handle(
+	return guarded(mux, s.adminToken)
+}
+
+// metricsHandler answers requests for metrics. An invalid series does not hide the others.
+func (s *server) metricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(
 		"GET /metrics",
 		promhttp.HandlerFor(
-			m.Registry,
+			s.m.Registry,
 			promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxMetricsReadings},
 		),
 	)
-	defer cluster.elect(ctx)()
-	return listen(
-		ctx,
-		o,
-		parsed,
-		picker,
-		extproc.NewAccessLog(decides),
-		proxies,
-		guarded(mux, token),
-		cluster.guard(guarded(seen, metricsToken)),
-		ready,
-		func() <-chan struct{} { return cluster.handedOver(o, log) },
-		m,
-		log,
-	)
+	return s.cluster.guard(guarded(mux, s.metricsToken))
 }

@@ -119,7 +119,7 @@ func TestStartupErrors(t *testing.T) {
 				lists},
 		{"serve --endpoints=x --dynamo-discovery=kubernets", "",
 			"kvepp serve: --dynamo-discovery \"kubernets\": must look like file:DIR or frontend:HOST:PORT, or be " +
-				"kubernetes; of Dynamo's other backends, a frontend knows; did you mean kubernetes?" + lists},
+				"kubernetes; for Dynamo's other backends, give a frontend; did you mean kubernetes?" + lists},
 		{"select --router-temperature=-1", "",
 			"kvepp select: --router-temperature -1: must be a finite number of at least 0, for example 0\n\"kvepp " +
 				"select --help\" lists the flags.\n"},
@@ -141,7 +141,7 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x --router-session-affinity-mode=sofd", "",
 			"kvepp serve: --router-session-affinity-mode \"sofd\": must be hard or soft; did you mean soft?" + lists},
 		{"serve --endpoints=x --router-prefill-load-model=liner", "",
-			"kvepp serve: --router-prefill-load-model \"liner\": must be none or linear (aic and ais are taken for " +
+			"kvepp serve: --router-prefill-load-model \"liner\": must be none or linear (aic and ais are treated as " +
 				"linear); did you mean linear?" + lists},
 		{"serve --endpoints=x --chat-template-content-format=opneai", "",
 			"kvepp serve: --chat-template-content-format \"opneai\": must be auto, string or openai; did you mean " +
@@ -280,11 +280,11 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 		"KVEPP_GRPC_SERVICE_HOST": "10.96.0.8", "KVEPP_GRPC_SERVICE_PORT": "9002", "KVEPP_GRPC_PORT": "9005",
 	}
 	if o := parsed(t, []string{"--endpoints=x"}, env); o.metricsPort != 9090 || o.grpcPort != 9005 ||
-		o.given["metrics-port"] {
+		o.given("metrics-port") {
 		t.Errorf(
 			"metrics port %d (given %v), gRPC port %d; want the default 9090 and 9005",
 			o.metricsPort,
-			o.given["metrics-port"],
+			o.given("metrics-port"),
 			o.grpcPort,
 		)
 	}

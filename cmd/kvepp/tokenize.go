@@ -39,7 +39,7 @@ Flags, with the environment variables that say the same:
 type tokenizeOptions struct {
 	modelPath string
 	engine    string
-	served    served
+	prompts   promptFlags
 	api       string
 	text      bool
 	special   bool
@@ -64,7 +64,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 		string(tokenizer.VLLM),
 		"whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo",
 	)
-	o.served.add(f)
+	o.prompts.add(f)
 	f.StringVar(
 		&o.api,
 		"api",
@@ -107,12 +107,12 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
 		return 2
 	}
-	served, err := o.served.options(tokenizer.Engine(o.engine))
+	engine, err := o.prompts.options(tokenizer.Engine(o.engine))
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
 		return 2
 	}
-	model, err := tokenizer.Load(o.modelPath, served)
+	model, err := tokenizer.Load(o.modelPath, engine)
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: --model-path %s: %v\n", o.modelPath, err)
 		return 1

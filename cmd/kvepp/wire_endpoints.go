@@ -16,7 +16,6 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/router"
-	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
 
@@ -32,26 +31,21 @@ func modelOf(p *pool.Pool, w kvblock.Worker, fallback string) string {
 	return fallback
 }
 
-// wantsEvents reports whether anything is decided by what workers hold, and they are to say it.
-func (o *options) wantsEvents() bool {
-	return o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV
-}
-
-// subscribe returns what will follow the KV events of the workers of p. Where there are peers to take the index over
-// from, events are held back until that is done.
+// subscribe makes the feed of the KV events of p's workers. If the index will be copied from a peer, the feed holds
+// events back until that is done.
 func subscribe(
 	o *options,
 	p *pool.Pool,
 	index *indexer.Index,
 	adapters *router.Adapters,
-	engine tokenizer.Engine,
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (*feed.Feed, error) {
+	engine := o.config.engine.Engine
 	o.feed.Engine = string(engine)
 	if engine != tokenizer.Dynamo {
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
-			adapters.Seen(name, func() string { return modelOf(p, w, o.onlyModel()) })
+			adapters.Seen(name, func() string { return modelOf(p, w, o.config.onlyModel()) })
 		}
 	}
 	events, err := feed.New(o.feed, p, index, m, log)
@@ -61,15 +55,35 @@ func subscribe(
 	return events, err
 }
 
-// forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.
+// forgetful is a watcher of the pool that only has to forget workers that left.
 type forgetful struct{ forget func(kvblock.Worker) }
 
-func (forgetful) WorkerJoined(pool.Worker) {}
-
+func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
-// follow keeps the pool at what the endpoints file, Dynamo's discovery and the cluster say together. The cluster is
-// followed until stop is called: while the last requests end, workers still leave.
+// poolFollower joins the endpoints file, Dynamo's discovery and the cluster into the endpoints of a pool.
+type poolFollower struct {
+	*options
+	pool   *pool.Pool
+	names  *pool.Names
+	models map[string]*tokenizer.Model
+	files  map[string]dynamo.ModelFiles
+	m      *metrics.Metrics
+	log    *slog.Logger
+
+	mu sync.Mutex // guards what follows; held during pool.Update, so that the latest state wins
+
+	entries    []pool.Entry      // of the endpoints file
+	discovered []dynamo.Instance // by --dynamo-discovery
+	pods       kube.State        // of the cluster
+
+	mismatches map[dynamo.Mismatch]bool // that are logged
+	problems   *dedupLog
+}
+
+// follow keeps the pool's endpoints at what the endpoints file, Dynamo's discovery and the cluster say together. It
+// follows the cluster until stop is called, and the others until ctx ends: while the last requests drain, workers still
+// leave.
 func follow(
 	ctx context.Context,
 	o *options,
@@ -81,121 +95,103 @@ func follow(
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (stop func(), err error) {
-	var (
-		mu      sync.Mutex // guards the parts; held over Update so that the latest wins
-		entries []pool.Entry
-		stored  []dynamo.Instance
-		pods    kube.State
-		said    = map[dynamo.Mismatch]bool{}
-		wrong   = complaints{log: log}
-	)
 	names, err := pool.NewNames(o.dnsLookupFamily, log)
 	if err != nil {
 		return nil, fmt.Errorf("--dns-lookup-family: %w", err)
 	}
+	f := &poolFollower{options: o, pool: p, names: names, models: models, files: files, m: m, log: log,
+		mismatches: map[dynamo.Mismatch]bool{}, problems: newDedupLog(log)}
 	m.GaugeFunc(
 		metrics.UnresolvedNames,
 		metrics.UnresolvedNamesHelp,
 		nil,
 		func() float64 { return float64(names.Unresolved()) },
 	)
-	update := func() {
-		instances := slices.Concat(stored, pods.Instances)
-		wrong.begin()
-		tellSettings(models, instances, &wrong)
-		endpoints := besides(dynamo.Join(names.Resolve(entries), stored), pods.Endpoints, &wrong)
-		found := len(endpoints)
-		endpoints = usable(endpoints, &wrong)
-		m.RefusedEndpoints.Set(float64(found - len(endpoints)))
-		mismatches := dynamo.Compare(endpoints, instances, files)
-		m.ModelFileMismatches.Set(float64(len(mismatches)))
-		complainOfFiles(log, mismatches, said)
-		tellMixed(endpoints, &wrong)
-		ignored := 0 // encode workers
-		for i := range endpoints {
-			if o.blockSize > 0 {
-				endpoints[i].BlockSize = o.blockSize
-			}
-			if endpoints[i].Role == pool.Encode {
-				ignored++
-			}
-		}
-		m.IgnoredEndpoints.Set(float64(ignored))
-		if ignored > 0 {
-			wrong.warn("endpoints whose model card says that they are encode workers are no candidates")
-		}
-		p.Update(endpoints)
-	}
-	discovered := func(now []dynamo.Instance) {
-		mu.Lock()
-		defer mu.Unlock()
-		stored = now
-		update()
-	}
+	setDiscovered := func(now []dynamo.Instance) { f.change(func() { f.discovered = now }) }
 	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); kind {
 	case "file":
-		dynamo.NewFileStore(at, log).Watch(ctx, discovered)
+		dynamo.NewFileStore(at, log).Watch(ctx, setDiscovered)
 	case "frontend":
-		dynamo.NewFrontends(strings.Split(at, ","), log).Watch(ctx, discovered)
+		dynamo.NewFrontends(strings.Split(at, ","), log).Watch(ctx, setDiscovered)
 	}
 	stop = func() {}
 	if cluster != nil {
-		stop = cluster.follow(func(now kube.State) {
-			mu.Lock()
-			defer mu.Unlock()
-			pods = now
-			update()
-		})
+		stop = cluster.follow(func(now kube.State) { f.change(func() { f.pods = now }) })
 		ready.await("the pool and its Pods to be read", cluster.source.Synced())
 	}
 	if o.endpoints == "" {
 		return stop, nil
 	}
-	refused := m.EndpointFileRefused.Inc
-	err = pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
-		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 &&
-			o.dynamoDiscovery == "" {
-			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
+	setEntries := func(now []pool.Entry) error {
+		hasPath := func(e pool.Entry) bool { return e.Dynamo != "" }
+		if i := slices.IndexFunc(now, hasPath); i >= 0 && o.dynamoDiscovery == "" {
+			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[i].Name)
 		}
 		names.Use(ctx, now)
-		mu.Lock()
-		defer mu.Unlock()
-		entries = now
-		update()
+		f.change(func() { f.entries = now })
 		return nil
-	}, refused)
-	if err != nil {
+	}
+	if err := pool.WatchFile(ctx, o.endpoints, log, setEntries, m.EndpointFileRefused.Inc); err != nil {
 		stop()
 		return stop, err
 	}
-	go names.Follow(ctx, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		update()
-	})
+	go names.Follow(ctx, func() { f.change(func() {}) })
 	return stop, nil
 }
 
-// usable returns the endpoints whose names, addresses and texts can be used, in the place of the others.
-func usable(endpoints []pool.Endpoint, wrong *complaints) []pool.Endpoint {
+// change applies a change of the follower's state to the pool.
+func (f *poolFollower) change(apply func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	apply()
+	f.update()
+}
+
+// update joins the parts and updates the pool. The caller holds mu.
+func (f *poolFollower) update() {
+	instances := slices.Concat(f.discovered, f.pods.Instances)
+	f.problems.begin()
+	applySettings(f.models, instances, f.problems)
+	endpoints := addCluster(dynamo.Join(f.names.Resolve(f.entries), f.discovered), f.pods.Endpoints, f.problems)
+	found := len(endpoints)
+	endpoints = usable(endpoints, f.problems)
+	f.m.RefusedEndpoints.Set(float64(found - len(endpoints)))
+	mismatches := dynamo.Compare(endpoints, instances, f.files)
+	f.m.ModelFileMismatches.Set(float64(len(mismatches)))
+	logMismatches(f.log, mismatches, f.mismatches)
+	warnMixedFrontends(endpoints, f.problems)
+	encoders := 0
+	for i := range endpoints {
+		if f.blockSize > 0 {
+			endpoints[i].BlockSize = f.blockSize
+		}
+		if endpoints[i].Role == pool.Encode {
+			encoders++
+		}
+	}
+	f.m.IgnoredEndpoints.Set(float64(encoders))
+	if encoders > 0 {
+		f.problems.warn("kvepp ignores the endpoints whose model card says that they are encode workers")
+	}
+	f.pool.Update(endpoints)
+}
+
+// usable returns the endpoints whose names, addresses and texts are valid. It reuses the slice.
+func usable(endpoints []pool.Endpoint, problems *dedupLog) []pool.Endpoint {
 	return slices.DeleteFunc(endpoints, func(e pool.Endpoint) bool {
 		err := e.Check()
 		if err != nil {
-			wrong.warn(
-				fmt.Sprintf(
-					"an endpoint is left out, because a name, an address or a text of it cannot be used: %v",
-					err,
-				),
-			)
+			problems.warn(fmt.Sprintf("kvepp ignores an endpoint because its name, address or a text is invalid: %v",
+				err))
 		}
 		return err != nil
 	})
 }
 
-// besides returns the endpoints of the file and those of the cluster. A name of both is the file's.
-func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
+// addCluster returns the endpoints of the file and those of the cluster. If both have a name, the file's counts.
+func addCluster(file, cluster []pool.Endpoint, problems *dedupLog) []pool.Endpoint {
 	if len(file) == 0 {
-		return slices.Clone(cluster) // they are completed in place
+		return slices.Clone(cluster) // the caller changes them in place
 	}
 	names := make(map[string]bool, len(file))
 	for i := range file {
@@ -203,9 +199,9 @@ func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
 	}
 	for i := range cluster {
 		if names[cluster[i].Name] {
-			wrong.warn(
+			problems.warn(
 				fmt.Sprintf(
-					"endpoint %q is in the endpoints file and in the cluster: the file's is used",
+					"endpoint %q is in the endpoints file and in the cluster: kvepp uses the file's",
 					cluster[i].Name,
 				),
 			)
@@ -216,30 +212,30 @@ func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
 	return file
 }
 
-// tellMixed warns of frontends of Dynamo's behind which one model is served in two ways: by workers of two namespaces,
-// or by aggregated and by decode workers. Such a frontend draws one of the ways for each request, whatever worker the
-// request names, and refuses those that name a worker of the other.
+// warnMixedFrontends warns about Dynamo's frontends that serve one model in two ways: by workers of two namespaces, or
+// by aggregated and by decode workers. Such a frontend chooses one of the ways at random for each request, and refuses
+// requests that name a worker of the other.
 //
-// Source: dynamo-llm 1.6.1, discovery (a model's worker sets), and what its frontend answers.
-func tellMixed(endpoints []pool.Endpoint, wrong *complaints) {
-	type served struct{ address, model string }
+// Source: dynamo-llm 1.6.1, discovery (a model's worker sets), and the answers of its frontend.
+func warnMixedFrontends(endpoints []pool.Endpoint, problems *dedupLog) {
+	type frontend struct{ address, model string }
 	type way struct {
-		namespace string
-		alone     bool
+		namespace  string
+		aggregated bool
 	}
-	seen := map[served]way{}
+	seen := map[frontend]way{}
 	for i := range endpoints {
 		e := &endpoints[i]
 		if e.Namespace == "" || e.Role != pool.Aggregated && e.Role != pool.Decode {
 			continue
 		}
-		at, how := served{e.Address, e.Model}, way{e.Namespace, e.Role == pool.Aggregated}
+		at, how := frontend{e.Address, e.Model}, way{e.Namespace, e.Role == pool.Aggregated}
 		if first, there := seen[at]; !there {
 			seen[at] = how
 		} else if first != how {
-			wrong.warn(fmt.Sprintf("the frontend at %s serves %q in two ways (workers of two Dynamo namespaces, or "+
-				"aggregated and decode workers) and will "+
-				"refuse requests at random: give each its own frontend, started with --namespace", e.Address, e.Model))
+			problems.warn(fmt.Sprintf("the frontend at %s serves %q in two ways (workers of two Dynamo namespaces, or "+
+				"aggregated and decode workers) and will refuse requests at random: give each its own frontend, "+
+				"started with --namespace", e.Address, e.Model))
 		}
 	}
 }

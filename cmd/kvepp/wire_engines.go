@@ -13,9 +13,10 @@ import (
 	"kvepp/pool/enginemetrics"
 	"kvepp/router/eject"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
-// tracker returns what follows the health of endpoints. pages, once set, reads their metrics pages.
+// tracker returns the tracker of the endpoints' health. pages, once set, scrapes their metrics.
 func (e *ejection) tracker(
 	m *metrics.Metrics,
 	pages *atomic.Pointer[enginemetrics.Gauges],
@@ -39,7 +40,7 @@ func (e *ejection) tracker(
 	}, log)
 }
 
-// page is what a metrics page shows, in the tracker's words.
+// page maps the state of a metrics page to the tracker's type.
 func page(s enginemetrics.PageState) eject.Page {
 	switch s {
 	case enginemetrics.PageAnswers:
@@ -54,7 +55,7 @@ func page(s enginemetrics.PageState) eject.Page {
 	return eject.PageUnknown
 }
 
-// showEjection shows how many workers get no requests, and why.
+// showEjection exports how many workers are ejected and how many are cordoned.
 func showEjection(m *metrics.Metrics, t *eject.Tracker) {
 	m.GaugeFunc(metrics.EjectedWorkers, metrics.EjectedWorkersHelp, prometheus.Labels{}, func() float64 {
 		ejected, _ := t.Counts()
@@ -66,21 +67,20 @@ func showEjection(m *metrics.Metrics, t *eject.Tracker) {
 	})
 }
 
-// followEngines starts reading the engines of p until ctx ends; nil if they are not to be.
+// followEngines starts to scrape the engines of p until ctx ends; nil if --refresh-metrics-interval is 0.
 func followEngines(
 	ctx context.Context,
 	o *options,
 	p *pool.Pool,
 	book *scoring.ActiveSequences,
 	health *eject.Tracker,
-	frontends bool,
 	log *slog.Logger,
-) (*enginemetrics.Gauges, error) {
-	c, err := o.engineGauges.config()
-	if err != nil || c.Interval == 0 {
-		return nil, err
+) *enginemetrics.Gauges {
+	c := o.config.gauges
+	if c.Interval == 0 {
+		return nil
 	}
-	c.Frontends = frontends
+	c.Frontends = o.config.engine.Engine == tokenizer.Dynamo
 	if o.feed.EventPlane != "zmq" {
 		c.NATSServer = o.feed.NATSServer
 	}
@@ -90,10 +90,10 @@ func followEngines(
 	g := enginemetrics.New(c, p, log)
 	p.Watch(g)
 	go g.Run(ctx)
-	return g, nil
+	return g
 }
 
-// kvUsage is what the router asks; nil if nothing is known.
+// kvUsage returns router.Config.KVUsage; nil if kvepp does not scrape engines.
 func kvUsage(g *enginemetrics.Gauges) func([]float64) []float64 {
 	if g == nil {
 		return nil

@@ -22,17 +22,17 @@ import (
 	"kvepp/tokenizer"
 )
 
-// kubernetes is kvepp's side of a cluster. nil: there is none.
+// kubernetes is kvepp's connection to a cluster. Its methods also work on nil: there is no cluster.
 type kubernetes struct {
 	client    *kube.Client
 	namespace string
 	source    *kube.Source
-	policies  *kube.Policies // nil: there is no pool that they could be of
+	policies  *kube.Policies // nil: there is no pool
 	election  *kube.Election // nil: every replica is active
-	reviewer  *kube.Reviewer // nil: the API server is not asked who may read metrics
+	reviewer  *kube.Reviewer // nil: kvepp does not ask the API server who may read metrics
 }
 
-// connect prepares what follows a cluster; nothing is asked of it yet.
+// connect makes what follows a cluster; it sends no requests yet.
 func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kubernetes, error) {
 	if !o.wanted() {
 		return nil, nil
@@ -41,15 +41,11 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	engine, err := o.tokenizerOptions()
-	if err != nil {
-		return nil, err
-	}
 	k := &kubernetes{client: client, namespace: cmp.Or(o.poolNamespace, os.Getenv("NAMESPACE"), client.Namespace)}
 	config := kube.Config{
 		Namespace: k.namespace, PoolName: o.poolName, PoolGroup: o.poolGroup, Ports: o.targetPorts,
-		KVEventsPort: int(o.kvEventsPort), KVEventsGiven: o.given["kv-events-port"], KVReplayPort: int(o.kvReplayPort),
-		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: engine.Engine == tokenizer.Dynamo,
+		KVEventsPort: int(o.kvEventsPort), KVEventsGiven: o.given("kv-events-port"), KVReplayPort: int(o.kvReplayPort),
+		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: o.config.engine.Engine == tokenizer.Dynamo,
 	}
 	if config.Dynamo {
 		config.AskFrontend = dynamo.AskFrontend
@@ -67,10 +63,10 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	}
 	if o.leaderElection {
 		leading := atomic.Bool{}
-		wanted := ready.want("this replica to lead")
+		setReady := ready.condition("this replica to lead")
 		leads := func(now bool) {
 			leading.Store(now)
-			wanted(now)
+			setReady(now)
 		}
 		m.GaugeFunc(metrics.Leader, metrics.LeaderHelp, nil, func() float64 {
 			if leading.Load() {
@@ -78,7 +74,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			}
 			return 0
 		})
-		// the same for a container that is started again, which leads at once if it did before
+		// a restarted container has the same identity, and so leads again at once if it led before
 		identity := os.Getenv("POD_NAME")
 		if identity == "" {
 			host, _ := os.Hostname()
@@ -124,8 +120,8 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	return k, nil
 }
 
-// follow gives what the cluster says to apply until stop is called, which returns when nothing will be applied any
-// more.
+// follow calls apply with the cluster's state at each change, until stop is called. When stop returns, apply is not
+// called any more.
 func (k *kubernetes) follow(apply func(kube.State)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -136,7 +132,7 @@ func (k *kubernetes) follow(apply func(kube.State)) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// await waits until the cluster's endpoints are known, or ctx ends.
+// await waits until kvepp knows the cluster's endpoints, or ctx ends.
 func (k *kubernetes) await(ctx context.Context) {
 	if k == nil {
 		return
@@ -147,8 +143,8 @@ func (k *kubernetes) await(ctx context.Context) {
 	}
 }
 
-// elect takes part in the election, if there is one, until ctx ends or done is called, which returns when the lease is
-// released. A replica that does not know its endpoints is no candidate.
+// elect takes part in the election, if there is one, until ctx ends or done is called. When done returns, the lease is
+// released. A replica that does not know its endpoints does not take part.
 func (k *kubernetes) elect(ctx context.Context) (done func()) {
 	if k == nil || k.election == nil {
 		return func() {}
@@ -164,15 +160,16 @@ func (k *kubernetes) elect(ctx context.Context) (done func()) {
 	return func() { cancel(); <-released }
 }
 
-// handedOver is closed when a replica that leads, and whose context of elect has ended, may say that it wants no more
-// requests: another has led for as long as proxies take to notice it. At once if there is no election.
+// handedOver returns a channel that is closed when this replica, which leads and whose context of elect has ended, may
+// become unready: another replica has led for --drain-delay, so that proxies have noticed it. Without an election it is
+// closed at once.
 func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 	done := make(chan struct{})
 	if k == nil || k.election == nil {
 		close(done)
 		return done
 	}
-	log.Info("this replica stays ready until another one leads, and proxies know", "at_most", o.handOverTimeout)
+	log.Info("this replica stays ready until another one leads and proxies have noticed", "at_most", o.handOverTimeout)
 	go func() {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.Background(), o.handOverTimeout)
@@ -180,14 +177,14 @@ func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 		if k.election.Succeeded(ctx) {
 			time.Sleep(o.drainDelay)
 		} else {
-			log.Warn("no other replica leads after --ha-handover-timeout")
+			log.Warn("no other replica leads after --ha-handover-timeout; kvepp stops all the same")
 		}
 	}()
 	return done
 }
 
-// obey puts what the cluster says of requests into force, until ctx ends: rules of the command line go before those of
-// the cluster.
+// obey applies the cluster's rewrites and objectives until ctx ends. rules, of the command line, take precedence over
+// the cluster's.
 func (k *kubernetes) obey(
 	ctx context.Context,
 	rules []modelrewrite.Rule,
@@ -201,12 +198,12 @@ func (k *kubernetes) obey(
 	go k.policies.Run(ctx, func(now kube.Policy) {
 		objectives.Set(now.Priorities)
 		if err := rewrites.Set(slices.Concat(rules, now.Rewrites)); err != nil {
-			log.Error("model rewrites stay as they were", "error", err)
+			log.Error("the cluster's model rewrites are invalid; the ones before stay in force", "error", err)
 		}
 	})
 }
 
-// guard has the API server say who may read metrics, if it is to.
+// guard asks the API server who may read metrics (--metrics-endpoint-auth).
 func (k *kubernetes) guard(next http.Handler) http.Handler {
 	if k == nil || k.reviewer == nil {
 		return next

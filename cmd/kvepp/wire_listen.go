@@ -35,150 +35,176 @@ import (
 	"kvepp/pool"
 )
 
-// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not
-// wanted, and health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining
-// begins when the channel is closed that handOver returns. maxParseBytes is the size of the largest body that is read.
-func listen(
-	ctx context.Context,
-	o *options,
-	maxParseBytes int,
-	picker *extproc.Server,
-	accessLog *extproc.AccessLog,
-	proxies *proxies,
-	admin, seen http.Handler,
-	ready *readiness,
-	handOver func() <-chan struct{},
-	m *metrics.Metrics,
-	log *slog.Logger,
-) error {
-	checks := health.NewServer()
-	waits := ready.waits()
-	announce(checks, waits == "")
-	if waits != "" {
-		log.Info("not ready yet", "waits_for", waits)
+// listen serves until ctx ends, then drains. While a condition of s.ready does not hold, health checks say NOT_SERVING.
+func (s *server) listen(ctx context.Context) error {
+	defer s.cluster.elect(ctx)()
+	l := &listeners{server: s, checks: health.NewServer(), failed: make(chan error, 4)}
+	unmet := s.ready.unmetConditions()
+	announce(l.checks, unmet == "")
+	if unmet != "" {
+		s.log.Info("not ready yet", "waits_for", unmet)
 	}
-	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
-	limit := func(what, flag, address string) (*connlimit.Listener, error) {
-		l, err := listenAt(flag, address)
-		if err != nil {
-			return nil, err
-		}
-		return limited(l, what, connections(), m), nil
+	defer l.close()
+	if err := l.open(); err != nil {
+		return err
 	}
-	asked, err := limit("ext_proc", "grpc-port", port(o.grpcPort))
+	go s.proxies.expect(ctx, s.addressOf(s.grpcPort))
+	unmet, err := l.watchReadiness(ctx, unmet)
 	if err != nil {
 		return err
 	}
-	defer asked.Close()
-	checked, err := limit("health", "grpc-health-port", port(o.grpcHealthPort))
+	// if the first signal still shows, a second one ends the process at once
+	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
+	return l.drain(unmet == "")
+}
+
+func (s *server) addressOf(port uint16) string {
+	return net.JoinHostPort(s.bindAddress, strconv.Itoa(int(port)))
+}
+
+// listeners are the servers of a running kvepp.
+type listeners struct {
+	*server
+	checks    *health.Server
+	grpc      *grpc.Server // the external processor
+	plain     *grpc.Server // health alone, without TLS
+	accessLog *extproc.AccessLog
+	failed    chan error // of servers that ended
+	closers   []func()
+}
+
+func (l *listeners) close() {
+	for _, f := range slices.Backward(l.closers) {
+		f()
+	}
+}
+
+// open listens at all addresses, and serves there.
+func (l *listeners) open() error {
+	picker, err := l.limited("ext_proc", "grpc-port", l.grpcPort)
 	if err != nil {
 		return err
 	}
-	defer checked.Close()
-	limits := append(grpcLimits(asked, o.maxStreams),
-		grpc.Creds(proxies),
+	plain, err := l.limited("health", "grpc-health-port", l.grpcHealthPort)
+	if err != nil {
+		return err
+	}
+	limits := append(grpcLimits(picker, l.maxStreams),
+		grpc.Creds(l.proxies),
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20)+64<<10),
+		grpc.MaxRecvMsgSize(max(l.maxParseBytes, 4<<20)+64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
-		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows
-		// of a fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read:
-		// with four times these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
+		// A proxy has a few connections and many streams: large buffers save system calls and cost little. Windows of a
+		// fixed size need no pings to measure a better one. They bound the responses that wait here for slow clients:
+		// with four times these sizes, 2,000 such responses of 1 MB took 550 MiB instead of 200.
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
 		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
-		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
+		// Short requests reuse goroutines whose stacks have grown; longer ones get goroutines of their own.
 		grpc.NumStreamWorkers(128),
 	)
-	main := grpc.NewServer(limits...)
-	extprocv3.RegisterExternalProcessorServer(main, picker)
-	accesslogv3.RegisterAccessLogServiceServer(main, accessLog)
-	healthv1.RegisterHealthServer(main, checks)
-	plain := grpc.NewServer(grpcLimits(checked, maxHealthChecks)...)
-	healthv1.RegisterHealthServer(plain, checks)
+	l.accessLog = extproc.NewAccessLog(l.router)
+	l.grpc = grpc.NewServer(limits...)
+	extprocv3.RegisterExternalProcessorServer(l.grpc, l.picker)
+	accesslogv3.RegisterAccessLogServiceServer(l.grpc, l.accessLog)
+	healthv1.RegisterHealthServer(l.grpc, l.checks)
+	l.plain = grpc.NewServer(grpcLimits(plain, maxHealthChecks)...)
+	healthv1.RegisterHealthServer(l.plain, l.checks)
+	l.closers = append(l.closers, l.plain.Stop, l.grpc.Stop)
+	l.serve("ext_proc", picker, l.proxies.tlsMode, l.grpc.Serve)
+	l.serve("health", plain, "off", l.plain.Serve)
 
-	failed := make(chan error, 4)
-	serveAt := func(what string, l net.Listener, tlsMode string, serve func(net.Listener) error) {
-		log.Info("listening", "for", what, "address", l.Addr().String(), "tls", tlsMode)
-		go func() {
-			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("%s: %w", what, err)
-			}
-		}()
+	switch metrics := l.metricsHandler(); {
+	case l.metricsAddress != "":
+		err = l.openWeb("metrics", "metrics", "metrics-address", l.metricsAddress, metrics)
+	case l.metricsPort != 0:
+		err = l.openWeb("metrics", "metrics", "metrics-port", l.addressOf(l.metricsPort), metrics)
 	}
-	open := func(what, flag, address, tlsMode string, serve func(net.Listener) error) error {
-		l, err := listenAt(flag, address)
-		if err == nil {
-			serveAt(what, l, tlsMode, serve)
-		}
-		return err
+	if err == nil && l.adminAddress != "" {
+		err = l.openWeb("admin requests", "admin", "admin-address", l.adminAddress, l.adminHandler())
 	}
-	web := webServer(seen, &o.hosts)
-	defer web.Close()
-	questions := webServer(admin, &o.hosts)
-	defer questions.Close()
-	defer main.Stop()
-	defer plain.Stop()
-	serveAt("ext_proc", asked, proxies.tlsMode, main.Serve)
-	serveAt("health", checked, "off", plain.Serve)
-	readings := func(l net.Listener) error { return serveWeb(web, l, "metrics", m) }
-	switch {
-	case o.metricsAddress != "":
-		err = open("metrics", "metrics-address", o.metricsAddress, "off", readings)
-	case o.metricsPort != 0:
-		err = open("metrics", "metrics-port", port(o.metricsPort), "off", readings)
+	return err
+}
+
+// limited listens at a gRPC port that a flag names; metrics call the listener by name.
+func (l *listeners) limited(name, flag string, port uint16) (*connlimit.Listener, error) {
+	raw, err := listenAt(flag, l.addressOf(port))
+	if err != nil {
+		return nil, err
 	}
-	if err == nil && o.adminAddress != "" {
-		err = open(
-			"admin requests",
-			"admin-address",
-			o.adminAddress,
-			"off",
-			func(l net.Listener) error { return serveWeb(questions, l, "admin", m) },
-		)
-	}
+	l.closers = append(l.closers, func() { raw.Close() })
+	return limited(raw, name, connections(), l.m), nil
+}
+
+// openWeb serves h over HTTP at the address that a flag names; metrics call the listener by name.
+func (l *listeners) openWeb(what, name, flag, address string, h http.Handler) error {
+	raw, err := listenAt(flag, address)
 	if err != nil {
 		return err
 	}
-	go proxies.expect(ctx, port(o.grpcPort))
+	web := webServer(h, &l.hosts)
+	l.closers = append(l.closers, func() { web.Close() })
+	l.serve(what, raw, "off", func(raw net.Listener) error { return serveWeb(web, raw, name, l.m) })
+	return nil
+}
+
+// serve runs a server at a listener, and sends to failed if it ends early.
+func (l *listeners) serve(what string, at net.Listener, tlsMode string, run func(net.Listener) error) {
+	l.log.Info("listening", "for", what, "address", at.Addr().String(), "tls", tlsMode)
+	go func() {
+		if err := run(at); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			l.failed <- fmt.Errorf("%s: %w", what, err)
+		}
+	}()
+}
+
+// watchReadiness announces changes of readiness until ctx ends. It takes and returns what is unmet.
+func (l *listeners) watchReadiness(ctx context.Context, unmet string) (string, error) {
 	for ctx.Err() == nil {
 		select {
-		case err := <-failed:
-			return err
-		case <-ready.changed:
-			// an election that ctx ended says no more who is wanted
-			if now := ready.waits(); now != waits && ctx.Err() == nil {
-				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
-				waits = now
-				announce(checks, waits == "")
+		case err := <-l.failed:
+			return unmet, err
+		case <-l.ready.changed:
+			// After ctx has ended, the end of the election says nothing about readiness.
+			if now := l.ready.unmetConditions(); now != unmet && ctx.Err() == nil {
+				l.log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
+				unmet = now
+				announce(l.checks, unmet == "")
 			}
 		case <-ctx.Done():
 		}
 	}
-	signal.Reset(syscall.SIGTERM, syscall.SIGINT) // a second one ends the process at once, as soon as the first shows
-	if waits == "" {
+	return unmet, nil
+}
+
+// drain ends serving in order. A replica that is ready first hands over to another one. Then health checks say
+// NOT_SERVING, kvepp serves new requests for --drain-delay, and lets running ones end within --drain-timeout.
+func (l *listeners) drain(ready bool) error {
+	if ready {
 		select {
-		case <-handOver():
-		case err := <-failed:
+		case <-l.cluster.handedOver(l.options, l.log):
+		case err := <-l.failed:
 			return err
 		}
 	}
-	log.Info("kvepp stops: it serves new requests for a moment, until proxies notice, and lets running requests end",
-		"new_requests_for", o.drainDelay, "running_requests_for", o.drainTimeout, "running_requests", picker.Streams())
-	announce(checks, false)
-	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
+	l.log.Info("kvepp stops: it serves new requests until proxies notice, and lets running requests end",
+		"new_requests_for", l.drainDelay, "running_requests_for", l.drainTimeout,
+		"running_requests", l.picker.Streams())
+	announce(l.checks, false)
+	within, cancel := context.WithTimeout(context.Background(), l.drainTimeout)
 	defer cancel()
-	select { // who was not asked for health yet still sends requests, and would have an error of each
-	case <-time.After(o.drainDelay):
+	select { // a proxy that has not checked health since would see an error for each of its requests
+	case <-time.After(l.drainDelay):
 	case <-within.Done():
-	case err := <-failed:
+	case err := <-l.failed:
 		return err
 	}
 	drained := make(chan struct{})
-	accessLog.Stop()
-	go func() { main.GracefulStop(); close(drained) }()
+	l.accessLog.Stop()
+	go func() { l.grpc.GracefulStop(); close(drained) }()
 	select {
 	case <-drained:
 	case <-within.Done():
-		log.Warn("requests were still running after --drain-timeout; they are cut off")
+		l.log.Warn("requests still run after --drain-timeout; kvepp aborts them")
 	}
 	return nil
 }
@@ -249,7 +275,7 @@ func newReadiness() *readiness {
 }
 
 // want adds something that must hold, and does not yet. Whoever knows says so with the function.
-func (r *readiness) want(what string) func(holds bool) {
+func (r *readiness) condition(what string) func(holds bool) {
 	set := func(holds bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -269,7 +295,7 @@ func (r *readiness) want(what string) func(holds bool) {
 
 // await adds something that holds from when done is closed.
 func (r *readiness) await(what string, done <-chan struct{}) {
-	set := r.want(what)
+	set := r.condition(what)
 	select {
 	case <-done:
 		set(true)
@@ -281,8 +307,8 @@ func (r *readiness) await(what string, done <-chan struct{}) {
 	}
 }
 
-// waits returns what does not hold, "" when everything does.
-func (r *readiness) waits() string {
+// unmetConditions returns the conditions that do not hold; "" if all do.
+func (r *readiness) unmetConditions() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return strings.Join(slices.Sorted(maps.Keys(r.unmet)), ", ")

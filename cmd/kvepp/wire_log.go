@@ -352,24 +352,28 @@ func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger,
 	return slog.New(o.handler(a, slog.LevelInfo)), func() { a.Close(2 * time.Second) }, nil
 }
 
-// complaints are what is wrong with the pool. Each is logged when it comes to be, and again only if it was gone in
-// between, so that no more of them are remembered than there are. Not safe for concurrent use.
-type complaints struct {
+// dedupLog logs each problem of the pool once: when it begins, and again only if it had ended in between. It remembers
+// the problems of two updates, no more. Not safe for concurrent use.
+type dedupLog struct {
 	log         *slog.Logger
 	limit       loglimit.Limiter
 	before, now map[string]bool
 }
 
-func (c *complaints) warn(text string) {
-	if !c.before[text] && !c.now[text] {
-		c.limit.Burst = 100
-		c.limit.Log(c.log, slog.LevelWarn, text)
-	}
-	c.now[text] = true
+func newDedupLog(log *slog.Logger) *dedupLog {
+	return &dedupLog{log: log, limit: loglimit.Limiter{Burst: 100}, now: map[string]bool{}}
 }
 
-// begin is called before the pool is looked at anew.
-func (c *complaints) begin() { c.before, c.now = c.now, map[string]bool{} }
+// warn reports a problem that the update has found.
+func (d *dedupLog) warn(text string) {
+	if !d.before[text] && !d.now[text] {
+		d.limit.Log(d.log, slog.LevelWarn, text)
+	}
+	d.now[text] = true
+}
+
+// begin starts an update: problems that it does not report have ended.
+func (d *dedupLog) begin() { d.before, d.now = d.now, map[string]bool{} }
 
 // handler returns what writes log lines of at least a level to a writer, in the chosen format.
 func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
@@ -391,7 +395,7 @@ func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 
 // tracer makes what tells of requests, as OpenTelemetry's environment variables say; nil if they say nothing, or are
 // not to.
-func (o *options) tracer(ctx context.Context, m *metrics.Metrics, log *slog.Logger) (*tracing.Tracer, error) {
+func (o *options) newTracer(ctx context.Context, m *metrics.Metrics, log *slog.Logger) (*tracing.Tracer, error) {
 	if !o.tracing {
 		return nil, nil
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"math"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
-	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
 	"kvepp/router"
@@ -23,7 +21,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// sessions makes the table of session affinity, and shows what it counts.
+// sessions makes the table of session affinity, and exports its counts.
 func sessions(o *options, m *metrics.Metrics) *session.Table {
 	s := session.NewTable(
 		session.Config{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
@@ -57,7 +55,10 @@ func sessions(o *options, m *metrics.Metrics) *session.Table {
 	return s
 }
 
-// showGauges exports what is known of the engines; of nil, that nothing is.
+// withoutPool is the pool's name in labels if there is no InferencePool.
+const withoutPool = "kvepp"
+
+// showGauges exports what the engines' metrics say. g is nil if kvepp does not scrape them.
 func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.Gauges) {
 	if g == nil {
 		g = new(enginemetrics.Gauges)
@@ -75,7 +76,7 @@ func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.
 	}
 }
 
-// poolNow is what the pool's workers are and say now.
+// poolNow returns the pool's workers and the averages of their latest metrics.
 func poolNow(p *pool.Pool, g *enginemetrics.Gauges) metrics.InferencePool {
 	s := p.Acquire()
 	defer s.Release()
@@ -102,20 +103,14 @@ func poolNow(p *pool.Pool, g *enginemetrics.Gauges) metrics.InferencePool {
 			now.Pods = append(now.Pods, metrics.PodQueue{Pod: podName(w), Waiting: l.Waiting})
 		}
 	}
-	now.KVUsage, now.Waiting, now.Running = usage.sum/max(
-		usage.n,
-		1,
-	), waiting.sum/max(
-		waiting.n,
-		1,
-	), running.sum/max(
-		running.n,
-		1,
-	)
+	now.KVUsage = usage.sum / max(usage.n, 1)
+	now.Waiting = waiting.sum / max(waiting.n, 1)
+	now.Running = running.sum / max(running.n, 1)
 	return now
 }
 
-// podName is the extension's name of a worker. Endpoints that are made of a pod's ports may have it already.
+// podName returns the name that the Gateway API Inference Extension gives a worker. An endpoint made of a pod's port
+// may have it already.
 func podName(w *pool.Worker) string {
 	suffix := "-rank-" + strconv.FormatUint(uint64(w.Rank), 10)
 	if strings.HasSuffix(w.Name, suffix) {
@@ -124,17 +119,7 @@ func podName(w *pool.Worker) string {
 	return w.Name + suffix
 }
 
-// identity is what the labels of the metrics that have Dynamo's names say.
-func (o *options) identity() metrics.Identity {
-	id := o.routerID
-	if id == 0 {
-		host, _ := os.Hostname() // without a name, the id of the empty one
-		id = kvblock.InstanceID(host)
-	}
-	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
-}
-
-// sources shows what the packages without metrics of their own count.
+// sources exports the counts of packages that have no metrics of their own.
 func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
@@ -173,7 +158,7 @@ func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.I
 	}
 }
 
-// showModels shows what is known of models, and which of their texts are costly.
+// showModels exports the state of the models.
 func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters *router.Adapters) {
 	without := 0
 	for name, model := range models {
@@ -188,13 +173,13 @@ func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters
 	m.GaugeFunc(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 }
 
-// showPicker shows what the external processor holds.
+// showPicker exports what the external processor holds.
 func showPicker(m *metrics.Metrics, picker *extproc.Server) {
 	m.GaugeFunc(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
 	m.GaugeFunc(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
 }
 
-// showRouter shows how many workers are overloaded, and how many requests wait in each policy class.
+// showRouter exports how many workers are overloaded, and how many requests wait in each policy class.
 func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
 	m.GaugeFunc(
 		metrics.OverloadedWorkers,
@@ -216,7 +201,7 @@ func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
 	}
 }
 
-// indexGauges shows what the index counts.
+// indexGauges exports the counts of the index.
 func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 	m.GaugeFunc(
 		metrics.IndexBlocks,
@@ -260,14 +245,14 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 	)
 }
 
-// countersOf shows counters of stats, which differ in a label; each is named by its value.
+// countersOf exports counters of stats that differ in the value of a label. counts has them by that value.
 func countersOf[S any](m *metrics.Metrics, name, help, label string, stats func() S, counts map[string]func(S) uint64) {
 	for value, count := range counts {
 		m.CounterFunc(name, help, prometheus.Labels{label: value}, func() float64 { return float64(count(stats())) })
 	}
 }
 
-// showWorkers exports each worker of p under its name. events is nil if there are none.
+// showWorkers exports each worker of p under its name. events is nil if kvepp does not subscribe to KV events.
 func showWorkers(
 	m *metrics.Metrics,
 	p *pool.Pool,

@@ -16,142 +16,118 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// loaded is what came of reading a tokenizer.
-type loaded struct {
+// loadResult is the result of loading a tokenizer.
+type loadResult struct {
 	model *tokenizer.Model
 	err   error
 }
 
-// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and whose engine
-// is not asked in its place, has a nil one: requests for it can still be routed by load.
-func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
-	folders, err := o.modelFolders()
-	if err != nil {
-		return nil, err
-	}
-	urls, err := o.tokenizerURLsByModel()
-	if err != nil {
-		return nil, err
-	}
+// loadModels loads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and that has no
+// --tokenizer-url, is nil: kvepp routes its requests by load.
+func loadModels(o *options, log *slog.Logger) map[string]*tokenizer.Model {
+	folders, urls := o.config.folders, o.config.urls
 	if len(folders)+len(urls) == 0 {
-		log.Warn("no --model is given: no prompt can be tokenized, every request is routed by load only")
-	}
-	served, err := o.tokenizerOptions()
-	if err != nil {
-		return nil, err
+		log.Warn("no --model is given: kvepp cannot tokenize prompts, and routes every request by load only")
 	}
 	models := make(map[string]*tokenizer.Model, len(folders))
 	start := time.Now()
-	loads := make(map[string]chan loaded, len(folders))
+	loads := make(map[string]chan loadResult, len(folders))
 	for name, dir := range folders {
-		done := make(chan loaded, 1)
+		done := make(chan loadResult, 1)
 		loads[name] = done
 		go func() {
-			model, err := tokenizer.Load(dir, served)
-			done <- loaded{model, err}
+			model, err := tokenizer.Load(dir, o.config.engine)
+			done <- loadResult{model, err}
 		}()
 	}
 	within, cancel := context.WithTimeout(context.Background(), o.modelLoadTimeout)
 	defer cancel()
 	for name, dir := range folders {
-		var l loaded
-		select {
-		case l = <-loads[name]:
-		case <-within.Done():
-			select { // it may have come in time, while another was waited for
-			case l = <-loads[name]:
-			default:
-				l.err = fmt.Errorf(
-					"not loaded after --model-load-timeout, %s; is its file system there?",
-					o.modelLoadTimeout,
-				)
-			}
-		}
+		l := awaitLoad(within, loads[name], o.modelLoadTimeout)
+		url := urls[name]
 		switch {
-		case l.err != nil && urls[name] != "":
+		case l.err != nil && url != "":
 			log.Warn(
-				"the model's folder cannot be used: the engine is asked for the tokens of its requests",
-				"model",
-				name,
-				"url",
-				maskPasswords(urls[name]),
-				"error",
-				l.err,
+				"the model's folder cannot be used: kvepp asks the engine for the token ids of its requests",
+				"model", name, "url", maskPasswords(url), "error", l.err,
 			)
-			continue
 		case l.err != nil:
 			models[name] = nil
 			log.Error(
 				"the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a "+
 					"folder that it can use",
-				"model",
-				name,
-				"folder",
-				dir,
-				"error",
-				l.err,
+				"model", name, "folder", dir, "error", l.err,
 			)
-			continue
+		default:
+			models[name] = l.model
+			logModel(log, name, dir, url, o.config.engine.Engine, l.model, time.Since(start))
 		}
-		models[name] = l.model
-		if l.model.GeneralPattern() {
-			log.Warn(
-				"the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly "+
-					"but slower",
-				"model",
-				name,
-			)
-		}
-		tellUpperBound(log, name, dir, l.model)
-		level, template := templateOf(l.model, urls[name])
-		log.Log(
-			context.Background(),
-			level,
-			"model loaded",
-			"model",
-			name,
-			"folder",
-			dir,
-			"engine",
-			served.Engine,
-			"template",
-			template,
-			"took",
-			time.Since(start).Round(time.Millisecond),
-		)
 	}
 	for name, url := range urls {
 		if models[name] == nil {
 			log.Info(
-				"model without a tokenizer of kvepp's: its engine tokenizes its requests",
-				"model",
-				name,
-				"url",
-				maskPasswords(url),
-				"template",
-				"the engine's",
+				"kvepp has no tokenizer of this model: its engine tokenizes its requests",
+				"model", name, "url", maskPasswords(url), "template", "the engine's",
 			)
 		}
 	}
-	return models, nil
+	return models
 }
 
-// tellUpperBound logs that what is predicted for a model on SGLang is an upper bound, and why.
-func tellUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) {
+// awaitLoad waits for one result until ctx ends.
+func awaitLoad(ctx context.Context, result <-chan loadResult, timeout time.Duration) loadResult {
+	select {
+	case l := <-result:
+		return l
+	case <-ctx.Done():
+	}
+	select { // it may have come in time, while kvepp waited for another model
+	case l := <-result:
+		return l
+	default:
+		return loadResult{err: fmt.Errorf("not loaded within --model-load-timeout, %s; is its file system mounted?",
+			timeout)}
+	}
+}
+
+// logModel logs that a model is loaded, and what is special about it.
+func logModel(
+	log *slog.Logger,
+	name, dir, url string,
+	engine tokenizer.Engine,
+	model *tokenizer.Model,
+	took time.Duration,
+) {
+	if model.GeneralPattern() {
+		log.Warn(
+			"kvepp has no scanner for the model's pre-tokenizer pattern: it uses the general regular-expression "+
+				"engine, which is exact but slower",
+			"model",
+			name,
+		)
+	}
+	warnUpperBound(log, name, dir, model)
+	level, template := templateOf(model, url)
+	log.Log(context.Background(), level, "model loaded", "model", name, "folder", dir, "engine", engine,
+		"template", template, "took", took.Round(time.Millisecond))
+}
+
+// warnUpperBound logs that predicted cached tokens of a model on SGLang are an upper bound, and why.
+func warnUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) {
 	switch {
 	case !model.OverlapIsUpperBound():
 	case model.HasConfig():
 		log.Info(
-			"SGLang's events do not tell all that it evicts of this hybrid model: predicted cached tokens are an "+
-				"upper bound",
+			"SGLang's KV events omit some evictions of this hybrid model: predicted cached tokens are an upper bound",
 			"model",
 			name,
 		)
 	default:
 		log.Warn(
-			"the model's folder has no config.json, which says whether it is a hybrid model. SGLang's events do not "+
-				"tell all that it evicts of those, "+
-				"so predicted cached tokens count as an upper bound. Put the model's config.json into the folder",
+			"the model's folder has no config.json, so kvepp does not know whether the model is a hybrid one. "+
+				"SGLang's "+
+				"KV events omit some evictions of hybrid models, so kvepp treats predicted cached tokens as an upper "+
+				"bound. Put the model's config.json into the folder",
 			"model",
 			name,
 			"folder",
@@ -160,8 +136,8 @@ func tellUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) 
 	}
 }
 
-// upperBound returns router.Config.UpperBound: with SGLang, what is predicted is exact only for a model that is known
-// to be no hybrid.
+// upperBound returns router.Config.UpperBound: with SGLang, predictions are exact only for models that are known not to
+// be hybrid.
 func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) func(string) bool {
 	if engine != tokenizer.SGLang {
 		return nil
@@ -172,12 +148,12 @@ func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) fun
 	}
 }
 
-// templateOf renders a short chat with a model, and returns what a log says of its chat template, and at which level.
+// templateOf renders a short chat with a model. It returns what the log says about its chat template, and the level.
 // url is the model's --tokenizer-url; "" if there is none.
 func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 	instead := "chats are routed by load"
 	if url != "" {
-		instead = "--tokenizer-url is asked for the tokens of chats"
+		instead = "kvepp asks --tokenizer-url for the token ids of chats"
 	}
 	chat, err := apibody.ParseRequest(
 		"/v1/chat/completions",
@@ -195,21 +171,18 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 	return slog.LevelWarn, fmt.Sprintf("unusable (%s): %v", instead, err)
 }
 
-// modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.
+// modelFiles computes the checksums of the loaded models' files, to compare them with those of Dynamo's model cards.
 func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if engine, err := o.tokenizerOptions(); err != nil ||
-		o.dynamoDiscovery == "" && !(o.wanted() && engine.Engine == tokenizer.Dynamo) {
-		return files, err
+	if o.dynamoDiscovery == "" && !(o.wanted() && o.config.engine.Engine == tokenizer.Dynamo) {
+		return files, nil
 	}
-	folders, err := o.modelFolders()
-	if err != nil {
-		return nil, err
-	}
+	folders := o.config.folders
 	for name, model := range models {
 		if model == nil {
 			continue
 		}
+		var err error
 		if files[name], err = dynamo.ReadModelFiles(folders[name], o.chatTemplate); err != nil {
 			return nil, fmt.Errorf("--model %s=%s: %w", name, folders[name], err)
 		}
@@ -217,14 +190,14 @@ func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dyna
 	return files, nil
 }
 
-// complainOfFiles logs the files that workers have in another version than kvepp, once for each.
-func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dynamo.Mismatch]bool) {
+// logMismatches logs the files of workers that differ from kvepp's. logged are the mismatches of the last call, which
+// are not logged again.
+func logMismatches(log *slog.Logger, mismatches []dynamo.Mismatch, logged map[dynamo.Mismatch]bool) {
 	for _, d := range mismatches {
-		if !said[d] {
+		if !logged[d] {
 			log.Error(
-				"a worker's model file is another than kvepp's: the worker is routed to by load only. Give kvepp the "+
-					"folder that the "+
-					"worker serves (--model), and its template (--chat-template)",
+				"a worker's model file differs from kvepp's: kvepp routes to the worker by load only. Give kvepp the "+
+					"folder that the worker serves (--model), and its template (--chat-template)",
 				"worker",
 				d.Endpoint,
 				"file",
@@ -236,34 +209,27 @@ func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dy
 			)
 		}
 	}
-	clear(said)
+	clear(logged)
 	for _, d := range mismatches {
-		said[d] = true
+		logged[d] = true
 	}
 }
 
-// remoteTokenizers makes the clients of --tokenizer-url, by model, which show key.
+// remoteTokenizers makes the clients of --tokenizer-url, by model. They send key.
 func remoteTokenizers(
 	o *options,
 	key *tokenFile,
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (map[string]*remote.Client, error) {
-	urls, err := o.tokenizerURLsByModel()
-	if err != nil {
-		return nil, err
-	}
-	served, err := o.tokenizerOptions()
-	if err != nil {
-		return nil, err
-	}
+	urls := o.config.urls
 	clients := make(map[string]*remote.Client, len(urls))
 	for name, url := range urls {
 		client, err := remote.New(
 			remote.Config{
 				Model:   name,
 				URL:     url,
-				Engine:  served.Engine,
+				Engine:  o.config.engine.Engine,
 				APIKey:  key.token,
 				Timeout: o.tokenizerURLTimeout,
 			},
@@ -284,7 +250,7 @@ func remoteTokenizers(
 	return clients, nil
 }
 
-// startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.
+// startChecks compares the token ids of models with those of their engines (--tokenizer-check) until ctx ends.
 func startChecks(
 	ctx context.Context,
 	o *options,
@@ -303,7 +269,7 @@ func startChecks(
 		}
 		if engine == nil {
 			log.Warn(
-				"--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked",
+				"--tokenizer-check: this model has no --tokenizer-url, so kvepp does not check it",
 				"model",
 				name,
 			)
@@ -315,20 +281,19 @@ func startChecks(
 	return checks
 }
 
-// tellSettings hands the settings of Dynamo's workers that change prompts to the tokenizers of their models.
-func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, wrong *complaints) {
+// applySettings gives the settings of Dynamo's workers that change prompts to the tokenizers of their models.
+func applySettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, problems *dedupLog) {
 	workers := map[string][]tokenizer.DynamoSettings{}
 	for _, in := range instances {
-		// of one that a frontend told of, nothing is known
+		// instances that a frontend lists have no card
 		if in.Card == nil || len(in.Card.RuntimeConfig) == 0 || models[in.Card.Model] == nil {
 			continue
 		}
 		settings, err := tokenizer.ParseDynamoSettings(in.Card.RuntimeConfig)
 		if err != nil {
-			wrong.warn(
+			problems.warn(
 				fmt.Sprintf(
-					"the model card of a worker of %q is not understood, so that its prompts may be predicted "+
-						"wrongly: %v",
+					"kvepp cannot read the model card of a worker of %q, so it may predict its prompts wrongly: %v",
 					in.Card.Model,
 					err,
 				),
@@ -336,11 +301,12 @@ func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instanc
 			continue
 		}
 		if all := workers[in.Card.Model]; len(all) > 0 && all[0] != settings {
-			wrong.warn(
+			problems.warn(
 				fmt.Sprintf(
-					"workers of %q have cards that differ in settings that change prompts: its chats are routed by "+
-						"load. "+
-						"Give all workers of a model the same --dyn-reasoning-parser, --dyn-tool-call-parser and so on",
+					"the model cards of the workers of %q differ in settings that change prompts: kvepp routes its "+
+						"chats "+
+						"by load. Give all workers of a model the same --dyn-reasoning-parser, "+
+						"--dyn-tool-call-parser and so on",
 					in.Card.Model,
 				),
 			)

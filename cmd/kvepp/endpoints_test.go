@@ -12,7 +12,7 @@ import (
 // in; it is said once.
 func TestUnusableEndpointsAreLeftOut(t *testing.T) {
 	var said logtest.Log
-	wrong := complaints{log: slog.New(slog.NewTextHandler(&said, nil))}
+	wrong := newDedupLog(slog.New(slog.NewTextHandler(&said, nil)))
 	for range 3 {
 		wrong.begin()
 		left := usable([]pool.Endpoint{
@@ -21,12 +21,12 @@ func TestUnusableEndpointsAreLeftOut(t *testing.T) {
 			{Name: "d", Address: "10.0.0 .3:80"},
 			{Name: "e", Address: "10.0.0.4:80", Model: "m\x00"},
 			{Name: "f", Address: "10.0.0.5:80"},
-		}, &wrong)
+		}, wrong)
 		if len(left) != 2 || left[0].Name != "a" || left[1].Name != "f" {
 			t.Errorf("left: %v", left)
 		}
 	}
-	if said.Count("is left out") != 3 {
+	if said.Count("ignores an endpoint") != 3 {
 		t.Error(said.String())
 	}
 }
