@@ -1,7 +1,9 @@
-// Package rewrite says to which model the requests for another go.
+// Package modelrewrite replaces the model that a request names by another.
 //
-// It owns the rules in force and the draw among a rule's targets. It never reads a body or changes one, and does not
-// know where rules come from. Rules may be used from any goroutine.
+// It owns the rules in force and the random draw among a rule's targets. It never reads or changes a body, and does not
+// know where rules come from.
+//
+// Concurrency: Rules is safe for concurrent use.
 package modelrewrite
 
 import (
@@ -11,40 +13,40 @@ import (
 	"sync/atomic"
 )
 
-// Rule sends the requests for a model to others, under the names of these.
+// Rule sends the requests for some models to other models, under the others' names.
 //
 // Source: InferenceModelRewrite, groups llm-d.ai and inference.networking.x-k8s.io, v1alpha2.
 type Rule struct {
-	// Name says where the rule is from, for a metric: the name of the object, or of the flag.
+	// Name says where the rule comes from, for a metric: the name of an object or of a flag.
 	Name string
-	// Models are the names that requests give. nil: whatever they give that no other rule names.
+	// Models are the names that requests give. nil: all names that no other rule has.
 	Models []string
-	// Targets are drawn from; one at least.
+	// Targets are the models to draw from; at least one.
 	Targets []Target
 }
 
-// Target is a model that a Rule leads to.
+// Target is a model that a Rule sends requests to.
 type Target struct {
 	Model string
-	// Weight is the target's part of the requests, among the targets of its rule: up to a million. All 0: the same for
-	// each.
+	// Weight is the target's share of the requests, relative to the other targets of its rule, 0 to 1,000,000. If all
+	// are 0, the shares are equal.
 	Weight int
 }
 
-// maxWeight is the most that one target may weigh. Source: InferenceModelRewrite's schema.
+// maxWeight is the largest weight. Source: InferenceModelRewrite's schema.
 const maxWeight = 1_000_000
 
-// Check refuses a rule without targets, a name that is empty, and a weight below 0 or above a million.
+// Check refuses a rule without targets, an empty name, and a weight out of range.
 func (r *Rule) Check() error {
 	if len(r.Targets) == 0 {
-		return errors.New("no target")
+		return errors.New("no target: a rule needs at least one")
 	}
 	for _, t := range r.Targets {
 		switch {
 		case t.Model == "":
-			return errors.New("a target without a model's name")
+			return errors.New("a target needs a model's name")
 		case t.Weight < 0 || t.Weight > maxWeight:
-			return fmt.Errorf("the weight of %q is %d; it goes from 0 to %d", t.Model, t.Weight, maxWeight)
+			return fmt.Errorf("the weight of %q is %d; it must be 0 to %d", t.Model, t.Weight, maxWeight)
 		}
 	}
 	for _, model := range r.Models {
@@ -55,7 +57,7 @@ func (r *Rule) Check() error {
 	return nil
 }
 
-// Label returns the model's name for a metric: what the rule names, never what only a client does.
+// Label returns the model's name for a metric's label: a name in a rule, never one that only a client gave.
 func (r *Rule) Label(model string) string {
 	if r.Models == nil {
 		return "other"
@@ -80,16 +82,16 @@ func (r *Rule) draw() string {
 	return r.Targets[0].Model // not reached: the weights add up to total
 }
 
-// Rules are those in force. A nil one, and one that was never set, have none.
+// Rules are the rules in force. A nil Rules has none.
 type Rules struct{ now atomic.Pointer[table] }
 
 type table struct {
 	named map[string]*Rule
-	other *Rule // nil: other names stay
+	other *Rule // for all other names; nil: they stay
 }
 
-// Set puts rules in place of those before; they must not be changed afterwards. Of several that name one model the
-// first holds, and so of several that name none. Errors: a rule that Check refuses; then nothing changes.
+// Set replaces all rules. The caller must not change them afterwards. If several rules have a model, the first holds;
+// the same goes for several rules without models. Errors: of Check; then nothing changes.
 func (r *Rules) Set(rules []Rule) error {
 	next := &table{named: map[string]*Rule{}}
 	for i := range rules {
@@ -110,7 +112,7 @@ func (r *Rules) Set(rules []Rule) error {
 	return nil
 }
 
-// Of returns the rule for requests that name a model, and the target drawn for one of them; nil: the name stays.
+// Of returns the rule for a model, and a target drawn for one request. nil: the name stays.
 func (r *Rules) Of(model string) (*Rule, string) {
 	if r == nil {
 		return nil, ""

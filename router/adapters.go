@@ -2,30 +2,30 @@ package router
 
 import "sync"
 
-// maxSeenAdapters bounds how many adapters are learned from events, maxAdapterName how long, in bytes, the name of one
-// is.
+// maxSeenAdapters bounds how many adapters are learned from events, maxAdapterName the length of an adapter's name in
+// bytes.
 const (
 	maxSeenAdapters = 4096
 	maxAdapterName  = 256
 )
 
-// Adapters knows which model a LoRA adapter adapts: from the operator, and from engines, whose events name the adapter
-// that a block was computed with. It is safe for concurrent use. A nil one knows of none.
+// Adapters maps a LoRA adapter to the model that it adapts. The operator names adapters, and engines' events name the
+// adapter that computed a block. It is safe for concurrent use. A nil one is empty.
 type Adapters struct {
 	named map[string]string // adapter -> model; read-only
 
 	mu   sync.RWMutex
-	seen map[string]string // guarded by mu; an empty model is not known
+	seen map[string]string // guarded by mu; an empty model is unknown
 }
 
-// NewAdapters returns a table with the operator's adapters: their names, as requests give them for a model and engines
-// announce them, and the models that they adapt.
+// NewAdapters returns a table with the operator's adapters, by the names that requests and events use, and the models
+// that they adapt.
 func NewAdapters(named map[string]string) *Adapters {
 	return &Adapters{named: named, seen: map[string]string{}}
 }
 
-// Seen records an adapter that an event of a worker names. model is asked for that worker's model if the adapter is
-// new; it returns "" if it does not know.
+// Seen adds an adapter that a worker's event names. If the adapter is new, Seen calls model for the worker's model; it
+// returns "" if that is unknown.
 func (a *Adapters) Seen(name string, model func() string) {
 	if a.named[name] != "" || name == "" || len(name) > maxAdapterName {
 		return

@@ -18,110 +18,108 @@ import (
 
 // Config is what an operator chooses.
 type Config struct {
-	// Models maps a model's name, as requests give it, to its tokenizer; nil for one that is served though it could not
-	// be loaded.
+	// Models maps a model's name, as requests give it, to its tokenizer. A nil tokenizer stands for a model whose
+	// tokenizer could not be loaded.
 	Models map[string]*tokenizer.Model
 	// UpperBound reports whether the engines of a model may have less of a prompt cached than their KV events announce,
-	// without a sign of it in the events. What is predicted for its requests is then an upper bound. nil: of no model.
+	// without a sign of it in the events. Predictions for its requests are then marked as upper bounds. nil: no model.
 	UpperBound func(model string) bool
-	// Adapters are the LoRA adapters, each of which has the tokenizer and the workers of its model, and blocks of its
-	// own. A name in Models or Remote is a model's, whatever events call an adapter. nil: there are none.
+	// Adapters are the LoRA adapters. An adapter shares the tokenizer and the workers of its model and has blocks of
+	// its own. A name in Models or Remote is always a model's. nil: no adapters.
 	Adapters *Adapters
-	// Rewrites change the model that a request names, before anything else is made of that name. nil: none.
+	// Rewrites replace the model that a request names, before the name is used. nil: none.
 	Rewrites *modelrewrite.Rules
-	// Objectives give priorities to requests that name one. nil: to none.
+	// Objectives give priorities to requests that name an objective. nil: none.
 	Objectives *Objectives
-	// StrictModel refuses requests for a model that neither this configuration nor a worker names. Otherwise workers
-	// that do not say which model they serve are sent them.
+	// StrictModel refuses requests for a model that neither this configuration nor a worker names. Otherwise they go to
+	// workers that report no model.
 	StrictModel bool
-	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize;
-	// nil asks nobody.
+	// Remote maps a model's name to the engine that tokenizes the requests that Models cannot. nil: none.
 	Remote map[string]*remote.Client
-	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
+	// Checks maps a model's name to the comparison of Models' token ids with its engine's. nil: none.
 	Checks map[string]*remote.Check
-	// IgnoreHints drops what clients say of their requests' routing, in headers and nvext.
+	// IgnoreHints ignores the routing hints of clients, in headers and nvext.
 	IgnoreHints bool
-	// Sessions is the table of session affinity. The caller tells it which workers left. nil: there is no affinity.
+	// Sessions is the table of session affinity. The caller reports workers that left to it. nil: no affinity.
 	Sessions *session.Table
-	// Pinning lets requests name the worker that they go to, in nvext.
+	// Pinning lets requests name their worker in nvext.
 	Pinning bool
-	// Frontends says that the endpoints are Dynamo's frontends: they make the tenant of a request its cache salt, and
-	// refuse what is for kvepp alone in a body.
+	// Frontends says that the endpoints are Dynamo's frontends. They make a request's tenant its cache salt, and refuse
+	// body fields that are for kvepp alone.
 	Frontends bool
-	// KeepLegacyNvext leaves in a body for Dynamo's frontends what a frontend of Dynamo 1.6.1 refuses, for earlier ones
-	// that do not.
+	// KeepLegacyNvext keeps in bodies for Dynamo's frontends the fields that Dynamo 1.6.1 refuses, for earlier versions
+	// that accept them.
 	KeepLegacyNvext bool
-	// InjectTokens puts the token ids of prompts into bodies for Frontends, where these are certain to make the same
-	// ones.
+	// InjectTokens puts prompts' token ids into bodies for Frontends, if the frontend would certainly compute the same
+	// ids.
 	InjectTokens bool
-	// TenantSalt makes the tenant of a request, or what else its cache namespace is, the cache salt of stock vLLM.
+	// TenantSalt makes a request's tenant, or else its cache namespace, the cache salt of stock vLLM.
 	TenantSalt bool
 	// PromptComputed is called for each prompt of known tokens that a worker has computed. blockSize is the worker's,
 	// in tokens; 0: not known. nil: not called.
 	PromptComputed func(w kvblock.Worker, tokens, blockSize int)
-	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 or its
-	// Mode another than KV the index is never asked.
+	// Scoring configures the cost function. It must have passed Validate. If OverlapScoreCredit is 0 or Mode is not KV,
+	// the index is never asked.
 	Scoring scoring.Config
-	// TrackOutput counts the blocks of answers while they are generated, for as long as the proxy shows them.
+	// TrackOutput counts the blocks of answers while they are generated, as far as the proxy shows the answers.
 	TrackOutput bool
-	// CountTokens has prompts tokenized in modes that read nothing of them as well, because something else wants their
-	// numbers. false: such a prompt's load is estimated from its size.
+	// CountTokens tokenizes prompts even in modes that ignore the prompt, because another feature needs their length.
+	// false: in these modes a prompt's load is estimated from its size.
 	CountTokens bool
-	// Thresholds say above which load a worker is no candidate. The zero value: whatever its load, it is one. They hold
-	// for every model until SetThresholds changes them.
+	// Thresholds are the loads above which a worker is no candidate, for every model until SetThresholds changes them.
+	// The zero value: none.
 	Thresholds Thresholds
-	// KVUsage appends to dst, for each worker number, the part of its KV blocks (0 to 1) that requests hold by its
-	// engine's own account; 0 where that is not known, and so beyond the end. It is asked while Thresholds look at KV
-	// blocks. nil: nothing is known but the book.
+	// KVUsage appends to dst, for each worker number, the share of KV blocks in use (0..1) that its engine reports; 0
+	// if unknown, as for workers beyond the end. It is called while a threshold reads KV blocks. nil: only the load
+	// book is read.
 	KVUsage func(dst []float64) []float64
-	// Queue has requests wait while every worker is busy. nil: none ever does.
+	// Queue makes requests wait while every worker is busy. nil: no request waits.
 	Queue *Queue
-	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events
-	// say.
+	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
-	// Metrics is told of choices and answers, under the names of Dynamo's own router; nil: nobody is.
+	// Metrics counts choices and answers under the names of Dynamo's own router. nil: not counted.
 	Metrics *metrics.Router
-	// Picker is told of requests, under the names of the Gateway API Inference Extension's endpoint picker; nil: nobody
-	// is.
+	// Picker counts requests under the names of the Gateway API Inference Extension's endpoint picker. nil: not
+	// counted.
 	Picker *metrics.Picker
-	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug
-	// level.
+	// Explain makes every Decision list its candidates with the terms of their costs. Keep and a log at debug level do
+	// the same.
 	Explain bool
-	// Memory is what requests may take until they are routed. nil: without limit.
+	// Memory bounds what requests take until they are routed. nil: no limit.
 	Memory *budget.Budget
-	// PickTimeout is how long it may take until a body is read and its prompt's token ids are known, waiting for memory
-	// and for a processor included; then the request is routed by load. 0: however long it takes.
+	// PickTimeout bounds the time until a body is read and its prompt's token ids are known, with the waits for memory
+	// and a processor. After it the request is routed by load. 0: no limit.
 	PickTimeout time.Duration
-	// Eject leaves out endpoints that fail or are cordoned. The pool tells it who joins and leaves. nil: none is left
-	// out.
+	// Eject excludes endpoints that fail or are cordoned. The pool reports joins and leaves to it. nil: none are
+	// excluded.
 	Eject *eject.Tracker
-	// FirstByte is how long the headers of a streamed response, and of any response to a trial request, may take before
-	// that is a failure. 0: however long they take.
+	// FirstByte bounds the time until the headers of a streamed response, or of any response to a trial request. After
+	// it the request counts as a failure. 0: no limit.
 	FirstByte time.Duration
-	// Fallbacks is how many further endpoints a decision names, for a proxy that may try them in order. 0: none.
+	// Fallbacks is how many further endpoints a decision names, for a proxy that tries them in order. 0: none.
 	Fallbacks int
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.
 	Keep int
-	// StockPrefill says that prefill workers are stock engines, which the destination reaches at their addresses, and
-	// not Dynamo's, which its frontend reaches by their ids: a prefill worker without an address is no candidate, and
-	// decode workers serve alone where there is none.
+	// StockPrefill says that prefill workers are stock engines, which the destination reaches at their addresses.
+	// Otherwise they are Dynamo's, which its frontend reaches by their ids. With it, a prefill worker without an
+	// address is no candidate, and decode workers take requests alone if there is no prefill worker.
 	StockPrefill bool
 }
 
-// Predict is how routing decisions count as stores. The zero value: they do not.
+// Predict configures how routing decisions count as stored blocks. The zero value: not at all.
 type Predict struct {
 	// TTL is how long a block counts after the latest request with it. 0: not at all.
 	TTL time.Duration
-	// LRU lets blocks count until the worker's cache would be full, instead of for a time; TTL still holds for workers
-	// of which the number of blocks is not known.
+	// LRU counts blocks until the worker's cache would be full, instead of for a time. TTL still holds for workers
+	// whose number of KV blocks is not known.
 	LRU bool
-	// Alone says that there are no events: overlap is predicted or not known.
+	// Alone says that there are no KV events: overlap is predicted or unknown.
 	Alone bool
 	// Silent is the TTL for a worker that should send events and does not. 0: TTL.
 	Silent time.Duration
 }
 
-// lifetime returns how long w is believed to hold a block it was sent.
+// lifetime returns for how long w is assumed to hold a block that it was sent.
 func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
 	if p.LRU && w.TotalKVBlocks > 0 {
 		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
@@ -151,7 +149,7 @@ func (c *Config) modelNames() map[string]bool {
 	return names
 }
 
-// asksIndex reports whether what workers hold has any part in a choice.
+// asksIndex reports whether cached blocks have any part in a choice.
 func (c *Config) asksIndex() bool {
 	return c.Scoring.Mode == scoring.KV && c.Scoring.OverlapScoreCredit != 0
 }

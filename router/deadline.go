@@ -15,22 +15,23 @@ import (
 )
 
 var (
-	// errPickTimeout says that a prompt was not read and tokenized in time.
+	// errPickTimeout says that a prompt was not read and tokenized within --pick-timeout.
 	errPickTimeout = errors.New("router: the prompt's token ids were not known within --pick-timeout")
-	// errPanic says that a defect was met, which is logged.
+	// errPanic says that reading a request panicked. The log has the stack.
 	errPanic = errors.New("router: a defect, see the stack in the log")
 )
 
-// quickBytes is the size up to which a body is read at once: the slowest takes less than any deadline is worth.
+// quickBytes is the body size up to which a body is read without a slot or a deadline: reading it takes less time than
+// any deadline.
 const quickBytes = 16 << 10
 
-// slots bound how many bodies above quickBytes are read at once, and so what those that nobody waits for any more can
-// hold. Channels of as many places; who waits comes in turn.
+// slots bound how many bodies above quickBytes are read concurrently, and so what abandoned reads can hold. Each is a
+// channel with one place for each body. Waiting requests get places in order of arrival.
 type slots struct {
-	// all has a few places for each processor, so that one body that lasts does not hold up the others.
+	// all has four places for each processor, so that one slow body does not delay the others.
 	all chan struct{}
-	// large has one place for every two processors, so that large bodies leave half of them to others. A large body
-	// takes no place in all.
+	// large has one place for every two processors, so that large bodies leave half of the processors to others. A
+	// large body takes no place in all.
 	large chan struct{}
 }
 
@@ -47,18 +48,18 @@ func (s *slots) of(size int) chan struct{} {
 	return s.all
 }
 
-// reading is what one request holds while its body is read: a slot, and memory of the budget. Its methods are for the
-// request's own goroutine, but for release.
+// reading is what one request holds while its body is read: a slot, and memory of the budget. Only the request's own
+// goroutine calls its methods, except release.
 type reading struct {
 	router *Router
 	size   int           // of the body, in bytes
 	slot   chan struct{} // held; nil: none
-	cost   int           // bytes held of the budget's share for such bodies; 0: none
-	late   bool          // work that nobody waits for any more holds all of it, and releases it
+	cost   int           // bytes held in the budget's share for such bodies; 0: none
+	late   bool          // abandoned work still holds all of it, and releases it
 }
 
-// begin waits for memory to read a body of size bytes, and for a slot if it is not a quick one, until a time; zero:
-// however long. The reading is to be ended, whatever the error.
+// begin waits until a time for memory to read a body of size bytes, and for a slot unless it is a quick one. A zero
+// time: no deadline. Call end on the result also after an error.
 //
 // Errors: errPickTimeout; ctx's own.
 func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading, error) {
@@ -81,7 +82,7 @@ func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading,
 	return g, nil
 }
 
-// outOfTime is the error of a request that waited in vain: its client has gone, or its time is over.
+// outOfTime returns the error of a wait that failed: the client has gone, or the deadline has passed.
 func outOfTime(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -89,7 +90,7 @@ func outOfTime(ctx context.Context) error {
 	return errPickTimeout
 }
 
-// takeSlot waits for a slot. Errors as begin's.
+// takeSlot waits for a slot. Errors: as begin.
 func (g *reading) takeSlot(ctx context.Context, until time.Time) error {
 	slot := g.router.slots.of(g.size)
 	select {
@@ -109,7 +110,7 @@ func (g *reading) takeSlot(ctx context.Context, until time.Time) error {
 	}
 }
 
-// leaveSlot gives the slot to the next: what follows takes no processor.
+// leaveSlot releases the slot before work that needs no processor.
 func (g *reading) leaveSlot() {
 	if !g.late && g.slot != nil {
 		<-g.slot
@@ -117,7 +118,7 @@ func (g *reading) leaveSlot() {
 	}
 }
 
-// end gives back what is held, unless work goes on that still needs it.
+// end releases what is held, unless abandoned work still needs it.
 func (g *reading) end() {
 	if !g.late {
 		g.release()
@@ -135,9 +136,9 @@ func (g *reading) release() {
 	}
 }
 
-// within does a part of the work on a body, unless that takes until a time; zero: however long. Work that is not done
-// by then goes on by itself until it sees that the context it is given is over. It keeps its slot and its memory, the
-// body's among it, for as long; its outcome is dropped.
+// within does a part of the work on a body in a goroutine of its own, and waits for it until a time; zero: no deadline.
+// Work that is late goes on until it sees that its context has ended. Until then it keeps its slot and its memory, the
+// body's included. Its outcome is dropped.
 //
 // Errors: the work's; errPickTimeout; errPanic; ctx's own.
 func within[T any](ctx context.Context, until time.Time, g *reading, work func(context.Context) (T, error)) (T, error) {
@@ -145,8 +146,8 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 		value T
 		err   error
 	}
-	var done atomic.Bool           // by whoever comes first: the work is done, or nobody waits for it any more
-	ended := make(chan outcome, 1) // so that nobody has to wait for it
+	var done atomic.Bool           // set by the first of two: the work is done, or it was abandoned
+	ended := make(chan outcome, 1) // buffered: the work does not wait for a reader
 	limited, cancel := by(ctx, until)
 	defer cancel()
 	held := *g
@@ -179,7 +180,7 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 	case o = <-ended:
 	case <-limited.Done():
 		share := g.router.cfg.Memory.ReadShare(g.size)
-		share.Add(g.size) // the body's, which its request gives back
+		share.Add(g.size) // the body's, because its request releases it
 		if done.CompareAndSwap(false, true) {
 			g.late = true
 			return o.value, outOfTime(ctx)
@@ -188,12 +189,12 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 		o = <-ended
 	}
 	if o.err != nil && limited.Err() != nil {
-		o.err = outOfTime(ctx) // it was told to end
+		o.err = outOfTime(ctx) // its context made it end
 	}
 	return o.value, o.err
 }
 
-// parse reads a body's JSON. Errors: apibody's; within's.
+// parse reads a body's JSON. Errors: apibody's, within's.
 func (g *reading) parse(
 	ctx context.Context,
 	until time.Time,
@@ -207,8 +208,8 @@ func (g *reading) parse(
 	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return parse(path, body) })
 }
 
-// tokenize returns the prompts of a body. A template of the client's own may take long, whatever the body's size.
-// Errors: the tokenizer's; within's.
+// tokenize returns the prompts of a body. A client's own template may take long, whatever the body's size. Errors: the
+// tokenizer's, within's.
 func (g *reading) tokenize(
 	ctx context.Context,
 	until time.Time,
@@ -231,7 +232,7 @@ func (g *reading) tokenize(
 	)
 }
 
-// by returns ctx with a deadline, which is not the request's own end.
+// by returns ctx with a deadline; zero: ctx itself.
 func by(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	if until.IsZero() {
 		return ctx, func() {}

@@ -6,7 +6,7 @@ import (
 	"kvepp/router/eject"
 )
 
-// EndpointState is the present state of one endpoint, for people.
+// EndpointState is the current state of one endpoint, for people.
 type EndpointState struct {
 	Name     string
 	Endpoint *pool.Endpoint // nil: the name is cordoned, and no endpoint of the pool has it
@@ -14,7 +14,7 @@ type EndpointState struct {
 	Workers  []WorkerState // by rank
 }
 
-// WorkerState is the present state of one rank of an endpoint.
+// WorkerState is the current state of one rank of an endpoint.
 type WorkerState struct {
 	Worker   kvblock.Worker
 	Rank     uint32
@@ -22,8 +22,8 @@ type WorkerState struct {
 	Sessions int // bound to it
 }
 
-// Running returns how many requests run on the endpoint. A request with a prefill and a decode worker runs on the
-// prefill worker until its first token.
+// Running returns how many requests run on the endpoint. A request with two legs runs on the prefill worker until its
+// first token.
 func (e *EndpointState) Running() (n int) {
 	for _, w := range e.Workers {
 		n += w.Running
@@ -39,8 +39,8 @@ func (e *EndpointState) Sessions() (n int) {
 	return n
 }
 
-// Endpoints returns the state of every endpoint of the pool, in the pool's order, and then of each cordoned name that
-// no endpoint has.
+// Endpoints returns the state of every endpoint, in the pool's order, and then of each cordoned name that no endpoint
+// has.
 func (r *Router) Endpoints() []EndpointState {
 	s := r.pool.Acquire()
 	defer s.Release()
@@ -55,7 +55,7 @@ func (r *Router) Endpoints() []EndpointState {
 		w := &s.Workers[i]
 		if n := len(all); n == 0 || all[n-1].Name != w.Name {
 			h := health[w.Name]
-			h.Declared = w.CordonedBy // the tracker may be about to learn it
+			h.Declared = w.CordonedBy // the tracker may not have it yet
 			all = append(all, EndpointState{Name: w.Name, Endpoint: w.Endpoint, Health: h})
 			inPool[w.Name] = true
 		}

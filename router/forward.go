@@ -2,14 +2,14 @@ package router
 
 import "kvepp/internal/apibody"
 
-// What endpoints get in place of the bodies that clients sent.
+// The bodies that endpoints get in place of the clients'.
 
-// saltPrefix marks the cache salts of stock vLLM that are cache namespaces: events give them back. Source:
+// saltPrefix marks cache salts of stock vLLM that stand for cache namespaces; KV events repeat it. Source:
 // dynamo-kv-router 1.6.1, CacheSaltForwarding::NativeVllm.
 const saltPrefix = "dynamo-cache-salt:"
 
-// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint
-// either: Dynamo's frontend follows it.
+// changes returns what is changed in every body that was read. A pin that is not followed is removed: Dynamo's frontend
+// would follow it.
 func (r *Router) changes() apibody.Changes {
 	return apibody.Changes{
 		RemovePins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
@@ -17,10 +17,10 @@ func (r *Router) changes() apibody.Changes {
 	}
 }
 
-// heedsTenants reports whether a tenant's blocks are its own at the endpoints.
+// heedsTenants reports whether the endpoints keep the blocks of tenants apart.
 func (r *Router) heedsTenants() bool { return r.cfg.Frontends || r.cfg.TenantSalt }
 
-// namespace returns the cache namespace of a request: its tenant where that is heeded, else what its body says.
+// namespace returns the cache namespace of a request: its tenant if tenants are heeded, else the body's cache salt.
 func (r *Router) namespace(body *apibody.Request, tenant string) string {
 	if tenant != "" && r.heedsTenants() && !r.cfg.IgnoreHints {
 		return tenant
@@ -36,7 +36,7 @@ func (r *Router) setBody(route *Route, p *prompt, req *Request) {
 	}
 }
 
-// injected returns the body with the prompt's token ids, so that the frontend need not make them again.
+// injected returns the body with the prompt's token ids, so that the frontend need not compute them again.
 func (r *Router) injected(p *prompt, req *Request) []byte {
 	changes := r.changes()
 	if p.renamed != nil {

@@ -12,43 +12,43 @@ import (
 	"kvepp/router/eject"
 )
 
-// ErrCordoned says that there are endpoints for the request, and that an operator cordoned each of them.
+// ErrCordoned says that an operator cordoned every endpoint for the request.
 var ErrCordoned = errors.New(
 	"every endpoint that may take this request is cordoned; uncordon one (POST /workers/NAME/uncordon on the admin " +
 		"address, or the Pod's annotation)",
 )
 
-// health is what a request's fate says of the endpoints that serve it. The zero value says nothing to anybody: without
-// Config.Eject there is no other.
+// health follows what a request tells of its endpoints' health. The zero value reports nothing; without Config.Eject
+// there is no other.
 type health struct {
 	tracker *eject.Tracker
 	legs
 	streams   bool         // its answer comes in pieces
-	timer     *time.Timer  // of the first byte; nil: not started
-	responded atomic.Bool  // response headers have come, or are not waited for any more
-	counted   atomic.Int32 // which failure was: notCounted, countedLate or counted
-	content   bool         // of the answer was seen
-	silent    bool         // the response is none of the endpoint's
-	waiting   atomic.Bool  // it broke off, and the access log has not told yet who did it
+	timer     *time.Timer  // for the first byte; nil: not started
+	responded atomic.Bool  // response headers have come, or no longer matter
+	counted   atomic.Int32 // notCounted, countedLate or counted
+	content   bool         // content of the answer was seen
+	silent    bool         // the response is not the endpoint's
+	waiting   atomic.Bool  // the answer broke off, and the access log has not said yet who did it
 	router    *Router
-	counts    [2]*workerCount // of destination and prefill worker; nil: counted nowhere
+	counts    [2]*workerCount // of destination and prefill worker; nil: not counted
 }
 
-// legs are the endpoints that serve a request.
+// legs are the endpoints of a request.
 type legs struct {
-	// the destination, and the one that computes the prompt if that is another; nil: none
+	// the destination, and the prefill worker if there is one; nil: none
 	endpoint, prefill   *eject.Endpoint
-	trial, prefillTrial uint64 // numbers of the trials that the request is; 0: none
+	trial, prefillTrial uint64 // numbers of the request's trials; 0: none
 }
 
-// What of a request was counted as a failure.
+// How a request's failure was counted.
 const (
 	notCounted  = iota
-	countedLate // no response headers in time; what comes later still shows that the endpoint works
+	countedLate // no response headers in time; a later response still shows that the endpoint works
 	counted
 )
 
-// standings says which of a snapshot's workers take no requests. The zero value excludes none.
+// standings says which workers take no requests. The zero value excludes none.
 type standings struct {
 	view *eject.View
 	now  time.Time
@@ -70,8 +70,8 @@ func (s *standings) of(w *pool.Worker) eject.Standing {
 	return s.view.Of(w.Worker, s.now)
 }
 
-// cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is asked
-// after the route is booked, so that whoever cordons an endpoint and then sees no booking of it will see none later.
+// cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is called
+// after the booking. So an operator who cordons an endpoint and then sees no booking on it will see none later.
 func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
 	view := r.cfg.Eject.View()
 	if view == sc.standings.view {
@@ -82,8 +82,8 @@ func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
 		route.Prefill != nil && view.Of(route.computes.Worker, now) == eject.Cordoned
 }
 
-// watch begins to follow what the request says of its endpoints' health. It returns false when an endpoint that is
-// ejected was chosen for a trial, and another request was quicker: then the choice has to be made again.
+// watch begins to follow the request's endpoints. It returns false if the request was to be an endpoint's trial and
+// another request took the trial first: then the caller must choose again.
 func (r *Router) watch(sc *scratch, route *Route, p *prompt) bool {
 	t := r.cfg.Eject
 	if !t.Ejects() {
@@ -113,7 +113,7 @@ func (r *Router) watch(sc *scratch, route *Route, p *prompt) bool {
 	return true
 }
 
-// onTrial reports whether a candidate is ejected, and its next request is its trial.
+// onTrial reports whether a worker is ejected and its next request is the trial.
 func (sc *scratch) onTrial(w kvblock.Worker) bool {
 	return sc.standings.view.Of(w, sc.standings.now) == eject.Trial
 }
@@ -141,7 +141,7 @@ func (h *health) abandon() {
 // fail counts a failure of the request, once.
 func (h *health) fail(cause eject.Cause) { h.failOf(h.legs, cause) }
 
-// failOf counts a failure of the request at these endpoints, once.
+// failOf counts a failure of the request at these endpoints, once for the request.
 func (h *health) failOf(at legs, cause eject.Cause) {
 	how := int32(counted)
 	if cause == eject.FirstByte {
@@ -151,10 +151,10 @@ func (h *health) failOf(at legs, cause eject.Cause) {
 		return
 	}
 	h.tracker.Failed(at.endpoint, at.trial, cause)
-	h.tracker.Failed(at.prefill, at.prefillTrial, cause) // which of the two it was cannot be told
+	h.tracker.Failed(at.prefill, at.prefillTrial, cause) // either of the two may have failed
 }
 
-// Sent says that the whole request has been sent on. From now on its endpoint owes an answer.
+// Sent notes that the whole request has been sent on. The time to the first byte counts from now.
 func (r *Route) Sent() {
 	h := &r.health
 	if h.tracker == nil || h.timer != nil || h.responded.Load() {
@@ -164,7 +164,7 @@ func (r *Route) Sent() {
 	if wait <= 0 || !h.streams && !r.Trial {
 		return
 	}
-	at := h.legs // as they are now: a retry of the proxy's changes them
+	at := h.legs // a copy: a retry of the proxy changes them
 	h.timer = time.AfterFunc(wait, func() {
 		if !h.responded.Load() {
 			h.failOf(at, eject.FirstByte)
@@ -172,16 +172,16 @@ func (r *Route) Sent() {
 	})
 }
 
-// stopTimer says that no response headers are waited for any more.
+// stopTimer ends the wait for response headers.
 func (h *health) stopTimer() {
 	if h.responded.Store(true); h.timer != nil {
 		h.timer.Stop()
 	}
 }
 
-// Responding says that the headers of the response have come. failure is what they say of the endpoint; empty: no
-// failure, so far. ofEndpoint is false when the proxy answered by itself, for a reason that says nothing of the
-// endpoint. It belongs to the goroutine that follows the answer; so do Heard and Answered.
+// Responding notes that the response headers have come. failure is what they say of the endpoint; empty: no failure so
+// far. ofEndpoint is false if the proxy answered by itself, for a reason that says nothing of the endpoint. Only the
+// goroutine that follows the answer calls it, Heard and Answered.
 func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	h := &r.health
 	h.silent = !ofEndpoint
@@ -191,14 +191,14 @@ func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	}
 }
 
-// Heard says that a piece of the answer's body has come.
+// Heard notes that a piece of the answer's body has come.
 func (r *Route) Heard() {
 	h := &r.health
 	if h.tracker == nil {
 		return
 	}
 	if h.silent || h.counted.Load() == counted {
-		return // a frontend may have made it up without its worker
+		return // a frontend may have made it without its worker
 	}
 	h.endpoint.Heard()
 	if !h.content {
@@ -209,24 +209,24 @@ func (r *Route) Heard() {
 	}
 }
 
-// explainedWithin is how long the proxy's access log may take to say who broke an answer off.
+// explainedWithin is how long the proxy's access log may take to say who broke off an answer.
 const explainedWithin = time.Second
 
-// end says how the request ended.
+// end evaluates how the request ended.
 func (h *health) end(a *Answer, token string) {
 	if h.tracker == nil {
 		return
 	}
 	h.stopTimer()
 	switch {
-	case a.Status == "", h.silent: // the client went away before a response, or the proxy did not ask the endpoint
+	case a.Status == "", h.silent: // the client closed it before a response, or the proxy did not ask the endpoint
 		h.abandon()
 	case h.counted.Load() == counted:
 	case a.Complete:
 		h.tracker.Succeeded(h.endpoint, h.trial)
 		h.tracker.Succeeded(h.prefill, h.prefillTrial)
 	default:
-		// The client went away, or the endpoint broke the answer off: only the proxy's access log tells.
+		// The client or the endpoint broke the answer off. Only the proxy's access log says which.
 		cause, known := h.router.broken.ended(token, h)
 		switch {
 		case known:
@@ -241,7 +241,7 @@ func (h *health) end(a *Answer, token string) {
 	}
 }
 
-// explain says who broke the answer off: the client if cause is empty, or if nobody has told in time.
+// explain notes who broke the answer off. cause is empty for the client, and if the access log has not said it in time.
 func (h *health) explain(cause eject.Cause) {
 	if cause != "" {
 		h.fail(cause)
@@ -255,11 +255,11 @@ func (h *health) explain(cause eject.Cause) {
 	}
 }
 
-// moved counts a failure of each endpoint that the proxy tried before the one that served. attempts is how many it says
-// it tried, 0: it does not say.
+// moved counts a failure of each endpoint that the proxy tried before the one that answered, at the address served.
+// attempts is how many the proxy says it tried; 0: it does not say.
 func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts int) {
 	h := &route.health
-	// the proxy did not try the chosen one: it does not know it, or thinks it unhealthy
+	// the proxy did not try the chosen one: it does not know it, or considers it unhealthy
 	if h.tracker == nil || attempts == 1 {
 		h.abandon()
 		return
@@ -269,7 +269,8 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts i
 		tried++
 	}
 	switch {
-	case tried == len(route.Fallbacks) && attempts == 0: // the proxy went elsewhere, and nothing says that it retried
+	// the proxy chose another endpoint, and nothing says that it retried
+	case tried == len(route.Fallbacks) && attempts == 0:
 		h.abandon()
 		return
 	case attempts > 0:
@@ -284,33 +285,33 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts i
 	}
 }
 
-// BrokenOff says what the proxy's access log tells of an answer that broke off: why the endpoint did it, or, if cause
-// is empty, that the client did. token is the request's [Route.Token].
+// BrokenOff notes what the proxy's access log says of an answer that broke off: the endpoint's cause, or an empty cause
+// if the client closed it. token is the request's [Route.Token].
 func (r *Router) BrokenOff(token string, cause eject.Cause) {
 	if h := r.broken.logged(token, cause); h != nil {
 		h.explain(cause)
 	}
 }
 
-// maxBroken is how many answers that broke off are remembered until the access log explains them.
+// maxBroken bounds the answers that wait for an explanation by the access log.
 const maxBroken = 4096
 
-// brokenAnswers joins two messages that come in either order: that an answer ended before it was complete, and what the
-// proxy's access log says of it. It holds the latest maxBroken of both.
+// brokenAnswers joins two messages that come in either order: an answer ended before it was complete, and the access
+// log's line about it. It holds the latest maxBroken of both.
 type brokenAnswers struct {
 	mu      sync.Mutex // guards all below
 	byToken map[string]brokenAnswer
-	ring    [maxBroken]string // tokens, in the order in which they came
+	ring    [maxBroken]string // tokens in order of arrival
 	next    int               // in ring
 }
 
 // brokenAnswer is one of the two messages.
 type brokenAnswer struct {
-	health *health     // of an answer that ended; nil: the log was quicker
-	cause  eject.Cause // by the log
+	health *health     // of an answer that ended; nil: the access log was first
+	cause  eject.Cause // from the access log
 }
 
-// ended notes an answer that ended before it was complete. known is true if the access log has told why.
+// ended notes an answer that ended before it was complete. known is true if the access log has given the cause already.
 func (b *brokenAnswers) ended(token string, h *health) (cause eject.Cause, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -322,7 +323,7 @@ func (b *brokenAnswers) ended(token string, h *health) (cause eject.Cause, known
 	return "", false
 }
 
-// logged notes what the access log says of an answer, and returns that answer's health if it has ended.
+// logged notes the access log's cause for an answer, and returns that answer's health if it has ended already.
 func (b *brokenAnswers) logged(token string, cause eject.Cause) *health {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"kvepp/scoring"
 )
 
-// The causes for which a client's hint is not followed.
+// The causes for which a client's hint is ignored.
 const (
 	hintMalformed  = "malformed"
 	hintDisabled   = "disabled"    // Config.IgnoreHints
-	hintNotAllowed = "not_allowed" // a pin, without leave
-	hintUnheard    = "unheard"     // a tenant, where the endpoints do not know of tenants
+	hintNotAllowed = "not_allowed" // a pin without Config.Pinning
+	hintUnheard    = "unheard"     // a tenant, where the endpoints do not know tenants
 )
 
-// showIgnored makes the series of ignored hints visible, at zero.
+// showIgnored creates the series of ignored hints, at zero.
 func showIgnored(m *metrics.Metrics) {
 	for _, hint := range apibody.HintNames {
 		m.HintsIgnored(hint, hintMalformed, 0)
@@ -27,7 +27,7 @@ func showIgnored(m *metrics.Metrics) {
 	m.HintsIgnored("tenant", hintUnheard, 0)
 }
 
-// follow returns the hints of a request that are followed, and counts the others.
+// follow returns the hints that are followed, and counts the others.
 func (r *Router) follow(given apibody.Hints) apibody.Hints {
 	if r.cfg.IgnoreHints {
 		for _, hint := range given.Given() {
@@ -44,7 +44,7 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 	return given
 }
 
-// followOverrides returns the configuration by which a request with these overrides is priced; nil: the router's.
+// followOverrides returns the configuration that prices a request with these overrides. nil: the router's.
 func (r *Router) followOverrides(o *apibody.Overrides) *scoring.Config {
 	switch {
 	case *o == (apibody.Overrides{}):
@@ -71,7 +71,7 @@ func (r *Router) followOverrides(o *apibody.Overrides) *scoring.Config {
 	return &c
 }
 
-// followPins returns the workers that a request asks for, none if it may not.
+// followPins returns the workers that a request asks for; none if it may not ask.
 func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
 	switch {
 	case !p.Given():
@@ -87,7 +87,7 @@ func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
 	return apibody.Pins{}, nil
 }
 
-// followConstraints returns what a request says of its workers' taints.
+// followConstraints returns the request's constraints on its workers' taints.
 func (r *Router) followConstraints(c *apibody.Constraints) scoring.Constraints {
 	if c.Given() && r.cfg.IgnoreHints {
 		r.metrics.HintsIgnored("routing_constraints", hintDisabled, 1)
@@ -101,7 +101,7 @@ func pinAllows(p *apibody.Pin, w *pool.Worker) bool {
 	return p.Key == "" || w.InstanceID == p.InstanceID && (!p.HasRank || w.Rank == p.Rank)
 }
 
-// unknownPin says that none of the workers that may serve a request is the one that it asks for.
+// unknownPin returns the error for a pin that names no worker that can take the request.
 func unknownPin(p *apibody.Pin) error {
 	what := fmt.Sprintf("%d", p.InstanceID)
 	if p.HasRank {

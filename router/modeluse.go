@@ -12,27 +12,28 @@ import (
 	"time"
 )
 
-// A model whose name in kvepp's flags differs from the one in requests looks like one without a tokenizer: every
-// request is routed by load. So kvepp compares the names once there was some traffic.
+// If a model's name in kvepp's flags differs from the one in requests, it looks like a model without a tokenizer: every
+// request is routed by load. So kvepp compares the names after some traffic.
 const (
 	judgeRequests = 100
 	judgeAfter    = 5 * time.Minute
 
-	// maxListedNames and maxListedName bound what is kept and logged of names that clients choose, the latter in bytes.
+	// maxListedNames and maxListedName bound what is kept and logged of names that clients choose. The latter is in
+	// bytes.
 	maxListedNames = 10
 	maxListedName  = 64
 )
 
 // modelUse finds the operator's models that no request names. It is safe for concurrent use.
 type modelUse struct {
-	judged atomic.Bool // there is nothing more to do
+	judged atomic.Bool // nothing more is to be done
 
-	mu       sync.Mutex      // guards what follows
-	unused   map[string]bool // the operator's models that no request named so far
+	mu       sync.Mutex      // guards all below
+	unused   map[string]bool // the operator's models that no request has named yet
 	requests int
-	first    time.Time      // of requests
-	others   map[string]int // requests by the name of another model; at most maxListedNames
-	unlisted int            // requests for other names than these
+	first    time.Time      // the first request's time
+	others   map[string]int // requests by the name of a model; at most maxListedNames
+	unlisted int            // requests for names that are not in others
 }
 
 func newModelUse(named map[string]bool) *modelUse {
@@ -41,8 +42,8 @@ func newModelUse(named map[string]bool) *modelUse {
 	return u
 }
 
-// request counts a request for a model, and the adapter of it if that is not "". It returns true for the one request
-// after which unused models are to be told of.
+// request counts a request for a model, and for its adapter if that is not "". It returns true once: for the request
+// after which the unused models are logged.
 func (u *modelUse) request(model, adapter string) bool {
 	if u.judged.Load() {
 		return false
@@ -70,9 +71,8 @@ func (u *modelUse) request(model, adapter string) bool {
 	return (u.requests >= judgeRequests || time.Since(u.first) >= judgeAfter) && !u.judged.Swap(true)
 }
 
-// tellUnused logs the models that no request has named, one line each. served are the names that workers say they
-// serve.
-func (u *modelUse) tellUnused(served []string, log *slog.Logger) {
+// logUnused logs the models that no request has named, one line each. workers are the models that workers report.
+func (u *modelUse) logUnused(workers []string, log *slog.Logger) {
 	u.mu.Lock()
 	unused := slices.Sorted(maps.Keys(u.unused))
 	requested := make([]string, 0, len(u.others)+1)
@@ -95,13 +95,13 @@ func (u *modelUse) tellUnused(served []string, log *slog.Logger) {
 			"requested",
 			strings.Join(requested, ", "),
 			"workers_serve",
-			strings.Join(served, ", "),
+			strings.Join(workers, ", "),
 		)
 	}
 }
 
-// servedModels returns the names of models that workers say they serve, the first few in alphabetical order.
-func (r *Router) servedModels() []string {
+// workerModels returns the models that workers report, the first few in alphabetical order.
+func (r *Router) workerModels() []string {
 	s := r.pool.Acquire()
 	defer s.Release()
 	names := map[string]bool{}

@@ -58,7 +58,7 @@ func TestModelUse(t *testing.T) {
 				c.requests(func(model, adapter string, times int) {
 					for range times {
 						if u.request(model, adapter) {
-							u.tellUnused([]string{"served"}, slog.New(slog.NewTextHandler(&log, nil)))
+							u.logUnused([]string{"served"}, slog.New(slog.NewTextHandler(&log, nil)))
 						}
 					}
 				})

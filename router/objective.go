@@ -6,19 +6,18 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// Objectives are the priorities of requests by the name of their objective. It is safe for concurrent use. A nil one
-// has none.
+// Objectives maps objectives to the priorities of their requests. It is safe for concurrent use. A nil one is empty.
 //
 // Source: InferenceObjective, groups llm-d.ai and inference.networking.x-k8s.io, v1alpha2.
 type Objectives struct {
 	priorities atomic.Pointer[map[string]int32]
 }
 
-// Set puts priorities in place of those before; it must not be changed afterwards. Above 0 goes before all of a lower
-// one; below 0 the request may be turned away instead of waiting.
+// Set replaces all priorities. The caller must not change the map afterwards. A request with a priority above 0 goes
+// before all requests of lower priority. With one below 0 it may be refused instead of waiting.
 func (o *Objectives) Set(priorities map[string]int32) { o.priorities.Store(&priorities) }
 
-// of returns the priority of an objective; 0 for one that is not known.
+// of returns the priority of an objective; 0 for an unknown one.
 func (o *Objectives) of(name string) int32 {
 	if o == nil || name == "" {
 		return 0
@@ -30,8 +29,8 @@ func (o *Objectives) of(name string) int32 {
 	return (*all)[name]
 }
 
-// lift gives a request the priority of its objective, unless it says one itself that is strict, and returns the
-// objective's.
+// lift gives a request the priority of its objective, unless the request has a strict priority of its own. It returns
+// the objective's priority.
 func (r *Router) lift(h *apibody.Hints) int32 {
 	priority := r.cfg.Objectives.of(h.Objective)
 	if priority > 0 && h.StrictPriority == 0 {

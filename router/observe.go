@@ -15,28 +15,28 @@ import (
 	"kvepp/scoring"
 )
 
-// Phases of a request, as Dynamo's metrics call them.
+// Phases of a request, under the names of Dynamo's metrics.
 const (
 	phaseAggregated = "aggregated"
 	phasePrefill    = "prefill"
 	phaseDecode     = "decode"
 )
 
-// observed is what a Route remembers for the metrics that are told later. Only the goroutine that follows the answer
-// uses it.
+// observed is what a Route keeps for metrics at the end of the request. Only the goroutine that follows the answer uses
+// it.
 type observed struct {
-	router     *Router // nil: there is nothing to be told
+	router     *Router // nil: nothing to report
 	began      time.Time
 	firstToken time.Time    // zero: not seen
 	phase      string       // of the worker that computes the prompt
-	model      string       // a label's
-	target     string       // the same, as the endpoint names it: the adapter's, if it is one's
-	named      string       // the same, as the request does
-	received   time.Time    // the request's headers
+	model      string       // as a label
+	target     string       // as the endpoint names it, for a label: the adapter, if there is one
+	named      string       // as the request names it, for a label
+	received   time.Time    // when the request's headers came
 	count      *promptCount // nil: the number of prompt tokens is not compared
 }
 
-// observeChoice tells the metrics of a choice that came to be.
+// observeChoice reports a choice to the metrics.
 func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prompt, began time.Time) {
 	route.observed = observed{
 		router:   r,
@@ -50,7 +50,7 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *promp
 		route.observed.received = req.Received
 	}
 	route.observed.target = route.observed.model
-	if p.lora != "" { // which the operator or an engine named
+	if p.lora != "" { // a name that the operator or an engine gave
 		route.observed.target = p.lora
 	}
 	if route.observed.named = route.observed.target; p.renamed != nil {
@@ -82,7 +82,7 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *promp
 		WithoutOverlap: p.tokens == nil || route.BlockSize == 0 || !r.cfg.asksIndex(),
 	}
 	if !c.WithoutOverlap {
-		most, chosen := 0.0, 0.0 // blocks, by the weights of their tiers
+		most, chosen := 0.0, 0.0 // blocks, weighted by tier
 		for i := range l.candidates {
 			candidate := &l.candidates[i]
 			if candidate.Prompt == nil {
@@ -121,7 +121,7 @@ func (r *Router) countDecision(route *Route) {
 	}
 }
 
-// worth counts the blocks that a candidate holds of the prompt by the weights of their tiers.
+// worth counts the prompt blocks that a candidate holds, weighted by tier.
 func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
 	return float64(
 		c.DeviceBlocks,
@@ -132,7 +132,8 @@ func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
 	)
 }
 
-// labelOf returns the model as a metric's label: a name that the operator gave, never one that only a client did.
+// labelOf returns the model as a metric's label: a name that the operator or a worker gave, never one that only a
+// client gave.
 func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 	if w.Model != "" {
 		return w.Model
@@ -143,10 +144,10 @@ func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 	return otherModels
 }
 
-// otherModels is the label of what only clients name.
+// otherModels is the label of names that only clients gave.
 const otherModels = "unknown"
 
-// modelLabels are the labels of models that are known from the start: where the operator names none, the one of all.
+// modelLabels returns the labels of the models known from the start; otherModels if the operator names none.
 func (c *Config) modelLabels() map[string]bool {
 	if names := c.modelNames(); len(names) > 0 {
 		return names
@@ -154,15 +155,15 @@ func (c *Config) modelLabels() map[string]bool {
 	return map[string]bool{otherModels: true}
 }
 
-// observeLimit counts a request that a class of the queue has no room for.
+// observeLimit counts a request that exceeds a limit of its policy class.
 func (r *Router) observeLimit(l *line, err error) {
 	if limit := (*queue.LimitError)(nil); errors.As(err, &limit) {
 		r.cfg.Metrics.Backpressure(l.model, limit.Class, limit.Kind)
 	}
 }
 
-// Queues returns what waits, by model and policy class: those of the models that the configuration names, and others
-// once there was a request.
+// Queues returns what waits, by model and policy class: all models that the configuration names, and others after their
+// first request.
 func (r *Router) Queues() []metrics.Queue {
 	var all []metrics.Queue
 	seen := map[string]bool{}
@@ -225,7 +226,7 @@ func (o *observed) sawFirstToken(route *Route) {
 	)
 }
 
-// observeRefusal counts a request that goes nowhere. Whoever sent one that had already gone is told nothing.
+// observeRefusal counts a refused request. A request whose client has gone is not counted.
 func (r *Router) observeRefusal(p *prompt, err error) {
 	code := metrics.CodeInternal
 	invalid, limit := (*apibody.Error)(nil), (*queue.LimitError)(nil)
@@ -252,7 +253,7 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 	if p.lora != "" {
 		model = p.lora
 	}
-	if invalid == nil { // else none was looked for
+	if invalid == nil { // otherwise the body was refused before a choice
 		r.cfg.Picker.Unscheduled()
 	}
 	r.cfg.Picker.Refused(model, code)
@@ -267,27 +268,26 @@ func (r *Router) Refused(status int) {
 	r.cfg.Picker.Refused(otherModels, code)
 }
 
-// Answer is what an answer told of itself.
+// Answer is what kvepp saw of an answer.
 type Answer struct {
-	// Status is its HTTP status; empty: there was none, or it was kvepp's.
+	// Status is its HTTP status. Empty: there was none, or it was kvepp's.
 	Status string
-	// Complete says that all of it was seen; otherwise the client or the endpoint broke it off, or kvepp is not shown
-	// its end.
+	// Complete says that its end was seen. Otherwise the client or the endpoint broke it off, or kvepp is not shown its
+	// end.
 	Complete bool
-	// Explained says that the proxy's access log will tell who broke off an answer that is not complete, see
-	// [Router.BrokenOff].
+	// Explained says that the proxy's access log will say who broke off an incomplete answer, see [Router.BrokenOff].
 	Explained bool
-	// Bytes is how many of its body were seen.
+	// Bytes is how many bytes of its body were seen.
 	Bytes int
-	// PromptTokens is how many it reported; 0: it did not.
+	// PromptTokens is the number of prompt tokens that it reported. 0: none.
 	PromptTokens int
-	// Tokens is how many it had; 0: not known.
+	// Tokens is the number of its tokens. 0: not known.
 	Tokens int
-	// CachedTokens is how many of the prompt's tokens it reported as cached; -1: it did not.
+	// CachedTokens is the number of cached prompt tokens that it reported. -1: none.
 	CachedTokens int
 }
 
-// Answered tells the metrics that the request has ended, and how. Call it once.
+// Answered reports the request's end to the metrics. Call it once.
 func (r *Route) Answered(a Answer) {
 	r.health.end(&a, r.Token)
 	o := &r.observed
@@ -327,14 +327,13 @@ func (r *Route) Answered(a Answer) {
 	o.router.cfg.Picker.Ended(&end)
 }
 
-// lastAnswers is what the latest answers of workers told.
+// lastAnswers holds what the latest answers of workers showed.
 type lastAnswers struct {
 	mu       sync.Mutex // guards byWorker
 	byWorker []lastAnswer
 }
 
-// lastAnswer is one worker's. It belongs to the worker that has both the number and the instance id: numbers are given
-// again.
+// lastAnswer is one worker's. It is valid for the worker with this number and this instance id: numbers are reused.
 type lastAnswer struct {
 	instance     uint64
 	ttft, itl    time.Duration
@@ -363,7 +362,7 @@ func (a *lastAnswers) of(w *pool.Worker) lastAnswer {
 	return lastAnswer{}
 }
 
-// Workers returns what is exported of each worker in the pool.
+// Workers returns the metrics of each worker in the pool.
 func (r *Router) Workers() []metrics.Worker {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()

@@ -16,55 +16,58 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// Renamed is what a model is called on either side of a rewrite.
+// Renamed is a model's name before and after a rewrite: as the client gave it, and as the endpoint gets it.
 type Renamed struct {
 	Requested, Upstream string
-	label               string // Asked, for metrics
+	label               string // Requested, as a metric's label
 }
 
 // prompt is a request's body as routing sees it.
 type prompt struct {
-	model   string   // without an adapter's; empty when the body was not read
-	renamed *Renamed // nil: the endpoint gets the name that the client gave
+	model   string   // the base model of an adapter; empty if the body was not read
+	renamed *Renamed // nil: the endpoint gets the client's name
 	lora    string   // the adapter; empty without one
-	// mustBeNamed says that only workers that name the model may serve it.
+	// mustBeNamed restricts the candidates to workers that report the model.
 	mustBeNamed bool
 	salt        string             // cache namespace
 	tokens      []tokenizer.Prompt // nil without a tokenizer
-	isl         int                // tokens over all prompts, or an estimate
-	forward     []byte             // what goes on in place of the body; nil: the body
-	inject      *apibody.Request   // the body, if its token ids may go on with it; nil: they may not
+	isl         int                // tokens of all prompts, or an estimate
+	forward     []byte             // replaces the body; nil: it stays
+	inject      *apibody.Request   // the body, if token ids may be injected into it; nil: they may not
 	hints       apibody.Hints      // of headers and body
-	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
+	// scoring is the router's configuration with the request's overrides. nil: no overrides.
 	scoring     *scoring.Config
-	priority    int32        // of its objective; below 0 it is turned away rather than made to wait
-	pins        apibody.Pins // none if they are not allowed
+	priority    int32        // of its objective; below 0 the request is refused instead of waiting
+	pins        apibody.Pins // none if pinning is not allowed
 	api         apibody.API  // zero: the body was not read
-	affinity    affinity     // what follows from the request's session
+	affinity    affinity     // of the request's session
 	constraints scoring.Constraints
-	whole       bool          // the answer shows nothing before its end: it comes in one piece, or unseen
-	held        int           // bytes of tokens, forward and inject, which are counted until the request is routed
-	heldIn      *budget.Share // where
+	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
+	whole       bool
+	held        int           // bytes of tokens, forward and inject, counted until the request is routed
+	heldIn      *budget.Share // the share that they are counted in
 	reason      Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
-// releaseMemory ends the count of what the prompt takes.
+// releaseMemory ends the count of the prompt's memory.
 func (p *prompt) releaseMemory() {
 	if p.held > 0 {
 		p.heldIn.Give(p.held)
 	}
 }
 
-// bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
-// English text in JSON is near it; nothing depends on it but the balance among such requests.
+// bytesPerToken estimates the tokens of a prompt that was not tokenized from its body's size. It fits English text in
+// JSON. Only the balance among such requests depends on it.
 const bytesPerToken = 4
 
-// errNotDirected refuses a request that should name its worker and does not.
+// errNotDirected refuses a request that must name its worker and does not.
 var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
 	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
 
-// prepare reads and tokenizes the body, below a span. A panic in there is a defect, but not a reason to refuse a
-// request.
+// prepare reads, rewrites and tokenizes the body, below a span. A panic in it is a defect; the request is then routed
+// by load.
+//
+// It is one function of many short steps: each takes what the one before it has read.
 func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
 	given := req.Hints
 	defer func() {
@@ -76,7 +79,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		return p, nil
 	}
 	g := reading{router: r}
-	defer func() { // last, whatever fails
+	defer func() { // runs last, after any failure
 		if p.held = p.keeps(len(req.Body)); p.held > 0 {
 			p.heldIn = r.cfg.Memory.KeptShare(g.size)
 			p.heldIn.Add(p.held)
@@ -96,12 +99,12 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 				"stack",
 				string(debug.Stack()),
 			)
-			// what was read of it before holds: where it may go, and what goes on
+			// what was read before the panic stays valid: the candidates, and the body to forward
 			p.tokens, p.reason, err = nil, ReasonPanic, nil
 		}
 	}()
 	began := time.Now()
-	var until time.Time // zero: there is no deadline
+	var until time.Time // zero: no deadline
 	if r.cfg.PickTimeout > 0 {
 		until = began.Add(r.cfg.PickTimeout)
 	}
@@ -168,7 +171,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.model, p.lora = adapted, body.Model
 	}
 	if r.modelUse.request(p.model, p.lora) {
-		r.modelUse.tellUnused(r.servedModels(), r.log)
+		r.modelUse.logUnused(r.workerModels(), r.log)
 	}
 	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
 	if tokenless {
@@ -205,8 +208,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	return p, nil
 }
 
-// unread returns the prompt of a request whose body could not be read: it is routed by load, unless its client has
-// gone.
+// unread returns the prompt of a request whose body could not be read. The request is routed by load, unless its client
+// has gone.
 func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 	if !errors.Is(err, errPickTimeout) && !errors.Is(err, errPanic) {
 		return p, err
@@ -216,10 +219,10 @@ func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 	return p, nil
 }
 
-// bytesPerID is how many bytes of memory a token of a prompt takes: its id, and its part of a block's hashes.
+// bytesPerID is the memory of one prompt token in bytes: its id, and its share of a block's hashes.
 const bytesPerID = 5
 
-// keeps returns how many bytes of memory the prompt of a body of size bytes takes until the request is routed.
+// keeps returns how many bytes the prompt keeps until the request is routed. size is the body's, in bytes.
 func (p *prompt) keeps(size int) int {
 	n := len(p.forward)
 	for i := range p.tokens {
@@ -231,7 +234,7 @@ func (p *prompt) keeps(size int) int {
 	return n
 }
 
-// seen is the request with the body that its endpoint will see: that is what an engine is asked about.
+// seen returns the request with the body that its endpoint gets: an engine is asked about that body.
 func (p *prompt) seen(req *Request) *Request {
 	if p.renamed == nil {
 		return req
@@ -241,8 +244,8 @@ func (p *prompt) seen(req *Request) *Request {
 	return &changed
 }
 
-// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none,
-// which it is at the latest until a time; zero: whenever it is done. err is for the log.
+// tokenize returns the prompts of a request and ReasonKV; or nil and the reason why there are none. It returns by
+// until; zero: no deadline. name is the model's. err is for the log.
 func (r *Router) tokenize(
 	ctx context.Context,
 	until time.Time,
@@ -281,7 +284,7 @@ func (r *Router) tokenize(
 	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
 		return nil, reason, err
 	}
-	g.leaveSlot() // others may be read while the engine is asked
+	g.leaveSlot() // let other bodies be read while the engine is asked
 	at := time.Now()
 	limited, cancel := by(ctx, until)
 	defer cancel()
@@ -300,14 +303,14 @@ func (r *Router) tokenize(
 	return nil, reason, errors.Join(err, remoteErr)
 }
 
-// engineMayKnow reports whether what kvepp could not tokenize is something that the engine can: not a request that it
-// refuses, and not a template that raised an error.
+// engineMayKnow reports whether the engine may be able to tokenize what kvepp could not. It cannot for a request that
+// it refuses, or a template that raised an error.
 func engineMayKnow(err error, reason Reason) bool {
 	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate ||
 		tokenizer.IsUnknown(err)
 }
 
-// reasonOf names why a request could not be tokenized.
+// reasonOf returns the reason for a tokenization error.
 func reasonOf(err error) Reason {
 	switch {
 	case errors.Is(err, errPickTimeout):

@@ -8,13 +8,13 @@ import (
 	"kvepp/tokenizer"
 )
 
-// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp's before the log
-// says so.
+// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp counts before a
+// log line says so.
 const differentCounts = 3
 
-// promptCounts compares the number of prompt tokens that answers report with kvepp's own. Another number means another
-// tokenizer or chat template than the engine's: requests are served, but cached prefixes are not found. The map does
-// not change; it is safe for concurrent use.
+// promptCounts compares the number of prompt tokens that answers report with kvepp's own. If they differ, the engine
+// has another tokenizer or chat template, and cached prefixes are not found. The map is immutable; it is safe for
+// concurrent use.
 type promptCounts map[promptKind]*promptCount
 
 type promptKind struct {
@@ -28,7 +28,7 @@ type promptCount struct {
 	logged atomic.Bool
 }
 
-// newPromptCounts returns the counts of the models that kvepp tokenizes itself.
+// newPromptCounts returns counts for the models that kvepp tokenizes itself.
 func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
 	all := promptCounts{}
 	for name, model := range models {
@@ -41,7 +41,7 @@ func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
 	return all
 }
 
-// of returns the count for a request; nil if kvepp does not know the tokens of its one prompt exactly.
+// of returns the count for a request; nil unless kvepp knows the exact tokens of a single prompt.
 func (c promptCounts) of(p *prompt) *promptCount {
 	if p.reason != ReasonKV || len(p.tokens) != 1 {
 		return nil
@@ -49,8 +49,7 @@ func (c promptCounts) of(p *prompt) *promptCount {
 	return c[promptKind{p.model, p.api}]
 }
 
-// reported compares the prompt tokens that an answer with status 200 reports with kvepp's, and returns whether they
-// differ.
+// reported compares the prompt tokens of an answer with status 200 with kvepp's, and returns whether they differ.
 func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool {
 	if c == nil || tokens <= 0 {
 		return false
@@ -61,7 +60,7 @@ func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool 
 	}
 	if c.inRow.Add(1) >= differentCounts && !c.logged.Swap(true) {
 		log.Warn(
-			"the engine counts other prompt tokens than kvepp, so that cached prefixes are not found. Give kvepp the "+
+			"the engine counts other prompt tokens than kvepp, so cached prefixes are not found. Give kvepp the "+
 				"engine's model folder (--model), "+
 				"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for "+
 				"each model and API",

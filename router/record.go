@@ -15,18 +15,18 @@ import (
 	"kvepp/scoring"
 )
 
-// Cost is one candidate's price; lower is better.
+// Cost is the cost of one candidate; lower is better.
 type Cost struct {
 	Name string
 	Rank uint32
 	Cost float64
-	// Terms is what the cost was made of, as the load book had it when the choice was made, and Credit what came off
-	// for cached blocks. Blocks are of the worker's size.
+	// Terms are the terms of the cost at the time of the choice. Credit is what cached blocks took off. Blocks are of
+	// the worker's size.
 	Terms  scoring.Terms
 	Credit float64
 }
 
-// String is the cost and its terms on one line.
+// String returns the cost and its terms on one line.
 func (c *Cost) String() string {
 	t := &c.Terms
 	return fmt.Sprintf(
@@ -53,21 +53,20 @@ func multiplier(t *scoring.Terms) float64 {
 	return t.CostMultiplier
 }
 
-// Record is a decision as it is kept for people. It holds nothing of the prompt. What a client chooses in it is cut to
-// a bounded length.
+// Record is a decision kept for people. It holds nothing of the prompt. Text that a client chose is cut to maxText.
 type Record struct {
 	Time      time.Time
 	RequestID string
 	Path      string // without the query
-	Model     string // as routing took it; empty: the body was not read
+	Model     string // after rewriting; empty: the body was not read
 	LoRA      string
-	Pinned    bool   // the request named its worker itself
-	Error     string // why no worker was chosen: then the decision has a Reason at most
-	Served    Served // the zero value: not known yet, or the proxy does not say
+	Pinned    bool   // the request named its worker
+	Error     string // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
+	Served    Served // the zero value: not known yet, or the proxy does not report it
 	Decision
 }
 
-// Ties is how many candidates had the least cost; one of them was drawn.
+// Ties returns how many candidates had the lowest cost. One of them was drawn at random.
 func (r *Record) Ties() int {
 	least, ties := math.Inf(1), 0
 	for i := range r.Costs {
@@ -81,11 +80,11 @@ func (r *Record) Ties() int {
 	return ties
 }
 
-// records are the latest decisions, up to as many as ring has room for.
+// records is a ring buffer of the latest decisions.
 type records struct {
 	mu   sync.Mutex // guards all below
 	ring []*Record
-	next int // where the next one goes
+	next int // index in ring of the next record
 }
 
 // add stores a record in place of the oldest, and returns its slot.
@@ -98,8 +97,8 @@ func (r *records) add(record *Record) (slot int) {
 	return slot
 }
 
-// setServed stores who served a route's request in its record, if that is still kept. Records do not change: a changed
-// copy takes its place.
+// setServed stores the endpoint that answered a request in the request's record, if the ring still has it. Records are
+// immutable: a changed copy takes the place.
 func (r *records) setServed(route *Route) {
 	if route.record == nil {
 		return
@@ -111,11 +110,11 @@ func (r *records) setServed(route *Route) {
 	if r.ring[route.slot] == route.record {
 		r.ring[route.slot] = &served
 	}
-	route.record = nil // the proxy says it once
+	route.record = nil // the proxy reports it once
 }
 
-// Records returns the latest decisions, the newest first: at most n, of the request with this id, if one is named. They
-// do not change. Without Config.Keep there are none.
+// Records returns at most n of the latest decisions, the newest first. If a request id is given: only those of that
+// request. Records do not change. Without Config.Keep there are none.
 func (r *Router) Records(n int, requestID string) []*Record {
 	r.records.mu.Lock()
 	defer r.records.mu.Unlock()
@@ -134,12 +133,12 @@ func (r *Router) Records(n int, requestID string) []*Record {
 	return out
 }
 
-// explains says that somebody will look at the terms of decisions.
+// explains reports whether decisions list the terms of their costs.
 func (r *Router) explains() bool {
 	return r.cfg.Explain || r.cfg.Keep > 0 || r.log.Enabled(context.Background(), slog.LevelDebug)
 }
 
-// record tells of a decision those who want to know. Nothing is done for nobody.
+// record keeps and logs a decision, as far as the configuration asks for it.
 func (r *Router) record(
 	ctx context.Context,
 	sc *scratch,
@@ -172,7 +171,7 @@ func (r *Router) record(
 		}
 	}
 	if err != nil || !r.log.Enabled(ctx, slog.LevelDebug) {
-		return // whoever refuses the request logs why
+		return // the caller that answers the request logs a refusal
 	}
 	log := r.log
 	if x := route.Prefill; x != nil {
@@ -218,7 +217,7 @@ func (r *Router) record(
 	)
 }
 
-// logged is a leg's costs as a log has them.
+// logged returns a leg's costs as a log attribute.
 func logged(name string, costs []Cost) slog.Attr {
 	attrs := make([]any, len(costs))
 	for i := range costs {
@@ -228,12 +227,12 @@ func logged(name string, costs []Cost) slog.Attr {
 	return slog.Group(name, attrs...)
 }
 
-// loggedCost is a cost as a log line has it: text in a text log, an object in a JSON log.
+// loggedCost is a cost in a log line: text in a text log, an object in a JSON log.
 type loggedCost struct{ *Cost }
 
 func (c loggedCost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// MarshalJSON has the names of /debug/decisions. A number that JSON cannot express is null.
+// MarshalJSON uses the field names of /debug/decisions. A number that JSON cannot express is null.
 func (c loggedCost) MarshalJSON() ([]byte, error) {
 	number := func(x float64) *float64 {
 		if math.IsNaN(x) || math.IsInf(x, 0) {
@@ -259,10 +258,10 @@ func (c loggedCost) MarshalJSON() ([]byte, error) {
 		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t))})
 }
 
-// maxText bounds what records and logs keep of a text that a client chose, in bytes.
+// maxText bounds text that a client chose in records and logs, in bytes.
 const maxText = 256
 
-// Clip returns the beginning of s, sharing no memory with it.
+// Clip returns the first maxText bytes of s. It shares no memory with s.
 func Clip(s string) string {
 	if len(s) > maxText {
 		s = strings.ToValidUTF8(s[:maxText], "")

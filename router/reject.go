@@ -6,10 +6,10 @@ import (
 	"kvepp/queue"
 )
 
-// rejections are the causes for which requests are turned away because of load, as a metric has them.
+// rejections are the causes of refusals because of load. They are a metric's labels.
 var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed"}
 
-// countRejection counts an error of load; any other is none of its business.
+// countRejection counts a refusal because of load, or for want of a prefill worker. It ignores other errors.
 func (r *Router) countRejection(err error) {
 	limit := (*queue.LimitError)(nil)
 	switch {

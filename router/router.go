@@ -1,11 +1,11 @@
-// Package router decides where a request goes, and keeps the books until it ends.
+// Package router decides which worker a request goes to, and keeps the books until the request ends.
 //
 // It owns the way from a request's body to a booked worker: parse, tokenize, hash, match, price, choose and book. It
-// never speaks HTTP or Envoy's protocol, and it never fails for want of knowledge: without a tokenizer, without events,
-// without a block size the request is still routed, by load, and the decision says why.
+// never speaks HTTP or Envoy's protocol. Missing knowledge is no error: without a tokenizer, events or a block size, a
+// request is routed by load, and the decision gives the reason.
 //
-// Concurrency: a Router is safe from any goroutine; a Route belongs to the request it was made for, but its methods may
-// be called from any goroutine.
+// Concurrency: a Router is safe for concurrent use. A Route belongs to one request; its methods may be called from any
+// goroutine unless they say otherwise.
 package router
 
 import (
@@ -33,13 +33,13 @@ import (
 )
 
 var (
-	// ErrNoEndpoints says that no endpoint may take the request: none is in the pool, or none in the proxy's subset.
+	// ErrNoEndpoints says that the pool, or the proxy's subset of it, has no endpoint for the request.
 	ErrNoEndpoints = errors.New("no endpoint is available for this request")
-	// ErrUnknownModel says that there are endpoints, but each of them serves another model.
+	// ErrUnknownModel says that every endpoint has another model.
 	ErrUnknownModel = errors.New("no endpoint serves this model")
-	// ErrConstraints says that there are endpoints, but none has all taints that the request requires.
+	// ErrConstraints says that no endpoint has all taints that the request requires.
 	ErrConstraints = errors.New("no endpoint has all the taints that this request requires")
-	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is
+	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that matches one of them is
 	// ready.
 	ErrNoPrefill = errors.New(
 		"no prefill worker is ready for the decode workers of this model (of their Dynamo namespace, and of their " +
@@ -47,73 +47,73 @@ var (
 	)
 )
 
-// Request is what is to be routed.
+// Request is a request to route.
 type Request struct {
 	ID string // for logs
-	// Received is when its headers came; zero: when Route was called.
+	// Received is when its headers came. Zero: when Route was called.
 	Received time.Time
 	Path     string // as the client sent it, query included
-	// Model is set by Route: the model that the body names, of the body's memory; empty where it was not read.
+	// Model is the model that the body names. Route sets it; it shares the body's memory. Empty: the body was not read.
 	Model string
-	Body  []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
-	// Join returns the whole body in place of Body, which Route sets to it. It is called once there is memory for a
-	// copy, and not at all for a body that is not read. BodyBytes then says how long the body is. nil: there is Body.
+	Body  []byte // the whole body; nil if BodylessReason is set. Not modified during the call
+	// Join returns the whole body; Route then sets Body to it. Route calls it once there is memory for a copy, and not
+	// at all if the body is not read. BodyBytes then gives the body's length. nil: Body is set.
 	Join func() []byte
 
-	// Without says why Body is not there; empty when it is.
+	// BodylessReason says why there is no Body. Empty: there is one.
 	BodylessReason Reason
-	// BodyBytes is the size seen of a body that is not given, for an estimate of its load.
+	// BodyBytes is the number of body bytes seen if Body is not set. It gives an estimate of the request's load.
 	BodyBytes int
-	// Hints are the headers'; they go before the body's.
+	// Hints are those of the headers. They take precedence over the body's.
 	Hints apibody.Hints
-	// AnswerUnseen says that nothing of the answer's body will be shown, so that its first content cannot end the
+	// AnswerUnseen says that kvepp is shown nothing of the answer's body, so that its first content cannot end the
 	// prefill.
 	AnswerUnseen bool
-	// Allowed says whether an endpoint's address may be chosen; nil allows all.
+	// Allowed says whether an endpoint's address may be chosen. nil: every address may.
 	Allowed func(address string) bool
-	// Trace is the span of the request, below which the router tells what it does; nil: nobody is told.
+	// Trace is the request's span, the parent of the router's spans. nil: no tracing.
 	Trace *tracing.Span
 }
 
-// Decision is what was decided and why. It does not change after Route returned it.
+// Decision is the outcome of a choice and its reasons. It does not change after Route returned it.
 type Decision struct {
 	Name       string // endpoint
 	Address    string // host:port for Envoy
 	InstanceID uint64
 	Rank       uint32
-	// RankByAddress says that nothing but the address may say the rank, see pool.Endpoint.
+	// RankByAddress says that only the address may select the rank, see pool.Endpoint.
 	RankByAddress bool
-	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks wants them.
+	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks is set.
 	Fallbacks []string
 
 	Reason Reason
-	// exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
+	// exact if Reason is ReasonKV; the text's tokens if ReasonMediaPrefix; else an estimate from the body's size
 	PromptTokens int
-	// tokens of the leading blocks that the index holds, in whatever tier, for the worker that computes the prompt
+	// tokens of the leading blocks that the index holds, in any tier, for the worker that computes the prompt
 	PredictedCachedTokens int
 	BlockSize             int // that worker's; 0: not known
-	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits and Config.UpperBound.
+	// UpperBound says that the worker may have fewer tokens cached than predicted, see kvblock.Traits and
+	// Config.UpperBound.
 	UpperBound bool
-	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
+	// IndexAtBound says that the index has evicted blocks to stay within its memory bound: overlaps may be larger than
+	// counted.
 	IndexAtBound bool
-	// Costs are the candidates' of the destination's leg and their terms, and Chosen is which of them was taken. Nil
-	// when nobody wants to know, see Config.Explain.
+	// Costs are those of the candidates of the destination's leg, with their terms. Chosen is the index of the chosen
+	// one. nil unless Config.Explain or the like asks for them.
 	Costs  []Cost
 	Chosen int
-	// Weights are those of the costs, of this request and leg, and how the choice was made; nil with Costs.
+	// Weights are the configuration behind Costs, with the request's overrides; nil with Costs.
 	Weights *scoring.Config
 	// Session is what the request did to its session, a session.Outcome. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
-	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected;
-	// nil when nobody wants to know, see Config.Explain. EjectedAdmitted says that they were candidates all the same,
-	// because all were ejected.
+	// Ejected are the endpoints that would have been candidates but for their ejection; nil unless explained, as Costs.
+	// If EjectedAdmitted is set they were candidates all the same, because all were ejected.
 	Ejected         []string
 	EjectedAdmitted bool
-	// Cordoned are the names of the endpoints that would have been candidates and were not, because they are cordoned;
-	// nil as Ejected is.
+	// Cordoned are the endpoints that would have been candidates but for their cordon; nil unless explained, as Costs.
 	Cordoned []string
-	// Trial says that the request decides whether an ejected endpoint is in again.
+	// Trial says that the request is the trial of an ejected endpoint.
 	Trial bool
 	// Prefill is the worker that computes the prompt, if the destination does not.
 	Prefill *Prefill
@@ -125,7 +125,7 @@ type Prefill struct {
 	Address    string // host:port; empty for a worker that is reached through Dynamo alone
 	InstanceID uint64
 	Rank       uint32
-	Costs      []Cost // as Decision's; so are the next two
+	Costs      []Cost // this and the next two are as in Decision
 	Chosen     int
 	Weights    *scoring.Config
 }
@@ -171,11 +171,11 @@ type Route struct {
 	computed atomic.Bool // released was called for the end of the prefill
 }
 
-// NewRequestID names a request that came without a name: 128 random bits in the form of Envoy's own ids (RFC 9562,
+// NewRequestID returns an id for a request without one: 128 random bits in the form of Envoy's own ids (RFC 9562,
 // version 4).
 func NewRequestID() string {
 	var b [16]byte
-	rand.Read(b[:]) // never fails: see crypto/rand
+	rand.Read(b[:]) // never fails, see crypto/rand
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	h := hex.EncodeToString(b[:])
 	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
@@ -194,8 +194,8 @@ type Router struct {
 	records      records
 	thresholds   thresholds
 	turnstile    *turnstile       // nil: no request ever waits
-	panics       loglimit.Limiter // of lines about them
-	onRelease    func()           // released, if there are waits
+	panics       loglimit.Limiter // of log lines about panics
+	onRelease    func()           // Router.released; nil without a turnstile
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -229,7 +229,7 @@ func New(
 	showIgnored(m)
 	r.scratches.New = func() any { return new(scratch) }
 	r.thresholds.start(cfg.Thresholds)
-	r.tokens.Store(mathrand.Uint64()) // so that tokens of an earlier process are not taken for this one's
+	r.tokens.Store(mathrand.Uint64()) // an earlier process had other tokens
 	if cfg.Queue != nil {
 		r.turnstile, r.onRelease = newTurnstile(), r.released
 	}

@@ -7,14 +7,14 @@ import (
 	"kvepp/pool"
 )
 
-// What became of a booking when the proxy said who served the request.
+// What became of a booking after the proxy named the endpoint that answered the request.
 const (
 	ServedAsChosen = "as_chosen"
-	ServedMoved    = "moved"   // to the endpoint that served it
-	ServedUnknown  = "unknown" // none of the pool's: freed
+	ServedMoved    = "moved"   // to the endpoint that answered
+	ServedUnknown  = "unknown" // no endpoint of the pool: freed
 )
 
-// Served is who served a request, as the proxy says.
+// Served is the endpoint that answered a request, as the proxy reports it.
 type Served struct {
 	Address string // host:port
 	// Worker is endpoint and rank, such as "worker-0/0". Empty: the pool has no such endpoint, or it is the chosen one
@@ -23,35 +23,37 @@ type Served struct {
 	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
 }
 
-// ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries
-// and fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It
-// belongs to the goroutine that follows the answer. attempts is how many endpoints the proxy says it tried; 0: it does
-// not say.
+// ServedBy reconciles the books with the endpoint that answered the request, as the proxy reports it after retries and
+// fallbacks: the booking moves there. If the endpoint is not in the pool, the booking ends. It returns what became of
+// the booking.
+//
+// address is host:port. attempts is how many endpoints the proxy says it tried; 0: it does not say. Only the goroutine
+// that follows the answer calls it.
 func (r *Router) ServedBy(route *Route, address string, attempts int) string {
 	outcome := r.servedBy(route, address, attempts)
 	r.metrics.Served(outcome)
 	route.Served.Address, route.Served.Outcome = address, outcome
-	if outcome == ServedAsChosen && route.record != nil { // otherwise nothing reads it
+	if outcome == ServedAsChosen && route.record != nil { // otherwise nothing reads Worker
 		route.Served.Worker = route.WorkerName()
 	}
 	r.records.setServed(route)
 	return outcome
 }
 
-// WorkerName names the chosen worker in logs, headers and records, as [pool.Worker.String] does: endpoint and rank.
+// WorkerName returns the chosen worker's endpoint and rank for logs, headers and records, as [pool.Worker.String] does.
 func (d *Decision) WorkerName() string {
 	return d.Name + "/" + strconv.FormatUint(uint64(d.Rank), 10)
 }
 
 func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	if sameAddress(address, route.Address) {
-		return ServedAsChosen // of several workers behind one address the headers have named one
+		return ServedAsChosen // if several workers share the address, the headers have named one
 	}
-	snapshot := r.pool.Acquire() // a worker's number is not given away while a snapshot is held
+	snapshot := r.pool.Acquire() // a snapshot keeps workers' numbers from being reused
 	defer snapshot.Release()
 	w := workerAt(snapshot, address, route.Rank)
 	if _, err := netip.ParseAddrPort(route.Address); err != nil && w == nil {
-		return ServedUnknown // the proxy says no names: it may be what a name stands for
+		return ServedUnknown // the chosen address is a host name, which may stand for this one
 	}
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
@@ -70,7 +72,7 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	return ServedMoved
 }
 
-// workerAt returns the worker at an address, the one of this rank if there are several; nil if there is none.
+// workerAt returns the worker at an address, if there are several the one of this rank; nil if there is none.
 func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker) {
 	for i := range s.Workers {
 		w := &s.Workers[i]
@@ -82,7 +84,7 @@ func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker
 	return found
 }
 
-// sameAddress compares two of host:port: IPv6 has several forms.
+// sameAddress compares two of host:port. An IPv6 address has several forms.
 func sameAddress(a, b string) bool {
 	if a == b {
 		return true

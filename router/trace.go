@@ -8,8 +8,8 @@ import (
 	"kvepp/scoring"
 )
 
-// Names of spans. The whole is called as in the Gateway API's endpoint picker, whose spans of its plug-ins have no like
-// here. Source: Gateway API Inference Extension 1.5.
+// Names of spans. The root has the name that the Gateway API's endpoint picker uses; its spans of plug-ins have no
+// equivalent here. Source: Gateway API Inference Extension 1.5.
 const (
 	spanRoute    = "gateway.request_orchestration"
 	spanParse    = "kvepp.parse"
@@ -54,7 +54,7 @@ func traceRoute(span *tracing.Span, p *prompt, route *Route) {
 	}
 }
 
-// workerID is a worker as Dynamo names it: instance id and rank.
+// workerID returns a worker's name in Dynamo: instance id and rank.
 func workerID(instance uint64, rank uint32) string {
 	return strconv.FormatUint(instance, 10) + "/" + strconv.FormatUint(uint64(rank), 10)
 }
@@ -79,7 +79,7 @@ func (v *variant) blocks() (n int) {
 	return n
 }
 
-// best is the most blocks that a worker holds on its device.
+// best returns the most blocks that a worker holds on its device.
 func (v *variant) best() (most int) {
 	for _, o := range v.overlap {
 		most = max(most, int(o.device))

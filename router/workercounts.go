@@ -11,13 +11,13 @@ import (
 // workerCounts counts the ended requests of each worker. The zero value is empty.
 type workerCounts struct {
 	mu       sync.RWMutex
-	byWorker []*workerCount // by number; nil: no request yet; guarded by mu
+	byWorker []*workerCount // indexed by worker number; nil: no request yet; guarded by mu
 }
 
-// workerCount is one worker's. A request that outlives its worker counts in one that nobody reads any more.
+// workerCount counts for one worker. Requests that end after their worker left count in one that is no longer reported.
 type workerCount struct{ all, errors, incomplete atomic.Uint64 }
 
-// of returns the counts of a worker, which is in a snapshot that the caller holds.
+// of returns the counts of a worker. The worker must be in a snapshot that the caller holds.
 func (c *workerCounts) of(w kvblock.Worker) *workerCount {
 	c.mu.RLock()
 	var known *workerCount
@@ -39,9 +39,9 @@ func (c *workerCounts) of(w kvblock.Worker) *workerCount {
 	return c.byWorker[w]
 }
 
-// ended counts a request. explained says that the proxy's access log will tell who broke off an answer; otherwise it
-// may have been the client, and counts all the same. A client that goes away before the response is no failure. A nil
-// count counts nothing.
+// ended counts a request. explained says that the proxy's access log will say who broke off an incomplete answer;
+// otherwise it counts as incomplete, although it may have been the client. A client that leaves before the response is
+// no failure. A nil count counts nothing.
 func (c *workerCount) ended(a *Answer, explained bool) {
 	if c == nil {
 		return

@@ -8,31 +8,31 @@ import (
 	"kvepp/pool"
 )
 
-// Cordon is an operator's wish that an endpoint gets no new requests. Empty: there is none.
+// Cordon is an operator's decision that an endpoint gets no new requests. Empty: none.
 type Cordon string
 
-// The cordons. Both keep new requests away, sessions included, and let running requests end; Draining also says that
-// the operator waits for that.
+// The cordons. Both keep new requests away, those of sessions included, and let running requests end. Draining also
+// says that the operator waits for their end.
 const (
 	NoNewRequests Cordon = "cordoned"
 	Draining      Cordon = "draining"
 )
 
-// ErrUnknownEndpoint says that no endpoint of the pool has a name.
+// ErrUnknownEndpoint says that no endpoint of the pool has the name.
 var ErrUnknownEndpoint = errors.New("no endpoint has this name")
 
-// maxAbsentCordons bounds the cordoned names that are kept while no endpoint has them.
+// maxAbsentCordons bounds the cordons of names that no endpoint has.
 const maxAbsentCordons = 1000
 
-// storedCordon is an operator's cordon of a name.
+// storedCordon is an operator's cordon of an endpoint's name.
 type storedCordon struct {
 	as  Cordon
 	set time.Time
 }
 
-// SetCordon sets an operator's cordon of the endpoint of a name, or ends it (empty). The cordon stays with the name
-// when the endpoint leaves the pool and comes back, until it is ended or kvepp restarts. Of names that no endpoint has,
-// the latest maxAbsentCordons are kept.
+// SetCordon sets an operator's cordon of the endpoint with a name; an empty cordon ends it. The cordon stays with the
+// name if the endpoint leaves the pool and comes back. It ends with kvepp. Of names that no endpoint has, the latest
+// maxAbsentCordons are kept.
 //
 // Errors: ErrUnknownEndpoint, for a name that neither an endpoint nor a cordon has.
 func (t *Tracker) SetCordon(name string, c Cordon) error {
@@ -49,7 +49,7 @@ func (t *Tracker) SetCordon(name string, c Cordon) error {
 		t.forgetAbsentCordons()
 	}
 	if e == nil {
-		t.log.Info("the cordon of an endpoint changed that is not in the pool", "endpoint", name, "operator", orNone(c))
+		t.log.Info("the cordon of an endpoint that is not in the pool changed", "endpoint", name, "operator", orNone(c))
 		return nil
 	}
 	was, before := e.cordoned(), e.cordon
@@ -59,8 +59,8 @@ func (t *Tracker) SetCordon(name string, c Cordon) error {
 	return nil
 }
 
-// PoolCordon notes that the pool cordons the endpoint of a name from now on, or stopped that (empty). What the pool
-// says of an endpoint that joins comes with WorkerJoined.
+// PoolCordon notes which source in the pool cordons the endpoint with a name; empty: none. For an endpoint that joins,
+// WorkerJoined carries it.
 func (t *Tracker) PoolCordon(name string, by pool.CordonSource) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,8 +74,8 @@ func (t *Tracker) PoolCordon(name string, by pool.CordonSource) {
 	t.logCordon(e, was, before != by)
 }
 
-// logCordon logs that e is cordoned or uncordoned. was says whether it was cordoned before, and changed that the
-// reasons differ. The caller holds t.mu.
+// logCordon logs a change of e's cordon. was says whether e was cordoned before, changed whether the reasons differ.
+// The caller holds t.mu.
 func (t *Tracker) logCordon(e *Endpoint, was, changed bool) {
 	switch now := e.cordoned(); {
 	case now && !was:
@@ -103,7 +103,7 @@ func (t *Tracker) logCordon(e *Endpoint, was, changed bool) {
 	}
 }
 
-// orNone is a word for the log that may be empty.
+// orNone returns a word for a log line; "none" if it is empty.
 func orNone[T ~string](word T) string {
 	if word == "" {
 		return "none"
@@ -111,8 +111,8 @@ func orNone[T ~string](word T) string {
 	return string(word)
 }
 
-// forgetAbsentCordons removes the oldest cordons of names that no endpoint has until maxAbsentCordons are left. The
-// caller holds t.mu.
+// forgetAbsentCordons removes the oldest cordons of names that no endpoint has, down to maxAbsentCordons. The caller
+// holds t.mu.
 func (t *Tracker) forgetAbsentCordons() {
 	for {
 		absent, oldest := 0, ""
@@ -129,7 +129,7 @@ func (t *Tracker) forgetAbsentCordons() {
 		}
 		delete(t.cordons, oldest)
 		t.log.Warn(
-			"the cordon of an endpoint is forgotten that left the pool: too many of them",
+			"the cordon of an endpoint that left the pool is forgotten, because there are too many",
 			"endpoint",
 			oldest,
 			"most",

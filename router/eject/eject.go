@@ -1,13 +1,13 @@
 // Package eject takes failing endpoints out of routing and brings them back: passive health checks, also known as
-// outlier detection. It also holds the operator's cordons.
+// outlier detection. It also holds operators' cordons.
 //
-// It owns the health of each endpoint: recent failures, whether the endpoint is ejected and until when, the trial
-// request that may bring it back, and whether an operator cordoned it. It sends no request, reads no page and chooses
-// no worker: the router reports how requests ended, package pool/enginemetrics what the metrics page does, package
-// indexer/feed whether the event subscription holds, and the router leaves out what [View] excludes.
+// It owns the health of each endpoint: recent failures, ejections, the trial request that may end an ejection, and
+// cordons. It sends no request, reads no page and chooses no worker. The router reports how requests ended, package
+// pool/enginemetrics what the metrics page does, and package indexer/feed whether the event subscription holds. The
+// router leaves out the workers that [View] excludes.
 //
-// The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Several
-// endpoints behind one address (a shared frontend) are apart, each by its own name.
+// The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Endpoints
+// behind one address (a shared frontend) are separate, each by its own name.
 //
 //	          failures in a row, failure share, page refused or silent
 //	in  ───────────────────────────────────────────────────────────►  ejected
@@ -16,9 +16,9 @@
 //	└──────────────────────────────────────────────────────────────  trial: one request
 //	                                     a failure: ejected, for twice as long
 //
-// What an ejected endpoint holds in its KV cache stays known: a sick process keeps its memory.
+// The index keeps the blocks of an ejected endpoint: a failing process keeps its memory.
 //
-// Concurrency: everything is safe from any goroutine. View is read without a lock.
+// Concurrency: everything is safe for concurrent use. View is read without a lock.
 package eject
 
 import (
@@ -35,36 +35,36 @@ import (
 
 // Config is what an operator chooses.
 type Config struct {
-	// Off says that nothing is ejected. Cordons hold all the same.
+	// Off ejects no endpoint. Cordons still work.
 	Off bool
-	// ConsecutiveFailures ejects an endpoint after so many failures in a row; at least 1.
+	// ConsecutiveFailures ejects an endpoint after this many failures in a row; at least 1.
 	ConsecutiveFailures int
-	// FailurePercent ejects an endpoint whose share of failed requests over the last 10 s is above it, of at least 10.
-	// 100: never.
+	// FailurePercent ejects an endpoint if more than this percentage of its requests of the last 10 s failed, with at
+	// least 10 requests. 100: never.
 	FailurePercent int
-	// MaxPercent is the largest share of a model's endpoints that is ejected for FailurePercent alone. Endpoints that
-	// fail every time, or refuse connections, are ejected whatever their share.
+	// MaxPercent bounds the percentage of a model's endpoints that are ejected for FailurePercent alone. Endpoints that
+	// fail every time, or refuse connections, are ejected without that bound.
 	MaxPercent int
-	// Time is how long the first ejection lasts. Each further one in a row lasts twice as long, up to MaxTime.
+	// Time is the duration of the first ejection. Each further one in a row lasts twice as long, up to MaxTime.
 	Time time.Duration
-	// Ejected is told the cause of each ejection, for a metric. nil: nothing is told.
+	// Ejected is called with the cause of each ejection, for a metric. nil: not called.
 	Ejected func(Cause)
-	// ReadPage asks for a worker's metrics page to be read at once, because something suggests that the process is
-	// gone. nil: pages are not read. It is called without a lock held.
+	// ReadPage asks for a worker's metrics page to be read at once, because the process may be gone. It is called
+	// without a lock held. nil: pages are not read.
 	ReadPage func(kvblock.Worker)
 }
 
 // MaxTime bounds how long an ejection lasts.
 const MaxTime = 60 * time.Second
 
-// The window over which FailurePercent is counted, and the fewest requests in it that say anything.
+// The window in which FailurePercent counts, and the fewest requests in it for a verdict.
 const (
 	window      = 10 // seconds
 	minRequests = 10
 )
 
-// SilentAfter is how long an endpoint's metrics page may leave a read unanswered, while no byte of any answer comes
-// from it either, before it is ejected.
+// SilentAfter is how long an endpoint may leave a read of its metrics page unanswered before it is ejected, if no byte
+// of any answer comes from it meanwhile.
 const SilentAfter = 5 * time.Second
 
 // Cause says why a request, or an endpoint, failed. It is a metric's label.
@@ -74,16 +74,16 @@ type Cause string
 const (
 	Refused     Cause = "refused"    // no connection to the endpoint
 	Reset       Cause = "reset"      // the connection ended before the answer was complete
-	ServerError Cause = "status_5xx" // 500, 502, 503 or 504 from the engine, or from a proxy that does not say more
+	ServerError Cause = "status_5xx" // 500, 502, 503 or 504 from the engine, or from a proxy that gives no details
 	FirstByte   Cause = "first_byte" // no response headers in time
 	Timeout     Cause = "timeout"    // the proxy gave up waiting for a response
 	Retried     Cause = "retried"    // the proxy tried another endpoint after this one
 
 	FailureShare Cause = "failure_percent" // Config.FailurePercent
-	// the metrics page refuses connections, and it is on the endpoint's own port
+	// the metrics page, on the endpoint's own port, refuses connections
 	MetricsRefused Cause = "metrics_refused"
-	MetricsSilent  Cause = "metrics_silent" // the metrics page does not answer, nor does anything else of the endpoint
-	// the metrics page on another port refuses connections, and the event socket has closed
+	MetricsSilent  Cause = "metrics_silent" // neither the metrics page nor anything else of the endpoint answers
+	// the metrics page, on another port, refuses connections, and the event socket has closed
 	ProcessGone Cause = "process_gone"
 )
 
@@ -101,7 +101,7 @@ var Causes = []Cause{
 	ProcessGone,
 }
 
-// advice says, for each cause, what it means and where to look.
+// advice says for each cause what it means and where to look.
 var advice = map[Cause]string{
 	Refused:     "it refuses connections: is the engine up, and is the endpoint's address right?",
 	Reset:       "it broke connections off before answers were complete: see the engine's log",
@@ -114,32 +114,32 @@ var advice = map[Cause]string{
 		"answered 503: see the engine's log",
 	FailureShare:   "more than --eject-failure-percent of its requests failed in 10 s: see the engine's log",
 	MetricsRefused: "its metrics page refuses connections: is the engine up, and is the endpoint's address right?",
-	MetricsSilent: "neither its metrics page nor anything else of it has answered for 5 s: see whether the engine " +
-		"hangs",
+	MetricsSilent: "neither its metrics page nor any of its responses has brought a byte for 5 s: see whether the " +
+		"engine hangs",
 	ProcessGone: "its metrics page refuses connections, and its KV events have ended: is the engine up?",
 }
 
-// Page is what the latest read of an endpoint's metrics page found.
+// Page is the outcome of the latest read of an endpoint's metrics page.
 type Page int
 
-// The states of a metrics page.
+// The outcomes.
 const (
-	PageUnknown          Page = iota // never read, or an outcome that says nothing of the process
+	PageUnknown          Page = iota // never read, or an outcome that says nothing about the process
 	PageAnswers                      // any HTTP response
 	PageRefused                      // connections are refused, on the endpoint's own port
-	PageRefusedElsewhere             // connections are refused, on a port of its own
+	PageRefusedElsewhere             // connections are refused, on a port that only the page has
 	PageSilent                       // a read has waited for SilentAfter
 )
 
-// Standing is whether an endpoint may be sent a request.
+// Standing says whether an endpoint gets requests.
 type Standing int
 
 // The standings.
 const (
 	In       Standing = iota
-	Trial             // ejected, and the request that is sent next decides: see [Tracker.Claim]
+	Trial             // ejected, and the next request is the trial: see [Tracker.Claim]
 	Ejected           // no requests, unless every endpoint of the model is ejected
-	Cordoned          // no requests, by the operator's wish
+	Cordoned          // no requests, because of an operator's cordon
 )
 
 // bucket counts the requests of one second.
@@ -148,32 +148,32 @@ type bucket struct {
 	requests, fails int
 }
 
-// Endpoint is the health of one endpoint. Its fields belong to the Tracker.
+// Endpoint is the health of one endpoint. The Tracker's mutex guards its fields, except lastByte.
 type Endpoint struct {
 	name, model string
 	address     string           // host:port; "": it has none
 	workers     []kvblock.Worker // its ranks; empty: it has left the pool
-	lastByte    atomic.Int64     // when a response last brought a byte, in Unix nanoseconds; 0: never
+	lastByte    atomic.Int64     // when a response last brought a byte, Unix time in nanoseconds; 0: never
 
 	consecutive int // failures since the last complete answer
-	// answers that broke off, and of which nobody has told yet whether the client or the endpoint did it
+	// answers that broke off, while it is unknown whether the client or the endpoint did it
 	unexplained int
 	buckets     [window]bucket
 
 	ejected   bool
-	down      bool // by its metrics page: no trial before the page says otherwise
+	down      bool // by its metrics page: no trial until the page answers
 	share     bool // ejected for its failure share alone
 	cause     Cause
-	until     time.Time // when a trial may be made
+	until     time.Time // a trial is allowed from then on
 	lasted    time.Duration
 	ejections int // in a row
 	returned  time.Time
 	trial     uint64 // number of the running trial; 0: none
-	// number of the latest trial that had no response headers in time, and may still be answered; 0: none
+	// number of the latest trial without response headers in time, whose answer may still come; 0: none
 	overdue  uint64
 	page     Page
-	cut      bool              // its event subscription broke, and has not come back
-	cordon   Cordon            // the operator's, over the admin address
+	cut      bool              // its event subscription broke and has not come back
+	cordon   Cordon            // the operator's, set over the admin address
 	declared pool.CordonSource // the pool's
 }
 
@@ -194,14 +194,14 @@ type Tracker struct {
 	trials  uint64
 }
 
-// New returns a tracker without endpoints. Make it a watcher of the pool before the first update.
+// New returns a tracker without endpoints. Register it as a watcher of the pool before the pool's first update.
 func New(cfg Config, log *slog.Logger) *Tracker {
 	return &Tracker{cfg: cfg, log: log, byName: map[string]*Endpoint{}, cordons: map[string]storedCordon{}}
 }
 
-// View is which endpoints take no requests. It does not change. A nil View excludes none.
+// View says which endpoints take no requests. It is immutable. A nil View excludes none.
 type View struct {
-	byRank []*exclusion // indexed by worker number; nil, and beyond its end: in
+	byRank []*exclusion // indexed by worker number; nil, or beyond its end: not excluded
 }
 
 type exclusion struct {
@@ -234,7 +234,7 @@ func (v *View) Of(w kvblock.Worker, now time.Time) Standing {
 	return Trial
 }
 
-// publish makes the view that of the present state. The caller holds t.mu.
+// publish replaces the view by one of the current state. The caller holds t.mu.
 func (t *Tracker) publish() {
 	var next *View
 	for _, e := range t.byName {
@@ -288,8 +288,8 @@ func (t *Tracker) WorkerLeft(w kvblock.Worker) {
 	t.publish()
 }
 
-// Of returns the endpoint of a worker; nil if there is none, or without a tracker. What becomes of a request is told of
-// this endpoint, whoever has the worker's number by then.
+// Of returns the endpoint of a worker; nil if there is none, and for a nil tracker. Callers keep it to report how a
+// request ended, because the worker's number may be reused by then.
 func (t *Tracker) Of(w kvblock.Worker) *Endpoint {
 	if t == nil {
 		return nil
@@ -307,8 +307,8 @@ func (t *Tracker) of(w kvblock.Worker) *Endpoint {
 	return nil
 }
 
-// Claim begins the trial of a worker's endpoint, and returns its number. ok is false when it stands otherwise by now,
-// or another request was quicker: then the choice has to be made again.
+// Claim begins the trial of a worker's endpoint and returns its number. ok is false if the endpoint's state has changed
+// or another request has claimed the trial: then the caller must choose again.
 func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -323,7 +323,7 @@ func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
 	return e.trial, true
 }
 
-// Abandon ends a trial that told nothing: its client went away. The next request may be the next trial.
+// Abandon ends a trial without a result, because its client went away. The next request may be the next trial.
 func (t *Tracker) Abandon(e *Endpoint, trial uint64) {
 	if e == nil || trial == 0 {
 		return
@@ -343,7 +343,7 @@ func (e *Endpoint) Heard() {
 	}
 }
 
-// Works notes that a trial has brought content: the endpoint is in again.
+// Works notes that a trial has brought content: the endpoint is no longer ejected.
 func (t *Tracker) Works(e *Endpoint, trial uint64) {
 	if e == nil || trial == 0 {
 		return
@@ -372,7 +372,7 @@ func (t *Tracker) works(e *Endpoint, trial uint64) {
 	)
 }
 
-// Succeeded notes a complete answer that is no failure. trial is the number of the trial that the request was, 0: none.
+// Succeeded notes a complete answer that is no failure. trial is the number of the request's trial; 0: none.
 func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	if e == nil {
 		return
@@ -385,23 +385,22 @@ func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	if trial != 0 {
 		t.works(e, trial)
 	}
-	// An endpoint that has been back for as long as it was out has a clean slate.
+	// After an endpoint has been back for as long as it was ejected, its next ejection is short again.
 	if !e.ejected && e.ejections > 0 && now.Sub(e.returned) >= e.lasted {
 		e.ejections = 0
 	}
 }
 
-// suspect reports whether e would be ejected if every unexplained answer turned out to be a failure: it gets no
-// requests until that is known. The caller holds t.mu.
+// suspect reports whether e would be ejected if all unexplained answers were failures. Then it gets no requests until
+// they are explained. The caller holds t.mu.
 func (t *Tracker) suspect(e *Endpoint) bool {
 	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
 }
 
-// BrokenOff notes an answer that ended before it was complete, when it will be told soon who broke it off: see
-// Explained.
+// BrokenOff notes an answer that broke off. A call of Explained must follow once it is known who broke it off.
 func (t *Tracker) BrokenOff(e *Endpoint) { t.changeUnexplained(e, 1) }
 
-// Explained ends one BrokenOff. The caller has told of a failure before, if it was one.
+// Explained ends one BrokenOff. If it was a failure, the caller has called Failed before.
 func (t *Tracker) Explained(e *Endpoint) { t.changeUnexplained(e, -1) }
 
 func (t *Tracker) changeUnexplained(e *Endpoint, by int) {
@@ -426,7 +425,7 @@ func (t *Tracker) Failed(e *Endpoint, trial uint64, cause Cause) {
 	}
 }
 
-// failed is Failed, and returns the worker whose page is to be read; nil: none.
+// failed is Failed, and returns the worker whose page should be read; nil: none.
 func (t *Tracker) failed(e *Endpoint, trial uint64, cause Cause) (read *kvblock.Worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -438,7 +437,7 @@ func (t *Tracker) failed(e *Endpoint, trial uint64, cause Cause) (read *kvblock.
 	e.consecutive++
 	switch {
 	case e.ejected && (trial == 0 || e.trial != trial):
-		return nil // of a request from before
+		return nil // of a request that began before the ejection
 	case e.ejected: // the trial
 		if cause == FirstByte {
 			e.overdue = trial
@@ -465,8 +464,7 @@ func (e *Endpoint) count(now time.Time, failed bool) {
 	}
 }
 
-// aboveShare reports whether more than percent of the requests of the window have failed, and there were enough of
-// them.
+// aboveShare reports whether the window has enough requests and more than percent of them failed.
 func (e *Endpoint) aboveShare(now time.Time, percent int) bool {
 	requests, fails := 0, 0
 	for i := range e.buckets {
@@ -494,7 +492,7 @@ func (t *Tracker) mayEjectForShare(e *Endpoint) bool {
 	return out*100 <= all*t.cfg.MaxPercent
 }
 
-// eject takes e out for longer than the time before. The caller holds t.mu.
+// eject ejects e, each time in a row for longer. The caller holds t.mu.
 func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	e.lasted = max(t.cfg.Time, min(t.cfg.Time<<min(e.ejections, 16), MaxTime))
 	e.ejections++
@@ -526,7 +524,7 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	)
 }
 
-// PageRead notes what a worker's metrics page did. Say it at each read, also when nothing changed.
+// PageRead notes the outcome of a read of a worker's metrics page. Call it after each read, even if nothing changed.
 func (t *Tracker) PageRead(w kvblock.Worker, page Page) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -558,7 +556,7 @@ func (t *Tracker) subscribed(w kvblock.Worker, connected bool) bool {
 	return e.cut || e.down
 }
 
-// judge ejects or releases e by its metrics page and its subscription. The caller holds t.mu.
+// judge ejects or readmits e by its metrics page and its subscription. The caller holds t.mu.
 func (t *Tracker) judge(e *Endpoint) {
 	if t.cfg.Off {
 		return
@@ -577,7 +575,7 @@ func (t *Tracker) judge(e *Endpoint) {
 	case cause != "" && !e.ejected:
 		e.down = true
 		t.eject(e, cause, now)
-	case cause != "" && !e.down: // ejected for failures; now its page says that no trial would help
+	case cause != "" && !e.down: // already ejected for failures; its page says that a trial would fail
 		e.down, e.trial = true, 0
 		t.publish()
 	case cause == "" && e.down:
@@ -586,7 +584,7 @@ func (t *Tracker) judge(e *Endpoint) {
 	}
 }
 
-// Counts returns how many workers are ejected, and how many are cordoned by the operator or by the pool.
+// Counts returns how many workers are ejected, and how many are cordoned by an operator or the pool.
 func (t *Tracker) Counts() (ejected, cordoned int) {
 	if t == nil {
 		return 0, 0
@@ -604,22 +602,22 @@ func (t *Tracker) Counts() (ejected, cordoned int) {
 	return ejected, cordoned
 }
 
-// Health is that of one endpoint, for people.
+// Health is the health of one endpoint, for people.
 type Health struct {
 	Name     string
 	Model    string
 	Workers  []kvblock.Worker  // empty: the name is cordoned, and no endpoint of the pool has it
 	Cordon   Cordon            // the operator's
-	Declared pool.CordonSource // what else cordons it
+	Declared pool.CordonSource // the pool's
 	Ejected  bool
 	Cause    Cause         // of the latest ejection; empty: there was none
-	Trial    time.Duration // until a trial may be made; 0: now, or not by time
+	Trial    time.Duration // until a trial is allowed; 0: now, or not by time
 	Waits    string        // what else a trial waits for; empty: nothing
 	InTrial  bool
 	Fails    int // in a row
 }
 
-// Endpoints returns the health of all endpoints, and the cordoned names that no endpoint has, by name.
+// Endpoints returns the health of all endpoints and the cordoned names that no endpoint has, sorted by name.
 func (t *Tracker) Endpoints() []Health {
 	if t == nil {
 		return nil
