@@ -34,7 +34,7 @@ func (x *execution) attribute(v any, name string) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
-	if found, ok := x.own(v, name); ok {
+	if found, ok := x.typeAttribute(v, name); ok {
 		return found, nil
 	}
 	if d, ok := v.(*Dict); ok {
@@ -52,7 +52,7 @@ func (x *execution) item(v, key any) (any, error) {
 		return nil, c.err()
 	case *Dict:
 		if hashable(key) {
-			if err := x.hash(key); err != nil {
+			if err := x.chargeLookup(key); err != nil {
 				return nil, err
 			}
 			if value, ok := c.get(key); ok {
@@ -78,7 +78,7 @@ func (x *execution) item(v, key any) (any, error) {
 		}
 	}
 	if name, ok := key.(string); ok {
-		if found, ok := x.own(v, name); ok {
+		if found, ok := x.typeAttribute(v, name); ok {
 			return found, nil
 		}
 		return Undefined{Name: name, missingFrom: kindName(v)}, nil
@@ -93,7 +93,7 @@ func (x *execution) item(v, key any) (any, error) {
 // character is text[n].
 func (x *execution) character(text string, n int) (any, error) {
 	if n < 0 {
-		if err := x.read(len(text)); err != nil {
+		if err := x.chargeBytes(len(text)); err != nil {
 			return nil, err
 		}
 		n += utf8.RuneCountInString(text)
@@ -111,8 +111,8 @@ func (x *execution) character(text string, n int) (any, error) {
 	return Undefined{Name: "index", missingFrom: "str"}, nil
 }
 
-// own returns an attribute or method that belongs to the value's type.
-func (x *execution) own(v any, name string) (any, bool) {
+// typeAttribute returns an attribute or method that belongs to the value's type.
+func (x *execution) typeAttribute(v any, name string) (any, bool) {
 	var methods map[string]builtin
 	switch v.(type) {
 	case string, *Dict, *List:
@@ -205,7 +205,7 @@ func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
 	if len(a.names) > 0 {
 		return nil, errors.New("changed: takes no keyword arguments")
 	}
-	if err := x.items(len(a.positional)); err != nil {
+	if err := x.chargeList(len(a.positional)); err != nil {
 		return nil, err
 	}
 	now := newTuple(a.positional...)
@@ -276,13 +276,13 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 			n = (start-stop-1)/-step + 1
 		}
 		if step == 1 { // lists never change, so that the slice can share the memory
-			if err := x.items(0); err != nil {
+			if err := x.chargeList(0); err != nil {
 				return nil, err
 			}
 			start = min(start, len(c.Items))
 			return &List{kind: kind, Items: c.Items[start : start+n : start+n]}, nil
 		}
-		if err := x.items(n); err != nil {
+		if err := x.chargeList(n); err != nil {
 			return nil, err
 		}
 		out := &List{kind: kind, Items: make([]any, 0, n)}
@@ -295,7 +295,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 }
 
 func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return nil, err
 	}
 	n := utf8.RuneCountInString(s)

@@ -32,7 +32,7 @@ type Dialect uint8
 //	"éx".find("x")                     1                          2: bytes
 //	2.5|round                          2.0                        3.0
 //	{% set x %}{% set y = 1 %}...      y ends with the block      y stays
-//	a macro's default                  sees the parameters        does not, and stands for undefined arguments too
+//	a macro's default                  sees the parameters        does not; also replaces undefined arguments
 //
 // If MiniJinja has a result that this package does not know, the render ends with ErrUnsupported.
 const (
@@ -501,7 +501,7 @@ func miniTitle(x *execution, v any, a *arguments) (any, error) {
 	if !isASCII(s) {
 		return nil, unsupported("the filter title of more than ASCII")
 	}
-	if err := x.size(len(s)); err != nil {
+	if err := x.chargeString(len(s)); err != nil {
 		return nil, err
 	}
 	count := x.meter(s)
@@ -580,9 +580,9 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 	}
 	lines := split.Items
 	if width > x.limits.OutputBytes/len(lines) {
-		return nil, x.size(x.limits.OutputBytes + 1)
+		return nil, x.chargeString(x.limits.OutputBytes + 1)
 	}
-	if err := x.size(len(s) + len(lines)*width); err != nil {
+	if err := x.chargeString(len(s) + len(lines)*width); err != nil {
 		return nil, err
 	}
 	margin := strings.Repeat(" ", width)
@@ -613,9 +613,9 @@ func miniToJSON(x *execution, v any, a *arguments) (any, error) {
 			break
 		}
 		if n > int64(x.limits.OutputBytes) {
-			return nil, x.size(int(n))
+			return nil, x.chargeString(int(n))
 		}
-		if err := x.size(int(n)); err != nil {
+		if err := x.chargeString(int(n)); err != nil {
 			return nil, err
 		}
 		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", int(n)), ","
@@ -676,7 +676,7 @@ func miniFind(search func(s, substring string) int) builtin {
 		if err != nil {
 			return nil, err
 		}
-		if err := x.read(2 * (len(text(v)) + len(sub))); err != nil {
+		if err := x.chargeBytes(2 * (len(text(v)) + len(sub))); err != nil {
 			return nil, err
 		}
 		return int64(search(text(v), sub)), nil
@@ -704,7 +704,7 @@ func miniFormat(x *execution, v any, a *arguments) (any, error) {
 			return nil, unsupported("format of a %s", kindName(arg))
 		}
 	}
-	if err := x.read(2 * len(text(v))); err != nil {
+	if err := x.chargeBytes(2 * len(text(v))); err != nil {
 		return nil, err
 	}
 	if strings.ContainsAny(text(v), ":!") {

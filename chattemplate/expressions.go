@@ -27,7 +27,7 @@ type sequence struct {
 }
 
 func (n *sequence) eval(s *scope) (any, error) {
-	if err := s.x.items(len(n.items)); err != nil {
+	if err := s.x.chargeList(len(n.items)); err != nil {
 		return nil, err
 	}
 	items, err := evalAll(s, n.items)
@@ -49,7 +49,7 @@ func evalAll(s *scope, list []expression) ([]any, error) {
 type dictNode struct{ keys, values []expression }
 
 func (n *dictNode) eval(s *scope) (any, error) {
-	if err := s.x.entries(len(n.keys)); err != nil {
+	if err := s.x.chargeDict(len(n.keys)); err != nil {
 		return nil, err
 	}
 	d := NewDict()
@@ -65,7 +65,7 @@ func (n *dictNode) eval(s *scope) (any, error) {
 		if !hashable(key) {
 			return nil, fmt.Errorf("a %s cannot be a dict's key", kindName(key))
 		}
-		if err := s.x.hash(key); err != nil {
+		if err := s.x.chargeLookup(key); err != nil {
 			return nil, err
 		}
 		d.set(key, value)
@@ -197,7 +197,7 @@ func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) 
 			if err := s.x.step(2); err != nil {
 				return nil, nil, err
 			}
-			if err := s.x.fits(size); err != nil {
+			if err := s.x.checkSize(size); err != nil {
 				return nil, nil, err
 			}
 			texts = append(texts, text)
@@ -461,7 +461,7 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 		}
 		items, err := s.x.iterate(v)
 		if err == nil {
-			err = s.x.items(len(items))
+			err = s.x.chargeList(len(items))
 		}
 		if err != nil {
 			return nil, err
@@ -479,7 +479,7 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 	if !ok {
 		return nil, fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))
 	}
-	if err := s.x.items(d.Len()); err != nil {
+	if err := s.x.chargeList(d.Len()); err != nil {
 		return nil, err
 	}
 	for key, value := range d.All() {

@@ -103,7 +103,7 @@ func (x *execution) escape(s string) (string, error) {
 			size += 3
 		}
 	}
-	if err := x.size(size); err != nil {
+	if err := x.chargeString(size); err != nil {
 		return "", err
 	}
 	return htmlEscaper.Replace(s), nil
@@ -112,7 +112,7 @@ func (x *execution) escape(s string) (string, error) {
 // titleWords is the filter title. Unlike str.title, it starts words only at spaces, hyphens and opening brackets.
 func (x *execution) titleWords(s string) (string, error) {
 	within, rest := false, 0 // rest is the position of the word's second character
-	return x.recase(s, func(w *rewriting, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) error {
 		first := !within
 		if within = !isTitleBreak(r); !within {
 			w.WriteRune(r)
@@ -155,7 +155,7 @@ func filterAttr(x *execution, v any, a *arguments) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
-	if found, ok := x.own(v, name); ok { // attributes only, never items
+	if found, ok := x.typeAttribute(v, name); ok { // attributes only, never items
 		return found, nil
 	}
 	return Undefined{Name: name, missingFrom: kindName(v)}, nil
@@ -178,7 +178,7 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 		return nil, errors.New("linecount must be positive")
 	}
 	batches := (len(items) + size - 1) / size
-	if err := x.items(len(items) + 4*batches); err != nil { // including the lists
+	if err := x.chargeList(len(items) + 4*batches); err != nil { // including the lists
 		return nil, err
 	}
 	out := &List{kind: kindGenerator, Items: make([]any, 0, batches)}
@@ -187,7 +187,7 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 	}
 	if fill := orDefault(p[1], nil); fill != nil && len(out.Items) > 0 {
 		if last, ok := out.Items[len(out.Items)-1].(*List); ok {
-			if err := x.items(size); err != nil {
+			if err := x.chargeList(size); err != nil {
 				return nil, err
 			}
 			last.Items = slices.Grow(last.Items, size-len(last.Items))
@@ -215,7 +215,7 @@ func filterSlice(x *execution, v any, a *arguments) (any, error) {
 	if n < 1 {
 		return nil, errors.New("slices must be positive")
 	}
-	if err := x.items(5*n + len(items)); err != nil { // including the lists
+	if err := x.chargeList(5*n + len(items)); err != nil { // including the lists
 		return nil, err
 	}
 	fill := orDefault(p[1], nil)
@@ -305,7 +305,7 @@ func filterDictSort(x *execution, v any, a *arguments) (any, error) {
 	default:
 		return nil, errors.New(`you can only sort by either "key" or "value"`)
 	}
-	if err := x.items(8 * d.Len()); err != nil { // including the pairs
+	if err := x.chargeList(8 * d.Len()); err != nil { // including the pairs
 		return nil, err
 	}
 	items := make([]any, 0, d.Len())
@@ -336,7 +336,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	case nil:
 	case string:
 		paths = paths[:0]
-		if err := x.items(1 + len(attribute)); err != nil {
+		if err := x.chargeList(1 + len(attribute)); err != nil {
 			return nil, err
 		}
 		for _, path := range strings.Split(attribute, ",") {
@@ -346,7 +346,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 		paths[0] = attribute
 	}
 	// including the lists of keys and the values of absent keys
-	if err := x.items(len(items) * (4 + 3*len(paths))); err != nil {
+	if err := x.chargeList(len(items) * (4 + 3*len(paths))); err != nil {
 		return nil, err
 	}
 	keys := make([]any, len(items))
@@ -465,7 +465,7 @@ func (x *execution) numberText(v any) (bool, error) {
 		}
 		if c, err := x.trim(c, isSpace, true, true); err != nil {
 			return false, err
-		} else if long, err := x.all(c, func(r rune) bool {
+		} else if long, err := x.allRunes(c, func(r rune) bool {
 			return strings.ContainsRune("0123456789+-._eE",
 				r)
 		}); err != nil || !long {
@@ -473,7 +473,7 @@ func (x *execution) numberText(v any) (bool, error) {
 		}
 		return false, fmt.Errorf("%w: a number of more than %d bytes of text", ErrLimit, mostNumberText)
 	case *big.Int:
-		return true, x.number(c)
+		return true, x.chargeBigInt(c)
 	}
 	return true, nil
 }
@@ -557,7 +557,7 @@ func filterFormat(x *execution, v any, a *arguments) (any, error) {
 	if len(a.positional) > 0 {
 		return nil, errors.New("can't handle positional and keyword arguments at the same time")
 	}
-	if err := x.entries(len(a.names)); err != nil {
+	if err := x.chargeDict(len(a.names)); err != nil {
 		return nil, err
 	}
 	named := NewDict()
@@ -583,15 +583,15 @@ func filterIndent(x *execution, v any, a *arguments) (any, error) {
 			return nil, err
 		}
 		if width > x.limits.OutputBytes {
-			return nil, x.size(width)
+			return nil, x.chargeString(width)
 		}
-		if err := x.size(max(width, 0)); err != nil {
+		if err := x.chargeString(max(width, 0)); err != nil {
 			return nil, err
 		}
 		indent = strings.Repeat(" ", max(width, 0))
 	}
 	first, blank := truth(orDefault(p[1], false)), truth(orDefault(p[2], false))
-	if err := x.size(len(s)); err != nil {
+	if err := x.chargeString(len(s)); err != nil {
 		return nil, err
 	}
 	split, err := x.splitLines(s+"\n", false)
@@ -600,9 +600,9 @@ func filterIndent(x *execution, v any, a *arguments) (any, error) {
 	}
 	lines := split.Items
 	if len(indent) > 0 && len(lines) > x.limits.OutputBytes/len(indent) {
-		return nil, x.size(x.limits.OutputBytes + 1)
+		return nil, x.chargeString(x.limits.OutputBytes + 1)
 	}
-	if err := x.size(len(s) + len(lines)*len(indent)); err != nil {
+	if err := x.chargeString(len(s) + len(lines)*len(indent)); err != nil {
 		return nil, err
 	}
 	var b strings.Builder
@@ -662,7 +662,7 @@ func (x *execution) followAll(items []any, path any) ([]any, error) {
 	if path == nil {
 		return items, nil
 	}
-	if err := x.items(len(items)); err != nil {
+	if err := x.chargeList(len(items)); err != nil {
 		return nil, err
 	}
 	values := make([]any, len(items))
@@ -681,7 +681,7 @@ func filterLength(x *execution, v any, a *arguments) (any, error) {
 	}
 	switch c := v.(type) {
 	case string:
-		if err := x.read(len(c)); err != nil {
+		if err := x.chargeBytes(len(c)); err != nil {
 			return nil, err
 		}
 		return int64(utf8.RuneCountInString(c)), nil
@@ -707,7 +707,7 @@ func filterList(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.items(len(items)); err != nil {
+	if err := x.chargeList(len(items)); err != nil {
 		return nil, err
 	}
 	return &List{Items: slices.Clone(items)}, nil
@@ -718,7 +718,7 @@ func filterMap(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.items(len(items)); err != nil {
+	if err := x.chargeList(len(items)); err != nil {
 		return nil, err
 	}
 	out := &List{kind: kindGenerator, Items: make([]any, 0, len(items))}
@@ -900,7 +900,7 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.items(len(items)); err != nil {
+	if err := x.chargeList(len(items)); err != nil {
 		return nil, err
 	}
 	items = slices.Clone(items)
@@ -926,7 +926,7 @@ func filterRound(x *execution, v any, a *arguments) (any, error) {
 	}
 	n, isInt := asInt(v)
 	if isInt {
-		if err := x.number(n); err != nil {
+		if err := x.chargeBigInt(n); err != nil {
 			return nil, err
 		}
 	}
@@ -1001,9 +1001,9 @@ func filterToJSON(x *execution, v any, a *arguments) (any, error) {
 			return nil, fmt.Errorf("indent must be an integer or str, not %s", kindName(indent))
 		}
 		if n > x.limits.OutputBytes {
-			return nil, x.size(n)
+			return nil, x.chargeString(n)
 		}
-		if err := x.size(max(n, 0)); err != nil {
+		if err := x.chargeString(max(n, 0)); err != nil {
 			return nil, err
 		}
 		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", max(n, 0)), ","
@@ -1064,7 +1064,7 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 			return nil, err
 		}
 	}
-	if err := x.read(len(s) + len(end)); err != nil {
+	if err := x.chargeBytes(len(s) + len(end)); err != nil {
 		return nil, err
 	}
 	keep := length - utf8.RuneCountInString(end)
@@ -1084,7 +1084,7 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 			s = s[:at]
 		}
 	}
-	return s + end, x.size(len(s) + len(end))
+	return s + end, x.chargeString(len(s) + len(end))
 }
 
 func filterUnique(x *execution, v any, a *arguments) (any, error) {
@@ -1106,14 +1106,14 @@ func filterUnique(x *execution, v any, a *arguments) (any, error) {
 		if key, err = x.sortKey(key, truth(orDefault(p[0], false))); err != nil {
 			return nil, err
 		}
-		if err := x.hash(key); err != nil {
+		if err := x.chargeLookup(key); err != nil {
 			return nil, err
 		}
 		if !hashable(key) {
 			return nil, fmt.Errorf("unhashable type: '%s'", kindName(key))
 		}
 		if seen.find(key) < 0 {
-			if err := x.entries(1); err != nil {
+			if err := x.chargeDict(1); err != nil {
 				return nil, err
 			}
 			seen.set(key, nil)

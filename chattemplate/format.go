@@ -50,7 +50,7 @@ func (x *execution) str(v any) (string, error) {
 		return "", nil
 	}
 	if n, ok := v.(*big.Int); ok {
-		if err := x.digits(n); err != nil {
+		if err := x.chargeDigits(n); err != nil {
 			return "", err
 		}
 	}
@@ -67,9 +67,9 @@ func (x *execution) str(v any) (string, error) {
 	return out.text()
 }
 
-// digits counts the work of formatting an integer.
-func (x *execution) digits(n *big.Int) error {
-	if err := x.number(n); err != nil {
+// chargeDigits counts the work of formatting an integer.
+func (x *execution) chargeDigits(n *big.Int) error {
+	if err := x.chargeBigInt(n); err != nil {
 		return err
 	}
 	return x.step(n.BitLen() / charactersPerStep)
@@ -113,7 +113,7 @@ func (x *execution) repr(out *output, v any) error {
 		}
 	}
 	if n, ok := v.(*big.Int); ok {
-		if err := x.digits(n); err != nil {
+		if err := x.chargeDigits(n); err != nil {
 			return err
 		}
 	}
@@ -220,7 +220,7 @@ func (x *execution) reprDict(out *output, d *Dict) error {
 
 // reprString writes Python's repr() of a string.
 func (x *execution) reprString(out *output, s string) error {
-	if err := x.read(2 * len(s)); err != nil {
+	if err := x.chargeBytes(2 * len(s)); err != nil {
 		return err
 	}
 	quote := "'"
@@ -291,14 +291,14 @@ func (x *execution) join(separator string, values []any) (string, error) {
 		}
 		texts = append(texts, s)
 		total += len(s) + len(separator)
-		if err := x.fits(total - len(separator)); err != nil {
+		if err := x.checkSize(total - len(separator)); err != nil {
 			return "", err
 		}
 	}
 	if separator == "" && len(texts) > 0 {
 		return x.concat(total, texts...)
 	}
-	if err := x.size(total); err != nil {
+	if err := x.chargeString(total); err != nil {
 		return "", err
 	}
 	return strings.Join(texts, separator), nil
@@ -353,7 +353,7 @@ func (w *jsonWriter) value(v any) error {
 		return w.dict(c)
 	case bool, int64, *big.Int, float64:
 		if n, ok := c.(*big.Int); ok {
-			if err := w.x.digits(n); err != nil {
+			if err := w.x.chargeDigits(n); err != nil {
 				return err
 			}
 		}
@@ -428,7 +428,7 @@ func (w *jsonWriter) list(l *List) error {
 func (w *jsonWriter) dict(d *Dict) error {
 	keys, values := d.keys, d.values
 	if w.sortKeys {
-		if err := w.x.items(2 * len(keys)); err != nil {
+		if err := w.x.chargeList(2 * len(keys)); err != nil {
 			return err
 		}
 		order, err := w.x.sorted(len(keys), func(i, j int) (bool, error) {
@@ -441,7 +441,7 @@ func (w *jsonWriter) dict(d *Dict) error {
 		keys, values = pick(keys, order), pick(values, order)
 	}
 	return w.nested("{", "}", len(keys), func(i int) error {
-		if err := w.x.hash(keys[i]); err != nil { // counts the digits of a large integer
+		if err := w.x.chargeLookup(keys[i]); err != nil { // counts the digits of a large integer
 			return err
 		}
 		key, err := jsonKey(keys[i])
@@ -479,7 +479,7 @@ func pick(items []any, order []int) []any {
 
 // sorted returns the positions 0 to n-1 in a stable sorted order. It stops at the first error of less.
 func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, error) {
-	if err := x.items(n); err != nil {
+	if err := x.chargeList(n); err != nil {
 		return nil, err
 	}
 	order := make([]int, n)
@@ -532,7 +532,7 @@ func appendJSONString(b []byte, s string, ascii bool) []byte {
 
 // string writes a string as JSON.
 func (w *jsonWriter) string(s string) error {
-	if err := w.x.read(len(s)); err != nil {
+	if err := w.x.chargeBytes(len(s)); err != nil {
 		return err
 	}
 	if jsonClean(s, w.ascii) {
@@ -657,7 +657,7 @@ func (x *execution) percentOne(spec string, values any, next func() (any, error)
 		if !ok {
 			return "", "", errors.New("format requires a mapping")
 		}
-		if err := x.hash(name); err != nil {
+		if err := x.chargeLookup(name); err != nil {
 			return "", "", err
 		}
 		if v, ok = d.Get(name); !ok {
@@ -709,7 +709,7 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 		return "", err
 	}
 	if n, ok := v.(*big.Int); ok {
-		if err := x.digits(n); err != nil {
+		if err := x.chargeDigits(n); err != nil {
 			return "", err
 		}
 	}
@@ -774,9 +774,9 @@ func (x *execution) pad(text, fill string, align byte, width string) (string, er
 	}
 	columns, err := strconv.Atoi(width)
 	if err != nil {
-		return "", x.size(math.MaxInt)
+		return "", x.chargeString(math.MaxInt)
 	}
-	if err := x.read(len(text)); err != nil {
+	if err := x.chargeBytes(len(text)); err != nil {
 		return "", err
 	}
 	missing := columns - utf8.RuneCountInString(text)
@@ -784,9 +784,9 @@ func (x *execution) pad(text, fill string, align byte, width string) (string, er
 		return text, nil
 	}
 	if missing > x.limits.OutputBytes {
-		return "", x.size(math.MaxInt)
+		return "", x.chargeString(math.MaxInt)
 	}
-	if err := x.size(len(text) + missing*len(fill)); err != nil {
+	if err := x.chargeString(len(text) + missing*len(fill)); err != nil {
 		return "", err
 	}
 	if err := x.alloc(missing * len(fill)); err != nil { // the padding

@@ -57,7 +57,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 	if count > maxRange {
 		return nil, fmt.Errorf("range too big. The sandbox blocks ranges larger than %d", maxRange)
 	}
-	if err := x.items(count); err != nil {
+	if err := x.chargeList(count); err != nil {
 		return nil, err
 	}
 	out := &List{kind: kindRange, Items: make([]any, count)}
@@ -69,7 +69,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 
 // dictArguments builds the result of dict() from a mapping or pairs, and from keyword arguments.
 func dictArguments(x *execution, a *arguments) (*Dict, error) {
-	if err := x.entries(len(a.names)); err != nil {
+	if err := x.chargeDict(len(a.names)); err != nil {
 		return nil, err
 	}
 	d := NewDict()
@@ -78,7 +78,7 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 	}
 	for _, v := range a.positional {
 		if from, ok := v.(*Dict); ok {
-			if err := x.entries(from.Len()); err != nil {
+			if err := x.chargeDict(from.Len()); err != nil {
 				return nil, err
 			}
 			for key, value := range from.All() {
@@ -93,7 +93,7 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 		for _, v := range pairs {
 			pair, err := x.iterate(v)
 			if err == nil {
-				err = x.entries(1)
+				err = x.chargeDict(1)
 			}
 			if err != nil {
 				return nil, err
@@ -101,7 +101,7 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 			if len(pair) != 2 || !hashable(pair[0]) {
 				return nil, errors.New("expected pairs of a hashable key and a value")
 			}
-			if err := x.hash(pair[0]); err != nil {
+			if err := x.chargeLookup(pair[0]); err != nil {
 				return nil, err
 			}
 			d.set(pair[0], pair[1])

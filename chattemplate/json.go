@@ -118,7 +118,7 @@ type jsonParser struct {
 	text  string
 	pos   int
 	depth int
-	memory
+	jsonMemory
 	// open is the stack of the unfinished objects and lists, innermost last: their keys and values, and items. Of a
 	// long list it holds only the latest items.
 	open []any

@@ -19,9 +19,9 @@ const (
 // of half the size.
 func indexBytes(n int) int { return 4 * 3 * max(leastSlots, 2*n) }
 
-// memory allocates a parser's values and counts their bytes. Values of one type are allocated together, in slabs.
+// jsonMemory allocates a parser's values and counts their bytes. Values of one type are allocated together, in slabs.
 // Repeated short strings are shared, and so are the key lists of objects with the same keys.
-type memory struct {
+type jsonMemory struct {
 	taken, allowance int // bytes
 	// decoded is the free rest of the buffer for strings with escapes; see room.
 	decoded []byte
@@ -41,7 +41,7 @@ type slab[T any] struct {
 }
 
 // next returns memory for n values.
-func (s *slab[T]) next(m *memory, n, bytes int) ([]T, error) {
+func (s *slab[T]) next(m *jsonMemory, n, bytes int) ([]T, error) {
 	if n > len(s.left) {
 		if n > mostOfSlab/4 {
 			if err := m.take(n * bytes); err != nil {
@@ -61,7 +61,7 @@ func (s *slab[T]) next(m *memory, n, bytes int) ([]T, error) {
 }
 
 // take counts memory that is about to be allocated.
-func (m *memory) take(bytes int) error {
+func (m *jsonMemory) take(bytes int) error {
 	if m.taken += bytes; m.taken > m.allowance {
 		return fmt.Errorf("%w: more than %d bytes", ErrTooManyValues, m.allowance)
 	}
@@ -69,14 +69,14 @@ func (m *memory) take(bytes int) error {
 }
 
 // anys returns a slice of n values; nil if n is 0.
-func (m *memory) anys(n int) ([]any, error) {
+func (m *jsonMemory) anys(n int) ([]any, error) {
 	if n == 0 {
 		return nil, nil
 	}
 	return m.slots.next(m, n, anyBytes)
 }
 
-func (m *memory) newDict(keys, values []any) (*Dict, error) {
+func (m *jsonMemory) newDict(keys, values []any) (*Dict, error) {
 	d, err := m.dicts.next(m, 1, dictBytes)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (m *memory) newDict(keys, values []any) (*Dict, error) {
 	return &d[0], nil
 }
 
-func (m *memory) newList(items []any) (*List, error) {
+func (m *jsonMemory) newList(items []any) (*List, error) {
 	l, err := m.lists.next(m, 1, listBytes)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (m *memory) newList(items []any) (*List, error) {
 const longestShared = 24
 
 // box returns a string as a value.
-func (m *memory) box(s string) (any, error) {
+func (m *jsonMemory) box(s string) (any, error) {
 	n := len(s)
 	if n > longestShared {
 		return s, m.take(stringBytes)
@@ -117,7 +117,7 @@ func (m *memory) box(s string) (any, error) {
 
 // sharedKeys returns the keys of an object, given as alternating keys and values. Objects can share a key list because
 // it is never changed in place: append to it makes a copy.
-func (m *memory) sharedKeys(both []any) ([]any, error) {
+func (m *jsonMemory) sharedKeys(both []any) ([]any, error) {
 	n := len(both) / 2
 	hash := n
 	for i := 0; i < len(both); i += 2 {

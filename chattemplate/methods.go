@@ -131,7 +131,7 @@ func testMethod(kind func(rune) bool) builtin {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
-		return x.all(text(v), kind)
+		return x.allRunes(text(v), kind)
 	}
 }
 
@@ -155,7 +155,7 @@ func methodIsASCII(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	return isASCII(text(v)), x.read(len(text(v)))
+	return isASCII(text(v)), x.chargeBytes(len(text(v)))
 }
 
 func methodCasefold(x *execution, v any, a *arguments) (any, error) {
@@ -195,7 +195,7 @@ func padMethod(align byte) builtin {
 // center is str.center. It puts an odd space to the left if the text has odd length and the field even length, and to
 // the right otherwise.
 func (x *execution) center(s, fill string, width int) (any, error) {
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return nil, err
 	}
 	n := utf8.RuneCountInString(s)
@@ -204,9 +204,9 @@ func (x *execution) center(s, fill string, width int) (any, error) {
 		return s, nil
 	}
 	if missing > x.limits.OutputBytes {
-		return nil, x.size(missing)
+		return nil, x.chargeString(missing)
 	}
-	if err := x.size(len(s) + missing*len(fill)); err != nil {
+	if err := x.chargeString(len(s) + missing*len(fill)); err != nil {
 		return nil, err
 	}
 	if err := x.alloc(missing * len(fill)); err != nil { // the padding on both sides
@@ -232,9 +232,9 @@ func methodZfill(x *execution, v any, a *arguments) (any, error) {
 	return x.pad(s, "0", '>', strconv.Itoa(max(width, 0)))
 }
 
-// within returns the part of s between optional positions in characters, and the number of characters before it. ok is
-// false if the part starts behind the end of s.
-func (x *execution) within(s string, start, end any) (part string, before int, ok bool, err error) {
+// substring returns the part of s between optional positions in characters, and the number of characters before it. ok
+// is false if the part starts behind the end of s.
+func (x *execution) substring(s string, start, end any) (part string, before int, ok bool, err error) {
 	if start == (any)(absent{}) && end == (any)(absent{}) {
 		return s, 0, true, nil
 	}
@@ -250,7 +250,7 @@ func (x *execution) within(s string, start, end any) (part string, before int, o
 		}
 		at[i], set[i] = n, true
 	}
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return "", 0, false, err
 	}
 	n := utf8.RuneCountInString(s)
@@ -269,9 +269,9 @@ func (x *execution) within(s string, start, end any) (part string, before int, o
 	return s[from : from+size], low, err == nil, err
 }
 
-// searched binds the arguments of a search: the text to find, the part of v to search, and the number of characters
-// before that part. ok is false if there is no such part.
-func (x *execution) searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
+// searchArguments binds the arguments of a search: the text to find, the part of v to search, and the number of
+// characters before that part. ok is false if there is no such part.
+func (x *execution) searchArguments(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
 	p, err := a.bind("sub", "start=", "end=")
 	if err != nil {
 		return "", "", 0, false, err
@@ -279,15 +279,15 @@ func (x *execution) searched(v any, a *arguments) (sub, part string, before int,
 	if sub, err = wantString("sub", p[0]); err != nil {
 		return "", "", 0, false, err
 	}
-	if part, before, ok, err = x.within(text(v), p[1], p[2]); err == nil {
-		err = x.read(2 * (len(part) + len(sub)))
+	if part, before, ok, err = x.substring(text(v), p[1], p[2]); err == nil {
+		err = x.chargeBytes(2 * (len(part) + len(sub)))
 	}
 	return sub, part, before, ok, err
 }
 
 func findMethod(search func(s, substring string) int, must bool) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
-		sub, part, before, ok, err := x.searched(v, a)
+		sub, part, before, ok, err := x.searchArguments(v, a)
 		if err != nil {
 			return nil, err
 		}
@@ -306,7 +306,7 @@ func findMethod(search func(s, substring string) int, must bool) builtin {
 }
 
 func methodCount(x *execution, v any, a *arguments) (any, error) {
-	sub, part, _, ok, err := x.searched(v, a)
+	sub, part, _, ok, err := x.searchArguments(v, a)
 	if err != nil || !ok {
 		return int64(0), err
 	}
@@ -316,7 +316,7 @@ func methodCount(x *execution, v any, a *arguments) (any, error) {
 
 // count is strings.Count. It also counts the work for each occurrence.
 func (x *execution) count(s, sub string) (int, error) {
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return 0, err
 	}
 	n := strings.Count(s, sub)
@@ -333,7 +333,7 @@ func affixMethod(has func(s, affix string) bool) builtin {
 		if l, ok := p[0].(*List); ok && l.kind == kindTuple {
 			affixes = l.Items
 		}
-		part, _, ok, err := x.within(text(v), p[1], p[2])
+		part, _, ok, err := x.substring(text(v), p[1], p[2])
 		if err != nil {
 			return nil, err
 		}
@@ -342,7 +342,7 @@ func affixMethod(has func(s, affix string) bool) builtin {
 			if err != nil {
 				return nil, err
 			}
-			if err := x.read(min(len(s), len(part))); err != nil {
+			if err := x.chargeBytes(min(len(s), len(part))); err != nil {
 				return nil, err
 			}
 			if ok && has(part, s) {
@@ -439,10 +439,10 @@ func methodPartition(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.read(len(text(v)) + len(sep)); err != nil {
+	if err := x.chargeBytes(len(text(v)) + len(sep)); err != nil {
 		return nil, err
 	}
-	if err := x.items(3); err != nil {
+	if err := x.chargeList(3); err != nil {
 		return nil, err
 	}
 	before, after, found := strings.Cut(text(v), sep)
@@ -458,10 +458,10 @@ func methodRPartition(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	s := text(v)
-	if err := x.read(2 * (len(s) + len(sep))); err != nil {
+	if err := x.chargeBytes(2 * (len(s) + len(sep))); err != nil {
 		return nil, err
 	}
-	if err := x.items(3); err != nil {
+	if err := x.chargeList(3); err != nil {
 		return nil, err
 	}
 	at := strings.LastIndex(s, sep)
@@ -480,7 +480,7 @@ func methodRemovePrefix(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.read(len(prefix)); err != nil {
+	if err := x.chargeBytes(len(prefix)); err != nil {
 		return nil, err
 	}
 	return strings.TrimPrefix(text(v), prefix), err
@@ -495,7 +495,7 @@ func methodRemoveSuffix(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.read(len(suffix)); err != nil {
+	if err := x.chargeBytes(len(suffix)); err != nil {
 		return nil, err
 	}
 	return strings.TrimSuffix(text(v), suffix), err
@@ -531,8 +531,8 @@ func (x *execution) replace(s, old, replacement string, count int) (any, error) 
 		n = min(n, count)
 	}
 	if grow := len(replacement) - len(old); grow > 0 && n > x.limits.OutputBytes/grow {
-		return nil, x.size(x.limits.OutputBytes + 1)
-	} else if err := x.size(len(s) + n*grow); err != nil {
+		return nil, x.chargeString(x.limits.OutputBytes + 1)
+	} else if err := x.chargeString(len(s) + n*grow); err != nil {
 		return nil, err
 	}
 	return strings.Replace(s, old, replacement, count), nil
@@ -585,7 +585,7 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 			continue
 		}
 		end := strings.IndexByte(s[at:], '}')
-		if err := x.read(max(end, 0)); err != nil {
+		if err := x.chargeBytes(max(end, 0)); err != nil {
 			return nil, err
 		}
 		if s[at] == '}' || end < 0 {
@@ -768,7 +768,7 @@ func methodGet(x *execution, v any, a *arguments) (any, error) {
 	if !hashable(p[0]) {
 		return nil, fmt.Errorf("unhashable type: '%s'", kindName(p[0]))
 	}
-	if err := x.hash(p[0]); err != nil {
+	if err := x.chargeLookup(p[0]); err != nil {
 		return nil, err
 	}
 	if found, ok := d.get(p[0]); ok {
@@ -782,7 +782,7 @@ func methodItems(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	d, _ := v.(*Dict)
-	if err := x.items(6 * d.Len()); err != nil { // including the pairs
+	if err := x.chargeList(6 * d.Len()); err != nil { // including the pairs
 		return nil, err
 	}
 	view := &List{kind: kindView, Items: make([]any, 0, d.Len())}
@@ -795,7 +795,7 @@ func methodItems(x *execution, v any, a *arguments) (any, error) {
 func methodKeys(x *execution, v any, a *arguments) (any, error) {
 	_, err := a.bind()
 	if err == nil {
-		err = x.items(0)
+		err = x.chargeList(0)
 	}
 	d, _ := v.(*Dict)
 	return &List{kind: kindView, Items: slices.Clip(d.keys)}, err
@@ -804,7 +804,7 @@ func methodKeys(x *execution, v any, a *arguments) (any, error) {
 func methodValues(x *execution, v any, a *arguments) (any, error) {
 	_, err := a.bind()
 	if err == nil {
-		err = x.items(0)
+		err = x.chargeList(0)
 	}
 	d, _ := v.(*Dict)
 	return &List{kind: kindView, Items: slices.Clip(d.values)}, err

@@ -89,7 +89,7 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 		}
 	}
 	if aInt && bInt {
-		if err := x.numbers(a, b); err != nil {
+		if err := x.chargeBigInts(a, b); err != nil {
 			return nil, err
 		}
 		return intArithmetic(op, a, b)
@@ -290,7 +290,7 @@ func (x *execution) add(left, right any) (any, error) {
 			kind = kindView
 		}
 		if ok && (x.mini || a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple)) {
-			if err := x.items(len(a.Items) + len(b.Items)); err != nil {
+			if err := x.chargeList(len(a.Items) + len(b.Items)); err != nil {
 				return nil, err
 			}
 			items := make([]any, 0, len(a.Items)+len(b.Items))
@@ -310,9 +310,9 @@ func (x *execution) repeat(v, times any) (any, error) {
 	switch a := v.(type) {
 	case string:
 		if !ok || len(a) > 0 && n > x.limits.OutputBytes/len(a) {
-			return nil, x.size(math.MaxInt)
+			return nil, x.chargeString(math.MaxInt)
 		}
-		if err := x.size(len(a) * n); err != nil {
+		if err := x.chargeString(len(a) * n); err != nil {
 			return nil, err
 		}
 		return strings.Repeat(a, n), nil
@@ -324,9 +324,9 @@ func (x *execution) repeat(v, times any) (any, error) {
 			break
 		}
 		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
-			return nil, x.items(math.MaxInt32)
+			return nil, x.chargeList(math.MaxInt32)
 		}
-		if err := x.items(len(a.Items) * n); err != nil {
+		if err := x.chargeList(len(a.Items) * n); err != nil {
 			return nil, err
 		}
 		items := make([]any, 0, len(a.Items)*n)
@@ -353,7 +353,7 @@ func (x *execution) signed(v any, negative bool) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("bad operand type for a sign: '%s'", kindName(v))
 	}
-	if err := x.number(n); err != nil {
+	if err := x.chargeBigInt(n); err != nil {
 		return nil, err
 	}
 	if negative {
@@ -371,7 +371,7 @@ func (x *execution) compareNumbers(left, right any) (order int, ordered bool, er
 	}
 	a, aInt := asInt(left)
 	b, bInt := asInt(right)
-	if err := x.numbers(a, b); err != nil {
+	if err := x.chargeBigInts(a, b); err != nil {
 		return 0, false, err
 	}
 	if aInt && bInt {
@@ -479,7 +479,7 @@ func (x *execution) equalDicts(a, b *Dict) (bool, error) {
 	}
 	defer x.leave()
 	for key, v := range a.All() {
-		if err := x.hash(key); err != nil {
+		if err := x.chargeLookup(key); err != nil {
 			return false, err
 		}
 		w, ok := b.get(key)
@@ -595,7 +595,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 		if !ok {
 			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))
 		}
-		if err := x.read(len(c)); err != nil {
+		if err := x.chargeBytes(len(c)); err != nil {
 			return false, err
 		}
 		return strings.Contains(c, text), nil
@@ -606,7 +606,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 			}
 			return false, fmt.Errorf("unhashable type: '%s'", kindName(item))
 		}
-		return c.find(item) >= 0, x.hash(item)
+		return c.find(item) >= 0, x.chargeLookup(item)
 	case *List, Undefined:
 		items, err := x.iterate(c)
 		if err != nil {
@@ -634,11 +634,11 @@ func (x *execution) iterate(v any) ([]any, error) {
 	case *Dict:
 		return c.keys, nil
 	case string:
-		if err := x.read(len(c)); err != nil {
+		if err := x.chargeBytes(len(c)); err != nil {
 			return nil, err
 		}
 		n := utf8.RuneCountInString(c)
-		if err := x.items(n); err != nil {
+		if err := x.chargeList(n); err != nil {
 			return nil, err
 		}
 		items := make([]any, 0, n)

@@ -478,7 +478,7 @@ func (m *macro) bindRest(s *scope, a *arguments, used int) error {
 		return fmt.Errorf("macro %q takes not more than %d argument(s)", m.name, len(m.parameters))
 	}
 	if m.uses.kwargs {
-		if err := s.x.entries(len(a.names)); err != nil {
+		if err := s.x.chargeDict(len(a.names)); err != nil {
 			return err
 		}
 		return s.set("kwargs", m.others(a))
@@ -511,7 +511,7 @@ next:
 type macroNode struct{ macro *macro }
 
 func (n *macroNode) run(s *scope) error {
-	if err := s.x.macro(); err != nil {
+	if err := s.x.chargeMacro(); err != nil {
 		return err
 	}
 	return s.set(n.macro.name, n.macro.function(s))
@@ -525,7 +525,7 @@ type callNode struct {
 }
 
 func (n *callNode) run(s *scope) error {
-	err := s.x.macro()
+	err := s.x.chargeMacro()
 	var v any
 	if err == nil {
 		v, err = n.call.evalWithCaller(s, n.caller.function(s))

@@ -151,7 +151,7 @@ const maxInitialBuffer = 1 << 20
 // a constant for each value. The size of a render's variables also estimates the length of its text. It stops at most.
 func sizeOf(value any, most int) int {
 	const (
-		overhead = 48 // bytes of each value beside its text
+		overhead = 48 // bytes of each value in addition to its text
 		maxLevel = 6  // vars, messages, a message, its parts, a part, its text
 	)
 	total := 0

@@ -175,6 +175,6 @@ func tableTest(has func(string) bool) builtin {
 		if !ok {
 			return nil, errors.New("expected a name")
 		}
-		return has(name), x.hash(name)
+		return has(name), x.chargeLookup(name)
 	}
 }

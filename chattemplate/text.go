@@ -38,7 +38,7 @@ const (
 
 // lower is str.lower.
 func (x *execution) lower(s string) (string, error) {
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return "", err
 	}
 	if isASCII(s) {
@@ -60,7 +60,7 @@ func (x *execution) lower(s string) (string, error) {
 }
 
 // writeLower writes the lower case of the character r at s[i].
-func (w *rewriting) writeLower(s string, i int, r rune) error {
+func (w *rewriter) writeLower(s string, i int, r rune) error {
 	switch r {
 	case 0x130: // capital I with a dot: Go omits the dot
 		w.WriteString("i\u0307")
@@ -114,7 +114,7 @@ func (x *execution) endsWord(s string, i int) (bool, error) {
 
 // upper is str.upper.
 func (x *execution) upper(s string) (string, error) {
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return "", err
 	}
 	if isASCII(s) {
@@ -133,16 +133,16 @@ func (x *execution) upper(s string) (string, error) {
 	return w.done()
 }
 
-func (w *rewriting) writeUpper(r rune) {
-	if wide, ok := wideCase[r]; ok {
+func (w *rewriter) writeUpper(r rune) {
+	if wide, ok := specialCasing[r]; ok {
 		w.WriteString(wide.upper)
 	} else {
 		w.WriteRune(unicode.ToUpper(r))
 	}
 }
 
-func (w *rewriting) writeTitle(r rune) {
-	if wide, ok := wideCase[r]; ok {
+func (w *rewriter) writeTitle(r rune) {
+	if wide, ok := specialCasing[r]; ok {
 		w.WriteString(wide.title)
 	} else {
 		w.WriteRune(unicode.ToTitle(r))
@@ -152,7 +152,7 @@ func (w *rewriting) writeTitle(r rune) {
 // capitalize is str.capitalize: the first character in title case, the others in lower case.
 func (x *execution) capitalize(s string) (string, error) {
 	first := true
-	return x.recase(s, func(w *rewriting, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) error {
 		if first {
 			w.writeTitle(r)
 			first = false
@@ -163,7 +163,7 @@ func (x *execution) capitalize(s string) (string, error) {
 }
 
 // recase rewrites s character by character.
-func (x *execution) recase(s string, write func(w *rewriting, i int, r rune) error) (string, error) {
+func (x *execution) recase(s string, write func(w *rewriter, i int, r rune) error) (string, error) {
 	w, err := x.rewrite(s)
 	if err != nil {
 		return "", err
@@ -182,7 +182,7 @@ func (x *execution) recase(s string, write func(w *rewriting, i int, r rune) err
 // title is str.title: each letter that does not follow a letter in title case.
 func (x *execution) title(s string) (string, error) {
 	after := false
-	return x.recase(s, func(w *rewriting, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) error {
 		within := after
 		after = isCased(r)
 		if !within {
@@ -195,7 +195,7 @@ func (x *execution) title(s string) (string, error) {
 
 // swapcase is str.swapcase.
 func (x *execution) swapcase(s string) (string, error) {
-	return x.recase(s, func(w *rewriting, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) error {
 		switch {
 		case unicode.IsUpper(r):
 			return w.writeLower(s, i, r)
@@ -224,8 +224,8 @@ func (x *execution) isCase(s string, this, other *unicode.RangeTable) (bool, err
 	return found, nil
 }
 
-// all reports whether a string is not empty and all its characters satisfy kind.
-func (x *execution) all(s string, kind func(rune) bool) (bool, error) {
+// allRunes reports whether a string is not empty and all its characters satisfy kind.
+func (x *execution) allRunes(s string, kind func(rune) bool) (bool, error) {
 	count := x.meter(s)
 	for i, r := range s {
 		if err := count.at(i); err != nil {
@@ -268,7 +268,7 @@ type pieces struct {
 func (p *pieces) add(s string) error {
 	if len(p.items) == cap(p.items) {
 		room := max(4, 2*len(p.items))
-		if err := p.x.items(room); err != nil {
+		if err := p.x.chargeList(room); err != nil {
 			return err
 		}
 		p.items = append(make([]any, 0, room), p.items...)
@@ -402,7 +402,7 @@ func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, erro
 // split is str.split, or str.rsplit if fromRight, with a separator. A limit of 0 or more bounds the splits.
 func (x *execution) split(s, separator string, limit int, fromRight bool) (*List, error) {
 	parts := &pieces{x: x}
-	if err := x.read(len(s)); err != nil {
+	if err := x.chargeBytes(len(s)); err != nil {
 		return nil, err
 	}
 	find := strings.Index
@@ -430,9 +430,9 @@ func (x *execution) split(s, separator string, limit int, fromRight bool) (*List
 	return parts.list(), err
 }
 
-// wideCase holds the characters whose upper or title case is several characters, or differs from Go's. Source:
+// specialCasing holds the characters whose upper or title case is several characters, or differs from Go's. Source:
 // Unicode's SpecialCasing, as Python applies it.
-var wideCase = map[rune]struct{ upper, title string }{
+var specialCasing = map[rune]struct{ upper, title string }{
 	0x00DF: {"SS", "Ss"}, 0x0149: {"\u02BCN", "\u02BCN"},
 	0x01F0: {"J\u030C", "J\u030C"}, 0x0390: {"\u0399\u0308\u0301", "\u0399\u0308\u0301"},
 	0x03B0: {"\u03A5\u0308\u0301", "\u03A5\u0308\u0301"}, 0x0587: {"\u0535\u0552", "\u0535\u0582"},

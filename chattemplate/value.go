@@ -100,7 +100,7 @@ func DictOf(keysAndValues ...any) *Dict {
 	return d
 }
 
-// DictBytes returns the memory of a dict of n keys beside its keys and values, in bytes.
+// DictBytes returns the memory of a dict of n keys without the keys and values themselves, in bytes.
 func DictBytes(n int) int { return dictBytes + 8 + 2*anyBytes*n }
 
 // Len returns the number of keys; a nil dict has none.

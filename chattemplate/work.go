@@ -94,8 +94,8 @@ func (x *execution) checkLimits() error {
 	return nil
 }
 
-// read counts the work of searching or comparing text, and of other fast work on bytes.
-func (x *execution) read(bytes int) error { return x.step(1 + bytes/bytesPerStep) }
+// chargeBytes counts the work of searching or comparing text, and of other fast work on bytes.
+func (x *execution) chargeBytes(bytes int) error { return x.step(1 + bytes/bytesPerStep) }
 
 // alloc counts memory.
 func (x *execution) alloc(bytes int) error {
@@ -120,35 +120,35 @@ func (x *execution) memoryLimit() string {
 	return fmt.Sprintf("%d bytes and %d for each byte of the variables", MemoryBase, MemoryPerByte)
 }
 
-// size checks the size of a new string, and counts the work and memory of making it.
-func (x *execution) size(bytes int) error {
-	if err := x.fits(bytes); err != nil {
+// chargeString checks the size of a new string, and counts the work and memory of making it.
+func (x *execution) chargeString(bytes int) error {
+	if err := x.checkSize(bytes); err != nil {
 		return err
 	}
-	if err := x.read(bytes); err != nil {
+	if err := x.chargeBytes(bytes); err != nil {
 		return err
 	}
 	return x.alloc(bytes)
 }
 
-// fits checks the size of a string without counting anything.
-func (x *execution) fits(bytes int) error {
+// checkSize checks the size of a string without counting anything.
+func (x *execution) checkSize(bytes int) error {
 	if bytes > x.limits.OutputBytes || bytes < 0 {
 		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
 	}
 	return nil
 }
 
-// items counts the work and memory of a list of n items.
-func (x *execution) items(n int) error {
+// chargeList counts the work and memory of a list of n items.
+func (x *execution) chargeList(n int) error {
 	if err := x.step(1 + n); err != nil {
 		return err
 	}
 	return x.alloc(valueSize + n*itemSize)
 }
 
-// entries counts the work and memory of a dict of n entries.
-func (x *execution) entries(n int) error {
+// chargeDict counts the work and memory of a dict of n entries.
+func (x *execution) chargeDict(n int) error {
 	if err := x.step(1 + n); err != nil {
 		return err
 	}
@@ -183,16 +183,16 @@ func (m *meter) at(i int) error {
 	return m.x.step(1 + min(m.size-i, stretch)/charactersPerStep)
 }
 
-// rewriting builds a text by rewriting another one character by character.
-type rewriting struct {
+// rewriter builds a text by rewriting another one character by character.
+type rewriter struct {
 	strings.Builder
 	meter   meter
 	counted int // memory counted so far, in bytes
 }
 
 // rewrite starts to rewrite s.
-func (x *execution) rewrite(s string) (*rewriting, error) {
-	w := &rewriting{meter: x.meter(s)}
+func (x *execution) rewrite(s string) (*rewriter, error) {
+	w := &rewriter{meter: x.meter(s)}
 	if err := x.alloc(len(s)); err != nil {
 		return nil, err
 	}
@@ -202,12 +202,12 @@ func (x *execution) rewrite(s string) (*rewriting, error) {
 }
 
 // at counts the text written so far, and the stretch of the source that begins at position i, if one does.
-func (w *rewriting) at(i int) error {
+func (w *rewriter) at(i int) error {
 	if i < w.meter.next {
 		return nil
 	}
 	x := w.meter.x
-	if err := x.fits(w.Len()); err != nil {
+	if err := x.checkSize(w.Len()); err != nil {
 		return err
 	}
 	if c := w.Cap(); c > w.counted {
@@ -220,7 +220,7 @@ func (w *rewriting) at(i int) error {
 }
 
 // done returns the new text.
-func (w *rewriting) done() (string, error) { return w.String(), w.meter.x.fits(w.Len()) }
+func (w *rewriter) done() (string, error) { return w.String(), w.meter.x.checkSize(w.Len()) }
 
 // longText is the size from which a concatenated text is kept, so that concat can append to it.
 const longText = 1 << 10
@@ -228,11 +228,11 @@ const longText = 1 << 10
 // concat concatenates texts of this total size. A template often builds a text by many appends; to avoid copying it
 // each time, concat appends to the buffer of the latest text if that is the first operand.
 func (x *execution) concat(size int, texts ...string) (string, error) {
-	if err := x.fits(size); err != nil {
+	if err := x.checkSize(size); err != nil {
 		return "", err
 	}
 	if size < longText {
-		if err := x.size(size); err != nil {
+		if err := x.chargeString(size); err != nil {
 			return "", err
 		}
 		return strings.Join(texts, ""), nil
@@ -240,7 +240,7 @@ func (x *execution) concat(size int, texts ...string) (string, error) {
 	first := texts[0]
 	extends := len(first) > 0 && len(first) == len(x.last) && unsafe.StringData(first) == unsafe.SliceData(x.last)
 	if !extends && size < len(x.last) {
-		if err := x.size(size); err != nil {
+		if err := x.chargeString(size); err != nil {
 			return "", err
 		}
 		return strings.Join(texts, ""), nil
@@ -248,18 +248,18 @@ func (x *execution) concat(size int, texts ...string) (string, error) {
 	buf := x.last
 	switch {
 	case !extends:
-		if err := x.size(size); err != nil {
+		if err := x.chargeString(size); err != nil {
 			return "", err
 		}
 		buf = append(make([]byte, 0, size), first...)
 	case cap(buf) < size:
 		room := min(2*size, x.limits.OutputBytes)
-		if err := x.size(room); err != nil {
+		if err := x.chargeString(room); err != nil {
 			return "", err
 		}
 		buf = append(make([]byte, 0, room), first...)
 	default:
-		if err := x.read(size - len(first)); err != nil {
+		if err := x.chargeBytes(size - len(first)); err != nil {
 			return "", err
 		}
 	}
@@ -320,7 +320,7 @@ func (o *output) write(texts ...string) error {
 	if o.Len()+size > o.x.limits.OutputBytes {
 		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
 	}
-	if err := o.x.read(size); err != nil {
+	if err := o.x.chargeBytes(size); err != nil {
 		return err
 	}
 	if err := o.grow(size); err != nil {
@@ -382,19 +382,19 @@ func (x *execution) concatAll(texts []string) (string, error) {
 	return x.concat(size, texts...)
 }
 
-// hash counts the work of looking up a key in a dict.
-func (x *execution) hash(key any) error {
+// chargeLookup counts the work of looking up a key in a dict.
+func (x *execution) chargeLookup(key any) error {
 	switch k := key.(type) {
 	case string:
 		return x.step(len(k) / bytesPerStep)
 	case *big.Int:
-		return x.number(k)
+		return x.chargeBigInt(k)
 	}
 	return nil
 }
 
-// number counts the work of an operation on a big integer with quadratic time, and its memory.
-func (x *execution) number(n *big.Int) error {
+// chargeBigInt counts the work of an operation on a big integer with quadratic time, and its memory.
+func (x *execution) chargeBigInt(n *big.Int) error {
 	words := n.BitLen() / 64
 	if words < 2 {
 		return nil
@@ -405,8 +405,8 @@ func (x *execution) number(n *big.Int) error {
 	return x.alloc(8 * words)
 }
 
-// macro counts the creation of a macro, which keeps its scope alive.
-func (x *execution) macro() error {
+// chargeMacro counts the creation of a macro, which keeps its scope alive.
+func (x *execution) chargeMacro() error {
 	if err := x.step(1); err != nil {
 		return err
 	}
@@ -436,11 +436,11 @@ func shortNames(names []string) string {
 	return fmt.Sprint(list)
 }
 
-// numbers counts the work and memory of an operation on two integers; either may be nil.
-func (x *execution) numbers(a, b *big.Int) error {
+// chargeBigInts counts the work and memory of an operation on two integers; either may be nil.
+func (x *execution) chargeBigInts(a, b *big.Int) error {
 	for _, n := range [2]*big.Int{a, b} {
 		if n != nil {
-			if err := x.number(n); err != nil {
+			if err := x.chargeBigInt(n); err != nil {
 				return err
 			}
 		}

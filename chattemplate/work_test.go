@@ -358,7 +358,7 @@ func hostileSources(t *testing.T) map[string][]string {
 				args, ok := arguments[name]
 				if !ok {
 					t.Errorf(
-						"%s %q is not in the table of this test: say with which arguments it works hard",
+						"%s %q is not in the table of this test: add the arguments that cause the most work",
 						what,
 						name,
 					)

@@ -88,8 +88,9 @@ type Event struct {
 	Local []LocalHash
 }
 
-// Decoding needs limits beside the message size: an event of 15 bytes takes 500 bytes of memory, and a hash of one byte
-// takes eight, and eight more as an operation. An engine sends one step in a batch, and removes blocks one by one.
+// The message size alone does not bound the memory of decoding: an event of 15 bytes takes 500 bytes of memory, and a
+// hash of one byte takes eight, and eight more as an operation. An engine sends one step in a batch, and removes blocks
+// one by one.
 const (
 	maxEvents = 1 << 17
 	maxHashes = 1 << 20

@@ -11,8 +11,8 @@ import (
 // hashSeed seeds every block hash. Source: dynamo-kv-router 1.6.1, protocols (XXH3_64_SEED).
 const hashSeed = 1337
 
-// HashOptions says how an engine cuts a prompt into blocks, and what beside tokens distinguishes its blocks. The blocks
-// of two workers can match only if their options are equal.
+// HashOptions says how an engine cuts a prompt into blocks, and what distinguishes its blocks besides tokens. The
+// blocks of two workers can match only if their options are equal.
 type HashOptions struct {
 	// BlockSize is the number of tokens in a block. A size below 1 yields no blocks; reject it in the configuration.
 	BlockSize int

@@ -2,10 +2,10 @@ package kvblock
 
 // PlaneLoad is a worker's report of its load on Dynamo's event plane.
 type PlaneLoad struct {
-	Instance   uint64 // Dynamo's id of the worker process
-	Rank       uint32 // the data-parallel rank
-	UsedBlocks uint64 // KV blocks that its requests hold
-	Told       bool   // whether it says UsedBlocks; some workers tell other numbers alone
+	Instance      uint64 // Dynamo's id of the worker process
+	Rank          uint32 // the data-parallel rank
+	UsedBlocks    uint64 // KV blocks that its requests hold
+	HasUsedBlocks bool   // whether UsedBlocks was sent; some workers send only other numbers
 }
 
 // DecodePlaneLoad decodes the envelope of one message of the topic kv_metrics.
@@ -39,7 +39,7 @@ func DecodePlaneLoad(envelope []byte) (l PlaneLoad, err error) {
 		case "dp_rank":
 			l.Rank, err = s.uint32("dp_rank")
 		case "kv_used_blocks":
-			if l.Told = !s.skipNil(); l.Told {
+			if l.HasUsedBlocks = !s.skipNil(); l.HasUsedBlocks {
 				l.UsedBlocks, err = s.count("kv_used_blocks")
 			}
 		default:

@@ -22,11 +22,12 @@ func TestDecodePlaneLoad(t *testing.T) {
 		envelope []byte
 		want     PlaneLoad
 	}{
-		{"Dynamo's own bytes", golden, PlaneLoad{Instance: 0x08f01dcbdbed6b64, Rank: 1, UsedBlocks: 96, Told: true}},
+		{"Dynamo's own bytes", golden, PlaneLoad{Instance: 0x08f01dcbdbed6b64, Rank: 1, UsedBlocks: 96,
+			HasUsedBlocks: true}},
 		{"the router's own numbers", loadOf(pairs{"worker_id", 7, "dp_rank", 0, "active_decode_blocks", 5,
 			"active_prefill_tokens", 100, "kv_used_blocks", nil}), PlaneLoad{Instance: 7}},
 		{"an unknown key", loadOf(pairs{"worker_id", 7, "new", []any{1, "a"}, "kv_used_blocks", 3}),
-			PlaneLoad{Instance: 7, UsedBlocks: 3, Told: true}},
+			PlaneLoad{Instance: 7, UsedBlocks: 3, HasUsedBlocks: true}},
 	} {
 		if got, err := DecodePlaneLoad(c.envelope); err != nil || got != c.want {
 			t.Errorf("%s: %+v, %v, want %+v", c.name, got, err, c.want)
@@ -56,7 +57,7 @@ func FuzzDecodePlaneLoad(f *testing.F) {
 		if err != nil && !errors.Is(err, ErrMalformed) {
 			t.Error(err)
 		}
-		if err != nil && l != (PlaneLoad{}) || !l.Told && l.UsedBlocks != 0 {
+		if err != nil && l != (PlaneLoad{}) || !l.HasUsedBlocks && l.UsedBlocks != 0 {
 			t.Errorf("%+v, %v", l, err)
 		}
 	})

@@ -5,7 +5,7 @@ import "kvepp/chattemplate"
 // ErrTooManyValues says that the values of a body take more memory than is allowed for its size.
 var ErrTooManyValues = chattemplate.ErrTooManyValues
 
-// Limits of the memory that reading a request may take beside its body, in bytes.
+// Limits of the memory that reading a request may take in addition to its body, in bytes.
 const (
 	// readCostBase is allowed for every body, in addition to ReadCostPerByte. A small body gets only readCostSmall and
 	// readCostGrowth for each of its bytes; it may consist of values alone.
@@ -22,7 +22,7 @@ const (
 	MaxPrompts = 2048
 )
 
-// ReadCost returns the most memory in bytes that reading a body of bodyBytes may take beside the body itself: parsing
+// ReadCost returns the most memory in bytes that reading a body of bodyBytes may take in addition to the body: parsing
 // it, rendering its chat template, and tokenizing the prompt.
 func ReadCost(bodyBytes int) int { return baseCost(bodyBytes) + ReadCostPerByte*bodyBytes }
 

@@ -26,7 +26,7 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	// detects, for example, texts that are joined one by one, which also takes too much time
 	if most := 4*ReadCost(len(body.JSON)) + slack; allocated > most {
 		t.Errorf(
-			"%s: %d bytes allocated %d bytes in all; at most %d are allowed",
+			"%s: parsing %d bytes allocated %d bytes in total; at most %d are allowed",
 			body.Name,
 			len(body.JSON),
 			allocated,
@@ -35,7 +35,8 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	}
 	if most := ReadCost(len(body.JSON)) + ReadCost(len(body.JSON))/8 + slack; peak > most {
 		t.Errorf(
-			"%s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; read: %v, %v",
+			"%s: parsing %d bytes took %d bytes, %.1f for each byte; at most %d are allowed; prompt read: %v, error: "+
+				"%v",
 			body.Name,
 			len(body.JSON),
 			peak,

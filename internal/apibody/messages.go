@@ -98,7 +98,7 @@ func (r *Request) readAnthropicTools() {
 	r.Tools = chattemplate.NewList(tools...)
 }
 
-// The memory of a chat's message, tool, tool call and content part beside the values in them, in bytes: objects, and
+// The memory of a chat's message, tool, tool call and content part without the values in them, in bytes: objects, and
 // their places in lists.
 var (
 	messageBytes = chattemplate.DictBytes(3) + placeBytes
@@ -111,7 +111,7 @@ var (
 // and the new one exist at the same time.
 const placeBytes = 3*16 + 16
 
-// chatTool returns the chat form of a tool that has name, description and strict beside its schema.
+// chatTool returns the chat form of a tool that has name, description and strict outside its schema.
 func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
 	function := chattemplate.NewDict()
 	for _, key := range []string{"name", "description"} {

@@ -212,7 +212,7 @@ func FuzzUsageReader(f *testing.F) {
 		b, bFound := pieces.Usage()
 		if a != b || aFound != bFound || whole.SawContent() != pieces.SawContent() {
 			t.Fatalf(
-				"%q: at once %+v %v %v, in pieces %+v %v %v",
+				"%q: in one piece %+v %v %v, in several %+v %v %v",
 				body,
 				a,
 				aFound,

@@ -137,7 +137,7 @@ func (l *loads) envelope(data []byte) {
 		l.Malformed(err)
 		return
 	}
-	if !load.Told {
+	if !load.HasUsedBlocks {
 		return
 	}
 	g := l.Gauges
