@@ -19,35 +19,43 @@ import (
 // held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well,
 // tier.mu.
 type held struct {
-	names       int   // names
-	blocks  int   // blocks
+	names   int      // names
+	blocks  int      // blocks
 	aliases aliasMap // names that are not the blocks' own
 	// blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
 	aliasCounts aliasMap
-	copies  map[kvblock.EngineHash]int // names stored more than once: how many times more
-	loading bool                       // the store under way is a dump's, whose copies do not count
-	repeats int                        // blocks stored again in the store under way
+	copies      map[kvblock.EngineHash]int // names stored more than once: how many times more
+	loading     bool                       // the store under way is a dump's, whose copies do not count
+	repeats     int                        // blocks stored again in the store under way
 }
 
-// again counts a block that is held already and was stored by its own name.
-func (h *held) storeAgain(seq kvblock.SequenceHash, e kvblock.EngineHash) {
+// storeOptions qualifies one store.
+type storeOptions struct {
+	load       bool // the store is part of a dump: blocks that are held already get no further copy
+	prefetched int  // how many of its first engine hashes prefetchBatch has prefetched
+}
+
+// storeAgain counts a block that is held already and was stored by its own name.
+func (h *held) storeAgain(seq kvblock.SequenceHash, e kvblock.EngineHash, o storeOptions) (repeats int) {
 	if a, ok := h.aliasCounts.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // but not by that name
 		h.aliasCounts.put(kvblock.EngineHash(seq), a|1)
 		h.names++
-		return
+		return 0
 	}
-	h.addCopy(e)
+	return h.addCopy(e, o)
 }
 
-func (h *held) addCopy(e kvblock.EngineHash) {
-	if h.loading {
-		return
+// addCopy counts another physical copy of the block that e names, unless the store is part of a dump. It returns the
+// number of copies added.
+func (h *held) addCopy(e kvblock.EngineHash, o storeOptions) (repeats int) {
+	if o.load {
+		return 0
 	}
-	h.repeats++
 	if h.copies == nil {
 		h.copies = map[kvblock.EngineHash]int{}
 	}
 	h.copies[e]++
+	return 1
 }
 
 // takeCopy takes away one of several copies of what e names, if there are several.
@@ -70,7 +78,7 @@ func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
 	return !ok || a&1 != 0
 }
 
-// named sets s to where the block is that w calls e, if there is one.
+// findNamed sets s to where the block is that w calls e, if there is one.
 func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *position) bool {
 	if h.names == 0 {
 		return false
@@ -94,26 +102,34 @@ func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *pos
 
 // store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than
 // all if the arena is exhausted.
-func (t *tier) store(w kvblock.Worker, h *held, p *insertPoint, blocks []kvblock.StoredBlock) int {
+func (t *tier) store(
+	w kvblock.Worker,
+	h *held,
+	p *insertPoint,
+	blocks []kvblock.StoredBlock,
+	o storeOptions,
+) (n, repeats int) {
 	var s position
 	var next lookahead // what is known of the blocks from i on
-	for i := 0; i < len(blocks); t.nearNames = 0 {
-		k, joined := 0, t.findNextLocal(p, blocks[i].Local, &s)
+	for i := 0; i < len(blocks); o.prefetched = 0 {
+		k, again, joined := 0, 0, t.findNextLocal(p, blocks[i].Local, &s)
 		if joined {
-			k = t.joinNamed(w, h, &s, blocks[i:])
+			k, again = t.joinNamed(w, h, &s, blocks[i:], o)
 		} else {
 			if len(next.seqs) == 0 {
-				t.lookAhead(p, blocks[i:], &next)
+				t.lookAhead(p, blocks[i:], o.prefetched, &next)
 			}
 			k = t.appendBlocks(w, h, p, &next, blocks[i:])
 		}
 		if next.advance(k); k == 0 {
-			if !t.storeOne(w, h, p, blocks[i]) {
-				return i
+			var ok bool
+			if again, ok = t.storeOne(w, h, p, blocks[i], o); !ok {
+				return i, repeats
 			}
 			k, joined = 1, false
 			next = lookahead{} // blocks may be gone
 		}
+		repeats += again
 		if i += k; i == len(blocks) {
 			break
 		}
@@ -124,10 +140,10 @@ func (t *tier) store(w kvblock.Worker, h *held, p *insertPoint, blocks []kvblock
 			t.afterLatest(p)
 		}
 	}
-	return len(blocks)
+	return len(blocks), repeats
 }
 
-// storeNameless does the same in a tier without names, with blocks whose sequence hashes are seqs.
+// storeUnnamed does the same in a tier without names, with blocks whose sequence hashes are seqs.
 func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kvblock.SequenceHash) int {
 	var s position
 	for i := 0; i < len(seqs); {
@@ -150,14 +166,19 @@ func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kv
 
 // storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports
 // failure if the arena is exhausted.
-func (t *tier) storeOne(w kvblock.Worker, h *held, p *insertPoint, b kvblock.StoredBlock) bool {
+func (t *tier) storeOne(
+	w kvblock.Worker,
+	h *held,
+	p *insertPoint,
+	b kvblock.StoredBlock,
+	o storeOptions,
+) (repeats int, ok bool) {
 	e, seq := b.Engine, p.sequenceHash(b.Local)
 	var s position
 	if t.findNamed(w, h, e, &s) {
 		if s.seq() == seq {
-			h.addCopy(e)
 			t.latest, t.latestOf = s.at, noWorker
-			return true
+			return h.addCopy(e, o), true
 		}
 		delete(h.copies, e)
 		if p.at != 0 {
@@ -172,23 +193,23 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *insertPoint, b kvblock.Sto
 	if !t.findNextLocal(p, b.Local, &s) {
 		one := &lookahead{seqs: []kvblock.SequenceHash{seq}, mixed: []uint64{t.names.mix(e)}}
 		if t.appendBlocks(w, h, p, one, blocks) == 1 {
-			return true
+			return 0, true
 		}
 		one.mixed = nil
 		if t.appendBlocks(w, h, p, one, blocks) == 0 {
-			return false
+			return 0, false
 		}
 		h.aliases.put(e, seq)
 		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
 		t.latestOf = noWorker
 		t.indexBlock(t.latest) // which private names lead to by sequence hash
-		return true
+		return 0, true
 	}
-	if t.joinNamed(w, h, &s, blocks) == 1 {
-		return true
+	if k, again := t.joinNamed(w, h, &s, blocks, o); k == 1 {
+		return again, true
 	}
 	if s.hasName(e) {
-		return false // join failed for want of memory
+		return 0, false // join failed for want of memory
 	}
 	if mask := t.maskIn(s.words, w); mask>>s.i&1 != 0 {
 		a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
@@ -198,7 +219,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *insertPoint, b kvblock.Sto
 		h.aliasCounts.put(kvblock.EngineHash(seq), a+2)
 	} else {
 		if _, ok := t.setMask(s.run, s.words, w, 0, 1<<s.i); !ok {
-			return false
+			return 0, false
 		}
 		h.blocks++
 		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
@@ -207,11 +228,11 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *insertPoint, b kvblock.Sto
 	h.names++
 	t.indexBlock(s.at)
 	t.latest, t.latestOf = s.at, noWorker
-	return true
+	return 0, true
 }
 
-// unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did
-// not have.
+// removeNames takes these names from w, and w from the holders of blocks that have no other. It returns how many names
+// w did not have.
 func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	t.latestOf = noWorker
 	if len(hashes) > maxPrefetchNames { // else see expect
@@ -287,7 +308,8 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 	return unknown
 }
 
-// forget makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see purge.
+// evictBlocks makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see
+// purge.
 func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	mask &= t.maskOf(r, w)
@@ -304,7 +326,7 @@ func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	t.clearMask(r, w, mask)
 }
 
-// purge takes away the private names of blocks that w holds no more.
+// purgeAliases takes away the private names of blocks that w holds no more.
 func (t *tier) purgeAliases(h *held) {
 	kept := aliasMap{seed: h.aliases.seed}
 	h.aliases.each(func(n alias) {
@@ -318,8 +340,8 @@ func (t *tier) purgeAliases(h *held) {
 	h.aliases = kept
 }
 
-// names maps private engine hashes of one worker to the blocks they name: open addressing with linear probing, free of
-// pointers. The zero value is empty.
+// aliasMap maps private engine hashes of one worker to the blocks they name: open addressing with linear probing, free
+// of pointers. The zero value is empty.
 type aliasMap struct {
 	seed  uint64
 	slots []alias

@@ -31,17 +31,17 @@ const (
 type arena struct {
 	dir      atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
 	maxPages uint32                                 // addresses have room for 2^(32-pageBits)
-	hasNames    bool                                   // whether pages of runs say what blocks were stored as
+	hasNames bool                                   // whether pages of runs say what blocks were stored as
 	_        memoryLine
 
-	info  []pageInfo                // by page number
-	open  [2][maxClass + 1][]uint32 // pages with room, by sort and class
-	freePages []uint32                  // free page numbers
-	usedWords int                       // words of all records in use
+	info       []pageInfo                // by page number
+	open       [2][maxClass + 1][]uint32 // pages with room, by sort and class
+	freePages  []uint32                  // free page numbers
+	usedWords  int                       // words of all records in use
 	totalWords int                       // words of all pages
 }
 
-// sort tells what a record is.
+// recordKind tells what a record is.
 type recordKind uint8
 
 const (
@@ -61,10 +61,10 @@ type page struct {
 
 // pageInfo is what only writers need to know of a page.
 type pageInfo struct {
-	used   uint32 // records in use
-	highWater  uint32 // the word from which on no record was ever used
-	freeHead   uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
-	openAt int32  // place in open, -1 if the page is full
+	used      uint32 // records in use
+	highWater uint32 // the word from which on no record was ever used
+	freeHead  uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
+	openAt    int32  // place in open, -1 if the page is full
 }
 
 // page returns the page of r, nil if there is none.
@@ -86,7 +86,7 @@ func (a *arena) record(r ref) []uint64 {
 	return p.words[at : at|p.last+1]
 }
 
-// around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is
+// runAround returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is
 // less than 0 if r lies in the header.
 func (a *arena) runAround(r ref) (words []uint64, i int) {
 	p := a.page(r)
@@ -97,7 +97,7 @@ func (a *arena) runAround(r ref) (words []uint64, i int) {
 	return p.words[at&^p.last : at|p.last+1], at&p.last - runHeader
 }
 
-// spot sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in
+// locate sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in
 // the header.
 func (a *arena) locate(r ref, s *position) {
 	p := a.page(r)

@@ -46,7 +46,7 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 	return omitted
 }
 
-// dumped is one block of a dump: a node in the tree of its tier's blocks, linked by place in a slice.
+// dumpBlock is one block of a dump: a node in the tree of its tier's blocks, linked by place in a slice.
 type dumpBlock struct {
 	alias
 	local          kvblock.LocalHash
@@ -55,7 +55,7 @@ type dumpBlock struct {
 	child, sibling int32 // the first child, the next child of the same parent; -1 for none
 }
 
-// dump yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
+// dumpTier yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
 func dumpTier(
 	blocks []dumpBlock,
 	tier kvblock.Tier,
@@ -119,7 +119,7 @@ func dumpTier(
 	return true, len(blocks) - reached
 }
 
-// describe lists what w holds, each block once for each of its names.
+// listHeld lists what w holds, each block once for each of its names.
 func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 	blocks := make([]dumpBlock, 0, h.names)
 	aliased := map[kvblock.SequenceHash]dumpBlock{}
@@ -133,7 +133,7 @@ func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 			if i > 0 {
 				b.parent, b.hasParent = kvblock.SequenceHash(words[at-1]), true
 			} else {
-				b.parent, b.hasParent = kvblock.SequenceHash(stored[0].Engine), stored[1].Engine != 0
+				b.parent, b.hasParent = headOf(stored).parent, headOf(stored).hasParent
 			}
 			if h.aliasCounts.has(kvblock.EngineHash(b.block)) {
 				aliased[b.block] = b

@@ -114,7 +114,7 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *tierScores, retries int) bo
 	return true
 }
 
-// beginning returns run r if it is one that begins with the block seq, else nil.
+// runStartingWith returns run r if it is one that begins with the block seq, else nil.
 func (t *tier) runStartingWith(r run, seq kvblock.SequenceHash) []uint64 {
 	if r == 0 {
 		return nil
@@ -127,35 +127,18 @@ func (t *tier) runStartingWith(r run, seq kvblock.SequenceHash) []uint64 {
 	return words
 }
 
-// meetMany narrows the candidates to those who hold all k matching blocks of the run at block i of the prompt, whose
-// holders' record this is, and records everybody who drops out there. It reports whether anybody is left. If the run's
-// version, which lies there, is not this one afterwards, a writer interfered: it is not ok then, and nothing has
-// changed but scratch memory.
+// intersectMany keeps the candidates that hold all k matching blocks of the run at block i of the prompt, and records
+// the others' counts. record is the holders' record of that run. It reports whether the read was consistent (ok) and
+// whether any candidate is left (more). If *at, the run's word 0, is no longer version, a writer interfered: ok is
+// false, and only scratch memory has changed.
 func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, version uint64) (ok, more bool) {
 	q := &a.query
-	if len(record) == 0 {
+	bitset, groups, list := holderParts(record)
+	if bitset == nil {
 		return false, false
 	}
-	nbits, ngroups, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
-	behind := 1 + nbits + groupWords*ngroups // the groups
-	if behind+2*nlist > len(record) {
-		return false, false
-	}
-	all, groups, list := record[1:1+nbits], record[1+nbits:behind], record[behind:behind+2*nlist]
 	if !q.all && !q.many {
-		lead := 0
-		if j := int(q.one / 64); j < nbits && atomic.LoadUint64(&all[j])>>(q.one%64)&1 != 0 {
-			lead = k
-		} else if in, n := groupLead(groups, q.one); in {
-			lead = min(n, k)
-		} else {
-			for j := 0; j < len(list); j += 2 {
-				if atomic.LoadUint64(&list[j]) == uint64(q.one) {
-					lead = leading(atomic.LoadUint64(&list[j+1]), k)
-					break
-				}
-			}
-		}
+		lead := leadOf(bitset, groups, list, q.one, k)
 		if atomic.LoadUint64(at) != version {
 			return false, false
 		}
@@ -164,37 +147,83 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 		}
 		return true, lead == k
 	}
+	q.intersectBitset(bitset)
+	if !q.all && len(q.touched) == 0 {
+		return atomic.LoadUint64(at) == version, true
+	}
+	if !a.intersectGroups(groups, k, i) || !a.intersectList(list, k, i) || atomic.LoadUint64(at) != version {
+		return false, false
+	}
+	a.commit(i)
+	return true, q.n > 0
+}
 
-	q.touched = q.touched[:0]
-	if q.all {
-		q.resize(nbits)
-		for j := range all {
-			q.next[j], q.drop[j], q.part[j] = atomic.LoadUint64(&all[j]), 0, 0
-			q.touched = append(q.touched, uint16(j))
-		}
-	} else {
-		q.resize(len(q.set))
-		next, drop := q.next[:len(q.set)], q.drop[:len(q.set)]
-		for j, set := range q.set {
-			have := uint64(0)
-			if j < len(all) {
-				have = atomic.LoadUint64(&all[j])
-			}
-			next[j], drop[j] = set&have, set&^have
-			if set&^have != 0 {
-				q.part[j] = 0
-				q.touched = append(q.touched, uint16(j))
-			}
-		}
-		if len(q.touched) == 0 {
-			return atomic.LoadUint64(at) == version, true
+// holderParts returns the bitset, the groups and the list of a holders' record. bitset is nil if the record is torn by
+// a writer.
+func holderParts(record []uint64) (bitset, groups, list []uint64) {
+	if len(record) == 0 {
+		return nil, nil, nil
+	}
+	nbits, ngroups, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
+	end := 1 + nbits + groupWords*ngroups // of the groups
+	if end+2*nlist > len(record) {
+		return nil, nil, nil
+	}
+	return record[1 : 1+nbits], record[1+nbits : end], record[end : end+2*nlist]
+}
+
+// leadOf returns how many of the first k blocks of a run w holds without a gap.
+func leadOf(bitset, groups, list []uint64, w kvblock.Worker, k int) int {
+	if j := int(w / 64); j < len(bitset) && atomic.LoadUint64(&bitset[j])>>(w%64)&1 != 0 {
+		return k
+	}
+	if in, n := groupLead(groups, w); in {
+		return min(n, k)
+	}
+	for j := 0; j < len(list); j += 2 {
+		if atomic.LoadUint64(&list[j]) == uint64(w) {
+			return leading(atomic.LoadUint64(&list[j+1]), k)
 		}
 	}
+	return 0
+}
+
+// intersectBitset sets next to the candidates in the bitset, which hold the whole run, and drop to the other
+// candidates.
+func (q *query) intersectBitset(bitset []uint64) {
+	q.touched = q.touched[:0]
+	if q.all {
+		q.resize(len(bitset))
+		for j := range bitset {
+			q.next[j], q.drop[j], q.part[j] = atomic.LoadUint64(&bitset[j]), 0, 0
+			q.touched = append(q.touched, uint16(j))
+		}
+		return
+	}
+	q.resize(len(q.set))
+	next, drop := q.next[:len(q.set)], q.drop[:len(q.set)]
+	for j, set := range q.set {
+		have := uint64(0)
+		if j < len(bitset) {
+			have = atomic.LoadUint64(&bitset[j])
+		}
+		next[j], drop[j] = set&have, set&^have
+		if set&^have != 0 {
+			q.part[j] = 0
+			q.touched = append(q.touched, uint16(j))
+		}
+	}
+}
+
+// intersectGroups moves the candidates whose group entry covers all k blocks to next, and prepares the counts of the
+// others. It reports failure if a group is torn by a writer.
+func (a *tierScores) intersectGroups(groups []uint64, k, i int) bool {
+	q := &a.query
 	for ; len(groups) >= groupWords; groups = groups[groupWords:] {
 		j, members := int(atomic.LoadUint64(&groups[0])), atomic.LoadUint64(&groups[1])
 		switch {
 		case uint(j) >= maxGroups:
-			return false, false
+			return false
 		case q.all:
 			q.fit(j + 1)
 		case j >= len(q.drop):
@@ -208,12 +237,18 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 			q.part[j] |= members &^ whole
 		}
 	}
+	return true
+}
+
+// intersectList does for the entries of the list what intersectGroups does for groups.
+func (a *tierScores) intersectList(list []uint64, k, i int) bool {
+	q := &a.query
 	for ; len(list) >= 2; list = list[2:] {
 		w, mask := kvblock.Worker(atomic.LoadUint64(&list[0])), atomic.LoadUint64(&list[1])
 		j, bit := int(w/64), uint64(1)<<(w%64)
 		switch {
 		case w >= maxWorkers:
-			return false, false
+			return false
 		case q.all:
 			q.fit(j + 1)
 		case j >= len(q.drop) || q.drop[j]&bit == 0:
@@ -227,9 +262,12 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 			q.part[j] |= bit
 		}
 	}
-	if atomic.LoadUint64(at) != version {
-		return false, false
-	}
+	return true
+}
+
+// commit makes next the candidates. It records i blocks for each dropped candidate that has no count of its own.
+func (a *tierScores) commit(i int) {
+	q := &a.query
 	a.fit(len(q.next))
 	for _, j := range q.touched {
 		next, part := q.next[j], q.part[j]
@@ -252,12 +290,11 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 			}
 		}
 	}
-	return true, q.n > 0
 }
 
-// matching returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a hash is
-// equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory as far as
-// these are equal, then at all.
+// matchingBlocks returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a
+// hash is equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory
+// as far as these are equal, then at all.
 func matchingBlocks(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	n := len(hashes)
 	want = want[:n]
@@ -274,7 +311,7 @@ func matchingBlocks(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	return k
 }
 
-// leadIn returns whether w is in one of the groups, and how many blocks it holds then.
+// groupLead returns whether w is in one of the groups, and how many blocks it holds then.
 func groupLead(groups []uint64, w kvblock.Worker) (in bool, lead int) {
 	for ; len(groups) >= groupWords; groups = groups[groupWords:] {
 		if atomic.LoadUint64(&groups[0]) == uint64(w/64) {
@@ -314,8 +351,8 @@ func (q *query) fit(n int) {
 	}
 }
 
-// meetOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the first
-// lead of k matching blocks. It reports whether w is left.
+// intersectOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the
+// first lead of k matching blocks. It reports whether w is left.
 func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 	q := &a.query
 	switch {

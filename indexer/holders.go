@@ -149,12 +149,12 @@ func (g group) setLead(w kvblock.Worker, lead int) {
 	publishWord(word, *word&^(0xff<<shift)|uint64(lead)<<shift)
 }
 
-// begins reports whether a mask is of blocks from the run's beginning on, without a gap.
+// isPrefix reports whether a mask is of blocks from the run's beginning on, without a gap.
 func isPrefix(mask uint64) bool { return mask != 0 && mask&(mask+1) == 0 }
 
 func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
 
-// all reports whether w is in the bitset.
+// holdsAll reports whether w is in the bitset.
 func (h *holders) holdsAll(w kvblock.Worker) bool { return h.fits(w) && h.bits[w/64]>>(w%64)&1 != 0 }
 
 // find returns w's place in the list, -1 if it is not there.
@@ -167,7 +167,8 @@ func (h *holders) find(w kvblock.Worker) int {
 	return -1
 }
 
-// beginners returns how many workers of w's group are in the list although they hold the run's beginning and no more.
+// prefixHolders returns how many workers of w's group are in the list although they hold the run's beginning and no
+// more.
 func (h *holders) prefixHolders(w kvblock.Worker) (n int) {
 	for i := 0; i < len(h.list); i += 2 {
 		n += b2i(h.list[i]/64 == uint64(w/64) && isPrefix(h.list[i+1]))
@@ -193,8 +194,9 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 		if more == 0 {
 			return 0, true
 		}
-		t.list = append(t.list[:0], holder{kvblock.Worker(words[1]), words[2] & ones(n)}, holder{w, more})
-		return 0, t.setHolders(r, n)
+		only := holder{kvblock.Worker(words[1]), words[2] & ones(n)}
+		t.holderList = append(t.holderList[:0], only, holder{w, more})
+		return 0, t.setHolders(r, t.holderList, n)
 	}
 
 	var h holders
@@ -221,9 +223,8 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	full, nlist := h.full, len(h.list)/2
 	// no room, or another group
 	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || isPrefix(mask) && h.prefixHolders(w)+1 >= minGroup) {
-		t.collect(r, 0, n, w)
-		t.list = append(t.list, holder{w, mask})
-		return was, t.setHolders(r, n)
+		t.holderList = append(t.collect(r, 0, n, w), holder{w, mask})
+		return was, t.setHolders(r, t.holderList, n)
 	}
 	beginWrite(words)
 	if inBits != toBits {
@@ -252,14 +253,13 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	h.setCounts(full, nlist)
 	endWrite(words, n)
 	if h.full, h.list = full, list[:2*nlist]; mask == 0 && h.count() == 1 {
-		t.collect(r, 0, n, noWorker)
-		return was, t.setHolders(r, n)
+		return was, t.setHolders(r, t.collect(r, 0, n, noWorker), n)
 	}
 	return was, true
 }
 
-// growsFor reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who then
-// holds its beginning, has a group or room in the list, where they are too few for a group.
+// canLengthen reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who
+// then holds its beginning, has a group or room in the list, where they are too few for a group.
 func (h *holders) canLengthen(w kvblock.Worker) bool {
 	others := 0 // for the list
 	for j, word := range h.bits {
@@ -331,19 +331,19 @@ func b2i(b bool) int {
 	return 0
 }
 
-// collect sets t.list to the holders of n blocks of r from block i on, with their masks of these, without worker
-// except.
-func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
-	t.list = t.list[:0]
+// collect returns the holders of n blocks of r from block i on, except one worker, with their masks of these blocks.
+// The result is valid until the next call.
+func (t *tier) collect(r run, i, n int, except kvblock.Worker) []holder {
+	t.holderList = t.holderList[:0]
 	add := func(w kvblock.Worker, mask uint64) {
 		if mask = mask >> i & ones(n); mask != 0 && w != except {
-			t.list = append(t.list, holder{w, mask})
+			t.holderList = append(t.holderList, holder{w, mask})
 		}
 	}
 	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
 		add(kvblock.Worker(words[1]), words[2])
-		return
+		return t.holderList
 	}
 	var h holders
 	h.open(t.arena.record(ref(words[1])))
@@ -356,12 +356,13 @@ func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
 	for j := 0; j < len(h.list); j += 2 {
 		add(kvblock.Worker(h.list[j]), h.list[j+1])
 	}
+	return t.holderList
 }
 
-// setHolders makes t.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the
-// arena is exhausted.
-func (t *tier) setHolders(r run, n int) bool {
-	who, mask, ok := t.makeHolders(n)
+// setHolders makes list the holders of r and n its number of blocks. It reports failure, changing nothing, if the arena
+// is full.
+func (t *tier) setHolders(r run, list []holder, n int) bool {
+	who, mask, ok := t.makeHolders(list, n)
 	if !ok {
 		return false
 	}
@@ -377,22 +378,22 @@ func (t *tier) setHolders(r run, n int) bool {
 	return true
 }
 
-// makeHolders returns words 1 and 2 of a run of n blocks whose holders are t.list.
-func (t *tier) makeHolders(n int) (who, mask uint64, ok bool) {
-	switch len(t.list) {
+// makeHolders returns words 1 and 2 of a run of n blocks with these holders. It reports failure if the arena is full.
+func (t *tier) makeHolders(list []holder, n int) (who, mask uint64, ok bool) {
+	switch len(list) {
 	case 0:
 		return uint64(noWorker), 0, true
 	case 1:
-		return uint64(t.list[0].worker), t.list[0].mask, true
+		return uint64(list[0].worker), list[0].mask, true
 	}
-	at, ok := t.allocHolders(n)
+	at, ok := t.allocHolders(list, n)
 	return manyHolders | uint64(at), 0, ok
 }
 
-// allocHolders returns a new record for the holders in t.list of a run of n blocks.
-func (t *tier) allocHolders(n int) (ref, bool) {
+// allocHolders returns a new record for these holders of a run of n blocks.
+func (t *tier) allocHolders(list []holder, n int) (ref, bool) {
 	full, top := 0, kvblock.Worker(0)
-	for _, h := range t.list {
+	for _, h := range list {
 		if h.mask == ones(n) {
 			full++
 			top = max(top, h.worker)
@@ -403,7 +404,7 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 		nbits, full = 0, 0
 	}
 	ngroups, nlist := 0, 0
-	for _, e := range t.list {
+	for _, e := range list {
 		if nbits > 0 && e.mask == ones(n) {
 			continue
 		}
@@ -424,25 +425,25 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 		publishWord(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
 		var h holders
 		h.open(words)
-		t.fillHolders(&h, n)
+		t.fillHolders(&h, list, n)
 	}
-	for _, e := range t.list {
+	for _, e := range list {
 		t.groupScratch[e.worker/64] = groupCount{}
 	}
 	return at, ok
 }
 
-// grouped is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there its
-// place among the words of groups, plus 1.
+// groupCount is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there
+// its place among the words of groups, plus 1.
 type groupCount struct{ members, at uint16 }
 
-// fillHolders puts those in t.list, who hold a run of n blocks, into a record that has the room for it.
-func (t *tier) fillHolders(h *holders, n int) {
+// fillHolders writes the holders of a run of n blocks into a record that has room for them.
+func (t *tier) fillHolders(h *holders, entries []holder, n int) {
 	for i := range h.bits {
 		publishWord(&h.bits[i], 0)
 	}
 	groups, list := 0, h.list
-	for _, e := range t.list {
+	for _, e := range entries {
 		of := &t.groupScratch[e.worker/64]
 		switch {
 		case h.full > 0 && e.mask == ones(n):

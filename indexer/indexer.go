@@ -31,7 +31,7 @@ const tiers = int(kvblock.TierExternal) + 1
 
 // Errors of Stored.
 var (
-	// ErrKeptAside: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue;
+	// ErrOrphaned: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue;
 	// they wait for it.
 	ErrOrphaned = errors.New("indexer: parent block not found; kept aside until it comes")
 	// ErrParentNotFound is the same where the blocks are more than may wait. Nothing was stored.
@@ -103,7 +103,6 @@ type Index struct {
 // worker is what one worker calls its blocks.
 type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
-	loading   bool       // the store under way is a dump's
 	forgotten bool       // forgotten: whoever still has the pointer must look the worker up again
 	held      [tiers]held
 	orphans   orphans
@@ -184,7 +183,7 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 	}
 }
 
-// settle counts what wk holds after a change, and unlocks it.
+// unlockWorker counts what wk holds after a change, and unlocks it.
 func (x *Index) unlockWorker(wk *worker) {
 	bytes := wk.orphans.bytes()
 	for i := range wk.held {
@@ -275,7 +274,6 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 	if wk == nil {
 		a.refuse(ops, err)
 	} else {
-		wk.loading = load
 		if stores && in != kvblock.TierDevice {
 			x.tiers[kvblock.TierDevice].indexAll() // see after
 		}
@@ -283,7 +281,7 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 		t.mu.Lock()
 		t.prefetchBatch(ops)
 		for i := range ops {
-			x.applyOne(w, wk, &ops[i], &a)
+			x.applyOne(w, wk, &ops[i], load, &a)
 		}
 		t.unlock()
 		x.unlockWorker(wk)
@@ -297,7 +295,7 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 	return n, a
 }
 
-// together returns how many of ops may be applied together, in which tier, and whether there are stores among them.
+// batchOf returns how many of ops may be applied together, in which tier, and whether there are stores among them.
 func batchOf(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
 	for blocks := 0; n < min(len(ops), maxBatchOps); n++ {
 		op := &ops[n]
@@ -330,11 +328,11 @@ func (a *Applied) refuse(ops []kvblock.Operation, err error) {
 }
 
 // applyOne applies a store or a removal in a tier that is locked.
-func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, a *Applied) {
+func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, load bool, a *Applied) {
 	if op.Kind == kvblock.OpRemoved {
 		a.Removed++
 		a.Unknown += x.removed(w, wk, &op.Removed)
-	} else if err := x.stored(w, wk, &op.Stored); err != nil {
+	} else if err := x.stored(w, wk, &op.Stored, load); err != nil {
 		a.Failed = append(a.Failed, err)
 	} else {
 		a.Stored++
@@ -342,7 +340,7 @@ func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, a 
 }
 
 // stored is Stored, in a tier that is locked.
-func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
+func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load bool) error {
 	if len(e.Blocks) == 0 {
 		return nil
 	}
@@ -351,13 +349,14 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	if e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p) {
 		return x.addOrphan(wk, e)
 	}
-	if t.nearNames = 0; len(e.Blocks) <= maxPrefetchNames {
-		t.nearNames = len(e.Blocks)
+	o := storeOptions{load: load}
+	if len(e.Blocks) <= maxPrefetchNames {
+		o.prefetched = len(e.Blocks)
 	}
-	n := x.store(w, wk, e.Tier, &p, e.Blocks)
+	n := x.store(w, wk, e.Tier, &p, e.Blocks, o)
 	if wk.orphans.count > 0 {
 		t.unlock()
-		x.adoptOrphans(w, wk, e.Blocks[:n])
+		x.adoptOrphans(w, wk, e.Blocks[:n], load)
 		t.mu.Lock()
 	}
 	if n < len(e.Blocks) {
@@ -367,8 +366,8 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// after sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked, or
-// else in another.
+// findParent sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked,
+// or else in another.
 //
 // A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier
 // finds every block once w has any in another tier.
@@ -401,12 +400,17 @@ func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent
 }
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
-func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p *insertPoint, blocks []kvblock.StoredBlock) int {
-	t, h := &x.tiers[in], &wk.held[in]
-	h.loading, h.repeats = wk.loading, 0
-	n := t.store(w, h, p, blocks)
-	if h.repeats > 0 {
-		x.duplicates.Add(uint64(h.repeats))
+func (x *Index) store(
+	w kvblock.Worker,
+	wk *worker,
+	in kvblock.Tier,
+	p *insertPoint,
+	blocks []kvblock.StoredBlock,
+	o storeOptions,
+) int {
+	n, repeats := x.tiers[in].store(w, &wk.held[in], p, blocks, o)
+	if repeats > 0 {
+		x.duplicates.Add(uint64(repeats))
 	}
 	return n
 }

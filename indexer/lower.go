@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// found is what a lower tier adds for one worker, in one run.
+// extension is what a lower tier adds for one worker, in one run.
 type extension struct {
 	worker kvblock.Worker
 	blocks int
@@ -67,8 +67,8 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 	}
 }
 
-// meet matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for those
-// whose reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
+// matchRun matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for
+// those whose reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
 func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
 	s.extensions = s.extensions[:0]
 	words, first := t.arena.runAround(at)
@@ -102,30 +102,25 @@ func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapS
 	if who&manyHolders == 0 {
 		add(kvblock.Worker(who), atomic.LoadUint64(&words[2]))
 	} else {
-		record := t.arena.record(ref(who))
-		if len(record) == 0 {
+		bitset, groups, list := holderParts(t.arena.record(ref(who)))
+		if bitset == nil {
 			return 0
 		}
-		nbits, ngroups, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
-		if 1+nbits+groupWords*ngroups+2*nlist > len(record) {
-			return 0
-		}
-		for j := range nbits {
-			for word := atomic.LoadUint64(&record[1+j]); word != 0; word &= word - 1 {
+		for j := range bitset {
+			for word := atomic.LoadUint64(&bitset[j]); word != 0; word &= word - 1 {
 				add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
 			}
 		}
-		list := 1 + nbits + groupWords*ngroups
-		for g := 1 + nbits; g < list; g += groupWords {
-			first := kvblock.Worker(64 * atomic.LoadUint64(&record[g]))
-			for members := atomic.LoadUint64(&record[g+1]); members != 0; members &= members - 1 {
+		for g := 0; g < len(groups); g += groupWords {
+			first := kvblock.Worker(64 * atomic.LoadUint64(&groups[g]))
+			for members := atomic.LoadUint64(&groups[g+1]); members != 0; members &= members - 1 {
 				at := bits.TrailingZeros64(members)
-				lead := uint8(atomic.LoadUint64(&record[g+2+at/8]) >> (at % 8 * 8))
+				lead := uint8(atomic.LoadUint64(&groups[g+2+at/8]) >> (at % 8 * 8))
 				add(first+kvblock.Worker(at), ones(int(lead)))
 			}
 		}
-		for j := list; j < list+2*nlist; j += 2 {
-			add(kvblock.Worker(atomic.LoadUint64(&record[j])), atomic.LoadUint64(&record[j+1]))
+		for j := 0; j < len(list); j += 2 {
+			add(kvblock.Worker(atomic.LoadUint64(&list[j])), atomic.LoadUint64(&list[j+1]))
 		}
 	}
 	if atomic.LoadUint64(&words[0]) != version {

@@ -15,15 +15,15 @@ import (
 // (arena.storedOf). The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from
 // memory at once, filled from the first on. Names for which there is no room are in the lines behind it.
 type nameTable struct {
-	seed  uint64
-	pages int                // that there are
-	bits  uint8              // of a tag, that tell the page
-	dir   []dirEntry        // 1<<bits, by these; nil while there is no name
-	scratch  *[nameSlots]uint64 // scratch, names on their way from page to page
+	seed    uint64
+	pages   int                // that there are
+	bits    uint8              // of a tag, that tell the page
+	dir     []dirEntry         // 1<<bits, by these; nil while there is no name
+	scratch *[nameSlots]uint64 // scratch, names on their way from page to page
 }
 
 type (
-	// namePlace is one of 1<<(nameTable.bits-depth) neighbours that have the same page.
+	// dirEntry is one of 1<<(nameTable.bits-depth) neighbours that have the same page.
 	dirEntry struct {
 		lines *[nameLines]nameLine
 		*namePage
@@ -32,9 +32,9 @@ type (
 
 	// namePage lies apart from the lines, whose addresses are alike: few of these could be near at once.
 	namePage struct {
-		live  int   // names
-		deleted  int   // slots with slotGone
-		depth uint8 // of a tag's highest bits, how many all its names have in common
+		live    int   // names
+		deleted int   // slots with slotGone
+		depth   uint8 // of a tag's highest bits, how many all its names have in common
 	}
 )
 
@@ -44,15 +44,15 @@ const (
 	nameSlots    = nameLines * lineSlots
 	maxNameSlots = nameSlots * 3 / 4 // that are not slotEmpty
 
-	// maxPlaces is for how many places a page there may be for dir to grow. Names are spread evenly, so that there are
-	// two or so; should it ever be otherwise, memory stays bounded, and some blocks get private names.
+	// maxDirPerPage is for how many places a page there may be for dir to grow. Names are spread evenly, so that there
+	// are two or so; should it ever be otherwise, memory stays bounded, and some blocks get private names.
 	maxDirPerPage = 64
 )
 
 // mix returns the bits of a name by which it is looked for.
 func (t *nameTable) mix(e kvblock.EngineHash) uint64 { return mix(uint64(e), t.seed) }
 
-// place returns which place in dir is that of names with these bits.
+// dirIndex returns which place in dir is that of names with these bits.
 func (t *nameTable) dirIndex(m uint64) int { return int(uint64(uint32(m)) >> ((32 - t.bits) % 64)) }
 
 // lineOf returns the line of names with these bits.
@@ -66,7 +66,7 @@ func (t *nameTable) bytes() int {
 	return t.pages*int(unsafe.Sizeof([nameLines]nameLine{})) + len(t.dir)*int(unsafe.Sizeof(dirEntry{}))
 }
 
-// near returns the address of memory where the search for a name begins, to be prefetched; 0 if there is none.
+// slotAddr returns the address of memory where the search for a name begins, to be prefetched; 0 if there is none.
 func (t *nameTable) slotAddr(m uint64) uintptr {
 	if len(t.dir) == 0 {
 		return 0
@@ -110,7 +110,7 @@ func (t *nameTable) guess(e kvblock.EngineHash) ref {
 	}
 }
 
-// room returns the page of names with these bits, after it made room there for one more; nil if it could not.
+// pageWithRoom returns the page of names with these bits, after it made room there for one more; nil if it could not.
 func (t *nameTable) pageWithRoom(m uint64) *dirEntry {
 	if len(t.dir) == 0 {
 		t.dir, t.bits = []dirEntry{t.newPage()}, 0
@@ -281,7 +281,7 @@ func (t *nameTable) merge(at int) {
 // noBit is a bit that no tag has.
 const noBit = 32
 
-// take moves all names from a page's lines to those in hand, and returns how many these are then.
+// collect moves all names from a page's lines to those in hand, and returns how many these are then.
 func (t *nameTable) collect(lines *[nameLines]nameLine, inHand int) int {
 	if t.scratch == nil {
 		t.scratch = new([nameSlots]uint64)
@@ -296,8 +296,8 @@ func (t *nameTable) collect(lines *[nameLines]nameLine, inHand int) int {
 	return inHand
 }
 
-// put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many
-// these were.
+// distribute puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how
+// many these were.
 func (t *nameTable) distribute(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
 	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
 	for _, name := range t.scratch[:inHand] {

@@ -53,7 +53,7 @@ func (o *oracleWorker) drop(tier kvblock.Tier, seq kvblock.SequenceHash) {
 	}
 }
 
-// waits returns the store and place where a block waits under this name.
+// orphanNamed returns the store and place where a block waits under this name.
 func (o *oracleWorker) orphanNamed(tier kvblock.Tier, e kvblock.EngineHash) (*oracleOrphan, int) {
 	for _, s := range o.orphans {
 		for i, b := range s.e.Blocks {
@@ -388,7 +388,7 @@ func checkTier(t *testing.T, x *tier) {
 		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
 			t.Errorf("run %d of %d: blocks %b held, version %d", r, n, x.union(r), words[0]>>32)
 		}
-		if x.rootFilter != nil && x.arena.storedOf(r)[1].Engine == 0 {
+		if x.rootFilter != nil && !headOf(x.arena.storedOf(r)).hasParent {
 			first.add(kvblock.SequenceHash(words[runHeader]), x.starts.seed, 1)
 		}
 		starts.count(x.starts.tag(kvblock.SequenceHash(words[runHeader])))
@@ -449,7 +449,7 @@ func checkTier(t *testing.T, x *tier) {
 	}
 }
 
-// play drives an index and the oracle with what the bytes of script say, comparing answers all along.
+// driver drives an index and the oracle with what the bytes of script say, comparing answers all along.
 type driver struct {
 	t      *testing.T
 	x      *Index
@@ -457,7 +457,7 @@ type driver struct {
 	script []byte
 	// workers is how many there are; the highest number is far off, as after many reuses.
 	workers []kvblock.Worker
-	// message is operations of one of them that are to be applied together.
+	// batch is operations of one of them that are to be applied together.
 	batch  []kvblock.Operation
 	sender kvblock.Worker
 	// plain says that no engine hash names two blocks, in two tiers or one after the other.

@@ -4,20 +4,20 @@ import "kvepp/kvblock"
 
 // Bounds of what one worker may have kept aside. Beyond, the oldest are given up.
 const (
-	maxOrphans = 1024
+	maxOrphans      = 1024
 	maxOrphanBlocks = 1 << 14
 )
 
-// aside keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the
+// orphans keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the
 // index joined late, evicted the parent, or the parent is announced after its child. A block that is removed while it
 // waits is taken out of its store; its successors are still where they were.
 //
 // It is guarded by worker.mu, and empty for almost every worker, so that plain maps do. The zero value is empty.
 type orphans struct {
-	count int                                  // that wait
+	count    int                              // that wait
 	byParent map[kvblock.EngineHash][]*orphan // by the block they wait for, in order of arrival
-	byName map[orphanName]orphanPlace            // every block that waits, by its name
-	order  []*orphan                        // in order of arrival, those that wait no more among them
+	byName   map[orphanName]orphanPlace       // every block that waits, by its name
+	order    []*orphan                        // in order of arrival, those that wait no more among them
 }
 
 type orphanName struct {
@@ -31,17 +31,17 @@ type orphanPlace struct {
 }
 
 type orphan struct {
-	tier    kvblock.Tier
-	parent  kvblock.EngineHash
-	blocks  []kvblock.StoredBlock
-	gone    []bool // by block: removed since, or waiting in an earlier store
+	tier     kvblock.Tier
+	parent   kvblock.EngineHash
+	blocks   []kvblock.StoredBlock
+	gone     []bool // by block: removed since, or waiting in an earlier store
 	resolved bool   // joined or given up
 }
 
 // bytes is about what is waiting.
 func (a *orphans) bytes() int { return 160*len(a.order) + (mapEntry+40)*len(a.byName) }
 
-// setAside keeps a store until its parent comes.
+// addOrphan keeps a store until its parent comes.
 func (x *Index) addOrphan(wk *worker, e *kvblock.Stored) error {
 	if len(e.Blocks) > maxOrphanBlocks {
 		x.parentNotFound.Add(1)
@@ -83,7 +83,7 @@ func (x *Index) addOrphan(wk *worker, e *kvblock.Stored) error {
 	return ErrOrphaned
 }
 
-// settle takes a store's blocks off the list of those that wait.
+// resolve takes a store's blocks off the list of those that wait.
 func (a *orphans) resolve(s *orphan) {
 	s.resolved = true
 	a.count--
@@ -115,8 +115,8 @@ func (a *orphans) remove(tier kvblock.Tier, e kvblock.EngineHash) bool {
 	return ok
 }
 
-// join stores what waited for the blocks just named, and what waited for that.
-func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) {
+// adoptOrphans stores what waited for the blocks just named, and what waited for that.
+func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock, load bool) {
 	a := &wk.orphans
 	var next []kvblock.StoredBlock // named blocks yet to look at
 	for next = append(next, named...); len(next) > 0; next = next[1:] {
@@ -139,7 +139,7 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 			t.mu.Lock()
 			var p insertPoint
 			if x.findParent(w, wk, s.tier, s.parent, &p) {
-				next = append(next, x.adoptOrphan(w, wk, &p, s)...)
+				next = append(next, x.adoptOrphan(w, wk, &p, s, load)...)
 				x.joined.Add(1)
 			} else { // the one before it gave the name to another block, which is gone again
 				x.parentNotFound.Add(1)
@@ -149,14 +149,20 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 	}
 }
 
-// joinStore stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name
+// adoptOrphan stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name
 // went to another block meanwhile. It returns the blocks that it stored.
-func (x *Index) adoptOrphan(w kvblock.Worker, wk *worker, p *insertPoint, s *orphan) []kvblock.StoredBlock {
+func (x *Index) adoptOrphan(
+	w kvblock.Worker,
+	wk *worker,
+	p *insertPoint,
+	s *orphan,
+	load bool,
+) []kvblock.StoredBlock {
 	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock
 	from := 0                    // of a stretch of blocks to store, which goes to p
 	flush := func(to int) bool { // moves p to behind that stretch
-		n := x.store(w, wk, s.tier, p, s.blocks[from:to])
+		n := x.store(w, wk, s.tier, p, s.blocks[from:to], storeOptions{load: load})
 		stored = append(stored, s.blocks[from:from+n]...)
 		if from+n < to {
 			x.refused.Add(uint64(to - from - n))

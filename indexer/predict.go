@@ -38,7 +38,7 @@ type predictions struct {
 	max    int
 	begin  time.Time
 
-	n     atomic.Int64  // entries
+	n          atomic.Int64  // entries
 	lastExpiry atomic.Uint32 // the tick of the latest expiry
 
 	mu      sync.Mutex // taken before tier.mu
@@ -51,7 +51,7 @@ type predictions struct {
 	pruned, expired atomic.Uint64
 }
 
-// predicted is one worker's predictions.
+// workerPredictions is one worker's predictions.
 type workerPredictions struct {
 	life   Lifetime
 	own    ageList
@@ -72,7 +72,7 @@ const (
 	amongOwn
 )
 
-// ages is a list of predictions by age: places in entries, 0 for none.
+// ageList is a list of predictions by age: places in entries, 0 for none.
 type ageList struct{ oldest, newest uint32 }
 
 // dropBatch is how many blocks are dropped at once before other writers are let in.

@@ -7,12 +7,12 @@ import (
 	"kvepp/kvblock"
 )
 
-// maxNearNames is how many names a store or a removal may have for them to be sent for together with those of the
+// maxPrefetchNames is how many names a store or a removal may have for them to be sent for together with those of the
 // operations beside it. Where there are more, there is time for them later, if they are needed at all.
 const maxPrefetchNames = 8
 
-// expect sends for the memory that operations of this tier will look at first. Each of them would wait twice: for the
-// slots of its names, then for what lies where these say that the parent, or the removed block, is.
+// prefetchBatch sends for the memory that operations of this tier will look at first. Each of them would wait twice:
+// for the slots of its names, then for what lies where these say that the parent, or the removed block, is.
 func (t *tier) prefetchBatch(ops []kvblock.Operation) {
 	near := t.addrs[:0]
 	for i := range ops {

@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"math/bits"
+	"unsafe"
 
 	"kvepp/kvblock"
 )
@@ -56,10 +57,29 @@ type run = ref
 // noRun is no run's address.
 const noRun run = 1<<32 - 1
 
+// runHead is what only writers need of a run as a whole. It lies beside the run's header words (arena.storedOf), in
+// tiers whose blocks have names.
+type runHead struct {
+	parent     kvblock.SequenceHash // of the run's first block; without meaning unless hasParent
+	indexed    uint64               // the blocks that tier.bySeq has, a bit each, unless tier.allIndexed
+	previous   run                  // the run that had this one as its follower last; it may have moved or gone
+	hasParent  bool                 // false: the run begins a prompt
+	hasUnnamed bool                 // whether any block may have no own name
+	branches   bool                 // whether prompts are known to part at the run's end
+}
+
+// A runHead fits beside the header words: this does not compile otherwise.
+var _ [runHeader*unsafe.Sizeof(kvblock.StoredBlock{}) - unsafe.Sizeof(runHead{})]byte
+
+// headOf returns the head of the run with these stored blocks, which must not be nil.
+func headOf(stored []kvblock.StoredBlock) *runHead {
+	return (*runHead)(unsafe.Pointer(unsafe.SliceData(stored[:runHeader])))
+}
+
 // ones returns the lowest n bits, n at most 63.
 func ones(n int) uint64 { return 1<<n - 1 }
 
-// spot is the place of a block, taken apart. It means something until the block moves.
+// position is the place of a block, taken apart. It means something until the block moves.
 type position struct {
 	at     ref
 	run    run
@@ -85,10 +105,10 @@ func (t *tier) runOf(r ref) (at run, i int) {
 
 func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
-// begin starts a change of run r: readers wait until end.
+// beginWrite starts a change of run r: readers wait until end.
 func beginWrite(words []uint64) { publishWordNow(&words[0], words[0]+1<<32) }
 
-// end publishes the run with n blocks.
+// endWrite publishes the run with n blocks.
 func endWrite(words []uint64, n int) {
 	publishWord(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
 }
@@ -113,7 +133,7 @@ func follower(word uint64) run {
 	return 0
 }
 
-// follow puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
+// setFollower puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
 func setFollower(words []uint64, by uint64) { publishWord(&words[1], words[1]&^followerBits|by) }
 
 // newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks
@@ -130,8 +150,7 @@ func (t *tier) newRun(n, depth int) (run, bool) {
 // copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all.
 // The tables say that the blocks are there afterwards; r still has them. It reports failure if the arena is exhausted.
 func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
-	t.collect(r, i, n, noWorker)
-	who, mask, ok := t.makeHolders(n)
+	who, mask, ok := t.makeHolders(t.collect(r, i, n, noWorker), n)
 	if !ok {
 		return 0, false
 	}
@@ -176,15 +195,14 @@ func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	found := t.indexedBlocks(r) >> i & ones(n)
 	stored := t.arena.storedOf(to)
 	if was := t.arena.storedOf(r); was != nil {
-		stored[0], stored[1] = was[0], was[1]
+		old, head := headOf(was), headOf(stored)
+		*head = *old
 		if i > 0 {
-			stored[0].Engine, stored[1].Engine = kvblock.EngineHash(t.arena.record(r)[runHeader+i-1]), 1
+			head.parent, head.hasParent = kvblock.SequenceHash(t.arena.record(r)[runHeader+i-1]), true
 		}
-		if stored[2].Engine = 0; i+n == t.runLen(r) {
-			stored[2].Engine = was[2].Engine
-		}
-		stored[2].Local = was[2].Local >> i & kvblock.LocalHash(ones(n))
-		was[2].Local &^= stored[2].Local << i
+		head.branches = old.branches && i+n == t.runLen(r)
+		head.indexed = old.indexed >> i & ones(n)
+		old.indexed &^= head.indexed << i
 		copy(stored[runHeader:], was[runHeader+i:runHeader+i+n])
 	}
 	for ; found != 0; found &= found - 1 {
@@ -206,13 +224,13 @@ func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	}
 }
 
-// followedElsewhere tells the run that r is the follower of, if it is any's, that r has moved.
+// moveFollower tells the run that r is the follower of, if it is any's, that r has moved.
 func (t *tier) moveFollower(r, to run) {
 	stored := t.arena.storedOf(to)
 	if stored == nil || r == 0 {
 		return
 	}
-	before, i := t.arena.runAround(run(stored[0].Local) + runHeader)
+	before, i := t.arena.runAround(headOf(stored).previous + runHeader)
 	if before != nil && i == 0 && length(before[0]) > 0 && follower(before[1]) == r {
 		setFollower(before, uint64(to)<<followerShift)
 	}
@@ -230,7 +248,7 @@ func (t *tier) freeRun(r run) {
 	t.arena.release(r)
 }
 
-// cut makes r end after n blocks. The tables must not say that the rest is there any more.
+// truncate makes r end after n blocks. The tables must not say that the rest is there any more.
 func (t *tier) truncate(r run, n int) {
 	words := t.arena.record(r)
 	beginWrite(words)
@@ -238,8 +256,7 @@ func (t *tier) truncate(r run, n int) {
 	endWrite(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the
 	// same.
-	t.collect(r, 0, n, noWorker)
-	t.setHolders(r, n)
+	t.setHolders(r, t.collect(r, 0, n, noWorker), n)
 }
 
 // split moves the blocks of r from block i on to a run of their own, so that r is what prompts have in common that part
@@ -250,7 +267,7 @@ func (t *tier) split(r run, i int) {
 		t.truncate(r, i)
 		setFollower(t.arena.record(r), manyFollowers)
 		if stored := t.arena.storedOf(r); stored != nil {
-			stored[2].Engine = 1
+			headOf(stored).branches = true
 		}
 	}
 }

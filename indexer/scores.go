@@ -33,17 +33,17 @@ type OverlapScores struct {
 	predicted tierScores // scratch
 
 	// by worker number: blocks behind those of the tiers above; [0] says that the worker is in device
-	lower    [][tiers]uint32
-	extended  []kvblock.Worker
-	extensions    []extension  // scratch
-	frontier []uint64 // scratch, by block of the prompt
+	lower      [][tiers]uint32
+	extended   []kvblock.Worker
+	extensions []extension // scratch
+	frontier   []uint64    // scratch, by block of the prompt
 }
 
-// answer is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
+// tierScores is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
 type tierScores struct {
-	known    []uint64 // by worker number / 64: a bit for everybody of whom something is said
+	known  []uint64 // by worker number / 64: a bit for everybody of whom something is said
 	octets []octet  // by worker number / 8, 8 for each word of met
-	exact    []uint32 // by worker number, as far as needed: see octet
+	exact  []uint32 // by worker number, as far as needed: see octet
 
 	query query // scratch
 }
@@ -51,13 +51,13 @@ type tierScores struct {
 // octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a
 // byte for each; or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
 type octet struct {
-	base uint32
+	base  uint32
 	extra uint64 // a byte each, the first worker's lowest
 }
 
 const (
 	notPacked = 1<<32 - 1          // longer than any prompt
-	lowBits  = 0x0101010101010101 // a bit in every byte
+	lowBits   = 0x0101010101010101 // a bit in every byte
 
 	maxLead = 1<<lengthBits - 1 // blocks of a run, for all that a reader may see
 )
@@ -234,8 +234,9 @@ func (a *tierScores) putOctet(w int, here, others uint8, n int, more uint64) {
 	}
 }
 
-// spread makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in met;
-// but for those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in met.
+// recordGroup makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in
+// met; but for those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in
+// met.
 func (a *tierScores) recordGroup(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
 	a.fit(j + 1)
 	others |= a.known[j]

@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// table finds the address of a block by its sequence hash: open addressing with linear probing, in 256 segments that
+// seqTable finds the address of a block by its sequence hash: open addressing with linear probing, in 256 segments that
 // grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
 //
 // A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that
@@ -30,12 +30,12 @@ const (
 	segmentBits = 8
 	minSlots    = 16
 
-	slotEmpty = 0
-	slotDeleted  = 1 // as an address it would lie in a record's header, where no block is
+	slotEmpty   = 0
+	slotDeleted = 1 // as an address it would lie in a record's header, where no block is
 )
 
 type segment struct {
-	live int // blocks
+	live    int // blocks
 	deleted int // slots with slotGone
 }
 
@@ -109,8 +109,8 @@ again:
 	}
 }
 
-// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It is
-// safe beside writers.
+// slotAddr returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It
+// is safe beside writers.
 func (t *seqTable) slotAddr(h uint64) uintptr {
 	m := mix(h, t.seed)
 	slots := t.slots[segmentOf(m)].Load()

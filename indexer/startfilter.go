@@ -1,6 +1,6 @@
 package indexer
 
-// filter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is
+// startFilter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is
 // small enough to stay near, where the table of starts is not, and each block that is stored costs a look here. Writers
 // alone use it. The zero value is that of an empty table.
 //
@@ -16,7 +16,7 @@ const (
 	fullCount = 1<<8 - 1
 )
 
-// may reports whether the block with this tag may be there.
+// mayContain reports whether the block with this tag may be there.
 func (f *startFilter) mayContain(tag uint32) bool {
 	return len(f.counts) > 0 && f.counts[int(tag)&(len(f.counts)-1)] != 0
 }

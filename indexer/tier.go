@@ -26,12 +26,12 @@ type tier struct {
 	startFilter  startFilter           // of starts
 	names        nameTable             // all blocks by their names (names.go)
 	blocks       int                   // in all runs
-	list         []holder              // scratch
+	holderList   []holder              // scratch
 	groupScratch [maxGroups]groupCount // scratch of allocHolders, zero between
 	latest       ref                   // where the block is that hold, append or storeOne did last
 	latestOf     kvblock.Worker        // who holds that block for sure, by its own name; noWorker: nobody
 
-	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
+	// bySeq has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
 	// every says so, which stays so once needed; else those that have, or had, private names.
 	bySeq      seqTable
 	allIndexed atomic.Bool
@@ -41,8 +41,7 @@ type tier struct {
 	mixed    [maxAhead]uint64
 	mayStart [maxAhead]bool
 
-	addrs     [4 * maxBatchOps]uintptr // scratch, memory to prefetch
-	nearNames int                      // names of the store under way that were sent for before it began
+	addrs [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 
 	usedBytes  atomic.Int64 // bytes in use after the latest change
 	spareBytes atomic.Int64 // bytes of the arena's pages that are not
@@ -80,7 +79,7 @@ func (t *tier) tableBytes() int {
 	return t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
 }
 
-// findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens
+// indexAll makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens
 // of nanoseconds for each block that is there; lookups do not. The caller holds no tier.
 func (t *tier) indexAll() {
 	if t.allIndexed.Load() {
@@ -102,24 +101,24 @@ func (t *tier) indexAll() {
 	t.allIndexed.Store(true)
 }
 
-// findAlone does the same for the block at r, for as long as anybody holds it.
+// indexBlock does the same for the block at r, for as long as anybody holds it.
 func (t *tier) indexBlock(r ref) {
 	of, i := t.runOf(r)
 	if t.indexedBlocks(of)>>i&1 == 0 {
-		t.arena.storedOf(of)[2].Local |= 1 << i
+		headOf(t.arena.storedOf(of)).indexed |= 1 << i
 		t.bySeq.insert(t.seqAt(r), r)
 	}
 }
 
-// found returns which blocks of r table has.
+// indexedBlocks returns which blocks of r table has.
 func (t *tier) indexedBlocks(r run) uint64 {
 	if t.allIndexed.Load() {
 		return ones(t.runLen(r))
 	}
-	return uint64(t.arena.storedOf(r)[2].Local)
+	return headOf(t.arena.storedOf(r)).indexed
 }
 
-// place is where in a prompt blocks go.
+// insertPoint is where in a prompt blocks go.
 type insertPoint struct {
 	position                      // of the block before them, the zero spot if there is none or it is not in the tier
 	after    bool                 // whether a block comes before them
@@ -127,18 +126,18 @@ type insertPoint struct {
 	depth    int                  // how many blocks come before them, if it is not known of that block
 }
 
-// comesAfter makes p the place behind the block of its spot.
+// setAfter makes p the place behind the block of its spot.
 func (p *insertPoint) setAfter() {
 	p.after, p.seq, p.depth = true, p.position.seq(), depthOf(p.words[0])+p.i+1
 }
 
-// behindLatest sets p to the place behind the block that was stored last.
+// afterLatest sets p to the place behind the block that was stored last.
 func (t *tier) afterLatest(p *insertPoint) {
 	t.arena.locate(t.latest, &p.position)
 	p.setAfter()
 }
 
-// findAgain looks up where the block before p is, by its sequence hash alone.
+// relocate looks up where the block before p is, by its sequence hash alone.
 func (t *tier) relocate(p *insertPoint) {
 	if at, ok := t.bySeq.find(&t.arena, p.seq); ok {
 		t.arena.locate(at, &p.position)
@@ -147,7 +146,7 @@ func (t *tier) relocate(p *insertPoint) {
 	}
 }
 
-// next sets s to where the block seq is, which comes at p, if it is there.
+// findNext sets s to where the block seq is, which comes at p, if it is there.
 func (t *tier) findNext(p *insertPoint, seq kvblock.SequenceHash, s *position) bool {
 	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.words[runHeader+i] == uint64(seq) {
 		p.successor(s)
@@ -156,14 +155,14 @@ func (t *tier) findNext(p *insertPoint, seq kvblock.SequenceHash, s *position) b
 	return t.findStartPosition(seq, s)
 }
 
-// following sets s to the place right behind the block before p, in the same run.
+// successor sets s to the place right behind the block before p, in the same run.
 func (p *insertPoint) successor(s *position) {
 	*s = p.position
 	s.at++
 	s.i++
 }
 
-// start returns where the block seq is, if it begins a run.
+// findStart returns where the block seq is, if it begins a run.
 func (t *tier) findStart(seq kvblock.SequenceHash) (ref, bool) {
 	if !t.startFilter.mayContain(t.starts.tag(seq)) {
 		return 0, false
@@ -171,7 +170,7 @@ func (t *tier) findStart(seq kvblock.SequenceHash) (ref, bool) {
 	return t.starts.find(&t.arena, seq)
 }
 
-// startSpot sets s to where the block seq is, if it begins a run.
+// findStartPosition sets s to where the block seq is, if it begins a run.
 func (t *tier) findStartPosition(seq kvblock.SequenceHash, s *position) bool {
 	at, ok := t.findStart(seq)
 	if ok {
@@ -191,8 +190,8 @@ func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 	t.startFilter.remove(t.starts.tag(seq), &t.starts)
 }
 
-// nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash
-// where the block before it is known, and needs no hashing.
+// findNextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence
+// hash where the block before it is known, and needs no hashing.
 func (t *tier) findNextLocal(p *insertPoint, local kvblock.LocalHash, s *position) bool {
 	if i := p.i + 1; p.words != nil {
 		if n := length(p.words[0]); i < n && p.stored[runHeader+i].Local == local {
@@ -209,18 +208,21 @@ func (t *tier) findNextLocal(p *insertPoint, local kvblock.LocalHash, s *positio
 	return found
 }
 
-// followerSpot sets s to the beginning of the follower of the run that p is at the end of, if there is one.
+// findFollower sets s to the beginning of the follower of the run that p is at the end of, if there is one.
 func (t *tier) findFollower(p *insertPoint, s *position) bool {
 	r := follower(p.words[1])
 	if r == 0 {
 		return false
 	}
 	t.arena.locate(r+runHeader, s)
-	return s.stored != nil && s.i == 0 && length(s.words[0]) > 0 && s.stored[0].Engine == kvblock.EngineHash(p.seq) &&
-		s.stored[1].Engine != 0
+	if s.stored == nil || s.i != 0 || length(s.words[0]) == 0 {
+		return false
+	}
+	head := headOf(s.stored)
+	return head.parent == p.seq && head.hasParent
 }
 
-// leadsTo makes r the follower of the run that p is at the end of, if it is, or one of many.
+// linkFollower makes r the follower of the run that p is at the end of, if it is, or one of many.
 func (t *tier) linkFollower(p *insertPoint, r run) {
 	if p.words == nil || p.i+1 != length(p.words[0]) {
 		return
@@ -232,10 +234,10 @@ func (t *tier) linkFollower(p *insertPoint, r run) {
 		return
 	}
 	setFollower(p.words, uint64(r)<<followerShift)
-	t.arena.storedOf(r)[0].Local = kvblock.LocalHash(p.run)
+	headOf(t.arena.storedOf(r)).previous = p.run
 }
 
-// hash returns the sequence hash of a block at p.
+// sequenceHash returns the sequence hash of a block at p.
 func (p *insertPoint) sequenceHash(local kvblock.LocalHash) kvblock.SequenceHash {
 	if !p.after {
 		return kvblock.FirstSequenceHash(local)
@@ -243,8 +245,8 @@ func (p *insertPoint) sequenceHash(local kvblock.LocalHash) kvblock.SequenceHash
 	return kvblock.NextSequenceHash(p.seq, local)
 }
 
-// ahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as memory
-// takes to come, so that the rest is found out, and sent for, meanwhile.
+// lookahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as
+// memory takes to come, so that the rest is found out, and sent for, meanwhile.
 type lookahead struct {
 	seqs     []kvblock.SequenceHash
 	mixed    []uint64 // of their names, as nameTable.mix returns them; nil if they get none
@@ -256,7 +258,7 @@ const maxAhead = 128
 
 // lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and
 // until the next call.
-func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, a *lookahead) {
+func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, prefetched int, a *lookahead) {
 	blocks = blocks[:min(len(blocks), maxAhead)]
 	a.seqs, a.mixed, a.mayStart = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.mayStart[:len(blocks)]
 	near := t.addrs[:0]
@@ -270,7 +272,7 @@ func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, a *lookah
 			near = append(near, t.starts.slotAddr(uint64(seq)))
 		}
 		a.mixed[k] = t.names.mix(blocks[k].Engine)
-		if k >= t.nearNames {
+		if k >= prefetched {
 			near = append(near, t.names.slotAddr(a.mixed[k]))
 		}
 		if len(near) >= 8 || k == len(blocks)-1 {
@@ -280,7 +282,7 @@ func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, a *lookah
 	}
 }
 
-// pass forgets the first k blocks.
+// advance forgets the first k blocks.
 func (a *lookahead) advance(k int) {
 	k = min(k, len(a.seqs))
 	a.seqs, a.mixed, a.mayStart = a.seqs[k:], a.mixed[k:], a.mayStart[k:]
@@ -291,11 +293,17 @@ func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t
 
 // joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names,
 // and sets s to the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
-func (t *tier) joinNamed(w kvblock.Worker, h *held, s *position, blocks []kvblock.StoredBlock) int {
+func (t *tier) joinNamed(
+	w kvblock.Worker,
+	h *held,
+	s *position,
+	blocks []kvblock.StoredBlock,
+	o storeOptions,
+) (k, repeats int) {
 	r, i, n := s.run, s.i, length(s.words[0])
 	stored := s.stored[runHeader+i : runHeader+n]
-	k := min(len(stored), len(blocks))
-	if s.stored[1].Local != 0 || !same(stored[:k], blocks[:k]) {
+	k = min(len(stored), len(blocks))
+	if headOf(s.stored).hasUnnamed || !same(stored[:k], blocks[:k]) {
 		most := k
 		for k = 0; k < most && stored[k] == blocks[k] && blocks[k].Engine != 0; k++ {
 		}
@@ -309,15 +317,15 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *position, blocks []kvbloc
 		}
 	}
 	if k == 0 {
-		return 0
+		return 0, 0
 	}
 	had, ok := t.hold(w, h, s, k)
 	if !ok {
-		return 0
+		return 0, 0
 	}
 	for ; had != 0; had &= had - 1 {
 		j := bits.TrailingZeros64(had) - i
-		h.storeAgain(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine)
+		repeats += h.storeAgain(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine, o)
 	}
 	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of
 	// it.
@@ -326,7 +334,7 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *position, blocks []kvbloc
 	}
 	s.at += ref(k - 1)
 	s.i += k - 1
-	return k
+	return k, repeats
 }
 
 // same reports whether blocks are the same, as many as there are of both, as fast as memory compares.
@@ -364,50 +372,32 @@ func (t *tier) hold(w kvblock.Worker, h *held, s *position, k int) (had uint64, 
 	return more & was, true
 }
 
-// append adds the first of some blocks, which nobody holds, as held by w, in one run, as far as their names are free.
-// It returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them, which
-// counts if their names are mixed.
-func (t *tier) appendBlocks(w kvblock.Worker, h *held, p *insertPoint, next *lookahead,
-	blocks []kvblock.StoredBlock) int {
-	named := next.mixed != nil
+// appendBlocks adds the first blocks of next at p, in one run, held by w alone. Nobody may hold the first of them. It
+// returns how many blocks it added: at most as many as fit into the run, and none from the first one on that begins a
+// run already or whose engine hash another block has. It returns 0 if that is the first block, or if the arena is full.
+// blocks has the engine hashes and local hashes; it is nil in a tier without names.
+func (t *tier) appendBlocks(
+	w kvblock.Worker,
+	h *held,
+	p *insertPoint,
+	next *lookahead,
+	blocks []kvblock.StoredBlock,
+) int {
 	seqs := next.seqs[:min(len(next.seqs), maxRun)]
-	r, n, depth, ok := run(0), 0, p.depth, false
-	if p.after {
-		r, n, depth, ok = t.extensibleRun(w, p, len(seqs))
-	}
-	longer := ok // than it was: lookups may be at it, and see the new blocks all at once
-	if !longer {
-		if r, ok = t.newRun(roomFor(len(seqs)), depth); !ok {
-			return 0
-		}
-		n = 0
-		words := t.arena.record(r)
-		publishWord(&words[1], uint64(w))
-		publishWord(&words[2], 0)
-		if stored := t.arena.storedOf(r); stored != nil {
-			stored[0] = kvblock.StoredBlock{Engine: kvblock.EngineHash(p.seq)}
-			stored[1] = kvblock.StoredBlock{Engine: kvblock.EngineHash(b2i(p.after))}
-			stored[2] = kvblock.StoredBlock{}
-		}
+	r, n, extends, ok := t.runToFill(w, p, len(seqs))
+	if !ok {
+		return 0
 	}
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	from := runHeader + n
-	k := min(len(seqs), len(words)-from)
-	for i := 1; i < k; i++ {
-		if next.mayStart != nil && !next.mayStart[i] {
-			continue
-		}
-		if _, held := t.findStart(seqs[i]); held {
-			k = i
-		}
-	}
+	k := t.untilStart(seqs[:min(len(seqs), len(words)-from)], next.mayStart)
 	for i, seq := range seqs[:k] {
 		publishWord(&words[from+i], uint64(seq))
 	}
 	if stored != nil {
 		copy(stored[from:], blocks[:k])
 	}
-	if named {
+	if next.mixed != nil {
 		for i := 0; i < k && h.aliases.n > 0; i++ {
 			if h.aliases.has(blocks[i].Engine) {
 				k = i
@@ -415,7 +405,7 @@ func (t *tier) appendBlocks(w kvblock.Worker, h *held, p *insertPoint, next *loo
 		}
 		k = t.names.insert(&t.arena, stored[from:from+k], next.mixed, r+ref(from))
 		if k == 0 {
-			if !longer {
+			if !extends {
 				endWrite(words, 0)
 				t.arena.release(r)
 			}
@@ -423,69 +413,117 @@ func (t *tier) appendBlocks(w kvblock.Worker, h *held, p *insertPoint, next *loo
 			return 0
 		}
 	} else if stored != nil {
-		stored[1].Local = 1
+		headOf(stored).hasUnnamed = true
 		for i := range k {
 			stored[from+i].Engine = 0
 		}
 	}
-	who, mask := words[1]&^followerBits, words[2]&ones(n)|ones(k)<<n // the mask's bits from n on meant nothing
-	var grow holders
-	shared, inPlace := who&manyHolders != 0, false
-	if shared {
-		grow.open(t.arena.record(ref(who)))
-		inPlace = grow.canLengthen(w)
-	}
-	if shared && !inPlace {
-		t.collect(r, 0, n, noWorker)
-		for i := range t.list {
-			if t.list[i].worker == w {
-				t.list[i].mask |= ones(k) << n
+	if !t.publishAppended(w, r, n, k, extends) {
+		t.latestOf = noWorker // its run may have moved
+		for at := from; at < from+k; at++ {
+			if stored != nil && stored[at].Engine != 0 {
+				t.names.remove(stored[at].Engine, r+ref(at))
 			}
 		}
-		if who, mask, ok = t.makeHolders(n + k); !ok {
-			t.latestOf = noWorker // its run may have moved
-			for at := runHeader + n; at < runHeader+n+k; at++ {
-				if stored != nil && stored[at].Engine != 0 {
-					t.names.remove(stored[at].Engine, r+ref(at))
-				}
-			}
-			return 0
-		}
+		return 0
 	}
-	old := words[1]
-	if longer {
-		beginWrite(words)
-	}
-	publishWord(&words[1], who)
-	if inPlace {
-		grow.lengthen(w, n, k)
-	} else {
-		publishWord(&words[2], mask)
-	}
-	endWrite(words, n+k)
-	if shared && !inPlace {
-		t.arena.release(ref(old))
-	}
-	if !longer {
+	if !extends {
 		t.insertStart(seqs[0], r+runHeader)
 		switch {
 		case stored == nil:
 		case !p.after:
 			t.rootFilter.add(seqs[0], t.starts.seed, 1)
-		case blocks != nil:
+		default:
 			t.linkFollower(p, r)
 		}
 	}
 	if t.allIndexed.Load() {
 		for i := range k {
-			t.bySeq.insert(seqs[i], r+ref(runHeader+n+i))
+			t.bySeq.insert(seqs[i], r+ref(from+i))
 		}
 	}
-	t.latest, t.latestOf = r+ref(runHeader+n+k-1), w
+	t.latest, t.latestOf = r+ref(from+k-1), w
 	t.blocks += k
 	h.blocks += k
 	h.names += k
 	return k
+}
+
+// runToFill returns the run that the next want blocks at p go into, and how many blocks it has: the run that ends at p
+// if it can be extended, else a new one, which is in the state of beginWrite. It reports failure if the arena is full.
+func (t *tier) runToFill(w kvblock.Worker, p *insertPoint, want int) (r run, n int, extends, ok bool) {
+	depth := p.depth
+	if p.after {
+		if r, n, depth, extends = t.extensibleRun(w, p, want); extends {
+			return r, n, true, true
+		}
+	}
+	if r, ok = t.newRun(roomFor(want), depth); !ok {
+		return 0, 0, false, false
+	}
+	words := t.arena.record(r)
+	publishWord(&words[1], uint64(w))
+	publishWord(&words[2], 0)
+	if stored := t.arena.storedOf(r); stored != nil {
+		*headOf(stored) = runHead{parent: p.seq, hasParent: p.after}
+	}
+	return r, 0, false, true
+}
+
+// untilStart returns how many of seqs come before the first one, other than seqs[0], that begins a run. mayStart tells
+// which may; it is nil if that is not known.
+func (t *tier) untilStart(seqs []kvblock.SequenceHash, mayStart []bool) int {
+	for i := 1; i < len(seqs); i++ {
+		if mayStart != nil && !mayStart[i] {
+			continue
+		}
+		if _, ok := t.findStart(seqs[i]); ok {
+			return i
+		}
+	}
+	return len(seqs)
+}
+
+// publishAppended makes w the holder of k blocks that were written behind the n blocks of run r, and makes them visible
+// to lookups. Without extends the run is new, in the state of beginWrite. It reports failure, changing nothing, if the
+// arena is full.
+func (t *tier) publishAppended(w kvblock.Worker, r run, n, k int, extends bool) bool {
+	words := t.arena.record(r)
+	who, mask := words[1]&^followerBits, words[2]&ones(n)|ones(k)<<n // the mask's bits from n on have no meaning
+	var shared holders
+	isShared, inPlace := who&manyHolders != 0, false
+	if isShared {
+		shared.open(t.arena.record(ref(who)))
+		inPlace = shared.canLengthen(w)
+	}
+	replace := isShared && !inPlace // the holders' record
+	if replace {
+		list := t.collect(r, 0, n, noWorker)
+		for i := range list {
+			if list[i].worker == w {
+				list[i].mask |= ones(k) << n
+			}
+		}
+		var ok bool
+		if who, mask, ok = t.makeHolders(list, n+k); !ok {
+			return false
+		}
+	}
+	old := words[1]
+	if extends {
+		beginWrite(words)
+	}
+	publishWord(&words[1], who)
+	if inPlace {
+		shared.lengthen(w, n, k)
+	} else {
+		publishWord(&words[2], mask)
+	}
+	endWrite(words, n+k)
+	if replace {
+		t.arena.release(ref(old))
+	}
+	return true
 }
 
 // roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few
@@ -501,9 +539,9 @@ func roomFor(n int) int {
 // which takes a place in a list each; a run for every length would take a lookup each.
 const maxSharers = 64
 
-// extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
-// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many
-// blocks come before p.
+// extensibleRun returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not
+// part there, and it has room for another block, or can be moved to where there is room. In any case it returns how
+// many blocks come before p.
 func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run, n, depth int, ok bool) {
 	if p.at == 0 {
 		return 0, 0, p.depth, false
@@ -519,7 +557,7 @@ func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run,
 	if words[1]&manyHolders != 0 {
 		var h holders
 		h.open(t.arena.record(ref(words[1])))
-		if h.count() > maxSharers || p.stored == nil || p.stored[2].Engine != 0 {
+		if h.count() > maxSharers || p.stored == nil || headOf(p.stored).branches {
 			return 0, 0, depth, false
 		}
 	}
@@ -553,7 +591,7 @@ func (t *tier) endingAt(r run, i int) (n int) {
 	return n
 }
 
-// unhold makes w hold none of these blocks, in a tier without names where every block is found.
+// removeSeqs makes w hold none of these blocks, in a tier without names where every block is found.
 func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	var r run
 	var mask uint64 // of blocks of r to be cleared
@@ -593,7 +631,7 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	}
 }
 
-// dropNames takes the block in word at of run r out of the tables.
+// removeFromTables takes the block in word at of run r out of the tables.
 func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	if at == runHeader {
 		t.removeStart(kvblock.SequenceHash(words[at]), r+runHeader)
@@ -602,19 +640,19 @@ func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	if i := at - runHeader; t.indexedBlocks(r)>>i&1 != 0 {
 		t.bySeq.remove(kvblock.SequenceHash(words[at]), r+ref(at))
 		if stored != nil {
-			stored[2].Local &^= 1 << i
+			headOf(stored).indexed &^= 1 << i
 		}
 	}
 	if stored != nil && stored[at].Engine != 0 {
 		t.names.remove(stored[at].Engine, r+ref(at))
 	}
-	if stored != nil && at == runHeader && stored[1].Engine == 0 {
+	if stored != nil && at == runHeader && !headOf(stored).hasParent {
 		t.rootFilter.add(kvblock.SequenceHash(words[at]), t.starts.seed, ^uint32(0))
 	}
 }
 
-// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its
-// own. Should the arena be exhausted, blocks stay that nobody holds.
+// dropBlocks takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of
+// its own. Should the arena be exhausted, blocks stay that nobody holds.
 func (t *tier) dropBlocks(r run, n int, dead uint64) {
 	for dead != 0 {
 		end := bits.Len64(dead) // of the last stretch of dead blocks
