@@ -1,13 +1,3 @@
-// Package indexer knows which worker holds which KV blocks right now, and answers how much of a prompt each one has.
-//
-// It owns the index: the workers' engine hashes, the blocks they stand for in each tier of memory, and the lookup. It
-// never hashes tokens, never reads events from the wire, and never guesses: the answer for a worker is exactly the
-// number of leading blocks of the prompt that the events applied so far say it holds, whatever other workers hold and
-// in whatever order blocks came and went. Where memory runs out it says less than that, and says so ([Index.AtBound]).
-//
-// All methods of Index are safe for concurrent use. Events of one worker must be applied in the order in which it sent
-// them, so by one goroutine at a time; different workers' events may be applied concurrently, and FindMatches may run
-// beside everything.
 package indexer
 
 import (
