@@ -50,7 +50,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 	}
 	special := request.AddSpecialTokens == nil || *request.AddSpecialTokens || m.options.Engine == SGLang
 	all := make([]Prompt, len(request.Prompts))
-	w := workFor(ctx, request, 0)
+	budget := budgetFor(ctx, request, 0)
 	for i, prompt := range request.Prompts {
 		if prompt.HasTokens {
 			all[i].IDs, all[i].Certain = tokens(prompt.Tokens), len(prompt.Tokens)
@@ -60,7 +60,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 		if m.options.Engine == Dynamo {
 			text, special = dynamoText(text), false
 		}
-		ids, err := m.encode(&w, text, special)
+		ids, err := m.encoder.Encode(&budget, text, special)
 		if err != nil {
 			return nil, err
 		}

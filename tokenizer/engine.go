@@ -185,12 +185,12 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 		return Prompt{}, "", err
 	}
 	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens && m.options.Engine != SGLang
-	w := workFor(ctx, request, len(text))
-	ids, err := m.encode(&w, text, special)
+	budget := budgetFor(ctx, request, len(text))
+	ids, err := m.encoder.Encode(&budget, text, special)
 	if err != nil || !request.HasMedia {
 		return Prompt{IDs: ids, Certain: len(ids)}, text, err
 	}
-	if m.options.Engine == Dynamo && !(m.encoder.rereads && m.encoder.normalizer.keeps(text)) {
+	if m.options.Engine == Dynamo && !(m.encoder.RoundTrips() && m.encoder.IsNormalized(text)) {
 		return Prompt{}, "", fmt.Errorf(
 			"%w, and a worker may read the text back from ids and encode it again",
 			ErrMedia,
@@ -200,7 +200,7 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 	if err != nil {
 		return Prompt{}, "", err
 	}
-	certain, err := m.certainIDs(&w, text, place, special)
+	certain, err := m.certainIDs(&budget, text, place, special)
 	return Prompt{IDs: ids, Certain: certain}, text, err
 }
 

@@ -66,7 +66,7 @@ func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (P
 		)
 	}
 	prompt, text, err := m.tokenizeText(ctx, request)
-	if err == nil && !m.encoder.normalizer.keeps(text) {
+	if err == nil && !m.encoder.IsNormalized(text) {
 		return Prompt{}, errNotReproduced(
 			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,",
 		)
@@ -80,16 +80,16 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 	if err != nil {
 		return nil, err
 	}
-	w := workFor(ctx, request, len(chat.text)+len(chat.prefix))
-	ids, err := m.encode(&w, chat.text, false)
+	budget := budgetFor(ctx, request, len(chat.text)+len(chat.prefix))
+	ids, err := m.encoder.Encode(&budget, chat.text, false)
 	if err != nil || chat.prefix == "" {
 		return ids, err
 	}
-	prefix, err := m.encode(&w, chat.prefix, true)
+	prefix, err := m.encoder.Encode(&budget, chat.prefix, true)
 	if err != nil {
 		return nil, err
 	}
-	if bos, ok := m.encoder.addedIDs[m.specialNames["bos_token"]]; ok && len(prefix) > 0 &&
+	if bos, ok := m.encoder.AddedID(m.specialNames["bos_token"]); ok && len(prefix) > 0 &&
 		uint32(prefix[0]) == uint32(bos) {
 		prefix = prefix[1:]
 	}
@@ -130,7 +130,7 @@ func (m *Model) parseSGLangWith(
 		strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
 		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
-	case m.rereadsSGLang() && !m.encoder.rereads:
+	case m.rereadsSGLang() && !m.encoder.RoundTrips():
 		return done, "", errNotReproduced(
 			"a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes " +
 				"again,",

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
@@ -53,22 +52,16 @@ func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now ti
 	for _, piece := range pieces {
 		bytes += len(piece.text)
 	}
-	w := workFor(ctx, request, harmonyPieceBytes*len(pieces))
-	w.total = bytes + len(pieces)
-	likely := bytes/3 + len(pieces) // English has some four bytes a token
-	if w.room > 0 {
-		likely = min(likely, w.room/(2*idBytes))
-	}
-	out := make([]kvblock.Token, 0, likely)
+	budget := budgetFor(ctx, request, harmonyPieceBytes*len(pieces))
+	out := budget.NewIDs(bytes+len(pieces), bytes/3+len(pieces)) // English has about four bytes a token
 	for _, piece := range pieces {
 		if !piece.special {
-			if out, err = m.appendOrdinary(w, out, piece.text); err != nil {
+			if out, err = m.encoder.AppendOrdinary(&budget, out, piece.text); err != nil {
 				return nil, err
 			}
-			w.before += len(piece.text)
 			continue
 		}
-		id, ok := m.encoder.addedIDs[piece.text]
+		id, ok := m.encoder.AddedID(piece.text)
 		if !ok {
 			return nil, errNotReproduced("a gpt_oss vocabulary without " + piece.text)
 		}
@@ -86,38 +79,6 @@ func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harm
 		return m.harmonyOfResponses(request, now)
 	}
 	return m.harmonyConversation(request, now)
-}
-
-// appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids
-// as in AppendEncode, and shares its memory.
-func (m *Model) appendOrdinary(w work, out []kvblock.Token, text string) ([]kvblock.Token, error) {
-	if len(text) > maxText || !utf8.ValidString(text) {
-		return out, ErrInvalidUTF8
-	}
-	sc := m.encoder.borrow()
-	defer m.encoder.giveBack(sc)
-	sc.work = w
-	defer func() { sc.work = work{} }()
-	remembered := len(text) >= minSegment
-	var key segmentKey
-	if remembered {
-		var known bool
-		if out, key, known = m.segments.get(out, text, &sc.work); known {
-			return out, sc.work.err
-		}
-	}
-	before := len(out)
-	longer, err := m.encoder.appendPieces(out, text, 0, len(text), false, sc)
-	if err == nil {
-		err = sc.work.err
-	}
-	if err != nil {
-		return out, err
-	}
-	if remembered {
-		m.segments.put(key, text, longer[before:])
-	}
-	return longer, nil
 }
 
 // harmonyPieces renders a conversation and begins the assistant's next message.

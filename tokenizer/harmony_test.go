@@ -177,7 +177,10 @@ func TestHarmonyIDs(t *testing.T) {
 			text,
 		),
 	)
-	special := func(name string) []kvblock.Token { return []kvblock.Token{m.encoder.addedIDs[name]} }
+	special := func(name string) []kvblock.Token {
+		id, _ := m.encoder.AddedID(name)
+		return []kvblock.Token{id}
+	}
 	plain := func(text string) []kvblock.Token {
 		// Without the brackets' partner nothing is a special token, and no piece of text reaches across "<".
 		var ids []kvblock.Token
@@ -216,7 +219,7 @@ func TestHarmonyIDs(t *testing.T) {
 			t.Fatalf("got %v\nwant %v and more", got, want)
 		}
 		rest := got[len(want):]
-		ends := slices.Index(rest, m.encoder.addedIDs[harmonyEnd])
+		ends := slices.Index(rest, special(harmonyEnd)[0])
 		if tail := slices.Concat(special(harmonyEnd), special(harmonyStart), plain("assistant")); ends < 0 ||
 			!slices.Equal(rest[ends:], tail) {
 			t.Errorf("the message's text holds special tokens: %v", rest)

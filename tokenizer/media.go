@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"kvepp/tokenizer/bpe"
 )
 
 // mediaMarks are what stands in a rendered chat where an image, a video or a sound is. The engine replaces its tokens
@@ -84,11 +86,11 @@ func (m *Model) findMarks() {
 	}
 	marks, ok := known[m.architecture]
 	for _, token := range marks.tokens {
-		_, added := m.encoder.addedIDs[token]
+		_, added := m.encoder.AddedID(token)
 		ok = ok && added
 	}
 	if ok {
-		m.media, m.certainty = &marks, newCertainty(m.encoder)
+		m.media, m.certain = &marks, bpe.NewCertainPrefix(m.encoder)
 	}
 }
 
@@ -118,6 +120,15 @@ func (marks *mediaMarks) place(text string) (int, error) {
 		first = min(first, at)
 	}
 	return first, nil
+}
+
+// certainIDs returns how many ids of a text are certain if only text[:place] is.
+func (m *Model) certainIDs(budget *bpe.Budget, text string, place int, special bool) (int, error) {
+	ids, err := m.encoder.Encode(budget, text[:m.certain.End(text, place)], false)
+	if special {
+		return m.encoder.PrefixLen() + len(ids), err
+	}
+	return len(ids), err
 }
 
 // markFirst puts the marks of a message's media before its text where the text does not hold them itself, as vLLM does

@@ -17,6 +17,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/internal/bodytest"
 	"kvepp/kvblock"
+	"kvepp/tokenizer/bpe"
 )
 
 // memorySlack is what the measure of memory may be wrong by: garbage, caches of pieces, and what tests hold.
@@ -31,7 +32,7 @@ func boundedModels(t testing.TB) map[string]*Model {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.segments = newSegmentCache(0)
+			m.encoder.DisableCache()
 			models[fmt.Sprint(name, " on ", engine)] = m
 		}
 	}
@@ -118,50 +119,6 @@ func TestMemoryOfRandomRequests(t *testing.T) {
 	}
 }
 
-// TestTokenizeStops: an encoding ends soon when nobody waits for it any more, without ids.
-func TestTokenizeStops(t *testing.T) {
-	for _, name := range modelNames {
-		m := loadModel(t, name)
-		for what, text := range map[string]string{"words": strings.Repeat("The harbour was quiet. ", 1<<18),
-			"one word": strings.Repeat("a", 4<<20)} {
-			r, err := apibody.ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"`+text+`"}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			w := workFor(ctx, r, 0)
-			ids, err := m.encoder.append(w, nil, text, false, nil)
-			if !errors.Is(err, context.Canceled) || cap(ids) > 64<<10 {
-				t.Errorf("%s, %s: room for %d ids, %v", name, what, cap(ids), err)
-			}
-		}
-	}
-}
-
-// TestIDsWithinRoom: ids that take more than they may are not made, and those that take just as much are.
-func TestIDsWithinRoom(t *testing.T) {
-	for _, name := range modelNames {
-		m := loadModel(t, name)
-		for what, text := range map[string]string{"one id a byte": strings.Repeat("!1a?", 1<<16),
-			"words": strings.Repeat("the ", 1<<16), "one word": strings.Repeat("x", 1<<18)} {
-			want, err := m.Encode(text, true)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w := work{room: 3 * idBytes * len(want)}
-			ids, err := m.encode(&w, text, true)
-			if err != nil || fmt.Sprint(ids) != fmt.Sprint(want) || w.room > 2*idBytes*len(want) {
-				t.Errorf("%s, %s: %d ids, %v; want %d; %d bytes left", name, what, len(ids), err, len(want), w.room)
-			}
-			w = work{room: idBytes * len(want) * 9 / 10}
-			if ids, err := m.encode(&w, text, true); !errors.Is(err, ErrMemory) || ids != nil && cap(ids) > len(want) {
-				t.Errorf("%s, %s, in too little room: %d ids, %v", name, what, len(ids), err)
-			}
-		}
-	}
-}
-
 // TestMemoryOfGeneralPatterns: pieces that a general pattern cuts are not all kept before they are encoded.
 func TestMemoryOfGeneralPatterns(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
@@ -196,7 +153,7 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 	if !m.GeneralPattern() {
 		t.Fatal("the pattern has a scanner of its own")
 	}
-	m.segments = newSegmentCache(0)
+	m.encoder.DisableCache()
 	// The searches of a text have a limit of time, which a slower build would reach with longer ones.
 	for name, text := range map[string]string{"words": strings.Repeat("the quiet harbour ", 1<<15/slowerBuild),
 		"letters": strings.Repeat("ba", 1<<17/slowerBuild)} {
@@ -208,7 +165,8 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := m.encode(&work{ctx: ctx}, text, false); !errors.Is(err, context.Canceled) {
+		budget := bpe.NewBudget(ctx, 0)
+		if _, err := m.encoder.Encode(&budget, text, false); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s, and nobody waits: %v", name, err)
 		}
 	}

@@ -1,16 +1,21 @@
 package tokenizer
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 
 	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/tokenizer/bpe"
 )
 
 // The reasons for which a request has no token ids here. It is then routed by load.
@@ -19,16 +24,15 @@ var (
 	ErrMedia = errors.New("tokenizer: the prompt is not text alone")
 	// ErrNoChatTemplate says that the model has no chat template.
 	ErrNoChatTemplate = errors.New("tokenizer: the model has no chat template")
-	// ErrMemory says that what is made of the body takes more memory than its bytes may; see apibody.ReadCost.
-	ErrMemory = errors.New("tokenizer: the request's messages, text or token ids take too much memory for its bytes")
+	// ErrMemory says that reading the body would take more memory than apibody.ReadCost allows for its size.
+	ErrMemory = bpe.ErrMemory
 	// ErrInvalidUTF8 says that the text is not valid UTF-8.
-	ErrInvalidUTF8 = errors.New("tokenizer: text is not valid UTF-8")
+	ErrInvalidUTF8 = bpe.ErrInvalidUTF8
 )
 
 // Model is a loaded tokenizer with its chat template.
 type Model struct {
-	encoder  *encoder
-	segments *segmentCache
+	encoder *bpe.Encoder
 	// chat is the template for chats; chatTools, when the model has one, that for chats with tools. Either may be nil.
 	chat, chatTools *chatTemplate
 	// dynamo is what chats are rendered with if the engine is Dynamo, else nil.
@@ -44,10 +48,10 @@ type Model struct {
 	configured, sglangHybrid bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
-	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil
-	// where they are not known.
-	media     *mediaMarks
-	certainty *certainty
+	// media are the marks of images, video and sound in the model's prompts. certain finds the ids before a mark that
+	// do not depend on it. Both are nil if the marks are not known.
+	media   *mediaMarks
+	certain *bpe.CertainPrefix
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
 	rebuilt bool
 	// messages is what vLLM finds out for Anthropic's API.
@@ -65,6 +69,7 @@ type Model struct {
 const (
 	tokenizerFile       = "tokenizer.json"
 	tokenizerConfigFile = "tokenizer_config.json"
+	tiktokenFile        = "tiktoken.model"
 	chatTemplateFile    = "chat_template.jinja"
 	chatTemplateJSON    = "chat_template.json"
 	modelConfigFile     = "config.json"
@@ -84,7 +89,7 @@ func Load(dir string, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes), options: o}
+	m := &Model{encoder: e, options: o}
 	if o.DefaultChatTemplateKwargs != "" {
 		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
 			return nil, err
@@ -112,7 +117,7 @@ func Load(dir string, o Options) (*Model, error) {
 }
 
 // loadEncoder reads tokenizer.json, or where there is none tiktoken.model.
-func loadEncoder(dir string) (*encoder, error) {
+func loadEncoder(dir string) (*bpe.Encoder, error) {
 	path := filepath.Join(dir, tokenizerFile)
 	raw, err := readFile(path, maxTokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -126,7 +131,7 @@ func loadEncoder(dir string) (*encoder, error) {
 			if err != nil {
 				return nil, fmt.Errorf("tokenizer: %w", err)
 			}
-			e, err := parseTiktoken(tiktoken, config)
+			e, err := bpe.ParseTiktoken(tiktoken, config)
 			if err != nil {
 				return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
 			}
@@ -136,7 +141,7 @@ func loadEncoder(dir string) (*encoder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	e, err := parseTokenizerJSON(raw)
+	e, err := bpe.ParseTokenizerJSON(raw)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
@@ -163,7 +168,7 @@ const (
 	maxConfigFile = 32 << 20
 )
 
-// readFile reads a file of at most so many bytes.
+// readFile reads a file of at most most bytes.
 func readFile(path string, most int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -177,7 +182,14 @@ func readFile(path string, most int64) ([]byte, error) {
 	if info.Size() > most {
 		return nil, fmt.Errorf("%s: %d bytes are more than %d", path, info.Size(), most)
 	}
-	return os.ReadFile(path)
+	raw := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead)) // so large that ReadFrom does not grow it
+	if _, err := raw.ReadFrom(io.LimitReader(file, most+1)); err != nil {
+		return nil, err
+	}
+	if int64(raw.Len()) > most {
+		return nil, fmt.Errorf("%s: more than %d bytes", path, most)
+	}
+	return raw.Bytes(), nil
 }
 
 // readModelConfig reads what kind of model the folder holds, for engines that treat some in a way of their own.
@@ -229,7 +241,7 @@ func (m *Model) rebuiltAsLlama(class string) bool {
 	case "", "deepseek_v2", "deepseek_v3", "mistral":
 		return false
 	}
-	return isLlama && m.encoder.bpe.byteLevel
+	return isLlama && m.encoder.ByteLevel()
 }
 
 // specialTokenNames are the named tokens that Transformers shows to templates and adds to the tokenizer.
@@ -248,7 +260,7 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 		return nil, err
 	}
 	if string(config["split_special_tokens"]) == "true" {
-		return nil, errUnsupported("split_special_tokens", "true")
+		return nil, errors.New("split_special_tokens true is not supported, so ids could differ from the engine's")
 	}
 	m.rebuilt = m.rebuiltAsLlama(string(config["tokenizer_class"]))
 	m.specialNames = map[string]string{}
@@ -260,7 +272,7 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 		if token == "" {
 			continue
 		}
-		if err := m.encoder.checkAdded(token); err != nil {
+		if err := m.checkAdded(token); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		m.specialNames[name] = token
@@ -274,7 +286,7 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 		}
 	}
 	for _, token := range decoder {
-		if err := m.encoder.checkAdded(token.Content); err != nil {
+		if err := m.checkAdded(token.Content); err != nil {
 			return nil, fmt.Errorf("added_tokens_decoder: %w", err)
 		}
 	}
@@ -287,8 +299,8 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 
 // checkAdded refuses a token of tokenizer_config.json that tokenizer.json does not add: Transformers would add it, and
 // other engines would not.
-func (e *encoder) checkAdded(token string) error {
-	if _, ok := e.addedIDs[token]; !ok {
+func (m *Model) checkAdded(token string) error {
+	if _, ok := m.encoder.AddedID(token); !ok {
 		return fmt.Errorf("%q is not among the added_tokens of %s", token, tokenizerFile)
 	}
 	return nil
@@ -316,10 +328,28 @@ func specialToken(raw json.RawMessage) (string, error) {
 // Encode returns the token ids of text. addSpecialTokens puts the model's own tokens around it, such as <s>, as
 // completions do by default. Errors: ErrInvalidUTF8, or a text beyond 1 GiB.
 func (m *Model) Encode(text string, addSpecialTokens bool) ([]kvblock.Token, error) {
-	return m.encode(&work{}, text, addSpecialTokens)
+	return m.encoder.Encode(&bpe.Budget{}, text, addSpecialTokens)
 }
 
 // AppendEncode is Encode that appends to ids and returns the longer slice; on error ids is returned unchanged.
 func (m *Model) AppendEncode(ids []kvblock.Token, text string, addSpecialTokens bool) ([]kvblock.Token, error) {
-	return m.encoder.append(work{}, ids, text, addSpecialTokens, m.segments)
+	return m.encoder.AppendEncode(ids, text, addSpecialTokens)
+}
+
+// EngineRuns returns the number of texts since loading that went through the general pattern engine. If patterns follow
+// one another, it counts pieces. That engine is exact but ten times slower. Models whose pattern has a scanner of its
+// own do not use it; see GeneralPattern.
+func (m *Model) EngineRuns() int64 { return m.encoder.GeneralRuns() }
+
+// GeneralPattern reports whether the model's pre-tokenizer needs the general pattern engine. The caller logs that once.
+func (m *Model) GeneralPattern() bool { return m.encoder.GeneralPattern() }
+
+// budgetFor returns the budget for the ids of a request. textBytes is the size of the text made of the request, which
+// counts against the request's memory; 0 if the text is part of the body.
+func budgetFor(ctx context.Context, request *apibody.Request, textBytes int) bpe.Budget {
+	room := 0
+	if request.RemainingCost != 0 { // the request was parsed
+		room = max(request.RemainingCost-textBytes-textBytes/4, 1)
+	}
+	return bpe.NewBudget(ctx, room)
 }

@@ -172,18 +172,6 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	}
 }
 
-func TestLongText(t *testing.T) {
-	for _, name := range modelNames {
-		m := loadModel(t, name)
-		for _, text := range []string{strings.Repeat("a", 1<<18), strings.Repeat(" ", 1<<18),
-			strings.Repeat("\u0301", 1<<16), strings.Repeat("<|im_start|", 1<<14)} {
-			if ids, err := m.Encode(text, true); err != nil || len(ids) == 0 {
-				t.Errorf("%s: %.20q: %d ids, %v", name, text, len(ids), err)
-			}
-		}
-	}
-}
-
 // prose is text of about n bytes that repeats little.
 func prose(n int) string {
 	words := strings.Fields(
@@ -205,7 +193,8 @@ func prose(n int) string {
 
 func BenchmarkEncode(b *testing.B) {
 	for _, name := range modelNames {
-		m := loadModel(b, name)
+		m, uncached := loadModel(b, name), loadModel(b, name)
+		uncached.encoder.DisableCache()
 		text := prose(24 << 10)
 		out := make([]kvblock.Token, 0, 1<<15)
 		b.Run(filepath.Base(name)+"/words", func(b *testing.B) {
@@ -213,7 +202,7 @@ func BenchmarkEncode(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				var err error
-				if out, err = m.encoder.append(work{}, out[:0], text, true, nil); err != nil {
+				if out, err = uncached.AppendEncode(out[:0], text, true); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -323,4 +312,13 @@ func BenchmarkLoad(b *testing.B) {
 	for b.Loop() {
 		loadModel(b, "tiny-bytelevel")
 	}
+}
+
+// idsOf returns the ids of each prompt.
+func idsOf(prompts []Prompt) [][]kvblock.Token {
+	ids := make([][]kvblock.Token, len(prompts))
+	for i := range prompts {
+		ids[i] = prompts[i].IDs
+	}
+	return ids
 }

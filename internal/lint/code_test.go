@@ -148,8 +148,6 @@ var pending = map[string]bool{
 	"tokenizer/engine_vllm_responses_test.go":   true,
 	"tokenizer/load_test.go":                    true,
 	"tokenizer/media_test.go":                   true,
-	"tokenizer/scan.go":                         true,
-	"tokenizer/tiktoken.go":                     true,
 	"zmqsub/libzmq.go":                          true,
 	"zmqsub/replay.go":                          true,
 	"bench/path/programs.go start":              true,
@@ -168,5 +166,4 @@ var pending = map[string]bool{
 	"tokenizer/engine_dynamo.go renderDynamo":   true,
 	"tokenizer/engine_sglang_messages.go add":   true,
 	"tokenizer/engine_vllm_messages.go add":     true,
-	"tokenizer/tiktoken.go parseTiktoken":       true,
 }

@@ -38,7 +38,8 @@ var may = map[string]string{
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",
 	"internal/budget":     "internal/apibody",
-	"tokenizer":           "chattemplate kvblock internal/apibody internal/hugepage internal/prefetch",
+	"tokenizer":           "tokenizer/bpe chattemplate kvblock internal/apibody",
+	"tokenizer/bpe":       "kvblock internal/hugepage internal/prefetch",
 	"tokenizer/remote":    "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit",
 	"test/parity":         "tokenizer tokenizer/remote kvblock chattemplate internal/apibody internal/metrics",
 	"scoring":             "kvblock",
@@ -112,8 +113,8 @@ var only = map[string][]string{
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
 	"lukechampine.com/blake3":              {"pool/dynamo"},
-	"golang.org/x/text/":                   {"tokenizer"},
-	"github.com/dlclark/regexp2":           {"tokenizer"},
+	"golang.org/x/text/":                   {"tokenizer/bpe"},
+	"github.com/dlclark/regexp2":           {"tokenizer/bpe"},
 	"github.com/spf13/pflag":               {"cmd/kvepp"},
 }
 

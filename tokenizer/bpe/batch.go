@@ -1,0 +1,215 @@
+package bpe
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unsafe"
+
+	"kvepp/internal/prefetch"
+	"kvepp/kvblock"
+)
+
+// batches are two batches of pieces that were cut but not looked up yet. A large vocabulary does not fit into the
+// caches, so that nearly every new word waits for memory. So when a piece comes into a batch its slot is sent for, and
+// it is looked up when the batch after it is full.
+type batches struct {
+	filling int // which one
+	both    [2]batch
+}
+
+type batch struct {
+	count     int
+	pieces    [batchSize + windowSize]piece
+	addresses [batchSize + windowSize]uintptr       // of the slots, of pieces of at most maxShort
+	ids       [batchSize + windowSize]kvblock.Token // by piece, of those that are tokens
+	others    [batchSize + windowSize]uint16        // the pieces that are not
+}
+
+// batchSize is the number of pieces from which on a batch is full: so many that those among them that must merge, some
+// three of a hundred, are enough to merge by turns.
+const batchSize = 704
+
+// piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
+// scratch.pieces.
+type piece struct {
+	low, high uint64 // its bytes, if it is of at most 16
+	start     uint32
+	size      uint32
+	slot      uint32
+}
+
+// isToken is the size of what is no piece but a token between pieces: its id is low.
+const isToken = ^uint32(0)
+
+// maxShort is the longest piece that is kept as two words.
+const maxShort = 16
+
+// keepLow and keepHigh are the bits of the first and second eight bytes from a place that are bytes of a piece from
+// there, by its size.
+var keepLow, keepHigh = func() (low, high [maxShort + 1]uint64) {
+	for n := range low {
+		low[n] = 1<<(8*min(uint(n), 8)) - 1
+		high[n] = 1<<(8*max(uint(n), 8)-64) - 1
+	}
+	return low, high
+}()
+
+// add puts the piece s[i:j] into the batch, and appends ids of earlier ones when it is full.
+func (b *bpeModel) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
+	batch := &sc.batches.both[sc.batches.filling]
+	p := &batch.pieces[batch.count]
+	p.start, p.size = uint32(i), uint32(j-i)
+	if p.size <= maxShort {
+		p.low, p.high = load128(s, i, j-i)
+	}
+	batch.addresses[batch.count] = b.vocabulary.place(p)
+	prefetch.Words(&batch.addresses[batch.count], 1)
+	batch.count++
+	return b.flushFull(out, s, sc)
+}
+
+// addToken puts a token into the batch, so that the batch goes on over it.
+func (b *bpeModel) addToken(out []kvblock.Token, s string, id kvblock.Token, sc *scratch) []kvblock.Token {
+	batch := &sc.batches.both[sc.batches.filling]
+	batch.pieces[batch.count] = piece{low: uint64(id), size: isToken}
+	batch.count++
+	return b.flushFull(out, s, sc)
+}
+
+// addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and
+// appends ids of earlier ones when it is full. size is at most windowSize.
+func (b *bpeModel) addAll(out []kvblock.Token, s string, i, size int, starts uint64, sc *scratch) []kvblock.Token {
+	var text *[windowSize + maxShort]byte
+	if rest := unsafe.Slice(unsafe.StringData(s), len(s))[i:]; len(rest) >= len(text) {
+		text = (*[windowSize + maxShort]byte)(rest)
+	} else {
+		text = new([windowSize + maxShort]byte)
+		copy(text[:], rest)
+	}
+	batch := &sc.batches.both[sc.batches.filling]
+	first := batch.count
+	count := first
+	starts &= 1<<uint(size) - 1
+	for starts != 0 {
+		from := bits.TrailingZeros64(starts) % windowSize
+		starts &= starts - 1
+		n := uint(min(bits.TrailingZeros64(starts), size) - from)
+		p := &batch.pieces[count]
+		p.start, p.size = uint32(i+from), uint32(n)
+		n = min(n, maxShort)
+		p.low = binary.LittleEndian.Uint64(text[from:from+8]) & keepLow[n]
+		p.high = binary.LittleEndian.Uint64(text[from+8:from+16]) & keepHigh[n]
+		batch.addresses[count] = b.vocabulary.place(p)
+		count++
+	}
+	prefetch.Words(&batch.addresses[first], count-first)
+	batch.count = count
+	return b.flushFull(out, s, sc)
+}
+
+// flushFull begins the other batch if one is full, and appends the ids of what that held.
+func (b *bpeModel) flushFull(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
+	both := &sc.batches
+	if both.both[both.filling].count < batchSize {
+		return out
+	}
+	both.filling = 1 - both.filling
+	sc.budget.stopped()
+	return b.flushOne(out, s, &both.both[both.filling], sc)
+}
+
+// flush appends the ids of all pieces that are left.
+func (b *bpeModel) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
+	sc.budget.stopped()
+	both := &sc.batches
+	out = b.flushOne(out, s, &both.both[1-both.filling], sc)
+	return b.flushOne(out, s, &both.both[both.filling], sc)
+}
+
+// flushOne appends the ids of a batch.
+func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scratch) []kvblock.Token {
+	if batch.count == 0 {
+		return out
+	}
+	others := b.vocabulary.find(batch)
+	need := batch.count + maxShort*len(others)
+	if cap(out)-len(out) < need && sc.budget.err == nil {
+		out = sc.budget.grow(out, need, int(batch.pieces[0].start))
+	}
+	if sc.budget.err != nil {
+		batch.count = 0
+		return out
+	}
+	for i, k := range others {
+		p := &batch.pieces[k]
+		p.slot = shortPieceSlot(p.low, p.high, p.size)
+		batch.addresses[i] = uintptr(unsafe.Pointer(&sc.cache.short[p.slot]))
+	}
+	prefetch.Words(&batch.addresses[0], len(others))
+	done := 0
+	for len(others) > 0 {
+		group := others[:min(len(others), maxGroup)]
+		others = others[len(group):]
+		var merged [maxGroup]bool
+		words := sc.group[:0]
+		for i, k := range group {
+			if p := &batch.pieces[k]; p.size <= maxShort && !sc.cache.short[p.slot].holds(p) {
+				words = words[:len(words)+1]
+				merged[i] = true
+				b.begin(&words[len(words)-1], s[p.start:p.start+p.size], sc) // so short that it always can
+			}
+		}
+		mergeInterleaved(&b.merges, words)
+		for i, k := range group {
+			p := &batch.pieces[k]
+			out = append(out, batch.ids[done:k]...)
+			done = int(k) + 1
+			switch {
+			case merged[i]:
+				before := len(out)
+				out = words[0].appendTo(out)
+				words = words[1:]
+				sc.cache.short[p.slot].store(p, out[before:])
+			case p.size <= maxShort:
+				out = b.appendShort(out, s, p, sc)
+			default:
+				out = b.appendLong(out, s, int(p.start), int(p.start+p.size), sc)
+			}
+		}
+	}
+	out = append(out, batch.ids[done:batch.count]...)
+	batch.count = 0
+	return out
+}
+
+// place finds the slot of a piece, and returns its address.
+func (v *vocabulary) place(p *piece) uintptr {
+	if p.size <= 8 {
+		p.slot = v.shortSlot(p.low, p.size)
+		return uintptr(unsafe.Pointer(&v.short[p.slot]))
+	}
+	p.slot = v.middleSlot(p.low, p.high, p.size)
+	return uintptr(unsafe.Pointer(&v.middle[p.slot]))
+}
+
+// find finds the ids of those pieces that are tokens, and returns the others.
+func (v *vocabulary) find(batch *batch) []uint16 {
+	pieces := batch.pieces[:batch.count]
+	others := 0
+	for k := range pieces {
+		p := &pieces[k]
+		var found bool
+		if p.size <= 8 {
+			batch.ids[k], found = v.findShort(p.slot, p.low, p.size)
+		} else if p.size <= maxShort {
+			batch.ids[k], found = v.findMiddle(p.slot, p.low, p.high, p.size)
+		} else if p.size == isToken {
+			batch.ids[k], found = kvblock.Token(p.low), true
+		}
+		if !found {
+			batch.others[others] = uint16(k)
+			others++
+		}
+	}
+	return batch.others[:others]
+}

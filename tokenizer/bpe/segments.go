@@ -1,0 +1,171 @@
+package bpe
+
+import (
+	"hash/maphash"
+	"sync"
+	"unsafe"
+
+	"kvepp/kvblock"
+)
+
+const (
+	// minSegment is the shortest stretch of text that is worth remembering, in bytes.
+	minSegment = 64
+	// segmentShards spreads the cache's locks.
+	segmentShards = 16
+	// segmentCacheBytes is how much one model's segment cache may hold: a few thousand long messages.
+	segmentCacheBytes = 64 << 20
+	// segmentOverhead is what an entry takes beside its text and ids: its place in a map.
+	segmentOverhead = 128
+	// packedBlocks is how many blocks of the usual size a generation's bytes are.
+	packedBlocks = 32
+)
+
+// segmentCache remembers the ids of stretches of text between added tokens. Such a stretch is encoded without regard to
+// what is around it, so the memory is exact; and since each turn of a conversation repeats all turns before it, nearly
+// all of a prompt is found here.
+//
+// Each shard keeps two generations: entries are added to the young one; when that holds half of the shard's bytes, it
+// becomes the old one, and the memory of the old one is used again. An entry found in the old generation is added to
+// the young. Texts and ids are copied in, and ids out, so that the garbage collector has nothing to do for them.
+type segmentCache struct {
+	seed   maphash.Seed
+	budget int // bytes per generation and shard
+	shards [segmentShards]segmentShard
+}
+
+type segmentShard struct {
+	mu         sync.Mutex
+	young, old generation // guarded by mu, with all that they hold
+}
+
+// generation is segments by their text's hash, and the memory of all of them.
+type generation struct {
+	segments map[uint64]segment
+	texts    packed[byte]
+	ids      packed[kvblock.Token]
+}
+
+// segment lies in the memory of its generation.
+type segment struct {
+	text []byte
+	ids  []kvblock.Token
+}
+
+func newSegmentCache(bytes int) *segmentCache {
+	return &segmentCache{seed: maphash.MakeSeed(), budget: bytes / (2 * segmentShards)}
+}
+
+// segmentKey is where a text belongs.
+type segmentKey struct {
+	shard *segmentShard
+	hash  uint64
+}
+
+// get appends the ids of text, if they are known and w has room for them. The key is for put, if they are not.
+func (c *segmentCache) get(
+	out []kvblock.Token,
+	text string,
+	w *Budget,
+) (ids []kvblock.Token, key segmentKey, known bool) {
+	h := maphash.String(c.seed, text)
+	shard := &c.shards[h%segmentShards]
+	key = segmentKey{shard, h}
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	if found, ok := shard.young.segments[h]; ok && string(found.text) == text {
+		return w.addAll(out, found.ids), key, true
+	}
+	if found, ok := shard.old.segments[h]; ok && string(found.text) == text {
+		before := len(out)
+		if out = w.addAll(out, found.ids); w.err == nil {
+			shard.add(h, text, out[before:], c.budget) // which may use found's memory for others
+		}
+		return out, key, true
+	}
+	return out, key, false
+}
+
+// put remembers the ids of the text whose key is given. It copies both.
+func (c *segmentCache) put(key segmentKey, text string, ids []kvblock.Token) {
+	if len(text)+4*len(ids)+segmentOverhead > c.budget/2 {
+		return
+	}
+	key.shard.mu.Lock()
+	key.shard.add(key.hash, text, ids, c.budget)
+	key.shard.mu.Unlock()
+}
+
+// add puts a segment into the young generation. The shard's lock must be held.
+func (s *segmentShard) add(h uint64, text string, ids []kvblock.Token, budget int) {
+	if s.young.add(h, text, ids, budget) {
+		return
+	}
+	s.young, s.old = s.old, s.young
+	s.young.reset()
+	if !s.young.add(h, text, ids, budget) { // all of its memory is in blocks that are too small
+		s.young = generation{}
+		s.young.add(h, text, ids, budget)
+	}
+}
+
+// add puts a segment into the generation, unless that would take more than budget bytes.
+func (g *generation) add(h uint64, text string, ids []kvblock.Token, budget int) bool {
+	usual := budget / packedBlocks
+	bytes := g.texts.size + g.texts.lacks(len(text), usual) + 4*(g.ids.size+g.ids.lacks(len(ids), usual/4))
+	if bytes+segmentOverhead*(len(g.segments)+1) > budget {
+		return false
+	}
+	if g.segments == nil {
+		g.segments = map[uint64]segment{}
+	}
+	g.segments[h] = segment{
+		text: g.texts.add(unsafe.Slice(unsafe.StringData(text), len(text)), usual), // which only reads it
+		ids:  g.ids.add(ids, usual/4),
+	}
+	return true
+}
+
+// reset forgets all segments and keeps their memory.
+func (g *generation) reset() {
+	clear(g.segments)
+	g.texts.reset()
+	g.ids.reset()
+}
+
+// packed holds slices one behind another, in blocks. A slice never moves, until reset.
+type packed[T any] struct {
+	blocks [][]T
+	last   int // index of the block that is being filled; those after it are empty
+	size   int // room in all blocks
+}
+
+// lacks returns the size of the block that must be made before a slice of n can be added: 0 if there is one with room.
+func (p *packed[T]) lacks(n, usual int) int {
+	for ; p.last < len(p.blocks); p.last++ {
+		if b := p.blocks[p.last]; cap(b)-len(b) >= n {
+			return 0
+		}
+	}
+	return max(n, usual)
+}
+
+// add copies a slice and returns the copy.
+func (p *packed[T]) add(s []T, usual int) []T {
+	if size := p.lacks(len(s), usual); size > 0 {
+		p.blocks = append(p.blocks, make([]T, 0, size))
+		p.size += size
+	}
+	b := &p.blocks[p.last]
+	from := len(*b)
+	*b = append(*b, s...)
+	return (*b)[from:]
+}
+
+// reset empties the blocks.
+func (p *packed[T]) reset() {
+	for i := range p.blocks {
+		p.blocks[i] = p.blocks[i][:0]
+	}
+	p.last = 0
+}

@@ -1,0 +1,938 @@
+package bpe
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+
+	"kvepp/kvblock"
+)
+
+// tokenizerJSON is tokenizer.json. Truncation and padding are not read: engines switch both off.
+type tokenizerJSON struct {
+	addedTokens   []addedTokenJSON
+	normalizer    json.RawMessage
+	preTokenizer  json.RawMessage
+	postProcessor json.RawMessage
+	decoder       json.RawMessage
+	model         modelJSON
+	hasModel      bool
+}
+
+type addedTokenJSON struct {
+	ID         int64  `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+type modelJSON struct {
+	Type                    string   `json:"type"`
+	Dropout                 *float64 `json:"dropout"`
+	UnknownToken            *string  `json:"unk_token"`
+	ContinuingSubwordPrefix *string  `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         *string  `json:"end_of_word_suffix"`
+	FuseUnknown             bool     `json:"fuse_unk"`
+	ByteFallback            bool     `json:"byte_fallback"`
+	IgnoreMerges            bool     `json:"ignore_merges"`
+
+	vocab  vocabIndex
+	merges []merge // by rank
+}
+
+type patternJSON struct {
+	String *string
+	Regex  *string
+}
+
+// errUnsupported starts the error of a component that is not known exactly.
+func errUnsupported(what string, detail any) error {
+	return fmt.Errorf("%s %v is not supported, so ids could differ from the engine's", what, detail)
+}
+
+// strictDecode decodes a component and refuses fields that dst does not know: they could change the ids.
+func strictDecode(raw json.RawMessage, dst any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	return d.Decode(dst)
+}
+
+// components returns a component's parts: those of a Sequence under the given key, in order and flattened; itself
+// otherwise; none for null.
+func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
+	all, err := componentsWithin(raw, key, maxSequences)
+	if err == nil && len(all) > maxComponents {
+		return nil, fmt.Errorf("%d components are more than %d", len(all), maxComponents)
+	}
+	return all, err
+}
+
+const (
+	// maxSequences is how deep a Sequence may be nested.
+	maxSequences = 8
+	// maxComponents is how many components a normalizer, pre-tokenizer or post-processor may have. Models have up to
+	// ten.
+	maxComponents = 64
+	// maxAddedToken is the longest added token, in bytes. Models' are below 100.
+	maxAddedToken = 256
+)
+
+func componentsWithin(raw json.RawMessage, key string, depth int) ([]json.RawMessage, error) {
+	if depth == 0 {
+		return nil, fmt.Errorf("a Sequence is nested deeper than %d", maxSequences)
+	}
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, err
+	}
+	if kind(raw) != "Sequence" {
+		return []json.RawMessage{raw}, nil
+	}
+	var parts []json.RawMessage
+	if err := json.Unmarshal(object[key], &parts); err != nil {
+		return nil, fmt.Errorf("%s of a Sequence: %w", key, err)
+	}
+	var all []json.RawMessage
+	for _, part := range parts {
+		inner, err := componentsWithin(part, key, depth-1)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, inner...)
+	}
+	return all, nil
+}
+
+// kind returns a component's type; "" if it has none.
+func kind(raw json.RawMessage) string {
+	var k struct{ Type string }
+	if json.Unmarshal(raw, &k) != nil {
+		return ""
+	}
+	return k.Type
+}
+
+// Encoder turns text into ids as one tokenizer.json or tiktoken.model says. It is safe for concurrent use.
+type Encoder struct {
+	model      *bpeModel
+	normalizer normalizer
+	scan       scanner      // what most models use: one expression, which matches everywhere
+	windows    *windowRules // the same for ASCII; nil: none
+	deepSeek   bool
+	stages     []stage       // anything else
+	spacing    *spacing      // not nil: replaces normalizer and stages
+	segments   *segmentCache // nil: none
+	// firstDiffers says that text at the beginning of a prompt has other ids than the same text later.
+	firstDiffers bool
+	generalRuns  atomic.Int64  // texts that went through the general engine
+	roundTrips   bool          // decoding the ids of a normalized text returns this text
+	kimiLimits   bool          // see withinKimiLimits
+	idle         chan *scratch // scratches for the next encodings
+
+	boundaries      *addedTokens // sought in the raw text: those of addedTokens.boundaries
+	addedRaw        *addedTokens // sought in the raw text between boundaries: the others
+	addedNormalized *addedTokens // sought in the normalized text
+	addedIDs        map[string]kvblock.Token
+
+	// prefix and suffix are the tokens that the post-processor puts around a text.
+	prefix, suffix []kvblock.Token
+}
+
+// newEncoder returns an encoder with its caches.
+func newEncoder() *Encoder {
+	return &Encoder{
+		idle:     make(chan *scratch, runtime.GOMAXPROCS(0)),
+		segments: newSegmentCache(segmentCacheBytes),
+	}
+}
+
+// DisableCache makes the encoder compute all ids instead of remembering those of long stretches of text. Call it before
+// the first encoding. Tests of memory need it.
+func (e *Encoder) DisableCache() { e.segments = nil }
+
+// AddedID returns the id of the added token with this content.
+func (e *Encoder) AddedID(content string) (kvblock.Token, bool) {
+	id, ok := e.addedIDs[content]
+	return id, ok
+}
+
+// PrefixLen returns the number of tokens that the post-processor puts before a text.
+func (e *Encoder) PrefixLen() int { return len(e.prefix) }
+
+// ByteLevel reports whether the smallest symbols are bytes.
+func (e *Encoder) ByteLevel() bool { return e.model.byteLevel }
+
+// IsNormalized reports whether text is in the Unicode normal forms to which the normalizer brings it. It ignores the
+// normalizer's other steps.
+func (e *Encoder) IsNormalized(text string) bool { return e.normalizer.keeps(text) }
+
+// RoundTrips reports whether decoding the ids of a text for which IsNormalized is true returns this text.
+func (e *Encoder) RoundTrips() bool { return e.roundTrips }
+
+// GeneralRuns returns the number of texts that went through the general pattern engine. If patterns follow one another,
+// it counts pieces. The general engine is exact but ten times slower than a scanner.
+func (e *Encoder) GeneralRuns() int64 { return e.generalRuns.Load() }
+
+// GeneralPattern reports whether the pre-tokenizer needs the general pattern engine.
+func (e *Encoder) GeneralPattern() bool {
+	return slices.ContainsFunc(e.stages, func(s stage) bool { return s.general })
+}
+
+// ParseTokenizerJSON builds an encoder from the content of tokenizer.json. Errors name the component, such as a
+// normalizer that this package cannot reproduce exactly.
+func ParseTokenizerJSON(raw []byte) (*Encoder, error) {
+	file, err := readTokenizerJSON(raw)
+	if err != nil {
+		return nil, err
+	}
+	e := newEncoder()
+	if e.normalizer, err = parseNormalizer(file.normalizer); err != nil {
+		return nil, fmt.Errorf("normalizer: %w", err)
+	}
+	byteLevel, err := e.parsePreTokenizer(file.preTokenizer)
+	if err != nil {
+		return nil, fmt.Errorf("pre_tokenizer: %w", err)
+	}
+	normalized := func(token addedTokenJSON) bool { return token.Normalized }
+	if !byteLevel && !slices.ContainsFunc(file.addedTokens, normalized) {
+		e.spacing = spacingOf(e.normalizer, e.stages)
+	}
+	if !file.hasModel {
+		return nil, errors.New("there is no model")
+	}
+	if err := e.parseModel(&file.model, byteLevel); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if err := e.addTokens(file.addedTokens, &file.model.vocab); err != nil {
+		return nil, fmt.Errorf("added_tokens: %w", err)
+	}
+	if err := e.parsePostProcessor(file.postProcessor); err != nil {
+		return nil, fmt.Errorf("post_processor: %w", err)
+	}
+	e.roundTrips = byteLevel && kind(file.decoder) == "ByteLevel" && e.returnsText()
+	return e, nil
+}
+
+// returnsText reports whether decoding the ids of a text returns this text, if the tokens' bytes are the text's bytes
+// and the text is normalized.
+func (e *Encoder) returnsText() bool {
+	for i := range e.normalizer {
+		if !e.normalizer[i].isForm {
+			return false
+		}
+	}
+	for i := range e.stages {
+		if e.stages[i].rewrite != nil || e.stages[i].behavior == removed {
+			return false
+		}
+	}
+	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all(), e.addedNormalized.all()) {
+		// In an added token too, decoding reads the characters that stand for bytes as those bytes.
+		bytes := func(r rune) bool { return r > 0xA0 && r < 0x144 }
+		if token.stripLeft || token.stripRight || token.content == "" || strings.ContainsFunc(token.content, bytes) {
+			return false
+		}
+	}
+	return len(e.prefix)+len(e.suffix) == 0
+}
+
+func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
+	var file tokenizerJSON
+	r := &jsonReader{data: raw}
+	parts := map[string]*json.RawMessage{
+		"normalizer":     &file.normalizer,
+		"pre_tokenizer":  &file.preTokenizer,
+		"post_processor": &file.postProcessor,
+		"decoder":        &file.decoder,
+	}
+	err := r.object(func(key []byte) error {
+		if string(key) == "model" {
+			file.hasModel = true
+			if err := file.model.read(r); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
+			return nil
+		}
+		part := parts[string(key)]
+		added := string(key) == "added_tokens"
+		value, err := r.raw()
+		if err != nil {
+			return err
+		}
+		switch {
+		case added:
+			if err := json.Unmarshal(value, &file.addedTokens); err != nil {
+				return fmt.Errorf("added_tokens: %w", err)
+			}
+		case part != nil:
+			*part = value
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if r.peek(); r.at < len(r.data) {
+		return nil, r.fail("the end")
+	}
+	return &file, nil
+}
+
+// read reads a model: the vocabulary and the merges as they come, everything else as one small object.
+func (m *modelJSON) read(r *jsonReader) error {
+	options := []byte{'{'}
+	var late []byte // merges that come before the vocabulary
+	if r.peek() != '{' {
+		return r.fail("{")
+	}
+	err := r.object(func(key []byte) error {
+		switch string(key) {
+		case "vocab":
+			return m.readVocab(r)
+		case "merges":
+			if len(m.vocab.tokens) > 0 {
+				var err error
+				m.merges, err = readMerges(r, &m.vocab)
+				return err
+			}
+			var err error
+			late, err = r.raw()
+			return err
+		}
+		if len(options) > 1 {
+			options = append(options, ',')
+		}
+		options = strconv.AppendQuote(options, string(key))
+		value, err := r.raw()
+		options = append(append(options, ':'), value...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	options = append(options, '}')
+	if k := kind(options); k != "BPE" && k != "" {
+		return errUnsupported("type", strconv.Quote(k))
+	}
+	if err := strictDecode(options, m); err != nil {
+		return err
+	}
+	if late != nil && len(m.vocab.tokens) > 0 {
+		var err error
+		m.merges, err = readMerges(&jsonReader{data: late}, &m.vocab)
+		return err
+	}
+	return nil
+}
+
+func (m *modelJSON) readVocab(r *jsonReader) error {
+	if r.peek() != '{' { // a list, of a model that is not BPE: its type is complained about later
+		_, err := r.raw()
+		return err
+	}
+	m.vocab = vocabIndex{tokens: make([]vocabEntry, 0, min(len(r.data)/96, 1<<19))}
+	err := r.object(func(key []byte) error {
+		text := r.keep(key)
+		id, err := r.integer()
+		if err != nil {
+			return fmt.Errorf("vocab: %w", err)
+		}
+		if id < 0 || id > maxID {
+			return fmt.Errorf("vocab: id %d of %q is out of range", id, text)
+		}
+		m.vocab.add(text, kvblock.Token(id))
+		return nil
+	})
+	m.vocab.index()
+	return err
+}
+
+func parseNormalizer(raw json.RawMessage) (normalizer, error) {
+	parts, err := components(raw, "normalizers")
+	if err != nil {
+		return nil, err
+	}
+	var n normalizer
+	for _, part := range parts {
+		var c struct {
+			Type       string      `json:"type"`
+			Prepend    string      `json:"prepend"`
+			Pattern    patternJSON `json:"pattern"`
+			Content    string      `json:"content"`
+			StripLeft  bool        `json:"strip_left"`
+			StripRight bool        `json:"strip_right"`
+		}
+		form, isForm := normalForms[kind(part)]
+		character := characterNormalizers[kind(part)]
+		switch k := kind(part); {
+		case isForm, character != nil, k == "Prepend", k == "Replace", k == "Strip":
+		default:
+			return nil, errUnsupported("component", strconv.Quote(k))
+		}
+		if err := strictDecode(part, &c); err != nil {
+			return nil, fmt.Errorf("%s: %w", kind(part), err)
+		}
+		switch {
+		case isForm:
+			n = append(n, normalizerStep{form: form, isForm: true})
+		case character != nil:
+			n = append(n, normalizerStep{character: character})
+		case c.Type == "Strip":
+			n = append(n, normalizerStep{left: c.StripLeft, right: c.StripRight})
+		case c.Type == "Prepend":
+			n = append(n, normalizerStep{prefix: c.Prepend})
+		case c.Pattern.Regex != nil:
+			compiled, err := compilePattern(*c.Pattern.Regex)
+			if err != nil {
+				return nil, fmt.Errorf("component Replace: %w", err)
+			}
+			if compiled.nullable {
+				return nil, errUnsupported(
+					"Replace of a pattern that can match nothing,",
+					strconv.Quote(*c.Pattern.Regex),
+				)
+			}
+			n = append(n, normalizerStep{pattern: compiled, new: c.Content})
+		case c.Pattern.String == nil || *c.Pattern.String == "":
+			return nil, errUnsupported("Replace of", string(part))
+		default:
+			n = append(n, normalizerStep{old: *c.Pattern.String, new: c.Content})
+		}
+	}
+	return n, nil
+}
+
+var normalForms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
+
+var characterNormalizers = map[string]func(to []byte, r rune) []byte{
+	"Lowercase":    lowerCase,
+	"StripAccents": stripAccent,
+	"Nmt":          nmt,
+}
+
+// parsePreTokenizer reads the pre-tokenizer and reports whether text becomes bytes (ByteLevel) or stays characters.
+func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err error) {
+	parts, err := components(raw, "pretokenizers")
+	if err != nil {
+		return false, err
+	}
+	var patterns []string // of the stages; "" is none
+	for i, part := range parts {
+		last := i == len(parts)-1
+		var add []stage
+		pattern := ""
+		switch k := kind(part); k {
+		case "ByteLevel":
+			if add, pattern, err = parseByteLevel(part); err != nil {
+				return false, err
+			}
+			if last {
+				byteLevel = true
+			} else { // what follows sees the bytes as characters
+				add = append(add, stage{rewrite: printableBytes, whole: true})
+			}
+		case "Split":
+			var st stage
+			if st, pattern, err = parseSplit(part); err != nil {
+				return false, err
+			}
+			add = []stage{st}
+		default:
+			parse := preTokenizers[k]
+			if parse == nil {
+				return false, errUnsupported("component", strconv.Quote(k))
+			}
+			st, first, err := parse(part)
+			if err != nil {
+				return false, fmt.Errorf("component %s: %w", k, err)
+			}
+			if first && !e.normalizer.keepsStart() {
+				return false, errUnsupported("Metaspace with prepend_scheme first", "after such a normalizer")
+			}
+			e.firstDiffers = e.firstDiffers || first
+			add = st
+		}
+		for range add {
+			patterns = append(patterns, pattern)
+		}
+		e.stages = append(e.stages, add...)
+	}
+	// What most models have needs no stages.
+	switch {
+	case !byteLevel:
+	case slices.Equal(patterns, []string{regexDeepSeek1, regexDeepSeek2, regexDeepSeek3}):
+		e.deepSeek, e.windows, e.stages = true, windowDeepSeek, nil
+	case len(patterns) == 1 && scanners[patterns[0]] != nil:
+		e.scan, e.windows, e.stages = scanners[patterns[0]], windows[patterns[0]], nil
+	}
+	return byteLevel, nil
+}
+
+// preTokenizers read the simpler pre-tokenizers. first says that the stages treat the beginning of a prompt otherwise.
+var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first bool, err error){
+	"Metaspace": parseMetaspace,
+	"Digits": func(raw json.RawMessage) ([]stage, bool, error) {
+		var c struct {
+			Type       string `json:"type"`
+			Individual bool   `json:"individual_digits"`
+		}
+		st := stage{find: findClass(classNumeric), behavior: contiguous}
+		err := strictDecode(raw, &c)
+		if c.Individual {
+			st.behavior = isolated
+		}
+		return []stage{st}, false, err
+	},
+	"Punctuation": func(raw json.RawMessage) ([]stage, bool, error) {
+		c := struct {
+			Type     string   `json:"type"`
+			Behavior behavior `json:"behavior"`
+		}{Behavior: isolated}
+		if err := strictDecode(raw, &c); err != nil {
+			return nil, false, err
+		}
+		return []stage{{find: findClass(classPunctuation), behavior: c.Behavior}}, false, c.Behavior.check()
+	},
+	"Whitespace": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{{find: findWords, behavior: removed, invert: true}}, false, onlyType(raw)
+	},
+	"WhitespaceSplit": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{{find: findClass(classSpace), behavior: removed}}, false, onlyType(raw)
+	},
+	"BertPreTokenizer": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{
+				{find: findClass(classSpace), behavior: removed},
+				{find: findClass(classPunctuation), behavior: isolated},
+			}, false, onlyType(
+				raw,
+			)
+	},
+	"CharDelimiterSplit": func(raw json.RawMessage) ([]stage, bool, error) {
+		var c struct {
+			Type      string `json:"type"`
+			Delimiter string `json:"delimiter"`
+		}
+		if err := strictDecode(raw, &c); err != nil {
+			return nil, false, err
+		}
+		if utf8.RuneCountInString(c.Delimiter) != 1 {
+			return nil, false, fmt.Errorf("delimiter %q is not one character", c.Delimiter)
+		}
+		return []stage{{find: findText(c.Delimiter), behavior: removed}}, false, nil
+	},
+}
+
+// onlyType refuses a component that says more than its type.
+func onlyType(raw json.RawMessage) error {
+	var c struct {
+		Type string `json:"type"`
+	}
+	return strictDecode(raw, &c)
+}
+
+func (b behavior) check() error {
+	switch b {
+	case removed, isolated, mergedWithPrevious, mergedWithNext, contiguous:
+		return nil
+	}
+	return errUnsupported("behavior", strconv.Quote(string(b)))
+}
+
+func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error) {
+	c := struct {
+		Type           string `json:"type"`
+		Replacement    string `json:"replacement"`
+		AddPrefixSpace *bool  `json:"add_prefix_space"`
+		PrependScheme  string `json:"prepend_scheme"`
+		Split          *bool  `json:"split"`
+		Text           string `json:"str_rep"`
+	}{PrependScheme: "always"}
+	if err := strictDecode(raw, &c); err != nil {
+		return nil, false, err
+	}
+	if utf8.RuneCountInString(c.Replacement) != 1 {
+		return nil, false, fmt.Errorf("replacement %q is not one character", c.Replacement)
+	}
+	switch c.PrependScheme {
+	case "always", "first", "never":
+	default:
+		return nil, false, errUnsupported("prepend_scheme", strconv.Quote(c.PrependScheme))
+	}
+	if c.AddPrefixSpace != nil && !*c.AddPrefixSpace && c.PrependScheme != "never" {
+		return nil, false, errors.New("add_prefix_space is false, and prepend_scheme is not never")
+	}
+	st := stage{rewrite: metaspace(c.Replacement, c.PrependScheme), whole: true}
+	if c.Replacement == spaceMarker && c.Split != nil && !*c.Split {
+		st.spacing = &spacing{
+			prefix:     c.PrependScheme != "never",
+			unlessOne:  true,
+			onlyAtHead: c.PrependScheme == "first",
+		}
+	}
+	if c.Split == nil || *c.Split {
+		st.whole, st.find, st.behavior = false, findText(c.Replacement), mergedWithNext
+	}
+	return []stage{st}, c.PrependScheme == "first", nil
+}
+
+// parseByteLevel returns the stages of a ByteLevel, without the writing of bytes as characters, and the pattern of its
+// only stage, or "".
+func parseByteLevel(raw json.RawMessage) (stages []stage, pattern string, err error) {
+	c := struct {
+		Type           string `json:"type"`
+		AddPrefixSpace bool   `json:"add_prefix_space"`
+		TrimOffsets    bool   `json:"trim_offsets"` // no effect on ids
+		UseRegex       bool   `json:"use_regex"`
+	}{AddPrefixSpace: true, UseRegex: true}
+	if err := strictDecode(raw, &c); err != nil {
+		return nil, "", fmt.Errorf("component ByteLevel: %w", err)
+	}
+	st := stage{whole: true}
+	if c.AddPrefixSpace {
+		st.rewrite = prefixSpace
+	}
+	if c.UseRegex {
+		st.whole, st.find, st.behavior = false, findScanned(scanGPT2), isolated
+		if !c.AddPrefixSpace {
+			pattern = regexGPT2
+		}
+	}
+	if st.whole && st.rewrite == nil {
+		return nil, "", nil
+	}
+	return []stage{st}, pattern, nil
+}
+
+// parseSplit returns the stage of a Split, and its expression if its matches are isolated, or "".
+func parseSplit(raw json.RawMessage) (stage, string, error) {
+	var c struct {
+		Type     string      `json:"type"`
+		Pattern  patternJSON `json:"pattern"`
+		Behavior behavior    `json:"behavior"`
+		Invert   bool        `json:"invert"`
+	}
+	if err := strictDecode(raw, &c); err != nil {
+		return stage{}, "", fmt.Errorf("component Split: %w", err)
+	}
+	if err := c.Behavior.check(); err != nil {
+		return stage{}, "", fmt.Errorf("component Split: %w", err)
+	}
+	st := stage{behavior: c.Behavior, invert: c.Invert}
+	switch {
+	case c.Pattern.String != nil && *c.Pattern.String != "":
+		st.find = findText(*c.Pattern.String)
+		st.onSpace = *c.Pattern.String == " " && !c.Invert
+		return st, "", nil
+	case c.Pattern.Regex == nil:
+		return stage{}, "", errUnsupported("Split on", string(raw))
+	}
+	expression := *c.Pattern.Regex
+	if scan := scanners[expression]; scan != nil {
+		st.find = findScanned(scan)
+		// Removing what is between matches removes nothing: these expressions match everywhere.
+		if st.behavior == isolated || st.behavior == removed && st.invert {
+			return st, expression, nil
+		}
+		return st, "", nil
+	}
+	compiled, err := compilePattern(expression)
+	if err != nil {
+		return stage{}, "", fmt.Errorf("component Split: pattern %q: %w", expression, err)
+	}
+	st.find, st.general = compiled.matches, true
+	if st.behavior == isolated {
+		return st, expression, nil
+	}
+	return st, "", nil
+}
+
+// parseModel builds the BPE of a model.
+func (e *Encoder) parseModel(m *modelJSON, byteLevel bool) error {
+	switch {
+	case m.Type != "BPE":
+		return errUnsupported("type", strconv.Quote(m.Type))
+	case m.Dropout != nil && *m.Dropout != 0:
+		return errUnsupported("dropout", *m.Dropout)
+	case m.ContinuingSubwordPrefix != nil && *m.ContinuingSubwordPrefix != "":
+		return errUnsupported("continuing_subword_prefix", strconv.Quote(*m.ContinuingSubwordPrefix))
+	case m.EndOfWordSuffix != nil && *m.EndOfWordSuffix != "":
+		return errUnsupported("end_of_word_suffix", strconv.Quote(*m.EndOfWordSuffix))
+	case len(m.vocab.tokens) == 0:
+		return errors.New("vocab is empty")
+	}
+	b := &bpeModel{
+		byteLevel: byteLevel,
+		fallback:  m.ByteFallback,
+		fuse:      m.FuseUnknown,
+	}
+	e.model = b
+	if m.UnknownToken != nil {
+		if b.unknown, b.hasUnknown = m.vocab.id(*m.UnknownToken); !b.hasUnknown {
+			return fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
+		}
+	}
+	if len(m.merges) >= int(noRank) {
+		return errUnsupported("a model of", fmt.Sprint(len(m.merges), " merges"))
+	}
+	b.merges = newMergeTable(m.merges, false)
+	if byteLevel {
+		return b.initByteLevel(m.vocab.tokens, m.IgnoreMerges)
+	}
+	if !b.initRunes(m, e.spacing != nil) {
+		e.spacing = nil
+	}
+	return nil
+}
+
+// neverInUTF8 reports whether a byte occurs in no valid UTF-8, so that a vocabulary need not have it.
+func neverInUTF8(b int) bool { return b == 0xC0 || b == 0xC1 || b >= 0xF5 }
+
+func (b *bpeModel) initByteLevel(vocab []vocabEntry, ignoreMerges bool) error {
+	tokens := make([]vocabularyToken, 0, len(vocab))
+	var known [256]bool
+	size := 0
+	for _, token := range vocab {
+		size += len(token.text)
+	}
+	all := make([]byte, 0, size) // the bytes of all tokens, one behind the other
+next:
+	for _, written := range vocab {
+		start := len(all)
+		for _, r := range written.text {
+			c, ok := byteOfRune(r)
+			if !ok {
+				all = all[:start]
+				continue next // such as a special token: no text becomes it
+			}
+			all = append(all, c)
+		}
+		token := all[start:]
+		if len(token) == 1 {
+			b.byteToken[token[0]] = written.id
+			known[token[0]] = true
+		}
+		tokens = append(tokens, vocabularyToken{alias(token), written.id, ignoreMerges})
+	}
+	for c, ok := range known {
+		if !ok && !neverInUTF8(c) {
+			return fmt.Errorf("vocab has no token for byte %#02x", c)
+		}
+	}
+	b.byteMerges = newByteMerges(&b.merges, &b.byteToken)
+	if !ignoreMerges {
+		b.markDirect(tokens)
+	}
+	b.vocabulary = newVocabulary(tokens)
+	return nil
+}
+
+// markDirect finds out which tokens a piece with their bytes really becomes: merging may take another way.
+func (b *bpeModel) markDirect(tokens []vocabularyToken) {
+	// In the order of their ids, tokens share parts with their neighbours, and what is looked up stays in the caches.
+	slices.SortFunc(tokens, func(x, y vocabularyToken) int { return cmp.Compare(x.id, y.id) })
+	sc := newScratch()
+	var ids []kvblock.Token
+	for i := range tokens {
+		token := &tokens[i]
+		ids = b.encode(ids[:0], token.text, 0, len(token.text), sc)
+		token.direct = len(ids) == 1 && ids[0] == token.id
+	}
+}
+
+func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
+
+// addTokens gives added tokens their ids and sorts them by where they are looked for.
+func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
+	e.addedIDs = make(map[string]kvblock.Token, len(list))
+	last := make(map[string]int, len(list)) // of equal contents the last counts
+	// a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	next := int64(len(vocab.tokens))
+	for i, a := range list {
+		if a.Content == "" {
+			continue
+		}
+		if len(a.Content) > maxAddedToken {
+			return fmt.Errorf(
+				"the token that begins with %.40q has %d bytes, more than %d",
+				a.Content,
+				len(a.Content),
+				maxAddedToken,
+			)
+		}
+		last[a.Content] = i
+		if _, again := e.addedIDs[a.Content]; again {
+			continue
+		}
+		id, inVocab := vocab.id(a.Content)
+		if !inVocab {
+			id = kvblock.Token(next)
+			next++
+		}
+		if int64(id) != a.ID {
+			return fmt.Errorf("%q has id %d where Hugging Face tokenizers would give %d", a.Content, a.ID, id)
+		}
+		e.addedIDs[a.Content] = id
+	}
+	var raw, normalized []addedToken
+	sc := newScratch()
+	byContent := map[string]string{}
+	for i, a := range list {
+		if a.Content == "" || last[a.Content] != i {
+			continue
+		}
+		token := addedToken{
+			id:         e.addedIDs[a.Content],
+			content:    a.Content,
+			singleWord: a.SingleWord,
+			stripLeft:  a.LStrip,
+			stripRight: a.RStrip,
+		}
+		if !a.Normalized {
+			raw = append(raw, token)
+			continue
+		}
+		// The token is sought in normalized text, so it is normalized itself: with Prepend, "x" becomes "▁x".
+		content, err := e.normalizer.apply(a.Content, sc)
+		if err != nil {
+			return err
+		}
+		token.content = strings.Clone(content)
+		if other, twice := byContent[content]; twice || content == "" {
+			return errUnsupported(
+				"a token that normalizes to another's text or to none,",
+				fmt.Sprintf("%q and %q", a.Content, other),
+			)
+		}
+		byContent[token.content] = a.Content
+		normalized = append(normalized, token)
+	}
+	e.setRawAdded(raw)
+	e.addedNormalized = newAddedTokens(normalized)
+	return nil
+}
+
+// setRawAdded sets the tokens that are looked for in the text as it is.
+func (e *Encoder) setRawAdded(tokens []addedToken) {
+	boundaries, others := newAddedTokens(tokens).boundaries()
+	e.boundaries, e.addedRaw = newAddedTokens(boundaries), newAddedTokens(others)
+}
+
+func (e *Encoder) parsePostProcessor(raw json.RawMessage) error {
+	parts, err := components(raw, "processors")
+	if err != nil {
+		return err
+	}
+	adding := 0
+	for _, part := range parts {
+		k := kind(part)
+		if k != "ByteLevel" {
+			if adding++; adding > 1 {
+				return errUnsupported("a second component that adds tokens,", strconv.Quote(k))
+			}
+		}
+		switch k {
+		case "ByteLevel": // moves offsets only
+		case "TemplateProcessing":
+			if err := e.parseTemplateProcessing(part); err != nil {
+				return fmt.Errorf("TemplateProcessing: %w", err)
+			}
+		case "RobertaProcessing", "BertProcessing":
+			var c struct {
+				Type           string `json:"type"`
+				Sep            namedID
+				Cls            namedID
+				TrimOffsets    bool `json:"trim_offsets"`     // no effect on ids
+				AddPrefixSpace bool `json:"add_prefix_space"` // no effect on ids
+			}
+			if err := strictDecode(part, &c); err != nil {
+				return fmt.Errorf("%s: %w", k, err)
+			}
+			e.prefix, e.suffix = []kvblock.Token{c.Cls.id}, []kvblock.Token{c.Sep.id}
+		default:
+			return errUnsupported("component", strconv.Quote(k))
+		}
+	}
+	return nil
+}
+
+// namedID is a token written as ["</s>", 2].
+type namedID struct{ id kvblock.Token }
+
+func (n *namedID) UnmarshalJSON(raw []byte) error {
+	var pair []json.RawMessage
+	if err := json.Unmarshal(raw, &pair); err != nil {
+		return err
+	}
+	if len(pair) != 2 {
+		return fmt.Errorf("%s is not a token and its id", raw)
+	}
+	var id uint32
+	if err := json.Unmarshal(pair[1], &id); err != nil {
+		return err
+	}
+	n.id = kvblock.Token(id)
+	return nil
+}
+
+func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
+	type piece struct {
+		ID     string `json:"id"`
+		TypeID int    `json:"type_id"`
+	}
+	var c struct {
+		Type   string `json:"type"`
+		Single []struct {
+			SpecialToken *piece
+			Sequence     *piece
+		} `json:"single"`
+		Pair          json.RawMessage `json:"pair"` // for two texts; prompts are one
+		SpecialTokens map[string]struct {
+			ID     string   `json:"id"`
+			IDs    []uint32 `json:"ids"`
+			Tokens []string `json:"tokens"`
+		} `json:"special_tokens"`
+	}
+	if err := strictDecode(raw, &c); err != nil {
+		return err
+	}
+	var before, after []kvblock.Token
+	sequences := 0
+	for _, p := range c.Single {
+		if p.SpecialToken == nil {
+			sequences++
+			continue
+		}
+		special, ok := c.SpecialTokens[p.SpecialToken.ID]
+		if !ok {
+			return fmt.Errorf("special token %q has no ids", p.SpecialToken.ID)
+		}
+		for _, id := range special.IDs {
+			if sequences == 0 {
+				before = append(before, kvblock.Token(id))
+			} else {
+				after = append(after, kvblock.Token(id))
+			}
+		}
+	}
+	if sequences != 1 {
+		return fmt.Errorf("the template for one text holds it %d times", sequences)
+	}
+	e.prefix, e.suffix = before, after
+	return nil
+}

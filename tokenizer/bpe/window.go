@@ -1,0 +1,228 @@
+package bpe
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unsafe"
+)
+
+// Most text is ASCII, and where its pieces begin can be worked out for 64 bytes at once: a window is a number for each
+// class of characters, a bit a byte, and "a letter after something else" is then letter &^ (letter << 1). A window
+// begins where a piece begins, so nothing that was before matters. What it cannot tell, since that depends on what
+// comes after the window or on characters beyond ASCII, is left to the scanners of scan.go, which also are what the
+// windows are tested against.
+
+// windowRules are what tells the expressions apart, as far as ASCII goes.
+type windowRules struct {
+	numbers      int // digits of a number at most: 1 or 3
+	contractions contractionRule
+	// cased: a word ends between a small and a capital letter.
+	cased bool
+	// slashes after the newlines after symbols belong to these.
+	slashes bool
+	// apart: numbers are cut out first, so that what is before one is the end of a text.
+	apart bool
+}
+
+type contractionRule uint8
+
+const (
+	noContractions   contractionRule = iota
+	contractionPiece                 // 's is a piece
+	contractionEnd                   // 's ends a word
+)
+
+// windows finds the rules of an expression. GPT-2's, by which spaces before numbers and newlines are cut differently,
+// and what is not here, is for scanners alone.
+var windows = map[string]*windowRules{
+	regexCL100K: {numbers: 3, contractions: contractionPiece},
+	regexQwen:   {numbers: 1, contractions: contractionPiece},
+	regexQwen35: {numbers: 1, contractions: contractionPiece},
+	regexO200K:  {numbers: 3, contractions: contractionEnd, cased: true, slashes: true},
+	regexTekken: {numbers: 1, cased: true, slashes: true},
+}
+
+var windowDeepSeek = &windowRules{numbers: 3, apart: true}
+
+// windowSize is the number of bytes of a window.
+const windowSize = 64
+
+// window has a bit for each byte, from the lowest.
+type window struct {
+	letter  uint64
+	number  uint64
+	space   uint64 // white space, newlines included
+	newline uint64 // \r and \n
+	blank   uint64 // the space itself
+	other   uint64 // not ASCII, or control characters that are no white space
+}
+
+// The lanes of a word are its bytes. What compares them works below the highest bit of each and answers in it.
+const (
+	lanes    = 0x0101010101010101
+	highBits = 0x80 * lanes
+)
+
+// atLeast marks the lanes of a, all below 0x80, that are at least c.
+func atLeast(a uint64, c byte) uint64 { return a + lanes*uint64(0x80-c) }
+
+// equal marks the lanes of a, all below 0x80, that are c.
+func equal(a uint64, c byte) uint64 { return highBits - (a ^ lanes*uint64(c)) }
+
+// gather makes the highest byte of the marks of eight lanes: a multiplication moves each to its place there.
+func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 &^ (1<<56 - 1) }
+
+// readWindow classifies the bytes of a window.
+func readWindow(text *[windowSize]byte) window {
+	var letter, number, space, newline, blank uint64
+	others := uint64(0)
+	for k := 0; k < windowSize; k += 8 {
+		raw := binary.LittleEndian.Uint64(text[k : k+8])
+		a := raw &^ highBits
+		small := a | lanes*0x20
+		blanks := equal(a, ' ')
+		spaces := atLeast(a, '\t')&^atLeast(a, '\r'+1) | blanks
+		// The first eight bytes are gathered to the highest byte, and move down with each step.
+		letter = letter>>8 | gather(atLeast(small, 'a')&^atLeast(small, 'z'+1))
+		number = number>>8 | gather(atLeast(a, '0')&^atLeast(a, '9'+1))
+		space = space>>8 | gather(spaces)
+		newline = newline>>8 | gather(equal(a, '\n')|equal(a, '\r'))
+		blank = blank>>8 | gather(blanks)
+		others |= raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | spaces)
+	}
+	w := window{letter: letter, number: number, space: space, newline: newline, blank: blank}
+	if others&highBits != 0 {
+		w.other = mark(text, func(raw, a uint64) uint64 {
+			return raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | atLeast(a, '\t')&^atLeast(a, '\r'+1))
+		})
+	}
+	return w
+}
+
+// mark returns the bits of the bytes that class marks, given eight of them and the same without their highest bits.
+func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64) {
+	for k := 0; k < windowSize; k += 8 {
+		raw := binary.LittleEndian.Uint64(text[k : k+8])
+		bits = bits>>8 | gather(class(raw, raw&^highBits))
+	}
+	return bits
+}
+
+// starts finds pieces of s[i:end], of which s[i] begins one. It returns where pieces begin, as a bit for each byte from
+// i, and how many bytes are cut with certainty; the piece that begins last among these may go on after them unless they
+// reach to end. 0 means that nothing is certain.
+func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
+	var text *[windowSize]byte
+	if end-i >= windowSize {
+		text = (*[windowSize]byte)(unsafe.Slice(unsafe.StringData(s), len(s))[i:end])
+	} else {
+		text = new([windowSize]byte) // the rest is zeros, which are of no class
+		copy(text[:], s[i:end])
+	}
+	w := readWindow(text)
+	size = bits.TrailingZeros64(w.other)
+	if size == 0 {
+		return 0, 0
+	}
+	valid := ^uint64(0) >> uint(windowSize-size)
+	letter, number, space, newline, blank := w.letter&valid, w.number&valid, w.space&valid, w.newline&valid,
+		w.blank&valid
+	symbol := valid &^ (letter | number | space)
+
+	// Newlines after symbols belong to them: adding its first bit to a run of ones clears the run.
+	absorbed := newline &^ (newline + newline&(symbol<<1))
+	if r.slashes {
+		slash := symbol & (absorbed << 1)
+		for slash != 0 && text[bits.TrailingZeros64(slash)] != '/' {
+			slash &= slash - 1
+		}
+		if slash != 0 {
+			size = bits.TrailingZeros64(slash)
+			valid = ^uint64(0) >> uint(windowSize-size)
+			letter, number, space, newline, blank = letter&valid, number&valid, space&valid, newline&valid, blank&valid
+			symbol, absorbed = symbol&valid, absorbed&valid
+		}
+	}
+	last := uint64(1) << uint(size-1) // the last byte that is known
+	atEnd := i+size == end
+
+	// White space up to its last newline is a piece, what follows another, but for its last character, which belongs to
+	// the word or the symbols that follow, or is a piece.
+	space &^= absorbed
+	spaceStart := space &^ (space << 1)
+	inLine := space &^ newline
+	inLineEnd := inLine &^ (inLine >> 1) &^ (newline >> 1) &^ last
+	if r.apart {
+		inLineEnd &^= number >> 1
+	}
+	starts = spaceStart | inLineEnd
+	if after := inLine & ((space & newline) << 1); after != 0 {
+		if runEnds := (inLine + after) &^ inLine; runEnds&newline != 0 { // not the last newline; rare
+			for rest := after; rest != 0; rest &= rest - 1 {
+				first := rest & -rest
+				if (inLine+first)&^inLine&newline != 0 {
+					after &^= first
+				}
+			}
+		}
+		starts |= after
+	}
+
+	if r.numbers == 1 {
+		starts |= number
+	} else {
+		third := number & (number << 1) & (number << 2) & (number << 3)
+		for begin := number &^ (number << 1); begin != 0; begin = begin << 3 & third {
+			starts |= begin
+		}
+	}
+
+	// A space before symbols belongs to them. One symbol alone before a letter belongs to the word.
+	symbolStart := symbol &^ (symbol << 1) &^ (blank << 1)
+	alone := symbolStart &^ (symbol >> 1)
+	starts |= symbolStart | letter&^((letter|inLine|alone)<<1)
+	if r.cased {
+		upper := letter & mark(text, func(_, a uint64) uint64 { return atLeast(a, 'A') &^ atLeast(a, 'Z'+1) })
+		starts |= upper & ((letter &^ upper) << 1)
+	}
+
+	if quotes := alone & (letter >> 1); quotes != 0 && r.contractions != noContractions {
+		starts = r.cutContractions(starts, quotes, letter, s, i, end)
+	}
+
+	if !atEnd {
+		// What the last byte begins may depend on the next byte, and how white space is cut on what comes after it.
+		if space&last != 0 {
+			starts &= 1<<uint(bits.Len64(spaceStart)) - 1
+		} else {
+			starts &^= last
+		}
+	}
+	return starts, size
+}
+
+// cutContractions returns starts with the contractions cut. They can be where the bits of quotes are: symbols, alone,
+// before a letter.
+func (r *windowRules) cutContractions(starts, quotes, letter uint64, s string, i, end int) uint64 {
+	if r.contractions == contractionEnd {
+		quotes &= letter << 1
+	}
+	cut := -1 // where the last contraction ended
+	for ; quotes != 0; quotes &= quotes - 1 {
+		quote := bits.TrailingZeros64(quotes)
+		if r.contractions == contractionEnd && quote == cut {
+			continue // the word before has one already
+		}
+		j := contraction(s, i+quote, end)
+		if j == 0 {
+			continue
+		}
+		cut = j - i
+		behind := ^uint64(0) << uint(cut) // none if the contraction reaches beyond the window
+		if r.contractions == contractionEnd {
+			starts &^= ^uint64(0) << uint(quote) &^ behind
+		}
+		starts |= letter & behind & -behind
+	}
+	return starts
+}
