@@ -5,7 +5,7 @@ import "kvepp/chattemplate"
 // The tables of the fields that kvepp reads, and how. Other fields are checked and skipped, in the body and in nvext,
 // and take no memory. TestFieldsAreThoseRead compares the tables with the code that reads the fields.
 
-// wholeFields are the fields of the outermost object that any API or engine reads.
+// topLevelFields are the fields of the outermost object that any API or engine reads.
 var topLevelFields = map[string]chattemplate.JSONField{
 	"add_generation_prompt": 0, "add_special_tokens": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
 	"chat_template_kwargs": 0, "continue_final_message": 0, "conversation": 0, "documents": 0, "echo": 0, "input": 0,
@@ -39,8 +39,8 @@ var fieldsOf = map[string]map[string]chattemplate.JSONField{
 	"response_format":     {}, // only its presence matters
 }
 
-// wholeField returns how ParseRequest reads a field.
-func wholeField(parent, key string) chattemplate.JSONField {
+// requestField returns how ParseRequest reads a field.
+func requestField(parent, key string) chattemplate.JSONField {
 	how, read := fieldsOf[parent][key]
 	if !read {
 		return chattemplate.JSONSkip
@@ -50,15 +50,15 @@ func wholeField(parent, key string) chattemplate.JSONField {
 
 // routingField returns how ParseRouting reads a field.
 func routingField(parent, key string) chattemplate.JSONField {
-	how := wholeField(parent, key)
+	how := requestField(parent, key)
 	if parent == "" && promptOnly(key) {
 		how |= chattemplate.JSONAsWritten
 	}
 	return how
 }
 
-// promptlessField returns how a field is read if the prompt is not: it keeps only the fields that decide the route.
-func promptlessField(parent, key string) chattemplate.JSONField {
+// routeOnlyField returns how to read a field if the prompt is not read: it keeps only the fields that decide the route.
+func routeOnlyField(parent, key string) chattemplate.JSONField {
 	if parent == "" {
 		switch key {
 		case "model", "stream", "nvext", "cache_salt", "max_completion_tokens", "max_tokens", "max_output_tokens":
@@ -66,7 +66,7 @@ func promptlessField(parent, key string) chattemplate.JSONField {
 			return chattemplate.JSONSkip
 		}
 	}
-	return wholeField(parent, key)
+	return requestField(parent, key)
 }
 
 // promptOnly reports whether a field is read only for the prompt's tokens.

@@ -152,7 +152,7 @@ type Prompt struct {
 // request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should
 // see the engine's own answer. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) {
-	return parseRequest(path, body, wholeField)
+	return parseRequest(path, body, requestField)
 }
 
 // ParseRouting is ParseRequest for callers that need no tokens. Long prompt texts are not decoded: if they have
@@ -174,7 +174,7 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	tooLarge := err
 	if errors.Is(err, ErrTooManyValues) { // the routing fields are small; read them anyway
 		value, taken, err = chattemplate.JSONReader{
-			Field:     promptlessField,
+			Field:     routeOnlyField,
 			Allowance: routingCost(len(body)),
 		}.Parse(
 			body,
