@@ -13,7 +13,7 @@ var ErrLimit = errors.New("chattemplate: limit exceeded")
 // Limits bound one render. A zero field means the default.
 type Limits struct {
 	// Steps bounds the work: one step for each statement, operation, call and loop item, for each 64 bytes of text
-	// copied or searched, and for each 8 bytes processed character by character. Default 5,000,000: several hundred
+	// copied or searched, and for each 8 bytes processed character by character. Default 5,000,000: about a hundred
 	// times what a conversation of 8k tokens needs.
 	Steps int
 	// Depth bounds nested macro calls, and the nesting of a value that is printed or compared. Default 200; at most
