@@ -516,7 +516,7 @@ func TestMemoryOfReplay(t *testing.T) {
 		})
 		r, _ := subscribe(
 			t,
-			Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint, ReplayTimeout: 200 * time.Millisecond},
+			Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint, ReplayTimeout: 2 * time.Second},
 		)
 		p.subscribed(1)
 		r.until(t, "the replay's end", func() bool { return r.count(string(ReplayTimedOut)) > 0 })
@@ -539,7 +539,7 @@ func TestMemoryOfReplay(t *testing.T) {
 		})
 		r := &answers{recorder: newRecorder()}
 		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint,
-			ReplayTimeout: 200 * time.Millisecond}, r); err != nil {
+			ReplayTimeout: 2 * time.Second}, r); err != nil {
 			t.Fatal(err)
 		}
 		p.subscribed(1)
