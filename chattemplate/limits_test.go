@@ -21,6 +21,9 @@ func nestedValue(depth int) *List {
 }
 
 func TestLimits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	// A stack overflow ends the process, so the test sets a small stack: a missing limit then fails quickly.
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
 	vars := NewDict()
@@ -244,6 +247,9 @@ func TestContext(t *testing.T) {
 // TestHostileSources compiles the longest sources of several kinds for which a compiler may need more than linear time
 // or much memory, and calls the inspection methods on them.
 func TestHostileSources(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	each := func(size int, format string) string {

@@ -412,6 +412,9 @@ func withDefaults(a, more map[string][]string) map[string][]string {
 
 // TestWorkIsCounted compares the cost of each operation with its count.
 func TestWorkIsCounted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	const (
@@ -602,6 +605,9 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 
 // TestRandomTemplates checks the limits with random templates of all language features.
 func TestRandomTemplates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
@@ -634,6 +640,9 @@ func FuzzRandomTemplates(f *testing.F) {
 // TestLongTexts repeats operations that process a text of 16 MiB character by character. The clock was once checked
 // only after a thousand of them.
 func TestLongTexts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	vars := hostile(16 << 20)
@@ -665,6 +674,9 @@ func TestLongTexts(t *testing.T) {
 
 // TestHeldMemory checks the memory of templates that keep their values.
 func TestHeldMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer debug.SetGCPercent(debug.SetGCPercent(25))

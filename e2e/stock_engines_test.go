@@ -415,7 +415,7 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	dir := t.TempDir()
 	program := filepath.Join(dir, "engine")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,
-		"./kind/engine").CombinedOutput(); err != nil {
+		"../test/kind/engine").CombinedOutput(); err != nil {
 		t.Fatalf("building the engine: %v\n%s", err, out)
 	}
 	for i := range n {

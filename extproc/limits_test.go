@@ -263,6 +263,9 @@ func heap() int {
 // TestPiecesCount: however small the pieces of a body are, the memory that it takes is what is counted, and not much
 // more than its bytes; it arrives unchanged, in few messages.
 func TestPiecesCount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const pieces = 100_000
 	for name, c := range map[string]struct{ size, every int }{
 		"one byte each":   {1, 1},

@@ -13,6 +13,9 @@ import (
 // Workers' messages are applied at once, beside lookups and dumps; what came of each worker's is what the oracle of
 // that worker alone says.
 func TestMessagesAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const workers = 6
 	x := newIndex(t)
 	var done atomic.Bool

@@ -664,6 +664,9 @@ func randomScript(seed uint64, n int) []byte {
 }
 
 func TestAgainstOracle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, workers := range []int{2, 5, 40} {
 		for seed := range uint64(4) {
 			first, apart := 0, 1+int(seed)%2*8

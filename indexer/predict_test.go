@@ -152,6 +152,9 @@ func (o *predictionOracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker
 }
 
 func TestPredictionsAgainstOracle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for seed := range uint64(4) {
 		for _, lru := range []bool{false, true} {
 			t.Run(fmt.Sprintf("seed%d/lru=%v", seed, lru), func(t *testing.T) {

@@ -104,6 +104,9 @@ func within[T any](t *testing.T, what string, c <-chan T) (v T) {
 
 // A server that is absent at first, then starts, stops and starts again.
 func TestReconnects(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	s := newServer(t)
 	s.end()
 	changed, messages, logged := make(chan bool, 10), make(chan string, 10), &logtest.Log{}

@@ -43,10 +43,10 @@ type prompt struct {
 	affinity    affinity     // of the request's session
 	constraints scoring.Constraints
 	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
-	whole       bool
-	held        int           // bytes of tokens, forward and inject, counted until the request is routed
-	heldIn      *budget.Share // the share that they are counted in
-	reason      Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
+	whole  bool
+	held   int           // bytes of tokens, forward and inject, counted until the request is routed
+	heldIn *budget.Share // the share that they are counted in
+	reason Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // releaseMemory ends the count of the prompt's memory.

@@ -51,6 +51,9 @@ func TestChooseIsDeterministic(t *testing.T) {
 // The frequencies of many draws against the distribution that is meant, by chi-square; the bound is the 99.9 %
 // quantile, and the seed is fixed.
 func TestChooseFrequencies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	softmax := func(temperature float64, scaled ...float64) []float64 {
 		var weights []float64
 		total := 0.0

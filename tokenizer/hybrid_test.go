@@ -8,6 +8,9 @@ import (
 
 // Which models are hybrids on SGLang, by their config.json. test/parity compares the lists with SGLang's code.
 func TestOverlapIsUpperBound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, c := range []struct {
 		config string
 		want   bool

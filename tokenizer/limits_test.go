@@ -33,6 +33,9 @@ const recursiveTemplate = `
 // TestHostileTools: no tool schema of a client's runs a template without end. The stack is small, because a goroutine
 // that overflows it ends the program.
 func TestHostileTools(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
 	nested := func(before, inner, after string, depth int) string {
 		return strings.Repeat(before, depth) + inner + strings.Repeat(after, depth)

@@ -91,6 +91,9 @@ func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 
 // TestMemoryOfRequests: reading and tokenizing take no more memory than ReadCost says, whatever the shape of a body.
 func TestMemoryOfRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	bodies := bodytest.All(1 << 20)
 	models := boundedModels(t)
 	for i, name := range slices.Sorted(maps.Keys(models)) {
@@ -108,6 +111,9 @@ func TestMemoryOfRequests(t *testing.T) {
 
 // TestMemoryOfRandomRequests is the same for random shapes.
 func TestMemoryOfRandomRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const seed = 1
 	chance := rand.New(rand.NewPCG(seed, 0))
 	for name, m := range boundedModels(t) {
@@ -121,6 +127,9 @@ func TestMemoryOfRandomRequests(t *testing.T) {
 
 // TestMemoryOfGeneralPatterns: pieces that a general pattern cuts are not all kept before they are encoded.
 func TestMemoryOfGeneralPatterns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
 	if err != nil {
 		t.Fatal(err)
@@ -174,6 +183,9 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 
 // TestAgentsBodiesAreTokenized: what agents send is tokenized for every engine, however much of it there is.
 func TestAgentsBodiesAreTokenized(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	many := func(n int, of func(i int) string) string {
 		all := make([]string, n)
 		for i := range all {

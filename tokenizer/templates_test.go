@@ -12,6 +12,9 @@ import (
 
 // TestTemplateFiles finds the template that each engine takes of several.
 func TestTemplateFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const (
 		config = "tokenizer_config.json"
 		named  = `{"chat_template":[{"name":"rag","template":"rag"},{"name":"default","template":"plain"},` +

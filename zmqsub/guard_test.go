@@ -196,6 +196,9 @@ const memoryBound = raceFactor * 150 << 20
 // A message of endless frames: libzmq limits whole messages and single frames only, and kept 7.6 GB of such a message
 // after 12 s. The guard ends the connection, and not that of another publisher.
 func TestMemoryOfEndlessParts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, size := range []int{0, 1, 100, 1 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
 			h := newHub(t)
@@ -305,6 +308,9 @@ func TestCut(t *testing.T) {
 
 // The largest accepted message, in pieces, and one with the largest accepted number of frames.
 func TestGreatestMessage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	payload := bytes.Repeat([]byte("x"), maxMessageBytes-8)
 	next := make(chan struct{})
 	p := serveRaw(t, "PUB", func(conn net.Conn) {
@@ -387,6 +393,9 @@ func stalls(t *testing.T, count *atomic.Int64) int64 {
 // The bytes of waiting whole messages are bounded: kvepp stops reading from a publisher of large messages while they
 // are on hold or wait for a replay. It loses none.
 func TestMemoryOfBacklog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, size := range []int{10, 5000, 15 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
 			const most = 250 << 20
@@ -451,6 +460,9 @@ func (c *checker) Disconnected()                  {}
 // If a handler does not return, the high-water mark is never lowered. The guard then bounds the memory: it ends the
 // connection, and each later one.
 func TestMemoryOfSlowHandler(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	memory := watchMemory(t)
 	var sent atomic.Int64
 	p := serveRaw(t, "PUB", func(conn net.Conn) {
@@ -489,6 +501,9 @@ func TestMemoryOfSlowHandler(t *testing.T) {
 
 // Memory is bounded during a replay too: that of live messages, which wait, and that of replayed ones.
 func TestMemoryOfReplay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Run("live messages", func(t *testing.T) {
 		memory := watchMemory(t)
 		p, sent := flooder(t, 1<<20, 400<<20)
@@ -557,6 +572,9 @@ func (*answers) Message(uint64, []byte, []byte) {}
 
 // The waiting bytes of several publishers together are bounded.
 func TestSeveralAttackers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	memory := watchMemory(t)
 	h := newHub(t)
 	hold := make(chan struct{})

@@ -110,6 +110,9 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 
 // While publishers write random streams, memory stays bounded, and all messages of another publisher arrive.
 func TestHostileStreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	h := newHub(t)
 	h.timing.cutPause, h.timing.cutPauseMax, h.timing.revive = time.Millisecond, 16*time.Millisecond,
 		10*time.Millisecond

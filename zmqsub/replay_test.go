@@ -67,6 +67,9 @@ func TestReplayIncomplete(t *testing.T) {
 }
 
 func TestReplayTimesOut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	replays := offerReplay(t, func(from uint64) [][]any { return threeFrames(from, 2)[:2-from] }) // never an end
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Second})
@@ -120,6 +123,9 @@ func TestReplayComesLater(t *testing.T) {
 
 // A publisher whose socket is full drops the next messages of its answer, even the end.
 func TestReplayInPieces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	asked := 0
 	replays := offerReplay(t, func(from uint64) [][]any {
 		whole := threeFrames(from, 8)

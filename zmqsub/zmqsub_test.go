@@ -244,6 +244,9 @@ func TestMalformed(t *testing.T) {
 
 // A frame above the limit ends the connection and not the process. The next message shows the gap.
 func TestMessageTooLong(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, MaxMessageBytes: 1000})
 	p.subscribed(1)
@@ -258,6 +261,9 @@ func TestMessageTooLong(t *testing.T) {
 
 // At first a server that is no ZMQ socket answers, as when another process has the port for a while.
 func TestPeerIsNotZMQ(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -357,6 +363,9 @@ func (l *listener) Connected()           {}
 func (l *listener) Disconnected()        { l.ended = true }
 
 func TestManySubscriptionsFewThreads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const n, messages = 4000, 3
 	h := newHub(t)
 	if err := h.Room(n); err != nil {

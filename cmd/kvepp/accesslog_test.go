@@ -145,6 +145,9 @@ func accessLines(file string) (lines []map[string]any, err error) {
 // TestAccessLogFile: lines are appended to what is there; a file that was moved away is created anew; what was pending
 // is written before kvepp ends.
 func TestAccessLogFile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "access.log")
 	if err := os.WriteFile(file, []byte("{\"before\":true}\n"), 0o644); err != nil {
@@ -219,6 +222,9 @@ func TestAccessLogThatCannotBeOpened(t *testing.T) {
 // TestAccessLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of standard output has
 // exited.
 func TestAccessLogReaderGone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)

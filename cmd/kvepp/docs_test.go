@@ -308,6 +308,9 @@ func TestPagesRun(t *testing.T) {
 // TestSecurityNumbers holds the numbers in docs/security.md to the flags' defaults and the constants that its tables
 // name.
 func TestSecurityNumbers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	flags, held := serveFlags(new(options)), 0
 	for _, cells := range regexp.MustCompile("(?m)^\\| ([^|]*) \\| ([^|]*) \\| `([^`|]*)` \\|").FindAllStringSubmatch(
 		pages(t)["docs/security.md"], -1) {

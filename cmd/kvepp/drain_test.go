@@ -31,6 +31,9 @@ func (r *running) runAdmin(args ...string) (stdout, stderr string, status int) {
 // TestOperatorCommands follows an endpoint of a kvepp that serves through cordon, drain and uncordon, by hand and by
 // the endpoints file.
 func TestOperatorCommands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	kvepp := reserve(t)
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
@@ -145,6 +148,9 @@ var whenever = regexp.MustCompile(`after [0-9ms]+`)
 // TestDrainWaits: the command returns when the last request ends, and says how many run meanwhile; whatever else ends
 // it, it says what to do.
 func TestDrainWaits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for name, c := range map[string]struct {
 		after             func(gets int, e *admin.Endpoint)
 		timeout           time.Duration

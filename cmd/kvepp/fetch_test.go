@@ -67,6 +67,9 @@ func tree(t *testing.T, folder string) map[string]string {
 }
 
 func TestFetch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	var failures atomic.Int64
 	url := modelHub(t, map[string]string{
 		"tokenizer.json": "{}", "tokenizer_config.json": "[]", "chat_template.jinja": "{{ x }}",

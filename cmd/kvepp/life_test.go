@@ -227,6 +227,9 @@ const oneEndpoint = "endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n"
 // TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might,
 // nor for a peer that takes the connection and says nothing.
 func TestReplicasStartTogether(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
 	if err != nil {
@@ -265,6 +268,9 @@ func TestReplicasStartTogether(t *testing.T) {
 
 // TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever they all go.
 func TestPoolAtZero(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints: []\n")
@@ -297,6 +303,9 @@ func TestPoolAtZero(t *testing.T) {
 // TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not
 // answer keep nobody from being served.
 func TestTokenizersThatDoNotLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	broken, hanging := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(broken, "tokenizer.json"), []byte("{"), 0o644); err != nil {
@@ -337,6 +346,9 @@ func TestConformanceIsLogged(t *testing.T) {
 // TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then
 // kvepp ends well. A second signal does not wait.
 func TestDrain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)

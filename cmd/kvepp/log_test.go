@@ -61,6 +61,9 @@ func (r *running) logLines(outcome string) (int, error) {
 
 // TestLogWithoutReader: a log that nobody reads holds no request up, nor the end of kvepp.
 func TestLogWithoutReader(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
@@ -80,6 +83,9 @@ func TestLogWithoutReader(t *testing.T) {
 
 // TestErrorWithoutReader: a kvepp that cannot start ends, although nobody reads what it says.
 func TestErrorWithoutReader(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	pipe := fullPipe(t, r)
@@ -94,6 +100,9 @@ func TestErrorWithoutReader(t *testing.T) {
 
 // TestLogReaderGone: kvepp goes on after the reader of its log has exited.
 func TestLogReaderGone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)

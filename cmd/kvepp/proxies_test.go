@@ -21,6 +21,9 @@ import (
 // TestHandshakeFailures: each way in which a TLS handshake can fail is counted under a cause of its own, and logged
 // once with what to change.
 func TestHandshakeFailures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	dir, ours, others := t.TempDir(), newAuthority(t), newAuthority(t)
 	certificate, key := ours.sign(t, 1)
@@ -119,6 +122,9 @@ func TestHandshakeFailures(t *testing.T) {
 
 // TestTLSToPlaintextPort: a proxy that speaks TLS to a port without TLS is told of, and one that does not is served.
 func TestTLSToPlaintextPort(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints: []\n")
@@ -141,6 +147,9 @@ func TestTLSToPlaintextPort(t *testing.T) {
 
 // TestNoProxy: 60 s after the start kvepp says once that no proxy has connected.
 func TestNoProxy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints: []\n")

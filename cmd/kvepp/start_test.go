@@ -177,6 +177,9 @@ func TestChangedSettings(t *testing.T) {
 // TestSubscriptionIsLate: without --engine the engines are stock vLLM, and so is the flag that the line about a missing
 // connection names.
 func TestSubscriptionIsLate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")

@@ -77,6 +77,9 @@ func TestPagesChangeNothing(t *testing.T) {
 // TestIdleConnectionsHoldNothing: with few file descriptors, connections that send nothing keep neither proxies nor
 // operators out.
 func TestIdleConnectionsHoldNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)

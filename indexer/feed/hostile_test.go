@@ -154,6 +154,9 @@ func hostileMessage(r *rand.Rand, seq *uint64) []byte {
 // While publishers send random messages, the index has exactly the blocks of another worker, and neither memory nor log
 // grow with the messages.
 func TestHostilePublishers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	lines := new(logtest.Log)
 	h := newFixture(t, lines)
 	honest, hostile := newEngine(t, 0), []*engine{newEngine(t, 0), newEngine(t, 0), newEngine(t, 0)}

@@ -33,6 +33,9 @@ func contents(x *indexer.Index, w kvblock.Worker) []string {
 
 // Subscriptions share decoding buffers: no data of one message gets into another, and no bytes of a message are kept.
 func TestDecodingsAreShared(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	h := newFixture(t, io.Discard)
 	const workers = 8
 	alone, err := indexer.New(indexer.Config{})

@@ -16,6 +16,9 @@ import (
 // the tables. A look-up is a call with a name and the body: an expression that ends in .Body, or a variable with one of
 // the names that bodies have in those packages.
 func TestFieldsAreThoseRead(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	bodies := map[string]bool{"b": true, "body": true, "object": true}
 	elsewhere := map[string]bool{ // looked up in other objects with the same variable names
 		"type": true,

@@ -55,6 +55,9 @@ func holdParse(t *testing.T, body bodytest.Body) {
 
 // TestMemoryOfBodies: for every shape of a body, parsing takes at most ReadCost.
 func TestMemoryOfBodies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for i, body := range bodytest.All(1 << 20) {
 		if i%(2*slowerBuild) == 0 ||
 			slowerBuild == 1 && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "tools: ")) {
@@ -65,6 +68,9 @@ func TestMemoryOfBodies(t *testing.T) {
 
 // TestMemoryOfRandomBodies: the same for random bodies. FuzzMemoryOfBodies generates more.
 func TestMemoryOfRandomBodies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const seed = 1
 	chance := rand.New(rand.NewPCG(seed, 0))
 	for i := range 60 / slowerBuild {

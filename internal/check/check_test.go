@@ -145,6 +145,9 @@ func withoutTemplate(t *testing.T) *tokenizer.Model {
 
 // TestEngines: each setting that an engine tells of, right and wrong. No events come.
 func TestEngines(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	hub, err := zmqsub.NewHub()
 	if err != nil {
 		t.Fatal(err)

@@ -493,6 +493,9 @@ func TestUnseenLoad(t *testing.T) {
 
 // Over a real connection: one for each page, kept; redirects are not followed.
 func TestOverHTTP(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	var mu sync.Mutex
 	connections, asked := map[string]bool{}, 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

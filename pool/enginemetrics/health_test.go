@@ -469,6 +469,9 @@ func TestStallOfKvepp(t *testing.T) {
 // With real sockets: a server that closes its port, one behind a listener that accepts and does not answer, and a
 // returning one.
 func TestPageStatesOverHTTP(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	var stopped atomic.Bool
 	release := make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -567,6 +567,9 @@ func testFrontendsKnow(t *testing.T) {
 // TestFrontendsOfTheirOwnPodsAlone: where each frontend knows the worker beside it and no other, all are asked before a
 // Pod has waited enough.
 func TestFrontendsOfTheirOwnPodsAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	synctest.Test(t, testFrontendsOfTheirOwnPodsAlone)
 }
 

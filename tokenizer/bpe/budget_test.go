@@ -9,6 +9,9 @@ import (
 )
 
 func TestLongText(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, name := range modelNames {
 		e := loadEncoder(t, name)
 		for _, text := range []string{strings.Repeat("a", 1<<18), strings.Repeat(" ", 1<<18),
@@ -38,6 +41,9 @@ func TestEncodeStops(t *testing.T) {
 
 // TestIDsWithinRoom: an encoding fails if its ids need more room than the budget has, and succeeds if they fit.
 func TestIDsWithinRoom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	for _, name := range modelNames {
 		e := loadEncoder(t, name)
 		for what, text := range map[string]string{"one id a byte": strings.Repeat("!1a?", 1<<16),

@@ -105,6 +105,9 @@ func textOf(r *rand.Rand, some []string, n int) string {
 
 // TestCertain holds the cut against every configuration of components that the tests have.
 func TestCertain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	encoders := map[string]*Encoder{}
 	for _, name := range modelNames {
 		encoders[name] = loadEncoder(t, name)

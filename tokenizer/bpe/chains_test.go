@@ -114,6 +114,9 @@ func holdChain(t *testing.T, normalizers, preTokenizers []string) {
 
 // TestHostileChains: no normalizers and pre-tokenizers of a folder make a text grow without end, or go on for ever.
 func TestHostileChains(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(2 << 30))
@@ -188,6 +191,9 @@ func TestHostileFolder(t *testing.T) {
 
 // TestFormStretches: a text that is normalized a stretch at a time is what it is when it is normalized at once.
 func TestFormStretches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	r := rand.New(rand.NewPCG(7, 16))
 	alphabet := []rune("ab é̈́̄̕각각ﷺｶﾞﬁ½カ゛ãồẛ̣Åक़ཱིྀ😀")
 	for range 20 {

@@ -169,6 +169,9 @@ func randomText(rng *rand.Rand) string {
 }
 
 func TestScannersAgainstRegexp(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {
 		text := randomText(rng)

@@ -127,6 +127,9 @@ func TestSegmentCacheComparesTexts(t *testing.T) {
 
 // TestSegmentCacheOfLongTexts fills a cache with short segments and then with ones that no block of those can hold.
 func TestSegmentCacheOfLongTexts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const budget = 1 << 20
 	c := newSegmentCache(budget)
 	for i := range 20_000 {

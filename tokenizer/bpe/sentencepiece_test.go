@@ -66,6 +66,9 @@ func randomRunes(t *testing.T, rng *rand.Rand, unknown, fuse bool, bytes int, no
 // rewritten, then merged as one piece. That is had from the same model with a step that does nothing but be unknown to
 // spacingOf.
 func TestSpacing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	const replace = `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`
 	const prepend = `{"type":"Prepend","prepend":"▁"},`
 	const nothing = `,{"type":"Strip","strip_left":false,"strip_right":false}`

@@ -70,6 +70,9 @@ func (v *variants) override(t testing.TB, base string, overrides map[string]json
 }
 
 func TestVariantsAgainstHuggingFace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	v := loadVariants(t)
 	if len(v.Variants) < 100 {
 		t.Fatalf("only %d variants", len(v.Variants))

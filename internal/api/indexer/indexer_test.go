@@ -461,6 +461,9 @@ func TestWarmUpWaitsForItsTurn(t *testing.T) {
 
 // TestWarmUpEnds, whatever the peers do.
 func TestWarmUpEnds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	hang := make(chan struct{})
 	defer close(hang)
 	peer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
