@@ -1,28 +1,28 @@
-// Package cputime is the clock of the measurements here: CPU time in ns, which other programs on the machine disturb
-// little. It keeps nothing, and any goroutine may ask.
+// Package cputime measures CPU time in ns, which other programs on the machine disturb little. It keeps no state and is
+// safe for concurrent use.
 package cputime
 
 import "syscall"
 
-// Process is what this process has taken so far: all threads, the kernel's part, the garbage collector's and C
-// libraries'.
+// Process returns the CPU time of this process so far: all threads, the kernel's part, garbage collection and C
+// libraries.
 func Process() float64 { return of(syscall.RUSAGE_SELF) }
 
-// Thread is what the calling thread has taken; for goroutines that are locked to theirs.
+// Thread returns the CPU time of the calling thread, for goroutines that are locked to their thread.
 func Thread() float64 {
-	const rusageThread = 1 // Linux's, which package syscall does not name
+	const rusageThread = 1 // RUSAGE_THREAD of Linux, which package syscall lacks
 	return of(rusageThread)
 }
 
 func of(who int) float64 {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(who, &u); err != nil {
-		panic(err) // only if who were none of Linux's
+		panic(err) // only for an invalid argument
 	}
 	return float64(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// Cost is what one Process adds to what it measures.
+// Cost returns the CPU time that one call of Process adds to a measurement.
 var Cost = func() float64 {
 	const n = 10_000
 	start := Process()

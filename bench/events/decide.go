@@ -13,17 +13,17 @@ import (
 const promptTokens = 8192
 
 type hashed struct {
-	Local    float64 `json:"local_ns"` // a block
+	Local    float64 `json:"local_ns"` // per block
 	Sequence float64 `json:"sequence_ns"`
 	Digest   string  `json:"digest"`
 }
 
-// hash answers the CPU time of hashing the blocks of a prompt of 8,192 tokens, and of the chain over them.
+// hash measures the CPU time of hashing the blocks of a prompt of 8,192 tokens, and of the chain over them.
 func hash(blockSize int) (*hashed, error) {
 	const times = 4000
 	tokens := make([]kvblock.Token, promptTokens)
 	for i := range tokens {
-		tokens[i] = kvblock.Token(uint32(i) * 2654435761 % 151936) // as index-rs has it
+		tokens[i] = kvblock.Token(uint32(i) * 2654435761 % 151936) // as in index-rs
 	}
 	o := kvblock.HashOptions{BlockSize: blockSize}
 	var local []kvblock.LocalHash
@@ -49,7 +49,7 @@ func hash(blockSize int) (*hashed, error) {
 	}, nil
 }
 
-// desk is what decisions are made with: an index and a load book in use.
+// desk is the state for decisions: an index and a load book in use.
 type desk struct {
 	index      *indexer.Index
 	book       *scoring.ActiveSequences
@@ -59,8 +59,8 @@ type desk struct {
 	candidates []scoring.Candidate
 	costs      []float64
 	active     []scoring.Booking
-	next       int // of prompts, modulo their number
-	booked     int // requests, ever: the next one takes the place of the oldest in active
+	next       int // the next prompt, modulo their number
+	booked     int // requests so far: the next one replaces the oldest in active
 	local      []kvblock.LocalHash
 	seq        []kvblock.SequenceHash
 	scores     indexer.OverlapScores
@@ -68,8 +68,8 @@ type desk struct {
 	prompt     scoring.Prompt
 }
 
-// newDesk makes 512 prompts of 8,192 tokens. An eighth of each is one of four system prompts, which all workers hold;
-// half of it is an earlier turn, which two hold; the rest nobody has.
+// newDesk creates 512 prompts of 8,192 tokens. An eighth of each is one of four system prompts, which all workers have;
+// half of it is an earlier turn, which two have; the rest is new.
 func newDesk(workers, blockSize int) (*desk, error) {
 	x, err := indexer.New(indexer.Config{})
 	if err != nil {
@@ -158,14 +158,14 @@ func (d *desk) free(n int) {
 }
 
 type chosen struct {
-	Select float64 `json:"select_ns"` // CPU time, choose: by worker; decide: of a decision
+	Select float64 `json:"select_ns"` // CPU time; choose: per worker; decide: per decision
 	Hash   float64 `json:"hash_ns"`
 	Find   float64 `json:"find_ns"`
 }
 
-// choose answers what one more worker adds to a selection: the difference between many and few, by the difference of
-// their numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide.
-// The candidates are the same several times, as they are where Dynamo's selection is measured.
+// choose measures the cost of one more worker in a selection: the difference between many and few workers, divided by
+// the difference of their numbers. The fixed cost of a selection (it walks and books the prompt's blocks) is part of
+// decide. The same candidates are used several times, as in the measurement of Dynamo's selection.
 func choose(workers int) (*chosen, error) {
 	const few, batch, batches = 64, 16, 200
 	if workers <= few {
@@ -182,7 +182,7 @@ func choose(workers int) (*chosen, error) {
 			d.hash()
 			d.find()
 			for j := range d.candidates {
-				d.candidates[j].DeviceBlocks = j % 32 // as index-rs has it
+				d.candidates[j].DeviceBlocks = j % 32 // as in index-rs
 			}
 			d.free(batch)
 			start := cputime.Process()
@@ -199,7 +199,7 @@ func choose(workers int) (*chosen, error) {
 	return &chosen{Select: (whole[1] - whole[0]) / float64(workers-few)}, nil
 }
 
-// decide answers the CPU time of whole decisions among 64 workers.
+// decide measures the CPU time of whole decisions among 64 workers.
 func decide(blockSize int) (*chosen, error) { return decisions(64, blockSize) }
 
 func decisions(workers, blockSize int) (*chosen, error) {
@@ -222,9 +222,9 @@ func decisions(workers, blockSize int) (*chosen, error) {
 	}
 	var c chosen
 	for range batches {
-		// The parts are timed in passes of their own, each over other prompts, because the clock costs as much as a
-		// part. A prompt's tokens were written just before a decision, so that they are in the cache; its blocks in the
-		// index are not.
+		// The parts are timed in separate passes over different prompts, because the clock costs as much as a part. A
+		// prompt's tokens were written just before its decision, so they are in the cache; its blocks in the index are
+		// not.
 		from := d.next
 		for range 3 * batch {
 			d.hash()

@@ -13,17 +13,17 @@ import (
 	"kvepp/kvblock/kvblocktest"
 )
 
-// messages is the payloads of one worker's publisher, as vLLM encodes them: an array of a time, events and a rank. The
-// same kind gives the same messages.
+// messages is the payloads of one worker's publisher in vLLM's encoding: arrays of a time, events and a rank. The same
+// kind gives the same messages.
 type messages struct {
 	payloads  [][]byte
 	blockSize int
-	blocks    int // that they announce, stored and removed
-	held      int // that the worker holds after them
+	blocks    int // blocks that they announce as stored and removed
+	held      int // blocks that the worker has after them
 }
 
 // Kinds of messages. A prefill announces one prompt of 1,024 tokens in one event. A decode message is a step of 32
-// running requests that all fill a block, an event each, and 8 blocks of ended requests that go, an event each too.
+// running requests that all fill a block, one event each, and 8 removals of blocks of ended requests, one event each.
 func newMessages(kind string, count int) (*messages, error) {
 	m := &messages{}
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -78,7 +78,7 @@ func (m *messages) decode(rng *rand.Rand, count int) {
 		for range gone {
 			b = append(b, 0x93)
 			b = appendText(b, "BlockRemoved")
-			b = kvblocktest.AppendUint(append(b, 0x91), ended[len(ended)-1]) // a request's end first
+			b = kvblocktest.AppendUint(append(b, 0x91), ended[len(ended)-1]) // the last block of a request first
 			b = appendText(b, "GPU")
 			ended = ended[:len(ended)-1]
 		}
@@ -95,7 +95,7 @@ func (m *messages) begin(events int) []byte {
 	return appendArray(b, events)
 }
 
-// stored appends an event for blocks of random tokens; parent 0 is none.
+// stored appends an event for blocks of random tokens; parent 0 means none.
 func (m *messages) stored(b []byte, rng *rand.Rand, hashes []uint64, parent uint64) []byte {
 	b = appendText(append(b, 0x97), "BlockStored")
 	b = appendArray(b, len(hashes))
@@ -115,8 +115,7 @@ func (m *messages) stored(b []byte, rng *rand.Rand, hashes []uint64, parent uint
 	return appendText(append(b, 0xc0), "GPU") // before it, no LoRA
 }
 
-// appendText and appendArray append msgpack, as short as it can be, which is how engines write it; texts of less than
-// 32 bytes.
+// appendText and appendArray append msgpack in the shortest form, as engines do; texts of less than 32 bytes.
 func appendText(b []byte, text string) []byte {
 	return append(append(b, 0xa0|byte(len(text))), text...)
 }
@@ -128,11 +127,10 @@ func appendArray(b []byte, n int) []byte {
 	return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n))
 }
 
-// maxMessages is how many messages are made at most. Whoever sends more begins again; an index would not be what it
-// should.
+// maxMessages is the largest number of different messages. Further messages repeat them, and the index would be wrong.
 const maxMessages = 8192
 
-// publish sends so many messages with the numbers that engines give them.
+// publish sends so many messages with the numbers that engines use.
 func publish(kind string, count int, stdin io.Reader, stdout io.Writer) error {
 	m, err := newMessages(kind, min(count, maxMessages))
 	if err != nil {

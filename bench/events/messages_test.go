@@ -6,8 +6,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// The messages are what they are said to be: kvblock reads them, uses every event, and they leave the index with what
-// they say they do, which decode checks.
+// kvblock decodes the messages, uses every event, and the index afterwards has the announced blocks, which decode
+// checks.
 func TestMessages(t *testing.T) {
 	for kind, blocks := range map[string]int{"prefill16": 64, "prefill64": 16, "decode16": 40} {
 		m, err := newMessages(kind, 40*decodeTogether)

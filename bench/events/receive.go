@@ -19,7 +19,7 @@ import (
 	"kvepp/zmqsub"
 )
 
-// took is what something cost: CPU time in ns, by message and by block.
+// took is the cost of receiving: CPU time in ns, per message and per block.
 type took struct {
 	Message float64 `json:"message_ns"`
 	Block   float64 `json:"block_ns"`
@@ -48,7 +48,7 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 	case "index":
 		err = receiveIndex(endpoint, m)
 	default:
-		err = fmt.Errorf("nobody receives by %q", mode)
+		err = fmt.Errorf("unknown way to receive: %q", mode)
 	}
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (c *counter) Message(_ uint64, _, _ []byte) {
 func (c *counter) Gap(expected, got uint64) {
 	c.fail(fmt.Errorf("messages %d to %d were lost", expected, got-1))
 }
-func (c *counter) Restart()                    { c.fail(errors.New("the publisher began anew")) }
+func (c *counter) Restart()                    { c.fail(errors.New("the publisher restarted")) }
 func (c *counter) Malformed(err error)         { c.fail(err) }
 func (c *counter) Cut(err error)               { c.fail(err) }
 func (c *counter) Replayed(zmqsub.Replay, int) {}
@@ -113,11 +113,11 @@ func (c *counter) Disconnected()               {}
 func (c *counter) fail(err error) {
 	select {
 	case c.done <- err:
-	default: // one reason is enough
+	default: // keep the first error
 	}
 }
 
-// receiveIndex is what kvepp serve does with a worker's events.
+// receiveIndex runs kvepp serve's handling of a worker's events.
 func receiveIndex(endpoint string, m *messages) error {
 	x, err := indexer.New(indexer.Config{})
 	if err != nil {
@@ -139,18 +139,18 @@ func receiveIndex(endpoint string, m *messages) error {
 	return f.Close()
 }
 
-// decodeTogether is how many messages are timed together in one step: few enough for their batches to stay in the
-// cache, as the one does that a subscription has.
+// decodeTogether is how many messages one step times together: few enough for their batches to stay in the cache, as
+// the only batch of a subscription does.
 const decodeTogether = 8
 
-// decoded is what the steps of an event cost a block, in ns.
+// decoded is the cost of each step of an event, in ns per block.
 type decoded struct {
 	Decode    float64 `json:"decode_ns"`    // DecodeBatch
 	Normalize float64 `json:"normalize_ns"` // Normalize, which hashes
 	Apply     float64 `json:"apply_ns"`     // to the index
 }
 
-// decode takes a worker's messages, a multiple of decodeTogether, through all steps without a socket.
+// decode runs a worker's messages, a multiple of decodeTogether, through all steps without a socket.
 func decode(m *messages) (*decoded, error) {
 	x, err := indexer.New(indexer.Config{})
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 )
 
 // startGAIE starts the endpoint picker of the Gateway API Inference Extension at the first of three ports, as its chart
-// does, without TLS as every processor here. It knows endpoints from Kubernetes alone, so it gets an API server, and in
-// it a pool and two pods that are the upstream.
+// does, without TLS like every processor here. It takes endpoints only from Kubernetes, so it gets an API server with a
+// pool and two pods that are the upstream.
 func (p *programs) startGAIE(ctx context.Context, o *options, port, upstream int) (*program, error) {
 	crds, err := filepath.Glob(filepath.Join(o.gaie, "crds", "*.yaml"))
 	if err == nil && len(crds) == 0 {
-		err = errors.New(o.gaie + " has no crds/*.yaml: start this through bench/path.sh")
+		err = errors.New(o.gaie + " has no crds/*.yaml: run this through bench/path.sh")
 	}
 	if err != nil {
 		return nil, err

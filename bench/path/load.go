@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// connection is a client's, HTTP/1.1.
+// connection is a client's connection, HTTP/1.1.
 type connection struct {
 	net.Conn
 	in  *bufio.Reader
@@ -28,7 +28,7 @@ func dial(port int) (*connection, error) {
 	return &connection{Conn: c, in: bufio.NewReaderSize(c, 16<<10)}, nil
 }
 
-// send posts a chat and returns the response, its body unread.
+// send posts a chat and returns the response with its body unread.
 func (c *connection) send(body []byte, header string) (*http.Response, error) {
 	c.SetDeadline(time.Now().Add(5 * time.Minute))
 	c.out = fmt.Appendf(
@@ -60,18 +60,19 @@ func (c *connection) ask(body []byte) error {
 	return err
 }
 
-// load is a closed loop: each connection sends its next request when it has the answer to the one before.
+// load is a closed loop: each connection sends its next request when it has the previous answer.
 type load struct {
 	port, connections int
 	length            time.Duration
-	// next returns what a connection sends next, and first, unmeasured, what must be answered before; nil: nothing.
+	// next returns the next request of a connection, and first, an unmeasured request that must be answered before;
+	// nil: none.
 	next func(w *writer) (first, body []byte)
 }
 
-// measured is what came of a load.
+// measured is the result of a load.
 type measured struct {
-	times []time.Duration // of each request but those that others need before them
-	sent  int             // all of these
+	times []time.Duration // of each measured request
+	sent  int             // number of measured requests
 	took  time.Duration
 }
 
@@ -127,7 +128,7 @@ func (l *load) one(ctx context.Context, w *writer) (times []time.Duration, sent 
 	return times, sent, nil
 }
 
-// readStream asks for a stream and returns how long each of its pieces was on the way.
+// readStream requests a stream and returns the delay of each of its pieces.
 func readStream(port, chunks, intervalMS int, body []byte) (delays []time.Duration, err error) {
 	c, err := dial(port)
 	if err != nil {
@@ -151,7 +152,7 @@ func readStream(port, chunks, intervalMS int, body []byte) (delays []time.Durati
 		if sent, ok := bytes.CutPrefix(line, []byte(`data: {"id":"`)); ok {
 			end := bytes.IndexByte(sent, '"')
 			if end < 0 {
-				return nil, fmt.Errorf("a piece of a stream is broken: %q", line)
+				return nil, fmt.Errorf("a piece of a stream is malformed: %q", line)
 			}
 			at, err := strconv.ParseInt(string(sent[:end]), 10, 64)
 			if err != nil {
@@ -161,7 +162,7 @@ func readStream(port, chunks, intervalMS int, body []byte) (delays []time.Durati
 		}
 	}
 	if len(delays) != chunks {
-		return nil, fmt.Errorf("%d pieces of a stream arrived, not %d", len(delays), chunks)
+		return nil, fmt.Errorf("%d pieces of a stream arrived, want %d", len(delays), chunks)
 	}
 	return delays, nil
 }

@@ -1,10 +1,10 @@
-// Command bench-path is `make bench-path`: it measures what an external processor costs a request behind a real Envoy,
-// with kvepp beside Envoy alone, beside a processor that only sends back what it is sent and, if wanted, beside the
-// Gateway API's own.
+// Command bench-path is `make bench-path`: it measures the cost of an external processor for a request behind a real
+// Envoy. It compares kvepp with Envoy alone, with a processor that only sends back what it gets and, on request, with
+// the Gateway API's own.
 //
-// It starts every program it needs on loopback (itself as that processor and as the upstream), loads them in turn, and
-// prints medians and how they stand to the project's goals. It owns no part of the product, and what it measures is the
-// program that people run. One goroutine drives; each connection of a load is one more.
+// It starts all programs on loopback (itself as that processor and as the upstream), loads them in turn, and prints
+// medians and the project's goals. It measures the unchanged kvepp program. One goroutine drives; each connection of a
+// load is one more.
 package main
 
 import (
@@ -17,16 +17,16 @@ import (
 	"time"
 )
 
-// options say what to run.
+// options are the settings of a run.
 type options struct {
 	root, kvepp, envoy, model string
 	rounds                    int
 	length                    time.Duration // of one measurement
 	streams, chunks           int           // of server-sent events
 	only                      string
-	size                      int // of bodies, KB; 0: all
-	connections               int // that send them; 0: 1, then 64
-	// folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it
+	size                      int // size of bodies in KB; 0: all
+	connections               int // number of connections; 0: 1, then 64
+	// Folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it.
 	gaie, kube string
 }
 
@@ -42,13 +42,13 @@ func main() {
 	flag.StringVar(&o.kvepp, "kvepp", "bin/kvepp", "kvepp's program")
 	flag.StringVar(&o.envoy, "envoy", "", "Envoy's program")
 	flag.StringVar(&o.model, "model", "", "folder of a real model's tokenizer")
-	flag.IntVar(&o.rounds, "rounds", 5, "measurements of each kind")
+	flag.IntVar(&o.rounds, "rounds", 5, "number of measurements of each kind")
 	flag.DurationVar(&o.length, "length", time.Second, "of a measurement")
-	flag.IntVar(&o.streams, "streams", 500, "answers that are streamed at once")
-	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each, ten a second")
-	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
-	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
-	flag.IntVar(&o.connections, "connections", 0, "bodies over so many connections alone: 1 or 64")
+	flag.IntVar(&o.streams, "streams", 500, "number of concurrent streams")
+	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each stream, ten a second")
+	flag.StringVar(&o.only, "only", "", "run only this part: bodies, chats or streams")
+	flag.IntVar(&o.size, "size", 0, "only bodies of so many KB: 4, 32, 256 or 1024")
+	flag.IntVar(&o.connections, "connections", 0, "only bodies over so many connections: 1 or 64")
 	flag.StringVar(
 		&o.gaie,
 		"gaie",
@@ -56,7 +56,7 @@ func main() {
 		"folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is "+
 			"not measured",
 	)
-	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, which that needs")
+	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, for -gaie")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

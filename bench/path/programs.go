@@ -16,28 +16,28 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// program is one that was started.
+// program is a running program.
 type program struct {
 	*process.Process
-	port    int // where it serves
-	metrics int // where it says how much it allocated
+	port    int // of its service
+	metrics int // of its metrics about allocations
 }
 
-// programs are all that a run needs, and the ways through them.
+// programs are all programs of a run, and the columns through them.
 type programs struct {
 	folder                                     string
 	started                                    []*program
 	envoy                                      *program
 	alone, echo, leastLoaded, kv, echoBodiless *column
 	leastLoadedBodiless                        *column
-	gaie                                       *column // nil: not wanted
+	gaie                                       *column // nil: without it
 	cluster                                    *apiserver.Server
 	columns                                    []*column
 	words                                      words
 }
 
-// spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this
-// process's.
+// spawn starts a program that ends when this one ends in any way. env, as NAME=VALUE, is added to this process's
+// environment.
 func (p *programs) spawn(name string, env []string, argv ...string) (*program, error) {
 	x, err := process.Start(p.folder, name, env, argv...)
 	if err != nil {
@@ -57,7 +57,7 @@ func (p *programs) close() {
 	os.RemoveAll(p.folder)
 }
 
-// start starts everything and waits until it serves.
+// start starts all programs and waits until they serve.
 func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p := &programs{}
 	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {
@@ -68,7 +68,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 			p.close()
 		}
 	}()
-	for _, v := range os.Environ() { // what tunes Go's collector goes, so that programs are measured as they come
+	for _, v := range os.Environ() { // drop settings of Go's garbage collector
 		if name, _, _ := strings.Cut(v, "="); name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" ||
 			strings.HasPrefix(name, "KVEPP_") {
 			os.Unsetenv(name)
@@ -135,7 +135,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		return x
 	}
 	least := kvepp("least-loaded", "--router-mode", "least-loaded")
-	// Without events nothing is held but what was sent before: so a grown chat finds its first turn.
+	// Without events, kvepp assumes the blocks of earlier requests: a grown chat finds those of its first turn.
 	kv := kvepp("kv", "--model", "m="+o.model, "--no-router-kv-events")
 	if err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	for _, c := range p.columns {
 		if err = c.await(ctx, p.words.writer().chat(nil, 1000, false)); err != nil {
 			for _, x := range p.started {
-				fmt.Fprintf(os.Stderr, "--- the end of %s's log:\n%s\n", x.Name, x.Tail(15))
+				fmt.Fprintf(os.Stderr, "--- last lines of %s's log:\n%s\n", x.Name, x.Tail(15))
 			}
 			return nil, fmt.Errorf("%s does not answer: %w", c.name, err)
 		}
@@ -198,7 +198,7 @@ func (c *column) await(ctx context.Context, body []byte) error {
 	}
 }
 
-// cpu is the time that a process's threads have run for.
+// cpu returns the CPU time of a process's threads.
 func (x *program) cpu() (time.Duration, error) {
 	if x == nil {
 		return 0, nil
@@ -223,7 +223,7 @@ func (x *program) cpu() (time.Duration, error) {
 	return sum, nil
 }
 
-// series returns numbers that a program's metrics have by these names, labels included.
+// series returns the values of metrics with these names, labels included.
 func (x *program) series(names ...string) (map[string]float64, error) {
 	out := map[string]float64{}
 	if x == nil {

@@ -13,14 +13,14 @@ import (
 // result is one measurement.
 type result struct {
 	rate             float64       // requests a second
-	p50, p99         time.Duration // of a request; of a piece of a stream
-	processor, envoy float64       // CPU microseconds of a request; of a piece
-	allocations, kb  float64       // of the processor, for each of those
+	p50, p99         time.Duration // per request, or per piece of a stream
+	processor, envoy float64       // CPU microseconds per request or piece
+	allocations, kb  float64       // of the processor, per request or piece
 }
 
 const mallocs, allocated = "go_memstats_mallocs_total", "go_memstats_alloc_bytes_total"
 
-// measure returns what a load through a column cost for each of its n requests or pieces.
+// measure returns the cost of a load through a column, per request or piece.
 func (p *programs) measure(
 	c *column,
 	do func() (times []time.Duration, took time.Duration, n int, err error),
@@ -42,7 +42,7 @@ func (p *programs) measure(
 		return r, fmt.Errorf("%s: %w", c.name, err)
 	}
 	if len(times) == 0 {
-		return r, fmt.Errorf("%s: nothing was measured", c.name)
+		return r, fmt.Errorf("%s: no measurement", c.name)
 	}
 	processorAfter, err := c.processor.cpu()
 	if err != nil {
@@ -141,11 +141,11 @@ func verdict(text string, value float64, bound string, limit float64, met bool) 
 	fmt.Printf("  %s: %.2f (goal: %s %g) %s\n", text, value, bound, limit, word)
 }
 
-// besideGAIE are the goals for bodies of some sizes beside the Gateway API's own endpoint picker: how many times its
-// requests a second, and how many times less CPU a request, of a mode that reads no prompts.
+// besideGAIE are the goals for some body sizes compared with the Gateway API's own endpoint picker: how many times its
+// requests per second, and how many times less CPU per request, for a mode that does not read prompts.
 var besideGAIE = map[int]struct{ rate, cpu float64 }{4 << 10: {1.8, 3}, 32 << 10: {2.7, 4.5}, 256 << 10: {4.5, 9}}
 
-// bodies measures requests of several sizes, each with a text of its own.
+// bodies measures requests of several sizes, each with new text.
 func bodies(ctx context.Context, o *options, p *programs) error {
 	for _, size := range []int{4 << 10, 32 << 10, 256 << 10, 1 << 20} {
 		if o.size != 0 && o.size != size>>10 {
@@ -204,10 +204,10 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 	return nil
 }
 
-// chatBytes is a text of about 8,000 tokens of Qwen 3's.
+// chatBytes is the size of a text of about 8,000 tokens of Qwen 3's.
 const chatBytes = 33 << 10
 
-// chats measures what tokenizing adds: chats of 8,000 tokens that are new, and such as grew by a turn.
+// chats measures the cost of tokenizing: new chats of 8,000 tokens, and chats grown by a turn.
 func chats(ctx context.Context, o *options, p *programs) error {
 	columns := []*column{p.alone, p.echo, p.leastLoaded, p.kv}
 	for _, kind := range []struct {
@@ -248,7 +248,7 @@ func chats(ctx context.Context, o *options, p *programs) error {
 	return nil
 }
 
-// streams measures answers that come in pieces.
+// streams measures streamed answers.
 func streams(ctx context.Context, o *options, p *programs) error {
 	columns := []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.leastLoadedBodiless}
 	const interval = 100
@@ -264,7 +264,7 @@ func streams(ctx context.Context, o *options, p *programs) error {
 			for i := range o.streams {
 				body := p.words.writer().chat(nil, 400, true)
 				wg.Go(func() {
-					select { // spread over the interval, so that the streams' pieces do not come at once
+					select { // spread the streams over the interval between two pieces
 					case <-time.After(time.Duration(i) * interval * time.Millisecond / time.Duration(o.streams)):
 					case <-ctx.Done():
 						return

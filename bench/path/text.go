@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// words are of bench/words.txt, each as often as it is common: by Zipf's law.
+// words are the words of bench/words.txt, with frequencies by Zipf's law.
 type words []string
 
 func readWords(root string) (words, error) {
@@ -27,16 +27,16 @@ func readWords(root string) (words, error) {
 	return out, nil
 }
 
-// writer makes text: some words are invented, and lines end now and then.
+// writer writes text: some words are invented, and lines end now and then.
 type writer struct {
 	rand  *rand.Rand
 	words words
-	store []byte // text that was made before
+	store []byte // earlier text
 }
 
 var writers atomic.Uint64
 
-// writer returns one that writes other texts than any before it.
+// writer returns a writer with other texts than any before it.
 func (w words) writer() *writer {
 	return &writer{rand: rand.New(rand.NewPCG(writers.Add(1), 1)), words: w}
 }
@@ -63,8 +63,8 @@ func (w *writer) chat(out []byte, n int, stream bool) []byte {
 	return append(w.text(out, max(n-len(out)-4, 0)), `"}]}`...)
 }
 
-// cut is chat for large bodies: its text is cut out of a longer one, so that the client's work is small, and begins
-// with words of its own, so that nobody has seen it.
+// cut is chat for large bodies: it cuts the text out of a longer one, so that the client's work is small. The text
+// begins with unique words, so that it is new.
 func (w *writer) cut(n int) []byte {
 	if len(w.store) < 2*n {
 		w.store = w.text(nil, 2*n)

@@ -9,17 +9,16 @@ import (
 	"time"
 )
 
-// The headers with which a request for a stream says how it is to be.
+// The headers with which a request describes the stream that it wants.
 const (
 	chunksHeader   = "x-bench-chunks"
 	intervalHeader = "x-bench-interval-ms"
 )
 
-// upstreamAddresses are where the upstream listens: processors are told of two endpoints, so that there is something to
-// choose.
+// upstreamAddresses are the addresses of the upstream: two endpoints, so that processors must choose.
 var upstreamAddresses = []string{"127.0.0.1", "127.0.0.2"}
 
-// engineMetrics is the part of vLLM's metrics that endpoint pickers read, of an engine with nothing to do.
+// engineMetrics is the part of vLLM's metrics that endpoint pickers read, for an idle engine.
 const engineMetrics = `# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{model_name="m"} 0
 # TYPE vllm:num_requests_waiting gauge
@@ -32,8 +31,7 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1
 vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1
 `
 
-// serveUpstream answers as an engine does, at once: a JSON object, or a stream of pieces that carry the time they were
-// sent.
+// serveUpstream answers at once as an engine does: a JSON object, or a stream of pieces with their send times.
 func serveUpstream(port string) error {
 	whole := []byte(
 		`{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",` +

@@ -1,6 +1,6 @@
 // Command quality is `make quality`: it plays the same traffic through kvepp and through Dynamo's own routers, over the
-// same mocked workers with small caches, and shows side by side what came of it: how much of the prompts was found
-// cached, how long the first tokens took, and how evenly the work lay.
+// same mocked workers with small caches, and prints the results: cached prompt tokens, times to first token, and the
+// balance of work.
 package main
 
 import (
@@ -20,9 +20,9 @@ import (
 )
 
 func main() {
-	seeds := flag.Int("seeds", 5, "how many times each scenario is played, each time with other traffic")
+	seeds := flag.Int("seeds", 5, "how many times to play each scenario, each time with other traffic")
 	first := flag.Int("first", 1, "the first seed; the others follow it")
-	only := flag.String("only", "", "the scenario whose name begins so")
+	only := flag.String("only", "", "play only the scenario whose name begins with this")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -34,9 +34,9 @@ func main() {
 
 const (
 	workers = 4
-	blocks  = 1024 // of 16 tokens: a cache that the traffic does not fit into
-	// speedup slows the mocked GPUs down, so that they and not this machine's cores set the times; decoding less, so
-	// that a run does not take minutes.
+	blocks  = 1024 // of 16 tokens: a cache that is too small for the traffic
+	// speedup slows down the mocked GPUs, so that they determine the times and not this machine's cores. Decoding is
+	// slowed down less, so that a run does not take minutes.
 	speedup, decodeSpeedup = 0.15, 5
 )
 
@@ -44,8 +44,8 @@ const (
 type system struct {
 	name     string
 	frontend string   // Dynamo's router mode; empty: kvepp
-	gateway  bool     // whether an Envoy stands before Dynamo's frontend, too
-	only     string   // the scenario it is of interest for; empty: all
+	gateway  bool     // an Envoy in front of Dynamo's frontend
+	only     string   // the only scenario for it; empty: all
 	flags    []string // of kvepp
 }
 
@@ -71,7 +71,7 @@ func run(ctx context.Context, first, seeds int, only string) error {
 				continue
 			}
 			for i := range systems {
-				sys := systems[(i+seed)%len(systems)] // none is always the first
+				sys := systems[(i+seed)%len(systems)] // the order rotates
 				if sys.only != "" && sys.only != sc.name {
 					continue
 				}
@@ -95,7 +95,7 @@ func run(ctx context.Context, first, seeds int, only string) error {
 	return nil
 }
 
-// play starts one system afresh, so that all begin with empty caches, and plays one scenario through it.
+// play starts one system, so that all begin with empty caches, and plays one scenario through it.
 func play(ctx context.Context, root string, sys system, sc scenario, seed uint64) (r result, err error) {
 	dir, err := os.MkdirTemp("", "kvepp-quality-")
 	if err != nil {
@@ -170,8 +170,7 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	return r, nil
 }
 
-// join starts the last worker after a time. kvepp hears of it when the frontend beside it is ready to serve it, as of a
-// pod.
+// join starts the last worker after a time. kvepp gets it when its frontend is ready, as with a pod.
 func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) error {
 	if err := sleep(ctx, after); err != nil {
 		return err
@@ -186,7 +185,7 @@ func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) 
 	return s.WriteEndpoints(s.Workers...)
 }
 
-// hold has one conversation.
+// hold holds one conversation.
 func hold(ctx context.Context, client *http.Client, url string, s *session, done func(*stack.Answer, error)) {
 	messages := s.messages()
 	for _, t := range s.turns {
@@ -215,8 +214,7 @@ func hold(ctx context.Context, client *http.Client, url string, s *session, done
 	}
 }
 
-// warmUp sends short requests until each worker's way has been gone, so that no system pays for a program's first
-// steps.
+// warmUp sends short requests until each worker has served one, so that no system pays for a program's first steps.
 func warmUp(ctx context.Context, s *stack.Stack) error {
 	for i := range 4 * workers {
 		a, err := stack.Chat(

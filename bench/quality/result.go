@@ -12,14 +12,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// result is what came of one scenario played once.
+// result is the result of one scenario played once.
 type result struct {
 	prompt, cached int             // tokens over all requests
 	ttft           []time.Duration // of each request
-	work           map[string]int  // worker -> tokens computed: prompts' that were not cached, and answers'
+	work           map[string]int  // worker -> computed tokens: uncached prompt tokens and answer tokens
 	failed         int
-	err            error   // of the first that failed
-	busy           float64 // part of the machine's cores that was in use, 0 to 1
+	err            error   // of the first request that failed
+	busy           float64 // busy fraction of the machine's cores, 0 to 1
 }
 
 func (r *result) add(a *stack.Answer, err error) {
@@ -39,10 +39,10 @@ func (r *result) add(a *stack.Answer, err error) {
 	r.work[a.UpstreamWorker] += a.PromptTokens - cached + a.CompletionTokens
 }
 
-// share is the part of the prompts' tokens that was found cached, in percent.
+// share returns the percentage of prompt tokens that were cached.
 func (r *result) share() float64 { return 100 * float64(r.cached) / float64(max(r.prompt, 1)) }
 
-// percentile is that of the times to first token, in milliseconds.
+// percentile returns a percentile of the times to first token, in milliseconds.
 func (r *result) percentile(p float64) float64 {
 	if len(r.ttft) == 0 {
 		return 0
@@ -51,7 +51,7 @@ func (r *result) percentile(p float64) float64 {
 	return float64(sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]) / float64(time.Millisecond)
 }
 
-// mean is that of the times to first token, in milliseconds.
+// mean returns the mean time to first token, in milliseconds.
 func (r *result) mean() float64 {
 	var sum time.Duration
 	for _, d := range r.ttft {
@@ -60,7 +60,7 @@ func (r *result) mean() float64 {
 	return float64(sum) / float64(max(len(r.ttft), 1)) / float64(time.Millisecond)
 }
 
-// balance is the busiest worker's tokens beside the mean; 1 is even.
+// balance returns the busiest worker's tokens divided by the mean; 1 is even.
 func (r *result) balance() float64 {
 	most, all := 0, 0
 	for _, n := range r.work {
@@ -87,7 +87,7 @@ func (r *result) line() string {
 	)
 }
 
-// columns are what the table shows of each scenario: the median over the seeds, and the least and the greatest.
+// columns are the results of each scenario: the median over the seeds, the minimum and the maximum.
 var columns = []struct {
 	title  string
 	value  func(*result) float64
@@ -140,7 +140,7 @@ func table(to io.Writer, results map[[2]string][]result, only string) {
 	}
 }
 
-// cpu is the machine's time since its start, in ticks of all cores.
+// cpu returns the machine's CPU time since its start, in ticks of all cores.
 type cpu struct{ busy, all float64 }
 
 func cpuTime() (t cpu) {
@@ -151,11 +151,11 @@ func cpuTime() (t cpu) {
 	line, _, _ := strings.Cut(string(text), "\n")
 	for i, field := range strings.Fields(line)[1:] {
 		n, _ := strconv.ParseFloat(field, 64)
-		if i >= 8 { // guests' time is in the users' already
+		if i >= 8 { // user time includes guest time
 			break
 		}
 		t.all += n
-		if i != 3 && i != 4 { // idle, waiting for a disk
+		if i != 3 && i != 4 { // idle and iowait
 			t.busy += n
 		}
 	}

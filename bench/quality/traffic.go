@@ -9,8 +9,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// session is a conversation of one client: it begins at a time, and says one thing after the other, each when the
-// answer to the one before has come and it has thought about that.
+// session is a conversation of one client: it begins at a time. Each turn follows the previous answer after a think
+// time.
 type session struct {
 	at     time.Duration // from the scenario's start
 	system string        // empty: none
@@ -19,11 +19,11 @@ type session struct {
 
 type turn struct {
 	text   string
-	think  time.Duration // before it is said
+	think  time.Duration // think time before the turn
 	output int           // tokens of the answer
 }
 
-// scenario is a kind of traffic, made from a seed: the same seed is the same traffic, to the word.
+// scenario is a kind of traffic from a seed: the same seed gives identical traffic.
 type scenario struct {
 	name, about string
 	make        func(w *writer) []session
@@ -49,7 +49,7 @@ var scenarios = []scenario{
 	},
 	{
 		name:  "zero reuse",
-		about: "every request is one of a kind, 500 to 3,500 tokens",
+		about: "every request is unique, 500 to 3,500 tokens",
 		make: func(w *writer) (all []session) {
 			for at := range w.arrivals(8*time.Second, 6) {
 				all = append(
@@ -106,7 +106,7 @@ var scenarios = []scenario{
 	},
 }
 
-// writer makes traffic up.
+// writer generates traffic.
 type writer struct{ *rand.Rand }
 
 func newWriter(seed uint64) *writer { return &writer{rand.New(rand.NewPCG(seed, 7))} }
@@ -134,10 +134,10 @@ func (w *writer) turns(s session, n, tokens, output int, think time.Duration) se
 	return s
 }
 
-// tokensPerWord is measured with the tokenizer that the workers have.
+// tokensPerWord is measured with the workers' tokenizer.
 const tokensPerWord = 2.0
 
-// text returns about so many tokens of text that nothing else begins with.
+// text returns about so many tokens of unique text.
 func (w *writer) text(tokens int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%08x", w.Uint32())

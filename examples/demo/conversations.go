@@ -29,7 +29,7 @@ var systems = []string{
 	),
 }
 
-// rules writes every sentence for every subject.
+// rules returns every sentence for every subject.
 func rules(subjects []string, sentences ...string) string {
 	var b strings.Builder
 	for _, subject := range subjects {
@@ -51,8 +51,8 @@ var topics = []string{
 	"a timeout that never fires",
 }
 
-// question is what a conversation asks at a turn, always the same, so that runs can be compared. With its first
-// question a conversation brings a document of its own, about 2,000 tokens, that every later turn carries along.
+// question returns the question of a conversation's turn, always the same, so that runs are comparable. The first
+// question contains a document of about 2,000 tokens, which all later turns repeat.
 func question(run string, conversation, turn int) string {
 	topic := topics[conversation%len(topics)]
 	if turn > 0 {

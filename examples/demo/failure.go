@@ -15,25 +15,25 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// The requests of this part: so many while a worker is dead, so many at once.
+// The number of requests while a worker is dead, and how many run at once.
 const (
 	shortRequests = 120
 	atOnce        = 6
 )
 
-// outage is what became of requests while a worker was dead.
+// outage is the result of the requests while a worker was dead.
 type outage struct {
 	answered, lost int
-	byVictim       int    // answered by the worker that was killed
-	after          int    // requests that had ended when the first was lost last
+	byVictim       int    // answered by the killed worker
+	after          int    // requests that had ended when the last one was lost
 	said           string // kvepp's warning
 }
 
-// killOne kills a worker without a word, sends requests, shows what happened, and starts the worker again.
+// killOne kills a worker, sends requests, prints the result, and starts the worker again.
 func killOne(ctx context.Context, s *stack.Stack) error {
 	victim := s.Workers[2]
 	fmt.Printf(
-		"\n%s is killed (SIGKILL; its frontend lives, and answers 503), and %d requests come, %d at a time:\n\n",
+		"\n%s is killed (SIGKILL; its frontend answers 503), and %d requests are sent, %d at a time:\n\n",
 		victim.Name,
 		shortRequests,
 		atOnce,
@@ -75,7 +75,7 @@ func killOne(ctx context.Context, s *stack.Stack) error {
 	}
 	err = process.Until(ctx, func() error {
 		if back := send(ctx, s, victim); back.byVictim == 0 {
-			return errors.New("it has served no request yet")
+			return errors.New("the worker has served no request yet")
 		}
 		return nil
 	})
@@ -87,14 +87,14 @@ func killOne(ctx context.Context, s *stack.Stack) error {
 	case o.said == "":
 		return errors.New("kvepp's log names no ejected endpoint")
 	case o.lost > atOnce+3:
-		return fmt.Errorf("%d requests were lost; at most those that ran at once and three more may be", o.lost)
+		return fmt.Errorf("%d requests were lost; want at most the running ones and three more", o.lost)
 	case o.byVictim > 0:
 		return fmt.Errorf("the dead worker answered %d requests", o.byVictim)
 	}
 	return nil
 }
 
-// send sends the requests and counts what becomes of them.
+// send sends the requests and counts their results.
 func send(ctx context.Context, s *stack.Stack, victim *stack.Worker) (o outage) {
 	var (
 		mu   sync.Mutex // guards o and sent

@@ -1,5 +1,5 @@
-// Command demo is `make run`: it starts kvepp among real programs, holds conversations through them, and shows what
-// each decision was worth.
+// Command demo is `make run`: it starts kvepp among real programs, holds conversations through them, and prints the
+// effect of each decision.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	check := flag.Bool("check", false, "do not stay up; the exit status says whether all went well")
+	check := flag.Bool("check", false, "exit after the run; the exit status is 0 if all went well")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -92,8 +92,8 @@ func run(ctx context.Context, check bool) error {
 		printRow,
 	)
 
-	// The same conversations again, each request to the next worker, as round-robin would. One word in front keeps them
-	// from finding the first run's blocks.
+	// The same conversations again, with each request to the next worker, as in round-robin. One word at the front
+	// separates their blocks from the first run's.
 	next := 0
 	var mu sync.Mutex
 	rotated := converse(ctx, s, "rotated", func(int) (string, http.Header, error) {
@@ -131,7 +131,7 @@ func run(ctx context.Context, check bool) error {
 	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
 	fmt.Println(
 		"\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in " +
-			"turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.",
+			"turn,\nwithout Envoy and kvepp. The engines are Dynamo's mocker, which models a GPU's times.",
 	)
 
 	if err := killOne(ctx, s); err != nil {
@@ -150,7 +150,7 @@ func run(ctx context.Context, check bool) error {
 		}
 		return nil
 	}
-	fmt.Printf("\nEverything stays up until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
+	fmt.Printf("\nAll programs run until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
 	fmt.Printf(
 		"  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", "+
 			"\"max_tokens\": 8,\n    \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}'\n\n",
@@ -168,7 +168,7 @@ func run(ctx context.Context, check bool) error {
 	return nil
 }
 
-// warmUp sends each frontend a request, so that neither run pays for a program's first steps.
+// warmUp sends a request to each frontend, so that neither run includes a program's first steps.
 func warmUp(ctx context.Context, s *stack.Stack) error {
 	for _, w := range s.Workers {
 		id, err := w.InstanceID(ctx)
@@ -197,8 +197,8 @@ func warmUp(ctx context.Context, s *stack.Stack) error {
 type result struct {
 	requests, failed       int
 	prompt, cached         int
-	predicted, predictable int           // requests whose prediction came true, and those that had one
-	first, later           time.Duration // times to first token: of first turns, of later ones
+	predicted, predictable int           // requests with an exact prediction, and with any
+	first, later           time.Duration // sums of times to first token: of first turns, of later ones
 	err                    error
 }
 
@@ -208,13 +208,13 @@ func (r *result) accuracy() string {
 	return fmt.Sprintf("%d of %d exact", r.predicted, r.predictable)
 }
 
-// ttft is the mean over n conversations' turns.
+// ttft returns the mean over n conversations' turns.
 func ttft(sum time.Duration, turns int) string {
 	return (sum / time.Duration(conversations*turns)).Round(time.Millisecond).String()
 }
 
-// converse holds all conversations at once, each turn after the one before, and returns the sum. target says where the
-// next request goes.
+// converse holds all conversations at once, each turn after the previous one, and returns the sum. target returns the
+// URL for the next request.
 func converse(
 	ctx context.Context,
 	s *stack.Stack,
@@ -224,7 +224,7 @@ func converse(
 ) *result {
 	var (
 		sum  result
-		mu   sync.Mutex // guards sum, and keeps rows whole
+		mu   sync.Mutex // guards sum, and the output of rows
 		wait sync.WaitGroup
 	)
 	for c := range conversations {
@@ -261,7 +261,7 @@ func converse(
 				}
 				if a.Reason == "kv" {
 					sum.predictable++
-					// An engine always computes the block that holds the prompt's last token.
+					// An engine always computes the block with the prompt's last token.
 					if a.CachedTokens == min(a.KveppCached, (a.PromptTokens-1)/stack.BlockSize*stack.BlockSize) {
 						sum.predicted++
 					}
@@ -291,7 +291,7 @@ func ask(
 	return stack.Chat(ctx, http.DefaultClient, url, header, messages, true, map[string]any{"max_tokens": 16})
 }
 
-// printRow prints a decision as one line: what it rested on, and what came of it.
+// printRow prints a decision and its result as one line.
 func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
 	fmt.Printf(
 		"%-9s %6d  %6d %6d  %3dms ",

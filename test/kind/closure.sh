@@ -11,7 +11,7 @@ shift 2
 mkdir -p "$folder/usr" "$folder/etc" "$folder/tmp"
 chmod 1777 "$folder/tmp"
 for d in bin sbin lib lib64; do
-	if [ -L "$root/$d" ] && [ ! -e "$folder/$d" ]; then # Debian has these in /usr
+	if [ -L "$root/$d" ] && [ ! -e "$folder/$d" ]; then # a link into /usr on Debian
 		mkdir -p "$folder/usr/$d"
 		ln -s "usr/$d" "$folder/$d"
 	fi
@@ -19,7 +19,7 @@ done
 {
 	printf '%s\n' "$@"
 	for file; do
-		chroot "$root/" ldd "$file" 2>/dev/null | grep -oE '/[^ ]+' || true # of a static program ldd knows nothing
+		chroot "$root/" ldd "$file" 2>/dev/null | grep -oE '/[^ ]+' || true # ldd fails for a static program
 	done
 } | sort -u | while read -r file; do
 	mkdir -p "$folder${file%/*}"

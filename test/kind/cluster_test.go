@@ -1,6 +1,5 @@
-// Package kind runs kvepp as its users do: in a Kubernetes cluster, installed by its chart, before Pods. `make
-// e2e-kind` brings the cluster, has the images there, and runs these tests where the cluster's addresses can be
-// reached.
+// Package kind runs kvepp as its users do: in a Kubernetes cluster, installed by its chart, in front of Pods. `make
+// e2e-kind` creates the cluster, loads the images, and runs these tests where the cluster's addresses are reachable.
 package kind
 
 import (
@@ -27,23 +26,23 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// namespace is one of a test's own in the cluster, with what the test put there.
+// namespace is a test's namespace in the cluster, with the objects that the test created.
 type namespace struct {
 	t     *testing.T
 	name  string
-	model string // what requests name
-	url   string // of Envoy, once it is there
-	token string // of who may read the metrics of kvepp, once it is installed by its chart
+	model string // the model of the requests
+	url   string // of Envoy, when it runs
+	token string // of an account that may read kvepp's metrics, when the chart is installed
 }
 
-// inCluster keeps `go test ./...` away from a cluster that somebody's KUBECONFIG names.
+// inCluster keeps `go test ./...` away from the cluster of a user's KUBECONFIG.
 var inCluster = flag.Bool("cluster", false, "the cluster that KUBECONFIG names is for these tests")
 
-// newNamespace makes a namespace that goes with the test. On failure it first tells what is there.
+// newNamespace creates a namespace that is deleted with the test. On failure it first logs its state.
 func newNamespace(t *testing.T, name string) *namespace {
 	t.Helper()
 	if !*inCluster {
-		t.Skip("this test changes the cluster that KUBECONFIG names: run it by `make e2e-kind`")
+		t.Skip("this test changes the cluster that KUBECONFIG names: run it with `make e2e-kind`")
 	}
 	n := &namespace{t: t, name: name, model: stack.Model}
 	n.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s")
@@ -57,7 +56,7 @@ func newNamespace(t *testing.T, name string) *namespace {
 	return n
 }
 
-// run runs a program of the cluster's client side and returns what it prints; what it complains of is in the error.
+// run runs a client program of the cluster and returns its output. The error contains its standard error.
 func (n *namespace) run(stdin, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -80,7 +79,7 @@ func (n *namespace) kubectl(args ...string) string {
 	return out
 }
 
-// apply makes objects, in which names are replaced as by strings.NewReplacer.
+// apply applies a manifest after replacements, as by strings.NewReplacer.
 func (n *namespace) apply(objects string, names ...string) {
 	n.t.Helper()
 	objects = strings.NewReplacer(names...).Replace(objects)
@@ -89,7 +88,7 @@ func (n *namespace) apply(objects string, names ...string) {
 	}
 }
 
-// tell logs what state everything is in.
+// tell logs the state of all objects.
 func (n *namespace) tell() {
 	for _, args := range [][]string{
 		{"get", "pods,services,endpointslices,inferencepools,leases", "-o", "wide"},
@@ -105,7 +104,7 @@ func (n *namespace) tell() {
 	}
 }
 
-// pods are the names of the Pods with a label that are not about to go, and of these the ready ones.
+// pods returns the names of the Pods with a label that are not terminating, and those of the ready ones.
 func (n *namespace) pods(selector string) (all, ready []string) {
 	n.t.Helper()
 	var list struct {
@@ -136,7 +135,7 @@ func (n *namespace) pods(selector string) (all, ready []string) {
 	return all, ready
 }
 
-// install installs or changes kvepp by its chart, and waits until it is there.
+// install installs or changes kvepp by its chart, and waits until it is ready.
 func (n *namespace) install(values ...string) {
 	n.t.Helper()
 	args := []string{
@@ -158,7 +157,7 @@ func (n *namespace) install(values ...string) {
 	if n.token != "" {
 		return
 	}
-	// The account of a Prometheus, bound as the chart's notes say.
+	// A Prometheus's account, bound as the chart's notes say.
 	binding := n.name + "-prometheus"
 	n.kubectl("create", "serviceaccount", "prometheus")
 	n.kubectl(
@@ -174,12 +173,12 @@ func (n *namespace) install(values ...string) {
 	n.token = n.kubectl("create", "token", "prometheus", "--duration=2h")
 }
 
-// dns has a cluster of Envoy's ask every second for all addresses of a name.
+// dns makes an Envoy cluster resolve all addresses of a name every second.
 var dns = map[string]any{"name": "envoy.cluster.dns", "typed_config": map[string]any{
 	"@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster", "dns_refresh_rate": "1s",
 	"dns_lookup_family": "V4_ONLY"}}
 
-// startEnvoy starts Envoy with a configuration of manifests/envoy, in which clusters have names for addresses.
+// startEnvoy starts Envoy with a configuration of manifests/envoy, with host names in place of addresses.
 func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 	n.t.Helper()
 	text, err := os.ReadFile("../../manifests/envoy/" + manifest)
@@ -228,7 +227,7 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 	n.findEnvoy("envoy")
 }
 
-// findEnvoy waits until Envoy answers where a Service shows it to the outside.
+// findEnvoy waits until Envoy answers at the address that a Service exposes outside the cluster.
 func (n *namespace) findEnvoy(service string) {
 	n.t.Helper()
 	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
@@ -237,7 +236,7 @@ func (n *namespace) findEnvoy(service string) {
 		strings.Fields(node)[0],
 		n.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"),
 	)
-	n.eventually("Envoy is reached from outside", func() error {
+	n.eventually("Envoy answers from outside", func() error {
 		_, err := n.newConversation().say("hello", 1)
 		return err
 	})
@@ -252,9 +251,9 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// metrics are those of one of kvepp's Pods, by name and labels, as a Prometheus reads them.
+// metrics returns the metrics of one of kvepp's Pods, by name and labels, as a Prometheus reads them.
 func (n *namespace) metrics(pod string) (map[string]float64, error) {
-	// Not by the API server's proxy, which keeps the token for itself.
+	// The API server's proxy would not forward the token.
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	forward := exec.CommandContext(ctx, "kubectl", "--namespace", n.name, "port-forward", "pod/"+pod, ":9090")
@@ -314,7 +313,7 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 // kvepp selects its Pods.
 const kvepp = "app.kubernetes.io/instance=kvepp,app.kubernetes.io/name=kvepp"
 
-// sees waits until all of kvepp's replicas have so many workers, and hear them.
+// sees waits until all of kvepp's replicas have so many workers, and are subscribed to them.
 func (n *namespace) sees(workers int) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
@@ -328,12 +327,12 @@ func (n *namespace) sees(workers int) {
 	})
 }
 
-// eachReplica calls f with the metrics of each of kvepp's Pods, until one is an error. Without a Pod that is one, too.
+// eachReplica calls f with the metrics of each of kvepp's Pods, until f returns an error. No Pod is an error too.
 func (n *namespace) eachReplica(f func(pod string, m map[string]float64) error) error {
 	n.t.Helper()
 	pods, _ := n.pods(kvepp)
 	if len(pods) == 0 {
-		return errors.New("there is no Pod of kvepp's")
+		return errors.New("kvepp has no Pod")
 	}
 	for _, pod := range pods {
 		m, err := n.metrics(pod)
@@ -347,7 +346,7 @@ func (n *namespace) eachReplica(f func(pod string, m map[string]float64) error) 
 	return nil
 }
 
-// check has kvepp's Pod run `kvepp check`, as its pages tell users to. It returns the exit status and the table.
+// check runs `kvepp check` in kvepp's Pod, as the pages tell users to. It returns the exit status and the table.
 func (n *namespace) check(flags ...string) (status int, table string) {
 	n.t.Helper()
 	args := []string{
@@ -371,28 +370,29 @@ func (n *namespace) check(flags ...string) (status int, table string) {
 	return status, table
 }
 
-// checked fails the test unless `kvepp check` finds nothing wrong, and says each of these things of so many workers.
+// checked fails the test unless `kvepp check` reports no problem, and each of these texts for so many workers.
 func (n *namespace) checked(workers int, says []string, flags ...string) {
 	n.t.Helper()
 	status, table := n.check(flags...)
 	if status != 0 {
-		n.t.Errorf("kvepp check ends with %d", status)
+		n.t.Errorf("kvepp check exits with %d", status)
 	}
-	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "of a text are", "of a chat are", "the second time, as predicted") {
+	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "of a text are", "of a chat are",
+		"the second time, as predicted") {
 		if got := strings.Count(table, words); got != workers {
-			n.t.Errorf("kvepp check says %q of %d workers, not of %d", words, got, workers)
+			n.t.Errorf("kvepp check reports %q for %d workers, want %d", words, got, workers)
 		}
 	}
 }
 
-// idle waits until kvepp has seen the end of every request: until then the last one's blocks count as its worker's
-// load, and the next may rather go elsewhere.
+// idle waits until kvepp has seen the end of every request. Before, the last request still counts as load of its
+// worker, and the next request may go elsewhere.
 func (n *namespace) idle() {
 	n.t.Helper()
 	n.eventually("kvepp is idle", func() error {
 		return n.eachReplica(func(pod string, m map[string]float64) error {
 			if m["kvepp_active_requests"] != 0 {
-				return fmt.Errorf("%s follows %v requests", pod, m["kvepp_active_requests"])
+				return fmt.Errorf("%s has %v active requests", pod, m["kvepp_active_requests"])
 			}
 			return nil
 		})

@@ -2,25 +2,24 @@ package kind
 
 import "testing"
 
-// TestDynamo is about Dynamo's workers with a frontend in direct mode beside each, behind the Envoy that knows no
-// endpoint. A frontend refuses a request that names its worker by a wrong id.
+// TestDynamo runs Dynamo's workers, each with a frontend in direct mode, behind the Envoy without endpoints. A frontend
+// refuses a request with a wrong id of its worker.
 func TestDynamo(t *testing.T) {
-	// Ids are any numbers and in no object of the cluster: kvepp has them from the frontends, and listens to the
+	// Ids are random numbers and in no object of the cluster: kvepp gets them from the frontends, and subscribes to the
 	// engines.
 	t.Run(
 		"discovery by files",
 		func(t *testing.T) { testDynamo(t, "file", "5657", "5557 announces blocks", "5657 answers") },
 	)
-	// Ids are made of Pods' names, and in objects of the cluster, as is where to listen: to Dynamo's event plane,
-	// unless told otherwise.
+	// Ids derive from Pods' names and are in objects of the cluster, with the event address: Dynamo's event plane,
+	// unless configured otherwise.
 	t.Run(
 		"discovery by Kubernetes",
 		func(t *testing.T) { testDynamo(t, "kubernetes", "0", "over Dynamo's event plane") },
 	)
 }
 
-// testDynamo says how workers are found, the port at which kvepp is told to ask for past events, and what `kvepp check`
-// says of each.
+// testDynamo gets how workers are discovered, the port of replays, and what `kvepp check` reports for each worker.
 func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	n := newNamespace(t, "kvepp-e2e-dynamo-"+discovery)
 	n.apply(read(t, "testdata/hub.yaml"))
@@ -39,7 +38,7 @@ func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	for _, c := range talk {
 		c.exactly()
 		if a := c.exactly(); a.CachedTokens == 0 {
-			t.Errorf("nothing is cached at %s", a.Worker)
+			t.Errorf("no block is cached at %s", a.Worker)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestEngines is about plain engines behind an InferencePool. Its parts follow each other in one namespace.
+// TestEngines runs plain engines behind an InferencePool. Its parts follow each other in one namespace.
 func TestEngines(t *testing.T) {
 	n := newNamespace(t, "kvepp-e2e-engines")
 	n.apply(read(t, "testdata/hub.yaml"))
@@ -42,7 +42,7 @@ func TestEngines(t *testing.T) {
 				}
 			}
 		}},
-		{"kvepp check tells what is wrong", func(t *testing.T) {
+		{"kvepp check reports a problem", func(t *testing.T) {
 			n.checked(3, []string{"vLLM answers", "5557 announces blocks", "5657 answers"}, "--kv-replay-port=5657")
 			engines, _ := n.pods("app=engine")
 			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port=5999")
@@ -57,15 +57,15 @@ func TestEngines(t *testing.T) {
 			status, table := n.check("--kv-replay-port=5657")
 			for _, says := range []string{engines[0], ":5999", "--kv-events-config", "--kv-events-port"} {
 				if !strings.Contains(table, says) {
-					t.Errorf("kvepp check does not speak of %s", says)
+					t.Errorf("kvepp check does not report %s", says)
 				}
 			}
 			if got := strings.Count(table, "announces blocks"); status != 1 || got != 2 {
-				t.Errorf("kvepp check ends with %d, and says of %d workers that they announce blocks", status, got)
+				t.Errorf("kvepp check exits with %d, and reports %d workers that announce blocks", status, got)
 			}
 			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port-")
 			n.sees(3)
-			n.settled() // it asked for what it had missed
+			n.settled() // kvepp has replayed the missed events
 		}},
 		{"a new engine is used", func(t *testing.T) {
 			n.during(func() { n.grows("engine", 4) })
@@ -80,12 +80,12 @@ func TestEngines(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.engine() == gone {
-				t.Errorf("%s served, which is gone", gone)
+				t.Errorf("%s served, although it was deleted", gone)
 			}
 			n.settled()
-			eachExact(t, talk[:1]) // it is warm where it is now
+			eachExact(t, talk[:1]) // its blocks are cached at its current worker
 		}},
-		{"all but one engine go", func(t *testing.T) {
+		{"all engines but one are deleted", func(t *testing.T) {
 			n.during(func() {
 				n.kubectl("scale", "deployment/engine", "--replicas=1")
 				n.sees(1)
@@ -95,7 +95,7 @@ func TestEngines(t *testing.T) {
 			all(t, talk, words(20))
 			for _, c := range talk {
 				if len(left) != 1 || c.engine() != left[0] {
-					t.Errorf("%s served, %v is left", c.engine(), left)
+					t.Errorf("%s served, want %v", c.engine(), left)
 				}
 			}
 			n.kubectl("scale", "deployment/engine", "--replicas=3")
@@ -108,7 +108,7 @@ func TestEngines(t *testing.T) {
 				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=120s")
 				n.kubectl("wait", "--for=delete", "pod/"+old[0], "--timeout=120s")
 			})
-			// It knows the caches from the engines' replay.
+			// It learns the caches from the engines' replays.
 			n.settled()
 			eachExact(t, talk)
 		}},
@@ -125,19 +125,20 @@ func TestEngines(t *testing.T) {
 			}
 			n.eventually("one of two is ready", one)
 			n.sees(3)
-			// The one that was alone before elects nobody, and goes when it has to: only a leader waits for the next.
-			n.eventually("the leader is asked", func() error {
+			// The replica that was alone before elects no leader, and ends at once on SIGTERM: only a leader waits for
+			// the next one.
+			n.eventually("Envoy calls the leader", func() error {
 				if _, err := n.newConversation().say(words(20), 8); err != nil {
 					return err
 				}
 				m, err := n.metrics(leader)
 				if err == nil && m["kvepp_requests_total"] == 0 {
-					err = fmt.Errorf("Envoy does not know %s", leader)
+					err = fmt.Errorf("Envoy has no connection to %s", leader)
 				}
 				return err
 			})
 			n.settled()
-			// another is the next leader, when it leads alone.
+			// another returns the next leader, when it is the only leader.
 			another := func(was string) {
 				n.eventually("another one leads", func() error {
 					if err := one(); err != nil {
@@ -148,14 +149,14 @@ func TestEngines(t *testing.T) {
 					}
 					return nil
 				})
-				n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=150s") // until then it answers too
+				n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=150s") // until then the old leader answers too
 			}
 			was := leader
 			n.during(func() {
 				began := time.Now()
 				n.kubectl("delete", "pod", was, "--wait=false")
 				another(was)
-				t.Logf("the other one alone is asked %v after the leader was deleted",
+				t.Logf("Envoy calls only the new leader %v after the old one was deleted",
 					time.Since(began).Round(100*time.Millisecond))
 			})
 			n.settled()
@@ -200,8 +201,8 @@ func TestEngines(t *testing.T) {
 	n.t = t
 }
 
-// eachExact has conversations take a turn one after the other, so that nothing but the cache counts, and fails the test
-// where the prompt was not cached in part, or another part than kvepp predicted.
+// eachExact takes a turn in one conversation after the other, so that only the cache matters. It fails the test unless
+// a part of the prompt was cached, as kvepp predicted.
 func eachExact(t *testing.T, talk []*conversation) {
 	t.Helper()
 	for i, c := range talk {
@@ -220,10 +221,10 @@ func eachExact(t *testing.T, talk []*conversation) {
 	}
 }
 
-// settled waits until all of kvepp's replicas know of all blocks that the engines have.
+// settled waits until the indexes of all of kvepp's replicas have all blocks of the engines.
 func (n *namespace) settled() {
 	n.t.Helper()
-	n.eventually("kvepp knows the engines' blocks", func() error {
+	n.eventually("kvepp's index has the engines' blocks", func() error {
 		engines, _ := n.pods("app=engine")
 		held := 0
 		for _, pod := range engines {
@@ -245,7 +246,7 @@ func (n *namespace) settled() {
 		}
 		return n.eachReplica(func(pod string, m map[string]float64) error {
 			if m["kvepp_index_blocks"] != float64(held) {
-				return fmt.Errorf("%s knows %v blocks of %d", pod, m["kvepp_index_blocks"], held)
+				return fmt.Errorf("%s has %v blocks of %d", pod, m["kvepp_index_blocks"], held)
 			}
 			return nil
 		})

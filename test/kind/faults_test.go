@@ -14,10 +14,10 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestEngineFails has one of three Pods of engines fail while it stays Ready: its API answers 500, its /health 200.
-// kvepp ejects it, and sends it requests again when the fault is over. Without retries at most three requests are lost,
-// beside those that were running when the fault began, and one for each trial. Nor does the chart's own Envoy
-// (envoy.create) retry a 500, but it retries a 503.
+// TestEngineFails makes one of three engine Pods fail while it stays Ready: its API answers 500, its /health 200. kvepp
+// ejects it, and sends it requests again when the fault is over. Without retries at most three requests are lost, in
+// addition to those that were running when the fault began, and one for each trial. The chart's own Envoy
+// (envoy.create) does not retry a 500 either, but it retries a 503.
 func TestEngineFails(t *testing.T) {
 	t.Run("an Envoy without retries", func(t *testing.T) {
 		n := newNamespace(t, "kvepp-e2e-fails")
@@ -65,11 +65,11 @@ func TestEngineFails(t *testing.T) {
 	})
 }
 
-// clients is how many send chats at the same time.
+// clients is how many clients send chats at the same time.
 const clients = 8
 
-// engineFails has a Pod answer 500 under traffic, and then ends that. failures is how many of them in a row eject an
-// endpoint.
+// engineFails makes a Pod answer 500 under traffic, and then ends the fault. failures is the number of consecutive
+// failures that eject an endpoint.
 func (n *namespace) engineFails(failures int) {
 	n.t.Helper()
 	pods, _ := n.pods("app=engine")
@@ -77,7 +77,7 @@ func (n *namespace) engineFails(failures int) {
 	lost := n.chats(1000, 300, func() { n.fault(bad, "500") })
 
 	if _, ready := n.pods("app=engine"); !slices.Contains(ready, bad) {
-		n.t.Errorf("%s is not Ready, which is another fault than this test is about", bad)
+		n.t.Errorf("%s is not Ready; this test needs a Ready Pod", bad)
 	}
 	replicas, _ := n.pods(kvepp)
 	m, err := n.metrics(replicas[0])
@@ -88,13 +88,13 @@ func (n *namespace) engineFails(failures int) {
 	n.t.Logf("%d of 1000 requests lost, %v ejections", len(lost), ejections)
 	if ejections == 0 || m["kvepp_ejections_total"] != ejections || m["kvepp_ejected_workers"] != 1 {
 		n.t.Errorf(
-			"%v ejections, %v of them after a 5xx; %v workers are ejected",
+			"%v ejections, %v of them after a 5xx; %v ejected workers",
 			m["kvepp_ejections_total"],
 			ejections,
 			m["kvepp_ejected_workers"],
 		)
 	}
-	// the first ejection follows no trial
+	// The first ejection follows no trial.
 	if allowed := failures + (clients - 1) + int(ejections) - 1; len(lost) > allowed {
 		n.t.Errorf("%d requests lost, at most %d may be: %q ...", len(lost), allowed, lost[:min(3, len(lost))])
 	}
@@ -107,7 +107,7 @@ func (n *namespace) engineFails(failures int) {
 		if json.Unmarshal([]byte(text), &l) == nil && strings.HasPrefix(l.Msg, "endpoint ejected") {
 			warned = true
 			if l.Level != "WARN" || l.Endpoint != bad+"-rank-0" || l.Cause != "status_5xx" || l.Next == "" {
-				n.t.Errorf("%s was ejected for its answers of 500, and the log says %s", bad, text)
+				n.t.Errorf("%s was ejected for answers of 500, but the log says %s", bad, text)
 			}
 		}
 	}
@@ -126,7 +126,7 @@ func (n *namespace) engineFails(failures int) {
 	})
 }
 
-// fault has the engine of a Pod fail in a mode of test/kind/engine/faults.go; "" ends that.
+// fault makes the engine of a Pod fail in a mode of test/kind/engine/faults.go; "" ends the fault.
 func (n *namespace) fault(pod, mode string) {
 	n.t.Helper()
 	if _, err := n.run("", "kubectl", "create", "--raw",
@@ -149,13 +149,13 @@ func (n *namespace) serves(pod string) {
 	})
 }
 
-// everyEnvoyAsks waits until each of several Envoys behind one address has found kvepp, without which they choose
-// engines themselves.
+// everyEnvoyAsks waits until each of several Envoys behind one address has found kvepp. Before, they choose engines
+// themselves.
 func (n *namespace) everyEnvoyAsks() {
 	n.t.Helper()
-	// a connection each, to any Envoy
+	// A new connection each time, to any Envoy.
 	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: client.Timeout}
-	n.eventually("each Envoy asks kvepp", func() error {
+	n.eventually("each Envoy calls kvepp", func() error {
 		for range 20 {
 			a, err := stack.Chat(
 				n.t.Context(),
@@ -167,7 +167,7 @@ func (n *namespace) everyEnvoyAsks() {
 				map[string]any{"model": n.model},
 			)
 			if err == nil && (a.Status != http.StatusOK || a.Worker == "") {
-				err = fmt.Errorf("status %d, from the worker %q", a.Status, a.Worker)
+				err = fmt.Errorf("status %d from worker %q", a.Status, a.Worker)
 			}
 			if err != nil {
 				return err
@@ -177,8 +177,8 @@ func (n *namespace) everyEnvoyAsks() {
 	})
 }
 
-// chats sends so many chats, clients at a time, and calls begin before the chat number at. It returns how each chat
-// ended that has no complete answer.
+// chats sends so many chats from parallel clients, and calls begin before the chat number at. It returns how each chat
+// without a complete answer ended.
 func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 	var (
 		next atomic.Int64

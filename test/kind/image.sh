@@ -1,10 +1,10 @@
 #!/bin/sh
-# Writes an image archive, as `docker save` would, out of a folder that is the image's whole file system. It needs no container
-# runtime and no registry; `kind load image-archive` and `docker load` read it. Everything in it belongs to root.
+# Writes an image archive, as `docker save` would, from a folder with the image's whole file system. It needs no
+# container runtime and no registry; `kind load image-archive` and `docker load` read it. All files belong to root.
 #
-#   image.sh ARCHIVE NAME FOLDER CONFIG
+# image.sh ARCHIVE NAME FOLDER CONFIG
 #
-# NAME is with its tag, and CONFIG the JSON object with what a Dockerfile would say: Entrypoint, Env, User, StopSignal.
+# NAME includes the tag. CONFIG is a JSON object with the settings of a Dockerfile: Entrypoint, Env, User, StopSignal.
 set -eu
 archive=$1 name=$2 folder=$3 config=$4
 work=$(mktemp -d)

@@ -25,7 +25,7 @@ images=" $* "
 
 say() { printf '%s\n' "$*" >&2; }
 
-# wanted NAME: whether that image is.
+# wanted NAME: whether that image is among the arguments.
 wanted() { case $images in *" $1 "*) ;; *) return 1 ;; esac; }
 
 # archive NAME ENTRYPOINT [ENV...]: writes $work/NAME as an image.
@@ -42,20 +42,20 @@ archive() {
 	rm -rf "${work:?}/$name"
 }
 
-# models puts the tokenizer into an image.
+# models copies the tokenizer into an image.
 models() {
 	mkdir -p "$work/$1/models/tiny"
 	cp "$model"/* "$work/$1/models/tiny/"
 }
 
-# What is installed changes rarely, and is large.
+# Installed programs change rarely, and are large.
 folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* \
 	"$here"/../kube/istiobin/go.??? "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
 mkdir -p "$folder"
 if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
 	say "building Envoy's image"
 	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
-	# glibc loads by name what it resolves names with.
+	# glibc loads by name the libraries for resolving names.
 	resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
 	"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
 	mkdir -p "$work/envoy/usr/local/bin"
@@ -66,8 +66,8 @@ if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
 fi
 if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 	say "building Dynamo's image"
-	# Python stays at the paths where it is: its own, and those of the environment. They may be anywhere, below /tmp too, so that a
-	# Pod has its scratch space elsewhere.
+	# Python keeps its paths: its own and those of the environment. They may be below /tmp too, so a Pod's scratch space
+	# is elsewhere.
 	library=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 	program=$(readlink -f "$tools/bin/python")
 	mkdir -p "$work/dynamo"
@@ -75,7 +75,7 @@ if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 		--exclude='*/site-packages/envoy' --exclude='*/site-packages/pip*' --exclude='*/site-packages/setuptools*' --exclude='*/bin/nats-server' \
 		--absolute-names "$library" "$tools" | tar -x --absolute-names -C "$work/dynamo" --transform 's,^/,,'
 	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
-	for python in python python3; do # whatever links were between
+	for python in python python3; do # in place of links
 		ln -sf "$program" "$work/dynamo$tools/bin/$python"
 	done
 	models dynamo

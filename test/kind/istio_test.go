@@ -12,8 +12,8 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// TestIstio is about Istio's control plane: it makes of a Gateway, an HTTPRoute and an InferencePool what Envoy does.
-// `make e2e-istio` brings istiod, which is built from Istio's module, of no release.
+// TestIstio tests Istio's control plane: from a Gateway, an HTTPRoute and an InferencePool it configures Envoy. `make
+// e2e-istio` builds istiod from Istio's module, not from a release.
 func TestIstio(t *testing.T) {
 	istiod := newNamespace(t, "kvepp-e2e-istiod")
 	istiod.apply(read(t, "testdata/istiod.yaml"), "{istiod}", istiod.name)
@@ -42,7 +42,7 @@ func (n *namespace) gateway(name string, istiod *namespace) {
 	n.apply(read(n.t, "testdata/gateway.yaml"), "{gateway}", name, "{namespace}", n.name, "{istiod}", istiod.name)
 }
 
-// holds waits until conditions of an object are true, of each of its parents if it has such.
+// holds waits until conditions of an object are true, for each of its parents if it has any.
 func (n *namespace) holds(object string, conditions ...string) {
 	n.t.Helper()
 	n.eventually(object+" is accepted", func() error {
@@ -71,7 +71,7 @@ func (n *namespace) holds(object string, conditions ...string) {
 					s.Conditions,
 					func(c condition) bool { return c.Type == want && c.Status == "True" },
 				) {
-					return fmt.Errorf("%s does not hold: %+v", want, s.Conditions)
+					return fmt.Errorf("%s is not true: %+v", want, s.Conditions)
 				}
 			}
 		}
@@ -79,7 +79,7 @@ func (n *namespace) holds(object string, conditions ...string) {
 	})
 }
 
-// istioOverlay is about kustomize's overlay: the Gateway, and the DestinationRule by which Istio speaks TLS with kvepp.
+// istioOverlay tests kustomize's overlay: the Gateway, and the DestinationRule that makes Istio use TLS to kvepp.
 func istioOverlay(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio")
 	n.gateway("inference", istiod)
@@ -96,7 +96,7 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 	n.sees(2)
 	for _, c := range n.warm(2) {
 		if !strings.HasPrefix(c.last.Worker, c.engine()) {
-			t.Errorf("kvepp chose %s, Istio's gateway went to %s", c.last.Worker, c.engine())
+			t.Errorf("kvepp chose %s, Istio's gateway used %s", c.last.Worker, c.engine())
 		}
 	}
 
@@ -105,9 +105,9 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 		n.roll()
 	})
 
-	// The rule is what makes it work.
+	// Without the rule it must fail.
 	n.kubectl("delete", "destinationrule", "kvepp")
-	n.eventually("Istio dials kvepp in the clear", func() error {
+	n.eventually("Istio connects to kvepp without TLS", func() error {
 		for range 5 {
 			c := n.newConversation()
 			if _, err := c.say(words(20), 8); err == nil {
@@ -118,8 +118,8 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 	})
 }
 
-// istioChart is about the chart's own Gateway, and about two replicas behind one that goes by EndpointSlices alone:
-// such a gateway leaves a leader that is deleted before another one is ready.
+// istioChart tests the chart's own Gateway, and two replicas behind a gateway that uses EndpointSlices only: such a
+// gateway drops a deleted leader before another one is ready.
 func istioChart(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio-chart")
 	n.gateway("inference", istiod)
@@ -150,7 +150,7 @@ func istioChart(t *testing.T, istiod *namespace) {
 	})
 	t.Logf("a leader was deleted: %d requests failed, within %v", failed, pause.Round(100*time.Millisecond))
 	if pause > 15*time.Second {
-		t.Error("so long a Lease lasts that nobody gave back")
+		t.Error("the pause is as long as a Lease that was not released")
 	}
 	talk := []*conversation{n.newConversation(), n.newConversation()}
 	all(t, talk, words(20))
@@ -158,8 +158,8 @@ func istioChart(t *testing.T, istiod *namespace) {
 	eachExact(t, talk)
 }
 
-// pause sends one request after the other while f runs, and says how many failed, and for how long without one between
-// that did not.
+// pause sends one request after the other while f runs. It returns how many failed, and the longest time without a
+// success.
 func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -191,8 +191,7 @@ func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
 	return failed, pause
 }
 
-// suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the
-// same way.
+// suite are the conformance tests for the endpoint picker; the others test Istio alone, but run the same way.
 var suite = []string{
 	"GatewayFollowingEPPRouting",
 	"GatewayFollowingEPPRoutingWithDataParallelism",
@@ -201,9 +200,10 @@ var suite = []string{
 	"InferencePoolAppProtocol",
 }
 
-// istioConformance runs the conformance suite of the Gateway API Inference Extension, whose pickers are kvepp.
+// istioConformance runs the conformance suite of the Gateway API Inference Extension, with kvepp as its endpoint
+// pickers.
 func istioConformance(t *testing.T, istiod *namespace) {
-	// The suite would make these itself, but then nobody would start its gateways' proxies.
+	// The suite would create these itself, but then the proxies of its gateways would not start.
 	infra, backend := newNamespace(
 		t,
 		"inference-conformance-infra",
@@ -235,7 +235,7 @@ func istioConformance(t *testing.T, istiod *namespace) {
 		}
 	}
 	if err != nil || phase != "Succeeded" {
-		t.Errorf("%v, %s; it said at last:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
+		t.Errorf("%v, %s; its last output:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
 	}
 	for _, name := range suite {
 		if !strings.Contains(said, "--- PASS: TestConformance/"+name+" ") {

@@ -9,12 +9,12 @@
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 image=$1 debian=$2 programs=$3 files=$4/images/base/files
-work=$(mktemp -d) # TMPDIR says where: an overlay must be possible there
+work=$(mktemp -d) # in TMPDIR, which must allow an overlay
 containerd=""
 trap 'cd /; [ -z "$containerd" ] || kill "$containerd"; wait; ! mountpoint -q "$work/node" || umount -R "$work/node"; rm -rf --one-file-system "$work"' EXIT
 mkdir "$work/archives"
 
-# archive PROGRAM NAME FILE...: an image with one of Kubernetes' programs and other files of Debian's.
+# archive PROGRAM NAME FILE...: writes an image with one of Kubernetes' programs and other files of Debian's.
 archive() {
 	program=$1 name=$2
 	shift 2
@@ -33,7 +33,7 @@ version=$("$programs/kubeadm" version -o short)
 for program in etcd kube-apiserver kube-controller-manager kube-scheduler coredns; do
 	archive $program "$(grep "/$program:" "$work/images")"
 done
-# kind's configuration of containerd names the pause image that it wants, kubeadm's list one that nothing asks for.
+# kind's configuration of containerd names the pause image that it needs; the one in kubeadm's list is unused.
 archive pause "$(sed -n 's/.*sandbox_image = "\(.*\)".*/\1/p' "$files/etc/containerd/config.toml")"
 # kube-proxy writes its rules with nft, and counts connections with conntrack.
 archive kube-proxy "$(grep /kube-proxy: "$work/images")" /usr/sbin/nft /usr/sbin/conntrack
@@ -46,7 +46,7 @@ install -D -m755 -t usr/local/bin "$files/usr/local/bin/entrypoint"
 install -D -m755 -t kind/bin "$files"/kind/bin/*
 cp -r "$files/etc/." etc/
 printf %s "$version" >kind/version
-echo linux >kind/product_name # entrypoint writes both anew
+echo linux >kind/product_name # entrypoint rewrites both
 echo 0 >kind/product_uuid
 ln -s /usr/bin/containerd usr/local/bin/containerd
 mkdir -p opt/cni etc/cni/net.d etc/kubernetes/manifests
@@ -60,7 +60,7 @@ cat >etc/cni/net.d/10-bridge.conflist <<-END
 END
 chroot . ctr oci spec | jq '.hooks.createContainer += [{path: "/kind/bin/mount-product-files.sh"}] | del(.process.rlimits)' >"$work/spec"
 cp "$work/spec" etc/containerd/cri-base.json
-# Without CAP_SYS_RESOURCE no process may be given a lower OOM score than its parent has.
+# Without CAP_SYS_RESOURCE no process may have a lower OOM score than its parent.
 sed -i 's/restrict_oom_score_adj = false/restrict_oom_score_adj = true/' etc/containerd/config.toml
 rm -f lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service lib/systemd/system/multi-user.target.wants/* \
 	etc/systemd/system/*.wants/* lib/systemd/system/local-fs.target.wants/* lib/systemd/system/sockets.target.wants/*udev* \
@@ -70,7 +70,7 @@ ln -sf /lib/systemd/systemd sbin/init
 chroot . systemctl --quiet enable kubelet.service containerd.service undo-mount-hacks.service
 chroot . systemctl --quiet mask systemd-binfmt.service
 
-# containerd itself takes the images in, unpacked only when the node runs.
+# containerd itself imports the images, and unpacks them only when the node runs.
 mount -t proc proc proc
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs dev

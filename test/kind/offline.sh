@@ -24,7 +24,8 @@ began=$(date +%s)
 say() { printf 'kind-offline %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
 die() { printf 'kind-offline: %s\n' "$*" >&2; exit 1; }
 
-# inside runs a command in the cluster's network namespace. (`ip netns exec` would hide the control groups from dockerd.)
+# inside runs a command in the cluster's network namespace. (`ip netns exec` would hide the control groups from
+# dockerd.)
 inside() { nsenter --net="/run/netns/$namespace" -- "$@"; }
 
 able() {
@@ -43,25 +44,25 @@ packages() {
 	[ -n "$missing" ] || return 0
 	say "installing Debian packages:$missing"
 	apt-get update -qq >&2
-	# No service is to start with them: dockerd is started below, apart from the machine's own network.
+	# The packages must not start services: dockerd is started below, apart from the machine's own network.
 	policy=/usr/sbin/policy-rc.d
 	[ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy; chmod +x $policy; trap 'rm -f /usr/sbin/policy-rc.d' EXIT; }
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 }
 
-# debian makes the root filesystem that the node image begins with, and sets $debian to its folder.
+# debian creates the root filesystem for the node image, and sets $debian to its folder.
 debian() {
 	wanted=systemd,conntrack,iptables,nftables,iproute2,ethtool,mount,kmod,libseccomp2,ca-certificates,curl,jq,procps,containerd,runc,containernetworking-plugins
 	debian=$cache/kind-debian-$(echo $wanted | cksum | cut -d' ' -f1)
 	[ ! -e "$debian.complete" ] || return 0
-	# The mirror that the machine itself uses; debootstrap knows one where this says nothing.
+	# Use the machine's own mirror, or else debootstrap's default.
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'CODENAME: bookworm' 'LABEL: Debian' | head -1)
 	say "fetching Debian's packages of a node into $debian (once)"
 	rm -rf "$debian"
 	mkdir -p "$debian"
 	debootstrap --variant=minbase --include=$wanted bookworm "$debian" ${mirror:+"$mirror"} >"$debian.log" 2>&1 || {
 		tail -20 "$debian.log" >&2
-		die "debootstrap failed; all it said is in $debian.log"
+		die "debootstrap failed; its output is in $debian.log"
 	}
 	rm -rf "$debian"/var/cache/apt/archives/*.deb "$debian"/var/lib/apt/lists/* "$debian"/usr/share/doc/* "$debian"/usr/share/man/* \
 		"$debian"/usr/share/locale/*
@@ -76,14 +77,14 @@ daemon() {
 	inside ip link set lo up
 	inside sysctl -qw net.ipv4.ip_forward=1
 	mkdir -p "$sockets" "$state"
-	rm -f "$sockets/dockerd.pid" # of one that did not end in order
+	rm -f "$sockets/dockerd.pid" # of a dockerd that was killed
 	setsid nohup nsenter --net="/run/netns/$namespace" -- dockerd --add-runtime "bounded=$here/runc-within-bounds.sh" --default-runtime bounded \
 		--data-root "$state/docker" --exec-root "$sockets/exec" --pidfile "$sockets/dockerd.pid" --host "$DOCKER_HOST" \
 		--storage-driver overlay2 --exec-opt native.cgroupdriver=cgroupfs >"$state/dockerd.log" 2>&1 </dev/null &
 	tries=0
 	until docker info >/dev/null 2>&1; do
 		tries=$((tries + 1))
-		[ $tries -lt 120 ] && kill -0 $! 2>/dev/null || { tail -20 "$state/dockerd.log" >&2; die "dockerd does not start; all it said is in $state/dockerd.log"; }
+		[ $tries -lt 120 ] && kill -0 $! 2>/dev/null || { tail -20 "$state/dockerd.log" >&2; die "dockerd does not start; its output is in $state/dockerd.log"; }
 		sleep 0.5
 	done
 }
@@ -103,7 +104,7 @@ up() {
 	image=kvepp/node:$(cat "$here/node.sh" "$here/image.sh" "$here/closure.sh" "$here/cluster.yaml" | cksum | cut -d' ' -f1)-${programs##*-}-${debian##*-}
 	if ! docker image inspect "$image" >/dev/null 2>&1; then
 		say "building the node image"
-		docker image ls -q kvepp/node | xargs -r docker rmi --force >/dev/null 2>&1 || true # earlier ones, of a gigabyte each
+		docker image ls -q kvepp/node | xargs -r docker rmi --force >/dev/null 2>&1 || true # older ones have a gigabyte each
 		TMPDIR=$state unshare --mount "$here/node.sh" "$image" "$debian" "$programs" "$kind"
 	fi
 	export KUBECONFIG="$state/kubeconfig"

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// users is what the overlays' users set for themselves: a namespace, images, less of the node; and Envoy where the test
-// can reach it.
+// users are the settings that the overlays' users make: a namespace, images, fewer resources of the node; and Envoy
+// where the test can reach it.
 const users = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -34,7 +34,7 @@ patches:
     - {op: add, path: /spec/type, value: NodePort}
 `
 
-// standIn has a stand-in serve in place of an engine that needs a GPU. The rest of its Pod stays.
+// standIn replaces an engine that needs a GPU by a stand-in. The rest of its Pod stays.
 const standIn = `
 - target: {kind: Deployment, name: ENGINE}
   patch: |-
@@ -48,7 +48,7 @@ const standIn = `
         readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
 `
 
-// filled is what fills the claim of kvepp's, from the hub that is there, which calls all models the same.
+// filled is the job that fills kvepp's claim from the hub in the cluster, which has one model under all names.
 const filled = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -65,7 +65,7 @@ patches:
     - {op: replace, path: /spec/template/spec/securityContext/runAsUser, value: 0}
 `
 
-// kustomize applies a kustomization that begins with some of manifests/kustomize.
+// kustomize applies a kustomization that refers to some of manifests/kustomize.
 func (n *namespace) kustomize(kustomization string) {
 	n.t.Helper()
 	dir := n.t.TempDir()
@@ -83,7 +83,7 @@ func (n *namespace) kustomize(kustomization string) {
 	n.kubectl("apply", "-k", dir)
 }
 
-// overlay makes what a kustomization says, with the tokenizers before, and waits until its deployments are there.
+// overlay applies a kustomization, with the tokenizers first, and waits until its deployments are ready.
 func (n *namespace) overlay(kustomization string, deployments ...string) {
 	n.t.Helper()
 	n.model = "Qwen/Qwen3-8B"
@@ -97,14 +97,14 @@ func (n *namespace) overlay(kustomization string, deployments ...string) {
 	}
 }
 
-// roll replaces the one kvepp that an overlay has, and waits until the old one is gone.
+// roll replaces the only kvepp of an overlay, and waits until the old one is gone.
 func (n *namespace) roll() {
 	n.t.Helper()
 	n.kubectl("rollout", "restart", "deployment/kvepp")
 	n.rolled()
 }
 
-// rolled waits until a changed Deployment of kvepp's has replaced its one Pod.
+// rolled waits until a changed Deployment of kvepp has replaced its only Pod.
 func (n *namespace) rolled() {
 	n.t.Helper()
 	n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
@@ -116,8 +116,7 @@ func (n *namespace) rolled() {
 	})
 }
 
-// TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among
-// them.
+// TestOverlays tests kustomize's overlays, unchanged, behind the plain Envoy that is among them.
 func TestOverlays(t *testing.T) {
 	for _, c := range []struct{ name, engines, envoy, kustomization string }{
 		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + users +
@@ -129,23 +128,23 @@ func TestOverlays(t *testing.T) {
 		{"mocker", "dynamo", "envoy", "resources: [KUSTOMIZE/overlays/mocker]" + users},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // they wait most of the time
+			t.Parallel() // they mostly wait
 			n := newNamespace(t, "kvepp-e2e-overlay-"+c.name)
 			n.overlay(c.kustomization, c.engines, "kvepp", c.envoy)
 			n.findEnvoy(c.envoy)
 			n.sees(2)
-			// An Envoy that began before kvepp had an address asks for it again after seconds. Until then some refuse
-			// requests, and that of stock-engines chooses engines itself.
+			// An Envoy that started before kvepp had an address resolves it again after seconds. Until then some Envoys
+			// refuse requests, and that of stock-engines chooses engines itself.
 			n.everyEnvoyAsks()
 			n.warm(2)
 			if c.engines != "vllm" {
-				return // what follows is the same kvepp, and the same Envoy as of "envoy"
+				return // the rest uses the same kvepp, and the same Envoy as "envoy"
 			}
 			n.during(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
 				n.sees(3)
-				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own:
-				// KVEPP_METRICS_PORT=tcp://..., for one.
+				// Kubernetes now sets variables in kvepp's Pod with names like kvepp's own, such as
+				// KVEPP_METRICS_PORT=tcp://...
 				n.kubectl("create", "service", "clusterip", "kvepp-metrics", "--tcp=9090:9090")
 				n.kubectl(
 					"patch",

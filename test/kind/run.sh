@@ -14,11 +14,11 @@ install=$here/../tools/install.sh
 work=$(mktemp -d)
 began=$(date +%s)
 trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM # by way of EXIT, which ends the cluster
+trap 'exit 130' INT TERM # runs the EXIT trap, which deletes the cluster
 
 say() { printf 'e2e-kind %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
 
-# have PROGRAM: makes sure that there is one, the machine's own or the one that the project builds.
+# have PROGRAM: makes sure that the program exists, the machine's own or one that the project builds.
 have() { command -v "$1" >/dev/null || PATH=$PATH:$("$install" kube "$1"); }
 
 inside=""
@@ -29,7 +29,7 @@ elif "$here/offline.sh" run true 2>/dev/null; then
 	inside="$here/offline.sh run"
 else
 	command -v docker >/dev/null && docker info >/dev/null 2>&1 || {
-		say "there is no cluster, and no docker to make one with: set KUBECONFIG, or run make kind-offline first (Debian, as root)"
+		say "there is no cluster, and no docker to create one: set KUBECONFIG, or run make kind-offline first (Debian, as root)"
 		exit 1
 	}
 	have kubectl
@@ -45,7 +45,7 @@ kind-*) ;;
 *) say "the cluster $context is not one of kind's: images cannot be loaded into it"; exit 1 ;;
 esac
 
-# The images that the tests need, and which tests they are.
+# The images that the tests need, and the tests to run.
 needs="kvepp engine envoy dynamo" tests="-test.skip ^TestIstio"
 if [ "${1:-}" = istio ]; then
 	shift
@@ -68,8 +68,8 @@ esac
 say "testing"
 cd "$here"
 { $inside "$work/kind.test" -cluster -test.v -test.timeout 25m $tests "$@" 2>&1 || echo $? >"$work/failed"; } | tee "$work/log"
-if [ -f "$work/failed" ]; then # between what went wrong and here lies the state of everything
-	say "failed, with what these lines say:"
+if [ -f "$work/failed" ]; then # the log continues with the state of all objects
+	say "failed; the failures are:"
 	grep -E '^ +([a-z]+_test\.go:[0-9]+:|--- FAIL)' "$work/log" | cut -c1-400
 	exit "$(cat "$work/failed")"
 fi

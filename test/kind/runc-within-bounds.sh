@@ -1,7 +1,7 @@
 #!/bin/sh
-# The OCI runtime that dockerd is given: runc, asked for no capability that this machine does not have. A privileged container
-# asks for all there are, and where even root lacks one (CAP_SYS_RESOURCE, in many sandboxes) runc refuses all of it. This takes
-# from requests and never adds.
+# The OCI runtime for dockerd: runc, without the capabilities that this machine does not have. A privileged container
+# requests all of them. If even root lacks one (CAP_SYS_RESOURCE, in many sandboxes), runc refuses the whole request.
+# This script only removes capabilities from requests.
 set -eu
 bounding=0x$(sed -n 's/^CapBnd:[[:space:]]*//p' /proc/self/status)
 missing="" bit=0
@@ -12,7 +12,7 @@ for capability in CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID S
 	[ $((bounding >> bit & 1)) = 1 ] || missing="$missing,\"CAP_$capability\""
 	bit=$((bit + 1))
 done
-# What is asked for is in a bundle's config.json (create, run) or in a file of the process (exec).
+# The requested capabilities are in a bundle's config.json (create, run) or in a file of the process (exec).
 command="" bundle=. process="" before=""
 for argument; do
 	case $before in

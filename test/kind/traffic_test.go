@@ -15,10 +15,10 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// client keeps connections, as most clients do.
+// client keeps connections open, as most clients do.
 var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
 
-// conversation is one client's, each turn of which repeats all before.
+// conversation is one client's conversation; each turn repeats all previous ones.
 type conversation struct {
 	n        *namespace
 	messages []stack.Message
@@ -28,12 +28,12 @@ type conversation struct {
 // engine is the Pod that answered last.
 func (c *conversation) engine() string { return c.last.Header.Get("x-engine") }
 
-// newConversation begins one about a text of its own.
+// newConversation returns a conversation with its own text.
 func (n *namespace) newConversation() *conversation {
 	return &conversation{n: n, messages: []stack.Message{{Role: "system", Content: words(120)}}}
 }
 
-// words are so many, drawn at random.
+// words returns so many random words.
 func words(n int) string {
 	var b strings.Builder
 	for range n {
@@ -43,7 +43,7 @@ func words(n int) string {
 	return b.String()
 }
 
-// say takes a turn whose answer has so many tokens. An answer that is none, or is cut off, is an error.
+// say takes a turn whose answer has so many tokens. An error status or an incomplete answer is an error.
 func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
 	a, err := stack.Chat(
@@ -66,8 +66,8 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	return a, nil
 }
 
-// exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is
-// under way. Then kvepp knows what the worker has of it.
+// exactly takes a turn, and repeats it until the worker had as many cached tokens as kvepp predicted: at once, unless
+// an event is in flight.
 func (c *conversation) exactly() *stack.Answer {
 	c.n.t.Helper()
 	before, known := c.messages, c.n.known()
@@ -84,7 +84,7 @@ func (c *conversation) exactly() *stack.Answer {
 	return c.last
 }
 
-// known is how many blocks each of kvepp's replicas knows of at least.
+// known returns how many blocks each of kvepp's replicas has at least.
 func (n *namespace) known() int {
 	n.t.Helper()
 	least, err := n.leastKnown()
@@ -103,25 +103,25 @@ func (n *namespace) leastKnown() (int, error) {
 	return int(least), err
 }
 
-// learns waits until kvepp, which knew so many blocks, also knows those that were new to workers in the latest turns of
-// conversations. Else a turn may follow before its events, and go where nothing is cached, as kvepp predicts.
+// learns waits until kvepp, which had so many blocks, also has the new blocks of the conversations' latest turns.
+// Otherwise a turn may come before its events, and go to a worker without its blocks.
 func (n *namespace) learns(known int, conversations ...*conversation) {
 	n.t.Helper()
 	for _, c := range conversations {
-		known += (c.last.PromptTokens-1)/16 - c.last.CachedTokens/16 // a prompt's last token is always computed
+		known += (c.last.PromptTokens-1)/16 - c.last.CachedTokens/16 // the last token is always computed
 	}
-	n.eventually("kvepp knows the blocks of the latest turns", func() error {
+	n.eventually("kvepp's index has the blocks of the latest turns", func() error {
 		now, err := n.leastKnown()
 		if err == nil && now < known {
-			err = fmt.Errorf("%d are known of at least %d", now, known)
+			err = fmt.Errorf("kvepp has %d blocks, want at least %d", now, known)
 		}
 		return err
 	})
 }
 
-// spread begins so many conversations at once, and again until load has spread them over so many workers: a machine
-// that is late with the later ones may have answered the earlier ones by then. It returns them when kvepp knows what
-// workers have of them.
+// spread begins so many conversations at once, and repeats that until load has spread them over so many workers: on a
+// slow machine the earlier ones may be answered before the later ones begin. It returns them when kvepp has their
+// blocks.
 func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	n.t.Helper()
 	n.eventually("conversations spread", func() error {
@@ -145,7 +145,7 @@ func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	return talk
 }
 
-// warm holds conversations over so many workers, and fails the test unless each stays where it began and finds all of
+// warm holds conversations over so many workers, and fails the test unless each stays on its worker and finds all of
 // its blocks there. It returns them.
 func (n *namespace) warm(workers int) []*conversation {
 	n.t.Helper()
@@ -168,7 +168,7 @@ func (n *namespace) warm(workers int) []*conversation {
 	return talk
 }
 
-// all has all conversations take a turn at once, and fails the test unless all are answered.
+// all takes a turn in all conversations at once, and fails the test unless all are answered.
 func all(t *testing.T, conversations []*conversation, text string) {
 	t.Helper()
 	errs := make([]error, len(conversations))
@@ -184,8 +184,8 @@ func all(t *testing.T, conversations []*conversation, text string) {
 	}
 }
 
-// traffic holds conversations, half a second for an answer, until stop is called, which returns how many requests there
-// were and what was wrong with those that failed.
+// traffic holds conversations, half a second for an answer, until stop is called. stop returns the number of requests,
+// and the errors of failed ones.
 func (n *namespace) traffic(clients int) (stop func() (requests int, failures []error)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var (
@@ -221,7 +221,7 @@ func (n *namespace) traffic(clients int) (stop func() (requests int, failures []
 	}
 }
 
-// grows scales a Deployment of engines, whose Pods have its name for app, and waits until a new one serves.
+// grows scales a Deployment of engines, whose app label is its name, and waits until a new one serves.
 func (n *namespace) grows(deployment string, to int) {
 	n.t.Helper()
 	old, _ := n.pods("app=" + deployment)
@@ -239,7 +239,7 @@ func (n *namespace) grows(deployment string, to int) {
 	})
 }
 
-// during lets traffic run while f does something to the cluster, and fails the test if a request does.
+// during runs traffic while f changes the cluster, and fails the test if a request fails.
 func (n *namespace) during(f func()) {
 	n.t.Helper()
 	stop := n.traffic(6)
@@ -249,5 +249,5 @@ func (n *namespace) during(f func()) {
 		n.t.Errorf("%d of %d requests failed: %v ...", len(failures), requests, failures[:min(3, len(failures))])
 		return
 	}
-	n.t.Logf("%d requests meanwhile, none failed", requests)
+	n.t.Logf("%d requests during the change, none failed", requests)
 }

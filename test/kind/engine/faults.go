@@ -5,18 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// faults lets a test have the engine fail: POST /fault?mode=MODE. Only the process's own user reaches it on loopback;
+// faults lets a test make the engine fail: POST /fault?mode=MODE. On loopback only the process's own user reaches it;
 // in a Pod, only the cluster.
 type faults struct{ mode atomic.Value }
 
-// The modes beside "", which is health.
+// The fault modes; "" means healthy.
 const (
-	errors503   = "503"   // every request but this one is answered 503
-	errors500   = "500"   // the API's requests alone are answered 500: health checks and metrics are not
-	resetsAfter = "reset" // answers of the API are broken off after their headers
+	errors503   = "503"   // all requests except this one are answered 503
+	errors500   = "500"   // only API requests are answered 500, not health checks and metrics
+	resetsAfter = "reset" // API answers break off after their headers
 )
 
-// around returns a handler that fails as it is told, and else serves as next.
+// around returns a handler that fails in the current mode, and otherwise calls next.
 func (f *faults) around(next http.Handler) http.Handler {
 	f.mode.Store("")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 )
 
-// commit is the one version that the hub has of its model; the name says nothing.
+// commit is the only version that the hub has of its model. The value is arbitrary.
 const commit = "5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed"
 
-// hub serves the tokenizer as a model hub does, of any repository and revision that it is asked for, so that `kvepp
-// fetch` finds it in a cluster without a way out.
+// hub serves the tokenizer as a model hub does, for any repository and revision, so that `kvepp fetch` works in a
+// cluster without internet access.
 func hub(folder string) {
 	http.HandleFunc(
 		"GET /api/models/{owner}/{repository}/revision/{revision}",

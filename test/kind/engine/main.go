@@ -1,10 +1,9 @@
-// Command engine stands in for a stock vLLM or SGLang in a Pod: it serves chats and completions of one model, keeps the
-// blocks of every prompt that it has seen, announces them as that engine does, and reports how many tokens of a prompt
-// it found.
+// Command engine stands in for a stock vLLM or SGLang in a Pod. It serves chats and completions of one model, keeps the
+// blocks of every prompt, announces them as that engine does, and reports how many prompt tokens were cached.
 //
-// It owns its blocks and its two sockets for KV events. It generates no text worth reading, never forgets a block, and
-// knows no other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It answers what `kvepp
-// check` asks engines, and serves the model's tokenizer as a model hub does.
+// It owns its blocks and its two sockets for KV events. It generates meaningless text and never evicts a block. Its
+// token ids are kvepp's own; other tests compare those with the engines'. It answers the requests of `kvepp check`, and
+// serves the model's tokenizer as a model hub does.
 package main
 
 import (
@@ -31,30 +30,30 @@ type engine struct {
 	served    string           // the model's name
 	model     *tokenizer.Model
 	blockSize int
-	pace      time.Duration // of one token
+	pace      time.Duration // time for one token
 	events    *publisher
 
 	withoutCache, withoutUsage bool // see the flags
 
 	mu   sync.Mutex
-	held map[uint64]bool // blocks, by name
+	held map[uint64]bool // blocks, by hash
 }
 
 func main() {
 	e := &engine{held: map[uint64]bool{}}
-	hostname, _ := os.Hostname() // a Pod's name; the flag's default says what it is
-	flag.StringVar(&e.name, "name", hostname, "how it calls itself in the response header x-engine")
-	flag.StringVar((*string)(&e.like), "like", string(tokenizer.VLLM), "whom it stands in for: vllm or sglang")
+	hostname, _ := os.Hostname() // in a Pod its name
+	flag.StringVar(&e.name, "name", hostname, "its name in the response header x-engine")
+	flag.StringVar((*string)(&e.like), "like", string(tokenizer.VLLM), "the engine to imitate: vllm or sglang")
 	folder := flag.String("model", "", "folder of the model's tokenizer")
 	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
 	template := flag.String("chat-template", "", "chat template `FILE` in place of the model folder's")
-	port := flag.Int("port", 8000, "where it serves HTTP")
-	events := flag.Int("kv-events-port", 5557, "where it announces KV events; 0: nowhere, and it repeats none")
-	replay := flag.Int("kv-replay-port", 5657, "where it repeats them; 0: nowhere")
-	flag.IntVar(&e.blockSize, "block-size", 16, "tokens of a block")
+	port := flag.Int("port", 8000, "port of the HTTP server")
+	events := flag.Int("kv-events-port", 5557, "port of KV events; 0: no events and no replays")
+	replay := flag.Int("kv-replay-port", 5657, "port of replays; 0: none")
+	flag.IntVar(&e.blockSize, "block-size", 16, "tokens per block")
 	flag.BoolVar(&e.withoutCache, "no-prefix-caching", false, "keep no blocks, as an engine without prefix caching")
 	flag.BoolVar(&e.withoutUsage, "no-cached-tokens", false, "do not report cached tokens")
-	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "how long it takes for a token")
+	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "time for one token")
 	flag.Parse()
 	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
 		log.Fatalf("engine: %v", err)
@@ -105,7 +104,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	if !e.withoutUsage {
 		usage["prompt_tokens_details"] = map[string]int{"cached_tokens": cached}
 	}
-	// said is a choice with so much text, under the name that it has in a chat's answer (message) or chunk (delta).
+	// said returns a choice with so much text, under its key in a chat's answer (message) or chunk (delta).
 	said := func(chat, text, finish string) map[string]any {
 		choice := map[string]any{"index": 0, "text": text}
 		if request.API == apibody.ChatCompletions {
@@ -131,7 +130,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("content-type", "text/event-stream")
 	send := func(chunk map[string]any) {
 		chunk["model"] = request.Model
-		text, _ := json.Marshal(chunk) // strings and numbers alone
+		text, _ := json.Marshal(chunk) // only strings and numbers, so no error
 		fmt.Fprintf(w, "data: %s\n\n", text)
 		http.NewResponseController(w).Flush()
 	}
@@ -143,7 +142,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "data: [DONE]\n\n")
 }
 
-// read takes in a request to a path of the API, and tokenizes its prompt. ok is false where it has said what is wrong.
+// read reads an API request and tokenizes its prompt. If ok is false, it has answered with an error.
 func (e *engine) read(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -151,7 +150,7 @@ func (e *engine) read(
 ) (request *apibody.Request, prompt []kvblock.Token, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return nil, nil, false // the client has gone
+		return nil, nil, false // the client closed the connection
 	}
 	request, prompts, ok := e.prompts(w, path, body)
 	if !ok {
@@ -160,7 +159,7 @@ func (e *engine) read(
 	return request, prompts[0].IDs, true
 }
 
-// prompts tokenizes the prompts of a body for a path of the API. ok is false where it has said what is wrong.
+// prompts tokenizes the prompts of a body for an API path. If ok is false, it has answered with an error.
 func (e *engine) prompts(
 	w http.ResponseWriter,
 	path string,
@@ -176,16 +175,17 @@ func (e *engine) prompts(
 	return nil, nil, false
 }
 
-// tokenize tells the token ids of a prompt, of a chat as the engine's template renders it, and with SGLang of several
-// prompts. Sources: vLLM 0.33.0, entrypoints/serve/tokenize; SGLang 0.5.21, entrypoints/openai/serving_tokenize.
+// tokenize answers with the token ids of a prompt, of a chat rendered with the engine's template, and with SGLang of
+// several prompts. Sources: vLLM 0.33.0, entrypoints/serve/tokenize; SGLang 0.5.21,
+// entrypoints/openai/serving_tokenize.
 func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // the client has gone
+		return // the client closed the connection
 	}
 	var given struct{ Prompt, Messages json.RawMessage }
 	if err := json.Unmarshal(body, &given); err != nil || (given.Prompt == nil) == (given.Messages == nil) {
-		http.Error(w, "exactly one of prompt and messages must be there", http.StatusBadRequest)
+		http.Error(w, "want exactly one of prompt and messages", http.StatusBadRequest)
 		return
 	}
 	path := "/v1/completions"
@@ -212,7 +212,7 @@ func answer(w http.ResponseWriter, value any) {
 	json.NewEncoder(w).Encode(value)
 }
 
-// tell says what engines say of themselves: the model, token ids of a text, and how the cache is set up.
+// tell serves the engine's information: the model, the token ids of a text, and the cache's configuration.
 func (e *engine) tell() {
 	http.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		answer(
@@ -255,8 +255,8 @@ func (e *engine) tell() {
 	})
 }
 
-// prefill takes in the blocks of a prompt, announces those that are new, and returns how many of its tokens were there.
-// As with vLLM that is never the whole prompt: its last token is always computed.
+// prefill stores the blocks of a prompt, announces the new ones, and returns how many of its tokens were cached. As
+// with vLLM that is never the whole prompt: the last token is always computed.
 func (e *engine) prefill(prompt []kvblock.Token) (cached int, err error) {
 	if e.withoutCache {
 		return 0, nil
@@ -264,9 +264,9 @@ func (e *engine) prefill(prompt []kvblock.Token) (cached int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var fresh []uint64
-	var parent uint64 // of the first that is new; 0: there is none before it
+	var parent uint64 // parent of the first new block; 0: none
 	name := uint64(0)
-	first := 0 // the first new block's number
+	first := 0 // index of the first new block
 	for i := range len(prompt) / e.blockSize {
 		before := name
 		name = blockName(before, prompt[i*e.blockSize:(i+1)*e.blockSize])
@@ -286,7 +286,7 @@ func (e *engine) prefill(prompt []kvblock.Token) (cached int, err error) {
 	return cached, e.events.stored(fresh, parent, prompt[first*e.blockSize:][:len(fresh)*e.blockSize], e.blockSize)
 }
 
-// blockName is the engine's own name of a block, which follows from its tokens and the block before; never 0. (FNV-1a)
+// blockName returns the engine's own hash of a block, from its tokens and its parent; never 0. (FNV-1a)
 func blockName(parent uint64, tokens []kvblock.Token) uint64 {
 	h := uint64(14695981039346656037)
 	mix := func(v uint64) {
