@@ -10,8 +10,8 @@ import (
 	"kvepp/router"
 )
 
-// logAccess writes the request's line of the access log. It has nothing of the prompt and no query, which may hold
-// keys. What is not known is left out; a request that nobody answered has status 0, as in Envoy's access log.
+// logAccess writes the request's line of the access log. The line has no text of the prompt, and no query, which may
+// contain keys. It omits what is unknown. A request without a response has status 0, as in Envoy's access log.
 func (x *exchange) logAccess() {
 	attrs := make([]slog.Attr, 0, 24)
 	text := func(key, value string) {
@@ -39,7 +39,7 @@ func (x *exchange) logAccess() {
 			text("prefill_worker", p.Name)
 			number("prefill_dp_rank", int(p.Rank))
 		}
-		if reason == "" { // else it was refused after it was sent on
+		if reason == "" { // else kvepp refused it after it was routed
 			reason = string(d.Reason)
 		}
 		number("prompt_tokens", d.PromptTokens)

@@ -14,32 +14,30 @@ import (
 )
 
 // AccessLog implements envoy.service.accesslog.v3.AccessLogService. An ext_proc stream ends in the same way whether the
-// client or the endpoint broke an answer off; the proxy's access log says which of them it was. It has the token that
-// kvepp put into the request's metadata. A proxy whose configuration has such a log says so in the metadata of its
-// ext_proc streams: see [logsAnswers].
+// client or the endpoint aborted a response; the proxy's access log says which of them did. Its entries have the token
+// that kvepp put into the request's metadata. A proxy that sends such a log says so in the metadata of its ext_proc
+// streams: see [logsAnswers].
 type AccessLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
 	router   *router.Router
 	stopping chan struct{} // closed by Stop
 }
 
-// logsAnswers is the metadata of an ext_proc stream by which a proxy's configuration says that its access log goes to
-// kvepp.
+// logsAnswers is the metadata key of an ext_proc stream by which a proxy says that it sends its access log to kvepp.
 const logsAnswers = "x-kvepp-access-log"
 
-// NewAccessLog returns a service that tells r of interrupted answers.
+// NewAccessLog returns a service that reports aborted responses to r.
 func NewAccessLog(r *router.Router) *AccessLog {
 	return &AccessLog{router: r, stopping: make(chan struct{})}
 }
 
-// Stop ends all streams. Proxies keep them open for as long as they run, so that a server which waits for its streams
-// to end would wait in vain. Call it once.
+// Stop ends all streams. Call it once, before the server waits for its streams to end: proxies never end these.
 func (l *AccessLog) Stop() { close(l.stopping) }
 
 // StreamAccessLogs reads entries until the proxy ends the stream, or Stop is called. It sends nothing before that.
 func (l *AccessLog) StreamAccessLogs(proxy accesslogv3.AccessLogService_StreamAccessLogsServer) error {
 	ended := make(chan error, 1)
-	go func() { ended <- l.read(proxy) }() // it ends with the stream, at the latest when this function has returned
+	go func() { ended <- l.read(proxy) }() // it ends with the stream, at the latest when this function returns
 	select {
 	case err := <-ended:
 		return err
@@ -69,7 +67,7 @@ func (l *AccessLog) read(proxy accesslogv3.AccessLogService_StreamAccessLogsServ
 	}
 }
 
-// brokenBy returns how the endpoint broke its answer off; empty: it did not, the client went away.
+// brokenBy returns how the endpoint aborted its response; empty: it did not, the client closed the connection.
 func brokenBy(f *accesslogdata.ResponseFlags) eject.Cause {
 	switch {
 	case f.GetUpstreamConnectionTermination(), f.GetUpstreamRemoteReset(), f.GetUpstreamProtocolError():

@@ -13,10 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec returns protobuf's codec with a short way for headers, which are many small strings, and for pieces of bodies,
-// which are nearly all bytes that pass: they are copied once when they come, out of gRPC's buffers to where the body is
-// put together, and not at all when they go. A server without it (grpc.ForceServerCodecV2) does the same with more
-// copies.
+// Codec returns protobuf's codec with fast paths for headers, which are many small strings, and for pieces of bodies,
+// which are most of the bytes. It copies a piece once when it comes, out of gRPC's buffers into the body, and not at
+// all when it goes. A server works without it (grpc.ForceServerCodecV2), with more copies.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -37,31 +36,31 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// incoming is a message from Envoy. It is a protobuf message, so that any codec reads it; this package's puts the
-// pieces of a request body beside each other in memory.
+// incoming is a message from Envoy. It is a protobuf message, so that any codec can read it. This package's codec puts
+// the pieces of a request body next to each other in memory.
 type incoming struct {
 	*extprocv3.ProcessingRequest
-	declared int    // bytes of the request body, as its headers say; not above 0: they do not
-	received int    // of these, how many came
-	reserved int    // bytes of memory that were taken for them
-	room     []byte // where they are put: what is used of it
-	alone    bool   // pieces need not lie together any more
+	declared int    // bytes of the request body according to its headers; 0 or less: unknown
+	received int    // bytes of the request body that have come
+	reserved int    // bytes of memory allocated for them
+	room     []byte // the current allocation; its length is used
+	alone    bool   // each further piece gets an allocation of its own
 }
 
-// next makes room for a message. The one before stays as it is.
+// next returns an empty message to receive into. The previous message stays valid.
 func (in *incoming) next() any {
 	in.ProcessingRequest = new(extprocv3.ProcessingRequest)
 	return in
 }
 
-// release lets go of the request body: what still comes of it passes, piece by piece.
+// release releases the request body; further pieces have allocations of their own.
 func (in *incoming) release() { in.room, in.alone = nil, true }
 
 // The fields of a message with headers. Source: external_processor.proto, core/v3/base.proto.
 const (
 	requestHeadersField  protowire.Number = 2 // ProcessingRequest
 	responseHeadersField protowire.Number = 3
-	lastMessageField     protowire.Number = 7 // of those of which a request has one
+	lastMessageField     protowire.Number = 7 // the last of the oneof
 	headersField         protowire.Number = 1 // HttpHeaders, HeaderMap
 	headersEndField      protowire.Number = 3
 	keyField             protowire.Number = 1 // HeaderValue
@@ -69,8 +68,8 @@ const (
 	rawValueField        protowire.Number = 3
 )
 
-// decodeHeaders reads a message with headers, all of whose texts share one piece of memory. It reports whether data is
-// one that it knows whole; if not, protobuf is to read it, whatever was changed.
+// decodeHeaders reads a message with headers. All their texts share one allocation. It returns false if data is another
+// message, or has fields that it does not know; then protobuf must read it, and overwrites what decodeHeaders changed.
 func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
 	var start [16]byte // the first field's number and length
 	head := start[:gather(start[:], data, 0)]
@@ -120,7 +119,7 @@ func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
 	return true
 }
 
-// readHeaders reads a HeaderMap, whose texts stay where they are. It reports whether that is all there is.
+// readHeaders reads a HeaderMap without copying its texts. It returns false for fields that it does not know.
 func readHeaders(wire []byte, to *corev3.HeaderMap) bool {
 	n := 0
 	for left := wire; len(left) > 0; n++ {
@@ -164,7 +163,7 @@ func readHeaders(wire []byte, to *corev3.HeaderMap) bool {
 	return true
 }
 
-// text is b as a string without a copy; nobody changes b any more.
+// text is b as a string without a copy; b must not change any more.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // The fields that a piece of a body has. Source: external_processor.proto.
@@ -175,15 +174,13 @@ const (
 	endOfStreamField  protowire.Number = 2
 )
 
-// noMetadata is the metadata_context that Envoy ends its messages with where it has nothing to say, and how that is
-// written.
+// noMetadata is the empty metadata_context with which Envoy ends most messages; noMetadataBytes is its encoding.
 var (
 	noMetadata      = &corev3.Metadata{}
 	noMetadataBytes = []byte{8<<3 | byte(protowire.BytesType), 0}
 )
 
-// decodeBeside reads what a message has besides the one of its fields of which a request has one: the bytes from at on.
-// It reports whether there is nothing else.
+// decodeBeside reads the fields after the message's oneof: the bytes from at on. It returns false if it cannot.
 func (in *incoming) decodeBeside(data mem.BufferSlice, at int) bool {
 	n := data.Len() - at
 	if n == 0 {
@@ -208,13 +205,13 @@ func (in *incoming) decodeBeside(data mem.BufferSlice, at int) bool {
 	return proto.Unmarshal(rest, in.ProcessingRequest) == nil
 }
 
-// decode reads a message that holds a piece of a body, in the order in which protobuf writes its fields. It reports
-// whether data is one; if not, protobuf is to read it, whatever was changed.
+// decode reads a message with a piece of a body, in the order in which protobuf writes its fields. It returns false if
+// data is another message; then protobuf must read it, and overwrites what decode changed.
 func (in *incoming) decode(data mem.BufferSlice) bool {
 	var start [24]byte // two fields' numbers and lengths
 	head := start[:gather(start[:], data, 0)]
 	at, left := 0, data.Len()
-	field := func(number protowire.Number) bool { // leaves at at the field's bytes, which go on to the message's end
+	field := func(number protowire.Number) bool { // moves at and left to the field's bytes
 		n, kind, size := protowire.ConsumeTag(head[at:])
 		if size < 0 || n != number || kind != protowire.BytesType {
 			return false
@@ -274,15 +271,15 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 	return true
 }
 
-// Room for a body of unknown length doubles, from the one to the other, in bytes. Pieces of a byte then cost no more
-// than large ones.
+// The allocation for a body of unknown length doubles from leastRoom to mostRoom bytes, so that pieces of one byte cost
+// no more than large ones.
 const (
 	leastRoom = 512
 	mostRoom  = 1 << 20
 )
 
-// take returns n bytes for the next piece of the request body, right behind the one before if there is room. Headers
-// are believed only as far as four times of what has come, so that a client cannot reserve memory by promises.
+// take returns n bytes for the next piece of the request body, right after the previous piece if there is room. It
+// allocates at most four times what has come, so that a client cannot reserve memory by content-length alone.
 func (in *incoming) take(n int) []byte {
 	if in.alone {
 		return make([]byte, n)
@@ -301,7 +298,7 @@ func (in *incoming) take(n int) []byte {
 	return in.room[used:]
 }
 
-// gather copies what data holds from byte at on, as far as it fits, and returns how much that is.
+// gather copies the bytes of data from at on into to, and returns how many it copied.
 func gather(to []byte, data mem.BufferSlice, at int) (n int) {
 	for _, b := range data {
 		if n == len(to) {
@@ -318,8 +315,8 @@ func gather(to []byte, data mem.BufferSlice, at int) (n int) {
 	return n
 }
 
-// appendPiece appends a piece to those of a body. One that lies right behind the last in memory, where incoming puts
-// it, becomes a part of it, and an empty one is dropped: so there are few, however many a client makes.
+// appendPiece appends a piece to those of a body. It merges a piece that lies right after the last one in memory, where
+// incoming puts it, and drops an empty one, so that there are few pieces even if a client sends many.
 func appendPiece(pieces [][]byte, b []byte) [][]byte {
 	if len(b) == 0 {
 		return pieces
@@ -334,11 +331,11 @@ func appendPiece(pieces [][]byte, b []byte) [][]byte {
 	return append(pieces, b)
 }
 
-// smallPiece is how many bytes are rather copied than sent from where they are.
+// smallPiece is the size in bytes up to which encodePiece copies a piece.
 const smallPiece = 1 << 10
 
-// encodePiece returns the message as protobuf does if it is a streamed piece of a body and nothing else; else nil. The
-// bytes are sent from where they are.
+// encodePiece encodes a message that is a streamed piece of a body and nothing else; nil for any other. It does not
+// copy the bytes of a large piece.
 func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
 	var reply *extprocv3.BodyResponse
 	var field protowire.Number
@@ -350,7 +347,7 @@ func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
 	default:
 		return nil
 	}
-	//lint:ignore SA1019 whatever is set must arrive
+	//lint:ignore SA1019 a deprecated field that is set must arrive too
 	if m.DynamicMetadata != nil || m.TypedDynamicMetadata != nil || m.ModeOverride != nil || m.RequestDrain ||
 		m.RequestDrainRequests ||
 		m.RequestDrainResponses || m.OverrideMessageTimeout != nil ||

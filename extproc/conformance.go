@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// What the conformance tests of the Gateway API Inference Extension want of a picker: that a client may name the
-// endpoints among which it chooses, and is told what the gateway says of who has served it. Source: GAIE v1.6.0,
+// What the conformance tests of the Gateway API Inference Extension want of a picker: a client may restrict the
+// endpoints, and a response header shows the endpoint that answered according to the gateway. Source: GAIE v1.6.0,
 // pkg/lwepp.
 const (
 	selectionHeader = "test-epp-endpoint-selection"
@@ -17,7 +17,7 @@ const (
 		"metadata"
 )
 
-// readSelection reads the endpoints that a conformance test wants; nil: it does not say. They go before the proxy's
+// readSelection reads the endpoints that a conformance test wants; nil: none. They take precedence over the proxy's
 // subset.
 func readSelection(m *corev3.HeaderMap) *subset {
 	for _, v := range m.GetHeaders() {

@@ -16,14 +16,14 @@ import (
 	"kvepp/router"
 )
 
-// httpError is an answer of kvepp's own, in the shape of OpenAI's API.
+// httpError is a response of kvepp itself, in the format of OpenAI's API.
 type httpError struct {
 	status  int
 	kind    string // OpenAI's "type"
 	code    string // OpenAI's "code"; also Envoy's response code details
 	param   string // the key of the body at fault; "" for none
 	message string
-	// retryAfter is sent as Retry-After, in seconds; 0: not at all.
+	// retryAfter is the Retry-After header, in seconds; 0: none.
 	retryAfter int
 }
 
@@ -93,7 +93,7 @@ func (c *Config) toHTTP(err error) *httpError {
 	}
 }
 
-// headersTooLarge answers requests with more headers than kvepp looks at.
+// headersTooLarge answers requests whose headers are above maxHeaderBytes.
 var headersTooLarge = &httpError{
 	status:  http.StatusRequestHeaderFieldsTooLarge,
 	kind:    "invalid_request_error",
@@ -101,7 +101,7 @@ var headersTooLarge = &httpError{
 	message: fmt.Sprintf("The request's headers are larger than %d bytes.", maxHeaderBytes),
 }
 
-// bodyTooLarge answers requests with a larger body than the operator allows.
+// bodyTooLarge answers requests whose body is above MaxBodyBytes.
 func (c *Config) bodyTooLarge() *httpError {
 	return &httpError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
 		message: fmt.Sprintf(
@@ -115,10 +115,10 @@ var (
 	errTooManyBytes   = errors.New("too many long requests are being read; try again later")
 )
 
-// overloadedError is the type of errors that tell of load, and of nothing else that is wrong.
+// overloadedError is the type of errors that are caused by load alone.
 const overloadedError = "overloaded_error"
 
-// shed is the answer to a request that is turned away because of load.
+// shed is the response to a request that kvepp rejects because of load.
 func (c *Config) shed(code string, err error) *httpError {
 	return &httpError{
 		status:     c.OverloadStatus,
@@ -129,8 +129,8 @@ func (c *Config) shed(code string, err error) *httpError {
 	}
 }
 
-// The headers that say, beside the body, why kvepp itself answered: its own, with OpenAI's code, and the one that
-// clients of llm-d's router know, for requests that were turned away through no fault of theirs. Source of the latter:
+// The headers that say why kvepp itself answered: reasonHeader has OpenAI's code; droppedHeader, which clients of
+// llm-d's router know, is for requests that were rejected without a mistake of the client. Source of the latter:
 // llm-d-router 0.10.
 const (
 	reasonHeader  = "x-kvepp-reason"
@@ -198,7 +198,7 @@ func (e *httpError) immediateResponse(grpc bool) *extprocv3.ProcessingResponse {
 		// (external_processor.proto).
 		code, known := grpcCodes[e.status]
 		if !known {
-			code = codes.Unavailable // an operator's own status for load
+			code = codes.Unavailable // --overload-status-code
 		}
 		response.GrpcStatus, response.Body = &extprocv3.GrpcStatus{Status: uint32(code)}, []byte(e.message)
 	}

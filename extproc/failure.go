@@ -6,7 +6,7 @@ import (
 	"kvepp/router/eject"
 )
 
-// The attributes that a proxy sends with response headers where its configuration asks for them (response_attributes).
+// The attributes that a proxy sends with response headers if its configuration lists them (response_attributes).
 const (
 	detailsAttribute = "response.code_details"
 	flagsAttribute   = "response.flags"
@@ -24,12 +24,12 @@ const (
 	detailsOfEndpointsResponse = "via_upstream"
 )
 
-// verdict is what the proxy tells of a response beside its headers.
+// verdict is what the proxy says about a response in attributes.
 type verdict struct {
-	told    bool // by the attributes; otherwise the status is all there is
+	told    bool // there are attributes; otherwise only the status is known
 	details string
 	flags   uint64
-	tries   int // endpoints tried; 0: not told
+	tries   int // endpoints that the proxy tried; 0: unknown
 }
 
 func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
@@ -42,9 +42,8 @@ func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
 	return v
 }
 
-// failure returns what a response says of its endpoint: why it failed, empty if it did not. ofEndpoint is false for a
-// response that says nothing of it: a full circuit breaker, a cluster without a healthy endpoint, a filter's own
-// answer.
+// failure returns why the endpoint of a response failed; empty: it did not. ofEndpoint is false for a response that
+// says nothing about an endpoint: of a full circuit breaker, a cluster without a healthy endpoint, or a filter.
 func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	if v.told && v.details != detailsOfEndpointsResponse {
 		cause = causeOf(v.flags)
@@ -54,11 +53,11 @@ func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	case "500", "502", "503", "504":
 		return eject.ServerError, true
 	}
-	return "", true // 429 and 4xx say that the endpoint works; 501, 505 and 529 do so too
+	return "", true // 429 and other 4xx, 501, 505 and 529 show that the endpoint works
 }
 
-// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none. An idle stream is none:
-// a client that does not read causes it as well.
+// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none. An idle stream is no
+// failure: a client that does not read causes it as well.
 func causeOf(flags uint64) eject.Cause {
 	switch {
 	case flags&flagUpstreamRefused != 0:

@@ -31,7 +31,7 @@ const (
 	protocolAttribute   = "request.protocol"
 )
 
-// tokenKey is where the metadata name the request for kvepp itself, which reads it in the proxy's access log (see
+// tokenKey is the metadata key of the token by which kvepp finds a request in the proxy's access log (see
 // accesslog.go).
 const tokenKey = "x-kvepp-token"
 
@@ -43,11 +43,10 @@ const (
 	prefillRankHeader = "x-dynamo-prefill-dp-rank"
 )
 
-// prefillerHeader tells llm-d's routing sidecar, which stands before a stock decode engine, where the prompt is to be
-// computed.
+// prefillerHeader tells llm-d's routing sidecar, which runs before a stock decode engine, the prefill worker's address.
 const prefillerHeader = "x-prefiller-host-port"
 
-// These are the names that older frontends and engines read.
+// The names that older frontends and engines read.
 var (
 	workerAliases      = []string{"x-worker-instance-id"}
 	rankAliases        = []string{"x-dp-rank", "x-data-parallel-rank"}
@@ -55,14 +54,14 @@ var (
 	prefillRankAliases = []string{"x-prefill-dp-rank"}
 )
 
-// inbound are the routing headers that a client must never choose: whatever kvepp does not set itself is removed from
-// every request.
-var inbound = []string{
+// protectedHeaders are the routing headers that a client must never choose. kvepp removes from every request those that
+// it does not set itself.
+var protectedHeaders = []string{
 	endpointHeader, subsetKey, servedKey,
 	workerHeader, rankHeader, prefillHeader, prefillRankHeader, "x-dynamo-routing-mode",
 	"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-instance-id", "x-prefill-dp-rank",
 	prefillerHeader,
-	// Others that llm-d's sidecar sends requests by.
+	// llm-d's sidecar routes by these.
 	"x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
 }
 
@@ -81,7 +80,7 @@ func (d direction) body(reply *extprocv3.BodyResponse) *extprocv3.ProcessingResp
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: reply}}
 }
 
-// streamed wraps a piece of a body that goes on. There are many: all of its parts are one allocation.
+// streamed wraps a streamed piece of a body. There are many of them, so all of its parts are one allocation.
 func (d direction) streamed(piece *extprocv3.StreamedBodyResponse) *extprocv3.ProcessingResponse {
 	m := &struct {
 		reply    extprocv3.BodyResponse
@@ -125,7 +124,7 @@ func set(name, value string) *corev3.HeaderValueOption {
 		value  corev3.HeaderValue
 	}{}
 	m.value.Key, m.value.RawValue = name, []byte(value)
-	for i, c := range m.value.RawValue { // a line break of a client's or an engine's would begin another header
+	for i, c := range m.value.RawValue { // a line break from a client or an engine would begin another header
 		if c < ' ' && c != '\t' || c == 0x7f {
 			m.value.RawValue[i] = '_'
 		}
@@ -134,7 +133,7 @@ func set(name, value string) *corev3.HeaderValueOption {
 	return &m.option
 }
 
-// headerMutation names the endpoint, and the workers for Dynamo's frontend.
+// headerMutation sets the endpoint, and the workers for Dynamo's frontend, and removes untrusted headers.
 func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	type line struct {
 		value, header string
@@ -175,11 +174,11 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 			}
 		}
 	}
-	if s.head.idMade {
+	if s.head.idGenerated {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
 	}
-	if s.instead != nil && s.head.length >= 0 {
-		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
+	if s.replacement != nil && s.head.length >= 0 {
+		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.replacement))))
 	}
 	if s.forward.Traceparent != "" {
 		mutation.SetHeaders = append(mutation.SetHeaders, set(tracing.Traceparent, s.forward.Traceparent))
@@ -187,18 +186,19 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 			mutation.SetHeaders = append(mutation.SetHeaders, set(tracing.Tracestate, s.forward.Tracestate))
 		}
 	}
-	if s.tell == inHeaders { // else they are gone
+	if s.replyPlace == inHeaders { // else kvepp removed them when it answered the headers
 		mutation.RemoveHeaders = slices.DeleteFunc(s.withheld(mutation.RemoveHeaders), ours)
-		if s.forward.Traceparent != "" && s.forward.Tracestate == "" { // one that a client sent belongs to no trace
+		// the client's tracestate belongs to another trace
+		if s.forward.Traceparent != "" && s.forward.Tracestate == "" {
 			mutation.RemoveHeaders = append(mutation.RemoveHeaders, tracing.Tracestate)
 		}
 	}
 	return mutation
 }
 
-// withheld appends the headers of the client's that the endpoint is not to see.
+// withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
-	to = append(append(to, inbound...), apibody.ObjectiveHeaders...)
+	to = append(append(to, protectedHeaders...), apibody.ObjectiveHeaders...)
 	if s.cfg.Frontends && !s.cfg.PassSessions {
 		to = append(to, apibody.SessionHeaders...)
 	}
@@ -208,7 +208,7 @@ func (s *stream) withheld(to []string) []string {
 	return to
 }
 
-// endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then those to try in its place.
+// endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then the fallbacks.
 func (s *stream) endpoints(d *router.Decision) string {
 	if len(d.Fallbacks) == 0 || !s.mayRetry() {
 		return d.Address
@@ -216,8 +216,8 @@ func (s *stream) endpoints(d *router.Decision) string {
 	return d.Address + "," + strings.Join(d.Fallbacks, ",")
 }
 
-// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic
-// metadata. The token is for the access log.
+// endpointMetadata repeats the endpoint as dynamic metadata: header and metadata "both MUST be set" (proposal 004). The
+// token is for the access log.
 func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 	fields := map[string]*structpb.Value{endpointHeader: structpb.NewStringValue(s.endpoints(d))}
 	if s.token != "" {
@@ -230,12 +230,12 @@ func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 	}
 }
 
-// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for
-// the decision, or for who has served the request, to be shown to the client.
+// responseHeadersReply changes response headers only if kvepp renames the model in the body, or shows the decision or
+// the endpoint that answered.
 func (s *stream) responseHeadersReply(served string) *extprocv3.HeadersResponse {
 	mutation := &extprocv3.HeaderMutation{}
 	if s.renamer != nil {
-		mutation.RemoveHeaders = []string{"content-length"} // it is another one, and known only at the end
+		mutation.RemoveHeaders = []string{"content-length"} // the new length is known only at the end
 	}
 	if s.decision != nil && s.cfg.DecisionHeaders {
 		mutation.SetHeaders = s.decisionHeaders()
@@ -249,11 +249,11 @@ func (s *stream) responseHeadersReply(served string) *extprocv3.HeadersResponse 
 	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{HeaderMutation: mutation}}
 }
 
-// decisionHeaders show the decision to the client.
+// decisionHeaders returns the headers that show the decision to the client.
 func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 	d := s.decision
 	headers := []*corev3.HeaderValueOption{
-		set(workerShown, d.WorkerName()),
+		set(workerHeaderShown, d.WorkerName()),
 		set("x-kvepp-request-id", s.head.id),
 		set("x-kvepp-reason", string(d.Reason)),
 		set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
@@ -276,7 +276,7 @@ func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 	return headers
 }
 
-// costs lists what each candidate of a leg costs.
+// costs lists the cost of each candidate of a leg.
 func costs(all []router.Cost) string {
 	var b strings.Builder
 	for i, c := range all {

@@ -11,15 +11,15 @@ import (
 	"kvepp/router"
 )
 
-// workerShown and chosenShown are the response headers that name the worker that served a request, and the chosen one
-// where that is another.
+// workerHeaderShown and chosenHeaderShown are the response headers that name the worker that answered a request, and
+// the chosen worker if it is another.
 const (
-	workerShown = "x-kvepp-worker"
-	chosenShown = "x-kvepp-chosen-worker"
+	workerHeaderShown = "x-kvepp-worker"
+	chosenHeaderShown = "x-kvepp-chosen-worker"
 )
 
-// reconcile moves the booking to the endpoint that served the request. If that is not the chosen one, it logs why that
-// may be, and corrects the headers that show the decision.
+// reconcile moves the booking to the endpoint that answered the request. If that is not the chosen one, it logs the
+// likely cause, and corrects the headers that show the decision.
 func (x *exchange) reconcile(e *effect) {
 	outcome := x.router.ServedBy(x.route, e.Served, e.Tries)
 	if outcome == router.ServedAsChosen {
@@ -33,8 +33,8 @@ func (x *exchange) reconcile(e *effect) {
 	x.log.Log(
 		context.Background(),
 		level,
-		"a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same "+
-			"endpoint are logged at debug level",
+		"another endpoint answered a request than kvepp chose. kvepp logs further such requests of the same chosen "+
+			"endpoint at debug level",
 		"request_id",
 		x.head.id,
 		"chosen",
@@ -55,12 +55,12 @@ func (x *exchange) reconcile(e *effect) {
 		if name == "" {
 			name = "unknown (" + served.Address + ")"
 		}
-		showServed(e.Send, name, x.route.WorkerName())
+		showAnsweringWorker(e.Send, name, x.route.WorkerName())
 	}
 }
 
-// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change. tries is how
-// many endpoints the proxy says it tried; 0: it does not say.
+// likelyCause says why the proxy sent a request to another endpoint than the chosen one, and what to change. tries is
+// how many endpoints the proxy reports it tried; 0: unknown.
 func likelyCause(route *router.Route, tries int) string {
 	switch {
 	case tries > 1:
@@ -76,23 +76,23 @@ func likelyCause(route *router.Route, tries int) string {
 		"cluster as IP:port, or remove it from kvepp's endpoints"
 }
 
-// showServed sets the name of the worker that served in the response headers that show the decision, and adds the
-// chosen one's.
-func showServed(messages []*extprocv3.ProcessingResponse, served, chosen string) {
+// showAnsweringWorker corrects the response headers that show the decision: it sets the worker that answered, and adds
+// the chosen one.
+func showAnsweringWorker(messages []*extprocv3.ProcessingResponse, served, chosen string) {
 	for _, m := range messages {
 		mutation := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
 		for _, h := range mutation.GetSetHeaders() {
-			if h.GetHeader().GetKey() == workerShown {
+			if h.GetHeader().GetKey() == workerHeaderShown {
 				h.Header.RawValue = []byte(served)
-				mutation.SetHeaders = append(mutation.SetHeaders, set(chosenShown, chosen))
+				mutation.SetHeaders = append(mutation.SetHeaders, set(chosenHeaderShown, chosen))
 				return
 			}
 		}
 	}
 }
 
-// movedFrom remembers for which chosen endpoints, by address, it was logged that another one served. The zero value is
-// empty. It is safe for concurrent use.
+// movedFrom remembers the chosen endpoints, by address, for which kvepp has logged that another one answered. The zero
+// value is empty. Safe for concurrent use.
 type movedFrom struct {
 	mu     sync.Mutex
 	logged map[movedRequest]bool // guarded by mu; at most maxMovedFrom
@@ -100,7 +100,7 @@ type movedFrom struct {
 
 type movedRequest struct{ address, outcome string }
 
-// maxMovedFrom bounds the memory; beyond it all is forgotten, and logged anew.
+// maxMovedFrom bounds the memory. Beyond it kvepp forgets all, and logs them again.
 const maxMovedFrom = 1024
 
 // first reports whether this is the first request of its kind.

@@ -1,8 +1,8 @@
 // Package extproc speaks Envoy's external processing protocol and nothing else: one gRPC stream is one HTTP request.
 //
 // It owns the stream's state machine, the wire names of the endpoint-picker protocol, and the mapping of errors to
-// HTTP. It never decides where a request goes, nor what upstream gets in place of a body (package router does both); of
-// an answer it changes the model's name alone, where the router renamed it.
+// HTTP. It never decides where a request goes, nor what replaces its body; package router does both. In a response it
+// changes only the model's name, if the router renamed it.
 //
 // Concurrency: a Server serves any number of streams; each stream is one goroutine and shares nothing with the others.
 //
@@ -36,7 +36,7 @@ import (
 	"kvepp/router"
 )
 
-// Config is what an operator chooses.
+// Config are the operator's settings.
 type Config struct {
 	// HeaderAliases also sets the worker headers' older names (x-worker-instance-id, x-dp-rank, x-data-parallel-rank,
 	// x-prefill-instance-id, x-prefill-dp-rank).
@@ -46,31 +46,30 @@ type Config struct {
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients
 	// the workers' names and loads.
 	DecisionHeaders bool
-	// Conformance lets clients choose among endpoints, and tells them which has served, as the conformance tests of the
-	// Gateway API Inference Extension have it: see conformance.go.
+	// Conformance lets clients restrict the endpoints, and shows them the endpoint that answered, for the conformance
+	// tests of the Gateway API Inference Extension: see conformance.go.
 	Conformance bool
-	// IgnoreSubset heeds no subset of the endpoints that the proxy names.
+	// IgnoreSubset ignores the subset of endpoints that the proxy names.
 	IgnoreSubset bool
-	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router
-	// does.
+	// IgnoreHints removes Dynamo's hint headers from requests, so that frontends ignore them as the router does.
 	IgnoreHints bool
-	// Frontends says that the endpoints are Dynamo's frontends in direct mode; they are not told of sessions unless
-	// PassSessions.
+	// Frontends: the endpoints are Dynamo's frontends in direct mode. They get session headers only with PassSessions.
 	Frontends, PassSessions bool
-	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
+	// MaxParseBytes is the size in bytes above which kvepp streams a body through and routes by load only. 0 means 32
+	// MiB.
 	MaxParseBytes int
-	// MaxBodyBytes is the size above which a body is refused. 0: none is.
+	// MaxBodyBytes is the size in bytes above which kvepp refuses a body. 0: no limit.
 	MaxBodyBytes int
-	// MaxStreams is how many requests are followed at once; more are turned away as for load. 0: no limit.
+	// MaxStreams is the most requests that kvepp follows at once; it rejects more with OverloadStatus. 0: no limit.
 	MaxStreams int
-	// Memory is what requests may take until they are routed; a request whose body goes beyond is turned away likewise.
-	// It is the router's. nil: without limit.
+	// Memory bounds what requests take until they are routed; kvepp rejects a request beyond it with OverloadStatus.
+	// The router shares it. nil: no limit.
 	Memory *budget.Budget
-	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
+	// OverloadStatus is the HTTP status of requests that kvepp rejects because of load. 0 means 429.
 	OverloadStatus int
-	// Tracer makes spans of requests; nil: nobody is told of them.
+	// Tracer makes spans of requests; nil: kvepp makes none.
 	Tracer *tracing.Tracer
-	// AccessLog gets a line for each request when it has ended; nil: there is no access log. It must not block.
+	// AccessLog gets a line for each request that has ended; nil: there is no access log. It must not block.
 	AccessLog *slog.Logger
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
 	RetryAfter int
@@ -83,23 +82,22 @@ type Server struct {
 	router  *router.Router
 	metrics *metrics.Metrics
 	log     *slog.Logger
-	noted   sync.Map // notes already logged: each peculiarity of a proxy once
+	noted   sync.Map // notes that are logged already
 	streams atomic.Int64
-	// panics and refusals limit lines that clients can cause.
+	// panics and refusals limit log lines that clients can cause.
 	panics, refusals loglimit.Limiter
-	// tooLargeLogged says that a body above MaxParseBytes is logged.
+	// tooLargeLogged: a body above MaxParseBytes was logged.
 	tooLargeLogged atomic.Bool
 	moved          movedFrom
 }
 
-// Streams returns how many requests are followed.
+// Streams returns how many requests kvepp follows.
 func (s *Server) Streams() int { return int(s.streams.Load()) }
 
-// HeldBytes returns how many bytes of memory requests take that are not routed yet: their bodies, and what it takes to
-// read them.
+// HeldBytes returns the memory in bytes of requests that are not routed yet: their bodies, and what reading them takes.
 func (s *Server) HeldBytes() int { return s.cfg.Memory.Used() }
 
-// Causes for which requests are turned away, as a metric has them.
+// Causes of rejected requests, as values of a metric's label.
 const (
 	causeStreams   = "streams"
 	causeHeldBytes = "held_bytes"
@@ -120,61 +118,60 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
 }
 
-// exchange is one stream with what it does to the world outside the state machine.
+// exchange is one stream, and its effects outside the state machine.
 type exchange struct {
 	*Server
 	stream
-	in    incoming
-	route *router.Route // set while the request is booked
-	usage *apibody.UsageReader
-	code  string // what kvepp_requests_total counts
-	said  string // the same, if the proxy said it: whoever the request was sent to has answered
+	in             incoming
+	route          *router.Route // set while the request is booked
+	usage          *apibody.UsageReader
+	code           string // what kvepp_requests_total counts
+	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
 
 	// For the access log alone.
-	model      string    // as the request names it; "": not read
+	model      string    // as the request names it; "": unknown
 	refusal    string    // OpenAI's code, if kvepp refused the request
-	firstToken time.Time // of a streamed answer; zero: not seen
+	firstToken time.Time // of a streamed response; zero: none yet
 
-	span      *tracing.Span // of the request; nil: nobody is told
-	prefilled bool          // the route knows
-	held      int           // of the memory of all, this stream's
-	began     time.Time     // with the stream
-	answered  int           // bytes of the answer's body
+	span            *tracing.Span // of the request; nil: kvepp does not trace
+	prefillReported bool          // the route knows that the prefill has ended
+	held            int           // this stream's share of Memory, in bytes
+	began           time.Time     // when the stream began
+	answered        int           // bytes of the response's body
 }
 
 // Process serves one HTTP request.
 func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
 	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now()}
-	defer func() { // after the end, which may fail too
+	defer func() { // runs last: x.end may panic too
 		if p := recover(); p != nil {
 			s.panics.Log(s.log, slog.LevelError, "panic in a stream", "panic", p, "stack", string(debug.Stack()))
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
 	}()
-	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
+	// The one place where a booking ends, for every end of the stream: end of stream, reset, cancel, panic.
 	defer func() { x.end(envoy.Context()) }()
 	defer s.streams.Add(-1)
 	streams, most := s.streams.Add(1), int64(s.cfg.MaxStreams)
 	full := most > 0 && streams > most
-	if full && streams > 2*most { // there are even too many to be told so in HTTP
+	if full && streams > 2*most { // too many even for HTTP responses
 		s.metrics.Rejection(causeStreams)
-		return status.Error(codes.ResourceExhausted, "kvepp: too many requests are followed")
+		return status.Error(codes.ResourceExhausted, "kvepp: too many requests are running")
 	}
-	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow
-	// control of HTTP/2: a slow reader on the one side becomes a slow writer on the other, and a stream holds no more
-	// than its request's body.
+	// kvepp answers each message before it reads the next, so that HTTP/2's flow control holds back what is not sent on
+	// yet: a slow reader slows the writer down, and a stream holds no more than its request's body.
 	for {
 		err := envoy.RecvMsg(x.in.next())
 		if err != nil {
-			// io.EOF: Envoy closed in order. Canceled: the usual end, and a client that went away. Both are an end like
-			// any other; only what is neither is worth an error.
+			// io.EOF: Envoy closed the stream in order. Canceled: the usual end, or the client closed its connection.
+			// Neither is an error.
 			if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
 				return nil
 			}
 			if status.Code(err) == codes.ResourceExhausted {
 				s.note(
-					"a message too large to receive, so that its request fails: in Envoy's BUFFERED modes its buffer " +
-						"limit may not be above --max-parse-bytes",
+					"a message was too large to receive, so its request fails: in Envoy's BUFFERED modes, set its " +
+						"buffer limit to at most --max-parse-bytes",
 				)
 			}
 			return err
@@ -189,7 +186,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		}
 		switch {
 		case full && x.phase == collect:
-			// Not a gRPC error: a proxy that fails open would send the request on without a decision.
+			// Not a gRPC error: a proxy that fails open would forward the request without a decision.
 			e.Refuse = s.turnAway(causeStreams, "too_many_requests", errTooManyStreams)
 		case !x.hold():
 			e.Refuse = s.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
@@ -208,11 +205,11 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		}
 		for _, m := range e.Send {
 			if err := envoy.Send(m); err != nil {
-				x.observe(&e) // that a response has begun matters all the same
+				x.observe(&e) // the response has begun all the same
 				return err
 			}
 		}
-		x.instead = nil
+		x.replacement = nil
 		x.hold()
 		if x.route != nil && x.ended {
 			x.route.Sent()
@@ -224,14 +221,14 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	}
 }
 
-// What is counted for a piece of a body, and for a request's head, beside their bytes.
+// What hold counts for a piece of a body, besides its bytes, and for a request's headers.
 const (
 	pieceBytes = 64
-	headBytes  = 4 << 10 // heads up to this size are not counted: what a stream takes anyway is more
+	headBytes  = 4 << 10 // headers up to this size do not count: a stream itself takes more
 )
 
-// hold accounts for the memory that the stream holds of its request's body and headers, and reports whether all streams
-// together may.
+// hold accounts for the memory of the stream's request body and headers. It returns false if all streams together
+// exceed the budget.
 func (x *exchange) hold() bool {
 	now := 0
 	if x.size > 0 {
@@ -255,13 +252,13 @@ func (x *exchange) hold() bool {
 	return x.Server.cfg.Memory.HoldBody(before, more)
 }
 
-// turnAway counts a request that there is no room for, and returns its answer.
+// turnAway counts a request that kvepp rejects because of load, and returns its response.
 func (s *Server) turnAway(cause, code string, err error) *httpError {
 	s.metrics.Rejection(cause)
 	return s.cfg.shed(code, err)
 }
 
-// refuse answers a request that is not to be routed.
+// refuse answers a request that kvepp does not route.
 func (x *exchange) refuse(e *httpError) effect {
 	x.code, x.refusal = strconv.Itoa(e.status), e.code
 	x.span.Fail(e.code)
@@ -283,26 +280,26 @@ func (x *exchange) refuse(e *httpError) effect {
 // ask has the request routed and books it.
 func (x *exchange) ask(ctx context.Context) effect {
 	if x.head.id == "" {
-		x.head.id, x.head.idMade = router.NewRequestID(), true
+		x.head.id, x.head.idGenerated = router.NewRequestID(), true
 	}
 	req := x.request()
 	if req.BodylessReason == router.ReasonBodyTooLarge {
-		x.tellTooLarge(req)
+		x.logTooLarge(req)
 	}
 	req.Trace, req.Received = x.span, x.began
 	route, err := x.router.Route(ctx, req)
 	if x.Server.cfg.AccessLog != nil {
-		x.model = router.Clip(req.Model) // which else would keep the body in memory
+		x.model = router.Clip(req.Model) // the name would keep the body in memory
 	}
-	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
+	if ctx.Err() != nil { // the client has gone: no one waits for an answer
 		if err == nil {
-			x.route = route // so that it is freed
+			x.route = route // so that end frees it
 		}
 		return effect{Close: true}
 	}
 	if err != nil {
 		e := x.Server.cfg.toHTTP(err)
-		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second
+		if e.status >= 500 && e.kind != overloadedError { // overload may cause thousands a second
 			path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
 			x.refusals.Log(
 				x.log,
@@ -325,25 +322,25 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.span.Fail(e.code)
 		return x.refused(e)
 	}
-	x.route, x.instead, x.renamed, x.token = route, route.Body, route.Renamed, route.Token
-	route.Body = nil      // nothing is to hold it any longer than it takes to send it
-	if x.instead != nil { // and the body is let go
-		x.Server.cfg.Memory.Held.Add(len(x.instead) - x.held)
-		x.held = len(x.instead)
+	x.route, x.replacement, x.renamed, x.token = route, route.Body, route.Renamed, route.Token
+	route.Body = nil          // so that only the send holds it
+	if x.replacement != nil { // the original body is released
+		x.Server.cfg.Memory.Held.Add(len(x.replacement) - x.held)
+		x.held = len(x.replacement)
 	}
 	e := x.routed(&route.Decision)
 	x.head = x.head.kept()
 	return e
 }
 
-// observe looks at what has been sent on. Relaying comes first: nothing here may delay a byte of the response.
+// observe reads what has been sent on. It runs after Send, so that it delays no byte of the response.
 func (x *exchange) observe(e *effect) {
 	if e.Status != "" {
 		x.code = "invalid"
 		if validStatus(e.Status) {
-			x.code = strings.Clone(e.Status) // which else would keep all headers in memory
+			x.code = strings.Clone(e.Status) // the status would keep all headers in memory
 		}
-		x.said = x.code
+		x.upstreamStatus = x.code
 		if x.route != nil {
 			x.route.Responding(e.Failure, e.OfEndpoint)
 		}
@@ -368,18 +365,18 @@ func (x *exchange) observe(e *effect) {
 	}
 }
 
-// follow tells the route how far the answer has come.
+// follow tells the route how far the response has come.
 func (x *exchange) follow() {
 	stream := x.usage != nil && x.usage.Streaming()
 	switch {
-	case x.prefilled:
+	case x.prefillReported:
 	case stream && !x.usage.SawContent() && x.route.Prefill == nil: // the worker still prefills
 	case stream && x.code == "200":
 		x.route.MarkPrefillCompleted()
-		x.prefilled = true
-	default: // an answer in one piece, one that cannot be read, an error: the prefill is over, and was so before
+		x.prefillReported = true
+	default: // a response in one piece, an unreadable one, an error: the prefill ended before
 		x.route.ReleasePrefill()
-		x.prefilled = true
+		x.prefillReported = true
 	}
 	if stream && x.route.TracksAnswer() {
 		x.route.Generated(x.usage.Generated())
@@ -394,7 +391,7 @@ func (x *exchange) end(ctx context.Context) {
 	if x.phase != awaitHeaders {
 		x.metrics.Request(x.code)
 		if x.Server.cfg.AccessLog != nil {
-			defer x.logAccess() // last, whatever fails before
+			defer x.logAccess() // runs last, even if the rest panics
 		}
 	}
 	if x.route == nil {
@@ -402,13 +399,13 @@ func (x *exchange) end(ctx context.Context) {
 	}
 	x.route.Free()
 	answer := router.Answer{
-		Status:       x.said,
+		Status:       x.upstreamStatus,
 		Complete:     x.complete || x.responseMode == filterv3.ProcessingMode_NONE,
 		Bytes:        x.answered,
 		CachedTokens: -1,
 	}
 	answer.Explained = !answer.Complete && len(metadata.ValueFromIncomingContext(ctx, logsAnswers)) > 0
-	defer func() { x.route.Answered(answer) }() // whatever the log does
+	defer func() { x.route.Answered(answer) }() // even if the log panics
 	if x.usage != nil {
 		u, ok := x.usage.Usage()
 		if ok {
@@ -424,13 +421,13 @@ func (x *exchange) end(ctx context.Context) {
 	}
 }
 
-// tellTooLarge logs once that bodies are above --max-parse-bytes.
-func (x *exchange) tellTooLarge(req *router.Request) {
+// logTooLarge logs once that bodies are above --max-parse-bytes.
+func (x *exchange) logTooLarge(req *router.Request) {
 	if !x.Server.tooLargeLogged.Swap(true) {
 		path, _, _ := strings.Cut(req.Path, "?") // clients put keys into queries
 		x.log.Warn(
-			"a request's body is larger than --max-parse-bytes: it is passed on unread, and routed by load only. "+
-				"Raise --max-parse-bytes if such requests shall be routed by cache. Logged once",
+			"a request's body is larger than --max-parse-bytes: kvepp forwards it unread, and routes it by load "+
+				"only. Raise --max-parse-bytes to route such requests by cache. Logged once",
 			"request_id",
 			req.ID,
 			"path",
@@ -443,7 +440,7 @@ func (x *exchange) tellTooLarge(req *router.Request) {
 	}
 }
 
-// note logs something unusual that was tolerated, once for each kind.
+// note logs unusual but tolerated behaviour of the proxy, once for each kind.
 func (s *Server) note(what string) {
 	if _, seen := s.noted.LoadOrStore(what, true); !seen {
 		s.log.Warn("the proxy does something unusual; logged once for each kind", "what", what)

@@ -20,12 +20,11 @@ import (
 // several proxies cap a gRPC message at 64 KiB.
 const maxChunk = 62000
 
-// maxHeaderBytes bounds a request's names and values of headers. Envoy's own limit is 60 KiB unless it is raised.
+// maxHeaderBytes bounds the names and values of a request's headers. Envoy's default limit is 60 KiB.
 const maxHeaderBytes = 512 << 10
 
-// maxClaim is the most bytes that a request counts for by its content-length alone: a word, which weighs nothing to
-// say.
-const maxClaim = 1 << 20
+// maxDeclared bounds the body bytes that kvepp assumes from content-length alone: a client can declare any length.
+const maxDeclared = 1 << 20
 
 // The modes in which a proxy may send bodies.
 const (
@@ -35,92 +34,91 @@ const (
 	grpcMessages    = filterv3.ProcessingMode_GRPC
 )
 
-// phase is where the request of a stream stands. It only ever moves forward; the response has its own messages, at any
-// time.
+// phase is the state of a stream's request. It only moves forward. Messages of the response may come in every phase.
 type phase int
 
 const (
 	awaitHeaders phase = iota // nothing received yet
 	collect                   // request body arriving, not decided
-	relay                     // decided, and the request goes on: each further piece is answered as it comes
-	answered                  // nothing of the request is to come, or to be heeded
-	closed                    // nothing more may be sent
+	relay                     // decided: kvepp answers each further piece as it comes
+	answered                  // kvepp expects and heeds no more of the request
+	closed                    // kvepp may not send any more messages
 )
 
-// reply is the message in which a decision is told.
-type reply int
+// replyPlace is the message in which kvepp sends a decision.
+type replyPlace int
 
 const (
-	inHeaders  reply = iota // the usual
-	inBody                  // the headers were answered before
-	inTrailers              // so were they, and there was no body
+	inHeaders  replyPlace = iota // the usual place
+	inBody                       // kvepp has answered the headers already
+	inTrailers                   // kvepp has answered the headers already, and there is no body
 )
 
-// stream is one HTTP request as Envoy tells it over one ext_proc stream. Its methods are pure: messages in, messages
-// and wishes out; they read no clock, do no I/O and call nobody. Not safe for concurrent use.
+// stream is the state machine of one HTTP request on one ext_proc stream. Its methods are pure: they take a message and
+// return messages and effects; they read no clock and do no I/O. Not safe for concurrent use.
 type stream struct {
 	cfg   *Config
 	phase phase
 
-	requestMode  filterv3.ProcessingMode_BodySendMode
-	responseMode filterv3.ProcessingMode_BodySendMode
-	head         head
-	without      router.Reason    // why the decision is made without the body; "": it has it
-	tell         reply            // where
-	chunks       [][]byte         // request body as received, in order; none is empty
-	size         int              // bytes in chunks
-	joined       bool             // chunks are one copy of the pieces that came
-	passed       int              // bytes of the request body seen, those included that are no longer in chunks
-	instead      []byte           // what goes upstream in place of chunks; nil: they do
-	forward      tracing.Context  // what upstream is told of who calls it; empty: what the client said
-	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
-	endPiece     bool             // a piece of the body ended the request, which an answer is due for
-	trailers     bool             // they wait for the decision
-	noTrailers   bool             // the request's protocol has no trailers
-	responding   bool             // the response has begun
-	renamed      *router.Renamed  // what the model is called on either side; nil: the same
-	renamer      *apibody.Renamer // of the answer; nil: it goes on as it is
-	decision     *router.Decision // set when routed; explains itself in response headers when cfg says so
-	token        string           // names the request in the metadata that an access log repeats; empty: it has none
-	complete     bool             // the whole response has come
+	requestMode    filterv3.ProcessingMode_BodySendMode
+	responseMode   filterv3.ProcessingMode_BodySendMode
+	head           head
+	bodylessReason router.Reason    // why kvepp decides without the body; "": it decides with it
+	replyPlace     replyPlace       // in which message kvepp sends the decision
+	chunks         [][]byte         // request body as received, in order; none is empty
+	size           int              // bytes in chunks
+	joined         bool             // chunks were joined into one copy
+	bodySeen       int              // bytes of the request body received, including those no longer in chunks
+	replacement    []byte           // body that goes upstream in place of chunks; nil: chunks go
+	forward        tracing.Context  // trace context for upstream; empty: the client's stays
+	ended          bool             // the request is complete, by an end-of-stream flag or by trailers
+	endPiece       bool             // the last piece of the body ended the request, and needs an answer
+	trailers       bool             // trailers wait for the decision
+	noTrailers     bool             // the request's protocol has no trailers
+	responding     bool             // the response has begun
+	renamed        *router.Renamed  // the model's names for client and endpoint; nil: the same
+	renamer        *apibody.Renamer // renames the model in the response; nil: kvepp does not
+	decision       *router.Decision // set when routed; response headers show it if cfg says so
+	token          string           // identifies the request in the metadata for the proxy's access log; "": none
+	complete       bool             // the whole response has come
 }
 
 // head is what routing needs of the request headers.
 type head struct {
-	path, id string
-	idMade   bool // the client sent no request id; kvepp made one
-	subset   *subset
-	hints    apibody.Hints
-	length   int             // content-length; -1: the client did not say how long the body is
-	caller   tracing.Context // who calls, if anybody is to be told of the request
-	method   string
-	opaque   bool // whatever follows is not a body that kvepp reads: another protocol, gRPC
-	grpc     bool // gRPC
-	bytes    int  // of all names and values
+	path, id    string
+	idGenerated bool // the client sent no request id; kvepp made one
+	subset      *subset
+	hints       apibody.Hints
+	length      int             // content-length; -1: the client did not say how long the body is
+	caller      tracing.Context // the client's trace context, if kvepp traces
+	method      string
+	opaque      bool // what follows is not a body that kvepp reads: another protocol, gRPC
+	grpc        bool // gRPC
+	bytes       int  // of all names and values
 }
 
-// effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order,
-// then the rest.
+// effect is what one step asks the server to do: first Ask, which yields further messages, then Send in order, then the
+// rest.
 type effect struct {
 	Send []*extprocv3.ProcessingResponse
 	// Ask: the request is ready to be routed. The server calls routed or refused with the outcome.
 	Ask bool
-	// Refuse: the request is to be answered so. The server calls refused.
+	// Refuse: kvepp answers the request with this error. The server calls refused.
 	Refuse *httpError
-	// Served is the endpoint that the proxy says has served the request, host:port, when it was just seen; ""
-	// otherwise.
+	// Served is the endpoint that answered the request according to the proxy, host:port, set in the step that learns
+	// it; "" otherwise.
 	Served string
-	// Status is the response's HTTP status, when it was just seen; "" otherwise.
+	// Status is the response's HTTP status, set in the step that learns it; "" otherwise.
 	Status string
-	// Failure is what the response headers say of the endpoint, with Status; empty: no failure. OfEndpoint says that it
-	// answered, or failed to; otherwise the response is the proxy's and says nothing of it.
+	// Failure is the endpoint's failure according to the response headers, with Status; empty: none. OfEndpoint: the
+	// response says something about the endpoint; otherwise it is the proxy's own.
 	Failure    eject.Cause
 	OfEndpoint bool
 	// Tries is how many endpoints the proxy says it tried, with Served; 0: it does not say.
 	Tries int
 	// ContentType and ContentEncoding of the response, with Status.
 	ContentType, ContentEncoding string
-	// Body is a piece of the response, to be looked at after it was sent on. The server must not change it.
+	// Body is a piece of the response, for the server to read after it was sent on. The server must not change it.
 	Body []byte
 	// Close: the stream is over; the server returns.
 	Close bool
@@ -135,8 +133,8 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 		return effect{Close: true}
 	case in.GetObservabilityMode():
 		// "The server should not respond to this message, as any responses will be ignored" (external_processor.proto):
-		// there is nothing that could be decided.
-		return effect{Note: "observability_mode: kvepp cannot route what it may not answer"}
+		// kvepp cannot decide anything.
+		return effect{Note: "observability_mode: kvepp cannot route requests that it may not answer"}
 	}
 	switch m := in.Request.(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
@@ -158,8 +156,8 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 }
 
 // learnModes takes the body modes from the first message. "protocol_config is only encoded in the first
-// ProcessingRequest message from the client to the server" (external_processor.proto). A proxy that sends none is taken
-// to do what the endpoint-picker protocol demands: FULL_DUPLEX_STREAMED both ways.
+// ProcessingRequest message from the client to the server" (external_processor.proto). For a proxy that sends none
+// kvepp assumes what the endpoint-picker protocol demands: FULL_DUPLEX_STREAMED both ways.
 func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	s.requestMode, s.responseMode = fullDuplex, fullDuplex
 	p := in.GetProtocolConfig()
@@ -176,15 +174,15 @@ func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	}
 	name := filterv3.ProcessingMode_BodySendMode_name[int32(s.requestMode)]
 	if name == "" {
-		name = "that kvepp does not know" // a note for each number would be one too many
+		name = "that kvepp does not know" // without the number, so that kvepp logs it once
 	}
 	return "request_body_mode " + name + ": kvepp cannot wait for bodies, so it routes requests by load only. " +
 		"Set request_body_mode: FULL_DUPLEX_STREAMED and request_trailer_mode: SEND in the proxy's ext_proc filter " +
 		"(manifests/envoy)"
 }
 
-// holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for
-// that.
+// holds reports whether the proxy holds the request until kvepp has answered its body, so that the decision can come
+// with that answer.
 func (s *stream) holds() bool { return s.requestMode == buffered || s.requestMode == bufferedPartial }
 
 func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
@@ -216,50 +214,51 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		e.Ask = true
 	case s.ended:
 		// "If true, then there is no message body associated with this request" (external_processor.proto).
-		s.without = router.ReasonNoBody
+		s.bodylessReason = router.ReasonNoBody
 		e.Ask = true
 	case s.head.opaque || !apibody.Reads(s.head.path):
-		// Nobody would read the body, so nothing is to be waited for: a WebSocket or a gRPC stream of which each side
-		// waits for the other would wait for ever.
-		s.without = router.ReasonUnknownAPI
+		// kvepp does not read the body, so it does not wait for it: on a WebSocket or a gRPC stream client and server
+		// may each wait for the other, for ever.
+		s.bodylessReason = router.ReasonUnknownAPI
 		e.Ask = true
 	case s.head.length > s.cfg.MaxParseBytes && !s.holds():
-		s.without = router.ReasonBodyTooLarge // as it will be: none of it need be held
+		s.bodylessReason = router.ReasonBodyTooLarge // the declared length says so: kvepp need not hold any of it
 		e.Ask = true
 	case s.requestMode == fullDuplex:
 		// "The server may also choose to buffer the entire message, including the headers [...], the entire body, and
 		// the trailers (if present), before sending back any response" (processing_mode.proto).
 	case s.holds():
-		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done
-		// once the headers were answered, and so they are. The decision comes with the answer to the body; but if there
-		// is none, trailers come, when headers can be changed no more, and so what is not trusted goes now.
-		s.tell = inBody
+		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): Envoy sends the
+		// body after kvepp has answered the headers, so kvepp answers them now. The decision comes with the answer to
+		// the body. Without a body trailers come next, and headers cannot be changed any more, so kvepp removes
+		// untrusted headers now.
+		s.replyPlace = inBody
 		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_RequestHeaders{
 			RequestHeaders: &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
 				HeaderMutation: &extprocv3.HeaderMutation{RemoveHeaders: s.withheld(make([]string, 0, 32))}}}}}}
 	default:
 		// "When responding to an HttpBody request, header mutations will only take effect if the current processing
-		// mode for the body is BUFFERED" (external_processor.proto): now or never.
-		s.without = router.ReasonBodyMode
+		// mode for the body is BUFFERED" (external_processor.proto). So kvepp decides now.
+		s.bodylessReason = router.ReasonBodyMode
 		e.Ask = true
 	}
 	return e
 }
 
-// mayRetry reports whether the proxy may be told endpoints to retry at. Envoy 1.40 sends the body of a request with
-// trailers twice where it may retry (envoyproxy/envoy#46095), so trailers must be ruled out: the request ended without
-// them, or cannot have any.
+// mayRetry reports whether kvepp may name endpoints at which the proxy retries. Envoy 1.40 sends the body of a request
+// with trailers twice if it may retry (envoyproxy/envoy#46095). So the request must have ended without trailers, or its
+// protocol has none.
 func (s *stream) mayRetry() bool {
-	return s.noTrailers || s.ended && !s.trailers && s.tell != inTrailers
+	return s.noTrailers || s.ended && !s.trailers && s.replyPlace != inTrailers
 }
 
-// needsBody reports whether the request is one that no engine answers without a body: then an empty body is refused as
-// any other that is not JSON.
+// needsBody reports whether engines refuse the request without a body. kvepp then refuses an empty body like any other
+// that is not JSON.
 func (s *stream) needsBody() bool {
 	return s.head.method == http.MethodPost && !s.head.opaque && apibody.Reads(s.head.path)
 }
 
-// tooLarge reports whether a body of n bytes is more than may be sent.
+// tooLarge reports whether a body of n bytes is above MaxBodyBytes.
 func (s *stream) tooLarge(n int) bool { return s.cfg.MaxBodyBytes > 0 && n > s.cfg.MaxBodyBytes }
 
 func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
@@ -274,7 +273,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	}
 	s.ended = b.GetEndOfStream()
 	s.endPiece = s.ended
-	if s.passed += len(b.GetBody()); s.tooLarge(s.passed) && !s.responding {
+	if s.bodySeen += len(b.GetBody()); s.tooLarge(s.bodySeen) && !s.responding {
 		return effect{Refuse: s.cfg.bodyTooLarge()}
 	}
 	if s.phase == relay {
@@ -288,12 +287,12 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	if s.requestMode == bufferedPartial && !s.ended {
 		// "If the body exceeds the configured buffer limit, then the body contents up to the buffer limit will be sent"
 		// (processing_mode.proto). Trailers to come would look the same.
-		s.without = router.ReasonBodyCut
+		s.bodylessReason = router.ReasonBodyCut
 	}
 	return effect{Ask: s.ended || s.holds() || s.size > s.cfg.MaxParseBytes}
 }
 
-// relayBody answers a piece of a body as it is.
+// relayBody answers a piece of a body without a change.
 func (s *stream) relayBody(
 	d direction,
 	mode filterv3.ProcessingMode_BodySendMode,
@@ -331,36 +330,36 @@ func (s *stream) requestTrailers() effect {
 	// "Sending the trailers (if present) is to inform the server that the complete body has arrived"
 	// (processing_mode.proto): no body chunk has end_of_stream then.
 	if s.holds() { // and no body was sent: there is none
-		s.tell = inTrailers
+		s.replyPlace = inTrailers
 	} else {
 		s.trailers = true
 	}
 	return effect{Ask: true}
 }
 
-// smallBody is the size up to which a body in several pieces is put together without asking for memory.
+// smallBody is the size up to which kvepp joins the pieces of a body without reserving memory.
 const smallBody = 16 << 10
 
-// join puts the pieces of the body together, and returns it whole. One that came in one piece is not copied.
+// join joins the pieces of the body, and returns it. It does not copy a single piece.
 func (s *stream) join() []byte {
 	if len(s.chunks) > 1 {
-		s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // one copy is held, not two
+		s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // drop the pieces: hold one copy, not two
 		s.joined = true
 	}
 	return s.chunks[0]
 }
 
-// request returns what the router is to route.
+// request returns the request for the router.
 func (s *stream) request() *router.Request {
-	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.without,
+	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.bodylessReason,
 		AnswerUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}
 	switch {
-	case s.without == router.ReasonNoBody:
-	case s.without != "":
-		r.BodyBytes = max(s.size, min(s.head.length, maxClaim))
+	case s.bodylessReason == router.ReasonNoBody:
+	case s.bodylessReason != "":
+		r.BodyBytes = max(s.size, min(s.head.length, maxDeclared))
 	case s.size == 0 && s.needsBody():
 		r.Body = []byte{}
 	case s.size == 0:
@@ -375,30 +374,30 @@ func (s *stream) request() *router.Request {
 	return r
 }
 
-// routed tells a decision. "The server response has to maintain the headers-body-trailers ordering"
+// routed returns the messages of a decision. "The server response has to maintain the headers-body-trailers ordering"
 // (processing_mode.proto).
 func (s *stream) routed(d *router.Decision) effect {
 	s.decision = d
 	common := &extprocv3.CommonResponse{HeaderMutation: s.headerMutation(d), ClearRouteCache: true}
 	var first *extprocv3.ProcessingResponse
-	switch s.tell {
+	switch s.replyPlace {
 	case inHeaders:
 		first = &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
 			RequestHeaders: &extprocv3.HeadersResponse{Response: common}}}
 	case inBody:
-		if s.instead != nil {
-			common.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.instead}}
+		if s.replacement != nil {
+			common.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.replacement}}
 		}
 		first = requestDirection.body(&extprocv3.BodyResponse{Response: common})
 	case inTrailers:
-		first = trailersReply() // headers can be changed no more; the metadata name the endpoint
+		first = trailersReply() // headers cannot be changed any more; the metadata name the endpoint
 	}
 	first.DynamicMetadata = s.endpointMetadata(d)
 	out := []*extprocv3.ProcessingResponse{first}
-	if s.tell == inHeaders {
+	if s.replyPlace == inHeaders {
 		chunks := s.chunks
-		if s.instead != nil { // then the body is complete
-			chunks = [][]byte{s.instead}
+		if s.replacement != nil { // then the body is complete
+			chunks = [][]byte{s.replacement}
 		}
 		ends := s.ended && !s.trailers
 		if len(chunks) == 0 && s.endPiece && ends { // the end of an empty body
@@ -424,17 +423,17 @@ func (s *stream) refused(e *httpError) effect {
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse(s.head.grpc)}, Close: true}
 }
 
-// beginResponse notes that a message of the response has come, and returns who has served it, if that is said in the
-// first. It is the last word after all retries, and absent without an override_host policy. Source: proposal 004, v1.0.
+// beginResponse is called with each message of the response. From the first it returns the endpoint that answered,
+// after all retries. It is "" without an override_host policy. Source: proposal 004, v1.0.
 func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) {
 	if s.responding {
 		return ""
 	}
 	s.responding = true
-	if s.phase == awaitHeaders { // a stream that begins in the response phase: nothing to decide, only to relay
+	if s.phase == awaitHeaders { // the stream begins with the response: kvepp only relays it
 		s.learnModes(in)
 	}
-	if s.phase < relay { // Envoy's own answer to a request that is not complete: nothing to decide any more
+	if s.phase < relay { // Envoy answered an incomplete request itself: there is nothing left to decide
 		s.phase, s.chunks, s.size = answered, nil, 0
 	}
 	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedKey].GetStringValue()
@@ -459,10 +458,10 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 	if s.renamed != nil && !h.GetEndOfStream() {
 		switch {
 		case s.responseMode != fullDuplex && s.responseMode != buffered:
-			e.Note = "response_body_mode is neither FULL_DUPLEX_STREAMED nor BUFFERED: answers keep the name of the " +
-				"model that a request was rewritten to"
+			e.Note = "response_body_mode is neither FULL_DUPLEX_STREAMED nor BUFFERED: responses keep the name of " +
+				"the model that a request was rewritten to"
 		case e.ContentEncoding != "" && e.ContentEncoding != "identity":
-			e.Note = "compressed answers keep the name of the model that a request was rewritten to"
+			e.Note = "compressed responses keep the name of the model that a request was rewritten to"
 		default:
 			s.renamer = apibody.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
 		}
@@ -485,9 +484,9 @@ func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.Http
 	}
 }
 
-// renameBody answers a piece of the answer with what of it, and of those before, goes on.
+// renameBody answers a piece of the response with the renamed bytes that are ready to go on.
 func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingResponse {
-	if s.responseMode == buffered { // the whole
+	if s.responseMode == buffered { // the piece is the whole body
 		return []*extprocv3.ProcessingResponse{
 			responseDirection.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{
 				BodyMutation: &extprocv3.BodyMutation{
@@ -497,7 +496,8 @@ func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingRespon
 	}
 	body := s.renamer.Next(b.GetBody(), b.GetEndOfStream())
 	if len(body) == 0 && !b.GetEndOfStream() {
-		return nil // "The server may choose to buffer any number of chunks of data before processing them" (processing_mode.proto)
+		// "The server may choose to buffer any number of chunks of data before processing them" (processing_mode.proto)
+		return nil
 	}
 	return appendBody(nil, responseDirection, body, b.GetEndOfStream())
 }
@@ -515,8 +515,8 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 	return e
 }
 
-// kept returns what is needed of a head while its request is answered. The texts of all headers share one piece of
-// memory, which is let go unless it is small.
+// kept returns what kvepp needs of a head during the response. The texts of all headers share one allocation, which
+// kept releases unless it is small.
 func (h head) kept() head {
 	h.hints, h.subset, h.caller = apibody.Hints{}, nil, tracing.Context{}
 	if h.bytes > headBytes {
@@ -526,7 +526,7 @@ func (h head) kept() head {
 	return h
 }
 
-// readHead reads a request's headers; who calls only if that is traced.
+// readHead reads a request's headers; the trace context only if traced.
 func readHead(m *corev3.HeaderMap, traced bool) head {
 	h := head{length: -1}
 	var hints apibody.HeaderHints
@@ -569,7 +569,7 @@ func headerValue(v *corev3.HeaderValue) string {
 	return v.GetValue()
 }
 
-// validStatus keeps a metric's label within what HTTP allows.
+// validStatus reports whether status is one of HTTP's, so that the label of a metric has few values.
 func validStatus(status string) bool {
 	return len(status) == 3 && status[0] >= '1' && status[0] <= '5' &&
 		http.StatusText(int(status[0]-'0')*100+int(status[1]-'0')*10+int(status[2]-'0')) != ""

@@ -171,7 +171,7 @@ func play(s *stream, line string) (effect, error) {
 		s.renamed = &router.Renamed{Requested: args["asked"], Upstream: args["served-as"]}
 		return effect{}, nil
 	case "instead":
-		s.instead = []byte(args["text"])
+		s.replacement = []byte(args["text"])
 		return effect{}, nil
 	case "routed":
 		id, _ := strconv.ParseUint(args["id"], 10, 64)

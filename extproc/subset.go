@@ -9,15 +9,15 @@ import (
 )
 
 // subset is the proxy's restriction of the candidates. An entry with a port allows that endpoint, one without allows
-// every port of the address. IP addresses are compared as such, whatever form they are written in.
+// every port of the address. IP addresses are compared by value, not as text.
 type subset struct {
 	endpoints map[netip.AddrPort]bool
 	addresses map[netip.Addr]bool
 	names     map[string]bool // of hosts, with or without a port
 }
 
-// readSubset reads the hint, nil when there is none. Proposal 004 speaks of a list; proxies also send a comma-separated
-// string, and lists of those. A hint that is there but names nothing allows nothing.
+// readSubset reads the proxy's hint; nil: there is none. Proposal 004 has a list; proxies also send a comma-separated
+// string, and lists of such strings. An empty hint allows no endpoint.
 func readSubset(m *corev3.Metadata) *subset {
 	v, ok := m.GetFilterMetadata()[subsetNamespace].GetFields()[subsetKey]
 	if !ok {

@@ -12,13 +12,13 @@ import (
 	"kvepp/router"
 )
 
-// spanRequest is the span of a request from its headers to the end of its answer, named as in the Gateway API's
-// endpoint picker. Source: Gateway API Inference Extension 1.5.
+// spanRequest is the name of the span of a request, from its headers to the end of its response, as in the Gateway
+// API's endpoint picker. Source: Gateway API Inference Extension 1.5.
 const spanRequest = "gateway.request"
 
-// beginSpan begins the request's span. If the proxy traces, it says so in the metadata of its call, and the span is a
-// part of the proxy's; it tells upstream itself, and nothing is said here. Else the client's headers say who calls, and
-// upstream is told of this span.
+// beginSpan begins the request's span. If the proxy traces, its trace context is in the metadata of its call: the span
+// is a child of the proxy's span, and the proxy sends the context upstream. Else the parent is in the client's headers,
+// and kvepp sends this span's context upstream.
 //
 // Source: Envoy 1.40 puts the context of its span for the call into the call's metadata, and of that for the upstream
 // request into traceparent when it sends that, after all filters.
@@ -42,20 +42,20 @@ func (x *exchange) beginSpan(ctx context.Context) {
 	if x.span = x.Server.cfg.Tracer.Request(spanRequest, caller); !traces {
 		x.forward = x.span.Context()
 	}
-	path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
+	path, _, _ := strings.Cut(x.head.path, "?") // queries may contain keys
 	x.span.Set(tracing.Text("url.path", router.Clip(path)))
 }
 
-// endSpan ends it with what is known of the answer.
+// endSpan ends the span with what is known about the response.
 func (x *exchange) endSpan() {
-	if x.head.id != "" { // the client's, or one that was made since
+	if x.head.id != "" { // the client's, or a generated one
 		x.span.Set(tracing.Text("kvepp.request_id", router.Clip(x.head.id)))
 	}
-	if n, err := strconv.Atoi(x.code); err != nil { // there was no answer, or an odd one
+	if n, err := strconv.Atoi(x.code); err != nil { // no response, or one with an invalid status
 		x.span.Set(tracing.Text("error.type", x.code))
 	} else {
 		x.span.Set(tracing.Int("http.response.status_code", n))
-		if n >= http.StatusInternalServerError && x.route != nil { // else it was said why
+		if n >= http.StatusInternalServerError && x.route != nil { // without a route the span has the reason already
 			x.span.Fail(x.code)
 		}
 	}

@@ -138,7 +138,6 @@ var pending = map[string]bool{
 	"e2e/roles_test.go":                         true,
 	"extproc/access_test.go":                    true,
 	"extproc/server_test.go":                    true,
-	"extproc/stream.go":                         true,
 	"indexer/run.go":                            true,
 	"pool/enginemetrics/page_test.go":           true,
 	"router/router_test.go":                     true,
