@@ -72,7 +72,7 @@ func (h *held) takeCopy(e kvblock.EngineHash) bool {
 	return true
 }
 
-// byOwnName reports whether the worker holds the block, which it holds, by the block's own name.
+// byOwnName reports whether the worker holds the block, which it does hold, by the block's own name.
 func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
 	a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
 	return !ok || a&1 != 0
@@ -308,8 +308,7 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 	return unknown
 }
 
-// evictBlocks makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see
-// purge.
+// evictBlocks makes w hold none of the blocks of r in mask. purgeAliases removes their aliases afterwards.
 func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	mask &= t.maskOf(r, w)
@@ -326,7 +325,7 @@ func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	t.clearMask(r, w, mask)
 }
 
-// purgeAliases takes away the private names of blocks that w holds no more.
+// purgeAliases removes the aliases of blocks that w no longer holds.
 func (t *tier) purgeAliases(h *held) {
 	kept := aliasMap{seed: h.aliases.seed}
 	h.aliases.each(func(n alias) {

@@ -126,7 +126,7 @@ func (a *arena) size(s recordKind, class uint8) int {
 // the sequence hash of the block before the run, [1].Engine says whether there is one, [0].Local which run that was
 // last (it need not be there any more), [1].Local whether any block may have no name, [2].Engine whether prompts are
 // known to part at the run's end, [2].Local which of its blocks tier.table has if not all, and from runHeader on are
-// the blocks as they were stored when nobody had them, with no name (0) if that is not the block's own.
+// the blocks as they were stored by their first holder, with no name (0) if that is not the block's own.
 func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	p := a.page(r)
 	if p.stored == nil {

@@ -96,6 +96,6 @@ func TestDump(t *testing.T) {
 		t.Errorf("%d stores after the end", len(events))
 	}
 	if events, omitted := collect(7, 1); len(events) != 0 || omitted != 0 {
-		t.Errorf("nobody holds %d stores", len(events))
+		t.Errorf("no worker holds the blocks of %d stores", len(events))
 	}
 }

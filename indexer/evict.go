@@ -29,7 +29,7 @@ func (x *Index) evictIfFull() {
 	for x.full() {
 		w, wk := x.largest()
 		if wk == nil {
-			return // what is in use belongs to nobody alone
+			return // no worker has memory that eviction could free
 		}
 		x.atBound.Store(true)
 		wk.mu.Lock()
@@ -43,8 +43,7 @@ func (x *Index) evictIfFull() {
 // slack is what pages hardly begun may take, for every class of records in every tier.
 const slack = 4 << 20
 
-// full reports whether the index exceeds its bound by what is in use; or, by a quarter, with what is set aside for
-// reuse.
+// full reports whether the bytes in use exceed the bound, or the bytes with free space in pages exceed it by a quarter.
 func (x *Index) full() bool {
 	used := x.used()
 	if used > x.maxBytes {
@@ -61,7 +60,7 @@ func (x *Index) full() bool {
 // since. Overlaps are then lower bounds.
 func (x *Index) AtBound() bool { return x.atBound.Load() }
 
-// nameBytes is about what a name takes, if it is a block's own and the block nobody else's.
+// nameBytes estimates the bytes of an own name of a block that only one worker holds.
 const nameBytes = 40
 
 // largest returns the worker that takes most memory by its names and what it has kept aside, nil if none takes any.
@@ -137,7 +136,7 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	}
 }
 
-// eachHeld calls f with every run of which w holds anything, which blocks these are, and how many come before the run.
+// eachHeld calls f with each run that has blocks of w, a mask of these blocks, and the number of blocks before the run.
 // f may change the run.
 func (t *tier) eachHeld(w kvblock.Worker, h *held, f func(r run, mask uint64, depth int)) {
 	if h.names == 0 {

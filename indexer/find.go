@@ -11,7 +11,7 @@ import (
 
 // query is the state of one FindMatches in one tier: who holds every block so far.
 type query struct {
-	all  bool // everybody may: no block was looked at yet
+	all  bool // every worker is a candidate: no block was read yet
 	many bool // if not all: candidates are in set, else the only one is one
 	one  kvblock.Worker
 	set  []uint64 // by worker number / 64
@@ -351,8 +351,8 @@ func (q *query) fit(n int) {
 	}
 }
 
-// intersectOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the
-// first lead of k matching blocks. It reports whether w is left.
+// intersectOne keeps w as the only candidate if it was one. w alone holds the run at block i of the prompt, and the
+// first lead of k matching blocks. It reports whether a candidate is left.
 func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 	q := &a.query
 	switch {
@@ -382,7 +382,7 @@ func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 	return true
 }
 
-// recordAll records n blocks for everybody left.
+// recordAll records n blocks for each remaining candidate.
 func (a *tierScores) recordAll(n int) {
 	switch q := &a.query; {
 	case q.all:

@@ -60,7 +60,7 @@ func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 	return 0
 }
 
-// union returns which blocks of r anybody holds.
+// union returns the blocks of r that have a holder.
 func (t *tier) union(r run) uint64 {
 	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
@@ -127,7 +127,7 @@ func (h *holders) group(w kvblock.Worker) group {
 	return nil
 }
 
-// eachGrouped calls f with everybody in a group, and how many blocks from the run's beginning on it holds.
+// eachGrouped calls f with each worker in a group, and how many blocks from the run's beginning on it holds.
 func (h *holders) eachGrouped(f func(w kvblock.Worker, lead int)) {
 	for g := h.groups; len(g) > 0; g = g[groupWords:] {
 		for members := g[1]; members != 0; members &= members - 1 {
@@ -258,8 +258,8 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	return was, true
 }
 
-// canLengthen reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who
-// then holds its beginning, has a group or room in the list, where they are too few for a group.
+// canLengthen reports whether lengthen can extend the run for w in place: every other holder of the whole run must have
+// a group, or room in the list without becoming enough for a group.
 func (h *holders) canLengthen(w kvblock.Worker) bool {
 	others := 0 // for the list
 	for j, word := range h.bits {
@@ -321,7 +321,7 @@ func (h *holders) lengthen(w kvblock.Worker, n, k int) {
 	h.setCounts(h.full, len(h.list)/2)
 }
 
-// noWorker is nobody's number.
+// noWorker is no valid worker number.
 const noWorker kvblock.Worker = 1<<32 - 1
 
 func b2i(b bool) int {

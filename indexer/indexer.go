@@ -21,16 +21,16 @@ const tiers = int(kvblock.TierExternal) + 1
 
 // Errors of Stored.
 var (
-	// ErrOrphaned: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue;
-	// they wait for it.
-	ErrOrphaned = errors.New("indexer: parent block not found; kept aside until it comes")
-	// ErrParentNotFound is the same where the blocks are more than may wait. Nothing was stored.
+	// ErrOrphaned: this worker does not hold the parent, so the prefix of the blocks is not known. They are kept until
+	// the parent is stored.
+	ErrOrphaned = errors.New("indexer: parent block not found; kept until the parent is stored")
+	// ErrParentNotFound: the parent is not known, and the store has too many blocks to be kept. No block was stored.
 	ErrParentNotFound = errors.New("indexer: parent block not found")
-	// ErrFull: no address is left for another block; the blocks before it were taken, the others were not.
-	ErrFull = errors.New("indexer: full")
-	// ErrTier: the tier is none that package kvblock names.
+	// ErrFull: no address is left for another block. The blocks before it were stored.
+	ErrFull = errors.New("indexer: no address is left for another block")
+	// ErrTier: package kvblock does not define the tier.
 	ErrTier = errors.New("indexer: unknown tier")
-	// ErrWorker: the worker's number is beyond any that package pool allocates.
+	// ErrWorker: the worker's number is above the range that package pool allocates.
 	ErrWorker = errors.New("indexer: worker number out of range")
 )
 
@@ -50,17 +50,17 @@ type Config struct {
 type Stats struct {
 	// engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each twin name
 	Entries int
-	Blocks  int // distinct blocks held by anybody, over all tiers
+	Blocks  int // distinct blocks with a holder, over all tiers
 	Used    int // bytes of records and tables in use: what MaxBytes bounds
 	Bytes   int // bytes of all pages and tables, whether full or not
 
-	OrphanBlocks int // blocks that wait for their parents
+	OrphanBlocks int // blocks of stores that wait for their parents
 	Predicted    int // (worker, block) pairs held by prediction
 	MaxBytes     int // Config's, or the default
 
-	Orphaned       uint64 // stores kept aside for want of their parent
-	Joined         uint64 // stores kept aside whose parent came
-	ParentNotFound uint64 // stores skipped or given up for want of their parent
+	Orphaned       uint64 // stores kept until their parent is stored
+	Joined         uint64 // kept stores whose parent was stored later
+	ParentNotFound uint64 // stores dropped because their parent is not known
 	Duplicates     uint64 // blocks stored again while held
 	Evicted        uint64 // entries evicted at the bound
 	Refused        uint64 // blocks refused because no address is left
@@ -93,7 +93,7 @@ type Index struct {
 // worker is what one worker calls its blocks.
 type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
-	forgotten bool       // forgotten: whoever still has the pointer must look the worker up again
+	forgotten bool       // set by Forget: a caller with this pointer must look the worker up again
 	held      [tiers]held
 	orphans   orphans
 	bytes     int // as counted in Index.private
@@ -102,7 +102,7 @@ type worker struct {
 // New returns an empty index. It fails if a bound makes no sense.
 func New(c Config) (*Index, error) {
 	if c.MaxBytes < 0 {
-		return nil, fmt.Errorf("indexer: MaxBytes is %d, but may not be negative", c.MaxBytes)
+		return nil, fmt.Errorf("indexer: MaxBytes is %d; want bytes above 0, or 0 for the default", c.MaxBytes)
 	}
 	if c.MaxBytes == 0 {
 		c.MaxBytes = DefaultMaxBytes
@@ -134,7 +134,7 @@ func New(c Config) (*Index, error) {
 	return x, nil
 }
 
-// lock returns w's state, locked, made if it is not there and create says so. It may return nil otherwise.
+// lock returns w's state, locked. If there is none it makes one if create is set, else it returns nil.
 func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 	for {
 		all := *x.workers.Load()
@@ -160,7 +160,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 	}
 }
 
-// replaceWorker puts now in the place of old, if old is still there.
+// replaceWorker replaces old by now in the list of workers, if old is still there.
 func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 	x.workersMu.Lock()
 	defer x.workersMu.Unlock()
@@ -173,7 +173,7 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 	}
 }
 
-// unlockWorker counts what wk holds after a change, and unlocks it.
+// unlockWorker updates the count of wk's bytes after a change, and unlocks wk.
 func (x *Index) unlockWorker(wk *worker) {
 	bytes := wk.orphans.bytes()
 	for i := range wk.held {
@@ -241,10 +241,10 @@ const (
 	maxBatchBlocks = 512
 )
 
-// Apply applies the first n of operations that came from w, as Stored (or Load, if load says so) and Removed do, and
-// says what came of them: as many as are stores and removals in one tier, up to a bound; none if the first is something
-// else. What comes in one message costs less together: what each operation needs of memory is sent for before any waits
-// for its own.
+// Apply applies the first n operations of one message of w: as many leading stores and removals as are in one tier, up
+// to a bound. n is 0 if the first operation is of another kind. load says that the stores are part of a dump
+// ([Index.Load]). Applying a message in batches is cheaper than one operation at a time, because the memory that all
+// operations read is prefetched first.
 func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n int, a Applied) {
 	in, n, stores := batchOf(ops)
 	if n == 0 {
@@ -285,7 +285,7 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 	return n, a
 }
 
-// batchOf returns how many of ops may be applied together, in which tier, and whether there are stores among them.
+// batchOf returns how many of ops may be applied together, their tier, and whether any of them is a store.
 func batchOf(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
 	for blocks := 0; n < min(len(ops), maxBatchOps); n++ {
 		op := &ops[n]
@@ -305,7 +305,7 @@ func batchOf(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
 	return in, n, stores
 }
 
-// refuse counts operations that change nothing. Err is why stores do not.
+// refuse counts operations that change nothing. err is the reason for stores.
 func (a *Applied) refuse(ops []kvblock.Operation, err error) {
 	for i := range ops {
 		if ops[i].Kind == kvblock.OpStored {
@@ -317,7 +317,7 @@ func (a *Applied) refuse(ops []kvblock.Operation, err error) {
 	}
 }
 
-// applyOne applies a store or a removal in a tier that is locked.
+// applyOne applies one store or removal. The tier is locked.
 func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, load bool, a *Applied) {
 	if op.Kind == kvblock.OpRemoved {
 		a.Removed++
@@ -356,11 +356,11 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load boo
 	return nil
 }
 
-// findParent sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked,
-// or else in another.
+// findParent sets p to the place behind the block that w names parent: in this tier, which is locked, or else in
+// another one. It reports whether there is such a block.
 //
-// A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier
-// finds every block once w has any in another tier.
+// Another worker may hold the same block in this tier; it is found by its sequence hash. Therefore a tier keeps every
+// block in bySeq once a store below the device was seen.
 func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash,
 	p *insertPoint) bool {
 	t := &x.tiers[in]
@@ -419,7 +419,7 @@ func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unkno
 	return x.tiers[e.Tier].removeNames(w, &wk.held[e.Tier], hashes)
 }
 
-// Cleared records that w holds nothing any more, in any tier.
+// Cleared records that w holds no block any more, in any tier.
 func (x *Index) Cleared(w kvblock.Worker) {
 	x.predictions.forget(w)
 	if wk := x.lock(w, false); wk != nil {
@@ -428,7 +428,8 @@ func (x *Index) Cleared(w kvblock.Worker) {
 	}
 }
 
-// Forget drops everything about w, which has left. When it returns, the number may be given to another worker.
+// Forget removes everything about w, which has left the pool. When it returns, the number may be given to another
+// worker.
 func (x *Index) Forget(w kvblock.Worker) {
 	x.predictions.forget(w)
 	wk := x.lock(w, false)
@@ -441,7 +442,8 @@ func (x *Index) Forget(w kvblock.Worker) {
 	x.replaceWorker(w, wk, nil)
 }
 
-// clear makes wk nobody's. Other writers of a tier wait while its runs are looked through, some nanoseconds for each.
+// clear removes wk from the holders of every block. Other writers of a tier wait while its runs are scanned, some
+// nanoseconds for each.
 func (x *Index) clear(w kvblock.Worker, wk *worker) {
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
@@ -472,7 +474,7 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	return all[w].entries()
 }
 
-// used returns the bytes in use.
+// used returns the bytes of records and tables in use.
 func (x *Index) used() int64 {
 	total := x.workerBytes.Load()
 	for i := range x.tiers {

@@ -364,7 +364,7 @@ func TestRefusals(t *testing.T) {
 	x.Cleared(maxWorkers)
 	x.Forget(maxWorkers)
 	if x.WorkerEntries(maxWorkers) != 0 {
-		t.Error("entries of nobody")
+		t.Error("an unknown worker has entries")
 	}
 	for _, e := range []kvblock.Stored{{}, {HasParent: true, Parent: 7}} {
 		if err := x.Stored(1, e); err != nil {

@@ -17,7 +17,7 @@ type extension struct {
 //
 // Every worker's reach so far is a place where its extension may begin, and so is the prompt's start. These places are
 // the frontier, looked at from the first to the last; a run at one of them serves every worker whose reach lies within
-// it, and makes its end a place of the frontier if it carried anybody there.
+// it, and makes its end a place of the frontier if it extends a worker to there.
 func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock.Tier) {
 	if len(chain) == 0 {
 		return

@@ -7,13 +7,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// nameTable finds the address of a block by its own name: extendible hashing over pages. A page that is full gives half
-// of its names to a new one, so that a table never grows by much at once and leaves no smaller ones behind. Writers
-// alone use it, so that nothing needs an order.
+// nameTable finds the address of a block by its own name: extendible hashing over pages. A full page gives half of its
+// names to a new one, so growth never takes long and leaves no old table behind. Only writers use it, so words need no
+// order.
 //
-// A slot is one word as in table, the name's tag above the block's address; the name itself lies beside the run
-// (arena.storedOf). The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from
-// memory at once, filled from the first on. Names for which there is no room are in the lines behind it.
+// A slot is one word as in seqTable, the name's tag above the block's address; the name lies beside the run
+// (arena.storedOf). The tag's highest bits select the page, its lowest bits a cache line of slots, filled from the
+// first slot on. If a line is full, names go to the next lines.
+//
+// It is not joined with seqTable: seqTable is read without a lock, so it needs published words and tables that are
+// replaced whole, while this one moves slots within a cache line in place, which is faster and takes less memory.
 type nameTable struct {
 	seed    uint64
 	pages   int                // that there are

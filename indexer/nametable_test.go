@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// The table of names grows by many pages, and goes again with its last name, in whatever order names come and go.
+// The table of names grows by many pages, and goes again with its last name, in any order of insertions and removals.
 func TestNamesComeAndGo(t *testing.T) {
 	x := newIndex(t)
 	device := &x.tiers[kvblock.TierDevice]

@@ -33,7 +33,7 @@ type oracleOrphan struct {
 
 func newOracle() *oracle { return &oracle{workers: map[kvblock.Worker]*oracleWorker{}} }
 
-// parent finds the block that the worker calls so, in whatever tier.
+// parent finds the block that the worker calls so, in any tier.
 func (o *oracleWorker) parent(e *kvblock.Stored) (kvblock.SequenceHash, bool) {
 	if n := o.names[e.Tier][e.Parent]; n != nil {
 		return n.seq, true
@@ -90,7 +90,7 @@ func (o *oracle) stored(w kvblock.Worker, e kvblock.Stored) error {
 		return ErrOrphaned
 	}
 	o.name(ow, e, prev, nil)
-	// Whoever waits for a block that is there now joins, until nobody does.
+	// Apply the orphans whose parents are stored now, until there are none.
 	for again := true; again; {
 		again = false
 		for i, s := range ow.orphans {

@@ -2,22 +2,22 @@ package indexer
 
 import "kvepp/kvblock"
 
-// Bounds of what one worker may have kept aside. Beyond, the oldest are given up.
+// Bounds of one worker's orphans. Beyond them the oldest are dropped.
 const (
 	maxOrphans      = 1024
 	maxOrphanBlocks = 1 << 14
 )
 
-// orphans keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the
-// index joined late, evicted the parent, or the parent is announced after its child. A block that is removed while it
-// waits is taken out of its store; its successors are still where they were.
+// orphans holds a worker's stores whose parent the worker does not hold: the index joined late or evicted the parent,
+// or the engine announces the parent after its child. A block that is removed while its store waits is marked as gone;
+// the blocks behind it keep their place.
 //
-// It is guarded by worker.mu, and empty for almost every worker, so that plain maps do. The zero value is empty.
+// worker.mu guards it. It is empty for almost every worker, so plain maps are enough. The zero value is empty.
 type orphans struct {
-	count    int                              // that wait
-	byParent map[kvblock.EngineHash][]*orphan // by the block they wait for, in order of arrival
-	byName   map[orphanName]orphanPlace       // every block that waits, by its name
-	order    []*orphan                        // in order of arrival, those that wait no more among them
+	count    int                              // waiting stores
+	byParent map[kvblock.EngineHash][]*orphan // by missing parent, in order of arrival
+	byName   map[orphanName]orphanPlace       // every waiting block
+	order    []*orphan                        // in order of arrival; resolved ones are removed later
 }
 
 type orphanName struct {
@@ -35,13 +35,13 @@ type orphan struct {
 	parent   kvblock.EngineHash
 	blocks   []kvblock.StoredBlock
 	gone     []bool // by block: removed since, or waiting in an earlier store
-	resolved bool   // joined or given up
+	resolved bool   // applied or dropped
 }
 
-// bytes is about what is waiting.
+// bytes estimates the memory of the orphans.
 func (a *orphans) bytes() int { return 160*len(a.order) + (mapEntry+40)*len(a.byName) }
 
-// addOrphan keeps a store until its parent comes.
+// addOrphan keeps a store until its parent is stored, and drops the oldest orphans beyond the bounds.
 func (x *Index) addOrphan(wk *worker, e *kvblock.Stored) error {
 	if len(e.Blocks) > maxOrphanBlocks {
 		x.parentNotFound.Add(1)
@@ -83,7 +83,7 @@ func (x *Index) addOrphan(wk *worker, e *kvblock.Stored) error {
 	return ErrOrphaned
 }
 
-// resolve takes a store's blocks off the list of those that wait.
+// resolve removes an orphan's blocks from byName.
 func (a *orphans) resolve(s *orphan) {
 	s.resolved = true
 	a.count--
@@ -104,7 +104,7 @@ func (a *orphans) resolve(s *orphan) {
 	}
 }
 
-// remove takes away the block that waits under this name, if one does.
+// remove marks the waiting block with this engine hash as gone, and reports whether there is one.
 func (a *orphans) remove(tier kvblock.Tier, e kvblock.EngineHash) bool {
 	key := orphanName{tier, e}
 	p, ok := a.byName[key]
@@ -115,7 +115,7 @@ func (a *orphans) remove(tier kvblock.Tier, e kvblock.EngineHash) bool {
 	return ok
 }
 
-// adoptOrphans stores what waited for the blocks just named, and what waited for that.
+// adoptOrphans applies the orphans whose parents were just stored, and then the orphans whose parents these contain.
 func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock, load bool) {
 	a := &wk.orphans
 	var next []kvblock.StoredBlock // named blocks yet to look at
@@ -149,8 +149,8 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 	}
 }
 
-// adoptOrphan stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name
-// went to another block meanwhile. It returns the blocks that it stored.
+// adoptOrphan stores the blocks of s from p on, in its tier, which is locked. It skips blocks that are gone or whose
+// engine hash names another block by now. It returns the blocks that it stored.
 func (x *Index) adoptOrphan(
 	w kvblock.Worker,
 	wk *worker,

@@ -29,7 +29,7 @@ type Lifetime struct {
 
 // predictions are the blocks that workers are believed to hold because they were sent requests with them: those of all
 // workers in the order of their latest request, each worker's own as well. Of one request the first block counts as the
-// latest, so that a block is never older than those behind it, and leaves go first by whatever order things go.
+// latest, so that a block is never older than those behind it, and leaves are dropped first.
 //
 // The blocks themselves lie in a tier of their own, so that lookups take no lock; everything else is guarded by mu.
 type predictions struct {
@@ -44,7 +44,7 @@ type predictions struct {
 	mu      sync.Mutex // taken before tier.mu
 	workers map[kvblock.Worker]*workerPredictions
 	all     ageList
-	entries []prediction // entries[0] is nobody's, free ones are chained by links[0].newer
+	entries []prediction // entries[0] is unused; free ones are chained by links[0].newer
 	free    uint32
 	seqs    []kvblock.SequenceHash // scratch
 
@@ -237,7 +237,7 @@ func (p *predictions) expire(now tick) {
 // prune forgets the oldest predictions of all, until the target is reached.
 func (p *predictions) prune() {
 	for int(p.n.Load()) > p.target {
-		// The oldest's worker loses what is older than anybody else's oldest, at least that one.
+		// The oldest's worker loses what is older than every other oldest, at least that one.
 		w := p.entries[p.all.oldest].worker
 		at := p.all.oldest
 		n := 0
@@ -265,7 +265,7 @@ func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores
 	if p.n.Load() == 0 {
 		return
 	}
-	// whoever has the lock expires as well, or just did
+	// the lock's holder expires predictions as well
 	if now := p.now(); tick(p.lastExpiry.Load()) != now && p.mu.TryLock() {
 		p.expire(now)
 		p.mu.Unlock()

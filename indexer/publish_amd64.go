@@ -2,13 +2,13 @@
 
 package indexer
 
-// publishWord writes a word that lookups may be reading: they see it before what is put later. This processor promises
-// that of plain writes, and nothing more is needed; an atomic one would wait, every time, until all that was asked of
-// memory before has come. The compiler neither tears writes of a word nor moves them past each other.
+// publishWord writes a word that lookups may read at the same time. They see it before any word that is published
+// later. Plain writes are ordered on amd64, so an atomic write is not needed: it would wait for all outstanding loads.
+// The compiler neither tears nor reorders writes of a word.
 func publishWord(word *uint64, value uint64) { *word = value }
 
-// publishWordNow is put of what may be put again before anybody looks: the compiler may leave out a write that another
-// follows, but not one that it does not see.
+// publishWordNow is publishWord for a word that may be written again before a lookup reads it. It is not inlined,
+// because the compiler may omit a write that another one follows.
 //
 //go:noinline
 func publishWordNow(word *uint64, value uint64) { *word = value }

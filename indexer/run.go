@@ -14,7 +14,7 @@ import (
 // Where a block is follows from where the block before it is: right behind that, or else at the start of a run, and the
 // table of starts has these. So it is found by going along its prompt, and no table needs to have all blocks.
 //
-// Invariants, whenever tier.mu is free: every block is in one run, of which tier.starts has the first block; every
+// Invariants, whenever tier.mu is free: every block is in one run, whose first block is in tier.starts; every
 // block has a holder.
 //
 // A run is a record of the arena:
@@ -28,7 +28,7 @@ import (
 // holders' record is.
 //
 // A run's follower is the only one that came behind its end, as far as is known: it saves looking into the table of
-// starts. It may have moved or gone meanwhile, so whoever goes there looks whether it begins with the block that is
+// starts. It may have moved or gone meanwhile, so a user checks whether it begins with the block that is
 // wanted.
 //
 // Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the

@@ -24,8 +24,8 @@ type Extension struct{ Host, Disk, External int }
 // Total returns the blocks of all tiers.
 func (e Extension) Total() int { return e.Host + e.Disk + e.External }
 
-// OverlapScores is the answer of one FindMatches. The zero value is ready to use and answers 0 for everybody. Reuse one
-// for many queries: its buffers grow to the largest answer seen, after which a query allocates nothing.
+// OverlapScores is the answer of one FindMatches. The zero value is ready to use and answers 0 for every worker. Reuse
+// one for many queries: its buffers grow to the largest answer seen, after which a query allocates nothing.
 //
 // It belongs to one goroutine at a time.
 type OverlapScores struct {
@@ -41,7 +41,7 @@ type OverlapScores struct {
 
 // tierScores is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
 type tierScores struct {
-	known  []uint64 // by worker number / 64: a bit for everybody of whom something is said
+	known  []uint64 // by worker number / 64: a bit for each worker with a count
 	octets []octet  // by worker number / 8, 8 for each word of met
 	exact  []uint32 // by worker number, as far as needed: see octet
 
@@ -49,7 +49,8 @@ type tierScores struct {
 }
 
 // octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a
-// byte for each; or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
+// byte for each; or, if base is notPacked, the count in tierScores.exact. It has no meaning for a worker that is not in
+// known.
 type octet struct {
 	base  uint32
 	extra uint64 // a byte each, the first worker's lowest
@@ -155,7 +156,7 @@ func (a *tierScores) fit(words int) {
 	}
 }
 
-// record says n blocks of w.
+// record sets the count of w to n.
 func (a *tierScores) record(w kvblock.Worker, n int) {
 	a.fit(int(w/64) + 1)
 	a.put(w, n, a.known[w/64])
@@ -187,7 +188,7 @@ func (a *tierScores) put(w kvblock.Worker, n int, others uint64) {
 	}
 }
 
-// recordSet says n blocks of everybody in set.
+// recordSet sets the count of each worker in set to n.
 func (a *tierScores) recordSet(set []uint64, n int) {
 	a.fit(len(set))
 	for j, word := range set {
@@ -197,7 +198,7 @@ func (a *tierScores) recordSet(set []uint64, n int) {
 	}
 }
 
-// recordWord says n blocks of everybody in set, a word for which there is room.
+// recordWord sets the count of each worker in set, word j of known, to n. There must be room for the word.
 func (a *tierScores) recordWord(j int, set uint64, n int) {
 	octets, met := (*[8]octet)(a.octets[8*j:]), a.known[j]
 	if met == 0 {
@@ -234,9 +235,9 @@ func (a *tierScores) putOctet(w int, here, others uint8, n int, more uint64) {
 	}
 }
 
-// recordGroup makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in
-// met; but for those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in
-// met.
+// recordGroup sets the counts of members, bits of word j of known, to i plus their byte of leads. It leaves out and
+// returns the members whose byte is at least k. The counts of workers in others and in known stay. The caller adds the
+// members to known.
 func (a *tierScores) recordGroup(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
 	a.fit(j + 1)
 	others |= a.known[j]

@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// Whatever is said of workers, in whatever order and however many at once, stays said: beside neighbours who hold a
+// Recorded counts stay, in any order and in batches of any size: beside neighbours that hold a
 // little more, and beside those who hold far more or less.
 func TestAnswer(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
@@ -25,18 +25,18 @@ func TestAnswer(t *testing.T) {
 				who = ^uint64(0)
 			}
 			switch r.IntN(3) {
-			case 0: // anybody, once more as well
+			case 0: // any worker, repeatedly too
 				w, n := r.IntN(200), r.IntN(2000)
 				a.record(kvblock.Worker(w), n)
 				said[w] = n
-			case 1: // those of whom nothing is said yet
+			case 1: // workers without a count
 				set := make([]uint64, j+1)
 				set[j] = who &^ told(&a, j)
 				a.recordSet(set, depth)
 				for each := set[j]; each != 0; each &= each - 1 {
 					said[64*j+bits.TrailingZeros64(each)] = depth
 				}
-			case 2: // the same, who hold a part each of a run of which so many blocks matched
+			case 2: // the same, each holding a part of a run
 				matched := 1 + r.IntN(maxRun)
 				who &^= told(&a, j)
 				var leads [8]uint64

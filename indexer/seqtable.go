@@ -159,7 +159,7 @@ func (t *seqTable) remove(h kvblock.SequenceHash, r ref) {
 	if slots[(i+1)&mask] != slotEmpty {
 		publishWord(&slots[i], slotDeleted)
 		seg.deleted++
-	} else { // nobody probes past here any more
+	} else { // no search goes past here any more
 		publishWord(&slots[i], slotEmpty)
 		for i = (i - 1) & mask; slots[i] == slotDeleted; i = (i - 1) & mask {
 			publishWord(&slots[i], slotEmpty)

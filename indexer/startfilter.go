@@ -1,10 +1,10 @@
 package indexer
 
-// startFilter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is
-// small enough to stay near, where the table of starts is not, and each block that is stored costs a look here. Writers
-// alone use it. The zero value is that of an empty table.
+// startFilter is a counting filter of the blocks that begin runs, by bits of their tags. It is small enough to stay in
+// the cache, unlike the table of starts, and each stored block is looked up here. Only writers use it, under tier.mu.
+// The zero value is the filter of an empty table.
 //
-// A counter that is full says for good that there may be one.
+// A full counter is never decremented.
 type startFilter struct {
 	counts []uint8 // 2^n, 8 or more for each block up to maxCounts
 	n      int     // blocks
@@ -16,12 +16,12 @@ const (
 	fullCount = 1<<8 - 1
 )
 
-// mayContain reports whether the block with this tag may be there.
+// mayContain reports whether the block with this tag may begin a run.
 func (f *startFilter) mayContain(tag uint32) bool {
 	return len(f.counts) > 0 && f.counts[int(tag)&(len(f.counts)-1)] != 0
 }
 
-// add counts a block that is in the table now.
+// add counts a block that was added to the table.
 func (f *startFilter) add(tag uint32, of *seqTable) {
 	if f.n++; 8*f.n > len(f.counts) && len(f.counts) < maxCounts {
 		f.rebuild(max(minCounts, 2*len(f.counts)), of)
@@ -30,7 +30,7 @@ func (f *startFilter) add(tag uint32, of *seqTable) {
 	}
 }
 
-// remove counts one that is there no more.
+// remove uncounts a block that was removed from the table.
 func (f *startFilter) remove(tag uint32, of *seqTable) {
 	if f.n--; f.n == 0 {
 		f.counts = nil
@@ -47,7 +47,7 @@ func (f *startFilter) count(tag uint32) {
 	}
 }
 
-// rebuild counts all blocks of a table, with so many counters.
+// rebuild counts all blocks of a table again, with size counters.
 func (f *startFilter) rebuild(size int, of *seqTable) {
 	f.counts = make([]uint8, size)
 	of.eachTag(f.count)

@@ -29,7 +29,7 @@ type tier struct {
 	holderList   []holder              // scratch
 	groupScratch [maxGroups]groupCount // scratch of allocHolders, zero between
 	latest       ref                   // where the block is that hold, append or storeOne did last
-	latestOf     kvblock.Worker        // who holds that block for sure, by its own name; noWorker: nobody
+	latestOf     kvblock.Worker        // a known holder of that block by its own name, or noWorker
 
 	// bySeq has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
 	// every says so, which stays so once needed; else those that have, or had, private names.
@@ -79,8 +79,8 @@ func (t *tier) tableBytes() int {
 	return t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
 }
 
-// indexAll makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens
-// of nanoseconds for each block that is there; lookups do not. The caller holds no tier.
+// indexAll adds every block to bySeq, now and from now on. Other writers wait meanwhile, some tens of nanoseconds for
+// each block; lookups do not. The caller holds no tier.
 func (t *tier) indexAll() {
 	if t.allIndexed.Load() {
 		return
@@ -101,7 +101,7 @@ func (t *tier) indexAll() {
 	t.allIndexed.Store(true)
 }
 
-// indexBlock does the same for the block at r, for as long as anybody holds it.
+// indexBlock adds the block at r to bySeq, for as long as it has a holder.
 func (t *tier) indexBlock(r ref) {
 	of, i := t.runOf(r)
 	if t.indexedBlocks(of)>>i&1 == 0 {
@@ -527,7 +527,7 @@ func (t *tier) publishAppended(w kvblock.Worker, r run, n, k int, extends bool) 
 }
 
 // roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few
-// will often be a long one, and it costs more to move blocks, of each of which a table says where it is.
+// will often be a long one, and it costs more to move blocks, because a table has the address of each.
 func roomFor(n int) int {
 	if n > 1<<4-runHeader {
 		return maxRun
@@ -612,7 +612,7 @@ func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	}
 }
 
-// clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
+// clearMask makes w hold no block of r in mask, and drops blocks without another holder.
 func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	t.latestOf = noWorker
 	words := t.arena.record(r)
@@ -651,8 +651,8 @@ func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	}
 }
 
-// dropBlocks takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of
-// its own. Should the arena be exhausted, blocks stay that nobody holds.
+// dropBlocks removes the dead blocks of r, which has n, from the last one on. Blocks behind a removed one become a run
+// of their own. If the arena is full, blocks without a holder may stay.
 func (t *tier) dropBlocks(r run, n int, dead uint64) {
 	for dead != 0 {
 		end := bits.Len64(dead) // of the last stretch of dead blocks

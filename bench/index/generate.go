@@ -90,7 +90,7 @@ type chain struct {
 	seq   []kvblock.SequenceHash
 }
 
-// grow returns c with n more blocks, of contents that nobody else has. c's own blocks are shared with it, not copied.
+// grow returns c with n more blocks, of random contents. c's own blocks are shared with it, not copied.
 func (g *generator) grow(c chain, n int) chain {
 	c.local, c.seq = c.local[:len(c.local):len(c.local)], c.seq[:len(c.seq):len(c.seq)]
 	for range n {

@@ -38,7 +38,7 @@ func mixed(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// digest is equal for equal answers, in whatever order they list the workers.
+// digest is equal for equal answers, in any order of the workers.
 func digest(scores *indexer.OverlapScores) (sum uint64) {
 	for o := range scores.Overlaps() {
 		sum += mixed(uint64(o.Worker+1)<<32 | uint64(o.Blocks))

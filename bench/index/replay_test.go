@@ -94,7 +94,7 @@ func TestReplayEqualsNaive(t *testing.T) {
 		}
 		want := naive(t, path)
 		if len(want) == 0 {
-			t.Errorf("%v: nobody holds anything that is asked for", args)
+			t.Errorf("%v: no worker holds any queried block", args)
 		}
 		for phase, r := range phases {
 			if digest, asked := want[phase]; asked && r.Digest != digest || !asked && r.digest != 0 {

@@ -33,7 +33,7 @@ impl Crtc {
 
     /// Makes the writer thread run `then` when it has done everything before.
     ///
-    /// It answers a Flush through a channel, and whoever sends into a channel wakes its receiver: a waker of our own runs on
+    /// It answers a Flush through a channel, and a sender wakes the receiver of its channel: a waker of our own runs on
     /// the writer's thread, where alone its CPU time can be read.
     fn when_reached(&self, then: impl Fn() + Send + Sync + 'static) {
         let (sender, receiver) = oneshot::channel();
@@ -41,7 +41,7 @@ impl Crtc {
         let mut receiver = Box::pin(receiver);
         let polled = receiver.as_mut().poll(&mut Context::from_waker(&waker));
         assert!(matches!(polled, Poll::Pending));
-        // It must outlive the answer: a channel without a receiver wakes nobody.
+        // It must outlive the answer: a channel without a receiver wakes no task.
         std::mem::forget(receiver);
         self.tasks.send(WorkerTask::Flush(sender)).expect("the writer thread");
     }

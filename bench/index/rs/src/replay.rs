@@ -35,7 +35,7 @@ fn mixed(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Equal for equal answers, in whatever order they list the workers.
+/// Equal for equal answers, in any order of the workers.
 fn digest(scores: &OverlapScores) -> u64 {
     let held = scores.scores.iter().filter(|(_, blocks)| **blocks > 0);
     held.fold(0, |sum, (w, blocks)| sum.wrapping_add(mixed((w.worker_id + 1) << 32 | *blocks as u64)))
