@@ -16,7 +16,7 @@ import (
 type DynamoSettings struct {
 	ReasoningParser, ToolCallParser string // names; "" for none
 	DefaultThinkingMode             string // "enabled", "disabled" or ""
-	// ArgumentsAsObjects: arguments of earlier tool calls reach templates as objects, whatever these take.
+	// ArgumentsAsObjects: arguments of earlier tool calls reach templates as objects, in every template.
 	ArgumentsAsObjects bool
 	// KeepTools: tools reach the template in spite of a tool_choice of none.
 	KeepTools bool

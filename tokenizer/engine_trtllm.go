@@ -23,7 +23,7 @@ import (
 var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi"}
 
 // givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled, nil if the request
-// brings none, and an error for fields of which TensorRT-LLM makes something that is not known here.
+// brings none. It returns an error for fields whose effect in TensorRT-LLM is not known here.
 func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	for _, field := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds", "prompt_token_ids_b64"} {
 		if v, _ := request.Body.Get(field); v != nil {
@@ -202,7 +202,7 @@ func trtllmDocuments(request *apibody.Request) (*chattemplate.List, error) {
 var trtllmAssistant = []string{"role", "content", "name", "refusal", "audio", "function_call", "tool_calls"}
 
 // trtllmTyped reports whether pydantic takes a message with tool calls for OpenAI's assistant message. Any other it
-// takes for a message of its role with whatever fields.
+// takes for a message of its role with any fields.
 func trtllmTyped(message *chattemplate.Dict) bool {
 	role, _ := message.Get("role")
 	calls, _ := get[*chattemplate.List](message, "tool_calls")
@@ -320,7 +320,7 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 		}
 		return strings.Join(texts, "\n"), nil
 	case *chattemplate.Dict:
-		return "", errNotReproduced("content that is an object on TensorRT-LLM") // of which it takes the keys for texts
+		return "", errNotReproduced("content that is an object on TensorRT-LLM") // it takes the keys for texts
 	}
 	return "", errRefused("content is neither a string nor a list of parts")
 }

@@ -24,7 +24,7 @@ var vllmOwnEncoding = []string{
 }
 
 // givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings
-// none, and an error for fields of which vLLM makes something that is not known here.
+// none. It returns an error for fields whose effect in vLLM is not known here.
 func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	if m.mistralCommon {
 		return nil, errNotReproduced("a folder with Mistral's own tokenizer")

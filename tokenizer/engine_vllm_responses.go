@@ -11,7 +11,7 @@ import (
 // whose form leaves open which of OpenAI's types it is are left to the engine. Source: vLLM 0.33.0,
 // entrypoints/openai/responses/utils and protocol.
 
-// checkResponses returns an error for a request with fields of which the engine makes something that is not known here.
+// checkResponses returns an error for a request with fields whose effect in the engine is not known here.
 func checkResponses(request *apibody.Request) error {
 	for _, name := range []string{"previous_response_id", "prompt", "kv_transfer_params", "previous_input_messages"} {
 		if v, _ := request.Body.Get(name); v != nil {

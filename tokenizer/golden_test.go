@@ -92,7 +92,7 @@ func TestChatsAgainstTransformers(t *testing.T) {
 }
 
 // renderTransformers is what transformers 5.23.0 makes of a chat: it drops message fields that are None, and gives
-// reasoning several names. Text parts are joined, as whoever calls it does for templates that take strings.
+// reasoning several names. Text parts are joined, as its callers do for templates that take strings.
 func renderTransformers(m *Model, request *apibody.Request) (string, error) {
 	c := &chat{tools: request.Tools, documents: request.Documents, continueFinalMessage: request.ContinueFinalMessage}
 	for _, item := range request.Messages.Items {

@@ -99,7 +99,7 @@ func rustLines(text string) []string {
 	return lines
 }
 
-// typeOf returns the type that a schema describes. Whatever is no object describes any.
+// typeOf returns the type that a schema describes. A schema that is not an object describes any type.
 func (w *schemaWriter) typeOf(schema any, indent string) (string, error) {
 	text, err := w.describe(schema, indent)
 	if err != nil {
@@ -270,7 +270,7 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 	return nil
 }
 
-// propertyVariants writes a property of which the schema lists several types.
+// propertyVariants writes a property whose schema lists several types.
 func (w *schemaWriter) propertyVariants(
 	b *strings.Builder,
 	name string,

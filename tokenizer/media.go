@@ -14,7 +14,7 @@ type mediaMarks struct {
 	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one
 	// string; empty where it writes none or the model takes no such media.
 	image, video, audio string
-	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it. text is
+	// tokens are the added tokens of the marks: the prompt is certain up to the first one. text is
 	// another word that the engine takes for a mark.
 	tokens []string
 	text   string

@@ -89,7 +89,7 @@ func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 	runtime.KeepAlive(prompts)
 }
 
-// TestMemoryOfRequests: reading and tokenizing take no more memory than ReadCost says, whatever the shape of a body.
+// TestMemoryOfRequests: reading and tokenizing take no more memory than ReadCost allows, for every shape of body.
 func TestMemoryOfRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -176,7 +176,7 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 		cancel()
 		budget := bpe.NewBudget(ctx, 0)
 		if _, err := m.encoder.Encode(&budget, text, false); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s, and nobody waits: %v", name, err)
+			t.Errorf("%s, after the context ended: %v", name, err)
 		}
 	}
 }

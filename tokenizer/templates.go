@@ -21,14 +21,14 @@ type chatTemplate struct {
 	memory int
 }
 
-// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes, whatever the request's
-// size.
+// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes. It does not
+// depend on the request's size.
 const requestTemplateMemory = 32 << 20
 
 // namedTemplate is a template's source.
 type namedTemplate struct{ Name, Template string }
 
-// The names that Transformers gives to templates, of which it picks.
+// The names of templates between which Transformers chooses.
 const (
 	templateDefault = "default"
 	templateTools   = "tool_use"

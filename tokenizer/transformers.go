@@ -74,7 +74,7 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 	return text, nil
 }
 
-// templateVars returns what a template sees whatever the chat: the named special tokens and kwargs, which win.
+// templateVars returns the variables of every chat: the named special tokens and kwargs. kwargs win.
 func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
 	vars := chattemplate.NewDict()
 	for _, name := range specialTokenNames {

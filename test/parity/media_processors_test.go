@@ -18,7 +18,7 @@ import (
 )
 
 // TestMediaProcessors runs vLLM's own media processors over prompts with images: those ids of a prompt that kvepp calls
-// certain are what they begin with, whatever the images become. It needs a whole vLLM: make test-vllm.
+// certain are what they begin with, for all images. It needs a whole vLLM: make test-vllm.
 func TestMediaProcessors(t *testing.T) {
 	if testing.Short() {
 		t.Log("vLLM's media processors are run in make test-vllm")

@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// addedToken is a token that is cut out of the text before anything else looks at it, such as <|im_start|>.
+// addedToken is a token that is cut out of the text before any other step, such as <|im_start|>.
 type addedToken struct {
 	id         kvblock.Token
 	content    string // as it is matched: normalized, if the token asks for that
@@ -16,8 +16,8 @@ type addedToken struct {
 	stripRight bool   // and after it
 }
 
-// addedTokens finds added tokens in text, leftmost first and the longest of those that start together: a trie over
-// bytes. nil finds none.
+// addedTokens is a trie over bytes that finds added tokens in text: the leftmost first, and the longest of those that
+// start at the same place. nil finds none.
 type addedTokens struct {
 	tokens   []addedToken
 	root     [256]int32 // node after the first byte; 0: none
@@ -26,7 +26,7 @@ type addedTokens struct {
 	edges    []addedEdge // those of a node are together
 }
 
-// addedNode is what is common to the tokens that begin alike.
+// addedNode is a common prefix of tokens.
 type addedNode struct {
 	token       int32 // index of the token that ends here; -1: none
 	edges, more int32 // edges[edges:edges+more] lead on
@@ -139,18 +139,19 @@ func (t *addedTokens) candidate(s string, i int) int {
 	return i
 }
 
-// addedCuts goes through a text from one added token to the next.
+// addedCuts iterates over the added tokens of a text.
 type addedCuts struct {
 	added *addedTokens
 	text  string
 	from  int // where the next token is sought
-	done  int // the end of what was returned
+	done  int // the end of the text already returned
 }
 
-// cuts starts to go through text, which must be valid UTF-8.
+// cuts starts an iteration over text, which must be valid UTF-8.
 func (t *addedTokens) cuts(text string) addedCuts { return addedCuts{added: t, text: text} }
 
-// next returns the next added token and the text before it, text[start:end], which may be empty; nil with what is left.
+// next returns the next added token and the text before it, text[start:end], which may be empty. At the end it returns
+// nil and the rest of the text.
 func (c *addedCuts) next() (start, end int, token *addedToken) {
 	for c.added != nil {
 		at, found := c.added.find(c.text, c.from)
@@ -178,10 +179,10 @@ func (c *addedCuts) next() (start, end int, token *addedToken) {
 	return start, max(start, len(c.text)), nil
 }
 
-// boundaries tells the tokens apart at which a text falls into parts that nothing joins, whatever they hold: no other
-// token can begin before such a token and reach into it, begin with it, or begin within it and reach beyond it, and
-// none looks at its neighbours. Runs of white space that are tokens are no boundaries: where one ends depends on what
-// follows.
+// boundaries separates the tokens that always cut a text from the others. No other token overlaps a boundary: none
+// begins before it and reaches into it, begins with it, or begins within it and reaches beyond it. No token of the set
+// depends on its neighbours. A token that is a run of white space is not a boundary, because its end depends on the
+// next characters.
 func (t *addedTokens) boundaries() (boundaries, others []addedToken) {
 	if t == nil {
 		return nil, nil

@@ -10,8 +10,8 @@ import (
 )
 
 // batches are two batches of pieces that were cut but not looked up yet. A large vocabulary does not fit into the
-// caches, so that nearly every new word waits for memory. So when a piece comes into a batch its slot is sent for, and
-// it is looked up when the batch after it is full.
+// processor's caches, so nearly every new word waits for memory. When a piece enters a batch, its slot is prefetched;
+// it is looked up when the next batch is full.
 type batches struct {
 	filling int // which one
 	both    [2]batch
@@ -25,8 +25,8 @@ type batch struct {
 	others    [batchSize + windowSize]uint16        // the pieces that are not
 }
 
-// batchSize is the number of pieces from which on a batch is full: so many that those among them that must merge, some
-// three of a hundred, are enough to merge by turns.
+// batchSize is the number of pieces at which a batch is full. About three of a hundred pieces must merge; batchSize
+// makes these enough to merge in turn.
 const batchSize = 704
 
 // piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
@@ -38,10 +38,10 @@ type piece struct {
 	slot      uint32
 }
 
-// isToken is the size of what is no piece but a token between pieces: its id is low.
+// isToken is the size of an entry that is not a piece but a token between pieces. Its id is in low.
 const isToken = ^uint32(0)
 
-// maxShort is the longest piece that is kept as two words.
+// maxShort is the longest piece that is stored as two machine words, in bytes.
 const maxShort = 16
 
 // keepLow and keepHigh are the bits of the first and second eight bytes from a place that are bytes of a piece from

@@ -23,7 +23,7 @@ type Budget struct {
 // after ctx ends.
 func NewBudget(ctx context.Context, room int) Budget { return Budget{ctx: ctx, room: room} }
 
-// NewIDs returns an empty slice with room for the ids of total bytes of text, of which probably likely ids are made.
+// NewIDs returns an empty slice with room for the ids of total bytes of text. likely is their probable number.
 // Use it before several calls of AppendOrdinary.
 func (b *Budget) NewIDs(total, likely int) []kvblock.Token {
 	b.total = total

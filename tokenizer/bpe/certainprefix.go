@@ -5,15 +5,16 @@ import (
 	"strings"
 )
 
-// certainty knows where text may be cut so that what stands behind the cut, whatever it is, does not change the ids in
-// front: behind an added token, and between two words. The text before an image is such a text, for the engine puts
-// into the image's place what only it knows, and the last token before may join that.
+// CertainPrefix finds a place to cut a text so that no text behind the cut can change the ids before it: behind an
+// added token, or between two words. It serves the text before an image. The engine replaces the image by tokens that
+// only it knows, and the last token before the image may join them.
 type CertainPrefix struct {
 	boundaries, raw *addedTokens // the encoder's
 	longest         int          // bytes of the longest of them
 	letters         string       // behind which text is cut before a space and another letter: see cutsBehind
 }
 
+// NewCertainPrefix returns the CertainPrefix of an encoder.
 func NewCertainPrefix(e *Encoder) *CertainPrefix {
 	c := &CertainPrefix{boundaries: e.boundaries, raw: e.addedRaw, letters: e.cutsBehind()}
 	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all()) {
@@ -22,8 +23,8 @@ func NewCertainPrefix(e *Encoder) *CertainPrefix {
 	return c
 }
 
-// end returns how long a beginning of text[:place] is whose ids stay as they are whatever stands at place and behind:
-// for every text t the ids of text[:place]+t begin with those of text[:end].
+// End returns the length of a prefix of text[:place] whose ids do not depend on the text from place on: for every text
+// t, the ids of text[:place]+t begin with those of text[:end].
 func (c *CertainPrefix) End(text string, place int) int {
 	open, end := c.open(text, place), 0
 	behind := func(token *addedToken, at int) {
@@ -53,8 +54,8 @@ func (c *CertainPrefix) End(text string, place int) int {
 	return end
 }
 
-// open returns the first position in text[:end] where an added token may begin that goes on behind end; end if there is
-// none.
+// open returns the first position in text[:end] where an added token may begin that reaches beyond end. It returns end
+// if there is none.
 func (c *CertainPrefix) open(text string, end int) int {
 	for i := max(0, end-c.longest+1); i < end; i++ {
 		if c.boundaries.reaches(text[i:end]) || c.raw.reaches(text[i:end]) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// certainHolds says whether the ids that are certain of text[:place] stand at the front whatever follows.
+// certainHolds checks that the ids that are certain of text[:place] stand at the front before every text that follows.
 func certainHolds(t *testing.T, e *Encoder, c *CertainPrefix, text string, place int, behind string) int {
 	t.Helper()
 	end := c.End(text, place)
@@ -136,7 +136,7 @@ func TestCertain(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d configurations, of which %d cut between words; %d texts cut inside", len(encoders), words, cut)
+	t.Logf("%d configurations, %d cut between words; %d texts cut inside", len(encoders), words, cut)
 	if words < 30 || cut < 1000 {
 		t.Errorf("this shows little")
 	}

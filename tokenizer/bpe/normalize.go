@@ -139,7 +139,7 @@ func (n normalizer) keeps(text string) bool {
 // formStretch is how many bytes are normalized at once.
 const formStretch = 64 << 10
 
-// normalForm is normalForm of a stretch of s after the other, each of which ends where nothing joins it with the next.
+// normalForm normalizes s one stretch at a time. Each stretch ends where no character joins it with the next.
 // The text may become most bytes long.
 func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error) {
 	if isNormal(form, s) {
@@ -230,7 +230,8 @@ func isNormal(form norm.Form, s string) bool {
 	return true
 }
 
-// graphemeJoiner is what package norm puts into runs of more than 30 marks, for the sake of streams. Nobody else does.
+// graphemeJoiner is what package norm puts into runs of more than 30 marks, for the sake of streams. No other
+// normalizer does.
 const graphemeJoiner = "\u034f"
 
 func knownForm(form norm.Form, s string) string {

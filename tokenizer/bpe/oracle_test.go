@@ -232,7 +232,7 @@ func naiveEncode(b *bpeModel, text string) []kvblock.Token {
 	}
 }
 
-// TestWindowsOfMergesAgainstDefinition: a piece of any length has the same ids whatever the windows in which it merges.
+// TestWindowsOfMergesAgainstDefinition: a piece of any length has the same ids for every size of window.
 func TestWindowsOfMergesAgainstDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, name := range modelNames {

@@ -115,7 +115,7 @@ type patternParser struct {
 	at     int
 	depth  int
 	parts  []patternPart
-	// fold: characters match whatever their case.
+	// fold: characters match in either case.
 	fold bool
 	// previous is the character before, where case is ignored: some pairs of letters match one character.
 	previous rune

@@ -21,9 +21,9 @@ const (
 	packedBlocks = 32
 )
 
-// segmentCache remembers the ids of stretches of text between added tokens. Such a stretch is encoded without regard to
-// what is around it, so the memory is exact; and since each turn of a conversation repeats all turns before it, nearly
-// all of a prompt is found here.
+// segmentCache stores the ids of segments, the stretches of text between boundaries. The ids of a segment do not depend
+// on the text around it, so the cache is exact. Each turn of a conversation repeats all turns before it, so nearly all
+// of a prompt is found here.
 //
 // Each shard keeps two generations: entries are added to the young one; when that holds half of the shard's bytes, it
 // becomes the old one, and the memory of the old one is used again. An entry found in the old generation is added to

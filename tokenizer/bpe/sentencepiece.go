@@ -12,11 +12,10 @@ import (
 // SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so that a whole prompt is one piece of text.
 // Two things make them as fast as others, and both change no id.
 //
-// Text falls into small pieces wherever no merge can join what is left and right of a place: see joints. Trained on
-// words, such a vocabulary joins neither letters with punctuation nor anything with a ▁ behind it, so most pieces are
-// words.
+// First, text is cut at places that no merge crosses; see joinTable. Such a vocabulary was trained on words, so it
+// joins neither letters with punctuation nor anything with a ▁ behind it. So most pieces are words.
 //
-// Text is not rewritten. A model to which ▁ and a space are the same has its tokens kept with spaces instead: see
+// Second, text is not rewritten. If ▁ and a space mean the same to a model, its tokens are stored with spaces; see
 // spacing.
 
 // spaceMarker is U+2581, which SentencePiece writes for a space.
@@ -131,16 +130,15 @@ func (e *Encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratc
 	return out
 }
 
-// joints knows the characters that can grow together. Merges make tokens out of neighbours, so that if no merge has a
-// left part that ends with x and a right part that begins with y, then none ever reaches across a place between x and
-// y. Cut there, the pieces have the ids of the whole.
+// joinTable says which neighbouring characters a merge can join. If no merge has a left part that ends with x and a
+// right part that begins with y, then no merge crosses a place between x and y. Cutting there changes no id.
 type joinTable struct {
 	// apart has a 1 at x | y<<8, the two as they lie in text, if x and y do not join, for characters below 128.
 	apart [utf8.RuneSelf << 8]uint8
 	// wide has a bit for each pair of other characters that joins, by their hash. Two pairs can have the same, and then
 	// text is cut less often than it could be. The length is a power of two.
 	wide []uint64
-	// complete says that no character becomes the unknown token, a run of which becomes one.
+	// complete says that no character becomes the unknown token.
 	complete bool
 	known    *runeTable
 }
@@ -159,7 +157,7 @@ func (t *joinTable) next(s string, i, end int) int {
 	return end
 }
 
-// starts returns where pieces start in s[i:i+size], as bits of which the lowest is s[i], always set. size is that of a
+// starts returns where pieces start in s[i:i+size]. The lowest bit stands for s[i] and is always set. size is that of a
 // window, or less at the end. i must be below end.
 func (t *joinTable) starts(s string, i, end int) (starts uint64, size int) {
 	limit := min(end-i, windowSize)

@@ -6,8 +6,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabIndex is a vocabulary as its file writes it. Loading asks it for the tokens of merges, three times for each of
-// up to half a million; nobody asks it afterwards. The zero value is empty.
+// vocabIndex is a vocabulary in the order of its file, with a hash table from text to token. Only loading uses it:
+// three lookups for each of up to half a million merges. The zero value is empty.
 type vocabIndex struct {
 	tokens []vocabEntry // in the order of the file, each text once
 	slots  []uint64     // see index

@@ -10,8 +10,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabulary finds a whole piece of text among the model's tokens: those that such a piece is exactly. Most pieces are
-// up to 16 bytes, and are compared as one or two words in open-addressing tables; longer ones are in a map.
+// vocabulary finds the token that a whole piece of text is. Pieces of up to 16 bytes, which are most, are compared as
+// one or two machine words in open-addressing tables. Longer ones are in a map.
 type vocabulary struct {
 	short  []shortEntry // up to 8 bytes
 	middle []middleEntry
@@ -159,8 +159,7 @@ func (v *vocabulary) findMiddle(slot uint32, low, high uint64, size uint32) (kvb
 	}
 }
 
-// runeTable maps characters to tokens: pages of 256, of which only those exist that hold something. The zero value is
-// empty.
+// runeTable maps characters to tokens, in pages of 256. Only pages with tokens exist. The zero value is empty.
 type runeTable struct {
 	pages [(maxRune + 1) / pageSize]*[pageSize]kvblock.Token // id+1; 0: none
 }

@@ -108,9 +108,9 @@ func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64
 	return bits
 }
 
-// starts finds pieces of s[i:end], of which s[i] begins one. It returns where pieces begin, as a bit for each byte from
-// i, and how many bytes are cut with certainty; the piece that begins last among these may go on after them unless they
-// reach to end. 0 means that nothing is certain.
+// starts finds pieces of s[i:end]; s[i] begins one. It returns where pieces begin, as a bit for each byte from i, and
+// the number of bytes that are cut with certainty. The last piece among them may continue behind them, unless they
+// reach end. 0 means that nothing is certain.
 func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	var text *[windowSize]byte
 	if end-i >= windowSize {

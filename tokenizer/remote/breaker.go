@@ -30,7 +30,7 @@ func newBreaker() *breaker { return &breaker{cooldown: minCooldown} }
 type verdict int
 
 const (
-	neutral verdict = iota // nothing: it was not asked, or whoever asked went away
+	neutral verdict = iota // nothing: it was not asked, or the client went away
 	good
 	bad
 )

@@ -152,7 +152,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 		return nil, false
 	}
 	if _, err := tokenizer.Given(request); err == nil || request.HasMedia {
-		return nil, false // the request brings ids, so that nobody tokenizes; or it is not text alone
+		return nil, false // the request brings ids, so no text is tokenized; or it is not text alone
 	}
 	own, err := c.own(ctx, request)
 	if err != nil {

@@ -135,7 +135,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	}
 }
 
-// TestOfferNeverWaits hands in more than fits while nobody compares.
+// TestOfferNeverWaits offers more than fits while no comparison runs.
 func TestOfferNeverWaits(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, time.Minute)
 	check := NewCheck(says(1), c.Client, 100)

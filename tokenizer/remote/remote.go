@@ -44,7 +44,7 @@ const (
 	TimedOut Outcome = "timeout"  // no answer within Config.Timeout
 	Busy     Outcome = "busy"     // Concurrency calls were running, and none ended within Config.Timeout
 	Open     Outcome = "open"     // not asked: the breaker is open
-	Canceled Outcome = "canceled" // whoever asked went away
+	Canceled Outcome = "canceled" // the client went away
 )
 
 // Error says why an engine's ids are not known.
@@ -73,7 +73,7 @@ func brief(err error) string {
 	return err.Error()
 }
 
-// OutcomeOf returns how the request of which err came ended; OK for nil.
+// OutcomeOf returns the outcome of a request that ended with err; OK for nil.
 func OutcomeOf(err error) Outcome {
 	var e *Error
 	switch {

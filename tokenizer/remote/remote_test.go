@@ -502,7 +502,7 @@ func TestBreakerGuards(t *testing.T) {
 	}
 }
 
-// stuck is a server that answers nobody, and counts who waits.
+// stuck is a server that never answers and counts the waiting requests.
 func stuck(t *testing.T) (url string, waiting *atomic.Int32) {
 	waiting = new(atomic.Int32)
 	over := make(chan struct{})

@@ -78,7 +78,7 @@ func (c *Client) learnWithoutRender(a *answer) {
 	}
 }
 
-// vllmRendered reads a render endpoint's answer: what vLLM's /generate would take, of which the ids are a field.
+// vllmRendered reads a render endpoint's answer: the body that vLLM's /generate takes. The ids are one of its fields.
 func vllmRendered(request *apibody.Request, path string, a *answer) ([][]kvblock.Token, error) {
 	type generate struct {
 		TokenIDs []kvblock.Token `json:"token_ids"`
@@ -111,7 +111,7 @@ func vllmRendered(request *apibody.Request, path string, a *answer) ([][]kvblock
 // maxTokenizeCalls is the longest batch of prompts for which /tokenize, which takes one, is asked.
 const maxTokenizeCalls = 16
 
-// vllmTokenize asks /tokenize. The request must be one of which vllmRenderOnly has nothing to say.
+// vllmTokenize asks /tokenize. The request must be one for which vllmRenderOnly returns nothing.
 func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	bodies := [][]byte{body}
 	if request.API == apibody.Completions {
