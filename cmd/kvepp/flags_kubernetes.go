@@ -120,7 +120,7 @@ func (c *cluster) add(f *pflag.FlagSet) {
 		&c.metricsAuth,
 		"metrics-endpoint-auth",
 		true,
-		"in Kubernetes, whoever asks for metrics must bring a token of the cluster's whose bearer may get the path "+
+		"in Kubernetes, requests for metrics must bring a token of the cluster whose bearer may get the path "+
 			"/metrics (TokenReview, SubjectAccessReview). Not with --metrics-token-file",
 	)
 }

@@ -343,7 +343,7 @@ func kveppEnv(flag string) string {
 func newFlags(command string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(command, pflag.ContinueOnError)
 	f.SortFlags = false
-	f.SetOutput(io.Discard) // whoever parses prints errors, once
+	f.SetOutput(io.Discard) // the caller prints errors, once
 	return f
 }
 

@@ -28,8 +28,8 @@ endpoint and worker headers.
 Usage:
   kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
   kvepp serve --help                                      all flags, each with its environment variables
-  kvepp check --endpoints FILE --model NAME=DIR [flags]   whether the engines are set up for it, and which flag to mend
-  kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
+  kvepp check --endpoints FILE --model NAME=DIR [flags]   tests the engines' setup; prints each problem and its fix
+  kvepp tokenize --model-path DIR < body.json             a request's prompt, token ids and block hashes
   kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
   kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
   kvepp workers                                           the endpoints of a running kvepp: whether they get requests, how many run
@@ -50,7 +50,7 @@ endpoints.yaml:
 
 const serveHelp = `kvepp serve runs the endpoint picker.
 
-Flags, with the environment variables that say the same (a flag goes first, then KVEPP_*, then DYN_*):
+Flags, with their environment variables. Precedence: flag, KVEPP_<FLAG>, Dynamo's variable.
 `
 
 func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
@@ -135,8 +135,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	return 2
 }
 
-// daemon is a command that runs until it is told to stop: options O are parsed from arguments and environment, and
-// flags declares them for its help. It returns the exit status.
+// daemon runs a command that serves until a signal ends it. It parses the options O from arguments and environment;
+// flags declares them for help. It returns the exit status.
 func daemon[O any](
 	name, help string,
 	flags func(*O) *pflag.FlagSet,
@@ -155,7 +155,7 @@ func daemon[O any](
 		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags.\n", name, err, name)
 		return 2
 	}
-	signal.Ignore(syscall.SIGPIPE) // which would end kvepp when the reader of its log goes away
+	signal.Ignore(syscall.SIGPIPE) // SIGPIPE would end kvepp when the reader of its log closes
 	lines := &lineWriter{out: stderr}
 	lines.start()
 	defer lines.Close(2 * time.Second) // also where run panics

@@ -121,7 +121,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if !math.IsNaN(o.overlapWeight) {
 		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
-	o.selector.Scoring.DecodeRole = true // as dynamo.select_service has it, whatever the workers are
+	o.selector.Scoring.DecodeRole = true // as dynamo.select_service has it, for all roles of workers
 	if err := checkWeights(&o.selector.Scoring, o.overlapWeight); err != nil {
 		return err
 	}

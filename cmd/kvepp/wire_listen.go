@@ -274,7 +274,7 @@ func newReadiness() *readiness {
 	return &readiness{unmet: map[string]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// want adds something that must hold, and does not yet. Whoever knows says so with the function.
+// condition adds a condition that does not hold yet. The caller reports changes with the function.
 func (r *readiness) condition(what string) func(holds bool) {
 	set := func(holds bool) {
 		r.mu.Lock()
@@ -547,7 +547,7 @@ func (o *httpService) serve(
 	return server.Shutdown(last)
 }
 
-// guarded lets requests through that bring the token, and whoever asks for health. nil asks for none.
+// guarded lets requests through that bring the token, and requests for health. A nil token guards nothing.
 func guarded(next http.Handler, token *tokenFile) http.Handler {
 	if token == nil {
 		return next

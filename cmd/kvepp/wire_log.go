@@ -69,7 +69,7 @@ func (o *logging) logTo(lines *lineWriter) {
 			0,
 		)
 		r.Add("lines", lost)
-		// whatever the level of the log; a buffer takes all
+		// at any level of the log; a buffer takes all
 		_ = o.handler(&line, slog.LevelWarn).Handle(context.Background(), r)
 		return line.Bytes()
 	}

@@ -176,7 +176,7 @@ func (c *certificates) reload(log *slog.Logger) {
 	case err == nil:
 		c.failures = 0
 	default:
-		// Once may be a look at files of which one is replaced and the other not yet.
+		// Once may be a look at files with only one of the two replaced yet.
 		if c.failures++; c.failures == 2 {
 			log.Error("certificates are refused; the ones before stay", "error", err)
 			c.refused.Add(1)

@@ -217,7 +217,7 @@ const (
 
 var w3c propagation.TraceContext
 
-// Span is a piece of work that is being told of. A nil one is told to nobody.
+// Span is a traced piece of work. Methods of a nil Span do nothing.
 type Span struct {
 	tracer *Tracer
 	span   trace.Span
@@ -248,7 +248,7 @@ func (c Context) Valid() bool {
 	return trace.SpanContextFromContext(ctx).IsValid()
 }
 
-// Context is what whoever is called next should be told; of nil it is empty.
+// Context is the trace context for the next service; of a nil Span it is empty.
 func (s *Span) Context() Context {
 	if s == nil {
 		return Context{}
@@ -258,7 +258,7 @@ func (s *Span) Context() Context {
 	return Context{carrier[Traceparent], carrier[Tracestate]}
 }
 
-// Child begins a span within another, at a time; it is nil where nobody would be told.
+// Child begins a span within another, at a time; it is nil if the span is not recorded.
 func (s *Span) Child(name string, at time.Time) *Span {
 	if s == nil || !s.span.IsRecording() {
 		return nil
