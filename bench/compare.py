@@ -1,8 +1,8 @@
-"""Measures kvepp's tokenizer beside Python's tokenizers, the tokenizers crate and fastokens: CPU time, in one run.
+"""Measures the CPU time of kvepp's tokenizer, Python's tokenizers, the tokenizers crate and fastokens, in one run.
 
-Every engine is a process of its own that is sent texts and answers ids with the CPU time they took (the clock of the whole
-process: threads and garbage collection included). In each round all engines get the same new texts, one engine after the
-other, beginning with another one each time; ids that differ end the run. README.md explains the numbers.
+Every engine is a separate process. It gets texts, and answers with ids and their CPU time (of the whole process, with all
+threads and garbage collection). In each round all engines get the same new texts, one engine after the
+other, beginning with another one each time. If ids differ, the run ends. README.md explains the numbers.
 
 The protocol, little endian. An engine first writes a line of JSON: load_ns (CPU time of loading), resident (growth of its
 memory in RAM, bytes), and kvepp's also heap (what is alive of it). A request is an operation (a byte), the number of texts
@@ -32,7 +32,7 @@ SIZES = {"1k": (1024, 32), "8k": (8192, 8), "64k": (65536, 2), "128k": (131072, 
 HARMONY = "gptoss"
 BYTE_LEVEL = {"llama3_1", "qwen3", "gptoss", "deepseek_v3"}
 THREAD_ROUNDS = 15
-# Engines as they are called below and in the tables. kvepp and fastokens+ remember stretches of text between special tokens.
+# Engines under their names in this file and in the tables. kvepp and fastokens+ cache segments between special tokens.
 KVEPP, FAST, FAST_SEGMENTS, CRATE, PYTHON = "kvepp", "fastokens", "fastokens+", "HF crate", "HF Python"
 
 
@@ -142,7 +142,7 @@ def measure(model, folder, programs, rounds):
     def new(count, size):
         return [texts.Writer("%s %d" % (model, next(seeds))).text(size) for _ in range(count)]
 
-    # Other text first, so that caches of words are as full as in a server that has been up for a while.
+    # Encode other text first, so that word caches are as full as in a server that has run for a while.
     _, _, tokens = interleaved(model, engines, new(32, 32 << 10), 0)
     per_token = (32 << 10) / tokens
     print("\n%s (%.2f bytes a token)" % (model, per_token))
@@ -185,7 +185,8 @@ def measure(model, folder, programs, rounds):
     threads, processes = [], []
     for r in range(THREAD_ROUNDS):
         took = {}
-        # After other work the first batch is slower whatever it is, so one goes first for nothing, and then the order changes.
+        # The first batch after other work is slower for any engine, so one warm-up batch comes first, and then the
+        # order changes.
         for operation in b"1", *((b"1", b"2") if r % 2 else (b"2", b"1")):
             pair[0].send(operation, new(16, int(8192 * per_token)))
             [took[operation]] = pair[0].read("Q")
@@ -202,7 +203,7 @@ def measure(model, folder, programs, rounds):
     with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as config:
         has_template = bool(json.load(config).get("chat_template"))
     if has_template or model == HARMONY:
-        # All are made first, so that they come one after another, as to a busy server: see README.md.
+        # All are created first, so that they follow each other as in a busy server: see README.md.
         chats = []
         for _ in range(rounds):
             first, then = [], []

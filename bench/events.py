@@ -1,6 +1,6 @@
-"""Measures what KV events and decisions cost kvepp, beside what does the same: CPU time, in one run.
+"""Measures the CPU time of KV events and decisions in kvepp and in comparable programs, in one run.
 
-An engine (bench-events; index-rs for what Dynamo's crate does) answers commands:
+An engine (bench-events, or index-rs for Dynamo's crate) answers commands:
 
   receive MODE ENDPOINT KIND COUNT   CPU of receiving that many messages: by libzmq's Go binding as it stands (binding), by
                                      package zmqsub, or by package feed, which puts them into an index (index)
@@ -9,7 +9,7 @@ An engine (bench-events; index-rs for what Dynamo's crate does) answers commands
   select WORKERS                     CPU of choosing among workers, a worker
   decide BLOCK_SIZE                  kvepp: CPU of the parts of a whole decision among 64 workers
 
-Publishers are processes of their own. Engines take turns. Hashes that differ end everything.
+Publishers are separate processes. Engines take turns. If hashes differ, the run ends.
 """
 
 import argparse

@@ -12,7 +12,7 @@ class Engine:
 
     def __init__(self, command, cores=1):
         self.command = command
-        # Without the environment that tunes Go's collector, so that it is measured as it comes.
+        # Drop settings of Go's garbage collector from the environment.
         environment = {k: v for k, v in os.environ.items() if k not in ("GOGC", "GOMEMLIMIT", "GODEBUG")}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | {"GOMAXPROCS": str(cores)})
 

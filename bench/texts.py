@@ -1,7 +1,7 @@
-"""Text such as people send to models, made up: English prose, Markdown, Go and Python, from a seed.
+"""Generates text such as people send to models: English prose, Markdown, Go and Python, from a seed.
 
 The same seed gives the same text on every machine, and two seeds never give the same text: words come by Zipf's law from
-words.txt, a few are invented, and names, numbers, links and characters beyond ASCII are drawn anew each time. It was set so
+words.txt, a few are invented, and names, numbers, links and characters beyond ASCII are random each time. It was set so
 that Llama 3's pre-tokenizer finds as many new words in it as in real Go, Python and Markdown: of 100 pieces about 3 are
 neither in the vocabulary nor seen before (real: 2 to 4).
 """

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// echo is the least that an endpoint picker can do: it holds the header reply until the body is complete, sets one
-// header, and sends everything back in the pieces in which it came. It is written as one would with grpc-go and the
-// generated code.
+// echo is a minimal endpoint picker: it holds the header reply until the body is complete, sets one header, and sends
+// everything back in the pieces in which it came. It uses grpc-go and the generated code without optimisations.
 type echo struct {
 	extprocv3.UnimplementedExternalProcessorServer
 }
@@ -40,7 +39,7 @@ func (echo) Process(envoy extprocv3.ExternalProcessor_ProcessServer) error {
 	for {
 		in, err := envoy.Recv()
 		if err != nil {
-			return nil // Envoy is done with the request
+			return nil // Envoy has ended the stream
 		}
 		var out []*extprocv3.ProcessingResponse
 		switch m := in.Request.(type) {
@@ -73,8 +72,8 @@ func (echo) Process(envoy extprocv3.ExternalProcessor_ProcessServer) error {
 	}
 }
 
-// serveEcho serves the protocol on the first of two ports and, on the next, how much was allocated, as kvepp's metrics
-// say it.
+// serveEcho serves the protocol on the first of two ports, and on the second its allocations, in the format of kvepp's
+// metrics.
 func serveEcho(port string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:"+port)
 	if err != nil {

@@ -10,14 +10,13 @@ type column struct {
 	name      string
 	listen    int
 	processor *program // nil: none
-	// bodiless: the processor is not shown the responses' bodies.
+	// bodiless: the processor does not get the bodies of responses.
 	bodiless bool
 }
 
 type object = map[string]any
 
-// envoyConfig is Envoy's configuration: a listener for each column, the same upstream for all, so that only what the
-// columns are about differs.
+// envoyConfig returns Envoy's configuration: a listener for each column and the same upstream for all.
 func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 	typed := func(name string, more object) object {
 		more["@type"] = "type.googleapis.com/" + name

