@@ -223,7 +223,7 @@ func fileMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", blocksize: 16}",
 			sees:  notFollowed,
 			fix:   "Correct the line. kvepp goes on with the endpoints that it had.",
-			names: []string{"level=ERROR", "the endpoints stay as they were", "did you mean blockSize?"},
+			names: []string{"level=ERROR", "the earlier endpoints stay", "did you mean blockSize?"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// offsetPort returns a tcp://host:port address with n added to its port; "" stays "". The address was checked by
-// CheckTCP. Source: vLLM's rule for data-parallel ranks, "port + rank".
+// offsetPort adds n to the port of a tcp://host:port address that CheckTCP accepts. An empty address stays empty.
+// Source: vLLM's rule for data-parallel ranks, "port + rank".
 func offsetPort(address string, n uint32) string {
 	if address == "" || n == 0 {
 		return address
@@ -21,7 +21,7 @@ func offsetPort(address string, n uint32) string {
 	return address[:i+1] + strconv.FormatUint(port+uint64(n), 10)
 }
 
-// CheckTCP says what is wrong with a ZMQ address of n consecutive ports, nil when nothing is.
+// CheckTCP returns an error if address is not tcp://HOST:PORT, or if n consecutive ports from PORT exceed 65535.
 func CheckTCP(address string, n uint32) error {
 	rest, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
@@ -30,17 +30,17 @@ func CheckTCP(address string, n uint32) error {
 	return checkHostPort(rest, n)
 }
 
-// CheckHostPort says what is wrong with an address HOST:PORT, nil when nothing is.
+// CheckHostPort returns an error if address is not HOST:PORT.
 func CheckHostPort(address string) error { return checkHostPort(address, 1) }
 
-// checkHostPort says what is wrong with a host:port of n consecutive ports, nil when nothing is.
+// checkHostPort returns an error if address is not HOST:PORT, or if n consecutive ports from PORT exceed 65535.
 func checkHostPort(address string, n uint32) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("%.200q must look like HOST:PORT ([HOST]:PORT for IPv6)", address)
 	}
 	if host == "" || host == "*" {
-		return fmt.Errorf("%.200q names no host: give the address that kvepp and Envoy connect to", address)
+		return fmt.Errorf("%.200q has no host: give the address that kvepp and Envoy connect to", address)
 	}
 	if err := checkHost(host); err != nil {
 		return err

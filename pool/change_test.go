@@ -2,17 +2,15 @@ package pool
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 
 	"kvepp/kvblock"
 )
 
-// roll keeps who is in the pool, by what a watcher is told.
+// roll is a watcher that keeps the workers in the pool.
 type roll struct {
 	t    *testing.T
 	here map[kvblock.Worker]string
@@ -27,38 +25,25 @@ func (r *roll) WorkerJoined(w Worker) {
 
 func (r *roll) WorkerLeft(w kvblock.Worker) { delete(r.here, w) }
 
-// TestChange compares random changes with a list of what must be there, while readers look on.
+// TestChange applies random changes and compares the pool with a list of the expected endpoints, with concurrent
+// readers.
 func TestChange(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	p := New(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	told := &roll{t, map[kvblock.Worker]string{}}
-	p.Watch(told)
-	stop := make(chan struct{})
-	var readers sync.WaitGroup
-	for range 2 {
-		readers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				s := p.Acquire()
-				before := fmt.Sprint(len(s.Workers))
-				for i := range s.Workers {
-					before += s.Workers[i].String()
-				}
-				after := fmt.Sprint(len(s.Workers))
-				for i := range s.Workers {
-					after += s.Workers[i].String()
-				}
-				if before != after {
-					t.Error("a snapshot changed")
-				}
-				s.Release()
-			}
-		})
+	p := New(quiet)
+	watched := &roll{t, map[kvblock.Worker]string{}}
+	p.Watch(watched)
+	list := func(s *Snapshot) string {
+		text := fmt.Sprint(len(s.Workers))
+		for i := range s.Workers {
+			text += s.Workers[i].String()
+		}
+		return text
 	}
+	stop := readConcurrently(p, 2, func(s *Snapshot) {
+		if list(s) != list(s) {
+			t.Error("a snapshot changed")
+		}
+	})
 	want := map[string]Endpoint{}
 	numbers := map[string]kvblock.Worker{}
 	for range 2000 {
@@ -67,7 +52,7 @@ func TestChange(t *testing.T) {
 		for name := range want {
 			if random.IntN(20) == 0 {
 				remove = append(remove, name)
-				if random.IntN(2) == 0 { // it comes back, perhaps another
+				if random.IntN(2) == 0 { // add it again, maybe as another instance
 					e := want[name]
 					if random.IntN(2) == 0 {
 						e.InstanceID++
@@ -86,8 +71,8 @@ func TestChange(t *testing.T) {
 				add = append(add, Endpoint{Name: name, Role: Aggregated, DataParallelSize: uint32(1 + random.IntN(2))})
 			}
 		}
-		p.Change(append(remove, "nobody"), add)
-		if random.IntN(2) == 0 { // without removals
+		p.Change(append(remove, "no-such-name"), add)
+		if random.IntN(2) == 0 { // a change without removals
 			if e := (Endpoint{Name: fmt.Sprint("f", len(numbers), random.Uint32()), Role: Aggregated,
 				DataParallelSize: 1}); want[e.Name].Name == "" {
 				p.Change(nil, []Endpoint{e})
@@ -105,11 +90,11 @@ func TestChange(t *testing.T) {
 		for name, e := range want {
 			i := slices.IndexFunc(s.Workers, func(w Worker) bool { return w.Name == name })
 			if i < 0 || s.Workers[i].Model != e.Model || s.Workers[i].InstanceID != e.InstanceID {
-				t.Fatalf("%s is not as it should be", name)
+				t.Fatalf("%s is missing, or has the wrong model or instance id", name)
 			}
 			for r := range int(e.DataParallelSize) {
 				if s.Workers[i+r].Name != name || s.Workers[i+r].Rank != uint32(r) {
-					t.Fatalf("%s: rank %d is not behind the others", name, r)
+					t.Fatalf("%s: rank %d does not follow the other ranks", name, r)
 				}
 			}
 			if was, ok := numbers[name]; ok && was != s.Workers[i].Worker {
@@ -118,16 +103,16 @@ func TestChange(t *testing.T) {
 			numbers[name] = s.Workers[i].Worker
 			ranks += int(e.DataParallelSize)
 		}
-		if len(s.Workers) != ranks || len(told.here) != ranks {
-			t.Fatalf("%d workers, %d told of; want %d", len(s.Workers), len(told.here), ranks)
+		if len(s.Workers) != ranks || len(watched.here) != ranks {
+			t.Fatalf("%d workers in the pool, %d known to the watcher; want %d", len(s.Workers), len(watched.here),
+				ranks)
 		}
 		s.Release()
 	}
-	close(stop)
-	readers.Wait()
+	stop()
 }
 
-// BenchmarkChange adds an endpoint to so many, and removes one.
+// BenchmarkChange replaces one endpoint in pools of several sizes.
 func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{1000, 8000} {
 		p := New(slog.New(slog.DiscardHandler))

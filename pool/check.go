@@ -16,20 +16,20 @@ const (
 	MaxText = 1024
 	// maxHost and maxLabel bound a host name and each part of it, in bytes. Source: RFC 1035, section 2.3.4.
 	maxHost, maxLabel = 253, 63
-	// madeName is what kvepp itself puts behind a name, at most: a rank, a port, an instance id.
-	madeName = 32
+	// maxNameSuffix bounds what kvepp itself appends to a name, in bytes: a rank, a port, an instance id.
+	maxNameSuffix = 32
 )
 
-// CheckName says what is wrong with an endpoint's name, nil when nothing is. Names are in logs, in labels of metrics,
-// in headers and in paths.
+// CheckName returns an error if name cannot be an endpoint's name. Names appear in logs, metric labels, headers and
+// paths.
 func CheckName(name string) error { return checkName(name, MaxName) }
 
-func checkName(name string, most int) error {
+func checkName(name string, maxBytes int) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("every endpoint needs a name")
-	case len(name) > most:
-		return fmt.Errorf("the name %.40q... is longer than %d bytes", name, most)
+	case len(name) > maxBytes:
+		return fmt.Errorf("the name %.40q... is longer than %d bytes", name, maxBytes)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("the name %.100q is not UTF-8", name)
 	case strings.ContainsFunc(name, func(c rune) bool { return unicode.IsSpace(c) || !unicode.IsPrint(c) }):
@@ -38,8 +38,7 @@ func checkName(name string, most int) error {
 	return nil
 }
 
-// CheckText says what is wrong with another text of an endpoint, such as its model: nil when nothing is. An empty one
-// is right.
+// CheckText returns an error if text cannot be a text of an endpoint, such as its model. An empty text is valid.
 func CheckText(text string) error {
 	switch {
 	case len(text) > MaxText:
@@ -52,7 +51,7 @@ func CheckText(text string) error {
 	return nil
 }
 
-// checkHost says what is wrong with a host: it must be an IP address, perhaps with a zone, or a host name.
+// checkHost returns an error if host is neither an IP address, with or without a zone, nor a host name.
 func checkHost(host string) error {
 	bad := func(c rune) bool {
 		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' ||
@@ -61,7 +60,7 @@ func checkHost(host string) error {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		if strings.ContainsFunc(ip.Zone(), bad) || len(ip.Zone()) > maxLabel {
 			return fmt.Errorf(
-				"%.100q: the zone of the IP address has a character that no network interface has in its name",
+				"%.100q: the zone of the IP address is too long, or has a character that interface names do not have",
 				host,
 			)
 		}
@@ -72,8 +71,7 @@ func checkHost(host string) error {
 	}
 	if strings.ContainsFunc(host, bad) {
 		return fmt.Errorf(
-			"the host %.100q has a character that no host name has: letters, digits, \"-\", \"_\" and \".\" are "+
-				"possible",
+			"the host %.100q has a character that no host name has: use letters, digits, \"-\", \"_\" and \".\"",
 			host,
 		)
 	}
@@ -89,7 +87,7 @@ func checkHost(host string) error {
 	return nil
 }
 
-// checkPage says what is wrong with the URL of a metrics page.
+// checkPage returns an error if text is not the URL of a metrics page.
 func checkPage(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || len(text) > MaxText || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" ||
@@ -100,10 +98,10 @@ func checkPage(text string) error {
 	return nil
 }
 
-// Check says what is wrong with the names, addresses and texts of an endpoint, nil when nothing is. Every source of
-// endpoints has to leave out those of which it says something.
+// Check returns an error if a name, an address or a text of the endpoint is invalid. Every source of endpoints must
+// leave out such endpoints.
 func (e *Endpoint) Check() error {
-	if err := checkName(e.Name, MaxName+madeName); err != nil {
+	if err := checkName(e.Name, MaxName+maxNameSuffix); err != nil {
 		return err
 	}
 	if e.Address != "" || e.Role != Prefill {

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// good is an endpoint with nothing wrong.
+// good is a valid endpoint.
 func good() Endpoint {
 	return Endpoint{
 		Name:     "a",
@@ -30,7 +30,7 @@ func TestCheckNames(t *testing.T) {
 		if err := CheckName(name); (err == nil) != ok {
 			t.Errorf("%.50q: %v", name, err)
 		} else if err != nil && (len(err.Error()) > 500 || strings.ContainsFunc(err.Error(), unicode.IsControl)) {
-			t.Errorf("%.50q: the error is no single short line: %q", name, err)
+			t.Errorf("%.50q: the error is not a single short line: %q", name, err)
 		}
 	}
 }
@@ -80,16 +80,16 @@ func TestCheckEndpoints(t *testing.T) {
 	} {
 		e := good()
 		if change(&e); e.Check() == nil {
-			t.Errorf("%s: nothing is said", what)
+			t.Errorf("%s: Check returned no error", what)
 		}
 	}
 	e = good()
 	if e.Address, e.Role = "", Prefill; e.Check() != nil {
-		t.Error("a prefill worker needs no address")
+		t.Error("a prefill worker without an address was refused")
 	}
 }
 
-// TestFileRefusesNames names the line and the key.
+// TestFileRefusesNames checks that errors have the line and the key.
 func TestFileRefusesNames(t *testing.T) {
 	for entry, want := range map[string]string{
 		`{name: "a b", address: "10.0.0.1:80"}`:                            "line 2: name: ",
@@ -108,7 +108,7 @@ func TestFileRefusesNames(t *testing.T) {
 	}
 }
 
-// FuzzCheck: what is taken has no character that would end a line, a header or a word.
+// FuzzCheck checks that accepted texts have no character that ends a line, a header or a word.
 func FuzzCheck(f *testing.F) {
 	f.Add("a", "10.0.0.1:8000", "m")
 	f.Add("a b", "[fe80::1%eth0]:1", "m\n")
@@ -123,7 +123,7 @@ func FuzzCheck(f *testing.F) {
 				t.Errorf("%q", text)
 			}
 		}
-		if strings.ContainsFunc(name+address, unicode.IsSpace) || len(name) > MaxName+madeName {
+		if strings.ContainsFunc(name+address, unicode.IsSpace) || len(name) > MaxName+maxNameSuffix {
 			t.Errorf("%q, %q", name, address)
 		}
 		if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {

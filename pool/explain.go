@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/suggest"
 )
 
-// explain says where the endpoints file, which package yaml refused, is wrong and what is right there. Package yaml's
-// own words for a wrong value or key are about Go types.
+// explain returns an error with the line of the first mistake in the endpoints file and an example of what is valid.
+// refusal is the error of package yaml, whose texts about wrong values and keys name Go types.
 func explain(text []byte, refusal error) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
@@ -45,11 +45,12 @@ func invalidYAML(err error) error {
 	return fmt.Errorf("%s: not valid YAML: %s", line, what)
 }
 
-// explainer looks for the first mistake in the endpoints file.
+// explainer finds the first mistake in the endpoints file.
 type explainer struct {
 	fields map[string]reflect.StructField // of fileEntry, by key
 	keys   []string                       // in the order of fileEntry
-	seen   map[*yaml.Node]bool            // mappings looked at: aliases can name one many times, and even from within
+	// seen holds the visited mappings: aliases can repeat a mapping, and even contain themselves.
+	seen map[*yaml.Node]bool
 }
 
 func (x *explainer) file(top *yaml.Node) error {
@@ -61,7 +62,7 @@ func (x *explainer) file(top *yaml.Node) error {
 		switch {
 		case key.Value != "endpoints":
 			return fmt.Errorf(
-				"line %d: %q is not a key of the endpoints file, which has \"endpoints\" alone%s",
+				"line %d: %q is not a key of the endpoints file: the only key is \"endpoints\"%s",
 				key.Line,
 				key.Value,
 				suggest.DidYouMean(key.Value, "", []string{"endpoints"}),
@@ -75,7 +76,7 @@ func (x *explainer) file(top *yaml.Node) error {
 		for _, entry := range list.Content {
 			if entry = resolve(entry); entry.Kind != yaml.MappingNode {
 				return fmt.Errorf(
-					"line %d: an endpoint must have keys with values, for example {name: worker-0, address: "+
+					"line %d: an endpoint must be a mapping, for example {name: worker-0, address: "+
 						"\"10.0.0.7:8000\"}",
 					entry.Line,
 				)
@@ -116,7 +117,7 @@ func (x *explainer) entry(n *yaml.Node) error {
 				suggest.DidYouMean(key.Value, "", x.keys),
 			)
 		case twice:
-			return fmt.Errorf("line %d: %s: given in line %d already", key.Line, key.Value, line)
+			return fmt.Errorf("line %d: %s: already given in line %d", key.Line, key.Value, line)
 		case value.Decode(reflect.New(field.Type).Interface()) != nil:
 			return fmt.Errorf(
 				"line %d: %s: must be %s, for example %s: %s",
@@ -132,7 +133,7 @@ func (x *explainer) entry(n *yaml.Node) error {
 	return nil
 }
 
-// kindOf names the values of a field of fileEntry.
+// kindOf describes the values of a field of fileEntry.
 func kindOf(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[*id]():

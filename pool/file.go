@@ -15,18 +15,18 @@ import (
 	"kvepp/kvblock"
 )
 
-// Entry is one endpoint as the endpoints file gives it: an Endpoint, and perhaps the place in Dynamo's discovery that
+// Entry is one endpoint of the endpoints file: an Endpoint, and optionally the path in Dynamo's discovery that
 // completes it.
 type Entry struct {
 	Endpoint
-	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. When set, the entry is an endpoint only while discovery has a
-	// live instance there.
+	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. If it is set, the entry is an endpoint only while discovery has
+	// a live instance at this path.
 	Dynamo string
-	// AllInstances says that the entry stands for as many endpoints as there are live instances.
+	// AllInstances makes one endpoint of each live instance.
 	AllInstances bool
 }
 
-// fileEntry is the YAML of one endpoint. Pointers tell "absent" from zero. Errors show the examples.
+// fileEntry is the YAML of one endpoint. A nil pointer means absent. Errors show the examples.
 type fileEntry struct {
 	Name                  string   `yaml:"name" example:"worker-0"`
 	Address               string   `yaml:"address" example:"10.0.0.7:8000"`
@@ -50,7 +50,7 @@ type fileEntry struct {
 	Cordoned              bool     `yaml:"cordoned" example:"true"`
 }
 
-// id is a Dynamo instance id. It uses all 64 bits, and package yaml would round one that does not fit to one that does.
+// id is a Dynamo instance id. It uses all 64 bits. Package yaml would round numbers that do not fit.
 type id uint64
 
 func (i *id) UnmarshalYAML(node *yaml.Node) error {
@@ -62,7 +62,7 @@ func (i *id) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// whole and rank are numbers without a fraction, which package yaml would cut off.
+// whole and rank are integers. Package yaml would truncate fractions.
 type (
 	whole int
 	rank  uint32
@@ -78,16 +78,16 @@ func decodeWhole(node *yaml.Node, to any) error {
 	return node.Decode(to)
 }
 
-// MaxRanks bounds an endpoint's DataParallelSize: more ranks than any engine has, few enough that a typing error costs
-// no memory.
+// MaxRanks bounds an endpoint's DataParallelSize. No engine has as many ranks, and a typing error up to it costs little
+// memory.
 const MaxRanks = 1024
 
-// maxWorkers bounds the ranks of all endpoints together: index and load book have no more numbers.
+// maxWorkers bounds the ranks of all endpoints: index and load book have no more worker numbers.
 const maxWorkers = 1 << 16
 
-// ParseFile reads the endpoints file. The error names the line; an unknown key, a name given twice, and whatever could
-// not be dialled are errors. Where neither instanceId nor dynamo is given, the instance id is derived from the name as
-// Dynamo derives it from a pod's name.
+// ParseFile reads the endpoints file. Errors name the line. Unknown keys, duplicate names and invalid addresses are
+// errors. If an entry has neither instanceId nor dynamo, its instance id is derived from its name, as Dynamo derives it
+// from a Pod's name.
 func ParseFile(text []byte) ([]Entry, error) {
 	var doc struct {
 		Endpoints []fileEntry `yaml:"endpoints"`
@@ -107,7 +107,7 @@ func ParseFile(text []byte) ([]Entry, error) {
 	if doc.Endpoints == nil {
 		return nil, errors.New("no list under \"endpoints:\" (an empty list is \"endpoints: []\")")
 	}
-	// A second reading for the lines that errors name.
+	// Parse again into nodes, for the line numbers of errors.
 	var at struct {
 		Endpoints []yaml.Node `yaml:"endpoints"`
 	}
@@ -130,13 +130,13 @@ func ParseFile(text []byte) ([]Entry, error) {
 		lines[e.Name] = node.Line
 		if workers += e.DataParallelSize; workers > maxWorkers {
 			return nil, fmt.Errorf(
-				"line %d: more than %d workers, all ranks counted: spread them over several kvepps",
+				"line %d: more than %d workers, counting all ranks: spread them over several kvepps",
 				node.Line,
 				maxWorkers,
 			)
 		}
 		if other, twice := joins[e.Dynamo]; twice && e.Dynamo != "" {
-			// Two entries could take each other's instance, and with it the wrong event socket.
+			// Two entries could swap their instances, and so get each other's event socket.
 			return nil, fmt.Errorf(
 				"line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or instanceId",
 				node.Line,
@@ -151,90 +151,30 @@ func ParseFile(text []byte) ([]Entry, error) {
 	return entries, nil
 }
 
-// entry checks what the file gives for one endpoint, which stands at node.
+// keyError is an error about one key of an endpoint.
+type keyError struct{ key, text string }
+
+func (e *keyError) Error() string { return e.key + ": " + e.text }
+
+func wrongKey(key, format string, args ...any) error {
+	return &keyError{key, fmt.Sprintf(format, args...)}
+}
+
+// entry checks and converts one endpoint of the file. Errors begin with the line of the wrong key; if the key is
+// absent, with the line of node, which is the endpoint's.
 func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
-	// fail puts the line of the key that is wrong in front, or the entry's own where the key is absent.
-	fail := func(key, format string, args ...any) (Entry, error) {
-		return Entry{}, fmt.Errorf("line %d: %s: %s", keyLine(node, key), key, fmt.Sprintf(format, args...))
-	}
-	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
-		Name: f.Name, Address: f.Address, Role: f.Role,
-		DataParallelStartRank: uint32(
-			f.DataParallelStartRank,
-		), DataParallelSize: max(uint32(f.DataParallelSize), 1), RankByAddress: f.RankByAddress,
-		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic, Metrics: f.Metrics,
-		BlockSize: int(
-			f.BlockSize,
-		), TotalKVBlocks: int(f.TotalKVBlocks), MaxNumBatchedTokens: int(f.MaxNumBatchedTokens),
-		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
-	}}
-	if e.Role == "" {
-		e.Role = Aggregated
-	}
-	if f.Cordoned {
-		e.CordonedBy = CordonedByFile
-	}
-	switch {
-	case CheckName(f.Name) != nil:
-		return fail("name", "%v", CheckName(f.Name))
-	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
-		return fail("role", "%q is none of aggregated, prefill, decode%s", f.Role,
-			suggest.DidYouMean(string(f.Role), "", []string{string(Aggregated), string(Prefill), string(Decode)}))
-	case f.AllInstances && f.Dynamo == "":
-		return fail("allInstances", "the instances are those of a dynamo path: give one")
-	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
-		return fail(
-			"allInstances",
-			"kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane",
-		)
-	case f.Dynamo != "" && f.InstanceID != nil:
-		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
-	case e.RankByAddress && e.DataParallelSize > 1:
-		return fail("rankByAddress", "the address is one rank's own, and dataParallelSize says %d", e.DataParallelSize)
-	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
-		return fail(
-			"dataParallelSize",
-			"ranks %d+%d are out of range (at most %d ranks)",
-			e.DataParallelStartRank,
-			e.DataParallelSize,
-			MaxRanks,
-		)
-	case f.BlockSize > kvblock.MaxBlockSize:
-		return fail("blockSize", "%d is out of range: at most %d tokens", f.BlockSize, kvblock.MaxBlockSize)
-	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
-		return fail("blockSize", "blockSize, totalKvBlocks and maxNumBatchedTokens may not be negative")
-	}
-	if f.Address == "" && e.Role == Prefill { // no request is sent there: the decode worker's frontend knows the way
-	} else if err := checkHostPort(f.Address, 1); err != nil {
-		return fail("address", "%v", err)
-	}
-	if f.AllInstances && f.Metrics != "" {
-		return fail("metrics", "the page is one worker's, and there may be many instances: leave it out")
-	}
-	if f.Metrics != "" {
-		if err := checkPage(f.Metrics); err != nil {
-			return fail("metrics", "%v", err)
-		}
-	}
-	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
-		{"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
-		if err := CheckText(t[1]); err != nil {
-			return fail(t[0], "%v", err)
-		}
-	}
-	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {
-		if address == "" {
-			continue
-		}
-		if err := CheckTCP(address, e.DataParallelSize); err != nil {
-			return fail(key, "%v", err)
+	e := f.unchecked()
+	for _, check := range []func(*Entry) error{f.checkKeys, f.checkAddresses, f.checkTexts} {
+		if err := check(&e); err != nil {
+			line := node.Line
+			if k := (*keyError)(nil); errors.As(err, &k) {
+				line = keyLine(node, k.key)
+			}
+			return Entry{}, fmt.Errorf("line %d: %w", line, err)
 		}
 	}
 	switch {
-	case f.Dynamo != "":
-		if parts := strings.Split(f.Dynamo, "/"); len(parts) != 3 || slices.Contains(parts, "") {
-			return fail("dynamo", "%q must look like NAMESPACE/COMPONENT/ENDPOINT", f.Dynamo)
-		}
+	case f.Dynamo != "": // discovery has the instance id
 	case f.InstanceID != nil:
 		e.InstanceID = uint64(*f.InstanceID)
 	default:
@@ -243,7 +183,115 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	return e, nil
 }
 
-// taintTexts returns each taint with the key that it is under.
+// unchecked converts f, with the defaults of absent keys but without an instance id.
+func (f *fileEntry) unchecked() Entry {
+	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
+		Name:                  f.Name,
+		Address:               f.Address,
+		Role:                  f.Role,
+		DataParallelStartRank: uint32(f.DataParallelStartRank),
+		DataParallelSize:      max(uint32(f.DataParallelSize), 1),
+		RankByAddress:         f.RankByAddress,
+		KVEvents:              f.KVEvents,
+		KVReplay:              f.KVReplay,
+		KVTopic:               f.KVTopic,
+		Metrics:               f.Metrics,
+		BlockSize:             int(f.BlockSize),
+		TotalKVBlocks:         int(f.TotalKVBlocks),
+		MaxNumBatchedTokens:   int(f.MaxNumBatchedTokens),
+		Model:                 f.Model,
+		DeviceType:            strings.ToLower(f.DeviceType),
+		Taints:                f.Taints,
+	}}
+	if e.Role == "" {
+		e.Role = Aggregated
+	}
+	if f.Cordoned {
+		e.CordonedBy = CordonedByFile
+	}
+	return e
+}
+
+// checkKeys checks the name, the numbers, and keys that exclude each other.
+func (f *fileEntry) checkKeys(e *Entry) error {
+	if err := CheckName(f.Name); err != nil {
+		return wrongKey("name", "%v", err)
+	}
+	switch {
+	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
+		return wrongKey("role", "%q is none of aggregated, prefill, decode%s", f.Role,
+			suggest.DidYouMean(string(f.Role), "", []string{string(Aggregated), string(Prefill), string(Decode)}))
+	case f.AllInstances && f.Dynamo == "":
+		return wrongKey("allInstances", "the instances are those of a dynamo path: give one")
+	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
+		return wrongKey(
+			"allInstances",
+			"kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane",
+		)
+	case f.Dynamo != "" && f.InstanceID != nil:
+		return wrongKey("instanceId", "dynamo gives the instance id: leave out one of the two")
+	case e.RankByAddress && e.DataParallelSize > 1:
+		return wrongKey("rankByAddress", "the address serves one rank, but dataParallelSize is %d", e.DataParallelSize)
+	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
+		return wrongKey(
+			"dataParallelSize",
+			"ranks %d+%d are out of range (at most %d ranks)",
+			e.DataParallelStartRank,
+			e.DataParallelSize,
+			MaxRanks,
+		)
+	case f.BlockSize > kvblock.MaxBlockSize:
+		return wrongKey("blockSize", "%d is out of range: at most %d tokens", f.BlockSize, kvblock.MaxBlockSize)
+	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
+		return wrongKey("blockSize", "blockSize, totalKvBlocks and maxNumBatchedTokens may not be negative")
+	}
+	return nil
+}
+
+// checkAddresses checks address and metrics. A prefill worker needs no address: requests reach it through the decode
+// worker's frontend.
+func (f *fileEntry) checkAddresses(e *Entry) error {
+	if f.Address != "" || e.Role != Prefill {
+		if err := checkHostPort(f.Address, 1); err != nil {
+			return wrongKey("address", "%v", err)
+		}
+	}
+	if f.AllInstances && f.Metrics != "" {
+		return wrongKey("metrics", "the page is one worker's, and there may be many instances: leave it out")
+	}
+	if f.Metrics != "" {
+		if err := checkPage(f.Metrics); err != nil {
+			return wrongKey("metrics", "%v", err)
+		}
+	}
+	return nil
+}
+
+// checkTexts checks the texts, the event addresses, and the form of the dynamo path.
+func (f *fileEntry) checkTexts(e *Entry) error {
+	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
+		{"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
+		if err := CheckText(t[1]); err != nil {
+			return wrongKey(t[0], "%v", err)
+		}
+	}
+	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {
+		if address == "" {
+			continue
+		}
+		if err := CheckTCP(address, e.DataParallelSize); err != nil {
+			return wrongKey(key, "%v", err)
+		}
+	}
+	if f.Dynamo != "" {
+		if parts := strings.Split(f.Dynamo, "/"); len(parts) != 3 || slices.Contains(parts, "") {
+			return wrongKey("dynamo", "%q must look like NAMESPACE/COMPONENT/ENDPOINT", f.Dynamo)
+		}
+	}
+	return nil
+}
+
+// taintTexts returns a pair of the key "taints" and the taint, for each taint.
 func taintTexts(taints []string) (texts [][2]string) {
 	for _, taint := range taints {
 		texts = append(texts, [2]string{"taints", taint})
@@ -251,7 +299,7 @@ func taintTexts(taints []string) (texts [][2]string) {
 	return texts
 }
 
-// keyLine returns the line of a key in a mapping, or the mapping's own where the key is absent.
+// keyLine returns the line of a key in a mapping, or the mapping's own line if the key is absent.
 func keyLine(node *yaml.Node, key string) int {
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		if node.Content[i].Value == key {

@@ -59,7 +59,7 @@ func TestParseFile(t *testing.T) {
 		t.Errorf("worker-1: %+v", e)
 	}
 	if e := entries[2]; e.InstanceID != kvblock.InstanceID("worker-2") || e.InstanceID == 0 {
-		t.Errorf("worker-2 must have the id that Dynamo derives from its name, has %d", e.InstanceID)
+		t.Errorf("worker-2 has the instance id %d, want the one that Dynamo derives from its name", e.InstanceID)
 	}
 	if e := entries[3]; e.Role != Prefill || e.Address != "" || !e.AllInstances || e.Dynamo != "ns/prefill/generate" {
 		t.Errorf("prefill: %+v", e)
@@ -69,7 +69,7 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
-// manyRanks is a file of n endpoints of 1,024 ranks, three lines each.
+// manyRanks returns a file of n endpoints with 1,024 ranks and three lines each.
 func manyRanks(n int) string {
 	var b strings.Builder
 	b.WriteString("endpoints:\n")
@@ -104,12 +104,12 @@ func TestParseFileRefuses(t *testing.T) {
 			head + "  dynamo: a/b/c\n  allInstances: true\n  kvEvents: tcp://10.0.0.1:5557\n", "line 5", "event plane"},
 		{"an address without port", "endpoints:\n- name: a\n  address: 10.0.0.1\n", "line 3", "HOST:PORT"},
 		{"a port out of range", "endpoints:\n- name: a\n  address: 10.0.0.1:80000\n", "line 3", "1 to 65535"},
-		{"an address to bind", head + "  kvEvents: tcp://*:5557\n", "line 4", "names no host"},
+		{"an address to bind", head + "  kvEvents: tcp://*:5557\n", "line 4", "has no host"},
 		{"an event address without tcp", head + "  kvEvents: 10.0.0.1:5557\n", "line 4", "tcp://HOST:PORT"},
 		{"more ranks than ports", head + "  dataParallelSize: 8\n  kvEvents: tcp://10.0.0.1:65530\n", "line 5",
 			"8 ranks"},
 		{"several ranks at an address of one", head + "  dataParallelSize: 2\n  rankByAddress: true\n", "line 5",
-			"one rank's own"},
+			"serves one rank"},
 		{"too many ranks", head + "  dataParallelSize: 4000000000\n", "line 4", "out of range"},
 		{"too many workers", manyRanks(65), "line 194", "more than 65536 workers"},
 		{"a role that is none", head + "  role: both\n", "line 4", `"both" is none of`},
@@ -125,25 +125,25 @@ func TestParseFileRefuses(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s was accepted", c.name)
 		} else if !strings.Contains(err.Error(), c.line) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %q, want it to hold %q and %q", c.name, err, c.line, c.says)
+			t.Errorf("%s: error %q, want %q and %q in it", c.name, err, c.line, c.says)
 		}
 	}
 }
 
-// TestParseFileErrors holds the exact text of the errors that package yaml finds, which are not to speak of Go types.
+// TestParseFileErrors compares the texts of errors that package yaml finds. They must not name Go types.
 func TestParseFileErrors(t *testing.T) {
 	const head = "endpoints:\n- name: a\n  address: 10.0.0.1:8000\n"
 	for text, want := range map[string]string{
 		"endpoint:\n- name: a\n": `line 1: "endpoint" is not a key of the ` +
-			`endpoints file, which has "endpoints" alone; did you mean endpoints?`,
+			`endpoints file: the only key is "endpoints"; did you mean endpoints?`,
 		"- name: a\n": `line 1: the file must have the key ` +
 			`"endpoints:" with a list below it`,
 		"endpoints: worker-0\n": `line 1: endpoints: must be a list, for ` +
 			`example [{name: worker-0, address: "10.0.0.7:8000"}]`,
 		"endpoints:\n  name: a\n": `line 2: endpoints: must be a list, for ` +
 			`example [{name: worker-0, address: "10.0.0.7:8000"}]`,
-		"endpoints:\n- worker-0\n": `line 2: an endpoint must have keys with ` +
-			`values, for example {name: worker-0, address: "10.0.0.7:8000"}`,
+		"endpoints:\n- worker-0\n": `line 2: an endpoint must be a ` +
+			`mapping, for example {name: worker-0, address: "10.0.0.7:8000"}`,
 		head + "  adress: b\n": `line 4: "adress" is not a key of an ` +
 			`endpoint; did you mean address?`,
 		head + "  block_size: 16\n": `line 4: "block_size" is not a key of an ` +
@@ -175,7 +175,7 @@ func TestParseFileErrors(t *testing.T) {
 			`kvEvents: tcp://10.0.0.7:5557`,
 		head + "  role: decoder\n": `line 4: role: "decoder" is none of ` +
 			`aggregated, prefill, decode; did you mean decode?`,
-		head + "  name: b\n": `line 4: name: given in line 2 already`,
+		head + "  name: b\n": `line 4: name: already given in line 2`,
 		"endpoints:\n- &a {name: a, address: \"10.0.0.1:1\", x: 1}\n": `line 2: "x" is not a key of an endpoint`,
 		"endpoints:\n- <<: &a {name: a, port: 1}\n":                   `line 2: "port" is not a key of an endpoint`,
 		"endpoints:\n- &a {<<: *a, blockSize: x}\n": `line 2: blockSize: must be a whole number, ` +
@@ -192,18 +192,18 @@ func TestParseFileErrors(t *testing.T) {
 	}
 }
 
-// TestKeysHaveExamples: the example of each key, put into a file, is read.
+// TestKeysHaveExamples checks that the example of each key is valid in a file.
 func TestKeysHaveExamples(t *testing.T) {
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[fileEntry]()) {
 		key, example := f.Tag.Get("yaml"), f.Tag.Get("example")
 		var e fileEntry
 		if err := yaml.Unmarshal([]byte(key+": "+example), &e); err != nil || example == "" {
-			t.Errorf("%s: %s is no value of it: %v", key, example, err)
+			t.Errorf("%s: the example %s is not valid: %v", key, example, err)
 		}
 	}
 }
 
-// FuzzParseFile looks for panics, and for endpoints that could not be dialled.
+// FuzzParseFile looks for panics and for accepted endpoints with invalid addresses.
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte("endpoints:\n- &a {name: a, address: '1:1'}\n- *a\n"))
@@ -213,7 +213,7 @@ func FuzzParseFile(f *testing.F) {
 		if err != nil {
 			if says := err.Error(); strings.Contains(says, "unmarshal") || strings.Contains(says, "pool.") ||
 				strings.Contains(says, "struct") && !bytes.Contains(text, []byte("struct")) {
-				t.Errorf("an error speaks of Go: %s", says)
+				t.Errorf("an error names a Go type: %s", says)
 			}
 			return
 		}

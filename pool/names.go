@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// Envoy's policy override_host finds an endpoint by IP:port alone, so host names in the endpoints file are resolved as
-// its STRICT_DNS clusters resolve theirs: again every few seconds, with the addresses of a failed lookup kept, and
-// those of a name that is gone removed.
+// Envoy's policy override_host finds an endpoint only by IP:port. kvepp therefore resolves host names in the endpoints
+// file as Envoy's STRICT_DNS clusters do: every few seconds. After a failed lookup the address stays; the address of a
+// name that no longer exists is removed.
 
 const (
-	// namesInterval is how often names are looked up again. Source: Envoy 1.40, dns_refresh_rate of a cluster.
+	// namesInterval is the time between lookups of a name. Source: Envoy 1.40, dns_refresh_rate of a cluster.
 	namesInterval = 5 * time.Second
-	// lookupTimeout bounds the lookups of all names together.
+	// lookupTimeout bounds one round of lookups of all names.
 	lookupTimeout = 5 * time.Second
-	// maxLookups is how many lookups run at once.
+	// maxLookups bounds the concurrent lookups.
 	maxLookups = 32
 )
 
-// lookups are the values of Envoy's dns_lookup_family that Names follows, and the networks that each asks for in turn
-// until one has addresses. Source: Envoy 1.40, config.cluster.v3.Cluster.DnsLookupFamily.
-var lookups = map[string][]string{
+// lookupFamilies maps values of Envoy's dns_lookup_family to the networks to look up, in order, until one has
+// addresses. Source: Envoy 1.40, config.cluster.v3.Cluster.DnsLookupFamily.
+var lookupFamilies = map[string][]string{
 	"auto":         {"ip6", "ip4"},
 	"v4_preferred": {"ip4", "ip6"},
 	"v4_only":      {"ip4"},
@@ -44,19 +44,19 @@ type Names struct {
 	hosts map[string]*resolved // by name; guarded by mu
 }
 
-// resolved is what is known of one name.
+// resolved is the state of one name.
 type resolved struct {
 	address netip.Addr // the zero value: none
-	failed  bool       // the latest lookup did, and that is logged
-	several bool       // it has several addresses, and that is logged
+	failed  bool       // the latest lookup failed, and this is logged
+	several bool       // the name has several addresses, and this is logged
 }
 
-// NewNames returns a resolver for one of Envoy's values of dns_lookup_family, in lower case: auto, v4_preferred,
-// v4_only or v6_only. The error names these.
+// NewNames returns a resolver. family is a value of Envoy's dns_lookup_family in lower case: auto, v4_preferred,
+// v4_only or v6_only. The error lists them.
 func NewNames(family string, log *slog.Logger) (*Names, error) {
-	networks, ok := lookups[family]
+	networks, ok := lookupFamilies[family]
 	if !ok {
-		return nil, fmt.Errorf("%q is no family: must be auto, v4_preferred, v4_only or v6_only", family)
+		return nil, fmt.Errorf("%q is not a DNS lookup family: must be auto, v4_preferred, v4_only or v6_only", family)
 	}
 	return &Names{
 		networks: networks,
@@ -66,7 +66,7 @@ func NewNames(family string, log *slog.Logger) (*Names, error) {
 	}, nil
 }
 
-// hostName returns the host of an address host:port, if that is a name.
+// hostName splits an address host:port. ok is false if the host is an IP address or the address is invalid.
 func hostName(address string) (host, port string, ok bool) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
@@ -76,11 +76,11 @@ func hostName(address string) (host, port string, ok bool) {
 	return host, port, err != nil
 }
 
-// Use makes the names in entries the ones that are followed, and looks up those that are new. It returns when all are
-// looked up, or lookupTimeout is over.
+// Use replaces the set of names by those in entries, and looks up new names. It returns after the lookups, or after
+// lookupTimeout.
 func (n *Names) Use(ctx context.Context, entries []Entry) {
 	used := map[string]*resolved{}
-	var fresh []string
+	var added []string
 	n.mu.Lock()
 	for i := range entries {
 		host, _, ok := hostName(entries[i].Address)
@@ -89,16 +89,16 @@ func (n *Names) Use(ctx context.Context, entries []Entry) {
 		}
 		if used[host] = n.hosts[host]; used[host] == nil {
 			used[host] = new(resolved)
-			fresh = append(fresh, host)
+			added = append(added, host)
 		}
 	}
 	n.hosts = used
 	n.mu.Unlock()
-	n.update(ctx, fresh)
+	n.update(ctx, added)
 }
 
-// Resolve returns the entries with addresses in the place of host names. Entries whose names have none are left out. It
-// looks nothing up.
+// Resolve returns the entries with IP addresses in place of host names. It leaves out entries whose name has no
+// address. It does no lookups.
 func (n *Names) Resolve(entries []Entry) []Entry {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,7 +119,7 @@ func (n *Names) Resolve(entries []Entry) []Entry {
 	return all
 }
 
-// Unresolved returns how many names have no address.
+// Unresolved returns the number of names without an address.
 func (n *Names) Unresolved() (count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -131,7 +131,7 @@ func (n *Names) Unresolved() (count int) {
 	return count
 }
 
-// Follow looks all names up again and again until ctx ends, and calls changed when that changed what Resolve returns.
+// Follow looks up all names every namesInterval until ctx ends. It calls changed when the result of Resolve changes.
 func (n *Names) Follow(ctx context.Context, changed func()) {
 	tick := time.NewTicker(namesInterval)
 	defer tick.Stop()
@@ -153,7 +153,7 @@ func (n *Names) Follow(ctx context.Context, changed func()) {
 	}
 }
 
-// addressText is an address in logs.
+// addressText formats an address for logs.
 func addressText(a netip.Addr) string {
 	if !a.IsValid() {
 		return "none"
@@ -161,7 +161,7 @@ func addressText(a netip.Addr) string {
 	return a.String()
 }
 
-// update looks names up, and reports whether the address of one changed.
+// update looks up names, and reports whether an address changed.
 func (n *Names) update(ctx context.Context, hosts []string) (changed bool) {
 	if len(hosts) == 0 {
 		return false
@@ -198,12 +198,12 @@ func (n *Names) find(ctx context.Context, host string) (addresses []netip.Addr, 
 	return addresses, err
 }
 
-// apply takes over the result of a lookup, and reports whether the name has another address now.
+// apply stores the result of a lookup, and reports whether the address of the name changed.
 func (n *Names) apply(host string, addresses []netip.Addr, err error) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	r := n.hosts[host]
-	if r == nil { // it left the file meanwhile
+	if r == nil { // the name has left the file in the meantime
 		return false
 	}
 	before := r.address
@@ -216,8 +216,8 @@ func (n *Names) apply(host string, addresses []netip.Addr, err error) bool {
 		if !r.failed || before != r.address {
 			r.failed = true
 			n.log.Warn(
-				"cannot resolve the host name of an endpoint; kvepp goes on trying. Without an address its endpoints "+
-					"are left out: correct the name, or write an IP address",
+				"cannot resolve the host name of an endpoint; kvepp retries. Endpoints without an address are left "+
+					"out: correct the name, or give an IP address",
 				"name",
 				host,
 				"address",
@@ -236,8 +236,8 @@ func (n *Names) apply(host string, addresses []netip.Addr, err error) bool {
 	if several := len(addresses) > 1; several != r.several {
 		if r.several = several; several {
 			n.log.Warn(
-				"the host name of an endpoint has several addresses, and kvepp uses one. Each engine needs an "+
-					"endpoint with a name or an address of its own",
+				"the host name of an endpoint has several addresses, and kvepp uses one. Give each engine its own "+
+					"endpoint with its own name or address",
 				"name",
 				host,
 				"addresses",

@@ -16,7 +16,7 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// names returns a resolver whose lookups answer gives, by network and name.
+// names returns a resolver that uses answer for lookups.
 func names(
 	t *testing.T,
 	family string,
@@ -32,7 +32,7 @@ func names(
 	return n
 }
 
-// zone answers lookups from a table of name to addresses, in any order.
+// zone returns a lookup function with a table of names and their addresses.
 func zone(records map[string]string) func(context.Context, string, string) ([]netip.Addr, error) {
 	return func(_ context.Context, network, host string) (found []netip.Addr, err error) {
 		if records[host] == "SERVFAIL" {
@@ -68,8 +68,8 @@ func addresses(all []Entry) string {
 	return b.String()
 }
 
-// TestResolve: names become addresses of the family that Envoy would use, IP addresses and entries without an address
-// stay, and entries of names without an address are left out.
+// TestResolve checks that names become addresses of the family that Envoy would use, that IP addresses and empty
+// addresses stay, and that entries whose name has no address are left out.
 func TestResolve(t *testing.T) {
 	records := map[string]string{
 		"both": "10.0.0.1 fd00::1",
@@ -106,8 +106,9 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestFollowNames: a name's new address is found within seconds; one that is still among several stays; a failed lookup
-// changes nothing, and a name that is gone removes the endpoint. What is logged is logged once.
+// TestFollowNames checks that a new address is found within seconds, that an address which is still one of several
+// stays, that a failed lookup changes nothing, that a name that no longer exists removes the endpoint, and that each
+// event is logged once.
 func TestFollowNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var records atomic.Pointer[map[string]string]
@@ -163,8 +164,7 @@ func TestFollowNames(t *testing.T) {
 	})
 }
 
-// TestLookupsAreBounded: a name server that does not answer delays the endpoints by one timeout, however many names
-// there are.
+// TestLookupsAreBounded checks that a silent name server delays the endpoints by one timeout, for any number of names.
 func TestLookupsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		running, most := make(chan int, 1), 0

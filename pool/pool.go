@@ -1,10 +1,11 @@
-// Package pool keeps the current set of endpoints as an immutable snapshot that anybody may read without a lock.
-//
-// It owns the worker numbers (kvblock.Worker), what is known about each worker (instance id, rank, block size, role),
-// and the static file source. It never routes, never talks to an engine, and never calls anybody while it holds its
+// Package pool keeps the current set of endpoints as an immutable snapshot, which any goroutine may read without a
 // lock.
 //
-// Concurrency: everything is safe from any goroutine. Watchers are called one at a time, in the order they were added.
+// It owns the worker numbers (kvblock.Worker), the properties of each worker (instance id, rank, block size, role), and
+// the endpoints file. It never routes and never talks to an engine.
+//
+// Concurrency: everything is safe from any goroutine. Update and Change call the watchers one at a time, in the order
+// in which they were added, and hold a lock meanwhile: a watcher must not call Update, Change or Watch.
 package pool
 
 import (
@@ -31,54 +32,56 @@ const (
 // CPU is the DeviceType of an endpoint without an accelerator, as Dynamo's workers announce theirs.
 const CPU = "cpu"
 
-// Endpoint is one address that Envoy can send a request to, and what is known of the engine behind it. It stands for
+// Endpoint is one address that Envoy can send a request to, with the properties of the engine behind it. It has
 // DataParallelSize workers, one for each rank.
 type Endpoint struct {
 	Name string // unique in the pool; a pod's name in Kubernetes
-	// host:port as Envoy dials it; several endpoints may share one (a shared frontend). A prefill worker's may be empty
+	// Address is the host:port that Envoy dials. Several endpoints may share one (a shared frontend). It may be empty
+	// for a prefill worker.
 	Address string
-	// Namespace is Dynamo's, as discovery says it; empty: not known. The prefill and the decode worker of a request are
-	// of one namespace.
+	// Namespace is Dynamo's namespace from discovery; empty: unknown. The prefill and the decode worker of a request
+	// must have the same one.
 	Namespace string
 
 	InstanceID            uint64 // Dynamo's id of the worker process
 	Role                  Role
 	DataParallelStartRank uint32
 	DataParallelSize      uint32 // 0 means 1
-	// RankByAddress says that the address is one rank's own, and that who listens there knows of no others: a request
-	// must not name one.
+	// RankByAddress says that the address serves only one rank, whose server does not know other ranks. Requests must
+	// not name a rank.
 	RankByAddress bool
 
-	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
-	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay
-	KVTopic  string // subscription prefix; empty means everything
-	// URL of the engine's own metrics page. Empty: it is made from Address, see package pool/enginemetrics
+	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at port + (r - start). Empty: no events
+	KVReplay string // ZMQ address of the replay socket, with ports like KVEvents. Empty: no replay
+	KVTopic  string // subscription prefix; empty: all topics
+	// Metrics is the URL of the engine's metrics page. If it is empty, package pool/enginemetrics derives it from
+	// Address.
 	Metrics string
-	// EventChannels are where Dynamo's event plane carries the KV events, at most one for each rank, ordered by rank.
-	// They matter only when KVEvents is empty.
+	// EventChannels are the channels of KV events on Dynamo's event plane, at most one for each rank, ordered by rank.
+	// They are used only if KVEvents is empty.
 	EventChannels []EventChannel
-	// LoadChannels are where the event plane carries the loads of the workers of the endpoint's Dynamo path: of all of
-	// them, since only the messages say whose they are. Their Rank means nothing, and over NATS they have no Publisher.
+	// LoadChannels are the channels on which all workers of the endpoint's Dynamo path publish their loads; each
+	// message names its worker. Rank is unused, and over NATS there is no Publisher.
 	LoadChannels []EventChannel
 
 	BlockSize           int      // tokens per KV block; 0: not known yet
-	TotalKVBlocks       int      // device blocks per rank; 0: not known
-	MaxNumBatchedTokens int      // prefill tokens per engine step; 0: not known
-	Model               string   // the model served; empty: whatever the request names
-	DeviceType          string   // CPU for one without an accelerator; empty: not known
-	Taints              []string // sorted, each once, in a snapshot
+	TotalKVBlocks       int      // device blocks per rank; 0: unknown
+	MaxNumBatchedTokens int      // prefill tokens per engine step; 0: unknown
+	Model               string   // the model served; empty: every model
+	DeviceType          string   // CPU without an accelerator; empty: unknown
+	Taints              []string // sorted and unique in a snapshot
 	Transfer            Transfer // of a prefill worker
-	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its
-	// blocks cannot be matched with prompts: it is routed to by load only.
+	// OtherTokenizer says that the worker's tokenizer or template is known to differ from kvepp's. Its blocks cannot be
+	// matched with prompts, so kvepp routes to it by load only.
 	OtherTokenizer bool
-	// SameTokenizer says that all of them are known to be kvepp's.
+	// SameTokenizer says that tokenizer and template are known to equal kvepp's.
 	SameTokenizer bool
 	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
-	// CordonedBy is the source of endpoints that asks for no new requests to this one. Empty: none asks.
+	// CordonedBy is the source of endpoints that cordons this one: it gets no new requests. Empty: not cordoned.
 	CordonedBy CordonSource
 }
 
-// CordonSource is where the wish comes from that an endpoint gets no new requests. People read it.
+// CordonSource names the source of endpoints that cordons an endpoint. Its text is shown to people.
 type CordonSource string
 
 // The sources of endpoints that can cordon them.
@@ -87,24 +90,24 @@ const (
 	CordonedByPod  CordonSource = "Pod annotation"
 )
 
-// Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach
-// soonest. The zero value says nothing.
+// Transfer restricts the decode workers for the prompts of a prefill worker to those with the fastest transfer of its
+// blocks. The zero value restricts nothing.
 type Transfer struct {
-	Taint    string  // which these decode workers have
-	Required bool    // no others will do
-	Weight   float32 // else how much they are preferred, as in a request's preferred taints
+	Taint    string  // of these decode workers
+	Required bool    // only these decode workers are candidates
+	Weight   float32 // if not Required: their preference, as in a request's preferred taints
 }
 
-// EventChannel is where Dynamo's event plane carries what one publisher sends: the KV events of one rank of one worker
-// process, for one. The zero value is none.
+// EventChannel is the channel of one publisher on Dynamo's event plane, for example for the KV events of one rank of a
+// worker process. The zero value is no channel.
 type EventChannel struct {
 	Rank      uint32
-	Publisher uint64 // id that the messages name
-	ZMQ       string // address of the publisher's socket; empty: over NATS
-	Subject   string // over NATS; several publishers share one
+	Publisher uint64 // id in the messages
+	ZMQ       string // address of the publisher's socket; empty: NATS
+	Subject   string // NATS subject; several publishers share one
 }
 
-// Transport is "zmq" or "nats".
+// Transport returns "zmq" or "nats".
 func (c EventChannel) Transport() string {
 	if c.ZMQ != "" {
 		return "zmq"
@@ -118,32 +121,32 @@ type Worker struct {
 	*Endpoint
 	Rank uint32
 
-	// BlockSize is the endpoint's, else what the engine announced. 0: not known yet; hide nothing behind it.
+	// BlockSize is the endpoint's block size, else the one that the engine announced. 0: not known yet.
 	BlockSize int
-	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens: the endpoint's, until the worker's own
-	// events say otherwise.
+	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens. It is the endpoint's value until the
+	// worker's own events differ.
 	EAGLE bool
 	// UpperBound says that the worker may hold less of a prompt than its events announce, see kvblock.Traits.
 	UpperBound bool
-	// Silent says that the worker has served requests and sent no event of the blocks that they made.
+	// Silent says that the worker has served requests but sent no event for their blocks.
 	Silent bool
-	// Announced is the block size of the worker's own events when it differs from BlockSize, else 0. Such a worker's
-	// blocks cannot be matched: it is routed to by load only.
+	// Announced is the block size of the worker's own events if it differs from BlockSize, else 0. If it is not 0, the
+	// worker's blocks cannot be matched, and kvepp routes to it by load only.
 	Announced int
 }
 
-// KVEventsAddress returns the ZMQ address of this rank's events, "" when the endpoint has none.
+// KVEventsAddress returns the ZMQ address of this rank's events, or "".
 func (w *Worker) KVEventsAddress() string {
 	return offsetPort(w.KVEvents, w.Rank-w.DataParallelStartRank)
 }
 
-// KVReplayAddress returns the ZMQ address of this rank's replay socket, "" when the endpoint has none.
+// KVReplayAddress returns the ZMQ address of this rank's replay socket, or "".
 func (w *Worker) KVReplayAddress() string {
 	return offsetPort(w.KVReplay, w.Rank-w.DataParallelStartRank)
 }
 
-// EventChannel returns where the event plane carries this rank's events; false when nowhere, or when the engine's own
-// socket is known, which says the same sooner and can be asked for what was missed.
+// EventChannel returns the event plane's channel for this rank's events. It returns false if there is none, or if the
+// engine's own socket is known: that one is faster and can replay missed events.
 func (w *Worker) EventChannel() (EventChannel, bool) {
 	if w.KVEvents != "" {
 		return EventChannel{}, false
@@ -156,19 +159,18 @@ func (w *Worker) EventChannel() (EventChannel, bool) {
 	return EventChannel{}, false
 }
 
-// Announces reports whether the worker's KV events can be heard of anywhere.
+// Announces reports whether there is a socket or a channel for the worker's KV events.
 func (w *Worker) Announces() bool {
 	_, channel := w.EventChannel()
 	return channel || w.KVEvents != ""
 }
 
-// UnknownBatchedTokens stands for MaxNumBatchedTokens where it is not known: so many that no part of them is ever
-// exceeded.
+// UnknownBatchedTokens replaces an unknown MaxNumBatchedTokens. It is so large that no fraction of it is ever exceeded.
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor; dynamo-kv-router 1.6.1, scheduling::queue.
 const UnknownBatchedTokens = 10_000_000
 
-// BatchedTokens is how many prefill tokens the endpoint's engine takes in one step.
+// BatchedTokens returns MaxNumBatchedTokens, or UnknownBatchedTokens.
 func (e *Endpoint) BatchedTokens() int {
 	if e.MaxNumBatchedTokens > 0 {
 		return e.MaxNumBatchedTokens
@@ -176,11 +178,11 @@ func (e *Endpoint) BatchedTokens() int {
 	return UnknownBatchedTokens
 }
 
-// String names a worker in logs: endpoint and rank.
+// String returns NAME/RANK, as logs name a worker.
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
-// identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an
-// endpoint may change under it.
+// identity holds the properties that identify a KV cache and its blocks. A worker keeps its number over an update only
+// if they are equal; other properties of the endpoint may change.
 type identity struct {
 	name, address, events, replay, topic string
 	instance                             uint64
@@ -198,7 +200,7 @@ func (w *Worker) identity() identity {
 
 // Snapshot is the pool at one moment. It never changes.
 type Snapshot struct {
-	// Workers is ordered by endpoint as the source gave them, then by rank.
+	// Workers is in the order of the source's endpoints, then by rank.
 	Workers []Worker
 
 	readers atomic.Int64
@@ -207,13 +209,13 @@ type Snapshot struct {
 // Release ends one Acquire. The snapshot must not be used afterwards.
 func (s *Snapshot) Release() { s.readers.Add(-1) }
 
-// Watcher is told of workers that join and leave, after the snapshot that says so is published.
+// Watcher receives the workers that join and leave, after the new snapshot is published.
 type Watcher interface {
-	// WorkerJoined starts whatever is kept for a worker.
+	// WorkerJoined starts to keep state for a worker.
 	WorkerJoined(Worker)
-	// WorkerLeft forgets a worker. When it returns, nothing of the worker may remain and nothing may come of it later.
-	// It is called at once when the worker leaves, and again before its number goes to somebody else, because a
-	// decision that was under way may have booked on it in between: a second call must be harmless.
+	// WorkerLeft removes all state of a worker. After it returns, no state may remain or be created later. The pool
+	// calls it when the worker leaves, and again before the number is reused, because a concurrent decision may have
+	// booked on the worker in between. The second call must be harmless.
 	WorkerLeft(kvblock.Worker)
 }
 
@@ -221,7 +223,7 @@ type Watcher interface {
 type Pool struct {
 	current atomic.Pointer[Snapshot]
 
-	// update serialises Update and with it the calls to watchers. It guards these:
+	// update serialises Update and Change, with their calls to watchers. It guards the fields below, up to next.
 	update   sync.Mutex
 	watchers []Watcher
 	onCordon func(endpoint string, by CordonSource) // nil: nothing is called
@@ -229,10 +231,10 @@ type Pool struct {
 	free     []kvblock.Worker
 	next     kvblock.Worker
 
-	// publishing serialises changes of current. It is apart from update because WorkerLeft waits for an engine's last
-	// event to be applied, and that event may be the one that reports a block size.
+	// publishing serialises changes of current. It is not the lock update, because WorkerLeft waits until an engine's
+	// last event is applied, and that event may report a block size.
 	publishing sync.Mutex
-	old        []*Snapshot // superseded, perhaps still read; guarded by publishing
+	old        []*Snapshot // superseded, maybe still in use; guarded by publishing
 
 	log *slog.Logger
 }
@@ -244,29 +246,28 @@ func New(log *slog.Logger) *Pool {
 	return p
 }
 
-// Watch adds a watcher. Add all of them before the first Update: earlier workers are not announced again.
+// Watch adds a watcher. Call it before the first Update: a watcher does not receive earlier workers.
 func (p *Pool) Watch(w Watcher) {
 	p.update.Lock()
 	defer p.update.Unlock()
 	p.watchers = append(p.watchers, w)
 }
 
-// OnCordon sets the function that Update calls when Endpoint.CordonedBy of an endpoint changes that stays in the pool.
-// Watchers learn from WorkerJoined that an endpoint is cordoned when it joins. Set the function before the first
-// Update.
+// OnCordon sets a function that is called when Endpoint.CordonedBy changes for an endpoint that stays in the pool. For
+// endpoints that join, WorkerJoined has the value. Call OnCordon before the first Update.
 func (p *Pool) OnCordon(f func(endpoint string, by CordonSource)) {
 	p.update.Lock()
 	defer p.update.Unlock()
 	p.onCordon = f
 }
 
-// Acquire returns the current snapshot. The caller releases it: a worker's number goes to somebody else only when
-// everybody who could still mean the old holder has let go.
+// Acquire returns the current snapshot. The caller must release it: a worker's number is reused only after all
+// snapshots with the old worker are released.
 func (p *Pool) Acquire() *Snapshot {
 	for {
 		s := p.current.Load()
 		s.readers.Add(1)
-		// Had the snapshot been replaced between the load and the add, Update may have seen no reader and reused a
+		// If the snapshot was replaced between the load and the add, Update may have seen no reader and reused a
 		// number.
 		if p.current.Load() == s {
 			return s
@@ -275,10 +276,10 @@ func (p *Pool) Acquire() *Snapshot {
 	}
 }
 
-// Update makes endpoints the pool's content. A worker that was there before, with the same name, address, instance id,
-// rank, event sockets and block size, keeps its number and what its engine announced; the others join or leave.
+// Update replaces the pool's endpoints. A worker with the same name, address, instance id, rank, event sockets and
+// block size as before keeps its number and what its engine announced. The others join or leave.
 //
-// Endpoints must have unique names; New's callers get them from ParseFile, which refuses others.
+// Endpoints must have unique names, as ParseFile ensures.
 func (p *Pool) Update(endpoints []Endpoint) {
 	p.update.Lock()
 	defer p.update.Unlock()
@@ -286,14 +287,14 @@ func (p *Pool) Update(endpoints []Endpoint) {
 
 	p.publishing.Lock()
 	before := p.current.Load().Workers
-	joined, left, recordoned := p.put(nil, before, endpoints)
+	joined, left, recordoned := p.replace(nil, before, endpoints)
 	p.publishing.Unlock()
 	p.announce(joined, left, recordoned)
 }
 
-// Change removes the endpoints of some names from the pool, and adds others. An endpoint that is removed and added
-// takes its place among the last, and its workers stay as they do in Update. What is added must have no other name of
-// the pool. Where nothing is removed, this takes no time for the endpoints that are there.
+// Change removes endpoints by name, and adds others. An endpoint in both lists moves to the end, and its workers stay
+// as in Update. An added endpoint must not have the name of one that stays. Without removals, the cost does not depend
+// on the size of the pool.
 func (p *Pool) Change(remove []string, add []Endpoint) {
 	p.update.Lock()
 	defer p.update.Unlock()
@@ -312,7 +313,7 @@ func (p *Pool) Change(remove []string, add []Endpoint) {
 		}
 		all := kept
 		kept = make([]Worker, 0, len(all)+len(add))
-		var last *Endpoint // the endpoint of the workers before, whose names were compared
+		var last *Endpoint // of the previous worker; gone is its result
 		gone := false
 		for i := range all {
 			if w := &all[i]; w.Endpoint != last {
@@ -325,14 +326,14 @@ func (p *Pool) Change(remove []string, add []Endpoint) {
 			}
 		}
 	}
-	// Without removals the new workers come behind those of the current snapshot in its own memory, of which no reader
-	// sees more than was there. Nobody else has written there: a snapshot is followed once.
-	joined, left, recordoned := p.put(kept, removed, add)
+	// Without removals, put appends to the array of the current snapshot. Readers do not see beyond its length, and
+	// each snapshot has only one successor.
+	joined, left, recordoned := p.replace(kept, removed, add)
 	p.publishing.Unlock()
 	p.announce(joined, left, recordoned)
 }
 
-// announce tells the watchers what put returned. The caller holds p.update.
+// announce passes the results of put to the watchers. The caller holds p.update.
 func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 	if p.onCordon != nil {
 		for _, e := range recordoned {
@@ -364,11 +365,11 @@ func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 	}
 }
 
-// put publishes the snapshot of the workers in kept and those of endpoints, which may be among the workers before. It
-// returns the workers that joined, those of before that left, and the endpoints whose CordonedBy changed. The caller
-// holds p.update and p.publishing.
-func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
-	known := remembered{workers: before, stayed: make([]bool, len(before))}
+// replace publishes a snapshot of the workers in kept and those of endpoints. A worker of endpoints that is in before
+// stays. It returns the workers that joined, those of before that left, and the endpoints whose CordonedBy changed. The
+// caller holds p.update and p.publishing.
+func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
+	known := earlierWorkers{workers: before, stayed: make([]bool, len(before))}
 	after := &Snapshot{Workers: kept}
 	tooMany := 0
 	for i := range endpoints {
@@ -377,7 +378,7 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 			e.Role = Aggregated
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
-		// what discovery has was not counted with the endpoints file
+		// ParseFile bounds only the endpoints of the file, not those of discovery.
 		if len(after.Workers)+int(e.DataParallelSize) > maxWorkers {
 			tooMany++
 			continue
@@ -385,7 +386,7 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 		if len(e.Taints) > 1 {
 			e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
 		}
-		// not up to the last rank: behind the highest number there is none to end at
+		// Count from 0, because start + size may overflow.
 		for i := range e.DataParallelSize {
 			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
 			if was := known.find(w.identity()); was != nil {
@@ -404,7 +405,7 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 	}
 	if tooMany > 0 {
 		p.log.Error(
-			"more workers than kvepp has numbers for: the last endpoints are left out; spread them over several kvepps",
+			"too many workers: the last endpoints are left out; spread them over several kvepps",
 			"left_out",
 			tooMany,
 			"workers",
@@ -422,21 +423,21 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 	return joined, left, recordoned
 }
 
-// remembered finds the workers of an earlier snapshot again. Most come in the order in which they were: of hundreds one
-// has left, or one has come in between.
-type remembered struct {
+// earlierWorkers finds workers of an earlier snapshot. It is fast when they come in their earlier order, as they mostly
+// do: of hundreds of workers, one left or joined.
+type earlierWorkers struct {
 	workers []Worker
-	stayed  []bool         // of workers, by index: found
-	next    int            // index behind the one found last
-	byName  map[string]int // index of an endpoint's first worker
+	stayed  []bool         // by index of workers: find returned it
+	next    int            // index after the worker that find returned last
+	byName  map[string]int // index of an endpoint's first worker; nil: not built yet
 }
 
-// near is how far ahead of the last worker found the next is looked for before all of them are put into a map.
-const near = 4
+// lookAhead is the number of workers after the last result that find compares before it builds the map.
+const lookAhead = 4
 
-// find returns the worker of an identity, each once; nil when there is none.
-func (r *remembered) find(id identity) *Worker {
-	for i := r.next; i < min(r.next+near, len(r.workers)); i++ {
+// find returns the worker of an identity, or nil. It returns each worker once.
+func (r *earlierWorkers) find(id identity) *Worker {
+	for i := r.next; i < min(r.next+lookAhead, len(r.workers)); i++ {
 		if !r.stayed[i] && r.workers[i].identity() == id {
 			return r.found(i)
 		}
@@ -459,21 +460,21 @@ func (r *remembered) find(id identity) *Worker {
 	return nil
 }
 
-func (r *remembered) found(i int) *Worker {
+func (r *earlierWorkers) found(i int) *Worker {
 	r.stayed[i], r.next = true, i+1
 	return &r.workers[i]
 }
 
-// ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing
-// else said it; one that differs from what is known, or is none that can be believed, makes the worker load-only until
-// they agree again.
+// ReportBlockSize records the block size that a worker's own events announce. If the block size is unknown, it becomes
+// the worker's. If it differs from the known one or is out of range, kvepp routes to the worker by load only, until
+// both agree.
 func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	before := p.current.Load()
 	i := slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
 	if i < 0 {
-		return // it has left meanwhile
+		return // the worker has left
 	}
 	if x := &before.Workers[i]; x.BlockSize == announced && x.Announced == 0 || x.Announced == announced {
 		return
@@ -505,8 +506,8 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publish(after)
 }
 
-// CorrectBlockSize replaces a block size that was taken from the worker's own events, because the stores in that size
-// were prompt tails, shorter than the engine's blocks. A configured block size stays.
+// CorrectBlockSize replaces a block size that came from stores of prompt tails, which are shorter than the engine's
+// blocks. A configured block size stays.
 func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 	p.change(w, func(x *Worker) {
 		if x.Endpoint.BlockSize != 0 || x.BlockSize == announced {
@@ -518,12 +519,12 @@ func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 	})
 }
 
-// ReportTraits records what else a worker's own events say about its blocks.
+// ReportTraits records other properties of the blocks in a worker's own events.
 func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
 	p.change(w, func(x *Worker) {
 		if x.EAGLE != eagle {
 			p.log.Info(
-				"the engine's events say whether its blocks are EAGLE's, one token wider",
+				"EAGLE taken from the engine's events (blocks hashed over one more token)",
 				"worker",
 				x.String(),
 				"eagle",
@@ -541,12 +542,12 @@ func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
 	})
 }
 
-// ReportSilent records whether a worker is silent.
+// ReportSilent sets Worker.Silent.
 func (p *Pool) ReportSilent(w kvblock.Worker, silent bool) {
 	p.change(w, func(x *Worker) { x.Silent = silent })
 }
 
-// change publishes a snapshot in which w is as edit leaves it, unless it has left meanwhile.
+// change publishes a snapshot in which edit has changed w. It does nothing if w has left.
 func (p *Pool) change(w kvblock.Worker, edit func(*Worker)) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -563,18 +564,17 @@ func (p *Pool) change(w kvblock.Worker, edit func(*Worker)) {
 
 // publish replaces the snapshot. The caller holds p.publishing.
 func (p *Pool) publish(s *Snapshot) {
-	// a pool that is never updated, but learns the block sizes of thousands of workers, must not keep them all
+	// Prune here too: reports of thousands of workers without an Update must not keep all snapshots.
 	p.prune()
 	p.old = append(p.old, p.current.Swap(s))
 }
 
-// prune lets go of superseded snapshots that nobody reads. The caller holds p.publishing.
+// prune drops superseded snapshots without readers. The caller holds p.publishing.
 func (p *Pool) prune() {
 	p.old = slices.DeleteFunc(p.old, func(s *Snapshot) bool { return s.readers.Load() == 0 })
 }
 
-// reclaim frees the numbers of workers that left, once no reader of an older snapshot remains. The caller holds
-// p.update.
+// reclaim frees the numbers of workers that left, if no older snapshot has a reader. The caller holds p.update.
 func (p *Pool) reclaim() {
 	p.publishing.Lock()
 	p.prune()
@@ -592,7 +592,7 @@ func (p *Pool) reclaim() {
 	p.leaving = p.leaving[:0]
 }
 
-// number returns a worker number that nobody holds. The caller holds p.update.
+// number returns a free worker number. The caller holds p.update.
 func (p *Pool) number() kvblock.Worker {
 	if n := len(p.free); n > 0 {
 		w := p.free[n-1]

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -14,9 +13,9 @@ import (
 	"kvepp/kvblock"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
-// diary is a watcher that checks what it is told.
+// diary is a watcher that checks that no two present workers have one number.
 type diary struct {
 	t       *testing.T
 	present map[kvblock.Worker]string
@@ -35,6 +34,31 @@ func (d *diary) WorkerJoined(w Worker) {
 func (d *diary) WorkerLeft(w kvblock.Worker) {
 	delete(d.present, w)
 	d.leaves++
+}
+
+// readConcurrently starts goroutines that acquire snapshots of p and call read with them, until the returned function
+// is called, which waits for them.
+func readConcurrently(p *Pool, readers int, read func(*Snapshot)) (stop func()) {
+	done := make(chan struct{})
+	var wait sync.WaitGroup
+	for range readers {
+		wait.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				s := p.Acquire()
+				read(s)
+				s.Release()
+			}
+		})
+	}
+	return func() {
+		close(done)
+		wait.Wait()
+	}
 }
 
 func endpoint(name string, id uint64) Endpoint {
@@ -66,7 +90,7 @@ func TestWorkersKeepTheirNumbers(t *testing.T) {
 	if got := a1.KVEventsAddress(); got != "tcp://10.0.0.1:5558" {
 		t.Errorf("rank 1 publishes at %s", got)
 	}
-	// What does not make it another cache may change under a worker.
+	// Properties that do not identify the cache may change.
 	two.TotalKVBlocks = 99
 	p.Update([]Endpoint{endpoint("b", 2), two})
 	after := workers(p)
@@ -74,14 +98,14 @@ func TestWorkersKeepTheirNumbers(t *testing.T) {
 		d.leaves != 0 {
 		t.Errorf("after an update of the same workers: %+v, %d joined, %d left", after, d.joins, d.leaves)
 	}
-	// Another instance id is another cache, under the same name.
+	// Another instance id is another cache with the same name.
 	p.Update([]Endpoint{endpoint("b", 3), two})
 	if d.joins != 4 || d.leaves != 1 || workers(p)["b/0"].Worker == before["b/0"].Worker {
-		t.Errorf("a restarted worker kept its number: %d joined, %d left", d.joins, d.leaves)
+		t.Errorf("a restarted worker kept its number, or: %d joined, want 4; %d left, want 1", d.joins, d.leaves)
 	}
 }
 
-// TestCordonChangesInPlace: a cordon begins and ends without its endpoint leaving, and is told once for all ranks.
+// TestCordonChangesInPlace checks that a cordon begins and ends while the endpoint stays, with one call for all ranks.
 func TestCordonChangesInPlace(t *testing.T) {
 	p := New(quiet)
 	d := &diary{t: t, present: map[kvblock.Worker]string{}}
@@ -111,30 +135,30 @@ func TestCordonChangesInPlace(t *testing.T) {
 	}
 }
 
-func TestNumberIsNotReusedWhileSomebodyReads(t *testing.T) {
+func TestNumberIsNotReusedWhileRead(t *testing.T) {
 	p := New(quiet)
 	d := &diary{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
 	p.Update([]Endpoint{endpoint("a", 1)})
-	reading := p.Acquire() // a decision that is under way
+	reading := p.Acquire() // as a concurrent decision does
 	old := reading.Workers[0].Worker
 	p.Update(nil)
 	if d.leaves != 1 {
-		t.Fatalf("%d told to forget at once, want 1", d.leaves)
+		t.Fatalf("%d calls of WorkerLeft, want 1", d.leaves)
 	}
 	p.Update([]Endpoint{endpoint("b", 2)})
 	if got := workers(p)["b/0"].Worker; got == old {
-		t.Fatalf("number %d was given away while it could still be booked", old)
+		t.Fatalf("number %d was reused while a snapshot with its old worker was held", old)
 	}
 	reading.Release()
 	p.Update([]Endpoint{endpoint("c", 3)})
-	if d.leaves != 3 { // a again, now for good; and b
-		t.Errorf("%d told to forget, want 3", d.leaves)
+	if d.leaves != 3 { // the second call for a, and the first for b
+		t.Errorf("%d calls of WorkerLeft, want 3", d.leaves)
 	}
 	p.Update([]Endpoint{endpoint("c", 3), endpoint("d", 4)})
 	numbers := map[kvblock.Worker]bool{workers(p)["c/0"].Worker: true, workers(p)["d/0"].Worker: true}
 	if !numbers[old] && len(numbers) == 2 {
-		t.Errorf("number %d is not used again: %v", old, numbers)
+		t.Errorf("number %d is not reused: %v", old, numbers)
 	}
 }
 
@@ -150,9 +174,9 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	}
 	p.ReportBlockSize(workers(p)["known/0"].Worker, 64)
 	if w := workers(p)["known/0"]; w.BlockSize != 16 || w.Announced != 64 {
-		t.Errorf("of two block sizes: %d, announced %d", w.BlockSize, w.Announced)
+		t.Errorf("configured and announced differ: block size %d, announced %d; want 16, 64", w.BlockSize, w.Announced)
 	}
-	p.Update([]Endpoint{endpoint("unknown", 1), known}) // an update forgets neither
+	p.Update([]Endpoint{endpoint("unknown", 1), known}) // must keep both
 	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["known/0"].Announced != 64 {
 		t.Errorf("after an update: %+v", w)
 	}
@@ -160,14 +184,14 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	if w := workers(p)["known/0"]; w.Announced != 0 {
 		t.Errorf("agreeing again: announced %d", w.Announced)
 	}
-	p.ReportBlockSize(99, 16) // of a worker that has left meanwhile
+	p.ReportBlockSize(99, 16) // a worker that has left
 	for _, absurd := range []int{-1, kvblock.MaxBlockSize + 1} {
 		p.Update(nil)
 		p.Update([]Endpoint{endpoint("absurd", 3)})
 		number := workers(p)["absurd/0"].Worker
 		if p.ReportBlockSize(number, absurd); workers(p)["absurd/0"].BlockSize != 0 ||
 			workers(p)["absurd/0"].Announced != absurd {
-			t.Errorf("of %d tokens: %+v", absurd, workers(p)["absurd/0"])
+			t.Errorf("an announced block size of %d tokens: %+v", absurd, workers(p)["absurd/0"])
 		}
 		if p.ReportBlockSize(number, 16); workers(p)["absurd/0"].BlockSize != 16 ||
 			workers(p)["absurd/0"].Announced != 0 {
@@ -176,7 +200,7 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	}
 }
 
-// A block size that was taken from prompt tails is replaced; a configured one is not.
+// TestBlockSizeOfPromptTailsIsCorrected checks that a configured block size stays.
 func TestBlockSizeOfPromptTailsIsCorrected(t *testing.T) {
 	p := New(quiet)
 	known := endpoint("known", 2)
@@ -186,7 +210,7 @@ func TestBlockSizeOfPromptTailsIsCorrected(t *testing.T) {
 	p.ReportBlockSize(unknown, 16)
 	p.CorrectBlockSize(unknown, 32)
 	p.CorrectBlockSize(workers(p)["known/0"].Worker, 32)
-	p.CorrectBlockSize(99, 32) // of a worker that has left meanwhile
+	p.CorrectBlockSize(99, 32) // a worker that has left
 	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["unknown/0"].Announced != 0 ||
 		w["known/0"].BlockSize != 16 {
 		t.Errorf("%+v", w)
@@ -197,7 +221,7 @@ func TestBlockSizeOfPromptTailsIsCorrected(t *testing.T) {
 	}
 }
 
-// What the events say of a worker's blocks, and that it sends none, outlives updates, and ends with the worker.
+// TestTraitsAreTheWorkersOwn checks that reported properties survive updates and end when the worker leaves.
 func TestTraitsAreTheWorkersOwn(t *testing.T) {
 	p := New(quiet)
 	eagle := endpoint("eagle", 2)
@@ -226,7 +250,7 @@ func TestTraitsAreTheWorkersOwn(t *testing.T) {
 	p.ReportSilent(plain, false)
 	p.Update([]Endpoint{endpoint("plain", 1), eagle})
 	if w := workers(p)["plain/0"]; w.EAGLE || w.UpperBound || w.Silent {
-		t.Errorf("after it left and came back: %+v", w)
+		t.Errorf("after the worker left and joined again: %+v", w)
 	}
 }
 
@@ -241,11 +265,11 @@ func TestLearningKeepsNoSnapshots(t *testing.T) {
 		p.ReportBlockSize(w.Worker, 16)
 	}
 	if n := len(p.old); n > 1 {
-		t.Errorf("%d superseded snapshots are kept, with nobody reading", n)
+		t.Errorf("%d superseded snapshots are kept without readers, want at most 1", n)
 	}
 }
 
-// reporter is a feed whose last event is still being applied when its worker leaves.
+// reporter is a watcher like a feed that applies its last event when the worker leaves.
 type reporter struct{ p *Pool }
 
 func (reporter) WorkerJoined(Worker) {}
@@ -265,29 +289,16 @@ func TestReportWhileLeaving(t *testing.T) {
 func TestConcurrentReaders(t *testing.T) {
 	p := New(quiet)
 	p.Watch(&diary{t: t, present: map[kvblock.Worker]string{}})
-	stop := make(chan struct{})
-	var wait sync.WaitGroup
-	for range 4 {
-		wait.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				s := p.Acquire()
-				seen := map[kvblock.Worker]string{}
-				for _, w := range s.Workers {
-					if other, twice := seen[w.Worker]; twice {
-						t.Errorf("%s and %s share number %d", other, w.String(), w.Worker)
-					}
-					seen[w.Worker] = w.String()
-					p.ReportBlockSize(w.Worker, 16)
-				}
-				s.Release()
+	stop := readConcurrently(p, 4, func(s *Snapshot) {
+		seen := map[kvblock.Worker]string{}
+		for _, w := range s.Workers {
+			if other, twice := seen[w.Worker]; twice {
+				t.Errorf("%s and %s share number %d", other, w.String(), w.Worker)
 			}
-		})
-	}
+			seen[w.Worker] = w.String()
+			p.ReportBlockSize(w.Worker, 16)
+		}
+	})
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		var es []Endpoint
@@ -298,9 +309,8 @@ func TestConcurrentReaders(t *testing.T) {
 		}
 		p.Update(es)
 	}
-	close(stop)
-	wait.Wait()
-	for range 3 { // with no reader left, every number that was freed comes back
+	stop()
+	for range 3 { // without readers, every freed number is reused
 		p.Update(nil)
 	}
 	var es []Endpoint
@@ -314,7 +324,7 @@ func TestConcurrentReaders(t *testing.T) {
 	}
 }
 
-// A rank may have the highest number there is.
+// TestHighestRank checks a rank with the highest number of 32 bits.
 func TestHighestRank(t *testing.T) {
 	p := New(quiet)
 	last := Endpoint{Name: "last", Address: "10.0.0.1:8000", DataParallelStartRank: math.MaxUint32}
@@ -324,7 +334,7 @@ func TestHighestRank(t *testing.T) {
 	}
 }
 
-// What discovery has is not bounded by the endpoints file, so the pool is.
+// TestUpdateIsBounded checks the bound for endpoints that do not come from the endpoints file.
 func TestUpdateIsBounded(t *testing.T) {
 	p := New(slog.New(slog.DiscardHandler))
 	var es []Endpoint
@@ -340,8 +350,8 @@ func TestUpdateIsBounded(t *testing.T) {
 	}
 }
 
-// TestWhoStaysIsFound: whoever is in two updates one after the other keeps the number, in whatever order they come.
-func TestWhoStaysIsFound(t *testing.T) {
+// TestUpdateFindsEarlierWorkers checks that workers in two successive updates keep their numbers, in any order.
+func TestUpdateFindsEarlierWorkers(t *testing.T) {
 	p := New(quiet)
 	d := &diary{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
@@ -353,11 +363,11 @@ func TestWhoStaysIsFound(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				continue
 			}
-			e := endpoint(fmt.Sprint("w", i), uint64(rng.IntN(4)/3)) // at times another instance under the same name
+			e := endpoint(fmt.Sprint("w", i), uint64(rng.IntN(4)/3)) // sometimes another instance with the same name
 			e.DataParallelSize = uint32(1 + i%3)
 			now = append(now, e)
 		}
-		if rng.IntN(2) == 0 { // as sources give them: in order
+		if rng.IntN(2) == 0 { // sources give them in order
 			slices.SortFunc(now, func(a, b Endpoint) int { return strings.Compare(a.Name, b.Name) })
 		}
 		numbers, joins, leaves := workers(p), d.joins, d.leaves
@@ -384,7 +394,7 @@ func TestWhoStaysIsFound(t *testing.T) {
 				)
 			}
 		}
-		// Numbers that are given back are forgotten once more, which the diary counts as leaving again.
+		// The second call of WorkerLeft, before a number is reused, counts as another leave.
 		if joined, left := d.joins-joins, d.leaves-leaves; joined != ranks-stay || left < len(numbers)-stay {
 			t.Fatalf("%d joined and %d left, want %d and at least %d", joined, left, ranks-stay, len(numbers)-stay)
 		}

@@ -12,14 +12,14 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// settle is how long a file must be left alone before it is read again: an editor writes it in several steps.
-const settle = 50 * time.Millisecond
+// quietDelay is how long a file must stay unchanged before it is read again, because editors write in several steps.
+const quietDelay = 50 * time.Millisecond
 
-// WatchFile reads the endpoints file now and whenever it changes, a rename over it and Kubernetes' symlink swap
-// included, and gives what it holds to apply, until ctx ends. Only the first reading's error is returned; a later bad
-// file, or one that apply refuses, is logged and counted by refused, and what was applied before stays.
+// WatchFile reads the endpoints file now and after each change until ctx ends, and passes the entries to apply. It
+// notices a rename over the file and Kubernetes' symlink swap. It returns only errors of the first read. If a later
+// read or apply fails, WatchFile logs the error and calls refused; the earlier entries stay.
 func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]Entry) error, refused func()) error {
-	// The directory is watched, not the file: a rename over the file replaces the inode that a file watch holds.
+	// Watch the directory, because a rename over the file replaces the inode that a watch of the file holds.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("pool: cannot watch files: %w", err)
@@ -49,13 +49,13 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 				if !ok {
 					return
 				}
-				reread.Reset(settle)
-			case err, ok := <-watcher.Errors: // among them an overflow of the kernel's queue: what was lost may be ours
+				reread.Reset(quietDelay)
+			case err, ok := <-watcher.Errors: // such as an overflow of the kernel's queue: events may be lost
 				if !ok {
 					return
 				}
-				log.Warn("watching the endpoints file", "error", err)
-				reread.Reset(settle)
+				log.Warn("error while watching the endpoints file; kvepp reads it again", "error", err)
+				reread.Reset(quietDelay)
 			case <-reread.C:
 				text, entries, err := readFile(path)
 				if bytes.Equal(text, last) && text != nil {
@@ -68,7 +68,7 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 				}
 				last = text
 				if err != nil {
-					log.Error("the endpoints file is refused; the endpoints stay as they were", "error", err)
+					log.Error("the endpoints file is refused; the earlier endpoints stay", "error", err)
 					refused()
 				}
 			}

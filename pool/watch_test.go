@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// follow watches a file and says what was applied.
+// follow watches a file and records what was applied.
 type follow struct {
 	applied chan []Entry
 	refused atomic.Int64

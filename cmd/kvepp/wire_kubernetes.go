@@ -48,7 +48,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: o.config.engine.Engine == tokenizer.Dynamo,
 	}
 	if config.Dynamo {
-		config.AskFrontend = dynamo.AskFrontend
+		config.QueryFrontend = dynamo.QueryFrontend
 	}
 	if o.poolName == "" {
 		if config.Selector, err = kube.ParseSelector(o.endpointSelector); err != nil {

@@ -274,12 +274,13 @@ func (q *inquiry) sgLangSettings(ctx context.Context) (s settings) {
 func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()
-	view, err := dynamo.AskFrontend(ctx, q.w.Address)
+	view, err := dynamo.QueryFrontend(ctx, q.w.Address)
 	if err != nil {
 		q.found(AboutInstance, Unknown, "", "the frontend does not say: %s", brief(err))
 		return s
 	}
-	known := slices.ContainsFunc(view.Workers, func(w dynamo.Seen) bool { return w.InstanceID == q.w.InstanceID })
+	known := slices.ContainsFunc(view.Workers,
+		func(w dynamo.FrontendWorker) bool { return w.InstanceID == q.w.InstanceID })
 	switch {
 	case known:
 		q.found(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
@@ -303,7 +304,7 @@ func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
 	return settings{blockSize: view.Models[q.model].BlockSize}
 }
 
-func ids(workers []dynamo.Seen) string {
+func ids(workers []dynamo.FrontendWorker) string {
 	var all []string
 	for _, w := range workers {
 		if all = append(all, strconv.FormatUint(w.InstanceID, 10)); len(all) == 4 && len(workers) > 5 {

@@ -156,7 +156,6 @@ var pending = map[string]bool{
 	"extproc/trace_test.go TestSpansOfRequests": true,
 	"indexer/find.go meetMany":                  true,
 	"indexer/tier.go append":                    true,
-	"pool/file.go entry":                        true,
 	"pool/kube/pods_test.go TestDynamoWorkers":  true,
 	"router/legs.go gather":                     true,
 	"router/prepare.go prepare":                 true,

@@ -96,8 +96,8 @@ func TestChannels(t *testing.T) {
 	if again := reader.scan(now); &again[0].Loads[0] != &instances[0].Loads[0] {
 		t.Error("loads that did not change are another slice")
 	}
-	if len(reader.bad) != 1 {
-		t.Errorf("complaints: %v", reader.bad)
+	if len(reader.dedupLog) != 1 {
+		t.Errorf("complaints: %v", reader.dedupLog)
 	}
 
 	endpoints := Join([]pool.Entry{

@@ -1,9 +1,10 @@
-// Package dynamo reads which workers are alive, and what they say of themselves, from Dynamo's service discovery.
+// Package dynamo reads live workers and their metadata from Dynamo's service discovery.
 //
-// It owns the formats of Dynamo's discovery records (instances and model cards) and the join of the endpoints file with
-// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store, and what workers write into
-// Kubernetes, which package pool/kube hands it; frontends are asked what they know where workers are registered
-// elsewhere.
+// It owns the formats of Dynamo's discovery records (instances and model cards) and joins them with the endpoints file.
+// It never writes to discovery and needs no Dynamo runtime. Its sources are the file store, the metadata objects of
+// workers in Kubernetes (from package pool/kube), and frontends, which know the workers of any other discovery.
+//
+// Concurrency: functions may be called from any goroutine. A FileStore or Frontends has one caller of Watch.
 //
 // Source: dynamo-runtime 1.6.1, discovery and storage; dynamo-llm 1.6.1, model_card.
 package dynamo
@@ -22,15 +23,16 @@ import (
 type Instance struct {
 	Path       string // NAMESPACE/COMPONENT/ENDPOINT
 	InstanceID uint64
-	DeviceType string // what the worker runs on: cuda or cpu; empty: not said
-	// when it was first seen alive, or for what was there at the start, when it last said so
+	DeviceType string // cuda or cpu; empty: unknown
+	// Seen is when the instance was first seen alive. For instances that existed at the start, it is when they last
+	// renewed their record.
 	Seen     time.Time
-	Card     *Card               // nil while the worker has published none
+	Card     *Card               // nil: not published yet
 	Channels []pool.EventChannel // of its KV events, ordered by rank
 	Loads    []pool.EventChannel // of the loads of all workers at its path, ordered by publisher
 }
 
-// Card is what routing needs of a model deployment card. Zero fields were not in the card.
+// Card holds the fields of a model deployment card that routing needs. Zero fields are absent from the card.
 type Card struct {
 	Model                 string // display_name
 	BlockSize             int    // kv_cache_block_size, tokens
@@ -43,7 +45,7 @@ type Card struct {
 	Taints                []string
 	Transfer              pool.Transfer
 	Files                 ModelFiles
-	RuntimeConfig         json.RawMessage // runtime_config, for settings that change the prompts that a frontend makes
+	RuntimeConfig         json.RawMessage // runtime_config, for settings that affect the frontend's prompts
 }
 
 // parseInstance decodes the record of v1/instances into Path, InstanceID and DeviceType.
@@ -86,7 +88,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}
 	path = r.Namespace + "/" + r.Component + "/" + r.Endpoint
 	if r.ModelSuffix != nil && *r.ModelSuffix != "" {
-		return path, *r.InstanceID, nil, nil // an adapter's card: it repeats the base model's runtime
+		return path, *r.InstanceID, nil, nil // an adapter's card repeats the base model's runtime
 	}
 	var c struct {
 		DisplayName string          `json:"display_name"`
@@ -118,7 +120,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		}
 	}
 	if c.WorkerType == "" && strings.Contains(string(c.ModelType), "Prefill") {
-		c.WorkerType = pool.Prefill // as workers said it before there were worker types
+		c.WorkerType = pool.Prefill // earlier versions of Dynamo have no worker_type
 	}
 	var near pool.Transfer
 	if c.WorkerType == pool.Prefill {
@@ -150,7 +152,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}, nil
 }
 
-// transfer is what a card's runtime_config says of the way that KV blocks may take. Source: dynamo-llm 1.6.1,
+// transfer holds the fields of a card's runtime_config about transfers of KV blocks. Source: dynamo-llm 1.6.1,
 // local_model and discovery.
 type transfer struct {
 	Domains     map[string]string `json:"topology_domains"`
@@ -179,8 +181,8 @@ func (t *transfer) parse() (pool.Transfer, error) {
 	)
 }
 
-// parseSource decodes the record of v1/event_sources: whose blocks a publisher speaks of. publisher is 0 for sources of
-// other things.
+// parseSource decodes the record of v1/event_sources, which maps a publisher of KV events to a worker's rank. publisher
+// is 0 for other topics.
 func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err error) {
 	var r struct {
 		Topic       string  `json:"topic"`
@@ -205,9 +207,9 @@ func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err 
 	return *r.PublisherID, key{r.Scope.path(), *r.Metadata.Worker.WorkerID}, r.Metadata.Worker.Rank, nil
 }
 
-// parseChannel decodes the record of v1/event_channels: where a publisher sends, and if it sends loads, those of
-// workers at which path; else path is empty. c is zero for channels of other topics. Loads over NATS have a subject and
-// no publisher: all of a path share it, and the messages say whose they are.
+// parseChannel decodes the record of v1/event_channels, the channel of a publisher. path is the workers' path for a
+// channel of loads, else empty. c is zero for other topics. Loads over NATS have a subject but no publisher: all
+// workers of a path share the subject, and each message names its worker.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
@@ -240,14 +242,14 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 		return c, path, nil
 	case r.Topic == loadTopic && t.Kind == "Nats" && t.Config.SubjectPrefix != "":
 		return pool.EventChannel{Subject: t.Config.SubjectPrefix + "." + loadTopic}, r.Scope.path(), nil
-	case r.Topic == loadTopic: // of another transport: loads can be done without
+	case r.Topic == loadTopic: // another transport; kvepp can route without loads
 		return c, "", nil
 	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":
 		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, "", nil
 	}
 	return c, "", fmt.Errorf(
-		"KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the "+
-			"endpoint kvEvents",
+		"KV events over %q with %+v: kvepp supports the worker's own ZMQ socket and NATS; set kvEvents of the "+
+			"endpoint",
 		t.Kind,
 		t.Config,
 	)
@@ -256,10 +258,10 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 // kvTopic is the event plane's topic of KV events.
 const kvTopic = "kv-events"
 
-// loadTopic is that of workers' own accounts of their loads.
+// loadTopic is the event plane's topic of workers' loads.
 const loadTopic = "kv_metrics"
 
-// scope is the endpoint that a record of the event plane belongs to.
+// scope names the endpoint of a record of the event plane.
 type scope struct {
 	Endpoint struct {
 		Namespace string `json:"namespace"`
@@ -272,12 +274,13 @@ func (s *scope) path() string {
 	return s.Endpoint.Namespace + "/" + s.Endpoint.Component + "/" + s.Endpoint.Name
 }
 
-// Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as
-// it is, but for the namespace and the event channels of the instance that it names. One with a path becomes an
-// endpoint only while an instance with a card is alive there; what the file gives itself goes before the card. Of
-// several instances on a path the one seen last counts: after a crash the old one lingers until its lease ends, and the
-// file has one event socket for both. With AllInstances each is an endpoint, named NAME:ID, the id in hexadecimal
-// digits.
+// Join completes the entries of the endpoints file from discovery.
+//
+//   - An entry without a dynamo path only gets the namespace and the channels of the instance that it names.
+//   - An entry with a path becomes an endpoint while an instance with a card is alive there. Values in the file take
+//     precedence over the card. If there are several instances, the one seen last counts: after a crash the old one
+//     stays until its lease ends, and the file has one event socket for both.
+//   - With AllInstances each instance becomes an endpoint, named NAME:ID with the id in hexadecimal digits.
 func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	newest := make(map[string]*Instance)
 	channels := make(map[uint64][]pool.EventChannel)
@@ -325,7 +328,8 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	return endpoints
 }
 
-// Complete returns the endpoint with what its instance says, and what its card says where the endpoint itself does not.
+// Complete returns the endpoint with the values of its instance. Values of the card fill in those that the endpoint
+// lacks.
 func Complete(e pool.Endpoint, in *Instance) pool.Endpoint {
 	c := in.Card
 	e.InstanceID = in.InstanceID

@@ -108,8 +108,8 @@ func TestScan(t *testing.T) {
 	if got := reader.scan(now.Add(lease + 2*time.Second)); len(got) != 0 {
 		t.Errorf("nobody touched the records for a lease, alive: %+v", got)
 	}
-	if len(reader.bad) != 0 || len(reader.cards) != 0 {
-		t.Errorf("kept of what is gone: %v %v", reader.bad, reader.cards)
+	if len(reader.dedupLog) != 0 || len(reader.cards) != 0 {
+		t.Errorf("kept of what is gone: %v %v", reader.dedupLog, reader.cards)
 	}
 }
 

@@ -18,27 +18,27 @@ import (
 	"kvepp/pool"
 )
 
-// lease is how long a record lives without being touched. Source: dynamo-runtime 1.6.1, storage::kv::file: a worker
-// touches its records every third of 10 s, and readers call one dead that is older. A worker that exits in order
-// removes its own at once.
+// lease is how long a record is valid after its file was last touched. Source: dynamo-runtime 1.6.1, storage::kv::file:
+// a worker touches its records every third of 10 s, and readers ignore older ones. A worker that exits normally removes
+// its records at once.
 const lease = 10 * time.Second
 
-// scanEvery is the interval between two readings of the store. It is two directory listings; watching them would be
-// woken three times a second by the workers' touching alone, and would still need a clock for the dead.
-const scanEvery = 250 * time.Millisecond
+// scanInterval is the time between two scans of the store. A scan lists a few directories. File notifications would not
+// be cheaper: each touch causes one, and expired leases need a timer anyway.
+const scanInterval = 250 * time.Millisecond
 
-// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY, the key
-// percent-encoded into one file name.
+// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY. The file name
+// is the percent-encoded key.
 type FileStore struct {
 	dir string
 	log *slog.Logger
 
-	first   map[key]time.Time // when each live instance was first seen
-	started bool
-	bad     map[string]string // file -> the last complaint about it, so that each is logged once
-	cards   map[string]cachedCard
+	firstSeen map[key]time.Time // of live instances
+	started   bool              // a scan has ended
+	dedupLog  map[string]string // last error by file, so that each error is logged once
+	cards     map[string]cachedCard
 
-	// file -> what it says: a publisher's record does not change while it lives
+	// publishers holds parsed records by file. A publisher's record does not change while it is alive.
 	publishers map[string]cachedChannel
 	loads      map[string][]pool.EventChannel // of the latest scan, by path
 }
@@ -54,7 +54,7 @@ type cachedChannel struct {
 	path    string
 }
 
-// cachedCard saves decoding a model card, a few kB, four times a second.
+// cachedCard is a decoded model card. Decoding a few kB four times a second would waste CPU.
 type cachedCard struct {
 	size    int64
 	touched time.Time
@@ -62,25 +62,25 @@ type cachedCard struct {
 	card    *Card
 }
 
-// NewFileStore opens the store of a folder, which need not exist yet: the first worker creates it.
+// NewFileStore returns the store in a folder. The folder need not exist yet: the first worker creates it.
 func NewFileStore(dir string, log *slog.Logger) *FileStore {
 	return &FileStore{
 		dir:        dir,
 		log:        log,
-		first:      map[key]time.Time{},
-		bad:        map[string]string{},
+		firstSeen:  map[key]time.Time{},
+		dedupLog:   map[string]string{},
 		cards:      map[string]cachedCard{},
 		publishers: map[string]cachedChannel{},
 	}
 }
 
-// Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
-// before Watch returns.
+// Watch calls apply with the live instances, now and after each change, until ctx ends. The first call ends before
+// Watch returns.
 func (s *FileStore) Watch(ctx context.Context, apply func([]Instance)) {
 	last := s.scan(time.Now())
 	apply(last)
 	go func() {
-		tick := time.NewTicker(scanEvery)
+		tick := time.NewTicker(scanInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -96,8 +96,8 @@ func (s *FileStore) Watch(ctx context.Context, apply func([]Instance)) {
 	}()
 }
 
-// scan reads the store once. The instances are ordered by path and id. A record that cannot be read is logged once and
-// left out; the others count.
+// scan reads the store once and returns the instances, ordered by path and id. It logs an invalid record once and skips
+// it.
 func (s *FileStore) scan(now time.Time) []Instance {
 	cards := map[key]*Card{}
 	s.each("mdc", now, func(file string, info fs.FileInfo) error {
@@ -134,12 +134,12 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			return err
 		}
 		k := key{in.Path, in.InstanceID}
-		seen, known := s.first[k]
+		seen, known := s.firstSeen[k]
 		switch {
 		case known:
 		case s.started:
 			seen = now
-		default: // of two that were there before us, the one that still touches its record is the live one
+		default: // at the start: of two instances, the one that still touches its record is alive
 			seen = info.ModTime()
 		}
 		alive[k] = seen
@@ -147,7 +147,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		instances = append(instances, in)
 		return nil
 	})
-	s.first, s.started = alive, true
+	s.firstSeen, s.started = alive, true
 	sortInstances(instances)
 	return instances
 }
@@ -163,9 +163,8 @@ func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
 	return cmp.Or(strings.Compare(path, otherPath), cmp.Compare(id, otherID))
 }
 
-// channels returns where the event plane carries the KV events of each worker, ordered by rank, and the loads of the
-// workers at each path, ordered by publisher. Who sends events and where are two records: a publisher counts once both
-// are there.
+// channels returns the event plane's channels: of KV events for each worker, ordered by rank, and of loads for each
+// path, ordered by publisher. A publisher of events has two records, its channel and its worker; both are needed.
 func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[string][]pool.EventChannel) {
 	byPublisher := map[uint64]pool.EventChannel{}
 	loads := map[string][]pool.EventChannel{}
@@ -175,7 +174,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 			name, err := url.PathUnescape(filepath.Base(file))
 			if err != nil ||
 				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
-				return nil // of what is not looked for, which there is more of
+				return nil // another topic
 			}
 			record, err := os.ReadFile(file)
 			if err != nil {
@@ -197,7 +196,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	})
 	for path, list := range loads {
 		if loads[path] = distinct(list); slices.Equal(loads[path], s.loads[path]) {
-			// all instances of a path share it, and comparing what is the same takes no time
+			// Share the list with the earlier scan: comparing equal slices is then fast.
 			loads[path] = s.loads[path]
 		}
 	}
@@ -221,8 +220,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	return channels, loads
 }
 
-// distinct returns the channels of a path's loads in their order, each once: a subject is named by all that publish to
-// it. It reuses list.
+// distinct returns the channels of a path's loads, sorted and unique: all publishers on one subject name it. It reuses
+// list.
 func distinct(list []pool.EventChannel) []pool.EventChannel {
 	sortChannels(list)
 	return slices.Compact(list)
@@ -238,37 +237,37 @@ func sortChannels(list []pool.EventChannel) {
 	})
 }
 
-// each calls f for every record of a bucket whose lease has not ended.
+// each calls f for each record of a bucket with a valid lease.
 func (s *FileStore) each(bucket string, now time.Time, f func(file string, info fs.FileInfo) error) {
 	dir := filepath.Join(s.dir, "v1", bucket)
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			s.complain(dir, err)
+			s.logOnce(dir, err)
 		}
 		return
 	}
-	delete(s.bad, dir)
+	delete(s.dedupLog, dir)
 	live := map[string]bool{}
 	for _, d := range files {
 		file := filepath.Join(dir, d.Name())
 		info, err := d.Info()
 		if err != nil || info.IsDir() || now.Sub(info.ModTime()) > lease {
-			continue // removed between the listing and now, or dead
+			continue // removed since the listing, or expired
 		}
 		if _, err := url.PathUnescape(d.Name()); err != nil || strings.HasPrefix(d.Name(), ".") {
-			continue // not a record: another program's temporary file
+			continue // not a record, such as a temporary file
 		}
 		live[file] = true
 		if err := f(file, info); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.complain(file, err)
+			s.logOnce(file, err)
 		} else {
-			delete(s.bad, file)
+			delete(s.dedupLog, file)
 		}
 	}
-	for file := range s.bad {
+	for file := range s.dedupLog {
 		if filepath.Dir(file) == dir && !live[file] {
-			delete(s.bad, file)
+			delete(s.dedupLog, file)
 		}
 	}
 	for file := range s.cards {
@@ -283,11 +282,11 @@ func (s *FileStore) each(bucket string, now time.Time, f func(file string, info 
 	}
 }
 
-// complain logs what is wrong with a file, once for each new complaint. A record that is being written looks truncated
-// for a moment: it is read again at the next scan.
-func (s *FileStore) complain(file string, err error) {
-	if text := fmt.Sprint(err); s.bad[file] != text {
-		s.bad[file] = text
-		s.log.Warn("a record of Dynamo's discovery cannot be read; the others count", "file", file, "error", err)
+// logOnce logs an error about a file, unless it was the last one logged about this file. A record that is being written
+// may look truncated; the next scan reads it again.
+func (s *FileStore) logOnce(file string, err error) {
+	if text := fmt.Sprint(err); s.dedupLog[file] != text {
+		s.dedupLog[file] = text
+		s.log.Warn("a record of Dynamo's discovery is invalid; kvepp skips it", "file", file, "error", err)
 	}
 }

@@ -17,30 +17,30 @@ import (
 	"time"
 )
 
-// View is what a frontend of Dynamo's knows of workers and models, whatever its discovery is.
+// View holds the workers and models that a frontend of Dynamo knows, from any kind of discovery.
 type View struct {
-	// Workers are the live instances of endpoints called generate, ordered by path and id.
-	Workers []Seen
+	// Workers are the live instances of endpoints named generate, ordered by path and id.
+	Workers []FrontendWorker
 	// Models are by name.
-	Models map[string]Served
+	Models map[string]FrontendModel
 }
 
-// Seen is a live worker.
-type Seen struct {
+// FrontendWorker is a live worker.
+type FrontendWorker struct {
 	Path       string // NAMESPACE/COMPONENT/ENDPOINT
 	InstanceID uint64
-	IP         string // where it takes requests; empty: not over TCP
+	IP         string // of its request port; empty: not TCP
 }
 
-// Served is a model that a frontend serves. Zero fields are not known.
-type Served struct {
+// FrontendModel is a model that a frontend serves. Zero fields are unknown.
+type FrontendModel struct {
 	BlockSize     int // tokens
 	TotalKVBlocks int
 }
 
 const (
 	frontendTimeout = 2 * time.Second
-	maxFrontendBody = 16 << 20 // of an answer: thousands of workers are a megabyte
+	maxFrontendBody = 16 << 20 // bytes of a response; thousands of workers need 1 MB
 )
 
 var frontendClient = &http.Client{
@@ -48,11 +48,11 @@ var frontendClient = &http.Client{
 	Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true},
 }
 
-// AskFrontend asks the frontend at HOST:PORT what it knows.
+// QueryFrontend returns the view of the frontend at HOST:PORT.
 //
 // Source: what `python -m dynamo.frontend` 1.6.1 answers to GET /health and GET /metrics.
-func AskFrontend(ctx context.Context, address string) (View, error) {
-	v := View{Models: map[string]Served{}}
+func QueryFrontend(ctx context.Context, address string) (View, error) {
+	v := View{Models: map[string]FrontendModel{}}
 	var health struct {
 		Instances []struct {
 			Namespace  string          `json:"namespace"`
@@ -74,11 +74,12 @@ func AskFrontend(ctx context.Context, address string) (View, error) {
 		if in.Endpoint == "generate" {
 			v.Workers = append(
 				v.Workers,
-				Seen{in.Namespace + "/" + in.Component + "/" + in.Endpoint, in.InstanceID, transportIP(in.Transport)},
+				FrontendWorker{in.Namespace + "/" + in.Component + "/" + in.Endpoint, in.InstanceID,
+					transportIP(in.Transport)},
 			)
 		}
 	}
-	sortSeen(v.Workers)
+	sortWorkers(v.Workers)
 	err = ask(ctx, "http://"+address+"/metrics", func(body io.Reader) error {
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
@@ -109,7 +110,7 @@ func ask(ctx context.Context, url string, read func(io.Reader) error) error {
 		return err
 	}
 	defer answer.Body.Close()
-	// the latter of a frontend without workers
+	// A frontend without workers answers 503.
 	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusServiceUnavailable {
 		return fmt.Errorf("%s: %s", url, answer.Status)
 	}
@@ -119,12 +120,12 @@ func ask(ctx context.Context, url string, read func(io.Reader) error) error {
 	return nil
 }
 
-// transportIP reads the address in {"tcp": "IP:PORT/..."}; "" when there is none.
+// transportIP returns the IP address in {"tcp": "IP:PORT/..."}, or "".
 func transportIP(raw json.RawMessage) string {
 	var t struct {
 		TCP string `json:"tcp"`
 	}
-	if json.Unmarshal(raw, &t) != nil { // another kind, whose value may be a plain word
+	if json.Unmarshal(raw, &t) != nil { // another transport, whose value may be a string
 		return ""
 	}
 	address, _, _ := strings.Cut(t.TCP, "/")
@@ -135,8 +136,7 @@ func transportIP(raw json.RawMessage) string {
 	return ""
 }
 
-// gauge reads the line `name{model="MODEL"} N` of a metric; false for any other line, and for numbers that are no
-// count.
+// gauge parses the line `name{model="MODEL"} N` of a metrics page. ok is false for other lines and for invalid numbers.
 func gauge(line, name string) (model string, n int, ok bool) {
 	rest, ok := strings.CutPrefix(line, name+"{")
 	if !ok {
@@ -155,71 +155,74 @@ func gauge(line, name string) (model string, n int, ok bool) {
 	}
 	_, value, _ := strings.Cut(rest[len(quoted)-1:], "}")
 	f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-	if err != nil || !(f >= 0 && f <= 1<<40) { // NaN is neither
+	if err != nil || !(f >= 0 && f <= 1<<40) { // excludes NaN, too
 		return "", 0, false
 	}
 	return model, int(f), true
 }
 
-func sortSeen(list []Seen) {
-	slices.SortFunc(list, func(a, b Seen) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) })
+func sortWorkers(list []FrontendWorker) {
+	slices.SortFunc(list, func(a, b FrontendWorker) int {
+		return byPathAndID(a.Path, a.InstanceID, b.Path,
+			b.InstanceID)
+	})
 }
 
-// WorkerAt returns the worker at an address; false when there is none, or when there are several, of which one may be a
-// dead one whose lease has not ended.
-func (v *View) WorkerAt(ips ...string) (found Seen, ok bool) {
+// WorkerAt returns the worker at one of the addresses. It returns false if there is none or if there are several: one
+// of those may be dead, with a lease that has not ended.
+func (v *View) WorkerAt(ips ...string) (found FrontendWorker, ok bool) {
 	for _, s := range v.Workers {
 		if s.IP == "" || !slices.Contains(ips, s.IP) {
 			continue
 		}
 		if ok {
-			return Seen{}, false
+			return FrontendWorker{}, false
 		}
 		found, ok = s, true
 	}
 	return found, ok
 }
 
-// OnlyModel returns the model that is served, false if there is not just one.
-func (v *View) OnlyModel() (name string, m Served, ok bool) {
+// OnlyModel returns the model of a frontend with exactly one model.
+func (v *View) OnlyModel() (name string, m FrontendModel, ok bool) {
 	if len(v.Models) != 1 {
-		return "", Served{}, false
+		return "", FrontendModel{}, false
 	}
 	for name, m = range v.Models {
 	}
 	return name, m, true
 }
 
-// askEvery is the interval between two questions to a frontend that stands for a discovery.
-const askEvery = time.Second
+// queryInterval is the mean time between two queries of frontends.
+const queryInterval = time.Second
 
-// Frontends is Dynamo's discovery as frontends know it: of any backend. Cards say no more than a frontend does: a model
-// and its block size, and that only of a frontend with one model.
+// Frontends reads Dynamo's discovery, of any backend, through its frontends. Cards only have the model and its block
+// counts, and only if the frontend has one model.
 type Frontends struct {
 	addresses []string // HOST:PORT
 	log       *slog.Logger
-	first     map[key]time.Time
+	firstSeen map[key]time.Time
 	failing   bool
 }
 
-// NewFrontends returns a discovery that asks the first of some frontends that answers, each HOST:PORT.
+// NewFrontends returns a discovery that uses the first frontend that answers. Each address is HOST:PORT.
 func NewFrontends(addresses []string, log *slog.Logger) *Frontends {
-	return &Frontends{addresses: addresses, log: log, first: map[key]time.Time{}}
+	return &Frontends{addresses: addresses, log: log, firstSeen: map[key]time.Time{}}
 }
 
-// Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
-// before Watch returns. While no frontend answers, what was known stays.
+// Watch calls apply with the live instances, now and after each change, until ctx ends. The first call ends before
+// Watch returns. While no frontend answers, the earlier instances stay.
 func (f *Frontends) Watch(ctx context.Context, apply func([]Instance)) {
-	last, _ := f.look(ctx)
+	last, _ := f.query(ctx)
 	apply(last)
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(askEvery/2 + rand.N(askEvery)):
+			case <-time.After(queryInterval/2 + rand.N(queryInterval)):
 			}
-			if now, ok := f.look(ctx); ok && !reflect.DeepEqual(now, last) {
+			if now, ok := f.query(ctx); ok && !reflect.DeepEqual(now, last) {
 				last = now
 				apply(now)
 			}
@@ -227,35 +230,36 @@ func (f *Frontends) Watch(ctx context.Context, apply func([]Instance)) {
 	}()
 }
 
-// look asks once.
-func (f *Frontends) look(ctx context.Context) ([]Instance, bool) {
+// query returns the instances that the first answering frontend knows. It returns false if none answers.
+func (f *Frontends) query(ctx context.Context) ([]Instance, bool) {
 	var failed error
 	for _, address := range f.addresses {
-		v, err := AskFrontend(ctx, address)
+		v, err := QueryFrontend(ctx, address)
 		if err != nil {
 			failed = err
 			continue
 		}
 		if f.failing {
-			f.log.Info("a frontend tells of the workers again", "frontend", address)
+			f.log.Info("a frontend answers queries for workers again", "frontend", address)
 		}
 		f.failing = false
 		return f.instances(&v, time.Now()), true
 	}
 	if !f.failing && ctx.Err() == nil {
 		f.failing = true
-		f.log.Warn("no frontend tells of the workers; asking again, and what was known stays", "error", failed)
+		f.log.Warn("no frontend answers queries for workers; kvepp retries, and the earlier workers stay", "error",
+			failed)
 	}
 	return nil, false
 }
 
-// instances are those of a view, with when each was first seen.
+// instances returns the instances of a view with the times when they were first seen.
 func (f *Frontends) instances(v *View, now time.Time) []Instance {
 	var all []Instance
 	alive := map[key]time.Time{}
 	for _, w := range v.Workers {
 		k := key{w.Path, w.InstanceID}
-		seen, known := f.first[k]
+		seen, known := f.firstSeen[k]
 		if !known {
 			seen = now
 		}
@@ -266,6 +270,6 @@ func (f *Frontends) instances(v *View, now time.Time) []Instance {
 		}
 		all = append(all, Instance{Path: w.Path, InstanceID: w.InstanceID, Seen: seen, Card: card})
 	}
-	f.first = alive
+	f.firstSeen = alive
 	return all
 }

@@ -42,12 +42,12 @@ dynamo_frontend_model_total_kv_blocks{model="y"} NaN
 dynamo_frontend_requests_total{model="z"} 9
 `
 
-func TestAskFrontend(t *testing.T) {
-	v, err := AskFrontend(t.Context(), frontend(t, aHealth, someMetrics))
+func TestQueryFrontend(t *testing.T) {
+	v, err := QueryFrontend(t.Context(), frontend(t, aHealth, someMetrics))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := map[string]Served{`org/a "model"`: {16, 2048}}; !reflect.DeepEqual(v.Models, want) {
+	if want := map[string]FrontendModel{`org/a "model"`: {16, 2048}}; !reflect.DeepEqual(v.Models, want) {
 		t.Errorf("models %v, want %v", v.Models, want)
 	}
 	if len(v.Workers) != 6 {
@@ -60,7 +60,7 @@ func TestAskFrontend(t *testing.T) {
 		}
 	}
 	for _, health := range []string{"", "{", `[]`, `{"instances":[{"instance_id":-1}]}`} {
-		if v, err := AskFrontend(t.Context(), frontend(t, health, "")); err == nil {
+		if v, err := QueryFrontend(t.Context(), frontend(t, health, "")); err == nil {
 			t.Errorf("%q: %+v", health, v)
 		}
 	}
@@ -98,16 +98,16 @@ func TestFrontends(t *testing.T) {
 		endpoints[0].Namespace != "ns" {
 		t.Fatalf("%+v", endpoints)
 	}
-	again, ok := f.look(ctx)
+	again, ok := f.query(ctx)
 	if !ok || !reflect.DeepEqual(again, instances) {
 		t.Errorf("the same again: %+v, before %+v", again, instances)
 	}
 	down.Store(true)
-	if now, ok := f.look(ctx); ok {
+	if now, ok := f.query(ctx); ok {
 		t.Errorf("nobody answers, and there is %+v", now)
 	}
 	down.Store(false)
-	if now, ok := f.look(ctx); !ok || !now[0].Seen.Equal(instances[0].Seen) {
+	if now, ok := f.query(ctx); !ok || !now[0].Seen.Equal(instances[0].Seen) {
 		t.Errorf("back: %+v", now)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"kvepp/pool"
 )
 
-// ParseMetadata decodes what a worker process writes of itself where its discovery is Kubernetes': the spec.data of its
-// DynamoWorkerMetadata object. The instances are ordered by path. Any of its parts may be absent or null. A record that
-// cannot be read is in the error and left out; the others count.
+// ParseMetadata decodes spec.data of a DynamoWorkerMetadata object, which a worker process writes if Dynamo's discovery
+// is Kubernetes. It returns the instances, ordered by path. Each part may be absent or null. Invalid records are in the
+// error; the others are in the result.
 //
 // Source: dynamo-runtime 1.6.1, discovery::metadata.
 func ParseMetadata(data []byte) ([]Instance, error) {
@@ -56,7 +56,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		}
 		return err
 	})
-	for path, list := range loads { // instances of a path share it
+	for path, list := range loads { // all instances of a path share the list
 		loads[path] = distinct(list)
 	}
 	of := map[key][]pool.EventChannel{}
@@ -83,8 +83,8 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	return instances, errors.Join(errs...)
 }
 
-// Routed returns the one of a worker process's instances that takes requests for its model: the first with a card, else
-// the one whose endpoint is called generate; false when there is none.
+// Routed returns the instance of a worker process that serves its model: the first with a card, else the one whose
+// endpoint is named generate. It returns false if there is none.
 func Routed(instances []Instance) (Instance, bool) {
 	for _, in := range instances {
 		if in.Card != nil {

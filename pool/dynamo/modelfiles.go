@@ -15,25 +15,25 @@ import (
 	"kvepp/pool"
 )
 
-// ModelFiles are the checksums of the files that a model's prompts are made of, as model cards write them ("blake3:"
-// and 64 hexadecimal digits of the whole file's hash). An empty one is of a file that is not there or not named.
+// ModelFiles holds the checksums of the files that determine a model's prompts, in the form of model cards: "blake3:"
+// and 64 hexadecimal digits of the whole file's hash. An empty checksum means that the file is absent or not named.
 // Source: dynamo-llm 1.6.1, model_card and common::checked_file.
 type ModelFiles struct {
 	Tokenizer       string // tokenizer.json, else tiktoken.model or the only *.tiktoken
 	TokenizerConfig string // tokenizer_config.json
-	ChatTemplate    string // chat_template.jinja, else chat_template.json; or a template given to the worker besides
+	ChatTemplate    string // chat_template.jinja, else chat_template.json; or the worker's custom template
 }
 
 const blake3Prefix = "blake3:"
 
-// checkedFile is a file in a card: {"path", "checksum", "size"}, or that under "file" beside "is_custom".
+// checkedFile is a file in a card: {"path", "checksum", "size"}, or {"is_custom", "file": {...}} around that.
 type checkedFile struct {
 	Checksum string       `json:"checksum"`
 	File     *checkedFile `json:"file"`
 }
 
-// checksum reads the checksum of one of a card's files, which stands under the name of its kind, as in
-// {"hf_tokenizer_json": {...}}. A file of another form or algorithm counts as not named.
+// checksum returns the checksum of one of a card's files, which is the value of its kind, as in
+// {"hf_tokenizer_json": {...}}. It returns "" for another form or algorithm.
 func checksum(raw json.RawMessage) string {
 	var kinds map[string]checkedFile
 	if json.Unmarshal(raw, &kinds) != nil || len(kinds) != 1 {
@@ -52,8 +52,8 @@ func checksum(raw json.RawMessage) string {
 	return ""
 }
 
-// ReadModelFiles computes the checksums of a model's folder. chatTemplate is the template that is used in place of the
-// folder's; "" means none.
+// ReadModelFiles computes the checksums of the files in a model's folder. If chatTemplate is not empty, it is the path
+// of the template that replaces the folder's.
 func ReadModelFiles(dir, chatTemplate string) (ModelFiles, error) {
 	var m ModelFiles
 	tokenizers := []string{filepath.Join(dir, "tokenizer.json"), filepath.Join(dir, "tiktoken.model")}
@@ -97,19 +97,18 @@ func sumOf(path string) (string, error) {
 	return blake3Prefix + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Mismatch is a file of which a worker has another than kvepp.
+// Mismatch is a file that differs between a worker and kvepp.
 type Mismatch struct {
 	Endpoint string // name
 	File     string
 	Own      string // kvepp's checksum; "" without such a file
-	Worker   string // the model card's; "" when it names none
+	Worker   string // the model card's checksum; "" if it names no file
 }
 
-// Compare marks the endpoints whose model card names other files than own has for their model
-// (pool.Endpoint.OtherTokenizer), and says which files those are; and those whose card names the tokenizer and its
-// configuration, with none that differs (pool.Endpoint.SameTokenizer). own is by model name. Nothing is said of models
-// that own does not have, nor of files that the card does not name; but a card that names the tokenizer's configuration
-// names a template's file as well if there is one.
+// Compare compares the files in model cards with own, which is by model name, and returns those that differ. It sets
+// pool.Endpoint.OtherTokenizer if one differs, and pool.Endpoint.SameTokenizer if the card names the tokenizer and its
+// configuration and no file differs. It ignores models that own does not have, and files that the card does not name.
+// Exception: a card that names the tokenizer's configuration also names the template if there is one.
 func Compare(endpoints []pool.Endpoint, instances []Instance, own map[string]ModelFiles) []Mismatch {
 	cards := make(map[uint64]*Card, len(instances))
 	for _, in := range instances {

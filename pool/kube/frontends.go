@@ -31,9 +31,9 @@ func (f *frontends) wake() {
 // sighting is what a frontend knows of a Pod's worker, since the Pod is ready. The zero value: nobody was asked yet.
 type sighting struct {
 	known  bool
-	worker dynamo.Seen
-	model  string        // the frontend's only one; empty: not known
-	served dynamo.Served // of it
+	worker dynamo.FrontendWorker
+	model  string               // the frontend's only one; empty: not known
+	served dynamo.FrontendModel // of it
 
 	since time.Time // when the Pod began to wait for it
 	given bool      // it has waited enough: its name says its id
@@ -65,7 +65,7 @@ func (k *known) waits() bool {
 }
 
 // asks reports whether frontends are asked.
-func (s *Source) asks() bool { return s.config.Dynamo && s.config.AskFrontend != nil }
+func (s *Source) asks() bool { return s.config.Dynamo && s.config.QueryFrontend != nil }
 
 // sighted returns what a frontend knows of a Pod that is ready, and begins its waiting. The caller holds s.mu.
 func (s *Source) sighted(k *known) sighting {
@@ -93,7 +93,7 @@ func (s *Source) askFrontends(ctx context.Context) {
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, askFor)
 				defer cancel()
-				if v, err := s.config.AskFrontend(ctx, address); err == nil {
+				if v, err := s.config.QueryFrontend(ctx, address); err == nil {
 					s.sight(&v, address)
 				} else if ctx.Err() == nil {
 					s.log.Debug("a Pod's frontend was asked which workers it knows", "address", address, "error", err)

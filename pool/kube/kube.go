@@ -120,10 +120,10 @@ type Config struct {
 	Family string
 	// Dynamo says that the Pods are Dynamo's: their DynamoWorkerMetadata objects are followed.
 	Dynamo bool
-	// AskFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.AskFrontend does; nil:
+	// QueryFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.QueryFrontend does; nil:
 	// nobody is asked. It gives the instance ids of workers that write no DynamoWorkerMetadata, because their discovery
 	// is etcd or another.
-	AskFrontend func(ctx context.Context, address string) (dynamo.View, error)
+	QueryFrontend func(ctx context.Context, address string) (dynamo.View, error)
 }
 
 // State is what the cluster says at one moment.

@@ -467,9 +467,9 @@ func testFrontendsKnow(t *testing.T) {
 	c.put(aPod("b", "10.0.0.2"))
 	c.put(aPod("n", "10.0.0.3")) // known to nobody
 	var mu sync.Mutex
-	view := dynamo.View{Models: map[string]dynamo.Served{"m": {BlockSize: 16, TotalKVBlocks: 99}}}
+	view := dynamo.View{Models: map[string]dynamo.FrontendModel{"m": {BlockSize: 16, TotalKVBlocks: 99}}}
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
-		AskFrontend: func(_ context.Context, address string) (dynamo.View, error) {
+		QueryFrontend: func(_ context.Context, address string) (dynamo.View, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if address != "10.0.0.2:8000" {
@@ -477,7 +477,7 @@ func testFrontendsKnow(t *testing.T) {
 			}
 			return view, nil
 		}})
-	know := func(workers ...dynamo.Seen) {
+	know := func(workers ...dynamo.FrontendWorker) {
 		mu.Lock()
 		defer mu.Unlock()
 		view.Workers = workers
@@ -500,8 +500,8 @@ func testFrontendsKnow(t *testing.T) {
 	}
 	// the Pod's that was asked
 	know(
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"},
 	)
 	want(1<<63, 2)
 	want(1<<63, 2, kvblock.InstanceID("n")) // which has waited enough
@@ -513,9 +513,9 @@ func testFrontendsKnow(t *testing.T) {
 	}
 	r.mu.Unlock()
 	know(
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
 	)
 	want(1<<63, 2, 3)
 	// A worker that began anew in its Pod has another id. While the old one's lease lasts there are two, and neither is
@@ -525,14 +525,14 @@ func testFrontendsKnow(t *testing.T) {
 	c.put(a)
 	want(2, 3)
 	know(
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
-		dynamo.Seen{
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.FrontendWorker{
 			Path:       "ns/backend/generate",
 			InstanceID: 2,
 			IP:         "10.0.0.2",
 		},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
 	)
 	a.Status.Conditions[1].Status = corev1.ConditionTrue
 	c.put(a)
@@ -542,13 +542,13 @@ func testFrontendsKnow(t *testing.T) {
 		return r.pods["a"].waits()
 	})
 	know(
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
-		dynamo.Seen{
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.FrontendWorker{
 			Path:       "ns/backend/generate",
 			InstanceID: 2,
 			IP:         "10.0.0.2",
 		},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
 	)
 	want(7, 2, 3)
 	// What a worker wrote itself goes before; that the frontend disagrees is said.
@@ -581,14 +581,15 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	}
 	var asked atomic.Int64
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
-		AskFrontend: func(_ context.Context, address string) (dynamo.View, error) {
+		QueryFrontend: func(_ context.Context, address string) (dynamo.View, error) {
 			asked.Add(1)
 			var i, j uint64
 			if _, err := fmt.Sscanf(address, "10.0.%d.%d:", &i, &j); err != nil {
 				return dynamo.View{}, err
 			}
 			return dynamo.View{
-				Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 1 + 100*i + j, IP: "127.0.0.1"}},
+				Workers: []dynamo.FrontendWorker{{Path: "ns/backend/generate", InstanceID: 1 + 100*i + j,
+					IP: "127.0.0.1"}},
 			}, nil
 		}})
 	eventually(t, "ready", r.synced)
@@ -616,9 +617,9 @@ func testAnotherPodOfTheName(t *testing.T) {
 	c := newCluster(t)
 	c.put(aPod("a", "10.0.0.1"))
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
-		AskFrontend: func(context.Context, string) (dynamo.View, error) {
+		QueryFrontend: func(context.Context, string) (dynamo.View, error) {
 			return dynamo.View{
-				Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"}},
+				Workers: []dynamo.FrontendWorker{{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"}},
 			}, nil
 		}})
 	instance := func() uint64 {

@@ -123,7 +123,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "o", "block_size": 0}`,
 			http.StatusBadRequest, "block_size 0"},
 		{"/register", strings.Replace(good, "tcp://127.0.0.1:9", "tcp://*:9", 1), http.StatusBadRequest,
-			"names no host"},
+			"has no host"},
 		{"/register", strings.Replace(good, "}", `, "dp_rank": 1, "replay_endpoint": "x"}`, 1), http.StatusBadRequest,
 			"invalid replay endpoint"},
 		{"/unregister", `{}`, http.StatusUnprocessableEntity, "missing"},
