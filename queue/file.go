@@ -17,16 +17,16 @@ import (
 
 const (
 	maxFile    = 1 << 20 // bytes of a policy file
-	maxClasses = 4096    // that it may describe, aliases followed
-	// maxNumber is as good as no limit, and keeps sums in range.
+	maxClasses = 4096    // of all profiles, aliases followed
+	// maxNumber is as good as no limit and keeps sums in range.
 	maxNumber = 1 << 40
 )
 
 // File is a policy file.
 type File struct {
 	root   *Profile            // nil: none
-	models map[string]*Profile // these replace root for their model
-	// Router is what the file says under "router", in its order: settings that flags have as well.
+	models map[string]*Profile // each replaces root for its model
+	// Router is the file's section "router", in its order: settings that are also flags.
 	Router []Setting
 }
 
@@ -36,10 +36,10 @@ type Setting struct {
 	Line       int
 }
 
-// HasRoot reports whether the file has a profile for all models that have none of their own.
+// HasRoot reports whether the file has a profile for models without a profile of their own.
 func (f *File) HasRoot() bool { return f.root != nil }
 
-// The keys of the file, as Dynamo has them.
+// The keys of the file, as in Dynamo.
 var (
 	profileKeys = []string{"default_policy_family", "uncached_isl_buckets", "policy_classes"}
 	fileKeys    = append(slices.Clone(profileKeys), "models", "router")
@@ -58,7 +58,7 @@ var (
 	}
 )
 
-// examples are values of keys, for errors.
+// examples are values of keys, for error texts.
 var examples = map[string]string{
 	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short",
 	"cache_bucket": "short",
@@ -67,14 +67,14 @@ var examples = map[string]string{
 	"cached_token_queue_limit_per_worker": "1000000",
 }
 
-// refused are keys of Dynamo's that kvepp does not follow, and why.
+// refused maps keys of Dynamo's that kvepp does not support to the reason.
 var refused = map[string]string{
 	"worker_selection": "kvepp has one policy of choosing a worker, Dynamo's default; leave this key out",
 	"request_classifier": "kvepp runs no classifier; a request's class comes from the header " +
 		"x-dynamo-meta-policy-class and its tokens; leave this key out",
 }
 
-// ParseFile reads a policy file (--router-policy-config). Errors name the line and what would be right.
+// ParseFile reads a policy file (--router-policy-config). Errors name the line and the right form.
 func ParseFile(text []byte) (*File, error) {
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("the file has %d bytes, but at most %d are read", len(text), maxFile)
@@ -84,7 +84,7 @@ func ParseFile(text []byte) (*File, error) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New("the file is empty: it must define policy_classes, models or router")
 	} else if err != nil {
-		// behind the line
+		// the line stays in front
 		return nil, errors.New(strings.Replace(strings.TrimPrefix(err.Error(), "yaml: "), ": ", ": not valid YAML: ",
 			1))
 	}
@@ -146,10 +146,10 @@ func ParseFile(text []byte) (*File, error) {
 	return f, nil
 }
 
-// reader counts what it has read, so that aliases cannot multiply it without end.
+// reader counts classes, so that aliases cannot multiply them without bound.
 type reader struct{ classes int }
 
-// object is a mapping whose keys are known.
+// object is a mapping with known keys.
 type object struct {
 	node   *yaml.Node
 	what   string
@@ -160,7 +160,7 @@ func wrong(n *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("line %d: %s", n.Line, fmt.Sprintf(format, args...))
 }
 
-// shown is a value as an error shows it behind its key: nothing for a list or a mapping.
+// shown returns a value for an error text, behind its key; "" for a list or a mapping.
 func shown(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""
@@ -176,7 +176,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// pairs returns the keys and values of a mapping. No key is there twice.
+// pairs returns the keys and values of a mapping. It refuses duplicate keys.
 func (r *reader) pairs(n *yaml.Node, what string) (keys, values []*yaml.Node, err error) {
 	if n = resolve(n); n.Kind != yaml.MappingNode {
 		return nil, nil, wrong(n, "%s: must be a mapping of keys to values", what)
@@ -196,7 +196,7 @@ func (r *reader) pairs(n *yaml.Node, what string) (keys, values []*yaml.Node, er
 	return keys, values, nil
 }
 
-// mapping returns the values of a mapping that has no other keys than known.
+// mapping returns the values of a mapping, and refuses keys that are not known.
 func (r *reader) mapping(n *yaml.Node, what string, known []string) (object, error) {
 	o := object{node: resolve(n), what: what, values: map[string]*yaml.Node{}}
 	keys, values, err := r.pairs(n, what)
@@ -293,7 +293,7 @@ func (o *object) fraction(key string) (*float64, error) {
 	return &v, nil
 }
 
-// list returns the elements of a list that may not be empty.
+// list returns the elements of a list. It refuses an empty list.
 func (o *object) list(key string) ([]*yaml.Node, error) {
 	n := o.values[key]
 	if n == nil {
@@ -376,7 +376,7 @@ func (r *reader) profile(o object) (*Profile, error) {
 			)
 		}
 	}
-	// This ends early where something is missing, so that it never takes longer than there are classes.
+	// The loop ends at the first missing class, so it never takes longer than there are classes.
 	for f, family := range families {
 		for b, bucket := range names {
 			if _, there := p.members[member{f, b}]; !there {
@@ -392,7 +392,7 @@ func (r *reader) profile(o object) (*Profile, error) {
 	return p, nil
 }
 
-// buckets reads uncached_isl_buckets: the least tokens of each, and their names.
+// buckets reads uncached_isl_buckets: the lowest token count of each bucket, and their names.
 func (r *reader) buckets(o *object) (least []int, names []string, err error) {
 	list, err := o.list("uncached_isl_buckets")
 	if err != nil {
@@ -434,7 +434,7 @@ func (r *reader) buckets(o *object) (least []int, names []string, err error) {
 	return least, names, nil
 }
 
-// class reads one policy class. family is empty for one that requests ask for by its name.
+// class reads one policy class. family is empty for a class that requests ask for by name.
 func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, bucket int, err error) {
 	o, err := r.mapping(n, "a policy class", classKeys)
 	if err != nil {

@@ -6,60 +6,60 @@ import (
 	"sort"
 )
 
-// Class is one policy class: who waits when, in which order, and how many.
+// Class is one policy class: when its requests wait, in which order, and how many.
 type Class struct {
 	Name   string
 	Policy Policy
-	// Quantum is how many tokens of work the class may begin in each round; at least 1. Twice the quantum of another is
-	// twice its share while both have requests waiting.
+	// Quantum is how many tokens of work the class may begin in each round, at least 1. While two classes have requests
+	// waiting, they share work in proportion to their quanta.
 	Quantum int
 
-	// BusyTokens and BusyFrac say when a worker is busy: with more prompt tokens waiting to be prefilled than the
-	// first, or than the second times what the engine takes in one step. Both nil: requests of the class never wait.
+	// BusyTokens and BusyFrac say when a worker is busy: if more prompt tokens wait to be prefilled than BusyTokens, or
+	// than BusyFrac times the tokens that the engine takes in one step. Both nil: requests of the class never wait.
 	BusyTokens *int
 	BusyFrac   *float64
 
-	// What may wait in the class for each worker: requests, tokens of their prompts, those of them that are cached.
-	// nil: as much as there is; 0: no request ever waits, it is turned away instead.
+	// Limits on what waits in the class, for each worker: requests, tokens of their prompts, and cached tokens of
+	// these. nil: no limit. 0: requests never wait and are refused instead.
 	MaxRequests, MaxTokens, MaxCachedTokens *int
 }
 
-// Waits reports whether there is a load on workers above which requests of the class wait, or are turned away.
+// Waits reports whether requests of the class wait, or are refused, above some load.
 func (c *Class) Waits() bool { return c.BusyTokens != nil || c.BusyFrac != nil }
 
-// Rejects reports whether requests of the class are turned away where others would wait.
+// Rejects reports whether requests of the class are refused where others would wait.
 func (c *Class) Rejects() bool {
 	zero := func(limit *int) bool { return limit != nil && *limit == 0 }
 	return zero(c.MaxRequests) || zero(c.MaxTokens) || zero(c.MaxCachedTokens)
 }
 
-// Busy reports whether a worker is: one that has prefillTokens waiting, and whose engine takes maxTokens in one step.
+// Busy reports whether a worker is busy that has prefillTokens waiting and whose engine takes maxTokens in one step.
 func (c *Class) Busy(prefillTokens, maxTokens int) bool {
 	return c.BusyTokens != nil && prefillTokens > *c.BusyTokens ||
 		c.BusyFrac != nil && float64(prefillTokens) > float64(*c.BusyFrac*float64(maxTokens))
 }
 
-// Profile is the policy classes of a model, and which request belongs to which.
+// Profile is the policy classes of a model, and the rule that assigns requests to them.
 type Profile struct {
 	Classes []Class // at least one
 
-	// All other fields are nil where there is one class for all.
-	explicit      map[string]int // classes that requests name, by name
+	// The other fields are nil if there is one class for all requests.
+	explicit      map[string]int // name -> class that requests ask for by that name
 	families      map[string]int
 	defaultFamily int
-	buckets       []int // the least tokens of each, ascending from 0
+	buckets       []int // the lowest token count of each bucket, ascending from 0
 	members       map[member]int
 }
 
-// member is a class's place among families and buckets.
+// member is the family and the bucket of a class.
 type member struct{ family, bucket int }
 
-// Single is a profile of one class without limits, as --router-queue-threshold has it. frac is the class's BusyFrac.
+// Single returns a profile of one class without limits, for --router-queue-threshold. frac is the class's BusyFrac.
 func Single(policy Policy, frac *float64) *Profile {
 	return &Profile{Classes: []Class{{Name: "default", Policy: policy, Quantum: 1, BusyFrac: frac}}}
 }
 
-// Waits reports whether requests of any class ever wait or are turned away.
+// Waits reports whether requests of any class ever wait or are refused.
 func (p *Profile) Waits() bool {
 	for i := range p.Classes {
 		if p.Classes[i].Waits() {
@@ -69,8 +69,8 @@ func (p *Profile) Waits() bool {
 	return false
 }
 
-// Class returns the index of the class of a request that asks for the class or family of that name, and of whose prompt
-// so many tokens are not cached. A name that is neither counts as the default family.
+// Class returns the index of a request's class. name is the class or family that the request asks for; an unknown name
+// means the default family. uncachedTokens is how many tokens of its prompt are not cached.
 func (p *Profile) Class(name string, uncachedTokens int) int {
 	if p.members == nil {
 		return 0
@@ -89,11 +89,10 @@ func (p *Profile) Class(name string, uncachedTokens int) int {
 // Profiles are the profiles of all models.
 type Profiles struct {
 	byModel map[string]*Profile
-	others  *Profile // of every other model
+	others  *Profile // for all other models
 }
 
-// Profiles returns the profiles of the file; fallback is that of models for which it has none. A nil File has none at
-// all.
+// Profiles returns the profiles of the file. fallback is for models without a profile in the file. A nil File has none.
 func (f *File) Profiles(fallback *Profile) *Profiles {
 	if f == nil {
 		return &Profiles{others: fallback}
@@ -112,7 +111,7 @@ func (p *Profiles) Of(model string) (profile *Profile, own bool) {
 	return p.others, false
 }
 
-// Waits reports whether requests to any model ever wait or are turned away.
+// Waits reports whether requests for any model ever wait or are refused.
 func (p *Profiles) Waits() bool {
 	for _, own := range p.byModel {
 		if own.Waits() {

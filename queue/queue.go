@@ -1,11 +1,11 @@
-// Package queue orders requests that wait for a worker: which of them goes next.
+// Package queue decides which of the requests that wait for a worker goes next.
 //
-// It owns policy classes, the order within each, the sharing of turns between them by deficit round robin, the limits
-// at which a request is turned away, and the reader of Dynamo's policy file. It never chooses a worker, never wakes
-// anybody, and has no goroutine, lock or clock: whoever holds a Queue says when something arrived, and whether a worker
-// is ready for it.
+// It owns policy classes, the order within each, the sharing of turns between classes by deficit round robin, the
+// limits above which requests are refused, and the parser of Dynamo's policy file. It never chooses a worker and never
+// wakes a goroutine. It has no goroutine, lock or clock: the owner of a Queue passes arrival times, and says whether a
+// worker is ready for a request.
 //
-// Concurrency: a Queue belongs to one goroutine at a time, behind its owner's lock. A Profile does not change.
+// Concurrency: the owner of a Queue must lock it. A Profile is immutable.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: policy_config and policy_queue.
 package queue
@@ -16,21 +16,21 @@ import (
 	"math"
 )
 
-// Policy is the order within a class. Whatever it is, a higher strict priority goes first, and of two that are
-// otherwise equal the one that came first.
+// Policy is the order within a class. In every policy a higher strict priority goes first, and of two equal requests
+// the earlier one.
 type Policy string
 
-// The policies. A request's jump is how far its priority lifts it; at least 0.
+// The policies. A request's jump is how far its priority lifts it, at least 0.
 const (
 	FCFS Policy = "fcfs" // first come, first served: a jump of 1 counts as one second of waiting
 	LCFS Policy = "lcfs" // last come, first served; for comparisons, in Dynamo as well
-	WSPT Policy = "wspt" // the least work first: tokens that are not cached, divided by 1 + jump
+	WSPT Policy = "wspt" // shortest work first: uncached tokens, divided by 1 + jump
 )
 
 // Valid reports whether p is one of the policies.
 func (p Policy) Valid() bool { return p == FCFS || p == LCFS || p == WSPT }
 
-// score is what the class is ordered by, highest first. arrival is in seconds.
+// score returns what the class is sorted by, highest first. arrival is in seconds.
 func (p Policy) score(arrival, jump float64, cost int) float64 {
 	jump = max(jump, 0)
 	if math.IsNaN(jump) {
@@ -49,19 +49,19 @@ func (p Policy) score(arrival, jump float64, cost int) float64 {
 // Any is the lane of requests that any worker may take.
 const Any = -1
 
-// Request is what the queue knows of a request.
+// Request is what the queue needs to know of a request.
 type Request struct {
 	Class        int // of the profile: Profile.Class
-	Lane         int // the one worker that may take it; Any: whoever is ready
+	Lane         int // the one worker that may take it; Any: all may
 	Tokens       int // of its prompt
-	CachedTokens int // of them, on the worker that has most; at most Tokens count
+	CachedTokens int // the most of them that a worker has cached; counts at most as Tokens
 
 	Arrival        float64 // seconds since a moment that is the same for all requests
 	Jump           float64 // priority; below 0 counts as 0
 	StrictPriority uint32
 }
 
-// cost is the work in tokens that a turn is charged for: never nothing, so that every request takes part.
+// cost returns the tokens that a turn is charged for, at least 1, so that every request takes part in turns.
 func (r *Request) cost() int { return max(r.Tokens-r.cached(), 1) }
 
 func (r *Request) cached() int { return min(r.CachedTokens, r.Tokens) }
@@ -74,7 +74,7 @@ type Item[T any] struct {
 	score    float64
 	sequence uint64
 	lane     *lane[T]
-	index    int // in lane; -1: it does not wait any more
+	index    int // in lane; -1: it no longer waits
 }
 
 // before reports whether a goes before b, both of one class.
@@ -88,13 +88,13 @@ func (a *Item[T]) before(b *Item[T]) bool {
 	return a.sequence < b.sequence
 }
 
-// Load is what waits in one class.
+// Load is the sum of what waits in one class.
 type Load struct{ Requests, Tokens, CachedTokens int }
 
-// ErrFull says that the queue has reached its bound.
+// ErrFull says that the queue is at its bound.
 var ErrFull = errors.New("the queue is full")
 
-// LimitError says that a class has reached one of its limits.
+// LimitError says that a class is at one of its limits.
 type LimitError struct {
 	Class          string
 	Kind           string // requests, raw_isl_tokens or cached_tokens
@@ -111,14 +111,14 @@ func (e *LimitError) Error() string {
 	)
 }
 
-// Queue holds requests that wait. Make one with New.
+// Queue holds the requests that wait. Make one with New.
 //
-// Push and Remove take time in the logarithm of what waits. Pop looks at the first request of every lane besides: of
-// each class, and of each worker that requests of the class are pinned to.
+// Push and Remove take logarithmic time. Pop also looks at the first request of every lane: one for each class, and one
+// for each worker that the class has pinned requests for.
 type Queue[T any] struct {
 	classes  []class[T]
 	cursor   int // the class that is asked first
-	carry    int // the class whose turn goes on; -1: none
+	carry    int // the class whose turn continues; -1: none
 	sequence uint64
 	length   int
 	bound    int
@@ -153,9 +153,9 @@ func (q *Queue[T]) Len() int { return q.length }
 // Load returns what waits in a class.
 func (q *Queue[T]) Load(class int) Load { return q.classes[class].load }
 
-// Push adds a request. The class's limits are for each of workers; they are compared with what waits already, so that
-// the request that crosses one is still taken. Requests of a class that [Class.Rejects] have no part in turns and are
-// never taken: the caller, who knows whether a worker is ready, sends them on or turns them away at once.
+// Push adds a request. The class's limits are for each of workers. They are compared with what waits already, so the
+// request that crosses a limit is still accepted. Push refuses requests of a class that [Class.Rejects]: the caller
+// sends them on or refuses them at once, depending on whether a worker is ready.
 //
 // Errors: ErrFull, *LimitError.
 func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
@@ -183,7 +183,7 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 	return item, nil
 }
 
-// Limited returns the first limit that a class has reached, as a *LimitError; nil if there is none.
+// Limited returns the first limit that a class has reached, as a *LimitError; nil: none.
 func (q *Queue[T]) Limited(class, workers int) error {
 	c := &q.classes[class]
 	for _, l := range []struct {
@@ -206,7 +206,7 @@ func (q *Queue[T]) Limited(class, workers int) error {
 	return nil
 }
 
-// Remove takes a request out that waits no longer; false if it does not wait.
+// Remove removes a request; false if it does not wait any more.
 func (q *Queue[T]) Remove(item *Item[T]) bool {
 	if item.index < 0 {
 		return false
@@ -227,11 +227,11 @@ func (q *Queue[T]) Remove(item *Item[T]) bool {
 	return true
 }
 
-// Pop takes out the request that goes next; nil if there is none. ready says whether a worker is ready for a request,
-// which is the first of its lane; it may be asked about the same one several times.
+// Pop removes and returns the request that goes next; nil: none. ready says whether a worker is ready for a request
+// that is the first of its lane. Pop may call it several times for the same request.
 //
 // Classes share turns by deficit round robin: in each round a class may spend its quantum, in tokens of work, and what
-// it has left after its turn while more waits.
+// it has left from earlier rounds while more of its requests wait.
 func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 	carried := q.carry
 	q.carry = -1
@@ -255,7 +255,7 @@ func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 		if q.heads[i] == nil {
 			continue
 		}
-		if some = true; q.affordable(i) { // by what it had left, before it is given more
+		if some = true; q.affordable(i) { // with its rest, before it earns more
 			return q.take(i)
 		}
 		if c.earn(1); q.affordable(i) {
@@ -265,7 +265,7 @@ func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 	if !some {
 		return nil
 	}
-	// Nobody can pay after one round: skip to the first after which somebody can.
+	// No class can pay after one round. Skip to the first round after which one can.
 	rounds := math.MaxInt
 	for i, head := range q.heads {
 		if c := &q.classes[i]; head != nil {
@@ -285,7 +285,7 @@ func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 	return nil
 }
 
-// affordable reports whether the class has a request that is ready, and the credit for it.
+// affordable reports whether the class has a ready request and enough deficit for it.
 func (q *Queue[T]) affordable(i int) bool {
 	return q.heads[i] != nil && q.heads[i].cost() <= q.classes[i].deficit
 }
@@ -298,14 +298,14 @@ func (q *Queue[T]) take(i int) *Item[T] {
 	if c.deficit > 0 {
 		q.carry = i
 	}
-	clear(q.heads) // hold on to nothing
+	clear(q.heads) // keep no request from the garbage collector
 	return item
 }
 
-// maxDeficit keeps sums in range; no request costs as much.
+// maxDeficit keeps sums in range. No request costs as much.
 const maxDeficit = math.MaxInt / 4
 
-// earn adds a number of quanta.
+// earn adds the quantum this many times.
 func (c *class[T]) earn(rounds int) {
 	if rounds > (maxDeficit-c.deficit)/c.Quantum {
 		c.deficit = maxDeficit
@@ -314,8 +314,7 @@ func (c *class[T]) earn(rounds int) {
 	c.deficit += rounds * c.Quantum
 }
 
-// head returns the request of the class that goes first among those that are ready: behind one that is not, its lane
-// waits.
+// head returns the first of the class's ready requests. A request that is not ready blocks its lane.
 func (c *class[T]) head(ready func(*Class, *Item[T]) bool) *Item[T] {
 	var best *Item[T]
 	if len(c.shared.items) > 0 && ready(c.Class, c.shared.items[0]) {

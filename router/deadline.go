@@ -208,7 +208,7 @@ func (g *reading) parse(
 	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return parse(path, body) })
 }
 
-// tokenize returns the prompts of a body. A client's own template may take long, whatever the body's size. Errors: the
+// tokenize returns the prompts of a body. A client's own template may take long even for a small body. Errors: the
 // tokenizer's, within's.
 func (g *reading) tokenize(
 	ctx context.Context,

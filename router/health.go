@@ -119,7 +119,7 @@ func (sc *scratch) onTrial(w kvblock.Worker) bool {
 }
 
 // trialCostMultiplier is the cost multiplier of an endpoint whose trial is due. It makes that endpoint the cheapest,
-// whatever others have cached. Otherwise a recovered endpoint would stay ejected for as long as others are cheaper.
+// even if others have more cached. Otherwise a recovered endpoint would stay ejected for as long as others are cheaper.
 const trialCostMultiplier = 1e-6
 
 // trialMultiplier returns a candidate's cost multiplier, given the one that it would have without a trial.

@@ -258,7 +258,7 @@ func (l *leg) weights() *scoring.Config {
 	return &cfg
 }
 
-// promptOf returns a prompt without hashes, for a candidate of which only the block size is known; nil if that is not
+// promptOf returns a prompt without hashes, for a candidate with only the block size known; nil if that is not
 // known either.
 func (sc *scratch) promptOf(blockSize int) *scoring.Prompt {
 	if blockSize <= 0 {

@@ -6,41 +6,43 @@ import (
 	"kvepp/kvblock"
 )
 
-// activeBlocks is the set of blocks that active requests hold, and on which workers.
+// activeBlocks is the set of blocks that active requests hold, and on which workers: a path-compressed radix tree over
+// block hashes.
 //
-// A request holds the whole chain of its prompt's blocks, so that chains which begin alike form trees. A tree's nodes
-// are runs: stretches of blocks that the same requests hold. A new prompt leaves the tree somewhere, and what is left
-// of it is one more run; most prompts end so, and cost one entry of the table and 8 bytes a block, however long they
-// are. Where a chain leaves or ends inside a run, the run is split.
+// A request holds the whole chain of its prompt's blocks, so chains with a common prefix form trees. A node is a run:
+// consecutive blocks that the same requests hold. A new prompt leaves the tree at some block, and its remaining blocks
+// become one new run. Such a prompt costs one entry of the table and 8 bytes a block. If a chain leaves or ends inside
+// a run, the run is split.
 //
-// Nearly all runs are held by one worker (the end of a prompt is its own), which the run then names itself. A run held
-// by several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
+// Nearly all runs are held by one worker, because the end of a prompt is its own; the run then names the worker itself.
+// A run held by several workers has a bitset of them. extra has a count only if one of them holds the run for several
+// requests.
 //
-// Its memory is that of its busiest moment.
+// Its memory stays at its maximum so far.
 type activeBlocks struct {
 	byFirst table // first hash of a run -> index in runs
 	runs    []activeRun
-	free    []uint32 // indices in runs that are unused
-	epoch   uint64   // of the last pass over runs
+	free    []uint32 // unused indices of runs
+	epoch   uint64   // number of the latest pass over runs
 
-	// sets holds the bitsets of shared runs, each setWords words; set number s begins at s*setWords. Set 0 is unused.
+	// sets holds the bitsets of shared runs, setWords words each. Set number s begins at s*setWords. Set 0 is unused.
 	sets     []uint64
 	setWords int
 	freeSets []uint32
-	extra    table // set<<32 | worker -> how many requests beyond the first hold the run there
+	extra    table // set<<32 | worker -> requests of the worker that hold the run, less 1
 
-	weights map[runOn]float64 // what a block of the run counts for there, less 1, where it is not 1
+	weights map[runOn]float64 // weight of a block of the run on the worker, less 1, if not 0
 }
 
-// activeRun is a stretch of blocks. runs[0] is unused, so that 0 can mean none.
+// activeRun is a run of consecutive blocks. runs[0] is unused, so that 0 can mean none.
 type activeRun struct {
 	hashes   []kvblock.SequenceHash // at least one
 	parent   uint32                 // the run that it continues; 0: none
-	children uint32                 // runs that continue it
-	epoch    uint64                 // of the last pass that met it
-	listed   bool                   // whether byFirst knows it, see extend
+	children uint32                 // number of runs that continue it
+	epoch    uint64                 // number of the latest pass that visited it
+	listed   bool                   // byFirst has it, see extend
 
-	// It is held by nobody if holders is 0, by worker if set is 0, else by the workers in the set.
+	// If holders is 0, no worker holds the run. Else if set is 0, worker holds it; otherwise the workers in set do.
 	worker  kvblock.Worker
 	holders uint32 // set 0: requests of worker; else: workers in the set
 	set     uint32
@@ -71,8 +73,8 @@ func (b *activeBlocks) set(s uint32) []uint64 {
 	return b.sets[from : from+b.setWords]
 }
 
-// descend returns the run with which the chain ends, and makes it if it is new: 0 for an empty chain. What it makes it
-// appends to made; the caller calls removeUnheld for each of these that nobody may have come to hold.
+// descend returns the run that the chain ends with; 0 for an empty chain. It makes new runs where the tree has none,
+// and appends them to made. The caller calls removeUnheld for those that no request may hold in the end.
 func (b *activeBlocks) descend(
 	chain []kvblock.SequenceHash,
 	blockSize uint32,
@@ -100,8 +102,9 @@ func (b *activeBlocks) descend(
 	return leaf, made
 }
 
-// extend makes a run of these blocks behind parent. Hashes that stand for their prefix are nowhere else in the set;
-// should the first be, the run is not listed: nobody will share it, and its blocks count as its requests' own.
+// extend adds a run of these blocks behind parent. A hash that stands for its prefix occurs once in the set. If the
+// first hash occurs elsewhere all the same, the run is not listed: no request will share it, and its blocks count as
+// its requests' own.
 func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, blockSize uint32) uint32 {
 	id := b.newRun()
 	r := &b.runs[id]
@@ -113,7 +116,7 @@ func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, bloc
 	return id
 }
 
-// newRun returns an unused run, all zero but for its epoch and the memory of its hashes.
+// newRun returns an unused run, zero except for its epoch and the memory of its hashes.
 func (b *activeBlocks) newRun() uint32 {
 	if n := len(b.free); n > 0 {
 		id := b.free[n-1]
@@ -132,8 +135,8 @@ func (b *activeBlocks) list(id uint32) {
 	}
 }
 
-// split parts a run in front of block n. The run keeps its number and the rest, so that whoever ends with it still
-// does; its beginning is a new run, which is returned.
+// split divides a run before block n. The run keeps its number and the blocks from n on, so that leaves stay valid. Its
+// first n blocks become a new run, which split returns.
 func (b *activeBlocks) split(id uint32, n int) uint32 {
 	first := b.newRun()
 	r, f := &b.runs[id], &b.runs[first]
@@ -166,7 +169,7 @@ func (b *activeBlocks) split(id uint32, n int) uint32 {
 	return first
 }
 
-// removeUnheld takes a run out if nobody holds it, and those that it continued likewise.
+// removeUnheld removes a run that no worker holds, and then the runs before it if the same is true of them.
 func (b *activeBlocks) removeUnheld(id uint32) {
 	for id != 0 {
 		r := &b.runs[id]
@@ -181,14 +184,14 @@ func (b *activeBlocks) removeUnheld(id uint32) {
 		if cap(hashes) > keptBlocks {
 			hashes = nil
 		}
-		*r = activeRun{hashes: hashes, epoch: r.epoch} // a pass may come by once more
+		*r = activeRun{hashes: hashes, epoch: r.epoch} // a running pass may visit it again
 		b.free = append(b.free, id)
 		b.runs[parent].children--
 		id = parent
 	}
 }
 
-// hold notes that one more request of the worker has the run, and says whether it is the worker's first.
+// hold adds one request of the worker to the run, and reports whether it is the worker's first.
 func (b *activeBlocks) hold(id uint32, w kvblock.Worker) (first bool) {
 	r := &b.runs[id]
 	if r.set == 0 {
@@ -212,7 +215,7 @@ func (b *activeBlocks) hold(id uint32, w kvblock.Worker) (first bool) {
 	return false
 }
 
-// share turns a run that names its one worker into one with a set.
+// share replaces a run's single worker by a set.
 func (b *activeBlocks) share(r *activeRun) {
 	r.set = b.newSet()
 	b.set(r.set)[r.worker/64] |= 1 << (r.worker % 64)
@@ -233,7 +236,8 @@ func (b *activeBlocks) newSet() uint32 {
 	return uint32(len(b.sets)/b.setWords - 1)
 }
 
-// release is hold undone, and says whether it was the worker's last. A run that nobody holds any more is removed.
+// release is the reverse of hold: it reports whether the request was the worker's last. It removes a run that no worker
+// holds any more.
 func (b *activeBlocks) release(id uint32, w kvblock.Worker) (last bool) {
 	r := &b.runs[id]
 	if r.set != 0 {
@@ -261,10 +265,10 @@ func (b *activeBlocks) release(id uint32, w kvblock.Worker) (last bool) {
 	return false
 }
 
-// pass begins a pass over runs that should meet each once.
+// pass begins a pass that visits each run once.
 func (b *activeBlocks) pass() { b.epoch++ }
 
-// meet says whether this pass has not met the run yet, and notes that it has now.
+// meet marks the run as visited, and reports whether this pass visits it for the first time.
 func (b *activeBlocks) meet(id uint32) bool {
 	r := &b.runs[id]
 	if r.epoch == b.epoch {
@@ -274,24 +278,24 @@ func (b *activeBlocks) meet(id uint32) bool {
 	return true
 }
 
-// walker carries the scratch memory of one walk.
+// walker is the scratch memory of one walk.
 type walker struct {
-	// leaves are the runs with which the prompts' chains end, in order.
+	// leaves are the runs that the prompts' chains end with, in order.
 	leaves []uint32
-	// made are the runs that a call's walks made; they go away again unless somebody comes to hold them.
+	// made are the runs that a call's walks have made. They are removed again unless a request comes to hold them.
 	made []uint32
-	// held[w] is how many of the distinct blocks worker w already holds.
+	// held[w] is how many of the distinct blocks worker w holds already.
 	held  []int32
-	alive []uint64 // the workers that hold the chain up to here, while there are several
+	alive []uint64 // the workers that hold the chain so far, while they are several
 	path  []uint32
 }
 
-// walk appends the leaf of each chain of the prompt to leaves, sets held, for workers numbered below len(k.held), and
-// returns how many distinct blocks there are.
+// walk appends the leaf of each chain of the prompt to leaves and sets held for workers numbered below len(k.held). It
+// returns the number of distinct blocks.
 //
 // A worker holds a chain up to some block and nothing behind it, because a request holds its whole chain and a sequence
-// hash stands for its whole prefix; so the set of workers only shrinks along a chain. Hashes without that property, or
-// repeated ones, give an overestimate of what a worker would have to add, and nothing worse.
+// hash stands for its whole prefix. So the set of workers only shrinks along a chain. Hashes without that property, or
+// repeated ones, only overestimate the blocks that a worker would add.
 func (b *activeBlocks) walk(k *walker, p *Prompt) (distinct int) {
 	from := len(k.leaves)
 	for _, chain := range p.Chains {
@@ -308,7 +312,7 @@ func (b *activeBlocks) walk(k *walker, p *Prompt) (distinct int) {
 		for id := leaf; id != 0; id = b.runs[id].parent {
 			k.path = append(k.path, id)
 		}
-		fresh := int32(0) // blocks of this chain that no earlier one of the request had
+		fresh := int32(0) // blocks of this chain that no earlier chain of the request has
 		several, one := false, -1
 		for i := len(k.path) - 1; i >= 0; i-- {
 			id := k.path[i]
@@ -354,7 +358,7 @@ func (b *activeBlocks) holds(r *activeRun, w kvblock.Worker) bool {
 	return r.holders > 0 && r.worker == w
 }
 
-// keep credits the workers that are not in set with what they held so far, and goes on without them.
+// keep credits the workers that are not in set with the blocks so far, and drops them from alive.
 func (k *walker) keep(set []uint64, fresh int32) {
 	for i, alive := range k.alive {
 		k.credit(i, alive&^set[i], fresh)
@@ -362,7 +366,7 @@ func (k *walker) keep(set []uint64, fresh int32) {
 	}
 }
 
-// drop credits all workers that are left.
+// drop credits all workers in alive with the blocks so far.
 func (k *walker) drop(fresh int32) {
 	for i, alive := range k.alive {
 		k.credit(i, alive, fresh)

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// NominalBlockSize is the block, in tokens, in which requests are priced while no candidate's block size is known.
+	// NominalBlockSize is the block size, in tokens, for pricing if no candidate's block size is known.
 	NominalBlockSize = 16
 
 	// MaxWorkers bounds the worker numbers that the book accepts, and so its memory.
@@ -22,70 +22,67 @@ const (
 	// MaxBlockSize is the largest block size accepted, in tokens.
 	MaxBlockSize = kvblock.MaxBlockSize
 
-	// MaxISLTokens is the longest prompt accepted, in tokens; sums over many requests then stay far from overflow.
+	// MaxISLTokens is the longest prompt accepted, in tokens. Sums over many requests then stay far from overflow.
 	MaxISLTokens = 1 << 32
 
 	maxOverlapBlocks = 1 << 32
 )
 
 var (
-	// ErrNoCandidates says that a request came with an empty list of candidates.
+	// ErrNoCandidates says that the list of candidates is empty.
 	ErrNoCandidates = errors.New("scoring: no candidates")
 
-	// ErrDuplicateRequest says that a request with the same ID is active already.
+	// ErrDuplicateRequest says that a request with the same ID is active.
 	ErrDuplicateRequest = errors.New("scoring: a request with this ID is already active")
 
 	// ErrChanged says that the book is not at the version Request.IfVersion any more.
 	ErrChanged = errors.New("scoring: other requests were booked after the loads were read")
 )
 
-// Request is what all candidates have in common. A batch of prompts that one worker is to answer is one request.
+// Request is what is the same for all candidates. A batch of prompts for one worker is one request.
 type Request struct {
-	// ID names the request; two active requests cannot have the same. Empty: unnamed, and never a duplicate.
+	// ID names the request. Two active requests cannot have the same ID. Empty: unnamed, and never a duplicate.
 	ID string
 
-	// ISLTokens is the number of prompt tokens, over all prompts of the request. An estimate does where there is no
-	// tokenizer.
+	// ISLTokens is the number of prompt tokens, over all prompts of the request. Without a tokenizer it is an estimate.
 	ISLTokens int
 
-	// Expires has the booking end by itself after ActiveSequences.Expiry, because nothing that ends with the request
-	// holds it.
+	// Expires ends the booking after ActiveSequences.Expiry. It is for callers that may not learn of the request's end.
 	Expires bool
 
-	// DryRun books nothing: the choice is what it would be.
+	// DryRun chooses but books nothing.
 	DryRun bool
 
-	// IfVersion is the version of the book whose loads the caller chose the candidates by. If the book has another
+	// IfVersion is the version of the book by whose loads the caller picked the candidates. If the book has another
 	// version now, nothing is booked: ErrChanged. 0, the usual: any version will do.
 	IfVersion Version
 
-	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it
-	// was when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
+	// Terms, if not nil, must have the length of the candidates. It receives the terms of each one's cost at the time
+	// of the choice: Config.Cost of them is the cost. nil, the usual, costs nothing.
 	Terms []Terms
 }
 
-// Prompt is a request's prompt cut into the blocks of one block size. Candidates of the same block size point to the
-// same Prompt: the work is done once for each. It is read during the call only.
+// Prompt is a request's prompt cut into blocks of one block size. Candidates of the same block size share one Prompt,
+// which is then processed once. It is read during the call only.
 type Prompt struct {
-	// BlockSize is in tokens; 0 means not known.
+	// BlockSize is in tokens; 0: not known.
 	BlockSize int
 
-	// Chains has, for each prompt of the request, the sequence hashes of its full blocks in order. Nil means that the
-	// hashes are not known. It is ignored if BlockSize is 0.
+	// Chains has, for each prompt of the request, the sequence hashes of its full blocks in order. nil: the hashes are
+	// not known. It is ignored if BlockSize is 0.
 	Chains [][]kvblock.SequenceHash
 }
 
-// Candidate is a worker that may serve the request.
+// Candidate is a worker that may take the request.
 //
-// A candidate without hashes is priced by load alone: the request counts there as ISLTokens / BlockSize blocks of its
-// own, shared with nobody. If the block size is unknown too, blocks are counted in the size of the smallest one known
-// among the candidates, else in NominalBlockSize. What is on the worker already counts by its tokens, whatever blocks
-// it came in.
+// A candidate without hashes is priced by load alone: the request counts there as ISLTokens / BlockSize blocks that no
+// other request shares. If the block size is unknown too, it is the smallest one known among the candidates, else
+// NominalBlockSize. The worker's present load counts by its tokens, independent of its block size.
 type Candidate struct {
 	Worker kvblock.Worker // below MaxWorkers
 	Prompt *Prompt        // nil: nothing is known of blocks
 
-	// What the worker has cached of the prompt, as in Terms; 0 if unknown.
+	// The worker's cached blocks of the prompt, as in Terms; 0 if unknown.
 	DeviceBlocks int
 	HostBlocks   int
 	DiskBlocks   int
@@ -104,73 +101,73 @@ type Selection struct {
 	Worker kvblock.Worker // the chosen one
 	Cost   float64        // its cost
 
-	// CachedTokens is how much of the prompt the worker is expected to find in its caches; PrefillTokens is the rest,
-	// booked until MarkPrefillCompleted (0 if prefill is not tracked).
+	// CachedTokens is how much of the prompt the worker is expected to have cached. PrefillTokens is the rest, booked
+	// until MarkPrefillCompleted; 0 if prefill is not tracked.
 	CachedTokens  int
 	PrefillTokens int
 
-	// ActiveBlocks is how many blocks the request added to the worker's; 0 after a DryRun.
+	// ActiveBlocks is how many blocks the request adds to the worker's; 0 after a DryRun.
 	ActiveBlocks int
 
-	// UnitTokens is the block, in tokens, in which all costs of this selection are expressed: the smallest block size
+	// UnitTokens is the block size, in tokens, in which all costs of this selection are expressed: the smallest one
 	// known among the candidates.
 	UnitTokens int
 
-	// Version is the book's after this booking: Request.IfVersion of another that must follow it directly. 0 after a
-	// DryRun.
+	// Version is the book's version after this booking, for Request.IfVersion of a booking that must follow it
+	// directly. 0 after a DryRun.
 	Version Version
 }
 
-// Load is what a worker carries for its active requests.
+// Load is the load of a worker by its active requests.
 type Load struct {
 	Requests      int
 	PrefillTokens int // yet to be prefilled
-	ActiveBlocks  int // distinct blocks held, each counted once however many requests share it
-	ActiveTokens  int // the same in tokens
+	ActiveBlocks  int // distinct blocks held; a shared block counts once
+	ActiveTokens  int // the tokens of ActiveBlocks
 }
 
 // Version numbers the states of the book: each booking makes a new one. It is never 0.
 type Version uint64
 
-// ActiveSequences is the load book: which requests are active on which worker, the prompt tokens that each has yet to
-// prefill and the distinct KV blocks that each holds. Make one with [NewActiveSequences].
+// ActiveSequences is the load book: which requests are active on which worker, their tokens to prefill, and the
+// distinct KV blocks that they hold. Make one with [NewActiveSequences].
 //
-// It is safe for concurrent use; every method is one atomic step. Its memory follows the number of active requests
-// and their blocks, and stays at the size of the busiest moment; whoever admits requests bounds both.
+// It is safe for concurrent use; every method is one atomic step. Its memory grows with the active requests and their
+// blocks, and stays at its maximum so far. The caller that admits requests bounds both.
 //
 // Source: dynamo-kv-router 1.6.1, sequences.
 type ActiveSequences struct {
-	// Expiry is how long after it was made a booking with Request.Expires ends. 0: never. Set it before the first call.
+	// Expiry is how long a booking with Request.Expires lasts. 0: without end. Set it before the first call.
 	Expiry time.Duration
-	// Prefill says how the load of prompts is counted while they are prefilled. Set it before the first call.
+	// Prefill configures how prompts count while they are prefilled. Set it before the first call.
 	Prefill PrefillModel
 
-	epoch           time.Time         // the time that the book counts from
+	epoch           time.Time         // the book's clock counts from here
 	mu              sync.Mutex        // guards everything below
 	version         Version           // grows with every booking that is added to a worker
-	loads           []Load            // indexed by worker; whole blocks and whole prompts, see adjusted and prefills
+	loads           []Load            // indexed by worker; without the corrections in adjusted and prefills
 	prefills        []prefills        // indexed by worker
 	adjusted        []adjustment      // indexed by worker
 	adjustedWorkers int               // workers whose adjustment is in use
-	bookings        []booking         // the first is unused, so that 0 can mean none
-	free            []uint32          // indices in bookings that are unused
+	bookings        []booking         // bookings[0] is unused, so that 0 can mean none
+	free            []uint32          // unused indices of bookings
 	byID            map[string]uint32 // named requests -> index in bookings
 	expiring        order             // bookings that expire, oldest first
 	expired         uint64
 	blocks          activeBlocks
-	// indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
+	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
-	turn  uint64 // number of the last turn of all
+	turn  uint64 // number of the latest turn
 
 	// Scratch memory of SelectAndAdd.
 	now      time.Duration // of the call
 	walker   walker
 	variants []variant
-	added    []int // indexed like the candidates: blocks that the request would add to the worker
+	added    []int // indexed like the candidates: blocks that the request would add
 	costs    []float64
 }
 
-// booking is one active request; it is unused if its generation is even.
+// booking is one active request. It is unused if its generation is even.
 type booking struct {
 	generation    uint64
 	id            string
@@ -178,16 +175,16 @@ type booking struct {
 	since         time.Duration // when it was made
 	blockSize     int           // tokens
 	prefillTokens int           // 0 once completed
-	// the runs with which its chains end in activeBlocks: it holds these and all before them
+	// the runs that its chains end with: it holds these and all runs before them
 	leaves     []uint32
-	ownBlocks  int // further blocks of the prompt, shared with nobody
+	ownBlocks  int // blocks of the prompt that no other request shares
 	output     output
-	prefilling links // among the worker's bookings with prefillTokens
-	expiring   links // among those that expire
+	prefilling links // links among the worker's bookings with prefillTokens
+	expiring   links // links among the bookings that expire
 	expires    bool
 }
 
-// variant is one distinct Prompt among the candidates: its chains end with the runs walker.leaves[from:to].
+// variant is one distinct Prompt among the candidates. Its chains end with the runs walker.leaves[from:to].
 type variant struct {
 	prompt   *Prompt
 	from, to int
@@ -205,24 +202,24 @@ func NewActiveSequences() *ActiveSequences {
 	}
 }
 
-// Booking is one request's place in the book. It is a small value that may be copied and used from any goroutine; it
-// never affects another request, whatever became of its own. The zero value belongs to no request.
+// Booking is one request's place in the book. It is a small value that may be copied and used from any goroutine. After
+// its request has ended it has no effect, also if the place is reused. The zero value belongs to no request.
 type Booking struct {
 	book       *ActiveSequences
 	index      uint32
 	generation uint64
 }
 
-// SelectAndAdd prices every candidate, chooses one and books the request on it, in one step: of two requests that
-// arrive together, the second sees the first's load.
+// SelectAndAdd prices every candidate, chooses one and books the request on it, in one atomic step: of two concurrent
+// requests, the second sees the load of the first.
 //
-// If costs is not nil it must have the length of candidates, and receives the cost of each (NaN or infinite: that one
-// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil
-// costs are not reported. cfg must have passed [Config.Validate]. rng is used only while the book is locked, so that
-// the callers of one book can share one; nil means math/rand/v2's global source. Nothing passed in is kept.
+// If costs is not nil it must have the length of candidates. It receives the cost of each candidate; one with a NaN or
+// infinite cost cannot be chosen. In a mode other than KV it receives each candidate's active requests. cfg must have
+// passed [Config.Validate]. rng is used only while the book is locked, so callers of one book can share it; nil means
+// math/rand/v2's global source. Nothing passed in is kept.
 //
-// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of
-// any number that is out of range.
+// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of a
+// number that is out of range.
 func (a *ActiveSequences) SelectAndAdd(
 	req Request,
 	candidates []Candidate,
@@ -296,9 +293,9 @@ func (a *ActiveSequences) SelectAndAdd(
 	return sel, b, nil
 }
 
-// AddRequest books a request on a worker that was chosen elsewhere, whatever it costs.
+// AddRequest books a request on a worker that the caller has chosen.
 //
-// Errors, which book nothing: ErrDuplicateRequest, and a description of any number that is out of range.
+// Errors, which book nothing: ErrDuplicateRequest, and a description of a number that is out of range.
 func (a *ActiveSequences) AddRequest(req Request, c Candidate, cfg *Config) (Booking, error) {
 	candidates := []Candidate{c}
 	all, err := look(req, candidates, cfg)
@@ -325,20 +322,19 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 	return Booking{book: a, index: index, generation: a.bookings[index].generation}, true
 }
 
-// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load, because the first of the answer
-// was just seen; it goes on holding its blocks. The time that it took is remembered, see PrefillModel. Only the first
-// call of this and ReleasePrefill has an effect, and none after Free or after the worker was forgotten.
+// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load. Call it when the first content
+// of the answer comes: the time since the booking is learned, see PrefillModel. The request still holds its blocks.
+// Only the first call of this and ReleasePrefill has an effect, and none after Free or Forget.
 func (b Booking) MarkPrefillCompleted() {
 	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, true) })
 }
 
-// ReleasePrefill is MarkPrefillCompleted when it is not known for how long the prefill has been over.
+// ReleasePrefill is MarkPrefillCompleted for a prefill that ended at an unknown time.
 func (b Booking) ReleasePrefill() {
 	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, false) })
 }
 
-// Free ends the request: all that it added to the worker's load is taken off. Only the first call has an effect, and
-// none after the worker was forgotten.
+// Free ends the request and takes its load off the worker. Only the first call has an effect, and none after Forget.
 func (b Booking) Free() {
 	b.do(func(a *ActiveSequences) { a.end(b.index) })
 }
@@ -355,8 +351,8 @@ func (b Booking) do(step func(*ActiveSequences)) {
 	}
 }
 
-// Forget ends all requests of a worker, so that its number can be given to another. Bookings made before have no effect
-// any more. The caller must have stopped offering the worker as a candidate.
+// Forget ends all requests of a worker, so that its number can be given to another. Earlier bookings have no effect any
+// more. The worker must no longer be a candidate.
 func (a *ActiveSequences) Forget(w kvblock.Worker) {
 	a.lock()
 	defer a.mu.Unlock()
@@ -372,7 +368,7 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 	}
 }
 
-// Load returns what one worker carries.
+// Load returns the load of one worker.
 func (a *ActiveSequences) Load(w kvblock.Worker) Load {
 	a.lock()
 	defer a.mu.Unlock()
@@ -382,13 +378,13 @@ func (a *ActiveSequences) Load(w kvblock.Worker) Load {
 	return a.load(w, a.clock())
 }
 
-// Loads appends to dst a snapshot of all loads, indexed by worker; a worker numbered beyond it carries nothing.
+// Loads appends to dst a snapshot of all loads, indexed by worker. Workers beyond its end have no load.
 func (a *ActiveSequences) Loads(dst []Load) []Load {
 	dst, _ = a.LoadsAndVersion(dst)
 	return dst
 }
 
-// LoadsAndVersion is Loads, with the version for Request.IfVersion.
+// LoadsAndVersion is Loads, with the book's version for Request.IfVersion.
 func (a *ActiveSequences) LoadsAndVersion(dst []Load) ([]Load, Version) {
 	a.lock()
 	defer a.mu.Unlock()
@@ -399,7 +395,7 @@ func (a *ActiveSequences) LoadsAndVersion(dst []Load) ([]Load, Version) {
 	return dst, a.version
 }
 
-// load is what worker w carries, all things weighed.
+// load returns the load of worker w with all corrections.
 func (a *ActiveSequences) load(w kvblock.Worker, now time.Duration) Load {
 	load := a.loads[w]
 	load.PrefillTokens = a.waiting(w, now)
@@ -410,19 +406,20 @@ func (a *ActiveSequences) load(w kvblock.Worker, now time.Duration) Load {
 	return load
 }
 
-// PotentialLoad is what a worker carries and would carry.
+// PotentialLoad is a worker's load now and with a further request.
 type PotentialLoad struct {
 	Load
-	// CachedTokens is how much of the prompt the worker is expected to find in its caches.
+	// CachedTokens is how much of the prompt the worker is expected to have cached.
 	CachedTokens int
-	// PotentialPrefillTokens is Load's with what it would have to prefill of the prompt.
+	// PotentialPrefillTokens is the prefill load with what the worker would have to prefill of the prompt.
 	PotentialPrefillTokens int
-	// PotentialActiveBlocks is Load's, in blocks of the candidate's size, with those that the request would add.
+	// PotentialActiveBlocks is the number of active blocks with those that the request would add, in blocks of the
+	// candidate's size.
 	PotentialActiveBlocks int
 }
 
-// PotentialLoads appends to dst, for each candidate, what it carries and would carry with the request. Nothing is
-// booked, and the request's ID does not matter.
+// PotentialLoads appends to dst the PotentialLoad of each candidate. Nothing is booked, and the request's ID does not
+// matter.
 //
 // Errors: as of SelectAndAdd.
 func (a *ActiveSequences) PotentialLoads(
@@ -467,14 +464,14 @@ func (a *ActiveSequences) Len() int {
 	return len(a.bookings) - 1 - len(a.free)
 }
 
-// Expired returns how many bookings have ended by Expiry.
+// Expired returns how many bookings have ended by Expiry so far.
 func (a *ActiveSequences) Expired() uint64 {
 	a.lock()
 	defer a.mu.Unlock()
 	return a.expired
 }
 
-// lock locks the book and ends the bookings whose time is over, so that nobody ever meets one.
+// lock locks the book and ends expired bookings, so that no method sees one.
 func (a *ActiveSequences) lock() {
 	a.mu.Lock()
 	if a.expiring.first == 0 {
@@ -486,21 +483,20 @@ func (a *ActiveSequences) lock() {
 	}
 }
 
-// clock returns the time that has passed since the book was made.
+// clock returns the time since the book was made.
 func (a *ActiveSequences) clock() time.Duration { return time.Since(a.epoch) }
 
-// overview is what one look at all candidates tells.
+// overview is a summary of all candidates.
 type overview struct {
-	top  kvblock.Worker // highest number
-	unit int            // of cost: the smallest block size, in tokens
+	top  kvblock.Worker // highest worker number
+	unit int            // block size that costs are expressed in: the smallest one, in tokens
 
-	// alike says that chooseAlike can choose among the candidates: they differ in their numbers, device blocks and
-	// loads alone, share one Prompt with hashes and a block size that is a power of two, and the configuration is
-	// plain.
+	// alike says that chooseAlike can choose: the candidates differ only in number, device blocks and load; they share
+	// one Prompt with hashes and a block size that is a power of two; and the configuration is plain.
 	alike bool
 }
 
-// look passes over the candidates once, and again only if something may be out of range.
+// look summarizes the candidates in one pass. It makes a second pass only if a number may be out of range.
 func look(req Request, candidates []Candidate, cfg *Config) (overview, error) {
 	if len(candidates) == 0 {
 		return overview{}, ErrNoCandidates
@@ -514,7 +510,7 @@ func look(req Request, candidates []Candidate, cfg *Config) (overview, error) {
 	if prompt != nil && prompt.BlockSize > 0 {
 		all.unit = prompt.BlockSize
 	}
-	var device, lower, multipliers uint64 // all bits of all candidates; a negative number has the highest
+	var device, lower, multipliers uint64 // bitwise or over all candidates: a negative number sets the highest bit
 	for i := range candidates {
 		c := &candidates[i]
 		all.top = max(all.top, c.Worker)
@@ -557,7 +553,7 @@ func check(candidates []Candidate) error {
 				MaxBlockSize,
 			)
 		}
-		// One comparison serves four numbers: a negative one makes the unsigned maximum huge.
+		// One comparison checks four numbers: a negative one makes the unsigned maximum huge.
 		if max(
 			uint64(c.DeviceBlocks),
 			uint64(c.HostBlocks),
@@ -586,8 +582,8 @@ func check(candidates []Candidate) error {
 	return nil
 }
 
-// open begins a request: it walks each distinct prompt once, and sets a.variants and, unless the candidates are alike,
-// a.added. It must be followed by add or closeWalks.
+// open begins a request. It walks each distinct prompt once and sets a.variants and, unless the candidates are alike,
+// a.added. The caller must then call add or closeWalks.
 func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config, all *overview) error {
 	if req.ID != "" {
 		if _, ok := a.byID[req.ID]; ok {
@@ -616,7 +612,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 			}
 		case a.variantOf(p) == nil:
 			distinct := a.walk(p)
-			for j := i; j < len(candidates); j++ { // for all of this prompt, while held is this prompt's
+			for j := i; j < len(candidates); j++ { // all candidates of this prompt, while walker.held is this prompt's
 				if c := &candidates[j]; c.Prompt == p {
 					added[j] = distinct - int(a.walker.held[c.Worker])
 				}
@@ -638,7 +634,7 @@ func (a *ActiveSequences) fit(n int) {
 	a.blocks.fit(n)
 }
 
-// walk makes p a variant, sets walker.held for it, and returns how many distinct blocks it has.
+// walk adds p to a.variants, sets walker.held for it and returns its number of distinct blocks.
 func (a *ActiveSequences) walk(p *Prompt) int {
 	from := len(a.walker.leaves)
 	distinct := a.blocks.walk(&a.walker, p)
@@ -655,7 +651,7 @@ func (a *ActiveSequences) variantOf(p *Prompt) *variant {
 	return nil
 }
 
-// closeWalks ends what open began: entries that it made and that the request does not hold go away.
+// closeWalks ends what open began: it removes runs that walks made and no request holds.
 func (a *ActiveSequences) closeWalks() {
 	for _, id := range a.walker.made {
 		a.blocks.removeUnheld(id)
@@ -687,7 +683,7 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 	}
 }
 
-// common returns the terms that all candidates have in common.
+// common returns the terms that are the same for all candidates.
 func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Config, unit int) Terms {
 	t := Terms{ISLTokens: req.ISLTokens, UnitTokens: unit}
 	if cfg.OverlapScoreCreditDecay != 0 {
@@ -699,7 +695,7 @@ func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Confi
 	return t
 }
 
-// terms sets in t, which has common's, those of one candidate, to which the request would add so many blocks.
+// terms adds to t, which common made, the terms of one candidate. added is how many blocks the request would add there.
 func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	load := &a.loads[c.Worker]
 	c.overlap(t, t.UnitTokens)
@@ -712,14 +708,14 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	t.CostMultiplier = c.CostMultiplier
 }
 
-// plain says that c tracks everything, and that Cost has no terms under it but those that chooseAlike adds up.
+// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike adds up.
 func (c *Config) plain() bool {
 	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0
 }
 
-// chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It does what Config.Cost
-// does, in the same order, so that the costs are the same to the last bit: what it leaves out is zero, and to divide by
-// a power of two is to multiply by its inverse.
+// chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It computes what
+// Config.Cost does in the same order, so that costs are equal to the last bit: the terms that it leaves out are zero,
+// and division by a power of two equals multiplication by its inverse.
 func (a *ActiveSequences) chooseAlike(
 	req Request,
 	candidates []Candidate,
@@ -738,7 +734,7 @@ func (a *ActiveSequences) chooseAlike(
 	linear := a.Prefill.Linear
 	best := newLowest()
 	if cfg.Temperature != 0 {
-		best.cost = math.Inf(-1) // nothing is offered
+		best.cost = math.Inf(-1) // offer no cost: draw chooses
 	}
 	for i := range candidates {
 		c := &candidates[i]
@@ -778,14 +774,14 @@ func (c *Candidate) blockSize(unit int) int {
 	return c.Prompt.BlockSize
 }
 
-// overlap sets what t has of the candidate itself.
+// overlap sets the terms that the candidate itself has.
 func (c *Candidate) overlap(t *Terms, unit int) {
 	t.BlockSize = c.blockSize(unit)
 	t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks = c.DeviceBlocks, c.HostBlocks, c.DiskBlocks,
 		c.SharedBlocks
 }
 
-// selection is what choosing candidates[i] comes to, but for cost and blocks, and that candidate's block size.
+// selection returns the Selection for candidates[i], without cost and blocks, and that candidate's block size.
 func (a *ActiveSequences) selection(
 	req Request,
 	candidates []Candidate,
@@ -802,7 +798,7 @@ func (a *ActiveSequences) selection(
 	return sel, t.BlockSize
 }
 
-// add books a request for which open was called on candidates[i].
+// add books on candidates[i] a request that open was called for.
 func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
 	c := &candidates[i]
 	a.version++
@@ -852,10 +848,10 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	return sel, Booking{book: a, index: index, generation: b.generation}
 }
 
-// active says whether the booking is in use.
+// active reports whether the booking is in use.
 func (b *booking) active() bool { return b.generation%2 == 1 }
 
-// end takes an active booking out of the book.
+// end removes an active booking from the book.
 func (a *ActiveSequences) end(index uint32) {
 	a.completePrefill(index, false)
 	b := &a.bookings[index]
@@ -900,10 +896,10 @@ func (a *ActiveSequences) releaseChains(b *booking) {
 	}
 }
 
-// keptBlocks is the longest list whose memory an unused booking or run keeps for the next request.
+// keptBlocks bounds the lists whose memory an unused booking or run keeps for the next request.
 const keptBlocks = 4096
 
-// grown returns *scratch with length n, reallocated if need be; its content is undefined.
+// grown returns *scratch with length n, reallocated if needed. Its content is undefined.
 func grown[T any](scratch *[]T, n int) []T {
 	if cap(*scratch) < n {
 		*scratch = make([]T, n, 2*n)

@@ -10,16 +10,16 @@ import (
 //
 // Source: dynamo-kv-router 1.6.1, scheduling.
 type Config struct {
-	// Mode is how a worker is chosen. Default KV; the other modes read nothing of what follows but what says how
-	// requests are booked, and CUDAToCPURatio.
+	// Mode is how a worker is chosen. Default KV. The other modes read only the fields that say how requests are
+	// booked, and CUDAToCPURatio.
 	Mode Mode
 
-	// CUDAToCPURatio is how many times as much as a worker on a CPU one with an accelerator can do, at least 1. Only
+	// CUDAToCPURatio is the capacity of a worker with an accelerator relative to one on a CPU, at least 1. Only
 	// DeviceAwareWeighted reads it. Default 8.
 	CUDAToCPURatio int
 
-	// OverlapScoreCredit is what one block cached on the device is worth, in blocks that need not be prefilled.
-	// 0 makes the choice blind to device caches. Default 1.
+	// OverlapScoreCredit is the worth of one block cached on the device, in blocks that need no prefill. 0 ignores
+	// device caches. Default 1.
 	OverlapScoreCredit float64
 
 	// OverlapScoreCreditDecay shrinks the device credit of workers that have more prefill waiting than the least busy
@@ -45,7 +45,7 @@ type Config struct {
 	SharedCacheMultiplier float64
 
 	// Temperature 0, the default, chooses the cheapest worker. Above 0, workers are drawn from a softmax over costs
-	// scaled to [0, 1]: the higher, the more even the draw.
+	// scaled to 0..1: the higher, the more even the draw.
 	Temperature float64
 
 	// TrackPrefillTokens counts the prompt tokens that workers have yet to prefill. Off, the cost has no prefill term
@@ -80,8 +80,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// SetOverlapScoreWeight applies the deprecated single weight of earlier Dynamo versions: it scales the prefill term,
-// and a weight of 0 also takes away the overlap credit.
+// SetOverlapScoreWeight applies the deprecated single weight of earlier Dynamo versions. It scales the prefill term; a
+// weight of 0 also removes the overlap credit.
 func (c *Config) SetOverlapScoreWeight(weight float64) {
 	c.PrefillLoadScale = weight
 	if weight == 0 {
@@ -92,7 +92,7 @@ func (c *Config) SetOverlapScoreWeight(weight float64) {
 // maxCUDAToCPURatio keeps products with it far from overflow.
 const maxCUDAToCPURatio = 1 << 20
 
-// Validate reports the first weight that is negative, infinite or not a number, and a mode that is none.
+// Validate reports the first weight that is negative, infinite or NaN, and an unknown mode.
 func (c *Config) Validate() error {
 	for _, w := range []struct {
 		name  string
@@ -114,7 +114,7 @@ func (c *Config) Validate() error {
 	}
 	switch {
 	case int(c.Mode) >= len(modeNames):
-		return fmt.Errorf("scoring: mode %d is none", c.Mode)
+		return fmt.Errorf("scoring: unknown mode %d", c.Mode)
 	case c.Mode == DeviceAwareWeighted && (c.CUDAToCPURatio < 1 || c.CUDAToCPURatio > maxCUDAToCPURatio):
 		return fmt.Errorf(
 			"scoring: ratio of accelerator to CPU is %d, but must be 1 to %d",

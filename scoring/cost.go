@@ -2,19 +2,19 @@ package scoring
 
 import "math"
 
-// Terms are the numbers from which one worker's cost for one request is made.
+// Terms are the numbers that one worker's cost for one request is computed from.
 type Terms struct {
 	BlockSize int // tokens in a block of this worker; at least 1
 	ISLTokens int // input sequence length: the whole prompt, cached or not
 
-	// The prompt's leading blocks, by where the worker would find them; the tiers continue the device's prefix, and
-	// do not repeat it. For a request of several prompts, the sums over its prompts.
+	// The prompt's leading blocks, by the tier in which the worker has them. Lower tiers continue the device's prefix
+	// and do not repeat it. For several prompts: the sums over the prompts.
 	DeviceBlocks int
 	HostBlocks   int
 	DiskBlocks   int
 	SharedBlocks int // in a cache shared by all workers, beyond DeviceBlocks
 
-	LoadUnknown    bool    // nothing is known of the worker's load: price the request alone
+	LoadUnknown    bool    // the worker's load is unknown: price the request alone
 	PrefillTokens  int     // tokens the worker has yet to prefill for requests it already has
 	DecodeBlocks   float64 // blocks the worker would hold for active requests, this one included
 	ActiveRequests int     // requests the worker already has
@@ -25,8 +25,8 @@ type Terms struct {
 	// CostMultiplier scales the finished cost, as preferred taints do. 0 means 1.
 	CostMultiplier float64
 
-	// UnitTokens is the size in tokens of the block in which the cost is expressed, so that workers of different block
-	// size compare. 0 means BlockSize.
+	// UnitTokens is the block size, in tokens, in which the cost is expressed, so that workers of different block size
+	// compare. 0 means BlockSize.
 	UnitTokens int
 }
 
@@ -35,11 +35,10 @@ type Terms struct {
 //	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk + SharedCacheMultiplier*shared
 //	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks + DecodeActiveRequestWeight*active requests
 //
-// where the raw prefill blocks count the request's whole prompt and the worker's waiting prefill, so that the overlap
-// is credited once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
+// The raw prefill blocks are the request's whole prompt and the worker's waiting prefill, so the overlap is credited
+// once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
 //
-// The conversions of products keep machines that can multiply and add in one step from rounding once where Dynamo
-// rounds twice.
+// The conversions of products prevent fused multiply-add, which rounds once where Dynamo rounds twice.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
 func (c *Config) Cost(t *Terms) float64 {
@@ -60,8 +59,8 @@ func (c *Config) Cost(t *Terms) float64 {
 		if c.TrackPrefillTokens {
 			rawTokens = isl
 			if !t.LoadUnknown {
-				// Dynamo adds max(isl-cached, 0) + cached, which is more than isl only where the index claims
-				// more than the prompt has; rounding cannot lift cached over the whole number isl.
+				// Dynamo adds max(isl-cached, 0) + cached. That is more than isl only if the index has more blocks than
+				// the prompt; rounding cannot lift cached above the whole number isl.
 				if cached := cachedBlocks * blockSize; cached > isl {
 					rawTokens = math.Round(cached)
 				}
@@ -80,14 +79,13 @@ func (c *Config) Cost(t *Terms) float64 {
 	return cost
 }
 
-// Credit is what Cost takes off the blocks to prefill for those that the worker would find cached, in blocks of the
-// worker.
+// Credit returns what Cost takes off the blocks to prefill for cached blocks, in blocks of the worker.
 func (c *Config) Credit(t *Terms) float64 {
 	credit, _ := c.worth(t)
 	return credit
 }
 
-// worth returns the credit, and the cached blocks, each counted by the weight of its tier.
+// worth returns the credit, and the cached blocks weighted by tier.
 func (c *Config) worth(t *Terms) (credit, cachedBlocks float64) {
 	device := float64(t.DeviceBlocks)
 	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
@@ -100,8 +98,8 @@ func (c *Config) worth(t *Terms) (credit, cachedBlocks float64) {
 	return credit, device + host + disk
 }
 
-// creditDecay is the factor in (0, 1] by which the device credit shrinks on a worker with more prefill waiting than the
-// least busy candidate, measured in multiples of this request.
+// creditDecay returns the factor in (0, 1] that shrinks the device credit on a worker with more prefill waiting than
+// the least busy candidate. The difference counts in multiples of this request.
 func (c *Config) creditDecay(t *Terms) float64 {
 	if !c.TrackPrefillTokens || c.OverlapScoreCreditDecay == 0 {
 		return 1
@@ -109,11 +107,11 @@ func (c *Config) creditDecay(t *Terms) float64 {
 	blockSize := float64(t.BlockSize)
 	waiting := float64(t.PrefillTokens-t.LeastPrefillTokens) / blockSize
 	requestBlocks := math.Ceil(float64(t.ISLTokens) / blockSize)
-	return 1 / (1 + c.OverlapScoreCreditDecay*waiting/max(requestBlocks, 1)) // a quotient is never part of one step
+	return 1 / (1 + c.OverlapScoreCreditDecay*waiting/max(requestBlocks, 1)) // a quotient is never fused
 }
 
-// CachedTokens estimates how many of the prompt's tokens the worker would not have to prefill: each cached block counts
-// by the weight of its tier, rounded half away from zero. At most ISLTokens, so that what is left is never negative.
+// CachedTokens estimates how many prompt tokens the worker need not prefill: cached blocks weighted by tier, rounded
+// half away from zero, at most ISLTokens.
 func (c *Config) CachedTokens(t *Terms) int {
 	_, blocks := c.worth(t)
 	if tokens := math.Round(blocks * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {

@@ -10,21 +10,21 @@ import (
 	"kvepp/kvblock"
 )
 
-// Mode is how a worker is chosen among the candidates. Whatever the mode, the request is booked in the same step.
+// Mode is how a worker is chosen among the candidates. In every mode the request is booked in the same step.
 //
-// Source: dynamo-runtime 1.6.1, routing_policy; names as of Dynamo's --router-mode.
+// Source: dynamo-runtime 1.6.1, routing_policy; names as in Dynamo's --router-mode.
 type Mode uint8
 
-// The modes. All but KV look at nothing of the prompt.
+// The modes. All but KV ignore the prompt.
 const (
-	KV          Mode = iota // the least cost, see Config.Cost
+	KV          Mode = iota // the lowest cost, see Config.Cost
 	RoundRobin              // in turn
-	Random                  // any, evenly
+	Random                  // uniformly at random
 	PowerOfTwo              // of two drawn at random, the one with fewer requests
 	LeastLoaded             // the one with the fewest requests, ties at random
-	// the one that the request names: the caller offers no other. Of several ranks, as LeastLoaded
+	// the one that the request names: the caller offers no other. Among its ranks as LeastLoaded
 	Direct
-	// as LeastLoaded, with a share for workers without an accelerator, see Config.CUDAToCPURatio
+	// as LeastLoaded, with a smaller share for workers without an accelerator, see Config.CUDAToCPURatio
 	DeviceAwareWeighted
 )
 
@@ -41,7 +41,7 @@ var modeNames = [...]string{
 // ModeNames returns the names of all modes.
 func ModeNames() []string { return slices.Clone(modeNames[:]) }
 
-// ParseMode returns the mode of that name.
+// ParseMode returns the mode with a name.
 func ParseMode(name string) (Mode, error) {
 	for m, n := range modeNames {
 		if n == name {
@@ -59,7 +59,8 @@ func (m Mode) String() string {
 	return modeNames[m]
 }
 
-// chooseByMode returns the index of the candidate that a mode other than KV takes, of at least one. The book is locked.
+// chooseByMode returns the index of the candidate that a mode other than KV chooses. There must be one. The book is
+// locked.
 func (a *ActiveSequences) chooseByMode(candidates []Candidate, cfg *Config, rng *rand.Rand) int {
 	switch cfg.Mode {
 	case RoundRobin:
@@ -74,9 +75,9 @@ func (a *ActiveSequences) chooseByMode(candidates []Candidate, cfg *Config, rng 
 	return a.leastLoaded(candidates, anyDevice, rng)
 }
 
-// longestAgo takes the candidate whose last turn lies furthest back, the first of those that had none. Over candidates
-// that stay the same that is their order; and where they differ from request to request (by model, by subset) a
-// position in a list would not be fair, and this is.
+// longestAgo chooses the candidate whose last turn is longest ago, or the first without a turn. For unchanging
+// candidates that is round robin. It stays fair if candidates differ from request to request (by model, by subset), as
+// a position in a list would not.
 func (a *ActiveSequences) longestAgo(candidates []Candidate) int {
 	if n := len(a.loads); n > len(a.turns) {
 		a.turns = append(a.turns, make([]uint64, n-len(a.turns))...)
@@ -110,7 +111,7 @@ func (a *ActiveSequences) lessLoadedOfTwo(candidates []Candidate, rng *rand.Rand
 	return second
 }
 
-// device tells candidates apart by what they run on.
+// device is the kind of hardware that a candidate runs on.
 type device int
 
 const (
@@ -121,7 +122,7 @@ const (
 
 func (d device) has(c *Candidate) bool { return d == anyDevice || c.CPU == (d == cpu) }
 
-// leastLoaded takes one with the fewest requests among the candidates of a device, of which there must be one.
+// leastLoaded chooses one with the fewest requests among the candidates on a device. There must be one.
 func (a *ActiveSequences) leastLoaded(candidates []Candidate, on device, rng *rand.Rand) int {
 	least, ties := math.MaxInt, 0
 	for i := range candidates {
@@ -145,8 +146,8 @@ func (a *ActiveSequences) leastLoaded(candidates []Candidate, on device, rng *ra
 	return 0
 }
 
-// leastLoadedOfDevice lets workers on CPUs have requests until each has the ratio's part of what an accelerator has on
-// average, rounded down over all of them; the rest goes to the accelerators.
+// leastLoadedOfDevice gives requests to workers on CPUs until each has 1/ratio of what an accelerator has on average,
+// rounded down over all of them. The other requests go to the accelerators.
 //
 // Source: dynamo-runtime 1.6.1, routing_policy/picker.
 func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int, rng *rand.Rand) int {
@@ -167,7 +168,7 @@ func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int,
 	return a.leastLoaded(candidates, on, rng)
 }
 
-// forgetTurn makes a worker that gets this number one that had no turn yet.
+// forgetTurn clears a worker's turn before its number is reused.
 func (a *ActiveSequences) forgetTurn(w kvblock.Worker) {
 	if int(w) < len(a.turns) {
 		a.turns[w] = 0

@@ -2,10 +2,10 @@ package scoring
 
 import "kvepp/kvblock"
 
-// MoveTo books the request on another worker, as it stands, because that is the one that serves it. blockSize is the
-// worker's, in tokens, 0 if it is not known: where it is the size in which the prompt was cut the blocks are shared
-// with the worker's other requests, else they are the request's own. It has no effect after Free, after the first
-// worker was forgotten, or for a number of MaxWorkers and above.
+// MoveTo moves the booking, with its present state, to the worker that answers the request. blockSize is that worker's,
+// in tokens; 0: not known. If the prompt was cut in that size, its blocks are shared with the worker's other requests,
+// otherwise they count as the request's own. MoveTo has no effect after Free or Forget, or for a worker number of
+// MaxWorkers or above.
 func (b Booking) MoveTo(w kvblock.Worker, blockSize int) {
 	b.do(func(a *ActiveSequences) {
 		if w < MaxWorkers && a.bookings[b.index].worker != w {
@@ -30,7 +30,7 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	here.Requests++
 	from.ActiveBlocks -= b.ownBlocks
 	from.ActiveTokens -= own
-	// Hold before release: what nobody else holds must not be forgotten between.
+	// Hold before release, so that blocks that no other request holds stay in the set.
 	same := blockSize == b.blockSize
 	a.blocks.pass()
 	for _, leaf := range b.leaves {
@@ -59,8 +59,8 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	here.ActiveBlocks += b.ownBlocks
 	here.ActiveTokens += b.ownBlocks * b.blockSize
 	b.worker = to
-	if !b.expires { // those that do are kept in the order of their making
-		b.since = a.now // so that the time lost elsewhere is not taken for this worker's
+	if !b.expires { // those that expire are listed in the order in which they were made
+		b.since = a.now // time spent elsewhere must not count for this worker's speed
 	}
 	if waiting > 0 {
 		a.beginPrefill(index, waiting)

@@ -6,28 +6,28 @@ import (
 	"kvepp/kvblock"
 )
 
-// output is what a request holds beyond its prompt.
+// output counts what a request holds beyond its prompt.
 type output struct {
 	blocks int     // generated so far
-	weight float64 // what they count for together
-	own    float64 // what each of the booking's own blocks counts for, less 1
+	weight float64 // the sum of their weights
+	own    float64 // the weight of each of the booking's own blocks, less 1
 }
 
-// adjustment is what a worker's blocks count for beyond their number: less for blocks of requests whose end is near,
-// more for generated ones.
+// adjustment is the difference between a worker's weighted blocks and their number: negative for blocks of requests
+// near their end, positive for generated blocks.
 type adjustment struct {
 	used           bool
 	blocks, tokens float64
 }
 
-// NotKnown says, in place of what is left of an answer, that nobody knows.
+// NotKnown stands for an unknown remaining share of an answer.
 const NotKnown = -1
 
-// AddOutputBlocks notes that the request has generated n blocks more, which are its own. Left is the part of the answer
-// that is yet to come, from 0 to 1, or NotKnown: it is what each block counts for from then on that no other request of
-// the worker has, since they will be free the sooner the less is left.
+// AddOutputBlocks notes that the request has generated n more blocks, which are its own. left is the share of the
+// answer still to come, 0..1, or NotKnown. It becomes the weight of each block that no other request of the worker
+// holds: the less is left, the sooner these blocks become free.
 //
-// A part that another request comes to share keeps counting for the same, until the last of them has ended.
+// If another request comes to share a run, the run keeps its weight until the last of them ends.
 //
 // Source: dynamo-kv-router 1.6.1, sequences/block_tracker.
 func (b Booking) AddOutputBlocks(n int, left float64) {
@@ -45,7 +45,7 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 	})
 }
 
-// weigh makes what the request alone holds of its worker count for so much.
+// weigh sets the weight of the blocks that only this request holds on its worker.
 func (a *ActiveSequences) weigh(b *booking, part float64) {
 	all := part * float64(b.output.blocks)
 	a.adjust(b.worker, all-b.output.weight, b.blockSize)
@@ -61,7 +61,7 @@ func (a *ActiveSequences) weigh(b *booking, part float64) {
 	}
 }
 
-// adjust changes what a worker's blocks count for.
+// adjust changes the weight of a worker's blocks.
 func (a *ActiveSequences) adjust(w kvblock.Worker, blocks float64, blockSize int) {
 	s := &a.adjusted[w]
 	if !s.used {
@@ -72,7 +72,7 @@ func (a *ActiveSequences) adjust(w kvblock.Worker, blocks float64, blockSize int
 	s.tokens += blocks * float64(blockSize)
 }
 
-// dropAdjustment forgets what is left by rounding on a worker that has no more requests.
+// dropAdjustment clears rounding errors on a worker without requests.
 func (a *ActiveSequences) dropAdjustment(w kvblock.Worker) {
 	if a.adjusted[w].used {
 		a.adjusted[w] = adjustment{}
@@ -80,21 +80,21 @@ func (a *ActiveSequences) dropAdjustment(w kvblock.Worker) {
 	}
 }
 
-// endOutput takes off what a booking that ends had beyond its prompt.
+// endOutput takes off what an ending booking holds beyond its prompt.
 func (a *ActiveSequences) endOutput(b *booking) {
 	if b.output != (output{}) {
 		a.adjust(b.worker, -b.output.weight-float64(b.ownBlocks)*b.output.own, b.blockSize)
 	}
 }
 
-// endWeight forgets what a run that the worker released counted for.
+// endWeight clears the weight of a run that the worker has released.
 func (a *ActiveSequences) endWeight(run uint32, w kvblock.Worker, blocks, blockSize int) {
 	if less := a.blocks.weigh(run, w, 0); less != 0 {
 		a.adjust(w, -less*float64(blocks), blockSize)
 	}
 }
 
-// holdsOnce reports whether exactly one request of the worker, which holds the run, does.
+// holdsOnce reports whether exactly one request of the worker holds the run. At least one does.
 func (b *activeBlocks) holdsOnce(id uint32, w kvblock.Worker) bool {
 	r := &b.runs[id]
 	if r.set == 0 {
@@ -103,7 +103,7 @@ func (b *activeBlocks) holdsOnce(id uint32, w kvblock.Worker) bool {
 	return b.extra.find(uint64(r.set)<<32|uint64(w)) == nil
 }
 
-// weigh sets what a block of the run counts for on the worker, less 1, and returns what it was.
+// weigh sets the weight of the run's blocks on the worker, less 1, and returns the previous one.
 func (b *activeBlocks) weigh(run uint32, w kvblock.Worker, less float64) (was float64) {
 	key := runOn{run, w}
 	was = b.weights[key]
@@ -124,7 +124,7 @@ type runOn struct {
 	worker kvblock.Worker
 }
 
-// copyWeights gives to the beginning of a run that was split what the run counts for.
+// copyWeights copies the weights of a split run to its first part.
 func (b *activeBlocks) copyWeights(id, first uint32) {
 	r := &b.runs[id]
 	if r.set == 0 {

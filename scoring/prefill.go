@@ -8,19 +8,19 @@ import (
 	"kvepp/kvblock"
 )
 
-// PrefillModel says how the load of prompts is counted while they are prefilled. The zero value counts each in full
-// until its prefill ends, and learns how fast workers prefill.
+// PrefillModel configures how prompts count as load while they are prefilled. The zero value counts each in full until
+// its prefill ends, and learns how fast workers prefill.
 type PrefillModel struct {
-	// Linear lets a worker's waiting prompts shrink as it works through them, at its speed; until that is known, in
-	// full. Dynamo calls the same a prefill load model, and takes the times from a table of engines and GPUs.
+	// Linear makes a worker's waiting prompts shrink over time at its speed. While the speed is unknown they count in
+	// full. Dynamo calls this a prefill load model, and takes the times from a table of engines and GPUs.
 	Linear bool
 
-	// TokensPerSecond is every worker's speed. 0: learned for each from the times between a booking and the first of
-	// its answer, once enough have been seen.
+	// TokensPerSecond is every worker's speed. 0: learned for each worker from the times between a booking and its
+	// first content, after enough of them.
 	TokensPerSecond float64
 }
 
-// Validate reports a speed that is none.
+// Validate reports a speed that is negative, infinite or NaN.
 func (m PrefillModel) Validate() error {
 	if !(m.TokensPerSecond >= 0) || math.IsInf(m.TokensPerSecond, 0) {
 		return fmt.Errorf(
@@ -32,31 +32,31 @@ func (m PrefillModel) Validate() error {
 }
 
 const (
-	// learnedAfter is how many prefills of a worker must have been timed before its speed is believed.
+	// learnedAfter is how many prefills of a worker must be timed before its speed is used.
 	learnedAfter = 20
-	// forgetting is the weight that what was learned keeps when a prefill more is timed: about the last 100 count.
+	// forgetting is the weight that earlier measurements keep with each further one: about the last 100 count.
 	forgetting = 0.99
 )
 
-// prefills is what is known of the prompts that one worker has to prefill, besides their sum.
+// prefills is the state of one worker's prompts to prefill, besides their sum.
 //
-// The worker is taken to work through them in the order of their arrival, without pause, beginning when the oldest
-// became the oldest. One that ends before its turn has been worked on in that time too, which then does not count for
-// the others.
+// The model: the worker prefills them in order of arrival without pause, from the time when the oldest became the
+// oldest. If one ends before its turn, the worker is taken to have worked on it in that time, which then does not count
+// for the others.
 //
 // Source: dynamo-kv-router 1.6.1, sequences/prefill_tracker.
 type prefills struct {
 	waiting order         // bookings with tokens to prefill
 	since   time.Duration // when the work on the oldest of them began
 
-	// The speed learned: tokens over seconds, in which a prefill counts from its booking, or from the end of the one
+	// The learned speed is tokens over seconds. A prefill counts from its booking, or from the end of the prefill
 	// before it.
 	ended           time.Duration // when the last prefill ended
 	timed           int
 	tokens, seconds float64
 }
 
-// PrefillSpeed returns how many tokens a second the worker is believed to prefill; 0: not known.
+// PrefillSpeed returns the worker's assumed prefill speed in tokens per second; 0: not known.
 func (a *ActiveSequences) PrefillSpeed(w kvblock.Worker) float64 {
 	a.lock()
 	defer a.mu.Unlock()
@@ -66,7 +66,7 @@ func (a *ActiveSequences) PrefillSpeed(w kvblock.Worker) float64 {
 	return a.speed(w)
 }
 
-// speed returns how many tokens a second the worker prefills; 0: not known.
+// speed returns the worker's prefill speed in tokens per second; 0: not known.
 func (a *ActiveSequences) speed(w kvblock.Worker) float64 {
 	if a.Prefill.TokensPerSecond > 0 {
 		return a.Prefill.TokensPerSecond
@@ -77,7 +77,7 @@ func (a *ActiveSequences) speed(w kvblock.Worker) float64 {
 	return 0
 }
 
-// waiting returns the tokens that count as yet to be prefilled by worker w.
+// waiting returns the tokens that count as still to be prefilled by worker w.
 func (a *ActiveSequences) waiting(w kvblock.Worker, now time.Duration) int {
 	if !a.Prefill.Linear {
 		return a.loads[w].PrefillTokens
@@ -85,7 +85,7 @@ func (a *ActiveSequences) waiting(w kvblock.Worker, now time.Duration) int {
 	return a.remaining(w, now)
 }
 
-// remaining returns the tokens that worker w has yet to prefill, by its speed.
+// remaining returns the tokens that worker w still has to prefill, by its speed.
 func (a *ActiveSequences) remaining(w kvblock.Worker, now time.Duration) int {
 	all := a.loads[w].PrefillTokens
 	if all == 0 {
@@ -110,7 +110,7 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	a.loads[b.worker].PrefillTokens += tokens
 }
 
-// completePrefill takes the booking's tokens off, if they are still there. Seen says that the prefill ended just now.
+// completePrefill takes the booking's tokens off, if they are still booked. seen says that the prefill ended just now.
 func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	b := &a.bookings[index]
 	if b.prefillTokens == 0 {
@@ -135,8 +135,8 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	b.prefillTokens = 0
 }
 
-// PrefillEstimate returns in what time the worker will have prefilled the request, going by what waited there before it
-// and by the worker's speed; false if that is not known, or if there is nothing to prefill any more.
+// PrefillEstimate returns the time until the worker will have prefilled the request, by its speed and the tokens that
+// wait there. false: the speed is not known, or nothing is left to prefill.
 func (b Booking) PrefillEstimate() (d time.Duration, ok bool) {
 	b.do(func(a *ActiveSequences) {
 		booked := &a.bookings[b.index]
@@ -147,7 +147,7 @@ func (b Booking) PrefillEstimate() (d time.Duration, ok bool) {
 	return d, ok
 }
 
-// seconds is a duration, a century if it is longer.
+// seconds returns a duration of at most a century.
 func seconds(s float64) time.Duration {
 	const century = 100 * 365 * 24 * time.Hour
 	if s >= century.Seconds() {
@@ -156,7 +156,7 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second))
 }
 
-// order is a list of bookings in the order in which they came, threaded through them.
+// order is a linked list of bookings in order of arrival. The links are in the bookings.
 type order struct{ first, last uint32 }
 
 type links struct{ before, after uint32 }

@@ -2,14 +2,14 @@ package scoring
 
 import "math/rand/v2"
 
-// table maps 64-bit keys to numbers other than 0. It is a flat array with linear probing: no pointers for the garbage
-// collector to follow, no allocation but when it grows, and a hot probe costs a quarter of a Go map's. It keeps the
-// size of its busiest moment. The zero value is an empty table.
+// table maps 64-bit keys to non-zero numbers. It is a flat hash table with linear probing: it has no pointers for the
+// garbage collector, allocates only when it grows, and a probe in cache costs a quarter of a Go map's. Its memory stays
+// at its maximum so far. The zero value is an empty table.
 type table struct {
 	slots []tableSlot // length 0 or a power of two
 	used  int
 	shift uint   // 64 - log2(len(slots))
-	seed  uint64 // odd; random, so that nobody can send keys chosen to collide
+	seed  uint64 // odd; random, so that clients cannot send colliding keys
 }
 
 // tableSlot is empty if value is 0.
@@ -36,7 +36,7 @@ func (t *table) find(key uint64) *uint32 {
 	}
 }
 
-// insert returns the address of the key's value, which is 0 if the key is new; the caller must set it at once.
+// insert returns the address of the key's value, which is 0 for a new key. The caller must set it at once.
 func (t *table) insert(key uint64) *uint32 {
 	if 2*(t.used+1) > len(t.slots) {
 		t.grow()
@@ -54,7 +54,7 @@ func (t *table) insert(key uint64) *uint32 {
 	}
 }
 
-// remove takes the key out, if it is there.
+// remove removes the key, if it is there.
 func (t *table) remove(key uint64) {
 	if t.used == 0 {
 		return
@@ -66,7 +66,7 @@ func (t *table) remove(key uint64) {
 			return
 		}
 	}
-	// Close the hole: an entry further on moves into it unless that would put it before its home.
+	// Close the hole: a later entry moves into it unless that would put it before its home.
 	for i := (hole + 1) & mask; t.slots[i].value != 0; i = (i + 1) & mask {
 		if home := t.home(t.slots[i].key); (i-home)&mask >= (i-hole)&mask {
 			t.slots[hole] = t.slots[i]

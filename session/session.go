@@ -244,7 +244,7 @@ func (t *Table) makeRoom(now time.Time) {
 	t.end(oldest.Value.(*session), &t.stats.Evicted)
 }
 
-// End ends a session, whatever requests of it run.
+// End ends a session, also while requests of it run.
 func (t *Table) End(key Key) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
