@@ -1,9 +1,9 @@
-# kvepp's image: one static program in an empty file system, for a user who is not root. It writes nothing.
+# kvepp's image: one static program in an empty file system, run by a user who is not root. It writes nothing.
 #
 #   docker build -t kvepp:dev .
 #
-# BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources, for where images come from a mirror. Without any base image at hand:
-# manifests/image/import.sh. A tag may be moved to another image; for a build that cannot change, give it by its digest
+# BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources; set it if images come from a mirror. Without any base
+# image, use manifests/image/import.sh. A tag may move to another image; for a reproducible build, give the digest
 # (docs/security.md#the-image).
 ARG BUILD_IMAGE=golang:1.26-bookworm
 FROM ${BUILD_IMAGE} AS build
@@ -13,7 +13,7 @@ RUN manifests/image/libzmq.sh /libzmq
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-# The commit that `kvepp version` and the log name: the build does not see the git repository.
+# The commit that `kvepp version` and the log print: the build does not see the git repository.
 ARG COMMIT=
 RUN LIBZMQ=/libzmq COMMIT=$COMMIT manifests/image/rootfs.sh /rootfs
 

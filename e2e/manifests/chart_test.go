@@ -323,7 +323,7 @@ func TestRefused(t *testing.T) {
 		{set("kvEvents.enabled=false", "kvEvents.replayPort=5657"), "nothing is replayed"},
 		{set("kvEvents.replayPort=5557"), "another port"},
 		{set("tls.enabled=false", "tls.secretName=x"), "tls.secretName"},
-		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "anybody would be served"},
+		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "kvepp would serve every peer"},
 		{set("networkPolicy.enabled=false", "networkPolicy.egress.extra[0].ports[0].port=1"),
 			"networkPolicy.enabled=false leaves out"},
 		{set("extraArgs={--drain-timeout=10m}"), "what the value drainSeconds says"},
@@ -570,8 +570,8 @@ func TestNetworkPolicy(t *testing.T) {
 		}
 		return parse(t, "notes", text).one(t, "ConfigMap").text("data", "notes")
 	}
-	const gateways, metrics, token = "Everybody in the cluster reaches ports 9002 and 9003",
-		"Everybody in the cluster reaches port 9090", "--clusterrole kvepp-default-metrics-reader"
+	const gateways, metrics, token = "Every pod in the cluster can reach ports 9002 and 9003",
+		"Every pod in the cluster can reach port 9090", "--clusterrole kvepp-default-metrics-reader"
 	for _, x := range []struct {
 		args  []string
 		wants [3]bool

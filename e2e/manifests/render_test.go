@@ -437,8 +437,8 @@ func TestBase(t *testing.T) {
 }
 
 // leave makes Envoy switch from a killed replica of kvepp to the others.
-const leave = `    # A replica that was killed is left at once, instead of after two checks: its streams break off, or connections are refused. The
-    # next check that is answered takes it back.
+const leave = `    # Envoy stops using a killed replica at once, and not after two checks, because its streams break off or it refuses
+    # connections. The next successful check brings it back.
     outlier_detection:
       split_external_local_origin_errors: true
       consecutive_local_origin_failure: 3
@@ -493,7 +493,7 @@ func TestEnvoyConfiguration(t *testing.T) {
 		t,
 		file,
 		"# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, "+
-			"whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
+			"which has\n# the comments; Envoy finds kvepp's replicas by the name of their Service.\n"+
 			pool+"\n  - name: kvepp\n"+kvepp,
 	)
 	validate(t, "components/envoy", file)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes kvepp's image without a base image or a registry, as the Dockerfile makes it with: import.sh IMAGE.
+# Makes kvepp's image, like the Dockerfile but without a base image or a registry: import.sh IMAGE.
 set -eu
 image=${1:?usage: import.sh IMAGE}
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds libzmq as a static library out of Debian's source package: libzmq.sh PREFIX.
+# Builds libzmq as a static library from Debian's source package: libzmq.sh PREFIX.
 #
-# Debian's own libzmq.a wants Kerberos, NORM and libxml2, of which Debian has no static libraries. kvepp needs TCP and IPC alone,
-# without CURVE and GSSAPI: then nothing but the C and C++ libraries is left. What is there already stays.
+# Debian's own libzmq.a needs Kerberos, NORM and libxml2, which Debian does not have as static libraries. kvepp needs
+# only TCP and IPC, without CURVE and GSSAPI. Then libzmq needs only the C and C++ libraries. An existing library stays.
 set -eu
 prefix=${1:?usage: libzmq.sh PREFIX}
 [ ! -e "$prefix/complete" ] || exit 0
@@ -17,7 +17,7 @@ if [ -n "$missing" ]; then
 	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } >&2
 fi
 
-# The system's sources, asked for source packages in lists of our own: the system's stay as they are.
+# Uses the system's package sources, for source packages, in separate lists: the system's own lists do not change.
 mkdir -p "$prefix"
 prefix=$(CDPATH= cd -- "$prefix" && pwd)
 work=$prefix/build.$$

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Lays out the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the authorities that TLS
-# goes by, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
+# Builds the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the certificates
+# of authorities for TLS, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
 #
-# COMMIT is the git commit that `kvepp version` names; absent, that of the sources, if they are in a git repository.
-# LIBZMQ names the folder of a static libzmq (libzmq.sh); absent, one in the cache is built.
+# COMMIT is the git commit that `kvepp version` prints; default: that of the sources, if they are in a git repository.
+# LIBZMQ is the folder of a static libzmq (libzmq.sh); default: the script builds one in the cache.
 set -eu
 root=${1:?usage: rootfs.sh DIR}
 source=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -20,9 +20,10 @@ cp "$authorities" "$root$authorities"
 echo 'kvepp:x:65532:65532::/:' >"$root/etc/passwd"
 echo 'kvepp:x:65532:' >"$root/etc/group"
 echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
-# Time zones are in the program, so that TZ works: templates of models print dates. glibc's linker warns of names of users and
-# hosts, which it would look up by libraries that are not there: files and DNS, which libzmq asks for hosts, are in the program.
-# CGO_LDFLAGS says what pkg-config says too: Go's build cache does not ask it again when only PKG_CONFIG_PATH is another.
+# The program contains time zones, so that TZ works: templates of models print dates. glibc's linker warns about lookups
+# of users and hosts, which need libraries that the image does not have. libzmq looks up hosts by files and DNS, which
+# the program contains. CGO_LDFLAGS repeats pkg-config's output, because Go's build cache does not call pkg-config again
+# if only PKG_CONFIG_PATH changes.
 cd "$source"
 : "${COMMIT:=$(git describe --always --abbrev=40 --dirty=-modified --exclude='*' 2>/dev/null || true)}"
 PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \

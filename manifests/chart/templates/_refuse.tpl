@@ -1,4 +1,4 @@
-{{/* What a schema cannot say: values that exclude one another, or that something else must go with. */}}
+{{/* Rules that a schema cannot express: values that exclude each other, or that need another value. */}}
 {{- define "kvepp.refuse" -}}
 {{- $v := .Values }}
 {{- if and $v.pool.inferencePool $v.pool.create (not $v.pool.selector) }}{{ fail "pool.selector: say which pods serve, by their labels: --set pool.selector.app=vllm-qwen; or pool.create=false with the pool.name of an InferencePool that is there" }}{{ end }}
@@ -31,7 +31,7 @@
 {{- end }}
 {{- if not $v.tls.enabled }}
 {{- if $v.tls.secretName }}{{ fail "tls.secretName: a certificate, and tls.enabled=false" }}{{ end }}
-{{- if $v.tls.clientCA.secretName }}{{ fail "tls.clientCA: who does not speak TLS (tls.enabled=false) shows no certificate, and anybody would be served" }}{{ end }}
+{{- if $v.tls.clientCA.secretName }}{{ fail "tls.clientCA: without TLS (tls.enabled=false) no peer sends a certificate, and kvepp would serve every peer" }}{{ end }}
 {{- end }}
 {{- if $v.envoy.create }}
 {{- if eq $v.engine "dynamo" }}{{ fail "envoy.create: this Envoy is for stock engines; with engine=dynamo use manifests/kustomize/components/envoy or a gateway" }}{{ end }}
