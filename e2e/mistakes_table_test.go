@@ -312,7 +312,7 @@ func fileMistakes() []mistake {
 			sees: lessCertain,
 			fix: "Name each engine's own page, or leave `metrics` out: then it is `/metrics` at the endpoint's " +
 				"address.",
-			names: []string{"several workers have the same metrics page", "name the page of each engine"},
+			names: []string{"several workers have the same metrics page", "set metrics for each engine"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(2)...)
 				s.serve(s.entries("  kvEvents:", "  metrics: http://"+s.engines[0].Address+"/metrics\n  kvEvents:"))

@@ -10,21 +10,21 @@ import (
 	"strings"
 )
 
-// outcome is what became of one reading.
+// outcome is the result of one read.
 type outcome uint8
 
 const (
 	ok          outcome = iota
 	without             // a page without any metric that kvepp knows
-	refused             // an answer other than 200
-	late                // none in time
-	unreachable         // none at all, or one that broke off
+	refused             // a status other than 200
+	late                // no answer in time
+	unreachable         // no answer, or an incomplete one
 	tooLarge
-	malformed // a message of the event plane that is no load
-	shared    // not read: it is not known of which worker it speaks
+	malformed // an invalid message on the event plane
+	shared    // not read: several workers have this page and rank
 )
 
-// outcomeNames are those of outcomes in metrics and logs.
+// outcomeNames are the names of outcomes in metrics and logs.
 var outcomeNames = [...]string{
 	ok:          "ok",
 	without:     "without",
@@ -38,8 +38,7 @@ var outcomeNames = [...]string{
 
 func (o outcome) String() string { return outcomeNames[o] }
 
-// Readings returns how often pages were read, by what became of it: every outcome that there may be, in an order that
-// stays.
+// Readings returns the number of reads for every outcome, in a fixed order.
 func (g *Gauges) Readings() []Count {
 	counts := make([]Count, shared)
 	for o := range counts {
@@ -48,13 +47,13 @@ func (g *Gauges) Readings() []Count {
 	return counts
 }
 
-// Count is how many readings had an outcome.
+// Count is the number of reads with an outcome.
 type Count struct {
 	Outcome  string
 	Readings uint64
 }
 
-// fetch asks for a page and reads it. The ranks are nil unless the outcome is ok.
+// fetch requests a page and parses it. The ranks are nil unless the outcome is ok.
 func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(maxTimeout, g.cfg.SilentAfter))
 	defer cancel()
@@ -70,8 +69,8 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, erro
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		io.CopyN(io.Discard, resp.Body, maxLineBytes) // so that the connection can be kept
-		return nil, refused, fmt.Errorf("it answers %s", resp.Status)
+		io.CopyN(io.Discard, resp.Body, maxLineBytes) // lets the connection be reused
+		return nil, refused, fmt.Errorf("the server answered %s", resp.Status)
 	}
 	p := g.pages.Get().(*page)
 	defer g.pages.Put(p)
@@ -82,12 +81,12 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, erro
 	case err != nil:
 		return nil, brokenOff(ctx), err
 	case len(ranks) == 0:
-		return nil, without, fmt.Errorf("none of the metrics %s is on it", strings.Join(p.names.metrics(), ", "))
+		return nil, without, fmt.Errorf("the page has none of the metrics %s", strings.Join(p.names.metrics(), ", "))
 	}
 	return slices.Clone(ranks), ok, nil
 }
 
-// brokenOff is why no answer came whole.
+// brokenOff returns the outcome of a read without a complete answer.
 func brokenOff(ctx context.Context) outcome {
 	if ctx.Err() != nil {
 		return late

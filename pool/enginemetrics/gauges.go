@@ -1,10 +1,9 @@
-// Package gauges knows what the engines say of their own load: how many requests they run and keep waiting, and how
-// much of their KV cache these hold.
+// Package enginemetrics reads the load that engines report: running and waiting requests, and KV cache in use.
 //
-// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, the
-// loads that Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of
-// each worker. It never takes part in a request: whoever asks is answered from memory, and what is old counts as not
-// known. It decides nothing; that load goes around kvepp it only says.
+// It owns the scrapes of the engines' metrics pages (every few seconds, with jitter), the format of these pages, the
+// loads that Dynamo's workers without a page publish on the event plane, and the latest values of each worker. It never
+// takes part in a request: callers read from memory, and stale values count as unknown. It makes no decisions; load
+// that bypasses kvepp is only logged and counted.
 //
 // Concurrency: everything is safe from any goroutine.
 package enginemetrics
@@ -30,34 +29,33 @@ import (
 	"kvepp/zmqsub"
 )
 
-// Config says where the engines' pages are and how often they are read.
+// Config configures Gauges.
 type Config struct {
-	// Interval is the time between two readings of one page, give or take a tenth. It must be above 0.
+	// Interval is the time between two reads of one page, with a jitter of a tenth. It must be above 0.
 	Interval time.Duration
-	// Stale is how long after a reading it no longer counts. 0: three intervals.
+	// Stale is the age after which values count as unknown. 0: three intervals.
 	Stale time.Duration
-	// Scheme, Port and Path make the page of an endpoint that does not name its own, from its address. Port 0: the
-	// address's.
+	// Scheme, Port and Path make a page's URL from the address of an endpoint without Metrics. Port 0: the address's
+	// port.
 	Scheme string
 	Port   uint16
 	Path   string
-	// SkipVerify has certificates of https pages go unchecked.
+	// SkipVerify disables the check of certificates of https pages.
 	SkipVerify bool
-	// Frontends says that addresses are those of Dynamo's frontends, which tell nothing of engines: pages are read
-	// where an endpoint names one, or Port gives it another than the address's.
+	// Frontends says that addresses are those of Dynamo's frontends, which have no metrics of engines. Pages are then
+	// read only if the endpoint has Metrics, or if Port is set.
 	Frontends bool
-	// Running, Waiting and Usage replace the metrics of all known engines for a quantity. The zero value does not.
+	// Running, Waiting and Usage replace the metrics of all known engines for a quantity, unless they are zero.
 	Running, Waiting, Usage Metric
-	// NATSServer is the URL of the NATS server over which some of Dynamo's workers publish their loads. Empty: those
-	// are not heard.
+	// NATSServer is the URL of the NATS server on which some of Dynamo's workers publish their loads. Empty: none.
 	NATSServer string
-	// Booked says how many requests kvepp has running on a worker.
+	// Booked returns the number of requests in kvepp's load book for a worker.
 	Booked func(kvblock.Worker) int
-	// Health gets the state of a worker's page after each read of it, and when the page becomes silent. Run's goroutine
-	// makes all calls, in order, without a lock; it must return soon. A call for a worker may come after the first
-	// WorkerLeft of that worker, never after the second. nil: no calls, and failed pages are read less and less often.
+	// Health receives the state of a worker's page after each read, and when the page becomes silent. Run's goroutine
+	// makes all calls, in order, without a lock; Health must return soon. A call for a worker may come after its first
+	// WorkerLeft, never after the second. nil: no calls, and failed pages are read with exponential backoff.
 	Health func(w kvblock.Worker, s PageState)
-	// SilentAfter is how long a page that answered before must not answer before it is PageSilent. 0: 5 seconds.
+	// SilentAfter is the time without an answer after which a page that answered before is PageSilent. 0: 5 seconds.
 	SilentAfter time.Duration
 }
 
@@ -66,15 +64,15 @@ const (
 
 	// maxTimeout bounds one read, unless Config.SilentAfter is longer. It may be longer than an interval.
 	maxTimeout = 5 * time.Second
-	// maxPause is how many intervals a page that cannot be read is left alone at most.
+	// maxPause bounds the backoff of a page that cannot be read, in intervals.
 	maxPause = 12
 )
 
-// places are how many pages are read at once: of those that were read the last time, and of those that were not, or
-// never were. However many of the latter do not answer, the former do not wait for them.
+// places bounds the concurrent reads: of pages whose last read succeeded, and of all others. Pages that do not answer
+// cannot delay the reads of pages that do.
 var places = [2]int{32, 64}
 
-// Gauges reads the engines' pages. Create it with New; the zero value knows nothing, and cannot Run.
+// Gauges reads the engines' pages. Create it with New. The zero value has no values, and Run must not be called on it.
 type Gauges struct {
 	cfg    Config
 	pool   *pool.Pool
@@ -83,23 +81,23 @@ type Gauges struct {
 	pages  sync.Pool // *page
 
 	outcomes [len(outcomeNames)]atomic.Uint64
-	said     [len(outcomeNames)]atomic.Bool // the first trouble of each kind was logged
+	said     [len(outcomeNames)]atomic.Bool // the first failure of each kind was logged
 
 	// Only Run's goroutine uses these.
-	seen     *pool.Snapshot               // for which targets and channels are
+	seen     *pool.Snapshot               // the targets and channels are for this one
 	hub      *zmqsub.Hub                  // nil until it is needed
 	nats     *natssub.Conn                // likewise
-	channels map[pool.EventChannel]func() // which end the subscription
+	channels map[pool.EventChannel]func() // each value ends its subscription
 
-	began time.Time // what part.until counts from
+	began time.Time // origin of part.until
 
-	wake chan struct{} // has a token when Run must not wait for the next tick
+	wake chan struct{} // a token makes Run continue before the next tick
 
 	mu      sync.Mutex         // guards everything below
 	slots   []slot             // indexed by worker
-	parts   []part             // likewise: what Usage tells, apart from the rest so that it is soon told
+	parts   []part             // indexed by worker: what Usage returns, apart from slots so that Usage is fast
 	targets map[string]*target // by URL
-	reading [2]int             // how many are read now: of those that were read the last time, and of the others
+	reading [2]int             // concurrent reads, by index in places
 	unseen  int                // workers in alarm
 	heard   map[instanceRank]heard
 
@@ -107,23 +105,23 @@ type Gauges struct {
 	checked    time.Time // when checkReads last ran
 }
 
-// slot is what is known of one worker. The zero value: nothing.
+// slot holds the values of one worker. The zero value has none.
 type slot struct {
-	generation uint32    // changes when the worker leaves, so that nothing said of it is taken for its successor's
+	generation uint32    // changes when the worker leaves, so that late values do not count for its successor
 	at         time.Time // of told; zero: never
 	told       told
-	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: it has not
+	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: not now
 	alarmed    bool
 	page       string // URL of its page; may be empty
 }
 
-// part is the part of its KV blocks that a worker's requests hold, and until when that counts.
+// part is the fraction (0..1) of a worker's KV blocks in use, and its expiry since Gauges.began.
 type part struct {
 	usage float64
 	until time.Duration
 }
 
-// member is a worker that a page tells of.
+// member is a worker of a page.
 type member struct {
 	worker     kvblock.Worker
 	generation uint32
@@ -135,16 +133,16 @@ type member struct {
 // target is one page.
 type target struct {
 	url     string
-	members []member // of different ranks; not changed once it is here
+	members []member // of different ranks; never changed
 	due     time.Time
 	busy    bool
-	began   time.Time // of the reading under way
-	place   int       // in places, of the reading under way
-	failed  int       // times in a row; at first 1, since it was not read yet
+	began   time.Time // of the current read
+	place   int       // of the current read: an index in places
+	failed  int       // failed reads in a row; 1 before the first read
 	health  *pageHealth
 }
 
-// New returns gauges of the workers in p, of which nothing is known before Run.
+// New returns Gauges of the workers in p. There are no values before Run.
 func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 	if cfg.Stale == 0 {
 		cfg.Stale = staleAfter * cfg.Interval
@@ -153,14 +151,14 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		cfg.SilentAfter = defaultSilentAfter
 	}
 	transport := &http.Transport{
-		// One connection is kept for each page. Engines' servers end idle ones after 5 s, and then it is made anew.
+		// One connection is kept for each page. Engines' servers close idle connections after 5 s.
 		MaxIdleConnsPerHost:    1,
 		IdleConnTimeout:        maxPause * cfg.Interval,
 		DisableCompression:     true, // it would cost the engine more than it saves
 		WriteBufferSize:        512,
-		ReadBufferSize:         4 << 10, // what is longer is read past it
+		ReadBufferSize:         4 << 10, // longer reads bypass it
 		MaxResponseHeaderBytes: 64 << 10,
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // only if the operator asks for it
 	}
 	g := &Gauges{
 		began:    time.Now(),
@@ -180,7 +178,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 	return g
 }
 
-// Run reads pages until ctx ends, and then waits for those that are being read.
+// Run reads pages until ctx ends, and then waits for the current reads.
 func (g *Gauges) Run(ctx context.Context) {
 	var reads sync.WaitGroup
 	defer g.stopListening()
@@ -206,7 +204,7 @@ func (g *Gauges) Run(ctx context.Context) {
 	}
 }
 
-// follow makes the targets those of the workers in s, the current snapshot.
+// follow replaces the targets by those of the workers in s, the current snapshot.
 func (g *Gauges) follow(s *pool.Snapshot) {
 	if s == g.seen {
 		return
@@ -229,9 +227,9 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 		if rank, twice := sameRank(of); twice {
 			if !g.said[shared].Swap(true) {
 				g.log.Warn(
-					"several workers have the same metrics page and rank, so that it cannot be told of which one it "+
-						"speaks: it is not read; "+
-						"name the page of each engine with metrics in the endpoints file. Said once",
+					"several workers have the same metrics page and rank: kvepp cannot know which worker the page "+
+						"is about, and does not read it; set metrics for each engine in the endpoints file. Logged "+
+						"once",
 					"page",
 					url,
 					"rank",
@@ -254,7 +252,7 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 		}
 	}
 	for url, of := range members {
-		// A page that is being read keeps its target with the former members: what comes of it is theirs.
+		// A current read keeps the old target with its members, to which the result belongs.
 		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1, health: new(pageHealth)}
 		if was := g.targets[url]; was != nil {
 			t.due, t.failed = was.due, was.failed
@@ -269,7 +267,7 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 	}
 }
 
-// shareWorker reports whether a worker is in both lists.
+// shareWorker reports whether the lists have a worker in common.
 func shareWorker(a, b []member) bool {
 	return slices.ContainsFunc(a, func(x member) bool {
 		return slices.ContainsFunc(
@@ -279,7 +277,7 @@ func shareWorker(a, b []member) bool {
 	})
 }
 
-// page returns where a worker's gauges are; "" if that is not known.
+// page returns the URL of a worker's metrics page, or "".
 func (g *Gauges) page(w *pool.Worker) string {
 	switch {
 	case w.Role == pool.Encode:
@@ -296,7 +294,7 @@ func (g *Gauges) page(w *pool.Worker) string {
 	return g.cfg.Scheme + "://" + address + g.cfg.Path
 }
 
-// sameRank reports whether two members have one rank, and which.
+// sameRank reports whether two members have the same rank, and which.
 func sameRank(of []member) (rank uint32, twice bool) {
 	if len(of) < 2 {
 		return 0, false
@@ -311,7 +309,7 @@ func sameRank(of []member) (rank uint32, twice bool) {
 	return 0, false
 }
 
-// slot returns a worker's. The caller holds g.mu.
+// slot returns the slot of a worker. The caller holds g.mu.
 func (g *Gauges) slot(w kvblock.Worker) *slot {
 	if n := int(w) + 1; n > len(g.slots) {
 		g.slots = append(g.slots, make([]slot, n-len(g.slots))...)
@@ -320,7 +318,7 @@ func (g *Gauges) slot(w kvblock.Worker) *slot {
 	return &g.slots[w]
 }
 
-// tell keeps what was told of a worker now. The caller holds g.mu.
+// tell stores new values of a worker. The caller holds g.mu.
 func (g *Gauges) tell(w kvblock.Worker, said told, now time.Time) {
 	s := g.slot(w)
 	s.told, s.at = said, now
@@ -330,7 +328,7 @@ func (g *Gauges) tell(w kvblock.Worker, said told, now time.Time) {
 	}
 }
 
-// take returns the pages whose time has come, as far as there is room: first those that failed least often.
+// take returns the pages that are due, as far as places allow. Pages with the fewest failures come first.
 func (g *Gauges) take(now time.Time) (taken []*target) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -355,7 +353,7 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 	return taken
 }
 
-// class says which places a page has to be read at.
+// class returns the index in places of a page.
 func (t *target) class() int {
 	if t.failed > 0 {
 		return 1
@@ -363,22 +361,22 @@ func (t *target) class() int {
 	return 0
 }
 
-// read reads one page and notes what it tells.
+// read reads one page and stores its values.
 func (g *Gauges) read(ctx context.Context, t *target) {
 	ranks, how, err := g.fetch(ctx, t.url)
 	if ctx.Err() != nil {
-		return // the end, and not the page's fault
+		return // Run ends: not a failure of the page
 	}
 	g.outcomes[how].Add(1)
 	if how != ok {
-		g.complain(t.url, t.members[0].name, how, err)
+		g.logFailure(t.url, t.members[0].name, how, err)
 	}
 	for _, a := range g.took(t, ranks, how, readResult(how, err), g.booked(t, how)) {
 		g.alarm(a)
 	}
 }
 
-// booked returns how many requests kvepp has on each of the workers of a page that was read.
+// booked returns the booked requests of each worker of a page, or nil if the page was not read.
 func (g *Gauges) booked(t *target, how outcome) []int {
 	if how != ok {
 		return nil
@@ -390,11 +388,11 @@ func (g *Gauges) booked(t *target, how outcome) []int {
 	return all
 }
 
-// took notes what came of a reading, and says of which workers there is news.
+// took stores the result of a read, and returns the new alarms.
 func (g *Gauges) took(t *target, ranks []ofRank, how outcome, server PageState, booked []int) (news []excess) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.reading[t.place]-- // t may have failed, or not, as another target of its page says, since it was taken
+	g.reading[t.place]-- // not t.class(): another target of the page may have changed t.failed in the meantime
 	now := time.Now()
 	if how == ok {
 		t.failed = 0
@@ -407,23 +405,22 @@ func (g *Gauges) took(t *target, ranks []ofRank, how outcome, server PageState, 
 	t.health.ended(server, t.began)
 	g.mustReport(t)
 	if t.health.state != before {
-		g.wakeRun() // else the next tick is soon enough
+		g.wakeRun() // report the change before the next tick
 	}
 	t.due = g.nextRead(t, now)
-	if current := g.targets[t.url]; current != nil && current != t { // the pool changed meanwhile
+	if current := g.targets[t.url]; current != nil && current != t { // the pool has changed
 		current.failed, current.due = t.failed, t.due
 	}
 	return news
 }
 
-// nextRead returns when a page must be read again whose read has ended now. The caller holds g.mu.
+// nextRead returns when to read a page again whose read has ended now. The caller holds g.mu.
 func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	h := t.health
 	if g.cfg.Health == nil || !h.answered && h.state != PageRefused {
 		return now.Add(g.pause(t.failed))
 	}
-	// The state of the page must not become old, so the interval stays the same and includes the time of a read without
-	// answer.
+	// No backoff, so that the state stays recent. The interval includes the time of a read without an answer.
 	next := now.Add(g.pause(0))
 	if !h.unansweredSince.IsZero() {
 		next = later(now, t.began.Add(g.pause(0)))
@@ -439,8 +436,8 @@ func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	return next
 }
 
-// pause returns how long a page is left alone that could not be read so many times: an interval, and with each time
-// twice as long, give or take a tenth.
+// pause returns the time until the next read after so many failures: one interval, doubled by each failure after the
+// first, at most maxPause intervals, with a jitter of a tenth.
 func (g *Gauges) pause(failed int) time.Duration {
 	intervals := 1.0
 	if failed > 1 {
@@ -449,13 +446,13 @@ func (g *Gauges) pause(failed int) time.Duration {
 	return time.Duration(float64(g.cfg.Interval) * intervals * (0.9 + 0.2*rand.Float64()))
 }
 
-// note stores what a page told of its workers. The caller holds g.mu.
+// note stores the values of a page's workers, and returns the new alarms. The caller holds g.mu.
 func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (news []excess) {
 	for i := range t.members {
 		m := &t.members[i]
 		s := g.slot(m.worker)
 		if s.generation != m.generation {
-			continue // it has left
+			continue // the worker has left
 		}
 		said, there := nothingTold, false
 		if len(t.members) == 1 {
@@ -470,7 +467,7 @@ func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (n
 			continue
 		}
 		if !g.fresh(s, now) {
-			g.calm(s) // what was so before nothing was known is over
+			g.calm(s) // an alarm must not outlast a time without values
 		}
 		g.tell(m.worker, said, now)
 		if e, is := g.compare(m, s, booked[i], now); is {
@@ -480,8 +477,8 @@ func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (n
 	return news
 }
 
-// complain logs the first trouble of each kind. worker is "" if it is not one's.
-func (g *Gauges) complain(what, worker string, how outcome, err error) {
+// logFailure logs the first failure of each kind at level info, the others at level debug. worker may be empty.
+func (g *Gauges) logFailure(what, worker string, how outcome, err error) {
 	level := slog.LevelDebug
 	if !g.said[how].Swap(true) {
 		level = slog.LevelInfo
@@ -489,8 +486,8 @@ func (g *Gauges) complain(what, worker string, how outcome, err error) {
 	g.log.Log(
 		context.Background(),
 		level,
-		"an engine's gauges cannot be read; pages are tried again at longer and longer intervals. "+
-			"Of further such trouble only kvepp_engine_readings_total and the debug log tell",
+		"an engine's load cannot be read; kvepp retries with backoff. Later failures of this kind are only in "+
+			"kvepp_engine_readings_total and in the debug log",
 		"of",
 		what,
 		"worker",
@@ -502,10 +499,10 @@ func (g *Gauges) complain(what, worker string, how outcome, err error) {
 	)
 }
 
-// WorkerJoined does nothing: Run sees who is there.
+// WorkerJoined does nothing: Run reads the snapshots.
 func (g *Gauges) WorkerJoined(pool.Worker) {}
 
-// WorkerLeft forgets a worker.
+// WorkerLeft removes the values of a worker.
 func (g *Gauges) WorkerLeft(w kvblock.Worker) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -515,12 +512,12 @@ func (g *Gauges) WorkerLeft(w kvblock.Worker) {
 	g.parts[w] = part{}
 }
 
-// fresh reports whether what is known of a worker counts. The caller holds g.mu.
+// fresh reports whether a worker has values that are not stale. The caller holds g.mu.
 func (g *Gauges) fresh(s *slot, now time.Time) bool {
 	return !s.at.IsZero() && now.Sub(s.at) <= g.cfg.Stale
 }
 
-// Known returns of how many workers anything is known.
+// Known returns the number of workers with values that are not stale.
 func (g *Gauges) Known() int {
 	now := time.Now()
 	g.mu.Lock()
@@ -534,9 +531,8 @@ func (g *Gauges) Known() int {
 	return n
 }
 
-// Usage appends to dst the part of its KV blocks, 0 to 1, that each worker's requests hold by its engine's own account;
-// indexed by worker number. 0 for those of which it is not known, or was told too long ago; so is what is behind the
-// end.
+// Usage appends to dst the fraction (0..1) of KV blocks in use that each worker's engine reports, indexed by worker
+// number. Unknown and stale values are 0. Workers beyond the end have no value.
 func (g *Gauges) Usage(dst []float64) []float64 {
 	now := time.Since(g.began)
 	g.mu.Lock()
@@ -550,13 +546,13 @@ func (g *Gauges) Usage(dst []float64) []float64 {
 	return dst
 }
 
-// Load is what an engine says of one of its ranks: numbers of requests, and the part of the KV blocks that they hold.
-// NaN: not known, or told too long ago.
+// Load holds what an engine reports of one rank: running and waiting requests, and the fraction (0..1) of KV blocks in
+// use. NaN: unknown or stale.
 type Load struct {
 	Running, Waiting, Usage float64
 }
 
-// Of returns what is known of a worker.
+// Of returns the load of a worker.
 func (g *Gauges) Of(w kvblock.Worker) Load {
 	now := time.Now()
 	g.mu.Lock()

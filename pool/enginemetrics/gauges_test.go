@@ -420,7 +420,7 @@ func TestPagesOfWorkers(t *testing.T) {
 // An engine that has more requests for a minute than it was sent is told of, once while there is any such; not one
 // whose readings and bookings are apart for a moment.
 func TestUnseenLoad(t *testing.T) {
-	const line = "load goes around kvepp"
+	const line = "load bypasses kvepp"
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(3)...)
 		quiet := func(when string) {

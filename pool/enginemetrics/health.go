@@ -17,9 +17,9 @@ import (
 type PageState uint8
 
 const (
-	// PageUnknown: no read of the page has ended with an answer or a refusal yet. Config.Health never gets it.
+	// PageUnknown: no read of the page has ended with an answer or a refusal yet. Config.Health never receives it.
 	PageUnknown PageState = iota
-	// PageAnswers: the server answered the last read, with whatever status and content.
+	// PageAnswers: the server answered the last read, with any status and content.
 	PageAnswers
 	// PageRefused: the host refuses TCP connections to the page's port, which is also the port of the worker's Address.
 	PageRefused
@@ -42,10 +42,10 @@ const (
 	// processes, the one that publishes events may die some time before the one that serves the page.
 	rereadAfter = 200 * time.Millisecond
 
-	// slowRead is the duration after which a read no longer takes one of the places for pages that answer.
+	// slowRead is the duration after which a read no longer counts among the places for pages that answer.
 	slowRead = 500 * time.Millisecond
 
-	// maxStall is how long Run may come late before the delay is taken for a stall of kvepp itself, not of the engines.
+	// maxStall is the delay of Run above which kvepp itself must have stalled, not the engines.
 	maxStall = time.Second
 
 	// maxTick bounds how late Run notices that a page is due or silent.
@@ -57,13 +57,13 @@ const (
 type pageHealth struct {
 	state           PageState // never PageRefusedElsewhere, which depends on the worker
 	answered        bool      // at least once
-	unansweredSince time.Time // when the first of the reads began that got no answer yet; zero: there is none
+	unansweredSince time.Time // start of the first read without an answer since the last answer; zero: none
 	reported        bool      // Config.Health has the result of the latest read
 	lastBegan       time.Time // when the latest read began
 	reread          time.Duration
 }
 
-// began notes that a read begins.
+// began records the start of a read.
 func (h *pageHealth) began(now time.Time) {
 	h.lastBegan = now
 	if h.unansweredSince.IsZero() {
@@ -71,13 +71,12 @@ func (h *pageHealth) began(now time.Time) {
 	}
 }
 
-// ended notes the result of a read that began at the given time. PageUnknown means that it got neither answer nor
-// refusal.
+// ended records the result of a read that began at the given time. PageUnknown means neither an answer nor a refusal.
 func (h *pageHealth) ended(result PageState, began time.Time) {
 	switch result {
 	case PageUnknown:
 		if h.unansweredSince.IsZero() {
-			h.unansweredSince = began // another read of the same page was answered meanwhile
+			h.unansweredSince = began // another read of the page was answered in the meantime
 		}
 		if h.state == PageAnswers && h.reread == 0 {
 			h.reread = rereadAfter
@@ -97,7 +96,7 @@ func (h *pageHealth) becomesSilent(now time.Time, after time.Duration) bool {
 	return h.answered && h.state != PageSilent && !h.unansweredSince.IsZero() && now.Sub(h.unansweredSince) >= after
 }
 
-// readResult says what a read tells about the server: PageAnswers, PageRefused, or PageUnknown.
+// readResult returns what a read shows about the server: PageAnswers, PageRefused or PageUnknown.
 func readResult(how outcome, err error) PageState {
 	switch how {
 	case late:
@@ -117,9 +116,9 @@ func readResult(how outcome, err error) PageState {
 	return PageAnswers
 }
 
-// ReadNow makes the page of a worker due at once, and again some times soon after, unless a read of it began less than
-// 200 ms ago: then it is due 200 ms after that. Call it when something else, such as the end of a worker's event
-// subscription, suggests that the engine died. It does nothing for a worker without a page.
+// ReadNow makes the page of a worker due now, and several times soon after. If a read began less than 200 ms ago, the
+// page is due 200 ms after that start. Call ReadNow when something else suggests that the engine died, such as the end
+// of the worker's event subscription. It does nothing for a worker without a page.
 func (g *Gauges) ReadNow(w kvblock.Worker) {
 	if !g.makeDue(w, time.Now()) {
 		return
@@ -165,7 +164,7 @@ func (g *Gauges) checkReads(now time.Time) {
 	defer g.mu.Unlock()
 	stall := time.Duration(0)
 	if late := now.Sub(g.checked); !g.checked.IsZero() && late > maxStall {
-		// kvepp itself stood still: the time says nothing about the engines.
+		// kvepp itself stalled: the delay is not the engines'.
 		stall = late
 	}
 	g.checked = now
@@ -186,7 +185,7 @@ func (g *Gauges) checkReads(now time.Time) {
 	}
 }
 
-// mustReport has report call Config.Health for a page, if its state is new or confirmed. The caller holds g.mu.
+// mustReport makes report call Config.Health for a page, if its state is new or confirmed. The caller holds g.mu.
 func (g *Gauges) mustReport(t *target) {
 	if g.cfg.Health != nil && !t.health.reported && t.health.state != PageUnknown {
 		g.unreported = append(g.unreported, t.url)
@@ -204,7 +203,7 @@ func (g *Gauges) report() {
 	g.mu.Lock()
 	for _, url := range g.unreported {
 		t := g.targets[url]
-		// the pool changed, or the page is listed twice
+		// The pool has changed, or the page is listed twice.
 		if t == nil || t.health.reported || t.health.state == PageUnknown {
 			continue
 		}
@@ -212,7 +211,7 @@ func (g *Gauges) report() {
 		for i := range t.members {
 			m := &t.members[i]
 			if g.slot(m.worker).generation != m.generation {
-				continue // it has left
+				continue // the worker has left
 			}
 			state := t.health.state
 			if state == PageRefused && !sameServer(t.url, m.address) {

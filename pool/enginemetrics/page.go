@@ -15,35 +15,35 @@ import (
 	"kvepp/pool"
 )
 
-// quantity is what kvepp wants to know of an engine.
+// quantity is a value that kvepp reads from an engine's page.
 type quantity uint8
 
 const (
-	running quantity = iota // requests that are computed
-	waiting                 // requests that wait for that
-	usage                   // part of the KV blocks that requests hold, 0 to 1
+	running quantity = iota // running requests
+	waiting                 // waiting requests
+	usage                   // fraction (0..1) of KV blocks in use
 	quantities
 )
 
-// told is what a page says of one rank, indexed by quantity; NaN where it says nothing.
+// told holds the values of one rank, indexed by quantity; NaN: unknown.
 type told [quantities]float64
 
 var nothingTold = told{math.NaN(), math.NaN(), math.NaN()}
 
-// ofRank is what a page says of one of its engine's ranks.
+// ofRank holds the values of one of an engine's ranks.
 type ofRank struct {
 	rank uint32
 	told told
 }
 
-// Metric is a metric of an engine's, as `NAME` or `NAME{LABEL=VALUE}`: of the series of that name, those with that
-// label.
+// Metric selects series of an engine: all of a name, or those with one label value. Flags write it as `NAME` or
+// `NAME{LABEL=VALUE}`.
 type Metric struct {
 	Name         string
 	Label, Value string // Label "": all series
 }
 
-// ParseMetric reads what a flag says.
+// ParseMetric parses the value of a flag.
 func ParseMetric(s string) (Metric, error) {
 	name, rest, labelled := strings.Cut(strings.TrimSpace(s), "{")
 	m := Metric{Name: strings.TrimSpace(name)}
@@ -61,8 +61,8 @@ func ParseMetric(s string) (Metric, error) {
 	return m, nil
 }
 
-// known are the metrics of the engines. A page has those of one of them; where two of its metrics are the same quantity
-// (an engine that still shows an older name), the greater value counts.
+// known holds the metrics of the engines that kvepp supports. A page has those of one engine. If it has several metrics
+// for a quantity (an engine may keep an older name), the greatest value counts.
 //
 // Source: Gateway API Inference Extension, proposal 003 (model server protocol); vllm 0.33.0, v1/metrics; sglang
 // 0.5.21, observability/metrics_collector; Dynamo's mocker 1.6.1, which shows vLLM's.
@@ -85,21 +85,20 @@ var known = [quantities][]Metric{
 		}, {Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"}},
 }
 
-// rankLabels are the labels that number an engine's data-parallel ranks: vLLM's, SGLang's. Those that number parts of
-// one rank (tp_rank, pp_rank), and SGLang's priority, are of no interest: the parts say the same, and the whole is the
-// greatest.
+// rankLabels are the labels with the data-parallel rank, of vLLM and of SGLang. Labels of parts of a rank (tp_rank,
+// pp_rank) and SGLang's priority are ignored: the parts report equal values, and the greatest value is the total.
 var rankLabels = [...]string{"engine", "dp_rank"}
 
-// wanted is one meaning of a metric's name.
+// wanted is one quantity that a metric's name may have.
 type wanted struct {
 	quantity     quantity
 	label, value string
 }
 
-// names maps a metric's name to what it may mean.
+// names maps a metric's name to the quantities that it may have.
 type names map[string][]wanted
 
-// newNames has the engines' metrics, and those given in place of all known ones of a quantity.
+// newNames returns the known metrics. A given metric replaces all known ones of its quantity.
 func newNames(given [quantities]Metric) names {
 	n := names{}
 	for q := range quantities {
@@ -116,14 +115,13 @@ func newNames(given [quantities]Metric) names {
 
 const (
 	maxPageBytes = 16 << 20 // of one page; an engine of 8 ranks has less than 1 MB
-	maxLineBytes = 64 << 10 // a longer line is passed over: none that is wanted is
+	maxLineBytes = 64 << 10 // longer lines are skipped; no wanted line is as long
 )
 
-// errTooLarge says that a page goes on after maxPageBytes.
+// errTooLarge is the error for a page longer than maxPageBytes.
 var errTooLarge = errors.New("the page is too large")
 
-// page reads what engines show to Prometheus. It belongs to one goroutine at a time; made once, it allocates no more
-// for pages like those it has read.
+// page parses metrics pages. Only one goroutine may use it at a time. It reuses its memory for later pages.
 type page struct {
 	names names
 	in    *bufio.Reader
@@ -131,16 +129,15 @@ type page struct {
 	label []byte   // scratch: a label's value without escapes
 }
 
-// metrics returns the names of all metrics that are looked for, sorted.
+// metrics returns the sorted names of all wanted metrics.
 func (n names) metrics() []string { return slices.Sorted(maps.Keys(n)) }
 
 func newPage(n names) *page { return &page{names: n, in: bufio.NewReaderSize(nil, maxLineBytes)} }
 
-// read returns what is told of each rank, ordered by rank: those of series without a rank count as rank 0. The result
-// is p's, until the next call. Lines that cannot be read are passed over, as metrics that nobody here knows are.
+// read returns the values of each rank, ordered by rank. Series without a rank label count for rank 0. The result is
+// valid until the next call. Invalid lines and unknown metrics are skipped.
 //
-// It looks for a few names in the text exposition format and reads nothing else, in a fiftieth of the time that a
-// parser of the whole takes.
+// It only parses lines with wanted names, which takes a fiftieth of the time of a complete parser of the text format.
 //
 // Errors: errTooLarge, and r's own.
 func (p *page) read(r io.Reader) ([]ofRank, error) {
@@ -165,7 +162,7 @@ func (p *page) read(r io.Reader) ([]ofRank, error) {
 	}
 }
 
-// line reads `NAME VALUE` or `NAME{LABEL="VALUE",...} VALUE`, perhaps with a time behind.
+// line parses `NAME VALUE` or `NAME{LABEL="VALUE",...} VALUE`, with or without a timestamp after it.
 func (p *page) line(line []byte) {
 	if len(line) == 0 || line[0] == '#' {
 		return
@@ -211,7 +208,7 @@ func (p *page) line(line []byte) {
 		left = left[:stop]
 	}
 	value, err := strconv.ParseFloat(string(left), 64)
-	if err != nil || !(value >= 0) || math.IsInf(value, 0) { // NaN is no value either
+	if err != nil || !(value >= 0) || math.IsInf(value, 0) { // excludes NaN, too
 		return
 	}
 	for i, w := range meanings {
@@ -221,17 +218,17 @@ func (p *page) line(line []byte) {
 	}
 }
 
-// labelState is how far the list of a line's labels is.
+// labelState is the position in a line's list of labels.
 type labelState uint8
 
 const (
 	more   labelState = iota // there was another label
 	over                     // the list has ended
-	broken                   // it does not end
+	broken                   // the list is invalid
 )
 
-// nextLabel reads the next label of a list, behind its opening brace, and returns what follows it. name and value are
-// valid until the next call.
+// nextLabel parses the next label of a list, after its opening brace, and returns the rest of the line. name and value
+// are valid until the next call.
 func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 	b = bytes.TrimLeft(b, " \t,")
 	if len(b) > 0 && b[0] == '}' {
@@ -265,7 +262,7 @@ func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 	return name, p.label, b[i+1:], more
 }
 
-// tell notes a value of a rank: the greatest, if several series have one.
+// tell stores a value of a rank. Of several values, the greatest counts.
 func (p *page) tell(rank uint32, q quantity, value float64) {
 	i, there := slices.BinarySearchFunc(
 		p.ranks,
@@ -286,8 +283,8 @@ func (p *page) tell(rank uint32, q quantity, value float64) {
 	}
 }
 
-// together is what all ranks of an engine are when it is one worker: the sums of their requests, and the mean of their
-// KV usage.
+// together returns the values of an engine whose ranks are one worker: the sums of the requests and the mean of the KV
+// usage.
 func together(ranks []ofRank) told {
 	if len(ranks) == 1 {
 		return ranks[0].told

@@ -11,23 +11,23 @@ import (
 	"kvepp/zmqsub"
 )
 
-// loadTopic begins every message of a publisher of loads.
+// loadTopic is the prefix of all messages of a publisher of loads.
 const loadTopic = "kv_metrics"
 
-// instanceRank is how Dynamo's event plane names a worker.
+// instanceRank names a worker on Dynamo's event plane.
 type instanceRank struct {
 	instance uint64
 	rank     uint32
 }
 
-// heard is a worker of whose KV blocks the event plane tells.
+// heard is a worker whose load comes from the event plane.
 type heard struct {
 	member
-	blocks int // that it has
+	blocks int // total KV blocks
 }
 
-// listen subscribes to the loads of the workers in s that show no page, and ends what is not needed any more. Only
-// Run's goroutine calls it.
+// listen subscribes to the loads of the workers in s without a page, and ends unused subscriptions. Only Run's
+// goroutine calls it.
 func (g *Gauges) listen(s *pool.Snapshot) {
 	wanted := map[pool.EventChannel]bool{}
 	workers := map[instanceRank]heard{}
@@ -51,7 +51,7 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 	g.mu.Unlock()
 	for c, leave := range g.channels {
 		if !wanted[c] {
-			leave() // without the lock: it waits for a message that is being taken in
+			leave() // not under g.mu: it waits until the current message is processed
 			delete(g.channels, c)
 		}
 	}
@@ -62,14 +62,14 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 		l := &loads{Gauges: g, from: cmp.Or(c.ZMQ, c.Subject)}
 		leave, err := g.subscribe(c, l)
 		if err != nil {
-			g.complain(l.String(), "", unreachable, err)
+			g.logFailure(l.String(), "", unreachable, err)
 			continue
 		}
 		g.channels[c] = leave
 	}
 }
 
-// subscribe gives l what is said at one place, until leave is called.
+// subscribe passes the messages of a channel to l until leave is called.
 func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err error) {
 	if c.ZMQ == "" {
 		if g.nats == nil {
@@ -105,14 +105,14 @@ func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err err
 }
 
 const (
-	// maxLoadBytes bounds a message, which has about 200.
+	// maxLoadBytes bounds a message, which has about 200 bytes.
 	maxLoadBytes = 64 << 10
-	// maxPendingLoads bounds the bytes of one NATS subject's messages that wait.
+	// maxPendingLoads bounds the waiting messages of one NATS subject, in bytes.
 	maxPendingLoads = 1 << 20
 )
 
-// loads takes in what is said at one place, by one publisher or, over NATS, by all of a Dynamo path. That messages were
-// lost, or that another process sends them now, is no matter: each says all there is to say.
+// loads receives the messages of one channel, from one publisher or, over NATS, from all of a Dynamo path. Lost
+// messages and restarts do not matter, because each message has the complete load.
 type loads struct {
 	*Gauges
 	from string
@@ -120,7 +120,7 @@ type loads struct {
 
 func (l *loads) String() string { return "loads on Dynamo's event plane at " + l.from }
 
-// Message notes one worker's load, as publishers' own sockets frame it.
+// Message stores one worker's load, in the framing of a publisher's own socket.
 func (l *loads) Message(_ uint64, _, payload []byte) {
 	envelope, err := kvblock.UnframePlane(payload)
 	if err != nil {
@@ -130,7 +130,7 @@ func (l *loads) Message(_ uint64, _, payload []byte) {
 	l.envelope(envelope)
 }
 
-// envelope notes one worker's load.
+// envelope stores one worker's load.
 func (l *loads) envelope(data []byte) {
 	load, err := kvblock.DecodePlaneLoad(data)
 	if err != nil {
@@ -156,17 +156,17 @@ func (l *loads) envelope(data []byte) {
 	g.outcomes[ok].Add(1)
 }
 
-// Malformed counts what is no load.
+// Malformed counts an invalid message.
 func (l *loads) Malformed(err error) {
 	l.outcomes[malformed].Add(1)
-	l.complain(l.String(), "", malformed, err)
+	l.logFailure(l.String(), "", malformed, err)
 }
 
 func (*loads) Gap(expected, got uint64)        {}
 func (*loads) Restart()                        {}
 func (*loads) Replayed(_ zmqsub.Replay, _ int) {}
 
-// Cut counts a connection that was ended because of what came on it.
+// Cut counts a connection that was closed because of its data.
 func (l *loads) Cut(err error) { l.Malformed(err) }
 
 func (*loads) Connected()    {}
@@ -175,7 +175,7 @@ func (*loads) Disconnected() {}
 // stopListening ends all subscriptions.
 func (g *Gauges) stopListening() {
 	if g.hub != nil {
-		g.hub.Close() // fails only if libzmq is broken, and the process ends
+		g.hub.Close() // an error means that libzmq is broken; the process ends anyway
 	}
 	if g.nats != nil {
 		g.nats.Close()

@@ -8,28 +8,28 @@ import (
 )
 
 const (
-	// unseenAfter is how long an engine has more requests than kvepp sent it before that is said. Readings are apart in
-	// time from bookings, and bookings may end sooner than the engine's requests; neither lasts.
+	// unseenAfter is how long an engine must have more requests than kvepp sent it before an alarm. Shorter differences
+	// are normal: reads and bookings are not simultaneous, and a booking may end before the engine's request.
 	unseenAfter = time.Minute
-	// unseenLeast and unseenRatio are how many more: both.
+	// unseenLeast (requests more) and unseenRatio (times as many) must both be reached.
 	unseenLeast = 4
 	unseenRatio = 1.5
 )
 
-// excess is that a worker's engine has had more requests for a minute than kvepp has sent it.
+// excess is an alarm: a worker's engine has had more requests for a minute than kvepp sent it.
 type excess struct {
 	worker        string
 	there, booked float64
 	first         bool // no other worker is in alarm
 }
 
-// compare holds what an engine says against the book, and returns what is worth telling. The caller holds g.mu.
+// compare compares an engine's requests with the load book, and returns a new alarm. The caller holds g.mu.
 func (g *Gauges) compare(m *member, s *slot, booked int, now time.Time) (excess, bool) {
 	there, sent := s.told[running], float64(booked)
 	if waits := s.told[waiting]; !math.IsNaN(waits) {
 		there += waits
 	}
-	if !(there >= sent+unseenLeast && there >= sent*unseenRatio) { // NaN is not
+	if !(there >= sent+unseenLeast && there >= sent*unseenRatio) { // true for NaN
 		g.calm(s)
 		return excess{}, false
 	}
@@ -44,7 +44,7 @@ func (g *Gauges) compare(m *member, s *slot, booked int, now time.Time) (excess,
 	return excess{m.name, there, sent, g.unseen == 1}, true
 }
 
-// alarm logs it, loudly for the first worker only: with several replicas of kvepp it is so with all of them.
+// alarm logs an alarm, as a warning only for the first worker: with several replicas of kvepp, all workers have it.
 func (g *Gauges) alarm(e excess) {
 	level := slog.LevelDebug
 	if e.first {
@@ -53,10 +53,9 @@ func (g *Gauges) alarm(e excess) {
 	g.log.Log(
 		context.Background(),
 		level,
-		"an engine has had more requests for a minute than kvepp has sent it: load goes around kvepp (another "+
-			"replica of kvepp, another router, "+
-			"clients that ask the engine itself), and its choices know nothing of it. kvepp_unseen_load_workers "+
-			"counts further such workers",
+		"an engine has had more requests for a minute than kvepp sent it: load bypasses kvepp (another replica of "+
+			"kvepp, another router, clients that call the engine directly), and kvepp routes without knowing it. "+
+			"kvepp_unseen_load_workers counts such workers",
 		"worker",
 		e.worker,
 		"engine_requests",
@@ -75,7 +74,7 @@ func (g *Gauges) calm(s *slot) {
 	}
 }
 
-// Unseen returns how many workers have had more requests for a minute than kvepp has sent them.
+// Unseen returns the number of workers that have had more requests for a minute than kvepp sent them.
 func (g *Gauges) Unseen() int {
 	now := time.Now()
 	g.mu.Lock()
