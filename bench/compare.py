@@ -98,7 +98,7 @@ def interleaved(model, engines, batch, first):
 
 
 def chat(writer, size):
-    """The messages of a chat of about size bytes: a system prompt, then ten turns, of which the last is a question."""
+    """The messages of a chat of about size bytes: a system prompt, then ten turns. The last turn is a question."""
     messages = [{"role": "system", "content": writer.text(size // 8)}]
     for turn in range(10):
         messages.append({"role": "user", "content": writer.text(size * 3 // 80)})

@@ -31,8 +31,8 @@ RATE = 2.5e6  # blocks a second that a writer applies beside a reader
 
 
 def touch(size):
-    """Touches so much memory and gives it back. A virtual machine has memory from its host only then, which costs it up to 2 ns a
-    byte, and soon lets go of what is free: nobody's work here, and one run's luck."""
+    """Touches so much memory and gives it back. A virtual machine gets memory from its host only then, which costs up to 2 ns a
+    byte, and soon returns what is free. Without this the cost would fall on one run by chance."""
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         with contextlib.suppress(OSError):  # where the kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)  # of big pages the small ones are made, but not the other way round

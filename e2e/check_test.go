@@ -70,7 +70,7 @@ func TestCheck(t *testing.T) {
 	}
 	for _, c := range []struct{ name, from, to, says string }{
 		{"an event port where no process listens", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ",
-			"nobody publishes at"},
+			"no publisher answers at"},
 		{"another block size", "  kvEvents:", "  blockSize: 32\n  kvEvents:", "no block would match"},
 		{"an address where no process listens", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
 	} {

@@ -160,7 +160,8 @@ func TestRefusedFiles(t *testing.T) {
 		{"router_ttl_secs: 60.5", "router_ttl_secs: [1]", "line 4: router_ttl_secs: must be one value"},
 		{example, "router: 7\n", "line 1: router: must be a mapping"},
 		{"default_policy_family: standard\n", "", "default_policy_family is missing"},
-		{"default_policy_family: standard", "default_policy_family: nobody", `line 6: default_policy_family "nobody"`},
+		{"default_policy_family: standard", "default_policy_family: missing",
+			`line 6: default_policy_family "missing"`},
 		{"default_policy_family: standard", "default_policy_family: a/b",
 			`line 6: default_policy_family "a/b": must be text`},
 		{"default_policy_family: standard", "default_policy_family: 7",
@@ -249,7 +250,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// FuzzParseFile: whatever is read is whole, and what is refused says where, or that there is nothing.
+// FuzzParseFile: a file that is accepted is complete, and a refusal names the line, or says that the file is empty.
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("models: &a {m: *a}\n"))

@@ -10,7 +10,7 @@ import (
 )
 
 // Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes
-// them differ, so that two books with one history, of which one sees the multiplier, must agree to the last bit.
+// them differ, so that two books with one history, one with the multiplier, must agree to the last bit.
 func TestAlikeEqualsOthers(t *testing.T) { synctest.Test(t, alikeEqualsOthers) }
 
 func alikeEqualsOthers(t *testing.T) {

@@ -157,7 +157,7 @@ func TestDuplicateRequest(t *testing.T) {
 func TestNamed(t *testing.T) {
 	a := NewActiveSequences()
 	if _, ok := a.Named("r1"); ok {
-		t.Error("a booking of nobody's")
+		t.Error("the zero booking was accepted")
 	}
 	mustAdd(t, a, Request{ID: "r1", ISLTokens: 8}, Candidate{Worker: 2, Prompt: prompt(4, chain(1, 2))})
 	b, ok := a.Named("r1")
@@ -461,7 +461,7 @@ func TestLoadOnly(t *testing.T) {
 		a.Forget(c.Worker)
 	}
 
-	// A request booked without hashes holds 640 tokens, whatever its worker turns out to call a block.
+	// A request booked without hashes holds 640 tokens, with any block size of its worker.
 	b := mustAdd(t, a, Request{ISLTokens: 640}, Candidate{Worker: 0})
 	wantLoad(t, a, 0, Load{Requests: 1, PrefillTokens: 640, ActiveBlocks: 40, ActiveTokens: 640})
 	b.MarkPrefillCompleted()

@@ -60,7 +60,7 @@ func TestModeNames(t *testing.T) {
 	}
 }
 
-// Whatever the mode, a request is booked on the worker that was chosen, and leaves nothing behind.
+// In each mode a request is booked on the chosen worker, and Free removes all of it.
 func TestEveryModeBooks(t *testing.T) {
 	for m := KV; m <= DeviceAwareWeighted; m++ {
 		a := NewActiveSequences()
@@ -101,7 +101,7 @@ func TestRoundRobin(t *testing.T) {
 	if want := []kvblock.Worker{3, 0, 1, 2, 3}; !slices.Equal(got, want) {
 		t.Errorf("with a worker that joined: %v, want %v", got, want)
 	}
-	// Two models in turn, of which each has two workers.
+	// Two models in turn. Each has two workers.
 	for range 3 {
 		one, _ := take(t, a, cfg, nil, 1, all[:2])
 		other, _ := take(t, a, cfg, nil, 1, all[2:])
@@ -155,7 +155,7 @@ func TestPowerOfTwo(t *testing.T) {
 	}
 }
 
-// Whatever prompts cost, the number of requests is what counts, and ties are drawn.
+// Only the number of requests counts, at any cost of prompts. Ties are drawn.
 func TestLeastLoaded(t *testing.T) {
 	for _, mode := range []Mode{LeastLoaded, Direct} {
 		a := NewActiveSequences()

@@ -414,7 +414,7 @@ func (p paths) hashes(blockSize int) [][]kvblock.SequenceHash {
 	return chains
 }
 
-// Random histories of several goroutines on one book: whatever the order in which their steps fell, nothing is left.
+// Random histories of several goroutines on one book: with any order of their steps, no load is left.
 func TestHistoriesTogetherLeaveNothing(t *testing.T) {
 	a := NewActiveSequences()
 	a.Expiry = time.Millisecond

@@ -62,8 +62,8 @@ func TestLinearDecayIsPriced(t *testing.T) {
 	})
 }
 
-// A worker that prefills 1,000 tokens a second, one prompt after the other, is known to after 20 prompts, whatever
-// waited before each; another one is not.
+// A worker that prefills 1,000 tokens a second, one prompt after the other, is known after 20 prompts, with any
+// wait before each; another worker is not.
 func TestLearnedSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -101,7 +101,7 @@ func TestLearnedSpeed(t *testing.T) {
 		if d, ok := estimate(Candidate{Worker: 1}); ok {
 			t.Errorf("of a worker that has prefilled nothing: %v", d)
 		}
-		// Behind one that waits, of which half a second's work is done.
+		// Behind a prompt that waits. Half a second of its work is done.
 		before := mustAdd(t, a, Request{ISLTokens: 2000}, Candidate{})
 		wait(500 * time.Millisecond)
 		if d, ok := estimate(Candidate{}); !ok || math.Abs(d.Seconds()-2) > 2e-3 {

@@ -144,7 +144,7 @@ func TestSessionsAgainstANaiveTable(t *testing.T) {
 	}
 }
 
-// What others did to a session meanwhile is not undone: whoever saw another state has to look again.
+// What others did to a session meanwhile is not undone: a caller that saw another state must look again.
 func TestHoldWantsWhatWasSeen(t *testing.T) {
 	s := NewTable(Config{TTL: time.Minute})
 	key := Key{1}

@@ -133,7 +133,7 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	var err error
 	if m.rebuilt && (m.options.Engine == VLLM || m.options.Engine == SGLang) {
 		return nil, errNotReproduced(
-			"a byte-level tokenizer.json of the class LlamaTokenizer, of which Transformers makes another tokenizer",
+			"a byte-level tokenizer.json of the class LlamaTokenizer, which Transformers turns into another tokenizer",
 		)
 	}
 	switch m.options.Engine {

@@ -111,7 +111,7 @@ func (m *Model) parseSGLang(ctx context.Context, request *apibody.Request) (sgla
 	for _, more := range sglangThinking(request, source) {
 		if other, _, err := m.parseSGLangWith(ctx, request, more); err != nil || other != done {
 			return sglangChat{}, errNotReproduced(
-				"thinking that matters to the template, and of which SGLang's --reasoning-parser decides,",
+				"thinking that matters to the template, and that SGLang's --reasoning-parser decides,",
 			)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 // trtllmCase is a chat and what TensorRT-LLM's source says becomes of it.
 type trtllmCase struct {
-	rule   string // of which file and function
+	rule   string // its file and function
 	fields string // from the messages on
 	want   string // the text; "" means that only the engine knows
 }
@@ -40,7 +40,7 @@ func TestTRTLLM(t *testing.T) {
 		{"chat_utils, parse_chat_message_content: no content is none",
 			`[{"role":"system","content":null},{"role":"user"}]`,
 			"{'role': 'system', 'content': '', 'media': []}\n{'role': 'user', 'content': '', 'media': []}\n" + rest},
-		{"chat_utils, parse_chat_message_content: a name, a refusal and whatever else a message has go nowhere",
+		{"chat_utils, parse_chat_message_content: a name, a refusal and other keys of a message are not used",
 			`[{"role":"user","content":"a","name":"n","x":1}]`, user + rest},
 		{"chat_utils, _parse_assistant_message_content: reasoning, else reasoning_content, under the latter's name",
 			`[{"role":"assistant","content":"a","reasoning":"r","reasoning_content":"s"},{"role":"assistant",` +
@@ -74,7 +74,7 @@ func TestTRTLLM(t *testing.T) {
 		{"chat_utils, _parse_tool_message_content: the call's id alone",
 			`[{"role":"tool","content":"a","tool_call_id":"i","name":"f"}]`,
 			"{'role': 'tool', 'content': 'a', 'media': [], 'tool_call_id': 'i'}\n" + rest},
-		{"openai_protocol, ChatCompletionToolsParam: model_dump with its defaults; openai_chat: whatever tool_choice " +
+		{"openai_protocol, ChatCompletionToolsParam: model_dump with its defaults; openai_chat: with any tool_choice " +
 			"says",
 			`[{"role":"user","content":"a"}],"tools":[{"function":{"parameters":{"b":1,"a":2},"name":"f"}}],` +
 				`"tool_choice":"none"`,

@@ -12,8 +12,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to Anthropic's /v1/messages: a chat, of which it finds out by rendering what the
-// template takes. Source: vLLM 0.33.0, entrypoints/anthropic/serving and protocol.
+// vLLM turns a request to Anthropic's /v1/messages into a chat. It renders short chats to find out what the template
+// takes. Source: vLLM 0.33.0, entrypoints/anthropic/serving and protocol.
 
 // messagesProbe is what vLLM or SGLang found out about a model's templates.
 type messagesProbe struct {

@@ -14,8 +14,8 @@ import (
 // Source: oss-harmony 0.0.11, encoding, json_schema_to_typescript and template_tools_section.
 
 const (
-	// maxSchemaDepth is how deep a tool's parameters may nest, as JSON. vLLM hands the conversation over as JSON, of
-	// which serde_json reads no more than 128 levels, the conversation's own included.
+	// maxSchemaDepth is how deep a tool's parameters may nest, as JSON. vLLM passes the conversation on as JSON, and
+	// serde_json reads at most 128 levels, those of the conversation included.
 	maxSchemaDepth = 100
 	// maxToolsText bounds the text of the tools, in bytes; indentation makes it longer than the schema.
 	maxToolsText = 16 << 20

@@ -247,7 +247,7 @@ func TestEngines(t *testing.T) {
 			good + ", cached tokens wrong", "404"},
 		{"nothing publishes", vllm, nil, tokenizer.VLLM, false,
 			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, good,
-			"nobody publishes at"},
+			"no publisher answers at"},
 		{"the event port is one of HTTP", vllm, nil, tokenizer.VLLM, false,
 			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = "tcp://"+e.Address, closedPort(t) }, good,
 			"accepts connections, and publishes no KV events -> write the port"},
@@ -342,7 +342,7 @@ const withoutEvents = "tcp://127.0.0.1:1"
 // byName is an endpoint whose address is a host name.
 const byName = "named"
 
-// closedPort is an address that nobody listens at.
+// closedPort is an address without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

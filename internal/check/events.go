@@ -162,7 +162,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 			Wrong,
 			"at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the "+
 				"Pod's annotation), and open?",
-			"nobody publishes at %s",
+			"no publisher answers at %s",
 			address,
 		)
 	}
@@ -195,7 +195,7 @@ func (q *inquiry) accepts(ctx context.Context, address string) bool {
 	return true
 }
 
-// patience is how long a first event is waited for: without a probe there may be none, whatever the setting.
+// patience is the time that check waits for a first event. Without a probe there may be no event with any setting.
 func (q *inquiry) patience() time.Duration {
 	if q.prompt != nil && q.prompt.err() == nil {
 		return q.Wait

@@ -125,7 +125,7 @@ func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[strin
 	}
 }
 
-// mostFrequent returns the cause in tlsFixes of which there are most more than before; "" if there are none.
+// mostFrequent returns the cause in tlsFixes whose count grew most; "" if none grew.
 func mostFrequent(now, before map[string]float64) (cause string) {
 	most := 0.0
 	for c := range tlsFixes {

@@ -57,7 +57,7 @@ type gatewayCheck struct {
 	to       *Gateway
 	asked    []*Asked
 	findings []Finding
-	verdicts map[string]bool // endpoints of which it was said whether they serve, by address
+	verdicts map[string]bool // whether an endpoint serves, by its address; absent: not known
 }
 
 func (g *gatewayCheck) found(worker, about string, state State, fix, says string, args ...any) {
@@ -67,8 +67,8 @@ func (g *gatewayCheck) found(worker, about string, state State, fix, says string
 	)
 }
 
-// CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat of which the endpoint has the
-// beginning cached, so that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is
+// CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat whose beginning the endpoint has
+// cached, so that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is
 // told how many endpoints were tried.
 func CheckGateway(
 	ctx context.Context,

@@ -18,7 +18,7 @@ import (
 )
 
 // probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two
-// chats, of which the second continues the first.
+// chats, the second continues the first.
 type probe struct {
 	heard         *hearing
 	text          sent

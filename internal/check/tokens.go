@@ -29,7 +29,7 @@ const (
 	addTemplate = "--chat-template FILE with the engine's, or a --model folder that holds chat_template.jinja"
 )
 
-// sampleChat is a chat of which parts can be left out, because some templates refuse them.
+// sampleChat is a chat whose parts can be left out, because some templates refuse them.
 type sampleChat struct {
 	without       string // names the parts that are left out; "": none
 	tools, system bool

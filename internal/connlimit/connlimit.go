@@ -1,7 +1,7 @@
-// Package connlimit bounds the open connections of a listener, so that whoever opens many takes neither the process's
-// file descriptors nor the listener from the others. At the limit a new connection takes the place of one that has no
-// request: of the one that has been without a request longest, those first that never had any. While every connection
-// has a request, new ones are closed.
+// Package connlimit bounds the open connections of a listener, so that a client that opens many takes neither the
+// process's file descriptors nor the listener from others. At the limit a new connection takes the place of one that
+// has no request: of the one that has been without a request longest, those first that never had any. While every
+// connection has a request, new ones are closed.
 //
 // It owns the connections' counts; it never reads from a connection.
 //

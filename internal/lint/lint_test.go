@@ -19,7 +19,7 @@ import (
 const root = "../.."
 
 // may lists, for each package, which of ours it may import. ARCHITECTURE.md has the same table: change both in the
-// commit that changes the code. "*" is whatever it wires.
+// commit that changes the code. "*" is every package.
 var may = map[string]string{
 	"kvblock":             "",
 	"kvblock/kvblocktest": "",
@@ -185,7 +185,7 @@ func TestTableIsDrawn(t *testing.T) {
 		if ofTests.MatchString(name) {
 			continue
 		}
-		want := map[string]string{"": "nothing of ours", "*": "whatever it wires"}[allowed]
+		want := map[string]string{"": "nothing of ours", "*": "all that it wires"}[allowed]
 		if want == "" {
 			want = allowed
 		}

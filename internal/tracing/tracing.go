@@ -269,7 +269,7 @@ func (s *Span) Child(name string, at time.Time) *Span {
 }
 
 // Phase tells of a span within another that is over. Callers with attributes ask for nil first, because these would be
-// made for nobody.
+// made without a collector.
 func (s *Span) Phase(name string, from, to time.Time, attributes ...Attribute) {
 	if s == nil || !s.span.IsRecording() {
 		return

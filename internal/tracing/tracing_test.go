@@ -141,7 +141,7 @@ func TestSampling(t *testing.T) {
 		}
 		s := tracer.Request("request", caller)
 		if child := s.Child("child", time.Now()); child != nil {
-			t.Error("work would be done for nobody")
+			t.Error("work would be done without a collector")
 		}
 		s.Phase("phase", time.Now(), time.Now())
 		if next := s.Context(); !next.Valid() || !strings.HasSuffix(next.Traceparent, "-00") {
@@ -200,7 +200,7 @@ func TestCollectorRefuses(t *testing.T) {
 	}
 }
 
-// TestWithoutTracer: nobody is told, and nothing is allocated for it.
+// TestWithoutTracer: without a collector nothing is sent and nothing is allocated.
 func TestWithoutTracer(t *testing.T) {
 	environment(t, nil)
 	tracer, log := start(t)
@@ -215,7 +215,7 @@ func TestWithoutTracer(t *testing.T) {
 		child.End()
 		s.Fail("x")
 		if s.Context() != (Context{}) {
-			t.Error("a context of nobody")
+			t.Error("a context without a span")
 		}
 		s.End()
 	}); n != 0 {

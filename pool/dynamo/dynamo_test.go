@@ -106,7 +106,7 @@ func TestScan(t *testing.T) {
 		t.Errorf("a card that changed is remembered as it was: %+v", got[1].Card)
 	}
 	if got := reader.scan(now.Add(lease + 2*time.Second)); len(got) != 0 {
-		t.Errorf("nobody touched the records for a lease, alive: %+v", got)
+		t.Errorf("the records were not touched for a lease, alive: %+v", got)
 	}
 	if len(reader.dedupLog) != 0 || len(reader.cards) != 0 {
 		t.Errorf("kept of what is gone: %v %v", reader.dedupLog, reader.cards)
@@ -232,7 +232,7 @@ func TestTransfer(t *testing.T) {
 		{"prefill", zone, pool.Transfer{}, true},
 		{"prefill", `"topology_domains":{"rack":"r7"},"kv_transfer_domain":"zone","kv_transfer_enforcement":"required"`,
 			pool.Transfer{}, true},
-		{"decode", zone, pool.Transfer{}, false}, // nobody asks it
+		{"decode", zone, pool.Transfer{}, false}, // no caller asks it
 	} {
 		_, _, card, err := parseCard(
 			[]byte(

@@ -104,7 +104,7 @@ func TestFrontends(t *testing.T) {
 	}
 	down.Store(true)
 	if now, ok := f.query(ctx); ok {
-		t.Errorf("nobody answers, and there is %+v", now)
+		t.Errorf("no frontend answers, and there is %+v", now)
 	}
 	down.Store(false)
 	if now, ok := f.query(ctx); !ok || !now[0].Seen.Equal(instances[0].Seen) {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Copies programs, with all libraries that they load, into a folder that becomes an image: to the paths that they have, so that
-# programs find each other. The folder's cache of the loader is made anew.
+# programs find each other. The folder's cache of the loader is written again.
 #
 #   closure.sh FOLDER ROOT FILE...
 #

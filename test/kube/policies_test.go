@@ -104,7 +104,7 @@ spec:
 	status("public", "", http.StatusNotFound, "model_not_found")
 	must(t, cluster.Apply(ctx, ns, rewrite(group, stack.Model)))
 	status("public", "", http.StatusOK, "")
-	must(t, cluster.Apply(ctx, ns, rewrite(group, "nobody")))
+	must(t, cluster.Apply(ctx, ns, rewrite(group, "missing")))
 	status("public", "", http.StatusNotFound, "model_not_found")
 	must(t, cluster.Apply(ctx, ns, rewrite(group, stack.Model)))
 	status("public", "", http.StatusOK, "")

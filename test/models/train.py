@@ -387,7 +387,7 @@ def write_goldens(folder):
         {"text": s, "ids": tokenizer.encode(s, add_special_tokens=False).ids, "withSpecial": tokenizer.encode(s).ids}
         for s in golden_strings()
     ]
-    for golden in strings:  # most texts differ by what goes around them only
+    for golden in strings:  # most texts differ only by their surroundings
         if golden["withSpecial"] == golden["ids"]:
             del golden["withSpecial"]
     chats = []

@@ -470,7 +470,7 @@ class TRTLLM:
 
         self.request, self.call = Request, OpenCall
 
-    # Fields of a request that do not reach the prompt. Whatever is neither these nor the model's is refused.
+    # Fields of a request that do not reach the prompt. Fields that are neither these nor the model's are refused.
     OTHERS = ("model", "max_tokens", "stream", "temperature", "tool_choice", "reasoning_effort", "user", "seed", "cache_salt")
 
     def text(self, template, given_format, defaults, body):

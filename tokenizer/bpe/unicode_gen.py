@@ -1,7 +1,7 @@
 """Writes classes_table.go: the character classes that pre-tokenizer patterns are made of.
 
 The reference is the regex engine inside Hugging Face tokenizers itself (Oniguruma, Unicode 16): each class is the set of
-code points which that engine matches, so the table is what the engines' tokenizers see, whatever version of Unicode the
+code points which that engine matches, so the table is what the engines' tokenizers see, independent of the version of Unicode the
 Go or Python running here has. Needs: pip install tokenizers==0.23.3. Run through `go generate ./tokenizer/bpe`.
 """
 
