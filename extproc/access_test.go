@@ -33,7 +33,7 @@ func lines(t *testing.T, log *logtest.Log, n int) (all []map[string]any) {
 	return all
 }
 
-// TestAccessLog: each request has one line, whatever becomes of it, with nothing that only the client is to know.
+// TestAccessLog: each request has one line for any outcome, without what only the client may know.
 func TestAccessLog(t *testing.T) {
 	const secret = "leafhopper"
 	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":16}}}\n\n"
@@ -106,10 +106,10 @@ func TestAccessLog(t *testing.T) {
 			Body: [][]byte{[]byte("{" + secret), nil}},
 			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
 				"path": "/v1/chat/completions", "reason": "invalid_json", "status": 400.0}, false},
-		{"a model that nobody serves", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
-			Body: body("nobody")},
+		{"a model without endpoints", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: body("missing")},
 			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
-				"path": "/v1/chat/completions", "model": "nobody", "reason": "model_not_found", "status": 404.0},
+				"path": "/v1/chat/completions", "model": "missing", "reason": "model_not_found", "status": 404.0},
 			false},
 		{"a body that is too large", Config{MaxBodyBytes: 10},
 			extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},

@@ -64,7 +64,7 @@ func someHeaders(random *rand.Rand) *extprocv3.HttpHeaders {
 	return h
 }
 
-// TestCodecReads: whatever Envoy sends is read as protobuf reads it, in whatever buffers it comes.
+// TestCodecReads: the codec reads what Envoy sends as protobuf does, in any split of buffers.
 func TestCodecReads(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	short := 0

@@ -23,7 +23,7 @@ import (
 	"kvepp/scoring"
 )
 
-// script is a proxy that sends messages in any order, whatever it is answered, and remembers which rules of the
+// script is a proxy that sends messages in any order, with any answers, and remembers which rules of the
 // protocol the answers break.
 type script struct {
 	extprocv3.ExternalProcessor_ProcessServer
@@ -168,7 +168,7 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 			wrong("%s after %s", kind, s.over)
 		}
 		if s.asked[kind] == 0 {
-			wrong("%s, which nobody asked for", kind)
+			wrong("unexpected %s", kind)
 		}
 	}
 	switch r := out.Response.(type) {

@@ -265,7 +265,7 @@ func TestDataParallelShapes(t *testing.T) {
 }
 
 // TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address,
-// whatever the client says, and is free again at the first byte of the answer.
+// for any client, and is free again at the first byte of the answer.
 func TestPrefillerHeader(t *testing.T) {
 	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
 	b.pool.Update([]pool.Endpoint{
@@ -364,7 +364,7 @@ func TestErrors(t *testing.T) {
 		{"no model", "/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}]}`, 400, `"param":"model"`},
 		{"no messages", "/v1/chat/completions", `{"model":"m"}`, 400, `"param":"messages"`},
 		{"prompt of a wrong type", "/v1/completions", `{"model":"m","prompt":{}}`, 400, `"param":"prompt"`},
-		{"a model that nobody serves", "/v1/completions", `{"model":"other","prompt":"x"}`, 404, "model_not_found"},
+		{"a model without endpoints", "/v1/completions", `{"model":"other","prompt":"x"}`, 404, "model_not_found"},
 	} {
 		out, err := b.Do(
 			t.Context(),

@@ -58,7 +58,7 @@ func TestSpansOfRequests(t *testing.T) {
 		}
 		return out
 	}
-	// Of a client that traces, upstream is told of kvepp's span.
+	// If the client traces, upstream gets kvepp's span.
 	out := ask(
 		"",
 		with(
@@ -151,7 +151,7 @@ func TestSpansOfRequests(t *testing.T) {
 		t.Errorf("below the decision: %q", names)
 	}
 	if s := request["second"]; s.Parent != "" {
-		t.Errorf("nobody called, and yet: %+v", s)
+		t.Errorf("unexpected spans: %+v", s)
 	}
 	if s := request["third"]; s.Trace != "4bf92f3577b34da6a3ce929d0e0e4736" || s.Parent != "00f067aa0ba902b7" {
 		t.Errorf("not below the proxy's span: %+v", s)

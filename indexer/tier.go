@@ -372,10 +372,10 @@ func (t *tier) hold(w kvblock.Worker, h *held, s *position, k int) (had uint64, 
 	return more & was, true
 }
 
-// appendBlocks adds the first blocks of next at p, in one run, held by w alone. Nobody may hold the first of them. It
-// returns how many blocks it added: at most as many as fit into the run, and none from the first one on that begins a
-// run already or whose engine hash another block has. It returns 0 if that is the first block, or if the arena is full.
-// blocks has the engine hashes and local hashes; it is nil in a tier without names.
+// appendBlocks adds the first blocks of next at p, in one run, held by w alone. No worker may hold the first of them
+// yet. It returns how many blocks it added: at most as many as fit into the run, and none from the first one on that
+// begins a run already or whose engine hash another block has. It returns 0 if that is the first block, or if the arena
+// is full. blocks has the engine hashes and local hashes; it is nil in a tier without names.
 func (t *tier) appendBlocks(
 	w kvblock.Worker,
 	h *held,

@@ -35,7 +35,7 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 		t.Errorf("routed to %s with %d cached tokens, %s", r.Name, r.PredictedCachedTokens, r.Reason)
 	}
 	if _, err := h.Route(t.Context(), completion("whose", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
-		t.Errorf("an adapter of nobody knows which model: %v", err)
+		t.Errorf("an adapter of an unknown model: %v", err)
 	}
 	for i := range maxSeenAdapters + 10 {
 		h.cfg.Adapters.Seen(fmt.Sprint(i), func() string { return "m" })
@@ -49,7 +49,8 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	}
 }
 
-// A model that nobody names goes to the workers that do not say which model they serve, unless that is forbidden.
+// A model without endpoints of its own goes to the workers that do not say which model they serve, unless that is
+// forbidden.
 func TestUnknownModels(t *testing.T) {
 	es := workers(3)
 	es[1].Model, es[2].Model = "", "other"
@@ -60,10 +61,10 @@ func TestUnknownModels(t *testing.T) {
 	}{
 		{false, "m", "w0 w1"},
 		{false, "other", "w1 w2"},
-		{false, "nobody's", "w1"},
+		{false, "unserved", "w1"},
 		{true, "m", "w0"}, // neither --model nor w1 names it
 		{true, "other", "w2"},
-		{true, "nobody's", ""},
+		{true, "unserved", ""},
 	} {
 		h := newHouse(t, es...)
 		h.cfg.StrictModel, h.cfg.Explain = c.strict, true

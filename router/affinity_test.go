@@ -295,7 +295,7 @@ func TestSessionRace(t *testing.T) {
 	}
 }
 
-// Whoever comes new is served when the table is full: the session that was used longest ago goes, an idle one first.
+// A new session gets a place when the table is full: the session that was used longest ago goes, an idle one first.
 func TestSessionsAreBounded(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute, Max: 3}, workers(2)...)
 	req := completion("m", tokens(0, 40))
@@ -315,13 +315,14 @@ func TestSessionsAreBounded(t *testing.T) {
 	if n, stats := h.cfg.Sessions.Active(), h.cfg.Sessions.Stats(); n != 3 || stats.Evicted != 2 {
 		t.Errorf("%d sessions, %+v", n, stats)
 	}
-	h.route(of(strings.Repeat("long", 1<<16), req)) // of whatever length
+	h.route(of(strings.Repeat("long", 1<<16), req)) // of any length
 }
 
-// A request waits for the worker of its session, though another is ready, and nobody behind it has to wait for that;
+// A request waits for the worker of its session, though another is ready, and no request behind it waits for that;
 // not if the session may move.
 //
-// Source: dynamo-kv-router 1.6.1, scheduling::queue: a pin narrows whom a request waits for, a preference does not.
+// Source: dynamo-kv-router 1.6.1, scheduling::queue: a pin limits the workers that a request waits for, a preference
+// does not.
 func TestSessionsWaitForTheirWorker(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -333,7 +334,7 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 			a.send(t.Context(), "second", of("s", req))
 			a.send(t.Context(), "other", req)
 			if soft {
-				// Somebody is ready, so nobody waits; the session's worker may take it, so it stays.
+				// A worker is ready, so no request waits. The session's worker may take it, so it stays.
 				if a.order() != "first second other" || a.by["second"].Name != a.by["first"].Name ||
 					a.by["other"].Name == a.by["first"].Name {
 					t.Errorf("soft: went %s", a.order())
@@ -385,7 +386,7 @@ func TestSessionsInEveryMode(t *testing.T) {
 	}
 }
 
-// Whatever requests say, in whatever order they end, and whoever leaves meanwhile: in the end nothing is booked and no
+// With any requests, ending in any order, and workers that leave meanwhile: in the end nothing is booked and no
 // session is held.
 func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 	for seed := range uint64(20) {

@@ -32,8 +32,8 @@ func (h *house) cordon(name string, c eject.Cordon) {
 	}
 }
 
-// TestCordonedEndpointsGetNothing: whoever cordons an endpoint, it is no candidate and no fallback, its running
-// requests stay booked, what it holds stays known, and the decision names it.
+// TestCordonedEndpointsGetNothing: for each source of a cordon, the endpoint is no candidate and no fallback, its
+// running requests stay booked, what it holds stays known, and the decision names it.
 func TestCordonedEndpointsGetNothing(t *testing.T) {
 	for _, by := range []string{"operator", "pool"} {
 		t.Run(by, func(t *testing.T) {

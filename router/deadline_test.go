@@ -113,7 +113,7 @@ func TestPickTimeout(t *testing.T) {
 	}
 }
 
-// TestPickTimeoutOfAll: JSON that is parsed, whatever becomes of it, needs a slot and time as well.
+// TestPickTimeoutOfAll: parsed JSON, used or not, needs a slot and time as well.
 func TestPickTimeoutOfAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -154,7 +154,7 @@ func TestClientLeavesWhileItWaits(t *testing.T) {
 	})
 }
 
-// TestAbandonedWorkHoldsItsShare: what nobody waits for any more keeps its slot and its memory until it has ended, a
+// TestAbandonedWorkHoldsItsShare: abandoned work keeps its slot and its memory until it has ended, a
 // panic included, and is told to end.
 func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 	const size = 100_000
@@ -293,7 +293,7 @@ func TestPanicWhileBooking(t *testing.T) {
 // TestPanicWhileTokenizing: a defect beside the request's goroutine costs that request its tokens, and nothing else.
 func TestPanicWhileTokenizing(t *testing.T) {
 	h := newHouse(t, workers(2)...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // which nobody loaded
+	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // not loaded
 	h.cfg.PickTimeout = time.Minute
 	for _, size := range []int{100, 100_000} {
 		r, err := h.Route(
@@ -316,7 +316,7 @@ func TestPanicKeepsWhatWasAsked(t *testing.T) {
 	es := workers(2)
 	es[1].Taints = []string{"gpu"}
 	h := newHouse(t, es...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // which nobody loaded
+	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // not loaded
 	for range 20 {
 		r := h.route(
 			&Request{

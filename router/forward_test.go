@@ -199,6 +199,6 @@ func TestModelWithoutTokenizer(t *testing.T) {
 	}
 	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions",
 		Body: []byte(`{"model":"n","prompt":"Sing!"}`)}); err == nil {
-		t.Error("a model that nobody names is served")
+		t.Error("an unknown model is served")
 	}
 }

@@ -73,7 +73,7 @@ func (h *house) breakDown(name string) {
 }
 
 // TestEjectedEndpointGetsNoRequests: not even those that would find their prompt cached there; the decision says so.
-// After the ejection time one request is its trial, whatever others have cached, and its answer brings the endpoint
+// After the ejection time one request is its trial, with any caches of the others, and its answer brings the endpoint
 // back.
 func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 			t.Errorf("record %+v", record)
 		}
 		<-time.After(time.Second)
-		trial := h.route(completion("m", tokens(1000, 40))) // of which w0 has all
+		trial := h.route(completion("m", tokens(1000, 40))) // w0 has all of it
 		if trial.Name != "w1" || !trial.Trial {
 			t.Fatalf("the trial: %+v", trial.Decision)
 		}
@@ -274,7 +274,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 		}
 		<-time.After(explainedWithin + time.Millisecond)
 		synctest.Wait()
-		expect("w0", "nobody told in time")
+		expect("w0", "no report in time")
 		for range 3 {
 			r := h.route(completion("m", tokens(0, 40)))
 			h.BrokenOff(r.Token, eject.Reset) // before the stream ends

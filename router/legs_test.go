@@ -244,8 +244,8 @@ func TestPairs(t *testing.T) {
 		es[i].Namespace = []string{"blue", "green"}[i%2]
 		es[i].Model = []string{"m", "other"}[i/2%2]
 	}
-	es[9].Namespace = "red"                 // d5: nobody prefills for it
-	es[1].KVEvents, es[1].BlockSize = "", 0 // and one of which little is known
+	es[9].Namespace = "red"                 // d5: no worker prefills for it
+	es[1].KVEvents, es[1].BlockSize = "", 0 // and one about which little is known
 	h := newHouse(t, es...)
 	of := map[string]pool.Endpoint{}
 	for _, e := range es {
@@ -415,7 +415,7 @@ func TestPredictedPrefill(t *testing.T) {
 	again.Free()
 }
 
-// TestPairAllocates: no candidate costs memory of its own, whatever its role, but for its place in the list of costs.
+// TestPairAllocates: no candidate of any role allocates, except its place in the list of costs.
 func TestPairAllocates(t *testing.T) {
 	allocations := func(n int) float64 {
 		h := newHouse(t, append(disaggregated(n, n), workers(n)...)...)
@@ -442,7 +442,7 @@ func TestPairAllocates(t *testing.T) {
 	}
 }
 
-// TestLegsComeAndGo: whatever happens to requests and workers of all roles in whatever order, no load is left at the
+// TestLegsComeAndGo: after any events of requests and workers of all roles in any order, no load is left at the
 // end.
 func TestLegsComeAndGo(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -11,7 +11,7 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// TestModelUse: models that no request named are told of once, after 100 requests or five minutes with requests, with
+// TestModelUse: models that no request named are logged once, after 100 requests or five minutes with requests, with
 // the names that requests used.
 func TestModelUse(t *testing.T) {
 	for _, c := range []struct {

@@ -149,14 +149,14 @@ func TestModelOfLabels(t *testing.T) {
 	es := workers(1)
 	es[0].Model = ""
 	h, sample := exporting(t, nil, es...)
-	h.route(completion("whatever a client says", tokens(0, 8))).Free()
+	h.route(completion("a client's name", tokens(0, 8))).Free()
 	if got := sample("dynamo_component_router_input_sequence_tokens", "model=unknown"); got != 8 {
 		t.Errorf("of an unknown model %v tokens, want 8", got)
 	}
 }
 
-// The series of models are there before their first request: of all that the operator names, with whatever tokenizer,
-// else of those that nobody names.
+// The series of models are there before their first request: of all that the operator names, with any tokenizer,
+// else of those without a name.
 func TestModelSeriesFromTheStart(t *testing.T) {
 	for model, cfg := range map[string]Config{
 		"own":     {Models: map[string]*tokenizer.Model{"own": nil}},

@@ -24,7 +24,7 @@ func (h *house) rejections() map[string]float64 {
 
 func set[T any](v T) *T { return &v }
 
-// Whatever threshold a worker is above, it is no candidate until it is below again.
+// A worker above any threshold is no candidate until it is below again.
 func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -161,8 +161,8 @@ func TestThresholdsOfModels(t *testing.T) {
 	endpoints := workers(2)
 	endpoints[1].Model = "other"
 	h := newHouse(t, endpoints...)
-	if _, ok := h.SetThresholds("nobody's", Thresholds{ActivePrefillTokens: set[uint64](1)}); ok {
-		t.Error("thresholds for a model that nobody serves")
+	if _, ok := h.SetThresholds("unserved", Thresholds{ActivePrefillTokens: set[uint64](1)}); ok {
+		t.Error("thresholds for a model without endpoints")
 	}
 	if got := h.Models(); len(got) != 2 || got[0] != "m" || got[1] != "other" {
 		t.Errorf("models %v", got)
@@ -215,7 +215,7 @@ func TestThresholdsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestBurstAtAThreshold: of requests that come at once no more are let in than one after the other, whoever looks at
+// TestBurstAtAThreshold: requests that come at once get in no more often than one after the other, for any reader of
 // the loads while another is being booked.
 func TestBurstAtAThreshold(t *testing.T) {
 	for name, endpoints := range map[string][]pool.Endpoint{"aggregated": workers(3),

@@ -130,7 +130,7 @@ func TestPickerMetrics(t *testing.T) {
 		h.cfg.Rewrites, h.cfg.Objectives = nil, nil
 
 		// Refusals: models that only clients name have no labels.
-		if _, err := h.Route(context.Background(), completion("whatever", tokens(0, 4))); !errors.Is(
+		if _, err := h.Route(context.Background(), completion("unknown", tokens(0, 4))); !errors.Is(
 			err,
 			ErrUnknownModel,
 		) {
@@ -173,7 +173,7 @@ func TestPickerMetrics(t *testing.T) {
 	})
 }
 
-// A request of which a defect has said that it begins ends as well.
+// A request that began before a panic ends as well.
 func TestPickerMetricsAfterAPanic(t *testing.T) {
 	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}}, workers(2)...)
 	h.Router.metrics.AggregatedSelections = nil

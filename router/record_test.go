@@ -80,7 +80,7 @@ func TestRecordHasAllTerms(t *testing.T) {
 	}
 }
 
-// In a JSON log a candidate's cost is an object, whatever its numbers are.
+// In a JSON log a candidate's cost is an object, with any numbers.
 func TestCostsInJSONLog(t *testing.T) {
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("m", logged("costs", []Cost{
@@ -169,7 +169,7 @@ func TestTies(t *testing.T) {
 	}
 }
 
-// A router whose decisions nobody looks at does not list candidates.
+// A router without a reader of decisions does not list candidates.
 func TestNothingIsExplainedToNobody(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Explain = false

@@ -146,7 +146,7 @@ func TestTheEngineHangs(t *testing.T) {
 		t.Errorf("the client went away: %v", err)
 	}
 	if n := h.book.Len(); n != 0 {
-		t.Errorf("%d booked for nobody", n)
+		t.Errorf("%d booked without a request", n)
 	}
 }
 

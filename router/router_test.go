@@ -266,7 +266,7 @@ func TestAdapterMatchesItsOwn(t *testing.T) {
 		route.Free()
 	}
 	if _, err := h.Route(t.Context(), completion("other", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
-		t.Errorf("an adapter that nobody knows: %v", err)
+		t.Errorf("an unknown adapter: %v", err)
 	}
 }
 
@@ -388,7 +388,7 @@ func TestCandidates(t *testing.T) {
 	es := workers(4)
 	es[1].Model = "other"
 	es[2].Role = pool.Prefill
-	es[3].Model = "" // whatever the request names
+	es[3].Model = "" // for any name in the request
 	h := newHouse(t, es...)
 	names := func(r *Route) string {
 		defer r.Free()
@@ -416,7 +416,7 @@ func TestCandidates(t *testing.T) {
 	h.pool.Update(es[1:3])
 	if _, err := h.Route(t.Context(), completion("m", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) ||
 		!strings.Contains(err.Error(), `"m"`) {
-		t.Errorf("a model that nobody serves: %v", err)
+		t.Errorf("a model without endpoints: %v", err)
 	}
 	var bad *apibody.Error
 	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte("[]")}); !errors.As(err, &bad) {

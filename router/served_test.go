@@ -103,7 +103,7 @@ func TestFallbacks(t *testing.T) {
 	h.warm("w0", 0, tokens(0, 40), kvblock.HashOptions{BlockSize: 4})
 	h.warm("w2", 0, tokens(0, 20), kvblock.HashOptions{BlockSize: 4})
 	if r := h.route(completion("m", tokens(0, 42))); r.Fallbacks != nil {
-		t.Errorf("%q are named though nobody wants them", r.Fallbacks)
+		t.Errorf("fallbacks %q without the setting", r.Fallbacks)
 	} else {
 		r.Free()
 	}

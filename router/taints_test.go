@@ -38,12 +38,12 @@ func TestRequiredTaints(t *testing.T) {
 		ErrConstraints,
 	) ||
 		!strings.Contains(err.Error(), "absent") {
-		t.Errorf("nobody has them: %v", err)
+		t.Errorf("no endpoint has them: %v", err)
 	}
 	req := constrained(`{"required_taints":["gpu","absent"]}`)
 	req.Body = []byte(strings.Replace(string(req.Body), `"m"`, `"other"`, 1))
 	if _, err := h.Route(t.Context(), req); !errors.Is(err, ErrUnknownModel) {
-		t.Errorf("of a model that nobody serves: %v", err)
+		t.Errorf("of a model without endpoints: %v", err)
 	}
 	h.cfg.IgnoreHints = true
 	if r := h.route(constrained(`{"required_taints":["absent"]}`)); len(r.Costs) != 3 {

@@ -10,7 +10,7 @@ import (
 	"kvepp/internal/tracing/tracingtest"
 )
 
-// TestSpansOfDecisions: each step of a decision is told of, with what it found, and nothing of the prompt.
+// TestSpansOfDecisions: each step of a decision has a span with its result, and nothing of the prompt.
 func TestSpansOfDecisions(t *testing.T) {
 	c := tracingtest.Start(t, "http/protobuf")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
@@ -77,7 +77,7 @@ func TestSpansOfDecisions(t *testing.T) {
 	}
 }
 
-// BenchmarkSpans is a decision with its request's span, told to a collector or to nobody.
+// BenchmarkSpans is a decision with its request's span, sent to a collector or not.
 func BenchmarkSpans(b *testing.B) {
 	c := tracingtest.Start(b, "grpc")
 	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)

@@ -85,7 +85,7 @@ func (a *arrivals) order() string {
 
 func arriveAt(h *house) *arrivals { return &arrivals{h: h, by: map[string]*Route{}} }
 
-// A request waits exactly while every worker is busy, and goes where it is then best; nobody goes before it.
+// A request waits exactly while every worker is busy, and then goes to the best worker; no request goes before it.
 func TestRequestsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
@@ -205,7 +205,7 @@ func TestLeavingTheQueue(t *testing.T) {
 	})
 }
 
-// Each model has a line of its own: nobody waits for another's workers, and who leaves leaves the right one.
+// Each model has its own line: no request waits for workers of another model, and one that leaves, leaves its own line.
 func TestLinesOfModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(classes))
@@ -438,7 +438,7 @@ func TestFullAndOverloaded(t *testing.T) {
 	})
 }
 
-// TestQueueUnderLoad: whatever the interleaving, every request is routed or leaves, never two to a worker that has one
+// TestQueueUnderLoad: with any interleaving, every request is routed or leaves, never two to a worker that has one
 // to prefill, and nothing is left.
 func TestQueueUnderLoad(t *testing.T) {
 	endpoints := maxed(workers(4), 100)
@@ -501,11 +501,11 @@ func TestNoQueueNoCost(t *testing.T) {
 		t.Errorf("%v allocations without a queue, %v with one", without, with)
 	}
 	if h.allWaiting() != 0 || h.Waiting("default") != 0 {
-		t.Error("somebody waits where nobody can")
+		t.Error("a request waits where none may")
 	}
 }
 
-// Whoever has the turn looks at the loads no earlier than at the lines: a request that came while nobody waited, just
+// The holder of the turn reads the loads after the lines: a request that came while the lines were empty, just
 // after a worker was released, is not left behind because of loads from before.
 func TestReleasedBeforeItCame(t *testing.T) {
 	h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)

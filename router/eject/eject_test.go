@@ -86,7 +86,7 @@ func TestFailuresInARow(t *testing.T) {
 		h.want(0, Ejected)
 		h.want(1, In)
 		if h.View().Of(99, time.Now()) != In {
-			t.Error("a worker that nobody knows is not in")
+			t.Error("an unknown worker is not in")
 		}
 		if len(h.causes) != 1 || h.causes[0] != Refused {
 			t.Errorf("causes %v", h.causes)
@@ -181,7 +181,7 @@ func TestFailureShare(t *testing.T) {
 			t.Errorf("causes %v", h.causes)
 		}
 		h.succeed(2, 1)
-		h.fail(2, 3) // in a row: whatever the share
+		h.fail(2, 3) // in a row: with any share
 		h.want(2, Ejected)
 		<-time.After(10 * time.Second)
 		h.fail(3, 2)
@@ -316,7 +316,7 @@ func TestCordon(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.want(0, Cordoned)
-		if err := h.SetCordon("nobody", NoNewRequests); err == nil {
+		if err := h.SetCordon("missing", NoNewRequests); err == nil {
 			t.Error("an endpoint that is not there can be cordoned")
 		}
 		h.WorkerLeft(0)
