@@ -12,7 +12,7 @@ import (
 	"kvepp/pool/kube"
 )
 
-// cluster is what `kvepp serve` can be told of Kubernetes.
+// cluster holds the Kubernetes flags of `kvepp serve`.
 type cluster struct {
 	kubeconfig                         string
 	poolName, poolNamespace, poolGroup string
@@ -27,14 +27,14 @@ type cluster struct {
 	metricsAuth                        bool
 }
 
-// add declares the flags. Names and defaults are GAIE's endpoint picker's where it has the same.
+// add declares the flags. Where GAIE's endpoint picker has the same flag, the name and the default are its.
 func (c *cluster) add(f *pflag.FlagSet) {
 	f.StringVar(
 		&c.poolName,
 		"pool-name",
 		"",
-		"the InferencePool whose Pods are the endpoints, `NAME`; followed for as long as kvepp runs. May be given "+
-			"beside --endpoints",
+		"`NAME` of the InferencePool whose Pods are the endpoints; kvepp follows its changes. May be combined with "+
+			"--endpoints",
 	)
 	f.StringVar(
 		&c.poolNamespace,
@@ -52,86 +52,86 @@ func (c *cluster) add(f *pflag.FlagSet) {
 		&c.endpointSelector,
 		"endpoint-selector",
 		"",
-		"in place of a pool, the labels of the Pods that are the endpoints, `KEY=VALUE,...`, or any label selector ...",
+		"instead of a pool: the label selector of the Pods that are the endpoints, `KEY=VALUE,...`",
 	)
 	f.IntSliceVar(
 		&c.targetPorts,
 		"endpoint-target-ports",
 		nil,
-		"... and the `PORTS` of each, separated by commas, at most 8; several are data-parallel ranks. Empty: each "+
-			"Pod's container port named \"http\", which is that of Dynamo's frontendSidecar",
+		"with --endpoint-selector: the `PORTS` of each Pod, separated by commas, at most 8; several ports are "+
+			"data-parallel ranks. Empty: each Pod's container port named \"http\", as Dynamo's frontendSidecar has it",
 	)
 	f.StringVar(
 		&c.kubeconfig,
 		"kubeconfig",
 		"",
-		"`FILE` that says where the API server is. Empty: the cluster that kvepp runs in",
+		"kubeconfig `FILE` for the API server. Empty: the cluster that kvepp runs in",
 	)
 	f.Uint16Var(
 		&c.kvEventsPort,
 		"kv-events-port",
 		5557,
-		"the `PORT` at which each Pod's rank 0 publishes KV events; rank r at PORT + r. 0: none. A Pod's annotation "+
-			"kvepp/kv-events-port goes first; and where it is not given, the event channels that Dynamo's workers "+
-			"tell of",
+		"the `PORT` at which rank 0 of each Pod publishes KV events; rank r publishes at PORT + r. 0: none. "+
+			"Precedence: the Pod's annotation kvepp/kv-events-port, this flag if it is given, the event channels "+
+			"that Dynamo's workers announce, the default",
 	)
 	f.Uint16Var(
 		&c.kvReplayPort,
 		"kv-replay-port",
 		0,
-		"the `PORT` of their replay sockets, numbered alike. 0: none. A Pod's annotation kvepp/kv-replay-port goes "+
-			"first",
+		"the `PORT` of the KV event replay socket of rank 0; rank r has PORT + r. 0: none. A Pod's annotation "+
+			"kvepp/kv-replay-port has precedence",
 	)
 	f.Uint32Var(
 		&c.dataParallelSize,
 		"data-parallel-size",
 		1,
-		"how many data-parallel `RANKS` share the target port of a Pod that has one, told apart by a header "+
+		"how many data-parallel `RANKS` share the target port of a Pod with one port; a header selects the rank "+
 			"(x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo "+
-			"worker's model card, can say another",
+			"worker's model card, has precedence",
 	)
 	f.StringVar(
 		&c.podIPFamily,
 		"pod-ip-family",
 		"",
-		"which address of Pods with several: `ipv4 or ipv6`. Empty: the first, which Kubernetes calls the Pod's",
+		"which address kvepp takes from a Pod with several: `ipv4 or ipv6`. Empty: the first (status.podIP)",
 	)
 	f.BoolVar(
 		&c.leaderElection,
 		"ha-enable-leader-election",
 		false,
-		"of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV "+
+		"only one of several replicas is ready: the holder of a Lease. All replicas follow the workers and their KV "+
 			"events",
 	)
 	f.StringVar(
 		&c.leaseName,
 		"ha-lease-name",
 		"",
-		"the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it",
+		"the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or with a selector kvepp- and the selector's hash",
 	)
 	f.DurationVar(
 		&c.handOverTimeout,
 		"ha-handover-timeout",
 		time.Minute,
-		"after SIGTERM, how long a replica that leads stays ready for another one to lead in its place, which "+
-			"proxies then have --drain-delay to notice. Only after that --drain-timeout begins",
+		"after SIGTERM, how long the leader stays ready until another replica leads. Then proxies have --drain-delay "+
+			"to notice the change; --drain-timeout begins after that",
 	)
 	f.BoolVar(
 		&c.metricsAuth,
 		"metrics-endpoint-auth",
 		true,
-		"in Kubernetes, requests for metrics must bring a token of the cluster whose bearer may get the path "+
-			"/metrics (TokenReview, SubjectAccessReview). Not with --metrics-token-file",
+		"in Kubernetes, a request for metrics must carry a cluster token that is authorized to get the path /metrics "+
+			"(TokenReview, SubjectAccessReview). Without effect with --metrics-token-file",
 	)
 }
 
-// inKubernetes is the --dynamo-discovery of workers that write DynamoWorkerMetadata objects.
+// inKubernetes is the value of --dynamo-discovery for workers that write DynamoWorkerMetadata objects.
 const inKubernetes = "kubernetes"
 
 // wanted reports whether endpoints come from Kubernetes.
 func (c *cluster) wanted() bool { return c.poolName != "" || c.endpointSelector != "" }
 
-// check says what is wrong with them.
+// check returns an error for the first invalid flag.
 func (c *cluster) check() error {
 	switch {
 	case c.poolName != "" && c.endpointSelector != "":
@@ -167,7 +167,7 @@ func (c *cluster) check() error {
 	return nil
 }
 
-// lease returns the name of the Lease.
+// lease returns the name of the Lease. Without a pool it has a hash of the selector.
 func (c *cluster) lease() string {
 	if c.leaseName != "" || c.poolName != "" {
 		return cmp.Or(c.leaseName, "kvepp-"+c.poolName)

@@ -40,7 +40,7 @@ func parseArgs(f *pflag.FlagSet, args []string) error {
 	return err
 }
 
-// unknownFlag says which flag was probably meant.
+// unknownFlag returns an error that suggests the flag that was probably meant.
 func unknownFlag(f *pflag.FlagSet, err *pflag.NotExistError) error {
 	name, dashes := err.GetSpecifiedName(), "--"
 	if short := err.GetSpecifiedShortnames(); short != "" {
@@ -63,7 +63,7 @@ func unknownFlag(f *pflag.FlagSet, err *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag %s%s%s", dashes, name, suggest.DidYouMean(name, "--", known))
 }
 
-// takes says what values a flag takes, and shows one.
+// takes describes the values that a flag takes, with an example.
 func takes(flag *pflag.Flag) string {
 	example := func(otherwise string) string {
 		switch flag.DefValue {
@@ -77,7 +77,7 @@ func takes(flag *pflag.Flag) string {
 		return "must be true or false"
 	case "duration":
 		good := example("2s")
-		if strings.HasSuffix(good, "m0s") { // Go's way of writing 5m
+		if strings.HasSuffix(good, "m0s") { // Go prints 5m as 5m0s
 			good = strings.TrimSuffix(good, "0s")
 		}
 		return "must be a duration with a unit (ms, s, m or h), for example " + good
@@ -101,7 +101,7 @@ func takes(flag *pflag.Flag) string {
 	return "must be a list separated by commas, for example a,b"
 }
 
-// durations returns an error for the first of the flags whose duration is below 0, or 0 where that is not allowed.
+// durations returns an error for the first flag whose duration is negative, or 0 where 0 is not allowed.
 func durations(flags ...durationFlag) error {
 	for _, f := range flags {
 		switch {
@@ -114,14 +114,14 @@ func durations(flags ...durationFlag) error {
 	return nil
 }
 
-// durationFlag is a flag with its value; zero says that 0 has a meaning.
+// durationFlag is a duration flag and its value. zero says whether 0 is allowed.
 type durationFlag struct {
 	name  string
 	value time.Duration
 	zero  bool
 }
 
-// oneOf returns an error unless value is one of those that the flag takes.
+// oneOf returns an error unless value is one of the known values of the flag.
 func oneOf(flag, value string, known ...string) error {
 	if slices.Contains(known, value) {
 		return nil
@@ -137,14 +137,14 @@ func oneOf(flag, value string, known ...string) error {
 	)
 }
 
-// A command is a part of kvepp with flags of its own.
+// A command is a subcommand of kvepp with its own flags.
 type command struct {
 	name   string
-	prefix string // before the names of its flags in its environment variables
+	prefix string // of the flags' names in environment variables
 	flags  func() *pflag.FlagSet
 }
 
-// commands are those that have flags.
+// commands are the subcommands that have flags.
 var commands = []command{
 	{"serve", "", func() *pflag.FlagSet { return serveFlags(new(options)) }},
 	{"check", "", func() *pflag.FlagSet {
@@ -173,8 +173,8 @@ func commandsWith(flag string) (names []string) {
 	return names
 }
 
-// toolVariables are the variables of the Makefile, of the scripts and of the tests, which a shell that builds and runs
-// kvepp may have.
+// toolVariables are the variables of the Makefile, the scripts and the tests. A shell that builds and runs kvepp may
+// have set them.
 var toolVariables = []string{
 	"KVEPP_CACHE", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_KIND", "KVEPP_KIND_CONFIG", "KVEPP_KIND_IMAGE", "KVEPP_KUBE",
 	"KVEPP_MANIFEST_TOOLS",
@@ -182,9 +182,9 @@ var toolVariables = []string{
 	"KVEPP_VLLM_MEDIA",
 }
 
-// checkEnvironment returns an error that names each variable KVEPP_* of environ (NAME=VALUE each) that no flag of any
-// command has, so that a misspelt setting is noticed. Variables without a value count as absent. Those that Kubernetes
-// sets for Services are left alone.
+// checkEnvironment returns an error that names each variable KVEPP_* in environ (NAME=VALUE each) that belongs to no
+// flag of any command, to report misspelt settings. It ignores empty variables, and those that Kubernetes sets for
+// Services.
 func checkEnvironment(environ []string) error {
 	values := map[string]string{}
 	var ours []string
@@ -227,7 +227,7 @@ func checkEnvironment(environ []string) error {
 	return errors.Join(errs...)
 }
 
-// withoutPrefix returns the names without the KVEPP_ that all have: it would make all of them alike.
+// withoutPrefix returns the names without KVEPP_: the common prefix would make all names look similar.
 func withoutPrefix(names []string) []string {
 	short := make([]string, len(names))
 	for i, name := range names {
@@ -236,19 +236,19 @@ func withoutPrefix(names []string) []string {
 	return short
 }
 
-// serviceSuffix is what Kubernetes puts after the name of a Service in the environment variables of containers.
-// Source: kubernetes, pkg/kubelet/envvars.
+// serviceSuffix is what Kubernetes appends to the name of a Service in environment variables of containers. Source:
+// kubernetes, pkg/kubelet/envvars.
 var serviceSuffix = regexp.MustCompile(
 	`^_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`,
 )
 
-// serviceURL is the value of NAME_PORT, where the Service is.
+// serviceURL matches the value of NAME_PORT: the address of the Service.
 var serviceURL = regexp.MustCompile(`^(tcp|udp|sctp)://.+:[0-9]+$`)
 
-// isServiceVariable reports whether Kubernetes set a variable, because there is a Service whose name begins with kvepp:
-// a Service kvepp sets KVEPP_SERVICE_HOST, KVEPP_SERVICE_PORT, KVEPP_PORT and KVEPP_PORT_9002_TCP, a Service kvepp-epp
-// KVEPP_EPP_SERVICE_HOST. All variables of a Service come together, so that its SERVICE_HOST tells them from a misspelt
-// setting.
+// isServiceVariable reports whether Kubernetes set a variable for a Service whose name begins with kvepp. A Service
+// kvepp sets KVEPP_SERVICE_HOST, KVEPP_SERVICE_PORT, KVEPP_PORT and KVEPP_PORT_9002_TCP; a Service kvepp-epp sets
+// KVEPP_EPP_SERVICE_HOST. Kubernetes sets all variables of a Service together, so SERVICE_HOST distinguishes them from
+// a misspelt setting.
 func isServiceVariable(name string, getenv func(string) string) bool {
 	for i := range name {
 		if name[i] == '_' && serviceSuffix.MatchString(name[i:]) && getenv(name[:i]+"_SERVICE_HOST") != "" &&
@@ -259,14 +259,14 @@ func isServiceVariable(name string, getenv func(string) string) bool {
 	return false
 }
 
-// isServiceURL reports whether a variable that has the name of a flag's holds the address of a Service instead: a
-// Service kvepp-metrics sets KVEPP_METRICS_PORT, which is also the variable of --metrics-port.
+// isServiceURL reports whether a flag's variable holds the address of a Service instead of a setting: a Service
+// kvepp-metrics sets KVEPP_METRICS_PORT, which is also the variable of --metrics-port.
 func isServiceURL(name, value string, getenv func(string) string) bool {
 	return serviceURL.MatchString(value) && isServiceVariable(name, getenv)
 }
 
-// dynamoEnv names the environment variables by which Dynamo's own router takes the same setting. They are not always
-// the flag in capitals. Source: dynamo-kv-router 1.6.1, scheduling configuration; kv_router_args.
+// dynamoEnv maps flags to the environment variables of the same settings of Dynamo's router. Some differ from the flag
+// in capitals. Source: dynamo-kv-router 1.6.1, scheduling configuration; kv_router_args.
 var dynamoEnv = map[string]string{
 	"kv-cache-block-size":                  "DYN_KV_CACHE_BLOCK_SIZE",
 	"model-name":                           "DYN_MODEL_NAME",
@@ -339,7 +339,7 @@ func kveppEnv(flag string) string {
 	return "KVEPP_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// newFlags returns the set of a command's flags, which help lists in the order in which they are declared.
+// newFlags returns the flag set of a command. Help lists the flags in the order of their declaration.
 func newFlags(command string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(command, pflag.ContinueOnError)
 	f.SortFlags = false
@@ -347,15 +347,15 @@ func newFlags(command string) *pflag.FlagSet {
 	return f
 }
 
-// negatable declares --no-X beside --X for each of the flags, as Dynamo has it.
+// negatable declares --no-X for each flag --X, as Dynamo does.
 func negatable(f *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
 	}
 }
 
-// documentEnvironment adds to each flag's help the environment variables that say the same, where prefix stands before
-// its name.
+// documentEnvironment adds the names of its environment variables to each flag's help. prefix precedes the flag's name
+// in a variable.
 func documentEnvironment(f *pflag.FlagSet, prefix string) {
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Value.Type() == (negated{}).Type() {
@@ -372,8 +372,8 @@ func documentEnvironment(f *pflag.FlagSet, prefix string) {
 	})
 }
 
-// dynamoName returns the environment variable by which Dynamo takes the same setting; "" if there is none. Its
-// selection service has its router's.
+// dynamoName returns Dynamo's environment variable for a flag; "" if there is none. Dynamo's selection service uses the
+// variables of its router.
 func dynamoName(prefix, flag string) string {
 	if prefix == indexerPrefix {
 		return ""
@@ -399,7 +399,8 @@ func (n negated) String() string { return "" }
 
 func (n negated) Type() string { return "negated" }
 
-// fromEnvironment sets the flags that were not given from the environment, where prefix stands before their names.
+// fromEnvironment sets the flags that were not given on the command line from the environment. prefix precedes the
+// flag's name in a variable.
 func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -447,7 +448,7 @@ func (a alias) String() string { return "" }
 
 func (a alias) Type() string { return a.of.Value.Type() }
 
-// addAlias declares an older name of a flag, and what else help should say.
+// addAlias declares an older name of a flag; more is added to its help.
 func addAlias(f *pflag.FlagSet, name, of, more string) {
 	target := f.Lookup(of)
 	f.VarPF(alias{target}, name, "", "older name of --"+of+more).NoOptDefVal = target.NoOptDefVal
@@ -456,7 +457,7 @@ func addAlias(f *pflag.FlagSet, name, of, more string) {
 	}
 }
 
-// addAliases declares the older names of flags that other functions declared.
+// addAliases declares the older names of flags that other functions have declared.
 func addAliases(f *pflag.FlagSet) {
 	addAlias(f, "kv-overlap-score-weight", "router-kv-overlap-score-weight", "")
 	addAlias(f, "kv-events", "router-kv-events", "")
@@ -468,7 +469,7 @@ func addAliases(f *pflag.FlagSet) {
 	addAlias(f, "system-port", "metrics-port", ", by which Dynamo's components take it")
 }
 
-// optionalValue is a flag that may be absent, or None, as Dynamo's documents write it.
+// optionalValue is a flag whose value may be absent, or None, as Dynamo's documents write it.
 type optionalValue[T any] struct {
 	value **T
 	kind  string // for help
@@ -505,8 +506,8 @@ func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
 
 func parseUint(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }
 
-// parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands
-// before names.
+// parse reads arguments, which must all be flags, and then sets the remaining flags from the environment. prefix
+// precedes the flag's name in a variable.
 func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
 	if err := parseArgs(f, args); err != nil {
 		return err

@@ -60,32 +60,32 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		&c.OverlapScoreCredit,
 		"router-kv-overlap-score-credit",
 		d.OverlapScoreCredit,
-		"worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches",
+		"value of a cached block, in blocks that need no prefill. 0: routing ignores caches",
 	)
 	f.Float64Var(
 		&c.OverlapScoreCreditDecay,
 		"router-kv-overlap-score-credit-decay",
 		d.OverlapScoreCreditDecay,
-		"shrinks that credit on workers with more prefill waiting than the least busy one. 0: never",
+		"how much the credit shrinks on workers with more waiting prefill than the least busy one. 0: not",
 	)
 	f.Float64Var(
 		&c.HostCacheHitWeight,
 		"router-host-cache-hit-weight",
 		d.HostCacheHitWeight,
-		"worth of a cached block in the worker's host memory, as --router-kv-overlap-score-credit is of one on its "+
+		"value of a cached block in the worker's host memory; --router-kv-overlap-score-credit is the value on its "+
 			"device",
 	)
 	f.Float64Var(
 		&c.DiskCacheHitWeight,
 		"router-disk-cache-hit-weight",
 		d.DiskCacheHitWeight,
-		"the same for a block on disk or in external storage",
+		"value of a cached block on disk or in external storage",
 	)
 	f.Float64Var(
 		&c.PrefillLoadScale,
 		"router-prefill-load-scale",
 		d.PrefillLoadScale,
-		"weight of blocks to prefill against blocks held for decoding: higher favours time to first token",
+		"weight of blocks to prefill relative to blocks held for decoding; higher favours time to first token",
 	)
 	f.Float64Var(
 		weight,
@@ -93,7 +93,7 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		math.NaN(),
 		"deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0",
 	)
-	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
+	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // help must not show NaN, which means not given
 	f.Float64Var(
 		&c.DecodeActiveRequestWeight,
 		"router-decode-active-request-weight",
@@ -104,7 +104,7 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		&c.Temperature,
 		"router-temperature",
 		d.Temperature,
-		"0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even",
+		"0: the cheapest worker, ties at random. Above 0: a softmax over costs; higher spreads requests more evenly",
 	)
 	f.BoolVar(
 		&c.TrackActiveBlocks,
@@ -122,7 +122,7 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		&c.AssumeKVReuse,
 		"router-assume-kv-reuse",
 		d.AssumeKVReuse,
-		"count a block that several requests of one worker share once",
+		"count a block once if several requests of one worker share it",
 	)
 	negatable(f, "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse")
 }
@@ -252,8 +252,7 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 	return nil
 }
 
-// busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests
-// wait for them.
+// busy holds the flags for overload: when busy workers are no candidates, and when requests wait in the queue.
 type busy struct {
 	thresholds     router.Thresholds
 	retryAfter     uint16
@@ -273,21 +272,21 @@ func (b *busy) add(f *pflag.FlagSet) {
 	f.Var(
 		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
 		"active-decode-blocks-threshold",
-		"an endpoint is overloaded, and in every router mode no candidate, while active requests hold more than this "+
-			"`PART` (0 to 1) of its KV blocks; while all are, requests are refused at once. None: whatever they "+
-			"hold. /busy_threshold at --admin-address changes it for one model",
+		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
+			"It is then no candidate, in every router mode. If all endpoints are overloaded, kvepp refuses requests "+
+			"at once. None: no limit. /busy_threshold at --admin-address changes it for one model",
 	)
 	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
 	f.Var(
 		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
 		"active-prefill-tokens-threshold",
-		"the same while more than this many prompt `TOKENS` wait to be prefilled. None: however many",
+		"an endpoint is overloaded while more than this many prompt `TOKENS` wait to be prefilled. None: no limit",
 	)
 	f.Var(
 		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
 		"active-prefill-tokens-threshold-frac",
-		"the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model "+
-			"card's); without effect where that is not known",
+		"the same limit in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the "+
+			"model card's); without effect if that number is not known",
 	)
 	f.Uint16Var(
 		&b.retryAfter,
@@ -299,53 +298,53 @@ func (b *busy) add(f *pflag.FlagSet) {
 		&b.overloadStatus,
 		"overload-status-code",
 		429,
-		"their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend",
+		"HTTP `STATUS` of requests that are refused because of load: 429, 503, or 529 (the default of Dynamo's "+
+			"frontend)",
 	)
 	b.addQueue(f)
 }
 
-// addQueue declares those that say how requests wait.
+// addQueue declares the flags of the queue.
 func (b *busy) addQueue(f *pflag.FlagSet) {
 	f.Var(
 		optional(&b.queueThreshold, "float", parseFloat),
 		"router-queue-threshold",
-		"requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this "+
-			"`MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; "+
-			"where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 "+
-			"and 4.0",
+		"a request waits while every candidate has more than this `MULTIPLE` of its engine's tokens per step waiting "+
+			"for prefill (maxNumBatchedTokens, or the model card's; if a candidate's number is not known, requests "+
+			"do not wait). None, the default: never. Earlier Dynamo versions had 2.0 and 4.0",
 	)
 	f.StringVar(
 		&b.queuePolicy,
 		"router-queue-policy",
 		"fcfs",
-		"who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to "+
-			"prefill, for its priority), or lcfs (who came last; for comparisons)",
+		"which waiting request goes next, `POLICY`: fcfs (the earliest, priorities counted as seconds), wspt (the "+
+			"least prefill, weighted by priority), or lcfs (the latest; for comparisons)",
 	)
 	f.StringVar(
 		&b.policyConfig,
 		"router-policy-config",
 		"",
-		"YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes "+
-			"take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it "+
-			"says under router goes before flags",
+		"YAML `FILE` with policy classes: when requests of each class wait, in which order, how many, and how the "+
+			"classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. Its "+
+			"section router has precedence over flags",
 	)
 	f.DurationVar(
 		&b.queueTimeout,
 		"router-queue-timeout",
 		30*time.Second,
-		"how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit",
+		"how long a request waits before it is refused; 0: as long as its client waits. Dynamo has no such limit",
 	)
 	f.IntVar(
 		&b.queueSize,
 		"router-queue-size",
 		65536,
-		"at most this many requests, `N`, wait for the workers of one model, each with its body in memory; beyond, "+
-			"they are refused",
+		"at most `N` requests wait for the workers of one model, each with its body in memory; further requests are "+
+			"refused",
 	)
 }
 
-// settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router
-// 1.6.1, scheduling::policy_config.
+// settingFlags maps each key under router in a policy file to the flag that it sets. Source: dynamo-kv-router 1.6.1,
+// scheduling::policy_config.
 var settingFlags = map[string]string{
 	"host_cache_hit_weight":           "router-host-cache-hit-weight",
 	"disk_cache_hit_weight":           "router-disk-cache-hit-weight",
@@ -369,7 +368,7 @@ var settingFlags = map[string]string{
 	"enable_session_prefix_index":     "enable-session-prefix-index",
 }
 
-// readPolicies reads the policy file, if there is one, and sets the flags of f that it has settings for.
+// readPolicies reads the policy file, if there is one, and sets the flags of f that the file has keys for.
 func (b *busy) readPolicies(f *pflag.FlagSet) error {
 	if b.policyConfig == "" {
 		return nil
@@ -487,7 +486,7 @@ func (b *busy) unused(unused *unusedFlags, tracked bool) {
 	}
 }
 
-// ejection is what `kvepp serve` can be told of endpoints that fail.
+// ejection holds the flags of outlier detection.
 type ejection struct {
 	on                  bool
 	consecutive         int
@@ -553,7 +552,7 @@ func (e *ejection) check() error {
 	return nil
 }
 
-// unused adds the flags that mean nothing because endpoints are not ejected.
+// unused adds the flags that have no effect because endpoints are not ejected.
 func (e *ejection) unused(unused *unusedFlags) {
 	if !e.on {
 		unused.add(

@@ -26,7 +26,7 @@ import (
 	"kvepp/internal/tracing"
 )
 
-// logStart logs what was started, and the settings that differ from their defaults: one line each.
+// logStart logs the command and its version, and the settings that differ from their defaults: one line each.
 func (o *logging) logStart(command string, log *slog.Logger) {
 	b := readBuild()
 	log.Info("kvepp starts", "command", command, "version", b.version, "commit", b.commit, "go", runtime.Version())
@@ -43,7 +43,7 @@ func changedSettings(f *pflag.FlagSet) []any {
 	var settings []any
 	f.VisitAll(func(flag *pflag.Flag) {
 		value := flag.Value.String()
-		if flag.Hidden || value == flag.DefValue || value == "NaN" { // NaN stands for a number that was not given
+		if flag.Hidden || value == flag.DefValue || value == "NaN" { // NaN: not given
 			return
 		}
 		settings = append(settings, flag.Name, maskPasswords(value))
@@ -51,13 +51,13 @@ func changedSettings(f *pflag.FlagSet) []any {
 	return settings
 }
 
-// urlUser finds the user and the password of a URL.
+// urlUser matches the user and the password in a URL.
 var urlUser = regexp.MustCompile(`://[^/\s]*@`)
 
-// maskPasswords replaces users and passwords of the URLs in a setting.
+// maskPasswords replaces users and passwords in the URLs of a setting.
 func maskPasswords(value string) string { return urlUser.ReplaceAllString(value, "://***@") }
 
-// logTo sets what writes the lines of the process's log. The flags were checked.
+// logTo sets the writer of the process's log. The flags must have been checked.
 func (o *logging) logTo(lines *lineWriter) {
 	o.lines = lines
 	lines.notice = func(lost int) []byte {
@@ -69,13 +69,13 @@ func (o *logging) logTo(lines *lineWriter) {
 			0,
 		)
 		r.Add("lines", lost)
-		// at any level of the log; a buffer takes all
+		// a buffer accepts every write; the line is written at any log level
 		_ = o.handler(&line, slog.LevelWarn).Handle(context.Background(), r)
 		return line.Bytes()
 	}
 }
 
-// logger makes the process's logger, to which libraries log as well, and exports what becomes of its lines.
+// logger creates the process's logger, makes it the default for libraries, and exports the counts of its lines.
 func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(o.logLevel))
@@ -91,10 +91,10 @@ func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
 	return log
 }
 
-// init has gRPC log to slog's default logger: errors alone, or what GRPC_GO_LOG_SEVERITY_LEVEL says, as gRPC itself has
-// it.
+// init sends gRPC's log to slog's default logger. Only errors are logged, unless GRPC_GO_LOG_SEVERITY_LEVEL asks for
+// more, as in gRPC itself.
 func init() {
-	// Each of the three is written what is as severe as its name, or more.
+	// gRPC writes a message to the writer of its own severity and to those of lower severity.
 	to := map[string]io.Writer{}
 	severity := strings.ToLower(os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL"))
 	if severity != "info" && severity != "warning" {
@@ -107,7 +107,7 @@ func init() {
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(to["info"], to["warning"], to["error"]))
 }
 
-// grpcLines logs the lines that gRPC writes, which begin with their severity.
+// grpcLines logs the lines that gRPC writes. Each has its severity at the start.
 type grpcLines struct{ limit loglimit.Limiter }
 
 func (g *grpcLines) Write(line []byte) (int, error) {
@@ -125,7 +125,7 @@ func (g *grpcLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// httpErrors returns the logger of an HTTP server, whose clients can cause its lines.
+// httpErrors returns the logger for an HTTP server. Its lines are rate-limited, because clients can cause them.
 func httpErrors() *log.Logger { return log.New(new(httpLines), "", 0) }
 
 type httpLines struct{ limit loglimit.Limiter }
@@ -135,20 +135,20 @@ func (h *httpLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// maxPendingLog is how many bytes of a log may wait to be written: some ten thousand lines.
+// maxPendingLog is how many bytes of a log may wait to be written: about ten thousand lines.
 const maxPendingLog = 4 << 20
 
-// lineWriter writes the lines of a log in the background, so that a slow disk or reader delays no request: lines for
-// which there is no room are dropped and counted. Set its fields, then call start. Any goroutine may write.
+// lineWriter writes log lines in the background, so that a slow disk or reader delays no request. Lines that do not fit
+// into its buffer are dropped and counted. Set its fields, then call start. Write is safe for concurrent use.
 type lineWriter struct {
 	out     io.Writer
-	prepare func() // called before each write; nil: nothing. It may replace out
-	// called when writing begins to fail, and with nil when it succeeds again; nil: nothing
+	prepare func() // called before each write; may be nil; may replace out
+	// called with the error when writing begins to fail, and with nil when it succeeds again; may be nil
 	failed func(err error)
-	notice func(lost int) []byte // the line that tells of dropped lines once writing goes on; nil: none
+	notice func(lost int) []byte // returns the line that reports dropped lines; may be nil
 
-	wake chan struct{} // lines are pending, or it is closed
-	done chan struct{} // closed when all is written
+	wake chan struct{} // lines are pending, or the log is closed
+	done chan struct{} // closed when all lines are written
 
 	mu      sync.Mutex
 	pending []byte // guarded by mu; whole lines
@@ -157,8 +157,8 @@ type lineWriter struct {
 
 	written, dropped, lostByError atomic.Int64 // lines
 
-	// Of the goroutine that writes.
-	broken  bool // the last line was written in part
+	// Owned by the goroutine that writes.
+	broken  bool // the last line was written incompletely
 	failing bool // the last attempt failed
 }
 
@@ -192,7 +192,7 @@ func (w *lineWriter) rouse() {
 	}
 }
 
-// run writes what is pending until the log is closed.
+// run writes pending lines until the log is closed.
 func (w *lineWriter) run() {
 	defer close(w.done)
 	var lines []byte
@@ -236,8 +236,8 @@ func (w *lineWriter) flush(lines []byte) {
 	w.failing = err != nil
 }
 
-// Close writes what is pending, within a time, and reports whether all was: a reader that stands still does not keep
-// kvepp from ending.
+// Close writes the pending lines, within a time, and reports whether all were written. A blocked reader does not keep
+// kvepp from exiting.
 func (w *lineWriter) Close(within time.Duration) bool {
 	w.mu.Lock()
 	w.closed = true
@@ -251,7 +251,7 @@ func (w *lineWriter) Close(within time.Duration) bool {
 	}
 }
 
-// show exports what the log counts.
+// show exports the counts of lines.
 func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
 	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped,
 		"failed": &w.lostByError} {
@@ -264,23 +264,23 @@ func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
 	}
 }
 
-// accessLog writes lines in the background, to standard output or to a file that a program which rotates logs may move
+// accessLog writes lines in the background, to standard output or to a file. A log rotation program may move the file
 // away.
 type accessLog struct {
 	lineWriter
 	path string
 	log  *slog.Logger
 
-	// Of the goroutine that writes.
+	// Owned by the goroutine that writes.
 	file   *os.File  // nil: standard output
-	looked time.Time // for a file that took the place of file
+	looked time.Time // latest check whether path was rotated
 }
 
-// openAccessLog opens what --access-log names: a file, to which lines are appended, or "-" for standard output.
+// openAccessLog opens the target of --access-log: a file, to which it appends, or "-" for standard output.
 func openAccessLog(path string, log *slog.Logger) (*accessLog, error) {
 	a := &accessLog{log: log, looked: time.Now()}
 	if path == "-" {
-		signal.Ignore(syscall.SIGPIPE) // which would end kvepp when the reader of standard output goes away
+		signal.Ignore(syscall.SIGPIPE) // it would end kvepp when the reader of standard output exits
 		a.out = os.Stdout
 	} else {
 		file, err := openToAppend(path)
@@ -300,7 +300,7 @@ func openToAppend(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 }
 
-// tell logs that writing begins to fail, or succeeds again.
+// tell logs that writing has begun to fail, or succeeds again.
 func (a *accessLog) tell(err error) {
 	if err != nil {
 		a.log.Error("the access log cannot be written; its lines are lost until it can be", "error", err)
@@ -309,7 +309,7 @@ func (a *accessLog) tell(err error) {
 	}
 }
 
-// reopen opens the file anew where a program that rotates logs has moved it away. It looks at most once a second.
+// reopen opens path again if a log rotation program has moved the file away. It checks at most once a second.
 func (a *accessLog) reopen() {
 	if time.Since(a.looked) < time.Second {
 		return
@@ -321,14 +321,14 @@ func (a *accessLog) reopen() {
 		return
 	}
 	file, err := openToAppend(a.path)
-	if err != nil { // lines go on into the file that was moved
+	if err != nil { // continue to write to the moved file
 		return
 	}
 	a.file.Close()
 	a.file, a.out, a.broken = file, file, false
 }
 
-// Close writes what is pending, within a time.
+// Close writes the pending lines, within a time.
 func (a *accessLog) Close(within time.Duration) {
 	switch {
 	case !a.lineWriter.Close(within):
@@ -338,8 +338,8 @@ func (a *accessLog) Close(within time.Duration) {
 	}
 }
 
-// logAccess opens the access log that the flags ask for, and returns what writes its lines, and what closes it; nil
-// without one.
+// logAccess opens the access log of the flags. It returns the logger for its lines, nil without an access log, and a
+// function that closes it.
 func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger, func(), error) {
 	if o.accessLog == "" {
 		return nil, func() {}, nil
@@ -352,8 +352,8 @@ func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger,
 	return slog.New(o.handler(a, slog.LevelInfo)), func() { a.Close(2 * time.Second) }, nil
 }
 
-// dedupLog logs each problem of the pool once: when it begins, and again only if it had ended in between. It remembers
-// the problems of two updates, no more. Not safe for concurrent use.
+// dedupLog logs each problem of the pool once when it begins, and again if it ended in between. It remembers the
+// problems of the two latest updates only. Not safe for concurrent use.
 type dedupLog struct {
 	log         *slog.Logger
 	limit       loglimit.Limiter
@@ -364,7 +364,7 @@ func newDedupLog(log *slog.Logger) *dedupLog {
 	return &dedupLog{log: log, limit: loglimit.Limiter{Burst: 100}, now: map[string]bool{}}
 }
 
-// warn reports a problem that the update has found.
+// warn reports a problem that the update found.
 func (d *dedupLog) warn(text string) {
 	if !d.before[text] && !d.now[text] {
 		d.limit.Log(d.log, slog.LevelWarn, text)
@@ -372,10 +372,10 @@ func (d *dedupLog) warn(text string) {
 	d.now[text] = true
 }
 
-// begin starts an update: problems that it does not report have ended.
+// begin starts an update. Problems that the update does not report have ended.
 func (d *dedupLog) begin() { d.before, d.now = d.now, map[string]bool{} }
 
-// handler returns what writes log lines of at least a level to a writer, in the chosen format.
+// handler returns a log handler for lines of at least a level, in the chosen format.
 func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
 	h := &slog.HandlerOptions{Level: level, ReplaceAttr: durationInSeconds}
 	if o.logFormat == "json" {
@@ -384,8 +384,8 @@ func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
 	return slog.NewTextHandler(to, h)
 }
 
-// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as
-// JSON.
+// durationInSeconds writes durations as seconds, under a key that names the unit: in JSON, slog writes nanoseconds
+// without a unit.
 func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
@@ -393,8 +393,8 @@ func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// tracer makes what tells of requests, as OpenTelemetry's environment variables say; nil if they say nothing, or are
-// not to.
+// newTracer creates the tracer that OpenTelemetry's environment variables ask for; nil if they ask for none, or if
+// tracing is off.
 func (o *options) newTracer(ctx context.Context, m *metrics.Metrics, log *slog.Logger) (*tracing.Tracer, error) {
 	if !o.tracing {
 		return nil, nil
@@ -417,7 +417,7 @@ func (o *options) newTracer(ctx context.Context, m *metrics.Metrics, log *slog.L
 	return t, nil
 }
 
-// closeTracer sends the last spans, within the time that an exit may take.
+// closeTracer sends the last spans, for at most 5 s.
 func closeTracer(t *tracing.Tracer, log *slog.Logger) {
 	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -15,21 +15,21 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// Where the memory limit of Go's runtime comes from, as the log and a metric say.
+// Sources of the Go runtime's memory limit, as the log and a metric name them.
 const (
 	limitOfEnvironment = "environment" // GOMEMLIMIT
-	limitOfContainer   = "container"   // a share of what its cgroup may have
+	limitOfContainer   = "container"   // a share of the cgroup's limit
 	limitOfNobody      = "none"
 )
 
-// limitMemory has Go's runtime stay within the container's memory, unless GOMEMLIMIT is set: without a limit the
-// collector lets the heap double, and the kernel kills what grows beyond. Go counts the processors of a container by
-// itself, but no memory. What depends on the limit asks debug.SetMemoryLimit afterwards. system is the root of the file
-// system.
+// limitMemory keeps the Go runtime within the container's memory, unless GOMEMLIMIT is set. Without a limit the
+// collector lets the heap double, and the kernel kills the process. Go reads the container's CPU limit, but not its
+// memory limit. Code that depends on the limit calls debug.SetMemoryLimit(-1) afterwards. system is the root of the
+// file system.
 func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 	source, container := limitOfNobody, containerMemory(system)
 	switch {
-	case os.Getenv("GOMEMLIMIT") != "": // which the runtime has read; "off" is a wish too
+	case os.Getenv("GOMEMLIMIT") != "": // the runtime has read it; "off" is respected too
 		source = limitOfEnvironment
 	case container > 0:
 		source = limitOfContainer
@@ -58,15 +58,16 @@ func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 	)
 }
 
-// goShare is how much of a container's memory Go may have: seven eighths. The rest is for what its runtime does not
-// count: the program, libzmq's buffers, stacks of C.
+// goShare returns Go's part of a container's memory: seven eighths. The rest is for memory that the runtime does not
+// count: the program, libzmq's buffers, C stacks.
 func goShare(container int64) int64 { return container - container/8 }
 
-// containerMemory returns how many bytes the process may have by its cgroup and those above it, the least of all; 0 if
-// none says.
+// containerMemory returns the smallest memory limit, in bytes, of the process's cgroup and its ancestors; 0 if none has
+// a limit.
 //
-// Source: proc(5), cgroups(7); Linux's cgroup-v2 and cgroup-v1/memory documentation. A container of version 1 sees the
-// path of its cgroup on the host in /proc/self/cgroup, and its own cgroup mounted at the root: there the way up ends.
+// Source: proc(5), cgroups(7); Linux's cgroup-v2 and cgroup-v1/memory documentation. With version 1, a container sees
+// the host's path of its cgroup in /proc/self/cgroup, but its own cgroup is mounted at the root, so the search upwards
+// ends there.
 func containerMemory(system string) int64 {
 	text, err := os.ReadFile(path.Join(system, "proc/self/cgroup"))
 	if err != nil {
@@ -79,7 +80,7 @@ func containerMemory(system string) int64 {
 			continue
 		}
 		mount, file := "sys/fs/cgroup", "memory.max"
-		if part[1] != "" { // version 1, where each controller has a tree
+		if part[1] != "" { // version 1: each controller has its own tree
 			if mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"; !strings.Contains(
 				","+part[1]+",",
 				",memory,",
@@ -99,10 +100,10 @@ func containerMemory(system string) int64 {
 	return least
 }
 
-// unlimited is where version 1 begins to mean no limit: it says the greatest multiple of a page.
+// unlimited is the least value that means no limit in version 1, which reports the greatest multiple of a page.
 const unlimited = 1 << 60
 
-// limitIn reads a limit; 0 for none, which version 2 calls max, and for a file that is not there.
+// limitIn reads a limit. It returns 0 for no limit ("max" in version 2) and for a missing file.
 func limitIn(file string) int64 {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -115,12 +116,12 @@ func limitIn(file string) int64 {
 	return n
 }
 
-// collectorFloor is how many bytes are at least allocated between two garbage collections.
+// collectorFloor is the minimum number of bytes allocated between two garbage collections.
 const collectorFloor = 64 << 20
 
-// restrainCollector returns what is to be kept alive so that a small heap is not collected dozens of times a second:
-// the collector counts this memory as in use, and the system gives none for what is never touched. nil where GOMEMLIMIT
-// leaves no room for it.
+// restrainCollector returns memory that the caller keeps alive, so that a small heap is not collected dozens of times a
+// second. The collector counts this memory as in use; the system does not back it with pages because it is never
+// touched. It returns nil if GOMEMLIMIT leaves no room for it.
 func restrainCollector() []byte {
 	if debug.SetMemoryLimit(-1) < 16*collectorFloor {
 		return nil

@@ -29,23 +29,23 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// reloadEvery is how often the files of certificates are looked at. Watching them would tell sooner, but not on every
-// file system; who renews a certificate does so long before the old one ends.
+// reloadEvery is the interval at which kvepp reads the certificate files. File watches would react sooner, but do not
+// work on every file system. Certificates are renewed long before they expire.
 const reloadEvery = 5 * time.Second
 
-// certificates are those that a server shows and asks for, as their files last were when they could be used. Of the
-// libraries, grpc's pemfile provider was not taken: it logs a key that does not go with its certificate. Safe from any
-// goroutine, but for reload.
+// certificates holds a server's certificate and the authorities of its clients: the latest versions of the files that
+// could be used. grpc's pemfile provider was rejected because it logs a key that does not match its certificate. All
+// methods but reload are safe for concurrent use.
 type certificates struct {
 	transport
 	current  atomic.Pointer[tls.Config]
-	expires  atomic.Int64 // the server's certificate, in seconds since 1970
+	expires  atomic.Int64 // end of the server's certificate, Unix seconds
 	refused  atomic.Int64 // files that could not be used
-	read     [3][]byte    // the files that current was made of
-	failures int          // reloads in a row that failed
+	read     [3][]byte    // contents of the files that current was made from
+	failures int          // consecutive failed reloads
 }
 
-// newCertificates reads the files, or makes a certificate.
+// newCertificates reads the files, or creates a self-signed certificate.
 func newCertificates(t transport) (*certificates, error) {
 	c := &certificates{transport: t}
 	if _, err := c.load(); err != nil {
@@ -54,19 +54,18 @@ func newCertificates(t transport) (*certificates, error) {
 	return c, nil
 }
 
-// server returns the configuration of a server that shows each client what is current.
+// server returns a server configuration that uses the current certificates for each connection.
 func (c *certificates) server() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tlsVersions[c.minVersion],
 		NextProtos:         []string{"h2"},
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load(), nil },
-		// A resumed session would be one of a client whose authority may have been taken away since.
+		// A resumed session could belong to a client whose authority was removed since.
 		SessionTicketsDisabled: true,
 	}
 }
 
-// secured returns the credentials of the external processor's server. It follows the files of certificates until ctx
-// ends.
+// secured returns the credentials of the external processor's server. It reloads the certificate files until ctx ends.
 func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
 	if !o.secureServing {
 		return newProxies(nil, "off", m, log), nil
@@ -84,7 +83,7 @@ func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logg
 	return newProxies(c.server(), mode, m, log), nil
 }
 
-// load reads the files and makes them current; false if they are what they were.
+// load reads the files and makes them current. It returns false if they are unchanged.
 func (c *certificates) load() (changed bool, err error) {
 	var read [3][]byte
 	files := [3]string{c.certFile("tls.crt"), c.certFile("tls.key"), c.clientCA}
@@ -145,7 +144,8 @@ func (c *certificates) flagOf(file int) string {
 	return "--cert-path"
 }
 
-// follow loads the files whenever they change, until ctx ends. Files that cannot be used leave what was current.
+// follow reloads the files when they change, until ctx ends. If the new files cannot be used, the current certificates
+// stay.
 func (c *certificates) follow(ctx context.Context, every time.Duration, log *slog.Logger) {
 	if c.certPath == "" && c.clientCA == "" {
 		return
@@ -176,7 +176,7 @@ func (c *certificates) reload(log *slog.Logger) {
 	case err == nil:
 		c.failures = 0
 	default:
-		// Once may be a look at files with only one of the two replaced yet.
+		// One failure may be a read between the replacement of the two files.
 		if c.failures++; c.failures == 2 {
 			log.Error("certificates are refused; the ones before stay", "error", err)
 			c.refused.Add(1)
@@ -184,7 +184,7 @@ func (c *certificates) reload(log *slog.Logger) {
 	}
 }
 
-// show exports until when the server's certificate holds, and whether another one is refused.
+// show exports the expiry time of the server's certificate, and how many reloads were refused.
 func (c *certificates) show(m *metrics.Metrics) {
 	m.GaugeFunc(
 		metrics.CertificateExpires,
@@ -200,8 +200,9 @@ func (c *certificates) show(m *metrics.Metrics) {
 	)
 }
 
-// selfSigned makes a certificate for this process's life. Gateways encrypt to an endpoint picker without checking its
-// certificate, as the reference implementation's is made the same way. ECDSA: an RSA key takes seconds on a small CPU.
+// selfSigned creates a certificate for the lifetime of this process. Gateways encrypt to an endpoint picker without
+// checking its certificate, because the reference implementation also creates its own. ECDSA: an RSA key takes seconds
+// on a small CPU.
 func selfSigned() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -228,15 +229,15 @@ func selfSigned() (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// proxies are the transport credentials of the external processor's port. They tell the operator which proxies connect,
-// and why others cannot: gRPC itself keeps failed handshakes to itself. Safe for concurrent use.
+// proxies are the transport credentials of the external processor's port. They log which proxies connect, and why
+// handshakes fail: gRPC itself does not report failed handshakes. Safe for concurrent use.
 type proxies struct {
 	credentials.TransportCredentials
 	tlsMode string // "self-signed", "files" or "off"
 	log     *slog.Logger
 
 	mu        sync.Mutex // guards what follows
-	connected int        // connections since the start
+	connected int        // connections since the process started
 	hosts     map[string]bool
 	failures  map[string]*handshakeFailures // by cause; the keys do not change
 }
@@ -244,14 +245,14 @@ type proxies struct {
 // handshakeFailures are the failed handshakes of one cause.
 type handshakeFailures struct {
 	total  int
-	silent int       // of total, those since the latest log line
+	silent int       // failures since the latest log line
 	logged time.Time // zero: never
 }
 
-// maxProxyHosts bounds how many hosts' first connections are logged.
+// maxProxyHosts is the most hosts whose first connection is logged.
 const maxProxyHosts = 1024
 
-// Causes of failed handshakes, as a metric has them.
+// Causes of failed handshakes: the values of a metric label.
 const (
 	causePlaintext         = "plaintext"
 	causeTLSOff            = "tls_is_off"
@@ -313,14 +314,14 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 	return p
 }
 
-// count returns how many connections there were.
+// count returns the number of connections since the start.
 func (p *proxies) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.connected
 }
 
-// ServerHandshake shakes hands with a proxy. gRPC calls it for each connection, in a goroutine of its own.
+// ServerHandshake performs the handshake with a proxy. gRPC calls it for each connection, in its own goroutine.
 func (p *proxies) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	var conn net.Conn
 	var info credentials.AuthInfo
@@ -365,10 +366,10 @@ func (p *proxies) succeeded(peer net.Addr, info credentials.AuthInfo) {
 	p.log.Info("a proxy connected for the first time", about...)
 }
 
-// handshakeLogInterval is the least time between two lines about one cause.
+// handshakeLogInterval is the minimum time between two log lines about one cause.
 const handshakeLogInterval = time.Minute
 
-// failed counts a failed handshake, and logs it unless one of the same cause was logged a moment ago.
+// failed counts a failed handshake, and logs it if the latest line about its cause is old enough.
 func (p *proxies) failed(peer net.Addr, err error) {
 	cause := handshakeCause(err)
 	p.mu.Lock()
@@ -377,7 +378,7 @@ func (p *proxies) failed(peer net.Addr, err error) {
 	f.silent++
 	since := f.silent
 	now := time.Now()
-	// Health checks by TCP go on for ever, and mean nothing: one line is enough.
+	// TCP health checks repeat forever and are harmless: one line is enough.
 	say := f.logged.IsZero() || cause != causeClosed && now.Sub(f.logged) >= handshakeLogInterval
 	if say {
 		f.silent, f.logged = 0, now
@@ -403,7 +404,7 @@ func handshakeCause(err error) string {
 	var notTLS tls.RecordHeaderError
 	var unverified *tls.CertificateVerificationError
 	var op *net.OpError
-	remote := errors.As(err, &op) && op.Op == "remote error" // an alert of the peer's
+	remote := errors.As(err, &op) && op.Op == "remote error" // the peer sent an alert
 	switch text := err.Error(); {
 	case errors.Is(err, errIsTLS):
 		return causeTLSOff
@@ -428,14 +429,14 @@ func handshakeCause(err error) string {
 	return causeOther
 }
 
-// errIsTLS says that a peer speaks TLS where it must not.
+// errIsTLS means that a peer uses TLS on a port without TLS.
 var errIsTLS = errors.New("the peer began a TLS handshake on a port without TLS")
 
 // tlsHandshake is the first byte of every TLS handshake; HTTP/2 begins with "PRI".
 const tlsHandshake = 0x16
 
-// notTLS reads the first byte of a connection, and returns the connection with that byte still to be read. It returns
-// errIsTLS for a peer that speaks TLS.
+// notTLS reads the first byte of a connection, and returns a connection that still yields that byte. If the peer uses
+// TLS, it returns errIsTLS.
 func notTLS(raw net.Conn) (net.Conn, error) {
 	c := &begunConn{Conn: raw}
 	if _, err := io.ReadFull(raw, c.first[:]); err != nil {
@@ -447,7 +448,7 @@ func notTLS(raw net.Conn) (net.Conn, error) {
 	return c, nil
 }
 
-// begunConn is a connection whose first byte was read already.
+// begunConn is a connection whose first byte has already been read.
 type begunConn struct {
 	net.Conn
 	first [1]byte
@@ -462,7 +463,7 @@ func (c *begunConn) Read(p []byte) (int, error) {
 	return copy(p, c.first[:]), nil
 }
 
-// proxyPatience is how long kvepp waits for its first proxy before it says that none has come.
+// proxyPatience is how long kvepp waits for its first proxy before it logs that none has connected.
 const proxyPatience = 60 * time.Second
 
 // expect logs once if no proxy has connected to an address within proxyPatience, unless ctx ends first.
@@ -494,16 +495,16 @@ func (p *proxies) expect(ctx context.Context, address string) {
 	}
 }
 
-// tokenFile is a secret that requests must bring, to a listener of kvepp's or to an engine, as its file last was when
-// it could be used. A nil one asks for nothing. Safe from any goroutine, but for reload.
+// tokenFile is a secret that a kvepp listener or an engine requires: the latest version of its file that could be used.
+// A nil *tokenFile requires nothing. All methods but reload are safe for concurrent use.
 type tokenFile struct {
 	flag, file string
 	current    atomic.Pointer[string]
 	refused    atomic.Int64
-	failures   int // reloads in a row that failed
+	failures   int // consecutive failed reloads
 }
 
-// newTokenFile reads the file; nil when none is given. flag is how it was.
+// newTokenFile reads the file; it returns nil if file is empty. flag is the name of the flag, for errors.
 func newTokenFile(flag, file string) (*tokenFile, error) {
 	if file == "" {
 		return nil, nil
@@ -515,7 +516,7 @@ func newTokenFile(flag, file string) (*tokenFile, error) {
 	return f, nil
 }
 
-// token returns the secret; "" of nil.
+// token returns the secret; "" for nil.
 func (f *tokenFile) token() string {
 	if f == nil {
 		return ""
@@ -532,14 +533,14 @@ func (f *tokenFile) load() (changed bool, err error) {
 	if token == "" {
 		return false, fmt.Errorf("%s: the file is empty; put a secret into it, in one line", f.flag)
 	}
-	if strings.ContainsAny(token, "\r\n") { // no header can hold it
+	if strings.ContainsAny(token, "\r\n") { // a header value cannot hold it
 		return false, fmt.Errorf("%s: the file has several lines; put the secret into it alone", f.flag)
 	}
 	before := f.current.Swap(&token)
 	return before == nil || *before != token, nil
 }
 
-// reload reads the file again. One that cannot be used leaves the secret as it was: a listener is never left open.
+// reload reads the file again. If the file cannot be used, the old secret stays: a listener never becomes open.
 func (f *tokenFile) reload(log *slog.Logger) {
 	changed, err := f.load()
 	switch {
@@ -548,7 +549,7 @@ func (f *tokenFile) reload(log *slog.Logger) {
 			log.Info("a token was read again; the one before counts no more", "flag", f.flag)
 		}
 	default:
-		// Once may be a look between the removal of the file and the next one.
+		// One failure may be a read between the removal of the file and its replacement.
 		if f.failures++; f.failures == 2 {
 			log.Error("a file with a token is refused; the one before stays", "error", err)
 			f.refused.Add(1)
@@ -556,7 +557,7 @@ func (f *tokenFile) reload(log *slog.Logger) {
 	}
 }
 
-// followTokens reads the files again whenever they change, until ctx ends. Those that are nil are none.
+// followTokens reloads the files when they change, until ctx ends. It skips nil ones.
 func followTokens(ctx context.Context, every time.Duration, m *metrics.Metrics, log *slog.Logger, files ...*tokenFile) {
 	m.CounterFunc(metrics.TokenFilesRefused, metrics.TokenFilesRefusedHelp, nil, func() (n float64) {
 		for _, f := range files {
