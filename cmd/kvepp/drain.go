@@ -29,19 +29,19 @@ its --admin-address.
 
   kvepp workers          list the endpoints: their names, whether they get requests, and how many run on each
   kvepp cordon NAME      send NAME no new requests; running ones end, sessions move to other endpoints
-  kvepp drain NAME       the same, then wait until no request runs on NAME: its engine can be stopped
+  kvepp drain NAME       cordon NAME, then wait until no request runs on it: its engine can be stopped
   kvepp uncordon NAME    send NAME requests again
 
-A restart of an engine:
+To restart an engine:
   kvepp drain worker-0 --timeout 10m && systemctl restart vllm && kvepp uncordon worker-0
 
-NAME is an endpoint's name in the endpoints file; for a Pod it is POD-rank-0. What kvepp knows of the endpoint's cache stays. The
-cordon ends with kvepp uncordon or when kvepp restarts, and each kvepp has its own: with several replicas, ask each of them, or
-annotate the Pod with kvepp/cordon=true, which all obey.
+NAME is an endpoint's name in the endpoints file; for a Pod it is POD-rank-0. kvepp keeps its index of the endpoint's
+cache. The cordon ends with kvepp uncordon or when kvepp restarts. Each kvepp process has its own cordons: with several
+replicas, run the command for each of them, or annotate the Pod with kvepp/cordon=true, which all replicas follow.
 
 Exit status: 0 if done (drain: no request runs), 1 if not or after --timeout, 2 for wrong usage.
 
-Flags, with the environment variables that say the same:
+Flags, with their environment variables:
 `
 
 // adminOptions are the flags of the commands workers, cordon, drain and uncordon.
@@ -49,7 +49,7 @@ type adminOptions struct {
 	address, tokenFile string
 	timeout            time.Duration
 
-	name string // of the endpoint; empty: workers
+	name string // of the endpoint; empty for workers
 }
 
 func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
@@ -58,21 +58,21 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 		&o.address,
 		"admin-address",
 		"127.0.0.1:9091",
-		"`HOST:PORT` at which the running kvepp listens, as its own --admin-address says",
+		"`HOST:PORT` of the running kvepp: the value of its own --admin-address",
 	)
 	f.StringVar(
 		&o.tokenFile,
 		"admin-token-file",
 		"",
-		"`FILE` with the token that the running kvepp wants, as its own --admin-token-file",
+		"`FILE` with the token of the running kvepp: the value of its own --admin-token-file",
 	)
 	if command == "drain" {
 		f.DurationVar(
 			&o.timeout,
 			"timeout",
 			0,
-			"how long to wait for running requests to end, 10m for example; the endpoint stays cordoned after it. 0: "+
-				"without limit",
+			"how long to wait for running requests to end, for example 10m; the endpoint stays cordoned afterwards. "+
+				"0: no limit",
 		)
 	}
 	documentEnvironment(f, "")
@@ -147,15 +147,15 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 	return 0
 }
 
-// adminClient asks a running kvepp.
+// adminClient sends requests to a running kvepp.
 type adminClient struct {
 	address, token string
 	http           *http.Client
-	poll           time.Duration // between looks at an endpoint that is being drained
+	poll           time.Duration // interval at which drain polls the endpoint
 	progress       io.Writer
 }
 
-// ask sends a request and decodes the answer into v. An error says what to do about it; those that may pass are
+// ask sends a request and decodes the response into v. An error says what to do. Errors that may be temporary are
 // errUnreachable.
 func (c *adminClient) ask(ctx context.Context, method, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
@@ -237,12 +237,12 @@ func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
 			cmp.Or(e.Address, "-"),
 		)
 	}
-	t.Flush() // to memory
+	t.Flush() // to memory: cannot fail
 	_, err := to.Write(table.Bytes())
 	return err
 }
 
-// stateOf says in a few words whether an endpoint gets requests.
+// stateOf describes in a few words whether an endpoint gets requests.
 func stateOf(e *admin.Endpoint) string {
 	var parts []string
 	if !e.InPool {
@@ -269,7 +269,7 @@ func stateOf(e *admin.Endpoint) string {
 	return strings.Join(parts, "; ")
 }
 
-// runningText says how many requests run.
+// runningText returns the number of running requests as text.
 func runningText(n int) string {
 	switch n {
 	case 0:
@@ -298,13 +298,13 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 	return nil
 }
 
-// Bounds on what drain says and bears.
+// Intervals of drain.
 const (
-	saysEvery    = 10 * time.Second // at least, while it waits
-	bearsFailing = 15 * time.Second // requests to kvepp
+	saysEvery    = 10 * time.Second // longest time without a progress line
+	bearsFailing = 15 * time.Second // how long requests to kvepp may fail before drain gives up
 )
 
-// drain drains an endpoint, and returns when no request runs on it. An error says how many requests still run.
+// drain drains an endpoint, and returns when no request runs on it. An error includes the number of running requests.
 func (c *adminClient) drain(ctx context.Context, name string, timeout time.Duration, to io.Writer) error {
 	start := time.Now()
 	elapsed := func() time.Duration { return time.Since(start).Round(time.Second) }

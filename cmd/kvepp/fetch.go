@@ -17,29 +17,29 @@ import (
 	"github.com/spf13/pflag"
 )
 
-const fetchHelp = `kvepp fetch takes tokenizers from a model hub, or a mirror of one: the few megabytes that kvepp reads, never weights.
+const fetchHelp = `kvepp fetch downloads tokenizers from a model hub or its mirror: a few megabytes that kvepp reads, never weights.
 
   kvepp fetch --hub https://hub.example.com --to /models qwen3-8b=Qwen/Qwen3-8B@main llama=meta-llama/Llama-3.1-8B-Instruct
 
-Each argument is FOLDER=REPOSITORY[@REVISION]: the folder below --to ("." is --to itself), the hub's name of the model, and which of
-its versions (default: main). All files are of one commit, which is printed: name it as the revision, and give it to the
-engine too, so that both have the same.
+Each argument is FOLDER=REPOSITORY[@REVISION]: the folder below --to ("." is --to itself), the hub's name of the model, and
+its version (default: main). All files come from one commit, which is printed. Give this commit as the revision, here and
+to the engine, so that both use the same files.
 
-Flags, with the environment variables that say the same:
+Flags, with their environment variables:
 `
 
-// fetchPrefix is in the names of its environment variables: KVEPP_FETCH_TO.
+// fetchPrefix is part of the names of its environment variables: KVEPP_FETCH_TO.
 const fetchPrefix = "fetch-"
 
-// Bounds on what a hub can make grow.
+// Limits on what a hub can send.
 const (
 	maxListingBytes = 16 << 20
-	maxFetchedBytes = 256 << 20 // a file; the largest tokenizer.json known have 35 MB
-	maxFetchedFiles = 200       // of a model
+	maxFetchedBytes = 256 << 20 // per file; the largest known tokenizer.json files have 35 MB
+	maxFetchedFiles = 200       // per model
 )
 
-// fetched are the files that a tokenizer is made of, as patterns of path.Match. Others say of the model what tokenizers
-// depend on. Source: what package tokenizer reads.
+// fetched are the files that package tokenizer reads, as patterns of path.Match: the tokenizer's own, and model
+// configuration that tokenizers depend on. Source: package tokenizer.
 var fetched = []string{
 	"tokenizer*.json",
 	"config.json",
@@ -59,7 +59,7 @@ var fetched = []string{
 	"merges.txt",
 }
 
-// fetchOptions is everything that `kvepp fetch` can be told.
+// fetchOptions are the flags and arguments of `kvepp fetch`.
 type fetchOptions struct {
 	hub, to, tokenFile string
 	timeout            time.Duration
@@ -68,30 +68,30 @@ type fetchOptions struct {
 	token              string
 }
 
-// modelSource is one model on a hub, and the folder that it goes to.
+// modelSource is one model on a hub, and its target folder.
 type modelSource struct{ folder, repository, revision string }
 
 func fetchFlags(o *fetchOptions) *pflag.FlagSet {
 	f := newFlags("kvepp fetch")
-	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, as engines take it")
+	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, which engines read too")
 	f.StringVar(&o.to, "to", "", "the `FOLDER` for all models")
 	f.StringVar(
 		&o.tokenFile,
 		"token-file",
 		"",
-		"`FILE` with the token that the hub wants for some models; also from HF_TOKEN, the token itself",
+		"`FILE` with the hub's token, which some models need; HF_TOKEN can hold the token itself",
 	)
 	f.DurationVar(
 		&o.timeout,
 		"timeout",
 		5*time.Minute,
-		"how long to try, for all models; what fails for a while is tried again",
+		"time limit for all models together; temporary failures are retried within it",
 	)
 	f.BoolVar(
 		&o.optional,
 		"optional",
 		false,
-		"exit with 0 although a model could not be fetched: kvepp then routes its requests by load",
+		"exit with 0 even if a model could not be fetched: kvepp then routes its requests by load",
 	)
 	documentEnvironment(f, fetchPrefix)
 	return f
@@ -190,8 +190,8 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 	return 0
 }
 
-// staySecure refuses to be led from TLS to plain HTTP. The token goes to the hub's own host alone: net/http leaves it
-// out elsewhere.
+// staySecure refuses redirects from HTTPS to plain HTTP. Only the hub's own host gets the token: net/http omits it for
+// other hosts.
 func staySecure(r *http.Request, via []*http.Request) error {
 	if len(via) >= 10 {
 		return errors.New("more than ten redirections")
@@ -202,15 +202,15 @@ func staySecure(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// hub answers two kinds of requests: which files a version of a model has, and one of them.
+// hub is a client for two kinds of requests: the list of files of a model version, and one file.
 type hub struct {
 	url, token string
-	pause      time.Duration // before the first repetition; doubled for each further one
+	pause      time.Duration // before the first retry; doubled for each further one
 	client     *http.Client
 	log        io.Writer
 }
 
-// model fetches what a tokenizer needs of a model into a folder.
+// model downloads the tokenizer files of a model into a folder.
 func (h *hub) model(
 	ctx context.Context,
 	m modelSource,
@@ -242,7 +242,7 @@ func (h *hub) model(
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return "", 0, 0, err
 	}
-	root, err := os.OpenRoot(folder) // names are the hub's: none may lead out of the folder
+	root, err := os.OpenRoot(folder) // the hub chooses the names: none may leave the folder
 	if err != nil {
 		return "", 0, 0, err
 	}
@@ -251,8 +251,8 @@ func (h *hub) model(
 	for _, sibling := range listing.Siblings {
 		name := sibling.Name
 		if ok, _ := path.Match("*.safetensors", name); ok {
-			// Engines take Mistral's own tokenizer for a folder with Mistral's own weights, and package tokenizer looks
-			// for their names too: they stand here empty.
+			// Engines use Mistral's own tokenizer for a folder that has Mistral's own weights. Package tokenizer looks
+			// for the names of those files too, so they are created empty.
 			if f, err := root.Create(name); err != nil {
 				return "", 0, 0, err
 			} else if err := f.Close(); err != nil {
@@ -285,7 +285,7 @@ func (h *hub) model(
 	return listing.SHA, files, size, nil
 }
 
-// wanted says whether a file of a model is fetched.
+// wanted reports whether a file of a model is fetched.
 func wanted(name string) bool {
 	for _, pattern := range fetched {
 		if ok, _ := path.Match(pattern, name); ok {
@@ -295,7 +295,7 @@ func wanted(name string) bool {
 	return false
 }
 
-// escaped is a path whose parts may hold any character.
+// escaped returns a path with each part escaped; parts may hold any character.
 func escaped(p string) string {
 	parts := strings.Split(p, "/")
 	for i, part := range parts {
@@ -304,7 +304,7 @@ func escaped(p string) string {
 	return strings.Join(parts, "/")
 }
 
-// file fetches one file, which is there whole or not at all.
+// file downloads one file. The file is written completely or not at all.
 func (h *hub) file(ctx context.Context, address string, root *os.Root, name string) (size int64, err error) {
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return 0, err
@@ -337,12 +337,12 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// final is an error that trying again does not mend.
+// final is an error that a retry cannot fix.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
 
-// get asks for an address and has read take the answer. What may go better the next time is tried again until ctx ends.
+// get requests an address and passes the body to read. It retries temporary failures until ctx ends.
 func (h *hub) get(ctx context.Context, address string, read func(io.Reader) error) error {
 	for pause := h.pause; ; pause = min(2*pause, time.Minute) {
 		err := h.try(ctx, address, read)

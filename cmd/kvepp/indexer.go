@@ -24,16 +24,16 @@ import (
 	"kvepp/pool"
 )
 
-const indexerHelp = `kvepp indexer follows the KV events of workers and answers over HTTP which of them holds how much of a prompt. It stands
-in for "python -m dynamo.indexer": the same requests, the same answers.
+const indexerHelp = `kvepp indexer follows the KV events of workers. Over HTTP it answers how much of a prompt each worker has cached. It
+replaces "python -m dynamo.indexer": the same requests, the same responses.
 
   kvepp indexer --port 8090 --block-size 16 --model-name qwen --workers 1=tcp://10.0.0.7:5557,2=tcp://10.0.0.8:5557
   curl -H 'Content-Type: application/json' -d '{"model_name": "qwen", "token_ids": [1, 2, 3]}' localhost:8090/query
 
-Flags, with the environment variables that say the same:
+Flags, with their environment variables:
 `
 
-// indexerOptions is everything that "kvepp indexer" can be told.
+// indexerOptions are the flags of "kvepp indexer".
 type indexerOptions struct {
 	httpService
 	blockSize int
@@ -42,10 +42,10 @@ type indexerOptions struct {
 	group     string
 	peers     string
 
-	registrations []indexerapi.Registration // of workers
+	registrations []indexerapi.Registration // parsed from workers
 }
 
-// indexerPrefix keeps the environment variables of these flags apart from those of "kvepp serve".
+// indexerPrefix separates the environment variables of these flags from those of "kvepp serve".
 const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
@@ -56,17 +56,17 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 		&o.workers,
 		"workers",
 		"",
-		"`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over "+
+		"`WORKERS` at the start: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over "+
 			"HTTP",
 	)
 	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
-	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
+	f.StringVar(&o.group, "routing-group", "default", "the routing `GROUP` of those workers")
 	f.StringVar(
 		&o.peers,
 		"peers",
 		"",
-		"`URLS` of other indexers, separated by commas: at start the index of the workers that --workers names is "+
-			"taken over from the first that answers",
+		"`URLS` of other indexers, separated by commas: at start kvepp copies the index of the workers in --workers "+
+			"from the first peer that answers",
 	)
 	o.indexMemory.add(f)
 	o.logging.add(f, "")
@@ -75,7 +75,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	return f
 }
 
-// parseIndexer reads arguments, then what they leave unset from the environment.
+// parseIndexer reads the arguments, and then sets the remaining flags from the environment.
 func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
 	f := indexerFlags(o)
 	if err := parse(f, indexerPrefix, args, getenv); err != nil {
@@ -113,7 +113,7 @@ func (o *indexerOptions) peerList() []string {
 	return strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' })
 }
 
-// registration reads one of --workers.
+// registration parses one element of --workers.
 func (o *indexerOptions) registration(worker string) (r indexerapi.Registration, err error) {
 	name, address, ok := strings.Cut(worker, "=")
 	instance, ranked, hasRank := strings.Cut(name, ":")
@@ -136,7 +136,7 @@ func (o *indexerOptions) registration(worker string) (r indexerapi.Registration,
 	}, nil
 }
 
-// warmUpTimeout is how long the start waits for --peers.
+// warmUpTimeout bounds how long the start waits for --peers.
 const warmUpTimeout = 10 * time.Second
 
 // runIndexer runs the service until SIGTERM or SIGINT.
@@ -191,7 +191,7 @@ func runIndexer(o *indexerOptions) error {
 	return o.serve(ctx, "the indexer's requests", api.Counted(mux, m.NewIndexerService()), m, log)
 }
 
-// indexerGauges shows what the registry, the feed and the index count.
+// indexerGauges exports the counts of the registry, the feed and the index.
 func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
 	indexGauges(m, index)
 	m.GaugeFunc(

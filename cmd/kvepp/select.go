@@ -21,8 +21,8 @@ import (
 	"kvepp/scoring"
 )
 
-const selectHelp = `kvepp select chooses workers for prompts and books them, over HTTP, and leaves the requests themselves to its clients. It stands
-in for "python -m dynamo.select_service": the same requests, the same answers.
+const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to the workers themselves.
+It replaces "python -m dynamo.select_service": the same requests, the same responses.
 
   kvepp select --port 8092
   curl -H 'Content-Type: application/json' localhost:8092/workers -d '{"worker_id": 1, "endpoint": "http://10.0.0.7:8000",
@@ -30,10 +30,10 @@ in for "python -m dynamo.select_service": the same requests, the same answers.
   curl -H 'Content-Type: application/json' localhost:8092/select_and_reserve -d '{"selection_id": "a", "token_ids": [1, 2, 3]}'
   curl -X DELETE localhost:8092/reservations/a
 
-Flags, with the environment variables that say the same:
+Flags, with their environment variables:
 `
 
-// selectOptions is everything that "kvepp select" can be told.
+// selectOptions are the flags of "kvepp select".
 type selectOptions struct {
 	httpService
 
@@ -43,11 +43,11 @@ type selectOptions struct {
 	ttlSecs          float64
 	overlapWeight    float64
 
-	busy     busy // only its queue
+	busy     busy // only its queue flags
 	selector selector.Config
 }
 
-// selectPrefix keeps kvepp's own environment variables of these flags apart from those of "kvepp serve".
+// selectPrefix separates kvepp's environment variables of these flags from those of "kvepp serve".
 const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
@@ -57,34 +57,34 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		&o.cacheSeconds,
 		"selection-cache-ttl-secs",
 		120,
-		"how long, in `SECONDS`, a selection waits to become a reservation ...",
+		"how many `SECONDS` kvepp keeps a selection that is not reserved yet",
 	)
 	f.IntVar(
 		&o.selector.PendingEntries,
 		"selection-cache-max-entries",
 		4096,
-		"... among at most `N` others; beyond that the oldest are forgotten ...",
+		"kvepp keeps at most `N` selections that are not reserved yet; beyond that it drops the oldest",
 	)
-	f.IntVar(&o.selector.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
+	f.IntVar(&o.selector.PendingBytes, "selection-cache-max-bytes", 256<<20, "most `BYTES` of unreserved selections")
 	f.Uint64Var(
 		&o.reservationsSecs,
 		"active-request-expiry-secs",
 		300,
-		"after how many `SECONDS` a reservation ends that its client does not end",
+		"`SECONDS` after which kvepp ends a reservation that its client has not ended",
 	)
 	costFlags(f, &o.selector.Scoring, &o.overlapWeight)
 	f.BoolVar(
 		&o.selector.Events,
 		"router-kv-events",
 		true,
-		"subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for "+
+		"subscribe to the workers' KV events. Off: kvepp assumes that a worker caches the prompts it was sent, for "+
 			"--router-ttl-secs",
 	)
 	f.Float64Var(
 		&o.ttlSecs,
 		"router-ttl-secs",
 		120,
-		"without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it",
+		"without events, how many `SECONDS` after its latest reservation a block is assumed to stay cached",
 	)
 	negatable(f, "router-kv-events")
 	o.busy.addQueue(f)
@@ -93,8 +93,8 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		&o.affinitySeconds,
 		"session-affinity-ttl-secs",
 		0,
-		"keep the reservations of a session (session_id) on one worker, until `SECONDS` after the end of the latest. "+
-			"0: not",
+		"keep the reservations of a session (session_id) on one worker, until `SECONDS` after the latest one ended. "+
+			"0: off",
 	)
 	o.logging.add(f, "")
 	addCompatFlags(f, "select")
@@ -102,7 +102,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	return f
 }
 
-// parseSelect reads arguments, then what they leave unset from the environment.
+// parseSelect reads the arguments, and then sets the remaining flags from the environment.
 func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
 	f := selectFlags(o)
 	if err := parse(f, selectPrefix, args, getenv); err != nil {
@@ -121,7 +121,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if !math.IsNaN(o.overlapWeight) {
 		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
-	o.selector.Scoring.DecodeRole = true // as dynamo.select_service has it, for all roles of workers
+	o.selector.Scoring.DecodeRole = true // for all roles of workers, as in dynamo.select_service
 	if err := checkWeights(&o.selector.Scoring, o.overlapWeight); err != nil {
 		return err
 	}

@@ -18,24 +18,24 @@ import (
 	"kvepp/tokenizer"
 )
 
-const tokenizeHelp = `kvepp tokenize shows what kvepp makes of a request: the prompt, its token ids, and with --blocks their hashes.
+const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with --blocks the block hashes.
 
   kvepp tokenize --model-path DIR < body.json                    a request's body, as clients send it
   kvepp tokenize --model-path DIR --text < prompt.txt            raw text, without a chat template
-  kvepp tokenize --model-path DIR --jsonl < bodies.jsonl         a body a line in, an answer a line out
+  kvepp tokenize --model-path DIR --jsonl < bodies.jsonl         one body per line in, one answer per line out
   kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
 
-The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids are certain to be the engine's. That
-is all of them, but for a chat with images, video or audio: those end what is certain. A request with several prompts
-answers an array. With --jsonl a line that cannot be answered answers {"error": message}, and the exit status is 1 at
-the end.
+The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids equal the engine's. These are all ids,
+except in a chat with images, video or audio: there n counts the ids before the first of these. For a request with several
+prompts the answer is an array. With --jsonl, the answer to an invalid line is {"error": message}, and the exit status at
+the end is 1.
 
-Compare "token_ids" with the engine's own: vLLM's POST /tokenize takes the same body.
+Compare "token_ids" with those of the engine: vLLM's POST /tokenize takes the same body.
 
-Flags, with the environment variables that say the same:
+Flags, with their environment variables:
 `
 
-// tokenizeOptions is everything that `kvepp tokenize` can be told.
+// tokenizeOptions are the flags of `kvepp tokenize`.
 type tokenizeOptions struct {
 	modelPath string
 	engine    string
@@ -62,28 +62,28 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 		&o.engine,
 		"engine",
 		string(tokenizer.VLLM),
-		"whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo",
+		"`ENGINE` whose rules build the prompt: vllm, sglang, trtllm or dynamo",
 	)
 	o.prompts.add(f)
 	f.StringVar(
 		&o.api,
 		"api",
 		"",
-		"the `API` that the body is for: chat, completions, responses or messages. Absent: chat when the body has "+
-			"messages",
+		"the `API` of the body: chat, completions, responses or messages. Empty: chat if the body has messages, else "+
+			"completions",
 	)
-	f.BoolVar(&o.text, "text", false, "the input is a prompt's text, not a body; with --jsonl a JSON string a line")
+	f.BoolVar(&o.text, "text", false, "the input is prompt text, not a body; with --jsonl, one JSON string a line")
 	f.BoolVar(
 		&o.special,
 		"add-special-tokens",
 		true,
 		"with --text, add the special tokens that the tokenizer puts around a prompt",
 	)
-	f.BoolVar(&o.jsonl, "jsonl", false, "an input a line, an answer a line")
-	f.BoolVar(&o.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as Dynamo computes them")
+	f.BoolVar(&o.jsonl, "jsonl", false, "one input per line, one answer per line")
+	f.BoolVar(&o.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as in Dynamo")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
 	f.StringVar(&o.lora, "lora", "", "adapter `NAME` that salts the hashes")
-	f.StringVar(&o.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Absent: the request's own")
+	f.StringVar(&o.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Empty: the request's own")
 	documentEnvironment(f, "")
 	return f
 }
@@ -150,8 +150,8 @@ func (o *tokenizeOptions) run(out *bufio.Writer, model *tokenizer.Model, stdin i
 					return 1
 				}
 			}
-			// A program that writes the lines may wait for each answer before it writes the next. The caller reports a
-			// failure.
+			// The program that writes the lines may wait for each answer before it writes the next line. The caller
+			// reports a failure.
 			if out.Flush() != nil {
 				return 1
 			}
@@ -203,7 +203,7 @@ type tokenized struct {
 	SequenceHashes []kvblock.SequenceHash `json:"sequence_hashes,omitzero"`
 }
 
-// answer writes what becomes of one input, as one line.
+// answer writes the answer to one input, as one line.
 func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []byte) error {
 	if o.text {
 		text := string(input)
@@ -261,7 +261,8 @@ func (o *tokenizeOptions) tokenized(p tokenizer.Prompt, salt string) tokenized {
 	return t
 }
 
-// hasMessages says whether a body looks like a chat's. A body that is no JSON is left to the parser's own message.
+// hasMessages reports whether a body looks like a chat request. If the body is not JSON, the parser reports the error
+// later.
 func hasMessages(body []byte) bool {
 	var b struct {
 		Messages json.RawMessage `json:"messages"`

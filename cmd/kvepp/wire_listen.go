@@ -53,7 +53,7 @@ func (s *server) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// if the first signal still shows, a second one ends the process at once
+	// reset the handler, so that a second signal ends the process at once
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
 	return l.drain(unmet == "")
 }
@@ -125,7 +125,7 @@ func (l *listeners) open() error {
 	return err
 }
 
-// limited listens at a gRPC port that a flag names; metrics call the listener by name.
+// limited listens at the gRPC port of a flag. name is the listener's label in metrics.
 func (l *listeners) limited(name, flag string, port uint16) (*connlimit.Listener, error) {
 	raw, err := listenAt(flag, l.addressOf(port))
 	if err != nil {
@@ -135,7 +135,7 @@ func (l *listeners) limited(name, flag string, port uint16) (*connlimit.Listener
 	return limited(raw, name, connections(), l.m), nil
 }
 
-// openWeb serves h over HTTP at the address that a flag names; metrics call the listener by name.
+// openWeb serves h over HTTP at the address of a flag. name is the listener's label in metrics.
 func (l *listeners) openWeb(what, name, flag, address string, h http.Handler) error {
 	raw, err := listenAt(flag, address)
 	if err != nil {
@@ -157,7 +157,7 @@ func (l *listeners) serve(what string, at net.Listener, tlsMode string, run func
 	}()
 }
 
-// watchReadiness announces changes of readiness until ctx ends. It takes and returns what is unmet.
+// watchReadiness announces changes of readiness until ctx ends. It takes and returns the unmet conditions.
 func (l *listeners) watchReadiness(ctx context.Context, unmet string) (string, error) {
 	for ctx.Err() == nil {
 		select {
@@ -176,8 +176,8 @@ func (l *listeners) watchReadiness(ctx context.Context, unmet string) (string, e
 	return unmet, nil
 }
 
-// drain ends serving in order. A replica that is ready first hands over to another one. Then health checks say
-// NOT_SERVING, kvepp serves new requests for --drain-delay, and lets running ones end within --drain-timeout.
+// drain stops the servers in order. A ready replica first hands over its leadership. Then health checks answer
+// NOT_SERVING, kvepp serves new requests for --drain-delay, and running requests may end within --drain-timeout.
 func (l *listeners) drain(ready bool) error {
 	if ready {
 		select {
@@ -192,7 +192,7 @@ func (l *listeners) drain(ready bool) error {
 	announce(l.checks, false)
 	within, cancel := context.WithTimeout(context.Background(), l.drainTimeout)
 	defer cancel()
-	select { // a proxy that has not checked health since would see an error for each of its requests
+	select { // until its next health check a proxy would get an error for each request
 	case <-time.After(l.drainDelay):
 	case <-within.Done():
 	case err := <-l.failed:
@@ -212,7 +212,7 @@ func (l *listeners) drain(ready bool) error {
 // maxHealthChecks is the most streams of one connection to the health service.
 const maxHealthChecks = 100
 
-// listenAt opens the address that a flag names; flag is without its dashes. Errors say what to do.
+// listenAt listens at the address of a flag; flag has no dashes. Errors say what to do.
 func listenAt(flag, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	switch {
@@ -241,7 +241,8 @@ func listenAt(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// healthServices are the names that gateways and probes ask for. Source: GAIE's endpoint picker and its charts.
+// healthServices are the service names in health checks of gateways and probes. Source: GAIE's endpoint picker and its
+// charts.
 var healthServices = []string{
 	"",
 	liveness,
@@ -252,7 +253,7 @@ var healthServices = []string{
 
 const liveness = "liveness"
 
-// announce sets what health checks answer: whether requests are wanted. That kvepp lives they say in any case.
+// announce sets the health of all services: SERVING or NOT_SERVING, depending on wanted. liveness is always SERVING.
 func announce(checks *health.Server, wanted bool) {
 	for _, name := range healthServices {
 		status := healthv1.HealthCheckResponse_SERVING
@@ -263,18 +264,19 @@ func announce(checks *health.Server, wanted bool) {
 	}
 }
 
-// readiness is what must hold for requests to be wanted. Requests that come in spite of it are served all the same.
+// readiness is the set of conditions that must hold before kvepp reports itself ready. Requests that arrive earlier are
+// served nevertheless.
 type readiness struct {
 	mu      sync.Mutex
 	unmet   map[string]bool // guarded by mu
-	changed chan struct{}   // holds one when something did
+	changed chan struct{}   // has one value after a change
 }
 
 func newReadiness() *readiness {
 	return &readiness{unmet: map[string]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// condition adds a condition that does not hold yet. The caller reports changes with the function.
+// condition adds a condition that does not hold yet. The caller reports changes with the returned function.
 func (r *readiness) condition(what string) func(holds bool) {
 	set := func(holds bool) {
 		r.mu.Lock()
@@ -293,7 +295,7 @@ func (r *readiness) condition(what string) func(holds bool) {
 	return set
 }
 
-// await adds something that holds from when done is closed.
+// await adds a condition that holds once done is closed.
 func (r *readiness) await(what string, done <-chan struct{}) {
 	set := r.condition(what)
 	select {
@@ -314,18 +316,17 @@ func (r *readiness) unmetConditions() string {
 	return strings.Join(slices.Sorted(maps.Keys(r.unmet)), ", ")
 }
 
-// firstWorkers waits for the pool to have so many endpoints that requests can be sent to. It does not look again after
-// that.
+// firstWorkers waits until the pool has n endpoints that can serve requests. It stops looking after that.
 //
-// Source: dynamo-llm 1.6.1, kv_router, which waits for as many before it routes.
+// Source: dynamo-llm 1.6.1, kv_router, which waits for the same number before it routes.
 type firstWorkers struct {
 	pool  *pool.Pool
 	n     int
 	once  sync.Once
-	there chan struct{} // closed when they are
+	there chan struct{} // closed when n endpoints are present
 }
 
-// awaitWorkers returns what waits for n endpoints of p, which must be told of workers that join.
+// awaitWorkers returns a watcher that waits for n endpoints of p. The caller registers it with p.
 func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
 	w := &firstWorkers{pool: p, n: n, there: make(chan struct{})}
 	w.look()
@@ -335,14 +336,14 @@ func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
 func (w *firstWorkers) look() {
 	select {
 	case <-w.there:
-		return // thousands of workers that join at once would each look at all of them
+		return // otherwise, if thousands of workers join at once, each would cause a scan of all
 	default:
 	}
 	s := w.pool.Acquire()
 	defer s.Release()
 	found := 0
 	var last *pool.Endpoint
-	for i := range s.Workers { // the ranks of an endpoint follow one another
+	for i := range s.Workers { // the ranks of an endpoint are adjacent
 		if e := s.Workers[i].Endpoint; e != last && (e.Role == pool.Aggregated || e.Role == pool.Decode) {
 			found++
 			last = e
@@ -357,26 +358,26 @@ func (w *firstWorkers) WorkerJoined(pool.Worker) { w.look() }
 
 func (*firstWorkers) WorkerLeft(kvblock.Worker) {}
 
-// Bounds on what a peer of a gRPC port can hold.
+// Limits on the resources that a peer of a gRPC port can hold.
 const (
-	handshakeWithin = 10 * time.Second // for TLS and HTTP/2's first frames
-	idleConnection  = 15 * time.Minute // without a stream, then it is closed in order
-	askSilentAfter  = time.Minute      // a connection on which nothing comes is asked whether it lives
-	silentWithin    = 20 * time.Second // for the answer
-	leastPings      = 5 * time.Second  // between a peer's own questions; more often, and its connection is closed
-	// bytes of names and values of a stream's metadata, which are not those of the request
+	handshakeWithin = 10 * time.Second // for TLS and the first HTTP/2 frames
+	idleConnection  = 15 * time.Minute // a connection without a stream is closed gracefully
+	askSilentAfter  = time.Minute      // kvepp pings a connection that receives nothing
+	silentWithin    = 20 * time.Second // for the answer to a ping
+	leastPings      = 5 * time.Second  // between a peer's pings; a peer that pings more often is disconnected
+	// bytes of names and values in a stream's gRPC metadata; the client's headers are not part of it
 	maxGRPCMetadata  = 64 << 10
-	spareStreams     = 1000 // of a connection, beyond --max-streams: these are refused with words
+	spareStreams     = 1000 // per connection, beyond --max-streams: these get an error with a reason
 	leastConnections = 64
 	mostConnections  = 4096
 )
 
-// connections is how many connections a gRPC port may have: a sixteenth of the process's file descriptors, since
-// subscriptions to KV events need most.
+// connections is the limit on the connections of a gRPC port: a sixteenth of the process's file descriptors, because
+// subscriptions to KV events need most of them.
 func connections() int { return connlimit.Share(16, leastConnections, mostConnections) }
 
-// grpcLimits are options of a gRPC server at a listener, under which no peer can hold much of it. maxStreams is the
-// most streams of all peers that are served; 0: no limit.
+// grpcLimits returns gRPC server options that bound what each peer can use. maxStreams is the limit on the served
+// streams of all peers; 0: no limit.
 func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeWithin),
@@ -385,7 +386,7 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 		),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPings, PermitWithoutStream: true}),
 		grpc.MaxHeaderListSize(maxGRPCMetadata),
-		// Connections with a stream are those that count as used.
+		// A connection with a stream counts as in use.
 		grpc.StreamInterceptor(
 			func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 				defer begun(stream.Context(), l)()
@@ -405,7 +406,7 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 	return options
 }
 
-// begun tells the connection of a stream that it has one, and returns what tells it the end.
+// begun marks the connection of a stream as in use. It returns the function that ends the mark.
 func begun(ctx context.Context, l *connlimit.Listener) func() {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -416,7 +417,7 @@ func begun(ctx context.Context, l *connlimit.Listener) func() {
 	return c.End
 }
 
-// limited returns a listener of at most most connections, which metrics call by a name.
+// limited returns a listener with at most most connections. name is its label in metrics.
 func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlimit.Listener {
 	limited := connlimit.New(l, most)
 	count := func(read func(open int, evicted, refused int64) float64) func() float64 {
@@ -442,23 +443,23 @@ func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlim
 	return limited
 }
 
-// Bounds on what a client of an HTTP listener can hold.
+// Limits on the resources that a client of an HTTP listener can hold.
 const (
 	leastWebConnections = 32
 	mostWebConnections  = 256
 	maxWebHeader        = 64 << 10 // bytes of a request's headers
 	webHeaderWithin     = 10 * time.Second
-	webRequestWithin    = 60 * time.Second // for the whole request, and for taking its answer
+	webRequestWithin    = 60 * time.Second // to send the whole request, and to receive the response
 	webIdle             = 5 * time.Minute
-	maxMetricsReadings  = 32 // of the metrics page at once
+	maxMetricsReadings  = 32 // concurrent requests for the metrics page
 )
 
-// webConnections is how many connections an HTTP listener may have: a sixteenth of the process's file descriptors.
+// webConnections is the limit on the connections of an HTTP listener: a sixteenth of the process's file descriptors.
 func webConnections() int { return connlimit.Share(16, leastWebConnections, mostWebConnections) }
 
-// guard lets requests over loopback through that name a host of this machine. A page in a browser on this machine could
-// make its own name lead to 127.0.0.1 and then read answers as its own (DNS rebinding); its requests have that name in
-// their header Host.
+// guard rejects requests over loopback whose Host header does not name this machine. Otherwise a web page in a browser
+// on this machine could resolve its own name to 127.0.0.1 and read the responses as its own (DNS rebinding); its
+// requests carry that name in the Host header.
 func (o *webHosts) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if local, ok := req.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local) &&
@@ -483,7 +484,7 @@ func isLoopback(a net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// allowed reports whether a request may have the header Host. An empty one comes from no browser.
+// allowed reports whether a request may have this Host header. Browsers never send an empty one.
 func (o *webHosts) allowed(header string) bool {
 	host := header
 	if h, _, err := net.SplitHostPort(header); err == nil {
@@ -498,9 +499,9 @@ func (o *webHosts) allowed(header string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a
-// minute. What takes longer by nature, as a dump does, sets deadlines of its own. Pages in a browser cannot have it
-// change anything.
+// webServer returns a server that slow clients cannot block: a request must arrive, and its response be received,
+// within a minute. Long operations, such as a dump, set their own deadlines. Web pages in a browser cannot change
+// anything.
 func webServer(h http.Handler, hosts *webHosts) *http.Server {
 	h = hosts.guard(http.NewCrossOriginProtection().Handler(h))
 	return &http.Server{
@@ -514,13 +515,13 @@ func webServer(h http.Handler, hosts *webHosts) *http.Server {
 	}
 }
 
-// serveWeb has a server answer at a listener of a bounded number of connections, which metrics call by a name.
+// serveWeb serves a listener with a bounded number of connections. name is its label in metrics.
 func serveWeb(s *http.Server, l net.Listener, name string, m *metrics.Metrics) error {
 	connlimit.HTTP(s)
 	return s.Serve(limited(l, name, webConnections(), m))
 }
 
-// serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
+// serve answers requests with h until ctx ends, then lets running requests end. what names their purpose in the log.
 func (o *httpService) serve(
 	ctx context.Context,
 	what string,
@@ -547,7 +548,7 @@ func (o *httpService) serve(
 	return server.Shutdown(last)
 }
 
-// guarded lets requests through that bring the token, and requests for health. A nil token guards nothing.
+// guarded passes requests with the right token, and health requests. With a nil token it passes all.
 func guarded(next http.Handler, token *tokenFile) http.Handler {
 	if token == nil {
 		return next
@@ -569,10 +570,9 @@ func guarded(next http.Handler, token *tokenFile) http.Handler {
 	})
 }
 
-// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/. Not the command line, which may hold a
-// password.
+// handleProfiles serves /debug/pprof/ for `go tool pprof`, but not the command line, which may hold a password.
 func handleProfiles(mux *http.ServeMux) {
-	mux.HandleFunc("/debug/pprof/", pprof.Index) // and the named profiles below it
+	mux.HandleFunc("/debug/pprof/", pprof.Index) // also serves the named profiles below it
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
