@@ -414,7 +414,7 @@ func otherAddress(group, kind, name, address, envoys string) mistake {
 			})
 			s.send(e, stack.Model, 1)
 			return []said{
-				s.logs("served by another endpoint", "127.0.0.2:"),
+				s.logs("another endpoint answered", "127.0.0.2:"),
 				s.checksGateway(e, "--dns-lookup-family=v4_only"),
 			}
 		},
@@ -877,7 +877,7 @@ func envoyMistakes() []mistake {
 					locality["lb_endpoints"] = locality["lb_endpoints"].([]any)[1:]
 				})
 				s.send(e, stack.Model, 10)
-				return []said{s.logs("served by another endpoint"), s.checksGateway(e)}
+				return []said{s.logs("another endpoint answered"), s.checksGateway(e)}
 			},
 		},
 		bodyMode(group, "NONE"), bodyMode(group, "STREAMED"),

@@ -59,7 +59,7 @@ const (
 	clientErrors  symptom = "requests are answered 400, 401, 404 or 413"
 	notFollowed   symptom = "kvepp ignores an endpoint or a change in the endpoints file"
 	lessEndpoints symptom = "an endpoint gets no requests"
-	lessCertain   symptom = "nothing is wrong with requests: it shows in the log, in metrics, or after a restart of " +
+	lessCertain   symptom = "requests are correct: the mistake shows in the log, in metrics, or after a restart of " +
 		"kvepp"
 )
 

@@ -203,7 +203,7 @@ func TestServedElsewhere(t *testing.T) {
 				logLine(
 					t,
 					s,
-					"a request was served by another endpoint than kvepp chose",
+					"another endpoint answered a request than kvepp chose",
 					"level=WARN",
 					"chosen="+chosen,
 					"served="+c.cluster,
