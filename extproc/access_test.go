@@ -33,7 +33,7 @@ func lines(t *testing.T, log *logtest.Log, n int) (all []map[string]any) {
 	return all
 }
 
-// TestAccessLog: each request has one line for any outcome, without what only the client may know.
+// TestAccessLog: each request has one line, with any outcome, without the client's private data.
 func TestAccessLog(t *testing.T) {
 	const secret = "leafhopper"
 	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":16}}}\n\n"

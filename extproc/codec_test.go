@@ -64,7 +64,7 @@ func someHeaders(random *rand.Rand) *extprocv3.HttpHeaders {
 	return h
 }
 
-// TestCodecReads: the codec reads what Envoy sends as protobuf does, in any split of buffers.
+// TestCodecReads: the codec decodes Envoy's messages as protobuf does, with any split into buffers.
 func TestCodecReads(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	short := 0

@@ -23,8 +23,8 @@ import (
 	"kvepp/scoring"
 )
 
-// script is a proxy that sends messages in any order, with any answers, and remembers which rules of the
-// protocol the answers break.
+// script is a proxy that sends messages in any order, independent of the responses, and records which protocol rules
+// the responses violate.
 type script struct {
 	extprocv3.ExternalProcessor_ProcessServer
 	ctx  context.Context

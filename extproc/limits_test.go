@@ -320,7 +320,7 @@ func TestPiecesCount(t *testing.T) {
 	}
 }
 
-// TestPiecesArriveUnchanged: a body in any pieces is forwarded byte for byte and ends once.
+// TestPiecesArriveUnchanged: for any split into pieces, the body is passed on byte for byte and ends once.
 func TestPiecesArriveUnchanged(t *testing.T) {
 	b := newBench(t, Config{MaxParseBytes: 50_000})
 	for seed := range uint64(300) {

@@ -29,7 +29,7 @@ func TestRefusalsAreLoggedWithinLimits(t *testing.T) {
 	}
 }
 
-// TestHeadersHoldNoLineBreaks: no value of a client or an engine in a header can begin another header.
+// TestHeadersHoldNoLineBreaks: text from a client or an engine cannot start a new header.
 func TestHeadersHoldNoLineBreaks(t *testing.T) {
 	h := set("x-kvepp-session", "a\r\nx-evil: 1\x00\x7f\tb").GetHeader()
 	if got := string(h.GetRawValue()); got != "a__x-evil: 1__\tb" {

@@ -264,8 +264,8 @@ func TestDataParallelShapes(t *testing.T) {
 	}
 }
 
-// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address,
-// for any client, and is free again at the first byte of the answer.
+// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The header has the prefill worker's address,
+// independent of the client's headers. The worker is free again at the first byte of the response.
 func TestPrefillerHeader(t *testing.T) {
 	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
 	b.pool.Update([]pool.Endpoint{

@@ -145,8 +145,8 @@ func newDrained(t *testing.T, after func(int, *admin.Endpoint)) *drained {
 // whenever replaces the time that a line names.
 var whenever = regexp.MustCompile(`after [0-9ms]+`)
 
-// TestDrainWaits: the command returns when the last request ends, and says how many run meanwhile; whatever else ends
-// it, it says what to do.
+// TestDrainWaits: the command returns when the last request ends, and prints how many run meanwhile. If it ends for
+// another reason, it says what to do.
 func TestDrainWaits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -201,11 +201,11 @@ func TestDrainWaits(t *testing.T) {
 
 // TestAdminAnswers: what answers otherwise than a kvepp does is told apart.
 func TestAdminAnswers(t *testing.T) {
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody.Close()
+	closed.Close()
 	var status int
 	var body string
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -219,7 +219,7 @@ func TestAdminAnswers(t *testing.T) {
 		body    string
 		want    string
 	}{
-		{nobody.Addr().String(), 0, "", "connection refused); a running kvepp serve listens there if its " +
+		{closed.Addr().String(), 0, "", "connection refused); a running kvepp serve listens there if its " +
 			"--admin-address says so"},
 		{other.Listener.Addr().String(), 404, "404 page not found\n",
 			"answers 404 Not Found to POST /workers/a%2Fb/cordon; is it the --admin-address of a kvepp serve of this " +

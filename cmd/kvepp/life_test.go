@@ -300,8 +300,8 @@ func TestPoolAtZero(t *testing.T) {
 	})
 }
 
-// TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not
-// answer keep nobody from being served.
+// TestTokenizersThatDoNotLoad: kvepp serves requests despite a missing folder, an unreadable one, and one whose file
+// system does not respond.
 func TestTokenizersThatDoNotLoad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

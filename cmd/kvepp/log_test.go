@@ -19,7 +19,7 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// fullPipe is a pipe for a program's standard error that nobody reads until the test does.
+// fullPipe is a full pipe for a program's standard error. Only the test reads it.
 func fullPipe(t *testing.T, r *running) *os.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "stderr")
@@ -59,7 +59,7 @@ func (r *running) logLines(outcome string) (int, error) {
 	return int(n), err
 }
 
-// TestLogWithoutReader: a log that nobody reads holds no request up, nor the end of kvepp.
+// TestLogWithoutReader: if no process reads the log, kvepp still serves requests and exits.
 func TestLogWithoutReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -78,10 +78,10 @@ func TestLogWithoutReader(t *testing.T) {
 		t.Errorf("the metrics say nothing of the log, or of lines for which there was room: %v", err)
 	}
 	r.Signal(syscall.SIGTERM)
-	r.gone("with a log that nobody reads")
+	r.gone("with a log that is not read")
 }
 
-// TestErrorWithoutReader: a kvepp that cannot start ends, although nobody reads what it says.
+// TestErrorWithoutReader: a kvepp that cannot start exits even if no process reads its standard error.
 func TestErrorWithoutReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -118,8 +118,8 @@ func TestLogReaderGone(t *testing.T) {
 	})
 }
 
-// TestDroppedLinesAreTold: the line about dropped lines stands where they are missing, in the log's format and whatever
-// its level.
+// TestDroppedLinesAreTold: the line about dropped lines is at the place of the dropped lines, in the log's format and
+// at any log level.
 func TestDroppedLinesAreTold(t *testing.T) {
 	reader, writer := io.Pipe()
 	o := logging{logLevel: "error", logFormat: "json"}

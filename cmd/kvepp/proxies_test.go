@@ -120,7 +120,7 @@ func TestHandshakeFailures(t *testing.T) {
 	)
 }
 
-// TestTLSToPlaintextPort: a proxy that speaks TLS to a port without TLS is told of, and one that does not is served.
+// TestTLSToPlaintextPort: kvepp reports a proxy that uses TLS on a port without TLS, and serves one that does not.
 func TestTLSToPlaintextPort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

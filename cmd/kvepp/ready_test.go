@@ -56,7 +56,7 @@ func TestFirstWorkers(t *testing.T) {
 		t.Error("it does not last")
 	}
 	two.pool = nil
-	two.WorkerJoined(pool.Worker{}) // nobody is counted any more
+	two.WorkerJoined(pool.Worker{}) // workers are no longer counted
 }
 
 func TestReadiness(t *testing.T) {

@@ -159,8 +159,8 @@ func (r *running) processorTime() time.Duration {
 	return time.Duration(ticks) * time.Second / 100
 }
 
-// batch is a message of vLLM's: blocks of tokens that nobody else has, numbered from first, which follow first-1 if
-// parent.
+// batch is a KV event message of vLLM. Its blocks have tokens that no other block has, are numbered from first, and
+// follow block first-1 if parent.
 func batch(first uint64, parent bool, blocks, size, rank int) []byte {
 	u64 := func(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(append(b, 0xcf), v) }
 	list := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n)) }

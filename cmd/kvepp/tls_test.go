@@ -291,6 +291,6 @@ func TestCertificatesAtStart(t *testing.T) {
 	}
 	before := own.current.Load()
 	if changed, err := own.load(); changed || err != nil || own.current.Load() != before {
-		t.Errorf("kvepp's own certificate was made anew: %v, %v", changed, err)
+		t.Errorf("kvepp's own certificate was created again: %v, %v", changed, err)
 	}
 }

@@ -1,8 +1,7 @@
-// Package extproctest is Envoy's side of an external processing stream, in process, as net/http/httptest is the other
-// side of HTTP.
+// Package extproctest is Envoy's side of an external processing stream, in process, like net/http/httptest for HTTP.
 //
-// It owns a client that tells a request the way Envoy tells it and refuses answers that Envoy would refuse. It imports
-// nothing of kvepp, so that what it checks is the protocol and not our reading of it.
+// It owns a client that sends a request as Envoy sends it, and rejects responses that Envoy would reject. It imports
+// nothing of kvepp, so that it checks the protocol and not our reading of it.
 //
 // Source: behaviour recorded from Envoy 1.40 in FULL_DUPLEX_STREAMED mode; external_processor.proto.
 package extproctest
@@ -30,7 +29,7 @@ type Request struct {
 	Body     [][]byte          // in the pieces that Envoy sends; nil: a header-only request
 	Trailers bool              // ends with trailers instead of an end-of-stream piece
 
-	// Upstream is asked for the response once the request phase is complete. Nil: the client goes away instead.
+	// Upstream returns the response once the request phase is complete. Nil: the client disconnects instead.
 	Upstream func(routed *Routed) Response
 }
 
@@ -40,18 +39,18 @@ type Response struct {
 	Body   [][]byte          // in the pieces in which it arrives
 }
 
-// Routed is the request phase's outcome.
+// Routed is the result of the request phase.
 type Routed struct {
 	Set      map[string]string // headers that the processor sets
 	Removed  []string          // headers that it removes
 	Metadata map[string]any    // dynamic metadata, by namespace
-	Body     []byte            // what goes upstream
+	Body     []byte            // body that is sent upstream
 }
 
-// Outcome is what the client gets.
+// Outcome is the result for the client.
 type Outcome struct {
 	*Routed
-	Immediate *extprocv3.ImmediateResponse // set when the processor answered itself; nothing else but Set is then
+	Immediate *extprocv3.ImmediateResponse // the processor's own response; then only Set is also set
 	Set       map[string]string            // response headers that the processor sets
 	Body      []byte                       // the response's body
 }
@@ -78,13 +77,13 @@ type Envoy struct {
 	client extprocv3.ExternalProcessorClient
 }
 
-// conversation is one stream.
+// conversation is the exchange of messages on one stream.
 type conversation struct {
 	stream extprocv3.ExternalProcessor_ProcessClient
 }
 
-// Do tells one request in FULL_DUPLEX_STREAMED mode and returns what became of it. The error says which rule of the
-// protocol an answer broke, or how the stream failed.
+// Do sends one request in FULL_DUPLEX_STREAMED mode and returns its outcome. The error says which protocol rule a
+// response violated, or how the stream failed.
 func (e *Envoy) Do(ctx context.Context, r *Request) (*Outcome, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // also ends the stream
@@ -107,7 +106,7 @@ func (e *Envoy) Do(ctx context.Context, r *Request) (*Outcome, error) {
 		if err := stream.Send(m); !errors.Is(err, io.EOF) {
 			return err
 		}
-		return nil // the processor has ended the stream, and what it said before is yet to be received
+		return nil // the processor has ended the stream; its earlier messages are still to be received
 	}
 	if err := send(first); err != nil {
 		return nil, err
@@ -131,7 +130,7 @@ func (e *Envoy) Do(ctx context.Context, r *Request) (*Outcome, error) {
 	return out, c.responsePhase(r.Upstream(out.Routed), out)
 }
 
-// next receives an answer, and notes an ImmediateResponse, after which nothing may follow.
+// next receives a response. It records an ImmediateResponse, after which nothing may follow.
 func (c *conversation) next(out *Outcome) (*extprocv3.ProcessingResponse, error) {
 	m, err := c.stream.Recv()
 	if err != nil {
@@ -211,7 +210,7 @@ func (c *conversation) responsePhase(r Response, out *Outcome) error {
 			ResponseBody: &extprocv3.HttpBody{Body: piece, EndOfStream: end}}}); err != nil {
 			return err
 		}
-		// Each piece is waited for: a processor that holds one back delays the client's next token.
+		// Wait for each piece: a processor that holds one back delays the client's next token.
 		var got []byte
 		for ended := false; len(got) < len(piece) || end && !ended; {
 			m, err := c.next(out)

@@ -1,11 +1,11 @@
-// Package connlimit bounds the open connections of a listener, so that a client that opens many takes neither the
-// process's file descriptors nor the listener from others. At the limit a new connection takes the place of one that
-// has no request: of the one that has been without a request longest, those first that never had any. While every
-// connection has a request, new ones are closed.
+// Package connlimit bounds the open connections of a listener, so that one client with many connections cannot exhaust
+// the process's file descriptors or the listener. At the limit a new connection replaces the one that has been without
+// a request longest; connections that never had a request are replaced first. If every connection has a request, the
+// new one is closed.
 //
-// It owns the connections' counts; it never reads from a connection.
+// It owns the counts of connections; it never reads from a connection.
 //
-// Concurrency: everything is safe from any goroutine.
+// Concurrency: everything is safe for concurrent use.
 package connlimit
 
 import (
@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Share returns how many connections a listener may hold that gets one of so many parts of the process's file
-// descriptors (RLIMIT_NOFILE, which Go raises as far as it may): at least least, at most most.
+// Share returns the connection limit of a listener that may use one of parts equal parts of the process's file
+// descriptors (RLIMIT_NOFILE, which Go raises to its maximum). The result is between least and most.
 func Share(parts, least, most int) int {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
@@ -29,7 +29,7 @@ func Share(parts, least, most int) int {
 	return max(least, int(min(limit.Cur/uint64(parts), uint64(most))))
 }
 
-// Listener is a net.Listener of at most so many connections. Create it with New.
+// Listener is a net.Listener with a limited number of open connections. Create it with New.
 type Listener struct {
 	net.Listener
 	most int
@@ -43,7 +43,7 @@ type Listener struct {
 // ends are the two addresses of a connection.
 type ends struct{ local, remote netip.AddrPort }
 
-// New returns a listener of at most most open connections, which accepts from l.
+// New returns a listener that accepts from l and keeps at most most connections open.
 func New(l net.Listener, most int) *Listener {
 	return &Listener{Listener: l, most: most, conns: map[ends]*Conn{}}
 }
@@ -63,7 +63,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit returns the connection among those that count, nil if it may not be.
+// admit counts a new connection and returns it; nil if it must be closed.
 func (l *Listener) admit(raw net.Conn) *Conn {
 	c := &Conn{Conn: raw, of: l, ends: endsOf(raw.LocalAddr(), raw.RemoteAddr())}
 	c.idle.Store(time.Now().UnixNano())
@@ -76,14 +76,14 @@ func (l *Listener) admit(raw net.Conn) *Conn {
 		}
 		l.evicted.Add(1)
 		delete(l.conns, longest.ends)
-		// Close may wait for a TLS peer in what wraps a connection, but not here: this is the connection itself.
+		// Close the raw connection: the Close of a TLS wrapper may wait for the peer.
 		longest.Conn.Close()
 	}
 	l.conns[c.ends] = c
 	return c
 }
 
-// longestIdle returns the connection whose place a new one takes; nil if all have requests. The caller holds l.mu.
+// longestIdle returns the connection that a new one replaces; nil if all have requests. The caller holds l.mu.
 func (l *Listener) longestIdle() (longest *Conn) {
 	var idle int64
 	for _, c := range l.conns {
@@ -98,7 +98,7 @@ func (l *Listener) longestIdle() (longest *Conn) {
 	return longest
 }
 
-// Find returns the open connection between two addresses, nil if there is none.
+// Find returns the open connection between two addresses; nil if there is none.
 func (l *Listener) Find(local, remote net.Addr) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,15 +115,15 @@ func endsOf(local, remote net.Addr) ends {
 	return ends{port(local), port(remote)}
 }
 
-// Counts returns how many connections are open, how many were closed for new ones, and how many new ones were closed,
-// since the start.
+// Counts returns the number of open connections, and since the start the number of connections that were replaced
+// (evicted) and of new ones that were closed (refused).
 func (l *Listener) Counts() (open int, evicted, refused int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.conns), l.evicted.Load(), l.refused.Load()
 }
 
-// Conn is a connection that counts.
+// Conn is a counted connection.
 type Conn struct {
 	net.Conn
 	of   *Listener
@@ -131,10 +131,10 @@ type Conn struct {
 
 	requests atomic.Int32
 	used     atomic.Bool  // it has had a request
-	idle     atomic.Int64 // since when it has none, in nanoseconds of the Unix time
+	idle     atomic.Int64 // start of the time without a request, Unix nanoseconds
 }
 
-// Begin says that a request begins on the connection. Harmless on nil.
+// Begin marks the start of a request on the connection. A nil c is allowed.
 func (c *Conn) Begin() {
 	if c != nil {
 		c.requests.Add(1)
@@ -142,7 +142,7 @@ func (c *Conn) Begin() {
 	}
 }
 
-// End says that one has ended.
+// End marks the end of a request.
 func (c *Conn) End() {
 	if c != nil {
 		c.idle.Store(time.Now().UnixNano())
@@ -150,7 +150,7 @@ func (c *Conn) End() {
 	}
 }
 
-// Close closes the connection, and gives its place back.
+// Close closes the connection and frees its place.
 func (c *Conn) Close() error {
 	c.of.mu.Lock()
 	if c.of.conns[c.ends] == c {
@@ -162,7 +162,7 @@ func (c *Conn) Close() error {
 
 type connKey struct{}
 
-// HTTP has a server tell its listener's connections of their requests. Call it before the server serves.
+// HTTP makes a server mark the requests on its listener's connections. Call it before the server serves.
 func HTTP(s *http.Server) {
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		counted, _ := c.(*Conn)

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// world is a server on a limited listener, whose requests to /wait wait.
+// world is a server on a limited listener. Requests to /wait block.
 type world struct {
 	t       *testing.T
 	l       *Listener
-	waiting chan struct{} // a request to /wait is there
-	resume  chan struct{} // lets one go on
+	waiting chan struct{} // receives when a request to /wait arrives
+	resume  chan struct{} // unblocks one of them
 }
 
 func start(t *testing.T, most int) *world {
@@ -54,7 +54,7 @@ func ask(c net.Conn, path string) error {
 	return err
 }
 
-// answered reads an answer without a body, and says why there is none.
+// answered reads a response without a body. It returns an error if there is none.
 func answered(c net.Conn) error {
 	var answer []byte
 	for !bytes.HasSuffix(answer, []byte("\r\n\r\n")) {
@@ -70,7 +70,7 @@ func answered(c net.Conn) error {
 	return nil
 }
 
-// ended waits until the connection was closed at the other end.
+// ended waits until the server has closed the connection.
 func (w *world) ended(what string, c net.Conn) {
 	w.t.Helper()
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -78,8 +78,8 @@ func (w *world) ended(what string, c net.Conn) {
 	}
 }
 
-// TestIdleConnectionsGiveWay: at the limit the connection that has been silent longest makes room; one that never had a
-// request before one that had. Requests go on.
+// TestIdleConnectionsGiveWay: at the limit a new connection replaces the one that has been idle longest, those that
+// never had a request first. Connections with requests stay.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	w := start(t, 3)
 	used, busy := w.open(), w.open()
@@ -104,7 +104,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	if err := errors.Join(ask(fresh, "/"), answered(fresh)); err != nil {
 		t.Errorf("a new connection at the limit: %v", err)
 	}
-	last := w.open() // none is left that had no request: the one that has been without one longest goes
+	last := w.open() // all remaining ones had a request: the longest idle one is replaced
 	if err := errors.Join(ask(last, "/"), answered(last)); err != nil {
 		t.Error(err)
 	}
@@ -118,7 +118,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	}
 }
 
-// TestAllBusy: while all connections have requests, a new one is closed at once; afterwards there is room.
+// TestAllBusy: while all connections have requests, a new one is closed at once. Later there is room again.
 func TestAllBusy(t *testing.T) {
 	w := start(t, 2)
 	busy := []net.Conn{w.open(), w.open()}
@@ -146,7 +146,7 @@ func TestAllBusy(t *testing.T) {
 	}
 }
 
-// TestFind finds a connection by its addresses, until it is closed.
+// TestFind: Find returns a connection by its addresses until it is closed.
 func TestFind(t *testing.T) {
 	raw, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

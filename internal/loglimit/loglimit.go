@@ -1,8 +1,8 @@
-// Package loglimit limits log lines that others can cause: clients, engines, peers. The first lines of a kind are
-// logged, then one in each interval, which says how many were held back before it. It owns the counts of lines and
-// nothing else; it never logs by itself.
+// Package loglimit limits log lines that clients, engines and peers can cause. A limiter passes the first lines of a
+// kind, then one in each interval; that line has the number of lines suppressed before it. The package owns the counts
+// of lines; it never logs by itself.
 //
-// Concurrency: everything is safe from any goroutine.
+// Concurrency: everything is safe for concurrent use.
 package loglimit
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The bounds of a Limiter that names none.
+// Defaults of a Limiter.
 const (
 	DefaultBurst    = 5
 	DefaultInterval = 10 * time.Second
@@ -21,26 +21,26 @@ const (
 
 var suppressed atomic.Int64
 
-// Suppressed returns how many lines the limiters of this process have held back.
+// Suppressed returns the number of lines that all limiters of this process have suppressed.
 func Suppressed() int64 { return suppressed.Load() }
 
-// Limiter limits one kind of lines. The zero value is ready to use, with the bounds above. It must not be copied after
-// its first use.
+// Limiter limits one kind of lines. The zero value is ready to use, with the defaults above. It must not be copied
+// after its first use.
 type Limiter struct {
-	Burst int // lines that are logged at once; 0: DefaultBurst
-	// after the burst one line is logged in each interval, and a quiet interval brings back one of the burst; 0:
-	// DefaultInterval
+	Burst int // lines that are passed without delay; 0: DefaultBurst
+	// After the burst one line is passed in each interval. An interval without a line adds one to the burst again.
+	// 0: DefaultInterval.
 	Interval time.Duration
-	Within   *Limiter // a limit on several kinds together, whose lines count there too; nil: none
+	Within   *Limiter // a shared limit of several kinds: lines count there too; may be nil
 
 	mu    sync.Mutex
-	spent int       // of the burst; guarded by mu
-	since time.Time // the time up to which quiet intervals were counted; guarded by mu
-	held  int64     // lines held back since the last that was logged; guarded by mu
+	spent int       // lines of the burst that were used; guarded by mu
+	since time.Time // end of the intervals already credited; guarded by mu
+	held  int64     // lines suppressed since the last passed line; guarded by mu
 }
 
-// Allow reports whether a line may be logged now, and how many were held back since the line before. A line that may
-// not is counted.
+// Allow reports whether a line may be logged now, and how many lines were suppressed before it. It counts a line that
+// may not be logged.
 func (l *Limiter) Allow() (held int64, ok bool) {
 	if l.take(time.Now()) && (l.Within == nil || l.Within.take(time.Now())) {
 		l.mu.Lock()
@@ -55,7 +55,7 @@ func (l *Limiter) Allow() (held int64, ok bool) {
 	return 0, false
 }
 
-// take takes one line of the burst, if one is left.
+// take uses one line of the burst, if one is left.
 func (l *Limiter) take(now time.Time) bool {
 	burst, interval := l.Burst, l.Interval
 	if burst == 0 {
@@ -79,8 +79,8 @@ func (l *Limiter) take(now time.Time) bool {
 	return true
 }
 
-// Log logs a line as (*slog.Logger).Log does, if the limit allows it. The line has the attribute "suppressed" where
-// lines of its kind were held back before it.
+// Log logs a line like (*slog.Logger).Log, if the limit allows it. If lines of its kind were suppressed before it,
+// their number is the attribute "suppressed".
 func (l *Limiter) Log(log *slog.Logger, level slog.Level, msg string, args ...any) {
 	ctx := context.Background()
 	if !log.Enabled(ctx, level) {

@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// TestBurstThenOneAnInterval: the first lines come at once, then one in each interval with the number of those held
-// back; the burst comes back line by line.
+// TestBurstThenOneAnInterval: the burst passes at once, then one line in each interval, with the number of suppressed
+// lines. Quiet intervals restore the burst line by line.
 func TestBurstThenOneAnInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := Suppressed()
@@ -53,7 +53,7 @@ func TestBurstThenOneAnInterval(t *testing.T) {
 	})
 }
 
-// TestWithin: limiters within another let no more through together than that does.
+// TestWithin: limiters that share a limit together pass no more lines than that limit.
 func TestWithin(t *testing.T) {
 	var all = Limiter{Burst: 4, Interval: time.Hour}
 	allowed := 0
@@ -70,7 +70,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// TestLog: a line says how many were held back; one below the logger's level counts as none.
+// TestLog: a line has the number of suppressed lines. A line below the logger's level does not count.
 func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said logtest.Log

@@ -1,5 +1,5 @@
-// Package logtest keeps what is logged, for tests that read it meanwhile. It owns the text and nothing else; any
-// goroutine may log, and read.
+// Package logtest records log output, so that tests can read it while the program logs. It owns only the text. All
+// methods are safe for concurrent use.
 package logtest
 
 import (
@@ -7,25 +7,25 @@ import (
 	"sync"
 )
 
-// Log is what was logged. The zero value is an empty one.
+// Log is a recorded log. The zero value is empty.
 type Log struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
 }
 
-// Write is for a slog.Handler.
+// Write appends a line. A slog.Handler calls it.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-// String returns all that was logged.
+// String returns everything that was logged.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// Count returns how often a text was.
+// Count returns how often text was logged.
 func (l *Log) Count(text string) int { return strings.Count(l.String(), text) }

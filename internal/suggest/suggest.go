@@ -1,20 +1,20 @@
-// Package suggest finds the known word that a mistyped word was most likely meant to be, for error messages.
+// Package suggest finds the known word that is most similar to a mistyped word, for error messages.
 //
-// It owns the measure of likeness and nothing else: it never prints, and never decides that a word is wrong. Its
-// function is pure and safe from any goroutine.
+// It owns the measure of similarity; it never prints, and never decides whether a word is wrong. Its function is pure
+// and safe for concurrent use.
 package suggest
 
 import "strings"
 
-// maxLength is the length in bytes above which a word is not compared: no flag, key or variable is as long, and the
-// comparison takes the product of both lengths.
+// maxLength is the maximum length of a compared word, in bytes. No flag, key or variable is longer, and a comparison
+// takes time proportional to the product of both lengths.
 const maxLength = 100
 
-// DidYouMean returns "; did you mean PREFIXnearest?" for the known word nearest to word, as the end of an error
-// message, or "" when no known word is near. Case, hyphens and underscores count for nothing, so that block_size
-// suggests blockSize.
+// DidYouMean returns "; did you mean PREFIXnearest?" with the known word nearest to word, as the end of an error
+// message. It returns "" if no known word is near. Case, hyphens and underscores are ignored: block_size suggests
+// blockSize.
 func DidYouMean(word, prefix string, known []string) string {
-	// a distance of a third of the word, or of one edit in a short one, is still near
+	// a word is near at a distance of at most a third of its length, or of one edit for a short word
 	nearest, least := "", len(word)/3+1
 	if len(word) < 3 || len(word) > maxLength {
 		return ""
@@ -35,7 +35,7 @@ func fold(word string) string {
 	return strings.ToLower(strings.NewReplacer("-", "", "_", "").Replace(word))
 }
 
-// distance is the number of edits that make a into b: a byte inserted, removed or replaced, or two neighbours swapped.
+// distance returns the number of edits that turn a into b: insert, remove or replace a byte, or swap two neighbours.
 func distance(a, b string) int {
 	if len(b) > maxLength {
 		return maxLength

@@ -1,12 +1,11 @@
-// Package tracing tells an OpenTelemetry collector what became of requests, as spans over OTLP, and speaks W3C trace
+// Package tracing reports requests to an OpenTelemetry collector as spans over OTLP, and reads and writes W3C trace
 // context.
 //
-// It owns the exporter and how the environment configures it: by OpenTelemetry's own variables, OTEL_*. It never delays
-// a request: spans wait in a bounded queue, and are dropped when that is full. Without a collector there is no Tracer,
-// and the methods of a nil *Tracer and of a nil *Span do nothing; callers ask for nil where they would otherwise
-// compute attributes.
+// It owns the exporter and its configuration from OpenTelemetry's environment variables, OTEL_*. It never delays a
+// request: spans wait in a bounded queue, and are dropped when it is full. Without a collector there is no Tracer.
+// Methods of a nil *Tracer and of a nil *Span do nothing; callers compare with nil before they compute attributes.
 //
-// Concurrency: a Tracer is safe from any goroutine; so is a Span, until it has ended.
+// Concurrency: a Tracer is safe for concurrent use; so is a Span, until it has ended.
 package tracing
 
 import (
@@ -31,20 +30,20 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Tracer makes spans. A nil one makes none.
+// Tracer creates spans. A nil one creates none.
 type Tracer struct {
 	tracer   trace.Tracer
 	provider *sdktrace.TracerProvider
 	exporter *counted
 }
 
-// Attribute is something that a span says.
+// Attribute is a key and value of a span.
 type Attribute = attribute.KeyValue
 
-// maxText bounds what a client can put into a span, in bytes of one attribute.
+// maxText is the maximum length of a text attribute, in bytes; clients choose some of these texts.
 const maxText = 256
 
-// Text is an attribute whose value may be a client's: it is cut, and made valid UTF-8.
+// Text returns an attribute for a text that a client may have chosen: it is truncated and made valid UTF-8.
 func Text(key, value string) Attribute {
 	if len(value) > maxText {
 		value = value[:maxText]
@@ -55,16 +54,16 @@ func Text(key, value string) Attribute {
 	return attribute.String(key, value)
 }
 
-// Int is an attribute with a number.
+// Int returns an attribute with an integer.
 func Int(key string, value int) Attribute { return attribute.Int(key, value) }
 
-// Float is an attribute with a number.
+// Float returns an attribute with a number.
 func Float(key string, value float64) Attribute { return attribute.Float64(key, value) }
 
-// configured reports whether the environment wants spans, and over which protocol.
+// configured reports whether the environment asks for spans, and over which protocol.
 //
-// Source: OpenTelemetry specification, environment variables and OTLP exporter configuration. The protocol that is not
-// named is gRPC here, as the Gateway API's endpoint picker has it. A variable that is empty counts as not set.
+// Source: OpenTelemetry specification, environment variables and OTLP exporter configuration. If no protocol is named,
+// it is gRPC, as in the Gateway API's endpoint picker. An empty variable counts as not set.
 func configured() (wanted bool, protocol string, err error) {
 	first := func(names ...string) (string, string) {
 		for _, name := range names {
@@ -96,10 +95,11 @@ func configured() (wanted bool, protocol string, err error) {
 	return false, "", fmt.Errorf("%s=%q: must be grpc or http/protobuf", name, protocol)
 }
 
-// New returns a tracer whose spans go where the environment says; nil if it says nothing. version is kvepp's. A
-// collector that cannot be reached is no error: spans are dropped, and count as failed, until it can.
+// New returns a tracer that exports spans as the environment configures it; nil if the environment does not ask for
+// spans. version is kvepp's. An unreachable collector is no error: until it can be reached, spans are dropped and count
+// as failed.
 //
-// Read from the environment: OTEL_TRACES_EXPORTER and OTEL_SDK_DISABLED; OTEL_EXPORTER_OTLP_* and
+// It reads from the environment: OTEL_TRACES_EXPORTER and OTEL_SDK_DISABLED; OTEL_EXPORTER_OTLP_* and
 // OTEL_EXPORTER_OTLP_TRACES_* (ENDPOINT, PROTOCOL, HEADERS, INSECURE, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY,
 // COMPRESSION, TIMEOUT); OTEL_SERVICE_NAME ("kvepp") and OTEL_RESOURCE_ATTRIBUTES; OTEL_TRACES_SAMPLER and its _ARG;
 // OTEL_BSP_* and OTEL_SPAN_*.
@@ -108,7 +108,7 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	if err != nil || !wanted {
 		return nil, err
 	}
-	// What the library says while it reads the environment is that a variable is wrong, and passed over.
+	// Errors that the library reports while it reads the environment are invalid variables, which it ignores.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		log.Warn(
 			"a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is",
@@ -142,13 +142,13 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	t := &Tracer{exporter: &counted{SpanExporter: exporter, log: log}}
 	t.provider = sdktrace.NewTracerProvider(sdktrace.WithBatcher(t.exporter), sdktrace.WithResource(about))
 	t.tracer = t.provider.Tracer("kvepp", trace.WithInstrumentationVersion(version))
-	// From now on it says what became of exports, each time, which counted tells of already.
+	// From here on the library reports each failed export, which the type counted logs already.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Debug("OpenTelemetry", "error", err) }))
 	log.Info("spans of requests go to a collector", "protocol", protocol)
 	return t, nil
 }
 
-// Close sends what is left, as long as ctx lasts.
+// Close sends the remaining spans until ctx ends.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -156,7 +156,7 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// Spans returns how many spans the collector took, and how many were lost because it did not.
+// Spans returns the number of spans that the collector accepted, and the number that was lost because it did not.
 func (t *Tracer) Spans() (exported, failed int64) {
 	if t == nil {
 		return 0, 0
@@ -164,7 +164,7 @@ func (t *Tracer) Spans() (exported, failed int64) {
 	return t.exporter.exported.Load(), t.exporter.failed.Load()
 }
 
-// counted counts what an exporter does, and says when the collector goes and comes back.
+// counted counts the spans of an exporter, and logs when the collector becomes unreachable and reachable.
 type counted struct {
 	sdktrace.SpanExporter
 	log              *slog.Logger
@@ -172,7 +172,7 @@ type counted struct {
 	failing          atomic.Bool
 }
 
-// ExportSpans hands spans on.
+// ExportSpans passes spans to the exporter.
 func (c *counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := c.SpanExporter.ExportSpans(ctx, spans)
 	if err != nil {
@@ -193,11 +193,11 @@ func (c *counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	return nil
 }
 
-// Context is what W3C trace context says in the headers of those names, as they are.
+// Context holds the values of the W3C trace context headers, unparsed.
 type Context struct{ Traceparent, Tracestate string }
 
-// Add adds a header that was received. Of several the values are joined, as HTTP has it: then tracestate is a list, and
-// traceparent none.
+// Add adds a received header. Several values of one name are joined by commas, as in HTTP: tracestate is then a list,
+// and traceparent becomes invalid.
 func (c *Context) Add(name, value string) {
 	at := &c.Traceparent
 	if name == Tracestate {
@@ -209,7 +209,7 @@ func (c *Context) Add(name, value string) {
 	*at = value
 }
 
-// The names of its headers.
+// Header names of W3C trace context.
 const (
 	Traceparent = "traceparent"
 	Tracestate  = "tracestate"
@@ -217,15 +217,15 @@ const (
 
 var w3c propagation.TraceContext
 
-// Span is a traced piece of work. Methods of a nil Span do nothing.
+// Span is a traced operation. Methods of a nil Span do nothing.
 type Span struct {
 	tracer *Tracer
 	span   trace.Span
-	ctx    context.Context // in which it is the current one
+	ctx    context.Context // its current span is this one
 }
 
-// Request begins the span of a request from a caller, and returns nil without a tracer. A caller that cannot be read is
-// none.
+// Request begins the span of a request from a caller; it returns nil without a tracer. An invalid caller context is
+// ignored.
 func (t *Tracer) Request(name string, caller Context) *Span {
 	if t == nil {
 		return nil
@@ -239,7 +239,7 @@ func (t *Tracer) Request(name string, caller Context) *Span {
 	return s
 }
 
-// Valid reports whether a caller's context can be read.
+// Valid reports whether a trace context can be parsed.
 func (c Context) Valid() bool {
 	ctx := w3c.Extract(
 		context.Background(),
@@ -248,7 +248,7 @@ func (c Context) Valid() bool {
 	return trace.SpanContextFromContext(ctx).IsValid()
 }
 
-// Context is the trace context for the next service; of a nil Span it is empty.
+// Context returns the trace context for the next service; empty for a nil Span.
 func (s *Span) Context() Context {
 	if s == nil {
 		return Context{}
@@ -258,7 +258,7 @@ func (s *Span) Context() Context {
 	return Context{carrier[Traceparent], carrier[Tracestate]}
 }
 
-// Child begins a span within another, at a time; it is nil if the span is not recorded.
+// Child begins a child span at the given time. It returns nil if the span is not recorded.
 func (s *Span) Child(name string, at time.Time) *Span {
 	if s == nil || !s.span.IsRecording() {
 		return nil
@@ -268,8 +268,8 @@ func (s *Span) Child(name string, at time.Time) *Span {
 	return c
 }
 
-// Phase tells of a span within another that is over. Callers with attributes ask for nil first, because these would be
-// made without a collector.
+// Phase records a child span that has already ended. Callers with attributes compare with nil first, to avoid building
+// attributes that are not used.
 func (s *Span) Phase(name string, from, to time.Time, attributes ...Attribute) {
 	if s == nil || !s.span.IsRecording() {
 		return
@@ -278,14 +278,14 @@ func (s *Span) Phase(name string, from, to time.Time, attributes ...Attribute) {
 	span.End(trace.WithTimestamp(to))
 }
 
-// Set says more of the span.
+// Set adds attributes to the span.
 func (s *Span) Set(attributes ...Attribute) {
 	if s != nil {
 		s.span.SetAttributes(attributes...)
 	}
 }
 
-// Fail says that the work did not succeed, and why, in a word.
+// Fail marks the span as failed. reason is one word.
 func (s *Span) Fail(reason string) {
 	if s != nil {
 		s.span.SetStatus(codes.Error, reason)

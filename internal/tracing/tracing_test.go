@@ -11,7 +11,7 @@ import (
 	"kvepp/internal/tracing/tracingtest"
 )
 
-// environment sets OpenTelemetry's variables for the test, and clears those that the machine may have.
+// environment sets OpenTelemetry's variables for the test, and clears all others that the machine may have.
 func environment(t *testing.T, variables map[string]string) {
 	for _, name := range []string{"OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT",
 		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -37,8 +37,8 @@ func start(t *testing.T) (*Tracer, *logtest.Log) {
 func TestConfigured(t *testing.T) {
 	for _, c := range []struct {
 		variables map[string]string
-		protocol  string // empty: no spans are wanted
-		says      string // in the error
+		protocol  string // empty: the environment asks for no spans
+		says      string // part of the error
 	}{
 		{nil, "", ""},
 		{map[string]string{"OTEL_SERVICE_NAME": "x", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "", ""},
@@ -65,7 +65,7 @@ func TestConfigured(t *testing.T) {
 	}
 }
 
-// TestSpans: what is told arrives, below the caller's span, over either protocol.
+// TestSpans: recorded spans arrive below the caller's span, over both protocols.
 func TestSpans(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
 		c := tracingtest.Start(t, protocol)
@@ -128,7 +128,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSampling: a caller that is not traced is not told of, and what comes after it is not either.
+// TestSampling: if the caller's trace is not sampled, neither the request nor its children are exported.
 func TestSampling(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	for _, variables := range []map[string]string{{}, {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}} {
@@ -157,7 +157,7 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// TestWrongVariables: what cannot be used in the environment is said, and does not keep kvepp from starting.
+// TestWrongVariables: invalid environment variables are reported, and do not keep kvepp from starting.
 func TestWrongVariables(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	for _, variables := range []map[string]string{{"OTEL_TRACES_SAMPLER": "now_and_then"},
@@ -176,7 +176,7 @@ func TestWrongVariables(t *testing.T) {
 	}
 }
 
-// TestCollectorRefuses: lost spans are counted and said once, and those after it are not lost.
+// TestCollectorRefuses: lost spans are counted and logged once. Later spans are not lost.
 func TestCollectorRefuses(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	environment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint})
@@ -200,7 +200,7 @@ func TestCollectorRefuses(t *testing.T) {
 	}
 }
 
-// TestWithoutTracer: without a collector nothing is sent and nothing is allocated.
+// TestWithoutTracer: without a tracer nothing is recorded and nothing is allocated.
 func TestWithoutTracer(t *testing.T) {
 	environment(t, nil)
 	tracer, log := start(t)
@@ -233,7 +233,7 @@ func TestContext(t *testing.T) {
 		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":  true,
 		"00-00000000000000000000000000000000-b7ad6b7169203331-01":  false,
 		"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":  false,
-		"01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-": true, // of a later version, which may say more
+		"01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-": true, // a later version may have more fields
 	} {
 		if got := (Context{Traceparent: parent}).Valid(); got != valid {
 			t.Errorf("%q: %v", parent, got)
