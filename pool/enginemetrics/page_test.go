@@ -93,7 +93,8 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 `, "0: running 5, waiting 2, usage 0.25\n"},
 		{"vllm:kv_cache_usage_perc 1.5\n", "0: running NaN, waiting NaN, usage 1\n"},
 		{"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc +Inf\n", ""},
-		{"vllm:num_requests_running\nvllm:num_requests_running{\nvllm:num_requests_running{a=\"\nvllm:num_requests_running{} x\n", ""},
+		{"vllm:num_requests_running\nvllm:num_requests_running{\nvllm:num_requests_running{a=\"\n" +
+			"vllm:num_requests_running{} x\n", ""},
 		{"vllm:num_requests_running{engine=\"x\"} 1\nvllm:num_requests_running{engine=\"-1\"} 2\n",
 			"0: running 2, waiting NaN, usage NaN\n"},
 		{"vllm:num_requests_running " + strings.Repeat("0", maxLineBytes) + "1\nvllm:num_requests_waiting 3\n",

@@ -13,10 +13,10 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// frontends is when to ask the frontends of Dynamo's Pods again.
+// frontends holds when to ask the frontends of Dynamo's Pods again.
 type frontends struct {
-	asked   chan struct{} // holds one when a Pod waits for an answer
-	differs bool          // said already that ids are not those of names
+	asked   chan struct{} // holds one token while a Pod waits for an answer
+	differs bool          // logged already that the ids are not hashes of the names
 }
 
 func newFrontends() frontends { return frontends{asked: make(chan struct{}, 1)} }
@@ -28,46 +28,48 @@ func (f *frontends) wake() {
 	}
 }
 
-// sighting is what a frontend knows of a Pod's worker, since the Pod is ready. The zero value: nobody was asked yet.
+// sighting is what a frontend knows about a Pod's worker, since the Pod is ready. The zero value: no frontend was asked
+// yet.
 type sighting struct {
 	known  bool
 	worker dynamo.FrontendWorker
-	model  string               // the frontend's only one; empty: not known
-	served dynamo.FrontendModel // of it
+	model  string               // the frontend's only model; empty: not known
+	served dynamo.FrontendModel // of that model
 
-	since time.Time // when the Pod began to wait for it
-	given bool      // it has waited enough: its name says its id
+	since time.Time // when the Pod began to wait for this answer
+	given bool      // the wait is over: the id is the hash of the name
 }
 
-// instance is the worker, as discovery would tell of it.
+// instance is the worker in the form that discovery would give.
 func (s *sighting) instance() dynamo.Instance {
 	return dynamo.Instance{Path: s.worker.Path, InstanceID: s.worker.InstanceID,
 		Card: &dynamo.Card{Model: s.model, BlockSize: s.served.BlockSize, TotalKVBlocks: s.served.TotalKVBlocks}}
 }
 
 const (
-	// heldBack is how long a Pod of Dynamo's that wrote nothing of itself waits for a frontend that knows its worker. A
-	// frontend refuses requests for workers that it does not know.
+	// heldBack is how long a Dynamo Pod without metadata waits for a frontend that knows its worker. A frontend refuses
+	// requests for workers that it does not know.
 	heldBack   = 3 * time.Second
-	askWaiting = 250 * time.Millisecond // between questions while a Pod waits
-	askAgain   = 2 * time.Second        // while there are workers that no frontend knows
-	askAnyway  = 30 * time.Second       // when all are known
-	// of the Pods whose workers are not known; twice as many each time, while Pods wait ...
+	askWaiting = 250 * time.Millisecond // interval while a Pod waits
+	askAgain   = 2 * time.Second        // interval while no frontend knows some worker
+	askAnyway  = 30 * time.Second       // interval if all workers are known
+	// Frontends of Pods with unknown workers that are asked in a round: twice as many in each round while Pods wait,
+	// ...
 	askedAtOnce = 3
-	mostAtOnce  = 64          // ... up to so many
-	askFor      = time.Second // that one who does not answer holds up the others
+	mostAtOnce  = 64          // ... up to this number
+	askFor      = time.Second // timeout, so that one frontend does not delay the others
 )
 
-// waits reports whether a Pod is no endpoint only because no frontend has said who its worker is. The caller holds
+// waits reports whether a Pod is not an endpoint only because no frontend has identified its worker. The caller holds
 // s.mu.
 func (k *known) waits() bool {
 	return !k.seen.since.IsZero() && !k.seen.known && !k.seen.given && len(k.instances) == 0
 }
 
-// asks reports whether frontends are asked.
+// asks reports whether kvepp asks frontends.
 func (s *Source) asks() bool { return s.config.Dynamo && s.config.QueryFrontend != nil }
 
-// sighted returns what a frontend knows of a Pod that is ready, and begins its waiting. The caller holds s.mu.
+// sighted returns what a frontend knows about a ready Pod, and starts the Pod's wait. The caller holds s.mu.
 func (s *Source) sighted(k *known) sighting {
 	if k.seen.since.IsZero() {
 		k.seen.since = time.Now()
@@ -75,8 +77,9 @@ func (s *Source) sighted(k *known) sighting {
 	return k.seen
 }
 
-// askFrontends asks until ctx ends. Most frontends know all the workers of their namespace, so that one answer settles
-// many Pods; where discovery is files in each Pod, they know those beside them, and all must be asked.
+// askFrontends asks frontends until ctx ends. Most frontends know all workers of their namespace, so that one answer
+// identifies the workers of many Pods. If discovery is files in each Pod, a frontend knows only the workers of its Pod,
+// and kvepp must ask all.
 func (s *Source) askFrontends(ctx context.Context) {
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -88,7 +91,7 @@ func (s *Source) askFrontends(ctx context.Context) {
 		case <-s.frontends.asked:
 		case <-next.C:
 		}
-		var all sync.WaitGroup // Pods of prefill workers have no frontend, and may not even refuse
+		var all sync.WaitGroup // Pods of prefill workers have no frontend, and may not even refuse the connection
 		for _, address := range s.toAsk(atOnce) {
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, askFor)
@@ -112,7 +115,7 @@ func (s *Source) askFrontends(ctx context.Context) {
 	}
 }
 
-// toAsk returns the frontends to ask: of at most so many Pods whose workers are not known, and of one whose worker is.
+// toAsk returns the frontends to ask: a bounded number with unknown workers, and one with a known worker.
 func (s *Source) toAsk(atOnce int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +141,7 @@ func (s *Source) toAsk(atOnce int) []string {
 	return waiting
 }
 
-// frontendPort returns where a Pod's frontend listens, 0 for nowhere. The caller holds s.mu.
+// frontendPort returns the port of a Pod's frontend, or 0 if there is none. The caller holds s.mu.
 func (s *Source) frontendPort(k *known) int {
 	if port := namedPort(k.pod, httpPort); port != 0 || s.spec == nil || len(s.spec.ports) == 0 {
 		return port
@@ -146,7 +149,7 @@ func (s *Source) frontendPort(k *known) int {
 	return s.spec.ports[0]
 }
 
-// sight takes in what the frontend at an address knows. A worker at a loopback address is one of the frontend's own
+// sight records the answer of the frontend at an address. A worker with a loopback address is in the frontend's own
 // Pod.
 func (s *Source) sight(v *dynamo.View, from string) {
 	host, _, _ := net.SplitHostPort(from)
@@ -192,13 +195,13 @@ func (s *Source) sight(v *dynamo.View, from string) {
 	}
 }
 
-// judge lets the Pods go that have waited enough, and says when to ask again.
+// judge ends the wait of Pods that have waited long enough, and returns when to ask again.
 func (s *Source) judge() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wait := askAnyway
 	for _, k := range s.pods {
-		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else it wrote since who it is
+		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else the worker has written its metadata meanwhile
 			wait = min(wait, askAgain)
 		}
 		if !k.waits() {

@@ -28,8 +28,8 @@ var poolResources = map[string]schema.GroupVersionResource{
 	LegacyPoolGroup: {Group: LegacyPoolGroup, Version: "v1alpha2", Resource: "inferencepools"},
 }
 
-// followPool gives what the pool says to set, and nil when there is none, until ctx ends. A pool that cannot be
-// understood changes nothing.
+// followPool calls set with the pool's spec, and with nil if the pool does not exist, until ctx ends. It ignores a spec
+// that it cannot parse.
 func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 	group := s.config.PoolGroup
 	if group == "" {
@@ -40,7 +40,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		s.config.Namespace,
 		fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String(),
 	)
-	var last *spec // what was set; gateways change a pool's status again and again
+	var last *spec // the last one set; gateways update a pool's status often
 	put := func(o any) {
 		u, ok := o.(*unstructured.Unstructured)
 		if !ok || u.GetName() != s.config.PoolName {
@@ -104,7 +104,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 	})
 }
 
-// objects asks for the objects of a resource that Go has no types for, or that are few.
+// objects lists and watches a resource as unstructured objects: it has no Go types here, or few objects.
 func (c *Client) objects(resource schema.GroupVersionResource, namespace, fieldSelector string) requests {
 	at := c.dynamic.Resource(resource).Namespace(namespace)
 	return requests{
@@ -120,10 +120,10 @@ func (c *Client) objects(resource schema.GroupVersionResource, namespace, fieldS
 	}
 }
 
-// maxPorts is how many target ports a pool may have. Source: the InferencePool CRD.
+// maxPorts is the largest number of target ports of a pool. Source: the InferencePool CRD.
 const maxPorts = 8
 
-// parsePool reads an InferencePool of a group. Source: GAIE v1.6.0, api/v1; v1.0.0, apix/v1alpha2.
+// parsePool parses an InferencePool of an API group. Source: GAIE v1.6.0, api/v1; v1.0.0, apix/v1alpha2.
 func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 	now := &spec{}
 	match := map[string]string{}
@@ -152,7 +152,7 @@ func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 	}
 	var err error
 	switch {
-	case len(match) == 0: // it would select every Pod of the namespace
+	case len(match) == 0: // an empty selector would select every Pod of the namespace
 		return nil, errors.New("its selector is empty")
 	case len(now.ports) == 0 || len(now.ports) > maxPorts:
 		return nil, fmt.Errorf("it has %d target ports, and must have 1 to %d", len(now.ports), maxPorts)
@@ -163,7 +163,7 @@ func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 	return now, CheckPorts(now.ports)
 }
 
-// CheckPorts says what is wrong with the target ports of a pool.
+// CheckPorts returns an error if the target ports of a pool are not valid.
 func CheckPorts(ports []int) error {
 	seen := map[int]bool{}
 	for _, p := range ports {

@@ -1,13 +1,13 @@
-// Package kube keeps kvepp's endpoints at what Kubernetes says: the Pods of an InferencePool, or of a label selector.
+// Package kube keeps kvepp's endpoints in line with Kubernetes: the Pods of an InferencePool, or of a label selector.
 //
-// It owns the watches of the API server, one file for each kind of object that is followed, and what a Pod means: when
-// it is an endpoint, at which addresses, of which data-parallel ranks, and where its KV events are. What is absent or
-// forbidden is logged once, counted and asked for again; what was known stays known meanwhile. It also holds the lease
-// of a replica that must be the only active one, and asks the API server who may read metrics. It never writes to
-// anything but that lease, never talks to an engine, and never routes.
+// It owns the watches of the API server, with one file for each kind of object. It decides when a Pod is an endpoint,
+// with which addresses, data-parallel ranks and KV events. If a kind is absent or forbidden, it logs that once, counts
+// it, tries again, and keeps the last known state. It also holds the lease of a replica that must be the only active
+// one, and asks the API server who may read metrics. It writes no other object than that lease, never talks to an
+// engine, and never routes.
 //
-// Concurrency: everything is safe from any goroutine. Watches write to a Source under its lock; one goroutine, Run's,
-// tells of changes.
+// Concurrency: everything is safe from any goroutine. Watches write to a Source under its lock. One goroutine, Run's,
+// reports the changes.
 package kube
 
 import (
@@ -40,17 +40,18 @@ import (
 type Client struct {
 	core    kubernetes.Interface
 	dynamic dynamic.Interface
-	reviews kubernetes.Interface // with few requests a second of its own: anybody can have kvepp ask
-	// Namespace is the one that the process runs in, or the kubeconfig's context's; "default" when neither says.
+	reviews kubernetes.Interface // with its own request limit: any client can cause a review
+	// Namespace is the one that the process runs in, or that of the kubeconfig's context; "default" if neither gives
+	// one.
 	Namespace string
 }
 
-// serviceAccountNamespace is where Kubernetes tells a container its namespace.
+// serviceAccountNamespace is the file in which Kubernetes gives a container its namespace.
 const serviceAccountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Connect returns a client of the cluster that a kubeconfig file names, or with "" of the one that the process runs in.
-// It does not talk to the API server yet. What client-go itself logs goes to log where that is at debug level, and else
-// nowhere: kvepp logs what fails itself, once.
+// Connect returns a client of the cluster that a kubeconfig file names, or if the name is "", of the cluster that the
+// process runs in. It does not talk to the API server yet. client-go's own log goes to log only at debug level: kvepp
+// logs each failure itself, once.
 func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	if !log.Enabled(context.Background(), slog.LevelDebug) {
 		log = slog.New(slog.DiscardHandler)
@@ -97,52 +98,51 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// Config says which Pods are endpoints, and what they do not say themselves.
+// Config says which Pods are endpoints, and gives the settings that the Pods themselves do not give.
 type Config struct {
 	Namespace string // of the pool, and of its Pods
-	// PoolName names the InferencePool. Empty: there is none, and Selector and Ports say which Pods.
+	// PoolName names the InferencePool. If it is empty, Selector and Ports select the endpoints.
 	PoolName string
 	// PoolGroup is the pool's API group, PoolGroup or LegacyPoolGroup. Empty: PoolGroup.
 	PoolGroup string
 	Selector  labels.Selector // in place of a pool
-	// Ports are those of each Pod, in place of a pool's. Empty: with Dynamo, each Pod's container port named "http".
+	// Ports are the target ports of each Pod, in place of a pool's. Empty: with Dynamo, the Pod's container port
+	// "http".
 	Ports []int
 
 	// KVEventsPort is that of a Pod's rank 0; rank r is at KVEventsPort + r. 0: none.
 	KVEventsPort int
-	// KVEventsGiven says that KVEventsPort goes before the event channels that Dynamo's workers tell of.
+	// KVEventsGiven gives KVEventsPort precedence over the event channels that Dynamo's workers announce.
 	KVEventsGiven bool
-	KVReplayPort  int // of the replay sockets, numbered alike. 0: none
-	// DataParallelSize is how many ranks share the port of a Pod that has one. 0 means 1.
+	KVReplayPort  int // of the replay sockets, numbered like KVEventsPort; 0: none
+	// DataParallelSize is how many ranks share the port of a Pod with one port. 0 means 1.
 	DataParallelSize uint32
-	// Family is the addresses wanted of Pods with several: "ipv4", "ipv6", or empty for the one that Kubernetes calls
-	// the Pod's.
+	// Family is the address family to use for Pods with several: "ipv4", "ipv6", or empty for the Pod's first address.
 	Family string
-	// Dynamo says that the Pods are Dynamo's: their DynamoWorkerMetadata objects are followed.
+	// Dynamo means that the Pods are Dynamo's: Source follows their DynamoWorkerMetadata objects.
 	Dynamo bool
-	// QueryFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.QueryFrontend does; nil:
-	// nobody is asked. It gives the instance ids of workers that write no DynamoWorkerMetadata, because their discovery
+	// QueryFrontend asks the frontend of a Dynamo Pod which workers it knows, as dynamo.QueryFrontend does; nil: kvepp
+	// asks no frontend. It gives the instance ids of workers that write no DynamoWorkerMetadata because their discovery
 	// is etcd or another.
 	QueryFrontend func(ctx context.Context, address string) (dynamo.View, error)
 }
 
-// State is what the cluster says at one moment.
+// State is the state of the cluster at one moment.
 type State struct {
 	// Endpoints are ordered by Pod, then by port. Their names are unique.
 	Endpoints []pool.Endpoint
-	// Instances are those that Dynamo's workers among them told of.
+	// Instances are the Dynamo instances behind the endpoints.
 	Instances []dynamo.Instance
 }
 
 // Stats are counters and conditions for metrics.
 type Stats struct {
-	// Lists counts whole lists of Pods that were taken in: one at the start, one for each change of the selector and
-	// for each watch that could not be taken up where it ended. Recomputed counts changes of the pool that concerned
-	// every Pod.
+	// Lists counts full lists of Pods: one at the start, and one for each change of the selector and each watch that
+	// could not resume. Recomputed counts changes of the pool for which all Pods were computed again.
 	Lists, Recomputed uint64
-	// Changes counts changes of one Pod that reached the endpoints, or of what Dynamo says of one.
+	// Changes counts changes of one Pod, or of its Dynamo objects, that changed its endpoints.
 	Changes uint64
-	// Updates counts how often the endpoints were told to the pool: changes that come at once are told together.
+	// Updates counts how often Run called apply. Changes that come together are applied together.
 	Updates uint64
 }
 
@@ -153,35 +153,35 @@ type Source struct {
 	log    *slog.Logger
 
 	pools, podKind, workerKind *Kind
-	synced                     chan struct{} // closed when the endpoints were told for the first time
-	changed                    chan struct{} // holds one when something is to be told
+	synced                     chan struct{} // closed after the first call of apply
+	changed                    chan struct{} // holds one token if apply is due
 
 	lists, recomputed, changes, updates atomic.Uint64
 
 	mu        sync.Mutex
-	found     bool              // the pool was listed, or none is wanted
+	found     bool              // the pool was listed, or Config names none
 	spec      *spec             // of the pool; nil while there is none
-	listed    bool              // Pods were, since there is a pool
+	listed    bool              // the Pods were listed since the pool exists
 	following labels.Selector   // the selector of the Pods' watch; nil while there is none
-	stopPods  func()            // ends it
+	stopPods  func()            // ends that watch
 	pods      map[string]*known // Pods that may become endpoints, by name
 	order     []string          // their names, sorted
 	workers   metadata
 	frontends frontends
 }
 
-// spec is what an InferencePool says of its endpoints.
+// spec is the part of an InferencePool that defines its endpoints.
 type spec struct {
 	selector labels.Selector
 	ports    []int // empty: each Pod's own named "http"
 }
 
-// known is a Pod and what it makes.
+// known is a Pod and its endpoints.
 type known struct {
 	pod       *corev1.Pod // stripped
 	endpoints []pool.Endpoint
 	instances []dynamo.Instance
-	complaint string // the last, so that it is logged once
+	complaint string // the last one, so that it is logged once
 	seen      sighting
 }
 
@@ -193,8 +193,8 @@ func NewSource(c *Client, config Config, log *slog.Logger) *Source {
 		synced:     make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
 }
 
-// Synced returns a channel that is closed once the pool and its Pods were read, and told; a pool without Pods counts,
-// one that does not exist does not.
+// Synced returns a channel that is closed after the first state of the pool and its Pods was applied. A pool without
+// Pods counts; a pool that does not exist does not.
 func (s *Source) Synced() <-chan struct{} { return s.synced }
 
 // Kinds returns the kinds of objects that are followed.
@@ -220,16 +220,17 @@ func (s *Source) Stats() Stats {
 }
 
 const (
-	// settle is how long changes are waited for after the first, so that a Deployment's many Pods are told of together.
+	// settle is how long Run waits for more changes after the first, so that it applies a Deployment's many Pods
+	// together.
 	settle = 5 * time.Millisecond
-	// between is the least time between two tellings: each makes a new snapshot of the pool.
+	// between is the least time between two calls of apply: each makes a new snapshot of the pool.
 	between = 50 * time.Millisecond
-	// patience is how long the first telling waits for what Dynamo's workers say of themselves.
+	// patience is how long the first call of apply waits for the objects of Dynamo's workers.
 	patience = 2 * time.Second
 )
 
-// Run follows the cluster until ctx ends, and gives each new state to apply, in order. A failure of the API server
-// never ends it.
+// Run follows the cluster until ctx ends, and calls apply with each new state, in order. It goes on if the API server
+// fails.
 func (s *Source) Run(ctx context.Context, apply func(State)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -250,7 +251,7 @@ func (s *Source) Run(ctx context.Context, apply func(State)) {
 	}
 	if s.config.Dynamo {
 		running.Go(func() { s.followWorkers(ctx) })
-		select { // else the first endpoints may be told with other instance ids, and again a moment later
+		select { // without this wait, the first endpoints may have other instance ids for a moment
 		case <-s.workerKind.tried:
 		case <-time.After(patience):
 		case <-ctx.Done():
@@ -262,7 +263,7 @@ func (s *Source) Run(ctx context.Context, apply func(State)) {
 	s.tell(ctx, apply)
 }
 
-// tell gives states to apply until ctx ends.
+// tell calls apply with new states until ctx ends.
 func (s *Source) tell(ctx context.Context, apply func(State)) {
 	told := false
 	for {
@@ -290,7 +291,7 @@ func (s *Source) tell(ctx context.Context, apply func(State)) {
 	}
 }
 
-// state returns what is to be told, nil while nothing can be said; ready means that a pool and its Pods are known.
+// state returns the state to apply, or nil if it is not known yet. ready means that the pool and its Pods are known.
 func (s *Source) state() (state *State, ready bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +307,7 @@ func (s *Source) state() (state *State, ready bool) {
 	return state, ready
 }
 
-// wake says that there is something to tell.
+// wake makes tell call apply.
 func (s *Source) wake() {
 	select {
 	case s.changed <- struct{}{}:
@@ -314,7 +315,7 @@ func (s *Source) wake() {
 	}
 }
 
-// setSpec takes in what the pool says now, nil when it is gone. The caller holds s.mu.
+// setSpec stores the pool's spec, nil if the pool does not exist. The caller holds s.mu.
 func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec) {
 	was := s.spec
 	s.found, s.spec = true, now
@@ -343,7 +344,7 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 		follow, stop := context.WithCancel(ctx)
 		s.following, s.stopPods = now.selector, stop
 		running.Go(func() { s.followPods(follow, now.selector) })
-		return // the Pods that were there stay until those that the selector selects now are listed
+		return // the earlier Pods stay until the Pods of the new selector are listed
 	}
 	if was == nil || !slices.Equal(was.ports, now.ports) {
 		s.recomputed.Add(1)
@@ -353,7 +354,7 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 	}
 }
 
-// compute makes a Pod's endpoints. The caller holds s.mu.
+// compute makes a Pod's endpoints again. The caller holds s.mu.
 func (s *Source) compute(k *known) {
 	complaint := k.complaint
 	if k.endpoints, k.instances, k.complaint = s.endpointsOf(k); k.complaint != "" && k.complaint != complaint {
@@ -361,7 +362,7 @@ func (s *Source) compute(k *known) {
 	}
 }
 
-// put takes in a Pod that is there, or with nil that it is gone. The caller holds s.mu.
+// put stores a Pod, or removes it if p is nil. The caller holds s.mu.
 func (s *Source) put(name string, p *corev1.Pod) {
 	at, there := slices.BinarySearch(s.order, name)
 	if p == nil {
@@ -382,14 +383,14 @@ func (s *Source) put(name string, p *corev1.Pod) {
 		s.pods[name] = k
 		s.order = slices.Insert(s.order, at, name)
 	}
-	if k.pod != nil && k.pod.UID != p.UID { // another of the same name, and nobody saw the first one go
+	if k.pod != nil && k.pod.UID != p.UID { // a new Pod of the same name; the deletion of the first was missed
 		k.seen = sighting{}
 	}
 	k.pod = p
 	s.recompute(k)
 }
 
-// recompute computes a Pod's endpoints anew, and has them told if they are others. The caller holds s.mu.
+// recompute makes a Pod's endpoints again, and wakes Run if they changed. The caller holds s.mu.
 func (s *Source) recompute(k *known) {
 	before, instances := k.endpoints, k.instances
 	s.compute(k)
@@ -399,7 +400,7 @@ func (s *Source) recompute(k *known) {
 	}
 }
 
-// pause waits, and says whether ctx goes on.
+// pause waits for d, and reports whether ctx goes on.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -411,8 +412,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ParseSelector reads a label selector as kubectl takes it, "app=vllm,env in (a,b)". An empty one is refused: it would
-// select every Pod.
+// ParseSelector parses a label selector in kubectl's syntax, such as "app=vllm,env in (a,b)". It refuses an empty one,
+// which would select every Pod.
 func ParseSelector(text string) (labels.Selector, error) {
 	s, err := labels.Parse(text)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to
-// release it: both together are less than the time after which another may take it.
+// Times of a lease. A leader that cannot renew the lease stops leading after renewDeadline, and then tries to release
+// it for the same time. Both together are shorter than leaseDuration, after which another replica may take the lease.
 //
-// They are half of what Kubernetes' own programs have, because a leader that was hasty to be replaced costs little
-// here: it goes on until it sees the other, and both answer.
+// They are half of the defaults of Kubernetes' own programs. An early replacement costs little here: the old leader
+// goes on until it sees the new one, and meanwhile both answer.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 3500 * time.Millisecond
@@ -26,20 +26,20 @@ const (
 // Election chooses one replica among several. Create it with NewElection.
 type Election struct {
 	config leaderelection.LeaderElectionConfig
-	// Succeeded's, beside Run: a lock keeps what it read last, and one goroutine may use it
+	// A second lock for Succeeded, beside Run's: a lock keeps what it read last, and only one goroutine may use it.
 	seen resourcelock.Interface
 	lead func(bool)
 	kind *Kind
 	log  *slog.Logger
 }
 
-// NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and
-// must be no other's; one that comes back under the same leads at once if it did before. lead is told when it becomes
-// the leader and when it is none any more, one call at a time.
+// NewElection returns a candidate for a Lease. The Lease is created if it does not exist. identity names this replica
+// and must be unique. A replica that restarts with the same identity leads again at once if it led before. lead is
+// called with true when this replica becomes the leader and with false when it stops leading, one call at a time.
 //
-// A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a
-// while, nobody could take over from it, and kvepp would be down with it. The price is that two lead where the API
-// server is away for one alone.
+// A leader that cannot renew the Lease goes on until it sees another leader. While the API server is away, no other
+// replica can take over, and stopping would take kvepp down as well. The price: two replicas lead if only one of them
+// has lost the API server.
 func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
 	var locks [2]observed
@@ -72,7 +72,7 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 	return e, nil
 }
 
-// Run takes part until ctx ends. Then the lease is released, so that another replica has it at once, and Run returns.
+// Run takes part until ctx ends. It then releases the lease, so that another replica gets it at once, and returns.
 func (e *Election) Run(ctx context.Context) {
 	var mu sync.Mutex
 	leads := false // guarded by mu
@@ -86,8 +86,8 @@ func (e *Election) Run(ctx context.Context) {
 		var elector *leaderelection.LeaderElector
 		over := false // guarded by mu
 		config := e.config
-		// client-go calls this in a goroutine for each leader that it sees, so that it may come late, or after the
-		// next.
+		// client-go calls this in a new goroutine for each leader that it sees. The call may come late, or after the
+		// next leader's.
 		config.Callbacks.OnNewLeader = func(leader string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -102,11 +102,11 @@ func (e *Election) Run(ctx context.Context) {
 			}
 		}
 		var err error
-		if elector, err = leaderelection.NewLeaderElector(config); err != nil { // NewElection has tried it
+		if elector, err = leaderelection.NewLeaderElector(config); err != nil { // NewElection has checked the config
 			e.log.Error("leader election", "error", err)
 			return
 		}
-		elector.Run(ctx) // until the lease is lost, or released
+		elector.Run(ctx) // until the lease is lost or released
 		mu.Lock()
 		over = true
 		if ctx.Err() != nil {
@@ -125,7 +125,7 @@ func (e *Election) Run(ctx context.Context) {
 	}
 }
 
-// Succeeded waits, once Run was told to end, until another replica leads; false if ctx ends before.
+// Succeeded waits, after Run's ctx has ended, until another replica leads. It returns false if ctx ends first.
 func (e *Election) Succeeded(ctx context.Context) bool {
 	for {
 		within, cancel := context.WithTimeout(ctx, renewDeadline)
@@ -140,10 +140,10 @@ func (e *Election) Succeeded(ctx context.Context) bool {
 	}
 }
 
-// Kind says how it goes with the Lease.
+// Kind returns the health of the Lease.
 func (e *Election) Kind() *Kind { return e.kind }
 
-// observed is a lock whose failures are counted, and logged once.
+// observed is a lock that counts its failures and logs each new one once.
 type observed struct {
 	resourcelock.Interface
 	kind *Kind
@@ -167,7 +167,7 @@ func (o observed) see(ctx context.Context, err error) error {
 	case err == nil:
 		o.kind.followed()
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
-		ctx.Err() != nil: // not there yet, or another's by a moment
+		ctx.Err() != nil: // not created yet, or another replica was a moment faster
 	default:
 		o.kind.failed(err)
 	}

@@ -19,15 +19,15 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// Annotations by which a Pod says of itself what flags say of all.
+// Annotations with which a Pod overrides the flags for itself.
 const (
 	annotationPrefix = "kvepp/"
 
 	EventsPortAnnotation       = annotationPrefix + "kv-events-port"     // of rank 0; "0": no events
 	MetricsPortAnnotation      = annotationPrefix + "metrics-port"       // of the engine's own metrics, at /metrics
-	ReplayPortAnnotation       = annotationPrefix + "kv-replay-port"     // likewise
+	ReplayPortAnnotation       = annotationPrefix + "kv-replay-port"     // of rank 0; "0": no replay
 	TopicAnnotation            = annotationPrefix + "kv-topic"           // subscription prefix
-	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind the port, where there is one
+	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind a single port
 	StartRankAnnotation        = annotationPrefix + "data-parallel-start-rank"
 	RoleAnnotation             = annotationPrefix + "role"        // aggregated, prefill or decode
 	InstanceAnnotation         = annotationPrefix + "instance-id" // decimal
@@ -38,15 +38,15 @@ const (
 	CordonAnnotation           = annotationPrefix + "cordon" // "true": no new requests
 )
 
-// activePortsAnnotations list which of the target ports a Pod serves, the first that is there. Source: llm-d-router
-// v0.10; GAIE v1.5.
+// activePortsAnnotations list which of the target ports a Pod serves. The first one that is present counts. Source:
+// llm-d-router v0.10; GAIE v1.5.
 var activePortsAnnotations = []string{"llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"}
 
-// Labels of other projects that say a Pod's role, and of which Dynamo namespace it is.
+// Labels of other projects that give a Pod's role and its Dynamo namespace.
 const (
 	dynamoTypeLabel      = "nvidia.com/dynamo-component-type"
 	dynamoNamespaceLabel = "nvidia.com/dynamo-namespace"
-	dynamoHashLabel      = "nvidia.com/dynamo-worker-hash" // of its generation, during a rolling update
+	dynamoHashLabel      = "nvidia.com/dynamo-worker-hash" // of the worker's generation, during a rolling update
 	llmdRoleLabel        = "llm-d.ai/role"
 )
 
@@ -56,9 +56,9 @@ const (
 	systemPort = "system" // of the worker's own metrics
 )
 
-// namedPort returns the container port of a name, 0 when there is none or several.
+// namedPort returns the container port with a name, or 0 if there is none or several.
 func namedPort(p *corev1.Pod, name string) (found int) {
-	// a sidecar may be among either
+	// A sidecar may be in either list.
 	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
 		for i := range containers {
 			for _, port := range containers[i].Ports {
@@ -75,11 +75,11 @@ func namedPort(p *corev1.Pod, name string) (found int) {
 	return found
 }
 
-// followPods keeps the Pods that a selector selects, until ctx ends.
+// followPods follows the Pods that a selector selects, until ctx ends.
 func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
 	api := s.client.core.CoreV1().Pods(s.config.Namespace)
 	text := selector.String()
-	// locked calls f unless another selector holds by now.
+	// locked calls f under s.mu, unless the selector has changed.
 	locked := func(f func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
 	})
 }
 
-// stripPod leaves of a Pod what endpoints are made of, a tenth of it.
+// stripPod keeps only the fields that endpoints need: a tenth of the Pod.
 func stripPod(o any) (any, error) {
 	p, ok := o.(*corev1.Pod)
 	if !ok {
@@ -172,9 +172,9 @@ func stripPod(o any) (any, error) {
 	return slim, nil
 }
 
-// serves reports whether requests may be sent to a Pod. Its subscriptions follow: one that is not ready has none, and
-// what it held is forgotten, because an engine that stopped answering may have begun anew; replay brings back what it
-// still holds.
+// serves reports whether requests may be sent to a Pod. Subscriptions follow it: kvepp clears the blocks of a Pod that
+// is not ready, because an engine that stopped answering may have restarted. Replay restores the blocks that it still
+// holds.
 //
 // Source: GAIE v1.5, which removes and adds a Pod's endpoints with its readiness.
 func serves(p *corev1.Pod) bool {
@@ -183,7 +183,7 @@ func serves(p *corev1.Pod) bool {
 	})
 }
 
-// address returns the address of a Pod in the family that is wanted, "" when it has none.
+// address returns the Pod's address of the wanted family, or "" if it has none.
 func address(p *corev1.Pod, family string) string {
 	if family == "" {
 		return p.Status.PodIP
@@ -196,8 +196,8 @@ func address(p *corev1.Pod, family string) string {
 	return ""
 }
 
-// activePorts returns which of the target ports a Pod serves, by index. Source: llm-d-router v0.10, which ignores what
-// is no number, not among the target ports, or there twice; an empty list is none.
+// activePorts returns the indexes of the target ports that a Pod serves. It ignores entries that are not a number, not
+// a target port, or repeated; an empty list means no ports. Source: llm-d-router v0.10.
 func activePorts(p *corev1.Pod, ports []int) []int {
 	for _, key := range activePortsAnnotations {
 		text, there := p.Annotations[key]
@@ -221,17 +221,16 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 	return all
 }
 
-// endpointsOf makes the endpoints of a Pod, and says which of Dynamo's instances are behind them. The caller holds
-// s.mu.
+// endpointsOf makes the endpoints of a Pod, and returns the Dynamo instances behind them. complaint describes what is
+// wrong with the Pod, or is empty. The caller holds s.mu.
 //
-// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several,
-// port i is the engine of rank i, whose events are at the port i above that of rank 0, and all of them have one
-// instance id. Where there is one, the ranks behind it share it.
+// Each target port is an endpoint. If there are several, port i is the engine of rank i; its events are at rank 0's
+// port + i, and all share one instance id. If there is one port, the ranks behind it share it.
 func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
 	p := k.pod
 	ip := address(p, s.config.Family)
 	if s.spec == nil || ip == "" || !serves(p) {
-		k.seen = sighting{} // another worker may have begun when it is back
+		k.seen = sighting{} // another worker may run when the Pod is ready again
 		return nil, nil, ""
 	}
 	ports := s.spec.ports
@@ -267,7 +266,7 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 		in := &found[i].Instance
 		e, name := of, p.Name
 		if in.Path != "" {
-			if found[i].name != "" { // what a frontend knows of it is no model card
+			if found[i].name != "" { // an answer of a frontend is not a model card
 				instances = append(instances, *in)
 			}
 			e = dynamo.Complete(e, in)
@@ -279,7 +278,7 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 			if roles[p.Annotations[RoleAnnotation]] != "" {
 				e.Role = of.Role
 			} else if c := in.Card; c != nil && c.Role != "" {
-				e.Role = c.Role // labels stay as they were when a worker is given another role
+				e.Role = c.Role // labels do not change if a worker changes its role
 			}
 			if len(found) > 1 {
 				name = found[i].name
@@ -295,7 +294,7 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 		}
 		for _, port := range activePorts(p, ports) {
 			one := e
-			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // as GAIE names them
+			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // the names that GAIE gives them
 			one.Address = net.JoinHostPort(ip, strconv.Itoa(ports[port]))
 			step := 0
 			if len(ports) > 1 {
@@ -318,8 +317,8 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 	return endpoints, instances, complaint
 }
 
-// readPod returns what a Pod says itself of each of its endpoints, and what flags say of all. A wrong annotation counts
-// as absent.
+// readPod returns the settings of each of a Pod's endpoints: its annotations, or else the flags. An annotation that is
+// not valid counts as absent.
 func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	e := pool.Endpoint{
 		InstanceID: kvblock.InstanceID(p.Name), Role: role(p), DataParallelSize: max(s.config.DataParallelSize, 1),
@@ -362,13 +361,13 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	return e, wrong
 }
 
-// roles are the names that annotations and labels have for them.
+// roles maps the values of annotations and labels to roles.
 var roles = map[string]pool.Role{
 	"aggregated": pool.Aggregated, "prefill": pool.Prefill, "decode": pool.Decode, "encode": pool.Encode,
 }
 
-// role returns what a Pod's annotation, or else its labels, say that it does; Aggregated when they say nothing that is
-// known, as Dynamo's "worker" and llm-d's "both" do.
+// role returns the role in a Pod's annotation, or else in its labels. Any other value, such as Dynamo's "worker" or
+// llm-d's "both", means Aggregated.
 func role(p *corev1.Pod) pool.Role {
 	for _, said := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
 		if r := roles[said]; r != "" {
@@ -378,12 +377,11 @@ func role(p *corev1.Pod) pool.Role {
 	return pool.Aggregated
 }
 
-// eventPorts returns where the events and the replay socket of a Pod's rank 0 are, 0 for nowhere: the Pod's own
-// annotation goes first, then the flags, but for ports that were not given where a Dynamo worker says on which event
-// channels it sends.
+// eventPorts returns the event port and the replay port of a Pod's rank 0; 0 means none. Precedence: the Pod's
+// annotation, an event port set by flag, the worker's own event channels, the default event port.
 func (s *Source) eventPorts(p *corev1.Pod, e *pool.Endpoint) (events, replay int) {
 	events, replay = s.config.KVEventsPort, s.config.KVReplayPort
-	// Dynamo's decode workers send none of prompts
+	// Dynamo's decode workers send no events for prompts.
 	if !s.config.KVEventsGiven && (len(e.EventChannels) > 0 || s.config.Dynamo && e.Role == pool.Decode) {
 		events = 0
 	}

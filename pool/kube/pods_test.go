@@ -290,86 +290,94 @@ func record(
 	return back
 }
 
-func TestDynamoWorkers(t *testing.T) {
-	one := func(config Config, edit func(*corev1.Pod), records ...*unstructured.Unstructured) *known {
-		config.Dynamo = true
-		s := NewSource(&Client{}, config, quiet)
-		s.spec = &spec{ports: []int{8000}}
-		p := aPod("w", "10.0.0.7")
-		if edit != nil {
-			edit(p)
-		}
-		for _, r := range records {
-			pod, w := s.readWorker(r)
-			s.workers.put(r.GetName(), pod, w)
-		}
-		k := &known{pod: p}
-		s.compute(k)
-		return k
+// computed returns a Pod "w" of Dynamo with its endpoints, after edit and the records.
+func computed(t *testing.T, config Config, edit func(*corev1.Pod), records ...*unstructured.Unstructured) *known {
+	t.Helper()
+	config.Dynamo = true
+	s := NewSource(&Client{}, config, quiet)
+	s.spec = &spec{ports: []int{8000}}
+	p := aPod("w", "10.0.0.7")
+	if edit != nil {
+		edit(p)
 	}
-	const hashed = 8051026481054291 // of worker-0-engine-0
+	for _, r := range records {
+		pod, w := s.readWorker(r)
+		s.workers.put(r.GetName(), pod, w)
+	}
+	k := &known{pod: p}
+	s.compute(k)
+	return k
+}
 
-	k := one(
-		Config{KVEventsPort: 5557},
-		nil,
-		record(t, "w", "w", "uid-w", kvblock.InstanceID("w"), "base-9f2", "decode", 2, false),
-	)
+func TestDynamoCard(t *testing.T) {
+	k := computed(t, Config{KVEventsPort: 5557}, nil,
+		record(t, "w", "w", "uid-w", kvblock.InstanceID("w"), "base-9f2", "decode", 2, false))
 	e := k.endpoints[0]
 	if e.Name != "w-rank-0" || e.InstanceID != kvblock.InstanceID("w") || e.Role != pool.Decode ||
 		e.Namespace != "base-9f2" || e.BlockSize != 32 || e.TotalKVBlocks != 2048 ||
 		e.MaxNumBatchedTokens != 8192 || e.DataParallelSize != 2 || !e.EAGLE || e.Model != "m" ||
-		e.DeviceType != "cuda" ||
-		e.KVEvents != "" ||
-		e.RankByAddress ||
-		len(k.instances) != 1 ||
-		k.instances[0].Card == nil {
-		t.Errorf("a card: %+v", e)
+		e.DeviceType != "cuda" || e.KVEvents != "" || e.RankByAddress ||
+		len(k.instances) != 1 || k.instances[0].Card == nil {
+		t.Errorf("got endpoint %+v", e)
 	}
-	// In container mode each container is a worker with an id of its own, behind the Pod's one frontend.
-	k = one(
-		Config{},
-		nil,
-		record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false),
-		record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false),
-	)
-	if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 "+
-		"10.0.0.7:8000 aggregated rank 0 base m" ||
-		k.endpoints[0].InstanceID != 1 ||
-		k.endpoints[1].InstanceID != hashed {
-		t.Errorf("container mode:\n%s", got)
-	}
-	// What an earlier Pod of a StatefulSet has left behind says nothing of this one.
-	k = one(Config{}, nil, record(t, "w", "w", "uid-of-before", 1, "base", "aggregated", 1, false))
-	if e := k.endpoints[0]; e.InstanceID != kvblock.InstanceID("w") || e.Model != "" {
-		t.Errorf("an earlier Pod's record: %+v", e)
-	}
-	// The event plane is heard where no port was given ...
+}
+
+func TestDynamoInstances(t *testing.T) {
+	t.Run("each container is a worker with its own id behind the Pod's frontend", func(t *testing.T) {
+		const hashed = 8051026481054291 // of worker-0-engine-0
+		k := computed(t, Config{}, nil,
+			record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false),
+			record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false))
+		if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 "+
+			"10.0.0.7:8000 aggregated rank 0 base m" ||
+			k.endpoints[0].InstanceID != 1 || k.endpoints[1].InstanceID != hashed {
+			t.Errorf("got endpoints:\n%s", got)
+		}
+	})
+	t.Run("the record of an earlier Pod of the same name is ignored", func(t *testing.T) {
+		k := computed(t, Config{}, nil, record(t, "w", "w", "uid-of-before", 1, "base", "aggregated", 1, false))
+		if e := k.endpoints[0]; e.InstanceID != kvblock.InstanceID("w") || e.Model != "" {
+			t.Errorf("got endpoint %+v", e)
+		}
+	})
+	t.Run("a record that cannot be parsed is ignored", func(t *testing.T) {
+		broken := record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true)
+		broken.Object["spec"] = map[string]any{"data": map[string]any{"endpoints": map[string]any{"x": "y"}}}
+		k := computed(t, Config{}, nil, broken)
+		if len(k.endpoints) != 1 || k.endpoints[0].InstanceID != kvblock.InstanceID("w") {
+			t.Errorf("got endpoints %+v", k.endpoints)
+		}
+	})
+}
+
+func TestDynamoEventPorts(t *testing.T) {
 	channel := record(t, "w", "w", "uid-w", 5, "base", "aggregated", 1, true)
-	k = one(Config{KVEventsPort: 5557}, nil, channel)
-	if e := k.endpoints[0]; e.KVEvents != "" || len(e.EventChannels) != 1 ||
-		e.EventChannels[0].ZMQ != "tcp://10.0.0.7:41234" ||
-		e.EventChannels[0].Publisher != 77 {
-		t.Errorf("event channels: %+v", e)
-	}
-	// ... and a port that was, or an annotation, goes first.
-	k = one(Config{KVEventsPort: 6000, KVEventsGiven: true}, nil, channel)
-	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:6000" {
-		t.Errorf("a given port: %+v", e)
-	}
-	k = one(Config{KVEventsPort: 5557}, func(p *corev1.Pod) {
-		p.Annotations["kvepp/kv-events-port"], p.Annotations["kvepp/role"], p.Annotations["kvepp/instance-id"] = "7000",
-			"aggregated", "18446744073709551615"
-	}, record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true))
-	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:7000" || e.Role != pool.Aggregated ||
-		e.InstanceID != 1<<64-1 {
-		t.Errorf("annotations: %+v", e)
-	}
-	// A record that cannot be read leaves the Pod as it is without one.
-	broken := record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true)
-	broken.Object["spec"] = map[string]any{"data": map[string]any{"endpoints": map[string]any{"x": "y"}}}
-	if k = one(Config{}, nil, broken); len(k.endpoints) != 1 || k.endpoints[0].InstanceID != kvblock.InstanceID("w") {
-		t.Errorf("a broken record: %+v", k.endpoints)
-	}
+	t.Run("a worker's event channels have precedence over the default port", func(t *testing.T) {
+		k := computed(t, Config{KVEventsPort: 5557}, nil, channel)
+		if e := k.endpoints[0]; e.KVEvents != "" || len(e.EventChannels) != 1 ||
+			e.EventChannels[0].ZMQ != "tcp://10.0.0.7:41234" || e.EventChannels[0].Publisher != 77 {
+			t.Errorf("got endpoint %+v", e)
+		}
+	})
+	t.Run("a port set by flag has precedence over event channels", func(t *testing.T) {
+		k := computed(t, Config{KVEventsPort: 6000, KVEventsGiven: true}, nil, channel)
+		if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:6000" {
+			t.Errorf("got endpoint %+v", e)
+		}
+	})
+	t.Run("annotations have precedence over everything else", func(t *testing.T) {
+		annotate := func(p *corev1.Pod) {
+			p.Annotations["kvepp/kv-events-port"] = "7000"
+			p.Annotations["kvepp/role"] = "aggregated"
+			p.Annotations["kvepp/instance-id"] = "18446744073709551615"
+		}
+		k := computed(t, Config{KVEventsPort: 5557}, annotate,
+			record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true))
+		if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:7000" || e.Role != pool.Aggregated ||
+			e.InstanceID != 1<<64-1 {
+			t.Errorf("got endpoint %+v", e)
+		}
+	})
 }
 
 func TestWorkersMove(t *testing.T) {

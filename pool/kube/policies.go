@@ -16,45 +16,45 @@ import (
 	"kvepp/modelrewrite"
 )
 
-// policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the
-// cluster has both. Source: llm-d-router 0.10, apix/v1alpha2; GAIE 1.5, apix/v1alpha2.
+// policyGroups are the API groups of InferenceObjective and InferenceModelRewrite. If the cluster has both groups, the
+// first counts. Source: llm-d-router 0.10, apix/v1alpha2; GAIE 1.5, apix/v1alpha2.
 var policyGroups = []string{"llm-d.ai", LegacyPoolGroup}
 
-// maxPolicies is how many objects of one kind are kept, and how many rules one may have.
+// maxPolicies bounds the objects of one kind, and the rules of one object.
 const maxPolicies = 10_000
 
-// Policy is what operators say of a pool's requests.
+// Policy is what a pool's objects say about its requests.
 type Policy struct {
-	// Priorities are those of InferenceObjectives, by their names.
+	// Priorities are those of InferenceObjectives, by name.
 	Priorities map[string]int32
-	// Rewrites are the rules of InferenceModelRewrites, those of older objects first, each named for its object.
+	// Rewrites are the rules of InferenceModelRewrites, older objects first. Each has its object's name.
 	Rewrites []modelrewrite.Rule
 }
 
-// Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp
-// have to read them. Create it with NewPolicies.
+// Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Both kinds may be absent or
+// forbidden. Create it with NewPolicies.
 type Policies struct {
 	client          *Client
 	namespace, pool string
 	log             *slog.Logger
 	objectives      [2]policyKind // in the order of policyGroups
 	rewrites        [2]policyKind
-	changed         chan struct{} // holds one when something is to be told
-	// the last of each object, so that it is logged once; only Run's goroutine uses them
+	changed         chan struct{} // holds one token if apply is due
+	// The last complaint about each object, so that it is logged once. Only Run's goroutine uses it.
 	complaints map[string]string
 }
 
-// policyKind is the objects of one kind and group.
+// policyKind holds the objects of one kind and group.
 type policyKind struct {
 	*Kind
 	resource schema.GroupVersionResource
 
 	mu      *sync.Mutex
 	objects map[string]*unstructured.Unstructured // guarded by mu; by name
-	full    bool                                  // guarded by mu; said already that one was passed over
+	full    bool                                  // guarded by mu; logged already that the limit is reached
 }
 
-// NewPolicies returns one that follows nothing yet.
+// NewPolicies returns Policies that follow nothing until Run.
 func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies {
 	p := &Policies{
 		client:     c,
@@ -92,7 +92,7 @@ func (p *Policies) all() []*policyKind {
 	return []*policyKind{&p.objectives[0], &p.objectives[1], &p.rewrites[0], &p.rewrites[1]}
 }
 
-// Run follows the cluster until ctx ends, and gives each new state to apply, in order.
+// Run follows the cluster until ctx ends, and calls apply with each new state, in order.
 func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -115,7 +115,7 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 	}
 }
 
-// tell says that there is something to tell.
+// tell makes Run call apply.
 func (p *Policies) tell() {
 	select {
 	case p.changed <- struct{}{}:
@@ -135,7 +135,7 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		switch {
 		case !there:
 			delete(k.objects, u.GetName())
-			k.full = k.full && !known // there is room again
+			k.full = k.full && !known // the number is below the limit again
 		case known || len(k.objects) < maxPolicies:
 			k.objects[u.GetName()] = u
 		default:
@@ -170,11 +170,11 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 	})
 }
 
-// policy reads all objects that are known. One that cannot be understood is logged and passed over.
+// policy parses all known objects. It logs and skips an object that is not valid.
 func (p *Policies) policy() (policy Policy) {
 	policy.Priorities = map[string]int32{}
 	before := p.complaints
-	p.complaints = map[string]string{} // those of objects that are gone are forgotten
+	p.complaints = map[string]string{} // complaints about deleted objects are dropped
 	p.read(&p.objectives, before, func(u *unstructured.Unstructured) error {
 		priority, err := parseObjective(u)
 		if err == nil {
@@ -190,8 +190,8 @@ func (p *Policies) policy() (policy Policy) {
 	return policy
 }
 
-// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has. What
-// was complained of before is not logged again.
+// read returns this pool's objects to apply, the oldest first, from the first group that the cluster has. It does not
+// repeat earlier complaints in the log.
 func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take func(*unstructured.Unstructured) error) {
 	for i := range kinds {
 		k := &kinds[i]
@@ -233,8 +233,8 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 	}
 }
 
-// inForce reports whether the cluster has the kind, as far as is known. Objects that are known count while it seems to
-// be away: what is not installed yet and what an API server that has just begun does not serve yet look alike.
+// inForce reports whether the cluster has the kind, by the last known state. Known objects count while the kind seems
+// to be absent: a CRD that is not installed looks like one that a starting API server does not serve yet.
 func (k *policyKind) inForce() bool {
 	if k.exists() {
 		return true
@@ -244,7 +244,7 @@ func (k *policyKind) inForce() bool {
 	return len(k.objects) > 0
 }
 
-// ours reports whether an object is about this pool.
+// ours reports whether an object refers to this pool.
 func (p *Policies) ours(u *unstructured.Unstructured) bool {
 	text := func(key string) string {
 		v, _, _ := unstructured.NestedString(u.Object, "spec", "poolRef", key)
@@ -264,7 +264,7 @@ func parseObjective(u *unstructured.Unstructured) (priority int32, err error) {
 	return o.Spec.Priority, err
 }
 
-// parseRewrite reads the rules of an object; all or none.
+// parseRewrite parses the rules of an object. It returns all of them or an error.
 func parseRewrite(u *unstructured.Unstructured) ([]modelrewrite.Rule, error) {
 	var o struct {
 		Spec struct {

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Reviewer asks the API server who may read a page, as Kubernetes' own programs do: a request brings a token of the
-// cluster's, whose bearer must have the right to get the page's path. Create it with NewReviewer.
+// Reviewer asks the API server who may read a page, as Kubernetes' own programs do. A request carries a token of the
+// cluster; its bearer must have the right to get the page's path. Create it with NewReviewer.
 type Reviewer struct {
 	client *Client
 	kind   *Kind
@@ -33,20 +33,20 @@ type verdict struct {
 const (
 	allowedFor    = time.Minute
 	refusedFor    = 10 * time.Second
-	maxVerdicts   = 1024 // anybody can send tokens
+	maxVerdicts   = 1024 // a bound, because any client can send tokens
 	reviewTimeout = 5 * time.Second
 )
 
-// NewReviewer returns a reviewer that has asked nothing yet.
+// NewReviewer returns a reviewer with an empty cache.
 func NewReviewer(c *Client, log *slog.Logger) *Reviewer {
 	return &Reviewer{client: c, kind: newKind("tokenreviews", log), verdicts: map[[sha256.Size]byte]verdict{}}
 }
 
-// Kind says how it goes with the questions.
+// Kind returns the health of the reviews.
 func (r *Reviewer) Kind() *Kind { return r.kind }
 
-// Guard lets requests through whose bearer may get their path. Others are answered 401 (no token, or one that is none
-// of the cluster's), 403 (no such right) or 503 (the API server cannot be asked).
+// Guard lets a request pass if its bearer may get the path. Otherwise it answers 401 (no token, or not a token of the
+// cluster), 403 (no such right) or 503 (the API server cannot be asked).
 func (r *Reviewer) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		token, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")

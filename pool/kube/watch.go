@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Health says how it goes with a kind of objects.
+// Health is the state of a kind of objects.
 type Health string
 
-// The states of a Kind. Of one that is not Followed, what was known before stays known.
+// The states of a Kind. If a Kind is not Followed, its last known objects stay.
 const (
 	Starting  Health = "starting"
 	Followed  Health = "followed"
@@ -29,32 +29,32 @@ const (
 	Failing   Health = "failing"   // anything else
 )
 
-// Kind is a kind of objects that kvepp follows, or wants to. It outlives its watches.
+// Kind is a kind of objects that kvepp follows, or tries to. It outlives its watches.
 type Kind struct {
 	Name string // plural, as in the API
 	log  *slog.Logger
 
 	errors  atomic.Uint64
-	changed func() // called when there is another answer to whether the cluster has the kind; nil: nobody asks
+	changed func() // called if exists returns another result than before; may be nil
 	mu      sync.Mutex
 	health  Health
-	there   bool          // kvepp could read it when the API server last answered
-	tried   chan struct{} // closed when the first list came, or failed
+	there   bool          // kvepp could read it at the API server's last answer
+	tried   chan struct{} // closed when the first list arrived or failed
 }
 
 func newKind(name string, log *slog.Logger) *Kind {
 	return &Kind{Name: name, log: log, health: Starting, tried: make(chan struct{})}
 }
 
-// Health returns how it goes.
+// Health returns the current state.
 func (k *Kind) Health() Health {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.health
 }
 
-// exists reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is
-// away now.
+// exists reports whether the cluster has the kind and lets kvepp read it. While the API server is away, its last answer
+// counts.
 func (k *Kind) exists() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,7 +64,7 @@ func (k *Kind) exists() bool {
 // Errors returns how often a list or a watch failed.
 func (k *Kind) Errors() uint64 { return k.errors.Load() }
 
-// set changes the health, and says whether it was another.
+// set changes the health, and reports whether it was another before.
 func (k *Kind) set(now Health) bool {
 	k.mu.Lock()
 	was, there := k.health, k.there
@@ -86,10 +86,10 @@ func (k *Kind) set(now Health) bool {
 	return was != now
 }
 
-// failed takes in what a list or a watch said. It logs each new state once, not each attempt.
+// failed records the error of a list or a watch. It logs each new state once, not each attempt.
 func (k *Kind) failed(err error) {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return // the next list says what was missed
+		return // the next list has the missed changes
 	}
 	k.errors.Add(1)
 	switch {
@@ -125,19 +125,19 @@ func (k *Kind) failed(err error) {
 	}
 }
 
-// followed takes in that it goes well.
+// followed records that a list or a watch succeeded.
 func (k *Kind) followed() {
 	if k.set(Followed) {
 		k.log.Info("following", "kind", k.Name)
 	}
 }
 
-// follower takes in the objects of one watch. Its functions are called from one goroutine.
+// follower receives the objects of one watch. Its functions are called from one goroutine.
 type follower struct {
-	strip func(any) (any, error) // takes off what is not needed before anything is kept; idempotent. nil: nothing
-	put   func(any)              // an object that is there
-	gone  func(any)              // one that is not any more, as it last was
-	all   func([]any)            // the whole list: what is not in it is gone
+	strip func(any) (any, error) // removes unneeded fields before an object is kept; idempotent; may be nil
+	put   func(any)              // an object that was added or changed
+	gone  func(any)              // an object that was deleted, in its last state
+	all   func([]any)            // the whole list: objects that are not in it were deleted
 }
 
 const (
@@ -145,18 +145,18 @@ const (
 	lastRetry  = 15 * time.Second
 )
 
-// requests are the two by which a kind of objects is followed.
+// requests are the list and the watch of a kind of objects.
 type requests struct {
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
-	with  any // the client that they ask with
+	with  any // the client of both requests
 }
 
 // follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long
-// each time, up to lastRetry; half of it by chance, so that replicas do not ask at once.
+// each time, up to lastRetry. Half of the wait is random, so that replicas do not ask at the same time.
 func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follower) {
 	store := &intake{kind: k, follower: to}
-	// Failures are seen here, and not by who calls the Reflector: some of them it keeps to itself.
+	// Failures are recorded here, and not by the caller of the Reflector, which hides some of them.
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			ctx, try := k.try(ctx)
@@ -169,11 +169,11 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			ctx, try := k.try(ctx)
 			w, err := ask.watch(ctx, options)
-			// what cannot be had so is listed next
+			// a stream that fails is replaced by a list
 			listing := options.SendInitialEvents != nil && *options.SendInitialEvents
 			switch {
 			case ctx.Err() != nil || try.lost.Load():
-			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector asks for the same again
+			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector repeats the same request
 				k.failed(err)
 			case err == nil && !listing:
 				k.followed()
@@ -203,7 +203,7 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 	}
 }
 
-// try is one list or watch that is asked for. lost: the server gave no answer the last time; that was taken in already.
+// try is one list or watch. lost: the server did not answer the last one, and that is recorded already.
 type try struct {
 	kind *Kind
 	lost atomic.Bool
@@ -211,14 +211,14 @@ type try struct {
 
 type tryKey struct{}
 
-// try returns a context for asking once.
+// try returns a context for one request.
 func (k *Kind) try(ctx context.Context) (context.Context, *try) {
 	t := &try{kind: k}
 	return context.WithValue(ctx, tryKey{}, t), t
 }
 
-// wire sends requests to the API server, and takes in where it gives no answer: client-go tries again by itself, for
-// minutes, and in the end calls some of that a watch that had nothing to tell.
+// wire sends requests to the API server, and records if the server does not answer. client-go retries for minutes, and
+// in the end reports some of these failures as a watch without events.
 type wire struct{ http.RoundTripper }
 
 func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -235,7 +235,7 @@ func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper is for client-go, which looks for the transport below.
 func (w wire) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }
 
-// intake is what a Reflector writes to, in place of a cache: nobody reads objects back.
+// intake receives the objects of a Reflector in place of a cache: no code reads the objects back.
 type intake struct {
 	kind *Kind
 	follower
@@ -247,7 +247,7 @@ func (i *intake) Update(o any) error { return i.take(o, i.put) }
 func (i *intake) Delete(o any) error { return i.take(o, i.gone) }
 func (i *intake) Resync() error      { return nil }
 
-// Transformer has a Reflector strip the objects of a list while it comes in.
+// Transformer makes a Reflector strip the objects of a list while it arrives.
 func (i *intake) Transformer() cache.TransformFunc {
 	if i.strip == nil {
 		return nil
@@ -266,7 +266,7 @@ func (i *intake) take(o any, to func(any)) error {
 	return nil
 }
 
-// Replace takes in a list: the first, or the one after a watch that could not be taken up where it ended.
+// Replace receives a list: the first, or the one after a watch that could not resume.
 func (i *intake) Replace(list []any, _ string) error {
 	i.lists++
 	stripped := make([]any, 0, len(list))

@@ -15,16 +15,16 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// workerResource is what each Dynamo worker writes of itself when its discovery is Kubernetes'. Source: dynamo-runtime
-// 1.6.1, discovery::kube.
+// workerResource is the object that each Dynamo worker writes about itself if Kubernetes is its discovery. Source:
+// dynamo-runtime 1.6.1, discovery::kube.
 var workerResource = schema.GroupVersionResource{
 	Group:    "nvidia.com",
 	Version:  "v1alpha1",
 	Resource: "dynamoworkermetadatas",
 }
 
-// metadata is what Dynamo's workers say of themselves, by the Pod that they run in. Most Pods have one worker, named as
-// they are; where each container is a worker, several.
+// metadata holds the objects of Dynamo's workers by their Pod. Most Pods have one worker, and its object has the Pod's
+// name. If each container is a worker, a Pod has several.
 type metadata struct {
 	byPod map[string]map[string]*worker // Pod's name -> object's name
 	pods  map[string]string             // object's name -> Pod's name
@@ -32,19 +32,19 @@ type metadata struct {
 
 // worker is one DynamoWorkerMetadata object.
 type worker struct {
-	owner     types.UID // of the Pod; empty: it does not say
+	owner     types.UID // of the Pod; empty: not given
 	instances []dynamo.Instance
-	complaint string // the last, so that it is logged once
+	complaint string // the last one, so that it is logged once
 }
 
-// named is an instance, and the name of the object that told of it.
+// named is an instance and the name of the object that describes it.
 type named struct {
 	name string
 	dynamo.Instance
 }
 
-// instances returns those of a Pod's workers that requests can be sent to, ordered by name. An object that an earlier
-// Pod of the same name has left behind does not count.
+// instances returns the instances of a Pod's workers that requests can be sent to, ordered by name. It skips objects of
+// an earlier Pod with the same name.
 func (m *metadata) instances(p *corev1.Pod) []named {
 	var found []named
 	for _, name := range slices.Sorted(maps.Keys(m.byPod[p.Name])) {
@@ -59,7 +59,8 @@ func (m *metadata) instances(p *corev1.Pod) []named {
 	return found
 }
 
-// put takes in an object, nil when it is gone, and returns the names of the Pods that it was and is of.
+// put stores an object, or removes it if w is nil. It returns the names of the Pods that the object belonged to before
+// and belongs to now.
 func (m *metadata) put(name, pod string, w *worker) []string {
 	if m.byPod == nil {
 		m.byPod, m.pods = map[string]map[string]*worker{}, map[string]string{}
@@ -82,7 +83,7 @@ func (m *metadata) put(name, pod string, w *worker) []string {
 	return append(touched, pod)
 }
 
-// followWorkers keeps what Dynamo's workers say of themselves, until ctx ends.
+// followWorkers follows the objects of Dynamo's workers until ctx ends.
 func (s *Source) followWorkers(ctx context.Context) {
 	put := func(u *unstructured.Unstructured, there bool) { // the caller holds s.mu
 		pod, w := "", (*worker)(nil)
@@ -132,7 +133,7 @@ func (s *Source) followWorkers(ctx context.Context) {
 	)
 }
 
-// stripObject takes off what Kubernetes adds to an object, which is more than the object.
+// stripObject removes the fields that Kubernetes adds, which are larger than the rest.
 func stripObject(o any) (any, error) {
 	if u, ok := o.(*unstructured.Unstructured); ok {
 		u.SetManagedFields(nil)
@@ -140,7 +141,7 @@ func stripObject(o any) (any, error) {
 	return o, nil
 }
 
-// readWorker reads an object. What it says that cannot be read is logged once. The caller holds s.mu.
+// readWorker parses an object. It logs an error once per object. The caller holds s.mu.
 func (s *Source) readWorker(u *unstructured.Unstructured) (pod string, w *worker) {
 	w = &worker{}
 	pod = u.GetName()

@@ -266,8 +266,9 @@ func checkName(id string) error {
 		return api.Refuse(http.StatusBadRequest, "selection_id is empty")
 	case len(id) > pool.MaxText:
 		return api.Refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", pool.MaxText)
-	case pool.CheckText(id) != nil:
-		return api.Refuse(http.StatusBadRequest, "selection_id: %v", pool.CheckText(id))
+	}
+	if err := pool.CheckText(id); err != nil {
+		return api.Refuse(http.StatusBadRequest, "selection_id: %v", err)
 	}
 	return nil
 }
