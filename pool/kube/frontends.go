@@ -201,7 +201,7 @@ func (s *Source) judge() time.Duration {
 	defer s.mu.Unlock()
 	wait := askAnyway
 	for _, k := range s.pods {
-		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else the worker has written its metadata meanwhile
+		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else it has metadata now
 			wait = min(wait, askAgain)
 		}
 		if !k.waits() {

@@ -24,18 +24,18 @@ const (
 	// maxWorkers bounds the records of workers.
 	maxWorkers = 1 << 16
 
-	// itemBytes is the estimated memory of one text of a record without its bytes.
+	// itemBytes is the estimated memory of one text of a record, without the bytes of the text.
 	itemBytes = 32
 
 	// maxItems bounds each list and map of a worker's record.
 	maxItems = maxRanksOfWorker
 )
 
-// workerFields is what a client says of a worker. Nil is what was not said.
+// workerFields are a worker's fields in a request. Nil: not given.
 type workerFields struct {
 	Endpoint *string `json:"endpoint"`
 	KVEvents *string `json:"kv_events_endpoint"`
-	// by rank; if there is any, KVEvents is not read
+	// By rank; if there are any, KVEvents is ignored.
 	KVEventsByRank          map[uint32]string `json:"kv_events_endpoints,omitempty"`
 	Replay                  *string           `json:"replay_endpoint"`
 	BlockSize               *uint32           `json:"block_size"`
@@ -55,7 +55,7 @@ type workerFields struct {
 	EventSourceMode         *string           `json:"kv_event_source_mode,omitempty"`
 }
 
-// enforcement is one of two words.
+// enforcement is one of two constants.
 type enforcement string
 
 func (e *enforcement) UnmarshalText(text []byte) error {
@@ -65,7 +65,7 @@ func (e *enforcement) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// record is a worker as the service answers it.
+// record is a worker in the service's answers.
 type record struct {
 	ID        uint64 `json:"worker_id"`
 	Model     string `json:"model_name"`
@@ -77,21 +77,21 @@ type record struct {
 	bytes int // an estimate
 }
 
-// Lifecycles.
+// The lifecycle states of a worker.
 const (
 	incomplete    = "incomplete"
 	schedulable   = "schedulable"
 	unschedulable = "unschedulable"
 )
 
-// group is one model's and routing group's workers: all have blocks of one size. It stays when its last worker leaves,
-// until another one needs the room or brings another size.
+// group holds the workers of one model and routing group. All have the same block size. It stays after its last worker
+// leaves, until its place is needed or a worker with another block size joins.
 type group struct {
-	name      string // as the pool's workers have it
+	name      string // in the pool
 	blockSize int
 	eagle     bool
 	workers   int          // schedulable ones
-	line      *waitingLine // of the selections that wait; nil: none does
+	line      *waitingLine // nil: selections never wait
 }
 
 func (r *record) modelGroup() api.ModelGroup { return api.ModelGroup{Model: r.Model, Group: r.Group} }
@@ -99,7 +99,7 @@ func (r *record) modelGroup() api.ModelGroup { return api.ModelGroup{Model: r.Mo
 func (r *record) startRank() uint32 { return deref(r.StartRank, 0) }
 func (r *record) size() uint32      { return deref(r.Size, 1) }
 
-// endRank is the one behind the last rank.
+// endRank is the first rank after the worker's last.
 func (r *record) endRank() uint32 { return r.startRank() + r.size() }
 
 func deref[T any](p *T, otherwise T) T {
@@ -109,7 +109,7 @@ func deref[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// eventsOf returns where a rank's events come from; "" when nobody said.
+// eventsOf returns the event address of a rank, or "" if none was given.
 func (r *record) kvEventsOf(rank uint32) string {
 	if len(r.KVEventsByRank) > 0 {
 		return r.KVEventsByRank[rank]
@@ -120,13 +120,14 @@ func (r *record) kvEventsOf(rank uint32) string {
 	return ""
 }
 
-// check refuses what would take too much memory, and ranks that there are none of, and notes how much the record takes.
+// check refuses a record that would take too much memory or has ranks out of range. It also estimates the record's
+// memory.
 func (r *record) check() error {
 	if r.size() > maxRanksOfWorker {
 		return api.Refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(),
 			maxRanksOfWorker)
 	}
-	// Dynamo takes a worker that begins there for one that can be chosen, and then never chooses it.
+	// Dynamo accepts a worker that starts at this rank, and then never selects it.
 	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
 		return api.Refuse(
 			http.StatusBadRequest,
@@ -172,7 +173,7 @@ func (r *record) check() error {
 	return nil
 }
 
-// lacks lists what is missing before the worker can be chosen.
+// lacks lists the fields that the worker still needs before it can be selected.
 func (s *Selector) lacks(r *record) (reasons []string) {
 	if deref(r.Endpoint, "") == "" {
 		reasons = append(reasons, "endpoint is required")
@@ -203,7 +204,7 @@ func (s *Selector) lacks(r *record) (reasons []string) {
 	return reasons
 }
 
-// addresses says which of the event addresses is none.
+// addresses returns an error if an event address is not valid.
 func (r *record) addresses() error {
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
 		if err := pool.CheckTCP(r.kvEventsOf(rank), 1); err != nil {
@@ -218,8 +219,8 @@ func (r *record) addresses() error {
 	return nil
 }
 
-// put makes r the record of its worker. What cannot be used of it is kept, and said in its reasons. The caller holds
-// s.changing.
+// put makes r the record of its worker. It keeps values that cannot be used, and explains them in the record's reasons.
+// The caller holds s.changing.
 func (s *Selector) putRecord(r *record) error {
 	slices.Sort(r.Taints)
 	if r.Taints = slices.Compact(r.Taints); r.Taints == nil {
@@ -259,7 +260,8 @@ func (s *Selector) putRecord(r *record) error {
 	return nil
 }
 
-// replace makes r the record of its worker, and schedulable if it has no reason not to be. The caller holds s.changing.
+// replace makes r the record of its worker. The worker is schedulable if r has no reasons against it. The caller holds
+// s.changing.
 func (s *Selector) replace(r *record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,7 +295,7 @@ func (s *Selector) replace(r *record) error {
 	return nil
 }
 
-// count notes that a worker joins its group, or leaves it. The caller holds s.mu.
+// count updates the group's and the selector's counts when a worker joins or leaves. The caller holds s.mu.
 func (s *Selector) count(r *record, by int) {
 	if r != nil && r.Lifecycle == schedulable {
 		s.groups[r.modelGroup()].workers += by
@@ -301,7 +303,7 @@ func (s *Selector) count(r *record, by int) {
 	}
 }
 
-// join makes the worker's group, or says why the worker is none of its. The caller holds s.mu.
+// join creates the worker's group if needed, or returns why the worker does not fit the group. The caller holds s.mu.
 func (s *Selector) join(r *record) error {
 	size, eagle := int(*r.BlockSize), deref(r.EAGLE, false)
 	if s.ranks+int(r.size()) > api.MaxRanks {
@@ -336,9 +338,9 @@ func (s *Selector) join(r *record) error {
 	return nil
 }
 
-// publish has the pool hold what is to be known of a worker now, after was: each rank is an endpoint. Nil is no worker.
-// The caller holds s.changing, but not s.mu: selections go on while the pool waits for the last event of a worker that
-// leaves.
+// publish updates the worker's endpoints in the pool, one for each rank. was is the worker's earlier record; a nil
+// record means no worker. The caller holds s.changing but not s.mu: selections go on while the pool waits for the last
+// event of a worker that leaves.
 func (s *Selector) publish(was, now *record) {
 	before, after := s.endpointsOf(was), s.endpointsOf(now)
 	if len(before) == 0 && len(after) == 0 {
@@ -352,14 +354,14 @@ func (s *Selector) publish(was, now *record) {
 	s.released()
 }
 
-// endpointsOf returns the ranks of a schedulable worker as the pool has them.
+// endpointsOf returns the ranks of a schedulable worker as endpoints of the pool.
 func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
 	if r == nil || r.Lifecycle != schedulable {
 		return nil
 	}
 	name := r.modelGroup().PoolModel()
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
-		// The address that clients are given stays out: with another one it is the same cache all the same.
+		// The address that clients are given is left out: a change of it does not change the cache.
 		e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", name, r.ID, rank), InstanceID: r.ID, Model: name,
 			DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: int(*r.BlockSize),
 			EAGLE: deref(r.EAGLE, false), Taints: r.Taints,
@@ -372,7 +374,7 @@ func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
 	return endpoints
 }
 
-// ordered returns all records by model, group and worker id. The caller holds s.mu, at least for reading.
+// ordered returns all records, sorted by model, group and worker id. The caller holds at least s.mu's read lock.
 func (s *Selector) ordered() []*record {
 	return slices.SortedFunc(maps.Values(s.workers), func(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group), cmp.Compare(a.ID, b.ID))
@@ -403,7 +405,7 @@ func (s *Selector) putWorker(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusCreated, r, err)
 }
 
-// patchWorker answers PATCH /workers/{id}: what the body does not name stays.
+// patchWorker answers PATCH /workers/{id}. Fields that the body does not have keep their values.
 func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 	id, ok := workerID(w, req)
 	if !ok {
@@ -459,7 +461,7 @@ func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, &gone, nil)
 }
 
-// workerID reads a path's; if there is none, it answers.
+// workerID parses the worker id of the path. If it is not valid, workerID answers the request.
 func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
 	id, err := strconv.ParseUint(req.PathValue("id"), 10, 64)
 	if err != nil {
@@ -472,7 +474,7 @@ func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
 	return id, err == nil
 }
 
-// asked returns the records of the model and group that the request's query names.
+// asked returns the records of the model and group in the request's query.
 func (s *Selector) recordsAskedFor(req *http.Request) []*record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -480,7 +482,7 @@ func (s *Selector) recordsAskedFor(req *http.Request) []*record {
 	return slices.DeleteFunc(all, func(r *record) bool { return !asksFor(req, r.modelGroup()) })
 }
 
-// asksFor says whether a request's query names a group, or none.
+// asksFor reports whether the request's query matches the group. A query without a group matches each one.
 func asksFor(req *http.Request, of api.ModelGroup) bool {
 	query := req.URL.Query()
 	return (!query.Has("model_name") || query.Get("model_name") == of.Model) &&
@@ -495,7 +497,7 @@ func (s *Selector) listWorkers(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// ready answers whether there is a worker to choose.
+// ready answers whether a worker can be selected.
 func (s *Selector) ready(w http.ResponseWriter, _ *http.Request) {
 	s.mu.RLock()
 	all := s.ordered()

@@ -19,7 +19,7 @@ type promptQuery struct {
 	Override *override `json:"router_config_override"`
 }
 
-// potentialLoad is what a rank carries, and would carry with one more request.
+// potentialLoad is the load of a rank now, and with one more request.
 type potentialLoad struct {
 	Worker        uint64 `json:"worker_id"`
 	Rank          uint32 `json:"dp_rank"`
@@ -28,7 +28,7 @@ type potentialLoad struct {
 	Requests      int    `json:"active_requests"`
 }
 
-// groupLoads is one group's part of the answer of GET /loads.
+// groupLoads is one group in the answer of GET /loads.
 type groupLoads struct {
 	Model         string          `json:"model_name"`
 	Group         string          `json:"routing_group"`
@@ -73,8 +73,8 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// ask reads a question, cuts its prompt, and looks up what all workers of its group have of it. Then f is called with
-// these workers.
+// ask parses a question, cuts its prompt, and looks up the cached blocks of all workers of its group. Then it calls f
+// with these workers.
 func (s *Selector) withMatches(
 	w http.ResponseWriter,
 	req *http.Request,
@@ -98,7 +98,7 @@ func (s *Selector) withMatches(
 		if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
 			return nil, err
 		}
-		cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
+		cfg.AssumeKVReuse = true // a prompt that must not share blocks has its own hashes by now
 		snapshot := s.pool.Acquire()
 		defer snapshot.Release()
 		d.workers = d.workers[:0]
@@ -108,7 +108,7 @@ func (s *Selector) withMatches(
 			}
 		}
 		if len(d.workers) == 0 {
-			return nil, errNoEndpoints // they left just now
+			return nil, errNoEndpoints // the workers left a moment ago
 		}
 		s.match(d, g, &scoring.Constraints{})
 		return f(d, g, &cfg, d.workers)
@@ -137,8 +137,7 @@ func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// overlapScore is what one rank holds of a prompt: each tier counts what the tiers before it hold, too, and an
-// extension does not.
+// overlapScore is how much of a prompt one rank holds. Each tier includes the tiers before it; an extension does not.
 type overlapScore struct {
 	Worker         uint64 `json:"worker_id"`
 	Rank           uint32 `json:"dp_rank"`
@@ -150,7 +149,7 @@ type overlapScore struct {
 	SharedPastThis *int   `json:"shared_beyond_device_blocks"` // not known
 }
 
-// sharedCache is Dynamo's cache of all workers, which kvepp does not ask.
+// sharedCache is Dynamo's shared cache of all workers. kvepp does not query one.
 type sharedCache struct {
 	Enabled bool     `json:"enabled"`
 	Blocks  int      `json:"total_hit_blocks"`

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxReservations bounds the reservations that are held at once, and maxReservedBlocks the blocks of their prompts.
+	// maxReservations bounds the reservations at one time, and maxReservedBlocks the blocks of their prompts.
 	maxReservations   = 1 << 17
 	maxReservedBlocks = 1 << 25
 )
@@ -24,8 +24,8 @@ func conflict(id string) error {
 	return api.Refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
 }
 
-// room says whether so many more blocks may be reserved under a name. Nobody streams the responses of reservations, so
-// that each is in the load book by its name, and ends there with its time if its client does not end it before.
+// checkRoom returns an error if n more blocks cannot be reserved under a name. kvepp does not see the responses to
+// reservations. Therefore the load book has each under its name, and ends it by expiry if its client does not end it.
 func (s *Selector) checkRoom(id string, blocks int) error {
 	if _, taken := s.loadBook.Named(id); taken {
 		return conflict(id)
@@ -44,7 +44,7 @@ func (s *Selector) checkRoom(id string, blocks int) error {
 	return nil
 }
 
-// onReservation calls f for the booking of that name, or answers that there is none.
+// onReservation calls f with the booking of that name, or answers that there is none.
 func (s *Selector) onReservation(w http.ResponseWriter, req *http.Request, f func(scoring.Booking)) {
 	booking, ok := s.loadBook.Named(req.PathValue("id"))
 	if !ok {
@@ -55,15 +55,15 @@ func (s *Selector) onReservation(w http.ResponseWriter, req *http.Request, f fun
 	api.Reply(w, http.StatusOK, api.StatusOK, nil)
 }
 
-// pendingSelections are selections that may yet become reservations, by the names that clients gave them.
+// pendingSelections are selections that may become reservations, by the names that clients gave them.
 type pendingSelections struct {
 	ttl        time.Duration
 	maxEntries int
 	maxBytes   int
 
 	mu    sync.Mutex
-	byKey map[pendingKey]*list.Element // of order
-	order *list.List                   // of *pendingSelection, the oldest first
+	byKey map[pendingKey]*list.Element // elements of order
+	order *list.List                   // of *pendingSelection, oldest first
 	bytes int
 }
 
@@ -77,7 +77,7 @@ type pendingSelection struct {
 	worker  uint64
 	rank    uint32
 	tracked []kvblock.SequenceHash
-	local   []kvblock.LocalHash // where the index shall learn what was booked; else nil
+	local   []kvblock.LocalHash // set if the index must learn the booked blocks, else nil
 	prefill int                 // tokens to book for it
 	session string
 	at      time.Time
@@ -97,7 +97,7 @@ func (n *pendingSelection) size() int {
 	return 8*(len(n.tracked)+len(n.local)) + len(n.key.Model) + len(n.key.Group) + len(n.key.id) + len(n.session)
 }
 
-// put keeps a selection in place of an earlier one of its name; the oldest go for want of room.
+// put stores a selection under its name, in place of an earlier one. It drops the oldest if there are too many.
 func (p *pendingSelections) put(n *pendingSelection) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,7 +117,7 @@ func (p *pendingSelections) expired(e *list.Element) bool {
 	return time.Since(e.Value.(*pendingSelection).at) > p.ttl
 }
 
-// get returns a selection, nil if there is none.
+// get returns a selection, or nil.
 func (p *pendingSelections) get(key pendingKey) *pendingSelection {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +128,7 @@ func (p *pendingSelections) get(key pendingKey) *pendingSelection {
 	return e.Value.(*pendingSelection)
 }
 
-// drop forgets a selection; if n is not nil, only if it is this one.
+// drop removes a selection. If n is not nil, drop removes only n.
 func (p *pendingSelections) drop(key pendingKey, n *pendingSelection) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,8 +150,8 @@ func (p *pendingSelections) remove(e *list.Element) {
 	p.bytes -= n.size()
 }
 
-// reserveRequest is the body of POST /reservations. Without a worker it takes up the selection of its name, and the
-// rest is not read.
+// reserveRequest is the body of POST /reservations. Without a worker, it reserves the selection of its name, and the
+// other fields are ignored.
 type reserveRequest struct {
 	Model  *string `json:"model_name"`
 	Group  *string `json:"routing_group"`
@@ -161,7 +161,7 @@ type reserveRequest struct {
 	promptFields
 	Override             *override `json:"router_config_override"`
 	ExpectedOutputTokens *uint32   `json:"expected_output_tokens"`
-	Effective            *uint64   `json:"effective_prefill_tokens"` // not given: none are booked
+	Effective            *uint64   `json:"effective_prefill_tokens"` // nil: books no tokens
 	TrackPrefill         *bool     `json:"track_prefill_tokens"`
 }
 
@@ -172,7 +172,7 @@ func (q *reserveRequest) check() error {
 	return checkName(*q.ID)
 }
 
-// reserveResponse is its answer.
+// reserveResponse is the answer to a reserveRequest.
 type reserveResponse struct {
 	ID       string `json:"selection_id"`
 	Model    string `json:"model_name"`
@@ -198,7 +198,7 @@ func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusCreated, response, err)
 }
 
-// takeUp reserves what a selection chose.
+// takeUp reserves the worker of an earlier selection.
 func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	n := s.pending.get(key)
 	if n == nil {
@@ -233,7 +233,7 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 		&prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill,
 		session); err != nil {
 		if r := (*api.Refusal)(nil); errors.As(err, &r) && r.Status == http.StatusBadRequest {
-			s.pending.drop(key, n) // its session has moved: it can never be
+			s.pending.drop(key, n) // the session has moved: this selection can never be reserved
 		}
 		return nil, err
 	}
@@ -266,7 +266,7 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 			p.isl,
 		)
 	}
-	if !deref(q.TrackPrefill, true) { // given, it is what counts; else the tokens that are
+	if !deref(q.TrackPrefill, true) { // a given number counts; else the whole prompt
 		prefill = 0
 	}
 	r := s.recordOf(*q.Worker)
@@ -280,12 +280,12 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 	return &reserveResponse{*q.ID, of.Model, of.Group, *q.Worker, rank, deref(r.Endpoint, "")}, nil
 }
 
-// serves says whether r is a worker of a group that can be chosen; nil is none.
+// schedulableIn reports whether r is a schedulable worker of the group; r may be nil.
 func (r *record) schedulableIn(of api.ModelGroup) bool {
 	return r != nil && r.Lifecycle == schedulable && r.modelGroup() == of
 }
 
-// book books a prompt on a worker, for which so many tokens are to be prefilled.
+// book books a prompt on a worker, with the number of tokens to prefill.
 func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int,
 	session sessionBinding) error {
 	if err := s.checkRoom(id, len(p.tracked)); err != nil {
@@ -309,7 +309,7 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 		)
 	}
 	cfg := s.cfg.Scoring
-	// prefill is what shall be booked, and hashes say what is shared
+	// prefill is the number of tokens to book, and hashes are the blocks that others may share.
 	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true
 	w := &snapshot.Workers[at]
 	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
@@ -329,7 +329,7 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	return nil
 }
 
-// bookingError is what a client is told of an error of the load book's.
+// bookingError returns the answer to an error of the load book.
 func bookingError(id string, err error) error {
 	if errors.Is(err, scoring.ErrDuplicateRequest) {
 		return conflict(id)
@@ -343,7 +343,7 @@ func (s *Selector) prefillComplete(w http.ResponseWriter, req *http.Request) {
 	s.released()
 }
 
-// outputBlock answers POST /reservations/{id}/output_block: one more block of the answer is there.
+// outputBlock answers POST /reservations/{id}/output_block: the engine has generated one more block.
 func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 	var body struct {
 		Left *float64 `json:"decay_fraction"`

@@ -18,10 +18,10 @@ import (
 	"kvepp/scoring"
 )
 
-// promptFields are a prompt: token ids, those of a model's processor for one with media, or hashes.
+// promptFields are a prompt: token ids (for a prompt with media, those of the model's processor), or hashes.
 type promptFields struct {
 	Tokens         []kvblock.Token `json:"token_ids"`
-	Media          *mediaPrompt    `json:"mm_routing_info"` // goes first, if it has tokens
+	Media          *mediaPrompt    `json:"mm_routing_info"` // has precedence if it has tokens
 	BlockMedia     []*blockMedia   `json:"block_mm_infos"`  // of Tokens, by block
 	BlockHashes    []int64         `json:"block_hashes"`    // local hashes
 	SequenceHashes []int64         `json:"sequence_hashes"` // of the same blocks
@@ -36,23 +36,23 @@ type mediaPrompt struct {
 	BlockMedia []*blockMedia   `json:"block_mm_infos"`
 }
 
-// blockMedia names what a block has placeholders of.
+// blockMedia names the media whose placeholders a block contains.
 type blockMedia struct {
 	Objects []struct {
 		Hash uint64 `json:"mm_hash"`
 	} `json:"mm_objects"`
 }
 
-// prompt is a prompt cut into the blocks of a group.
+// prompt is a prompt that is cut into the blocks of a group.
 type prompt struct {
 	local   []kvblock.LocalHash
-	chain   []kvblock.SequenceHash // what the index knows the blocks by
-	tracked []kvblock.SequenceHash // what the book shall know them by
+	chain   []kvblock.SequenceHash // the blocks' hashes in the index
+	tracked []kvblock.SequenceHash // the blocks' hashes in the load book
 	isl     int
 }
 
-// cut fills p with the prompt in blocks of g. whole says that local and chain are wanted, and not only what is to be
-// booked; reuse, that equal blocks are the same.
+// cut fills p with the prompt in blocks of g. whole: compute local and chain too, and not only the hashes to book.
+// reuse: equal blocks have the same hash.
 func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	o := kvblock.HashOptions{
 		BlockSize:      g.blockSize,
@@ -119,7 +119,7 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	return nil
 }
 
-// override is what a request wants otherwise than configured.
+// override is a request's changes to the configuration.
 type override struct {
 	OverlapScoreCredit    *float64 `json:"overlap_score_credit"`
 	PrefillLoadScale      *float64 `json:"prefill_load_scale"`
@@ -130,7 +130,7 @@ type override struct {
 	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier"`
 }
 
-// apply returns c as the request wants it.
+// apply returns c with the request's changes.
 func (o *override) apply(c scoring.Config) (scoring.Config, error) {
 	if o == nil {
 		return c, nil
@@ -163,7 +163,7 @@ func (o *override) apply(c scoring.Config) (scoring.Config, error) {
 			*field.to = *field.value
 		}
 	}
-	// The old weight stands in for what is not given under the new names.
+	// The deprecated weight applies where the fields with the new names are absent.
 	if w := o.OverlapScoreWeight; w != nil {
 		if o.PrefillLoadScale == nil {
 			c.PrefillLoadScale = *w
@@ -177,7 +177,7 @@ func (o *override) apply(c scoring.Config) (scoring.Config, error) {
 	return c, nil
 }
 
-// ranked is one rank of a worker; without a rank, all of them.
+// ranked is one rank of a worker, or all its ranks if Rank is nil.
 type ranked struct {
 	ID   *uint64 `json:"worker_id"`
 	Rank *uint32 `json:"dp_rank"`
@@ -190,15 +190,15 @@ type selectRequest struct {
 	ID    *string `json:"selection_id"`
 	promptFields
 	Override *override `json:"router_config_override"`
-	// ExpectedOutputTokens has no effect, as in Dynamo: clients say themselves what is left of an answer, see
+	// ExpectedOutputTokens has no effect, as in Dynamo: clients report the rest of an answer themselves, see
 	// outputBlock.
 	ExpectedOutputTokens *uint32         `json:"expected_output_tokens"`
-	PriorityJump         *float64        `json:"priority_jump"` // these two for selections that wait
+	PriorityJump         *float64        `json:"priority_jump"` // this and the next apply to selections that wait
 	StrictPriority       *uint32         `json:"strict_priority"`
 	SessionID            *string         `json:"session_id"`
 	Session              *sessionContext `json:"session_context"`
-	Affinity             *ranked         `json:"affinity_target"` // goes first, if it may be chosen at all
-	Pinned               *ranked         `json:"pinned_worker"`   // or nobody
+	Affinity             *ranked         `json:"affinity_target"` // preferred if it is eligible
+	Pinned               *ranked         `json:"pinned_worker"`   // the only eligible worker
 	Allowed              []uint64        `json:"allowed_worker_ids"`
 	Constraints          struct {
 		Required  []string           `json:"required_taints"`
@@ -220,7 +220,7 @@ type sessionContext struct {
 	Headers      map[string][]string `json:"agent_headers"`
 }
 
-// inputTrigger is one of three words.
+// inputTrigger is one of three constants.
 type inputTrigger string
 
 func (t *inputTrigger) UnmarshalText(text []byte) error {
@@ -231,7 +231,7 @@ func (t *inputTrigger) UnmarshalText(text []byte) error {
 	return fmt.Errorf("session_context: input_trigger %q is none of user_message, tool_result, other", text)
 }
 
-// session returns the id of the request's session; nil without one, and for requests that name a worker themselves.
+// session returns the id of the request's session. It is nil if the request has none or names a worker itself.
 func (q *selectRequest) session() *string {
 	switch {
 	case q.Affinity != nil || q.Pinned != nil:
@@ -242,7 +242,7 @@ func (q *selectRequest) session() *string {
 	return q.SessionID
 }
 
-// check says which required part of a part is missing.
+// check returns an error if a nested object lacks a required field.
 func (q *selectRequest) check() error {
 	switch {
 	case q.Pinned != nil && q.Pinned.ID == nil:
@@ -259,7 +259,7 @@ func (q *selectRequest) check() error {
 	return nil
 }
 
-// checkName says whether a reservation may have that name; one without a name could not be ended.
+// checkName returns an error if a reservation cannot have that name. A reservation without a name could not be ended.
 func checkName(id string) error {
 	switch {
 	case id == "":
@@ -273,7 +273,7 @@ func checkName(id string) error {
 	return nil
 }
 
-// choice is the scratch memory of one selection, reused.
+// scratch is the reusable memory of one selection.
 type scratch struct {
 	prompt     prompt
 	cut        scoring.Prompt
@@ -285,23 +285,23 @@ type scratch struct {
 	costs      []float64
 }
 
-// selected is what a selection chose.
+// selection is the result of a selection.
 type selection struct {
 	of      api.ModelGroup
 	group   group
 	record  *record
 	rank    uint32
 	worker  kvblock.Worker
-	session string // if it counts
+	session string // empty if the session does not count
 
-	blocks    int // of the prompt that are tracked
+	blocks    int // tracked blocks of the prompt
 	overlap   indexerapi.InstanceOverlap
 	effective int // tokens to prefill
 	terms     scoring.Terms
 	cfg       scoring.Config
 }
 
-// groupNamed returns a group that has workers, or says that it has none.
+// groupNamed returns a group that has workers, or an error.
 func (s *Selector) groupNamed(of api.ModelGroup) (group, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -324,14 +324,14 @@ func (s *Selector) recordOf(id uint64) *record {
 
 var errNoEndpoints = api.Refuse(http.StatusServiceUnavailable, "no endpoints available to route work")
 
-// prepared is what a selection begins with.
+// prepared is the input of a selection.
 type prepared struct {
 	of    api.ModelGroup
 	group group
 	cfg   scoring.Config
 }
 
-// prepare reads what q asks for; d holds the prompt afterwards. id is the reservation that it shall become, "" for
+// prepare reads what q asks for; d holds the prompt afterwards. id is the name of the reservation to make, or "" for
 // none.
 func (s *Selector) prepare(d *scratch, q *selectRequest, id string) (*prepared, error) {
 	p := &prepared{of: modelGroupNamed(q.Model, q.Group)}
@@ -348,11 +348,11 @@ func (s *Selector) prepare(d *scratch, q *selectRequest, id string) (*prepared, 
 	if err := q.cut(&d.prompt, p.group, true, p.cfg.AssumeKVReuse); err != nil {
 		return nil, err
 	}
-	p.cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
+	p.cfg.AssumeKVReuse = true // a prompt that must not share blocks has its own hashes by now
 	return p, nil
 }
 
-// decide selects a worker for q, and books it there as id unless that is empty.
+// decide selects a worker for q. If id is not empty, decide books the prompt there as id.
 func (s *Selector) decide(d *scratch, q *selectRequest, p *prepared, id string) (*selection, error) {
 	session, err := s.sessionOf(p.group, q.session())
 	if err != nil {
@@ -408,7 +408,7 @@ func (s *Selector) decide(d *scratch, q *selectRequest, p *prepared, id string) 
 	return c, nil
 }
 
-// eligible lists the workers that q may have.
+// eligible lists the workers that q allows.
 func (s *Selector) eligible(d *scratch, q *selectRequest, g group, session sessionBinding,
 	snapshot *pool.Snapshot) error {
 	d.workers = d.workers[:0]
@@ -416,7 +416,7 @@ func (s *Selector) eligible(d *scratch, q *selectRequest, g group, session sessi
 	if session.there {
 		means = func(w *pool.Worker) bool { return w.Worker == session.worker }
 	}
-	preferred, constraints := false, q.constraints() // preferred: whether the affinity target is among them
+	preferred, constraints := false, q.constraints() // preferred: the affinity target is eligible
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
 		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) ||
@@ -441,7 +441,7 @@ func (s *Selector) eligible(d *scratch, q *selectRequest, g group, session sessi
 	return nil
 }
 
-// means says whether w is the worker, or a rank of it.
+// means reports whether w is the worker, or a rank of it.
 func (r *ranked) means(w *pool.Worker) bool {
 	return r != nil && *r.ID == w.InstanceID && (r.Rank == nil || *r.Rank == w.Rank)
 }
@@ -468,7 +468,7 @@ func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) 
 // selectResponse is the answer of POST /select and /select_and_reserve.
 type selectResponse struct {
 	ID string `json:"selection_id,omitempty"`
-	// this and the next two with a reservation
+	// This and the next two are set for a reservation.
 	SequenceHashes *[]int64                   `json:"sequence_hashes,omitempty"`
 	ISLTokens      *int                       `json:"isl_tokens,omitempty"`
 	TrackPrefill   *bool                      `json:"track_prefill_tokens,omitempty"`
@@ -481,7 +481,7 @@ type selectResponse struct {
 	Overlap        indexerapi.InstanceOverlap `json:"overlap"`
 	Effective      int                        `json:"effective_prefill_tokens"`
 	DecodeBlocks   int                        `json:"potential_decode_blocks"`
-	Load           *workerLoad                `json:"worker_load,omitempty"` // of an advisory selection
+	Load           *workerLoad                `json:"worker_load,omitempty"` // set for an advisory selection
 }
 
 type workerLoad struct {
@@ -546,20 +546,21 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, response, nil)
 }
 
-// policyClass is the one that a request asks for.
+// policyClass returns the policy class that a request asks for.
 func policyClass(req *http.Request) string {
 	return strings.TrimSpace(req.Header.Get("x-dynamo-meta-policy-class"))
 }
 
-// control gives the answer of a selection, which may have waited, time of its own. Not every connection has deadlines.
+// control extends the write deadline for the answer of a selection, which may have waited. Some connections have no
+// deadlines.
 func control(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerPatience))
 }
 
-// answerPatience is how long a client may take for an answer.
+// answerPatience is how long a client may take to read an answer.
 const answerPatience = time.Minute
 
-// booking is how many tokens a reservation of the selection books to be prefilled.
+// booking returns how many tokens to prefill a reservation of the selection books.
 func (c *selection) booking() int {
 	if !c.cfg.TrackPrefillTokens {
 		return 0
@@ -597,14 +598,14 @@ func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, response, nil)
 }
 
-// predict tells the index what the worker is about to compute, if nothing else will.
+// predict tells the index which blocks the worker will compute, if no events will.
 func (s *Selector) predict(w kvblock.Worker, p *prompt) {
 	if !s.cfg.Events {
 		s.index.Predict(w, p.chain, indexer.Lifetime{TTL: s.cfg.PredictTTL})
 	}
 }
 
-// readChecked reads a body that check, if it is read at all, may refuse.
+// readChecked reads a body whose check method may refuse it.
 func readChecked(w http.ResponseWriter, req *http.Request, body any, check func() error) error {
 	if err := api.ReadBody(w, req, body); err != nil {
 		return err

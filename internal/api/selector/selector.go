@@ -1,7 +1,7 @@
 // Package selector is the HTTP API of Dynamo's selection service, which `kvepp select` serves.
 //
-// It owns the registered workers, the selections that wait, and the reservations. Where Dynamo has a request or an
-// answer, it has the same, field for field. It never sends a request to a worker.
+// It owns the registered workers, the waiting selections, and the reservations. Its requests and answers have Dynamo's
+// fields. It never sends a request to a worker.
 //
 // Concurrency: handlers are called from any goroutine.
 package selector
@@ -23,13 +23,13 @@ import (
 	"kvepp/session"
 )
 
-// Selector is Dynamo's selection service: workers are registered by request, and their events followed; selections
-// choose among them, and reservations book them. Create it with New.
+// Selector is Dynamo's selection service. Clients register workers, and kvepp follows the workers' events. Selections
+// choose a worker, and reservations book load on it. Create it with New.
 //
-// A selection begins where a prompt is token ids or hashes already, so that it stands on index and book themselves and
-// not on router.Router, which begins with a request's body and ends with its response.
+// A selection begins with token ids or hashes. It therefore uses the index and the load book directly, and not
+// router.Router, which begins with a request's body and ends with its response.
 //
-// Source: dynamo-kv-router 1.6.1, services::selection, and what `python -m dynamo.select_service` answers.
+// Source: dynamo-kv-router 1.6.1, services::selection, and the answers of `python -m dynamo.select_service`.
 type Selector struct {
 	cfg       Config
 	pool      *pool.Pool
@@ -44,35 +44,35 @@ type Selector struct {
 	metrics   *metrics.SelectionService
 	scratches sync.Pool // of *scratch
 
-	changing sync.Mutex // held over a change of the catalog, and of the pool after it
+	changing sync.Mutex // held over a change of the catalog and the change of the pool that follows
 	mu       sync.RWMutex
-	// by worker id; changed under both, read under either. A record does not change once it is there
+	// By worker id. Writers hold both locks, readers either one. A stored record does not change.
 	workers map[uint64]*record
 	groups  map[api.ModelGroup]*group // guarded by mu
 	ranks   int                       // of all schedulable workers; guarded by mu
 	bytes   int                       // of all records, estimated; guarded by mu
 }
 
-// Config is what an operator chooses.
+// Config is the operator's configuration.
 type Config struct {
-	// Scoring holds the knobs of the cost function, for requests that bring no other. It must have passed Validate.
+	// Scoring is the cost function's configuration, for requests without their own. It must have passed Validate.
 	Scoring scoring.Config
-	// Events says that the workers' events are followed. Else a worker is believed to hold what it was sent, for
-	// PredictTTL.
+	// Events: kvepp follows the workers' events. Otherwise it assumes for PredictTTL that a worker holds the prompts
+	// that it was sent.
 	Events     bool
 	PredictTTL time.Duration
-	// A selection waits this long for its reservation, among at most so many others, which take at most so many bytes.
+	// How long a selection waits for its reservation, and how many may wait, with how many bytes together.
 	PendingTTL     time.Duration
 	PendingEntries int
 	PendingBytes   int
-	// Queue says how selections wait while all workers are busy; nil: none does.
+	// Queue configures how selections wait while all workers are busy. Nil: they never wait.
 	Queue *router.Queue
-	// Sessions is the table of session affinity; who leaves the pool leaves it too. nil: there is no affinity.
+	// Sessions is the table of session affinity. Endpoints that leave the pool leave it too. Nil: no affinity.
 	Sessions *session.Table
 }
 
-// New returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows
-// the workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
+// New returns a Selector without workers. No other code may update p. f watches p and follows the workers' events; it
+// may be nil. book must forget endpoints that leave p, and ends reservations by its Expiry.
 func New(
 	cfg Config,
 	p *pool.Pool,
@@ -99,7 +99,7 @@ func New(
 	return s
 }
 
-// Handler returns what answers the requests; it answers paths that it does not know, too.
+// Handler returns the handler of all requests, including those to unknown paths.
 func (s *Selector) Handler() http.Handler {
 	r := routes{m: s.metrics, mux: http.NewServeMux()}
 	r.add(
@@ -122,7 +122,7 @@ func (s *Selector) Handler() http.Handler {
 	r.add("/potential_loads", handlers{"POST": s.potentialLoads})
 	r.add("/overlap_scores", handlers{"POST": s.overlapScores})
 	r.add("/dump", handlers{"GET": s.dump})
-	// Load is not shared with other replicas, which is Dynamo's default too.
+	// Load is not shared with other replicas, as in Dynamo by default.
 	r.add(
 		"/replica_sync/peers",
 		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, []string{}, nil) }},
@@ -149,10 +149,10 @@ func (s *Selector) Handler() http.Handler {
 	return r.mux
 }
 
-// handlers are a path's, by method.
+// handlers are the handlers of a path, by method.
 type handlers map[string]http.HandlerFunc
 
-// routes answers what a mux does, with errors in JSON, and counts.
+// routes works as a mux, answers errors in JSON, and counts requests.
 type routes struct {
 	m   *metrics.SelectionService
 	mux *http.ServeMux
@@ -174,7 +174,7 @@ func (r *routes) add(path string, byMethod handlers) {
 	})
 }
 
-// dump of a service that follows no events is empty.
+// The dump of a service without events is empty.
 func (s *Selector) dump(w http.ResponseWriter, req *http.Request) {
 	if s.feed == nil {
 		api.Reply(w, http.StatusOK, struct{}{}, nil)
@@ -183,7 +183,7 @@ func (s *Selector) dump(w http.ResponseWriter, req *http.Request) {
 	s.dumps.Dump(w, req)
 }
 
-// named returns model and group of a request.
+// named returns the model and the group of a request.
 func modelGroupNamed(model, group *string) api.ModelGroup {
 	n := api.ModelGroup{Model: defaultModel, Group: api.DefaultGroup}
 	if model != nil {
@@ -198,10 +198,10 @@ func modelGroupNamed(model, group *string) api.ModelGroup {
 // defaultModel is the model of requests that name none.
 const defaultModel = "default"
 
-// Stats is what a Selector holds.
+// Stats are the sizes of a Selector's tables.
 type Stats struct{ Groups, Reservations, Pending, Waiting int }
 
-// Stats returns what s holds at this moment.
+// Stats returns the current sizes.
 func (s *Selector) Stats() Stats {
 	stats := Stats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
 	lines := s.lines()

@@ -12,7 +12,7 @@ import (
 // maxSessionID is the longest session id, in bytes. Source: dynamo-kv-router 1.6.1, services::selection::affinity.
 const maxSessionID = 256
 
-// bound is where a request's session is. The zero value is that of a request without one.
+// sessionBinding is a request's session and its worker. The zero value: the request has no session.
 type sessionBinding struct {
 	id     string // of the session
 	wanted bool
@@ -21,7 +21,7 @@ type sessionBinding struct {
 	there  bool // it is bound already
 }
 
-// sessionOf finds a request's session; who names a worker has none.
+// sessionOf finds a request's session. A request that names a worker has none.
 func (s *Selector) sessionOf(g group, id *string) (b sessionBinding, err error) {
 	if s.cfg.Sessions == nil || id == nil {
 		return b, nil
@@ -41,8 +41,8 @@ func (s *Selector) sessionOf(g group, id *string) (b sessionBinding, err error) 
 	return b, nil
 }
 
-// bind holds the session for a reservation on w, among these workers. If it is bound elsewhere, it is forgotten and the
-// reservation refused: whoever comes next begins it anew.
+// bind binds the session to w for a reservation; snapshot has the current workers. If the session is bound to another
+// worker, bind removes the binding and refuses the reservation. The next request then binds the session again.
 func (s *Selector) bind(b sessionBinding, name string, w *pool.Worker, workers []pool.Worker) error {
 	if !b.wanted {
 		return nil
@@ -65,9 +65,9 @@ func (s *Selector) bind(b sessionBinding, name string, w *pool.Worker, workers [
 					w.Rank)
 			}
 		}
-		b.there = false // its worker has left
+		b.there = false // its worker has left the pool
 	}
-	// Of two that begin a session at once, on two workers, the later one has none.
+	// If two requests bind a session to two workers at the same time, the later one goes without session.
 	if lease, outcome := s.cfg.Sessions.Hold(b.key, b.worker, b.there, w.Worker, 0); outcome != "" {
 		s.leases.Add(name, lease)
 	}

@@ -14,11 +14,12 @@ import (
 	"kvepp/scoring"
 )
 
-// tick is how often selections that wait are looked at although nothing was released: reservations end by themselves.
+// tick is how often waiting selections are checked if no load is released: reservations can expire.
 const tick = time.Second
 
-// line is the selections that wait for the workers of one group, while each that they may have has more prompts to
-// prefill than its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
+// waitingLine holds the selections that wait for the workers of one group. A selection waits while each eligible worker
+// has more tokens to prefill than the selection's class allows. Waiting selections run one after the other, with mu
+// held.
 type waitingLine struct {
 	mu      sync.Mutex // guards all below
 	profile *queue.Profile
@@ -26,11 +27,11 @@ type waitingLine struct {
 	ticking bool
 }
 
-// waiting is a selection in a line. What it names is the waiting request's own, and used by whoever holds the line
-// meanwhile.
+// waiting is a selection in a line. It refers to memory of the waiting request. Only the goroutine that holds the
+// line's lock uses that memory meanwhile.
 type waiting struct {
 	workers int                       // of the group
-	busy    func(c *queue.Class) bool // whether all workers are that it may have
+	busy    func(c *queue.Class) bool // whether all eligible workers are busy
 	choose  func()
 	done    chan struct{} // closed after choose
 }
@@ -43,7 +44,7 @@ func newLine(c *router.Queue, model string) *waitingLine {
 	return &waitingLine{profile: profile, queue: queue.New[*waiting](profile, c.Bound)}
 }
 
-// queueing says whether selections for the model ever wait.
+// queueing reports whether selections for the model can wait.
 func (s *Selector) queueing(model string) bool {
 	if s.cfg.Queue == nil {
 		return false
@@ -52,7 +53,7 @@ func (s *Selector) queueing(model string) bool {
 	return profile.Waits()
 }
 
-// advance has those choose whose turn it is.
+// advance runs the selections whose turn it is.
 func (l *waitingLine) advance() {
 	if l == nil {
 		return
@@ -62,7 +63,7 @@ func (l *waitingLine) advance() {
 	l.advanceLocked()
 }
 
-// advanceLocked is advance for who holds l.mu.
+// advanceLocked is advance for a caller that holds l.mu.
 func (l *waitingLine) advanceLocked() {
 	for {
 		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return !item.Value.busy(c) })
@@ -73,13 +74,13 @@ func (l *waitingLine) advanceLocked() {
 	}
 }
 
-// decide chooses. Whoever waits for that goes on whatever becomes of it, a panic too.
+// decide runs choose. It closes done even after a panic, so that the waiting goroutine always continues.
 func (w *waiting) decide() {
 	defer close(w.done)
 	w.choose()
 }
 
-// keepTicking has the line looked at from time to time while selections wait. The caller holds l.mu.
+// keepTicking checks the line periodically while selections wait. The caller holds l.mu.
 func (l *waitingLine) keepTicking() {
 	if l.ticking || l.queue.Len() == 0 {
 		return
@@ -94,7 +95,7 @@ func (l *waitingLine) keepTicking() {
 	})
 }
 
-// rejected is the answer to a selection that may not wait. Source: what dynamo.select_service answers.
+// rejected returns the answer to a selection that may not wait. Source: the answers of dynamo.select_service.
 func rejected(err error) error {
 	limit := (*queue.LimitError)(nil)
 	if !errors.As(err, &limit) {
@@ -116,8 +117,8 @@ func rejected(err error) error {
 		}}
 }
 
-// inTurn prepares and decides a selection, which may have to wait in between; class is the policy class that it asks
-// for. With an error nothing is booked.
+// inTurn prepares and decides a selection, which may wait in between. class is the policy class that the request asks
+// for. If inTurn returns an error, nothing is booked.
 func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id, class string) (*selection, error) {
 	p, err := s.prepare(d, q, id)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id,
 		return nil, err
 	}
 	var result *selection
-	failed := errBroken // unless choose comes to an end
+	failed := errBroken // until choose has returned
 	w.choose = func() { result, failed = s.decide(d, q, p, id) }
 
 	item, err := l.enter(entry, w)
@@ -160,9 +161,9 @@ func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id,
 		if l.leave(item) {
 			return nil, errClientGone
 		}
-		<-w.done // it was chosen for meanwhile
+		<-w.done // another goroutine has chosen for it
 		if id != "" && result != nil {
-			s.end(id) // but nobody is there to end it
+			s.end(id) // the client is gone and cannot end it
 		}
 		return nil, errClientGone
 	case <-late:
@@ -177,14 +178,14 @@ func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id,
 	return result, failed
 }
 
-// errBroken is the answer to a selection that another's goroutine chose for and did not finish.
+// errBroken is the answer if choose, called by another goroutine, did not return.
 var errBroken = api.Refuse(http.StatusInternalServerError, "the selection broke off: a defect, see the log")
 
-// errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
+// errClientGone is the result if the client closed the connection. Its status appears in metrics only. Source: nginx.
 var errClientGone = api.Refuse(499, "the client has gone")
 
-// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns. One of a class
-// that never waits takes no part in the turns of the others: it has chosen, and is nowhere (nil).
+// enter puts a selection into the line. If it is its turn at once, enter runs it before it returns. Classes that never
+// wait do not take turns: enter runs their selections at once, and returns a nil item.
 func (l *waitingLine) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,18 +204,18 @@ func (l *waitingLine) enter(entry queue.Request, w *waiting) (*queue.Item[*waiti
 	return item, err
 }
 
-// leave takes a selection out of its line; false if its turn came before.
+// leave takes a selection out of its line. It returns false if the selection has run already.
 func (l *waitingLine) leave(item *queue.Item[*waiting]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.queue.Remove(item)
 	if left {
-		l.advanceLocked() // it may have stood before one for whom a worker is ready
+		l.advanceLocked() // the next in line may have a free worker
 	}
 	return left
 }
 
-// entry describes a selection for its line.
+// entry describes a selection for the line.
 func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string) (queue.Request, *waiting, error) {
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
@@ -250,7 +251,7 @@ func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string
 		snapshot := s.pool.Acquire()
 		defer snapshot.Release()
 		if s.eligible(d, q, p.group, sessionBinding{}, snapshot) != nil {
-			return false // its turn is there to say so
+			return false // it fails with that error when it runs
 		}
 		for _, x := range d.workers {
 			if !c.Busy(s.loadBook.Load(x.Worker).PrefillTokens, x.BatchedTokens()) {
@@ -262,7 +263,7 @@ func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string
 	return entry, w, nil
 }
 
-// end ends a reservation, whatever holds it.
+// end ends a reservation and all its claims.
 func (s *Selector) end(id string) {
 	s.leases.Release(id)
 	if b, ok := s.loadBook.Named(id); ok {
@@ -271,7 +272,7 @@ func (s *Selector) end(id string) {
 	s.released()
 }
 
-// released has those choose for whom there is room, after some load has gone.
+// released runs the waiting selections for which a worker has capacity, after load was released.
 func (s *Selector) released() {
 	if s.cfg.Queue == nil {
 		return
@@ -281,7 +282,7 @@ func (s *Selector) released() {
 	}
 }
 
-// lines returns every group's; nil for one where nothing waits.
+// lines returns the line of each group. A line may be nil.
 func (s *Selector) lines() []*waitingLine {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -292,7 +293,7 @@ func (s *Selector) lines() []*waitingLine {
 	return lines
 }
 
-// pending returns how many selections wait in the line, and the tokens of their prompts.
+// pending returns the number of waiting selections in the line, and the tokens of their prompts.
 func (l *waitingLine) pending() (selections, tokens int) {
 	if l == nil {
 		return 0, 0
