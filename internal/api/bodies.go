@@ -9,18 +9,19 @@ import (
 	"time"
 )
 
-// Bounds on what the bodies of all requests take together. Bodies up to smallBody are free of them, so that large ones
-// keep no small one out.
+// Bounds on the memory of all requests' bodies together. Bodies up to freeBodyBytes do not count, so that large bodies
+// do not keep out small ones.
 const (
 	freeBodyBytes    = 64 << 10         // bytes
-	maxHeldBodyBytes = 64 << 20         // bytes of all larger bodies that are being received, or wait to be decoded
-	decodeWithin     = 10 * time.Second // for the turn
+	maxHeldBodyBytes = 64 << 20         // bytes of all larger bodies that are received or wait to be decoded
+	decodeWithin     = 10 * time.Second // to wait for a turn
 	initialBodyBytes = 4 << 10          // bytes
 )
 
 var (
 	heldBodyBytes atomic.Int64
-	// decoding holds a token for each larger body that is decoded. One may take 15 times its bytes.
+	// decodeSlots holds a token for each larger body that is being decoded. Decoding may take 15 times the body's
+	// bytes.
 	decodeSlots = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)/2))
 )
 
@@ -29,7 +30,7 @@ var errBodies = Refuse(
 	"the bodies of other requests take all the memory that there is for them; try again",
 )
 
-// withBody calls use with the body of a request, within the bounds.
+// withBody calls use with the body of a request, within the bounds above.
 func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {
 	from := http.MaxBytesReader(w, req.Body, MaxBody)
 	body := make([]byte, 0, initialBodyBytes)

@@ -9,10 +9,10 @@ import (
 	"sync"
 )
 
-// encoding/json takes a key for a field whose name differs in case, and of a key that comes twice the last. Dynamo's
-// services (serde) do neither: other case is another key, and a field twice is an error.
+// encoding/json matches keys regardless of case, and uses the last of two equal keys. Dynamo's services (serde) do not:
+// a key in another case is another key, and a repeated field is an error.
 
-// decode is json.Unmarshal, into what v points to and is zero, with such keys. It may change body.
+// decode is json.Unmarshal with serde's keys. v points to a zero value. decode may change body.
 func decode(body []byte, v any) error {
 	into := reflect.ValueOf(v).Elem()
 	err := json.Unmarshal(body, v)
@@ -30,14 +30,14 @@ func decode(body []byte, v any) error {
 	return err
 }
 
-// keys walks along a valid JSON text. Keys that encoding/json would take for a field, and that are not spelled like it,
-// become those of nothing; one that is a field's and comes twice is refused.
+// keyChecker walks over a valid JSON text. It renames keys that encoding/json would match to a field although their
+// case differs. It refuses a repeated field.
 type keyChecker struct {
 	text    []byte
 	changed bool
 }
 
-// value walks over the value at i, which is decoded into a t, and returns where it ends. nil: into nothing.
+// value walks over the value at i, which is decoded into a t (nil: ignored), and returns its end.
 func (k *keyChecker) value(i int, t reflect.Type) (int, error) {
 	i = k.space(i)
 	for t != nil && t.Kind() == reflect.Pointer {
@@ -90,7 +90,7 @@ func (k *keyChecker) value(i int, t reflect.Type) (int, error) {
 	return i + 1, nil
 }
 
-// annul changes a key if it may be taken for a field.
+// annul changes a key if encoding/json could match it to a field.
 func (k *keyChecker) annul(key []byte, fields map[string]reflect.Type, name string) {
 	for field := range fields {
 		if strings.EqualFold(field, name) {
@@ -103,7 +103,7 @@ func (k *keyChecker) annul(key []byte, fields map[string]reflect.Type, name stri
 	}
 }
 
-// space returns where the white space at i ends.
+// space returns the end of the white space at i.
 func (k *keyChecker) space(i int) int {
 	for k.text[i] == ' ' || k.text[i] == '\n' || k.text[i] == '\t' || k.text[i] == '\r' {
 		i++
@@ -111,7 +111,7 @@ func (k *keyChecker) space(i int) int {
 	return i
 }
 
-// next returns where what follows a value ends: space, and a comma with the space behind it.
+// next returns the position after a value's end, white space, a comma and more white space.
 func (k *keyChecker) next(i int) int {
 	if i = k.space(i); k.text[i] == ',' {
 		i = k.space(i + 1)
@@ -119,7 +119,7 @@ func (k *keyChecker) next(i int) int {
 	return i
 }
 
-// skip returns where the value at i ends, whatever it is.
+// skip returns the end of the value at i, of any type.
 func (k *keyChecker) skip(i int) int {
 	depth := 0
 	for ; i < len(k.text); i++ {
@@ -152,7 +152,7 @@ func (k *keyChecker) skip(i int) int {
 
 var decodesItself = reflect.TypeFor[json.Unmarshaler]()
 
-// holdsFields reports whether a t is made of structs whose fields are keys.
+// holdsFields reports whether a t contains structs with fields.
 func holdsFields(t reflect.Type) bool {
 	if reflect.PointerTo(t).Implements(decodesItself) {
 		return false
@@ -166,9 +166,9 @@ func holdsFields(t reflect.Type) bool {
 	return false
 }
 
-var knownFields sync.Map // reflect.Type -> map[string]reflect.Type; as many as there are kinds of bodies
+var knownFields sync.Map // reflect.Type -> map[string]reflect.Type; one entry per type of body
 
-// fieldsOf returns the types of a struct's fields by their keys.
+// fieldsOf returns the types of a struct's fields by key.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	if known, ok := knownFields.Load(t); ok {
 		return known.(map[string]reflect.Type)

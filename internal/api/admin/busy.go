@@ -8,7 +8,7 @@ import (
 	"kvepp/router"
 )
 
-// busyThresholds are a model's, as requests and answers have them; null: not set.
+// busyThresholds are a model's thresholds in requests and answers; null: not set.
 type busyThresholds struct {
 	Model                   *string  `json:"model"`
 	ActiveDecodeBlocks      *float64 `json:"active_decode_blocks_threshold"`
@@ -22,8 +22,8 @@ func thresholdsOf(model string, t router.Thresholds) busyThresholds {
 
 // HandleBusyThreshold adds the requests that read and change the busy thresholds of r's models.
 //
-// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and what `python -m dynamo.frontend` answers: 400 to what is
-// no JSON, 422 to JSON of another shape.
+// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and the answers of `python -m dynamo.frontend`: 400 if the
+// body is not JSON, 422 if its fields are not valid.
 func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger) {
 	mux.HandleFunc("GET /busy_threshold", func(w http.ResponseWriter, _ *http.Request) {
 		list := []busyThresholds{}
@@ -43,7 +43,7 @@ func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger)
 	})
 }
 
-// apply sets the thresholds that are given, and returns all of the model's.
+// apply sets the given thresholds, and returns all thresholds of the model.
 func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThresholds, err error) {
 	if b.Model == nil {
 		return now, api.Refuse(http.StatusUnprocessableEntity, "model is missing")
@@ -82,7 +82,7 @@ func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThre
 	return now, nil
 }
 
-// text writes a number that may be absent, for the log.
+// text formats a number that may be absent, for the log.
 func text[T any](v *T) any {
 	if v == nil {
 		return "none"

@@ -11,8 +11,8 @@ import (
 	"kvepp/scoring"
 )
 
-// HandleDecisions adds GET /debug/decisions: the latest decisions of r, the newest first, each with every term of each
-// candidate's cost. ?n=N wants N of them, ?request_id=ID those of one request.
+// HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each
+// candidate's cost. ?n=N limits their number; ?request_id=ID selects those of one request.
 func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
 		query := req.URL.Query()
@@ -51,10 +51,10 @@ type decision struct {
 	Worker                *destination  `json:"worker,omitempty"`
 	// who served it, as the proxy says; absent: not known yet
 	Served    *servedBy `json:"served,omitempty"`
-	Fallbacks []string  `json:"fallbacks,omitempty"` // addresses to try in its place, in order
+	Fallbacks []string  `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
 	// endpoints that were no candidates because they are ejected
 	Ejected []string `json:"ejected,omitempty"`
-	// EjectedServe says that they were candidates all the same: every endpoint was ejected.
+	// EjectedServe means that every endpoint was ejected, and they were candidates despite that.
 	EjectedServe bool     `json:"ejected_serve,omitempty"`
 	Cordoned     []string `json:"cordoned,omitempty"` // endpoints that were no candidates because they are cordoned
 	// the request decides whether an ejected endpoint gets requests again
@@ -62,11 +62,11 @@ type decision struct {
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
 	Weights    *weights    `json:"weights,omitempty"`
-	Pinned     bool        `json:"pinned,omitempty"`  // the request named its worker itself
+	Pinned     bool        `json:"pinned,omitempty"`  // the request named its worker
 	Session    string      `json:"session,omitempty"` // new, kept or moved
 	Ties       int         `json:"ties"`
 	Candidates []candidate `json:"candidates"`
-	// Prefill is the leg of the worker that computes the prompt, where that is not the destination.
+	// Prefill is the leg of the prefill worker, if it is not the destination.
 	Prefill *prefillLeg `json:"prefill,omitempty"`
 }
 
@@ -77,7 +77,7 @@ type prefillLeg struct {
 	Candidates []candidate `json:"candidates"`
 }
 
-// weights are what the terms of the costs were multiplied with, under the names of the flags.
+// weights are the factors of the costs' terms, by flag name.
 type weights struct {
 	Mode                      string  `json:"mode"`
 	OverlapScoreCredit        float64 `json:"kv_overlap_score_credit"`
@@ -122,16 +122,16 @@ type destination struct {
 
 type servedBy struct {
 	Address string `json:"address"`
-	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp knows no endpoint of this address
+	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp has no endpoint with this address
 	Outcome string `json:"outcome"` // as_chosen, moved or unknown
 }
 
-// candidate has a worker's cost and what it was made of; blocks are the worker's.
+// candidate is a worker's cost and its terms. Blocks are the worker's blocks.
 type candidate struct {
 	Name   string   `json:"name"`
 	Rank   uint32   `json:"dp_rank"`
 	Chosen bool     `json:"chosen,omitempty"`
-	Cost   *float64 `json:"cost"` // null: it could not be chosen
+	Cost   *float64 `json:"cost"` // null: it was not eligible
 
 	BlockSize      int      `json:"block_size"`
 	RequestTokens  int      `json:"request_tokens"`
@@ -188,7 +188,7 @@ func asJSON(r *router.Record) decision {
 	return d
 }
 
-// candidates returns those of one leg, and the block in tokens in which their costs are expressed.
+// candidates returns the candidates of one leg, and the block size in tokens in which their costs are expressed.
 func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 	all = []candidate{}
 	for i := range costs {
@@ -209,7 +209,7 @@ func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 	return all, unit
 }
 
-// finite returns nil for what JSON has no number for.
+// finite returns nil for NaN and infinities, which JSON cannot encode.
 func finite(x float64) *float64 {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return nil

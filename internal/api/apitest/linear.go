@@ -15,8 +15,8 @@ func allocated(f func()) float64 {
 	return float64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// Linear does something for each number up to 8 parts of so many, and compares what the first part allocates with what
-// the last does.
+// Linear calls a function for each number, in 8 parts of equal size. It compares the memory that the first and the last
+// part allocate.
 func Linear(t *testing.T, part int, what string, do func(i int)) {
 	t.Helper()
 	var first, last float64

@@ -17,22 +17,21 @@ import (
 	"kvepp/pool"
 )
 
-// dumpPatience is how long the reader of a dump may take for one worker's part.
+// dumpPatience is how long a client may take to read one worker's part of a dump.
 const dumpPatience = time.Minute
 
-// Dump answers GET /dump: what every worker holds, as the events that would say so: {"model:group": {"block_size": n,
-// "events": […]}}. It is written worker by worker, so that it takes no more memory than one worker's part. One runs at
-// a time.
+// Dump answers GET /dump: the blocks of every worker, as events: {"model:group": {"block_size": n, "events": […]}}. It
+// writes worker by worker, so that it needs memory for one worker's part only. One dump runs at a time.
 //
-// Beside Dynamo's keys the first event of each worker has "position": how many of the worker's own messages the dump
-// has in it, which kvepp needs to go on from there.
+// The first event of each worker has the key "position" in addition to Dynamo's keys: the number of the worker's own
+// messages that the dump includes. kvepp continues from there.
 func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	if !r.dumping.TryLock() {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
 		return
 	}
 	defer r.dumping.Unlock()
-	snapshot := r.pool.Acquire() // until the end: the numbers must mean these workers
+	snapshot := r.pool.Acquire() // until the end: worker numbers must not be reused meanwhile
 	defer snapshot.Release()
 	workers := snapshot.Workers
 	groups := map[api.ModelGroup][]*pool.Worker{}
@@ -55,10 +54,10 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 		d := dumper{out: &part}
 		for _, worker := range groups[name] {
 			d.worker(r.feed, worker)
-			// Not every connection has deadlines; the write says the rest.
+			// Some connections have no deadlines; a failed write reports the rest.
 			_ = control.SetWriteDeadline(time.Now().Add(dumpPatience))
 			if _, err := part.WriteTo(w); err != nil {
-				return // the reader went away
+				return // the client closed the connection
 			}
 		}
 		part.WriteString("]}")
@@ -128,7 +127,7 @@ func (d *dumper) unsigned(v uint64) {
 	d.out.Write(d.number)
 }
 
-// dumped is one event of a dump.
+// dumpEvent is one event of a dump.
 type dumpEvent struct {
 	WorkerID uint64 `json:"worker_id"`
 	Tier     string `json:"storage_tier"`
@@ -151,7 +150,8 @@ type dumpEvent struct {
 	} `json:"event"`
 }
 
-// stored returns what the event says; false for one that does not say what a worker holds itself.
+// stored returns the blocks that the event stores. It returns false for an event that is not about a worker's own
+// blocks.
 func (d *dumpEvent) stored() (s kvblock.Stored, ok bool) {
 	if d.Event.Data.Stored == nil || len(d.Event.Data.Stored.Blocks) == 0 || d.Domain != "worker" {
 		return s, false
@@ -171,7 +171,7 @@ func (d *dumpEvent) stored() (s kvblock.Stored, ok bool) {
 	return s, true
 }
 
-// readDump reads a dump, and gives every event to event with the name and the block size of the part that it stands in.
+// readDump reads a dump. It calls event with each event, and with the name and the block size of the event's part.
 func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumpEvent) error) error {
 	dec := json.NewDecoder(in)
 	if err := expect(dec, json.Delim('{')); err != nil {
@@ -182,7 +182,7 @@ func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumpEv
 		if err != nil {
 			return err
 		}
-		part, _ := key.(string) // as every key is
+		part, _ := key.(string) // JSON keys are always strings
 		if err := readPart(dec, func(blockSize int, d *dumpEvent) error {
 			return event(part, blockSize,
 				d)

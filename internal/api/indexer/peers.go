@@ -15,17 +15,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// maxDumpBytes bounds what is read of a peer's dump.
+// maxDumpBytes bounds how much of a peer's dump is read.
 const maxDumpBytes = 4 << 30
 
-// connectFirst is how long to wait for the workers' event sockets before a dump is asked for: what happens between the
-// dump and the subscription would be lost, and the worker's part of the dump with it.
+// connectFirst is how long to wait for the workers' event sockets before a dump is requested. Events between the dump
+// and the subscription would be lost, and with them the worker's part of the dump.
 const connectFirst = 2 * time.Second
 
-// WarmUp fills the index from the peers' dumps, while the feed holds back the workers' events, and returns when that is
-// done or ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only
-// leave the index as empty as it was. token may be empty. There must be a feed, and the workers must have joined after
-// its Hold; WarmUp calls its Release.
+// WarmUp fills the index from the peers' dumps while the feed holds back the workers' events. It returns when that is
+// done or ctx ends. If no peer has a dump, the index stays empty; that is not an error. token may be empty. There must
+// be a feed. The workers must have joined after the feed's Hold; WarmUp calls its Release.
 func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 	defer r.feed.Release()
 	connected, cancel := context.WithTimeout(ctx, connectFirst)
@@ -43,7 +42,7 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 	}
 	l := r.newLoader()
 	for len(peers) > 0 && ctx.Err() == nil {
-		var busy []string // with another's dump
+		var busy []string // peers that write a dump for another client
 		for _, peer := range peers {
 			if len(l.wanted) == 0 {
 				return
@@ -87,24 +86,23 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 	}
 }
 
-// errBusy says that a peer writes a dump for another, as it does for one at a time: replicas that start together all
-// ask for it.
+// errBusy means that a peer is writing a dump for another client. A peer writes one dump at a time, and replicas that
+// start together all request it.
 var errBusy = errors.New("service: the peer writes another dump")
 
-// busyPause is the time until such a peer is asked again.
+// busyPause is the time until a busy peer is asked again.
 const busyPause = 250 * time.Millisecond
 
-// peerClient asks peers. One that is not there, or takes connections and says nothing, does not use up the time for the
-// others.
+// peerClient sends requests to peers. Its timeouts keep a peer that is down or silent from using up the others' time.
 var peerClient = &http.Client{
 	Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
 		TLSHandshakeTimeout: 2 * time.Second, ResponseHeaderTimeout: 3 * time.Second, DisableKeepAlives: true},
 }
 
-// loader takes dumps over.
+// loader loads dumps into the index.
 type loader struct {
 	*Reader
-	wanted map[workerKey]*wantedWorker // not filled by an earlier peer
+	wanted map[workerKey]*wantedWorker // those that no earlier peer has filled
 	blocks int
 }
 
@@ -115,7 +113,7 @@ type workerKey struct {
 
 type wantedWorker struct {
 	number    kvblock.Worker
-	part      string // of a dump that is about the worker; empty: the one that it stands in first
+	part      string // the dump's part that has the worker; empty until one is found
 	blockSize int
 	at        feed.Position
 	begun     bool
@@ -136,7 +134,7 @@ func (r *Reader) newLoader() *loader {
 	return l
 }
 
-// load reads one peer's dump. What was read before an error stays: it is a part of the truth.
+// load loads one peer's dump. Events before an error stay in the index: they are correct.
 func (l *loader) load(ctx context.Context, url, token string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -165,8 +163,8 @@ func (l *loader) load(ctx context.Context, url, token string) error {
 	return err
 }
 
-// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over.
-// Instance ids may be small numbers that people chose, so that two models of a dump have a worker of the same.
+// event loads one event. It skips other workers and blocks that could not be matched. Instance ids may be small numbers
+// that users choose, so that two models of a dump can have the same id.
 func (l *loader) event(part string, blockSize int, d *dumpEvent) error {
 	w := l.wanted[workerKey{d.WorkerID, d.Event.Rank}]
 	s, ok := d.stored()
@@ -182,7 +180,7 @@ func (l *loader) event(part string, blockSize int, d *dumpEvent) error {
 			l.pool.ReportBlockSize(w.number, blockSize)
 		}
 	}
-	if l.feed.Seed(w.number, w.at, s) == nil { // what one store lacks does not make the others wrong
+	if l.feed.Seed(w.number, w.at, s) == nil { // a lost store does not invalidate the others
 		l.blocks += len(s.Blocks)
 	}
 	return nil

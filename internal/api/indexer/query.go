@@ -20,16 +20,16 @@ import (
 	"kvepp/pool"
 )
 
-// Reader answers questions about an index over the workers of a pool. Its requests name a model and a routing group.
+// Reader answers queries about an index over the workers of a pool. Its requests name a model and a routing group.
 type Reader struct {
 	pool  *pool.Pool
 	index *indexer.Index
 	feed  *feed.Feed // nil: there are no events
 	log   *slog.Logger
-	// serves says which model and routing group a worker belongs to.
+	// modelGroupOf returns which model and routing group a worker belongs to.
 	modelGroupOf func(w *pool.Worker) api.ModelGroup
-	// named says that every worker has a model and a routing group. Else one without a model's name serves whatever a
-	// request names, and a dump may tell of ours under other names.
+	// modelsNamed means that every worker has a model and a routing group. Otherwise a worker without a model serves
+	// any model, and a peer's dump may have our workers under other names.
 	modelsNamed bool
 	idle        sync.Pool  // of *lookup
 	dumping     sync.Mutex // held while a dump is written
@@ -57,8 +57,8 @@ func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logge
 	}
 }
 
-// NewGroupReader returns a Reader over registered workers, whose model in the pool is an api.ModelGroup.PoolModel. f
-// may be nil as for NewReader.
+// NewGroupReader returns a Reader over registered workers. Their model in the pool is an api.ModelGroup.PoolModel. f
+// may be nil, as for NewReader.
 func NewGroupReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
 	r := NewReader(p, index, f, log)
 	r.modelGroupOf = func(w *pool.Worker) api.ModelGroup { return api.ParsePoolModel(w.Model) }
@@ -66,7 +66,7 @@ func NewGroupReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.
 	return r
 }
 
-// Handle adds the requests that only read.
+// Handle adds the read-only requests.
 func (r *Reader) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("POST /query", r.query)
@@ -76,7 +76,7 @@ func (r *Reader) Handle(mux *http.ServeMux) {
 	}
 }
 
-// asked is what both queries name.
+// modelNames is the part that both queries have.
 type modelNames struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
@@ -115,7 +115,7 @@ func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// queryByHash is query for a prompt given as local block hashes, 64 bits with a sign.
+// queryByHash is query for a prompt given as local block hashes (64-bit signed integers).
 func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 	var q struct {
 		modelNames
@@ -139,18 +139,18 @@ func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 
 // overlaps is the answer to both queries, in tokens. Keys are decimal numbers: instance ids and data-parallel ranks.
 type overlaps struct {
-	Scores      map[string]map[string]int   `json:"scores"` // device memory, where it holds any
+	Scores      map[string]map[string]int   `json:"scores"` // device memory; absent if it has no blocks
 	Frequencies []int                       `json:"frequencies"`
 	Instances   map[string]*InstanceOverlap `json:"instances"`
 }
 
-// instance is the best of an instance's ranks; each tier counts what the tiers before it hold, too.
+// InstanceOverlap is the best of an instance's ranks. Each tier includes the tiers before it.
 type InstanceOverlap struct {
 	LongestMatched int            `json:"longest_matched"`
 	GPU            int            `json:"gpu"`
 	DP             map[string]int `json:"dp"` // device memory, by rank
 	CPU            int            `json:"cpu"`
-	Disk           int            `json:"disk"` // and external
+	Disk           int            `json:"disk"` // includes external storage
 }
 
 // match writes the answer for a prompt that hash cuts into blocks.
@@ -177,8 +177,8 @@ func (r *Reader) match(
 	api.Reply(w, http.StatusOK, result, nil)
 }
 
-// look returns the answer for a prompt that hash cuts into blocks; known is false when no worker serves it. The
-// snapshot is let go here, before anything is written: a client that does not read must not keep numbers of workers
+// overlaps returns the answer for a prompt that hash cuts into blocks; known is false if no worker serves the model. It
+// releases the snapshot before the answer is written: a client that does not read must not keep the numbers of workers
 // that left.
 func (r *Reader) overlaps(
 	want api.ModelGroup,
@@ -191,7 +191,7 @@ func (r *Reader) overlaps(
 
 	result = overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{},
 		Instances: map[string]*InstanceOverlap{}}
-	var cut kvblock.HashOptions // how l.scores was made
+	var cut kvblock.HashOptions // the options of l.scores' blocks
 	for i := range snapshot.Workers {
 		worker := &snapshot.Workers[i]
 		if of := r.modelGroupOf(worker); of != want && (r.modelsNamed || of != api.ModelGroup{Group: want.Group}) {
@@ -199,7 +199,7 @@ func (r *Reader) overlaps(
 		}
 		known = true
 		if worker.BlockSize == 0 || worker.Announced != 0 {
-			continue // nothing of it can be matched
+			continue // none of its blocks can match
 		}
 		o := kvblock.HashOptions{BlockSize: worker.BlockSize, EAGLE: worker.EAGLE}
 		if o.BlockSize != cut.BlockSize || o.EAGLE != cut.EAGLE {
@@ -232,7 +232,7 @@ func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
 	o.Instances[id].Add(w, scores)
 }
 
-// add counts the blocks of one of the instance's ranks.
+// Add counts the blocks of one of the instance's ranks.
 func (in *InstanceOverlap) Add(w *pool.Worker, scores *indexer.OverlapScores) {
 	device, more := scores.Blocks(w.Worker), scores.Extension(w.Worker)
 	in.DP[rankName(w)] = device * w.BlockSize

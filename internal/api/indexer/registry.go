@@ -21,8 +21,8 @@ import (
 // maxPeers bounds the list of peers.
 const maxPeers = 1 << 10
 
-// Registry is Dynamo's standalone indexer: workers are registered by request, and their events followed. Create it with
-// NewRegistry.
+// Registry is Dynamo's standalone indexer. Clients register workers, and kvepp follows the workers' events. Create it
+// with NewRegistry.
 type Registry struct {
 	*Reader
 	pool *pool.Pool
@@ -47,13 +47,13 @@ type (
 	}
 )
 
-// registeredGroup is what the workers of a model and group have in common.
+// groupRecord holds the properties that the workers of a model and group share.
 type groupRecord struct {
 	blockSize int
 	ranks     int // of all its workers
 }
 
-// registered is one rank of one worker.
+// rankRecord is one rank of one worker.
 type rankRecord struct {
 	rankRef
 	endpoint  string
@@ -72,8 +72,8 @@ type Registration struct {
 	ReplayEndpoint *string `json:"replay_endpoint"`
 }
 
-// NewRegistry returns a Registry without workers. p is its own: nobody else may update it. f, which watches p, follows
-// the workers' events.
+// NewRegistry returns a Registry without workers. No other code may update p. f watches p and follows the workers'
+// events.
 func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
 	r := &Registry{
 		pool:    p,
@@ -175,7 +175,7 @@ func (b *Registration) registered() (rankRecord, error) {
 	return g, nil
 }
 
-// order puts a model's workers together, and an instance's ranks.
+// order sorts by model, instance and rank.
 func order(a, b *rankRecord) int {
 	return cmp.Or(
 		cmp.Compare(a.Model, b.Model),
@@ -185,7 +185,7 @@ func order(a, b *rankRecord) int {
 	)
 }
 
-// Register adds a worker and starts to follow its events. Its errors have texts that name what is wrong.
+// Register adds a worker and starts to follow its events. An error names the field that is wrong.
 func (r *Registry) Register(b Registration) error {
 	g, err := b.registered()
 	if err != nil {
@@ -241,15 +241,15 @@ func (r *Registry) Register(b Registration) error {
 	return nil
 }
 
-// poolEndpoint is the rank as the pool has it. The name is quoted, so that no two workers have one name: the pool could
-// not tell them apart.
+// poolEndpoint is the rank as an endpoint of the pool. The name is quoted, so that different workers have different
+// names in the pool.
 func (g *rankRecord) poolEndpoint() pool.Endpoint {
 	return pool.Endpoint{Name: g.poolName(), InstanceID: g.instance, Model: g.ModelGroup.PoolModel(),
 		DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay,
 		BlockSize: g.blockSize}
 }
 
-// bytes estimates the memory that a rank takes here and in the pool.
+// bytes estimates the memory of a rank here and in the pool.
 func (g *rankRecord) bytes() int {
 	return 2*api.RecordBytes + 4*(len(g.Model)+len(g.Group)) + len(g.endpoint) + len(g.replay)
 }
@@ -258,8 +258,7 @@ func (of *rankRef) poolName() string {
 	return fmt.Sprintf("%s/%d/%d", of.ModelGroup.PoolModel(), of.instance, of.rank)
 }
 
-// forget removes the ranks of a worker for which wanted is true, and returns how many there were. The caller holds
-// r.mu.
+// forget removes the ranks of a worker for which wanted returns true, and returns their number. The caller holds r.mu.
 func (r *Registry) forget(of workerRef, wanted func(rank uint32) bool) int {
 	var names []string
 	left := slices.DeleteFunc(r.ranks[of], func(rank uint32) bool {
@@ -287,7 +286,7 @@ func (r *Registry) forget(of workerRef, wanted func(rank uint32) bool) int {
 	return len(names)
 }
 
-// unregister forgets a rank, or all ranks, of a worker.
+// unregister removes a rank of a worker, or all its ranks.
 func (r *Registry) unregister(b Registration) error {
 	if b.InstanceID == nil || b.Model == nil {
 		return api.Refuse(http.StatusUnprocessableEntity, "instance_id or model_name is missing")
@@ -304,7 +303,7 @@ func (r *Registry) unregister(b Registration) error {
 	}) > 0 {
 		return nil
 	}
-	// Nothing is known of it there: perhaps elsewhere.
+	// The group does not have the worker. Another one may.
 	elsewhere := api.ModelGroup{}
 	for of := range r.ranks {
 		if of.instance == *b.InstanceID && of.ModelGroup != want &&
@@ -328,7 +327,7 @@ func (r *Registry) unregister(b Registration) error {
 	return api.Refuse(http.StatusNotFound, "instance %d not found", *b.InstanceID)
 }
 
-// listed is a worker in the answer of GET /workers.
+// listedWorker is a worker in the answer of GET /workers.
 type listedWorker struct {
 	InstanceID uint64              `json:"instance_id"`
 	Source     string              `json:"source"`
@@ -345,12 +344,12 @@ type listener struct {
 	Status   string `json:"status"`
 }
 
-// list answers the workers of a model or a group, or all.
+// list answers the workers of a model or a group, or all workers.
 func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 	model, group := req.URL.Query()["model_name"], req.URL.Query()["routing_group"]
 	all := []*listedWorker{}
 	r.mu.Lock()
-	ordered := slices.SortedFunc(maps.Values(r.workers), order) // nobody changes what is pointed to
+	ordered := slices.SortedFunc(maps.Values(r.workers), order) // records do not change once they are stored
 	r.mu.Unlock()
 	for _, g := range ordered {
 		if len(model) > 0 && model[0] != g.Model || len(group) > 0 && group[0] != g.Group {
@@ -397,10 +396,10 @@ func readPeer(w http.ResponseWriter, req *http.Request) (url string, err error) 
 func (r *Registry) peerList() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]string{}, r.peers...) // never nil, which JSON would call null
+	return append([]string{}, r.peers...) // never nil, which JSON encodes as null
 }
 
-// AddPeer adds a peer; adding one twice changes nothing.
+// AddPeer adds a peer. Adding a known peer has no effect.
 func (r *Registry) AddPeer(url string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

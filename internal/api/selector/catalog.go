@@ -109,7 +109,7 @@ func deref[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// eventsOf returns the event address of a rank, or "" if none was given.
+// kvEventsOf returns the event address of a rank, or "" if none was given.
 func (r *record) kvEventsOf(rank uint32) string {
 	if len(r.KVEventsByRank) > 0 {
 		return r.KVEventsByRank[rank]
@@ -219,7 +219,7 @@ func (r *record) addresses() error {
 	return nil
 }
 
-// put makes r the record of its worker. It keeps values that cannot be used, and explains them in the record's reasons.
+// putRecord makes r the record of its worker. It keeps values that cannot be used, and explains them in the record's reasons.
 // The caller holds s.changing.
 func (s *Selector) putRecord(r *record) error {
 	slices.Sort(r.Taints)
@@ -474,7 +474,7 @@ func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
 	return id, err == nil
 }
 
-// asked returns the records of the model and group in the request's query.
+// recordsAskedFor returns the records of the model and group in the request's query.
 func (s *Selector) recordsAskedFor(req *http.Request) []*record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -11,7 +11,7 @@ import (
 	"kvepp/scoring"
 )
 
-// question is the body of POST /potential_loads and /overlap_scores.
+// promptQuery is the body of POST /potential_loads and /overlap_scores.
 type promptQuery struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
@@ -73,7 +73,7 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// ask parses a question, cuts its prompt, and looks up the cached blocks of all workers of its group. Then it calls f
+// withMatches parses a question, cuts its prompt, and looks up the cached blocks of all workers of its group. Then it calls f
 // with these workers.
 func (s *Selector) withMatches(
 	w http.ResponseWriter,

@@ -446,7 +446,7 @@ func (r *ranked) means(w *pool.Worker) bool {
 	return r != nil && *r.ID == w.InstanceID && (r.Rank == nil || *r.Rank == w.Rank)
 }
 
-// look makes candidates of the workers.
+// match makes candidates of the workers with their cached blocks.
 func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) {
 	s.index.FindMatches(d.prompt.chain, &d.scores)
 	d.chains[0] = d.prompt.tracked

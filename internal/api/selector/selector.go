@@ -183,7 +183,7 @@ func (s *Selector) dump(w http.ResponseWriter, req *http.Request) {
 	s.dumps.Dump(w, req)
 }
 
-// named returns the model and the group of a request.
+// modelGroupNamed returns the model and the group of a request.
 func modelGroupNamed(model, group *string) api.ModelGroup {
 	n := api.ModelGroup{Model: defaultModel, Group: api.DefaultGroup}
 	if model != nil {
