@@ -219,8 +219,8 @@ func (r *record) addresses() error {
 	return nil
 }
 
-// putRecord makes r the record of its worker. It keeps values that cannot be used, and explains them in the record's reasons.
-// The caller holds s.changing.
+// putRecord makes r the record of its worker. It keeps values that cannot be used, and explains them in the record's
+// reasons. The caller holds s.changing.
 func (s *Selector) putRecord(r *record) error {
 	slices.Sort(r.Taints)
 	if r.Taints = slices.Compact(r.Taints); r.Taints == nil {

@@ -73,8 +73,8 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// withMatches parses a question, cuts its prompt, and looks up the cached blocks of all workers of its group. Then it calls f
-// with these workers.
+// withMatches parses a question, cuts its prompt, and looks up the cached blocks of all workers of its group. Then it
+// calls f with these workers.
 func (s *Selector) withMatches(
 	w http.ResponseWriter,
 	req *http.Request,
