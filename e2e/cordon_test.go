@@ -116,7 +116,7 @@ func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header
 
 // TestDrain drains one of three engines under traffic and brings it back. Running answers continue to their end, and
 // kvepp drain returns then. Meanwhile no request reaches the engine, not even a retry, and its session moves. At the
-// end all engines are cordoned.
+// end all engines are cordoned. It is one function, because each step begins where the one before ended.
 func TestDrain(t *testing.T) {
 	engines := standIns(t, 3, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, Manifest: "stock-engines.yaml",

@@ -223,8 +223,8 @@ func TestOutages(t *testing.T) {
 
 		id = name + "-refused-by-engine"
 		a = send(envoy, id, "503", good)
-		if want := `{"object":"error","message":"of the engine","code":503}`; a.Status != http.StatusServiceUnavailable ||
-			a.Body != want {
+		const want = `{"object":"error","message":"of the engine","code":503}`
+		if a.Status != http.StatusServiceUnavailable || a.Body != want {
 			t.Errorf("%s: %+v, want 503 %s", id, a, want)
 		}
 		logged(envoy, id, map[string]any{"status": 503, "code_details": "via_upstream"})

@@ -425,7 +425,7 @@ func (s *storm) disturb(gently bool, f func()) {
 }
 
 // send sends one request and checks everything that comes back. It returns whether the request had to succeed, and was
-// compared completely.
+// compared completely. It is one function, because each check decides whether the next ones apply.
 func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool) {
 	q := &sent{shape: shaped}
 	before := s.peace()

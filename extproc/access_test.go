@@ -36,7 +36,8 @@ func lines(t *testing.T, log *logtest.Log, n int) (all []map[string]any) {
 // TestAccessLog: each request has one line, with any outcome, without the client's private data.
 func TestAccessLog(t *testing.T) {
 	const secret = "leafhopper"
-	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":16}}}\n\n"
+	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":3," +
+		"\"prompt_tokens_details\":{\"cached_tokens\":16}}}\n\n"
 	completion := `{"choices":[{"text":"` + secret + `"}],"usage":{"prompt_tokens":20,"completion_tokens":3}}`
 	header := func(method, path string) map[string]string {
 		return map[string]string{

@@ -506,7 +506,8 @@ func TestPanicAtTheEnd(t *testing.T) {
 	for range 3 {
 		_, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
 			Upstream: answer(
-				"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n",
+				"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,"+
+					"\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n",
 				"data: [DONE]\n\n",
 				"",
 			)})

@@ -32,6 +32,7 @@ func with(more map[string]string) map[string]string {
 	return h
 }
 
+// TestSpansOfRequests compares the spans of one stream after the other, in one function because they share a collector.
 func TestSpansOfRequests(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)

@@ -295,7 +295,8 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 		reason    Reason
 	}{
 		{"no body", workers(1), &Request{Path: "/v1/models", BodylessReason: ReasonNoBody}, ReasonNoBody},
-		{"too large", workers(1), &Request{Path: "/v1/completions", BodylessReason: ReasonBodyTooLarge, BodyBytes: 4000},
+		{"too large", workers(1), &Request{
+			Path: "/v1/completions", BodylessReason: ReasonBodyTooLarge, BodyBytes: 4000},
 			ReasonBodyTooLarge},
 		{"unknown API", workers(1), &Request{Path: "/v1/embeddings", Body: []byte("\x00\x01")}, ReasonUnknownAPI},
 		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)},
@@ -759,8 +760,8 @@ func TestApproximateMode(t *testing.T) {
 		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} {
 			r := h.route(completion("m", tokens(c.from, 8)))
 			r.Free()
-			if most := slices.MaxFunc(r.Costs,
-				func(a, b Cost) int { return a.Terms.DeviceBlocks - b.Terms.DeviceBlocks }); 4*most.Terms.DeviceBlocks != c.want {
+			byBlocks := func(a, b Cost) int { return a.Terms.DeviceBlocks - b.Terms.DeviceBlocks }
+			if most := slices.MaxFunc(r.Costs, byBlocks); 4*most.Terms.DeviceBlocks != c.want {
 				t.Errorf("from %d: %+v, want %d tokens", c.from, r.Decision, c.want)
 			}
 		}

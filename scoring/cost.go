@@ -32,8 +32,10 @@ type Terms struct {
 
 // Cost prices a request on one worker, in blocks; lower is better:
 //
-//	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk + SharedCacheMultiplier*shared
-//	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks + DecodeActiveRequestWeight*active requests
+//	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk +
+//	         SharedCacheMultiplier*shared
+//	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks +
+//	         DecodeActiveRequestWeight*active requests
 //
 // The raw prefill blocks are the request's whole prompt and the worker's waiting prefill, so the overlap is credited
 // once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.

@@ -235,6 +235,7 @@ func TestHistoriesEqualOracle(t *testing.T) {
 	}
 }
 
+// history plays a random history on the book and on the oracle. It is one function: a single switch over the steps.
 func history(t *testing.T, rng *rand.Rand) {
 	numbers := []kvblock.Worker{0, 1, 2, 3, 63, 64, 130, 200}[:2+rng.IntN(7)]
 	blockSizes := []int{4, 4, 4, 16, 0}

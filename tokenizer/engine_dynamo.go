@@ -194,7 +194,8 @@ func dynamoWantsParts(t *chattemplate.Template) (bool, error) {
 	return parts && !plain, err
 }
 
-// renderDynamo returns the text that Dynamo's frontend makes of a chat.
+// renderDynamo returns the text that Dynamo's frontend makes of a chat. It is one function, so that it can be compared
+// line by line with the frontend's.
 func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (string, error) {
 	c := m.dynamo
 	switch {

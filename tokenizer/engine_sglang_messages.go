@@ -244,6 +244,7 @@ var sglangBlocks = []string{
 	"redacted_thinking",
 }
 
+// add translates one message. It is one function, so that it can be compared line by line with SGLang's.
 func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
 	role, _ := get[string](message, "role")
 	content, _ := message.Get("content")

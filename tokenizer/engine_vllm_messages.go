@@ -295,6 +295,7 @@ func inlineSystem(message *chattemplate.Dict) (string, error) {
 	return "", errRefused("content is neither a string nor a list of blocks")
 }
 
+// add translates one message. It is one function, so that it can be compared line by line with vLLM's.
 func (c *anthropicChat) add(message *chattemplate.Dict) error {
 	role, _ := get[string](message, "role")
 	content, _ := message.Get("content")

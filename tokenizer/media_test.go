@@ -80,7 +80,9 @@ func TestCertainOfMedia(t *testing.T) {
 			"<|im_start|>You see<|im_end|><|im_start|>Look at"},
 		{qwenParts, `[` + image + `,` + image + `,{"type":"text","text":"Look at this"}]`,
 			"<|im_start|>You " +
-				"see<|im_end|><|im_start|><|vision_start|><|image_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>Look at this<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>"},
+				"see<|im_end|><|im_start|><|vision_start|><|image_pad|><|vision_end|><|vision_start|><|image_pad|>" +
+				"<|vision_end|>Look at this<|im_end|>",
+			"<|im_start|>You see<|im_end|><|im_start|>"},
 	} {
 		request := chatRequest(t, `[{"role":"system","content":"You see"},{"role":"user","content":`+c.content+`}]`)
 		prompts, err := c.m.Prompts(t.Context(), request)

@@ -57,7 +57,8 @@ func (p *programs) close() {
 	os.RemoveAll(p.folder)
 }
 
-// start starts all programs and waits until they serve.
+// start starts all programs and waits until they serve. It is one function: each step needs the one before, and the
+// deferred stop undoes them.
 func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p := &programs{}
 	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {

@@ -170,9 +170,10 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 	header := func(name, value string) *corev3.HeaderValue {
 		return &corev3.HeaderValue{Key: name, RawValue: []byte(value)}
 	}
-	if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{
-		EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{header(":method", "GET"),
-			header(":path", "/v1/models")}}}}}); err != nil {
+	headers := &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		header(":method", "GET"), header(":path", "/v1/models")}}}
+	if err := stream.Send(&extprocv3.ProcessingRequest{
+		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: headers}}); err != nil {
 		return nil, err
 	}
 	answer, err := stream.Recv()
@@ -193,9 +194,10 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 
 // end ends the request in order: its answer has come.
 func (q *request) end() error {
-	if err := q.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{EndOfStream: true,
-		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":status",
-			RawValue: []byte("200")}}}}}}); err != nil {
+	headers := &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		{Key: ":status", RawValue: []byte("200")}}}}
+	if err := q.Send(&extprocv3.ProcessingRequest{
+		Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers}}); err != nil {
 		return err
 	}
 	if _, err := q.Recv(); err != nil {

@@ -39,15 +39,18 @@ func TestContainerMemory(t *testing.T) {
 			"sys/fs/cgroup/memory.max": "536870912\n"}, 512 << 20},
 		"version 2, no limit": {map[string]string{"proc/self/cgroup": "0::/\n",
 			"sys/fs/cgroup/memory.max": "max\n"}, 0},
-		"version 2, the pod has less than the container": {map[string]string{"proc/self/cgroup": "0::/kubepods/pod1/c1\n",
+		"version 2, the pod has less than the container": {map[string]string{
+			"proc/self/cgroup":                          "0::/kubepods/pod1/c1\n",
 			"sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n",
 			"sys/fs/cgroup/kubepods/memory.max": "9000000\n"}, 1000000},
 		"version 2, outside of the namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n",
 			"sys/fs/cgroup/memory.max": "77000000\n"}, 77000000},
-		"version 1": {map[string]string{"proc/self/cgroup": "12:cpu,cpuacct:/a\n9:memory:/docker/c1\n1:name=systemd:/docker/c1\n",
+		"version 1": {map[string]string{
+			"proc/self/cgroup": "12:cpu,cpuacct:/a\n9:memory:/docker/c1\n1:name=systemd:/docker/c1\n",
 			"sys/fs/cgroup/memory/docker/c1/memory.limit_in_bytes": "268435456\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes":           "9223372036854771712\n"}, 256 << 20},
-		"version 1, in a container that sees the host's path": {map[string]string{"proc/self/cgroup": "9:hugetlb,memory:/kubepods/burstable/pod1/c1\n",
+		"version 1, in a container that sees the host's path": {map[string]string{
+			"proc/self/cgroup":                           "9:hugetlb,memory:/kubepods/burstable/pod1/c1\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "268435456\n"}, 256 << 20},
 		"version 1, no limit": {map[string]string{"proc/self/cgroup": "9:memory:/\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},

@@ -35,6 +35,7 @@ const (
 	turns         = 4
 )
 
+// run plays the demonstration. It is one function, so that it reads in the order in which it happens.
 func run(ctx context.Context, check bool) error {
 	root, err := os.Getwd()
 	if err != nil {

@@ -204,7 +204,8 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 		host, port, _ := strings.Cut(address, ":")
 		delete(cluster, "type")
 		maps.Copy(cluster, map[string]any{"cluster_type": dns, "load_assignment": map[string]any{
-			"cluster_name": name, "endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{"endpoint": map[string]any{
+			"cluster_name": name,
+			"endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{"endpoint": map[string]any{
 				"address": map[string]any{
 					"socket_address": map[string]any{"address": host, "port_value": json.Number(port)},
 				}}}}}}}})
@@ -377,7 +378,8 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 	if status != 0 {
 		n.t.Errorf("kvepp check exits with %d", status)
 	}
-	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "of a text are", "of a chat are",
+	// " 16 tokens" is a block, not a prompt of 816.
+	for _, words := range append(says, " 16 tokens", "of a text are", "of a chat are",
 		"the second time, as predicted") {
 		if got := strings.Count(table, words); got != workers {
 			n.t.Errorf("kvepp check reports %q for %d workers, want %d", words, got, workers)

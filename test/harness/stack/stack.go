@@ -114,7 +114,8 @@ type Stack struct {
 	closing                   sync.Once
 }
 
-// Start starts all programs and waits until they are ready. After an error no process is left.
+// Start starts all programs and waits until they are ready. After an error no process is left. It is one function,
+// because each program's arguments name the ones before.
 func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Tools == "" {
 		return nil, errNotInstalled
