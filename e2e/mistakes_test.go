@@ -540,6 +540,31 @@ func chatBody(model, word string) string {
 	)
 }
 
+// sendCached sends chats whose beginning one engine has cached through an Envoy, so that kvepp chooses that engine, until
+// a line of kvepp's log contains a text.
+func (s *setup) sendCached(e *stack.Envoy, engine *stack.Engine, text string) {
+	s.t.Helper()
+	post := func(url, word string) {
+		resp, err := http.Post(url+chatsPath, "application/json", strings.NewReader(chatBody(stack.Model, word)))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	attempt := 0
+	eventually(s.t, func() error {
+		post("http://"+engine.Address, fmt.Sprint("attempt ", attempt+1)) // its events have time until the next attempt
+		post(e.URL, fmt.Sprint("attempt ", attempt))
+		attempt++
+		_, n, err := s.Logs(text)
+		if err == nil && n == 0 {
+			err = fmt.Errorf("no log line has %q", text)
+		}
+		return err
+	})
+}
+
 // send sends chats through an Envoy and reads the answers of any status.
 func (s *setup) send(e *stack.Envoy, model string, n int) {
 	s.t.Helper()

@@ -37,7 +37,8 @@ func TestVLLMResponses(t *testing.T) {
 			`"reasoning":{"effort":"low"}`: `{'role': 'user', 'content': 'a\nb'}low`,
 		`"input":[{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},` +
 			`{"type":"function_call","call_id":"1","name":"f","arguments":"{\"a\":1}"},{"type":"function_call",` +
-			`"call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]`: `{'role': 'assistant', 'content': '', 'tool_calls': [` +
+			`"call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]`: `{'role': 'assistant', 'content': '', ` +
+			`'tool_calls': [` +
 			`{'id': '1', 'function': {'name': 'f', 'arguments': {'a': 1}}, 'type': 'function'}, {'id': '2', ` +
 			`'function': {'name': 'g', 'arguments': {}}, 'type': 'function'}], ` +
 			`'reasoning': 't', 'reasoning_content': 't'}{'role': 'tool', 'content': 'r', 'tool_call_id': '1'}`,
@@ -54,17 +55,18 @@ func TestVLLMResponses(t *testing.T) {
 
 func TestVLLMResponsesThatAreNotKnown(t *testing.T) {
 	m := responsesModel(t)
-	for fields, want := range map[string]string{
-		`"input":"x","previous_response_id":"r"`:                                                             "previous_response_id",
-		`"input":"x","truncation":"auto"`:                                                                    "truncation",
-		`"input":"x","tools":[{"type":"web_search"}]`:                                                        "no function",
-		`"input":[{"type":"web_search_call"}]`:                                                               "web_search_call",
-		`"input":[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]`:                       "other than text",
-		`"input":[{"role":"assistant","content":"a","status":"in_progress"}]`:                                "continued",
-		`"input":[{"role":"assistant","content":[{"type":"output_text","text":"a"}]}]`:                       "the assistant's",
-		`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`: "no text",
-		`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`:                                "encrypted",
+	for _, c := range []struct{ fields, want string }{
+		{`"input":"x","previous_response_id":"r"`, "previous_response_id"},
+		{`"input":"x","truncation":"auto"`, "truncation"},
+		{`"input":"x","tools":[{"type":"web_search"}]`, "no function"},
+		{`"input":[{"type":"web_search_call"}]`, "web_search_call"},
+		{`"input":[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]`, "other than text"},
+		{`"input":[{"role":"assistant","content":"a","status":"in_progress"}]`, "continued"},
+		{`"input":[{"role":"assistant","content":[{"type":"output_text","text":"a"}]}]`, "the assistant's"},
+		{`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`, "no text"},
+		{`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`, "encrypted"},
 	} {
+		fields, want := c.fields, c.want
 		if got, err := m.Tokenize(t.Context(), responsesRequest(t, fields)); !IsUnknown(err) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", fields, got, err, want)
