@@ -540,8 +540,8 @@ func chatBody(model, word string) string {
 	)
 }
 
-// sendCached sends chats whose beginning one engine has cached through an Envoy, so that kvepp chooses that engine, until
-// a line of kvepp's log contains a text.
+// sendCached sends chats whose beginning one engine has cached through an Envoy, so that kvepp chooses that engine,
+// until a line of kvepp's log contains a text.
 func (s *setup) sendCached(e *stack.Envoy, engine *stack.Engine, text string) {
 	s.t.Helper()
 	post := func(url, word string) {
