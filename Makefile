@@ -46,7 +46,7 @@ unit: libzmq ## the unit tests, without what is slow: no Envoy, no Dynamo, no ro
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -timeout $(TIMEOUT) ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
+	go test -timeout $(TIMEOUT) ./indexer && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests

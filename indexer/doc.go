@@ -75,4 +75,15 @@
 //
 // Tiers below the device (lower.go) count where they continue what the tiers above them hold. Prompts are entered there
 // in the middle, so these tiers keep every block in a hash table (tier.bySeq).
+//
+// # Structural checks
+//
+// tier.check (check.go) compares the runs, tables, filters and counts of a tier with each other. The tests call it.
+// With the build tag invariants, a tier is also checked when a writer unlocks it after Apply, Clear, Forget, Evict or
+// Predict, and a difference panics. A tier of up to 64 blocks is checked after every change, a larger one after every
+// (blocks / 64) changes:
+//
+//	go test -tags invariants ./indexer
+//
+// Without the tag the constant invariants is false and the compiler removes the calls.
 package indexer

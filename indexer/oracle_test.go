@@ -262,190 +262,51 @@ func checkInvariants(t *testing.T, x *Index, o *oracle) {
 	}
 }
 
-// checkTable compares a table with what it should have.
-func checkTable(t *testing.T, x *tier, of *seqTable, want map[ref]uint64) {
-	t.Helper()
-	live := 0
-	for i := range of.segments {
-		seg := &of.segments[i]
-		slots := of.slots[i].Load()
-		if slots == nil {
-			if seg.live != 0 || seg.deleted != 0 {
-				t.Errorf("segment %d: no slots, %d live, %d gone", i, seg.live, seg.deleted)
-			}
-			continue
-		}
-		n, gone := 0, 0
-		for _, slot := range *slots {
-			switch slot {
-			case slotEmpty:
-			case slotDeleted:
-				gone++
-			default:
-				n++
-				if _, ok := want[ref(slot)]; !ok {
-					t.Errorf("something at %d, where nothing should be", ref(slot))
-				}
-			}
-		}
-		if n != seg.live || gone != seg.deleted {
-			t.Errorf("segment %d: %d live, %d gone; says %d, %d", i, n, gone, seg.live, seg.deleted)
-		}
-		live += n
-	}
-	if live != len(want) {
-		t.Errorf("%d in a table, want %d", live, len(want))
-	}
-	for r, by := range want {
-		if at, ok := of.find(&x.arena, kvblock.SequenceHash(by)); !ok || at != r {
-			t.Errorf("block %x at %d: found at %d, %v", by, r, at, ok)
-		}
-	}
-}
-
-// checkNames compares a tier's table of names with what it should have.
-func checkNames(t *testing.T, x *tier, want map[ref]kvblock.EngineHash) {
-	t.Helper()
-	names := &x.names
-	live, pages := 0, 0
-	for at := 0; at < len(names.dir); {
-		page := names.dir[at]
-		pages++
-		n, gone := 0, 0
-		for i := range page.lines {
-			for j, slot := range &page.lines[i] {
-				switch slot {
-				case slotEmpty:
-					continue
-				case slotDeleted:
-					gone++
-				default:
-					if n++; want[ref(slot)] == 0 {
-						t.Errorf("a name at %d, where none should be", ref(slot))
-					}
-				}
-				if j > 0 && page.lines[i][j-1] == slotEmpty {
-					t.Errorf("line %d has a gap before slot %d", i, j)
-				}
-			}
-		}
-		if n != page.live || gone != page.deleted || n+gone > maxNameSlots {
-			t.Errorf("page at %d: %d names and %d gone; says %d, %d", at, n, gone, page.live, page.deleted)
-		}
-		live += n
-		for range 1 << (names.bits - page.depth) {
-			if names.dir[at] != page {
-				t.Errorf("place %d of %d is not its neighbours'", at, len(names.dir))
-			}
-			at++
-		}
-	}
-	if live != len(want) || pages != names.pages || live == 0 && pages > 0 {
-		t.Errorf("%d names, want %d; %d pages, says %d", live, len(want), pages, names.pages)
-	}
-	for r, e := range want {
-		if at, ok := x.names.find(&x.arena, e); !ok || at != r {
-			t.Errorf("block called %x at %d: found at %d, %v", e, r, at, ok)
-		}
-	}
-}
-
-// checkTier compares a tier's inside with itself.
+// checkTier reports what tier.check finds.
 func checkTier(t *testing.T, x *tier) {
 	t.Helper()
-	blocks := 0
-	names := map[ref]kvblock.EngineHash{}
-	// what each should have: the address, what it is found by
-	tables := map[*seqTable]map[ref]uint64{&x.starts: {}, &x.bySeq: {}}
+	if err := x.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// firstRun returns the run with the lowest address.
+func firstRun(x *tier) (first run) {
 	x.arena.eachRun(func(r run) bool {
-		words, stored := x.arena.record(r), x.arena.storedOf(r)
-		tables[&x.starts][r+runHeader] = words[runHeader]
-		for at := runHeader; at < runHeader+x.runLen(r); at++ {
-			if x.indexedBlocks(r)>>(at-runHeader)&1 != 0 {
-				tables[&x.bySeq][r+ref(at)] = words[at]
-			}
-			if stored != nil && stored[at].Engine != 0 {
-				names[r+ref(at)] = stored[at].Engine
-			}
-		}
-		blocks += x.runLen(r)
-		return true
+		first = r
+		return false
 	})
-	for table, want := range tables {
-		checkTable(t, x, table, want)
+	return first
+}
+
+func TestCheckReportsDamage(t *testing.T) {
+	damages := map[string]func(*tier){
+		"count of blocks": func(x *tier) { x.blocks++ },
+		"odd version":     func(x *tier) { beginWrite(x.arena.record(firstRun(x))) },
+		"block in no table": func(x *tier) {
+			r := firstRun(x)
+			x.removeStart(x.seqAt(r+runHeader), r+runHeader)
+		},
+		"block without a holder": func(x *tier) { x.arena.record(firstRun(x))[2] = 0 },
+		"name of another block":  func(x *tier) { x.arena.storedOf(firstRun(x))[runHeader].Engine++ },
 	}
-	checkNames(t, x, names)
-	if blocks != x.blocks {
-		t.Errorf("%d blocks in all runs, says %d", blocks, x.blocks)
-	}
-	used := [2]int{}
-	for _, in := range x.arena.info {
-		used[0] += int(in.used)
-	}
-	first, starts := make(rootFilter, len(x.rootFilter)), startFilter{counts: make([]uint8, len(x.startFilter.counts))}
-	x.arena.eachRun(func(r run) bool {
-		words := x.arena.record(r)
-		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
-			t.Errorf("run %d of %d: blocks %b held, version %d", r, n, x.union(r), words[0]>>32)
-		}
-		if x.rootFilter != nil && !headOf(x.arena.storedOf(r)).hasParent {
-			first.add(kvblock.SequenceHash(words[runHeader]), x.starts.seed, 1)
-		}
-		starts.count(x.starts.tag(kvblock.SequenceHash(words[runHeader])))
-		starts.n++
-		used[1]++
-		if words[1]&manyHolders == 0 {
-			return true
-		}
-		used[1]++
-		var h holders
-		h.open(x.arena.record(ref(words[1])))
-		n := 0
-		for _, w := range h.bits {
-			for ; w != 0; w &= w - 1 {
-				n++
+	for name, damage := range damages {
+		t.Run(name, func(t *testing.T) {
+			x, err := New(Config{})
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		if n != h.full || h.count() < 2 {
-			t.Errorf("run %d: %d in the bitset, says %d, %d holders", r, n, h.full, h.count())
-		}
-		for g := h.groups; len(g) > 0; g = g[groupWords:] {
-			if other := h.group(kvblock.Worker(64 * g[0])); &other[0] != &g[0] {
-				t.Errorf("run %d has two groups %d", r, g[0])
+			e := kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 10, Local: 1}, {Engine: 20, Local: 2}}}
+			if err := x.Stored(1, e); err != nil {
+				t.Fatal(err)
 			}
-		}
-		h.eachGrouped(func(w kvblock.Worker, lead int) {
-			if lead == 0 || lead > x.runLen(r) || h.holdsAll(w) || h.find(w) >= 0 {
-				t.Errorf(
-					"run %d of %d: worker %d is in a group for %d; in the bitset too: %v; in the list: %d",
-					r,
-					x.runLen(r),
-					w,
-					lead,
-					h.holdsAll(w),
-					h.find(w),
-				)
+			device := &x.tiers[kvblock.TierDevice]
+			checkTier(t, device)
+			damage(device)
+			if device.check() == nil {
+				t.Error("check reports nothing")
 			}
 		})
-		return true
-	})
-	if used[0] != used[1] {
-		t.Errorf("%d records in use, %d known", used[0], used[1])
-	}
-	if !slices.Equal(first, x.rootFilter) || !slices.Equal(starts.counts, x.startFilter.counts) ||
-		starts.n != x.startFilter.n {
-		t.Error("a filter of first blocks, of prompts or of runs, is off")
-	}
-	if got := int64(x.arena.used() + x.tableBytes()); got != x.usedBytes.Load() || x.arena.bytes() < x.arena.used() ||
-		x.nonEmpty.Load() != (x.blocks > 0) {
-		t.Errorf(
-			"%d bytes in use of %d, says %d; %d blocks, busy %v",
-			got,
-			x.arena.bytes(),
-			x.usedBytes.Load(),
-			x.blocks,
-			x.nonEmpty.Load(),
-		)
 	}
 }
 

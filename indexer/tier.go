@@ -43,6 +43,8 @@ type tier struct {
 
 	addrs [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 
+	checks checkState
+
 	usedBytes  atomic.Int64 // bytes in use after the latest change
 	spareBytes atomic.Int64 // bytes of the arena's pages that are not
 	nonEmpty   atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
@@ -60,7 +62,7 @@ func (t *tier) init() {
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
 }
 
-// unlock ends a change.
+// unlock ends a change. With the build tag invariants it checks the tier first.
 func (t *tier) unlock() {
 	if size := t.arena.used() + t.tableBytes(); size != int(t.usedBytes.Load()) { // most changes do not change it
 		t.usedBytes.Store(int64(size))
@@ -70,6 +72,11 @@ func (t *tier) unlock() {
 	}
 	if busy := t.blocks > 0; busy != t.nonEmpty.Load() {
 		t.nonEmpty.Store(busy)
+	}
+	if invariants && t.checks.due(t.blocks) {
+		if err := t.check(); err != nil {
+			panic("indexer: a tier is inconsistent: " + err.Error())
+		}
 	}
 	t.mu.Unlock()
 }
