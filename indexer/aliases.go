@@ -7,37 +7,38 @@ import (
 	"kvepp/kvblock"
 )
 
-// Engine hashes mean something for one worker only, but most engines derive them from what is in the block, so that
-// workers agree. So every block has one name of its own, the engine hash under which it came to be, found through
-// tier.names; and a worker that calls it otherwise has private names for it. Nothing is taken for granted: a worker
-// holds a block by the block's own name only if it stored it by that name.
+// An engine hash has a meaning for one worker only, but most engines derive it from the block's contents, so workers
+// agree. Therefore each block has one own name: the engine hash of its first store, which tier.names finds. A worker
+// that uses another engine hash for the block has an alias. A worker holds a block by its own name only if the worker
+// stored it by that name.
 //
-// Invariants, whenever tier.mu is free: a worker's name is either private or a block's own, never both; an engine hash
-// is the own name of one block at most (of two that come under the same one, the second has none); a block's own name
-// is never 0.
+// Invariants while tier.mu is free:
+//   - An engine hash of a worker is an alias or a block's own name, never both.
+//   - An engine hash is the own name of at most one block. If two blocks come with the same engine hash, the second
+//     block has no own name.
+//   - A block's own name is never 0.
 
 // held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well,
 // tier.mu.
 type held struct {
-	names   int      // names
-	blocks  int      // blocks
-	aliases aliasMap // names that are not the blocks' own
-	// blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
+	names   int      // engine hashes held: own names and aliases
+	blocks  int      // blocks held
+	aliases aliasMap // the block of each alias
+	// for blocks with aliases, by sequence hash: 2 x the number of aliases, plus 1 if the worker has the own name too
 	aliasCounts aliasMap
-	copies      map[kvblock.EngineHash]int // names stored more than once: how many times more
-	loading     bool                       // the store under way is a dump's, whose copies do not count
-	repeats     int                        // blocks stored again in the store under way
+	copies      map[kvblock.EngineHash]int // additional physical copies, for engine hashes stored more than once
 }
 
-// storeOptions qualifies one store.
+// storeOptions has the options of one store.
 type storeOptions struct {
-	load       bool // the store is part of a dump: blocks that are held already get no further copy
-	prefetched int  // how many of its first engine hashes prefetchBatch has prefetched
+	load       bool // the store is part of a dump: blocks that are held already get no additional copy
+	prefetched int  // number of leading engine hashes that prefetchBatch has prefetched
 }
 
-// storeAgain counts a block that is held already and was stored by its own name.
+// storeAgain records another store, by its own name, of a block that the worker holds. It returns the number of copies
+// added.
 func (h *held) storeAgain(seq kvblock.SequenceHash, e kvblock.EngineHash, o storeOptions) (repeats int) {
-	if a, ok := h.aliasCounts.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // but not by that name
+	if a, ok := h.aliasCounts.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // held by aliases only
 		h.aliasCounts.put(kvblock.EngineHash(seq), a|1)
 		h.names++
 		return 0
@@ -58,7 +59,7 @@ func (h *held) addCopy(e kvblock.EngineHash, o storeOptions) (repeats int) {
 	return 1
 }
 
-// takeCopy takes away one of several copies of what e names, if there are several.
+// takeCopy removes one copy of the block that e names, and reports whether there was more than one.
 func (h *held) takeCopy(e kvblock.EngineHash) bool {
 	more := h.copies[e]
 	switch more {
@@ -72,13 +73,13 @@ func (h *held) takeCopy(e kvblock.EngineHash) bool {
 	return true
 }
 
-// byOwnName reports whether the worker holds the block, which it does hold, by the block's own name.
+// byOwnName reports whether the worker holds this block by its own name. The worker must hold the block.
 func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
 	a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
 	return !ok || a&1 != 0
 }
 
-// findNamed sets s to where the block is that w calls e, if there is one.
+// findNamed sets s to the position of the block that e names for worker w, and reports whether there is one.
 func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *position) bool {
 	if h.names == 0 {
 		return false
@@ -100,8 +101,8 @@ func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *pos
 	return t.maskIn(s.words, w)>>s.i&1 != 0 && h.byOwnName(s.seq())
 }
 
-// store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than
-// all if the arena is exhausted.
+// store makes w a holder of consecutive blocks, the first at p. It returns the number of blocks stored, which is less
+// than all if the arena is exhausted, and the number of copies added.
 func (t *tier) store(
 	w kvblock.Worker,
 	h *held,
@@ -110,7 +111,7 @@ func (t *tier) store(
 	o storeOptions,
 ) (n, repeats int) {
 	var s position
-	var next lookahead // what is known of the blocks from i on
+	var next lookahead // of the blocks from i on
 	for i := 0; i < len(blocks); o.prefetched = 0 {
 		k, again, joined := 0, 0, t.findNextLocal(p, blocks[i].Local, &s)
 		if joined {
@@ -127,7 +128,7 @@ func (t *tier) store(
 				return i, repeats
 			}
 			k, joined = 1, false
-			next = lookahead{} // blocks may be gone
+			next = lookahead{} // storeOne may have removed blocks
 		}
 		repeats += again
 		if i += k; i == len(blocks) {
@@ -143,7 +144,7 @@ func (t *tier) store(
 	return len(blocks), repeats
 }
 
-// storeUnnamed does the same in a tier without names, with blocks whose sequence hashes are seqs.
+// storeUnnamed is store for a tier without engine hashes. seqs has the blocks' sequence hashes.
 func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kvblock.SequenceHash) int {
 	var s position
 	for i := 0; i < len(seqs); {
@@ -164,8 +165,8 @@ func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kv
 	return len(seqs)
 }
 
-// storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports
-// failure if the arena is exhausted.
+// storeOne makes w a holder of one block at p. The block's engine hash becomes an alias, or named another block until
+// now. ok is false if the arena is exhausted.
 func (t *tier) storeOne(
 	w kvblock.Worker,
 	h *held,
@@ -182,7 +183,7 @@ func (t *tier) storeOne(
 		}
 		delete(h.copies, e)
 		if p.at != 0 {
-			t.indexBlock(p.at) // it may move now, or go
+			t.indexBlock(p.at) // removeNames may move or remove it
 		}
 		t.removeNames(w, h, []kvblock.EngineHash{e})
 		if p.at != 0 {
@@ -202,14 +203,14 @@ func (t *tier) storeOne(
 		h.aliases.put(e, seq)
 		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
 		t.latestOf = noWorker
-		t.indexBlock(t.latest) // which private names lead to by sequence hash
+		t.indexBlock(t.latest) // aliases find the block by its sequence hash
 		return 0, true
 	}
 	if k, again := t.joinNamed(w, h, &s, blocks, o); k == 1 {
 		return again, true
 	}
 	if s.hasName(e) {
-		return 0, false // join failed for want of memory
+		return 0, false // joinNamed failed: the arena is exhausted
 	}
 	if mask := t.maskIn(s.words, w); mask>>s.i&1 != 0 {
 		a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
@@ -231,11 +232,11 @@ func (t *tier) storeOne(
 	return 0, true
 }
 
-// removeNames takes these names from w, and w from the holders of blocks that have no other. It returns how many names
-// w did not have.
+// removeNames removes these engine hashes from w. A block that w has no other name for loses w as a holder. It returns
+// the number of engine hashes that w did not have.
 func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	t.latestOf = noWorker
-	if len(hashes) > maxPrefetchNames { // else see expect
+	if len(hashes) > maxPrefetchNames { // otherwise prefetchBatch has prefetched them
 		near := t.addrs[:0]
 		for _, e := range hashes[:min(len(hashes), len(t.addrs))] {
 			near = append(near, t.names.slotAddr(t.names.mix(e)))
@@ -243,11 +244,11 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 		prefetch.Words(&near[0], len(near))
 	}
 	var r run
-	var mask uint64                     // of blocks of r to be cleared
-	in, i, holds := noRun, 0, uint64(0) // the run and place of the latest name's block, and what w holds of that run
+	var mask uint64                     // blocks of r that lose w
+	in, i, holds := noRun, 0, uint64(0) // run and place of the latest block found; w's mask of that run
 	release := func(in run, i int) {
 		if mask != 0 && in != r {
-			t.clearMask(r, w, mask) // moves no block of another run
+			t.clearMask(r, w, mask) // does not move blocks of other runs
 			mask = 0
 		}
 		r, mask = in, mask|1<<i
@@ -268,11 +269,12 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 			h.aliasCounts.remove(key)
 			if at, ok := t.bySeq.find(&t.arena, seq); ok && a == 0 {
 				release(t.runOf(at))
-				in, i = noRun, 0 // it may be gone
+				in, i = noRun, 0 // the run may be gone
 			}
 			continue
 		}
-		if i > 0 && e != 0 && t.arena.nameAt(in+ref(runHeader+i-1)) == e { // blocks go from the last one on
+		// removals often run from the last block back
+		if i > 0 && e != 0 && t.arena.nameAt(in+ref(runHeader+i-1)) == e {
 			i--
 		} else {
 			at, ok := t.names.find(&t.arena, e)
@@ -308,7 +310,8 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 	return unknown
 }
 
-// evictBlocks makes w hold none of the blocks of r in mask. purgeAliases removes their aliases afterwards.
+// evictBlocks removes w from the holders of the blocks of r in mask. The caller calls purgeAliases afterwards, to
+// remove their aliases.
 func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	mask &= t.maskOf(r, w)
@@ -317,7 +320,7 @@ func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	for m := mask; m != 0 && stored != nil && len(h.copies)+h.aliasCounts.n > 0; m &= m - 1 {
 		i := runHeader + bits.TrailingZeros64(m)
 		if a, ok := h.aliasCounts.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
-			h.names++ // it was not held by its own name
+			h.names++ // w held it by aliases only, which purgeAliases subtracts
 			continue
 		}
 		delete(h.copies, stored[i].Engine)
@@ -339,14 +342,14 @@ func (t *tier) purgeAliases(h *held) {
 	h.aliases = kept
 }
 
-// aliasMap maps private engine hashes of one worker to the blocks they name: open addressing with linear probing, free
-// of pointers. The zero value is empty.
+// aliasMap maps engine hashes of one worker to blocks: open addressing with linear probing, without pointers. The zero
+// value is empty.
 type aliasMap struct {
 	seed  uint64
 	slots []alias
-	n     int // entries, the zero hash included
+	n     int // entries, including the entry of engine hash 0
 
-	hasZero bool // an engine hash of 0 marks empty slots, so that one, if used, is kept here
+	hasZero bool // whether engine hash 0 has an entry; it marks empty slots, so its entry is here
 	zero    kvblock.SequenceHash
 }
 
@@ -355,11 +358,12 @@ type alias struct {
 	block  kvblock.SequenceHash
 }
 
-// The table grows by 2/5 beyond a load of 4/5 and shrinks to half below 1/4: memory per entry matters more here than
-// the last nanosecond.
+// minNames is the minimum number of slots. The table grows by 2/5 above a load of 4/5, and shrinks to half below 1/4:
+// memory per entry matters more here than speed.
 const minNames = 16
 
-// home is where the search for e starts. Not a power of two, so that the table can grow by less than double.
+// home returns the slot where the search for e starts. The number of slots need not be a power of two, so that the
+// table can grow by less than double.
 func (t *aliasMap) home(e kvblock.EngineHash) int {
 	hi, _ := bits.Mul64(mix(uint64(e), t.seed), uint64(len(t.slots)))
 	return int(hi)
@@ -400,7 +404,7 @@ func (t *aliasMap) has(e kvblock.EngineHash) bool {
 	return ok
 }
 
-// put makes e name block, and returns the block it named before.
+// put maps e to block. It returns the block that e named before, if any.
 func (t *aliasMap) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblock.SequenceHash, named bool) {
 	if e == 0 {
 		old, named = t.zero, t.hasZero
@@ -426,7 +430,7 @@ func (t *aliasMap) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kv
 	return 0, false
 }
 
-// remove forgets e, and returns the block it named.
+// remove removes e, and returns the block that it named, if any.
 func (t *aliasMap) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named bool) {
 	if t.n == 0 {
 		return 0, false
@@ -451,7 +455,7 @@ func (t *aliasMap) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, nam
 	}
 	block = t.slots[i].block
 	t.n--
-	// Close the gap: an entry behind it moves up unless its home lies behind the gap.
+	// Close the gap: a following entry moves into it unless the entry's home lies behind the gap.
 	for j := t.next(i); t.slots[j].engine != 0; j = t.next(j) {
 		home := t.home(t.slots[j].engine)
 		if i <= j && (home <= i || home > j) || i > j && home <= i && home > j {

@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// ref is the address of a word in an arena: the page's number and the word's place in the page.
+// ref is the address of a word in an arena: the page number above the word's offset in the page.
 type ref uint32
 
 const (
@@ -20,22 +20,22 @@ const (
 	maxClass = 20
 )
 
-// arena keeps records of 2^class words, of two sorts (runs and holders), free of pointers so that the garbage collector
-// has nothing to scan but the list of pages. All words are read and written atomically: readers look at them without a
-// lock, and find out afterwards whether what they saw was whole (see run.go).
+// arena holds records of 2^class words, of two kinds (runs and holders' records). They have no pointers, so the garbage
+// collector scans only the list of pages. Lookups read words atomically without a lock, and check afterwards whether
+// what they read was consistent (see run.go).
 //
-// A page holds records of one sort and class only, so where a record starts follows from the address of any of its
-// words. A record bigger than a page gets a page of its own size.
+// A page has records of one kind and class only, so the address of any word of a record tells where the record starts.
+// A record larger than a page gets a page of its size.
 //
-// Methods that change the arena are guarded by tier.mu.
+// tier.mu guards the methods that change the arena.
 type arena struct {
-	dir      atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
-	maxPages uint32                                 // addresses have room for 2^(32-pageBits)
-	hasNames bool                                   // whether pages of runs say what blocks were stored as
+	dir      atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil where there is no page
+	maxPages uint32                                 // at most 2^(32-pageBits)
+	hasNames bool                                   // whether pages of runs have page.stored
 	_        memoryLine
 
 	info       []pageInfo                // by page number
-	open       [2][maxClass + 1][]uint32 // pages with room, by sort and class
+	open       [2][maxClass + 1][]uint32 // pages with room, by kind and class
 	freePages  []uint32                  // free page numbers
 	usedWords  int                       // words of all records in use
 	totalWords int                       // words of all pages
@@ -49,22 +49,22 @@ const (
 	kindHolders
 )
 
-// page is immutable but for its words.
+// page has a fixed size, kind and class; only its words and stored blocks change.
 type page struct {
 	words []uint64
-	// As many, for what only writers need of a run, if it is kept; guarded by tier.mu.
+	// stored has one element for each word (arena.storedOf), or is nil. Only writers use it; tier.mu guards it.
 	stored []kvblock.StoredBlock
-	last   int // word of a record
+	last   int // words of a record - 1
 	class  uint8
 	kind   recordKind
 }
 
-// pageInfo is what only writers need to know of a page.
+// pageInfo is the state of a page that only writers need.
 type pageInfo struct {
 	used      uint32 // records in use
-	highWater uint32 // the word from which on no record was ever used
-	freeHead  uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
-	openAt    int32  // place in open, -1 if the page is full
+	highWater uint32 // offset behind the last record ever used
+	freeHead  uint32 // offset of the first free record, plus 1; 0: none. Word 1 of a free record has the next one's
+	openAt    int32  // index in open, -1 if the page is full
 }
 
 // page returns the page of r, nil if there is none.
@@ -86,8 +86,8 @@ func (a *arena) record(r ref) []uint64 {
 	return p.words[at : at|p.last+1]
 }
 
-// runAround returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is
-// less than 0 if r lies in the header.
+// runAround returns the run that contains r, and the place of the block at r in the run: less than 0 if r is in the
+// header. words is nil if r is in no run.
 func (a *arena) runAround(r ref) (words []uint64, i int) {
 	p := a.page(r)
 	if p == nil || p.kind != kindRun {
@@ -97,8 +97,8 @@ func (a *arena) runAround(r ref) (words []uint64, i int) {
 	return p.words[at&^p.last : at|p.last+1], at&p.last - runHeader
 }
 
-// locate sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in
-// the header.
+// locate sets s to the position of the block at r, or to the zero position if r is in no run. s.i is less than 0 if r
+// is in the header.
 func (a *arena) locate(r ref, s *position) {
 	p := a.page(r)
 	if p == nil || p.kind != kindRun {
@@ -113,7 +113,7 @@ func (a *arena) locate(r ref, s *position) {
 	}
 }
 
-// size returns the words that a record takes.
+// size returns the memory of a record in words, including its part of page.stored.
 func (a *arena) size(s recordKind, class uint8) int {
 	words := 1 << class
 	if s == kindRun {
@@ -122,11 +122,9 @@ func (a *arena) size(s recordKind, class uint8) int {
 	return words
 }
 
-// storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is
-// the sequence hash of the block before the run, [1].Engine says whether there is one, [0].Local which run that was
-// last (it need not be there any more), [1].Local whether any block may have no name, [2].Engine whether prompts are
-// known to part at the run's end, [2].Local which of its blocks tier.table has if not all, and from runHeader on are
-// the blocks as they were stored by their first holder, with no name (0) if that is not the block's own.
+// storedOf returns the data of the run at r that only writers need, with one element for each word of the record; nil
+// in a tier without engine hashes. The elements beside the header words are the run's runHead (headOf). The element
+// beside a sequence hash has the block's own name, or 0 if it has none, and its local hash.
 func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	p := a.page(r)
 	if p.stored == nil {
@@ -136,7 +134,7 @@ func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	return p.stored[at : at+1<<p.class]
 }
 
-// nameAt returns the name of the block at r, 0 if it has none or r is in no run.
+// nameAt returns the own name of the block at r; 0 if it has none, or if r is in no run.
 func (a *arena) nameAt(r ref) kvblock.EngineHash {
 	p := a.page(r)
 	if p == nil || p.stored == nil {
@@ -145,8 +143,8 @@ func (a *arena) nameAt(r ref) kvblock.EngineHash {
 	return p.stored[r&(pageWords-1)].Engine
 }
 
-// eachRun calls f with every run until f returns false. f may change, cut and free the run it is called with; whether
-// the runs that it makes are visited is not said.
+// eachRun calls f with every run until f returns false. f may change, split and free that run. Runs that f makes may or
+// may not be visited.
 func (a *arena) eachRun(f func(run) bool) {
 	for n := range a.info {
 		p := a.page(ref(n << pageBits))
@@ -161,7 +159,7 @@ func (a *arena) eachRun(f func(run) bool) {
 	}
 }
 
-// load reads the word at r if r lies in a run.
+// load returns the word at r, if r is in a run.
 func (a *arena) load(r ref) (uint64, bool) {
 	p := a.page(r)
 	if p == nil || p.kind != kindRun {
@@ -170,7 +168,7 @@ func (a *arena) load(r ref) (uint64, bool) {
 	return atomic.LoadUint64(&p.words[r&(pageWords-1)]), true
 }
 
-// alloc returns a record of 2^class words with anything in them. It reports failure when addresses run out.
+// alloc returns a record of 2^class words with undefined contents. It reports false if no address is left.
 func (a *arena) alloc(s recordKind, class uint8) (ref, bool) {
 	open := &a.open[s][class]
 	if len(*open) == 0 && !a.addPage(s, class) {
@@ -196,7 +194,7 @@ func (a *arena) alloc(s recordKind, class uint8) (ref, bool) {
 
 func (a *arena) addPage(s recordKind, class uint8) bool {
 	var n uint32
-	if last := len(a.freePages) - 1; last >= 0 { // emptied pages first
+	if last := len(a.freePages) - 1; last >= 0 { // reuse numbers of released pages first
 		n, a.freePages = a.freePages[last], a.freePages[:last]
 	} else {
 		n = uint32(len(a.info))
@@ -227,7 +225,7 @@ func (a *arena) addPage(s recordKind, class uint8) bool {
 	return true
 }
 
-// close takes page n off its list of pages with room.
+// close removes page n from its list of pages with room.
 func (a *arena) close(s recordKind, class uint8, n uint32) {
 	open := a.open[s][class]
 	at, last := a.info[n].openAt, len(open)-1
@@ -237,8 +235,8 @@ func (a *arena) close(s recordKind, class uint8, n uint32) {
 	a.info[n].openAt = -1
 }
 
-// release gives the record at r back. Readers may still be looking at it, so its words stay until they are used again,
-// but for word 1.
+// release frees the record at r. Lookups may still read it, so all words except word 1 keep their values until the
+// record is used again.
 func (a *arena) release(r ref) {
 	p, n, at := a.page(r), uint32(r)>>pageBits, uint32(r)&(pageWords-1)
 	in := &a.info[n]
@@ -250,7 +248,7 @@ func (a *arena) release(r ref) {
 		in.openAt = int32(len(a.open[p.kind][p.class]))
 		a.open[p.kind][p.class] = append(a.open[p.kind][p.class], n)
 	}
-	// the last one stays, lest one record more or less moves a page
+	// The last open page stays, so that one record more or less does not allocate and free a page each time.
 	if in.used == 0 && len(a.open[p.kind][p.class]) > 1 {
 		a.close(p.kind, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
@@ -259,10 +257,10 @@ func (a *arena) release(r ref) {
 	}
 }
 
-// used returns the bytes of the records in use, bytes those of all pages. A page goes when its last record does, so
-// that bytes may stay above used.
+// used returns the bytes of the records in use.
 func (a *arena) used() int { return 8 * a.usedWords }
 
+// bytes returns the bytes of all pages. A page is freed when its last record is, so bytes may stay above used.
 func (a *arena) bytes() int {
 	return 8 * (a.totalWords + len(*a.dir.Load()))
 }

@@ -6,18 +6,18 @@ import (
 	"kvepp/kvblock"
 )
 
-// maxDumpBlocks is how many blocks one store of a dump has at most.
+// maxDumpBlocks is the maximum number of blocks in one store of a dump.
 const maxDumpBlocks = 256
 
-// Dump calls yield with stores that together say what w holds, by the worker's own engine hashes, parents before their
-// children within a tier, until yield returns false. A store is valid until yield returns.
+// Dump calls yield with stores that together describe the blocks of w, with the engine hashes of w, until yield returns
+// false. Within a tier, parents come before their children. A store is valid until yield returns.
 //
-// It says what w held when the call began. Blocks behind one that w does not hold are left out (or, if it is in another
-// tier, come as stores whose parent never comes): no store can say where they are. It returns how many these were.
-// Predictions and what is kept aside are no part of it.
+// Dump describes what w held when the call began. It omits blocks behind a block that w does not hold, because no store
+// can describe their place, and returns their number. If w holds the parent in another tier only, the store may come
+// before its parent's, or although the parent is omitted. Predictions and orphans are not part of a dump.
 //
-// Writers wait while each tier's runs are looked through, not while yield runs. Beside the index it takes about 150
-// bytes for each block of w, while it runs.
+// Writers wait while Dump scans the runs of a tier, but not while yield runs. Dump needs about 150 bytes for each block
+// of w while it runs.
 func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted int) {
 	wk := x.lock(w, false)
 	if wk == nil {
@@ -46,7 +46,7 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 	return omitted
 }
 
-// dumpBlock is one block of a dump: a node in the tree of its tier's blocks, linked by place in a slice.
+// dumpBlock is one block of a dump: a node in the tree of its tier's blocks. Links are indexes in a slice.
 type dumpBlock struct {
 	alias
 	local          kvblock.LocalHash
@@ -55,14 +55,14 @@ type dumpBlock struct {
 	child, sibling int32 // the first child, the next child of the same parent; -1 for none
 }
 
-// dumpTier yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
+// dumpTier yields the stores of one tier. It returns whether yield wants more, and the number of omitted blocks.
 func dumpTier(
 	blocks []dumpBlock,
 	tier kvblock.Tier,
 	names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash,
 	yield func(kvblock.Stored) bool,
 ) (more bool, omitted int) {
-	at := make(map[kvblock.SequenceHash]int32, len(blocks)) // the first of those with this sequence hash
+	at := make(map[kvblock.SequenceHash]int32, len(blocks)) // the first one with this sequence hash
 	for i := range blocks {
 		if _, twin := at[blocks[i].block]; !twin {
 			at[blocks[i].block] = int32(i)
@@ -93,7 +93,7 @@ func dumpTier(
 				store.Parent, known = names[tier][b.parent]
 			}
 			if !known {
-				continue // it and all behind it
+				continue // omits it and all blocks behind it
 			}
 		}
 		for {
@@ -119,7 +119,7 @@ func dumpTier(
 	return true, len(blocks) - reached
 }
 
-// listHeld lists what w holds, each block once for each of its names.
+// listHeld lists the blocks that w holds, once for each of their engine hashes.
 func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 	blocks := make([]dumpBlock, 0, h.names)
 	aliased := map[kvblock.SequenceHash]dumpBlock{}
@@ -151,9 +151,9 @@ func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 	return blocks
 }
 
-// Load applies one store of a dump to w, as Stored does, but for one thing: a block that w holds by the same name
-// already is not counted once more. So what a dump says and what w's own events said before it do not add up.
+// Load applies one store of a dump to w. Unlike Stored, it adds no copy of a block that w holds by the same engine hash
+// already, so a block in both a dump and an earlier event counts once.
 //
-// The caller makes sure that no removal is lost: load a worker before its own events begin, or while they are held
-// back. Errors: those of Stored.
+// The caller ensures that no removal is lost: load a worker before its own events begin, or while they are held back.
+// Errors: those of Stored.
 func (x *Index) Load(w kvblock.Worker, e kvblock.Stored) error { return x.apply(w, e, true) }

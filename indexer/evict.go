@@ -6,17 +6,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// Eviction: when the bytes in use exceed the bound, the worker that takes most of them loses the deepest quarter of its
-// blocks, those with the most blocks before them in their prompts, until the index is below the bound again.
+// Eviction: while the bytes in use exceed the bound, the worker that takes most memory loses the deepest quarter of its
+// blocks. The depth of a block is the number of blocks before it in its prompt.
 //
-// Deepest first means leaves first, so that no block is kept behind one that was evicted. It also keeps what tells
-// workers apart: the beginnings of all prompts rather than all of some. What is evicted is not believed held any more,
-// so answers fall short of the truth from then on; they never exceed it. Evicting the least recently used would need a
-// place in every block for when that was, written by lookups.
+// Evicting the deepest blocks first evicts leaves first, so no block stays behind an evicted one. It also keeps the
+// beginnings of all prompts, which distinguish workers best. An evicted block does not count as held, so overlaps are
+// lower bounds from then on. LRU eviction would need a time in every block, which lookups would have to write.
 //
-// It costs two passes over all runs for a quarter of one worker's blocks.
+// Evicting a quarter of one worker's blocks takes two passes over all runs.
 
-// evictIfFull brings the index below its bound. The caller holds no lock.
+// evictIfFull evicts until the index is below its bound. The caller holds no lock.
 func (x *Index) evictIfFull() {
 	if !x.full() {
 		if x.atBound.Load() && x.used() < x.maxBytes/2 {
@@ -24,7 +23,7 @@ func (x *Index) evictIfFull() {
 		}
 		return
 	}
-	x.evicting.Lock() // others that find it full wait here, so that it grows no further
+	x.evicting.Lock() // other writers that find the index full wait here, so that it does not grow further
 	defer x.evicting.Unlock()
 	for x.full() {
 		w, wk := x.largest()
@@ -40,10 +39,11 @@ func (x *Index) evictIfFull() {
 	}
 }
 
-// slack is what pages hardly begun may take, for every class of records in every tier.
+// slack is the number of bytes allowed for nearly empty pages, over all tiers and classes of records.
 const slack = 4 << 20
 
-// full reports whether the bytes in use exceed the bound, or the bytes with free space in pages exceed it by a quarter.
+// full reports whether the bytes in use exceed the bound, or whether these and the free space in pages exceed the bound
+// by a quarter and slack.
 func (x *Index) full() bool {
 	used := x.used()
 	if used > x.maxBytes {
@@ -56,14 +56,14 @@ func (x *Index) full() bool {
 	return used+spare > x.maxBytes+x.maxBytes/4+slack
 }
 
-// AtBound reports whether blocks were evicted for want of memory, and the index has not been below half its bound
-// since. Overlaps are then lower bounds.
+// AtBound reports whether blocks were evicted because of the memory bound, and the index has not been below half its
+// bound since. Overlaps are then lower bounds.
 func (x *Index) AtBound() bool { return x.atBound.Load() }
 
-// nameBytes estimates the bytes of an own name of a block that only one worker holds.
+// nameBytes estimates the bytes of a block that one worker holds by its own name.
 const nameBytes = 40
 
-// largest returns the worker that takes most memory by its names and what it has kept aside, nil if none takes any.
+// largest returns the worker whose entries and orphans take most memory; nil if none takes any.
 func (x *Index) largest() (kvblock.Worker, *worker) {
 	var of kvblock.Worker
 	var most *worker
@@ -82,14 +82,14 @@ func (x *Index) largest() (kvblock.Worker, *worker) {
 	return of, most
 }
 
-// evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside. Other writers of a tier wait
-// while its runs are looked through.
+// evict removes the deepest quarter of the blocks of w, and all its orphans. Other writers of a tier wait while evict
+// scans its runs.
 func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	waiting := uint64(wk.orphans.count)
 	wk.orphans = orphans{}
 	x.parentNotFound.Add(waiting)
 
-	var depths []int // blocks, by how many come before them
+	var depths []int // number of blocks by depth
 	total := 0
 	for i := range wk.held {
 		x.tiers[i].eachHeld(w, &wk.held[i], func(r run, mask uint64, depth int) {
@@ -112,12 +112,12 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 		threshold--
 		quota -= depths[threshold]
 	}
-	spared := -quota // of those at the threshold
+	spared := -quota // blocks at the threshold that stay
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
 		before := h.names
 		t.eachHeld(w, h, func(r run, mask uint64, depth int) {
-			switch first := threshold - depth; { // the run's first block that may go
+			switch first := threshold - depth; { // the run's first block at the threshold
 			case first >= maxRun:
 				mask = 0
 			case first >= 0:
@@ -148,7 +148,7 @@ func (t *tier) eachHeld(w kvblock.Worker, h *held, f func(r run, mask uint64, de
 		run  run
 		mask uint64
 	}
-	var parts []part // first, because f may make runs
+	var parts []part // collected before the first call of f, because f may make runs
 	left := h.blocks
 	t.arena.eachRun(func(r run) bool {
 		if mask := t.maskOf(r, w) & ones(t.runLen(r)); mask != 0 {

@@ -9,31 +9,32 @@ import (
 	"kvepp/kvblock"
 )
 
-// query is the state of one FindMatches in one tier: who holds every block so far.
+// query is the state of one FindMatches in one tier: the candidates, which are the workers that hold every block so
+// far.
 type query struct {
-	all  bool // every worker is a candidate: no block was read yet
-	many bool // if not all: candidates are in set, else the only one is one
+	all  bool // every worker is a candidate, because no block was read yet
+	many bool // unless all: the candidates are in set; otherwise the only candidate is one
 	one  kvblock.Worker
 	set  []uint64 // by worker number / 64
 	n    int      // workers in set
 
-	next    []uint64 // set after the current run
-	drop    []uint64 // those of set who are not known to hold all of the current run
-	part    []uint64 // those who hold its beginning
-	touched []uint16 // the words where next is not set: there, drop is not 0 and part means something
+	next    []uint64 // candidates after the current run
+	drop    []uint64 // candidates that are not known to hold the whole current run
+	part    []uint64 // candidates that hold a prefix of it only; defined only for the words in touched
+	touched []uint16 // indexes of the words where drop may be nonzero
 }
 
-// maxRetries is how often one FindMatches may meet a change in progress before it locks the writers out.
+// maxRetries is the number of reads that writers may spoil before a lookup takes tier.mu.
 const maxRetries = 64
 
 // FindMatches sets scores to the number of leading blocks of the prompt that each worker holds. chain[i] is the
-// sequence hash of the prompt's block i; chain[0] is its first. A lower tier counts as far as it continues what the
-// tiers above it hold (lower.go).
+// sequence hash of the prompt's block i. A lower tier counts where it continues what the tiers above it hold
+// (lower.go).
 //
-// Beside writers the answer is as exact as a moving thing can be: every block counted for a worker was held by it at
-// some time during the call, and a worker's count stops at a block that it did not hold at some time during the call.
+// While writers change the index, each counted block was held by the worker at some time during the call. A worker's
+// count stops at a block that it did not hold at some time during the call.
 //
-// It takes no lock, and allocates nothing once scores has grown.
+// FindMatches takes no lock unless writers spoil maxRetries reads. It allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
@@ -45,31 +46,32 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 	}
 }
 
-// findMatches sets a, which says nothing yet, to what each worker holds in t.
+// findMatches sets a, which must be empty, to the number of leading blocks that each worker holds in t.
 func (t *tier) findMatches(chain []kvblock.SequenceHash, a *tierScores) {
 	if len(chain) == 0 || !t.rootFilter.mayContain(chain[0], t.starts.seed) {
 		return
 	}
-	// Of each run the prompt's last hash is looked at, and no processor foresees where that is.
+	// The lookup reads the prompt's hash at the end of each run. The hardware prefetcher cannot predict these
+	// addresses.
 	prefetch.Lines(unsafe.Pointer(&chain[0]), min((len(chain)+7)/8, 64))
 	if !t.find(chain, a, maxRetries) {
 		clear(a.known)
 		t.mu.Lock()
-		t.find(chain, a, 1) // nothing moves now, so nothing needs another try
+		t.find(chain, a, 1) // without writers one try is enough
 		t.mu.Unlock()
 	}
 }
 
-// find walks the prompt run by run, keeping those who hold everything so far. It reports failure after that many tries
-// which a writer spoiled.
+// find walks the prompt run by run and keeps the workers that hold every block so far. It reports false after writers
+// spoiled that many reads.
 func (t *tier) find(chain []kvblock.SequenceHash, a *tierScores, retries int) bool {
 	q := &a.query
 	q.all, q.many, q.n = true, false, 0
 	i := 0
 	words := t.starts.findRun(&t.arena, chain[0])
 	for words != nil {
-		// Who holds the run, and where the next one is, is looked up at once: neither waits for the other's memory
-		// then. If the version stays, there was no next run while there was this one.
+		// The holders and the next run are looked up before the version is read again, so that their cache misses
+		// overlap. If the version is unchanged then, and no next run was found, there was none.
 		version, who := atomic.LoadUint64(&words[0]), atomic.LoadUint64(&words[1])
 		var record []uint64
 		if who&manyHolders != 0 {
@@ -114,7 +116,7 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *tierScores, retries int) bo
 	return true
 }
 
-// runStartingWith returns run r if it is one that begins with the block seq, else nil.
+// runStartingWith returns the words of r if r is a run that begins with the block seq, else nil.
 func (t *tier) runStartingWith(r run, seq kvblock.SequenceHash) []uint64 {
 	if r == 0 {
 		return nil
@@ -292,9 +294,9 @@ func (a *tierScores) commit(i int) {
 	}
 }
 
-// matchingBlocks returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a
-// hash is equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory
-// as far as these are equal, then at all.
+// matchingBlocks returns how many leading hashes of a run equal those of a prompt. len(want) must not be less than
+// len(hashes). Equal sequence hashes imply that all hashes before them are equal. So it compares the last one first,
+// then one in each cache line, then the rest one by one.
 func matchingBlocks(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	n := len(hashes)
 	want = want[:n]

@@ -6,25 +6,25 @@ import (
 	"kvepp/kvblock"
 )
 
-// A holders' record says who holds which blocks of a run that several workers hold:
+// A holders' record has the holders of a run that several workers hold:
 //
 //	word 0   words of the bitset | groups << 12 | entries of the list << 24 | holders in the bitset << 44
-//	then     the bitset: by worker number, who holds the whole run
+//	then     the bitset, by worker number: workers that hold the whole run
 //	then     the groups
-//	then     the list: a worker's number, its mask
+//	then     the list: pairs of a worker's number and its mask
 //
-// A group is of 64 workers, those whose numbers divided by 64 are the same, and says who of them holds so many blocks
-// from the run's beginning on and no others. There is one where these are not few: it takes less memory than the list
-// then, and less of a lookup's time (spread in scores.go).
+// A group has those of 64 workers (with the same number / 64) that hold a prefix of the run and no other block. There
+// is a group if at least minGroup of the 64 do so. It takes less memory than the list then, and makes lookups faster
+// (recordGroup in scores.go).
 //
 //	word 0   the workers' numbers / 64
-//	word 1   who, a bit each
-//	word 2.. how many blocks, a byte each
+//	word 1   the members, a bit each
+//	word 2.. the number of blocks in each worker's prefix, a byte each
 //
-// A holder is in one of the three.
+// Each holder is in exactly one of the bitset, the groups and the list.
 const (
 	groupWords = 2 + 64/8
-	minGroup   = groupWords / 2 // workers whose group takes no more memory than they would in the list
+	minGroup   = groupWords / 2 // members from which on a group takes no more memory than entries of the list
 	maxGroups  = maxWorkers / 64
 )
 
@@ -34,10 +34,10 @@ type holder struct {
 	mask   uint64
 }
 
-// maskOf returns which blocks of r worker w holds.
+// maskOf returns the mask of the blocks of r that worker w holds.
 func (t *tier) maskOf(r run, w kvblock.Worker) uint64 { return t.maskIn(t.arena.record(r), w) }
 
-// maskIn does the same for the run with these words.
+// maskIn is maskOf for the run with these words.
 func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 	if words[1]&manyHolders == 0 {
 		if kvblock.Worker(words[1]) == w {
@@ -60,7 +60,7 @@ func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 	return 0
 }
 
-// union returns the blocks of r that have a holder.
+// union returns the mask of the blocks of r that have a holder.
 func (t *tier) union(r run) uint64 {
 	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
@@ -80,7 +80,7 @@ func (t *tier) union(r run) uint64 {
 	return m & all
 }
 
-// holders is a holders' record taken apart, for writers.
+// holders is a decoded holders' record, for writers.
 type holders struct {
 	words  []uint64
 	bits   []uint64 // by worker number / 64
@@ -98,7 +98,7 @@ func (h *holders) open(words []uint64) {
 	h.bits, h.groups, h.list = words[1:groups], words[groups:list], words[list:list+2*nlist:len(words)]
 }
 
-// holderCounts takes word 0 of a holders' record apart.
+// holderCounts decodes word 0 of a holders' record.
 func holderCounts(word uint64) (nbits, ngroups, nlist, full int) {
 	return int(word & 0xfff), int(word >> 12 & 0xfff), int(word >> 24 & 0xfffff), int(word >> 44)
 }
@@ -127,7 +127,7 @@ func (h *holders) group(w kvblock.Worker) group {
 	return nil
 }
 
-// eachGrouped calls f with each worker in a group, and how many blocks from the run's beginning on it holds.
+// eachGrouped calls f with each worker in a group, and the number of blocks in its prefix.
 func (h *holders) eachGrouped(f func(w kvblock.Worker, lead int)) {
 	for g := h.groups; len(g) > 0; g = g[groupWords:] {
 		for members := g[1]; members != 0; members &= members - 1 {
@@ -149,7 +149,7 @@ func (g group) setLead(w kvblock.Worker, lead int) {
 	publishWord(word, *word&^(0xff<<shift)|uint64(lead)<<shift)
 }
 
-// isPrefix reports whether a mask is of blocks from the run's beginning on, without a gap.
+// isPrefix reports whether a mask has one or more leading blocks of a run and no others.
 func isPrefix(mask uint64) bool { return mask != 0 && mask&(mask+1) == 0 }
 
 func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
@@ -157,7 +157,7 @@ func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
 // holdsAll reports whether w is in the bitset.
 func (h *holders) holdsAll(w kvblock.Worker) bool { return h.fits(w) && h.bits[w/64]>>(w%64)&1 != 0 }
 
-// find returns w's place in the list, -1 if it is not there.
+// find returns the index of w in the list, -1 if w is not in it.
 func (h *holders) find(w kvblock.Worker) int {
 	for i := 0; i < len(h.list); i += 2 {
 		if h.list[i] == uint64(w) {
@@ -167,8 +167,7 @@ func (h *holders) find(w kvblock.Worker) int {
 	return -1
 }
 
-// prefixHolders returns how many workers of w's group are in the list although they hold the run's beginning and no
-// more.
+// prefixHolders returns how many of the 64 workers of w's group are in the list and hold a prefix of the run only.
 func (h *holders) prefixHolders(w kvblock.Worker) (n int) {
 	for i := 0; i < len(h.list); i += 2 {
 		n += b2i(h.list[i]/64 == uint64(w/64) && isPrefix(h.list[i+1]))
@@ -176,9 +175,9 @@ func (h *holders) prefixHolders(w kvblock.Worker) (n int) {
 	return n
 }
 
-// setMask makes w hold these blocks of r, which has these words, and not those in less. It returns which it held
-// before. It may leave blocks without a holder; see clearMask. It reports failure, changing nothing, if the arena is
-// exhausted.
+// setMask makes w a holder of the blocks of r in more, and no holder of those in less. words are the words of r. It
+// returns the mask of the blocks that w held before. Blocks may be left without a holder; see clearMask. If the arena
+// is exhausted, it changes nothing and reports false.
 func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint64) (was uint64, ok bool) {
 	n := length(words[0])
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
@@ -221,7 +220,7 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	toGroup := !toBits && g != nil && isPrefix(mask)
 	toList := mask != 0 && !toBits && !toGroup
 	full, nlist := h.full, len(h.list)/2
-	// no room, or another group
+	// The list is full, or enough prefixes for a new group: make another record.
 	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || isPrefix(mask) && h.prefixHolders(w)+1 >= minGroup) {
 		t.holderList = append(t.collect(r, 0, n, w), holder{w, mask})
 		return was, t.setHolders(r, t.holderList, n)
@@ -245,7 +244,7 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 		publishWord(&list[2*nlist], uint64(w))
 		publishWord(&list[2*nlist+1], mask)
 		nlist++
-	case at >= 0: // the last one takes its place
+	case at >= 0: // the last entry takes its place
 		nlist--
 		publishWord(&list[2*at], list[2*nlist])
 		publishWord(&list[2*at+1], list[2*nlist+1])
@@ -258,10 +257,10 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	return was, true
 }
 
-// canLengthen reports whether lengthen can extend the run for w in place: every other holder of the whole run must have
-// a group, or room in the list without becoming enough for a group.
+// canLengthen reports whether lengthen can extend the run for w in place. Each other holder of the whole run must have
+// a group, or room in the list where they stay too few for a group.
 func (h *holders) canLengthen(w kvblock.Worker) bool {
-	others := 0 // for the list
+	others := 0 // new entries of the list
 	for j, word := range h.bits {
 		first := kvblock.Worker(64 * j)
 		if j == int(w/64) {
@@ -278,7 +277,8 @@ func (h *holders) canLengthen(w kvblock.Worker) bool {
 	return 2*others <= cap(h.list)-len(h.list) && (h.holdsAll(w) || h.group(w).has(w))
 }
 
-// lengthen makes w, who holds all n blocks of the run, hold k more behind them. The run is in the state of begin.
+// lengthen makes w, which holds all n blocks of the run, a holder of k more behind them. The caller has called
+// beginWrite.
 func (h *holders) lengthen(w kvblock.Worker, n, k int) {
 	own := uint64(1) << (w % 64)
 	for j, word := range h.bits {
@@ -321,7 +321,7 @@ func (h *holders) lengthen(w kvblock.Worker, n, k int) {
 	h.setCounts(h.full, len(h.list)/2)
 }
 
-// noWorker is no valid worker number.
+// noWorker is the number of no worker.
 const noWorker kvblock.Worker = 1<<32 - 1
 
 func b2i(b bool) int {
@@ -331,8 +331,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// collect returns the holders of n blocks of r from block i on, except one worker, with their masks of these blocks.
-// The result is valid until the next call.
+// collect returns the holders of n blocks of r from block i on, with their masks of these blocks, without the worker
+// except. The result is valid until the next call.
 func (t *tier) collect(r run, i, n int, except kvblock.Worker) []holder {
 	t.holderList = t.holderList[:0]
 	add := func(w kvblock.Worker, mask uint64) {
@@ -419,7 +419,7 @@ func (t *tier) allocHolders(list []holder, n int) (ref, bool) {
 			}
 		}
 	}
-	at, ok := t.arena.alloc(kindHolders, classFor(1+nbits+groupWords*ngroups+2*nlist+2)) // with room for one more
+	at, ok := t.arena.alloc(kindHolders, classFor(1+nbits+groupWords*ngroups+2*nlist+2)) // room for one more entry
 	if ok {
 		words := t.arena.record(at)
 		publishWord(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
@@ -433,9 +433,11 @@ func (t *tier) allocHolders(list []holder, n int) (ref, bool) {
 	return at, ok
 }
 
-// groupCount is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there
-// its place among the words of groups, plus 1.
-type groupCount struct{ members, at uint16 }
+// groupCount is scratch of allocHolders for one group.
+type groupCount struct {
+	members uint16 // workers that hold a prefix of the run
+	at      uint16 // offset of the group in holders.groups, plus 1; 0 before the group is written
+}
 
 // fillHolders writes the holders of a run of n blocks into a record that has room for them.
 func (t *tier) fillHolders(h *holders, entries []holder, n int) {

@@ -13,11 +13,11 @@ type extension struct {
 	blocks int
 }
 
-// extend adds to s what the lower tier t holds behind what the tiers above it hold, worker by worker.
+// extend adds to s, for each worker, the blocks in the lower tier t that continue what the tiers above it hold.
 //
-// Every worker's reach so far is a place where its extension may begin, and so is the prompt's start. These places are
-// the frontier, looked at from the first to the last; a run at one of them serves every worker whose reach lies within
-// it, and makes its end a place of the frontier if it extends a worker to there.
+// A worker's reach is the number of leading blocks that it holds so far. Its extension may begin there. The frontier is
+// the set of these places and the prompt's start, visited in order. A run at one of them extends every worker whose
+// reach is within the run. If it extends a worker to its end, that end joins the frontier.
 func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock.Tier) {
 	if len(chain) == 0 {
 		return
@@ -49,7 +49,7 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 		k := t.matchRun(at, chain, i, s)
 		if k == 0 {
 			if retries--; retries == 0 {
-				t.mu.Lock() // nothing moves now
+				t.mu.Lock() // excludes writers
 				locked = true
 			}
 			continue
@@ -67,8 +67,9 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 	}
 }
 
-// matchRun matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for
-// those whose reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
+// matchRun matches the prompt from block i on with the run that has this block at address at. It sets s.extensions to
+// the blocks that the run adds for the workers whose reach is within it. It returns the number of matching blocks, 0 if
+// a writer interfered.
 func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
 	s.extensions = s.extensions[:0]
 	words, first := t.arena.runAround(at)
@@ -88,7 +89,7 @@ func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapS
 	}
 	add := func(w kvblock.Worker, mask uint64) {
 		if w >= maxWorkers {
-			return // nonsense, which the version will tell
+			return // the read is torn; the check of the version below fails
 		}
 		reach := s.reach(w)
 		if reach < i || reach >= i+k {

@@ -9,43 +9,42 @@ import (
 	"kvepp/kvblock"
 )
 
-// DefaultMaxPredicted is the bound on predicted blocks when Config names none, as in Dynamo: 2^20, about 100 MB.
+// DefaultMaxPredicted is the default of Config.MaxPredicted, as in Dynamo: 2^20 blocks, about 100 MB.
 const DefaultMaxPredicted = 1 << 20
 
-// DefaultPruneTarget is the part of that to which predictions are pruned when Config names none.
+// DefaultPruneTarget is the default of Config.PruneTarget, 0..1: pruning leaves this part of MaxPredicted.
 const DefaultPruneTarget = 0.8
 
-// Lifetime says how long predicted blocks are believed held.
+// Lifetime says how long predicted blocks count as held.
 //
 // Source: dynamo-kv-router 1.6.1, indexer (pruning, approximate_lru).
 type Lifetime struct {
-	// TTL is how long a block is believed held after the latest request with it. It is rounded up to sixteenths of a
-	// second. Not read if Blocks is not 0.
+	// TTL is how long a block counts as held after the latest request with it, rounded up to sixteenths of a second. It
+	// is ignored if Blocks is not 0.
 	TTL time.Duration
-	// Blocks is how many blocks the worker is believed to hold, the least recently requested leaving first. 0: any
-	// number.
+	// Blocks bounds the worker's predicted blocks; the least recently requested are dropped first. 0 means no bound.
 	Blocks int
 }
 
-// predictions are the blocks that workers are believed to hold because they were sent requests with them: those of all
-// workers in the order of their latest request, each worker's own as well. Of one request the first block counts as the
-// latest, so that a block is never older than those behind it, and leaves are dropped first.
+// predictions are the blocks that count as held because a request with them was sent to the worker. They are in two
+// lists by age, the time of the latest request: one of all workers, and one for each worker. The first block of a
+// request counts as the latest, so a block is never older than the blocks behind it, and leaves are dropped first.
 //
-// The blocks themselves lie in a tier of their own, so that lookups take no lock; everything else is guarded by mu.
+// The blocks are in a tier of their own, so lookups take no lock. mu guards everything else.
 type predictions struct {
 	tier   tier
-	target int // blocks to keep when pruning
+	target int // blocks left after pruning
 	max    int
 	begin  time.Time
 
-	n          atomic.Int64  // entries
+	n          atomic.Int64  // entries in use
 	lastExpiry atomic.Uint32 // the tick of the latest expiry
 
 	mu      sync.Mutex // taken before tier.mu
 	workers map[kvblock.Worker]*workerPredictions
 	all     ageList
-	entries []prediction // entries[0] is unused; free ones are chained by links[0].newer
-	free    uint32
+	entries []prediction           // entries[0] is unused; links[0].newer chains the free ones
+	free    uint32                 // index of the first free entry, 0: none
 	seqs    []kvblock.SequenceHash // scratch
 
 	pruned, expired atomic.Uint64
@@ -55,7 +54,7 @@ type predictions struct {
 type workerPredictions struct {
 	life   Lifetime
 	own    ageList
-	blocks map[kvblock.SequenceHash]uint32 // places in entries
+	blocks map[kvblock.SequenceHash]uint32 // indexes in entries
 }
 
 // prediction is one block of one worker.
@@ -63,7 +62,7 @@ type prediction struct {
 	seq     kvblock.SequenceHash
 	worker  kvblock.Worker
 	touched tick
-	links   [2]struct{ older, newer uint32 } // among all, among the worker's own
+	links   [2]struct{ older, newer uint32 } // in predictions.all, in workerPredictions.own
 }
 
 // Indexes of prediction.links.
@@ -72,20 +71,20 @@ const (
 	amongOwn
 )
 
-// ageList is a list of predictions by age: places in entries, 0 for none.
+// ageList is a linked list of predictions by age. It has indexes in entries; 0 means none.
 type ageList struct{ oldest, newest uint32 }
 
-// dropBatch is how many blocks are dropped at once before other writers are let in.
+// dropBatch is how many blocks are dropped before the tier is unlocked for other writers.
 const dropBatch = 256
 
-// tick counts sixteenths of a second: eight years fit.
+// tick counts sixteenths of a second; 32 bits last for eight years.
 type tick uint32
 
 const tickLength = time.Second / 16
 
 func (p *predictions) init(c Config) {
 	p.tier.init()
-	p.tier.allIndexed.Store(true) // what is forgotten is anywhere in a prompt
+	p.tier.allIndexed.Store(true) // drop removes blocks anywhere in a prompt
 	p.begin = time.Now()
 	p.max = c.MaxPredicted
 	p.target = int(float64(c.MaxPredicted) * c.PruneTarget)
@@ -95,10 +94,10 @@ func (p *predictions) init(c Config) {
 
 func (p *predictions) now() tick { return tick(time.Since(p.begin) / tickLength) }
 
-// Predict records that w was sent a prompt with these blocks, so that it may be believed to hold them although no event
-// says so: to the lookup they are as blocks on its device, until they expire as life says, are pruned because there are
-// more than Config.MaxPredicted, or the worker is cleared or forgotten. A worker's latest life counts for all its
-// predictions. Events neither confirm nor refute them.
+// Predict records that a prompt with these blocks was sent to w. To lookups they count as blocks on the device of w,
+// although no event reported them. They are dropped when they expire according to life, when there are more than
+// Config.MaxPredicted, or when w is cleared or forgotten. The latest life of a worker applies to all its predictions.
+// Events do not change predictions.
 func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lifetime) {
 	if w >= maxWorkers || len(chain) == 0 {
 		return
@@ -115,7 +114,7 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 		p.workers[w] = of
 	}
 	of.life = life
-	fresh := len(chain) // blocks from here on are new: what is believed held of a prompt is its beginning
+	fresh := len(chain) // blocks from here on are new; predicted blocks of a prompt are always its first ones
 	for fresh > 0 && of.blocks[chain[fresh-1]] == 0 {
 		fresh--
 	}
@@ -165,7 +164,7 @@ func (p *predictions) add(seq kvblock.SequenceHash, w kvblock.Worker) uint32 {
 	return at
 }
 
-// push makes the entry at the newest of its list.
+// push appends entry at to l as the newest.
 func (p *predictions) push(l *ageList, among int, at uint32) {
 	e := &p.entries[at].links[among]
 	e.older, e.newer = l.newest, 0
@@ -177,7 +176,7 @@ func (p *predictions) push(l *ageList, among int, at uint32) {
 	l.newest = at
 }
 
-// unlink takes the entry at out of its list.
+// unlink removes entry at from l.
 func (p *predictions) unlink(l *ageList, among int, at uint32) {
 	e := p.entries[at].links[among]
 	if e.older != 0 {
@@ -192,7 +191,7 @@ func (p *predictions) unlink(l *ageList, among int, at uint32) {
 	}
 }
 
-// drop forgets w's oldest predictions for as long as more says so, and returns how many.
+// drop drops the oldest predictions of w while more returns true, and returns their number.
 func (p *predictions) drop(w kvblock.Worker, of *workerPredictions, more func(*prediction) bool) int {
 	p.seqs = p.seqs[:0]
 	for at := of.own.oldest; at != 0 && more(&p.entries[at]); at = of.own.oldest {
@@ -219,7 +218,7 @@ func (p *predictions) drop(w kvblock.Worker, of *workerPredictions, more func(*p
 	return dropped
 }
 
-// expire forgets what is too old, at most once a tick.
+// expire drops the predictions that are too old, at most once in a tick.
 func (p *predictions) expire(now tick) {
 	if tick(p.lastExpiry.Load()) == now {
 		return
@@ -234,10 +233,10 @@ func (p *predictions) expire(now tick) {
 	}
 }
 
-// prune forgets the oldest predictions of all, until the target is reached.
+// prune drops the oldest predictions of all workers until the target is reached.
 func (p *predictions) prune() {
 	for int(p.n.Load()) > p.target {
-		// The oldest's worker loses what is older than every other oldest, at least that one.
+		// Drop the oldest entries that follow each other and belong to one worker, at least one.
 		w := p.entries[p.all.oldest].worker
 		at := p.all.oldest
 		n := 0
@@ -260,12 +259,12 @@ func (p *predictions) forget(w kvblock.Worker) {
 	}
 }
 
-// findMatches raises s to what is predicted, where that is more.
+// findMatches raises the device counts in s to the predicted counts where these are higher.
 func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
 	if p.n.Load() == 0 {
 		return
 	}
-	// the lock's holder expires predictions as well
+	// If another goroutine holds the lock, that one expires predictions.
 	if now := p.now(); tick(p.lastExpiry.Load()) != now && p.mu.TryLock() {
 		p.expire(now)
 		p.mu.Unlock()

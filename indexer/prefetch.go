@@ -7,12 +7,13 @@ import (
 	"kvepp/kvblock"
 )
 
-// maxPrefetchNames is how many names a store or a removal may have for them to be sent for together with those of the
-// operations beside it. Where there are more, there is time for them later, if they are needed at all.
+// maxPrefetchNames bounds the engine hashes of a store or removal that prefetchBatch prefetches. Operations with more
+// prefetch their engine hashes themselves (lookAhead, removeNames).
 const maxPrefetchNames = 8
 
-// prefetchBatch sends for the memory that operations of this tier will look at first. Each of them would wait twice:
-// for the slots of its names, then for what lies where these say that the parent, or the removed block, is.
+// prefetchBatch prefetches the memory that these operations of this tier read first. Without it each operation has two
+// cache misses in a row: for the slots of its engine hashes, then for the parent or removed block that the slots point
+// to.
 func (t *tier) prefetchBatch(ops []kvblock.Operation) {
 	near := t.addrs[:0]
 	for i := range ops {
@@ -38,10 +39,10 @@ func (t *tier) prefetchBatch(ops []kvblock.Operation) {
 	prefetch.Words(unsafe.SliceData(near), len(near))
 
 	if len(ops) == 1 {
-		return // it would only wait here
+		return // the second prefetch reads the slots; without other operations there is nothing to overlap
 	}
 	near = near[:0]
-	latest := t.arena.nameAt(t.latest) // where that is need not be looked up
+	latest := t.arena.nameAt(t.latest) // findNamed finds this one without a lookup
 	for i := range ops {
 		var e kvblock.EngineHash
 		switch op := &ops[i]; {
