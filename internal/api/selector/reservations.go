@@ -266,7 +266,7 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 			p.isl,
 		)
 	}
-	if !deref(q.TrackPrefill, true) { // a given number counts; else the whole prompt
+	if !deref(q.TrackPrefill, true) { // absent means true
 		prefill = 0
 	}
 	r := s.recordOf(*q.Worker)
