@@ -76,7 +76,7 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 	}
 }
 
-// TestAccessLogWithoutReader: a reader that never reads does not keep kvepp from ending.
+// TestAccessLogWithoutReader: a reader that never reads does not keep kvepp from exiting.
 func TestAccessLogWithoutReader(t *testing.T) {
 	_, writer := io.Pipe()
 	var said logtest.Log
@@ -89,7 +89,7 @@ func TestAccessLogWithoutReader(t *testing.T) {
 	}
 }
 
-// partly writes so many bytes, and then nothing until there is room again.
+// partly writes a limited number of bytes, and then nothing until there is room again.
 type partly struct {
 	room int
 	bytes.Buffer
@@ -105,7 +105,8 @@ func (p *partly) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// TestAccessLogOnFullDisk: lost lines are counted and said once, and the line after a torn one begins a line.
+// TestAccessLogOnFullDisk: lost lines are counted and reported once. After an incomplete line, the next one starts on a
+// new line.
 func TestAccessLogOnFullDisk(t *testing.T) {
 	var said logtest.Log
 	disk := &partly{room: 7}
@@ -142,8 +143,8 @@ func accessLines(file string) (lines []map[string]any, err error) {
 	return lines, nil
 }
 
-// TestAccessLogFile: lines are appended to what is there; a file that was moved away is created anew; what was pending
-// is written before kvepp ends.
+// TestAccessLogFile: kvepp appends lines to an existing file, creates the file again after it was moved away, and
+// writes pending lines before it exits.
 func TestAccessLogFile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

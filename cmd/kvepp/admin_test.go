@@ -60,7 +60,7 @@ func TestAdminToken(t *testing.T) {
 	}
 }
 
-// asked is the status of a request with a header Authorization.
+// asked returns the status of a request with an Authorization header.
 func asked(h http.Handler, path, authorization string) int {
 	req := httptest.NewRequest("GET", path, nil)
 	req.Header.Set("Authorization", authorization)
@@ -69,8 +69,7 @@ func asked(h http.Handler, path, authorization string) int {
 	return w.Code
 }
 
-// TestTokenChanges: a new token counts within the time between two looks, and one that cannot be read leaves the
-// listener guarded.
+// TestTokenChanges: a new token is used after the next reload. If the file cannot be read, the listener stays guarded.
 func TestTokenChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "token")
@@ -115,7 +114,7 @@ func TestTokenChanges(t *testing.T) {
 	})
 }
 
-// TestEngineKeyChanges: engines at --tokenizer-url are shown the key that the file holds now.
+// TestEngineKeyChanges: engines at --tokenizer-url get the key that the file holds now.
 func TestEngineKeyChanges(t *testing.T) {
 	var shown []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -23,8 +23,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// othersFlags are the flags in the pages that are no flags of kvepp's, by the program that has them. Where kvepp has a
-// flag of the same name it is not listed.
+// othersFlags are the flags of other programs that the pages name, by program. Flags that kvepp has too are not listed.
 var othersFlags = map[string]string{
 	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang",
 	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
@@ -37,7 +36,7 @@ var othersFlags = map[string]string{
 	"set":               "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
-// othersMetrics are the metrics in the pages that kvepp does not have: those of the pickers that it stands in for.
+// othersMetrics are the metrics of other endpoint pickers that the pages name.
 var othersMetrics = []string{
 	"dynamo_epp_requests_total", "dynamo_epp_request_duration_seconds", "dynamo_epp_streams_inflight",
 	"dynamo_epp_phase_duration_seconds",
@@ -49,7 +48,7 @@ var othersMetrics = []string{
 	"inference_extension_prefix_indexer_hit_bytes", "inference_objective_request_predicted_*",
 }
 
-// pages returns the Markdown files of the tree, by their paths in it.
+// pages returns the Markdown files of the tree, by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -69,10 +68,10 @@ func pages(t *testing.T) map[string]string {
 	return all
 }
 
-// line tells where in a text something is, for people.
+// line returns a position in a text as a line number.
 func line(text string, at int) int { return 1 + strings.Count(text[:at], "\n") }
 
-// TestPagesNameFlags holds that pages name flags that there are.
+// TestPagesNameFlags checks that the flags in pages exist.
 func TestPagesNameFlags(t *testing.T) {
 	var own checkOptions
 	check := serveFlags(&own.options)
@@ -124,7 +123,7 @@ func TestPagesNameFlags(t *testing.T) {
 	}
 }
 
-// TestPagesNameMetrics holds that pages name metrics, and labels of them, that there are.
+// TestPagesNameMetrics checks that the metrics and labels in pages exist.
 func TestPagesNameMetrics(t *testing.T) {
 	kvepp := reserve(t)
 	kvepp.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
@@ -218,7 +217,7 @@ func TestPagesNameMetrics(t *testing.T) {
 	}
 }
 
-// anchors are what links of the same page can end in: its headings, as forges make addresses of them.
+// anchors returns the link targets of a page: its headings, in the form that forges use.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	drop := regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
@@ -231,7 +230,7 @@ func anchors(text string) map[string]bool {
 
 var fences = regexp.MustCompile("(?ms)^```.*?^```$")
 
-// TestPagesLink holds that links between pages, and to files of the tree, lead somewhere.
+// TestPagesLink checks that links between pages, and to files of the tree, have a target.
 func TestPagesLink(t *testing.T) {
 	if a := anchors("# A `b`: c, d-e\n```\n# no heading\n```\n"); !a["a-b-c-d-e"] || len(a) != 1 {
 		t.Fatalf("anchors: %v", a)
@@ -261,7 +260,7 @@ func TestPagesLink(t *testing.T) {
 	}
 }
 
-// TestPagesRun holds that kvepp understands the commands in the pages.
+// TestPagesRun checks that kvepp accepts the commands in the pages.
 func TestPagesRun(t *testing.T) {
 	command := regexp.MustCompile(`(?m)(?:bin|-- )/kvepp ([a-z]+)([^\n<]*)`)
 	commands := map[string]int{}
@@ -305,8 +304,8 @@ func TestPagesRun(t *testing.T) {
 	}
 }
 
-// TestSecurityNumbers holds the numbers in docs/security.md to the flags' defaults and the constants that its tables
-// name.
+// TestSecurityNumbers checks the numbers in docs/security.md against the defaults of flags and the constants that its
+// tables name.
 func TestSecurityNumbers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

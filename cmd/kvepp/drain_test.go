@@ -109,7 +109,7 @@ func TestOperatorCommands(t *testing.T) {
 	}
 }
 
-// drained is a kvepp that says of one endpoint what a test wants.
+// drained is a fake kvepp that reports a chosen state of one endpoint.
 type drained struct {
 	mu    sync.Mutex
 	now   admin.Endpoint
@@ -142,7 +142,7 @@ func newDrained(t *testing.T, after func(int, *admin.Endpoint)) *drained {
 	return d
 }
 
-// whenever replaces the time that a line names.
+// whenever replaces the time in a line.
 var whenever = regexp.MustCompile(`after [0-9ms]+`)
 
 // TestDrainWaits: the command returns when the last request ends, and prints how many run meanwhile. If it ends for
@@ -199,7 +199,7 @@ func TestDrainWaits(t *testing.T) {
 	}
 }
 
-// TestAdminAnswers: what answers otherwise than a kvepp does is told apart.
+// TestAdminAnswers: the commands recognise responses that do not come from a kvepp.
 func TestAdminAnswers(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -265,7 +265,7 @@ func TestAdminUsage(t *testing.T) {
 	}
 }
 
-// TestDrainIsInterrupted: the first signal ends the command with what still runs.
+// TestDrainIsInterrupted: the first signal ends the command, which reports the running requests.
 func TestDrainIsInterrupted(t *testing.T) {
 	d := newDrained(t, func(int, *admin.Endpoint) {})
 	self, err := os.Executable()

@@ -8,8 +8,8 @@ import (
 	"kvepp/pool"
 )
 
-// TestUnusableEndpointsAreLeftOut: a bad name, address or text of discovery's leaves that endpoint out, and the others
-// in; it is said once.
+// TestUnusableEndpointsAreLeftOut: an endpoint with an invalid name, address or discovery text is left out and logged
+// once. The others stay.
 func TestUnusableEndpointsAreLeftOut(t *testing.T) {
 	var said logtest.Log
 	wrong := newDedupLog(slog.New(slog.NewTextHandler(&said, nil)))

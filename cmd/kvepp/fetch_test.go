@@ -174,7 +174,8 @@ func TestFetchFails(t *testing.T) {
 	}
 }
 
-// TestFetchRedirects holds that a token stays with the hub when files are elsewhere, and that TLS is not left.
+// TestFetchRedirects checks that only the hub gets the token when files are on another host, and that redirects to
+// plain HTTP are refused.
 func TestFetchRedirects(t *testing.T) {
 	var leaked atomic.Bool
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

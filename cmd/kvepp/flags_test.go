@@ -21,8 +21,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// settings lists every flag with its environment variables, two values that differ from the default, and where they
-// land. A flag that is missing here fails TestEveryFlagIsListed.
+// settings lists every flag with its environment variables, two values that differ from the default, and the field that
+// it sets. TestEveryFlagIsListed fails for a flag that is missing here.
 var settings = []struct {
 	flag, kvepp, dynamo string
 	values              [3]string
@@ -1134,12 +1134,12 @@ var settings = []struct {
 	},
 }
 
-// compatValue returns what reads the value of a compatFlag.
+// compatValue returns a function that reads the value of a compatFlag.
 func compatValue(flag string) func(*options) any {
 	return func(o *options) any { return o.flags.Lookup(flag).Value.String() }
 }
 
-// parsed reads arguments and environment without the checks that want a whole configuration.
+// parsed parses arguments and environment without the checks that need a whole configuration.
 func parsed(t *testing.T, args []string, env map[string]string) *options {
 	t.Helper()
 	var o options
@@ -1329,7 +1329,7 @@ func TestDeprecatedWeight(t *testing.T) {
 	}
 }
 
-// TestOlderNames set what their newer ones set, with no- too.
+// TestOlderNames: older names set the same value as the new ones, also with no-.
 func TestOlderNames(t *testing.T) {
 	o := parsed(
 		t,
@@ -1376,7 +1376,7 @@ func TestLoadAware(t *testing.T) {
 	}
 }
 
-// TestInheritedDirect: the environment of a frontend is no reason not to choose.
+// TestInheritedDirect: DYN_ROUTER_MODE=direct, from a frontend's environment, does not change kvepp's router mode.
 func TestInheritedDirect(t *testing.T) {
 	env := map[string]string{"DYN_ROUTER_MODE": "direct"}
 	if o := parsed(t, []string{"--endpoints=x"}, env); o.scoring.Mode != scoring.KV ||
@@ -1426,7 +1426,7 @@ func TestTokenizerURLs(t *testing.T) {
 	}
 }
 
-// TestTokenFile is read without the line's end that editors leave.
+// TestTokenFile: the line end that editors add is not part of the token.
 func TestTokenFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	for text, want := range map[string]string{"secret\n": "secret", " k \r\n": "k"} {
@@ -1450,7 +1450,7 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
-// TestRefusedFolderWithURL starts where the engine can be asked instead, and says so.
+// TestRefusedFolderWithURL: kvepp starts if it can ask the engine instead, and logs that.
 func TestRefusedFolderWithURL(t *testing.T) {
 	o := parsed(
 		t,
@@ -1474,8 +1474,8 @@ func TestRefusedFolderWithURL(t *testing.T) {
 	}
 }
 
-// TestUpperBoundOfSGLang: what is predicted is an upper bound for hybrid models on SGLang and for models that may be
-// such. The log says so.
+// TestUpperBoundOfSGLang: predictions are upper bounds for hybrid models on SGLang, and for models that may be hybrid.
+// The log says so.
 func TestUpperBoundOfSGLang(t *testing.T) {
 	folder := func(config string) string {
 		dir := t.TempDir()
@@ -1528,7 +1528,7 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 	}
 }
 
-// TestRefusedFolderWithoutURL starts too: to route by load is better than not to route.
+// TestRefusedFolderWithoutURL: kvepp starts nevertheless, and routes by load.
 func TestRefusedFolderWithoutURL(t *testing.T) {
 	o := parsed(
 		t,
@@ -1560,7 +1560,7 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 	)
 }
 
-// TestComplaintsOfFiles are made once for each file, and again when it differs again.
+// TestComplaintsOfFiles: each problem of a file is logged once, and again after the file has changed.
 func TestComplaintsOfFiles(t *testing.T) {
 	var log bytes.Buffer
 	said := map[dynamo.Mismatch]bool{}

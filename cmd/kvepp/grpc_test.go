@@ -16,8 +16,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestIdleConnections: connections that say nothing, however many, take no room from a proxy, whose stream goes on and
-// who can open others.
+// TestIdleConnections: many idle connections do not block a proxy. Its stream continues, and it can open further
+// connections.
 func TestIdleConnections(t *testing.T) {
 	const most = 8
 	m := metrics.New()

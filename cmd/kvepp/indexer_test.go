@@ -38,7 +38,7 @@ func TestIndexerFlags(t *testing.T) {
 	}
 }
 
-// TestIndexerThatCannotStart ends, although events would be on hold for its peers.
+// TestIndexerThatCannotStart: an indexer that cannot start exits, although its events wait for peers.
 func TestIndexerThatCannotStart(t *testing.T) {
 	var o indexerOptions
 	if err := parseIndexer(&o, strings.Fields(

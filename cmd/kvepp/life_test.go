@@ -25,7 +25,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// asProgram has the test's binary be kvepp.
+// asProgram makes the test binary run as kvepp.
 const asProgram = "KVEPP_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// running is a kvepp in a process of its own.
+// running is a kvepp in its own process.
 type running struct {
 	*process.Process
 	t                         testing.TB
@@ -47,7 +47,7 @@ type running struct {
 	processor, plain          *grpc.ClientConn
 }
 
-// reserve gives a kvepp its ports, so that others can be told of them before it runs.
+// reserve chooses the ports of a kvepp, so that others can be configured with them before it starts.
 func reserve(t testing.TB) *running {
 	t.Helper()
 	first, err := process.Ports(4)
@@ -77,7 +77,7 @@ func (r *running) write(text string) {
 	}
 }
 
-// start starts it, and does not wait.
+// start starts the process without waiting.
 func (r *running) start(flags ...string) {
 	r.t.Helper()
 	self, err := os.Executable()
@@ -109,7 +109,7 @@ func (r *running) start(flags ...string) {
 	}
 }
 
-// status is what the health service says of readiness.
+// status returns the readiness that the health service reports.
 func (r *running) status() (healthv1.HealthCheckResponse_ServingStatus, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
 	defer cancel()
@@ -123,7 +123,7 @@ func (r *running) eventually(what string, condition func() error) {
 	r.until(what, 2*time.Minute, condition)
 }
 
-// until waits for a condition at most so long, and not for a kvepp that has ended.
+// until waits for a condition, at most for the given time. It fails if kvepp has exited.
 func (r *running) until(what string, most time.Duration, condition func() error) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), most)
@@ -143,7 +143,7 @@ func (r *running) ready() {
 	})
 }
 
-// metrics returns kvepp's, as text.
+// metrics returns kvepp's metrics as text.
 func (r *running) metrics() (string, error) {
 	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", r.prom))
 	if err != nil {
@@ -154,14 +154,14 @@ func (r *running) metrics() (string, error) {
 	return string(text), err
 }
 
-// request is a request as the proxy tells of it. It stays until its stream is closed.
+// request is a request as the proxy announces it. It stays active until its stream is closed.
 type request struct {
 	extprocv3.ExternalProcessor_ProcessClient
 	endpoint string // where it goes; empty: status is kvepp's own answer
 	status   int
 }
 
-// ask has a request without a body routed.
+// ask routes a request without a body.
 func (r *running) ask(ctx context.Context) (*request, error) {
 	stream, err := extprocv3.NewExternalProcessorClient(r.processor).Process(ctx)
 	if err != nil {
@@ -192,7 +192,7 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 	return q, nil
 }
 
-// end ends the request in order: its answer has come.
+// end completes the request: its response has arrived.
 func (q *request) end() error {
 	headers := &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
 		{Key: ":status", RawValue: []byte("200")}}}}
@@ -206,7 +206,7 @@ func (q *request) end() error {
 	return q.CloseSend()
 }
 
-// answers waits until a request is sent to the endpoint; an empty one until kvepp answers 503.
+// answers waits until a request is routed to the endpoint. For an empty endpoint it waits until kvepp answers 503.
 func (r *running) answers(endpoint string) {
 	r.t.Helper()
 	r.eventually("requests to go to "+strconv.Quote(endpoint), func() error {
@@ -226,8 +226,8 @@ func (r *running) answers(endpoint string) {
 
 const oneEndpoint = "endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n"
 
-// TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might,
-// nor for a peer that takes the connection and says nothing.
+// TestReplicasStartTogether: replicas that are peers of each other do not wait for each other, and not for a peer that
+// accepts the connection but never answers.
 func TestReplicasStartTogether(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -268,7 +268,7 @@ func TestReplicasStartTogether(t *testing.T) {
 	late.answers("10.0.0.1:8000")
 }
 
-// TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever they all go.
+// TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever all endpoints have left.
 func TestPoolAtZero(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -345,8 +345,8 @@ func TestConformanceIsLogged(t *testing.T) {
 	}
 }
 
-// TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then
-// kvepp ends well. A second signal does not wait.
+// TestDrain: after SIGTERM the health service reports NOT_SERVING at once. New requests are served for a while, and
+// running ones complete; then kvepp exits with 0. A second signal ends it at once.
 func TestDrain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

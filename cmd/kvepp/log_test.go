@@ -161,7 +161,7 @@ func TestDroppedLinesAreTold(t *testing.T) {
 	}
 }
 
-// TestLibrariesLog: what gRPC and net/http log goes to slog, a few lines of a kind at once.
+// TestLibrariesLog: the log lines of gRPC and net/http go to slog, with a limit on lines of one kind.
 func TestLibrariesLog(t *testing.T) {
 	var said bytes.Buffer
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))

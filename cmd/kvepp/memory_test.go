@@ -13,7 +13,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// container writes the files of a system that tells its limits, and returns its root.
+// container writes the files of a system with memory limits, and returns its root.
 func container(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -99,8 +99,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// TestBufferedBytes: what requests may take follows from Go's limit, and bodies that could not be read within it are
-// not read.
+// TestBufferedBytes: the memory for requests follows from Go's limit. Bodies that do not fit are not read.
 func TestBufferedBytes(t *testing.T) {
 	for _, c := range []struct {
 		goLimit                  int64

@@ -18,8 +18,7 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// TestHandshakeFailures: each way in which a TLS handshake can fail is counted under a cause of its own, and logged
-// once with what to change.
+// TestHandshakeFailures: each kind of failed TLS handshake is counted under its own cause, and logged once with advice.
 func TestHandshakeFailures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -208,8 +207,8 @@ func TestNoProxyTiming(t *testing.T) {
 	}
 }
 
-// TestHandshakeFailuresAreNotRepeated: a proxy that fails each second has one line a minute, with how often it failed,
-// and a TCP health check one line for ever.
+// TestHandshakeFailuresAreNotRepeated: a proxy that fails each second causes one line a minute with the number of
+// failures. TCP health checks cause one line in total.
 func TestHandshakeFailuresAreNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logtest.Log

@@ -18,8 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestStartupErrors holds the exact text of the error for each kind of mistake on the command line and in the
-// environment.
+// TestStartupErrors checks the exact error text of each kind of mistake on the command line and in the environment.
 func TestStartupErrors(t *testing.T) {
 	const lists = "\n\"kvepp serve --help\" lists the flags.\n"
 	const variables = "\n\"kvepp serve --help\" lists the flags with their environment variables.\n"
@@ -303,7 +302,7 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 	}
 }
 
-// TestToolVariables holds the list of the variables of Makefile, scripts and tests against these.
+// TestToolVariables compares the list of variables with those in the Makefile, scripts and tests.
 func TestToolVariables(t *testing.T) {
 	settings := []string{"KVEPP_NAME"} // stands for any in texts
 	for _, c := range commands {
@@ -344,7 +343,7 @@ func TestToolVariables(t *testing.T) {
 	}
 }
 
-// TestCommandNames holds that each command with flags is one that can be run, and the other way round.
+// TestCommandNames checks that the commands with flags are the commands that can be run.
 func TestCommandNames(t *testing.T) {
 	for _, c := range commands {
 		if !slices.Contains(commandNames, c.name) {
@@ -361,7 +360,7 @@ func TestCommandNames(t *testing.T) {
 	}
 }
 
-// TestPortInUse names the flag of each address that cannot be listened at.
+// TestPortInUse: the error names the flag of each address that cannot be listened at.
 func TestPortInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 
 var thousand = flag.Int("pods", 1000, "how many pods BenchmarkThousandPods has; 1,000 need `ulimit -n 33000`")
 
-// BenchmarkThousandPods is kvepp with 1,000 endpoints of eight ranks each, to whose events it subscribes: its memory
-// once it is connected to all, what its processor does while they are silent, and its memory once each has announced
-// 512 blocks of its own. It has what a container of 2 GiB gives it. Not for repetitions: -benchtime 1x.
+// BenchmarkThousandPods measures a kvepp that subscribes to the events of 1,000 endpoints with eight ranks each: its
+// memory once it is connected to all, its CPU time while they are silent, and its memory once each has announced 512
+// blocks of its own. It has the limits of a container of 2 GiB. Run it with -benchtime 1x only.
 func BenchmarkThousandPods(b *testing.B) {
 	const ranks, messages, length, block = 8, 8, 64, 16
 	pods := *thousand
@@ -100,7 +100,7 @@ func BenchmarkThousandPods(b *testing.B) {
 	}
 }
 
-// metric reads one of kvepp's metrics.
+// metric returns the value of one metric of kvepp.
 func (r *running) metric(name string) (float64, error) {
 	text, err := r.metrics()
 	if err != nil {
@@ -114,7 +114,7 @@ func (r *running) metric(name string) (float64, error) {
 	return 0, fmt.Errorf("%s is not there", name)
 }
 
-// shows says whether a metric has a value.
+// shows reports whether a metric has a value.
 func (r *running) shows(name string, want int) error {
 	got, err := r.metric(name)
 	if err == nil && got != float64(want) {
@@ -123,7 +123,7 @@ func (r *running) shows(name string, want int) error {
 	return err
 }
 
-// memory is a line of the process's status, in bytes.
+// memory returns a line of the process's status, in bytes.
 func (r *running) memory(line string) int {
 	r.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Pid()))
@@ -139,7 +139,7 @@ func (r *running) memory(line string) int {
 	return n << 10
 }
 
-// processorTime is what the process has used of the processors, of all its threads.
+// processorTime returns the CPU time of all threads of the process.
 func (r *running) processorTime() time.Duration {
 	r.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.Pid()))

@@ -88,7 +88,7 @@ func (a *authority) sign(t *testing.T, serial int64) (certificate, key []byte) {
 		)
 }
 
-// client returns the configuration of one that trusts a, and shows a certificate of by; of none if by is nil.
+// client returns the configuration of a client that trusts a, and presents a certificate of by; none if by is nil.
 func (a *authority) client(t *testing.T, by *authority) *tls.Config {
 	cfg := &tls.Config{RootCAs: x509.NewCertPool(), NextProtos: []string{"h2"}}
 	cfg.RootCAs.AddCert(a.certificate)
@@ -103,7 +103,7 @@ func (a *authority) client(t *testing.T, by *authority) *tls.Config {
 	return cfg
 }
 
-// mount puts files into a folder as Kubernetes does: all of them change with one link.
+// mount puts files into a folder as Kubernetes does: one link changes all of them together.
 func mount(t *testing.T, dir, version string, files map[string][]byte) {
 	t.Helper()
 	if err := os.Mkdir(filepath.Join(dir, version), 0o755); err != nil {

@@ -26,7 +26,7 @@ func runTokenize(t *testing.T, input string, args ...string) (stdout, stderr str
 	return out.String(), errs.String(), status
 }
 
-// golden is what Python's tokenizers and transformers make of the tiny model's strings and chats.
+// golden has the results of Python's tokenizers and transformers for the tiny model's strings and chats.
 func golden(t *testing.T) (strs []struct {
 	Text string
 	IDs  []uint32

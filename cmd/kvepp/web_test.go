@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestHostsOverLoopback: a name that a page in a browser made lead to this machine is refused, and clients of this
-// machine are answered.
+// TestHostsOverLoopback: a request with the name of a web page that resolves to this machine is refused (DNS
+// rebinding). Clients of this machine are served.
 func TestHostsOverLoopback(t *testing.T) {
 	handler := webServer(
 		http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
@@ -45,7 +45,7 @@ func TestHostsOverLoopback(t *testing.T) {
 	}
 }
 
-// TestPagesChangeNothing: a request that a page of another origin has a browser send does not reach the handlers.
+// TestPagesChangeNothing: a cross-origin request from a browser does not reach the handlers.
 func TestPagesChangeNothing(t *testing.T) {
 	handler := webServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), new(webHosts)).Handler
 	for _, c := range []struct {
@@ -74,8 +74,7 @@ func TestPagesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsHoldNothing: with few file descriptors, connections that send nothing keep neither proxies nor
-// operators out.
+// TestIdleConnectionsHoldNothing: with few file descriptors, idle connections do not keep out proxies or operators.
 func TestIdleConnectionsHoldNothing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
