@@ -141,7 +141,7 @@ func (c *cluster) check() error {
 	case c.poolName != "" && len(c.targetPorts) > 0:
 		return errors.New("--endpoint-target-ports: the pool says its Pods' ports; leave it out")
 	case len(c.targetPorts) > 0 && c.endpointSelector == "":
-		return errors.New("--endpoint-target-ports: of which Pods? Give --endpoint-selector")
+		return errors.New("--endpoint-target-ports needs to know which Pods to follow: give --endpoint-selector")
 	case c.poolGroup != kube.PoolGroup && c.poolGroup != kube.LegacyPoolGroup:
 		return fmt.Errorf("--pool-group %q: must be %s or %s", c.poolGroup, kube.PoolGroup, kube.LegacyPoolGroup)
 	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:

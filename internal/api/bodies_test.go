@@ -22,7 +22,7 @@ type promptBody struct {
 	} `json:"routing_constraints"`
 }
 
-// TestBodiesAreBoundedByWhatTheyCost: whatever is in a body, and however many come at once, decoding takes bounded
+// TestBodiesAreBoundedByWhatTheyCost: with any content, and any number of bodies at once, decoding takes bounded
 // memory.
 func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 	fill := func(head, each, tail string) []byte {

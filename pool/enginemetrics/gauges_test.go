@@ -23,7 +23,7 @@ import (
 // engines answers for the metrics pages of a pool, in place of a network.
 type engines struct {
 	mu     sync.Mutex
-	page   map[string]func(*http.Request) (string, error) // by host; absent: nobody listens
+	page   map[string]func(*http.Request) (string, error) // by host; absent: no listener
 	asked  map[string][]time.Time
 	booked map[kvblock.Worker]int
 	log    logtest.Log
@@ -231,7 +231,7 @@ func TestReadings(t *testing.T) {
 	})
 }
 
-// A page that is still awaited when its worker leaves tells nothing of whoever gets the worker's number.
+// A page that is still read when its worker leaves does not count for the next worker with that number.
 func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(1)...)
@@ -334,7 +334,7 @@ func TestEnginesThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-// Whatever is wrong with a page costs a counter and, the first time, a log line.
+// Any fault of a page is counted, and logged the first time.
 func TestPagesThatCannotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, _ := start(t, Config{}, endpoints(9)...)
@@ -417,7 +417,7 @@ func TestPagesOfWorkers(t *testing.T) {
 	}
 }
 
-// An engine that has more requests for a minute than it was sent is told of, once while there is any such; not one
+// An engine that has more requests for a minute than it was sent is logged, once while there is one; not one
 // whose readings and bookings are apart for a moment.
 func TestUnseenLoad(t *testing.T) {
 	const line = "load bypasses kvepp"

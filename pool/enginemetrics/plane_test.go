@@ -120,7 +120,7 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 	})
 	wantLoad(t, g, 0, Load{math.NaN(), math.NaN(), 0.5})
 	one.send(loadFrame(11, one.seq, 1, 0, -1)) // does not say: what was said holds
-	one.send(loadFrame(11, one.seq, 9, 0, 50)) // of nobody
+	one.send(loadFrame(11, one.seq, 9, 0, 50)) // of an unknown worker
 	one.send([]byte("no load"))
 	one.seq += 5 // lost: no matter
 	until("[0.5 1 0.25 0]", func() { one.send(loadFrame(11, one.seq, 1, 1, 1000)) })
@@ -147,7 +147,7 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 	})
 	p.Update(nil)
 	if got := usage(); got != "[0 0 0 0]" {
-		t.Errorf("usage %s of nobody", got)
+		t.Errorf("usage %s of an unknown worker", got)
 	}
 	stop()
 	<-done
@@ -180,7 +180,7 @@ func TestLoadsOverNATS(t *testing.T) {
 		const framing = 5 // of publishers' own sockets alone
 		l.envelope(loadFrame(11, 0, 2, 0, 25)[framing:])
 		l.envelope(loadFrame(12, 0, 1, 0, 50)[framing:])
-		l.envelope(loadFrame(12, 1, 3, 0, 50)[framing:]) // of nobody
+		l.envelope(loadFrame(12, 1, 3, 0, 50)[framing:]) // of an unknown worker
 		l.envelope([]byte("no load"))
 		if got := fmt.Sprint(g.Usage(nil)); got != "[0.5 0.25]" {
 			t.Errorf("%q: usage %s", c.server, got)

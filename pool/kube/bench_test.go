@@ -7,7 +7,7 @@ import (
 	"kvepp/pool"
 )
 
-// BenchmarkChange is a Pod of 500 that leaves, another that comes, and the pool that is told of each: a 25th of a
+// BenchmarkChange is a Pod of 500 that leaves, another that comes, and the pool's update for each: a 25th of a
 // second's churn.
 func BenchmarkChange(b *testing.B) {
 	s := NewSource(&Client{}, Config{KVEventsPort: 5557}, quiet)

@@ -294,7 +294,7 @@ func testFollowsAPool(t *testing.T) {
 	if now := r.Stats(); now != before {
 		t.Errorf("a pool that says the same: %+v, before %+v", now, before)
 	}
-	// Without a pool there is nobody; the same Pods are back with it.
+	// Without a pool there is no endpoint; the same Pods are back with it.
 	c.must(
 		c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}),
 	)
@@ -343,7 +343,7 @@ func testWithoutAPool(t *testing.T) {
 	r.want("10.0.0.1:8000")
 }
 
-// TestChurn: each change of a Pod costs that Pod's endpoints, and nobody lists the others again.
+// TestChurn: each change of a Pod costs that Pod's endpoints, and the others are not listed again.
 func TestChurn(t *testing.T) { synctest.Test(t, testChurn) }
 
 func testChurn(t *testing.T) {
@@ -465,7 +465,7 @@ func testFrontendsKnow(t *testing.T) {
 	c := newCluster(t)
 	c.put(aPod("a", "10.0.0.1"))
 	c.put(aPod("b", "10.0.0.2"))
-	c.put(aPod("n", "10.0.0.3")) // known to nobody
+	c.put(aPod("n", "10.0.0.3")) // not known to a frontend
 	var mu sync.Mutex
 	view := dynamo.View{Models: map[string]dynamo.FrontendModel{"m": {BlockSize: 16, TotalKVBlocks: 99}}}
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
@@ -702,7 +702,7 @@ func testElection(t *testing.T) {
 	<-time.After(2 * leaseDuration)
 	synctest.Wait()
 	if !b.leads.Load() {
-		t.Error("b gave up though nobody else leads")
+		t.Error("b gave up though no other replica leads")
 	}
 	d := start("d")
 	eventually(t, "d leads", d.leads.Load)

@@ -175,7 +175,7 @@ func TestOlderGroupHoldsWhileTheServerIsAway(t *testing.T) {
 	})
 }
 
-// A newer group that is there holds, though nobody uses it; the older one does once it is taken away, without a change
+// A newer group that is there counts, even without objects; the older one does once it is taken away, without a change
 // of its own.
 func TestNewerGroupIsTakenAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -66,7 +66,7 @@ func testReviewer(t *testing.T) {
 	if asked != 3 {
 		t.Errorf("asked %d times about three tokens", asked)
 	}
-	// Remembered for a while, whatever becomes of the API server.
+	// Remembered for a while, with or without the API server.
 	down = apierrors.NewForbidden(schema.GroupResource{Resource: "tokenreviews"}, "", errors.New("no"))
 	want("Bearer t1", http.StatusOK)
 	want("Bearer t4", http.StatusServiceUnavailable)

@@ -214,7 +214,7 @@ const dumpText = `{"m:default": {"block_size": 4, "events": [
 
 func TestReadDump(t *testing.T) {
 	var got []string
-	// An event of data "cleared" is no object: the whole dump is then in doubt from there.
+	// An event of data "cleared" is no object: the rest of the dump is then not used.
 	text := strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)
 	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(part string, blockSize int, d *dumpEvent) error {
 		s, ok := d.stored()
@@ -283,7 +283,7 @@ func FuzzReadDump(f *testing.F) {
 	})
 }
 
-// TestWorkerWithoutAModel serves whatever a request names, as kvepp serve routes to it.
+// TestWorkerWithoutAModel: a worker without a model serves any name in a request, as kvepp serve routes to it.
 func TestWorkerWithoutAModel(t *testing.T) {
 	h := newHouse(t)
 	h.pool.Update(
@@ -459,7 +459,7 @@ func TestWarmUpWaitsForItsTurn(t *testing.T) {
 	}
 }
 
-// TestWarmUpEnds, whatever the peers do.
+// TestWarmUpEnds: warming up ends for any behaviour of the peers.
 func TestWarmUpEnds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -519,7 +519,7 @@ func TestRegistrationIsLinear(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := pool.New(quiet)
-	// which does not watch the pool: nobody is subscribed to
+	// which does not watch the pool: so that it subscribes to no worker
 	f, err := feed.New(feed.Config{}, p, index, metrics.New(), quiet)
 	if err != nil {
 		t.Fatal(err)

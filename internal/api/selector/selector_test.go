@@ -503,7 +503,7 @@ func TestWorkersNeedEvents(t *testing.T) {
 			`"tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:10"}}`,
 		http.StatusCreated,
 		`"lifecycle":"schedulable"`,
-	) // nobody is left whose blocks have another size
+	) // no worker is left with another block size
 	for fields, status := range map[string]int{`4294967295`: http.StatusBadRequest,
 		`4294967294, "data_parallel_size": 2`: http.StatusBadRequest, `4294967294`: http.StatusCreated} {
 		c.want(

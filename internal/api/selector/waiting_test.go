@@ -30,7 +30,7 @@ func (c *counter) later(ctx context.Context, path, class, body string) <-chan st
 	return answered
 }
 
-// fresh is a prompt of four tokens that nobody has seen, so that all of it is to be prefilled.
+// fresh is a prompt of four tokens that no worker has cached, so that all of it is to be prefilled.
 func fresh() string {
 	return fmt.Sprintf(`"token_ids": [%d,2,3,4]`, seen.Add(1))
 }
@@ -127,7 +127,7 @@ func TestSelectionsWait(t *testing.T) {
 			t.Errorf("%+v", stats)
 		}
 
-		// A reservation that nobody ends makes room by itself.
+		// A reservation that its client does not end expires and makes room.
 		c.want(
 			"POST /workers",
 			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
@@ -187,8 +187,8 @@ policy_classes:
 	})
 }
 
-// Whoever goes first chooses for others too: a defect in one choice is that selection's own end, and nobody waits for
-// ever.
+// The first selection in line chooses for others too. A panic in one choice ends that selection alone, and none waits
+// for ever.
 func TestPanicOfAChoice(t *testing.T) {
 	most := 0.0
 	l := newLine(&router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &most)), Bound: 10}, "m")
