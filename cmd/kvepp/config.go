@@ -233,7 +233,8 @@ func (o *options) checkDiscovery() error {
 			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
 		)
 	case !o.wanted():
-		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or --endpoint-selector")
+		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or " +
+			"--endpoint-selector")
 	}
 	if o.feed.EventPlane != "" {
 		return oneOf("event-plane", o.feed.EventPlane, "zmq", "nats")
@@ -522,7 +523,8 @@ func (o *options) parseAdapters() (map[string]string, error) {
 		name, model, ok := strings.Cut(a, "=")
 		if !ok {
 			if model = o.config.onlyModel(); model == "" {
-				return nil, fmt.Errorf("--lora %q needs its model, because there is not exactly one: write NAME=MODEL", a)
+				return nil, fmt.Errorf("--lora %q needs its model, because there is not exactly one: write NAME=MODEL",
+					a)
 			}
 		}
 		if name == "" || model == "" {
