@@ -40,7 +40,7 @@ func TestChange(t *testing.T) {
 		return text
 	}
 	stop := readConcurrently(p, 2, func(s *Snapshot) {
-		if list(s) != list(s) {
+		if before, after := list(s), list(s); before != after {
 			t.Error("a snapshot changed")
 		}
 	})

@@ -672,9 +672,9 @@ func TestRefusedEndpoints(t *testing.T) {
 
 // A binding without the field that newContext or newSocket reads gives an error.
 func TestLibzmqPointer(t *testing.T) {
-	type other struct{ ctx int }
-	for _, field := range []string{"ctx", "soc"} {
-		if p, err := libzmqPointer(&other{}, field); err == nil || !strings.Contains(err.Error(), field) {
+	other := &struct{ Number int }{1}
+	for _, field := range []string{"Number", "soc"} {
+		if p, err := libzmqPointer(other, field); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("field %q: pointer %v, error %v, want an error that names the field", field, p, err)
 		}
 	}

@@ -232,7 +232,7 @@ func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) 
 			continue // Envoy's own log
 		}
 		if err := json.Unmarshal(text, &line); err != nil {
-			return nil, fmt.Errorf("Envoy's access log has a line that is not JSON: %w: %s", err, text)
+			return nil, fmt.Errorf("the access log of Envoy has a line that is not JSON: %w: %s", err, text)
 		}
 		if line["request_id"] == requestID {
 			lines = append(lines, line)
@@ -264,7 +264,7 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 			failed = failed && h.Health["failed_active_health_check"] == true
 		}
 		if failed == healthy {
-			return fmt.Errorf("Envoy's health check of kvepp: failed is %v", failed)
+			return fmt.Errorf("the health check of kvepp by Envoy: failed is %v", failed)
 		}
 		return nil
 	}
