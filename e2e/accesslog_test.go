@@ -183,7 +183,7 @@ func TestJSONLog(t *testing.T) {
 	a := chat(t, s.Envoy.URL, novel(), true, nil)
 	var routed, loaded map[string]any
 	eventually(t, func() error {
-		log, _, err := s.Logs("")
+		log, err := s.Log()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +233,7 @@ func TestAccessLogOnStdout(t *testing.T) {
 			`time_to_first_token_seconds=[0-9.e-]+ reason=kv status=200 duration_seconds=[0-9.e-]+$`,
 	)
 	eventually(t, func() error {
-		log, _, err := s.Logs("")
+		log, err := s.Log()
 		if err != nil {
 			t.Fatal(err)
 		}

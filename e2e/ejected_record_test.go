@@ -73,7 +73,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 		return len(d.Ejected) == 0 && !d.Trial && len(d.Candidates) == 2 && a.Status == http.StatusOK
 	})
 	eventually(t, func() error {
-		log, _, err := s.Logs("")
+		log, err := s.Log()
 		if err == nil && !strings.Contains(log, " ejected=["+bad.Name+"] ") {
 			err = errors.New("no line at debug level names the ejected engine")
 		}

@@ -39,7 +39,7 @@ func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 // After 10 s it logs that it cannot connect to those of another engine, with the address and the flag of the configured
 // engine.
 func TestSubscriptionsAreLogged(t *testing.T) {
-	text, _, err := main.Logs("")
+	text, err := main.Log()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -186,7 +186,7 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	if ejections == 0 || m["kvepp_ejected_workers"] != 1 {
 		t.Errorf("%v ejections, %v workers ejected", ejections, m["kvepp_ejected_workers"])
 	}
-	log, _, err := s.Logs("")
+	log, err := s.Log()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func TestClientsThatGoAway(t *testing.T) {
 	if err := s.DrainKvepp(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if log, _, err := s.Logs(""); err != nil || strings.Contains(log, "still running after --drain-timeout") {
+	if log, err := s.Log(); err != nil || strings.Contains(log, "still running after --drain-timeout") {
 		t.Errorf("kvepp did not stop before --drain-timeout (%v)", err)
 	}
 }

@@ -33,7 +33,7 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 	t.Helper()
 	var found []string
 	eventually(t, func() error {
-		text, _, err := s.Logs("")
+		text, err := s.Log()
 		if err != nil {
 			return err
 		}
@@ -340,7 +340,7 @@ func TestUnusedModel(t *testing.T) {
 			"workers_serve=tiny",
 		)
 	}
-	if text, _, err := s.Logs(""); err != nil || strings.Count(text, "no request has named a model") != 2 {
+	if text, err := s.Log(); err != nil || strings.Count(text, "no request has named a model") != 2 {
 		t.Errorf("want two lines (%v):\n%s", err, text)
 	}
 }

@@ -165,8 +165,15 @@ func (s *Stack) Metrics(ctx context.Context) (map[string]float64, error) {
 	return ReadMetrics(ctx, s.MetricsURL())
 }
 
-// Logs returns kvepp's log, and how often a text occurs in the frontends' logs.
-func (s *Stack) Logs(text string) (kvepp string, inFrontends int, err error) {
+// Log returns kvepp's log.
+func (s *Stack) Log() (string, error) {
+	log, err := os.ReadFile(s.kvepp.Log)
+	return string(log), err
+}
+
+// CountInFrontendLogs returns how often a text occurs in the logs of Dynamo's frontends.
+func (s *Stack) CountInFrontendLogs(text string) (int, error) {
+	count := 0
 	seen := map[*process.Process]bool{}
 	for _, w := range s.Workers {
 		if w.frontend == nil || seen[w.frontend] {
@@ -175,10 +182,9 @@ func (s *Stack) Logs(text string) (kvepp string, inFrontends int, err error) {
 		seen[w.frontend] = true
 		log, err := os.ReadFile(w.frontend.Log)
 		if err != nil {
-			return "", 0, err
+			return 0, err
 		}
-		inFrontends += strings.Count(string(log), text)
+		count += strings.Count(string(log), text)
 	}
-	log, err := os.ReadFile(s.kvepp.Log)
-	return string(log), inFrontends, err
+	return count, nil
 }
