@@ -267,6 +267,9 @@ func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 	if d.Session != "" {
 		headers = append(headers, set("x-kvepp-session", d.Session))
 	}
+	if d.Waited > 0 {
+		headers = append(headers, set("x-kvepp-waited-seconds", strconv.FormatFloat(d.Waited.Seconds(), 'f', 3, 64)))
+	}
 	if d.UpperBound {
 		headers = append(headers, set("x-kvepp-upper-bound", "true"))
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -179,6 +180,9 @@ func play(s *stream, line string) (effect, error) {
 		d := &router.Decision{Name: args["name"], Address: args["address"], InstanceID: id, Rank: uint32(rank),
 			Reason: router.ReasonKV, PromptTokens: 100, PredictedCachedTokens: 64,
 			Costs: []router.Cost{{Name: args["name"], Rank: uint32(rank), Cost: 12.25}, {Name: "other", Cost: 18}}}
+		if v, ok := args["waited"]; ok {
+			d.Waited, _ = time.ParseDuration(v)
+		}
 		if v := args["fallbacks"]; v != "" {
 			d.Fallbacks = strings.Split(v, ",")
 		}
