@@ -185,6 +185,9 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}
 	sc.booked = append(sc.booked, booking)
+	if len(l.candidates) == 1 {
+		r.metrics.OnlyCandidate.Inc()
+	}
 	if sc.version != 0 {
 		sc.version = sel.Version
 	}

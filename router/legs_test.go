@@ -138,6 +138,22 @@ func TestLegsAreCounted(t *testing.T) {
 	count(1, 1, 1)
 }
 
+// TestOnlyCandidateIsCounted: for each leg, and only if it had no choice.
+func TestOnlyCandidateIsCounted(t *testing.T) {
+	h := newHouse(t, disaggregated(1, 2)...)
+	h.route(completion("m", tokens(0, 8))).Free()
+	if n := h.counted("kvepp_only_candidate_total"); n != 1 {
+		t.Errorf("one prefill and two decode workers: %v legs without a choice, want 1", n)
+	}
+	h.pool.Update(workers(2))
+	h.route(completion("m", tokens(0, 8))).Free()
+	h.pool.Update(workers(1))
+	h.route(completion("m", tokens(0, 8))).Free()
+	if n := h.counted("kvepp_only_candidate_total"); n != 2 {
+		t.Errorf("then two workers, then one: %v in all, want 2", n)
+	}
+}
+
 // TestTwoLegsEndBeforeTheFirstByte: a client that goes away leaves no load on either worker.
 func TestTwoLegsEndBeforeTheFirstByte(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 1)...)

@@ -59,6 +59,8 @@ type Metrics struct {
 	RefusedEndpoints prometheus.Gauge
 	// AggregatedSelections, PrefillSelections and DecodeSelections count chosen workers by role.
 	AggregatedSelections, PrefillSelections, DecodeSelections prometheus.Counter
+	// OnlyCandidate counts those that had no other candidate beside them.
+	OnlyCandidate prometheus.Counter
 	// Unpaired counts requests that were refused because no prefill worker was ready.
 	Unpaired prometheus.Counter
 	// Injected counts requests that were forwarded with their token ids.
@@ -150,6 +152,11 @@ func (m *Metrics) declareRouting(declare promauto.Factory) {
 	m.AggregatedSelections = selections.WithLabelValues("aggregated")
 	m.PrefillSelections = selections.WithLabelValues("prefill")
 	m.DecodeSelections = selections.WithLabelValues("decode")
+	m.OnlyCandidate = declare.NewCounter(prometheus.CounterOpts{
+		Name: "kvepp_only_candidate_total",
+		Help: "Workers chosen because no other one was a candidate; a rise means that sessions, pins, subset hints, " +
+			"ejections or overload leave kvepp no choice.",
+	})
 	m.Unpaired = declare.NewCounter(prometheus.CounterOpts{
 		Name: "kvepp_unpaired_requests_total",
 		Help: "Requests refused because decode workers were ready but no prefill worker that pairs with one of them.",
