@@ -26,7 +26,7 @@ var (
 	ErrOrphaned = errors.New("indexer: parent block not found; kept until the parent is stored")
 	// ErrParentNotFound: the parent is not known, and the store has too many blocks to be kept. No block was stored.
 	ErrParentNotFound = errors.New("indexer: parent block not found")
-	// ErrFull: no address is left for another block. The blocks before it were stored.
+	// ErrFull: the arena has no address left for another block. The blocks before it were stored.
 	ErrFull = errors.New("indexer: no address is left for another block")
 	// ErrTier: package kvblock does not define the tier.
 	ErrTier = errors.New("indexer: unknown tier")
@@ -36,51 +36,52 @@ var (
 
 // Config bounds an Index.
 type Config struct {
-	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Memory set aside for reuse comes
-	// on top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
+	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Free space in pages is not
+	// included; it is at most a quarter of MaxBytes plus 4 MiB. At the bound, blocks are evicted (evict.go). 0 means
+	// DefaultMaxBytes.
 	MaxBytes int64
 
-	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the
-	// oldest go, until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
+	// MaxPredicted bounds the blocks of Predict, over all workers; MaxBytes does not include them. Above it the oldest
+	// are dropped until PruneTarget x MaxPredicted are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
 	MaxPredicted int
 	PruneTarget  float64
 }
 
-// Stats counts what the index holds, and what became of events since it was made.
+// Stats has the counts of what the index holds, and of what happened since New.
 type Stats struct {
-	// engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each twin name
+	// engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each further
+	// engine hash of the same block
 	Entries int
 	Blocks  int // distinct blocks with a holder, over all tiers
 	Used    int // bytes of records and tables in use: what MaxBytes bounds
-	Bytes   int // bytes of all pages and tables, whether full or not
+	Bytes   int // bytes of all pages and tables, including free space
 
 	OrphanBlocks int // blocks of stores that wait for their parents
-	Predicted    int // (worker, block) pairs held by prediction
-	MaxBytes     int // Config's, or the default
+	Predicted    int // predicted (worker, block) pairs
+	MaxBytes     int // the bound in use
 
 	Orphaned       uint64 // stores kept until their parent is stored
-	Joined         uint64 // kept stores whose parent was stored later
-	ParentNotFound uint64 // stores dropped because their parent is not known
+	Joined         uint64 // orphans whose parent was stored later
+	ParentNotFound uint64 // stores dropped without their parent
 	Duplicates     uint64 // blocks stored again while held
 	Evicted        uint64 // entries evicted at the bound
 	Refused        uint64 // blocks refused because no address is left
 	UnknownRemoved uint64 // removed hashes that the worker did not hold
-	Expired        uint64 // predictions that grew too old
+	Expired        uint64 // predictions dropped because of their age
 	Pruned         uint64 // predictions dropped because there were too many
 }
 
 // Index is the set of blocks held by each worker. Make one with New.
 //
-// Blocks are shared by those who hold them, tier by tier (tier.go): found by sequence hash, with their holders, and
-// with what each worker calls them (names.go). Writers of different workers take turns on a tier; FindMatches takes no
-// lock.
+// Workers that hold the same block in a tier share it (tier.go). Writers of different workers take turns on a tier;
+// FindMatches takes no lock.
 type Index struct {
 	maxBytes    int64
 	tiers       [tiers]tier
-	workerBytes atomic.Int64 // bytes that belong to one worker each
+	workerBytes atomic.Int64 // sum of worker.bytes
 
-	workers   atomic.Pointer[[]*worker] // by number, nil for those without blocks; replaced whole
-	workersMu sync.Mutex                // guards replacing it
+	workers   atomic.Pointer[[]*worker] // by number, nil for workers without blocks; replaced as a whole
+	workersMu sync.Mutex                // held while workers is replaced
 
 	predictions predictions
 
@@ -90,16 +91,16 @@ type Index struct {
 	orphaned, joined, parentNotFound, duplicates, evicted, refused, unknownRemoved atomic.Uint64
 }
 
-// worker is what one worker calls its blocks.
+// worker is the state of one worker: its engine hashes and its orphans.
 type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
 	forgotten bool       // set by Forget: a caller with this pointer must look the worker up again
 	held      [tiers]held
 	orphans   orphans
-	bytes     int // as counted in Index.private
+	bytes     int // this worker's part of Index.workerBytes
 }
 
-// New returns an empty index. It fails if a bound makes no sense.
+// New returns an empty index. It returns an error if a bound of the config is out of range.
 func New(c Config) (*Index, error) {
 	if c.MaxBytes < 0 {
 		return nil, fmt.Errorf("indexer: MaxBytes is %d; want bytes above 0, or 0 for the default", c.MaxBytes)
@@ -126,7 +127,7 @@ func New(c Config) (*Index, error) {
 	}
 	x.tiers[kvblock.TierDevice].rootFilter = make(rootFilter, 1<<rootFilterBits)
 	for i := range x.tiers {
-		// Below the device a prompt is met in its middle, where a worker's part above ends.
+		// Below the device a lookup enters a prompt in its middle, where the worker's blocks in the tiers above end.
 		x.tiers[i].allIndexed.Store(i != int(kvblock.TierDevice))
 	}
 	x.predictions.init(c)
@@ -134,7 +135,7 @@ func New(c Config) (*Index, error) {
 	return x, nil
 }
 
-// lock returns w's state, locked. If there is none it makes one if create is set, else it returns nil.
+// lock returns the state of w, locked. If w has none, lock makes it if create is set, else it returns nil.
 func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 	for {
 		all := *x.workers.Load()
@@ -144,7 +145,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 			if !wk.forgotten {
 				return wk
 			}
-			wk.mu.Unlock() // Forget came first; its replacing of the list is under way
+			wk.mu.Unlock() // Forget has locked it first and will replace it in the list
 			x.replaceWorker(w, wk, nil)
 			continue
 		}
@@ -187,7 +188,7 @@ func (x *Index) unlockWorker(wk *worker) {
 	wk.mu.Unlock()
 }
 
-// entries returns the names that wk has, over all tiers.
+// entries returns the number of engine hashes of wk, over all tiers.
 func (wk *worker) entries() (n int) {
 	for i := range wk.held {
 		n += wk.held[i].names
@@ -195,20 +196,20 @@ func (wk *worker) entries() (n int) {
 	return n
 }
 
-// mapEntry is about what an entry of a Go map of numbers takes, in bytes.
+// mapEntry is the approximate size of an entry of a Go map of numbers, in bytes.
 const mapEntry = 40
 
 // Stored records that w now holds e.Blocks in e.Tier.
 //
-// The parent may be held in any tier. If it is in none, the blocks are kept aside and count once it comes; of these the
-// oldest are given up where there are too many.
+// The parent may be held in any tier. If w holds it in no tier, the store becomes an orphan: its blocks count once the
+// parent is stored. If w has too many orphans, the oldest are dropped.
 //
-// An engine hash names one block at a time. Stored again for the same block it is held until it was removed as often,
-// as engines announce every physical copy; stored for another block it stops naming the old one. Two engine hashes may
-// name the same block; w holds it until both are removed.
+// An engine hash names one block at a time. If it is stored again for the same block, w holds the block until the
+// engine hash was removed as often, because engines announce each physical copy. If it is stored for another block, it
+// no longer names the first. Two engine hashes may name the same block; w holds it until both are removed.
 //
-// Errors: ErrKeptAside (counted later, if the parent comes), ErrParentNotFound, ErrTier and ErrWorker (nothing was
-// stored), ErrFull (the blocks before the limit were stored).
+// Errors: ErrOrphaned (the blocks count once the parent is stored); ErrParentNotFound, ErrTier and ErrWorker (nothing
+// was stored); ErrFull (the blocks before the first refused one were stored).
 func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error { return x.apply(w, e, false) }
 
 // apply is Stored, or Load.
@@ -220,22 +221,22 @@ func (x *Index) apply(w kvblock.Worker, e kvblock.Stored, load bool) error {
 	return nil
 }
 
-// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it
-// did not hold. What lies behind a removed block stays held, and counts again once the block is back.
+// Removed records that w no longer holds the blocks that e.Hashes name in e.Tier. It returns how many of these w did
+// not hold. w still holds the blocks behind a removed block; they count again once it is stored again.
 func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
 	_, a := x.Apply(w, []kvblock.Operation{{Kind: kvblock.OpRemoved, Removed: e}}, false)
 	return a.Unknown
 }
 
-// Applied is what came of operations. The zero value is that of none.
+// Applied is the outcome of operations. The zero value is the outcome of none.
 type Applied struct {
 	Stored, Removed int     // operations
-	Failed          []error // of each store that is not in Stored, why
+	Failed          []error // the reason for each store that is not in Stored
 	Unknown         int     // removed hashes that the worker did not hold
 }
 
-// How many operations, and of how many blocks, are applied together at most: other writers wait meanwhile, and what was
-// sent for must still be near when it is used. An operation of more blocks is applied alone.
+// Bounds of the operations that are applied together, and of their blocks. Other writers wait meanwhile, and prefetched
+// memory must still be in the cache when it is used. An operation of more blocks is applied alone.
 const (
 	maxBatchOps    = 64
 	maxBatchBlocks = 512
@@ -265,7 +266,7 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 		a.refuse(ops, err)
 	} else {
 		if stores && in != kvblock.TierDevice {
-			x.tiers[kvblock.TierDevice].indexAll() // see after
+			x.tiers[kvblock.TierDevice].indexAll() // findParent may look here
 		}
 		t := &x.tiers[in]
 		t.mu.Lock()
@@ -329,7 +330,7 @@ func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, lo
 	}
 }
 
-// stored is Stored, in a tier that is locked.
+// stored applies one store. The tier is locked.
 func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load bool) error {
 	if len(e.Blocks) == 0 {
 		return nil
@@ -356,11 +357,11 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load boo
 	return nil
 }
 
-// findParent sets p to the place behind the block that w names parent: in this tier, which is locked, or else in
-// another one. It reports whether there is such a block.
+// findParent sets p to the place behind the block that parent names for w, in this tier or else in another one. The
+// tier is locked; findParent unlocks it while it looks into others. It reports whether there is such a block.
 //
-// Another worker may hold the same block in this tier; it is found by its sequence hash. Therefore a tier keeps every
-// block in bySeq once a store below the device was seen.
+// If the parent is in another tier, other workers may hold it in this one. It is then found by its sequence hash.
+// Therefore each tier has all blocks in bySeq after the first store below the device.
 func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash,
 	p *insertPoint) bool {
 	t := &x.tiers[in]
@@ -373,7 +374,7 @@ func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent
 		if i == int(in) || h.names == 0 {
 			continue
 		}
-		t.mu.Unlock() // no two are locked at once
+		t.mu.Unlock() // no two tiers are locked at once
 		other.mu.Lock()
 		ok := other.findNamed(w, h, parent, &p.position)
 		if ok {
@@ -389,7 +390,8 @@ func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent
 	return false
 }
 
-// store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
+// store stores blocks in a tier, the first at p. The tier is locked. It returns how many it stored: less than all if
+// the arena is full.
 func (x *Index) store(
 	w kvblock.Worker,
 	wk *worker,
@@ -405,7 +407,7 @@ func (x *Index) store(
 	return n
 }
 
-// removed is Removed, in a tier that is locked, without counting what was unknown.
+// removed applies one removal. The tier is locked. It does not count the unknown hashes in x.unknownRemoved.
 func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unknown int) {
 	hashes := e.Hashes
 	if wk.orphans.count > 0 {
@@ -419,7 +421,7 @@ func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unkno
 	return x.tiers[e.Tier].removeNames(w, &wk.held[e.Tier], hashes)
 }
 
-// Cleared records that w holds no block any more, in any tier.
+// Cleared records that w no longer holds a block in any tier.
 func (x *Index) Cleared(w kvblock.Worker) {
 	x.predictions.forget(w)
 	if wk := x.lock(w, false); wk != nil {
@@ -428,8 +430,7 @@ func (x *Index) Cleared(w kvblock.Worker) {
 	}
 }
 
-// Forget removes everything about w, which has left the pool. When it returns, the number may be given to another
-// worker.
+// Forget removes all state of w, which has left the pool. After it returned, another worker may get the number.
 func (x *Index) Forget(w kvblock.Worker) {
 	x.predictions.forget(w)
 	wk := x.lock(w, false)
@@ -442,8 +443,8 @@ func (x *Index) Forget(w kvblock.Worker) {
 	x.replaceWorker(w, wk, nil)
 }
 
-// clear removes wk from the holders of every block. Other writers of a tier wait while its runs are scanned, some
-// nanoseconds for each.
+// clear removes w from the holders of every block. Other writers of a tier wait while its runs are scanned, which takes
+// some nanoseconds for each run.
 func (x *Index) clear(w kvblock.Worker, wk *worker) {
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
@@ -483,7 +484,7 @@ func (x *Index) used() int64 {
 	return total
 }
 
-// Stats returns the counts at this moment.
+// Stats returns the current counts.
 func (x *Index) Stats() Stats {
 	s := Stats{
 		Used:           int(x.used()),

@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// extension is what a lower tier adds for one worker, in one run.
+// extension is the number of blocks that a run of a lower tier adds for one worker.
 type extension struct {
 	worker kvblock.Worker
 	blocks int

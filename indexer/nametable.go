@@ -7,37 +7,37 @@ import (
 	"kvepp/kvblock"
 )
 
-// nameTable finds the address of a block by its own name: extendible hashing over pages. A full page gives half of its
-// names to a new one, so growth never takes long and leaves no old table behind. Only writers use it, so words need no
-// order.
+// nameTable maps own names to addresses of blocks, by extendible hashing over pages. A full page moves half of its
+// names to a new page, so growth never takes long and leaves no old table behind. Only writers use it, under tier.mu.
 //
-// A slot is one word as in seqTable, the name's tag above the block's address; the name lies beside the run
-// (arena.storedOf). The tag's highest bits select the page, its lowest bits a cache line of slots, filled from the
-// first slot on. If a line is full, names go to the next lines.
+// A slot is one word as in seqTable: the name's tag above the block's address. The name itself is beside the run
+// (arena.storedOf). The tag's highest bits select the page. Its lowest bits select a cache line of slots, which is
+// filled from the first slot on. If a line is full, names go to the next lines.
 //
-// It is not joined with seqTable: seqTable is read without a lock, so it needs published words and tables that are
-// replaced whole, while this one moves slots within a cache line in place, which is faster and takes less memory.
+// It is a type of its own because seqTable is read without a lock: seqTable must publish words and replace tables as a
+// whole, while nameTable moves slots within a cache line in place, which is faster and takes less memory.
 type nameTable struct {
 	seed    uint64
-	pages   int                // that there are
-	bits    uint8              // of a tag, that tell the page
-	dir     []dirEntry         // 1<<bits, by these; nil while there is no name
-	scratch *[nameSlots]uint64 // scratch, names on their way from page to page
+	pages   int                // number of pages
+	bits    uint8              // number of tag bits that select the page
+	dir     []dirEntry         // 1<<bits, by the tag's highest bits; nil without names
+	scratch *[nameSlots]uint64 // names that are moved between pages
 }
 
 type (
-	// dirEntry is one of 1<<(nameTable.bits-depth) neighbours that have the same page.
+	// dirEntry is one of 1<<(nameTable.bits-depth) consecutive entries with the same page.
 	dirEntry struct {
 		lines *[nameLines]nameLine
 		*namePage
 	}
 	nameLine [lineSlots]uint64
 
-	// namePage lies apart from the lines, whose addresses are alike: few of these could be near at once.
+	// namePage is apart from the lines. Pages' lines begin at multiples of a power of two, and a cache keeps only a few
+	// lines at such addresses.
 	namePage struct {
 		live    int   // names
-		deleted int   // slots with slotGone
-		depth   uint8 // of a tag's highest bits, how many all its names have in common
+		deleted int   // slots with slotDeleted
+		depth   uint8 // number of highest tag bits that all its names have in common
 	}
 )
 
@@ -45,23 +45,23 @@ const (
 	lineSlots    = 8
 	nameLines    = 1 << 9 // of a page: 32 KiB
 	nameSlots    = nameLines * lineSlots
-	maxNameSlots = nameSlots * 3 / 4 // that are not slotEmpty
+	maxNameSlots = nameSlots * 3 / 4 // maximum number of slots that are not slotEmpty
 
-	// maxDirPerPage is for how many places a page there may be for dir to grow. Names are spread evenly, so that there
-	// are two or so; should it ever be otherwise, memory stays bounded, and some blocks get private names.
+	// maxDirPerPage is the maximum number of entries of dir for each page. Names are spread evenly, so about two are
+	// usual. If they were not, memory would stay bounded, and some blocks would get no own name.
 	maxDirPerPage = 64
 )
 
-// mix returns the bits of a name by which it is looked for.
+// mix returns the bits of a name that select its page, line and tag.
 func (t *nameTable) mix(e kvblock.EngineHash) uint64 { return mix(uint64(e), t.seed) }
 
-// dirIndex returns which place in dir is that of names with these bits.
+// dirIndex returns the index in dir for a name that mix maps to m.
 func (t *nameTable) dirIndex(m uint64) int { return int(uint64(uint32(m)) >> ((32 - t.bits) % 64)) }
 
-// lineOf returns the line of names with these bits.
+// lineOf returns the line for a name that mix maps to m.
 func lineOf(m uint64) uint { return uint(m % nameLines) }
 
-// lineAfter returns the line behind one.
+// lineAfter returns the line that follows line i.
 func lineAfter(i uint) uint { return (i + 1) % nameLines }
 
 // bytes returns the memory of all pages.
@@ -69,7 +69,7 @@ func (t *nameTable) bytes() int {
 	return t.pages*int(unsafe.Sizeof([nameLines]nameLine{})) + len(t.dir)*int(unsafe.Sizeof(dirEntry{}))
 }
 
-// slotAddr returns the address of memory where the search for a name begins, to be prefetched; 0 if there is none.
+// slotAddr returns the address of the first line that a search reads, for prefetching; 0 if there is none.
 func (t *nameTable) slotAddr(m uint64) uintptr {
 	if len(t.dir) == 0 {
 		return 0
@@ -77,7 +77,7 @@ func (t *nameTable) slotAddr(m uint64) uintptr {
 	return uintptr(unsafe.Pointer(&t.dir[t.dirIndex(m)].lines[lineOf(m)]))
 }
 
-// find returns the address of the block whose name is e.
+// find returns the address of the block with own name e.
 func (t *nameTable) find(a *arena, e kvblock.EngineHash) (ref, bool) {
 	if len(t.dir) == 0 || e == 0 {
 		return 0, false
@@ -96,8 +96,8 @@ func (t *nameTable) find(a *arena, e kvblock.EngineHash) (ref, bool) {
 	}
 }
 
-// guess returns the address of the block whose name e probably is, without looking there; 0 if there is none. No block
-// may be there.
+// guess returns the address that the first slot with e's tag has, for prefetching; 0 if there is none. It does not
+// compare names, so the block may have another name.
 func (t *nameTable) guess(e kvblock.EngineHash) ref {
 	if len(t.dir) == 0 {
 		return 0
@@ -113,7 +113,7 @@ func (t *nameTable) guess(e kvblock.EngineHash) ref {
 	}
 }
 
-// pageWithRoom returns the page of names with these bits, after it made room there for one more; nil if it could not.
+// pageWithRoom returns the page for a name that mix maps to m, with room for one more name; nil if there is no room.
 func (t *nameTable) pageWithRoom(m uint64) *dirEntry {
 	if len(t.dir) == 0 {
 		t.dir, t.bits = []dirEntry{t.newPage()}, 0
@@ -131,8 +131,8 @@ func (t *nameTable) pageWithRoom(m uint64) *dirEntry {
 	}
 }
 
-// insert adds the blocks that lie one behind the other from r on, by their names, up to the first that is 0 or taken.
-// It returns how many. Mixed is the mix of each name.
+// insert adds consecutive blocks, the first at r, up to the first whose name is 0 or in the table already. It returns
+// their number. mixed has mix of each name.
 func (t *nameTable) insert(a *arena, blocks []kvblock.StoredBlock, mixed []uint64, r ref) int {
 next:
 	for k := range blocks {
@@ -144,19 +144,19 @@ next:
 		if page == nil {
 			return k
 		}
-		// Nearly always the line has room and none like it. That is found out without a branch for each slot, where the
-		// processor would guess wrong once a name.
-		line, used, alike := &page.lines[lineOf(m)], 0, 0
+		// The line nearly always has room and no slot with the same tag. The loop has no branch for each slot, because
+		// the processor would mispredict one for each name.
+		line, used, sameTag := &page.lines[lineOf(m)], 0, 0
 		for _, slot := range line {
 			used += b2i(slot != slotEmpty)
-			alike += b2i(uint32(slot>>32) == uint32(m))
+			sameTag += b2i(uint32(slot>>32) == uint32(m))
 		}
-		if used < lineSlots && alike == 0 {
+		if used < lineSlots && sameTag == 0 {
 			line[used] = m<<32 | uint64(r+ref(k))
 			page.live++
 			continue
 		}
-		var into *uint64 // the first slot with slotGone
+		var into *uint64 // the first slot with slotDeleted
 		for i := lineOf(m); ; i = lineAfter(i) {
 			line := &page.lines[i]
 			for j := range line {
@@ -183,7 +183,7 @@ next:
 	return len(blocks)
 }
 
-// slotOf returns the line with the slot of the block at r, and its place there. It is there.
+// slotOf returns the line with the slot of the block at r, and the slot's index there. The block must be in the table.
 func (p *dirEntry) slotOf(m uint64, r ref) (line *nameLine, at int) {
 	want := m<<32 | uint64(r)
 	for i := lineOf(m); ; i = lineAfter(i) {
@@ -196,20 +196,20 @@ func (p *dirEntry) slotOf(m uint64, r ref) (line *nameLine, at int) {
 	}
 }
 
-// move changes the address of the block whose name is e from one place to another.
+// move changes the address of the block with own name e.
 func (t *nameTable) move(e kvblock.EngineHash, from, to ref) {
 	m := t.mix(e)
 	line, at := t.dir[t.dirIndex(m)].slotOf(m, from)
 	line[at] = m<<32 | uint64(to)
 }
 
-// remove takes away the block at r, whose name is e.
+// remove removes the block at r, whose own name is e.
 func (t *nameTable) remove(e kvblock.EngineHash, r ref) {
 	m := t.mix(e)
 	page := &t.dir[t.dirIndex(m)]
 	line, at := page.slotOf(m, r)
 	page.live--
-	if line[lineSlots-1] != slotEmpty { // names may be behind it that belong here
+	if line[lineSlots-1] != slotEmpty { // a following line may have names of this line
 		line[at] = slotDeleted
 		page.deleted++
 	} else {
@@ -231,8 +231,8 @@ func (t *nameTable) newPage() dirEntry {
 	return p
 }
 
-// split gives a new page to half of the names in the page at this place. It reports failure, changing nothing, if too
-// many would have to be told apart.
+// split moves half of the names of the page at index at of dir to a new page. It reports failure, changing nothing, if
+// dir would exceed maxDirPerPage.
 func (t *nameTable) split(at int) bool {
 	left := t.dir[at]
 	if left.depth == t.bits {
@@ -259,7 +259,8 @@ func (t *nameTable) split(at int) bool {
 	return true
 }
 
-// merge puts the page at this place and the other half's together while both are nearly empty.
+// merge undoes split while both pages are nearly empty: it joins the page at index at of dir with the page of the other
+// half, then the result with its other half, and so on.
 func (t *nameTable) merge(at int) {
 	for t.dir[at].depth > 0 {
 		size := 1 << (t.bits - t.dir[at].depth)
@@ -281,36 +282,36 @@ func (t *nameTable) merge(at int) {
 	}
 }
 
-// noBit is a bit that no tag has.
+// noBit is a bit that is zero in each tag.
 const noBit = 32
 
-// collect moves all names from a page's lines to those in hand, and returns how many these are then.
-func (t *nameTable) collect(lines *[nameLines]nameLine, inHand int) int {
+// collect moves all names from lines to t.scratch, behind the n names there, and returns their number then.
+func (t *nameTable) collect(lines *[nameLines]nameLine, n int) int {
 	if t.scratch == nil {
 		t.scratch = new([nameSlots]uint64)
 	}
-	for i := range lines { // as every other slot or so has a name, a branch would often go the wrong way
+	for i := range lines { // about every other slot has a name, so the processor would often mispredict a branch
 		for _, slot := range &lines[i] {
-			t.scratch[inHand%nameSlots] = slot
-			inHand += b2i(slot > slotDeleted)
+			t.scratch[n%nameSlots] = slot
+			n += b2i(slot > slotDeleted)
 		}
 	}
 	*lines = [nameLines]nameLine{}
-	return inHand
+	return n
 }
 
-// distribute puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how
-// many these were.
-func (t *nameTable) distribute(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
-	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
-	for _, name := range t.scratch[:inHand] {
-		goes, i := name>>32>>(bit%64)&1, lineOf(name>>32)
-		for used[goes][i] == lineSlots {
+// distribute writes the n names in t.scratch to empty lines: names whose tag has this bit set to ones, the others to
+// zeros. It returns the number of names in ones.
+func (t *nameTable) distribute(n int, zeros, ones *[nameLines]nameLine, bit uint8) (inOnes int) {
+	pages, used := [2]*[nameLines]nameLine{zeros, ones}, [2][nameLines]uint8{}
+	for _, name := range t.scratch[:n] {
+		to, i := name>>32>>(bit%64)&1, lineOf(name>>32)
+		for used[to][i] == lineSlots {
 			i = lineAfter(i)
 		}
-		pages[goes][i][used[goes][i]%lineSlots] = name
-		used[goes][i]++
-		n += int(goes)
+		pages[to][i][used[to][i]%lineSlots] = name
+		used[to][i]++
+		inOnes += int(to)
 	}
-	return n
+	return inOnes
 }

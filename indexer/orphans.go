@@ -73,7 +73,7 @@ func (x *Index) addOrphan(wk *worker, e *kvblock.Stored) error {
 		oldest := a.order[0]
 		if a.order = a.order[1:]; !oldest.resolved {
 			a.resolve(oldest)
-			a.byParent[oldest.parent] = a.byParent[oldest.parent][1:] // they are in order of arrival as well
+			a.byParent[oldest.parent] = a.byParent[oldest.parent][1:] // byParent is in order of arrival too
 			if len(a.byParent[oldest.parent]) == 0 {
 				delete(a.byParent, oldest.parent)
 			}
@@ -92,7 +92,7 @@ func (a *orphans) resolve(s *orphan) {
 			delete(a.byName, orphanName{s.tier, b.Engine})
 		}
 	}
-	// Joined stores stay in order until they are the oldest; they must not pile up behind one that never joins.
+	// Resolved stores stay in order until they are the oldest. Remove them earlier if an unresolved one blocks many.
 	if len(a.order) > 2*a.count+16 {
 		kept := make([]*orphan, 0, a.count)
 		for _, o := range a.order {
@@ -118,7 +118,7 @@ func (a *orphans) remove(tier kvblock.Tier, e kvblock.EngineHash) bool {
 // adoptOrphans applies the orphans whose parents were just stored, and then the orphans whose parents these contain.
 func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock, load bool) {
 	a := &wk.orphans
-	var next []kvblock.StoredBlock // named blocks yet to look at
+	var next []kvblock.StoredBlock // stored blocks that may be parents
 	for next = append(next, named...); len(next) > 0; next = next[1:] {
 		waiting := a.byParent[next[0].Engine]
 		if len(waiting) == 0 {
@@ -130,7 +130,7 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 		ok := x.findParent(w, wk, waiting[0].tier, next[0].Engine, &p)
 		in.mu.Unlock()
 		if !ok {
-			continue // the name was of no use in the end
+			continue // the engine hash names no block any more
 		}
 		delete(a.byParent, next[0].Engine)
 		for _, s := range waiting {
@@ -141,7 +141,7 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 			if x.findParent(w, wk, s.tier, s.parent, &p) {
 				next = append(next, x.adoptOrphan(w, wk, &p, s, load)...)
 				x.joined.Add(1)
-			} else { // the one before it gave the name to another block, which is gone again
+			} else { // an orphan before it gave the name to another block, which was removed since
 				x.parentNotFound.Add(1)
 			}
 			t.unlock()
@@ -160,8 +160,8 @@ func (x *Index) adoptOrphan(
 ) []kvblock.StoredBlock {
 	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock
-	from := 0                    // of a stretch of blocks to store, which goes to p
-	flush := func(to int) bool { // moves p to behind that stretch
+	from := 0                    // the first of the blocks to store next, at p
+	flush := func(to int) bool { // stores blocks[from:to] and moves p behind them
 		n := x.store(w, wk, s.tier, p, s.blocks[from:to], storeOptions{load: load})
 		stored = append(stored, s.blocks[from:from+n]...)
 		if from+n < to {

@@ -7,14 +7,14 @@ import (
 	"kvepp/kvblock"
 )
 
-// A run is a stretch of one prompt: up to maxRun blocks, each the successor of the one before it, with who holds which.
-// A prompt may be cut into runs in any way. It is cut where prompts part, where holders differ, and where a block in
-// the middle goes.
+// A run is a node of the radix tree: up to maxRun consecutive blocks of a prompt, and their holders. Any division of a
+// prompt into runs is valid. Runs are cut where prompts part, where holders differ, and where a block in the middle is
+// removed.
 //
-// Where a block is follows from where the block before it is: right behind that, or else at the start of a run, and the
-// table of starts has these. So it is found by going along its prompt, and no table needs to have all blocks.
+// The successor of a block is either the next block of the run, or the first block of a run, which tier.starts finds.
+// So a lookup walks along the prompt, and no table of sequence hashes needs to have all blocks.
 //
-// Invariants, whenever tier.mu is free: every block is in one run, whose first block is in tier.starts; every
+// Invariants while tier.mu is free: each block is in one run, the first block of each run is in tier.starts, and each
 // block has a holder.
 //
 // A run is a record of the arena:
@@ -24,19 +24,18 @@ import (
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
-// A mask has bit i set if block i of the run is held; bits beyond the run's end mean nothing. Holders.go says what a
-// holders' record is.
+// Bit i of a mask says that block i of the run is held. Bits beyond the run's end have no meaning. holders.go describes
+// holders' records.
 //
-// A run's follower is the only one that came behind its end, as far as is known: it saves looking into the table of
-// starts. It may have moved or gone meanwhile, so a user checks whether it begins with the block that is
-// wanted.
+// A run's follower is the only run known to continue it, which saves a lookup in tier.starts. The follower may have
+// moved or gone, so a user checks that it begins with the wanted block.
 //
-// Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the
-// run, and what its blocks were stored as.
+// In tiers with engine hashes, arena.storedOf has the data that only writers read: the runHead, and the engine hash and
+// local hash of each block.
 //
-// Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and
-// after has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes,
-// which would have to happen within one read of a few cache lines to go unnoticed.
+// Readers take no lock. The version is odd while a run changes. A reader that reads the same even version before and
+// after has read a consistent run. Versions survive the release and reuse of the record. They wrap after 2^31 changes;
+// a reader would miss these only if all happened while it read a few cache lines.
 const (
 	runHeader   = 3
 	maxRunClass = 6
@@ -57,8 +56,8 @@ type run = ref
 // noRun is no run's address.
 const noRun run = 1<<32 - 1
 
-// runHead is what only writers need of a run as a whole. It lies beside the run's header words (arena.storedOf), in
-// tiers whose blocks have names.
+// runHead has the fields of a run that only writers need. It lies beside the run's header words (arena.storedOf), in
+// tiers with engine hashes.
 type runHead struct {
 	parent     kvblock.SequenceHash // of the run's first block; without meaning unless hasParent
 	indexed    uint64               // the blocks that tier.bySeq has, a bit each, unless tier.allIndexed
@@ -79,19 +78,19 @@ func headOf(stored []kvblock.StoredBlock) *runHead {
 // ones returns the lowest n bits, n at most 63.
 func ones(n int) uint64 { return 1<<n - 1 }
 
-// position is the place of a block, taken apart. It means something until the block moves.
+// position is the decoded address of a block. It is valid until the block moves.
 type position struct {
 	at     ref
 	run    run
-	i      int                   // which of the run's blocks it is
-	words  []uint64              // the run; nil for the zero spot
+	i      int                   // index of the block in the run
+	words  []uint64              // the run; nil for the zero position
 	stored []kvblock.StoredBlock // see arena.storedOf
 }
 
 // seq returns the block's sequence hash.
 func (s *position) seq() kvblock.SequenceHash { return kvblock.SequenceHash(s.words[runHeader+s.i]) }
 
-// hasName reports whether there is a block, whose own name is e.
+// hasName reports whether there is a block at s and its own name is e.
 func (s *position) hasName(e kvblock.EngineHash) bool {
 	return s.stored != nil && s.i >= 0 && s.i < length(s.words[0]) && e != 0 && s.stored[runHeader+s.i].Engine == e
 }
@@ -105,7 +104,7 @@ func (t *tier) runOf(r ref) (at run, i int) {
 
 func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
-// beginWrite starts a change of run r: readers wait until end.
+// beginWrite starts a change of a run. Readers retry until endWrite.
 func beginWrite(words []uint64) { publishWordNow(&words[0], words[0]+1<<32) }
 
 // endWrite publishes the run with n blocks.
@@ -118,14 +117,14 @@ const (
 	maxDepth   = 1<<(32-lengthBits) - 1
 )
 
-// length takes the number of blocks out of a run's word 0.
+// length returns the number of blocks in a run's word 0.
 func length(word uint64) int { return int(word & (1<<lengthBits - 1)) }
 
-// depthOf takes out of a run's word 0 how many blocks come before it in its prompt, at most maxDepth. It is known only
-// as far as the run's first store knew it, and serves eviction alone.
+// depthOf returns the depth in a run's word 0: the number of blocks before the run in its prompt, at most maxDepth. It
+// is only as exact as the run's first store knew it. Only eviction uses it.
 func depthOf(word uint64) int { return int(word >> lengthBits & maxDepth) }
 
-// follower returns the follower that a run's word 1 tells, 0 if none.
+// follower returns the follower in a run's word 1, 0 if none.
 func follower(word uint64) run {
 	if word &= followerBits; word != manyFollowers {
 		return run(word >> followerShift)
@@ -133,11 +132,11 @@ func follower(word uint64) run {
 	return 0
 }
 
-// setFollower puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
+// setFollower sets the follower in a run's word 1 to by: a run's address << followerShift, manyFollowers, or 0.
 func setFollower(words []uint64, by uint64) { publishWord(&words[1], words[1]&^followerBits|by) }
 
-// newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks
-// come before it.
+// newRun returns an empty run for n blocks, at most maxRun, behind depth blocks, as after beginWrite. The caller fills
+// it and calls endWrite.
 func (t *tier) newRun(n, depth int) (run, bool) {
 	r, ok := t.arena.alloc(kindRun, classFor(runHeader+n))
 	if ok {
@@ -148,7 +147,8 @@ func (t *tier) newRun(n, depth int) (run, bool) {
 }
 
 // copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all.
-// The tables say that the blocks are there afterwards; r still has them. It reports failure if the arena is exhausted.
+// Afterwards the tables have the new addresses of the blocks; r still has the blocks. It reports failure if the arena
+// is exhausted.
 func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	who, mask, ok := t.makeHolders(t.collect(r, i, n, noWorker), n)
 	if !ok {
@@ -168,7 +168,7 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	return to, true
 }
 
-// moveRun moves r to where there is room for want blocks. It reports failure if the arena is exhausted.
+// moveRun moves r to a record with room for want blocks. It reports failure if the arena is exhausted.
 func (t *tier) moveRun(r run, want int) (run, bool) {
 	from := t.arena.record(r)
 	to, ok := t.newRun(want, depthOf(from[0]))
@@ -176,14 +176,14 @@ func (t *tier) moveRun(r run, want int) (run, bool) {
 		return 0, false
 	}
 	t.moveBlocks(r, 0, length(from[0]), to, from[1], from[2])
-	beginWrite(from) // before the holders' record, which is no longer its own, changes
+	beginWrite(from) // before the holders' record, which now belongs to the new run, changes
 	endWrite(from, 0)
 	t.arena.release(r)
 	return to, true
 }
 
-// moveBlocks puts n blocks of r from block i on into the new run to, which gets these words 1 and 2, and tells the
-// tables.
+// moveBlocks copies n blocks of r from block i on into the new run to, sets its words 1 and 2 to who and mask, and
+// updates the tables.
 func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
 	publishWord(&words[1], who)
@@ -224,7 +224,7 @@ func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	}
 }
 
-// moveFollower tells the run that r is the follower of, if it is any's, that r has moved.
+// moveFollower updates the run that has r as its follower, if there is one, after r moved to the address to.
 func (t *tier) moveFollower(r, to run) {
 	stored := t.arena.storedOf(to)
 	if stored == nil || r == 0 {
@@ -236,7 +236,7 @@ func (t *tier) moveFollower(r, to run) {
 	}
 }
 
-// freeRun gives r back. The tables must not say that its blocks are there any more.
+// freeRun releases r. The caller has removed its blocks from the tables.
 func (t *tier) freeRun(r run) {
 	words := t.arena.record(r)
 	who := words[1]
@@ -248,19 +248,19 @@ func (t *tier) freeRun(r run) {
 	t.arena.release(r)
 }
 
-// truncate makes r end after n blocks. The tables must not say that the rest is there any more.
+// truncate makes r end after n blocks. The caller has removed the other blocks from the tables.
 func (t *tier) truncate(r run, n int) {
 	words := t.arena.record(r)
 	beginWrite(words)
 	setFollower(words, 0)
 	endWrite(words, n)
-	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the
-	// same.
+	// Some masks may now be longer than the run, or empty: make new holders. If the arena is exhausted, the old masks
+	// remain correct.
 	t.setHolders(r, t.collect(r, 0, n, noWorker), n)
 }
 
-// split moves the blocks of r from block i on to a run of their own, so that r is what prompts have in common that part
-// there. If the arena is exhausted r stays as it is.
+// split moves the blocks of r from block i on to a new run, so that r ends where prompts part. If the arena is
+// exhausted, r does not change.
 func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
 	if _, ok := t.copyRun(r, i, n, n); ok {

@@ -11,7 +11,7 @@ import (
 // Overlap says how many leading blocks of a prompt one worker holds.
 type Overlap struct {
 	Worker kvblock.Worker
-	// Blocks is what it holds on the device. It may be 0 where a lower tier holds the first block.
+	// Blocks is the number of leading blocks on the device. It may be 0 if a lower tier holds the first block.
 	Blocks int
 }
 
@@ -32,25 +32,25 @@ type OverlapScores struct {
 	device    tierScores
 	predicted tierScores // scratch
 
-	// by worker number: blocks behind those of the tiers above; [0] says that the worker is in device
+	// by worker number: blocks that continue those of the tiers above; [0] is 1 if the worker is in extended
 	lower      [][tiers]uint32
 	extended   []kvblock.Worker
 	extensions []extension // scratch
 	frontier   []uint64    // scratch, by block of the prompt
 }
 
-// tierScores is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
+// tierScores has the number of leading blocks that workers hold in one tier. Setting the counts of eight workers takes
+// about as long as setting one.
 type tierScores struct {
 	known  []uint64 // by worker number / 64: a bit for each worker with a count
-	octets []octet  // by worker number / 8, 8 for each word of met
+	octets []octet  // by worker number / 8, 8 for each word of known
 	exact  []uint32 // by worker number, as far as needed: see octet
 
 	query query // scratch
 }
 
-// octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a
-// byte for each; or, if base is notPacked, the count in tierScores.exact. It has no meaning for a worker that is not in
-// known.
+// octet has the counts of eight workers, which are mostly near each other: base plus a byte of extra for each worker.
+// If base is notPacked, the counts are in tierScores.exact. The count of a worker that is not in known has no meaning.
 type octet struct {
 	base  uint32
 	extra uint64 // a byte each, the first worker's lowest
@@ -139,7 +139,7 @@ func (a *tierScores) blocks(w kvblock.Worker) int {
 	return a.depth(int(w))
 }
 
-// depth returns what is said of worker w, who is in met.
+// depth returns the count of worker w, which must be in known.
 func (a *tierScores) depth(w int) int {
 	o := &a.octets[w/8]
 	if o.base == notPacked {
@@ -148,7 +148,7 @@ func (a *tierScores) depth(w int) int {
 	return int(o.base) + int(uint8(o.extra>>(w%8*8)))
 }
 
-// fit makes room for so many words of met.
+// fit makes room for this many words of known.
 func (a *tierScores) fit(words int) {
 	if n := words - len(a.known); n > 0 {
 		a.known = append(a.known, make([]uint64, n)...)
@@ -163,8 +163,8 @@ func (a *tierScores) record(w kvblock.Worker, n int) {
 	a.known[w/64] |= 1 << (w % 64)
 }
 
-// put makes n what is said of w once it is in met. There is room for it. Of w's word of met, what is said of those in
-// others stays.
+// put sets the count of w to n, but does not add w to known. There must be room for it. The counts of workers in
+// others, a word like those of known, stay.
 func (a *tierScores) put(w kvblock.Worker, n int, others uint64) {
 	o := &a.octets[w/8]
 	neighbours := uint8(others>>(w%64/8*8)) &^ (1 << (w % 8))
@@ -200,8 +200,8 @@ func (a *tierScores) recordSet(set []uint64, n int) {
 
 // recordWord sets the count of each worker in set, word j of known, to n. There must be room for the word.
 func (a *tierScores) recordWord(j int, set uint64, n int) {
-	octets, met := (*[8]octet)(a.octets[8*j:]), a.known[j]
-	if met == 0 {
+	octets, known := (*[8]octet)(a.octets[8*j:]), a.known[j]
+	if known == 0 {
 		for c := range octets {
 			octets[c] = octet{base: uint32(n)}
 		}
@@ -210,14 +210,14 @@ func (a *tierScores) recordWord(j int, set uint64, n int) {
 			c := bits.TrailingZeros64(rest) / 8
 			here := uint8(rest >> (8 * c))
 			rest &^= 0xff << (8 * c)
-			a.putOctet(64*j+8*c, here, uint8(met>>(8*c)), n, 0)
+			a.putOctet(64*j+8*c, here, uint8(known>>(8*c)), n, 0)
 		}
 	}
-	a.known[j] = met | set
+	a.known[j] = known | set
 }
 
-// putOctet makes n, and the bytes of more that are theirs, what is said of those of eight workers from w on who are in
-// here, once they are in met. What is said of those in others stays. No byte is more than maxLead.
+// putOctet sets the counts of the workers in here, bits of the eight workers from w on, to n plus their byte of more.
+// It does not add them to known. The counts of workers in others stay. No byte may exceed maxLead.
 func (a *tierScores) putOctet(w int, here, others uint8, n int, more uint64) {
 	o := &a.octets[w/8]
 	if others == 0 {
@@ -252,7 +252,7 @@ func (a *tierScores) recordGroup(j int, members, others uint64, leads *[8]uint64
 		} else {
 			a.putOctet(64*j+8*c, here, taken, i, lead)
 		}
-		// the top bit of each byte that is
+		// The top bit of each byte says whether lead >= k.
 		if atLeast := (lead | 0x80*lowBits) - uint64(k)*lowBits; atLeast&(0x80*lowBits) != 0 {
 			whole |= atLeast >> 7 & lowBits * 0x0102040810204080 >> 56 << (8 * c) // these bits, in a byte
 		}

@@ -9,19 +9,20 @@ import (
 	"kvepp/kvblock"
 )
 
-// seqTable finds the address of a block by its sequence hash: open addressing with linear probing, in 256 segments that
-// grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
+// seqTable maps sequence hashes to addresses of blocks: open addressing with linear probing, in 256 segments that grow
+// and shrink independently, so that no growth takes long. A tier has two, starts and bySeq (tier.go).
 //
-// A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that
-// address. Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address
-// before a slot says so, and when a block moves or goes, its slot changes first. So a reader who finds something else
-// at the address than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
+// A slot is one word: the hash's tag above the block's address. The hash itself is in the arena at that address.
+// Readers need no lock. Writers, which hold tier.mu, write the hash to the arena before its slot, and change the slot
+// first when a block moves or is removed. A reader that finds another hash at the address reads the slot again. If the
+// slot has not changed, the tags were equal by chance.
 type seqTable struct {
-	seed   uint64
-	sparse bool                                       // half empty or more, so that searches in vain are short
-	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil while there is no block
+	seed uint64
+	// at least half empty, so that searches without a result are short
+	sparse bool
+	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil if it is empty
 
-	_        memoryLine // what lookups read is apart from what writers write
+	_        memoryLine // separates what lookups read from what writers write
 	size     int        // bytes of all slots
 	segments [1 << segmentBits]segment
 }
@@ -31,23 +32,23 @@ const (
 	minSlots    = 16
 
 	slotEmpty   = 0
-	slotDeleted = 1 // as an address it would lie in a record's header, where no block is
+	slotDeleted = 1 // no block's address: 1 is in a record's header
 )
 
 type segment struct {
 	live    int // blocks
-	deleted int // slots with slotGone
+	deleted int // slots with slotDeleted
 }
 
-// mix spreads a hash over 64 bits, differently for every seed: engines and clients choose what is hashed, and must not
-// be able to choose who collides.
+// mix spreads a hash over 64 bits, depending on seed. Engines and clients choose the hashed contents; without the seed
+// they could cause collisions.
 func mix(h, seed uint64) uint64 {
 	hi, lo := bits.Mul64(h^seed, 0x9e3779b97f4a7c15)
 	hi ^= lo
 	return hi ^ hi>>32*0xff51afd7ed558ccd
 }
 
-// segmentOf returns in which segment a hash with these bits is.
+// segmentOf returns the segment of a hash that mix maps to m.
 func segmentOf(m uint64) uint64 { return m >> (64 - segmentBits) }
 
 // find returns the address of the block with hash h. It is safe beside writers.
@@ -79,8 +80,8 @@ again:
 	}
 }
 
-// findRun returns the run whose first block has hash h, nil if there is none. It is safe beside writers, and for a
-// table of starts.
+// findRun returns the run whose first block has hash h, nil if there is none. t must be a table of starts. It is safe
+// beside writers.
 func (t *seqTable) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
 	m := mix(uint64(h), t.seed)
 	of := &t.slots[segmentOf(m)]
@@ -109,8 +110,8 @@ again:
 	}
 }
 
-// slotAddr returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It
-// is safe beside writers.
+// slotAddr returns the address of the first slot that a search for h reads, for prefetching; 0 if there is none. It is
+// safe beside writers.
 func (t *seqTable) slotAddr(h uint64) uintptr {
 	m := mix(h, t.seed)
 	slots := t.slots[segmentOf(m)].Load()
@@ -131,7 +132,7 @@ func (t *seqTable) insert(h kvblock.SequenceHash, r ref) {
 	slots := *t.slots[at].Load()
 	mask := uint32(len(slots) - 1)
 	i := uint32(m) & mask
-	for slots[i] != slotEmpty && slots[i] != slotDeleted { // only writers write slots, and we are the writer
+	for slots[i] != slotEmpty && slots[i] != slotDeleted { // plain reads: the caller is the only writer
 		i = (i + 1) & mask
 	}
 	seg.deleted -= b2i(slots[i] == slotDeleted)
@@ -139,7 +140,7 @@ func (t *seqTable) insert(h kvblock.SequenceHash, r ref) {
 	seg.live++
 }
 
-// move changes the address of a block from one place to another.
+// move changes the address of a block.
 func (t *seqTable) move(h kvblock.SequenceHash, from, to ref) {
 	m := mix(uint64(h), t.seed)
 	slots := *t.slots[segmentOf(m)].Load()
@@ -147,7 +148,7 @@ func (t *seqTable) move(h kvblock.SequenceHash, from, to ref) {
 	publishWord(&slots[i], m<<32|uint64(to))
 }
 
-// remove takes away a block.
+// remove removes a block that is in the table.
 func (t *seqTable) remove(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
 	at := segmentOf(m)
@@ -159,7 +160,7 @@ func (t *seqTable) remove(h kvblock.SequenceHash, r ref) {
 	if slots[(i+1)&mask] != slotEmpty {
 		publishWord(&slots[i], slotDeleted)
 		seg.deleted++
-	} else { // no search goes past here any more
+	} else { // no search needs to continue behind this slot
 		publishWord(&slots[i], slotEmpty)
 		for i = (i - 1) & mask; slots[i] == slotDeleted; i = (i - 1) & mask {
 			publishWord(&slots[i], slotEmpty)
@@ -187,7 +188,7 @@ func (t *seqTable) eachTag(f func(tag uint32)) {
 	}
 }
 
-// slotOf returns the place of the slot that says r. It is there.
+// slotOf returns the index of the slot with address r, which must be in the table.
 func slotOf(slots []uint64, m uint64, r ref) uint32 {
 	mask := uint32(len(slots) - 1)
 	want := m<<32 | uint64(r)
@@ -198,8 +199,8 @@ func slotOf(slots []uint64, m uint64, r ref) uint32 {
 	return i
 }
 
-// rebuild makes room for live blocks and as many again before the next one, without slotGone. Readers of the old slots
-// find what was true until now.
+// rebuild gives a segment new slots with room for live blocks and more, without deleted slots. Readers of the old slots
+// see the state before the change.
 func (t *seqTable) rebuild(segment uint64, live int) {
 	at, seg := &t.slots[segment], &t.segments[segment]
 	if old := at.Load(); old != nil {

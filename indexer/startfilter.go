@@ -4,7 +4,8 @@ package indexer
 // the cache, unlike the table of starts, and each stored block is looked up here. Only writers use it, under tier.mu.
 // The zero value is the filter of an empty table.
 //
-// A full counter is never decremented.
+// A counter counts to fullCount, where it stays until rebuild: how many more blocks it has is not known. A counter that
+// is too high costs lookups in the table, but no block is missed.
 type startFilter struct {
 	counts []uint8 // 2^n, 8 or more for each block up to maxCounts
 	n      int     // blocks

@@ -11,28 +11,28 @@ import (
 	"kvepp/kvblock"
 )
 
-// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found
-// through tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go)
+// tier has the blocks that are held in one tier of memory, with their holders and names: runs (run.go) in an arena
+// (arena.go), and the tables that find them (seqtable.go, nametable.go). Writers take turns on mu; lookups (find.go)
 // take no lock.
 type tier struct {
-	mu sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
+	mu sync.Mutex // guards the other fields against other writers; run.go and seqtable.go have the readers' protocol
 	_  memoryLine
-	// Lookups read what follows first of all: it is apart from what every change writes, which would take it from their
-	// caches.
-	rootFilter rootFilter // filter of prompts' first blocks; nil: all may be there
+	// Lookups read the next fields first. They share no cache line with fields that each change writes, because a write
+	// would remove the line from the caches of the readers' cores.
+	rootFilter rootFilter // nil: any prompt may be in the tier
 	starts     seqTable   // the first blocks of runs
 	arena      arena
 
 	startFilter  startFilter           // of starts
-	names        nameTable             // all blocks by their names (names.go)
+	names        nameTable             // all blocks with an own name (aliases.go)
 	blocks       int                   // in all runs
 	holderList   []holder              // scratch
-	groupScratch [maxGroups]groupCount // scratch of allocHolders, zero between
-	latest       ref                   // where the block is that hold, append or storeOne did last
+	groupScratch [maxGroups]groupCount // scratch of allocHolders, zero between its calls
+	latest       ref                   // the block that hold, appendBlocks or storeOne stored last
 	latestOf     kvblock.Worker        // a known holder of that block by its own name, or noWorker
 
-	// bySeq has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
-	// every says so, which stays so once needed; else those that have, or had, private names.
+	// bySeq finds a block by its sequence hash without a walk along its prompt. It has all blocks if allIndexed is set,
+	// which is never unset; else the blocks for which indexBlock was called, such as those with aliases.
 	bySeq      seqTable
 	allIndexed atomic.Bool
 
@@ -46,11 +46,11 @@ type tier struct {
 	checks checkState
 
 	usedBytes  atomic.Int64 // bytes in use after the latest change
-	spareBytes atomic.Int64 // bytes of the arena's pages that are not
-	nonEmpty   atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
+	spareBytes atomic.Int64 // free bytes in the arena's pages
+	nonEmpty   atomic.Bool  // lookups skip a tier without blocks
 }
 
-// memoryLine is what caches take from memory at once.
+// memoryLine is padding of one cache line.
 type memoryLine [64]byte
 
 // init makes t an empty tier.
@@ -64,7 +64,7 @@ func (t *tier) init() {
 
 // unlock ends a change. With the build tag invariants it checks the tier first.
 func (t *tier) unlock() {
-	if size := t.arena.used() + t.tableBytes(); size != int(t.usedBytes.Load()) { // most changes do not change it
+	if size := t.arena.used() + t.tableBytes(); size != int(t.usedBytes.Load()) { // most changes leave it as it is
 		t.usedBytes.Store(int64(size))
 	}
 	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spareBytes.Load()) {
@@ -86,8 +86,8 @@ func (t *tier) tableBytes() int {
 	return t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
 }
 
-// indexAll adds every block to bySeq, now and from now on. Other writers wait meanwhile, some tens of nanoseconds for
-// each block; lookups do not. The caller holds no tier.
+// indexAll adds all blocks to bySeq, and makes writers add all later ones. Other writers wait meanwhile, some tens of
+// nanoseconds for each block; lookups do not. The caller holds no tier.mu.
 func (t *tier) indexAll() {
 	if t.allIndexed.Load() {
 		return
@@ -117,7 +117,7 @@ func (t *tier) indexBlock(r ref) {
 	}
 }
 
-// indexedBlocks returns which blocks of r table has.
+// indexedBlocks returns the mask of the blocks of r that bySeq has.
 func (t *tier) indexedBlocks(r run) uint64 {
 	if t.allIndexed.Load() {
 		return ones(t.runLen(r))
@@ -125,26 +125,27 @@ func (t *tier) indexedBlocks(r run) uint64 {
 	return headOf(t.arena.storedOf(r)).indexed
 }
 
-// insertPoint is where in a prompt blocks go.
+// insertPoint is the place in a prompt where blocks are stored.
 type insertPoint struct {
-	position                      // of the block before them, the zero spot if there is none or it is not in the tier
-	after    bool                 // whether a block comes before them
-	seq      kvblock.SequenceHash // that block; meaningless without after
-	depth    int                  // how many blocks come before them, if it is not known of that block
+	// of the block before it; the zero position if there is none, or it is not in the tier
+	position
+	after bool                 // there is a block before it
+	seq   kvblock.SequenceHash // of the block before it; meaningless without after
+	depth int                  // number of blocks before it, where position does not tell it
 }
 
-// setAfter makes p the place behind the block of its spot.
+// setAfter sets p to the place behind the block at p.position.
 func (p *insertPoint) setAfter() {
 	p.after, p.seq, p.depth = true, p.position.seq(), depthOf(p.words[0])+p.i+1
 }
 
-// afterLatest sets p to the place behind the block that was stored last.
+// afterLatest sets p to the place behind the block stored last.
 func (t *tier) afterLatest(p *insertPoint) {
 	t.arena.locate(t.latest, &p.position)
 	p.setAfter()
 }
 
-// relocate looks up where the block before p is, by its sequence hash alone.
+// relocate sets p.position to that of the block p.seq, or to the zero position if bySeq does not have it.
 func (t *tier) relocate(p *insertPoint) {
 	if at, ok := t.bySeq.find(&t.arena, p.seq); ok {
 		t.arena.locate(at, &p.position)
@@ -153,7 +154,7 @@ func (t *tier) relocate(p *insertPoint) {
 	}
 }
 
-// findNext sets s to where the block seq is, which comes at p, if it is there.
+// findNext sets s to the position of the block seq, which belongs at p. It reports whether the tier has the block.
 func (t *tier) findNext(p *insertPoint, seq kvblock.SequenceHash, s *position) bool {
 	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.words[runHeader+i] == uint64(seq) {
 		p.successor(s)
@@ -162,14 +163,14 @@ func (t *tier) findNext(p *insertPoint, seq kvblock.SequenceHash, s *position) b
 	return t.findStartPosition(seq, s)
 }
 
-// successor sets s to the place right behind the block before p, in the same run.
+// successor sets s to the position of the block at p, in the same run as the block before it.
 func (p *insertPoint) successor(s *position) {
 	*s = p.position
 	s.at++
 	s.i++
 }
 
-// findStart returns where the block seq is, if it begins a run.
+// findStart returns the address of the block seq, if it begins a run.
 func (t *tier) findStart(seq kvblock.SequenceHash) (ref, bool) {
 	if !t.startFilter.mayContain(t.starts.tag(seq)) {
 		return 0, false
@@ -177,7 +178,7 @@ func (t *tier) findStart(seq kvblock.SequenceHash) (ref, bool) {
 	return t.starts.find(&t.arena, seq)
 }
 
-// findStartPosition sets s to where the block seq is, if it begins a run.
+// findStartPosition sets s to the position of the block seq, if it begins a run.
 func (t *tier) findStartPosition(seq kvblock.SequenceHash, s *position) bool {
 	at, ok := t.findStart(seq)
 	if ok {
@@ -186,19 +187,20 @@ func (t *tier) findStartPosition(seq kvblock.SequenceHash, s *position) bool {
 	return ok
 }
 
-// insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
+// insertStart records that the block seq, which is at r, begins a run.
 func (t *tier) insertStart(seq kvblock.SequenceHash, r ref) {
 	t.starts.insert(seq, r)
 	t.startFilter.add(t.starts.tag(seq), &t.starts)
 }
 
+// removeStart records that the block seq, which is at r, no longer begins a run.
 func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 	t.starts.remove(seq, r)
 	t.startFilter.remove(t.starts.tag(seq), &t.starts)
 }
 
-// findNextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence
-// hash where the block before it is known, and needs no hashing.
+// findNextLocal is findNext for a tier with names, by the block's local hash. Behind a known block the local hash
+// identifies the next block as well as the sequence hash does, and needs no hashing.
 func (t *tier) findNextLocal(p *insertPoint, local kvblock.LocalHash, s *position) bool {
 	if i := p.i + 1; p.words != nil {
 		if n := length(p.words[0]); i < n && p.stored[runHeader+i].Local == local {
@@ -215,7 +217,7 @@ func (t *tier) findNextLocal(p *insertPoint, local kvblock.LocalHash, s *positio
 	return found
 }
 
-// findFollower sets s to the beginning of the follower of the run that p is at the end of, if there is one.
+// findFollower sets s to the first block of the follower of the run that ends at p. It reports whether there is one.
 func (t *tier) findFollower(p *insertPoint, s *position) bool {
 	r := follower(p.words[1])
 	if r == 0 {
@@ -229,7 +231,8 @@ func (t *tier) findFollower(p *insertPoint, s *position) bool {
 	return head.parent == p.seq && head.hasParent
 }
 
-// linkFollower makes r the follower of the run that p is at the end of, if it is, or one of many.
+// linkFollower makes r the follower of the run that ends at p. If that run has another follower already, both become
+// manyFollowers. If no run ends at p, it does nothing.
 func (t *tier) linkFollower(p *insertPoint, r run) {
 	if p.words == nil || p.i+1 != length(p.words[0]) {
 		return
@@ -252,19 +255,19 @@ func (p *insertPoint) sequenceHash(local kvblock.LocalHash) kvblock.SequenceHash
 	return kvblock.NextSequenceHash(p.seq, local)
 }
 
-// lookahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as
-// memory takes to come, so that the rest is found out, and sent for, meanwhile.
+// lookahead has what is computed of blocks before they are appended. Computing their sequence hashes takes about as
+// long as a cache miss, so the tables' memory is prefetched meanwhile.
 type lookahead struct {
 	seqs     []kvblock.SequenceHash
-	mixed    []uint64 // of their names, as nameTable.mix returns them; nil if they get none
-	mayStart []bool   // which may begin runs; nil if that is not known
+	mixed    []uint64 // nameTable.mix of the engine hashes; nil if the blocks get no own names
+	mayStart []bool   // which blocks may begin runs; nil if unknown
 }
 
-// maxAhead is of how many blocks that is found out at once.
+// maxAhead is the maximum number of blocks of a lookahead.
 const maxAhead = 128
 
-// lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and
-// until the next call.
+// lookAhead sets a to the lookahead of blocks, the first at p. prefetchBatch has prefetched the first prefetched engine
+// hashes. a is valid until a block is removed, and until the next call.
 func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, prefetched int, a *lookahead) {
 	blocks = blocks[:min(len(blocks), maxAhead)]
 	a.seqs, a.mixed, a.mayStart = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.mayStart[:len(blocks)]
@@ -289,7 +292,7 @@ func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, prefetche
 	}
 }
 
-// advance forgets the first k blocks.
+// advance drops the first k blocks.
 func (a *lookahead) advance(k int) {
 	k = min(k, len(a.seqs))
 	a.seqs, a.mixed, a.mayStart = a.seqs[k:], a.mixed[k:], a.mayStart[k:]
@@ -298,8 +301,8 @@ func (a *lookahead) advance(k int) {
 // seqAt returns the sequence hash of the block at r.
 func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t.arena.record(r)[0]) }
 
-// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names,
-// and sets s to the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
+// joinNamed makes w a holder of the leading blocks that are in the run from s on under the same own names. It sets s to
+// the last of them. It returns their number (0 also if the arena is exhausted), and the number of copies added.
 func (t *tier) joinNamed(
 	w kvblock.Worker,
 	h *held,
@@ -334,8 +337,8 @@ func (t *tier) joinNamed(
 		j := bits.TrailingZeros64(had) - i
 		repeats += h.storeAgain(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine, o)
 	}
-	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of
-	// it.
+	// Lookups are faster if the run ends where prompts part: a worker that holds only its beginning then holds the
+	// whole run.
 	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && s.words[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
@@ -344,13 +347,13 @@ func (t *tier) joinNamed(
 	return k, repeats
 }
 
-// same reports whether blocks are the same, as many as there are of both, as fast as memory compares.
+// same reports whether a and b are equal. It compares memory, which is faster than a loop over blocks.
 func same(a, b []kvblock.StoredBlock) bool {
 	return unsafe.String((*byte)(unsafe.Pointer(unsafe.SliceData(a))), uintptr(len(a))*unsafe.Sizeof(a[0])) ==
 		unsafe.String((*byte)(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))*unsafe.Sizeof(b[0]))
 }
 
-// join does the same in a tier without names, with blocks whose sequence hashes are seqs.
+// join is joinNamed for a tier without names. seqs has the blocks' sequence hashes.
 func (t *tier) join(w kvblock.Worker, h *held, s *position, seqs []kvblock.SequenceHash) int {
 	r, i, words := s.run, s.i, s.words
 	n := length(words[0])
@@ -364,8 +367,8 @@ func (t *tier) join(w kvblock.Worker, h *held, s *position, seqs []kvblock.Seque
 	return k
 }
 
-// hold makes w hold k blocks of a run from s on, and returns those of them that it held already. It reports failure,
-// changing nothing, if the arena is exhausted.
+// hold makes w a holder of the k blocks from s on in the run of s. It returns the mask of those of them that w held
+// already. It reports failure, changing nothing, if the arena is exhausted.
 func (t *tier) hold(w kvblock.Worker, h *held, s *position, k int) (had uint64, ok bool) {
 	more := ones(k) << s.i
 	was, ok := t.setMask(s.run, s.words, w, 0, more)
@@ -533,8 +536,8 @@ func (t *tier) publishAppended(w kvblock.Worker, r run, n, k int, extends bool) 
 	return true
 }
 
-// roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few
-// will often be a long one, and it costs more to move blocks, because a table has the address of each.
+// roomFor returns the number of blocks to allocate for a run of n blocks that may grow. A run of more than a few blocks
+// often becomes long, and moving a block is expensive, because tables have its address.
 func roomFor(n int) int {
 	if n > 1<<4-runHeader {
 		return maxRun
@@ -542,13 +545,14 @@ func roomFor(n int) int {
 	return n
 }
 
-// maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it,
-// which takes a place in a list each; a run for every length would take a lookup each.
+// maxSharers is the maximum number of holders of a run that is extended for one of them. The other holders then hold a
+// part of the run, which takes an entry in a list for each. A run of its own for each length would take a lookup for
+// each.
 const maxSharers = 64
 
-// extensibleRun returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not
-// part there, and it has room for another block, or can be moved to where there is room. In any case it returns how
-// many blocks come before p.
+// extensibleRun returns the run that ends at p, and its length, if it can be extended for w: w holds its last block,
+// the run has at most maxSharers holders, prompts do not part there, and the run has room for another block or can be
+// moved to a record with room. In any case it returns the number of blocks before p.
 func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run, n, depth int, ok bool) {
 	if p.at == 0 {
 		return 0, 0, p.depth, false
@@ -569,7 +573,7 @@ func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run,
 		}
 	}
 	if runHeader+min(n+want, maxRun) > len(words) {
-		to, ok := t.moveRun(r, roomFor(min(n+2*want, maxRun))) // what has grown will often grow so once more
+		to, ok := t.moveRun(r, roomFor(min(n+2*want, maxRun))) // a run that has grown often grows again
 		if !ok {
 			return 0, 0, depth, false
 		}
@@ -579,11 +583,11 @@ func (t *tier) extensibleRun(w kvblock.Worker, p *insertPoint, want int) (r run,
 	return r, n, depth, true
 }
 
-// minEnding is how many holders must hold a run up to the same place, where prompts part, for it to be cut there: they
-// hold all of its first part then, and need no place in a list.
+// minEnding is the number of holders that must hold a run up to the same block, where prompts part, for the run to be
+// split there. They then hold all of its first part, and need no entry in a list.
 const minEnding = 4
 
-// endingAt returns how many holders of r hold its first i blocks and no other, not counting a single one.
+// endingAt returns the number of holders of r that hold its first i blocks and no others; 0 if r has only one holder.
 func (t *tier) endingAt(r run, i int) (n int) {
 	who := t.arena.record(r)[1]
 	if who&manyHolders == 0 {
@@ -598,7 +602,7 @@ func (t *tier) endingAt(r run, i int) (n int) {
 	return n
 }
 
-// removeSeqs makes w hold none of these blocks, in a tier without names where every block is found.
+// removeSeqs removes w from the holders of these blocks. The tier has no names, and allIndexed is set.
 func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	var r run
 	var mask uint64 // of blocks of r to be cleared
@@ -609,7 +613,7 @@ func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 		}
 		in, i := t.runOf(at)
 		if mask != 0 && in != r {
-			t.clearMask(r, w, mask) // moves no block of another run
+			t.clearMask(r, w, mask) // does not move blocks of other runs
 			mask = 0
 		}
 		r, mask = in, mask|1<<i
@@ -619,7 +623,7 @@ func (t *tier) removeSeqs(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	}
 }
 
-// clearMask makes w hold no block of r in mask, and drops blocks without another holder.
+// clearMask removes w from the holders of the blocks of r in mask, and removes blocks without another holder.
 func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	t.latestOf = noWorker
 	words := t.arena.record(r)
@@ -628,7 +632,7 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 		return
 	}
 	if !ok {
-		// the arena is exhausted: rather forget the whole run than claim what w no longer has
+		// The arena is exhausted. Remove w from the whole run, so that no block counts that w no longer has.
 		t.setMask(r, words, w, was, 0)
 	}
 	n := t.runLen(r)
@@ -638,7 +642,7 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	}
 }
 
-// removeFromTables takes the block in word at of run r out of the tables.
+// removeFromTables removes the block in word at of run r from the tables.
 func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	if at == runHeader {
 		t.removeStart(kvblock.SequenceHash(words[at]), r+runHeader)
@@ -662,13 +666,13 @@ func (t *tier) removeFromTables(r run, words []uint64, at int) {
 // of their own. If the arena is full, blocks without a holder may stay.
 func (t *tier) dropBlocks(r run, n int, dead uint64) {
 	for dead != 0 {
-		end := bits.Len64(dead) // of the last stretch of dead blocks
+		end := bits.Len64(dead) // behind the last consecutive dead blocks
 		if end < n {
 			if _, ok := t.copyRun(r, end, n-end, n-end); !ok {
 				return
 			}
 		}
-		n = bits.Len64(^dead & ones(end)) // its start
+		n = bits.Len64(^dead & ones(end)) // the first of them
 		words := t.arena.record(r)
 		for i := n; i < end; i++ {
 			t.removeFromTables(r, words, runHeader+i)
@@ -679,7 +683,7 @@ func (t *tier) dropBlocks(r run, n int, dead uint64) {
 			return
 		}
 		t.truncate(r, n)
-		if class := classFor(runHeader + n); 4<<class <= len(words) { // most of the record is of no use any more
+		if class := classFor(runHeader + n); 4<<class <= len(words) { // most of the record is unused
 			if to, ok := t.moveRun(r, n); ok {
 				r = to
 			}

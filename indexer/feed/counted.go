@@ -27,8 +27,8 @@ var counted = map[string][]string{
 	},
 }
 
-// showCounted declares the series of counted, at zero.
-func showCounted(m *metrics.Metrics) {
+// initCounted declares the series of counted, at zero.
+func initCounted(m *metrics.Metrics) {
 	for kind, outcomes := range counted {
 		for _, outcome := range outcomes {
 			m.InitEvent(kind, outcome)

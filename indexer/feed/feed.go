@@ -94,7 +94,7 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if config.Threads > 0 {
 		threads = make(chan struct{}, config.Threads)
 	}
-	showCounted(m)
+	initCounted(m)
 	never := make(chan struct{})
 	close(never)
 	return &Feed{
