@@ -45,29 +45,15 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 }
 
 // followOverrides returns the configuration that prices a request with these overrides. nil: the router's.
-func (r *Router) followOverrides(o *apibody.Overrides) *scoring.Config {
+func (r *Router) followOverrides(o *scoring.Overrides) *scoring.Config {
 	switch {
-	case *o == (apibody.Overrides{}):
+	case *o == (scoring.Overrides{}):
 		return nil
 	case r.cfg.IgnoreHints:
 		r.metrics.HintsIgnored("override", hintDisabled, 1)
 		return nil
 	}
-	c := r.cfg.Scoring
-	for _, x := range []struct{ to, from *float64 }{
-		{&c.OverlapScoreCredit, o.OverlapScoreCredit}, {&c.PrefillLoadScale, o.PrefillLoadScale},
-		{&c.Temperature, o.RouterTemperature}, {&c.SharedCacheMultiplier, o.SharedCacheMultiplier},
-	} {
-		if x.from != nil {
-			*x.to = *x.from
-		}
-	}
-	if o.AssumeKVReuse != nil {
-		c.AssumeKVReuse = *o.AssumeKVReuse
-	}
-	if o.TrackPrefillTokens != nil {
-		c.TrackPrefillTokens = *o.TrackPrefillTokens
-	}
+	c := o.Apply(r.cfg.Scoring)
 	return &c
 }
 

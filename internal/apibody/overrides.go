@@ -1,110 +1,72 @@
 package apibody
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
 
 	"kvepp/chattemplate"
+	"kvepp/scoring"
 )
-
-// Overrides are router settings that a request changes for itself, in nvext.router_config_override. A nil field leaves
-// the setting unchanged. OpenAI's field temperature is not among them, because it controls sampling.
-//
-// Source: dynamo-kv-router 1.6.1, RouterConfigOverride, which Dynamo accepts in function calls and not in HTTP bodies.
-// agent_hints.kv_overlap_score_weight is a field of HTTP bodies in an earlier Dynamo.
-type Overrides struct {
-	OverlapScoreCredit    *float64
-	PrefillLoadScale      *float64
-	RouterTemperature     *float64
-	SharedCacheMultiplier *float64
-	AssumeKVReuse         *bool
-	TrackPrefillTokens    *bool
-}
 
 // overrideKey is the path of the overrides in a body.
 const overrideKey = "nvext.router_config_override"
 
-// maxSetting keeps costs finite. Dynamo accepts any finite number.
-const maxSetting = 1e9
-
-// readOverrides reads the overrides in nvext. Any mistake in them is an *Error, because no other component reports it.
-func readOverrides(nvext *chattemplate.Dict) (o Overrides, err error) {
-	weight := func(key string, v any) error {
-		n, err := setting(key, v, maxSetting)
-		if n != nil {
-			if o.PrefillLoadScale = n; *n == 0 {
-				o.OverlapScoreCredit = n
-			}
+// readOverrides reads the router settings that a request changes for itself in nvext: router_config_override, else the
+// weight in agent_hints. Any mistake in them is an *Error, because no other component reports it. OpenAI's field
+// temperature is not among them, because it controls sampling.
+//
+// Source: dynamo-kv-router 1.6.1 accepts router_config_override in function calls and not in HTTP bodies.
+// agent_hints.kv_overlap_score_weight is a field of HTTP bodies in an earlier Dynamo.
+func readOverrides(nvext *chattemplate.Dict) (o scoring.Overrides, err error) {
+	weightPath := overrideKey + "." + scoring.OverlapScoreWeightKey
+	refused := func(err error) *Error {
+		var override *scoring.OverrideError
+		errors.As(err, &override)
+		path := overrideKey + "." + override.Key
+		if override.Key == scoring.OverlapScoreWeightKey {
+			path = weightPath
 		}
-		return err
+		override.Key = "'" + path + "'"
+		e := &Error{Code: CodeInvalidValue, Param: path, Message: override.Error() + "."}
+		if override.WrongType {
+			e.Code = CodeInvalidType
+		}
+		return e
+	}
+	set := func(key string, v any) error {
+		if n, ok := number(v); ok {
+			v = n
+		}
+		return o.Set(key, v)
 	}
 	switch v, _ := nvext.Get("router_config_override"); object := v.(type) {
 	case nil:
 	case *chattemplate.Dict:
-		var overlapWeight any
 		for key, v := range object.All() {
 			if v == nil {
 				continue
 			}
-			path := fmt.Sprintf("%s.%v", overrideKey, key)
-			switch key {
-			case "overlap_score_credit":
-				o.OverlapScoreCredit, err = setting(path, v, maxSetting)
-			case "prefill_load_scale":
-				o.PrefillLoadScale, err = setting(path, v, maxSetting)
-			case "router_temperature":
-				o.RouterTemperature, err = setting(path, v, maxSetting)
-			case "shared_cache_multiplier":
-				o.SharedCacheMultiplier, err = setting(path, v, 1)
-			case "assume_kv_reuse":
-				o.AssumeKVReuse, err = boolSetting(path, v)
-			case "track_prefill_tokens":
-				o.TrackPrefillTokens, err = boolSetting(path, v)
-			case "overlap_score_weight": // deprecated; takes precedence over the two settings that it sets
-				overlapWeight = v
-			default:
-				err = &Error{Code: CodeInvalidValue, Param: path,
-					Message: fmt.Sprintf("'%s' is not a router setting; the settings are overlap_score_credit, "+
-						"prefill_load_scale, router_temperature, shared_cache_multiplier, assume_kv_reuse, "+
-						"track_prefill_tokens and overlap_score_weight.", path)}
+			if err := set(fmt.Sprint(key), v); err != nil {
+				return scoring.Overrides{}, refused(err)
 			}
-			if err != nil {
-				return Overrides{}, err
-			}
-		}
-		if overlapWeight != nil {
-			return o, weight(overrideKey+".overlap_score_weight", overlapWeight)
 		}
 	default:
 		return o, wrongType(overrideKey, "an object")
 	}
-	if hints, ok := field[*chattemplate.Dict](nvext, "agent_hints"); ok {
+	if hints, ok := field[*chattemplate.Dict](nvext, "agent_hints"); ok && o.OverlapScoreWeight == nil {
 		if v, _ := hints.Get("kv_overlap_score_weight"); v != nil {
-			return o, weight("nvext.agent_hints.kv_overlap_score_weight", v)
+			weightPath = "nvext.agent_hints.kv_overlap_score_weight"
+			if err := set(scoring.OverlapScoreWeightKey, v); err != nil {
+				return scoring.Overrides{}, refused(err)
+			}
 		}
 	}
+	if err := o.Check(); err != nil {
+		return scoring.Overrides{}, refused(err)
+	}
 	return o, nil
-}
-
-func setting(path string, v any, most float64) (*float64, error) {
-	n, ok := number(v)
-	if ok && n >= 0 && n <= most {
-		return &n, nil
-	}
-	want := fmt.Sprintf("a number from 0 to %.0f", most)
-	if !ok {
-		return nil, wrongType(path, want)
-	}
-	return nil, &Error{Code: CodeInvalidValue, Param: path, Message: fmt.Sprintf("'%s' must be %s.", path, want)}
-}
-
-func boolSetting(path string, v any) (*bool, error) {
-	b, ok := v.(bool)
-	if !ok {
-		return nil, wrongType(path, "true or false")
-	}
-	return &b, nil
 }
 
 // Pins are the workers that a request selects in nvext. The zero value selects none.

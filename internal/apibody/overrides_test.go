@@ -7,6 +7,7 @@ import (
 	"testing"
 )
 
+// TestOverrides: scoring tests what the overrides do.
 func TestOverrides(t *testing.T) {
 	for _, c := range []struct{ nvext, want string }{
 		{`{}`, ""},
@@ -15,14 +16,12 @@ func TestOverrides(t *testing.T) {
 		{`{"router_config_override":{"overlap_score_credit":1.5,"prefill_load_scale":0,"router_temperature":0.5,"shared_cache_multiplier":1,
 			"assume_kv_reuse":false,"track_prefill_tokens":true}}`,
 			"credit=1.5 scale=0 temperature=0.5 shared=1 reuse=false prefill=true"},
-		// The deprecated weight sets the scale, and takes precedence over both settings; 0 also sets the credit to 0.
-		{`{"router_config_override":{"overlap_score_weight":2.5}}`, "scale=2.5"},
-		{`{"router_config_override":{"overlap_score_weight":0}}`, "credit=0 scale=0"},
-		{`{"router_config_override":{"overlap_score_weight":2,"overlap_score_credit":0.5,"prefill_load_scale":3}}`,
-			"credit=0.5 scale=2"},
-		{`{"router_config_override":{"overlap_score_weight":0,"overlap_score_credit":0.5,"prefill_load_scale":3}}`,
-			"credit=0 scale=0"},
-		{`{"agent_hints":{"kv_overlap_score_weight":2}}`, "scale=2"},
+		{`{"router_config_override":{"overlap_score_weight":2,"prefill_load_scale":3}}`, "scale=3 weight=2"},
+		{`{"router_config_override":{"overlap_score_weight":0},"agent_hints":{"kv_overlap_score_weight":2}}`,
+			"weight=0"},
+		{`{"router_config_override":{"prefill_load_scale":3},"agent_hints":{"kv_overlap_score_weight":2}}`,
+			"scale=3 weight=2"},
+		{`{"agent_hints":{"kv_overlap_score_weight":2}}`, "weight=2"},
 		{`{"temperature":2}`, ""},
 	} {
 		r, err := ParseRequest(
@@ -39,7 +38,7 @@ func TestOverrides(t *testing.T) {
 			name string
 			v    *float64
 		}{{"credit", o.OverlapScoreCredit}, {"scale", o.PrefillLoadScale}, {"temperature", o.RouterTemperature},
-			{"shared", o.SharedCacheMultiplier}} {
+			{"shared", o.SharedCacheMultiplier}, {"weight", o.OverlapScoreWeight}} {
 			if x.v != nil {
 				s = append(s, fmt.Sprintf("%s=%v", x.name, *x.v))
 			}

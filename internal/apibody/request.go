@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"kvepp/chattemplate"
+	"kvepp/scoring"
 )
 
 // API is the kind of endpoint that a request calls.
@@ -83,7 +84,7 @@ type Request struct {
 	// Hints are the hints of the body. ParseRequest does not see headers.
 	Hints Hints
 	// Overrides are the router settings that the request changes for itself, and Pins the workers that it selects.
-	Overrides Overrides
+	Overrides scoring.Overrides
 	Pins      Pins
 	// Constraints are the request's constraints on its workers' taints.
 	Constraints Constraints

@@ -36,7 +36,7 @@ var may = map[string]string{
 		"internal/metrics",
 	"internal/tracing":    "",
 	"extproc/extproctest": "",
-	"internal/apibody":    "chattemplate",
+	"internal/apibody":    "chattemplate scoring",
 	"internal/budget":     "internal/apibody",
 	"tokenizer":           "tokenizer/bpe chattemplate kvblock internal/apibody",
 	"tokenizer/bpe":       "kvblock internal/hugepage internal/prefetch",

@@ -16,7 +16,7 @@ type promptQuery struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
 	promptFields
-	Override *override `json:"router_config_override"`
+	Overrides *scoring.Overrides `json:"router_config_override"`
 }
 
 // potentialLoad is the load of a rank now, and with one more request.
@@ -87,7 +87,7 @@ func (s *Selector) withMatches(
 		if err := api.ReadBody(w, req, &q); err != nil {
 			return nil, err
 		}
-		cfg, err := q.Override.apply(s.cfg.Scoring)
+		cfg, err := overridden(s.cfg.Scoring, q.Overrides)
 		if err != nil {
 			return nil, err
 		}

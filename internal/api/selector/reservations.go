@@ -159,10 +159,10 @@ type reserveRequest struct {
 	Worker *uint64 `json:"worker_id"`
 	Rank   *uint32 `json:"dp_rank"`
 	promptFields
-	Override             *override `json:"router_config_override"`
-	ExpectedOutputTokens *uint32   `json:"expected_output_tokens"`
-	Effective            *uint64   `json:"effective_prefill_tokens"` // nil: books no tokens
-	TrackPrefill         *bool     `json:"track_prefill_tokens"`
+	Overrides            *scoring.Overrides `json:"router_config_override"`
+	ExpectedOutputTokens *uint32            `json:"expected_output_tokens"`
+	Effective            *uint64            `json:"effective_prefill_tokens"` // nil: books no tokens
+	TrackPrefill         *bool              `json:"track_prefill_tokens"`
 }
 
 func (q *reserveRequest) check() error {
@@ -187,7 +187,7 @@ func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 	var q reserveRequest
 	err := readChecked(w, req, &q, q.check)
 	if err == nil {
-		_, err = q.Override.apply(s.cfg.Scoring)
+		_, err = overridden(s.cfg.Scoring, q.Overrides)
 	}
 	var response *reserveResponse
 	if err == nil && q.Worker == nil {
@@ -249,7 +249,7 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := q.Override.apply(s.cfg.Scoring)
+	cfg, err := overridden(s.cfg.Scoring, q.Overrides)
 	if err != nil {
 		return nil, err
 	}

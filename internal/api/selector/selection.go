@@ -119,62 +119,16 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	return nil
 }
 
-// override is a request's changes to the configuration.
-type override struct {
-	OverlapScoreCredit    *float64 `json:"overlap_score_credit"`
-	PrefillLoadScale      *float64 `json:"prefill_load_scale"`
-	OverlapScoreWeight    *float64 `json:"overlap_score_weight"` // deprecated
-	Temperature           *float64 `json:"router_temperature"`
-	AssumeKVReuse         *bool    `json:"assume_kv_reuse"`
-	TrackPrefillTokens    *bool    `json:"track_prefill_tokens"`
-	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier"`
-}
-
-// apply returns c with the request's changes.
-func (o *override) apply(c scoring.Config) (scoring.Config, error) {
+// overridden returns c with a request's overrides, or a Refusal of overrides that are outside their limits. nil: the
+// request has none.
+func overridden(c scoring.Config, o *scoring.Overrides) (scoring.Config, error) {
 	if o == nil {
 		return c, nil
 	}
-	for _, field := range []struct {
-		name  string
-		value *float64
-		most  float64
-		to    *float64
-	}{
-		{"overlap_score_credit", o.OverlapScoreCredit, math.MaxFloat64, &c.OverlapScoreCredit},
-		{"prefill_load_scale", o.PrefillLoadScale, math.MaxFloat64, &c.PrefillLoadScale},
-		{"overlap_score_weight", o.OverlapScoreWeight, math.MaxFloat64, nil},
-		{"router_temperature", o.Temperature, math.MaxFloat64, &c.Temperature},
-		{"shared_cache_multiplier", o.SharedCacheMultiplier, 1, &c.SharedCacheMultiplier},
-	} {
-		if field.value == nil {
-			continue
-		}
-		if !(*field.value >= 0 && *field.value <= field.most) {
-			return c, api.Refuse(
-				http.StatusUnprocessableEntity,
-				"router_config_override: %s is %v, but must be a number from 0 to %v",
-				field.name,
-				*field.value,
-				field.most,
-			)
-		}
-		if field.to != nil {
-			*field.to = *field.value
-		}
+	if err := o.Check(); err != nil {
+		return c, api.Refuse(http.StatusUnprocessableEntity, "router_config_override: %v", err)
 	}
-	// The deprecated weight applies where the fields with the new names are absent.
-	if w := o.OverlapScoreWeight; w != nil {
-		if o.PrefillLoadScale == nil {
-			c.PrefillLoadScale = *w
-		}
-		if *w == 0 && o.OverlapScoreCredit == nil {
-			c.OverlapScoreCredit = 0
-		}
-	}
-	c.AssumeKVReuse = deref(o.AssumeKVReuse, c.AssumeKVReuse)
-	c.TrackPrefillTokens = deref(o.TrackPrefillTokens, c.TrackPrefillTokens)
-	return c, nil
+	return o.Apply(c), nil
 }
 
 // ranked is one rank of a worker, or all its ranks if Rank is nil.
@@ -189,7 +143,7 @@ type selectRequest struct {
 	Group *string `json:"routing_group"`
 	ID    *string `json:"selection_id"`
 	promptFields
-	Override *override `json:"router_config_override"`
+	Overrides *scoring.Overrides `json:"router_config_override"`
 	// ExpectedOutputTokens has no effect, as in Dynamo: clients report the rest of an answer themselves, see
 	// outputBlock.
 	ExpectedOutputTokens *uint32         `json:"expected_output_tokens"`
@@ -339,7 +293,7 @@ func (s *Selector) prepare(d *scratch, q *selectRequest, id string) (*prepared, 
 	if p.group, err = s.groupNamed(p.of); err != nil {
 		return nil, err
 	}
-	if p.cfg, err = q.Override.apply(s.cfg.Scoring); err != nil {
+	if p.cfg, err = overridden(s.cfg.Scoring, q.Overrides); err != nil {
 		return nil, err
 	}
 	if _, taken := s.loadBook.Named(id); taken {

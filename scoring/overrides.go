@@ -1,0 +1,142 @@
+package scoring
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Overrides are settings of a Config that a request changes for itself. A nil field leaves the setting unchanged. The
+// JSON keys are those of Dynamo.
+//
+// The two APIs that take them fill this type, and then use Check and Apply. They differ in one point: `kvepp serve`
+// (nvext, see internal/apibody) refuses a key that no setting has, and `kvepp select` ignores it, as Dynamo's selection
+// service does.
+//
+// Source: dynamo-kv-router 1.6.1, RouterConfigOverride.
+type Overrides struct {
+	OverlapScoreCredit    *float64 `json:"overlap_score_credit"`
+	PrefillLoadScale      *float64 `json:"prefill_load_scale"`
+	RouterTemperature     *float64 `json:"router_temperature"`
+	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier"`
+	AssumeKVReuse         *bool    `json:"assume_kv_reuse"`
+	TrackPrefillTokens    *bool    `json:"track_prefill_tokens"`
+	// OverlapScoreWeight is deprecated: it sets the load scale, and 0 also sets the overlap credit to 0. It takes
+	// precedence over the fields of these settings.
+	OverlapScoreWeight *float64 `json:"overlap_score_weight"`
+}
+
+// MaxOverride is the largest number of an override. Dynamo accepts any finite number; kvepp's costs must be finite too.
+// SharedCacheMultiplier is at most 1, as in Dynamo.
+const MaxOverride = 1e9
+
+// OverlapScoreWeightKey is the JSON key of the deprecated Overrides.OverlapScoreWeight.
+const OverlapScoreWeightKey = "overlap_score_weight"
+
+// numberOverrides are the numbers among the overrides, in the order in which Apply applies them.
+var numberOverrides = []struct {
+	key   string
+	limit float64
+	field func(*Overrides) **float64
+	apply func(*Config, float64)
+}{
+	{"overlap_score_credit", MaxOverride, func(o *Overrides) **float64 { return &o.OverlapScoreCredit },
+		func(c *Config, n float64) { c.OverlapScoreCredit = n }},
+	{"prefill_load_scale", MaxOverride, func(o *Overrides) **float64 { return &o.PrefillLoadScale },
+		func(c *Config, n float64) { c.PrefillLoadScale = n }},
+	{"router_temperature", MaxOverride, func(o *Overrides) **float64 { return &o.RouterTemperature },
+		func(c *Config, n float64) { c.Temperature = n }},
+	{"shared_cache_multiplier", 1, func(o *Overrides) **float64 { return &o.SharedCacheMultiplier },
+		func(c *Config, n float64) { c.SharedCacheMultiplier = n }},
+	{OverlapScoreWeightKey, MaxOverride, func(o *Overrides) **float64 { return &o.OverlapScoreWeight },
+		func(c *Config, n float64) {
+			if c.PrefillLoadScale = n; n == 0 {
+				c.OverlapScoreCredit = 0
+			}
+		}},
+}
+
+// boolOverrides are the other overrides.
+var boolOverrides = []struct {
+	key     string
+	field   func(*Overrides) **bool
+	setting func(*Config) *bool
+}{
+	{"assume_kv_reuse", func(o *Overrides) **bool { return &o.AssumeKVReuse },
+		func(c *Config) *bool { return &c.AssumeKVReuse }},
+	{"track_prefill_tokens", func(o *Overrides) **bool { return &o.TrackPrefillTokens },
+		func(c *Config) *bool { return &c.TrackPrefillTokens }},
+}
+
+// OverrideError says which override is refused, and why.
+type OverrideError struct {
+	Key       string
+	Want      string // such as "a number from 0 to 1"; empty: no setting has this key
+	WrongType bool
+}
+
+func (e *OverrideError) Error() string {
+	if e.Want != "" {
+		return fmt.Sprintf("%s must be %s", e.Key, e.Want)
+	}
+	var keys []string
+	for _, x := range numberOverrides {
+		keys = append(keys, x.key)
+	}
+	for _, x := range boolOverrides {
+		keys = append(keys, x.key)
+	}
+	return fmt.Sprintf("%s is not a router setting; the settings are %s", e.Key, strings.Join(keys, ", "))
+}
+
+func numberUpTo(limit float64) string { return fmt.Sprintf("a number from 0 to %.0f", limit) }
+
+// Set sets the override with a JSON key. value is a float64 or a bool. If the override is of another type, or if no
+// override has the key, Set returns an *OverrideError. Set does not check the limits; see Check.
+func (o *Overrides) Set(key string, value any) error {
+	for _, x := range numberOverrides {
+		if x.key == key {
+			n, ok := value.(float64)
+			if !ok {
+				return &OverrideError{Key: key, Want: numberUpTo(x.limit), WrongType: true}
+			}
+			*x.field(o) = &n
+			return nil
+		}
+	}
+	for _, x := range boolOverrides {
+		if x.key == key {
+			b, ok := value.(bool)
+			if !ok {
+				return &OverrideError{Key: key, Want: "true or false", WrongType: true}
+			}
+			*x.field(o) = &b
+			return nil
+		}
+	}
+	return &OverrideError{Key: key}
+}
+
+// Check returns an *OverrideError for the first number outside its limits.
+func (o *Overrides) Check() error {
+	for _, x := range numberOverrides {
+		if n := *x.field(o); n != nil && !(*n >= 0 && *n <= x.limit) { // written so that NaN fails too
+			return &OverrideError{Key: x.key, Want: numberUpTo(x.limit)}
+		}
+	}
+	return nil
+}
+
+// Apply returns c with the overrides, which Check accepted.
+func (o *Overrides) Apply(c Config) Config {
+	for _, x := range numberOverrides {
+		if n := *x.field(o); n != nil {
+			x.apply(&c, *n)
+		}
+	}
+	for _, x := range boolOverrides {
+		if b := *x.field(o); b != nil {
+			*x.setting(&c) = *b
+		}
+	}
+	return c
+}
