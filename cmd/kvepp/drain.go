@@ -300,8 +300,8 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 
 // Intervals of drain.
 const (
-	saysEvery    = 10 * time.Second // longest time without a progress line
-	bearsFailing = 15 * time.Second // how long requests to kvepp may fail before drain gives up
+	progressInterval = 10 * time.Second // longest time without a progress line
+	failurePatience  = 15 * time.Second // how long requests to kvepp may fail before drain gives up
 )
 
 // drain drains an endpoint, and returns when no request runs on it. An error includes the number of running requests.
@@ -343,7 +343,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 			)
 			return nil
 		}
-		if e.RunningRequests != said || time.Since(saidAt) >= saysEvery {
+		if e.RunningRequests != said || time.Since(saidAt) >= progressInterval {
 			said, saidAt = e.RunningRequests, time.Now()
 			fmt.Fprintf(c.progress, "%s: %s, %s after %v\n", name, eject.Draining, runningText(said), elapsed())
 		}
@@ -369,7 +369,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 		case err == nil:
 			e, reached = now, time.Now()
 		case ctx.Err() != nil: // reported above
-		case !errors.Is(err, errUnreachable), time.Since(reached) > bearsFailing:
+		case !errors.Is(err, errUnreachable), time.Since(reached) > failurePatience:
 			return fmt.Errorf("%w. When it was last reached, %s on %s", err, runningText(e.RunningRequests), name)
 		}
 	}

@@ -27,9 +27,9 @@ func TestAnnounce(t *testing.T) {
 }
 
 func TestFirstWorkers(t *testing.T) {
-	there := func(w *firstWorkers) bool {
+	enough := func(w *firstWorkers) bool {
 		select {
-		case <-w.there:
+		case <-w.enough:
 			return true
 		default:
 			return false
@@ -38,21 +38,21 @@ func TestFirstWorkers(t *testing.T) {
 	p := pool.New(slog.New(slog.DiscardHandler))
 	none, two := awaitWorkers(p, 0), awaitWorkers(p, 2)
 	p.Watch(two)
-	if !there(none) || there(two) {
-		t.Errorf("of an empty pool: none %v, two %v", there(none), there(two))
+	if !enough(none) || enough(two) {
+		t.Errorf("of an empty pool: none %v, two %v", enough(none), enough(two))
 	}
 	prefill := pool.Endpoint{Name: "p", Role: pool.Prefill}
 	a := pool.Endpoint{Name: "a", Address: "10.0.0.1:1", DataParallelSize: 4}
 	b := pool.Endpoint{Name: "b", Address: "10.0.0.1:2", Role: pool.Decode}
-	if p.Update([]pool.Endpoint{prefill, a, {Name: "e", Role: pool.Encode}}); there(two) {
+	if p.Update([]pool.Endpoint{prefill, a, {Name: "e", Role: pool.Encode}}); enough(two) {
 		t.Error("one worker of four ranks is two, or a worker counts that no request is sent to")
 	}
-	if p.Update([]pool.Endpoint{prefill, a, b}); !there(two) {
+	if p.Update([]pool.Endpoint{prefill, a, b}); !enough(two) {
 		t.Error("two workers are not enough")
 	}
 	p.Update(nil)
 	p.Update([]pool.Endpoint{a, b})
-	if !there(two) {
+	if !enough(two) {
 		t.Error("it does not last")
 	}
 	two.pool = nil

@@ -320,22 +320,22 @@ func (r *readiness) unmetConditions() string {
 //
 // Source: dynamo-llm 1.6.1, kv_router, which waits for the same number before it routes.
 type firstWorkers struct {
-	pool  *pool.Pool
-	n     int
-	once  sync.Once
-	there chan struct{} // closed when n endpoints are present
+	pool   *pool.Pool
+	n      int
+	once   sync.Once
+	enough chan struct{} // closed when n endpoints are present
 }
 
 // awaitWorkers returns a watcher that waits for n endpoints of p. The caller registers it with p.
 func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
-	w := &firstWorkers{pool: p, n: n, there: make(chan struct{})}
+	w := &firstWorkers{pool: p, n: n, enough: make(chan struct{})}
 	w.look()
 	return w
 }
 
 func (w *firstWorkers) look() {
 	select {
-	case <-w.there:
+	case <-w.enough:
 		return // otherwise, if thousands of workers join at once, each would cause a scan of all
 	default:
 	}
@@ -350,7 +350,7 @@ func (w *firstWorkers) look() {
 		}
 	}
 	if found >= w.n {
-		w.once.Do(func() { close(w.there) })
+		w.once.Do(func() { close(w.enough) })
 	}
 }
 

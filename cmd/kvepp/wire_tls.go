@@ -438,7 +438,7 @@ const tlsHandshake = 0x16
 // notTLS reads the first byte of a connection, and returns a connection that still yields that byte. If the peer uses
 // TLS, it returns errIsTLS.
 func notTLS(raw net.Conn) (net.Conn, error) {
-	c := &begunConn{Conn: raw}
+	c := &peekedConn{Conn: raw}
 	if _, err := io.ReadFull(raw, c.first[:]); err != nil {
 		return raw, err
 	}
@@ -448,18 +448,18 @@ func notTLS(raw net.Conn) (net.Conn, error) {
 	return c, nil
 }
 
-// begunConn is a connection whose first byte has already been read.
-type begunConn struct {
+// peekedConn is a connection whose first byte has already been read.
+type peekedConn struct {
 	net.Conn
-	first [1]byte
-	given bool // Read returned it
+	first    [1]byte
+	returned bool // Read has returned first
 }
 
-func (c *begunConn) Read(p []byte) (int, error) {
-	if c.given || len(p) == 0 {
+func (c *peekedConn) Read(p []byte) (int, error) {
+	if c.returned || len(p) == 0 {
 		return c.Conn.Read(p)
 	}
-	c.given = true
+	c.returned = true
 	return copy(p, c.first[:]), nil
 }
 
