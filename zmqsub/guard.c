@@ -87,18 +87,28 @@ static uint64_t hash(uint64_t h, const void *bytes, size_t n) { // FNV-1a
 	return h;
 }
 
-// account_at returns the account of an address. If the table is full, new addresses share an account.
-static zmqsub_account *account_at(const struct sockaddr *address, socklen_t length) {
-	uint64_t h = 0xcbf29ce484222325;
+static const uint64_t hash_start = 0xcbf29ce484222325;
+
+// address_hash returns the hash of an IPv6 or IPv4-mapped address and a port, both in network byte order.
+static uint64_t address_hash(const void *ip, const void *port) { return hash(hash(hash_start, port, 2), ip, 16); }
+
+static uint64_t sockaddr_hash(const struct sockaddr *address, socklen_t length) {
+	if (address->sa_family == AF_INET6) {
+		const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)address;
+		return address_hash(&in->sin6_addr, &in->sin6_port);
+	}
 	if (address->sa_family == AF_INET) {
 		const struct sockaddr_in *in = (const struct sockaddr_in *)address;
-		h = hash(hash(h, &in->sin_port, sizeof in->sin_port), &in->sin_addr, sizeof in->sin_addr);
-	} else if (address->sa_family == AF_INET6) {
-		const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)address;
-		h = hash(hash(h, &in->sin6_port, sizeof in->sin6_port), &in->sin6_addr, sizeof in->sin6_addr);
-	} else {
-		h = hash(h, address, length);
+		unsigned char mapped[16] = {[10] = 0xff, [11] = 0xff};
+		memcpy(mapped + 12, &in->sin_addr, 4);
+		return address_hash(mapped, &in->sin_port);
 	}
+	return hash(hash_start, address, length);
+}
+
+// account_with returns the account of the address with this hash. If the table is full, new addresses share an account.
+// The caller holds lock.
+static zmqsub_account *account_with(uint64_t h) {
 	h |= 1; // 0 marks a free entry
 	unsigned at = (h >> 16) % ACCOUNTS;
 	for (int tries = 0; tries < 64; tries++, at = (at + 1) % ACCOUNTS) {
@@ -129,7 +139,7 @@ static int begin(int fd, const struct sockaddr *address, socklen_t length) {
 		p->cut = ZMQSUB_CUT_NOT;
 		p->greeting = p->got = p->parts = 0;
 		p->left = p->content = p->cost = 0;
-		STORE(p->account, account_at(address, length));
+		STORE(p->account, account_with(sockaddr_hash(address, length)));
 		STORE(p->connection, ADD(connections, 1) + 1);
 		p->open = 1;
 	}
@@ -236,6 +246,13 @@ int close(int fd) {
 		p->open = 0;
 	}
 	return syscall(SYS_close, fd);
+}
+
+zmqsub_account *zmqsub_account_at(const unsigned char ip[16], const unsigned char port[2]) {
+	pthread_mutex_lock(&lock);
+	zmqsub_account *a = account_with(address_hash(ip, port));
+	pthread_mutex_unlock(&lock);
+	return a;
 }
 
 zmqsub_account *zmqsub_account_of(int fd) {

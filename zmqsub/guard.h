@@ -40,7 +40,10 @@ typedef struct {
 	uint64_t messages, bytes;
 } zmqsub_amount;
 
-// zmqsub_account_of returns the account of the connection that has the descriptor; NULL if the guard does not know it.
+// zmqsub_account_at returns the account of an IPv6 or IPv4-mapped address and a port, both in network byte order.
+zmqsub_account *zmqsub_account_at(const unsigned char ip[16], const unsigned char port[2]);
+// zmqsub_account_of returns the account of the latest connection with the descriptor; NULL if there was none. If libzmq has
+// closed the connection that the caller means, this may be another address's account, because descriptors are reused.
 zmqsub_account *zmqsub_account_of(int fd);
 // zmqsub_came returns the whole messages that came so far.
 zmqsub_amount zmqsub_came(zmqsub_account *);

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // rawPeer is a publisher or a replay socket that the test writes byte by byte, in ZMTP 3.1 or not.
@@ -618,4 +620,56 @@ func TestSeveralAttackers(t *testing.T) {
 		t.Errorf("memory grew by %d MB", grown>>20)
 	}
 	t.Logf("memory grew by %d MB", memory.look(t)>>20)
+}
+
+// descriptorOf returns the descriptor of a connection whose messages count for the account of s.
+func descriptorOf(t *testing.T, s *socket) int {
+	t.Helper()
+	for fd := range 4096 {
+		var probe socket
+		if probe.countFor(fd); probe.account != nil && probe.account == s.account {
+			return fd
+		}
+	}
+	t.Fatal("the guard knows no connection to the endpoint")
+	return -1
+}
+
+// If the endpoint is an IP address, its account is known before a connection. The descriptor of another connection,
+// which may be a reused one, does not change it.
+func TestAccountOfEndpoint(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "[::1]"} {
+		t.Run(host, func(t *testing.T) {
+			h := newHub(t)
+			var lives [2]*socket
+			var descriptors [2]int
+			for i := range lives {
+				p, r := publish(t, "tcp://"+host+":*"), newRecorder()
+				s, err := h.Subscribe(Config{Endpoint: p.endpoint}, r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.until(t, "the connection", func() bool { return r.count("connected") > 0 })
+				lives[i] = s.live.socket
+				descriptors[i] = descriptorOf(t, lives[i])
+			}
+			first, second := lives[0], lives[1]
+			before := first.account
+			first.countFor(descriptors[1])
+			if first.account != before || first.account == second.account {
+				t.Error("the descriptor of another connection changed the account")
+			}
+			named, err := h.connect(zmq.SUB, "tcp://localhost:1", &Config{}, func(*source) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer named.close()
+			if named.account != nil {
+				t.Error("a host name has an account before a connection")
+			}
+			if named.countFor(descriptors[1]); named.account != second.account {
+				t.Error("a host name does not count for the address of its connection")
+			}
+		})
+	}
 }

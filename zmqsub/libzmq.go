@@ -11,9 +11,12 @@ package zmqsub
 import "C"
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -86,6 +89,7 @@ type socket struct {
 	view   [maxFrames][]byte
 
 	account *C.zmqsub_account // of the publisher's address; nil: not known yet
+	literal bool              // the endpoint is an IP address and a port, so the account is known
 	most    int               // the configured high-water mark, in messages; a power of two
 	mark    int               // the current high-water mark; less than most after large messages waited
 	taken   int               // messages taken since mark was set
@@ -174,8 +178,30 @@ func (s *socket) setMark(messages int) {
 	}
 }
 
-// countFor makes the socket's messages count for the address of the connection that has a descriptor.
-func (s *socket) countFor(fd int) { s.account = C.zmqsub_account_of(C.int(fd)) }
+// countForEndpoint makes the socket's messages count for the endpoint's address, if that is an IP address. Call it
+// before the socket connects.
+func (s *socket) countForEndpoint(endpoint string) {
+	address, err := netip.ParseAddrPort(strings.TrimPrefix(endpoint, "tcp://"))
+	if err != nil {
+		return // a host name, which libzmq resolves for each connection, or another transport
+	}
+	ip := address.Addr().As16()
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], address.Port())
+	s.account, s.literal = C.zmqsub_account_at((*C.uchar)(&ip[0]), (*C.uchar)(&port[0])), true
+}
+
+// countFor makes the socket's messages count for the address of the connection with this descriptor. If the endpoint is
+// an IP address, it does nothing.
+//
+// For a host name this can be wrong for a short time: if the connection has ended and another one has its descriptor
+// already, messages count for that one's address until the next connection of this socket. Its bounds are then those of
+// another publisher, which may be cut off, and connects again after a pause.
+func (s *socket) countFor(fd int) {
+	if !s.literal {
+		s.account = C.zmqsub_account_of(C.int(fd))
+	}
+}
 
 // guarded reports whether libzmq reads its connections through the guard. Call it after a handshake: the guard has then
 // seen at least that connection's greeting.

@@ -409,6 +409,7 @@ func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare fu
 		src.close()
 		return nil, fmt.Errorf("zmqsub: prepare a %v socket: %w", kind, err)
 	}
+	src.countForEndpoint(endpoint)
 	if err := src.Connect(endpoint); err != nil {
 		src.close()
 		return nil, fmt.Errorf("zmqsub: connect to %q: %w", endpoint, err)
