@@ -112,7 +112,7 @@ func (k *kvepp) extProc() string { return net.JoinHostPort(k.host, strconv.Itoa(
 
 // answers returns nil if health checks report that it is ready or, with false, that it runs and is not ready.
 func (k *kvepp) answers(ready bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	conn, err := grpc.NewClient(
 		k.extProc(),
@@ -122,11 +122,10 @@ func (k *kvepp) answers(ready bool) error {
 		return err
 	}
 	defer conn.Close()
-	status, err := healthv1.NewHealthClient(
-		conn,
-	).Check(
+	status, err := healthv1.NewHealthClient(conn).Check(
 		ctx,
 		&healthv1.HealthCheckRequest{Service: "envoy.service.ext_proc.v3.ExternalProcessor"},
+		grpc.WaitForReady(true), // a kvepp that has just begun may not listen yet
 	)
 	if err != nil {
 		return err
