@@ -72,6 +72,7 @@ type Event struct {
 	HasGroup  bool   // whether the event names its KV cache group
 	Group     uint32
 	SpecKind  []byte // the group's kind of attention; nil if absent
+	Window    uint32 // the group's attention window in tokens; 0 if it has none
 	Locality  []byte // "LOCAL", "REMOTE"; nil if absent
 	Ownership []byte // the owner of the block if it is not the engine; nil if absent
 	// Media says that blocks hold media described in a form that kvepp cannot hash: block_mm_infos, mm_keys, or a text
@@ -621,7 +622,7 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) error {
 		return b.decodeLookahead(s, e)
 	case fieldLocal:
 		return b.decodeLocal(s, e)
-	case fieldSlidingWindow, fieldSessionID:
+	case fieldSessionID:
 		return s.skip() // known and unused
 	case fieldUnknown:
 		b.UnknownKeys++
@@ -666,6 +667,15 @@ func decodeScalar(s *scanner, e *Event, f field) (err error) {
 		e.Group, err = s.uint32(fieldNames[f])
 	case fieldSpecKind:
 		e.SpecKind, err = s.text(fieldNames[f])
+	case fieldSlidingWindow:
+		if s.peek() != kindInt {
+			return s.skip()
+		}
+		tokens, negative, err := s.integer(fieldNames[f])
+		if err == nil && !negative {
+			e.Window = uint32(min(tokens, math.MaxUint32))
+		}
+		return err
 	case fieldLocality:
 		e.Locality, err = s.text(fieldNames[f])
 	case fieldOwnership:

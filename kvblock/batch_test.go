@@ -238,7 +238,7 @@ var decodeCases = []struct {
 				Locality:  []byte("REMOTE"),
 				Ownership: []byte("kvcr"),
 			},
-			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Locality: []byte("LOCAL")}}}},
+			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Window: 128, Locality: []byte("LOCAL")}}}},
 	{"legacy trailing fields, identified by type", batchOf(
 		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", nil, nil, "full_attention", 3, 128},
 		[]any{
@@ -269,6 +269,7 @@ var decodeCases = []struct {
 				HasGroup:  true,
 				Group:     3,
 				SpecKind:  []byte("full_attention"),
+				Window:    128,
 			},
 			{
 				Kind:       BlockStored,
@@ -279,6 +280,7 @@ var decodeCases = []struct {
 				HasGroup:   true,
 				Group:      3,
 				SpecKind:   []byte("mamba"),
+				Window:     128,
 				Media:      true,
 				MediaBlock: 1,
 			},
@@ -294,7 +296,8 @@ var decodeCases = []struct {
 		"block_size", 2, "type", "BlockStored", "block_hashes", []any{-2}, "parent_block_hash", 9, "token_ids",
 		ints(1, 2),
 		"lora_name", "my-lora", "cache_salt", "s", "locality", "LOCAL", "ownership", nil, "session_id", "x",
-		"lookahead_token_ids", []any{[]any{1}}, "block_mm_infos", []any{nil}, "brand_new", []any{pairs{"a", 1}}}),
+		"lookahead_token_ids", []any{[]any{1}}, "kv_cache_spec_sliding_window", 4096,
+		"block_mm_infos", []any{nil}, "brand_new", []any{pairs{"a", 1}}}),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{
 			{
 				Kind:      BlockStored,
@@ -307,6 +310,7 @@ var decodeCases = []struct {
 					"my-lora",
 				),
 				CacheSalt: []byte("s"),
+				Window:    4096,
 				Locality:  []byte("LOCAL"),
 				Lookahead: []Token{1},
 			}}}},

@@ -118,6 +118,8 @@ type Traits struct {
 	// attend to a window or keep a state, whose blocks are evicted on their own, or blocks depend on more than one
 	// token behind them, and EAGLE covers only one.
 	UpperBound bool
+	// Window is the widest attention window of the model's layers that have one, in tokens; 0: none is known.
+	Window int
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. A size below 1 means unknown: the
@@ -281,6 +283,7 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 			return ""
 		case specTransient:
 			n.traits.UpperBound = true
+			n.traits.Window = max(n.traits.Window, int(e.Window))
 			return DropNonMainAttention
 		case specIrrelevant:
 			return DropNonMainAttention

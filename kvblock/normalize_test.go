@@ -332,6 +332,13 @@ func TestNormalizerTraits(t *testing.T) {
 		{"a window beside full attention", []any{store(1, "group_idx", 0, "kv_cache_spec_kind", "full_attention"),
 			store(2, "group_idx", 1, "kv_cache_spec_kind", "sliding_window")},
 			Traits{BlockSize: 4, UpperBound: true}},
+		{"two windows", []any{
+			store(2, "group_idx", 1, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128),
+			store(3, "group_idx", 2, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 64)},
+			Traits{UpperBound: true, Window: 128}},
+		{"a window that is no number", []any{
+			store(2, "group_idx", 1, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", "all")},
+			Traits{UpperBound: true}},
 		{"cross attention", []any{store(1), store(2, "group_idx", 1, "kv_cache_spec_kind", "cross_attention")},
 			Traits{BlockSize: 4}},
 		{"on disk", []any{store(1), pairs{"type", "BlockStored", "block_hashes", []any{2}, "token_ids", ints(1, 4),

@@ -519,26 +519,29 @@ func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 	})
 }
 
-// ReportTraits records other properties of the blocks in a worker's own events.
-func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
+// ReportTraits records properties of the blocks in a worker's own events. It does not use t.BlockSize, which
+// ReportBlockSize records.
+func (p *Pool) ReportTraits(w kvblock.Worker, t kvblock.Traits) {
 	p.change(w, func(x *Worker) {
-		if x.EAGLE != eagle {
+		if x.EAGLE != t.EAGLE {
 			p.log.Info(
 				"EAGLE taken from the engine's events (blocks hashed over one more token)",
 				"worker",
 				x.String(),
 				"eagle",
-				eagle,
+				t.EAGLE,
 			)
 		}
-		if upperBound && !x.UpperBound {
+		if t.UpperBound && !x.UpperBound {
 			p.log.Info(
 				"this worker's overlap is an upper bound: parts of its model keep less than its events announce",
 				"worker",
 				x.String(),
+				"window_tokens",
+				t.Window,
 			)
 		}
-		x.EAGLE, x.UpperBound = eagle, upperBound
+		x.EAGLE, x.UpperBound = t.EAGLE, t.UpperBound
 	})
 }
 

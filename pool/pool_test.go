@@ -231,11 +231,11 @@ func TestTraitsAreTheWorkersOwn(t *testing.T) {
 		t.Errorf("at first: %+v", w)
 	}
 	plain := workers(p)["plain/0"].Worker
-	p.ReportTraits(plain, true, true)
-	p.ReportTraits(workers(p)["eagle/0"].Worker, false, false)
+	p.ReportTraits(plain, kvblock.Traits{EAGLE: true, UpperBound: true})
+	p.ReportTraits(workers(p)["eagle/0"].Worker, kvblock.Traits{})
 	p.ReportSilent(plain, true)
 	before := p.current.Load()
-	p.ReportTraits(plain, true, true)
+	p.ReportTraits(plain, kvblock.Traits{EAGLE: true, UpperBound: true})
 	p.ReportSilent(plain, true)
 	if p.current.Load() != before {
 		t.Error("a snapshot was published although nothing changed")
@@ -246,7 +246,7 @@ func TestTraitsAreTheWorkersOwn(t *testing.T) {
 		t.Errorf("after an update: %+v", w)
 	}
 	p.Update([]Endpoint{eagle})
-	p.ReportTraits(plain, false, false) // it has left
+	p.ReportTraits(plain, kvblock.Traits{}) // it has left
 	p.ReportSilent(plain, false)
 	p.Update([]Endpoint{endpoint("plain", 1), eagle})
 	if w := workers(p)["plain/0"]; w.EAGLE || w.UpperBound || w.Silent {

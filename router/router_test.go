@@ -883,7 +883,7 @@ func TestServedAndUpperBound(t *testing.T) {
 		t.Errorf("served %v: tokens that are not known were counted", served)
 	}
 	s := h.pool.Acquire()
-	h.pool.ReportTraits(s.Workers[0].Worker, false, true)
+	h.pool.ReportTraits(s.Workers[0].Worker, kvblock.Traits{UpperBound: true})
 	s.Release()
 	cold := h.route(completion("m", tokens(0, 40)))
 	cold.Free()

@@ -403,10 +403,11 @@ var kinds = map[kvblock.EventKind]string{
 
 // reportTraits reports the traits of the engine's blocks to the pool, if they changed.
 func (s *subscriber) reportTraits(now kvblock.Traits) {
-	now.UpperBound = now.UpperBound || s.traits.UpperBound // a new normalizer has not seen it yet
+	// a new normalizer has not seen these yet
+	now.UpperBound, now.Window = now.UpperBound || s.traits.UpperBound, max(now.Window, s.traits.Window)
 	if now != s.traits && s.correct() {
 		s.traits = now
-		s.feed.pool.ReportTraits(s.worker, now.EAGLE, now.UpperBound)
+		s.feed.pool.ReportTraits(s.worker, now)
 	}
 }
 
