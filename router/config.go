@@ -16,6 +16,9 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
+// DefaultBytesPerToken fits English text in JSON.
+const DefaultBytesPerToken = 4
+
 // Config is what an operator chooses.
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer. A nil tokenizer stands for a model whose
@@ -55,6 +58,9 @@ type Config struct {
 	InjectTokens bool
 	// TenantSalt makes a request's tenant, or else its cache namespace, the cache salt of stock vLLM.
 	TenantSalt bool
+	// BytesPerToken is the size of a body in bytes divided by its prompt tokens, for prompts that are not tokenized.
+	// Only the balance among such requests depends on it. 0: DefaultBytesPerToken.
+	BytesPerToken int
 	// PromptComputed is called for each prompt of known tokens that a worker has computed. blockSize is the worker's,
 	// in tokens; 0: not known. nil: not called.
 	PromptComputed func(w kvblock.Worker, tokens, blockSize int)

@@ -56,10 +56,6 @@ func (p *prompt) releaseMemory() {
 	}
 }
 
-// bytesPerToken estimates the tokens of a prompt that was not tokenized from its body's size. It fits English text in
-// JSON. Only the balance among such requests depends on it.
-const bytesPerToken = 4
-
 // errNotDirected refuses a request that must name its worker and does not.
 var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
 	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
@@ -74,7 +70,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.hints = r.follow(given)
 		p.priority = r.lift(&p.hints)
 	}()
-	p = prompt{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
+	p = prompt{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / r.cfg.BytesPerToken}
 	if req.BodylessReason != "" {
 		return p, nil
 	}

@@ -9,6 +9,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -216,6 +217,7 @@ func New(
 	if cfg.Memory == nil {
 		cfg.Memory = budget.New(0)
 	}
+	cfg.BytesPerToken = cmp.Or(cfg.BytesPerToken, DefaultBytesPerToken)
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
 	named := cfg.modelNames()
 	if cfg.Adapters != nil {

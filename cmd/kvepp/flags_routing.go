@@ -136,6 +136,8 @@ type scheduling struct {
 	trackOutput  bool
 	prefillModel string
 	prefillSpeed float64 // tokens a second
+
+	bytesPerToken int
 }
 
 // add declares the flags, over s and c, with the defaults in them.
@@ -164,6 +166,9 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0,
 		"how many prompt `TOKENS` a worker prefills in a second. 0: learned for each worker from the time to first "+
 			"token, after 20 responses. Without linear it only ends the prefill load of requests with stream: false")
+	f.IntVar(&s.bytesPerToken, "estimated-bytes-per-token", router.DefaultBytesPerToken,
+		"how many `BYTES` of a request's body count as one prompt token if kvepp does not tokenize the prompt. Only "+
+			"the balance among such requests depends on it")
 	negatable(f, "load-aware", "router-track-output-blocks")
 }
 
@@ -245,6 +250,10 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 			"--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: " +
 				"give one of the two",
 		)
+	}
+	if s.bytesPerToken < 1 {
+		return fmt.Errorf("--estimated-bytes-per-token %d: must be at least 1, for example %d", s.bytesPerToken,
+			router.DefaultBytesPerToken)
 	}
 	if err := s.prefill().Validate(); err != nil {
 		return fmt.Errorf("--router-prefill-tokens-per-second: %w", err)

@@ -616,6 +616,13 @@ var settings = []struct {
 		func(o *options) any { return o.prefill().TokensPerSecond },
 	},
 	{
+		"estimated-bytes-per-token",
+		"KVEPP_ESTIMATED_BYTES_PER_TOKEN",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.bytesPerToken },
+	},
+	{
 		"router-replica-sync",
 		"KVEPP_ROUTER_REPLICA_SYNC",
 		"DYN_ROUTER_REPLICA_SYNC",
@@ -1621,6 +1628,7 @@ func TestWrongUsage(t *testing.T) {
 			"one of the two"},
 		{[]string{"--endpoints=x", "--router-prefill-load-model=quadratic"}, nil, "none or linear"},
 		{[]string{"--endpoints=x", "--router-prefill-tokens-per-second=nan"}, nil, "tokens-per-second"},
+		{[]string{"--endpoints=x", "--estimated-bytes-per-token=0"}, nil, "at least 1"},
 		{[]string{"--endpoints=x", "--shared-cache-type=hicache"}, nil, "shared-cache-type"},
 		{[]string{"--endpoints=x", "--shared-cache-multiplier=1.5"}, nil, "0 to 1"},
 		{[]string{"--endpoints=x", "--kv-overlap-score-weight=-1"}, nil,

@@ -232,6 +232,7 @@ func (s *server) decide(ctx context.Context) {
 		UpperBound:      upperBound(engine, s.models),
 		Scoring:         s.scoring,
 		TrackOutput:     s.trackOutput,
+		BytesPerToken:   s.bytesPerToken,
 		PromptComputed:  promptComputed,
 		Predict:         s.predict(),
 		Metrics:         s.m.NewRouter(s.identity()),
