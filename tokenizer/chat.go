@@ -27,7 +27,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 		return given, nil
 	}
 	if request.API != apibody.Completions {
-		chat, err := m.converted(request)
+		chat, err := m.reserveConversion(request)
 		if err != nil {
 			return nil, err
 		}
@@ -35,7 +35,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 			if chat, err = m.asChat(chat); err != nil {
 				return nil, err
 			}
-			if chat, err = m.converted(chat); err != nil {
+			if chat, err = m.reserveConversion(chat); err != nil {
 				return nil, err
 			}
 		}

@@ -7,34 +7,39 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What an engine makes of a chat's messages and tools before they are rendered takes memory too. It is reckoned up
-// beforehand, for all engines alike: so many objects, with their places in lists.
+// The messages and tools that an engine's rules make take memory too. These are upper bounds of it, computed before the
+// conversion and equal for all engines: the objects that a part, a call and a tool become, and their places in lists.
 var (
 	partBytes = chattemplate.DictBytes(2) + listPlaceBytes
 	callBytes = chattemplate.DictBytes(3) + chattemplate.DictBytes(2) + listPlaceBytes
 	toolBytes = chattemplate.DictBytes(2) + chattemplate.DictBytes(5) + listPlaceBytes
 )
 
-// listPlaceBytes is a place in a list that grows by a quarter, while there are the old one and the new one.
+// listPlaceBytes is the memory of a place in a list that grows by a quarter, with the old list and the new one alive.
 const listPlaceBytes = 3 * 16
 
-// argumentBytes is the most that the values of a tool call's arguments may take, which are JSON of n bytes.
+// argumentBytes returns the most memory that the values of a tool call's arguments may take. n is the size of their
+// JSON in bytes.
 func argumentBytes(n int) int { return min(512, 12*n) + 6*n }
 
-// readArguments reads a tool call's arguments. Errors: ErrMemory, *chattemplate.SyntaxError.
-func readArguments(text string) (any, error) {
-	const passing = 2048 // bytes that the reader needs for itself
-	v, _, err := chattemplate.JSONReader{Allowance: passing + argumentBytes(len(text))}.Parse([]byte(text))
+// readArguments reads a tool call's arguments. malformed says what is wrong with text that is not JSON; the value is
+// then nil. Errors: ErrMemory.
+func readArguments(text string) (value any, malformed, err error) {
+	const readerBytes = 2048 // what the reader needs for itself
+	value, _, err = chattemplate.JSONReader{Allowance: readerBytes + argumentBytes(len(text))}.Parse([]byte(text))
 	if errors.Is(err, chattemplate.ErrTooManyValues) {
-		return nil, ErrMemory
+		return nil, nil, ErrMemory
 	}
-	return v, err
+	if err != nil {
+		return nil, err, nil
+	}
+	return value, nil, nil
 }
 
-// converted returns the request with what is left when its engine has made what it makes of messages and tools. Errors:
-// ErrMemory.
-func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
-	if request.RemainingCost == 0 { // it was not parsed
+// reserveConversion returns the request with RemainingCost reduced by the memory that converting its messages and tools
+// takes. Errors: ErrMemory.
+func (m *Model) reserveConversion(request *apibody.Request) (*apibody.Request, error) {
+	if request.RemainingCost == 0 { // the request was not parsed
 		return request, nil
 	}
 	left := request.RemainingCost
@@ -42,9 +47,9 @@ func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
 		left -= toolBytes * len(tools.Items)
 	}
 	lists := []*chattemplate.List{request.Messages}
-	if request.API != apibody.ChatCompletions { // the engine makes a chat of it first, of its own kind
-		for _, field := range []string{"messages", "input"} {
-			list, _ := get[*chattemplate.List](request.Body, field)
+	if request.API != apibody.ChatCompletions { // its messages become a chat's messages first
+		for _, name := range []string{"messages", "input"} {
+			list, _ := get[*chattemplate.List](request.Body, name)
 			lists = append(lists, list)
 		}
 	}
@@ -62,9 +67,9 @@ func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
 	return &limited, nil
 }
 
-// conversionBytes is what an engine makes of one message.
+// conversionBytes returns the memory of what an engine makes of one message, in bytes.
 func (m *Model) conversionBytes(message *chattemplate.Dict) int {
-	content, _ := message.Get("content")
+	content := field(message, "content")
 	if m.options.Engine == VLLM && isPlain(message, content) {
 		return listPlaceBytes
 	}
@@ -92,14 +97,14 @@ func (m *Model) conversionBytes(message *chattemplate.Dict) int {
 	return bytes
 }
 
-// limits are those of a render of a request's template.
+// limits returns the limits for rendering a request's chat.
 func limits(request *apibody.Request) chattemplate.Limits {
 	if request.RemainingCost == 0 {
 		return chattemplate.Limits{}
 	}
-	// A text that grows is there twice for a while, and parts of it are made before it.
-	return chattemplate.Limits{OutputBytes: max(1, min(request.RemainingCost/3, mostRendered))}
+	// A growing text exists twice for a while, and its parts exist before it.
+	return chattemplate.Limits{OutputBytes: max(1, min(request.RemainingCost/3, maxRenderedBytes))}
 }
 
-// mostRendered is the most that a chat may become, in bytes.
-const mostRendered = 16 << 20
+// maxRenderedBytes is the largest text that a chat may become.
+const maxRenderedBytes = 16 << 20

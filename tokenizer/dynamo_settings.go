@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -139,12 +138,9 @@ func argumentsAsObjects(messages []any) error {
 			}
 			object := chattemplate.NewDict()
 			if text != "" {
-				parsed, err := readArguments(text)
-				if errors.Is(err, ErrMemory) {
+				parsed, malformed, err := readArguments(text)
+				if err != nil || malformed != nil {
 					return err
-				}
-				if err != nil {
-					return nil
 				}
 				if err := checkArguments(text, parsed); err != nil {
 					return err

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"errors"
 	"slices"
 	"strings"
 
@@ -27,12 +26,6 @@ func (c *dynamoChat) fit(t *dynamoTemplate, messages []any) ([]any, error) {
 		}
 	}
 	return messages, nil
-}
-
-func role(message any) string {
-	d, _ := message.(*chattemplate.Dict)
-	role, _ := get[string](d, "role")
-	return role
 }
 
 // demoteSystem joins the leading system messages, and makes users of those that come later.
@@ -201,12 +194,9 @@ func parseArguments(of *chattemplate.Dict, key string) error {
 	if !ok {
 		return nil
 	}
-	parsed, err := readArguments(text)
-	if errors.Is(err, ErrMemory) {
+	parsed, malformed, err := readArguments(text)
+	if err != nil || malformed != nil {
 		return err
-	}
-	if err != nil {
-		return nil
 	}
 	if err := checkRustJSON(text, parsed); err != nil {
 		return err

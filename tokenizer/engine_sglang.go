@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,17 +13,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// What SGLang's OpenAI server makes of a chat before it renders it. Source: SGLang 0.5.21, entrypoints/openai/protocol
+// How SGLang's OpenAI server prepares and renders a chat. Source: SGLang 0.5.21, entrypoints/openai/protocol
 // and serving_chat, parser/jinja_template_utils and template_manager.
 
-// sglangConversations are the model types for which SGLang has conversation templates of its own instead of Jinja.
+// sglangConversations are the model types for which SGLang has its own conversation templates instead of Jinja.
 var sglangConversations = []string{
 	"internvl_chat", "deepseek_vl_v2", "multi_modality", "phi4mm", "minicpmv", "minicpmo", "moss_vl", "deepseek-ocr",
-	"unlimited-ocr",
-	"paddleocr_vl", "whisper",
+	"unlimited-ocr", "paddleocr_vl", "whisper",
 }
 
-// sglangWantsParts is how SGLang finds out which form of content a template takes.
+// sglangWantsParts reports whether SGLang gives the template content as a list of parts.
 func sglangWantsParts(t *chatTemplate) bool {
 	for _, word := range []string{"image", "audio", "video", "vision"} {
 		if strings.Contains(t.source, word) {
@@ -34,9 +32,9 @@ func sglangWantsParts(t *chatTemplate) bool {
 	return t.LoopsOver("message", "content") || t.LoopsOver("msg", "content") || t.LoopsOver("m", "content")
 }
 
-// givenSGLang returns the ids in input_ids, nil if the request brings none.
+// givenSGLang returns the ids in input_ids; nil if the request brings none.
 func (m *Model) givenSGLang(request *apibody.Request) ([][]kvblock.Token, error) {
-	if v, _ := request.Body.Get("input_ids"); v == nil || request.API != apibody.ChatCompletions {
+	if field(request.Body, "input_ids") == nil || request.API != apibody.ChatCompletions {
 		return nil, nil
 	}
 	list, _ := get[*chattemplate.TokenIDs](request.Body, "input_ids")
@@ -47,36 +45,34 @@ func (m *Model) givenSGLang(request *apibody.Request) ([][]kvblock.Token, error)
 	return [][]kvblock.Token{ids}, nil
 }
 
-// sglangChat is a chat as SGLang renders it: the template's text, then the final message that is to be continued.
+// sglangChat is a rendered chat: the template's text, then the prefix, which is the final message to be continued.
 type sglangChat struct{ text, prefix string }
 
-// rereadsSGLang reports whether SGLang reads a chat's text back from its ids and encodes that: if the model is one that
-// also takes images or sound.
-func (m *Model) rereadsSGLang() bool { return m.multimodal || m.nested || m.media != nil }
+// reencodesSGLang reports whether SGLang decodes a chat's ids to text and encodes that text again. It does so for
+// models that also take images or sound.
+func (m *Model) reencodesSGLang() bool { return m.multimodal || m.nested || m.media != nil }
 
-// tokenizeSGLang returns a chat as SGLang will see it.
+// tokenizeSGLang returns a chat's prompt as SGLang will see it.
 func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (Prompt, error) {
-	if !m.rereadsSGLang() {
+	if !m.reencodesSGLang() {
 		ids, err := m.chatSGLang(ctx, request)
 		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
 	if request.ContinueFinalMessage && m.media == nil {
 		return Prompt{}, errNotReproduced(
-			"continue_final_message with a model of the architecture " + m.architecture + " on SGLang",
-		)
+			"continue_final_message with a model of the architecture " + m.architecture + " on SGLang")
 	}
 	prompt, text, err := m.tokenizeText(ctx, request)
 	if err == nil && !m.encoder.IsNormalized(text) {
 		return Prompt{}, errNotReproduced(
-			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,",
-		)
+			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
 	}
 	return prompt, err
 }
 
-// chatSGLang returns the ids of a chat: the rendered text's, then the prefix's, each encoded for itself.
+// chatSGLang returns the ids of a chat. The template's text and the prefix are encoded separately.
 func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvblock.Token, error) {
-	chat, err := m.parseSGLang(ctx, request)
+	chat, err := m.sglangChat(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +85,7 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 	if err != nil {
 		return nil, err
 	}
-	if bos, ok := m.encoder.AddedID(m.specialNames["bos_token"]); ok && len(prefix) > 0 &&
-		uint32(prefix[0]) == uint32(bos) {
+	if bos, ok := m.encoder.AddedID(m.specialNames["bos_token"]); ok && len(prefix) > 0 && prefix[0] == bos {
 		prefix = prefix[1:]
 	}
 	return append(ids, prefix...), nil
@@ -98,31 +93,31 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 
 // renderSGLang returns the text that SGLang makes of a chat.
 func (m *Model) renderSGLang(ctx context.Context, request *apibody.Request) (string, error) {
-	chat, err := m.parseSGLang(ctx, request)
+	chat, err := m.sglangChat(ctx, request)
 	return chat.text + chat.prefix, err
 }
 
-// parseSGLang renders a chat; more than once if it must be found out whether something unknown matters.
-func (m *Model) parseSGLang(ctx context.Context, request *apibody.Request) (sglangChat, error) {
-	done, source, err := m.parseSGLangWith(ctx, request, nil)
+// sglangChat renders a chat. Where SGLang's choice of the thinking variables is not known, it renders every choice, and
+// fails if they differ.
+func (m *Model) sglangChat(ctx context.Context, request *apibody.Request) (sglangChat, error) {
+	done, source, err := m.sglangChatWith(ctx, request, nil)
 	if err != nil {
 		return done, err
 	}
-	for _, more := range sglangThinking(request, source) {
-		if other, _, err := m.parseSGLangWith(ctx, request, more); err != nil || other != done {
+	for _, vars := range sglangThinking(request, source) {
+		if other, _, err := m.sglangChatWith(ctx, request, vars); err != nil || other != done {
 			return sglangChat{}, errNotReproduced(
-				"thinking that matters to the template, and that SGLang's --reasoning-parser decides,",
-			)
+				"thinking that matters to the template, and that SGLang's --reasoning-parser decides,")
 		}
 	}
 	return done, nil
 }
 
-// parseSGLangWith renders a chat with further variables and returns the template's source too.
-func (m *Model) parseSGLangWith(
+// sglangChatWith renders a chat with further variables. It also returns the template's source.
+func (m *Model) sglangChatWith(
 	ctx context.Context,
 	request *apibody.Request,
-	more *chattemplate.Dict,
+	further *chattemplate.Dict,
 ) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case slices.Contains(sglangConversations, m.modelType),
@@ -130,14 +125,13 @@ func (m *Model) parseSGLangWith(
 		strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
 		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
-	case m.rereadsSGLang() && !m.encoder.RoundTrips():
+	case m.reencodesSGLang() && !m.encoder.RoundTrips():
 		return done, "", errNotReproduced(
 			"a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes " +
-				"again,",
-		)
+				"again,")
 	}
-	own, _ := request.ChatTemplateKwargs.Get("chat_template") // the request's own field of that name is not SGLang's
-	t, err := m.requestTemplate(own, false)
+	// SGLang does not know the body's own field chat_template.
+	t, err := m.requestTemplate(field(request.ChatTemplateKwargs, "chat_template"), false)
 	if err != nil {
 		return done, "", err
 	}
@@ -148,25 +142,23 @@ func (m *Model) parseSGLangWith(
 	if err != nil {
 		return done, "", err
 	}
-	for name, value := range more.All() {
+	for name, value := range further.All() {
 		name, _ := name.(string)
 		kwargs.Set(name, value)
 	}
-	if effort, _ := kwargs.Get("reasoning_effort"); effort == "low" && strings.Contains(t.source, "low_effort") {
+	if field(kwargs, "reasoning_effort") == "low" && strings.Contains(t.source, "low_effort") {
 		return done, "", errNotReproduced("low reasoning_effort with a template that has low_effort")
 	}
 	c := &chat{kwargs: kwargs, addGenerationPrompt: true, limits: limits(request)}
-	if documents, given := kwargs.Get("documents"); given {
-		c.documents, _ = documents.(*chattemplate.List)
-	}
+	c.documents, _ = get[*chattemplate.List](kwargs, "documents")
 	if c.messages, err = convertMessages(request, sglangMessage, t.wantsParts); err != nil {
 		return done, "", err
 	}
-	if c.tools, err = sglangTools(request, c.messages); err != nil {
+	if c.tools, err = sglangTools(request); err != nil {
 		return done, "", err
 	}
 	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
-	if role, _ := last.Get("role"); role == "assistant" {
+	if role(last) == "assistant" {
 		if content, ok := get[string](last, "content"); ok && request.ContinueFinalMessage {
 			done.prefix = content
 			c.messages = c.messages[:len(c.messages)-1]
@@ -179,12 +171,11 @@ func (m *Model) parseSGLangWith(
 	}
 	done.text, err = m.apply(ctx, t, c)
 	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) && ctx.Err() == nil {
-		// SGLang tries again with the functions themselves, for templates that do not know OpenAI's wrapper around
-		// them.
+		// SGLang tries again with the bare functions, for templates that do not know OpenAI's wrapper around them.
 		bare := make([]any, len(c.tools.Items))
 		for i, item := range c.tools.Items {
 			tool, _ := item.(*chattemplate.Dict)
-			bare[i], _ = tool.Get("function")
+			bare[i] = field(tool, "function")
 		}
 		c.tools = chattemplate.NewList(bare...)
 		done.text, err = m.apply(ctx, t, c)
@@ -192,46 +183,37 @@ func (m *Model) parseSGLangWith(
 	return done, t.source, err
 }
 
-// sglangKwargs returns the template's variables besides messages and tools.
+// sglangKwargs returns the template's variables except messages and tools.
 func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
 		return nil, err
 	}
-	effort, _ := request.Body.Get("reasoning_effort")
-	var thinking any
-	if reasoning, ok := get[*chattemplate.Dict](request.Body, "reasoning"); ok {
-		asked, _ := reasoning.Get("effort")
-		if asked == nil {
-			asked, _ = reasoning.Get("reasoning_effort")
+	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
+	effort := firstField(reasoning, "effort", "reasoning_effort")
+	if effort == nil {
+		effort = field(request.Body, "reasoning_effort")
+	}
+	var thinking any // true, false, or nil if the request does not say
+	switch enabled := firstField(reasoning, "enabled", "enable").(type) {
+	case bool:
+		if enabled {
+			thinking = true
 		}
-		if asked != nil {
-			effort = asked
-		}
-		enabled, _ := reasoning.Get("enabled")
-		if enabled == nil {
-			enabled, _ = reasoning.Get("enable")
-		}
-		if text, ok := enabled.(string); ok {
-			if slices.Contains(
-				[]string{"1", "true", "yes", "y", "on"},
-				strings.ToLower(strings.TrimFunc(text, isPythonSpace)),
-			) {
-				thinking = true
-			}
-		} else if enabled == true {
+	case string:
+		text := strings.ToLower(strings.TrimFunc(enabled, isPythonSpace))
+		if slices.Contains([]string{"1", "true", "yes", "y", "on"}, text) {
 			thinking = true
 		}
 	}
 	if effort, err = sglangEffort(effort); err != nil {
 		return nil, err
 	}
-	if effort != nil && request.API != apibody.Messages { // where the effort comes too late for that
+	if effort != nil && request.API != apibody.Messages { // SGLang sets the effort of Messages after this point
 		thinking = effort != "none"
 	}
-	// A copy with the request's own values; reasoning_effort leaves it and takes the place of the request's.
 	kwargs := chattemplate.NewDict()
-	if own, _ := given.Get("reasoning_effort"); own != nil {
+	if own := field(given, "reasoning_effort"); own != nil {
 		effort = own
 	}
 	if effort != nil {
@@ -248,7 +230,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 			kwargs.Set(name, v)
 		}
 	}
-	if v, _ := given.Get("continue_final_message"); v != nil && v != false {
+	if v := field(given, "continue_final_message"); v != nil && v != false {
 		return nil, errRefused("chat_template_kwargs.continue_final_message")
 	}
 	if thinking != nil {
@@ -260,7 +242,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 	}
 	for k, v := range m.defaultKwargs.All() {
 		name, _ := k.(string)
-		// A default reasoning_effort wins over the request's, which has left the arguments.
+		// A default reasoning_effort wins over the request's, which SGLang has removed from the arguments by then.
 		if _, given := kwargs.Get(name); (!given || name == "reasoning_effort") &&
 			!slices.Contains(transformersParameters, name) {
 			kwargs.Set(name, v)
@@ -269,7 +251,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 	return kwargs, nil
 }
 
-// sglangEffort reads a reasoning effort: a tier's name, or a number, which may come as a string.
+// sglangEffort reads a reasoning effort: a name, or a number from 0 to 0.99, which may be written as a string.
 func sglangEffort(v any) (any, error) {
 	switch v := v.(type) {
 	case nil:
@@ -293,9 +275,9 @@ func sglangEffort(v any) (any, error) {
 	return nil, errRefused("reasoning_effort %v", v)
 }
 
-// sglangTools returns the tools that the template sees: those that tool_choice leaves.
-func sglangTools(request *apibody.Request, messages []any) (*chattemplate.List, error) {
-	given, _ := request.Body.Get("tools")
+// sglangTools returns the tools that tool_choice allows; nil if there are none.
+func sglangTools(request *apibody.Request) (*chattemplate.List, error) {
+	given := field(request.Body, "tools")
 	list, ok := given.(*chattemplate.List)
 	if given != nil && !ok {
 		return nil, errRefused("tools is not a list")
@@ -304,8 +286,7 @@ func sglangTools(request *apibody.Request, messages []any) (*chattemplate.List, 
 	if err != nil || len(tools) == 0 {
 		return nil, err
 	}
-	choice, _ := request.Body.Get("tool_choice")
-	switch choice := choice.(type) {
+	switch choice := field(request.Body, "tool_choice").(type) {
 	case nil:
 	case string:
 		if choice == "none" {
@@ -313,12 +294,11 @@ func sglangTools(request *apibody.Request, messages []any) (*chattemplate.List, 
 		}
 	case *chattemplate.Dict:
 		function, _ := get[*chattemplate.Dict](choice, "function")
-		name, _ := function.Get("name")
+		name := field(function, "name")
 		tools = slices.DeleteFunc(tools, func(tool any) bool {
 			d, _ := tool.(*chattemplate.Dict)
 			function, _ := get[*chattemplate.Dict](d, "function")
-			own, _ := function.Get("name")
-			return own != name
+			return field(function, "name") != name
 		})
 		if len(tools) == 0 {
 			return nil, nil
@@ -349,28 +329,18 @@ func sglangDumpTools(list *chattemplate.List) ([]any, error) {
 		if !given {
 			strict = false
 		}
-		description, _ := function.Get("description")
-		name, _ := function.Get("name")
-		parameters, _ := function.Get("parameters")
-		deferredTool, _ := tool.Get("defer_loading")
-		deferred, _ := function.Get("defer_loading")
-		if deferred == nil {
-			deferred = deferredTool
+		f, err := readToolFields(tool, function)
+		if err != nil {
+			return nil, err
 		}
-		for _, flag := range []any{strict, deferred, deferredTool} {
-			if _, ok := flag.(bool); flag != nil && !ok {
-				return nil, errNotReproduced("a tool's strict or defer_loading that is no boolean")
-			}
-		}
-		dumped := dict("description", description, "name", name, "parameters", parameters, "strict", strict)
-		if deferred != nil {
-			dumped.Set("defer_loading", deferred)
-		}
-		tools[i] = dict("type", kind, "function", dumped, "defer_loading", deferredTool)
+		dumped := dict("description", f.description, "name", f.name, "parameters", f.parameters, "strict", strict)
+		setFlag(dumped, "defer_loading", f.deferFunction)
+		tools[i] = dict("type", kind, "function", dumped, "defer_loading", f.deferTool)
 	}
 	return tools, nil
 }
 
+// sglangMessage returns a message with the fields that SGLang knows.
 func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
@@ -384,11 +354,7 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 	}
 	fields := chattemplate.NewDict()
 	if role != "user" {
-		for _, name := range []string{"tool_call_id", "name", "phase", "reasoning_content"} {
-			if v, _ := given.Get(name); v != nil {
-				fields.Set(name, v)
-			}
-		}
+		copyFields(fields, given, "tool_call_id", "name", "phase", "reasoning_content")
 		calls, err := sglangToolCalls(given, role)
 		if err != nil {
 			return nil, err
@@ -396,7 +362,7 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 		if calls != nil {
 			fields.Set("tool_calls", calls)
 		}
-		if tools, _ := given.Get("tools"); tools != nil {
+		if tools := field(given, "tools"); tools != nil {
 			list, ok := tools.(*chattemplate.List)
 			if !ok {
 				return nil, errRefused("a message's tools are not a list")
@@ -408,8 +374,8 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 			fields.Set("tools", chattemplate.NewList(dumped...))
 		}
 	}
-	content, _ := given.Get("content")
-	last := false // content given as parts comes last where the template wants parts
+	content := field(given, "content")
+	last := false // content given as parts is the last field where the template wants parts
 	switch list := content.(type) {
 	case nil:
 		if role == "user" {
@@ -428,7 +394,7 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 		if !wantsParts || role == "tool" {
 			var all bool
 			if content, all = joinTexts(texts, " "); !all {
-				return nil, ErrMedia // left out of the text
+				return nil, ErrMedia // SGLang leaves them out of the text
 			}
 		}
 	default:
@@ -446,7 +412,7 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 	return message, nil
 }
 
-// sglangParts returns a message's parts of text, images and videos; an assistant's thinking is left out.
+// sglangParts returns a message's parts of text, images and videos. It leaves an assistant's thinking out.
 func sglangParts(list *chattemplate.List, role string) ([]any, error) {
 	var kept []any
 	for _, item := range list.Items {
@@ -472,68 +438,32 @@ func sglangParts(list *chattemplate.List, role string) ([]any, error) {
 	return kept, nil
 }
 
-// sglangToolCalls returns a message's tool calls, nil without; an assistant's arguments become objects.
+// sglangToolCalls returns a message's tool calls; nil without any. An assistant's arguments become objects.
 func sglangToolCalls(message *chattemplate.Dict, role string) (any, error) {
-	value, _ := message.Get("tool_calls")
+	value := field(message, "tool_calls")
 	if value == nil {
 		return nil, nil
 	}
-	given, ok := value.(*chattemplate.List)
-	if !ok {
-		return nil, errRefused("tool_calls is not a list")
-	}
-	calls := make([]any, len(given.Items))
-	for i, item := range given.Items {
-		call, _ := item.(*chattemplate.Dict)
-		function, ok := get[*chattemplate.Dict](call, "function")
-		if kind, given := call.Get("type"); !ok || given && kind != "function" {
+	return convertToolCalls(value, func(i int, call, function *chattemplate.Dict) (*chattemplate.Dict, error) {
+		if kind, given := call.Get("type"); given && kind != "function" {
 			return nil, errRefused("tool_calls[%d] is not of type function", i)
 		}
-		arguments, _ := function.Get("arguments")
+		arguments := field(function, "arguments")
 		if text, ok := arguments.(string); ok && role == "assistant" {
-			parsed, err := readArguments(text)
-			if errors.Is(err, ErrMemory) {
+			value, _, err := readArguments(text)
+			if err != nil {
 				return nil, err
 			}
-			object, ok := parsed.(*chattemplate.Dict)
-			if err != nil || !ok {
+			object, ok := value.(*chattemplate.Dict)
+			if !ok {
 				return nil, errRefused("tool_calls[%d].function.arguments is not a JSON object", i)
 			}
 			if hasBigInteger(object) {
-				return nil, errNotReproduced("tool call arguments with an integer beyond 64 bits")
+				return nil, errBigInteger
 			}
 			arguments = object
 		}
-		id, _ := call.Get("id")
-		index, _ := call.Get("index")
-		name, _ := function.Get("name")
-		calls[i] = dict(
-			"id",
-			id,
-			"index",
-			index,
-			"type",
-			"function",
-			"function",
-			dict("name", name, "arguments", arguments),
-		)
-	}
-	return chattemplate.NewList(calls...), nil
-}
-
-// hasBigInteger reports whether a value holds an integer that orjson would read as a float.
-func hasBigInteger(v any) bool {
-	switch v := v.(type) {
-	case *big.Int:
-		return !v.IsUint64()
-	case *chattemplate.List:
-		return slices.ContainsFunc(v.Items, hasBigInteger)
-	case *chattemplate.Dict:
-		for _, value := range v.All() {
-			if hasBigInteger(value) {
-				return true
-			}
-		}
-	}
-	return false
+		return dict("id", field(call, "id"), "index", field(call, "index"), "type", "function", "function",
+			dict("name", field(function, "name"), "arguments", arguments)), nil
+	})
 }

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -9,36 +8,19 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What SGLang makes of a request to Anthropic's /v1/messages: a chat.
+// How SGLang turns a request to Anthropic's /v1/messages into a chat.
 // Source: SGLang 0.5.21, entrypoints/anthropic/protocol and serving, parser/template_detection.
 
-// mergesSystemSGLang reports whether system messages in the middle join the one at the front: unless the template shows
-// one.
-func (m *Model) mergesSystemSGLang() (bool, error) {
-	if m.chat == nil || m.chat.source == "" || strings.Contains(m.chat.source, "endgeneration") {
-		return true, nil
-	}
-	plain, err := chattemplate.Compile("default", plainNames.Replace(m.chat.source))
-	if err != nil {
-		return false, fmt.Errorf("tokenizer: chat template: %w", err)
-	}
-	const late = "__late_system_message__"
-	turn := func(role, text string) any { return dict("role", role, "content", text) }
-	messages := chattemplate.NewList(turn("system", "t"), turn("user", "t"), turn("system", late), turn("user", "t"))
-	text, failed, err := probe(plain, dict("messages", messages, "add_generation_prompt", false))
-	return failed || !strings.Contains(text, late), err
-}
-
-// chatOfMessagesSGLang returns the chat of a request to Messages.
+// chatOfMessagesSGLang returns the chat that SGLang makes of a request to Messages.
 func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request, error) {
-	if salt, _ := request.Body.Get("cache_salt"); salt != nil {
+	if field(request.Body, "cache_salt") != nil {
 		return nil, errNotReproduced("a cache_salt in messages on SGLang, which does not take one there,")
 	}
-	merge, err := m.messages.mergeSystem()
-	if err != nil {
+	c := &messagesChat{rules: &sglangMessagesRules}
+	var err error
+	if c.mergeSystem, err = m.messages.mergeSystem(); err != nil {
 		return nil, err
 	}
-	c := &sglangAnthropic{merge: merge}
 	if err := c.read(request.Body); err != nil {
 		return nil, err
 	}
@@ -46,17 +28,16 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 		return nil, errNotReproduced("messages that are all empty")
 	}
 	body := dict("model", request.Model, "messages", chattemplate.NewList(c.messages...))
-	if config, _ := get[*chattemplate.Dict](request.Body, "output_config"); config != nil {
-		if effort, _ := config.Get("effort"); effort == "xhigh" {
-			body.Set("reasoning_effort", "max")
-		} else if effort != nil {
-			body.Set("reasoning_effort", effort)
-		}
+	config, _ := get[*chattemplate.Dict](request.Body, "output_config")
+	if effort := field(config, "effort"); effort == "xhigh" {
+		body.Set("reasoning_effort", "max")
+	} else if effort != nil {
+		body.Set("reasoning_effort", effort)
 	}
 	if thinking, _ := get[*chattemplate.Dict](request.Body, "thinking"); thinking != nil {
 		body.Set("thinking", thinking) // see sglangThinking
 	}
-	tools, names, err := sglangAnthropicTools(request.Body)
+	tools, names, err := sglangMessagesTools(request.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -77,17 +58,17 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 		}
 	}
 	chat := chatOf(request, body)
-	chat.API = apibody.Messages // whose effort says nothing of thinking: see sglangKwargs
-	chat.HasMedia = c.media
+	chat.API = apibody.Messages // sglangKwargs derives no thinking from the effort of such a chat
+	chat.HasMedia = c.hasMedia
 	return chat, nil
 }
 
-// serverTools begin the types of tools that Anthropic runs itself; SGLang leaves them out.
-var serverTools = []string{"web_search_", "computer_", "bash_", "text_editor_"}
+// serverToolPrefixes begin the types of the tools that Anthropic runs itself. SGLang leaves these out.
+var serverToolPrefixes = []string{"web_search_", "computer_", "bash_", "text_editor_"}
 
-// sglangAnthropicTools returns the tools as a chat has them, and their names; nil without.
-func sglangAnthropicTools(body *chattemplate.Dict) (*chattemplate.List, []string, error) {
-	given, _ := body.Get("tools")
+// sglangMessagesTools returns the tools in the form of the chat API, and their names; nil without tools.
+func sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string, error) {
+	given := field(body, "tools")
 	list, ok := given.(*chattemplate.List)
 	if given != nil && !ok {
 		return nil, nil, errRefused("tools is not a list")
@@ -97,21 +78,16 @@ func sglangAnthropicTools(body *chattemplate.Dict) (*chattemplate.List, []string
 	for i := range list.Len() {
 		tool, _ := list.Items[i].(*chattemplate.Dict)
 		kind, _ := get[string](tool, "type")
-		if slices.ContainsFunc(serverTools, func(begin string) bool { return strings.HasPrefix(kind, begin) }) {
+		if slices.ContainsFunc(serverToolPrefixes, func(prefix string) bool { return strings.HasPrefix(kind, prefix) }) {
 			continue
 		}
-		schema, ok := get[*chattemplate.Dict](tool, "input_schema")
+		schema, ok := inputSchema(tool)
 		name, named := get[string](tool, "name")
 		if !ok || !named || kind != "" && kind != "custom" {
 			return nil, nil, errRefused("tools[%d] is no tool with a name and an input_schema", i)
 		}
-		if _, typed := schema.Get("type"); !typed {
-			schema = schema.Clone()
-			schema.Set("type", "object")
-		}
 		description, _ := get[string](tool, "description")
-		deferred, _ := tool.Get("defer_loading")
-		tools = append(tools, dict("type", "function", "defer_loading", deferred, "function",
+		tools = append(tools, dict("type", "function", "defer_loading", field(tool, "defer_loading"), "function",
 			dict("name", name, "description", description, "parameters", schema)))
 		names = append(names, name)
 	}
@@ -121,26 +97,20 @@ func sglangAnthropicTools(body *chattemplate.Dict) (*chattemplate.List, []string
 	return chattemplate.NewList(tools...), names, nil
 }
 
-// sglangThinking returns the variables that thinking may give a template. Which of them SGLang sets depends on its
-// --reasoning-parser, and on what it takes the template for; only if none makes a difference are the ids known.
+// sglangThinking returns the variables that a request's thinking may give the template. SGLang chooses one of them by
+// its --reasoning-parser and by what it detects in the template. The ids are known only if all render the same text.
 func sglangThinking(request *apibody.Request, source string) []*chattemplate.Dict {
 	thinking, _ := get[*chattemplate.Dict](request.Body, "thinking")
 	if thinking == nil || request.API != apibody.Messages {
 		return nil
 	}
-	kind, _ := thinking.Get("type")
-	enabled := kind != "disabled"
+	enabled := field(thinking, "type") != "disabled"
 	var all []*chattemplate.Dict
 	if strings.Contains(source, "thinking") {
-		all = append(
-			all,
-			dict("enable_thinking", enabled),
-			dict("thinking", enabled),
-			dict("enable_thinking", enabled, "thinking", enabled),
-		)
+		all = append(all, dict("enable_thinking", enabled), dict("thinking", enabled),
+			dict("enable_thinking", enabled, "thinking", enabled))
 	}
-	if effort, _ := request.Body.Get("reasoning_effort"); effort == nil &&
-		strings.Contains(source, "reasoning_effort") {
+	if field(request.Body, "reasoning_effort") == nil && strings.Contains(source, "reasoning_effort") {
 		if enabled {
 			return append(all, dict("reasoning_effort", "medium"), dict("reasoning_effort", "high"))
 		}
@@ -149,81 +119,52 @@ func sglangThinking(request *apibody.Request, source string) []*chattemplate.Dic
 	return all
 }
 
-// sglangAnthropic collects a chat's messages.
-type sglangAnthropic struct {
-	merge    bool
-	messages []any
-	media    bool
-}
-
-func (c *sglangAnthropic) read(body *chattemplate.Dict) error {
-	list, _ := get[*chattemplate.List](body, "messages")
-	var system []string
-	switch given, _ := body.Get("system"); s := given.(type) {
-	case nil:
-	case string:
-		if strings.TrimFunc(s, isPythonSpace) != "" {
-			system = append(system, s)
+var sglangMessagesRules = messagesRules{
+	systemTexts: func(content any) ([]string, error) {
+		switch content := content.(type) {
+		case string:
+			if strings.TrimFunc(content, isPythonSpace) == "" {
+				return nil, nil
+			}
+			return []string{content}, nil
+		case *chattemplate.List:
+			return sglangSystemBlocks(content)
 		}
-	case *chattemplate.List:
-		texts, err := textBlocks(s)
-		if err != nil {
-			return err
-		}
-		system = append(system, texts...)
-	default:
-		return errRefused("system is neither a string nor a list of blocks")
-	}
-	for i := 0; c.merge && i < list.Len(); i++ {
-		message, _ := list.Items[i].(*chattemplate.Dict)
-		if role, _ := message.Get("role"); role != "system" {
-			continue
-		}
-		var texts []string
-		switch content, _ := message.Get("content"); content := content.(type) {
+		return nil, errBlocks("system")
+	},
+	lateSystemTexts: func(content any) (texts []string, err error) {
+		switch content := content.(type) {
 		case string:
 			texts = []string{content}
 		case *chattemplate.List:
-			var err error
-			if texts, err = textBlocks(content); err != nil {
-				return err
-			}
+			texts, err = sglangSystemBlocks(content)
 		default:
-			return errRefused("content is neither a string nor a list of blocks")
+			err = errBlocks("content")
 		}
-		for _, text := range texts {
-			if text = strings.TrimFunc(text, isPythonSpace); text != "" {
-				system = append(system, text)
-			}
+		for i := range texts {
+			texts[i] = strings.TrimFunc(texts[i], isPythonSpace)
 		}
-	}
-	if system != nil {
-		c.messages = append(c.messages, dict("role", "system", "content", strings.Join(system, "\n")))
-	}
-	for i := range list.Len() {
-		message, _ := list.Items[i].(*chattemplate.Dict)
-		if err := c.add(message); err != nil {
-			return fmt.Errorf("%w (message %d)", err, i)
-		}
-	}
-	return nil
+		return slices.DeleteFunc(texts, func(text string) bool { return text == "" }), err
+	},
+	separator: "\n",
+	addBlocks: addBlocksSGLang,
 }
 
-// textBlocks returns the texts of blocks that are not empty; other blocks are left out.
-func textBlocks(blocks *chattemplate.List) ([]string, error) {
+// sglangSystemBlocks returns the texts of a system prompt's blocks that are not empty.
+func sglangSystemBlocks(blocks *chattemplate.List) ([]string, error) {
 	var texts []string
 	for _, item := range blocks.Items {
 		block, _ := item.(*chattemplate.Dict)
 		switch kind, _ := get[string](block, "type"); {
 		case kind == "text":
-			text, ok := get[string](block, "text")
-			if !ok {
-				return nil, errRefused("a text block without text")
+			text, err := sglangBlockText(block)
+			if err != nil {
+				return nil, err
 			}
 			if text != "" {
 				texts = append(texts, text)
 			}
-		case !slices.Contains(sglangBlocks, kind):
+		case !slices.Contains(sglangBlockTypes, kind):
 			return nil, errRefused("a block of type %q", kind)
 		default:
 			return nil, errNotReproduced("a system prompt with a block of type " + kind)
@@ -232,48 +173,36 @@ func textBlocks(blocks *chattemplate.List) ([]string, error) {
 	return texts, nil
 }
 
-// sglangBlocks are the types of content blocks.
-var sglangBlocks = []string{
-	"text",
-	"image",
-	"tool_use",
-	"tool_result",
-	"tool_reference",
-	"search_result",
-	"thinking",
-	"redacted_thinking",
+// sglangBlockText returns the text of a text block.
+func sglangBlockText(block *chattemplate.Dict) (string, error) {
+	text, ok := get[string](block, "text")
+	if !ok {
+		return "", errRefused("a text block without text")
+	}
+	return text, nil
 }
 
-// add translates one message. It is one function, so that it can be compared line by line with SGLang's.
-func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
-	role, _ := get[string](message, "role")
-	content, _ := message.Get("content")
-	blocks, isList := content.(*chattemplate.List)
-	text, isText := content.(string)
-	switch {
-	case role != "user" && role != "assistant" && role != "system":
-		return errRefused("the role %q", role)
-	case role == "system" && c.merge:
-		return nil
-	case isText:
-		c.messages = append(c.messages, dict("role", role, "content", text))
-		return nil
-	case !isList:
-		return errRefused("content is neither a string nor a list of blocks")
-	}
+// sglangBlockTypes are the types of content blocks.
+var sglangBlockTypes = []string{
+	"text", "image", "tool_use", "tool_result", "tool_reference", "search_result", "thinking", "redacted_thinking",
+}
+
+// addBlocksSGLang adds the messages that SGLang makes of one message. A user's tool results become messages of their
+// own, in their place among the other blocks.
+func addBlocksSGLang(c *messagesChat, role string, blocks *chattemplate.List) error {
 	var parts, calls []any
 	for _, item := range blocks.Items {
 		block, _ := item.(*chattemplate.Dict)
 		switch kind, _ := get[string](block, "type"); kind {
 		case "text":
-			text, ok := get[string](block, "text")
-			if !ok {
-				return errRefused("a text block without text")
+			text, err := sglangBlockText(block)
+			if err != nil {
+				return err
 			}
 			parts = append(parts, textPart(text))
 		case "image":
-			if c.image(block) {
-				parts = append(parts, imagePart())
+			if sglangHasImage(block) {
+				parts = append(parts, c.imagePart())
 			}
 		case "thinking":
 			if text, ok := get[string](block, "thinking"); !ok || text != "" && role == "assistant" {
@@ -290,7 +219,7 @@ func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
 			}
 			calls = append(calls, call)
 		case "tool_result":
-			contents, text, err := c.toolResult(block)
+			content, text, err := sglangToolResult(c, block)
 			if err != nil {
 				return err
 			}
@@ -306,7 +235,7 @@ func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
 			if id == "" {
 				id, _ = get[string](block, "id")
 			}
-			c.messages = append(c.messages, dict("role", "tool", "tool_call_id", id, "content", contents))
+			c.messages = append(c.messages, dict("role", "tool", "tool_call_id", id, "content", content))
 		case "tool_reference":
 		case "search_result":
 			return errNotReproduced("a search result")
@@ -331,31 +260,18 @@ func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
 	return nil
 }
 
-// contentOf returns a message's content: its only text, or its parts.
-func contentOf(parts []any) any {
-	if part, _ := parts[0].(*chattemplate.Dict); len(parts) == 1 && isText(part) {
-		text, _ := part.Get("text")
-		return text
-	}
-	return chattemplate.NewList(parts...)
-}
-
-// imagePart is a part of an image, whose address does not matter here.
-func imagePart() any { return dict("type", "image_url", "image_url", dict("url", "image")) }
-
-// image reports whether an image block holds an image.
-func (c *sglangAnthropic) image(block *chattemplate.Dict) bool {
+// sglangHasImage reports whether an image block holds an image.
+func sglangHasImage(block *chattemplate.Dict) bool {
 	source, _ := get[*chattemplate.Dict](block, "source")
-	field := "url"
-	if kind, _ := source.Get("type"); kind == "base64" {
-		field = "data"
+	key := "url"
+	if field(source, "type") == "base64" {
+		key = "data"
 	}
-	text, _ := get[string](source, field)
-	c.media = c.media || text != ""
+	text, _ := get[string](source, key)
 	return text != ""
 }
 
-// sglangToolUse returns a tool use as a chat's call.
+// sglangToolUse returns a tool use as a tool call of the chat API.
 func sglangToolUse(block *chattemplate.Dict) (any, error) {
 	id, _ := get[string](block, "id")
 	name, named := get[string](block, "name")
@@ -363,27 +279,27 @@ func sglangToolUse(block *chattemplate.Dict) (any, error) {
 	object, ok := input.(*chattemplate.Dict)
 	switch {
 	case id == "":
-		return nil, errNotReproduced("a tool use without id") // which gets a random one
+		return nil, errNotReproduced("a tool use without id") // SGLang makes a random one
 	case !named || given && !ok:
 		return nil, errRefused("a tool use without a name and an input that is an object")
 	case object == nil:
 		object = chattemplate.NewDict()
 	case hasBigInteger(object):
-		return nil, errNotReproduced("tool call arguments with an integer beyond 64 bits")
+		return nil, errBigInteger
 	}
-	return dict("id", id, "type", "function", "function", dict("name", name, "arguments", object)), nil
+	return functionCall(id, name, object), nil
 }
 
-// toolResult returns a tool result's content as a tool's message has it, and its text.
-func (c *sglangAnthropic) toolResult(block *chattemplate.Dict) (content any, text string, err error) {
-	given, _ := block.Get("content")
+// sglangToolResult returns a tool result's content, as a tool's message has it, and its text.
+func sglangToolResult(c *messagesChat, block *chattemplate.Dict) (content any, text string, err error) {
+	given := field(block, "content")
 	list, isList := given.(*chattemplate.List)
 	text, isText := given.(string)
 	switch {
 	case given == nil || isText:
 		return text, text, nil
 	case !isList:
-		return nil, "", errRefused("a tool result's content is neither a string nor a list of blocks")
+		return nil, "", errBlocks("a tool result's content")
 	}
 	var parts []any
 	var texts []string
@@ -391,21 +307,21 @@ func (c *sglangAnthropic) toolResult(block *chattemplate.Dict) (content any, tex
 		part, _ := item.(*chattemplate.Dict)
 		switch kind, _ := get[string](part, "type"); {
 		case kind == "text":
-			text, ok := get[string](part, "text")
-			if !ok {
-				return nil, "", errRefused("a text block without text")
+			text, err := sglangBlockText(part)
+			if err != nil {
+				return nil, "", err
 			}
 			if text != "" {
 				texts = append(texts, text)
 				parts = append(parts, textPart(text))
 			}
 		case kind == "image":
-			if c.image(part) {
-				parts = append(parts, imagePart())
+			if sglangHasImage(part) {
+				parts = append(parts, c.imagePart())
 			}
 		case kind == "tool_reference" || kind == "search_result":
 			return nil, "", errNotReproduced("a tool result of type " + kind)
-		case !slices.Contains(sglangBlocks, kind):
+		case !slices.Contains(sglangBlockTypes, kind):
 			return nil, "", errRefused("a block of type %q", kind)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/zlib"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -15,50 +14,42 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What SGLang makes of a request to OpenAI's /v1/responses: a chat.
+// How SGLang turns a request to OpenAI's /v1/responses into a chat.
 // Source: SGLang 0.5.21, entrypoints/openai/protocol, serving_responses and responses_adapters.
 
-// chatOfResponsesSGLang returns the chat of a request to Responses.
+// chatOfResponsesSGLang returns the chat that SGLang makes of a request to Responses.
 func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Request, error) {
 	if m.modelType == "gpt_oss" {
 		return nil, errNotReproduced("responses of gpt_oss on SGLang")
 	}
-	if v, _ := request.Body.Get("previous_response_id"); v != nil {
+	if field(request.Body, "previous_response_id") != nil {
 		return nil, errNotReproduced("previous_response_id")
 	}
 	c := &sglangResponses{}
 	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
 		c.system = append(c.system, instructions)
 	}
-	switch input, _ := request.Body.Get("input"); input := input.(type) {
-	case string:
-		c.say(dict("role", "user", "content", input))
-	case *chattemplate.List:
-		for i, item := range input.Items {
-			given, _ := item.(*chattemplate.Dict)
-			if err := c.add(given); err != nil {
-				return nil, fmt.Errorf("%w (input item %d)", err, i)
-			}
+	items, err := inputItems(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	for i, item := range items {
+		given, _ := item.(*chattemplate.Dict)
+		if err := c.add(given); err != nil {
+			return nil, fmt.Errorf("%w (input item %d)", err, i)
 		}
-	default:
-		return nil, errRefused("input is neither a string nor a list of items")
 	}
 	if c.system != nil {
-		c.messages = slices.Insert(
-			c.messages,
-			0,
-			any(dict("role", "system", "content", strings.Join(c.system, "\n\n"))),
-		)
+		system := dict("role", "system", "content", strings.Join(c.system, "\n\n"))
+		c.messages = slices.Insert(c.messages, 0, any(system))
 	}
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("an empty input")
 	}
 	body := dict("model", request.Model, "messages", chattemplate.NewList(c.messages...))
-	if kwargs, _ := request.Body.Get("chat_template_kwargs"); kwargs != nil {
-		body.Set("chat_template_kwargs", kwargs)
-	}
+	copyFields(body, request.Body, "chat_template_kwargs")
 	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
-		if other, _ := reasoning.Get("reasoning_effort"); other != nil {
+		if field(reasoning, "reasoning_effort") != nil {
 			return nil, errNotReproduced("reasoning.reasoning_effort")
 		}
 		effort, given := reasoning.Get("effort")
@@ -73,21 +64,14 @@ func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Reques
 	return chatOf(request, body), nil
 }
 
-// sglangUnused are the types of tools that a chat leaves out.
-var sglangUnused = []string{
-	"web_search",
-	"web_search_preview",
-	"code_interpreter",
-	"file_search",
-	"image_generation",
-	"computer_use_preview",
-	"local_shell",
-	"mcp",
-	"namespace",
-	"tool_search",
+// sglangUnusedTools are the types of tools that SGLang leaves out of the chat.
+var sglangUnusedTools = []string{
+	"web_search", "web_search_preview", "code_interpreter", "file_search", "image_generation", "computer_use_preview",
+	"local_shell", "mcp", "namespace", "tool_search",
 }
 
-// sglangResponsesTools gives a chat's body the functions among a request's tools, and which of them may be called.
+// sglangResponsesTools sets the tools of a chat's body, to the functions among the request's tools, and its
+// tool_choice.
 func sglangResponsesTools(given, body *chattemplate.Dict) error {
 	value, has := given.Get("tools")
 	list, ok := value.(*chattemplate.List)
@@ -102,7 +86,7 @@ func sglangResponsesTools(given, body *chattemplate.Dict) error {
 		if kind == "custom" {
 			return errNotReproduced("a custom tool")
 		}
-		if slices.Contains(sglangUnused, kind) {
+		if slices.Contains(sglangUnusedTools, kind) {
 			continue
 		}
 		name, _ := get[string](tool, "name")
@@ -150,18 +134,19 @@ func sglangResponsesTools(given, body *chattemplate.Dict) error {
 	return nil
 }
 
-// sglangResponses collects a chat's messages, and apart from them the texts of the system message.
+// sglangResponses collects the chat's messages.
 type sglangResponses struct {
-	system   []string
-	messages []any
-	// open says that the last message is the last item's too: an item of the assistant's joins an assistant's message.
+	system   []string // the texts of the system message
+	messages []any    // the other messages
+	// open says that the last item ended up in the last message. The next item then joins that message if both are the
+	// assistant's.
 	open bool
-	// unpacked are the bytes of reasoning that came compressed.
+	// unpacked counts the bytes of reasoning that came compressed.
 	unpacked int64
 }
 
-// maxUnpacked is the most reasoning that is unpacked of a request, in bytes: a body can hold a thousand times its own
-// length.
+// maxUnpacked bounds the reasoning that is unpacked for one request, in bytes. Compressed reasoning can expand to a
+// thousand times its size.
 const maxUnpacked = 16 << 20
 
 // add adds an input item.
@@ -201,7 +186,7 @@ func (c *sglangResponses) add(item *chattemplate.Dict) error {
 	return errRefused("an item of type %v", kind)
 }
 
-// say adds a message, or joins it with an assistant's before it.
+// say adds a message. An assistant's message joins the last message if open allows it and the phases are equal.
 func (c *sglangResponses) say(message *chattemplate.Dict) {
 	last := c.last()
 	if role(message) != "assistant" || role(last) != "assistant" || !c.open {
@@ -241,6 +226,7 @@ func (c *sglangResponses) say(message *chattemplate.Dict) {
 	}
 }
 
+// last returns the last message; nil without messages.
 func (c *sglangResponses) last() *chattemplate.Dict {
 	if len(c.messages) == 0 {
 		return nil
@@ -248,9 +234,6 @@ func (c *sglangResponses) last() *chattemplate.Dict {
 	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
 	return last
 }
-
-// field returns a field's value, nil if absent.
-func field(d *chattemplate.Dict, name string) any { v, _ := d.Get(name); return v }
 
 // asParts returns content as parts.
 func asParts(content any) []any {
@@ -265,7 +248,7 @@ func asParts(content any) []any {
 	return nil
 }
 
-// developerLabel begins a developer's message, which becomes a system message.
+// developerLabel begins the text of a developer's message, which joins the system message.
 const developerLabel = "Developer instructions:\n"
 
 // message adds a message.
@@ -275,7 +258,7 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 		!onlyFields(item, "type", "id", "status", "role", "content", "phase", "summary") {
 		return errNotReproduced("such a message of the role " + role)
 	}
-	content, _ := item.Get("content")
+	content := field(item, "content")
 	if list, isList := content.(*chattemplate.List); isList {
 		parts, err := sglangInputParts(list)
 		if err != nil {
@@ -293,7 +276,7 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 			texts = append(texts, text)
 		}
 		if text, isText := content.(string); isText {
-			texts = []string{text} // the empty one too
+			texts = []string{text} // asParts has none for ""
 		}
 		switch {
 		case role == "system":
@@ -307,7 +290,7 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 		return nil
 	}
 	message := dict("role", role)
-	if phase, _ := item.Get("phase"); phase != nil {
+	if phase := field(item, "phase"); phase != nil {
 		if phase != "commentary" && phase != "final_answer" {
 			return errNotReproduced("a message of another phase")
 		}
@@ -318,7 +301,7 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 	return nil
 }
 
-// sglangInputParts returns a message's parts, which are texts.
+// sglangInputParts returns a message's parts. Parts that are no text are an error.
 func sglangInputParts(list *chattemplate.List) (*chattemplate.List, error) {
 	parts := make([]any, list.Len())
 	for i, item := range list.Items {
@@ -355,7 +338,7 @@ func sglangOutput(item *chattemplate.Dict) (string, error) {
 	return text, nil
 }
 
-// sglangResponsesCall returns a function call as a chat's; arguments that are no object count as {}.
+// sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are no object become {}.
 func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
@@ -364,26 +347,27 @@ func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 	}
 	arguments, _ := item.Get("arguments")
 	if text, isText := arguments.(string); isText {
-		var err error
-		if arguments, err = readArguments(text); errors.Is(err, ErrMemory) {
+		value, malformed, err := readArguments(text)
+		if err != nil {
 			return nil, err
-		} else if err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") &&
-			!strings.Contains(text, "Infinity") {
+		}
+		if malformed != nil && pythonMayRead(text, malformed) && !hasNonFinite(text) {
 			return nil, errNotReproduced("tool call arguments that only orjson may read")
 		}
+		arguments = value
 	}
 	object, ok := arguments.(*chattemplate.Dict)
 	if !ok {
 		object = chattemplate.NewDict()
 	}
 	if hasBigInteger(object) {
-		return nil, errNotReproduced("tool call arguments with an integer beyond 64 bits")
+		return nil, errBigInteger
 	}
-	return dict("id", id, "type", "function", "function", dict("name", name, "arguments", object)), nil
+	return functionCall(id, name, object), nil
 }
 
-// reasoning returns what a reasoning item tells: its summary, or else its content, or else what SGLang packed into its
-// encrypted content, which is not encrypted; "" for nothing.
+// reasoning returns the text of a reasoning item: its summary, else its content, else what SGLang itself packed into
+// encrypted_content, where it only compresses it; "" if there is none.
 func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
 	for _, name := range []string{"summary", "content"} {
 		value, _ := item.Get(name)
@@ -417,7 +401,7 @@ func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
 	}
 	reader, err := zlib.NewReader(bytes.NewReader(compressed))
 	if err != nil {
-		return "", nil // nor can SGLang read it
+		return "", nil // SGLang cannot read it either
 	}
 	text, err := io.ReadAll(io.LimitReader(reader, maxUnpacked-c.unpacked+1))
 	switch c.unpacked += int64(len(text)); {

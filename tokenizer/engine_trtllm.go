@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
@@ -11,26 +10,26 @@ import (
 	"kvepp/kvblock"
 )
 
-// What TensorRT-LLM's OpenAI server (trtllm-serve) makes of a chat before it renders it: pydantic's reading of the
-// body, then its own parsing. It was read, not run: its package has no part that can be installed without a GPU's
-// libraries. Where its versions differ, the ids are left to it. Source: TensorRT-LLM's repository at the time of
-// 1.3.0rc, serve/openai_server (openai_chat, openai_completion), serve/openai_protocol, serve/chat_utils, inputs/utils
+// How TensorRT-LLM's OpenAI server (trtllm-serve) prepares and renders a chat: pydantic reads the body, then the server
+// parses the messages. These rules come from its source and were not compared with a running server, because no part
+// of its package installs without a GPU's libraries. Where its versions differ, kvepp returns an error. Source:
+// TensorRT-LLM's repository at the time of 1.3.0rc, serve/openai_server (openai_chat, openai_completion), serve/openai_protocol, serve/chat_utils, inputs/utils
 // (apply_chat_template) and inputs/registry (DefaultInputProcessor).
 
-// trtllmOwnEncoding begin the model types whose chats TensorRT-LLM may encode without a Jinja template or with
-// variables of its own, or whose tokenizer it replaces. Source: TensorRT-LLM, tokenizer, serve/extensions and
+// trtllmOwnEncoding are prefixes of model types. TensorRT-LLM may encode chats of these without a Jinja template or with
+// variables of its own, or it replaces their tokenizer. Source: TensorRT-LLM, tokenizer, serve/extensions and
 // serve/chat_tokenization.
 var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi"}
 
-// givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled, nil if the request
-// brings none. It returns an error for fields whose effect in TensorRT-LLM is not known here.
+// givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled; nil if the request
+// brings none. A field whose effect in TensorRT-LLM is not known here is an error.
 func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
-	for _, field := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds", "prompt_token_ids_b64"} {
-		if v, _ := request.Body.Get(field); v != nil {
-			return nil, errNotReproduced(field + " on TensorRT-LLM")
+	for _, name := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds", "prompt_token_ids_b64"} {
+		if field(request.Body, name) != nil {
+			return nil, errNotReproduced(name + " on TensorRT-LLM")
 		}
 	}
-	v, _ := request.Body.Get("prompt_token_ids")
+	v := field(request.Body, "prompt_token_ids")
 	if v == nil || request.API != apibody.ChatCompletions {
 		return nil, nil
 	}
@@ -51,19 +50,16 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 	if m.defaultKwargs.Len() > 0 {
 		return "", errNotReproduced("default chat template kwargs on TensorRT-LLM")
 	}
-	if choice, _ := request.Body.Get("tool_choice"); choice != nil {
-		// Later versions begin the answer with the call of the function that is named.
+	if choice := field(request.Body, "tool_choice"); choice != nil {
+		// Later versions begin the answer with a call of the named function.
 		if _, isName := choice.(string); !isName {
 			return "", errNotReproduced("tool_choice with a function's name on TensorRT-LLM")
 		}
 	}
-	if v, _ := request.Body.Get("continue_final_message"); v != nil {
+	if field(request.Body, "continue_final_message") != nil {
 		return "", errRefused("continue_final_message is not a field of TensorRT-LLM's")
 	}
-	c := &chat{addGenerationPrompt: true, limits: limits(request)}
-	if request.AddGenerationPrompt != nil {
-		c.addGenerationPrompt = *request.AddGenerationPrompt
-	}
+	c := newChat(request)
 	var err error
 	if err = c.kwargsTRTLLM(request); err != nil {
 		return "", err
@@ -74,8 +70,8 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 	if c.documents, err = trtllmDocuments(request); err != nil {
 		return "", err
 	}
-	// The messages are validated as they are read. If one has a field that OpenAI's types do not have, all are read
-	// again from the JSON itself.
+	// Pydantic validates the messages while the server reads them. If one message has a field that OpenAI's types do not
+	// have, the server reads all of them again from the JSON.
 	typed := true
 	for _, item := range request.Messages.Items {
 		message, _ := item.(*chattemplate.Dict)
@@ -89,15 +85,14 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 		}
 		c.messages = append(c.messages, message)
 	}
-	own, _ := request.Body.Get("chat_template")
-	t, err := m.requestTemplate(own, c.tools != nil)
+	t, err := m.requestTemplate(field(request.Body, "chat_template"), c.tools != nil)
 	if err != nil {
 		return "", err
 	}
 	return m.apply(ctx, t, c)
 }
 
-// kwargsTRTLLM reads chat_template_kwargs, which TensorRT-LLM hands to Transformers as they are.
+// kwargsTRTLLM reads chat_template_kwargs, which TensorRT-LLM passes to Transformers unchanged.
 func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
@@ -111,11 +106,10 @@ func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 			var ok bool
 			if c.continueFinalMessage, ok = v.(bool); !ok && v != nil {
 				return errNotReproduced(
-					"chat_template_kwargs.continue_final_message that is no boolean on TensorRT-LLM",
-				)
+					"chat_template_kwargs.continue_final_message that is no boolean on TensorRT-LLM")
 			}
 		case "messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize":
-			return errRefused("chat_template_kwargs.%s is said by TensorRT-LLM itself", name)
+			return errRefused("chat_template_kwargs.%s, which TensorRT-LLM sets itself", name)
 		case "return_dict", "return_assistant_tokens_mask":
 			return errNotReproduced("chat_template_kwargs." + name + " on TensorRT-LLM")
 		default:
@@ -127,10 +121,10 @@ func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 	return nil
 }
 
-// trtllmTools returns the tools as pydantic's model_dump prints them: the fields of the model alone, with their
-// defaults; nil without tools. tool_choice does not change them.
+// trtllmTools returns the tools as pydantic's model_dump prints them: only known fields, with their defaults; nil
+// without tools. tool_choice does not change them.
 func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
-	given, _ := request.Body.Get("tools")
+	given := field(request.Body, "tools")
 	if given == nil {
 		return nil, nil
 	}
@@ -148,9 +142,8 @@ func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
 			!onlyFields(function, "name", "description", "parameters", "strict") {
 			return nil, errRefused("tools[%d] is not a function with a name, a description, parameters and strict", i)
 		}
-		description, _ := function.Get("description")
-		parameters, _ := function.Get("parameters")
-		strict, _ := function.Get("strict")
+		description, parameters := field(function, "description"), field(function, "parameters")
+		strict := field(function, "strict")
 		_, isText := description.(string)
 		_, isObject := parameters.(*chattemplate.Dict)
 		if description != nil && !isText || parameters != nil && !isObject {
@@ -165,19 +158,9 @@ func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
 	return chattemplate.NewList(tools...), nil
 }
 
-// onlyFields reports whether an object has no other fields than these.
-func onlyFields(d *chattemplate.Dict, names ...string) bool {
-	for k := range d.All() {
-		if name, _ := k.(string); !slices.Contains(names, name) {
-			return false
-		}
-	}
-	return true
-}
-
-// trtllmDocuments returns the documents, which are objects of strings; nil without.
+// trtllmDocuments returns the documents, which are objects of strings; nil without documents.
 func trtllmDocuments(request *apibody.Request) (*chattemplate.List, error) {
-	given, _ := request.Body.Get("documents")
+	given := field(request.Body, "documents")
 	if given == nil {
 		return nil, nil
 	}
@@ -198,29 +181,24 @@ func trtllmDocuments(request *apibody.Request) (*chattemplate.List, error) {
 	return list, nil
 }
 
-// trtllmAssistant are the fields of OpenAI's assistant message.
-var trtllmAssistant = []string{"role", "content", "name", "refusal", "audio", "function_call", "tool_calls"}
+// assistantFields are the fields of OpenAI's assistant message.
+var assistantFields = []string{"role", "content", "name", "refusal", "audio", "function_call", "tool_calls"}
 
-// trtllmTyped reports whether pydantic takes a message with tool calls for OpenAI's assistant message. Any other it
-// takes for a message of its role with any fields.
+// trtllmTyped reports whether pydantic reads a message as OpenAI's assistant message with tool calls. It reads every
+// other message as one of any fields.
 func trtllmTyped(message *chattemplate.Dict) bool {
-	role, _ := message.Get("role")
 	calls, _ := get[*chattemplate.List](message, "tool_calls")
-	if role != "assistant" || calls == nil || !onlyFields(message, trtllmAssistant...) {
+	if role(message) != "assistant" || calls == nil || !onlyFields(message, assistantFields...) ||
+		firstField(message, "audio", "function_call") != nil {
 		return false
 	}
-	for _, name := range []string{"audio", "function_call"} {
-		if v, _ := message.Get(name); v != nil {
-			return false
-		}
-	}
-	refusal, _ := message.Get("refusal")
+	refusal := field(message, "refusal")
 	_, isText := refusal.(string)
 	return refusal == nil || isText
 }
 
-// trtllmReadsTyped reports whether what pydantic validates of a message only as it is read is valid: an assistant's
-// tool calls and content parts, and content parts that are no objects, which only OpenAI's types would take.
+// trtllmReadsTyped reports whether the lists in a message are valid for pydantic, which validates them only while the
+// server reads them: an assistant's tool calls, and the content parts of any message.
 func trtllmReadsTyped(message *chattemplate.Dict) bool {
 	parts, _ := get[*chattemplate.List](message, "content")
 	typed := trtllmTyped(message)
@@ -251,8 +229,8 @@ func trtllmReadsTyped(message *chattemplate.Dict) bool {
 	return true
 }
 
-// trtllmMessage returns one message: its role, its texts joined by newlines and the media that it has not, then what
-// its role allows besides. typed says that the messages come from pydantic, not from the JSON.
+// trtllmMessage returns one message: its role, its texts joined by newlines, an empty list of media, and then the
+// further fields of its role. typed says that the messages come from pydantic, not from the JSON.
 func trtllmMessage(given *chattemplate.Dict, typed bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
@@ -265,14 +243,10 @@ func trtllmMessage(given *chattemplate.Dict, typed bool) (*chattemplate.Dict, er
 	message := dict("role", role, "content", text, "media", chattemplate.NewList())
 	switch role {
 	case "assistant":
-		reasoning, _ := given.Get("reasoning")
-		if reasoning == nil {
-			reasoning, _ = given.Get("reasoning_content")
-		}
-		if reasoning != nil {
+		if reasoning := firstField(given, "reasoning", "reasoning_content"); reasoning != nil {
 			message.Set("reasoning_content", reasoning)
 		}
-		if calls, _ := given.Get("tool_calls"); calls != nil {
+		if calls := field(given, "tool_calls"); calls != nil {
 			list, err := trtllmToolCalls(calls, typed && trtllmTyped(given))
 			if err != nil {
 				return nil, err
@@ -284,17 +258,16 @@ func trtllmMessage(given *chattemplate.Dict, typed bool) (*chattemplate.Dict, er
 			message.Set("tool_call_id", id)
 		}
 	case "system":
-		if tools, _ := given.Get("tools"); tools != nil {
+		if field(given, "tools") != nil {
 			return nil, errNotReproduced("a system message's tools on TensorRT-LLM")
 		}
 	}
 	return message, nil
 }
 
-// trtllmText returns a message's texts, without the empty ones, joined by newlines.
+// trtllmText returns a message's texts that are not empty, joined by newlines.
 func trtllmText(message *chattemplate.Dict) (string, error) {
-	content, _ := message.Get("content")
-	switch content := content.(type) {
+	switch content := field(message, "content").(type) {
 	case nil:
 		return "", nil
 	case string:
@@ -302,16 +275,16 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 	case *chattemplate.List:
 		var texts []string
 		for _, item := range content.Items {
-			text, isText := item.(string)
+			text, isString := item.(string)
 			if part, isPart := item.(*chattemplate.Dict); isPart {
-				if kind, _ := part.Get("type"); kind != "text" {
+				if !isText(part) {
 					return "", ErrMedia
 				}
-				value, _ := part.Get("text")
-				if text, isText = value.(string); !isText && value != nil {
+				value := field(part, "text")
+				if text, isString = value.(string); !isString && value != nil {
 					return "", errNotReproduced("a text that is no string on TensorRT-LLM")
 				}
-			} else if !isText {
+			} else if !isString {
 				return "", errRefused("a content part is neither an object nor a string")
 			}
 			if text != "" {
@@ -320,49 +293,33 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 		}
 		return strings.Join(texts, "\n"), nil
 	case *chattemplate.Dict:
-		return "", errNotReproduced("content that is an object on TensorRT-LLM") // it takes the keys for texts
+		return "", errNotReproduced("content that is an object on TensorRT-LLM") // the server takes its keys for texts
 	}
 	return "", errRefused("content is neither a string nor a list of parts")
 }
 
-// trtllmToolCalls returns tool calls with arguments as objects, their fields in the order of OpenAI's types, if typed,
-// else in that of TensorRT-LLM's own.
+// trtllmCallOrder is the order of the fields of TensorRT-LLM's own type of tool calls.
+var trtllmCallOrder = callOrder{call: []string{"id", "type", "function"}, function: []string{"name", "arguments"}}
+
+// trtllmToolCalls returns tool calls with arguments as objects. If typed is set, their fields have the order of OpenAI's
+// types.
 func trtllmToolCalls(value any, typed bool) (*chattemplate.List, error) {
-	given, ok := value.(*chattemplate.List)
-	if !ok {
-		return nil, errRefused("tool_calls is not a list")
+	order := trtllmCallOrder
+	if typed {
+		order = pydanticCallOrder
 	}
-	calls := make([]any, len(given.Items))
-	for i, item := range given.Items {
-		call, _ := item.(*chattemplate.Dict)
-		function, ok := get[*chattemplate.Dict](call, "function")
-		if !ok {
-			return nil, errRefused("tool_calls[%d] has no function", i)
-		}
-		for _, field := range []struct {
-			of   *chattemplate.Dict
-			name string
-		}{{call, "id"}, {call, "type"}, {function, "name"}} {
-			v, _ := field.of.Get(field.name)
-			if _, isText := v.(string); v != nil && !isText {
-				return nil, errRefused("tool_calls[%d] has a %s that is no string", i, field.name)
+	return convertToolCalls(value, func(i int, call, function *chattemplate.Dict) (*chattemplate.Dict, error) {
+		for _, v := range []any{field(call, "id"), field(call, "type"), field(function, "name")} {
+			if _, isString := v.(string); v != nil && !isString {
+				return nil, errRefused("tool_calls[%d] has an id, a type or a name that is no string", i)
 			}
 		}
-		arguments, _ := function.Get("arguments")
-		object, err := trtllmArguments(arguments)
+		arguments, err := trtllmArguments(field(function, "arguments"))
 		if err != nil {
 			return nil, err
 		}
-		if typed {
-			call, function = inOrder(call, "id", "function", "type"), inOrder(function, "arguments", "name")
-		} else {
-			call, function = inOrder(call, "id", "type", "function"), inOrder(function, "name", "arguments")
-		}
-		function.Set("arguments", object)
-		call.Set("function", function)
-		calls[i] = call
-	}
-	return chattemplate.NewList(calls...), nil
+		return orderedCall(call, function, arguments, order), nil
+	})
 }
 
 // trtllmArguments returns a call's arguments as an object.
@@ -373,12 +330,12 @@ func trtllmArguments(given any) (*chattemplate.Dict, error) {
 	case *chattemplate.Dict:
 		return given, nil
 	case string:
-		value, err := readArguments(given)
-		if errors.Is(err, ErrMemory) {
+		value, malformed, err := readArguments(given)
+		if err != nil {
 			return nil, err
 		}
-		if err != nil {
-			// An error in some versions; in others the text stays as it is.
+		if malformed != nil {
+			// Some versions refuse them, and others leave the text as it is.
 			return nil, errNotReproduced("tool call arguments that are no JSON on TensorRT-LLM")
 		}
 		if object, ok := value.(*chattemplate.Dict); ok {

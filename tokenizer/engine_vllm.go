@@ -12,34 +12,32 @@ import (
 	"kvepp/kvblock"
 )
 
-// What vLLM's OpenAI server makes of a chat before it renders it: pydantic's reading of the body, then its own parsing.
+// How vLLM's OpenAI server prepares and renders a chat: pydantic reads the body, then vLLM parses the messages.
 // Source: vLLM 0.33.0, entrypoints/openai/chat_completion/protocol, renderers/chat_utils/chat_message, renderers/hf.
 
-// The architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0, config/model.
+// vllmOwnEncoding are the architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0, config/model.
 var vllmOwnEncoding = []string{
 	"Alpamayo2Super", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM",
-	"DeepseekV4ForCausalLM",
-	"DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM",
+	"DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM",
 	"InklingForConditionalGeneration",
 }
 
-// givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings
-// none. It returns an error for fields whose effect in vLLM is not known here.
+// givenVLLM returns the ids that a decoding vLLM takes over from the vLLM that prefilled; nil if the request brings
+// none. A field whose effect in vLLM is not known here is an error.
 func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	if m.mistralCommon {
 		return nil, errNotReproduced("a folder with Mistral's own tokenizer")
 	}
-	for _, field := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"} {
-		if v, _ := request.Body.Get(field); v != nil {
-			return nil, errNotReproduced(field)
+	for _, name := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"} {
+		if field(request.Body, name) != nil {
+			return nil, errNotReproduced(name)
 		}
 	}
 	transfer, _ := get[*chattemplate.Dict](request.Body, "kv_transfer_params")
 	list, isIDs := get[*chattemplate.TokenIDs](transfer, "prompt_token_ids")
 	_, isList := get[*chattemplate.List](transfer, "prompt_token_ids")
-	if echo, _ := request.Body.Get("echo"); !isIDs && !isList || request.API != apibody.ChatCompletions ||
-		request.HasMedia ||
-		echo == true {
+	if !isIDs && !isList || request.API != apibody.ChatCompletions || request.HasMedia ||
+		field(request.Body, "echo") == true {
 		return nil, nil
 	}
 	ids, ok := tokenList(list)
@@ -49,7 +47,7 @@ func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	return [][]kvblock.Token{ids}, nil
 }
 
-// tokenList returns a list as token ids; false if it holds something else.
+// tokenList returns the ids of a list; false if the list holds anything else.
 func tokenList(list *chattemplate.TokenIDs) ([]kvblock.Token, bool) {
 	if list == nil || list.Bad >= 0 {
 		return nil, false
@@ -63,22 +61,15 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
 	processor, _ := get[*chattemplate.Dict](request.Body, "mm_processor_kwargs")
-	if audio, _ := processor.Get("use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
+	if audio := field(processor, "use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
 		return "", errNotReproduced("use_audio_in_video")
 	}
 	kwargs, err := m.vllmKwargs(request)
 	if err != nil {
 		return "", err
 	}
-	c := &chat{
-		kwargs:               kwargs,
-		addGenerationPrompt:  true,
-		continueFinalMessage: request.ContinueFinalMessage,
-		limits:               limits(request),
-	}
-	if request.AddGenerationPrompt != nil {
-		c.addGenerationPrompt = *request.AddGenerationPrompt
-	}
+	c := newChat(request)
+	c.kwargs, c.continueFinalMessage = kwargs, request.ContinueFinalMessage
 	if c.tools, err = m.vllmTools(request); err != nil {
 		return "", err
 	}
@@ -89,15 +80,14 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 		}
 		c.tools = list
 	}
-	if documents, _ := request.Body.Get("documents"); documents == nil {
-		documents, _ := kwargs.Get("documents")
-		c.documents, _ = documents.(*chattemplate.List)
+	if field(request.Body, "documents") == nil {
+		c.documents, _ = get[*chattemplate.List](kwargs, "documents")
 	} else {
 		c.documents = request.Documents
 	}
-	own, _ := request.Body.Get("chat_template")
-	if v, _ := request.ChatTemplateKwargs.Get("chat_template"); v != nil {
-		own = v
+	own := field(request.ChatTemplateKwargs, "chat_template")
+	if own == nil {
+		own = field(request.Body, "chat_template")
 	}
 	t, err := m.requestTemplate(own, c.tools != nil)
 	if err != nil {
@@ -115,8 +105,7 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 	return m.apply(ctx, t, c)
 }
 
-// requestTemplate returns the template for a chat: the request's own if it brings one and that is allowed, else the
-// model's.
+// requestTemplate returns the template for a chat: the request's own, which must be allowed, else the model's.
 func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	if own != nil {
 		if !m.options.RequestChatTemplate {
@@ -145,11 +134,11 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	return t, nil
 }
 
-// vllmUnset reports whether a keyword argument counts as not given. Source: vLLM 0.33.0, renderers/params,
-// merge_kwargs.
+// vllmUnset reports whether vLLM treats a template variable's value as not given. Source: vLLM 0.33.0,
+// renderers/params, merge_kwargs.
 func vllmUnset(v any) bool { return v == nil || v == "auto" }
 
-// reasoningEfforts are the values of reasoning_effort that vLLM takes.
+// reasoningEfforts are the values of reasoning_effort that vLLM, SGLang and Dynamo take.
 var reasoningEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
 
 // transformersParameters are arguments of apply_chat_template that its templates do not see.
@@ -158,7 +147,7 @@ var transformersParameters = []string{
 	"tokenizer_kwargs", "tokenize", "chat_template",
 }
 
-// vllmKwargs returns the template's variables besides messages, tools and documents.
+// vllmKwargs returns the template's variables except messages, tools and documents.
 func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 	kwargs := chattemplate.NewDict()
 	given, err := objectField(request.Body, "chat_template_kwargs")
@@ -175,13 +164,13 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 			kwargs.Set(name, v)
 		}
 	}
-	switch effort, _ := request.Body.Get("reasoning_effort"); effort := effort.(type) {
+	switch effort := field(request.Body, "reasoning_effort").(type) {
 	case nil:
 	case string:
 		if !slices.Contains(reasoningEfforts, effort) {
 			return nil, errRefused("reasoning_effort %q", effort)
 		}
-		effort = m.mapped(effort)
+		effort = m.mappedEffort(effort)
 		if !vllmUnset(effort) {
 			kwargs.Set("reasoning_effort", effort)
 		}
@@ -191,7 +180,7 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	default:
 		return nil, errRefused("reasoning_effort is not a string")
 	}
-	if tokenize, _ := given.Get("tokenize"); tokenize != nil && tokenize != false {
+	if tokenize := field(given, "tokenize"); tokenize != nil && tokenize != false {
 		return nil, errNotReproduced("chat_template_kwargs.tokenize")
 	}
 	for _, name := range []string{"messages", "conversation", "model_config", "tokenizer",
@@ -203,30 +192,19 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	return kwargs, nil
 }
 
-// mapped returns what --reasoning-effort-map makes of a reasoning effort.
-func (m *Model) mapped(effort string) string {
-	if to, ok := m.efforts[effort]; ok {
-		return to
+// mappedEffort returns a reasoning effort as --reasoning-effort-map replaces it.
+func (m *Model) mappedEffort(effort string) string {
+	if mapped, ok := m.efforts[effort]; ok {
+		return mapped
 	}
 	return effort
 }
 
-// objectField returns an object, nil if absent or null.
-func objectField(d *chattemplate.Dict, name string) (*chattemplate.Dict, error) {
-	v, _ := d.Get(name)
-	object, ok := v.(*chattemplate.Dict)
-	if v != nil && !ok {
-		return nil, errRefused("%s is not an object", name)
-	}
-	return object, nil
-}
-
-// vllmTools returns the tools as pydantic's model_dump prints them: known fields alone, in the order of the model, with
+// vllmTools returns the tools as pydantic's model_dump prints them: only known fields, in the order of the model, with
 // their defaults; nil without tools.
 func (m *Model) vllmTools(request *apibody.Request) (*chattemplate.List, error) {
-	given, _ := request.Body.Get("tools")
-	choice, _ := request.Body.Get("tool_choice")
-	if given == nil || choice == "none" && m.options.ExcludeToolsWhenToolChoiceNone {
+	given := field(request.Body, "tools")
+	if given == nil || m.options.ExcludeToolsWhenToolChoiceNone && field(request.Body, "tool_choice") == "none" {
 		return nil, nil
 	}
 	list, ok := given.(*chattemplate.List)
@@ -240,42 +218,27 @@ func (m *Model) vllmTools(request *apibody.Request) (*chattemplate.List, error) 
 		if !ok {
 			return nil, errRefused("tools[%d] has no function", i)
 		}
-		name, ok := get[string](function, "name")
-		if !ok {
+		if _, ok := get[string](function, "name"); !ok {
 			return nil, errRefused("tools[%d].function has no name", i)
 		}
 		if kind, given := tool.Get("type"); given && kind != "function" {
 			return nil, errRefused("tools[%d].type is not \"function\"", i)
 		}
-		description, _ := function.Get("description")
-		parameters, _ := function.Get("parameters")
-		dumped := dict("name", name, "description", description, "parameters", parameters)
-		strict, _ := function.Get("strict")
-		deferredTool, _ := tool.Get("defer_loading")
-		deferred, _ := function.Get("defer_loading")
-		if deferred == nil {
-			deferred = deferredTool
+		f, err := readToolFields(tool, function)
+		if err != nil {
+			return nil, err
 		}
+		dumped := dict("name", f.name, "description", f.description, "parameters", f.parameters)
+		setFlag(dumped, "strict", f.strict)
+		setFlag(dumped, "defer_loading", f.deferFunction)
 		entry := dict("type", "function", "function", dumped)
-		for _, flag := range []struct {
-			of    *chattemplate.Dict
-			name  string
-			value any
-		}{{dumped, "strict", strict}, {dumped, "defer_loading", deferred}, {entry, "defer_loading", deferredTool}} {
-			switch flag.value.(type) {
-			case nil:
-			case bool:
-				flag.of.Set(flag.name, flag.value)
-			default:
-				return nil, errNotReproduced("a tool's " + flag.name + " that is no boolean")
-			}
-		}
+		setFlag(entry, "defer_loading", f.deferTool)
 		tools[i] = entry
 	}
 	return chattemplate.NewList(tools...), nil
 }
 
-// vllmMessage returns one message. Only the fields that vLLM knows reach the template.
+// vllmMessage returns a message with the fields that vLLM knows. The template sees no others.
 func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
@@ -291,7 +254,7 @@ func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate
 	message := dict("role", role, "content", content)
 	switch role {
 	case "assistant":
-		if calls, _ := given.Get("tool_calls"); calls != nil {
+		if calls := field(given, "tool_calls"); calls != nil {
 			list, err := vllmToolCalls(calls)
 			if err != nil {
 				return nil, err
@@ -300,14 +263,9 @@ func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate
 				message.Set("tool_calls", list)
 			}
 		}
-		reasoning, _ := given.Get("reasoning")
-		if reasoning == nil {
-			reasoning, _ = given.Get("reasoning_content")
-		}
-		if d, isObject := reasoning.(*chattemplate.Dict); isObject {
-			if kind, _ := d.Get("type"); kind == "prompt_embeds" {
-				return nil, ErrMedia
-			}
+		reasoning := firstField(given, "reasoning", "reasoning_content")
+		if d, _ := reasoning.(*chattemplate.Dict); field(d, "type") == "prompt_embeds" {
+			return nil, ErrMedia
 		}
 		if reasoning != nil {
 			message.Set("reasoning", reasoning)
@@ -323,9 +281,9 @@ func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate
 			}
 		}
 	}
-	for _, field := range []string{"name", "task"} {
-		if text, ok := get[string](given, field); ok {
-			message.Set(field, text)
+	for _, name := range []string{"name", "task"} {
+		if text, ok := get[string](given, name); ok {
+			message.Set(name, text)
 		}
 	}
 	if role == "developer" {
@@ -338,7 +296,7 @@ func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate
 	return message, nil
 }
 
-// isPlain reports whether a message is its role and then this text, and nothing else.
+// isPlain reports whether a message holds only its role and this text, in that order.
 func isPlain(message *chattemplate.Dict, content any) bool {
 	text, isText := content.(string)
 	given, ok := get[string](message, "content")
@@ -351,31 +309,17 @@ func isPlain(message *chattemplate.Dict, content any) bool {
 	return false
 }
 
-// joinTexts joins a list that holds text parts alone.
-func joinTexts(list *chattemplate.List, separator string) (string, bool) {
-	texts := make([]string, len(list.Items))
-	for i, item := range list.Items {
-		part, ok := item.(*chattemplate.Dict)
-		if kind, _ := part.Get("type"); !ok || kind != "text" {
-			return "", false
-		}
-		texts[i], _ = get[string](part, "text")
-	}
-	return strings.Join(texts, separator), true
-}
-
-// vllmPartFields are the fields of vLLM's content parts; others stay on a text part that is shown as a part.
+// vllmPartFields are the fields of vLLM's content parts. A part keeps its other fields if the template takes parts.
 var vllmPartFields = []string{
 	"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
-	"name",
-	"prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
+	"name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 }
 
-// vllmContent returns a message's content: its texts joined by newlines behind the marks of its media, or its parts.
+// vllmContent returns a message's content: its parts if the template takes those, else the marks of its media and then
+// its texts, joined by newlines.
 func (m *Model) vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, error) {
-	content, _ := given.Get("content")
 	var items []any
-	switch content := content.(type) {
+	switch content := field(given, "content").(type) {
 	case nil:
 	case string:
 		switch {
@@ -424,7 +368,7 @@ func (m *Model) vllmContent(given *chattemplate.Dict, role string, wantsParts bo
 	return markFirst(media, strings.Join(texts, "\n"))
 }
 
-// vllmPart returns a content part both as a part and as text.
+// vllmPart returns a content part both as a part and as text. skip says that vLLM leaves the part out.
 func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err error) {
 	if text, ok := item.(string); ok {
 		return textPart(text), text, false, nil
@@ -443,24 +387,22 @@ func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err er
 	if uuid != nil {
 		return nil, "", false, ErrMedia
 	}
-	field := ""
+	holder := "" // the field that holds the text
 	switch kind {
 	case "text", "input_text", "output_text":
-		field = "text"
-	case "refusal":
-		field = "refusal"
-	case "thinking":
-		field = "thinking"
+		holder = "text"
+	case "refusal", "thinking":
+		holder = kind
 	default:
 		return nil, "", false, ErrMedia
 	}
-	value, _ := given.Get(field)
+	value := field(given, holder)
 	text, ok = value.(string)
-	if value == nil && (field == "refusal" || isText(given)) {
+	if value == nil && (kind == "refusal" || kind == "text") {
 		return nil, "", true, nil
 	}
 	if !ok {
-		return nil, "", false, errRefused("a content part without %s", field)
+		return nil, "", false, errRefused("a content part without %s", holder)
 	}
 	if isPlainPart(given) {
 		return given, text, false, nil
@@ -470,7 +412,7 @@ func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err er
 	return part, text, false, nil
 }
 
-// isPlainPart reports whether a part is its type and then its text, and nothing else.
+// isPlainPart reports whether a part holds only its type and its text, in that order.
 func isPlainPart(part *chattemplate.Dict) bool {
 	if _, ok := get[string](part, "text"); !ok || part.Len() != 2 || !isText(part) {
 		return false
@@ -481,7 +423,7 @@ func isPlainPart(part *chattemplate.Dict) bool {
 	return false
 }
 
-// addExtra adds the fields that vLLM does not know.
+// addExtra copies the fields that vLLM does not know.
 func addExtra(part, given *chattemplate.Dict) {
 	for k, v := range given.All() {
 		if name, _ := k.(string); !slices.Contains(vllmPartFields, name) {
@@ -490,24 +432,22 @@ func addExtra(part, given *chattemplate.Dict) {
 	}
 }
 
-// onlyMedia reports whether a part has the field of its type and of no other, by which vLLM goes where a part has a
-// uuid.
+// onlyMedia reports whether, of the fields of media, a part has that of its type and no other. vLLM decides by these
+// fields, and not by the type, if the part has a uuid.
 func onlyMedia(part *chattemplate.Dict, kind string) bool {
-	for _, field := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds",
+	for _, name := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds",
 		"prompt_embeds", "audio_url", "input_audio", "video_url"} {
-		if _, has := part.Get(field); has != (field == kind) {
+		if _, has := part.Get(name); has != (name == kind) {
 			return false
 		}
 	}
 	return true
 }
 
-func isText(part *chattemplate.Dict) bool { kind, _ := part.Get("type"); return kind == "text" }
-
-// billingHeader begins a line that Claude Code puts before its system prompt, other in each request.
+// billingHeader begins a line that Claude Code puts before its system prompt. The line differs in each request.
 const billingHeader = "x-anthropic-billing-header"
 
-// dropBillingHeader removes that line from a system message's text parts.
+// dropBillingHeader removes that line from the text parts of a system message.
 func dropBillingHeader(items []any) []any {
 	var kept []any
 	for _, item := range items {
@@ -534,69 +474,56 @@ func dropBillingHeader(items []any) []any {
 	return kept
 }
 
-// inOrder returns an object with the named fields first, in their order, then the others: what pydantic makes of a
-// TypedDict that allows further fields.
-func inOrder(d *chattemplate.Dict, names ...string) *chattemplate.Dict {
-	ordered := chattemplate.NewDict()
-	for _, name := range names {
-		if v, ok := d.Get(name); ok {
-			ordered.Set(name, v)
-		}
-	}
-	for k, v := range d.All() {
-		if name, _ := k.(string); !slices.Contains(names, name) {
-			ordered.Set(name, v)
-		}
-	}
-	return ordered
-}
-
-// vllmToolCalls returns an assistant's tool calls with arguments as objects.
+// vllmToolCalls returns an assistant's tool calls with arguments as objects. An empty object stands for no calls.
 func vllmToolCalls(value any) (*chattemplate.List, error) {
-	given, ok := value.(*chattemplate.List)
-	if !ok {
-		if object, isObject := value.(*chattemplate.Dict); isObject && object.Len() == 0 {
-			return chattemplate.NewList(), nil
-		}
-		return nil, errRefused("tool_calls is not a list")
+	if object, isObject := value.(*chattemplate.Dict); isObject && object.Len() == 0 {
+		return chattemplate.NewList(), nil
 	}
-	calls := make([]any, len(given.Items))
-	for i, item := range given.Items {
-		call, _ := item.(*chattemplate.Dict)
-		function, ok := get[*chattemplate.Dict](call, "function")
-		if kind, _ := call.Get("type"); !ok || kind != "function" {
+	return convertToolCalls(value, func(i int, call, function *chattemplate.Dict) (*chattemplate.Dict, error) {
+		if field(call, "type") != "function" {
 			return nil, errRefused("tool_calls[%d] is not of type function", i)
 		}
-		arguments, ok := get[*chattemplate.Dict](function, "arguments") // of a tool use in messages
-		if !ok {
-			text, ok := get[string](function, "arguments")
-			if !ok {
-				return nil, errRefused("tool_calls[%d].function.arguments is not a string", i)
-			}
+		var arguments *chattemplate.Dict
+		switch given := field(function, "arguments").(type) {
+		case *chattemplate.Dict: // the request was one to Messages
+			arguments = given
+		case string:
 			var err error
-			if arguments, err = vllmArguments(text); err != nil {
+			if arguments, err = vllmArguments(given); err != nil {
 				return nil, err
 			}
+		default:
+			return nil, errRefused("tool_calls[%d].function.arguments is not a string", i)
 		}
-		function = inOrder(function, "arguments", "name")
-		function.Set("arguments", arguments)
-		call = inOrder(call, "id", "function", "type")
-		call.Set("function", function)
-		calls[i] = call
-	}
-	return chattemplate.NewList(calls...), nil
+		return orderedCall(call, function, arguments, pydanticCallOrder), nil
+	})
 }
 
-// vllmArguments reads a tool call's arguments; what is no object counts as {}.
+// callOrder is the order of the fields of a tool call and of its function.
+type callOrder struct{ call, function []string }
+
+// pydanticCallOrder is the order in which pydantic prints OpenAI's types of tool calls.
+var pydanticCallOrder = callOrder{call: []string{"id", "function", "type"}, function: []string{"arguments", "name"}}
+
+// orderedCall returns a tool call with other arguments, its fields in this order.
+func orderedCall(call, function, arguments *chattemplate.Dict, order callOrder) *chattemplate.Dict {
+	function = inOrder(function, order.function...)
+	function.Set("arguments", arguments)
+	call = inOrder(call, order.call...)
+	call.Set("function", function)
+	return call
+}
+
+// vllmArguments reads a tool call's arguments. What is no JSON object becomes {}.
 func vllmArguments(text string) (*chattemplate.Dict, error) {
 	if text == "" {
 		return chattemplate.NewDict(), nil
 	}
-	value, err := readArguments(text)
-	if errors.Is(err, ErrMemory) {
+	value, malformed, err := readArguments(text)
+	if err != nil {
 		return nil, err
 	}
-	if err != nil && pythonReads(text, err) {
+	if malformed != nil && pythonMayRead(text, malformed) {
 		return nil, errNotReproduced("tool call arguments that only Python takes for JSON")
 	}
 	if object, ok := value.(*chattemplate.Dict); ok {
@@ -605,21 +532,26 @@ func vllmArguments(text string) (*chattemplate.Dict, error) {
 	return chattemplate.NewDict(), nil
 }
 
-// pythonReads reports whether Python's json might read what ParseJSON does not: NaN and Infinity, lone surrogates,
-// floats beyond float64, deep nesting. It is sure only of a no.
-func pythonReads(text string, err error) bool {
+// pythonMayRead reports whether Python's json may read a text that chattemplate found malformed. Python also reads NaN
+// and Infinity, lone surrogates, floats beyond float64 and deep nesting.
+func pythonMayRead(text string, malformed error) bool {
 	var syntax *chattemplate.SyntaxError
-	if errors.As(err, &syntax) &&
+	if errors.As(malformed, &syntax) &&
 		(strings.Contains(syntax.Reason, "surrogate") || strings.Contains(syntax.Reason, "nested") ||
 			strings.Contains(syntax.Reason, "number")) {
 		return true
 	}
+	return hasNonFinite(text)
+}
+
+// hasNonFinite reports whether a text has one of the names of numbers that are not finite.
+func hasNonFinite(text string) bool {
 	return strings.Contains(text, "NaN") || strings.Contains(text, "Infinity")
 }
 
-// vllmDeveloperTools returns a developer message's tools, None without.
+// vllmDeveloperTools returns a developer message's tools; nil, Python's None, without tools.
 func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
-	value, _ := message.Get("tools")
+	value := field(message, "tools")
 	if value == nil {
 		return nil, nil
 	}
@@ -641,57 +573,60 @@ func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
 	return chattemplate.NewList(tools...), nil
 }
 
-// developerToSystem makes developer messages system messages and, if one is not the first, joins all system messages
-// into one at the front; without developer messages nothing changes.
+// developerToSystem turns developer messages into system messages. If there then is a system message that is not the
+// first message, all of them join into one at the front. Without developer messages nothing changes.
 func developerToSystem(messages []any) []any {
-	found := false
-	converted := make([]any, len(messages))
-	for i, item := range messages {
-		converted[i] = item
-		message, _ := item.(*chattemplate.Dict)
-		if role, _ := message.Get("role"); role == "developer" {
-			found = true
-			system := chattemplate.NewDict()
-			for k, v := range message.All() {
-				if name, _ := k.(string); name != "tools" {
-					system.Set(name, v)
-				}
-			}
-			system.Set("role", "system")
-			converted[i] = system
-		}
-	}
-	if !found {
+	isDeveloper := func(message any) bool { return role(message) == "developer" }
+	if !slices.ContainsFunc(messages, isDeveloper) {
 		return messages
+	}
+	converted := slices.Clone(messages)
+	for i, item := range messages {
+		if !isDeveloper(item) {
+			continue
+		}
+		message, _ := item.(*chattemplate.Dict)
+		system := chattemplate.NewDict()
+		for k, v := range message.All() {
+			if name, _ := k.(string); name != "tools" {
+				system.Set(name, v)
+			}
+		}
+		system.Set("role", "system")
+		converted[i] = system
+	}
+	isSystem := func(message any) bool { return role(message) == "system" }
+	if !slices.ContainsFunc(converted[1:], isSystem) {
+		return converted
 	}
 	var systems []string
 	var rest []any
-	join := false
-	for i, item := range converted {
-		message, _ := item.(*chattemplate.Dict)
-		if role, _ := message.Get("role"); role != "system" {
+	for _, item := range converted {
+		if !isSystem(item) {
 			rest = append(rest, item)
 			continue
 		}
-		join = join || i > 0 || len(systems) > 0
-		content, _ := message.Get("content")
-		text, _ := content.(string)
-		if list, ok := content.(*chattemplate.List); ok {
-			var texts []string
-			for _, item := range list.Items {
-				part, _ := item.(*chattemplate.Dict)
-				if text, ok := get[string](part, "text"); ok {
-					texts = append(texts, text)
-				}
-			}
-			text = strings.Join(texts, "\n")
-		}
-		if text != "" {
+		message, _ := item.(*chattemplate.Dict)
+		if text := systemText(field(message, "content")); text != "" {
 			systems = append(systems, text)
 		}
 	}
-	if !join {
-		return converted
-	}
 	return append([]any{dict("role", "system", "content", strings.Join(systems, "\n\n"))}, rest...)
+}
+
+// systemText returns a system message's content as one text.
+func systemText(content any) string {
+	list, isList := content.(*chattemplate.List)
+	if !isList {
+		text, _ := content.(string)
+		return text
+	}
+	var texts []string
+	for _, item := range list.Items {
+		part, _ := item.(*chattemplate.Dict)
+		if text, ok := get[string](part, "text"); ok {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, "\n")
 }

@@ -2,19 +2,20 @@ package tokenizer
 
 import (
 	"fmt"
+	"slices"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to OpenAI's /v1/responses: a chat, whose prompt is encoded with special tokens. Items
-// whose form leaves open which of OpenAI's types it is are left to the engine. Source: vLLM 0.33.0,
-// entrypoints/openai/responses/utils and protocol.
+// How vLLM turns a request to OpenAI's /v1/responses into a chat. The prompt is encoded with special tokens. An item
+// that could be of more than one of OpenAI's types is an error here, because only the engine knows which it chooses.
+// Source: vLLM 0.33.0, entrypoints/openai/responses/utils and protocol.
 
-// checkResponses returns an error for a request with fields whose effect in the engine is not known here.
+// checkResponses returns an error for a request with fields whose effect in vLLM is not known here.
 func checkResponses(request *apibody.Request) error {
 	for _, name := range []string{"previous_response_id", "prompt", "kv_transfer_params", "previous_input_messages"} {
-		if v, _ := request.Body.Get(name); v != nil {
+		if field(request.Body, name) != nil {
 			return errNotReproduced(name)
 		}
 	}
@@ -24,8 +25,19 @@ func checkResponses(request *apibody.Request) error {
 	return nil
 }
 
-// chatOfResponses returns the chat of a request to Responses.
-func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, error) {
+// inputItems returns the input of a request to Responses as items. An input that is a text is a user's message.
+func inputItems(body *chattemplate.Dict) ([]any, error) {
+	switch input := field(body, "input").(type) {
+	case string:
+		return []any{dict("role", "user", "content", input)}, nil
+	case *chattemplate.List:
+		return input.Items, nil
+	}
+	return nil, errRefused("input is neither a string nor a list of items")
+}
+
+// chatOfResponsesVLLM returns the chat that vLLM makes of a request to Responses.
+func (m *Model) chatOfResponsesVLLM(request *apibody.Request) (*apibody.Request, error) {
 	if err := checkResponses(request); err != nil {
 		return nil, err
 	}
@@ -33,31 +45,23 @@ func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, err
 	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
 		c.messages = append(c.messages, dict("role", "system", "content", instructions))
 	}
-	switch input, _ := request.Body.Get("input"); input := input.(type) {
-	case string:
-		c.messages = append(c.messages, dict("role", "user", "content", input))
-	case *chattemplate.List:
-		for i, item := range input.Items {
-			if err := c.add(item, i == len(input.Items)-1); err != nil {
-				return nil, fmt.Errorf("%w (input item %d)", err, i)
-			}
+	items, err := inputItems(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	for i, item := range items {
+		if err := c.add(item, i == len(items)-1); err != nil {
+			return nil, fmt.Errorf("%w (input item %d)", err, i)
 		}
-	default:
-		return nil, errRefused("input is neither a string nor a list of items")
 	}
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("an empty input")
 	}
 	body := dict("model", request.Model, "messages", chattemplate.NewList(c.messages...))
-	for _, name := range []string{"chat_template_kwargs", "cache_salt", "tool_choice"} {
-		if v, _ := request.Body.Get(name); v != nil {
-			body.Set(name, v)
-		}
-	}
-	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
-		if effort, _ := reasoning.Get("effort"); effort != nil {
-			body.Set("reasoning_effort", effort)
-		}
+	copyFields(body, request.Body, "chat_template_kwargs", "cache_salt", "tool_choice")
+	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
+	if effort := field(reasoning, "effort"); effort != nil {
+		body.Set("reasoning_effort", effort)
 	}
 	tools, err := responsesTools(request.Body)
 	if err != nil {
@@ -73,8 +77,8 @@ func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, err
 	return chat, nil
 }
 
-// orderCalls puts the name of each called function before its arguments: these messages do not go through vLLM's model
-// of a chat's, which has them the other way round.
+// orderCalls puts the name of each called function before its arguments. vLLM reorders them in the messages of a chat,
+// but not in those that it makes of Responses.
 func orderCalls(messages []any) {
 	for _, item := range messages {
 		message, _ := item.(*chattemplate.Dict)
@@ -88,7 +92,7 @@ func orderCalls(messages []any) {
 	}
 }
 
-// responsesTools returns the functions as a chat has them; nil without.
+// responsesTools returns the tools in the form of the chat API; nil without tools.
 func responsesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 	given, _ := body.Get("tools")
 	list, ok := given.(*chattemplate.List)
@@ -121,10 +125,10 @@ func responsesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 	return chattemplate.NewList(tools...), nil
 }
 
-// responsesChat collects a chat's messages.
+// responsesChat collects the chat's messages.
 type responsesChat struct{ messages []any }
 
-// assistant returns the last message if it is the assistant's; nil otherwise.
+// assistant returns the last message if it is the assistant's, else nil.
 func (c *responsesChat) assistant() *chattemplate.Dict {
 	if len(c.messages) == 0 {
 		return nil
@@ -136,17 +140,17 @@ func (c *responsesChat) assistant() *chattemplate.Dict {
 	return last
 }
 
-// say gives an assistant's message a field: the last message, if it is one without, or else a new one.
-func (c *responsesChat) say(field string, value any) {
-	if last := c.assistant(); last != nil {
-		if has, _ := last.Get(field); has == nil {
-			last.Set(field, value)
-			return
-		}
+// say sets a field of an assistant's message: of the last message, if that is the assistant's and does not have the
+// field yet, else of a new message.
+func (c *responsesChat) say(name string, value any) {
+	if last := c.assistant(); last != nil && field(last, name) == nil {
+		last.Set(name, value)
+		return
 	}
-	c.messages = append(c.messages, dict("role", "assistant", field, value))
+	c.messages = append(c.messages, dict("role", "assistant", name, value))
 }
 
+// add adds an input item. last says that it is the last one.
 func (c *responsesChat) add(item any, last bool) error {
 	given, ok := item.(*chattemplate.Dict)
 	if !ok {
@@ -179,49 +183,39 @@ func (c *responsesChat) add(item any, last bool) error {
 	return errNotReproduced(fmt.Sprintf("an item of type %v", kind))
 }
 
-// responsesCall reads a function call.
-func responsesCall(item *chattemplate.Dict) (called harmonyCalled, err error) {
+// responsesCall reads a function call item.
+func responsesCall(item *chattemplate.Dict) (call harmonyToolCall, err error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
 	arguments, isText := get[string](item, "arguments")
 	if namespace, _ := item.Get("namespace"); !isID || !isName || !isText || namespace != nil {
-		return called, errNotReproduced("such a function call")
+		return call, errNotReproduced("such a function call")
 	}
-	return harmonyCalled{id, name, arguments}, nil
+	return harmonyToolCall{id, name, arguments}, nil
 }
 
+// call adds a function call to the last message, if that is the assistant's, else to a new one.
 func (c *responsesChat) call(item *chattemplate.Dict) error {
-	called, err := responsesCall(item)
+	read, err := responsesCall(item)
 	if err != nil {
 		return err
 	}
-	call := dict(
-		"id",
-		called.id,
-		"type",
-		"function",
-		"function",
-		dict("name", called.name, "arguments", called.arguments),
-	)
-	if last := c.assistant(); last != nil {
-		if calls, ok := get[*chattemplate.List](last, "tool_calls"); ok {
-			last.Set(
-				"tool_calls",
-				chattemplate.NewList(append(calls.Items[:len(calls.Items):len(calls.Items)], call)...),
-			)
-			return nil
-		}
+	call := functionCall(read.id, read.name, read.arguments)
+	last := c.assistant()
+	if calls, ok := get[*chattemplate.List](last, "tool_calls"); ok {
+		last.Set("tool_calls", chattemplate.NewList(append(slices.Clip(calls.Items), call)...))
+		return nil
 	}
 	c.say("tool_calls", chattemplate.NewList(call))
 	return nil
 }
 
-// responsesReasoning reads what a reasoning item tells.
+// responsesReasoning returns the texts of a reasoning item's content and of its summary.
 func responsesReasoning(item *chattemplate.Dict) (content, summary []string, err error) {
-	texts := func(field, kind string) ([]string, error) {
-		value, given := item.Get(field)
+	texts := func(name, kind string) ([]string, error) {
+		value := field(item, name)
 		list, ok := value.(*chattemplate.List)
-		if !ok && (field == "summary" || given && value != nil) {
+		if !ok && (name == "summary" || value != nil) {
 			return nil, errNotReproduced("such reasoning")
 		}
 		var texts []string
@@ -235,7 +229,7 @@ func responsesReasoning(item *chattemplate.Dict) (content, summary []string, err
 		}
 		return texts, nil
 	}
-	if encrypted, _ := item.Get("encrypted_content"); encrypted != nil {
+	if field(item, "encrypted_content") != nil {
 		return nil, nil, errNotReproduced("encrypted reasoning")
 	}
 	if content, err = texts("content", "reasoning_text"); err != nil {
@@ -245,6 +239,7 @@ func responsesReasoning(item *chattemplate.Dict) (content, summary []string, err
 	return content, summary, err
 }
 
+// reasoning adds the first text of a reasoning item: of its content, else of its summary.
 func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
 	content, summary, err := responsesReasoning(item)
 	if err != nil {
@@ -260,7 +255,7 @@ func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
 	return nil
 }
 
-// message adds a message; typed says that the item has the type of one.
+// message adds a message. typed says that the item names its type, "message".
 func (c *responsesChat) message(item *chattemplate.Dict, typed bool) error {
 	role, _ := get[string](item, "role")
 	content, _ := item.Get("content")

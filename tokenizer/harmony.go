@@ -11,17 +11,17 @@ import (
 	"kvepp/kvblock"
 )
 
-// gpt-oss speaks harmony: messages with an author, a channel and a recipient between special tokens. vLLM builds them
-// from a chat itself, without the model's Jinja template, and encodes each piece of text as ordinary text, so that
-// nothing in a message becomes a special token. Source: vLLM 0.33.0, renderers/online_renderer and
+// gpt-oss uses the harmony format: messages with an author, a channel and a recipient between special tokens. vLLM
+// builds them from a chat without the model's Jinja template. It encodes each text as ordinary text, so that nothing in
+// a message becomes a special token. Source: vLLM 0.33.0, renderers/online_renderer and
 // entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
 
 // harmonyMessage is one message of a conversation.
 type harmonyMessage struct {
 	author    string   // "system", "user" and so on; a tool's full name
 	channel   string   // "analysis", "commentary", "final"; "" for none
-	recipient string   // the tool called, or who is answered; "" is everybody
-	texts     []string // the content; each text is encoded on its own
+	recipient string   // the called tool, or the author that a tool answers; "" for none
+	texts     []string // the content; each text is encoded separately
 }
 
 // The special tokens that frame messages.
@@ -33,16 +33,16 @@ const (
 	harmonyCall    = "<|call|>"
 )
 
-// harmonyPiece is a special token, or else a text that is encoded on its own as ordinary text.
+// harmonyPiece is a special token, or a text that is encoded separately as ordinary text.
 type harmonyPiece struct {
 	special bool
 	text    string
 }
 
-// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. now is the engine's time: its day is in the
-// prompt. The request's template, its arguments and its wishes about the generation prompt mean nothing there.
+// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. The prompt contains the date of now. vLLM
+// ignores the request's template, its variables and add_generation_prompt here.
 //
-// Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
+// Errors: ErrMedia, ErrInvalidUTF8, errors for requests that vLLM refuses, and those of IsUnknown.
 func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
 	messages, err := m.harmonyMessages(request, now)
 	if err != nil {
@@ -70,7 +70,7 @@ func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now ti
 	return out, nil
 }
 
-// harmonyPieceBytes is what a piece takes beside its text, in bytes.
+// harmonyPieceBytes is the memory of a piece without its text, in bytes.
 const harmonyPieceBytes = 3 * 24
 
 // harmonyMessages returns the messages that vLLM makes of a chat or of a request to Responses.
@@ -91,8 +91,8 @@ func harmonyPieces(messages []harmonyMessage) []harmonyPiece {
 		call := message.author == "assistant" && message.recipient != ""
 		switch {
 		case call:
-			// oss-harmony would put the recipient behind the channel, and a token before "json"; vLLM rewrites that
-			// header.
+			// vLLM rewrites the header of oss-harmony, which has the recipient behind the channel and a token before
+			// "json".
 			text("assistant to=" + message.recipient)
 			special(harmonyChannel)
 			text(message.channel + " json")
@@ -129,7 +129,7 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 	if request.ContinueFinalMessage && request.AddGenerationPrompt != nil && *request.AddGenerationPrompt {
 		return nil, errRefused("continue_final_message and add_generation_prompt exclude each other")
 	}
-	effort, _ := request.Body.Get("reasoning_effort")
+	effort := field(request.Body, "reasoning_effort")
 	tools, err := m.vllmTools(request)
 	if err != nil {
 		return nil, err
@@ -145,9 +145,9 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 		}
 	}
 
-	// A system or developer message at the front is the developer's, together with the tools.
+	// The text of a system or developer message at the front joins the tools in the developer's message.
 	var instructions *string
-	if len(chat) > 0 && chat[0].instructs() {
+	if len(chat) > 0 && chat[0].isInstructions() {
 		instructions = chat[0].joined()
 		chat = chat[1:]
 	}
@@ -156,7 +156,7 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 		return nil, err
 	}
 
-	names := map[string]string{} // of called functions, by the call's id
+	names := map[string]string{} // the called functions, by the call's id
 	for _, input := range chat {
 		for _, call := range input.calls {
 			names[call.id] = call.name
@@ -182,7 +182,7 @@ func (m *Model) harmonyPreamble(
 	switch given := effort.(type) {
 	case nil:
 	case string:
-		level = m.mapped(given)
+		level = m.mappedEffort(given)
 		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, level) {
 			return nil, errRefused("a reasoning effort that is not low, medium or high")
 		}
@@ -213,7 +213,7 @@ func (m *Model) harmonyPreamble(
 	return append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}}), nil
 }
 
-// dropAnalysis removes the thoughts before the last final answer.
+// dropAnalysis removes the messages of the channel "analysis" before the last final answer.
 func dropAnalysis(messages []harmonyMessage) []harmonyMessage {
 	last := -1
 	for i, message := range messages {
@@ -230,17 +230,28 @@ func dropAnalysis(messages []harmonyMessage) []harmonyMessage {
 	return kept
 }
 
-// harmonyInput is what vLLM reads of one message of a request.
+// harmonyInput holds the fields of a request's message that vLLM uses.
 type harmonyInput struct {
 	role      string
-	texts     []string // nil without content; a string is one text, a list one for each part
+	texts     []string // one for a string, one for each part of a list; nil without content
 	reasoning string
-	callID    string // of a tool's answer
-	calls     []harmonyCalled
+	callID    string // the call that a tool's message answers
+	calls     []harmonyToolCall
 }
 
-type harmonyCalled struct{ id, name, arguments string }
+// harmonyToolCall is a function call.
+type harmonyToolCall struct{ id, name, arguments string }
 
+// check returns an error if vLLM could not write the call's header.
+func (c harmonyToolCall) check() error {
+	if strings.Contains(c.name, "<|") {
+		// vLLM rewrites the header of a call, and fails if a special token's text is in it.
+		return errNotReproduced("the name of a special token in that of a function")
+	}
+	return nil
+}
+
+// readHarmonyInput reads one message.
 func readHarmonyInput(given *chattemplate.Dict) (harmonyInput, error) {
 	var input harmonyInput
 	role, _ := get[string](given, "role")
@@ -269,10 +280,7 @@ func readHarmonyInput(given *chattemplate.Dict) (harmonyInput, error) {
 	default:
 		return input, errRefused("content is neither a string nor a list of parts")
 	}
-	reasoning, _ := given.Get("reasoning")
-	if reasoning == nil {
-		reasoning, _ = given.Get("reasoning_content")
-	}
+	reasoning := firstField(given, "reasoning", "reasoning_content")
 	var ok bool
 	if input.reasoning, ok = reasoning.(string); reasoning != nil && !ok {
 		return input, errNotReproduced("reasoning that is not a string")
@@ -295,12 +303,13 @@ func readHarmonyInput(given *chattemplate.Dict) (harmonyInput, error) {
 	return input, err
 }
 
-func readHarmonyCalls(value any) ([]harmonyCalled, error) {
+// readHarmonyCalls reads an assistant's tool calls.
+func readHarmonyCalls(value any) ([]harmonyToolCall, error) {
 	list, ok := value.(*chattemplate.List)
 	if !ok {
 		return nil, errRefused("tool_calls is not a list")
 	}
-	calls := make([]harmonyCalled, len(list.Items))
+	calls := make([]harmonyToolCall, len(list.Items))
 	for i, item := range list.Items {
 		call, _ := item.(*chattemplate.Dict)
 		function, _ := get[*chattemplate.Dict](call, "function")
@@ -311,21 +320,20 @@ func readHarmonyCalls(value any) ([]harmonyCalled, error) {
 		if kind != "function" || !hasID || !hasName || !hasArguments {
 			return nil, errNotReproduced("a tool call that is not a function's with id, name and arguments")
 		}
-		if strings.Contains(name, "<|") {
-			// vLLM rewrites the header of a call, and fails where a special token's text is in it.
-			return nil, errNotReproduced("the name of a special token in that of a function")
+		calls[i] = harmonyToolCall{id, name, arguments}
+		if err := calls[i].check(); err != nil {
+			return nil, err
 		}
-		calls[i] = harmonyCalled{id, name, arguments}
 	}
 	return calls, nil
 }
 
-// instructs says that the message's text are instructions.
-func (input harmonyInput) instructs() bool {
+// isInstructions reports whether the message is the system's or the developer's.
+func (input harmonyInput) isInstructions() bool {
 	return input.role == "system" || input.role == "developer"
 }
 
-// joined returns the texts as one; nil if there are none.
+// joined returns the texts as one text; nil without texts.
 func (input harmonyInput) joined() *string {
 	if len(input.texts) == 0 {
 		return nil
@@ -334,15 +342,14 @@ func (input harmonyInput) joined() *string {
 	return &text
 }
 
-// append appends what becomes of the message: an assistant's thoughts, calls and answer are messages each.
+// append appends the harmony messages of the message. An assistant's reasoning, its calls and its answer become a
+// message each. names are the called functions, by the call's id.
 func (input harmonyInput) append(messages []harmonyMessage, names map[string]string) []harmonyMessage {
 	switch {
 	case input.role == "assistant" && len(input.calls) > 0:
 		if text := input.joined(); text != nil && *text != "" {
-			messages = append(
-				messages,
-				harmonyMessage{author: "assistant", channel: "commentary", texts: []string{*text}},
-			)
+			messages = append(messages,
+				harmonyMessage{author: "assistant", channel: "commentary", texts: []string{*text}})
 		}
 		messages = input.appendReasoning(messages)
 		for _, call := range input.calls {
@@ -361,12 +368,10 @@ func (input harmonyInput) append(messages []harmonyMessage, names map[string]str
 			author: "functions." + names[input.callID], channel: "commentary", recipient: "assistant",
 			texts: []string{strings.Join(input.texts, "")},
 		})
-	case input.instructs():
+	case input.isInstructions():
 		if text := input.joined(); text != nil {
-			messages = append(
-				messages,
-				harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + *text}},
-			)
+			messages = append(messages,
+				harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + *text}})
 		}
 	default:
 		messages = append(messages, harmonyMessage{author: input.role, texts: input.texts})
@@ -374,6 +379,7 @@ func (input harmonyInput) append(messages []harmonyMessage, names map[string]str
 	return messages
 }
 
+// appendReasoning appends the message of an assistant's reasoning, if it has any.
 func (input harmonyInput) appendReasoning(messages []harmonyMessage) []harmonyMessage {
 	if input.reasoning == "" {
 		return messages

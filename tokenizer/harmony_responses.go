@@ -9,7 +9,7 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to OpenAI's /v1/responses for gpt-oss: a conversation in harmony. Source: vLLM 0.33.0,
+// How vLLM turns a request to OpenAI's /v1/responses for gpt-oss into a harmony conversation. Source: vLLM 0.33.0,
 // renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
 
 // harmonyOfResponses returns the messages that vLLM makes of a request to Responses.
@@ -17,10 +17,8 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 	if err := checkResponses(request); err != nil {
 		return nil, err
 	}
-	effort := any(nil)
-	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
-		effort, _ = reasoning.Get("effort")
-	}
+	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
+	effort := field(reasoning, "effort")
 	tools, err := responsesTools(request.Body)
 	if err != nil {
 		return nil, err
@@ -29,32 +27,27 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 	if text, given := get[string](request.Body, "instructions"); given {
 		instructions = &text
 	}
-	var items []any
-	switch input, _ := request.Body.Get("input"); input := input.(type) {
-	case string:
-		items = []any{dict("role", "user", "content", input)}
-	case *chattemplate.List:
-		items = input.Items
-		if instructions == nil && len(items) > 0 {
-			// A system or developer message at the front is the developer's, together with the tools.
-			first, _ := items[0].(*chattemplate.Dict)
-			if role(first) == "system" || role(first) == "developer" {
-				texts, err := responsesTexts(first)
-				if err != nil {
-					return nil, err
-				}
-				instructions = harmonyInput{texts: texts}.joined()
-				items = items[1:]
+	items, err := inputItems(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	if instructions == nil && len(items) > 0 {
+		// The text of a system or developer message at the front joins the tools in the developer's message.
+		first, _ := items[0].(*chattemplate.Dict)
+		if role(first) == "system" || role(first) == "developer" {
+			texts, err := responsesTexts(first)
+			if err != nil {
+				return nil, err
 			}
+			instructions = harmonyInput{texts: texts}.joined()
+			items = items[1:]
 		}
-	default:
-		return nil, errRefused("input is neither a string nor a list of items")
 	}
 	messages, err := m.harmonyPreamble(effort, instructions, tools, now)
 	if err != nil {
 		return nil, err
 	}
-	names := map[string]string{} // of the functions called so far, by the call's id
+	names := map[string]string{}
 	for i, item := range items {
 		given, ok := item.(*chattemplate.Dict)
 		if !ok {
@@ -71,9 +64,10 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 	return dropAnalysis(messages), nil
 }
 
-// harmonyItem returns what becomes of an input item; nil if nothing does.
+// harmonyItem returns the message of an input item; nil if it has none. names are the functions called so far, by the
+// call's id.
 func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMessage, error) {
-	if status, _ := item.Get("status"); status != nil && status != "completed" && status != "in_progress" &&
+	if status := field(item, "status"); status != nil && status != "completed" && status != "in_progress" &&
 		status != "incomplete" {
 		return nil, errNotReproduced("an item of another status")
 	}
@@ -81,11 +75,11 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 	switch kind {
 	case "function_call":
 		call, err := responsesCall(item)
+		if err == nil {
+			err = call.check()
+		}
 		if err != nil {
 			return nil, err
-		}
-		if strings.Contains(call.name, "<|") { // see readHarmonyCalls
-			return nil, errNotReproduced("the name of a special token in that of a function")
 		}
 		names[call.id] = call.name
 		return &harmonyMessage{
@@ -132,10 +126,8 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 	case "user":
 		return &harmonyMessage{author: role, texts: texts}, nil
 	case "assistant":
-		if content, _ := item.Get("content"); !typed {
-			if _, isText := content.(string); !isText {
-				return nil, errNotReproduced("such a message of the assistant's")
-			}
+		if _, isText := get[string](item, "content"); !typed && !isText {
+			return nil, errNotReproduced("such a message of the assistant's")
 		}
 		return &harmonyMessage{author: role, channel: "final", texts: texts}, nil
 	case "system", "developer":
@@ -148,7 +140,7 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 	}
 }
 
-// responsesTexts returns a message's texts: of a string one, of a list one for each part.
+// responsesTexts returns a message's texts: one for a string, and one for each part of a list.
 func responsesTexts(item *chattemplate.Dict) ([]string, error) {
 	want := "input_text"
 	if role(item) == "assistant" {

@@ -9,11 +9,12 @@ import (
 	"unicode"
 
 	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
 )
 
-// What Transformers' apply_chat_template does around a template, which every engine written in Python calls. Source:
-// transformers 5.20.2, tokenization_utils_base and utils/chat_template_utils. (Later ones also drop message fields that
-// are None and give reasoning several names; vLLM 0.33.0 and SGLang 0.5.21 require earlier ones.)
+// Transformers' apply_chat_template, which every engine written in Python calls. Source: transformers 5.20.2,
+// tokenization_utils_base and utils/chat_template_utils. (Later versions also drop message fields that are None and give
+// reasoning several names. vLLM 0.33.0 and SGLang 0.5.21 require earlier versions.)
 
 var (
 	errRequestTemplate = errors.New(
@@ -26,27 +27,34 @@ var (
 	)
 )
 
-// continueTag marks the end of a final message that is to be continued, so that what the template puts behind it can
-// be cut off.
+// continueTag marks the end of a final message that is to be continued. The rendered text is cut there.
 const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
-// chat is what a template is called with.
+// chat holds the inputs of a template.
 type chat struct {
 	messages []any
 	// tools and documents are nil for Python's None.
 	tools, documents *chattemplate.List
-	// kwargs are further variables, which win over the special tokens' names.
+	// kwargs are further variables. They win over the named special tokens.
 	kwargs               *chattemplate.Dict
-	addGenerationPrompt  any // what the template sees; Python's truth decides
+	addGenerationPrompt  bool
 	continueFinalMessage bool
 	limits               chattemplate.Limits
+}
+
+// newChat returns a chat with what the request says about the generation prompt and with its limits.
+func newChat(request *apibody.Request) *chat {
+	return &chat{
+		addGenerationPrompt: request.AddGenerationPrompt == nil || *request.AddGenerationPrompt,
+		limits:              limits(request),
+	}
 }
 
 // apply renders a chat.
 func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, error) {
 	messages, final := c.messages, ""
 	if c.continueFinalMessage {
-		if c.addGenerationPrompt == true {
+		if c.addGenerationPrompt {
 			return "", errContinuePrompt
 		}
 		last, _ := messages[len(messages)-1].(*chattemplate.Dict)
@@ -74,7 +82,8 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 	return text, nil
 }
 
-// templateVars returns the variables of every chat: the named special tokens and kwargs. kwargs win.
+// templateVars returns the variables of every chat: the named special tokens and kwargs. If both have a name, kwargs
+// wins.
 func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
 	vars := chattemplate.NewDict()
 	for _, name := range specialTokenNames {
@@ -90,28 +99,7 @@ func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
 	return vars
 }
 
-// listOrNone returns nil, Python's None, for a nil list.
-func listOrNone(list *chattemplate.List) any {
-	if list == nil {
-		return nil
-	}
-	return list
-}
-
-// get returns an object's field if it is there and of type T.
-func get[T any](d *chattemplate.Dict, key string) (T, bool) {
-	v, _ := d.Get(key)
-	t, ok := v.(T)
-	return t, ok
-}
-
-// dict returns an object of keys, which are strings, and values in turn.
-func dict(keysAndValues ...any) *chattemplate.Dict { return chattemplate.DictOf(keysAndValues...) }
-
-// textPart is a content part of text.
-func textPart(text string) *chattemplate.Dict { return dict("type", "text", "text", text) }
-
-// tagFinal puts the tag behind the final message's text.
+// tagFinal returns the final message with continueTag behind its text, and that text.
 func tagFinal(message *chattemplate.Dict) (*chattemplate.Dict, string, error) {
 	content, _ := message.Get("content")
 	switch content := content.(type) {
@@ -138,7 +126,7 @@ func tagFinal(message *chattemplate.Dict) (*chattemplate.Dict, string, error) {
 	return nil, "", errNotContinued
 }
 
-// cutContinued cuts the rendered text where the final message ends.
+// cutContinued returns the rendered text up to the end of the final message.
 func cutContinued(text, final string) (string, error) {
 	at := strings.LastIndex(text, strings.TrimFunc(continueTag, isPythonSpace))
 	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, isPythonSpace)) {
