@@ -10,18 +10,18 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// DynamoSettings are the settings of a Dynamo worker, told in the runtime_config of its model card, that change the
-// prompts that the frontend makes for it. The zero value is that of a worker started without them.
+// DynamoSettings are the settings of a Dynamo worker that change the prompts that the frontend makes for it. They stand
+// in the runtime_config of the worker's model card. The zero value is that of a worker started without them.
 type DynamoSettings struct {
 	ReasoningParser, ToolCallParser string // names; "" for none
 	DefaultThinkingMode             string // "enabled", "disabled" or ""
-	// ArgumentsAsObjects: arguments of earlier tool calls reach templates as objects, in every template.
+	// ArgumentsAsObjects: every template gets the arguments of earlier tool calls as objects.
 	ArgumentsAsObjects bool
-	// KeepTools: tools reach the template in spite of a tool_choice of none.
+	// KeepTools: the template gets the tools even if tool_choice is none.
 	KeepTools bool
 }
 
-// ParseDynamoSettings reads a card's runtime_config, a JSON object; fields that change no prompt are not looked at.
+// ParseDynamoSettings reads a card's runtime_config, a JSON object. It ignores fields that change no prompt.
 // Source: dynamo-llm 1.6.1, local_model/runtime_config and preprocessor.
 func ParseDynamoSettings(runtimeConfig []byte) (DynamoSettings, error) {
 	var c struct {
@@ -52,11 +52,11 @@ func ParseDynamoSettings(runtimeConfig []byte) (DynamoSettings, error) {
 	return s, nil
 }
 
-// SetDynamo tells the settings of the Dynamo workers that serve the model. Without any, those of Options hold; if they
-// differ, no chat's ids are known. It may be called while requests are tokenized.
+// SetDynamo sets the settings of the Dynamo workers that serve the model. Without workers, Options.Dynamo applies. If
+// the workers differ, chats have no known ids. It may be called concurrently with Tokenize.
 func (m *Model) SetDynamo(workers []DynamoSettings) { m.dynamoWorkers.Store(&workers) }
 
-// dynamoSettings returns the settings by which the frontend renders now.
+// dynamoSettings returns the settings that the frontend uses now.
 func (m *Model) dynamoSettings() (DynamoSettings, error) {
 	s := m.options.Dynamo
 	if workers := m.dynamoWorkers.Load(); workers != nil && len(*workers) > 0 {
@@ -73,10 +73,10 @@ func (m *Model) dynamoSettings() (DynamoSettings, error) {
 	return s, nil
 }
 
-// dynamoThinks are the reasoning parsers with which the model is told to think unless the request says otherwise.
-var dynamoThinks = []string{"kimi_k25", "kimi_k3", "kimi-k3"}
+// dynamoThinkingParsers are the reasoning parsers with which thinking is on unless the request says otherwise.
+var dynamoThinkingParsers = []string{"kimi_k25", "kimi_k3", "kimi-k3"}
 
-// defaultThinking applies the worker's settings to a request's template variables, where the client left them open.
+// defaultThinking sets the variables of thinking by the worker's settings, where the client has not set them.
 func (s *DynamoSettings) defaultThinking(request *apibody.Request, kwargs *chattemplate.Dict) {
 	if request.API == apibody.Messages && s.ReasoningParser != "" {
 		asked, _ := get[*chattemplate.Dict](request.Body, "thinking")
@@ -97,20 +97,21 @@ func (s *DynamoSettings) defaultThinking(request *apibody.Request, kwargs *chatt
 	}
 }
 
+// setDefault sets a field that the object does not have.
 func setDefault(d *chattemplate.Dict, key string, value any) {
 	if _, given := d.Get(key); !given {
 		d.Set(key, value)
 	}
 }
 
-// lastWord is what the parsers make of the variables when the request and the defaults have said what they want;
-// decided says that these named whether to think.
-func (s *DynamoSettings) lastWord(request *apibody.Request, kwargs *chattemplate.Dict, decided bool) {
+// applyParsers changes the variables of thinking as the worker's parsers do, after the request and the defaults.
+// decided says that these have decided whether to think.
+func (s *DynamoSettings) applyParsers(request *apibody.Request, kwargs *chattemplate.Dict, decided bool) {
 	think := func(on bool) {
 		kwargs.Set(thinking, on)
 		kwargs.Set(enableThinking, on)
 	}
-	if !decided && slices.Contains(dynamoThinks, s.ReasoningParser) {
+	if !decided && slices.Contains(dynamoThinkingParsers, s.ReasoningParser) {
 		think(true)
 	}
 	choice, _ := request.Body.Get("tool_choice")
@@ -120,8 +121,8 @@ func (s *DynamoSettings) lastWord(request *apibody.Request, kwargs *chattemplate
 	}
 }
 
-// argumentsAsObjects parses the arguments of all tool calls of a chat's messages: what is no object becomes an empty
-// one. At arguments that are no JSON the frontend stops, and leaves those behind as they are.
+// argumentsAsObjects parses the arguments of all tool calls of a chat's messages. Arguments that are no object become
+// an empty one. Like the frontend, it stops at arguments that are not JSON and leaves the later ones unchanged.
 func argumentsAsObjects(messages []any) error {
 	for _, item := range messages {
 		message, _ := item.(*chattemplate.Dict)
@@ -155,8 +156,8 @@ func argumentsAsObjects(messages []any) error {
 	return nil
 }
 
-// checkArguments refuses what the frontend may print otherwise: numbers that it may keep as text, because it seeks them
-// by their key in the arguments' text.
+// checkArguments returns an error for arguments that the frontend may print otherwise. It keeps some numbers as text,
+// which it finds by their key in the arguments' text.
 func checkArguments(text string, arguments any) error {
 	if err := checkRustJSON(text, arguments); err != nil {
 		return err

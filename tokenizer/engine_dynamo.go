@@ -11,34 +11,36 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What Dynamo's frontend makes of a chat. It reads the request into types of its own, which drop what they do not know,
-// fits the messages to what it found out about the template when it loaded it, and renders with minijinja.
+// How Dynamo's frontend renders a chat. It reads the request into types of its own, which drop unknown fields. It fits
+// the messages to the template, which it has probed while loading it. It renders with minijinja.
 // Source: dynamo-llm 1.6.1, preprocessor, and dynamo-renderer 8.0.3, template.
 
-// dynamoTemplate is a template and what Dynamo found out by rendering it.
+// dynamoTemplate is a template and the results of Dynamo's probes of it.
 type dynamoTemplate struct {
 	*chattemplate.Template
-	// argumentsString: a tool call's arguments stay a string, for the template prints that.
+	// argumentsString: the template prints a tool call's arguments as a string, so they stay one.
 	argumentsString bool
-	// reasoning: the template reads reasoning_content; reasoningString: only as one string.
+	// reasoning: the template reads reasoning_content. reasoningString: it reads it only as one string.
 	reasoning, reasoningString bool
-	// demoteSystem: a system message that is not the first is refused, so it becomes a user's. mergeUsers: so are two
-	// user messages in a row, so they become one.
-	demoteSystem, mergeUsers bool
+	// demoteSystem: the template refuses later system messages, so they become the user's.
+	demoteSystem bool
+	// mergeUsers: the template refuses two user messages in a row, so they become one.
+	mergeUsers bool
 }
 
-// dynamoChat is what a model's chats are rendered with.
+// dynamoChat holds the templates of a model's chats.
 type dynamoChat struct {
 	plain, tools *dynamoTemplate // without and with tools
-	wantsParts   bool            // the template shows content only as a list of parts
-	flattens     bool            // the frontend makes one string of text and media, with marks of its own
-	err          error           // why no chat of the model is reproduced; nil otherwise
+	wantsParts   bool            // the template shows content only if it is a list of parts
+	flattens     bool            // the frontend joins text and media to one string, with its own marks
+	err          error           // why kvepp cannot reproduce the model's chats; nil if it can
 }
 
 // dynamoNative are the model types that Dynamo's frontend renders without a template.
 var dynamoNative = []string{"kimi_k3", "deepseek_v41", "deepseek_v4", "deepseek_v3_2", "deepseek_v32"}
 
-// dynamoNativeNames are parts of the served names for which it does so when the model has no type.
+// dynamoNativeNames are parts of served names. The frontend renders models of such a name, and without a model type,
+// without a template.
 var dynamoNativeNames = []string{"kimi-k3", "kimi_k3", "kimik3", "deepseek"}
 
 // newDynamoChat prepares the model's template; nil without one.
@@ -76,8 +78,7 @@ func (m *Model) newDynamoChat() *dynamoChat {
 	return c
 }
 
-// dynamoFlattens reports whether the template is, or may be, one of those for which the frontend writes media into
-// text.
+// dynamoFlattens reports whether the frontend may write media into the text for this template.
 func dynamoFlattens(t *chattemplate.Template, source string) (bool, error) {
 	if strings.Contains(source, "<|end|>") && strings.Contains(source, "<|assistant|>") ||
 		strings.Contains(source, "USER:") && strings.Contains(source, "ASSISTANT:") {
@@ -89,14 +90,15 @@ func dynamoFlattens(t *chattemplate.Template, source string) (bool, error) {
 	return strings.TrimSpace(out) == text, err
 }
 
+// dynamoProbeTools returns the tools of the frontend's probes.
 func dynamoProbeTools() *chattemplate.List {
 	parameters := dict("type", "object", "properties", chattemplate.NewDict())
 	function := dict("name", "probe", "description", "", "parameters", parameters)
 	return chattemplate.NewList(dict("type", "function", "function", function))
 }
 
-// dynamoVars are the variables of a template; a client's own do not replace them.
-func (m *Model) dynamoVars(messages, tools *chattemplate.List, generate bool) *chattemplate.Dict {
+// dynamoVars returns the variables of a template that a client's own do not replace, without add_generation_prompt.
+func (m *Model) dynamoVars(messages, tools *chattemplate.List) *chattemplate.Dict {
 	vars := dict("messages", messages, "tools", listOrNone(tools))
 	for _, name := range []string{"bos_token", "eos_token", "unk_token"} {
 		vars.Set(name, nil)
@@ -104,12 +106,11 @@ func (m *Model) dynamoVars(messages, tools *chattemplate.List, generate bool) *c
 			vars.Set(name, token)
 		}
 	}
-	vars.Set("add_generation_prompt", generate)
 	return vars
 }
 
-// probe renders a template as Dynamo does when it loads it. failed says that the template refuses the messages; an
-// error says that this is not known.
+// probe renders a template to learn what it does. failed says that the template refuses the messages. An error says
+// that kvepp cannot tell.
 func probe(t *chattemplate.Template, vars *chattemplate.Dict) (text string, failed bool, err error) {
 	text, err = t.Render(context.Background(), vars, chattemplate.Limits{})
 	if errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit) {
@@ -118,7 +119,7 @@ func probe(t *chattemplate.Template, vars *chattemplate.Dict) (text string, fail
 	return text, err != nil, nil
 }
 
-// probeDynamo finds out what a template does with the messages that Dynamo tries on it.
+// probeDynamo compiles a template and renders Dynamo's probe messages with it.
 func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTemplate, error) {
 	compiled, err := chattemplate.MiniJinja.Compile("default", source)
 	if err != nil {
@@ -126,7 +127,9 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 	}
 	t := &dynamoTemplate{Template: compiled, reasoning: strings.Contains(source, "reasoning_content")}
 	render := func(generate bool, messages ...any) (string, bool) {
-		text, failed, unknown := probe(compiled, m.dynamoVars(chattemplate.NewList(messages...), tools, generate))
+		vars := m.dynamoVars(chattemplate.NewList(messages...), tools)
+		vars.Set("add_generation_prompt", generate)
+		text, failed, unknown := probe(compiled, vars)
 		if unknown != nil && err == nil {
 			err = unknown
 		}
@@ -152,14 +155,8 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 	}
 	if _, failed := render(false, say("system", "s"), say("user", "u")); !failed {
 		_, late := render(false, say("system", "s0"), say("user", "u"), say("system", "s1"))
-		_, later := render(
-			false,
-			say("system", "s0"),
-			say("user", "u"),
-			say("assistant", "a"),
-			say("system", "s1"),
-			say("user", "u2"),
-		)
+		_, later := render(false,
+			say("system", "s0"), say("user", "u"), say("assistant", "a"), say("system", "s1"), say("user", "u2"))
 		t.demoteSystem = late || later
 		_, t.mergeUsers = render(false, say("system", "s"), say("user", "u0"), say("user", "u1"))
 	}
@@ -177,7 +174,7 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 	return t, err
 }
 
-// dynamoWantsParts renders one message in both forms and looks which shows its text.
+// dynamoWantsParts reports whether a template shows a message's text only if the content is a list of parts.
 func dynamoWantsParts(t *chattemplate.Template) (bool, error) {
 	const text = "template_test"
 	shows := func(content any) (bool, error) {
@@ -194,25 +191,10 @@ func dynamoWantsParts(t *chattemplate.Template) (bool, error) {
 	return parts && !plain, err
 }
 
-// renderDynamo returns the text that Dynamo's frontend makes of a chat. It is one function, so that it can be compared
-// line by line with the frontend's.
+// renderDynamo returns the text that Dynamo's frontend makes of a chat.
 func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (string, error) {
-	c := m.dynamo
-	switch {
-	case c == nil:
-		return "", ErrNoChatTemplate
-	case c.err != nil:
-		return "", c.err
-	case request.Unmapped != "":
-		return "", errNotReproduced(request.Unmapped)
-	case request.HasMedia && (request.API != apibody.ChatCompletions || c.flattens && !c.wantsParts):
-		return "", ErrMedia
-	case request.ChatTemplate != "" || request.Documents != nil:
-		return "", refused("chat_template and documents")
-	case m.modelType == "" && slices.ContainsFunc(dynamoNativeNames, func(name string) bool {
-		return strings.Contains(strings.ToLower(request.Model), name)
-	}):
-		return "", errNotReproduced("a chat of a model of this name without a model type in config.json")
+	if err := m.checkDynamo(request); err != nil {
+		return "", err
 	}
 	settings, err := m.dynamoSettings()
 	if err != nil {
@@ -222,44 +204,18 @@ func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (str
 	if request.ContinueFinalMessage && generate {
 		return "", errContinuePrompt
 	}
-	messages, err := dynamoMessages(request.Messages)
+	t, vars, err := m.dynamoInputs(request, &settings)
 	if err != nil {
 		return "", err
 	}
-	tools, err := dynamoTools(request.Tools)
-	if err != nil {
-		return "", err
-	}
-	if request.ToolChoiceNone && !settings.KeepTools {
-		tools = nil
-	}
-	t := c.plain
-	if tools.Len() > 0 {
-		t = c.tools
-	}
-	if settings.ArgumentsAsObjects {
-		if err := argumentsAsObjects(messages); err != nil {
-			return "", err
-		}
-	}
-	if request.ContinueFinalMessage {
-		if err := dynamoTag(messages); err != nil {
-			return "", err
-		}
-	}
-	if messages, err = c.fit(t, messages); err != nil {
-		return "", err
-	}
-	vars := m.dynamoVars(chattemplate.NewList(messages...), tools, generate)
+	vars.Set("add_generation_prompt", generate)
 	kwargs, err := dynamoKwargs(request, &settings)
 	if err != nil {
 		return "", err
 	}
 	for key, value := range kwargs.All() {
 		if name, ok := key.(string); ok {
-			if _, taken := vars.Get(name); !taken {
-				vars.Set(name, value)
-			}
+			setDefault(vars, name, value)
 		}
 	}
 	text, err := t.Render(ctx, vars, limits(request))
@@ -274,9 +230,68 @@ func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (str
 	return dynamoText(text), nil
 }
 
-// dynamoText is the text that Dynamo's frontend encodes: it drops NUL bytes.
+// checkDynamo returns an error for a chat that the frontend refuses, or whose prompt is not known here.
+func (m *Model) checkDynamo(request *apibody.Request) error {
+	c := m.dynamo
+	switch {
+	case c == nil:
+		return ErrNoChatTemplate
+	case c.err != nil:
+		return c.err
+	case request.Unmapped != "":
+		return errNotReproduced(request.Unmapped)
+	case request.HasMedia && (request.API != apibody.ChatCompletions || c.flattens && !c.wantsParts):
+		return ErrMedia
+	case request.ChatTemplate != "" || request.Documents != nil:
+		return refused("chat_template and documents")
+	case m.modelType == "" && slices.ContainsFunc(dynamoNativeNames, func(name string) bool {
+		return strings.Contains(strings.ToLower(request.Model), name)
+	}):
+		return errNotReproduced("a chat of a model of this name without a model type in config.json")
+	}
+	return nil
+}
+
+// dynamoInputs returns the template for a chat, and its variables with the messages and tools that the frontend makes.
+func (m *Model) dynamoInputs(
+	request *apibody.Request,
+	settings *DynamoSettings,
+) (*dynamoTemplate, *chattemplate.Dict, error) {
+	messages, err := dynamoMessages(request.Messages)
+	if err != nil {
+		return nil, nil, err
+	}
+	tools, err := dynamoTools(request.Tools)
+	if err != nil {
+		return nil, nil, err
+	}
+	if request.ToolChoiceNone && !settings.KeepTools {
+		tools = nil
+	}
+	t := m.dynamo.plain
+	if tools.Len() > 0 {
+		t = m.dynamo.tools
+	}
+	if settings.ArgumentsAsObjects {
+		if err := argumentsAsObjects(messages); err != nil {
+			return nil, nil, err
+		}
+	}
+	if request.ContinueFinalMessage {
+		if err := dynamoTag(messages); err != nil {
+			return nil, nil, err
+		}
+	}
+	if messages, err = m.dynamo.fit(t, messages); err != nil {
+		return nil, nil, err
+	}
+	return t, m.dynamoVars(chattemplate.NewList(messages...), tools), nil
+}
+
+// dynamoText returns the text that Dynamo's frontend encodes: without NUL bytes.
 func dynamoText(text string) string { return strings.ReplaceAll(text, "\x00", "") }
 
+// refused is errRefused for Dynamo's frontend.
 func refused(what string) error {
 	return fmt.Errorf("tokenizer: Dynamo's frontend refuses %s", what)
 }

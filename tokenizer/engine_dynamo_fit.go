@@ -7,7 +7,7 @@ import (
 	"kvepp/chattemplate"
 )
 
-// fit gives the messages, which it may change, the form that the template takes.
+// fit returns the messages in the form that the template takes. It may change the given ones.
 func (c *dynamoChat) fit(t *dynamoTemplate, messages []any) ([]any, error) {
 	if t.demoteSystem {
 		messages = demoteSystem(messages)
@@ -28,7 +28,7 @@ func (c *dynamoChat) fit(t *dynamoTemplate, messages []any) ([]any, error) {
 	return messages, nil
 }
 
-// demoteSystem joins the leading system messages, and makes users of those that come later.
+// demoteSystem joins the leading system messages. Later ones become the user's.
 func demoteSystem(messages []any) []any {
 	leading := 0
 	for leading < len(messages) && role(messages[leading]) == "system" {
@@ -46,7 +46,7 @@ func demoteSystem(messages []any) []any {
 	return messages
 }
 
-// mergeUsers joins users' messages that follow one another.
+// mergeUsers joins consecutive messages of the user.
 func mergeUsers(messages []any) []any {
 	var merged []any
 	for i := 0; i < len(messages); {
@@ -65,8 +65,8 @@ func mergeUsers(messages []any) []any {
 	return merged
 }
 
-// joinContents gives the first of some messages the contents of all, in time that grows with their length. The content
-// then is its last field.
+// joinContents sets the content of the first message to the joined contents of all, in linear time. The content then is
+// the first message's last field.
 func joinContents(messages []any) {
 	var joined any
 	var texts []string // of joined, while it is a string: those that are not empty
@@ -127,7 +127,7 @@ func appendText(texts []string, text string) []string {
 	return append(texts, text)
 }
 
-// swapRemove removes a key, whose place the last key takes, as serde_json's maps do.
+// swapRemove removes a key and moves the last key to its place, like serde_json's maps.
 func swapRemove(d *chattemplate.Dict, name string) {
 	if _, ok := d.Get(name); !ok {
 		return
@@ -154,7 +154,8 @@ func swapRemove(d *chattemplate.Dict, name string) {
 	*d = *kept
 }
 
-// fitContent makes parts of a string, or a string of text parts, joined by newlines. A list without parts stays one.
+// fitContent turns a string into parts, or text parts into a string joined by newlines, as the template wants. An empty
+// list stays a list.
 func (c *dynamoChat) fitContent(message *chattemplate.Dict) {
 	content, _ := message.Get("content")
 	switch content := content.(type) {
@@ -172,7 +173,8 @@ func (c *dynamoChat) fitContent(message *chattemplate.Dict) {
 	}
 }
 
-// fitArguments parses the arguments of calls, unless the template takes strings. What is no JSON stays a string.
+// fitArguments parses the arguments of tool calls, unless the template takes strings, and those of a function_call.
+// Arguments that are not JSON stay a string.
 func fitArguments(t *dynamoTemplate, message *chattemplate.Dict) error {
 	if calls, ok := get[*chattemplate.List](message, "tool_calls"); ok && !t.argumentsString {
 		for _, item := range calls.Items {
@@ -185,9 +187,10 @@ func fitArguments(t *dynamoTemplate, message *chattemplate.Dict) error {
 	return parseArguments(message, "function_call")
 }
 
-// maxRustDepth is how deep JSON nests that serde_json reads.
+// maxRustDepth is the deepest nesting of JSON that serde_json reads.
 const maxRustDepth = 127
 
+// parseArguments replaces the arguments of the function in a field by their value. Arguments that are not JSON stay.
 func parseArguments(of *chattemplate.Dict, key string) error {
 	function, _ := get[*chattemplate.Dict](of, key)
 	text, ok := get[string](function, "arguments")
@@ -205,7 +208,8 @@ func parseArguments(of *chattemplate.Dict, key string) error {
 	return nil
 }
 
-// checkRustJSON refuses arguments that serde_json does not read, or reads as other numbers. parsed is what text says.
+// checkRustJSON returns an error for arguments that serde_json does not read, or reads as other numbers. parsed is the
+// value of text.
 func checkRustJSON(text string, parsed any) error {
 	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && nesting(parsed) > maxRustDepth {
 		return errNotReproduced("arguments nested this deep")
@@ -213,8 +217,8 @@ func checkRustJSON(text string, parsed any) error {
 	return chattemplate.CheckRustNumbers(parsed)
 }
 
-// fitReasoning puts an assistant's reasoning into its content, between <think> tags, for a template that does not read
-// it, and joins its segments for a template that reads one string.
+// fitReasoning fits an assistant's reasoning to the template. If the template does not read reasoning, it moves into
+// the content, between <think> tags. If the template reads one string, its segments are joined.
 func fitReasoning(t *dynamoTemplate, message *chattemplate.Dict) {
 	reasoning, _ := message.Get("reasoning_content")
 	var segments []string

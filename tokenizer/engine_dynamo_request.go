@@ -9,8 +9,7 @@ import (
 	"kvepp/chattemplate"
 )
 
-// dynamoMessages returns the messages as the frontend's types hold them: known fields in a fixed order, nothing that is
-// null. The messages are new.
+// dynamoMessages returns new messages with the fields that the frontend's types have, in their order and without nulls.
 func dynamoMessages(list *chattemplate.List) ([]any, error) {
 	messages := make([]any, len(list.Items))
 	for i, item := range list.Items {
@@ -24,12 +23,13 @@ func dynamoMessages(list *chattemplate.List) ([]any, error) {
 	return messages, nil
 }
 
+// dynamoMessage returns one message of dynamoMessages.
 func dynamoMessage(message *chattemplate.Dict) (*chattemplate.Dict, error) {
 	role, _ := get[string](message, "role")
 	typed := dict("role", role)
-	content, _ := message.Get("content")
+	content := field(message, "content")
 	for _, key := range []string{"tools", "partial"} {
-		if v, _ := message.Get(key); v != nil {
+		if field(message, key) != nil {
 			return nil, refused("'" + key + "' in a message")
 		}
 	}
@@ -57,7 +57,7 @@ func dynamoMessage(message *chattemplate.Dict) (*chattemplate.Dict, error) {
 	return nil, errNotReproduced(fmt.Sprintf("a message of the role %q", role))
 }
 
-// copyStrings copies fields that are strings, and leaves out those that are null or absent.
+// copyStrings copies the named fields, which must be strings, null or absent. It leaves nulls out.
 func copyStrings(to, from *chattemplate.Dict, names ...string) error {
 	for _, name := range names {
 		v, _ := from.Get(name)
@@ -72,7 +72,7 @@ func copyStrings(to, from *chattemplate.Dict, names ...string) error {
 	return nil
 }
 
-// dynamoContent returns text, or a list of parts: text, and if media may be there, what stands for images, videos and
+// dynamoContent returns a message's content: a text, or a list of parts. media allows parts of images, videos and
 // sound.
 func dynamoContent(content any, media bool) (any, error) {
 	list, ok := content.(*chattemplate.List)
@@ -99,16 +99,12 @@ func dynamoContent(content any, media bool) (any, error) {
 	return chattemplate.NewList(parts...), nil
 }
 
-// dynamoAssistant adds an assistant's further fields.
+// dynamoAssistant adds the further fields of an assistant's message.
 func dynamoAssistant(typed, message *chattemplate.Dict) error {
-	reasoning, _ := message.Get("reasoning_content")
-	other, _ := message.Get("reasoning")
-	if reasoning == nil {
-		reasoning = other
-	} else if other != nil {
+	if field(message, "reasoning_content") != nil && field(message, "reasoning") != nil {
 		return refused("both reasoning_content and reasoning")
 	}
-	switch r := reasoning.(type) {
+	switch r := firstField(message, "reasoning_content", "reasoning").(type) {
 	case nil:
 	case string:
 		typed.Set("reasoning_content", r)
@@ -125,32 +121,17 @@ func dynamoAssistant(typed, message *chattemplate.Dict) error {
 	if err := copyStrings(typed, message, "refusal", "name"); err != nil {
 		return err
 	}
-	if audio, _ := message.Get("audio"); audio != nil {
+	if field(message, "audio") != nil {
 		return errNotReproduced("audio")
 	}
-	if v, _ := message.Get("tool_calls"); v != nil {
-		calls, ok := v.(*chattemplate.List)
-		if !ok {
-			return refused("tool_calls that are no list")
+	if v := field(message, "tool_calls"); v != nil {
+		calls, err := dynamoToolCalls(v)
+		if err != nil {
+			return err
 		}
-		out := make([]any, len(calls.Items))
-		for i, item := range calls.Items {
-			call, _ := item.(*chattemplate.Dict)
-			id, hasID := get[string](call, "id")
-			kind, _ := call.Get("type")
-			function, isObject := get[*chattemplate.Dict](call, "function")
-			if !hasID || !isObject || kind != nil && kind != "function" {
-				return refused("a tool call that is not {id, type: function, function}")
-			}
-			typedFunction, err := dynamoFunctionCall(function)
-			if err != nil {
-				return err
-			}
-			out[i] = dict("id", id, "type", "function", "function", typedFunction)
-		}
-		typed.Set("tool_calls", chattemplate.NewList(out...))
+		typed.Set("tool_calls", calls)
 	}
-	if v, _ := message.Get("function_call"); v != nil {
+	if v := field(message, "function_call"); v != nil {
 		function, _ := v.(*chattemplate.Dict)
 		typedFunction, err := dynamoFunctionCall(function)
 		if err != nil {
@@ -161,7 +142,31 @@ func dynamoAssistant(typed, message *chattemplate.Dict) error {
 	return nil
 }
 
-// dynamoFunctionCall returns a call whose arguments are a string of JSON.
+// dynamoToolCalls returns an assistant's tool calls.
+func dynamoToolCalls(value any) (*chattemplate.List, error) {
+	given, ok := value.(*chattemplate.List)
+	if !ok {
+		return nil, refused("tool_calls that are no list")
+	}
+	calls := make([]any, len(given.Items))
+	for i, item := range given.Items {
+		call, _ := item.(*chattemplate.Dict)
+		id, hasID := get[string](call, "id")
+		kind := field(call, "type")
+		function, isObject := get[*chattemplate.Dict](call, "function")
+		if !hasID || !isObject || kind != nil && kind != "function" {
+			return nil, refused("a tool call that is not {id, type: function, function}")
+		}
+		typedFunction, err := dynamoFunctionCall(function)
+		if err != nil {
+			return nil, err
+		}
+		calls[i] = dict("id", id, "type", "function", "function", typedFunction)
+	}
+	return chattemplate.NewList(calls...), nil
+}
+
+// dynamoFunctionCall returns a function's call with arguments as a string of JSON.
 func dynamoFunctionCall(function *chattemplate.Dict) (*chattemplate.Dict, error) {
 	name, ok := get[string](function, "name")
 	if !ok {
@@ -181,8 +186,8 @@ func dynamoFunctionCall(function *chattemplate.Dict) (*chattemplate.Dict, error)
 	return dict("name", name, "arguments", arguments), nil
 }
 
-// dynamoTools returns the tools with the fields that the frontend knows, and what it adds for templates that expect it:
-// a description, and in parameters a type and properties.
+// dynamoTools returns the tools with the fields that the frontend knows. For templates that expect them, the frontend
+// adds a description, and a type and properties in parameters.
 func dynamoTools(list *chattemplate.List) (*chattemplate.List, error) {
 	if list == nil {
 		return nil, nil
@@ -220,6 +225,7 @@ func dynamoTools(list *chattemplate.List) (*chattemplate.List, error) {
 	return chattemplate.NewList(tools...), nil
 }
 
+// dynamoParameters returns a function's parameters with type and properties.
 func dynamoParameters(v any) any {
 	parameters, ok := v.(*chattemplate.Dict)
 	if !ok {
@@ -240,7 +246,7 @@ func dynamoParameters(v any) any {
 	return parameters
 }
 
-// dynamoTag marks the end of the final message that is to be continued.
+// dynamoTag puts continueTag at the end of the final message.
 func dynamoTag(messages []any) error {
 	last, _ := messages[len(messages)-1].(*chattemplate.Dict)
 	content, _ := last.Get("content")
@@ -262,7 +268,7 @@ func dynamoTag(messages []any) error {
 	return errNotContinued
 }
 
-// dynamoCut cuts the text at the tag, and white space before it if the template trimmed the message.
+// dynamoCut returns the text before continueTag. If the template trimmed the message, it also trims the result.
 func dynamoCut(text string) (string, error) {
 	at := strings.LastIndex(text, strings.TrimRight(continueTag, " "))
 	switch {

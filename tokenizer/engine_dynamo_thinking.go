@@ -16,7 +16,7 @@ const (
 	thinkingMode   = "thinking_mode"
 )
 
-// dynamoKwargs returns the client's variables, with its wishes about thinking said in every name that templates read.
+// dynamoKwargs returns the client's variables. Whether to think is set under every name that templates read.
 func dynamoKwargs(request *apibody.Request, settings *DynamoSettings) (*chattemplate.Dict, error) {
 	kwargs := chattemplate.NewDict()
 	if request.ChatTemplateKwargs != nil {
@@ -36,12 +36,13 @@ func dynamoKwargs(request *apibody.Request, settings *DynamoSettings) (*chattemp
 	settings.defaultThinking(request, kwargs)
 	decided, err := sameThinking(kwargs)
 	if err == nil {
-		settings.lastWord(request, kwargs, decided)
+		settings.applyParsers(request, kwargs, decided)
 	}
 	return kwargs, err
 }
 
-// sameThinking says in both names whether the model is to think, and reports whether a variable decides that.
+// sameThinking finds the variable that decides whether to think, and sets both boolean variables to its value. decided
+// reports whether there is one.
 func sameThinking(kwargs *chattemplate.Dict) (decided bool, err error) {
 	for _, name := range []string{thinking, enableThinking, thinkingMode} {
 		v, _ := kwargs.Get(name)
@@ -70,15 +71,12 @@ func sameThinking(kwargs *chattemplate.Dict) (decided bool, err error) {
 	return false, nil
 }
 
-// dynamoEfforts are the values of reasoning_effort that the frontend takes.
-var dynamoEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
-
-// resolveThinking decides whether the model is to think, by the request's thinking, the template's arguments and
-// reasoning_effort, in this order.
+// resolveThinking sets the variables that turn thinking on or off, by the first of these that the request has:
+// thinking, the template's variables, reasoning_effort.
 func resolveThinking(request *apibody.Request, kwargs *chattemplate.Dict) error {
 	effort, _ := kwargs.Get("reasoning_effort")
 	if request.ReasoningEffort != "" {
-		if !slices.Contains(dynamoEfforts, request.ReasoningEffort) {
+		if !slices.Contains(reasoningEfforts, request.ReasoningEffort) {
 			return refused("this reasoning_effort")
 		}
 		effort = request.ReasoningEffort

@@ -11,13 +11,14 @@ import (
 )
 
 // How TensorRT-LLM's OpenAI server (trtllm-serve) prepares and renders a chat: pydantic reads the body, then the server
-// parses the messages. These rules come from its source and were not compared with a running server, because no part
-// of its package installs without a GPU's libraries. Where its versions differ, kvepp returns an error. Source:
-// TensorRT-LLM's repository at the time of 1.3.0rc, serve/openai_server (openai_chat, openai_completion), serve/openai_protocol, serve/chat_utils, inputs/utils
-// (apply_chat_template) and inputs/registry (DefaultInputProcessor).
+// parses the messages. These rules come from its source and were not compared with a running server, because no part of
+// its package installs without a GPU's libraries. Where its versions differ, kvepp returns an error. Source:
+// TensorRT-LLM's repository at the time of 1.3.0rc, serve/openai_server (openai_chat, openai_completion),
+// serve/openai_protocol, serve/chat_utils, inputs/utils (apply_chat_template) and inputs/registry
+// (DefaultInputProcessor).
 
-// trtllmOwnEncoding are prefixes of model types. TensorRT-LLM may encode chats of these without a Jinja template or with
-// variables of its own, or it replaces their tokenizer. Source: TensorRT-LLM, tokenizer, serve/extensions and
+// trtllmOwnEncoding are prefixes of model types. TensorRT-LLM may encode chats of these without a Jinja template or
+// with variables of its own, or it replaces their tokenizer. Source: TensorRT-LLM, tokenizer, serve/extensions and
 // serve/chat_tokenization.
 var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi"}
 
@@ -70,8 +71,8 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 	if c.documents, err = trtllmDocuments(request); err != nil {
 		return "", err
 	}
-	// Pydantic validates the messages while the server reads them. If one message has a field that OpenAI's types do not
-	// have, the server reads all of them again from the JSON.
+	// Pydantic validates the messages while the server reads them. If one message has a field that OpenAI's types do
+	// not have, the server reads all of them again from the JSON.
 	typed := true
 	for _, item := range request.Messages.Items {
 		message, _ := item.(*chattemplate.Dict)
@@ -301,8 +302,8 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 // trtllmCallOrder is the order of the fields of TensorRT-LLM's own type of tool calls.
 var trtllmCallOrder = callOrder{call: []string{"id", "type", "function"}, function: []string{"name", "arguments"}}
 
-// trtllmToolCalls returns tool calls with arguments as objects. If typed is set, their fields have the order of OpenAI's
-// types.
+// trtllmToolCalls returns tool calls with arguments as objects. If typed is set, their fields have the order of
+// OpenAI's types.
 func trtllmToolCalls(value any, typed bool) (*chattemplate.List, error) {
 	order := trtllmCallOrder
 	if typed {

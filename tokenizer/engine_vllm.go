@@ -15,7 +15,8 @@ import (
 // How vLLM's OpenAI server prepares and renders a chat: pydantic reads the body, then vLLM parses the messages.
 // Source: vLLM 0.33.0, entrypoints/openai/chat_completion/protocol, renderers/chat_utils/chat_message, renderers/hf.
 
-// vllmOwnEncoding are the architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0, config/model.
+// vllmOwnEncoding are the architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0,
+// config/model.
 var vllmOwnEncoding = []string{
 	"Alpamayo2Super", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM",
 	"DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM",

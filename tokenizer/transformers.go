@@ -13,8 +13,8 @@ import (
 )
 
 // Transformers' apply_chat_template, which every engine written in Python calls. Source: transformers 5.20.2,
-// tokenization_utils_base and utils/chat_template_utils. (Later versions also drop message fields that are None and give
-// reasoning several names. vLLM 0.33.0 and SGLang 0.5.21 require earlier versions.)
+// tokenization_utils_base and utils/chat_template_utils. (Later versions also drop message fields that are None and
+// give reasoning several names. vLLM 0.33.0 and SGLang 0.5.21 require earlier versions.)
 
 var (
 	errRequestTemplate = errors.New(
