@@ -2,27 +2,28 @@ package tokenizer
 
 import (
 	"context"
+
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 )
 
-// Tokenize returns the prompts of a request as the engine will see them; a chat is one. They belong to the caller.
+// Tokenize returns the prompts of a request as the engine will see them. A chat is one prompt. The prompts belong to
+// the caller. All ids are certain except those of chats with images, video or sound: see Prompt.
 //
-// A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
-// and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
-// add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL
-// bytes. The end of ctx ends all of it soon, with ctx's error. All ids are certain but for chats with images, video or
-// sound: see Prompt.
+// If the request brings ids in the fields where its engine looks for them, Tokenize returns these. Otherwise it renders
+// a chat like the engine and encodes it without special tokens, which the template writes itself. It encodes a
+// completion with special tokens. The field add_special_tokens overrides both, except on SGLang, which does not know
+// it. Dynamo's frontend never adds special tokens, and drops NUL bytes. If ctx ends, Tokenize returns its error soon.
 //
-// Errors, all meaning that the ids are not known here: ErrMedia, ErrMemory, ErrNoChatTemplate, ErrInvalidUTF8,
-// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine
-// refuses or alone can tokenize.
+// Every error means that the ids are not known: ErrMedia, ErrMemory, ErrNoChatTemplate, ErrInvalidUTF8,
+// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, errors that say what the engine refuses,
+// and those of IsUnknown.
 func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
 	switch given, err := m.given(request); {
 	case err != nil:
 		return nil, err
 	case given != nil && request.HasMedia:
-		return nil, ErrMedia // the engine puts the media's own ids between
+		return nil, ErrMedia // the engine inserts the media's own ids
 	case given != nil:
 		return given, nil
 	}
@@ -69,6 +70,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 	return all, nil
 }
 
+// tokens copies ids.
 func tokens(ids []uint32) []kvblock.Token {
 	out := make([]kvblock.Token, len(ids))
 	for i, id := range ids {

@@ -12,18 +12,18 @@ import (
 	"kvepp/kvblock"
 )
 
-// Engine names who tokenizes the requests: its rules are the truth.
+// Engine names the program that tokenizes the requests. kvepp follows its rules.
 type Engine string
 
 // The engines whose rules are known. The empty Engine means VLLM.
 const (
 	VLLM   Engine = "vllm"   // vLLM 0.33.0's OpenAI server
 	SGLang Engine = "sglang" // SGLang 0.5.21's
-	TRTLLM Engine = "trtllm" // TensorRT-LLM 1.3's, as its source says
-	Dynamo Engine = "dynamo" // Dynamo 1.6.1's frontend, which sends its workers token ids
+	TRTLLM Engine = "trtllm" // TensorRT-LLM 1.3's, by its source
+	Dynamo Engine = "dynamo" // Dynamo 1.6.1's frontend, which sends token ids to its workers
 )
 
-// Engines lists them, the default first.
+// Engines lists the known engines, the default first.
 var Engines = []Engine{VLLM, SGLang, TRTLLM, Dynamo}
 
 // ParseEngine returns the engine of that name; "" is VLLM.
@@ -41,44 +41,43 @@ func ParseEngine(name string) (Engine, error) {
 
 // The values of Options.ChatTemplateContentFormat.
 const (
-	ContentAuto   = "auto"   // as the template's own text suggests
+	ContentAuto   = "auto"   // detected in the template's source
 	ContentString = "string" // a message's content is one string
 	ContentOpenAI = "openai" // a message's content is a list of parts, as in OpenAI's API
 )
 
-// Options say how a model is served. The zero Options are those of a vLLM without flags.
+// Options are the engine's flags that change prompts. The zero Options are those of a vLLM without flags.
 type Options struct {
-	// Engine is who tokenizes; "" means VLLM.
+	// Engine is the program that tokenizes; "" means VLLM.
 	Engine Engine
-	// ChatTemplate is the path of a template that takes the place of the folder's, as the engines' --chat-template
-	// does; "" means the folder's own.
+	// ChatTemplate is the path of a template that replaces the folder's, like the engines' --chat-template; "" means
+	// the folder's own.
 	ChatTemplate string
 	// ChatTemplateContentFormat is ContentAuto (also ""), ContentString or ContentOpenAI: the form of message content
-	// that the template gets, as vLLM's --chat-template-content-format says. SGLang and Dynamo have no such flag.
+	// that the template gets, like vLLM's --chat-template-content-format. SGLang and Dynamo have no such flag.
 	ChatTemplateContentFormat string
-	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, as the
-	// engines' --default-chat-template-kwargs says; "" means none. Dynamo has no such flag.
+	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, like the
+	// engines' --default-chat-template-kwargs; "" means none. Dynamo has no such flag.
 	DefaultChatTemplateKwargs string
-	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
-	// Without it such a request has no token ids here.
+	// RequestChatTemplate lets a request bring a template of its own, like vLLM's --trust-request-chat-template.
+	// Without it, such a request gets an error.
 	RequestChatTemplate bool
-	// ExcludeToolsWhenToolChoiceNone keeps tools from templates when tool_choice is none, as vLLM's flag of that name
-	// does.
+	// ExcludeToolsWhenToolChoiceNone hides tools from templates if tool_choice is none, like vLLM's flag of that name.
 	ExcludeToolsWhenToolChoiceNone bool
-	// ReasoningEffortMap is a JSON object of reasoning efforts, and what a template gets instead of each, as vLLM's
-	// --reasoning-effort-map says; "" means none.
+	// ReasoningEffortMap is a JSON object of reasoning efforts and what a template gets instead of each, like vLLM's
+	// --reasoning-effort-map; "" means none.
 	ReasoningEffortMap string
-	// AnthropicDisabledThinkingEffort is the reasoning effort that stands for disabled thinking in /v1/messages, as
-	// vLLM's flag of that name says; "" and "auto" mean that the templates decide.
+	// AnthropicDisabledThinkingEffort is the reasoning effort that stands for disabled thinking in /v1/messages, like
+	// vLLM's flag of that name; "" and "auto" mean that the template decides.
 	AnthropicDisabledThinkingEffort string
-	// HFChatTemplateName names which of a folder's templates is used, as SGLang's --hf-chat-template-name says; ""
-	// means the first.
+	// HFChatTemplateName is the name of the folder's template to use, like SGLang's --hf-chat-template-name; "" means
+	// the first.
 	HFChatTemplateName string
-	// Dynamo are the settings of Dynamo's workers until SetDynamo tells theirs.
+	// Dynamo are the settings of Dynamo's workers until SetDynamo is called.
 	Dynamo DynamoSettings
 }
 
-// check completes o and says what is wrong with it.
+// check sets o's defaults and returns what is wrong with it.
 func (o *Options) check() error {
 	var err error
 	if o.Engine, err = ParseEngine(string(o.Engine)); err != nil {
@@ -106,28 +105,29 @@ func (o *Options) check() error {
 	return nil
 }
 
-// unknownError says what of a request only its engine knows how to tokenize.
+// unknownError names the part of a request that only its engine knows how to tokenize.
 type unknownError string
 
 func (e unknownError) Error() string {
 	return "tokenizer: " + string(e) + ": only the engine knows its tokens"
 }
 
+// errNotReproduced returns the error for a request with a part that only its engine knows how to tokenize.
 func errNotReproduced(what string) error { return unknownError(what) }
 
-// IsUnknown reports whether err says that the engine would serve the request, but that its tokens are not known here.
+// IsUnknown reports whether err says that the engine would serve the request, but kvepp does not know its tokens.
 func IsUnknown(err error) bool {
 	var unknown unknownError
 	return errors.As(err, &unknown) || errors.Is(err, ErrMedia)
 }
 
-// errRefused says why the engine answers a request with an error of its own, so that there are no token ids to know.
+// errRefused says why the engine answers a request with an error of its own. Such a request has no token ids.
 func errRefused(format string, args ...any) error {
 	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
 }
 
-// given returns the prompts that a request brings where its engine looks for them, nil if it brings none, and an error
-// if the engine would make something of the request that is not known here.
+// given returns the prompts that a request brings in the fields where its engine looks for them; nil if it brings none.
+// It returns an error if the engine would make something of the request that is not known here.
 func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	var ids [][]kvblock.Token
 	var err error
@@ -147,10 +147,10 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	if ids != nil || err != nil {
 		return Certain(ids), err
 	}
-	if request.TokenData != nil && m.options.Engine != Dynamo {
-		without := *request
-		without.TokenData = nil // a field of Dynamo's
-		request = &without
+	if request.TokenData != nil && m.options.Engine != Dynamo { // only Dynamo reads it
+		withoutIDs := *request
+		withoutIDs.TokenData = nil
+		request = &withoutIDs
 	}
 	prompts, err := Given(request)
 	if err != nil {
@@ -159,16 +159,12 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	return prompts, nil
 }
 
-// tokenizeChat returns a chat as the engine will see it.
+// tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
 	case request.HasMedia && m.media == nil:
-		return Prompt{}, fmt.Errorf(
-			"%w, and where %s puts it is not known for models of the architecture %q",
-			ErrMedia,
-			m.options.Engine,
-			m.architecture,
-		)
+		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q",
+			ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
 		return m.tokenizeSGLang(ctx, request)
 	case m.usesHarmony():
@@ -179,7 +175,7 @@ func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Pro
 	return prompt, err
 }
 
-// tokenizeText returns a chat that is rendered to one text, and the text.
+// tokenizeText renders a chat to one text, and returns its prompt and the text.
 func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (prompt Prompt, text string, err error) {
 	if text, err = m.renderChat(ctx, request); err != nil {
 		return Prompt{}, "", err
@@ -191,10 +187,8 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 		return Prompt{IDs: ids, Certain: len(ids)}, text, err
 	}
 	if m.options.Engine == Dynamo && !(m.encoder.RoundTrips() && m.encoder.IsNormalized(text)) {
-		return Prompt{}, "", fmt.Errorf(
-			"%w, and a worker may read the text back from ids and encode it again",
-			ErrMedia,
-		)
+		return Prompt{}, "", fmt.Errorf("%w, and a worker may read the text back from ids and encode it again",
+			ErrMedia)
 	}
 	place, err := m.media.place(text)
 	if err != nil {
@@ -204,13 +198,13 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 	return Prompt{IDs: ids, Certain: certain}, text, err
 }
 
-// usesHarmony reports whether the engine encodes the model's chats with OpenAI's harmony format instead of a template.
+// usesHarmony reports whether the engine encodes the model's chats in OpenAI's harmony format instead of a template.
 func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelType == "gpt_oss" }
 
-// renderChat returns the text that the engine makes of a chat.
+// renderChat returns the text that the engine makes of a chat; "" for a chat in harmony, which never is one text.
 func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (string, error) {
 	if m.usesHarmony() {
-		return "", nil // ids are made of pieces, no text is in between
+		return "", nil
 	}
 	switch m.options.Engine {
 	case SGLang:
@@ -223,13 +217,8 @@ func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (strin
 	return m.renderVLLM(ctx, request)
 }
 
-// ownEncoding reports whether the model's architecture is one of those.
-func (m *Model) ownEncoding(architectures []string) bool {
-	return slices.Contains(architectures, m.architecture)
-}
-
-// convertMessages returns a chat's messages as an engine's rule for one makes them. parts says that content goes to the
-// template as a list of parts.
+// convertMessages returns a chat's messages as convert returns each. parts says that the template gets content as a
+// list of parts.
 func convertMessages(
 	request *apibody.Request,
 	convert func(message *chattemplate.Dict, parts bool) (*chattemplate.Dict, error),

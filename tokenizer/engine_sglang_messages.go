@@ -78,7 +78,8 @@ func sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string,
 	for i := range list.Len() {
 		tool, _ := list.Items[i].(*chattemplate.Dict)
 		kind, _ := get[string](tool, "type")
-		if slices.ContainsFunc(serverToolPrefixes, func(prefix string) bool { return strings.HasPrefix(kind, prefix) }) {
+		runsAtAnthropic := func(prefix string) bool { return strings.HasPrefix(kind, prefix) }
+		if slices.ContainsFunc(serverToolPrefixes, runsAtAnthropic) {
 			continue
 		}
 		schema, ok := inputSchema(tool)

@@ -58,7 +58,7 @@ func tokenList(list *chattemplate.TokenIDs) ([]kvblock.Token, bool) {
 
 // renderVLLM returns the text that vLLM makes of a chat.
 func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (string, error) {
-	if m.ownEncoding(vllmOwnEncoding) {
+	if slices.Contains(vllmOwnEncoding, m.architecture) {
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
 	processor, _ := get[*chattemplate.Dict](request.Body, "mm_processor_kwargs")

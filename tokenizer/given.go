@@ -7,11 +7,11 @@ import (
 	"kvepp/kvblock"
 )
 
-// ErrNoIDs says that a request is text, which needs its model's tokenizer.
+// ErrNoIDs says that a request is text, which only its model's tokenizer can encode.
 var ErrNoIDs = errors.New("tokenizer: the request brings text, and no tokenizer for its model is loaded")
 
 // Given returns the token ids that a request brings itself: nvext.token_data for its only prompt, or prompts that are
-// lists of ids. They need no model, and belong to the caller.
+// lists of ids. It needs no model. The ids belong to the caller.
 //
 // Errors: ErrNoIDs.
 func Given(request *apibody.Request) ([]Prompt, error) {

@@ -10,21 +10,21 @@ import (
 	"kvepp/chattemplate"
 )
 
-// How harmony shows functions to the model: as TypeScript, with what a JSON schema says beside the types in comments.
+// Harmony shows functions to the model as TypeScript. Comments hold what a JSON schema says beyond the types.
 // Source: oss-harmony 0.0.11, encoding, json_schema_to_typescript and template_tools_section.
 
 const (
-	// maxSchemaDepth is how deep a tool's parameters may nest, as JSON. vLLM passes the conversation on as JSON, and
-	// serde_json reads at most 128 levels, those of the conversation included.
+	// maxSchemaDepth is the deepest nesting of a tool's parameters. vLLM passes the conversation on as JSON, and
+	// serde_json reads at most 128 levels, including those of the conversation.
 	maxSchemaDepth = 100
-	// maxToolsText bounds the text of the tools, in bytes; indentation makes it longer than the schema.
+	// maxToolsText bounds the text of the tools, in bytes. Indentation makes the text longer than the schema.
 	maxToolsText = 16 << 20
 )
 
-// schemaWriter writes types, and counts what it wrote so that a client cannot make it write without end.
+// schemaWriter writes types. written counts the bytes, so that a client cannot make it write more than maxToolsText.
 type schemaWriter struct{ written int }
 
-// harmonyTools returns the section of the developer's message that shows tools, which are as vllmTools returns them.
+// harmonyTools returns the section of the developer's message that shows the tools. tools is a result of vllmTools.
 func harmonyTools(tools *chattemplate.List) (string, error) {
 	var w schemaWriter
 	lines := []string{"## functions\n", "namespace functions {\n"}
@@ -59,7 +59,7 @@ func harmonyTools(tools *chattemplate.List) (string, error) {
 	return "# Tools\n\n" + strings.Join(lines, "\n"), nil
 }
 
-// nesting is the number of lists and objects around the innermost value.
+// nesting returns the number of lists and objects around the innermost value.
 func nesting(value any) int {
 	deepest := 0
 	switch v := value.(type) {
@@ -77,7 +77,7 @@ func nesting(value any) int {
 	return deepest + 1
 }
 
-// optionalString returns a string, "" if absent or null.
+// optionalString returns a field that is a string; "" if it is absent or null.
 func optionalString(d *chattemplate.Dict, name string) (string, error) {
 	v, _ := d.Get(name)
 	text, ok := v.(string)
@@ -87,7 +87,7 @@ func optionalString(d *chattemplate.Dict, name string) (string, error) {
 	return text, nil
 }
 
-// rustLines cuts text as Rust's str::lines: at \n or \r\n, without an empty last line.
+// rustLines cuts text like Rust's str::lines: at \n or \r\n, without an empty last line.
 func rustLines(text string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -99,7 +99,7 @@ func rustLines(text string) []string {
 	return lines
 }
 
-// typeOf returns the type that a schema describes. A schema that is not an object describes any type.
+// typeOf returns the type that a schema describes: "any" if the schema is not an object.
 func (w *schemaWriter) typeOf(schema any, indent string) (string, error) {
 	text, err := w.describe(schema, indent)
 	if err != nil {
@@ -111,6 +111,7 @@ func (w *schemaWriter) typeOf(schema any, indent string) (string, error) {
 	return text, nil
 }
 
+// describe is typeOf without the count of the bytes of the result.
 func (w *schemaWriter) describe(value any, indent string) (string, error) {
 	schema, _ := value.(*chattemplate.Dict)
 	if variants, ok := get[*chattemplate.List](schema, "oneOf"); ok {
@@ -188,7 +189,7 @@ func (w *schemaWriter) describe(value any, indent string) (string, error) {
 	return "any", nil
 }
 
-// nullable returns a type, with null if the schema says so.
+// nullable returns the type that a schema describes, with null if the schema is nullable.
 func (w *schemaWriter) nullable(item any, indent string) (string, error) {
 	text, err := w.typeOf(item, indent)
 	if err != nil {
@@ -201,7 +202,7 @@ func (w *schemaWriter) nullable(item any, indent string) (string, error) {
 	return text, nil
 }
 
-// object returns an object type: a property a line, comments above it.
+// object returns an object's type: a line for each property, with comments above it.
 func (w *schemaWriter) object(schema *chattemplate.Dict, indent string) (string, error) {
 	var b strings.Builder
 	if description, ok := get[string](schema, "description"); ok {
@@ -234,7 +235,7 @@ func (w *schemaWriter) object(schema *chattemplate.Dict, indent string) (string,
 	return b.String(), nil
 }
 
-// property writes one property. name ends with ? if it is optional.
+// property writes one property. name ends with "?" if the property is optional.
 func (w *schemaWriter) property(b *strings.Builder, name string, value any, indent string) error {
 	schema, _ := value.(*chattemplate.Dict)
 	oneOf, hasOneOf := schema.Get("oneOf")
@@ -270,7 +271,7 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 	return nil
 }
 
-// propertyVariants writes a property whose schema lists several types.
+// propertyVariants writes a property whose schema has oneOf.
 func (w *schemaWriter) propertyVariants(
 	b *strings.Builder,
 	name string,
@@ -323,8 +324,8 @@ func isEnum(schema *chattemplate.Dict) bool {
 	return ok && len(list.Items) > 0
 }
 
-// shownDefault is a default as a comment shows it: an enum's value as it is, another string in quotes, the rest as
-// JSON.
+// shownDefault returns a default as a comment shows it: an enum's value unchanged, another string in quotes, any other
+// value as JSON.
 func shownDefault(given any, schema *chattemplate.Dict) string {
 	text, ok := given.(string)
 	switch {
@@ -336,7 +337,7 @@ func shownDefault(given any, schema *chattemplate.Dict) string {
 	return `"` + text + `"`
 }
 
-// serdeJSON is a value as Rust's serde_json prints it, without spaces.
+// serdeJSON returns a value as Rust's serde_json prints it, without spaces.
 func serdeJSON(value any) string {
 	var b strings.Builder
 	writeSerdeJSON(&b, value)
@@ -387,7 +388,7 @@ func writeSerdeJSON(b *strings.Builder, value any) {
 	}
 }
 
-// pythonFloat is a number as Python's json writes it: the shortest digits that read back.
+// pythonFloat returns a number as Python's json writes it: the shortest digits that read back.
 func pythonFloat(f float64) string {
 	if size := math.Abs(f); f != 0 && (size < 1e-4 || size >= 1e16) {
 		return strconv.FormatFloat(f, 'e', -1, 64)
@@ -399,9 +400,9 @@ func pythonFloat(f float64) string {
 	return text
 }
 
-// serdeFloat is the number that serde_json reads from text, as it prints it again: the shortest digits, as a decimal
-// number between 1e-5 and 1e16. What is read is not always the nearest number: the digits are taken for an integer, and
-// that is multiplied or divided by a power of ten, rounding twice.
+// serdeFloat returns the number that serde_json reads from text, as serde_json prints it: the shortest digits, as a
+// decimal number between 1e-5 and 1e16. serde_json does not always read the nearest number: it reads the digits as an
+// integer and then multiplies or divides by a power of ten, so it rounds twice.
 func serdeFloat(text string) string {
 	mantissa, exponent, _ := strings.Cut(text, "e")
 	power, _ := strconv.Atoi(exponent)
@@ -449,7 +450,7 @@ func serdeFloat(text string) string {
 	return sign + text
 }
 
-// powerOfTen is the float nearest to 10^n, which math.Pow10 is not always; n is from 0 to 308.
+// powerOfTen returns the float nearest to 10^n, for n from 0 to 308. math.Pow10 does not always return that.
 func powerOfTen(n int) float64 {
 	f, _ := strconv.ParseFloat("1e"+strconv.Itoa(n), 64) // cannot fail
 	return f

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Hybrid models have, beside full attention, layers that keep only a window of the prompt or a state of it. SGLang
-// evicts these on their own, and announces full attention's blocks alone. So it may reuse less of a prompt than its
-// events say. vLLM announces each group of layers, from which kvblock.Traits tells the same.
+// Hybrid models have layers with full attention, and layers that keep only a window or a state of the prompt. SGLang
+// evicts windows and states independently, but announces only the blocks of full attention. So it may reuse less of a
+// prompt than its events say. vLLM announces each group of layers, and kvblock.Traits reads that.
 
-// OverlapIsUpperBound reports whether the engine that serves the model may have less of a prompt cached than its KV
-// events announce, without a sign of it in the events: true for SGLang's hybrid models, and for a model on SGLang
-// without a config.json, which may be one.
+// OverlapIsUpperBound reports whether the engine may have less of a prompt cached than its KV events announce, without
+// a sign of it in the events. This is true for hybrid models on SGLang, and for models on SGLang without a config.json,
+// which may be hybrid.
 func (m *Model) OverlapIsUpperBound() bool {
 	return m.options.Engine == SGLang && (!m.configured || m.sglangHybrid)
 }
@@ -19,19 +19,17 @@ func (m *Model) OverlapIsUpperBound() bool {
 // HasConfig reports whether the model's folder has a config.json.
 func (m *Model) HasConfig() bool { return m.configured }
 
-// sglangWindows are the architectures whose windows SGLang keeps in memory of their own. LagunaForCausalLM is one only
-// if its text configuration has a sliding_window.
+// sglangWindows are the architectures whose windows SGLang keeps in separate memory. LagunaForCausalLM is one only if
+// its text configuration has a sliding_window.
 //
 // Source: SGLang 0.5.21, configs/model_config.py (is_hybrid_swa_model).
 var sglangWindows = []string{
 	"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMDSpark", "DeepseekV4ForCausalLMNextN",
-	"DiffusionGemmaForBlockDiffusion",
-	"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "GptOssForCausalLM",
-	"GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "IQuestQ1MTP",
-	"InklingForConditionalGeneration",
-	"InklingForConditionalGenerationMTP", "LagunaForCausalLM", "Llama4ForConditionalGeneration", "MellumForCausalLM",
-	"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2MTP", "MuseGlimmerForCausalLM",
-	"MuseGlimmerForConditionalGeneration",
+	"DiffusionGemmaForBlockDiffusion", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
+	"Gemma4UnifiedForConditionalGeneration", "GptOssForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM",
+	"IQuestQ1ForCausalLM", "IQuestQ1MTP", "InklingForConditionalGeneration", "InklingForConditionalGenerationMTP",
+	"LagunaForCausalLM", "Llama4ForConditionalGeneration", "MellumForCausalLM", "MiMoV2FlashForCausalLM",
+	"MiMoV2ForCausalLM", "MiMoV2MTP", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
 	"Step3p5ForCausalLM", "Step3p5MTP", "Step3p7ForConditionalGeneration", "UnlimitedOCRForCausalLM",
 }
 
@@ -40,35 +38,29 @@ var sglangWindows = []string{
 // Source: SGLang 0.5.21, arg_groups/overrides.py (_MAMBA_RADIX_CACHE_ARCHS) and configs/gigachat35.py.
 var sglangStates = []string{
 	"BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration",
-	"FalconH1ForCausalLM",
-	"GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "Glm5NextForConditionalGeneration",
-	"InternS2MobiusForConditionalGeneration",
-	"InternS2PreviewForConditionalGeneration", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration",
-	"KimiK3ForConditionalGeneration",
-	"KimiLinearForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration",
-	"NemotronHForCausalLM",
-	"NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
-	"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration",
-	"Qwen4ExpForConditionalGeneration",
+	"FalconH1ForCausalLM", "GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "Glm5NextForConditionalGeneration",
+	"InternS2MobiusForConditionalGeneration", "InternS2PreviewForConditionalGeneration", "JetNemotronForCausalLM",
+	"JetVLMForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiLinearForCausalLM", "Lfm2ForCausalLM",
+	"Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
+	"NemotronH_Omni_Reasoning_V3", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration",
+	"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
 	"ZayaForCausalLM",
 }
 
-// sglangStateTypes are the model types with such layers, because SGLang decides by the class of the configuration. Of
-// granitemoehybrid and minicpm_sala some models have none, which their layers' types tell.
+// sglangStateTypes are the model types with such layers. SGLang decides by the class of the configuration, which the
+// model type selects. Some models of granitemoehybrid and minicpm_sala have no such layers; hasState sees that in their
+// types of layers.
 //
 // Source: SGLang 0.5.21, configs/hybrid_arch.py.
 var sglangStateTypes = []string{
 	"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "bailing_hybrid", "falcon_h1", "falcon_mamba",
-	"gigachat3_5", "glm5_next",
-	"granitemoehybrid", "inkling_mm_model", "inkling_model", "intern_s2_preview", "interns2_mobius",
-	"interns2_mobius_text", "jet_nemotron",
-	"jet_vlm", "kimi_linear", "lfm2", "lfm2_moe", "lfm2_vl", "mamba", "mamba2", "minicpm_sala", "nemotron_h",
-	"nemotron_h_omni",
-	"nemotron_h_puzzle", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text",
-	"zaya",
+	"gigachat3_5", "glm5_next", "granitemoehybrid", "inkling_mm_model", "inkling_model", "intern_s2_preview",
+	"interns2_mobius", "interns2_mobius_text", "jet_nemotron", "jet_vlm", "kimi_linear", "lfm2", "lfm2_moe", "lfm2_vl",
+	"mamba", "mamba2", "minicpm_sala", "nemotron_h", "nemotron_h_omni", "nemotron_h_puzzle", "qwen3_5", "qwen3_5_moe",
+	"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "zaya",
 }
 
-// layersConfig is what a config.json, or the part of it that is the text model's, says about layers.
+// layersConfig holds what config.json, or its part for the text model, says about layers.
 type layersConfig struct {
 	ModelType     string   `json:"model_type"`
 	Architectures []string `json:"architectures"`
@@ -78,7 +70,7 @@ type layersConfig struct {
 	MixerTypes    []string `json:"mixer_types"`
 }
 
-// hasState reports whether layers keep a state.
+// hasState reports whether the model has layers that keep a state.
 func (c *layersConfig) hasState() bool {
 	switch {
 	case c.ModelType == "granitemoehybrid" && c.LayerTypes != nil:
@@ -89,8 +81,8 @@ func (c *layersConfig) hasState() bool {
 	return slices.Contains(sglangStateTypes, c.ModelType)
 }
 
-// isSGLangHybrid reports whether SGLang keeps windows or states of the model apart from full attention's blocks. config
-// is the content of config.json. Values of unexpected types count as absent.
+// isSGLangHybrid reports whether SGLang keeps windows or states of the model apart from the blocks of full attention.
+// config is the content of config.json. Values of unexpected types count as absent.
 func isSGLangHybrid(config []byte) bool {
 	whole := readLayers(config)
 	var nested struct {
@@ -126,7 +118,7 @@ func isSGLangHybrid(config []byte) bool {
 	return text.IsHybridSWA || whole.hasState() || text.hasState()
 }
 
-// readLayers reads what it can.
+// readLayers reads what config says about layers. It ignores errors.
 func readLayers(config []byte) (c layersConfig) {
 	_ = json.Unmarshal(config, &c)
 	return c

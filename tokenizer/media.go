@@ -8,16 +8,16 @@ import (
 	"kvepp/tokenizer/bpe"
 )
 
-// mediaMarks are what stands in a rendered chat where an image, a video or a sound is. The engine replaces its tokens
-// by as many as the media takes, and leaves the ids before the first one as they are.
+// mediaMarks are the texts that stand for an image, a video or a sound in a rendered chat. The engine replaces the
+// tokens of a mark by as many as the media takes. The ids before the first mark stay.
 type mediaMarks struct {
 	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one
 	// string; empty where it writes none or the model takes no such media.
 	image, video, audio string
-	// tokens are the added tokens of the marks: the prompt is certain up to the first one. text is
-	// another word that the engine takes for a mark.
+	// tokens are the added tokens of the marks. The prompt is certain up to the first of them.
 	tokens []string
-	text   string
+	// text is another word that the engine takes for a mark; "" for none.
+	text string
 }
 
 var (
@@ -32,9 +32,9 @@ var (
 	llavaMarks = mediaMarks{image: "<image>", tokens: []string{"<image>"}}
 )
 
-// vllmMedia are the architectures whose processors in vLLM replace the tokens of such marks, by architecture. Those
-// that put media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are not
-// here. Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
+// vllmMedia are the marks of the architectures whose processors in vLLM replace only the tokens of marks. Architectures
+// that put media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are
+// missing. Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
 var vllmMedia = map[string]mediaMarks{
 	"Qwen2VLForConditionalGeneration":    qwenMarks,
 	"Qwen2_5_VLForConditionalGeneration": qwenMarks,
@@ -61,7 +61,7 @@ var vllmMedia = map[string]mediaMarks{
 	},
 }
 
-// sglangMedia are the architectures whose processor in SGLang is Qwen's, which goes by the same marks and by <image>.
+// sglangMedia are the marks of the architectures whose processor in SGLang is Qwen's. It also takes <image> for a mark.
 // Source: SGLang 0.5.21, multimodal/processors/qwen_vl.
 var sglangMedia = func() map[string]mediaMarks {
 	marks := qwenMarks
@@ -75,13 +75,13 @@ var sglangMedia = func() map[string]mediaMarks {
 	return all
 }()
 
-// findMarks sets the model's marks, if the engine's are known and the tokenizer has them.
+// findMarks sets the model's marks, if they are known for the engine and the tokenizer has their tokens.
 func (m *Model) findMarks() {
 	var known map[string]mediaMarks
 	switch m.options.Engine {
 	case VLLM:
 		known = vllmMedia
-	case SGLang, Dynamo: // Dynamo's workers are of either kind
+	case SGLang, Dynamo: // Dynamo's workers may be vLLM's or SGLang's
 		known = sglangMedia
 	}
 	marks, ok := known[m.architecture]
@@ -105,7 +105,7 @@ func (marks *mediaMarks) mark(kind string) string {
 	return marks.audio
 }
 
-// place returns where the first mark stands in a rendered chat.
+// place returns the byte offset of the first mark in a rendered chat.
 func (marks *mediaMarks) place(text string) (int, error) {
 	first := len(text)
 	for _, token := range marks.tokens {
@@ -122,7 +122,7 @@ func (marks *mediaMarks) place(text string) (int, error) {
 	return first, nil
 }
 
-// certainIDs returns how many ids of a text are certain if only text[:place] is.
+// certainIDs returns the number of the text's ids that are certain if only text[:place] is.
 func (m *Model) certainIDs(budget *bpe.Budget, text string, place int, special bool) (int, error) {
 	ids, err := m.encoder.Encode(budget, text[:m.certain.End(text, place)], false)
 	if special {
@@ -131,8 +131,8 @@ func (m *Model) certainIDs(budget *bpe.Budget, text string, place int, special b
 	return len(ids), err
 }
 
-// markFirst puts the marks of a message's media before its text where the text does not hold them itself, as vLLM does
-// for templates that take strings. media are the marks, one for each image, video or sound.
+// markFirst puts the marks that the text does not have itself before it, as vLLM does for templates that take strings.
+// media are the marks of a message, one for each image, video or sound.
 func markFirst(media []string, text string) (string, error) {
 	var before []string
 	for i, mark := range media {
@@ -158,7 +158,7 @@ func markFirst(media []string, text string) (string, error) {
 	return strings.Join(before, "\n"), nil
 }
 
-// mediaKinds are the types of content parts that hold media, by what they hold.
+// mediaKinds maps the types of content parts that hold media to what they hold.
 var mediaKinds = map[string]string{
 	"image_url":   "image",
 	"input_image": "image",

@@ -18,7 +18,7 @@ import (
 	"kvepp/tokenizer/bpe"
 )
 
-// The reasons for which a request has no token ids here. It is then routed by load.
+// The reasons why a request has no token ids here. The router then routes it by load.
 var (
 	// ErrMedia says that the prompt holds something other than text.
 	ErrMedia = errors.New("tokenizer: the prompt is not text alone")
@@ -33,18 +33,18 @@ var (
 // Model is a loaded tokenizer with its chat template.
 type Model struct {
 	encoder *bpe.Encoder
-	// chat is the template for chats; chatTools, when the model has one, that for chats with tools. Either may be nil.
+	// chat is the template for chats, and chatTools the one for chats with tools. Either may be nil.
 	chat, chatTools *chatTemplate
-	// dynamo is what chats are rendered with if the engine is Dynamo, else nil.
+	// dynamo renders chats if the engine is Dynamo; else it is nil.
 	dynamo *dynamoChat
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
-	// modelType and architecture are those of config.json; empty without.
+	// modelType and architecture are those of config.json; empty without that file.
 	modelType, architecture string
-	// multimodal says that config.json names an encoder of images or sound; nested, that it holds a text model's own.
+	// multimodal says that config.json names an encoder of images or sound, and nested that it holds the configuration
+	// of a text model.
 	multimodal, nested bool
-	// configured says that there is a config.json; sglangHybrid, that SGLang keeps parts of the model apart, see
-	// OverlapIsUpperBound.
+	// configured says that there is a config.json, and sglangHybrid what isSGLangHybrid returned.
 	configured, sglangHybrid bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
@@ -52,16 +52,16 @@ type Model struct {
 	// do not depend on it. Both are nil if the marks are not known.
 	media   *mediaMarks
 	certain *bpe.CertainPrefix
-	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
+	// rebuilt says that Transformers 5 makes a different tokenizer of the folder than tokenizer.json describes.
 	rebuilt bool
-	// messages is what vLLM finds out for Anthropic's API.
+	// messages holds what the engine finds out about the templates for Anthropic's API.
 	messages *messagesProbe
 	options  Options
-	// dynamoWorkers are the settings that SetDynamo told; nil before.
+	// dynamoWorkers are the settings that SetDynamo set; nil before.
 	dynamoWorkers atomic.Pointer[[]DynamoSettings]
-	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
+	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil for none.
 	defaultKwargs *chattemplate.Dict
-	// efforts is Options.ReasoningEffortMap; nil without.
+	// efforts is Options.ReasoningEffortMap; nil for none.
 	efforts map[string]string
 }
 
@@ -75,10 +75,11 @@ const (
 	modelConfigFile     = "config.json"
 )
 
-// Load reads a model's Hugging Face folder: tokenizer.json, and if there, tokenizer_config.json, chat_template.jinja
-// and chat_template.json. A folder without a chat template is fine until a chat comes (ErrNoChatTemplate).
+// Load reads a model's Hugging Face folder: tokenizer.json or tiktoken.model, and the optional files
+// tokenizer_config.json, config.json, chat_template.jinja and chat_template.json. A folder without a chat template
+// loads; its chats fail with ErrNoChatTemplate.
 //
-// Errors name the file and the component. What cannot be reproduced exactly is such an error too: an unknown
+// Errors name the file and the component. Load also fails for what kvepp cannot reproduce exactly: an unknown
 // normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
 // that does not compile.
 func Load(dir string, o Options) (*Model, error) {
@@ -116,7 +117,7 @@ func Load(dir string, o Options) (*Model, error) {
 	return m, nil
 }
 
-// loadEncoder reads tokenizer.json, or where there is none tiktoken.model.
+// loadEncoder reads tokenizer.json, or tiktoken.model if there is no tokenizer.json.
 func loadEncoder(dir string) (*bpe.Encoder, error) {
 	path := filepath.Join(dir, tokenizerFile)
 	raw, err := readFile(path, maxTokenizerFile)
@@ -168,7 +169,7 @@ const (
 	maxConfigFile = 32 << 20
 )
 
-// readFile reads a file of at most most bytes.
+// readFile reads a file. A file of more than most bytes is an error.
 func readFile(path string, most int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -182,7 +183,7 @@ func readFile(path string, most int64) ([]byte, error) {
 	if info.Size() > most {
 		return nil, fmt.Errorf("%s: %d bytes are more than %d", path, info.Size(), most)
 	}
-	raw := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead)) // so large that ReadFrom does not grow it
+	raw := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead)) // ReadFrom does not grow it
 	if _, err := raw.ReadFrom(io.LimitReader(file, most+1)); err != nil {
 		return nil, err
 	}
@@ -192,7 +193,7 @@ func readFile(path string, most int64) ([]byte, error) {
 	return raw.Bytes(), nil
 }
 
-// readModelConfig reads what kind of model the folder holds, for engines that treat some in a way of their own.
+// readModelConfig reads from config.json what kind of model the folder holds. Engines treat some kinds differently.
 func (m *Model) readModelConfig(dir string) error {
 	raw, found, err := readOptional(filepath.Join(dir, modelConfigFile))
 	if err != nil {
@@ -220,8 +221,8 @@ func (m *Model) readModelConfig(dir string) error {
 			m.architecture = config.Architectures[0]
 		}
 	}
-	// Source: vLLM 0.33.0, tokenizers/registry: Mistral's own tokenizer beside Mistral's own weights. A folder without
-	// any weights does not say.
+	// vLLM uses Mistral's own tokenizer if the folder also has Mistral's own weights. Without any weights in the
+	// folder, kvepp assumes that it does. Source: vLLM 0.33.0, tokenizers/registry.
 	has := func(pattern string) bool {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
 		return err == nil && len(names) > 0
@@ -231,10 +232,10 @@ func (m *Model) readModelConfig(dir string) error {
 	return nil
 }
 
-// rebuiltAsLlama reports whether Transformers takes the folder's tokenizer for Llama 2's: a configuration that names
-// its class over a byte-level tokenizer.json. It then keeps the vocabulary alone and splits text as Llama 2 does,
-// unless it knows the model type to be such a case. Without config.json nothing is known, and tokenizer.json is
-// believed. Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
+// rebuiltAsLlama reports whether Transformers treats the folder's tokenizer as that of Llama 2: if
+// tokenizer_config.json names that class, but tokenizer.json is byte-level. Transformers then keeps only the vocabulary
+// and splits text like Llama 2, except for some model types. Without a model type, kvepp believes tokenizer.json.
+// Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
 func (m *Model) rebuiltAsLlama(class string) bool {
 	isLlama := class == `"LlamaTokenizerFast"` || class == `"LlamaTokenizer"`
 	switch m.modelType {
@@ -244,7 +245,7 @@ func (m *Model) rebuiltAsLlama(class string) bool {
 	return isLlama && m.encoder.ByteLevel()
 }
 
-// specialTokenNames are the named tokens that Transformers shows to templates and adds to the tokenizer.
+// specialTokenNames are the named tokens that Transformers passes to templates and adds to the tokenizer.
 var specialTokenNames = []string{
 	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 }
@@ -297,8 +298,8 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 	return templates, nil
 }
 
-// checkAdded refuses a token of tokenizer_config.json that tokenizer.json does not add: Transformers would add it, and
-// other engines would not.
+// checkAdded returns an error for a token of tokenizer_config.json that tokenizer.json does not add. Transformers would
+// add it, and other engines would not.
 func (m *Model) checkAdded(token string) error {
 	if _, ok := m.encoder.AddedID(token); !ok {
 		return fmt.Errorf("%q is not among the added_tokens of %s", token, tokenizerFile)
@@ -306,7 +307,7 @@ func (m *Model) checkAdded(token string) error {
 	return nil
 }
 
-// specialToken reads a token written as a string or as an object; "" for null and for no value.
+// specialToken reads a token, which is a string or an object; "" for null and for no value.
 func specialToken(raw json.RawMessage) (string, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return "", nil
@@ -325,8 +326,8 @@ func specialToken(raw json.RawMessage) (string, error) {
 	return *object.Content, nil
 }
 
-// Encode returns the token ids of text. addSpecialTokens puts the model's own tokens around it, such as <s>, as
-// completions do by default. Errors: ErrInvalidUTF8, or a text beyond 1 GiB.
+// Encode returns the token ids of text. addSpecialTokens adds the model's special tokens around it, such as <s>, as
+// completions do by default. Errors: ErrInvalidUTF8, or a text of more than 1 GiB.
 func (m *Model) Encode(text string, addSpecialTokens bool) ([]kvblock.Token, error) {
 	return m.encoder.Encode(&bpe.Budget{}, text, addSpecialTokens)
 }
@@ -336,16 +337,16 @@ func (m *Model) AppendEncode(ids []kvblock.Token, text string, addSpecialTokens 
 	return m.encoder.AppendEncode(ids, text, addSpecialTokens)
 }
 
-// EngineRuns returns the number of texts since loading that went through the general pattern engine. If patterns follow
-// one another, it counts pieces. That engine is exact but ten times slower. Models whose pattern has a scanner of its
-// own do not use it; see GeneralPattern.
+// EngineRuns returns how often the general pattern engine has split a text since loading. If the pre-tokenizer has
+// several patterns, it counts the pieces that the earlier ones left. The engine is exact but ten times slower than the
+// scanners for known patterns. See GeneralPattern.
 func (m *Model) EngineRuns() int64 { return m.encoder.GeneralRuns() }
 
-// GeneralPattern reports whether the model's pre-tokenizer needs the general pattern engine. The caller logs that once.
+// GeneralPattern reports whether the model's pre-tokenizer needs the general pattern engine.
 func (m *Model) GeneralPattern() bool { return m.encoder.GeneralPattern() }
 
-// budgetFor returns the budget for the ids of a request. textBytes is the size of the text made of the request, which
-// counts against the request's memory; 0 if the text is part of the body.
+// budgetFor returns the memory budget for encoding a request. textBytes is the size of the rendered text, which counts
+// against the request's memory; 0 if the text is part of the body.
 func budgetFor(ctx context.Context, request *apibody.Request, textBytes int) bpe.Budget {
 	room := 0
 	if request.RemainingCost != 0 { // the request was parsed

@@ -2,24 +2,24 @@ package tokenizer
 
 import (
 	"context"
+
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 )
 
-// Prompt is what the engine will see of one prompt.
+// Prompt is one prompt as the engine will see it.
 type Prompt struct {
-	// IDs are the prompt's token ids. The first Certain of them are the engine's. Where there are more, the prompt
-	// holds media: the engine has other ids from the first image, video or sound on, or from a few tokens before, and
-	// more of them; the rest of IDs has one to a few ids for each, beside those of the text between, and serves to
-	// estimate a load.
+	// IDs are the prompt's token ids. The first Certain of them equal the engine's. Certain is less than len(IDs) only
+	// if the prompt holds media. From the first image, video or sound on, or from a few tokens before it, the engine
+	// then has other and more ids. The rest of IDs has one to a few ids for each media, and those of the text. It only
+	// serves to estimate the load.
 	IDs     []kvblock.Token
 	Certain int
-	// Text is the text behind the ids; only Prompts sets it. It is empty where the request brought ids, or where no
-	// text is in between.
+	// Text is the text of the ids. Only Prompts sets it. It is empty if the request brought ids, and for harmony.
 	Text string
 }
 
-// Certain returns prompts of ids that are all certain; nil for nil.
+// Certain returns prompts whose ids are all certain; nil for nil.
 func Certain(ids [][]kvblock.Token) []Prompt {
 	if ids == nil {
 		return nil
@@ -31,7 +31,7 @@ func Certain(ids [][]kvblock.Token) []Prompt {
 	return prompts
 }
 
-// Prompts is Tokenize with the texts beside the ids. It does the work twice and is not for the path of a request.
+// Prompts is Tokenize that also sets the texts. It renders every chat twice: do not use it on a request's path.
 func (m *Model) Prompts(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
 	prompts, err := m.Tokenize(ctx, request)
 	if err != nil {

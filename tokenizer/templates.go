@@ -11,33 +11,33 @@ import (
 	"kvepp/chattemplate"
 )
 
-// chatTemplate is a template and the form of message content that it takes.
+// chatTemplate is a compiled template and how the engine calls it.
 type chatTemplate struct {
 	*chattemplate.Template
 	source string
 	// wantsParts says that the template gets content as a list of parts, never as a string.
 	wantsParts bool
-	// memory is what a render may allocate in all, in bytes; 0: what chattemplate allows.
+	// memory bounds what one render allocates in total, in bytes; 0 means chattemplate's default.
 	memory int
 }
 
-// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes. It does not
+// requestTemplateMemory bounds what one render of a request's own template allocates in total, in bytes. It does not
 // depend on the request's size.
 const requestTemplateMemory = 32 << 20
 
 // namedTemplate is a template's source.
 type namedTemplate struct{ Name, Template string }
 
-// The names of templates between which Transformers chooses.
+// The names of the templates that Transformers uses.
 const (
 	templateDefault = "default"
 	templateTools   = "tool_use"
 )
 
-// additionalTemplates is the folder of further templates beside chat_template.jinja: one file each, named after it.
+// additionalTemplates is the folder of further templates beside chat_template.jinja. A file's name is the template's.
 const additionalTemplates = "additional_chat_templates"
 
-// namedTemplates reads a chat_template written as a string, as a list of names and templates, or as an object.
+// namedTemplates reads a chat_template: a string, a list of names and templates, or an object.
 func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil
@@ -50,7 +50,7 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 	if json.Unmarshal(raw, &list) == nil {
 		return list, nil
 	}
-	value, err := chattemplate.ParseJSON(raw) // for the order of the names
+	value, err := chattemplate.ParseJSON(raw) // it keeps the order of the names
 	byName, ok := value.(*chattemplate.Dict)
 	if err != nil || !ok {
 		return nil, errors.New("neither a string nor a list of named templates")
@@ -66,9 +66,9 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 	return list, nil
 }
 
-// readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats those of
-// tokenizer_config.json, which beat chat_template.json. But Dynamo prefers the latter to the former, and so does vLLM
-// for chats without tools of a model that also takes images or sound, whose processor it belongs to.
+// readTemplates compiles the chat templates. Precedence: Options.ChatTemplate, chat_template.jinja,
+// tokenizer_config.json, chat_template.json. For Dynamo, the last two change places. If the model also takes images or
+// sound, they change places for chats without tools, because chat_template.json belongs to its processor.
 func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	if m.options.ChatTemplate != "" {
 		raw, err := readFile(m.options.ChatTemplate, maxConfigFile)
@@ -78,11 +78,8 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 		source := string(raw)
 		if m.options.Engine == SGLang {
 			if !strings.HasSuffix(m.options.ChatTemplate, ".jinja") {
-				return fmt.Errorf(
-					"%s: SGLang takes it for one of its conversation templates, which are not known here: a Jinja "+
-						"template's name ends in .jinja",
-					m.options.ChatTemplate,
-				)
+				return fmt.Errorf("%s: SGLang takes it for one of its conversation templates, which kvepp does not "+
+					"know; the name of a Jinja template must end in .jinja", m.options.ChatTemplate)
 			}
 			// Source: SGLang 0.5.21, parser/template_manager, _load_jinja_template.
 			source = strings.ReplaceAll(strings.Trim(source, "\n"), `\n`, "\n")
@@ -146,7 +143,7 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	return m.useTemplates(config, inConfig)
 }
 
-// useTemplates compiles those of the templates that are used, which path brought.
+// useTemplates compiles the templates that the engine uses. path is the file that they come from.
 func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 	compile := func(name string) (*chatTemplate, error) {
 		i := slices.IndexFunc(templates, func(t namedTemplate) bool { return t.Name == name })
@@ -176,10 +173,10 @@ func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 	return err
 }
 
-// compile makes a template and finds out which form of content the engine gives it.
+// compile compiles a template and finds out which form of content the engine gives it.
 func (m *Model) compile(name, source string) (*chatTemplate, error) {
 	if m.options.Engine == Dynamo {
-		return &chatTemplate{source: source}, nil // newDynamoChat does the rest
+		return &chatTemplate{source: source}, nil // newDynamoChat compiles it
 	}
 	t, err := chattemplate.Compile(name, source)
 	if err != nil {
@@ -197,7 +194,7 @@ func (m *Model) compile(name, source string) (*chatTemplate, error) {
 	return c, nil
 }
 
-// ContentFormat is the form in which the engine hands message content to the model's template: ContentString or
+// ContentFormat returns the form in which the engine passes message content to the model's template: ContentString or
 // ContentOpenAI. Without a template it is ContentString.
 func (m *Model) ContentFormat() string {
 	if m.chat != nil && m.chat.wantsParts || m.dynamo != nil && m.dynamo.wantsParts {
@@ -206,8 +203,8 @@ func (m *Model) ContentFormat() string {
 	return ContentString
 }
 
-// inJSON rewords an error of package json, which speaks of Go types where JSON is well formed and not what is wanted:
-// good is.
+// inJSON rewords an error of encoding/json, which names Go types if the JSON has another form than wanted. good is an
+// example of the wanted form.
 func inJSON(err error, good string) error {
 	wrong := (*json.UnmarshalTypeError)(nil)
 	switch {
@@ -219,7 +216,7 @@ func inJSON(err error, good string) error {
 	return fmt.Errorf("%s may not be a JSON %s; write an object such as %s", wrong.Field, wrong.Value, good)
 }
 
-// parseEfforts reads a JSON object of reasoning efforts; nil for "".
+// parseEfforts reads Options.ReasoningEffortMap; nil for "".
 func parseEfforts(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil
@@ -236,7 +233,7 @@ func parseEfforts(text string) (map[string]string, error) {
 	return efforts, nil
 }
 
-// parseKwargs reads a JSON object of template variables.
+// parseKwargs reads Options.DefaultChatTemplateKwargs.
 func parseKwargs(text string) (*chattemplate.Dict, error) {
 	value, err := chattemplate.ParseJSON([]byte(text))
 	if err != nil {
