@@ -1,11 +1,11 @@
-// Package queue decides which of the requests that wait for a worker goes next.
+// Package queue decides which of the requests that wait for a worker goes next, and has them wait.
 //
 // It owns policy classes, the order within each, the sharing of turns between classes by deficit round robin, the
-// limits above which requests are refused, and the parser of Dynamo's policy file. It never chooses a worker and never
-// wakes a goroutine. It has no goroutine, lock or clock: the owner of a Queue passes arrival times, and says whether a
-// worker is ready for a request.
+// limits above which requests are refused, the parser of Dynamo's policy file, and the waiting room of `kvepp serve`
+// and `kvepp select`. It never chooses a worker: a room's owner does, and says whether a worker is ready for a request.
 //
-// Concurrency: the owner of a Queue must lock it. A Profile is immutable.
+// Concurrency: a Room is safe for concurrent use. A Queue has no goroutine, lock or clock; its owner locks it. A
+// Profile is immutable.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: policy_config and policy_queue.
 package queue

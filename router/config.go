@@ -9,6 +9,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
+	"kvepp/queue"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 	"kvepp/session"
@@ -80,7 +81,7 @@ type Config struct {
 	// book is read.
 	KVUsage func(dst []float64) []float64
 	// Queue makes requests wait while every worker is busy. nil: no request waits.
-	Queue *Queue
+	Queue *queue.RoomConfig
 	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
 	// Metrics counts choices and answers under the names of Dynamo's own router. nil: not counted.

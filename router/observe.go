@@ -155,36 +155,22 @@ func (c *Config) modelLabels() map[string]bool {
 	return map[string]bool{otherModels: true}
 }
 
-// observeLimit counts a request that exceeds a limit of its policy class.
-func (r *Router) observeLimit(l *line, err error) {
-	if limit := (*queue.LimitError)(nil); errors.As(err, &limit) {
-		r.cfg.Metrics.Backpressure(l.model, limit.Class, limit.Kind)
-	}
-}
-
 // Queues returns what waits, by model and policy class: all models that the configuration names, and others after their
 // first request.
 func (r *Router) Queues() []metrics.Queue {
 	var all []metrics.Queue
 	seen := map[string]bool{}
-	if r.turnstile != nil {
-		r.turnstile.mu.Lock()
-		defer r.turnstile.mu.Unlock()
-		for _, l := range r.turnstile.lines {
-			seen[l.model] = true
-			for i := range l.profile.Classes {
-				load := l.Load(i)
-				all = append(
-					all,
-					metrics.Queue{
-						Model:        l.model,
-						Class:        l.profile.Classes[i].Name,
-						Requests:     load.Requests,
-						Tokens:       load.Tokens,
-						CachedTokens: load.CachedTokens,
-					},
-				)
-			}
+	if r.room != nil {
+		for _, l := range r.room.Loads() {
+			model := lineLabel(l.Line)
+			seen[model] = true
+			all = append(all, metrics.Queue{
+				Model:        model,
+				Class:        l.Class,
+				Requests:     l.Requests,
+				Tokens:       l.Tokens,
+				CachedTokens: l.CachedTokens,
+			})
 		}
 	}
 	for model := range r.cfg.modelLabels() {

@@ -18,7 +18,7 @@ import (
 // labels}.
 func exporting(
 	t *testing.T,
-	q *Queue,
+	q *queue.RoomConfig,
 	endpoints ...pool.Endpoint,
 ) (*house, func(name string, labels ...string) float64) {
 	return exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}, Queue: q}, endpoints...)
@@ -204,7 +204,7 @@ func TestWhatWaitsIsExported(t *testing.T) {
 		}
 		h, sample := exporting(
 			t,
-			&Queue{Profiles: f.Profiles(queue.Single(queue.FCFS, nil)), Bound: 100},
+			&queue.RoomConfig{Profiles: f.Profiles(queue.Single(queue.FCFS, nil)), Bound: 100},
 			maxed(workers(1), 100)...)
 		a := arriveAt(h)
 		a.send(t.Context(), "a", completion("m", tokens(0, 40)))

@@ -29,6 +29,7 @@ import (
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/queue"
 	"kvepp/scoring"
 	"kvepp/session"
 )
@@ -194,9 +195,9 @@ type Router struct {
 	slots        slots
 	records      records
 	thresholds   thresholds
-	turnstile    *turnstile       // nil: no request ever waits
-	panics       loglimit.Limiter // of log lines about panics
-	onRelease    func()           // Router.released; nil without a turnstile
+	room         *queue.Room[waitingRequest] // nil: no request ever waits
+	panics       loglimit.Limiter            // of log lines about panics
+	onRelease    func()                      // room.Released; nil without a room
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -233,7 +234,8 @@ func New(
 	r.thresholds.start(cfg.Thresholds)
 	r.tokens.Store(mathrand.Uint64()) // an earlier process had other tokens
 	if cfg.Queue != nil {
-		r.turnstile, r.onRelease = newTurnstile(), r.released
+		r.room = r.newRoom()
+		r.onRelease = r.room.Released
 	}
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {

@@ -29,7 +29,7 @@ func withProfiles(t testing.TB, p *queue.Profiles, endpoints ...pool.Endpoint) *
 	t.Helper()
 	h := newHouse(t, endpoints...)
 	cfg := h.cfg
-	cfg.Queue = &Queue{Profiles: p, Bound: 1 << 16}
+	cfg.Queue = &queue.RoomConfig{Profiles: p, Bound: 1 << 16}
 	h.Router = New(cfg, h.pool, h.index, h.book, h.metrics, h.log)
 	return h
 }
@@ -71,10 +71,26 @@ func (a *arrivals) prefilled(name string) {
 
 // allWaiting returns how many requests wait, of all policy classes.
 func (h *house) allWaiting() int {
-	if h.turnstile == nil {
+	if h.room == nil {
 		return 0
 	}
-	return int(h.turnstile.length.Load())
+	return h.room.Waiting()
+}
+
+// wantTurnFree fails the test unless nothing is booked and a request gets the turn at once.
+func (h *house) wantTurnFree() {
+	h.t.Helper()
+	if n := h.book.Len(); n != 0 {
+		h.t.Errorf("%d requests are still booked", n)
+	}
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	defer cancel()
+	r, err := h.Route(ctx, completion("m", tokens(0, 40)))
+	if err != nil {
+		h.t.Errorf("the turn is still taken: %v", err)
+		return
+	}
+	r.Free()
 }
 
 func (a *arrivals) order() string {
@@ -377,12 +393,15 @@ func TestPastTheLine(t *testing.T) {
 		a.by["long"].Free()
 		synctest.Wait()
 
-		// While somebody has the turn, the worker becomes free, and then come some that may not wait: b, which was
-		// there before them, has it first, with 40 tokens, which leaves it to the first of them. One does not stay for
-		// its answer.
-		h.turnstile.mu.Lock()
-		h.turnstile.taken = true
-		h.turnstile.mu.Unlock()
+		// A request of another line holds the turn while a ends and three requests arrive that may not wait. Then b
+		// gets the turn first, because it arrived before them. Its 40 tokens leave the worker idle enough for the first
+		// of the three, which leaves it busy for the last one. The one between them leaves before its turn.
+		profile, _ := h.cfg.Queue.Profiles.Of("other")
+		holder := waitingRequest{completion("other", tokens(0, 40)), &prompt{model: "other"}}
+		entry := queue.Entry{Line: "other", Profile: profile, Workers: 1, Request: queue.Request{Lane: queue.Any}}
+		if w, err := h.room.Enter(entry, holder); w != nil || err != nil {
+			t.Fatalf("the holder waits or is refused: %v", err)
+		}
 		a.by["a"].Free()
 		a.send(t.Context(), "first", completion("m", tokens(2000, 120)))
 		ctx, gone := context.WithCancel(t.Context())
@@ -393,7 +412,7 @@ func TestPastTheLine(t *testing.T) {
 		if a.order() != "a long gone: context canceled" || h.allWaiting() != 2 || h.Waiting("long") != 0 {
 			t.Fatalf("went: %s; %d wait, %d of them long", a.order(), h.allWaiting(), h.Waiting("long"))
 		}
-		h.advance()
+		h.room.Pass()
 		synctest.Wait()
 		want := []string{"a", "long", "gone: context canceled", "b", "first",
 			"second: " + ErrQueueFull.Error() +
@@ -410,9 +429,7 @@ func TestPastTheLine(t *testing.T) {
 		}
 		synctest.Wait()
 		a.by["c"].Free()
-		if h.book.Len() != 0 || h.turnstile.taken {
-			t.Errorf("%d booked; the turn is taken: %v", h.book.Len(), h.turnstile.taken)
-		}
+		h.wantTurnFree()
 	})
 }
 
@@ -478,16 +495,10 @@ func TestQueueUnderLoad(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.turnstile.taken {
-		t.Errorf(
-			"%d wait, %d booked, %d routed, %d left, the turn is taken: %v",
-			h.allWaiting(),
-			h.book.Len(),
-			routed.Load(),
-			left.Load(),
-			h.turnstile.taken,
-		)
+	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 {
+		t.Errorf("%d wait, %d booked, %d routed, %d left", h.allWaiting(), h.book.Len(), routed.Load(), left.Load())
 	}
+	h.wantTurnFree()
 }
 
 // Without a queue nothing is computed for one.
@@ -497,42 +508,11 @@ func TestNoQueueNoCost(t *testing.T) {
 	without := testing.AllocsPerRun(100, func() { h.route(req).Free() })
 	q := newQueueHouse(t, queue.FCFS, workers(4)...)
 	with := testing.AllocsPerRun(100, func() { q.route(req).Free() })
-	if without >= with || h.turnstile != nil {
+	if without >= with || h.room != nil {
 		t.Errorf("%v allocations without a queue, %v with one", without, with)
 	}
 	if h.allWaiting() != 0 || h.Waiting("default") != 0 {
 		t.Error("a request waits where none may")
-	}
-}
-
-// The holder of the turn reads the loads after the lines: a request that came while the lines were empty, just
-// after a worker was released, is not left behind because of loads from before.
-func TestReleasedBeforeItCame(t *testing.T) {
-	h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
-	before := h.route(completion("m", tokens(0, 40)))
-	req := completion("m", tokens(1000, 40))
-	p, err := h.prepare(t.Context(), req, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := h.turnstile
-	q.mu.Lock()
-	q.taken = true
-	go h.advance() // by somebody who has just chosen
-	for range 1000 {
-		runtime.Gosched()
-	}
-	before.Free()
-	w := &waiter{req: req, prompt: &p, line: q.lines[0], workers: 1, turn: make(chan struct{}, 1)}
-	if _, err := q.lines[0].Push(queue.Request{Lane: queue.Any, Tokens: 40}, 1, w); err != nil {
-		t.Error(err)
-	}
-	q.length.Add(1)
-	q.mu.Unlock()
-	select {
-	case <-w.turn:
-	case <-time.After(10 * time.Second):
-		t.Error("a worker is free, and the request still waits")
 	}
 }
 
@@ -549,5 +529,23 @@ func TestLimitsCountWhoComputesPrompts(t *testing.T) {
 		if n := prompterEndpoints(s, model); n != want {
 			t.Errorf("%q: %d endpoints, want %d", model, n, want)
 		}
+	}
+}
+
+// BenchmarkTurn measures a request from its arrival at the waiting room to the release of its load. With one worker,
+// requests of 16 goroutines wait for each other; with 64 workers, each request gets its turn at once.
+func BenchmarkTurn(b *testing.B) {
+	for _, n := range []int{1, 64} {
+		b.Run(fmt.Sprintf("%d-workers", n), func(b *testing.B) {
+			h := newQueueHouse(b, queue.FCFS, maxed(workers(n), 100)...)
+			b.ReportAllocs()
+			b.SetParallelism(8)
+			b.RunParallel(func(p *testing.PB) {
+				req := &Request{Path: "/v1/models", BodylessReason: ReasonNoBody, BodyBytes: 400}
+				for p.Next() {
+					h.route(req).Free()
+				}
+			})
+		})
 	}
 }

@@ -455,12 +455,12 @@ func (b *busy) checkQueue() error {
 }
 
 // queue returns how requests wait; nil: never.
-func (b *busy) queue() *router.Queue {
+func (b *busy) queue() *queue.RoomConfig {
 	profiles := b.policies.Profiles(queue.Single(queue.Policy(b.queuePolicy), b.queueThreshold))
 	if !profiles.Waits() {
 		return nil
 	}
-	return &router.Queue{Profiles: profiles, Bound: b.queueSize, Timeout: b.queueTimeout}
+	return &queue.RoomConfig{Profiles: profiles, Bound: b.queueSize, Timeout: b.queueTimeout}
 }
 
 // countsTokens reports whether the numbers of tokens matter in every router mode.

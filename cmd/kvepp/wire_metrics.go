@@ -14,6 +14,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
+	"kvepp/queue"
 	"kvepp/router"
 	"kvepp/router/eject"
 	"kvepp/scoring"
@@ -180,7 +181,7 @@ func showPicker(m *metrics.Metrics, picker *extproc.Server) {
 }
 
 // showRouter exports how many workers are overloaded, and how many requests wait in each policy class.
-func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
+func showRouter(m *metrics.Metrics, q *queue.RoomConfig, r *router.Router) {
 	m.GaugeFunc(
 		metrics.OverloadedWorkers,
 		metrics.OverloadedWorkersHelp,

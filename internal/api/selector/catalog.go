@@ -91,7 +91,7 @@ type group struct {
 	blockSize int
 	eagle     bool
 	workers   int          // schedulable ones
-	line      *waitingLine // nil: selections never wait
+	room      *waitingRoom // nil: selections never wait
 }
 
 func (r *record) modelGroup() api.ModelGroup { return api.ModelGroup{Model: r.Model, Group: r.Group} }
@@ -317,7 +317,7 @@ func (s *Selector) join(r *record) error {
 		if len(s.groups) == api.MaxGroups {
 			return fmt.Errorf("%d models and routing groups have workers, which is the limit", api.MaxGroups)
 		}
-		g = &group{name: r.modelGroup().PoolModel(), blockSize: size, eagle: eagle, line: newLine(s.cfg.Queue, r.Model)}
+		g = &group{name: r.modelGroup().PoolModel(), blockSize: size, eagle: eagle, room: s.newRoom(r.Model)}
 		s.groups[r.modelGroup()] = g
 	}
 	if g.workers == 0 {

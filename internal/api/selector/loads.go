@@ -43,9 +43,9 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b api.ModelGroup) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
 	})
-	lines := make([]*waitingLine, len(groups))
+	rooms := make([]*waitingRoom, len(groups))
 	for i, of := range groups {
-		lines[i] = s.groups[of].line
+		rooms[i] = s.groups[of].room
 	}
 	s.mu.RUnlock()
 	snapshot := s.pool.Acquire()
@@ -66,7 +66,7 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 		if asksFor(req, of) {
 			l := groupLoads{Model: of.Model, Group: of.Group,
 				Loads: append([]potentialLoad{}, byName[of.PoolModel()]...)}
-			l.Pending, l.PendingTokens = lines[i].pending()
+			l.Pending, l.PendingTokens = rooms[i].pending()
 			all = append(all, l)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
-	"kvepp/router"
+	"kvepp/queue"
 	"kvepp/scoring"
 	"kvepp/session"
 )
@@ -39,7 +39,6 @@ type Selector struct {
 	loadBook  *scoring.ActiveSequences
 	pending   *pendingSelections
 	claims    sync.Map // names of reservations whose selections wait
-	began     time.Time
 	leases    session.Leases
 	metrics   *metrics.SelectionService
 	scratches sync.Pool // of *scratch
@@ -66,7 +65,7 @@ type Config struct {
 	PendingEntries int
 	PendingBytes   int
 	// Queue configures how selections wait while all workers are busy. Nil: they never wait.
-	Queue *router.Queue
+	Queue *queue.RoomConfig
 	// Sessions is the table of session affinity. Endpoints that leave the pool leave it too. Nil: no affinity.
 	Sessions *session.Table
 }
@@ -93,7 +92,6 @@ func New(
 		workers:  map[uint64]*record{},
 		groups:   map[api.ModelGroup]*group{},
 		pending:  newPendingSelections(&cfg),
-		began:    time.Now(),
 	}
 	s.scratches.New = func() any { return new(scratch) }
 	return s
@@ -204,11 +202,11 @@ type Stats struct{ Groups, Reservations, Pending, Waiting int }
 // Stats returns the current sizes.
 func (s *Selector) Stats() Stats {
 	stats := Stats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
-	lines := s.lines()
-	for _, l := range lines {
-		waiting, _ := l.pending()
+	rooms := s.rooms()
+	for _, room := range rooms {
+		waiting, _ := room.pending()
 		stats.Waiting += waiting
 	}
-	stats.Groups = len(lines)
+	stats.Groups = len(rooms)
 	return stats
 }

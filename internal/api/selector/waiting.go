@@ -5,43 +5,60 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"kvepp/internal/api"
+	"kvepp/pool"
 	"kvepp/queue"
-	"kvepp/router"
 	"kvepp/scoring"
 )
 
 // tick is how often waiting selections are checked if no load is released: reservations can expire.
 const tick = time.Second
 
-// waitingLine holds the selections that wait for the workers of one group. A selection waits while each eligible worker
-// has more tokens to prefill than the selection's class allows. Waiting selections run one after the other, with mu
-// held.
-type waitingLine struct {
-	mu      sync.Mutex // guards all below
+// waitingSelection is what the waiting room keeps of a selection. The selection's goroutine does not use d, which
+// waitingJudge writes, until it has the turn or has left the room.
+type waitingSelection struct {
+	d *scratch
+	q *selectRequest
+	p *prepared
+}
+
+// waitingRoom holds the selections that wait for the workers of one group.
+type waitingRoom struct {
 	profile *queue.Profile
-	queue   *queue.Queue[*waiting]
-	ticking bool
+	*queue.Room[waitingSelection]
 }
 
-// waiting is a selection in a line. It refers to memory of the waiting request. Only the goroutine that holds the
-// line's lock uses that memory meanwhile.
-type waiting struct {
-	workers int                       // of the group
-	busy    func(c *queue.Class) bool // whether all eligible workers are busy
-	choose  func()
-	done    chan struct{} // closed after choose
-}
-
-func newLine(c *router.Queue, model string) *waitingLine {
-	if c == nil {
+// newRoom returns the waiting room of a model's group; nil: selections never wait.
+func (s *Selector) newRoom(model string) *waitingRoom {
+	if s.cfg.Queue == nil {
 		return nil
 	}
-	profile, _ := c.Profiles.Of(model)
-	return &waitingLine{profile: profile, queue: queue.New[*waiting](profile, c.Bound)}
+	profile, _ := s.cfg.Queue.Profiles.Of(model)
+	return &waitingRoom{profile, queue.NewRoom(s.cfg.Queue, &waitingJudge{selector: s}, tick)}
+}
+
+// waitingJudge tells the waiting room of a group which selections can go. The room's lock guards it.
+type waitingJudge struct {
+	selector *Selector
+	snapshot *pool.Snapshot // the current workers, from Begin to End
+}
+
+func (j *waitingJudge) Begin() { j.snapshot = j.selector.pool.Acquire() }
+func (j *waitingJudge) End()   { j.snapshot.Release() }
+
+// Busy reports whether each eligible worker has more tokens to prefill than the selection's class allows.
+func (j *waitingJudge) Busy(c *queue.Class, w waitingSelection) bool {
+	if j.selector.eligible(w.d, w.q, w.p.group, sessionBinding{}, j.snapshot) != nil {
+		return false // it fails with that error when it has the turn
+	}
+	for _, x := range w.d.workers {
+		if !c.Busy(j.selector.loadBook.Load(x.Worker).PrefillTokens, x.BatchedTokens()) {
+			return false
+		}
+	}
+	return true
 }
 
 // queueing reports whether selections for the model can wait.
@@ -53,53 +70,20 @@ func (s *Selector) queueing(model string) bool {
 	return profile.Waits()
 }
 
-// advance runs the selections whose turn it is.
-func (l *waitingLine) advance() {
-	if l == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.advanceLocked()
-}
-
-// advanceLocked is advance for a caller that holds l.mu.
-func (l *waitingLine) advanceLocked() {
-	for {
-		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return !item.Value.busy(c) })
-		if item == nil {
-			return
-		}
-		item.Value.decide()
-	}
-}
-
-// decide runs choose. It closes done even after a panic, so that the waiting goroutine always continues.
-func (w *waiting) decide() {
-	defer close(w.done)
-	w.choose()
-}
-
-// keepTicking checks the line periodically while selections wait. The caller holds l.mu.
-func (l *waitingLine) keepTicking() {
-	if l.ticking || l.queue.Len() == 0 {
-		return
-	}
-	l.ticking = true
-	time.AfterFunc(tick, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.ticking = false
-		l.advanceLocked()
-		l.keepTicking()
-	})
-}
-
-// rejected returns the answer to a selection that may not wait. Source: the answers of dynamo.select_service.
+// rejected returns the answer to a selection that left the waiting room without the turn. Source: the answers of
+// dynamo.select_service.
 func rejected(err error) error {
 	limit := (*queue.LimitError)(nil)
-	if !errors.As(err, &limit) {
+	switch {
+	case errors.Is(err, queue.ErrTimeout):
+		return api.Refuse(
+			http.StatusTooManyRequests,
+			"no worker was ready for this selection in time; try again later",
+		)
+	case errors.Is(err, queue.ErrFull):
 		return api.Refuse(http.StatusTooManyRequests, "%v", err)
+	case !errors.As(err, &limit):
+		return errClientGone
 	}
 	return &api.Refusal{Status: http.StatusTooManyRequests,
 		Text: fmt.Sprintf(
@@ -124,8 +108,8 @@ func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id,
 	if err != nil {
 		return nil, err
 	}
-	l := p.group.line
-	if l == nil || !l.profile.Waits() || q.Advisory && id == "" {
+	room := p.group.room
+	if room == nil || !room.profile.Waits() || q.Advisory && id == "" {
 		return s.decide(d, q, p, id)
 	}
 	if id != "" {
@@ -134,93 +118,30 @@ func (s *Selector) inTurn(ctx context.Context, d *scratch, q *selectRequest, id,
 		}
 		defer s.claims.Delete(id)
 	}
-	entry, w, err := s.entry(d, q, p, class)
+	entry, err := s.entry(d, q, p, class)
 	if err != nil {
 		return nil, err
 	}
-	var result *selection
-	failed := errBroken // until choose has returned
-	w.choose = func() { result, failed = s.decide(d, q, p, id) }
-
-	item, err := l.enter(entry, w)
+	w, err := room.Enter(entry, waitingSelection{d, q, p})
+	if err == nil && w != nil {
+		err = room.Await(ctx, w)
+	}
 	if err != nil {
 		return nil, rejected(err)
 	}
-	if item == nil {
-		return result, failed
-	}
-	var late <-chan time.Time
-	if timeout := s.cfg.Queue.Timeout; timeout > 0 {
-		timer := time.NewTimer(timeout)
-		defer timer.Stop()
-		late = timer.C
-	}
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		if l.leave(item) {
-			return nil, errClientGone
-		}
-		<-w.done // another goroutine has chosen for it
-		if id != "" && result != nil {
-			s.end(id) // the client is gone and cannot end it
-		}
-		return nil, errClientGone
-	case <-late:
-		if l.leave(item) {
-			return nil, api.Refuse(
-				http.StatusTooManyRequests,
-				"no worker was ready for this selection in time; try again later",
-			)
-		}
-		<-w.done
-	}
-	return result, failed
+	defer room.Pass() // also after an error or a panic
+	return s.decide(d, q, p, id)
 }
-
-// errBroken is the answer if choose, called by another goroutine, did not return.
-var errBroken = api.Refuse(http.StatusInternalServerError, "the selection broke off: a defect, see the log")
 
 // errClientGone is the result if the client closed the connection. Its status appears in metrics only. Source: nginx.
 var errClientGone = api.Refuse(499, "the client has gone")
 
-// enter puts a selection into the line. If it is its turn at once, enter runs it before it returns. Classes that never
-// wait do not take turns: enter runs their selections at once, and returns a nil item.
-func (l *waitingLine) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := &l.profile.Classes[entry.Class]; c.Rejects() {
-		if w.busy(c) {
-			return nil, l.queue.Limited(entry.Class, w.workers)
-		}
-		w.choose()
-		return nil, nil
-	}
-	item, err := l.queue.Push(entry, w.workers, w)
-	if err == nil {
-		l.advanceLocked()
-		l.keepTicking()
-	}
-	return item, err
-}
-
-// leave takes a selection out of its line. It returns false if the selection has run already.
-func (l *waitingLine) leave(item *queue.Item[*waiting]) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	left := l.queue.Remove(item)
-	if left {
-		l.advanceLocked() // the next in line may have a free worker
-	}
-	return left
-}
-
-// entry describes a selection for the line.
-func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string) (queue.Request, *waiting, error) {
+// entry describes a selection for the waiting room.
+func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string) (queue.Entry, error) {
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
 	if err := s.eligible(d, q, p.group, sessionBinding{}, snapshot); err != nil {
-		return queue.Request{}, nil, err
+		return queue.Entry{}, err
 	}
 	s.match(d, p.group, q.constraints())
 	most := 0
@@ -234,75 +155,52 @@ func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string
 			),
 		)
 	}
-	entry := queue.Request{
-		Lane:           queue.Any,
-		Tokens:         d.prompt.isl,
-		CachedTokens:   most,
-		Arrival:        time.Since(s.began).Seconds(),
-		Jump:           max(deref(q.PriorityJump, 0), 0),
-		StrictPriority: deref(q.StrictPriority, 0),
+	e := queue.Entry{
+		Profile: p.group.room.profile,
+		Workers: p.group.workers,
+		Request: queue.Request{
+			Lane:           queue.Any,
+			Tokens:         d.prompt.isl,
+			CachedTokens:   most,
+			Jump:           max(deref(q.PriorityJump, 0), 0),
+			StrictPriority: deref(q.StrictPriority, 0),
+		},
 	}
-	entry.Class = p.group.line.profile.Class(class, d.prompt.isl-most)
+	e.Class = e.Profile.Class(class, d.prompt.isl-most)
 	if q.Pinned != nil {
-		entry.Lane = int(d.workers[0].Worker)
+		e.Lane = int(d.workers[0].Worker)
 	}
-	w := &waiting{workers: p.group.workers, done: make(chan struct{})}
-	w.busy = func(c *queue.Class) bool {
-		snapshot := s.pool.Acquire()
-		defer snapshot.Release()
-		if s.eligible(d, q, p.group, sessionBinding{}, snapshot) != nil {
-			return false // it fails with that error when it runs
-		}
-		for _, x := range d.workers {
-			if !c.Busy(s.loadBook.Load(x.Worker).PrefillTokens, x.BatchedTokens()) {
-				return false
-			}
-		}
-		return true
-	}
-	return entry, w, nil
+	return e, nil
 }
 
-// end ends a reservation and all its claims.
-func (s *Selector) end(id string) {
-	s.leases.Release(id)
-	if b, ok := s.loadBook.Named(id); ok {
-		b.Free()
-	}
-	s.released()
-}
-
-// released runs the waiting selections for which a worker has capacity, after load was released.
+// released lets the selections go for which a worker has capacity, after load was released.
 func (s *Selector) released() {
 	if s.cfg.Queue == nil {
 		return
 	}
-	for _, l := range s.lines() {
-		l.advance()
+	for _, room := range s.rooms() {
+		room.Released()
 	}
 }
 
-// lines returns the line of each group. A line may be nil.
-func (s *Selector) lines() []*waitingLine {
+// rooms returns the waiting room of each group. All are nil if selections never wait.
+func (s *Selector) rooms() []*waitingRoom {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	lines := make([]*waitingLine, 0, len(s.groups))
+	rooms := make([]*waitingRoom, 0, len(s.groups))
 	for _, g := range s.groups {
-		lines = append(lines, g.line)
+		rooms = append(rooms, g.room)
 	}
-	return lines
+	return rooms
 }
 
-// pending returns the number of waiting selections in the line, and the tokens of their prompts.
-func (l *waitingLine) pending() (selections, tokens int) {
-	if l == nil {
+// pending returns the number of waiting selections in the room, and the tokens of their prompts.
+func (m *waitingRoom) pending() (selections, tokens int) {
+	if m == nil {
 		return 0, 0
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := range l.profile.Classes {
-		load := l.queue.Load(i)
-		selections, tokens = selections+load.Requests, tokens+load.Tokens
+	for _, l := range m.Loads() {
+		selections, tokens = selections+l.Requests, tokens+l.Tokens
 	}
 	return selections, tokens
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"kvepp/queue"
-	"kvepp/router"
+	"kvepp/session"
 )
 
 // later sends a request from a goroutine of its own, which ctx may end, and returns where its answer comes.
@@ -58,7 +58,7 @@ func TestSelectionsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
 		c := newCounter(t, func(cfg *Config) {
-			cfg.Queue = &router.Queue{
+			cfg.Queue = &queue.RoomConfig{
 				Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &one)),
 				Bound:    3,
 				Timeout:  30 * time.Second,
@@ -157,7 +157,7 @@ policy_classes:
 		}
 		c := newCounter(
 			t,
-			func(cfg *Config) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} },
+			func(cfg *Config) { cfg.Queue = &queue.RoomConfig{Profiles: f.Profiles(nil), Bound: 10} },
 		)
 		c.want(
 			"POST /workers",
@@ -187,26 +187,33 @@ policy_classes:
 	})
 }
 
-// The first selection in line chooses for others too. A panic in one choice ends that selection alone, and none waits
-// for ever.
+// A panic in one decision ends that selection alone: the turn passes to the next one.
 func TestPanicOfAChoice(t *testing.T) {
-	most := 0.0
-	l := newLine(&router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &most)), Bound: 10}, "m")
-	never := func(*queue.Class) bool { return false }
-	broken := &waiting{workers: 1, busy: never, choose: func() { panic("a defect") }, done: make(chan struct{})}
-	func() {
-		defer func() { _ = recover() }()
-		_, _ = l.enter(queue.Request{Lane: queue.Any, Tokens: 1}, broken)
-		t.Error("no panic")
-	}()
-	select {
-	case <-broken.done:
-	default:
-		t.Error("it would wait for ever")
-	}
-	chosen := false
-	next := &waiting{workers: 1, busy: never, choose: func() { chosen = true }, done: make(chan struct{})}
-	if _, err := l.enter(queue.Request{Lane: queue.Any, Tokens: 1}, next); err != nil || !chosen {
-		t.Errorf("the next one: chosen %v, %v", chosen, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		most := 0.0
+		c := newCounter(t, func(cfg *Config) {
+			cfg.Queue = &queue.RoomConfig{
+				Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &most)),
+				Bound:    10,
+				Timeout:  time.Minute,
+			}
+			cfg.Sessions = &session.Table{} // not made by NewTable: to hold a session panics
+		})
+		c.want(
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
+			http.StatusCreated,
+			"schedulable",
+		)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			c.want("POST /select_and_reserve", `{"selection_id": "a", "session_id": "s", `+fresh()+`}`, 0, "")
+		}()
+		c.want("DELETE /reservations/a", "", http.StatusOK, "ok")
+		c.want("POST /select_and_reserve", `{"selection_id": "b", `+fresh()+`}`, http.StatusOK, `"worker_id":1`)
+	})
 }

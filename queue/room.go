@@ -1,0 +1,360 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var (
+	// ErrTimeout says that no worker became ready for the request within RoomConfig.Timeout.
+	ErrTimeout = errors.New("no worker was ready in time")
+	// ErrWouldWait says that every worker is busy, and that the request may not wait.
+	ErrWouldWait = errors.New("every worker is busy, and the request may not wait")
+)
+
+// RoomConfig configures how requests wait while every worker that may compute their prompts is busy.
+type RoomConfig struct {
+	// Profiles define when a worker is busy, which request goes next, and how many may wait.
+	Profiles *Profiles
+	// Bound is how many requests may wait in one line; at least 1.
+	Bound int
+	// Timeout bounds how long a request waits. 0: until its client leaves.
+	Timeout time.Duration
+}
+
+// Judge says which requests can go. It belongs to one Room, which calls it with the room's lock held: one look at a
+// time. A Judge must not call the room. If Busy panics, the request gets its turn.
+type Judge[T any] interface {
+	// Begin reads the loads. Busy answers by them until End.
+	Begin()
+	// Busy reports whether every worker that may take the request is busy, as its class defines busy. false for a
+	// request that would fail: it gets its turn, and fails then.
+	Busy(c *Class, value T) bool
+	End()
+}
+
+// Room is a waiting room. It gives requests the turn one at a time: the holder of the turn chooses a worker, books the
+// request there, and passes the turn on. So every decision sees all earlier bookings, and no lock is held while it is
+// made. A request gets the turn at once unless every worker that may take it is busy, or other requests go before it.
+//
+// A request calls Enter, then Await unless it has the turn already, and then Pass:
+//
+//	w, err := room.Enter(entry, value)
+//	if err == nil && w != nil {
+//		err = room.Await(ctx, w)
+//	}
+//	if err != nil {
+//		return err // it does not have the turn
+//	}
+//	defer room.Pass() // also after a panic
+//	... choose and book ...
+//
+// Code that ends a booking calls Released.
+//
+// Requests enter and leave concurrently, under the room's lock, and load is released concurrently. A release cannot be
+// missed:
+//
+//  1. The holder of the turn looks for the next request: the Judge reads the loads.
+//  2. A request ends and releases its load. Its goroutine finds the turn taken, and sets stale.
+//  3. The holder finds no request that can go by the loads of 1. It sees stale, and looks again instead of giving up
+//     the turn.
+//
+// While no request waits, 2 sets nothing. Therefore the lock is taken before 1: otherwise a request that enters between
+// the two would be judged by loads from before the release.
+type Room[T any] struct {
+	cfg   *RoomConfig
+	judge Judge[T]
+	every time.Duration // between two looks while requests wait
+	began time.Time
+
+	waiting atomic.Int64 // requests in all lines; changed under mu
+
+	mu      sync.Mutex // guards all below, the lines, and the judge
+	byName  map[string]*line[T]
+	lines   []*line[T]   // the same, in the order in which they were made
+	next    int          // index in lines of the one that is asked first
+	turns   uint64       // how many were given to requests in lines
+	direct  []*Waiter[T] // requests that wait for the turn only and stand in no line, in order of arrival
+	taken   bool         // some request has the turn
+	stale   bool         // load was released after the last look began
+	ticking bool
+}
+
+// line holds the requests that wait for the same workers: those of one model.
+type line[T any] struct {
+	name    string
+	profile *Profile
+	*Queue[*Waiter[T]]
+}
+
+// Entry describes a request that enters a Room. The room sets Request.Arrival.
+type Entry struct {
+	Request
+	Line       string   // requests for the same workers share a line
+	Profile    *Profile // of the line's model; Request.Class is one of its classes
+	Workers    int      // how many the limits of the class are multiplied by
+	MayNotWait bool     // refuse the request with ErrWouldWait if every worker is busy
+}
+
+// Waiter is a request in a Room.
+type Waiter[T any] struct {
+	value      T
+	line       *line[T]
+	item       *Item[*Waiter[T]] // in line; nil: it is one of Room.direct
+	class      int               // of the line's profile
+	workers    int
+	mayNotWait bool
+	after      uint64        // without item: once there were this many turns, it goes before requests in lines
+	turn       chan struct{} // receives the turn; with refused, only the news of it
+	refused    error         // set before turn receives
+}
+
+// InLine reports whether the request stands, or stood, in a line. A request that may not wait stands in none.
+func (w *Waiter[T]) InLine() bool { return w.item != nil }
+
+// NewRoom returns an empty room. While requests wait, the room looks at them after each interval, even if no load is
+// released: workers join, and bookings expire.
+func NewRoom[T any](cfg *RoomConfig, judge Judge[T], interval time.Duration) *Room[T] {
+	return &Room[T]{cfg: cfg, judge: judge, every: interval, began: time.Now(), byName: map[string]*line[T]{}}
+}
+
+// Enter adds a request to its line. If the turn is free, the request that goes next gets it. A nil Waiter without an
+// error: that is this request, and the caller has the turn.
+//
+// A request that may not wait, because of its class or Entry.MayNotWait, enters no line and takes no room there. It is
+// judged as soon as no earlier request is ready.
+//
+// Errors: ErrFull; *LimitError; ErrWouldWait.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling: queue.
+func (m *Room[T]) Enter(e Entry, value T) (*Waiter[T], error) {
+	e.Arrival = time.Since(m.began).Seconds()
+	w := &Waiter[T]{
+		value:      value,
+		class:      e.Class,
+		workers:    e.Workers,
+		mayNotWait: e.MayNotWait,
+		turn:       make(chan struct{}, 1),
+	}
+	free, err := m.add(w, &e)
+	if err != nil {
+		return nil, err
+	}
+	if free {
+		m.Pass()
+	}
+	select {
+	case <-w.turn:
+		return nil, w.refused
+	default:
+		return w, nil
+	}
+}
+
+// add adds a request to its line, or to those that stand in none. free: the turn was free, and the caller has it now.
+func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.byName[e.Line]
+	if l == nil {
+		l = &line[T]{e.Line, e.Profile, New[*Waiter[T]](e.Profile, m.cfg.Bound)}
+		m.byName[e.Line] = l
+		m.lines = append(m.lines, l)
+	}
+	w.line = l
+	if w.mayNotWait || l.profile.Classes[w.class].Rejects() {
+		w.after = m.turns + uint64(m.waiting.Load())
+		m.direct = append(m.direct, w)
+	} else {
+		if w.item, err = l.Push(e.Request, w.workers, w); err != nil {
+			return false, err
+		}
+		m.waiting.Add(1)
+	}
+	free = !m.taken
+	m.taken = true
+	return free, nil
+}
+
+// Await waits for the turn. With an error the request has left the room and does not have the turn.
+//
+// Errors: *LimitError; ErrWouldWait; ErrTimeout; ctx's own.
+func (m *Room[T]) Await(ctx context.Context, w *Waiter[T]) error {
+	m.keepTicking()
+	var late <-chan time.Time
+	if m.cfg.Timeout > 0 {
+		timer := time.NewTimer(m.cfg.Timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	var err error
+	select {
+	case <-w.turn:
+		return w.refused
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-late:
+		err = ErrTimeout
+	}
+	if m.leave(w) {
+		return err
+	}
+	<-w.turn // it has come meanwhile
+	if errors.Is(err, ErrTimeout) {
+		return w.refused
+	}
+	if w.refused == nil {
+		m.Pass() // the client has gone
+	}
+	return err
+}
+
+// leave removes a request that waits; false if its turn has come already.
+func (m *Room[T]) leave(w *Waiter[T]) bool {
+	m.mu.Lock()
+	if w.item == nil {
+		defer m.mu.Unlock()
+		i := slices.Index(m.direct, w)
+		if i >= 0 {
+			m.direct = slices.Delete(m.direct, i, i+1)
+		}
+		return i >= 0
+	}
+	left := w.line.Remove(w.item)
+	if left {
+		m.waiting.Add(-1)
+	}
+	m.mu.Unlock()
+	if left {
+		m.Released() // a request behind it may be able to go
+	}
+	return left
+}
+
+// Released notes that load was released. If a request can go now, it gets the turn.
+func (m *Room[T]) Released() {
+	if m.waiting.Load() == 0 {
+		return
+	}
+	m.mu.Lock()
+	free := !m.taken
+	m.taken, m.stale = true, !free
+	m.mu.Unlock()
+	if free {
+		m.Pass()
+	}
+}
+
+// Pass gives the caller's turn to the request that goes next. Without one the turn is free.
+func (m *Room[T]) Pass() {
+	for {
+		w, again := m.look()
+		if w != nil {
+			refused := w.refused != nil // read before w has its turn and may go on
+			if w.turn <- struct{}{}; !refused {
+				return
+			}
+		} else if !again {
+			return
+		}
+	}
+}
+
+// look removes and returns the request that goes next. Without one it gives the turn up, unless load was released
+// meanwhile: then again is true.
+func (m *Room[T]) look() (w *Waiter[T], again bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.taken = false // a panic below must not block the others
+	m.judge.Begin() // under mu: no request joined a line after this
+	defer m.judge.End()
+	if len(m.direct) > 0 && m.turns >= m.direct[0].after {
+		return m.nextDirect(), false
+	}
+	ready := func(c *Class, item *Item[*Waiter[T]]) bool { return m.ready(c, item.Value) }
+	for range m.lines {
+		l := m.lines[m.next]
+		m.next = (m.next + 1) % len(m.lines)
+		if item := l.Pop(ready); item != nil {
+			m.taken = true
+			m.turns++
+			m.waiting.Add(-1)
+			return item.Value, false
+		}
+	}
+	if len(m.direct) > 0 {
+		return m.nextDirect(), false
+	}
+	m.taken, m.stale = m.stale, false
+	return nil, m.taken
+}
+
+// nextDirect removes and returns the first of Room.direct, refused unless a worker is ready for it. The caller holds
+// mu, and has seen that there is one.
+func (m *Room[T]) nextDirect() *Waiter[T] {
+	w := m.direct[0]
+	if !m.ready(&w.line.profile.Classes[w.class], w) {
+		w.refused = ErrWouldWait
+		if !w.mayNotWait {
+			w.refused = w.line.Limited(w.class, w.workers)
+		}
+	}
+	m.direct = slices.Delete(m.direct, 0, 1)
+	m.taken = true
+	return w
+}
+
+// ready reports whether a worker is ready for w. A panic of the Judge counts as yes: then w's own goroutine meets the
+// defect, and not that of another request.
+func (m *Room[T]) ready(c *Class, w *Waiter[T]) (ready bool) {
+	defer func() {
+		if recover() != nil {
+			ready = true
+		}
+	}()
+	return !m.judge.Busy(c, w.value)
+}
+
+// keepTicking starts the regular looks at the lines. They end when no request waits.
+func (m *Room[T]) keepTicking() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ticking {
+		return
+	}
+	m.ticking = true
+	time.AfterFunc(m.every, func() {
+		m.mu.Lock()
+		m.ticking = false
+		m.mu.Unlock()
+		if m.waiting.Load() > 0 {
+			m.Released()
+			m.keepTicking()
+		}
+	})
+}
+
+// Waiting returns how many requests wait in lines.
+func (m *Room[T]) Waiting() int { return int(m.waiting.Load()) }
+
+// ClassLoad is what waits in one policy class of a line.
+type ClassLoad struct {
+	Line, Class string
+	Load
+}
+
+// Loads returns what waits, by line and class. Lines appear with their first request, and stay.
+func (m *Room[T]) Loads() (all []ClassLoad) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		for i := range l.profile.Classes {
+			all = append(all, ClassLoad{l.name, l.profile.Classes[i].Name, l.Load(i)})
+		}
+	}
+	return all
+}
