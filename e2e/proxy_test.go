@@ -144,7 +144,7 @@ func TestServedElsewhere(t *testing.T) {
 	}{
 		{"an endpoint that Envoy's cluster does not have", known[1], "moved",
 			"the proxy's cluster does not have the chosen address"},
-		{"an endpoint that kvepp does not know", unknown, "unknown", "kvepp has none at the address that served"},
+		{"an endpoint that kvepp does not know", unknown, "unknown", "kvepp has none at the address that answered"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", func(config any) {

@@ -31,9 +31,9 @@ func (x *exchange) logAccess() {
 		text("worker", d.Name)
 		number("dp_rank", int(d.Rank))
 		text("address", d.Address)
-		if served := &x.route.Served; served.Outcome != "" && served.Outcome != router.ServedAsChosen {
-			text("served_worker", served.Worker)
-			text("served_address", router.Clip(served.Address))
+		if by := &x.route.AnsweredBy; by.Outcome != "" && by.Outcome != router.AnsweredByChosen {
+			text("served_worker", by.Worker)
+			text("served_address", router.Clip(by.Address))
 		}
 		if p := d.Prefill; p != nil {
 			text("prefill_worker", p.Name)

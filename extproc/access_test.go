@@ -211,7 +211,7 @@ func TestAccessLogServedElsewhere(t *testing.T) {
 			if !named {
 				address = c.served
 			}
-			x.reconcile(&effect{Served: address})
+			x.reconcile(&effect{AnsweredBy: address})
 		}
 		x.end(t.Context())
 		line := lines(t, &log, 1)[0]

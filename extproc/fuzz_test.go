@@ -135,7 +135,7 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 		}
 		served := []string{"", "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "nonsense"}[int(detail)%5]
 		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
-			Fields: map[string]*structpb.Value{servedKey: structpb.NewStringValue(served)}}}}
+			Fields: map[string]*structpb.Value{answeredByKey: structpb.NewStringValue(served)}}}}
 		if detail&0x20 != 0 { // what a proxy says of a response, true or not
 			details := []string{"via_upstream", "upstream_reset_before_response_started{connection_termination}", "",
 				"\xff"}[int(detail)%4]

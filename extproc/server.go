@@ -88,7 +88,7 @@ type Server struct {
 	panics, refusals loglimit.Limiter
 	// tooLargeLogged: a body above MaxParseBytes was logged.
 	tooLargeLogged atomic.Bool
-	moved          movedFrom
+	moved          loggedMoves
 }
 
 // Streams returns how many requests kvepp follows.
@@ -200,7 +200,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		if x.phase != collect {
 			x.in.release()
 		}
-		if e.Served != "" && x.route != nil {
+		if e.AnsweredBy != "" && x.route != nil {
 			x.reconcile(&e)
 		}
 		for _, m := range e.Send {

@@ -105,16 +105,16 @@ type effect struct {
 	Ask bool
 	// Refuse: kvepp answers the request with this error. The server calls refused.
 	Refuse *httpError
-	// Served is the endpoint that answered the request according to the proxy, host:port, set in the step that learns
-	// it; "" otherwise.
-	Served string
+	// AnsweredBy is the endpoint that answered the request according to the proxy, host:port, set in the step that
+	// learns it; "" otherwise.
+	AnsweredBy string
 	// Status is the response's HTTP status, set in the step that learns it; "" otherwise.
 	Status string
 	// Failure is the endpoint's failure according to the response headers, with Status; empty: none. OfEndpoint: the
 	// response says something about the endpoint; otherwise it is the proxy's own.
 	Failure    eject.Cause
 	OfEndpoint bool
-	// Tries is how many endpoints the proxy says it tried, with Served; 0: it does not say.
+	// Tries is how many endpoints the proxy says it tried, with AnsweredBy; 0: it does not say.
 	Tries int
 	// ContentType and ContentEncoding of the response, with Status.
 	ContentType, ContentEncoding string
@@ -425,7 +425,7 @@ func (s *stream) refused(e *httpError) effect {
 
 // beginResponse is called with each message of the response. From the first it returns the endpoint that answered,
 // after all retries. It is "" without an override_host policy. Source: proposal 004, v1.0.
-func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) {
+func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (answeredBy string) {
 	if s.responding {
 		return ""
 	}
@@ -436,11 +436,11 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) 
 	if s.phase < relay { // Envoy answered an incomplete request itself: there is nothing left to decide
 		s.phase, s.chunks, s.size = answered, nil, 0
 	}
-	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedKey].GetStringValue()
+	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[answeredByKey].GetStringValue()
 }
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
-	e := effect{Served: s.beginResponse(in)}
+	e := effect{AnsweredBy: s.beginResponse(in)}
 	s.complete = s.complete || h.GetEndOfStream()
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
@@ -467,7 +467,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 		}
 	}
 	e.Send = []*extprocv3.ProcessingResponse{
-		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.Served)}},
+		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.AnsweredBy)}},
 	}
 	return e
 }
@@ -475,12 +475,12 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
 	s.complete = s.complete || b.GetEndOfStream()
 	if s.renamer != nil {
-		return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
+		return effect{AnsweredBy: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
 	}
 	return effect{
-		Served: s.beginResponse(in),
-		Body:   b.GetBody(),
-		Send:   s.relayBody(responseDirection, s.responseMode, b),
+		AnsweredBy: s.beginResponse(in),
+		Body:       b.GetBody(),
+		Send:       s.relayBody(responseDirection, s.responseMode, b),
 	}
 }
 
@@ -503,7 +503,7 @@ func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingRespon
 }
 
 func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
-	e := effect{Served: s.beginResponse(in)}
+	e := effect{AnsweredBy: s.beginResponse(in)}
 	s.complete = true
 	if s.renamer != nil && s.responseMode == fullDuplex {
 		if rest := s.renamer.Rest(); len(rest) > 0 {

@@ -255,9 +255,9 @@ func (h *health) explain(cause eject.Cause) {
 	}
 }
 
-// moved counts a failure of each endpoint that the proxy tried before the one that answered, at the address served.
+// moved counts a failure of each endpoint that the proxy tried before the one that answered, which has this address.
 // attempts is how many the proxy says it tried; 0: it does not say.
-func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts int) {
+func (r *Router) moved(s *pool.Snapshot, route *Route, answered string, attempts int) {
 	h := &route.health
 	// the proxy did not try the chosen one: it does not know it, or considers it unhealthy
 	if h.tracker == nil || attempts == 1 {
@@ -265,7 +265,7 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts i
 		return
 	}
 	tried := 0 // of the fallbacks
-	for tried < len(route.Fallbacks) && !sameAddress(route.Fallbacks[tried], served) {
+	for tried < len(route.Fallbacks) && !sameAddress(route.Fallbacks[tried], answered) {
 		tried++
 	}
 	switch {

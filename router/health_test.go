@@ -317,7 +317,7 @@ func TestRetriesAreFailures(t *testing.T) {
 		}{{0, 1, 0}, {1, 2, 1}, {2, 3, 2}, {1, 0, 1}, {2, 0, 2}, {2, 1, 0}, {2, 2, 1}} {
 			r := h.route(completion("m", tokens(0, 8)))
 			order := append([]string{r.Address}, r.Fallbacks...)
-			h.ServedBy(r, order[c.serves], c.attempts)
+			h.Reconcile(r, order[c.serves], c.attempts)
 			sum := 0
 			for _, n := range fails() {
 				sum += n

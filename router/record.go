@@ -55,14 +55,14 @@ func multiplier(t *scoring.Terms) float64 {
 
 // Record is a decision kept for people. It holds nothing of the prompt. Text that a client chose is cut to maxText.
 type Record struct {
-	Time      time.Time
-	RequestID string
-	Path      string // without the query
-	Model     string // after rewriting; empty: the body was not read
-	LoRA      string
-	Pinned    bool   // the request named its worker
-	Error     string // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
-	Served    Served // the zero value: not known yet, or the proxy does not report it
+	Time       time.Time
+	RequestID  string
+	Path       string // without the query
+	Model      string // after rewriting; empty: the body was not read
+	LoRA       string
+	Pinned     bool       // the request named its worker
+	Error      string     // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
+	AnsweredBy AnsweredBy // the zero value: not known yet, or the proxy does not report it
 	Decision
 }
 
@@ -97,18 +97,18 @@ func (r *records) add(record *Record) (slot int) {
 	return slot
 }
 
-// setServed stores the endpoint that answered a request in the request's record, if the ring still has it. Records are
-// immutable: a changed copy takes the place.
-func (r *records) setServed(route *Route) {
+// setAnsweredBy stores the endpoint that answered a request in the request's record, if the ring still has it. It
+// replaces the record by a changed copy, because records are immutable.
+func (r *records) setAnsweredBy(route *Route) {
 	if route.record == nil {
 		return
 	}
-	served := *route.record
-	served.Served = route.Served
+	changed := *route.record
+	changed.AnsweredBy = route.AnsweredBy
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ring[route.slot] == route.record {
-		r.ring[route.slot] = &served
+		r.ring[route.slot] = &changed
 	}
 	route.record = nil // the proxy reports it once
 }

@@ -137,8 +137,8 @@ type Route struct {
 	Decision
 	// Body is sent to the endpoint in place of the request's body. nil: the request's body.
 	Body []byte
-	// Served is the endpoint that answered the request, after [Router.ServedBy].
-	Served Served
+	// AnsweredBy is the endpoint that answered the request, after [Router.Reconcile].
+	AnsweredBy AnsweredBy
 	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]. Empty: not
 	// needed.
 	Token string

@@ -32,7 +32,7 @@ func TestWorkerRequests(t *testing.T) {
 		req.Allowed = func(address string) bool { return address == es[0].Address }
 		r := h.route(req)
 		if served != "" {
-			h.ServedBy(r, served, 0)
+			h.Reconcile(r, served, 0)
 		}
 		r.Free()
 		r.Answered(a)

@@ -223,7 +223,7 @@ func (s *server) discover(ctx context.Context) error {
 func (s *server) decide(ctx context.Context) {
 	var promptComputed func(kvblock.Worker, int, int)
 	if s.events != nil {
-		promptComputed = s.events.Served
+		promptComputed = s.events.PromptComputed
 	}
 	engine := s.config.engine.Engine
 	s.router = router.New(router.Config{

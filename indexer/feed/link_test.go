@@ -131,7 +131,7 @@ func TestSilentWorkerLine(t *testing.T) {
 			h.pool.Update([]pool.Endpoint{c.endpoint})
 			h.connected(1)
 			for range silenceRequests {
-				h.Served(0, 1000, 16)
+				h.PromptComputed(0, 1000, 16)
 			}
 			h.silence[0].expired() // the minute is over
 			text := log.String()

@@ -11,7 +11,7 @@ import (
 
 // Events are off by default in every engine, and a ZMQ subscription to a wrong port or through a firewall never reports
 // that it is not connected. Each of these looks like an empty cache. Therefore a worker counts as silent if it has
-// served silenceRequests requests of at least a full block and sent no event within silenceTime.
+// prefilled silenceRequests prompts of at least a full block and sent no event within silenceTime.
 const (
 	silenceRequests = 10
 	silenceTime     = time.Minute
@@ -27,26 +27,26 @@ type silenceDetector struct {
 
 	eventSeen atomic.Bool // an event came since the subscription began, or since the latest disconnect
 
-	mu     sync.Mutex // guards what follows
-	served int
-	first  time.Time // time of the first request of served
-	timer  *time.Timer
-	silent bool
-	left   bool
+	mu      sync.Mutex // guards what follows
+	prompts int        // prefilled since the detector began or the worker disconnected
+	first   time.Time  // time of the first of prompts
+	timer   *time.Timer
+	silent  bool
+	left    bool
 }
 
-// request counts a request that was served.
+// request counts a prefilled prompt.
 func (d *silenceDetector) request() {
 	if d == nil || d.eventSeen.Load() {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch d.served++; {
-	case d.left || d.served > silenceRequests:
-	case d.served == 1:
+	switch d.prompts++; {
+	case d.left || d.prompts > silenceRequests:
+	case d.prompts == 1:
 		d.first = time.Now()
-	case d.served == silenceRequests:
+	case d.prompts == silenceRequests:
 		d.timer = time.AfterFunc(max(0, silenceTime-time.Since(d.first)), d.expired)
 	}
 }
@@ -55,7 +55,7 @@ func (d *silenceDetector) request() {
 func (d *silenceDetector) expired() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.eventSeen.Load() && !d.left && d.served >= silenceRequests && !d.silent {
+	if !d.eventSeen.Load() && !d.left && d.prompts >= silenceRequests && !d.silent {
 		d.silent = true
 		d.changed(true)
 	}
@@ -84,7 +84,7 @@ func (d *silenceDetector) disconnected() {
 	defer d.mu.Unlock()
 	d.eventSeen.Store(false)
 	if !d.silent {
-		d.served = 0
+		d.prompts = 0
 	}
 }
 
@@ -158,8 +158,8 @@ func engineFlag(engine string) string {
 	return "--kv-events-config (dynamo.vllm, dynamo.sglang) or --publish-events-and-metrics (dynamo.trtllm)"
 }
 
-// Served notes that w has prefilled a prompt of so many tokens. blockSize is w's block size, 0 if it is not known.
-func (f *Feed) Served(w kvblock.Worker, tokens, blockSize int) {
+// PromptComputed notes that w has prefilled a prompt of so many tokens. blockSize is w's block size, 0 if it is not known.
+func (f *Feed) PromptComputed(w kvblock.Worker, tokens, blockSize int) {
 	if blockSize == 0 {
 		blockSize = assumedBlockSize
 	}

@@ -107,17 +107,17 @@ func TestSilentWorker(t *testing.T) {
 		return now.Workers[0].Silent && !now.Workers[1].Silent
 	}
 	for _, w := range s.Workers {
-		h.Served(w.Worker, 4, 4) // the block of the last token is not full
+		h.PromptComputed(w.Worker, 4, 4) // the block of the last token is not full
 		for range silenceRequests {
-			h.Served(w.Worker, 100, 4)
+			h.PromptComputed(w.Worker, 100, 4)
 		}
 	}
 	if h.silence[s.Workers[1].Worker] != nil {
 		t.Error("a decode worker has a silence detector")
 	}
 	detector := h.silence[s.Workers[0].Worker]
-	if detector.served != silenceRequests {
-		t.Errorf("%d requests were counted, want %d", detector.served, silenceRequests)
+	if detector.prompts != silenceRequests {
+		t.Errorf("%d requests were counted, want %d", detector.prompts, silenceRequests)
 	}
 	detector.expired() // the minute is over
 	if !silent() || h.Silent() != 1 {
@@ -130,18 +130,18 @@ func TestSilentWorker(t *testing.T) {
 	)
 	detector.disconnected()
 	for range silenceRequests {
-		h.Served(s.Workers[0].Worker, 100, 0)
+		h.PromptComputed(s.Workers[0].Worker, 100, 0)
 	}
-	if detector.served != 0 {
+	if detector.prompts != 0 {
 		t.Error("100 tokens count as a full block of unknown size")
 	}
 	for range silenceRequests {
-		h.Served(s.Workers[0].Worker, 1000, 0)
+		h.PromptComputed(s.Workers[0].Worker, 1000, 0)
 	}
 	detector.expired()
 	h.pool.Update(nil)
 	if h.Silent() != 0 {
 		t.Errorf("%d silent workers although all have left", h.Silent())
 	}
-	h.Served(s.Workers[0].Worker, 1000, 0)
+	h.PromptComputed(s.Workers[0].Worker, 1000, 0)
 }

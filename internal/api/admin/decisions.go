@@ -49,9 +49,9 @@ type decision struct {
 	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
 	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
-	// who served it, as the proxy says; absent: not known yet
-	Served    *servedBy `json:"served,omitempty"`
-	Fallbacks []string  `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
+	// the endpoint that answered, as the proxy reports it; absent: not known yet
+	AnsweredBy *answeredBy `json:"served,omitempty"`
+	Fallbacks  []string    `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
 	// endpoints that were no candidates because they are ejected
 	Ejected []string `json:"ejected,omitempty"`
 	// EjectedServe means that every endpoint was ejected, and they were candidates despite that.
@@ -120,7 +120,7 @@ type destination struct {
 	Address    string `json:"address"`
 }
 
-type servedBy struct {
+type answeredBy struct {
 	Address string `json:"address"`
 	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp has no endpoint with this address
 	Outcome string `json:"outcome"` // as_chosen, moved or unknown
@@ -176,8 +176,8 @@ func asJSON(r *router.Record) decision {
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
-	if r.Served.Outcome != "" {
-		d.Served = &servedBy{r.Served.Address, r.Served.Worker, r.Served.Outcome}
+	if r.AnsweredBy.Outcome != "" {
+		d.AnsweredBy = &answeredBy{r.AnsweredBy.Address, r.AnsweredBy.Worker, r.AnsweredBy.Outcome}
 	}
 	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
 	if x := r.Prefill; x != nil {

@@ -21,15 +21,15 @@ const (
 // reconcile moves the booking to the endpoint that answered the request. If that is not the chosen one, it logs the
 // likely cause, and corrects the headers that show the decision.
 func (x *exchange) reconcile(e *effect) {
-	outcome := x.router.ServedBy(x.route, e.Served, e.Tries)
-	if outcome == router.ServedAsChosen {
+	outcome := x.router.Reconcile(x.route, e.AnsweredBy, e.Tries)
+	if outcome == router.AnsweredByChosen {
 		return
 	}
 	level := slog.LevelDebug
 	if x.moved.first(x.route.Address, outcome) {
 		level = slog.LevelWarn
 	}
-	served := &x.route.Served
+	answeredBy := &x.route.AnsweredBy
 	x.log.Log(
 		context.Background(),
 		level,
@@ -42,18 +42,18 @@ func (x *exchange) reconcile(e *effect) {
 		"chosen_worker",
 		x.route.WorkerName(),
 		"served",
-		served.Address,
+		answeredBy.Address,
 		"served_worker",
-		served.Worker,
+		answeredBy.Worker,
 		"outcome",
 		outcome,
 		"likely_cause",
 		likelyCause(x.route, e.Tries),
 	)
 	if x.Server.cfg.DecisionHeaders {
-		name := served.Worker
+		name := answeredBy.Worker
 		if name == "" {
-			name = "unknown (" + served.Address + ")"
+			name = "unknown (" + answeredBy.Address + ")"
 		}
 		showAnsweringWorker(e.Send, name, x.route.WorkerName())
 	}
@@ -65,10 +65,10 @@ func likelyCause(route *router.Route, tries int) string {
 	switch {
 	case tries > 1:
 		return "the chosen endpoint failed, and the proxy retried on another one"
-	case route.Served.Outcome == router.ServedUnknown:
+	case route.AnsweredBy.Outcome == router.AnsweredByUnknown:
 		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that " +
-			"served. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
-	case tries == 0 && slices.Contains(route.Fallbacks, route.Served.Address):
+			"answered. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
+	case tries == 0 && slices.Contains(route.Fallbacks, route.AnsweredBy.Address):
 		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's " +
 			"cluster does not have the chosen address"
 	}
@@ -78,12 +78,12 @@ func likelyCause(route *router.Route, tries int) string {
 
 // showAnsweringWorker corrects the response headers that show the decision: it sets the worker that answered, and adds
 // the chosen one.
-func showAnsweringWorker(messages []*extprocv3.ProcessingResponse, served, chosen string) {
+func showAnsweringWorker(messages []*extprocv3.ProcessingResponse, answering, chosen string) {
 	for _, m := range messages {
 		mutation := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
 		for _, h := range mutation.GetSetHeaders() {
 			if h.GetHeader().GetKey() == workerHeaderShown {
-				h.Header.RawValue = []byte(served)
+				h.Header.RawValue = []byte(answering)
 				mutation.SetHeaders = append(mutation.SetHeaders, set(chosenHeaderShown, chosen))
 				return
 			}
@@ -91,28 +91,28 @@ func showAnsweringWorker(messages []*extprocv3.ProcessingResponse, served, chose
 	}
 }
 
-// movedFrom remembers the chosen endpoints, by address, for which kvepp has logged that another one answered. The zero
-// value is empty. Safe for concurrent use.
-type movedFrom struct {
+// loggedMoves remembers the chosen endpoints, by address, for which kvepp has logged that another one answered. The
+// zero value is empty. Safe for concurrent use.
+type loggedMoves struct {
 	mu     sync.Mutex
-	logged map[movedRequest]bool // guarded by mu; at most maxMovedFrom
+	logged map[moveKey]bool // guarded by mu; at most maxLoggedMoves
 }
 
-type movedRequest struct{ address, outcome string }
+type moveKey struct{ address, outcome string }
 
-// maxMovedFrom bounds the memory. Beyond it kvepp forgets all, and logs them again.
-const maxMovedFrom = 1024
+// maxLoggedMoves bounds the memory. Beyond it kvepp forgets all, and logs them again.
+const maxLoggedMoves = 1024
 
 // first reports whether this is the first request of its kind.
-func (l *movedFrom) first(address, outcome string) bool {
+func (l *loggedMoves) first(address, outcome string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := movedRequest{address, outcome}
+	key := moveKey{address, outcome}
 	if l.logged[key] {
 		return false
 	}
-	if l.logged == nil || len(l.logged) >= maxMovedFrom {
-		l.logged = map[movedRequest]bool{}
+	if l.logged == nil || len(l.logged) >= maxLoggedMoves {
+		l.logged = map[moveKey]bool{}
 	}
 	l.logged[key] = true
 	return true

@@ -10,7 +10,7 @@ import (
 
 // TestMovedFrom: of each chosen endpoint and outcome the first request counts as such, and memory is bounded.
 func TestMovedFrom(t *testing.T) {
-	var l movedFrom
+	var l loggedMoves
 	for _, c := range []struct {
 		address, outcome string
 		first            bool
@@ -20,10 +20,10 @@ func TestMovedFrom(t *testing.T) {
 			t.Errorf("%s %s: first is %v", c.address, c.outcome, got)
 		}
 	}
-	for i := range 5 * maxMovedFrom {
+	for i := range 5 * maxLoggedMoves {
 		l.first(fmt.Sprint(i), "moved")
 	}
-	if len(l.logged) > maxMovedFrom {
+	if len(l.logged) > maxLoggedMoves {
 		t.Errorf("%d are remembered", len(l.logged))
 	}
 }
@@ -36,14 +36,14 @@ func TestLikelyCause(t *testing.T) {
 		tries           int
 		want            string
 	}{
-		{"10.0.0.2:8000", router.ServedMoved,
+		{"10.0.0.2:8000", router.AnsweredByOther,
 			0, "the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster"},
-		{"10.0.0.2:8000", router.ServedMoved, 1, "does not have the chosen address, or its health checks"},
-		{"10.0.0.2:8000", router.ServedMoved, 2, "the proxy retried on another one"},
-		{"10.0.0.3:8000", router.ServedMoved, 0, "does not have the chosen address, or its health checks"},
-		{"10.0.0.9:8000", router.ServedUnknown, 1, "kvepp has none at the address"},
+		{"10.0.0.2:8000", router.AnsweredByOther, 1, "does not have the chosen address, or its health checks"},
+		{"10.0.0.2:8000", router.AnsweredByOther, 2, "the proxy retried on another one"},
+		{"10.0.0.3:8000", router.AnsweredByOther, 0, "does not have the chosen address, or its health checks"},
+		{"10.0.0.9:8000", router.AnsweredByUnknown, 1, "kvepp has none at the address"},
 	} {
-		route := &router.Route{Served: router.Served{Address: c.served, Outcome: c.outcome}}
+		route := &router.Route{AnsweredBy: router.AnsweredBy{Address: c.served, Outcome: c.outcome}}
 		route.Fallbacks = []string{"10.0.0.2:8000"}
 		if got := likelyCause(route, c.tries); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %s", c, got)

@@ -33,18 +33,18 @@ func TestServedByAnother(t *testing.T) {
 		return h.route(req)
 	}
 	for _, c := range []struct{ chosen, served, outcome, carries string }{
-		{"10.0.0.1:8000", "10.0.0.1:8000", ServedAsChosen, "w0"},
-		{"10.0.0.1:8000", "10.0.0.2:8000", ServedMoved, "w1"},
-		{"[fd00::7]:8000", "[fd00:0:0::7]:8000", ServedAsChosen, "v6"},
-		{"10.0.0.1:8000", "[fd00:0:0::7]:8000", ServedMoved, "v6"},
-		{"10.0.0.1:8000", "10.0.0.9:8000", ServedUnknown, ""},
-		{"10.0.0.1:8000", "nonsense", ServedUnknown, ""},
-		{"worker.example:8000", "10.9.9.9:8000", ServedUnknown, "named"}, // which the name may stand for
+		{"10.0.0.1:8000", "10.0.0.1:8000", AnsweredByChosen, "w0"},
+		{"10.0.0.1:8000", "10.0.0.2:8000", AnsweredByOther, "w1"},
+		{"[fd00::7]:8000", "[fd00:0:0::7]:8000", AnsweredByChosen, "v6"},
+		{"10.0.0.1:8000", "[fd00:0:0::7]:8000", AnsweredByOther, "v6"},
+		{"10.0.0.1:8000", "10.0.0.9:8000", AnsweredByUnknown, ""},
+		{"10.0.0.1:8000", "nonsense", AnsweredByUnknown, ""},
+		{"worker.example:8000", "10.9.9.9:8000", AnsweredByUnknown, "named"}, // which the name may stand for
 	} {
 		served = nil
 		r := at(c.chosen)
 		want := h.load(r.Name)
-		if got := h.ServedBy(r, c.served, 0); got != c.outcome {
+		if got := h.Reconcile(r, c.served, 0); got != c.outcome {
 			t.Errorf("%+v: %s", c, got)
 		}
 		for _, name := range []string{"w0", "w1", "v6", "named"} {
@@ -75,8 +75,8 @@ func TestServedByAnotherDecodeWorker(t *testing.T) {
 	r := h.route(completion("m", tokens(0, 42)))
 	prefill := h.load("w0")
 	other := map[string]string{"w1": "w2", "w2": "w1"}[r.Name]
-	if got := h.ServedBy(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other],
-		0); got != ServedMoved {
+	if got := h.Reconcile(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other],
+		0); got != AnsweredByOther {
 		t.Error(got)
 	}
 	if h.load(r.Name) != (scoring.Load{}) || h.load(other).ActiveBlocks != 10 || h.load("w0") != prefill {

@@ -7,36 +7,35 @@ import (
 	"kvepp/pool"
 )
 
-// What became of a booking after the proxy named the endpoint that answered the request.
+// AnsweredBy.Outcome: which endpoint answered, and what became of the booking.
 const (
-	ServedAsChosen = "as_chosen"
-	ServedMoved    = "moved"   // to the endpoint that answered
-	ServedUnknown  = "unknown" // no endpoint of the pool: freed
+	AnsweredByChosen  = "as_chosen" // the booking stays
+	AnsweredByOther   = "moved"     // another endpoint of the pool: the booking moves there
+	AnsweredByUnknown = "unknown"   // no endpoint of the pool: the booking ends
 )
 
-// Served is the endpoint that answered a request, as the proxy reports it.
-type Served struct {
+// AnsweredBy is the endpoint that answered a request, as the proxy reports it.
+type AnsweredBy struct {
 	Address string // host:port
 	// Worker is endpoint and rank, such as "worker-0/0". Empty: the pool has no such endpoint, or it is the chosen one
 	// and no record is kept.
 	Worker  string
-	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
+	Outcome string // AnsweredByChosen, AnsweredByOther or AnsweredByUnknown
 }
 
-// ServedBy reconciles the books with the endpoint that answered the request, as the proxy reports it after retries and
-// fallbacks: the booking moves there. If the endpoint is not in the pool, the booking ends. It returns what became of
-// the booking.
+// Reconcile moves the booking to the endpoint that answered the request, as the proxy reports it after retries and
+// fallbacks. If the endpoint is not in the pool, the booking ends. Reconcile returns AnsweredBy.Outcome.
 //
 // address is host:port. attempts is how many endpoints the proxy says it tried; 0: it does not say. Only the goroutine
 // that follows the answer calls it.
-func (r *Router) ServedBy(route *Route, address string, attempts int) string {
-	outcome := r.servedBy(route, address, attempts)
-	r.metrics.Served(outcome)
-	route.Served.Address, route.Served.Outcome = address, outcome
-	if outcome == ServedAsChosen && route.record != nil { // otherwise nothing reads Worker
-		route.Served.Worker = route.WorkerName()
+func (r *Router) Reconcile(route *Route, address string, attempts int) string {
+	outcome := r.reconcile(route, address, attempts)
+	r.metrics.AnsweredBy(outcome)
+	route.AnsweredBy.Address, route.AnsweredBy.Outcome = address, outcome
+	if outcome == AnsweredByChosen && route.record != nil { // otherwise nothing reads Worker
+		route.AnsweredBy.Worker = route.WorkerName()
 	}
-	r.records.setServed(route)
+	r.records.setAnsweredBy(route)
 	return outcome
 }
 
@@ -45,21 +44,21 @@ func (d *Decision) WorkerName() string {
 	return d.Name + "/" + strconv.FormatUint(uint64(d.Rank), 10)
 }
 
-func (r *Router) servedBy(route *Route, address string, attempts int) string {
+func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	if sameAddress(address, route.Address) {
-		return ServedAsChosen // if several workers share the address, the headers have named one
+		return AnsweredByChosen // if several workers share the address, the headers have named one
 	}
 	snapshot := r.pool.Acquire() // a snapshot keeps workers' numbers from being reused
 	defer snapshot.Release()
 	w := workerAt(snapshot, address, route.Rank)
 	if _, err := netip.ParseAddrPort(route.Address); err != nil && w == nil {
-		return ServedUnknown // the chosen address is a host name, which may stand for this one
+		return AnsweredByUnknown // the chosen address is a host name, which may stand for this one
 	}
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
 		route.promptComputed, route.health.endpoint, route.health.counts[0] = nil, nil, nil
-		return ServedUnknown
+		return AnsweredByUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)
 	if route.Prefill == nil {
@@ -67,9 +66,9 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
 	route.health.counts[0] = r.counts.of(w.Worker)
-	route.Served.Worker = w.String()
+	route.AnsweredBy.Worker = w.String()
 	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
-	return ServedMoved
+	return AnsweredByOther
 }
 
 // workerAt returns the worker at an address, if there are several the one of this rank; nil if there is none.
