@@ -91,7 +91,7 @@ func (r *Router) bookPair(sc *scratch, p *prompt) (*Route, error) {
 		l.candidates = append(
 			l.candidates,
 			scoring.Candidate{Worker: w.Worker, Prompt: sc.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-				CostMultiplier: sc.trialMultiplier(w, constraints.Multiplier(w.Taints))},
+				KVBlocks: w.TotalKVBlocks, CostMultiplier: sc.trialMultiplier(w, constraints.Multiplier(w.Taints))},
 		)
 	}
 	last, booking, err := r.bookLeg(sc, l, p)
@@ -145,7 +145,7 @@ func (r *Router) bookPrompt(sc *scratch, l *leg, p *prompt) (Reason, scoring.Sel
 	preferring := len(p.constraints.Preferred) > 0
 	for i := range l.workers {
 		w := &l.workers[i]
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, KVBlocks: w.TotalKVBlocks}
 		if preferring {
 			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
 		}

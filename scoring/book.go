@@ -88,6 +88,9 @@ type Candidate struct {
 	DiskBlocks   int
 	SharedBlocks int
 
+	// KVBlocks is how many blocks the worker's device has room for; 0: unknown. Only Config.KVUsageWeight reads it.
+	KVBlocks int
+
 	// CostMultiplier scales the cost, as preferred taints do. 0 means 1.
 	CostMultiplier float64
 
@@ -705,12 +708,14 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 		t.DecodeBlocks = math.Round((float64(load.ActiveTokens)+s.tokens)/float64(t.BlockSize)) + float64(added)
 	}
 	t.ActiveRequests = load.Requests
+	t.KVBlocks = c.KVBlocks
 	t.CostMultiplier = c.CostMultiplier
 }
 
 // plain reports whether c tracks everything and Cost has no terms except those that chooseAlike adds up.
 func (c *Config) plain() bool {
-	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0
+	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0 &&
+		c.KVUsageWeight == 0
 }
 
 // chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It computes what

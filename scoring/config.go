@@ -34,6 +34,11 @@ type Config struct {
 	// DecodeActiveRequestWeight is added to a worker's cost for each request active on it, in blocks. Default 0.
 	DecodeActiveRequestWeight float64
 
+	// KVUsageWeight is added to the cost of a worker whose KV blocks active requests would all hold, in blocks; in
+	// proportion if they hold a part. It steers requests away from workers with little memory left. Dynamo has no such
+	// term. Default 0.
+	KVUsageWeight float64
+
 	// HostCacheHitWeight is the worth of a block that continues the device's prefix in the worker's host memory.
 	// Default 0.75.
 	HostCacheHitWeight float64
@@ -102,6 +107,7 @@ func (c *Config) Validate() error {
 		{"overlap score credit decay", c.OverlapScoreCreditDecay},
 		{"prefill load scale", c.PrefillLoadScale},
 		{"decode active request weight", c.DecodeActiveRequestWeight},
+		{"kv usage weight", c.KVUsageWeight},
 		{"host cache hit weight", c.HostCacheHitWeight},
 		{"disk cache hit weight", c.DiskCacheHitWeight},
 		{"shared cache multiplier", c.SharedCacheMultiplier},

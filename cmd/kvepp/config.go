@@ -685,6 +685,7 @@ func (o *options) withoutEffect() []string {
 			"router-prefill-load-scale",
 			"router-kv-overlap-score-weight",
 			"router-decode-active-request-weight",
+			"router-kv-usage-weight",
 			"router-temperature",
 			"router-host-cache-hit-weight",
 			"router-disk-cache-hit-weight",

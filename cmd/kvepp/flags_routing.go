@@ -32,6 +32,7 @@ func checkWeights(c *scoring.Config, weight float64) error {
 		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
 		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},
 		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight, d.DecodeActiveRequestWeight},
+		{"router-kv-usage-weight", c.KVUsageWeight, d.KVUsageWeight},
 		{"router-host-cache-hit-weight", c.HostCacheHitWeight, d.HostCacheHitWeight},
 		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight, d.DiskCacheHitWeight},
 		{"router-temperature", c.Temperature, d.Temperature},
@@ -99,6 +100,13 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		"router-decode-active-request-weight",
 		d.DecodeActiveRequestWeight,
 		"cost of each request active on a worker, in blocks",
+	)
+	f.Float64Var(
+		&c.KVUsageWeight,
+		"router-kv-usage-weight",
+		d.KVUsageWeight,
+		"cost of a worker whose KV blocks active requests would all hold, in blocks; in proportion if they hold a "+
+			"part. 0: none. Without effect on workers whose number of blocks (totalKvBlocks, model card) is not known",
 	)
 	f.Float64Var(
 		&c.Temperature,

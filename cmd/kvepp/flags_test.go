@@ -784,6 +784,13 @@ var settings = []struct {
 		func(o *options) any { return o.overlapWeight },
 	},
 	{
+		"router-kv-usage-weight",
+		"KVEPP_ROUTER_KV_USAGE_WEIGHT",
+		"",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.KVUsageWeight },
+	},
+	{
 		"router-decode-active-request-weight",
 		"KVEPP_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
 		"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",

@@ -84,6 +84,7 @@ type weights struct {
 	OverlapScoreCreditDecay   float64 `json:"kv_overlap_score_credit_decay"`
 	PrefillLoadScale          float64 `json:"prefill_load_scale"`
 	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight"`
+	KVUsageWeight             float64 `json:"kv_usage_weight"`
 	HostCacheHitWeight        float64 `json:"host_cache_hit_weight"`
 	DiskCacheHitWeight        float64 `json:"disk_cache_hit_weight"`
 	SharedCacheMultiplier     float64 `json:"shared_cache_multiplier"`
@@ -103,6 +104,7 @@ func weightsOf(c *scoring.Config) *weights {
 		c.OverlapScoreCreditDecay,
 		c.PrefillLoadScale,
 		c.DecodeActiveRequestWeight,
+		c.KVUsageWeight,
 		c.HostCacheHitWeight,
 		c.DiskCacheHitWeight,
 		c.SharedCacheMultiplier,
@@ -143,6 +145,7 @@ type candidate struct {
 	Credit         *float64 `json:"credit_blocks"`
 	DecodeBlocks   *float64 `json:"decode_blocks"`
 	ActiveRequests int      `json:"active_requests"`
+	KVBlocks       int      `json:"kv_blocks,omitempty"` // that the worker has room for
 	// among the candidates; the credit's decay reads it
 	LeastPrefill   int      `json:"least_waiting_prefill_tokens,omitempty"`
 	CostMultiplier *float64 `json:"cost_multiplier"`
@@ -204,6 +207,7 @@ func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks,
 			SharedBlocks: t.SharedBlocks,
 			Credit:       finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
+			KVBlocks:     t.KVBlocks,
 			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown})
 	}
 	return all, unit

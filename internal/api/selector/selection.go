@@ -412,7 +412,7 @@ func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) 
 			d.candidates,
 			scoring.Candidate{Worker: w.Worker, Prompt: &d.cut, DeviceBlocks: d.scores.Blocks(w.Worker),
 				HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External,
-				CostMultiplier: constraints.Multiplier(w.Taints)},
+				KVBlocks: w.TotalKVBlocks, CostMultiplier: constraints.Multiplier(w.Taints)},
 		)
 	}
 	n := len(d.candidates)
