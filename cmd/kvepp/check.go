@@ -35,17 +35,14 @@ import (
 	"kvepp/zmqsub"
 )
 
-const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. It tests for each worker:
-its address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text
-and of a chat against the engine's; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
---gateway sends chats through the real gateway, and compares the endpoint that kvepp chose with the one that answered.
---conversations holds whole conversations with the engines, and prints a table of predicted and reported cached tokens.
+const checkHelp = `kvepp check tests once what routing depends on. It prints each problem and its fix. It tests for
+each worker: address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and
+prefix caching; and it compares kvepp's token ids of a text and of a chat with the engine's.
 
-It takes the flags of "kvepp serve". Give it the same flags as kvepp serve: those about endpoints, models and the engine matter.
-
-Exit status: 0 if nothing is wrong, 1 if something is, 2 if kvepp check could not run.
-
-Flags of its own:
+Usage:       kvepp check [the flags of kvepp serve] [flags]
+Example:     kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen --probe
+Exit status: 0 if nothing is wrong, 1 if something is, 2 if kvepp check could not run
+All flags:   kvepp check --help-all
 `
 
 // checkOptions are the settings of `kvepp check`.
@@ -62,6 +59,14 @@ const checksAtOnce = 32
 
 // maxConversations bounds the memory of conversations.
 const maxConversations = 10_000
+
+// checkFlags declares the flags of `kvepp check`: those of `kvepp serve`, and its own.
+func checkFlags(c *checkOptions) *pflag.FlagSet {
+	f := serveFlags(&c.options)
+	f.Init("kvepp check", pflag.ContinueOnError)
+	c.own(f)
+	return f
+}
 
 func (c *checkOptions) own(f *pflag.FlagSet) {
 	f.BoolVar(
@@ -87,19 +92,16 @@ func (c *checkOptions) own(f *pflag.FlagSet) {
 		"print a JSON object for each finding: worker, about, state (ok, wrong or unknown), says, fix",
 	)
 	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long to wait for endpoints, and for each of their answers")
+	section(f, sectionCheck)
 }
 
 // checkWorkers is `kvepp check`. It returns the exit status.
 func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var c checkOptions
-	flags := serveFlags(&c.options)
-	c.own(flags)
-	err := parseWith(&c.options, flags, args, getenv)
+	err := parseWith(&c.options, checkFlags(&c), args, getenv)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		own := newFlags("")
-		new(checkOptions).own(own)
-		fmt.Fprint(stdout, checkHelp, own.FlagUsagesWrapped(120))
+		showHelp(stdout, checkFlags(new(checkOptions)), err)
 		return 0
 	case err == nil && c.wait <= 0:
 		err = fmt.Errorf("--wait %v: must be above 0, such as 10s", c.wait)
@@ -107,6 +109,9 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		err = fmt.Errorf("--conversations %d: must be from 0 to %d", c.conversations, maxConversations)
 	case err == nil:
 		err = c.gateway.check()
+	}
+	if err == nil && c.printsConfig(stdout) {
+		return 0
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -199,6 +200,7 @@ func addCompatFlags(f *pflag.FlagSet, command string) {
 		}
 		f.Lookup(c.name).Hidden = c.hidden
 	}
+	section(f, sectionCompat)
 }
 
 func compatFlagsOf(command string) (flags []compatFlag) {
@@ -210,6 +212,11 @@ func compatFlagsOf(command string) (flags []compatFlag) {
 		}
 	}
 	return flags
+}
+
+// compatFlagNamed returns the compatFlag of a name, which must exist.
+func compatFlagNamed(name string) *compatFlag {
+	return &compatFlags[slices.IndexFunc(compatFlags, func(c compatFlag) bool { return c.name == name })]
 }
 
 // isSet reports whether the flag counts as set in f.

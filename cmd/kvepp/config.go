@@ -103,7 +103,7 @@ type options struct {
 	logging
 	accessLog string // a file, or "-"
 
-	flags  *pflag.FlagSet // that were parsed
+	settingsFile
 	config config
 }
 
@@ -117,7 +117,8 @@ type config struct {
 	gauges   enginemetrics.Config // Interval is 0: kvepp does not read engines' metrics
 }
 
-// parseServe reads the arguments and the environment into o. Precedence: flag, KVEPP_<FLAG>, Dynamo's variable. An
+// parseServe reads the arguments, the environment and the file of --config into o. Precedence: flag, KVEPP_<FLAG>,
+// file, Dynamo's variable: a process often inherits Dynamo's variables, but the file is written for kvepp. An
 // environment variable that is set but empty counts as not set.
 func parseServe(o *options, args []string, getenv func(string) string) error {
 	return parseWith(o, serveFlags(o), args, getenv)
@@ -126,19 +127,30 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 // parseWith is parseServe for a command that has further flags: f has those of o and the others.
 func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
 	o.flags = f
-	if err := parse(f, "", args, o.scheduling.inherited(getenv)); err != nil {
+	if err := parse(f, args, &o.file, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
-	if !math.IsNaN(o.overlapWeight) {
-		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
-	}
-	o.scheduling.applyPresets(&o.scoring, &o.kvEvents)
+	o.applyPresets()
 	err := o.check()
 	o.settings = changedSettings(f) // with the values that presets have set
-	return err
+	return withSource(f, err)
+}
+
+// applyPresets sets the flags that others stand for.
+func (o *options) applyPresets() {
+	_ = attribute(o.flags, "--router-kv-overlap-score-weight", func() error {
+		if !math.IsNaN(o.overlapWeight) {
+			o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+		}
+		return nil
+	})
+	_ = attribute(o.flags, "--load-aware", func() error {
+		o.scheduling.applyPresets(&o.scoring, &o.kvEvents)
+		return nil
+	})
 }
 
 // given reports whether a flag was given, on the command line, by the environment or by the policy file.
@@ -155,7 +167,9 @@ func (o *options) check() error {
 		o.cluster.check,
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
-		func() error { return o.pickerLogging.apply(&o.logging) },
+		func() error {
+			return attribute(o.flags, "--zap-encoder or --v", func() error { return o.pickerLogging.apply(&o.logging) })
+		},
 		o.logging.check,
 		func() error { return checkCompatFlags(o.flags, "serve") },
 		o.checkSessions,
@@ -439,13 +453,17 @@ func (o *options) checkEngine() error {
 func parseEngine(name string) (tokenizer.Engine, error) {
 	engine, err := tokenizer.ParseEngine(name)
 	if err != nil {
-		var names []string
-		for _, e := range tokenizer.Engines {
-			names = append(names, string(e))
-		}
-		return "", oneOf("engine", name, names...)
+		return "", oneOf("engine", name, engineNames()...)
 	}
 	return engine, nil
+}
+
+func engineNames() []string {
+	var names []string
+	for _, e := range tokenizer.Engines {
+		names = append(names, string(e))
+	}
+	return names
 }
 
 // parseModels returns model -> folder.

@@ -24,24 +24,21 @@ import (
 	"kvepp/router/eject"
 )
 
-const drainHelp = `Take an endpoint out of routing for maintenance, and bring it back. These commands talk to a running kvepp serve over
-its --admin-address.
+const drainHelp = `Take an endpoint out of routing for maintenance, and bring it back. These commands talk to a running
+kvepp serve at its --admin-address.
 
-  kvepp workers          list the endpoints: their names, whether they get requests, and how many run on each
-  kvepp cordon NAME      send NAME no new requests; running ones end, sessions move to other endpoints
-  kvepp drain NAME       cordon NAME, then wait until no request runs on it: its engine can be stopped
-  kvepp uncordon NAME    send NAME requests again
+Usage:       kvepp workers          list the endpoints, whether they get requests, and how many run
+             kvepp cordon NAME      send NAME no new requests; sessions move to other endpoints
+             kvepp drain NAME       cordon NAME, then wait until no request runs on it
+             kvepp uncordon NAME    send NAME requests again
+Example:     kvepp drain worker-0 --timeout 10m && systemctl restart vllm && kvepp uncordon worker-0
+Exit status: 0 if done (drain: no request runs), 1 if not or after --timeout, 2 for wrong usage
+Precedence:  flag, variable KVEPP_<FLAG>, default
 
-To restart an engine:
-  kvepp drain worker-0 --timeout 10m && systemctl restart vllm && kvepp uncordon worker-0
-
-NAME is an endpoint's name in the endpoints file; for a Pod it is POD-rank-0. kvepp keeps its index of the endpoint's
-cache. The cordon ends with kvepp uncordon or when kvepp restarts. Each kvepp process has its own cordons: with several
-replicas, run the command for each of them, or annotate the Pod with kvepp/cordon=true, which all replicas follow.
-
-Exit status: 0 if done (drain: no request runs), 1 if not or after --timeout, 2 for wrong usage.
-
-Flags, with their environment variables:
+NAME is an endpoint's name in the endpoints file; for a Pod it is POD-rank-0. kvepp keeps its index
+of the endpoint's cache. The cordon ends with kvepp uncordon, or when kvepp restarts. Each kvepp
+process has its own cordons: with several replicas, run the command for each of them, or annotate
+the Pod with kvepp/cordon=true, which all replicas follow.
 `
 
 // adminOptions are the flags of the commands workers, cordon, drain and uncordon.
@@ -75,6 +72,7 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 				"0: no limit",
 		)
 	}
+	section(f, "Flags of kvepp "+command)
 	documentEnvironment(f, "")
 	return f
 }
@@ -84,7 +82,7 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if err := fromEnvironment(f, "", getenv); err != nil {
+	if err := fromEnvironment(f, getenv); err != nil {
 		return err
 	}
 	if err := pool.CheckHostPort(dialable(o.address)); err != nil {
@@ -112,7 +110,7 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 	var o adminOptions
 	switch err := parseAdmin(&o, command, args, getenv); {
 	case errors.Is(err, pflag.ErrHelp):
-		fmt.Fprint(stdout, drainHelp, adminFlags(new(adminOptions), command).FlagUsagesWrapped(120))
+		showHelp(stdout, adminFlags(new(adminOptions), command), err)
 		return 0
 	case err != nil:
 		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" shows how to use it.\n", command, err, command)

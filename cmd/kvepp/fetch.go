@@ -17,15 +17,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-const fetchHelp = `kvepp fetch downloads tokenizers from a model hub or its mirror: a few megabytes that kvepp reads, never weights.
+const fetchHelp = `kvepp fetch downloads tokenizers from a model hub or its mirror: a few megabytes that kvepp reads,
+never weights.
 
-  kvepp fetch --hub https://hub.example.com --to /models qwen3-8b=Qwen/Qwen3-8B@main llama=meta-llama/Llama-3.1-8B-Instruct
+Usage:       kvepp fetch --hub URL --to DIR FOLDER=REPOSITORY[@REVISION]... [flags]
+Example:     kvepp fetch --hub https://hub.example.com --to /models qwen3-8b=Qwen/Qwen3-8B@main
+Precedence:  flag, variable KVEPP_FETCH_<FLAG>, default
 
-Each argument is FOLDER=REPOSITORY[@REVISION]: the folder below --to ("." is --to itself), the hub's name of the model, and
-its version (default: main). All files come from one commit, which is printed. Give this commit as the revision, here and
-to the engine, so that both use the same files.
-
-Flags, with their environment variables:
+FOLDER is below --to ("." is --to itself), REPOSITORY the hub's name of the model, REVISION its
+version (default: main). All files come from one commit, which is printed. Give this commit as the
+revision, here and to the engine, so that both use the same files.
 `
 
 // fetchPrefix is part of the names of its environment variables: KVEPP_FETCH_TO.
@@ -93,6 +94,7 @@ func fetchFlags(o *fetchOptions) *pflag.FlagSet {
 		false,
 		"exit with 0 even if a model could not be fetched: kvepp then routes its requests by load",
 	)
+	section(f, "Flags of kvepp fetch")
 	documentEnvironment(f, fetchPrefix)
 	return f
 }
@@ -102,7 +104,7 @@ func parseFetch(o *fetchOptions, args []string, getenv func(string) string) erro
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if err := fromEnvironment(f, fetchPrefix, getenv); err != nil {
+	if err := fromEnvironment(f, getenv); err != nil {
 		return err
 	}
 	if o.hub == "" {
@@ -156,7 +158,7 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 	var o fetchOptions
 	err := parseFetch(&o, args, getenv)
 	if errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprint(stdout, fetchHelp, fetchFlags(new(fetchOptions)).FlagUsagesWrapped(120))
+		showHelp(stdout, fetchFlags(new(fetchOptions)), err)
 		return 0
 	}
 	if err != nil {

@@ -29,6 +29,7 @@ type httpService struct {
 	hosts webHosts
 	indexMemory
 	logging
+	settingsFile
 }
 
 // add declares the flags about the address.
@@ -95,8 +96,10 @@ type logging struct {
 
 // add declares the flags. debug says, in brackets, what the level debug adds.
 func (o *logging) add(f *pflag.FlagSet, debug string) {
-	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug"+debug+", info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL` of the log: debug"+debug+", info, warn or error")
+	values(f, "log-level", "debug", "info", "warn", "error")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
+	values(f, "log-format", "text", "json")
 }
 
 func (o *logging) check() error {
@@ -115,7 +118,8 @@ type pickerLogging struct {
 }
 
 func (p *pickerLogging) add(f *pflag.FlagSet) {
-	f.StringVar(&p.zapEncoder, "zap-encoder", "", "sets --log-format: `json or console`, which is text")
+	f.StringVar(&p.zapEncoder, "zap-encoder", "", "sets --log-format: json, or console for text (`ENCODER`)")
+	values(f, "zap-encoder", "json", "console")
 	f.IntVar(&p.verbosity, "v", 0, "sets --log-level to debug if `LEVEL` is at least 4")
 }
 

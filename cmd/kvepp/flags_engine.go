@@ -31,6 +31,7 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 		"chat template `FILE` in place of the model folder's, for every --model; give the engine's value")
 	f.StringVar(&p.chatTemplateContentFormat, "chat-template-content-format", "auto",
 		"`FORMAT` of message content in templates: auto, string or openai; give the engine's value")
+	values(f, "chat-template-content-format", tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI)
 	f.StringVar(&p.defaultChatTemplateKwargs, "default-chat-template-kwargs", "",
 		"template variables as a `JSON` object for requests that do not set them, such as {\"enable_thinking\": "+
 			"false}; give the engine's value")
@@ -109,11 +110,12 @@ func (g *engineGauges) add(f *pflag.FlagSet) {
 	f.DurationVar(&g.stale, "metrics-staleness-threshold", 0,
 		"the age from which kvepp ignores an engine's metrics. 0: three times --refresh-metrics-interval")
 	f.Uint16Var(&g.port, "model-server-metrics-port", 0,
-		"`PORT` of the engines' metrics. 0: the port of the endpoint's address. Dynamo's frontends show none: with "+
-			"them, give the workers' DYN_SYSTEM_PORT if each worker has its frontend beside it. An endpoint's "+
-			"metrics: in the endpoints file takes precedence")
+		"`PORT` of the engines' metrics. 0: the port of the endpoint's address. For Dynamo's frontends, which show "+
+			"none, give the workers' DYN_SYSTEM_PORT if each worker has its frontend beside it. The key metrics of an "+
+			"endpoint in the endpoints file takes precedence")
 	f.StringVar(&g.path, "model-server-metrics-path", "/metrics", "`PATH` of the engines' metrics")
-	f.StringVar(&g.scheme, "model-server-metrics-scheme", "http", "scheme of the engines' metrics, `http or https`")
+	f.StringVar(&g.scheme, "model-server-metrics-scheme", "http", "`SCHEME` of the engines' metrics: http or https")
+	values(f, "model-server-metrics-scheme", "http", "https")
 	f.BoolVar(&g.skipVerify, "model-server-metrics-https-insecure-skip-verify", true,
 		"with https: do not verify the engines' certificates")
 	f.StringVar(&g.queued, "total-queued-requests-metric", "",

@@ -33,8 +33,8 @@ func (c *cluster) add(f *pflag.FlagSet) {
 		&c.poolName,
 		"pool-name",
 		"",
-		"`NAME` of the InferencePool whose Pods are the endpoints; kvepp follows its changes. May be combined with "+
-			"--endpoints",
+		"in Kubernetes, the `NAME` of the InferencePool whose Pods are the endpoints; kvepp follows its changes. May "+
+			"be combined with --endpoints",
 	)
 	f.StringVar(
 		&c.poolNamespace,
@@ -48,6 +48,7 @@ func (c *cluster) add(f *pflag.FlagSet) {
 		kube.PoolGroup,
 		"the pool's API `GROUP`: "+kube.PoolGroup+" (v1) or "+kube.LegacyPoolGroup+" (v1alpha2)",
 	)
+	values(f, "pool-group", kube.PoolGroup, kube.LegacyPoolGroup)
 	f.StringVar(
 		&c.endpointSelector,
 		"endpoint-selector",
@@ -94,8 +95,9 @@ func (c *cluster) add(f *pflag.FlagSet) {
 		&c.podIPFamily,
 		"pod-ip-family",
 		"",
-		"which address kvepp takes from a Pod with several: `ipv4 or ipv6`. Empty: the first (status.podIP)",
+		"which address kvepp takes from a Pod with several, `FAMILY`: ipv4 or ipv6. Empty: the first (status.podIP)",
 	)
+	values(f, "pod-ip-family", "ipv4", "ipv6")
 	f.BoolVar(
 		&c.leaderElection,
 		"ha-enable-leader-election",

@@ -36,8 +36,17 @@ func parseArgs(f *pflag.FlagSet, args []string) error {
 		)
 	case errors.As(err, &invalid):
 		return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), takes(invalid.GetFlag()))
+	case err != nil:
+		return err
+	case f.Lookup(helpAllFlag).Changed:
+		return errHelpAll
 	}
-	return err
+	f.VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed {
+			annotate(flag, setBy, "flag")
+		}
+	})
+	return nil
 }
 
 // unknownFlag returns an error that suggests the flag that was probably meant.
@@ -137,36 +146,58 @@ func oneOf(flag, value string, known ...string) error {
 	)
 }
 
-// A command is a subcommand of kvepp with its own flags.
+// A command is a subcommand of kvepp.
 type command struct {
-	name   string
-	prefix string // of the flags' names in environment variables
-	flags  func() *pflag.FlagSet
+	name    string
+	summary string
+	prefix  string                // of the flags' names in environment variables
+	flags   func() *pflag.FlagSet // nil: the command has no flags and reads no environment
 }
 
-// commands are the subcommands that have flags.
-var commands = []command{
-	{"serve", "", func() *pflag.FlagSet { return serveFlags(new(options)) }},
-	{"check", "", func() *pflag.FlagSet {
-		var o checkOptions
-		f := serveFlags(&o.options)
-		o.own(f)
-		return f
-	}},
-	{"tokenize", "", func() *pflag.FlagSet { return tokenizeFlags(new(tokenizeOptions)) }},
-	{"indexer", indexerPrefix, func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
-	{"select", selectPrefix, func() *pflag.FlagSet { return selectFlags(new(selectOptions)) }},
-	{"fetch", fetchPrefix, func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
-	{"workers", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "workers") }},
-	{"cordon", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "cordon") }},
-	{"drain", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "drain") }},
-	{"uncordon", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "uncordon") }},
+// commands are the subcommands, in the order of help. The functions of flags use it, so init fills it.
+var commands []command
+
+func init() {
+	commands = []command{
+		{"serve", "run the endpoint picker", "", func() *pflag.FlagSet { return serveFlags(new(options)) }},
+		{"check", "test the engines' setup once; print each problem and its fix", "",
+			func() *pflag.FlagSet { return checkFlags(new(checkOptions)) }},
+		{"tokenize", "print a request's prompt, token ids and block hashes", "",
+			func() *pflag.FlagSet { return tokenizeFlags(new(tokenizeOptions)) }},
+		{"fetch", "download tokenizers from a model hub, without weights", fetchPrefix,
+			func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
+		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
+			adminCommand("workers")},
+		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},
+		{"drain", "cordon an endpoint, and wait until no request runs on it", "", adminCommand("drain")},
+		{"uncordon", "send an endpoint requests again", "", adminCommand("uncordon")},
+		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,
+			func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
+		{"select", "run choosing and booking alone, in place of python -m dynamo.select_service", selectPrefix,
+			func() *pflag.FlagSet { return selectFlags(new(selectOptions)) }},
+		{"completion", "print a completion script for bash, zsh or fish", "", nil},
+		{"version", "print what was built", "", nil},
+		{"help", "print this help", "", nil},
+	}
+}
+
+// adminCommand returns the flags of a command that talks to a running kvepp.
+func adminCommand(command string) func() *pflag.FlagSet {
+	return func() *pflag.FlagSet { return adminFlags(new(adminOptions), command) }
+}
+
+func commandNames() []string {
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	return names
 }
 
 // commandsWith returns the commands that have a flag.
 func commandsWith(flag string) (names []string) {
 	for _, c := range commands {
-		if c.flags().Lookup(flag) != nil {
+		if c.flags != nil && c.flags().Lookup(flag) != nil {
 			names = append(names, c.name)
 		}
 	}
@@ -197,6 +228,9 @@ func checkEnvironment(environ []string) error {
 	getenv := func(name string) string { return values[name] }
 	known, negations := slices.Clone(toolVariables), map[string]string{}
 	for _, c := range commands {
+		if c.flags == nil {
+			continue
+		}
 		c.flags().VisitAll(func(flag *pflag.Flag) {
 			name := kveppEnv(c.prefix + flag.Name)
 			switch positive, isNegation := strings.CutPrefix(flag.Name, "no-"); {
@@ -344,8 +378,15 @@ func newFlags(command string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(command, pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(io.Discard) // the caller prints errors, once
+	f.Bool(helpAllFlag, false, "")
+	f.Lookup(helpAllFlag).Hidden = true
 	return f
 }
+
+// helpAllFlag asks for help with all flags. errHelpAll is what parsing then returns; it is a pflag.ErrHelp.
+const helpAllFlag = "help-all"
+
+var errHelpAll = fmt.Errorf("all flags: %w", pflag.ErrHelp)
 
 // negatable declares --no-X for each flag --X, as Dynamo does.
 func negatable(f *pflag.FlagSet, names ...string) {
@@ -354,8 +395,8 @@ func negatable(f *pflag.FlagSet, names ...string) {
 	}
 }
 
-// documentEnvironment adds the names of its environment variables to each flag's help. prefix precedes the flag's name
-// in a variable.
+// documentEnvironment records the names of each flag's environment variables. prefix precedes the flag's name in a
+// variable.
 func documentEnvironment(f *pflag.FlagSet, prefix string) {
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Value.Type() == (negated{}).Type() {
@@ -364,11 +405,11 @@ func documentEnvironment(f *pflag.FlagSet, prefix string) {
 		if flag.Hidden {
 			return
 		}
-		env := kveppEnv(prefix + flag.Name)
+		variables := []string{kveppEnv(prefix + flag.Name)}
 		if dyn := dynamoName(prefix, flag.Name); dyn != "" {
-			env += ", " + dyn
+			variables = append(variables, dyn)
 		}
-		flag.Usage += " [" + env + "]"
+		annotate(flag, inVariables, variables...)
 	})
 }
 
@@ -399,34 +440,42 @@ func (n negated) String() string { return "" }
 
 func (n negated) Type() string { return "negated" }
 
-// fromEnvironment sets the flags that were not given on the command line from the environment. prefix precedes the
-// flag's name in a variable.
-func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string) error {
+// fromEnvironment sets the flags that were not given on the command line from the environment. documentEnvironment must
+// have named the variables.
+func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
+	return errors.Join(fromVariables(f, ownVariable, getenv), fromVariables(f, dynamoVariable, getenv))
+}
+
+// Indexes into the annotation inVariables.
+const (
+	ownVariable    = 0
+	dynamoVariable = 1
+)
+
+// fromVariables sets the flags that have no value yet from one of their variables.
+func fromVariables(f *pflag.FlagSet, which int, getenv func(string) string) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
-		if of, ok := flag.Value.(alias); flag.Changed || flag.Hidden || ok && of.of.Changed {
+		variables := flag.Annotations[inVariables]
+		if len(variables) <= which || flag.Changed || aliased(flag).Changed {
 			return
 		}
-		for _, name := range []string{kveppEnv(prefix + flag.Name), dynamoName(prefix, flag.Name)} {
-			value := ""
-			if name != "" {
-				value = getenv(name)
-			}
-			if value == "" || isServiceURL(name, value, getenv) {
-				continue
-			}
-			values := []string{value}
-			if flag.Value.Type() == "stringArray" {
-				values = strings.Split(value, ",")
-			}
-			for _, v := range values {
-				if err := flag.Value.Set(v); err != nil {
-					errs = append(errs, fmt.Errorf("environment variable %s %q: %s", name, value, takes(flag)))
-				}
-			}
-			flag.Changed = true
+		name := variables[which]
+		value := getenv(name)
+		if value == "" || isServiceURL(name, value, getenv) {
 			return
 		}
+		values := []string{value}
+		if flag.Value.Type() == "stringArray" {
+			values = strings.Split(value, ",")
+		}
+		for _, v := range values {
+			if err := flag.Value.Set(v); err != nil {
+				errs = append(errs, fmt.Errorf("environment variable %s %q: %s", name, value, takes(flag)))
+			}
+		}
+		flag.Changed = true
+		annotate(aliased(flag), setBy, name)
 	})
 	return errors.Join(errs...)
 }
@@ -447,6 +496,14 @@ func (a alias) Set(s string) error {
 func (a alias) String() string { return "" }
 
 func (a alias) Type() string { return a.of.Value.Type() }
+
+// aliased returns the flag that a flag is an older name of, or the flag itself.
+func aliased(flag *pflag.Flag) *pflag.Flag {
+	if a, ok := flag.Value.(alias); ok {
+		return a.of
+	}
+	return flag
+}
 
 // addAlias declares an older name of a flag; more is added to its help.
 func addAlias(f *pflag.FlagSet, name, of, more string) {
@@ -506,9 +563,9 @@ func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
 
 func parseUint(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }
 
-// parse reads arguments, which must all be flags, and then sets the remaining flags from the environment. prefix
-// precedes the flag's name in a variable.
-func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
+// parse reads arguments, which must all be flags, and then sets the remaining flags from kvepp's variables, from the
+// file at path (if it is not empty then), and from Dynamo's variables.
+func parse(f *pflag.FlagSet, args []string, path *string, getenv func(string) string) error {
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
@@ -523,5 +580,9 @@ func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) s
 	default:
 		return fmt.Errorf("unexpected argument %q: every flag begins with --", f.Arg(0))
 	}
-	return fromEnvironment(f, prefix, getenv)
+	err := fromVariables(f, ownVariable, getenv)
+	if *path != "" {
+		err = errors.Join(err, fromFile(f, *path))
+	}
+	return errors.Join(err, fromVariables(f, dynamoVariable, getenv))
 }

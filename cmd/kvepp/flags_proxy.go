@@ -27,27 +27,24 @@ type proxied struct {
 
 func (p *proxied) add(f *pflag.FlagSet) {
 	f.IntVar(&p.fallbacks, "fallback-endpoints", 0,
-		"name up to `N` further endpoints after the chosen one, the next cheapest, at which Envoy may retry the "+
-			"request (manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy: "+
-			"other clusters read the whole list as one address. A request that may have trailers gets none. Not with "+
-			"Dynamo's frontends, which route to the worker that a header names")
+		"name up to `N` further endpoints, the next cheapest, at which Envoy may retry the request "+
+			"(manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy: other "+
+			"clusters read the whole list as one address. Not with Dynamo's frontends")
 	f.DurationVar(&p.pickTimeout, "pick-timeout", 2*time.Second,
 		"how long kvepp may take to find a prompt's token ids; after that it routes the request by load. Waiting in "+
 			"the queue does not count")
 	f.IntVar(&p.maxParseBytes, "max-parse-bytes", 0,
 		"kvepp does not read request bodies above this many `BYTES`: it streams them through and routes them by load. "+
-			"At most a fourteenth of --max-buffered-bytes, so that there is always memory to read one. 0: that, and "+
-			"32 MiB at most")
+			"At most a fourteenth of --max-buffered-bytes. 0: that, and 32 MiB at most")
 	f.IntVar(&p.maxBodyBytes, "max-body-bytes", 0,
 		"kvepp answers 413 to request bodies above this many `BYTES`. 0: no limit besides Envoy's own")
 	f.IntVar(&p.maxStreams, "max-streams", 20_000,
 		"the most requests, `N`, that kvepp follows at once, each until its response has ended; it refuses further "+
 			"ones with --overload-status-code. 0: no limit")
 	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 0,
-		"the most `BYTES` of memory that requests take until they are routed. Three tenths are for bodies; kvepp "+
-			"refuses further bodies with --overload-status-code. The rest is for reading bodies; requests wait for "+
-			"it. 0: a quarter of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it, "+
-			"and at most 512 MiB; 512 MiB without either")
+		"the most `BYTES` of memory that requests take until they are routed: three tenths for bodies, beyond which "+
+			"kvepp answers --overload-status-code, and the rest for reading them, for which requests wait. 0: a "+
+			"quarter of GOMEMLIMIT or of 7/8 of the container's memory, at most 512 MiB")
 	f.BoolVar(&p.conformance, "conformance", false,
 		"let clients restrict the endpoints (header test-epp-endpoint-selection) and show them the endpoint that "+
 			"answered (x-conformance-test-served-endpoint), for the conformance tests of the Gateway API Inference "+
@@ -144,7 +141,8 @@ type transport struct {
 }
 
 func (t *transport) add(f *pflag.FlagSet) {
-	f.BoolVar(&t.secureServing, "secure-serving", true, "serve the external processor over TLS")
+	f.BoolVar(&t.secureServing, "secure-serving", true,
+		"serve TLS at --grpc-port, as Envoy's cluster for kvepp must expect")
 	f.StringVar(&t.certPath, "cert-path", "",
 		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; kvepp "+
 			"reads them again when they change. Empty: kvepp makes a self-signed certificate at start")
@@ -152,6 +150,7 @@ func (t *transport) add(f *pflag.FlagSet) {
 		"PEM `FILE` with authorities: kvepp accepts only proxies with a certificate of one of them; kvepp reads it "+
 			"again when it changes. Empty: kvepp accepts any proxy")
 	f.StringVar(&t.minVersion, "tls-min-version", "1.2", "the oldest `VERSION` of TLS that kvepp accepts, 1.2 or 1.3")
+	values(f, "tls-min-version", "1.2", "1.3")
 }
 
 var tlsVersions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}

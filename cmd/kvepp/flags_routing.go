@@ -152,25 +152,26 @@ type scheduling struct {
 func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	d := scoring.DefaultConfig()
 	f.StringVar(&s.mode, "router-mode", d.Mode.String(),
-		"how kvepp chooses a worker, `MODE`: kv (by cached blocks and load), round-robin, random, power-of-two (of "+
-			"two random workers the one with fewer requests), least-loaded (the fewest requests), "+
-			"device-aware-weighted, or direct (the worker that the request names, with --allow-client-pinning). Only "+
-			"kv reads prompts: in the other modes kvepp tokenizes nothing and does not subscribe to KV events. kvepp "+
-			"ignores DYN_ROUTER_MODE=direct, which is meant for the frontends behind it")
+		"how kvepp chooses a worker, `MODE`: kv (by cached blocks and load), round-robin, random, power-of-two (the "+
+			"less loaded of two random workers), least-loaded, device-aware-weighted or direct (the worker that the "+
+			"request names). Only kv reads prompts and KV events; direct needs --allow-client-pinning. kvepp ignores "+
+			"DYN_ROUTER_MODE=direct, which is meant for the frontends behind it")
+	values(f, "router-mode", scoring.ModeNames()...)
 	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio,
 		"with device-aware-weighted, how many times as many requests a worker with an accelerator gets as one on a "+
 			"CPU (deviceType: cpu)")
 	f.BoolVar(&s.loadAware, "load-aware", false,
-		"choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, "+
-			"--no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill "+
-			"tokens. Dynamo's preset")
+		"Dynamo's preset: choose by load alone, and count every request's blocks in full. It sets "+
+			"--router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking "+
+			"of active blocks and prefill tokens")
 	f.BoolVar(&s.trackOutput, "router-track-output-blocks", false,
 		"also count the blocks of responses while they are generated. If the request gives its expected length "+
 			"(nvext.agent_hints.osl), blocks that it alone holds count less the nearer its end is")
 	f.StringVar(&s.prefillModel, "router-prefill-load-model", "none",
 		"`MODEL`, how waiting prompts count during their prefill: none (in full until the first token), or linear "+
 			"(less by what the worker has prefilled since, at --router-prefill-tokens-per-second). kvepp treats aic "+
-			"and ais, Dynamo's models, as linear; it accepts their --aic-* and --ais-* flags and ignores them")
+			"and ais, Dynamo's models, as linear, and ignores their --aic-* and --ais-* flags")
+	values(f, "router-prefill-load-model", "none", "linear", "aic", "ais")
 	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0,
 		"how many prompt `TOKENS` a worker prefills in a second. 0: learned for each worker from the time to first "+
 			"token, after 20 responses. Without linear it only ends the prefill load of requests with stream: false")
@@ -290,8 +291,8 @@ func (b *busy) add(f *pflag.FlagSet) {
 		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
 		"active-decode-blocks-threshold",
 		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
-			"It is then no candidate, in every router mode. If all endpoints are overloaded, kvepp refuses requests "+
-			"at once. None: no limit. /busy_threshold at --admin-address changes it for one model",
+			"It is then no candidate; if all are overloaded, kvepp refuses requests at once. None: no limit. "+
+			"/busy_threshold at --admin-address changes it for one model",
 	)
 	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
 	f.Var(
@@ -318,6 +319,7 @@ func (b *busy) add(f *pflag.FlagSet) {
 		"HTTP `STATUS` of requests that are refused because of load: 429, 503, or 529 (the default of Dynamo's "+
 			"frontend)",
 	)
+	values(f, "overload-status-code", "429", "503", "529")
 	b.addQueue(f)
 }
 
@@ -326,9 +328,9 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 	f.Var(
 		optional(&b.queueThreshold, "float", parseFloat),
 		"router-queue-threshold",
-		"a request waits while every candidate has more than this `MULTIPLE` of its engine's tokens per step waiting "+
-			"for prefill (maxNumBatchedTokens, or the model card's; if a candidate's number is not known, requests "+
-			"do not wait). None, the default: never. Earlier Dynamo versions had 2.0 and 4.0",
+		"a request waits while every candidate has more prompt tokens waiting than `N` times its engine's tokens per "+
+			"step. None, the default: never; also never if a candidate's tokens per step are not known "+
+			"(maxNumBatchedTokens, or the model card's)",
 	)
 	f.StringVar(
 		&b.queuePolicy,
@@ -337,13 +339,14 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 		"which waiting request goes next, `POLICY`: fcfs (the earliest, priorities counted as seconds), wspt (the "+
 			"least prefill, weighted by priority), or lcfs (the latest; for comparisons)",
 	)
+	values(f, "router-queue-policy", "fcfs", "wspt", "lcfs")
 	f.StringVar(
 		&b.policyConfig,
 		"router-policy-config",
 		"",
-		"YAML `FILE` with policy classes: when requests of each class wait, in which order, how many, and how the "+
-			"classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. Its "+
-			"section router has precedence over flags",
+		"YAML `FILE` of Dynamo's queue policy, not of flags (--config): when requests of each policy class wait, in "+
+			"which order, how many, and how the classes take turns. Read at start only. Its section router takes "+
+			"precedence over flags",
 	)
 	f.DurationVar(
 		&b.queueTimeout,
@@ -426,6 +429,7 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 	} else {
 		err = f.Set(name, s.Value)
 	}
+	annotate(flag, setBy, follows+"--router-policy-config")
 	if err != nil {
 		return fmt.Errorf("%s %q: %s", s.Key, s.Value, takes(flag))
 	}
@@ -517,11 +521,9 @@ func (e *ejection) add(f *pflag.FlagSet) {
 		&e.on,
 		"eject",
 		true,
-		"eject endpoints that fail: they get no requests until a trial request succeeds (outlier detection, passive "+
-			"health checks). Failures: no connection, a reset, 500, 502, 503 or 504, no headers of a streamed "+
-			"response within --eject-first-byte. 4xx, 429 and a client that went away are none. An endpoint whose "+
-			"metrics page refuses connections, or leaves a read and everything else unanswered for 5 s, is ejected "+
-			"at once",
+		"eject endpoints that fail: they get no requests until a trial request succeeds. Failures are: no connection, "+
+			"a reset, status 500, 502, 503 or 504, no headers within --eject-first-byte, and a metrics page that "+
+			"refuses connections or stays silent for 5 s",
 	)
 	f.IntVar(&e.consecutive, "eject-consecutive-failures", 3, "eject an endpoint after `N` failures in a row")
 	f.IntVar(

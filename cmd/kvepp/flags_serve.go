@@ -11,139 +11,166 @@ import (
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.
 func serveFlags(o *options) *pflag.FlagSet {
 	f := newFlags("kvepp serve")
-	o.addEndpoints(f)
-	o.addModels(f)
-	o.addTokenizerServers(f)
-	o.addListeners(f)
-	o.addLife(f)
-	o.addHeaders(f)
-	o.proxied.add(f)
-	o.indexMemory.add(f)
-	o.scheduling.add(f, &o.scoring)
-	o.addKVEvents(f)
-	costFlags(f, &o.scoring, &o.overlapWeight)
-	o.addSessions(f)
-	o.addHints(f)
-	o.busy.add(f)
-	o.ejection.add(f)
-	o.engineGauges.add(f)
-	o.addLogs(f)
-	addCompatFlags(f, "serve")
-	addAliases(f)
+	for _, s := range []struct {
+		title string
+		add   func(*pflag.FlagSet)
+	}{
+		{"Settings", o.settingsFile.add},
+		{"Endpoints", o.addEndpoints},
+		{"Kubernetes", o.cluster.add},
+		{"Models and prompts", o.addModels},
+		{"Tokenizer servers", o.addTokenizerServers},
+		{"External processor", o.addExternalProcessor},
+		{"Metrics and traces", o.addMetrics},
+		{"Admin address", o.addAdmin},
+		{"Start and shutdown", o.addLife},
+		{"Headers", o.addHeaders},
+		{"Limits of requests", o.proxied.add},
+		{"How kvepp chooses", func(f *pflag.FlagSet) {
+			o.scheduling.add(f, &o.scoring)
+			costFlags(f, &o.scoring, &o.overlapWeight)
+		}},
+		{"KV events and the index", func(f *pflag.FlagSet) {
+			o.addKVEvents(f)
+			o.indexMemory.add(f)
+			o.addIndexPeers(f)
+		}},
+		{"Sessions", o.addSessions},
+		{"What clients may say", o.addHints},
+		{"Overload and the queue", o.busy.add},
+		{"Ejection of failing endpoints", o.ejection.add},
+		{"Engines' own metrics", o.engineGauges.add},
+		{"Logs", o.addLogs},
+		{sectionOtherNames, func(f *pflag.FlagSet) { o.pickerLogging.add(f) }},
+		{sectionCompat, func(f *pflag.FlagSet) { addCompatFlags(f, "serve") }},
+		{sectionOtherNames, addAliases},
+	} {
+		s.add(f)
+		section(f, s.title)
+	}
 	documentEnvironment(f, "")
 	return f
 }
 
 func (o *options) addEndpoints(f *pflag.FlagSet) {
 	f.StringVar(&o.endpoints, "endpoints", "",
-		"YAML `FILE` that lists the endpoints; kvepp reads it again whenever it changes")
-	f.StringVar(&o.dnsLookupFamily, "dns-lookup-family", "auto",
-		"which address of a host name in the endpoints file kvepp uses, `FAMILY`, as dns_lookup_family in Envoy's "+
-			"STRICT_DNS cluster, in lower case: auto (IPv6, or IPv4 for a name without IPv6), v4_preferred (IPv4, or "+
-			"IPv6 for a name without IPv4), v4_only or v6_only")
+		"YAML `FILE` that lists the endpoints. kvepp reads it again when it changes")
 	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "",
-		"Dynamo's service discovery. `file:DIR` (the workers' DYN_FILE_KV) completes endpoints that have a "+
-			"\"dynamo:\" path. frontend:HOST:PORT,... does the same through a frontend, for any discovery backend. "+
-			"kubernetes reads the Pods that --pool-name or --endpoint-selector names")
-	o.cluster.add(f)
+		"complete the endpoints from Dynamo's discovery, `SOURCE`: file:DIR, frontend:HOST:PORT or kubernetes. "+
+			"file:DIR reads the workers' DYN_FILE_KV; frontend:HOST:PORT,HOST:PORT asks frontends, for any backend; "+
+			"both are for endpoints with a \"dynamo:\" path. kubernetes needs --pool-name or --endpoint-selector")
+	values(f, "dynamo-discovery", "file:", "frontend:", inKubernetes)
+	f.StringVar(&o.dnsLookupFamily, "dns-lookup-family", "auto",
+		"which address of a host name in the endpoints file kvepp uses, `FAMILY`: auto (IPv6, else IPv4), "+
+			"v4_preferred (IPv4, else IPv6), v4_only or v6_only. Give the dns_lookup_family of Envoy's cluster, in "+
+			"lower case")
+	values(f, "dns-lookup-family", "auto", "v4_preferred", "v4_only", "v6_only")
+	f.IntVar(&o.blockSize, "kv-cache-block-size", 0,
+		"`TOKENS` per KV block of every worker. 0: each worker's own, from the endpoints file, its model card, or its "+
+			"first stored block")
+	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0,
+		"health checks say NOT_SERVING until kvepp has seen `N` endpoints that can take requests; prefill workers do "+
+			"not count")
 }
 
 func (o *options) addModels(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.models, "model", nil,
-		"a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a "+
+		"a served model and the folder of its tokenizer, `NAME=DIR`. May be repeated; in the environment a "+
 			"comma-separated list")
-	f.StringVar(&o.modelPath, "model-path", "", "for a single model, the `DIR` of its tokenizer")
+	f.StringVar(&o.modelPath, "model-path", "", "for a single model, the `DIR` of its tokenizer; with --model-name")
 	f.StringVar(&o.modelName, "model-name", "", "for a single model, the `NAME` that requests give; with --model-path")
 	f.StringArrayVar(&o.adapters, "lora", nil,
-		"a LoRA adapter, as requests name it (vLLM: --lora-modules), and the model that it adapts, `NAME=MODEL`; with "+
-			"a single --model, the name alone; may be repeated. Adapters that KV events name need not be listed. Not "+
-			"with Dynamo's frontends. In the environment: a comma-separated list")
+		"a LoRA adapter, as requests name it, and the model that it adapts, `NAME=MODEL`; with a single --model, the "+
+			"name alone; may be repeated. KV events add the adapters that they name. Not with Dynamo's frontends")
 	f.StringArrayVar(&o.modelRewrites, "model-rewrite", nil,
 		"send requests for the model NAME as requests for TARGET, `NAME=TARGET`, and write NAME into their responses "+
-			"(if Envoy sends responses BUFFERED or FULL_DUPLEX_STREAMED). *=TARGET: for all names without a rule of "+
-			"their own. May be repeated: several targets of one name share its requests evenly. In the environment: "+
-			"a comma-separated list")
+			"(if Envoy sends responses BUFFERED or FULL_DUPLEX_STREAMED). May be repeated: several targets of a name "+
+			"share its requests evenly; *=TARGET is for all other names")
 	f.BoolVar(&o.strictModel, "strict-model", false,
 		"answer 404 for a model that neither --model, --lora, --tokenizer-url, an endpoint nor KV events name. Off: "+
 			"kvepp routes such requests by load to endpoints that do not say which model they serve")
 	f.StringVar(&o.engine, "engine", "",
-		"the `ENGINE` that turns requests into token ids, and whose rules kvepp follows: vllm, sglang, trtllm or "+
-			"dynamo. Default: dynamo with --dynamo-discovery, else vllm")
+		"the `ENGINE` whose rules turn requests into token ids: vllm, sglang, trtllm or dynamo (default: dynamo with "+
+			"--dynamo-discovery, else vllm)")
+	values(f, "engine", engineNames()...)
 	o.promptFlags.add(f)
 }
 
 func (o *options) addTokenizerServers(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil,
-		"the engine server (vLLM or SGLang) that kvepp asks for a model's token ids where it cannot compute them, "+
-			"`NAME=URL`; with a single --model, the URL alone; may be repeated. A model named here needs no folder, "+
-			"or may have one that kvepp cannot use. In the environment: a comma-separated list")
+		"a vLLM or SGLang server that kvepp asks for the token ids of a model, `NAME=URL`, if it cannot compute them. "+
+			"With a single --model, the URL alone; may be repeated. A model named here needs no folder")
 	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond,
 		"how long a request waits for --tokenizer-url; after that kvepp routes it by load")
 	f.StringVar(&o.tokenizerURLKeyFile, "tokenizer-url-api-key-file", "",
-		"`FILE` with the key of the servers at --tokenizer-url, if they were started with --api-key; kvepp reads it "+
-			"again when it changes")
+		"`FILE` with the API key of the servers at --tokenizer-url; kvepp reads it again when it changes")
 	f.IntVar(&o.tokenizerCheck, "tokenizer-check", 0,
 		"compare kvepp's token ids of the first `N` requests of each model with those of its --tokenizer-url, without "+
-			"delaying the requests; if they differ, kvepp routes the model by load only from then on")
-	f.IntVar(&o.blockSize, "kv-cache-block-size", 0,
-		"`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or "+
-			"its first stored block")
+			"delay for the requests. If they differ, kvepp routes the model by load only from then on")
 }
 
-func (o *options) addListeners(f *pflag.FlagSet) {
-	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on; empty: all interfaces")
-	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
+func (o *options) addExternalProcessor(f *pflag.FlagSet) {
+	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on. Empty: all interfaces")
+	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` at which Envoy calls kvepp (ext_proc)")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003,
-		"`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
+		"`PORT` of the gRPC health service without TLS; it also answers at --grpc-port")
+	o.transport.add(f)
+}
+
+func (o *options) addMetrics(f *pflag.FlagSet) {
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
 	f.StringVar(&o.metricsAddress, "metrics-address", "",
 		"`HOST:PORT` of the metrics, in place of --bind-address and --metrics-port")
 	f.StringVar(&o.metricsTokenFile, "metrics-token-file", "",
-		"`FILE` with a secret that requests for metrics must bring, as \"Authorization: Bearer SECRET\"; kvepp reads "+
+		"`FILE` with the token that requests for metrics must bring, as \"Authorization: Bearer TOKEN\"; kvepp reads "+
 			"it again when it changes. Empty: anyone may read metrics")
 	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo",
-		"the workers' namespace, `NAME`: the label dynamo_namespace of the metrics that have Dynamo's names")
+		"the label dynamo_namespace of the metrics that have Dynamo's names, `NAME`")
 	f.StringVar(&o.dynamoComponent, "dynamo-component", "backend",
-		"the workers' component, `NAME`: the label dynamo_component of the same metrics")
+		"the label dynamo_component of these metrics, `NAME`")
 	f.Uint64Var(&o.routerID, "router-id", 0,
-		"`NUMBER` in the label router_id of the same metrics. 0: computed from the host's name, as Dynamo computes "+
-			"the id of a pod")
+		"the label router_id of these metrics, `NUMBER`. 0: from the host's name, as Dynamo computes it for a pod")
+	f.BoolVar(&o.tracing, "tracing", true,
+		"send spans of each request to the OpenTelemetry collector that the environment names "+
+			"(OTEL_EXPORTER_OTLP_ENDPOINT and other OTEL_* variables)")
+}
+
+func (o *options) addAdmin(f *pflag.FlagSet) {
 	f.StringVar(&o.adminAddress, "admin-address", "",
-		"`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump and /health, as dynamo.indexer "+
-			"answers them; of /busy_threshold, as dynamo.frontend does; and of /workers and /debug/decisions. Empty: "+
-			"none")
+		"`HOST:PORT` for kvepp workers, cordon and drain, and for index and decision queries. Its paths: /workers, "+
+			"/debug/decisions, /busy_threshold as in dynamo.frontend, and /query, /query_by_hash, /dump and /health "+
+			"as "+
+			"in dynamo.indexer. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "",
-		"`FILE` with a secret that these requests, all but /health, must bring, as \"Authorization: Bearer SECRET\"; "+
-			"kvepp reads it again when it changes. Without it --admin-address must be a loopback address")
+		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
+			"Bearer TOKEN\"; kvepp reads it again when it changes. Without it --admin-address must be a loopback "+
+			"address")
 	o.hosts.add(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false,
 		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100,
-		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`, with all terms of each candidate's "+
-			"cost; about 150 bytes a candidate. 0: none. Without --admin-address kvepp keeps none")
-	f.BoolVar(&o.tracing, "tracing", true,
-		"send spans of each request to an OpenTelemetry collector, if the environment names one "+
-			"(OTEL_EXPORTER_OTLP_ENDPOINT and other OTEL_* variables). Off: never")
+		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`; about 150 bytes a candidate. 0, or "+
+			"no "+
+			"--admin-address: none")
+}
+
+func (o *options) addIndexPeers(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil,
 		"admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start kvepp copies "+
 			"the index of the first that answers. It sends them the token of --admin-token-file")
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second,
 		"how long the start waits for --index-peers; after that kvepp serves with the index that it has")
-	o.transport.add(f)
 }
 
 func (o *options) addLife(f *pflag.FlagSet) {
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second,
 		"after SIGTERM, how long running requests may take to end")
 	f.DurationVar(&o.drainDelay, "drain-delay", 5*time.Second,
-		"after SIGTERM, how long kvepp still serves new requests; a part of --drain-timeout. Health checks say "+
-			"NOT_SERVING at once, and proxies notice at their next check")
+		"after SIGTERM, how long kvepp still serves new requests, so that proxies notice that health checks say "+
+			"NOT_SERVING; a part of --drain-timeout")
 	f.DurationVar(&o.modelLoadTimeout, "model-load-timeout", 30*time.Second,
-		"how long the start waits for the models' tokenizers; kvepp routes the requests of a model that is not "+
-			"loaded by then by load only")
-	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0,
-		"health checks say NOT_SERVING until kvepp has seen `N` endpoints that can take requests; prefill workers do "+
-			"not count")
+		"how long the start waits for the models' tokenizers. kvepp routes the requests of a model that is not loaded "+
+			"by then by load only")
 }
 
 func (o *options) addHeaders(f *pflag.FlagSet) {
@@ -151,9 +178,9 @@ func (o *options) addHeaders(f *pflag.FlagSet) {
 		"also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank, "+
 			"x-prefill-instance-id, x-prefill-dp-rank")
 	f.BoolVar(&o.prefillerHeader, "prefiller-header", false,
-		"prefill and decode workers are stock engines, with llm-d's routing sidecar before each decode worker: also "+
-			"set x-prefiller-host-port, the prefill worker's address. While there is no prefill worker, decode "+
-			"workers serve alone")
+		"for stock engines with llm-d's routing sidecar before each decode worker: also set x-prefiller-host-port, "+
+			"the "+
+			"prefill worker's address. While there is no prefill worker, decode workers serve alone")
 	f.BoolVar(&o.decisionHeaders, "decision-headers", false,
 		"show each decision in the response as x-kvepp-* headers. They reveal the workers' names and loads to clients")
 }
@@ -163,8 +190,8 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 		"subscribe to the engines' KV events. Off: approximate mode, in which kvepp assumes that a worker holds what "+
 			"it was sent, for --router-ttl-secs")
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120,
-		"in approximate mode, and for workers that should send KV events and do not, how many `SECONDS` after the "+
-			"latest request with a block kvepp assumes that the worker holds it")
+		"how many `SECONDS` after the latest request with a block kvepp assumes that the worker holds it, in "+
+			"approximate mode and for workers whose KV events do not arrive")
 	f.IntVar(&o.maxTreeSize, "router-max-tree-size", indexer.DefaultMaxPredicted,
 		"in approximate mode, the most `BLOCKS` that kvepp assumes held over all workers; beyond it, kvepp forgets "+
 			"the oldest. Dynamo 1.6 no longer has this flag")
@@ -172,18 +199,19 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 		"the `PART` of --router-max-tree-size, 0 to 1, that is left after kvepp has forgotten the oldest blocks. "+
 			"Dynamo 1.6 no longer has this flag")
 	f.StringVar(&o.cachePolicy, "router-approximate-cache-policy", "ttl",
-		"in approximate mode, when kvepp forgets a block, `ttl or lru`. ttl: after --router-ttl-secs. lru: when a "+
-			"worker with a known number of blocks (totalKvBlocks, model card) has more than that; other workers as "+
-			"with ttl")
+		"in approximate mode, when kvepp forgets a block, `POLICY`: ttl (after --router-ttl-secs), or lru (when a "+
+			"worker with a known number of blocks has more than that; other workers as with ttl)")
+	values(f, "router-approximate-cache-policy", "ttl", "lru")
 	f.Float64Var(&o.predictedTTLSecs, "router-predicted-ttl-secs", 0,
-		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds what it was sent, so that the "+
-			"requests of a burst with one new prefix find its first copy before any event. 0: off")
+		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds what it was sent, so that a "+
+			"burst of requests with one new prefix finds its first copy before any event. 0: off")
 	f.IntVar(&o.feed.Threads, "router-event-threads", 4,
-		"the most workers whose KV events are decoded and applied at the same time")
+		"the most workers whose KV events are decoded and applied at the same time, `N`")
 	f.StringVar(&o.feed.EventPlane, "event-plane", "",
-		"the event plane of Dynamo's workers, `zmq or nats`, for endpoints that Dynamo's discovery knows and that "+
-			"have no kvEvents. With zmq kvepp does not read loads over NATS either. Default: what discovery names "+
-			"for each worker")
+		"the event `PLANE` of Dynamo's workers, zmq or nats, for endpoints that Dynamo's discovery knows and that "+
+			"have "+
+			"no kvEvents. Empty: what discovery names for each worker")
+	values(f, "event-plane", "zmq", "nats")
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222",
 		"`URL` of the event plane's NATS server; may contain user:password@")
 	negatable(f, "router-kv-events")
@@ -195,43 +223,38 @@ func (o *options) addSessions(f *pflag.FlagSet) {
 			"`SECONDS` after its latest request has ended. 0: only sessions that requests open with "+
 			"nvext.session_control")
 	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard",
-		"what happens to a session whose worker is above a busy threshold, `hard or soft`. hard: kvepp refuses its "+
-			"requests; soft: it moves to another worker")
+		"what happens to a session whose worker is above a busy threshold, `MODE`: hard (kvepp refuses its requests) "+
+			"or soft (it moves to another worker)")
+	values(f, "router-session-affinity-mode", "hard", "soft")
 	f.BoolVar(&o.passSessions, "pass-session-headers", false,
-		"forward the headers that name a request's session (x-dynamo-session-id and others, and those of coding "+
-			"agents) to Dynamo's frontends. A frontend with its own --router-session-affinity-ttl-secs would follow "+
-			"them instead of kvepp's choice. Other engines always get them")
+		"forward the headers that name a request's session to Dynamo's frontends. A frontend with its own "+
+			"--router-session-affinity-ttl-secs then follows them instead of kvepp's choice. Other engines always get "+
+			"them")
 }
 
 func (o *options) addHints(f *pflag.FlagSet) {
+	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false,
+		"ignore what clients say about the routing of their requests, in nvext and in headers: priorities, expected "+
+			"lengths, sessions, tenants, overrides and pins. kvepp also removes Dynamo's own headers among these, and "+
+			"leaves the body as it is")
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false,
 		"let requests name their worker, in nvext: backend_instance_id or decode_worker_id, with dp_rank; "+
-			"prefill_worker_id, with prefill_dp_rank. Off: kvepp removes these from the body, and counts them. kvepp "+
-			"never follows headers that name a worker")
+			"prefill_worker_id, with prefill_dp_rank. Off: kvepp removes these from the body, and counts them")
 	f.BoolVar(&o.keepLegacy, "keep-legacy-nvext", false,
-		"keep keys in the body that Dynamo's frontends refuse since 1.6.1: nvext.session_control, "+
-			"nvext.router_config_override, nvext.agent_hints.kv_overlap_score_weight. For earlier frontends")
+		"for Dynamo's frontends before 1.6.1: keep the keys of nvext that later ones refuse (session_control, "+
+			"router_config_override, agent_hints.kv_overlap_score_weight)")
 	f.BoolVar(&o.injectTokens, "inject-token-data", false,
-		"send a prompt's token ids to Dynamo's frontend (nvext.token_data), which then does not tokenize it again. "+
-			"Only for chats and completions with one text prompt and no annotations, and for workers whose model "+
-			"cards name the same tokenizer and template as kvepp's. A body grows by about 6 bytes a token")
+		"send a prompt's token ids to Dynamo's frontend (nvext.token_data), which then does not tokenize it again; a "+
+			"body grows by about 6 bytes a token. Only for chats and completions with one text prompt and no "+
+			"annotations, and for workers whose model cards name kvepp's tokenizer and template")
 	f.BoolVar(&o.tenantSalt, "tenant-cache-salt", false,
 		"with --engine vllm: write the request's tenant (x-tenant-id), or else its cache namespace "+
-			"(nvext.cache_salt, cache_salt), into the body as cache_salt, \"dynamo-cache-salt:NAME\" as Dynamo's "+
-			"workers do, so that tenants share no cached blocks")
-	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false,
-		"ignore what clients say about the routing of their requests: priorities, expected lengths, sessions, "+
-			"overrides and pins in nvext, and the headers x-dynamo-request-priority, "+
-			"x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those "+
-			"of agents. kvepp also removes Dynamo's own headers among these; it does not change the body")
+			"(nvext.cache_salt, cache_salt), into the body as cache_salt, so that tenants share no cached blocks")
 }
 
 func (o *options) addLogs(f *pflag.FlagSet) {
-	o.pickerLogging.add(f)
 	o.logging.add(f, " (one line per request, with the decision)")
 	f.StringVar(&o.accessLog, "access-log", "",
-		"`FILE` to which kvepp appends a line for each request when it has ended, in the format of --log-format: "+
-			"request id, model, worker, reason, prompt tokens, predicted and reported cached tokens, time to first "+
-			"token, status, duration. -: standard output; the log itself goes to standard error. Empty: none. If the "+
-			"file was moved away, kvepp creates it again")
+		"`FILE` to which kvepp appends a line for each request when it has ended, in the format of --log-format; - is "+
+			"standard output. Empty: none. If the file was moved away, kvepp creates it again")
 }

@@ -29,6 +29,20 @@ var settings = []struct {
 	get                 func(*options) any
 }{
 	{
+		"config",
+		"KVEPP_CONFIG",
+		"",
+		[3]string{"testdata/config/a.yaml", "testdata/config/b.yaml", "testdata/config/c.yaml"},
+		func(o *options) any { return o.file },
+	},
+	{
+		"print-config",
+		"KVEPP_PRINT_CONFIG",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.print },
+	},
+	{
 		"dns-lookup-family",
 		"KVEPP_DNS_LOOKUP_FAMILY",
 		"",
@@ -1218,8 +1232,11 @@ func TestEveryFlagIsListed(t *testing.T) {
 		if !f.Hidden && !listed[f.Name] {
 			t.Errorf("--%s is not in the table of this test", f.Name)
 		}
-		if !f.Hidden && !strings.Contains(f.Usage, kveppEnv(f.Name)) {
-			t.Errorf("--%s: its help does not name %s", f.Name, kveppEnv(f.Name))
+		if !f.Hidden && annotation(f, inVariables) != kveppEnv(f.Name) {
+			t.Errorf("--%s: its first variable is not %s", f.Name, kveppEnv(f.Name))
+		}
+		if !f.Hidden && (annotation(f, inSection) == "" || f.Usage == "") {
+			t.Errorf("--%s is in no section, or has no help", f.Name)
 		}
 	})
 	ofSelect := selectFlags(new(selectOptions))
@@ -1792,7 +1809,9 @@ func TestHelpAndVersion(t *testing.T) {
 		{nil, 2, "kvepp serve"},
 		{[]string{"help"}, 0, "endpoints.yaml"},
 		{[]string{"--help"}, 0, "endpoints.yaml"},
-		{[]string{"serve", "--help"}, 0, "DYN_ROUTER_TEMPERATURE"},
+		{[]string{"serve", "--help-all"}, 0, "DYN_ROUTER_TEMPERATURE"},
+		{[]string{"serve", "--help"}, 0, "--help-all"},
+		{[]string{"check", "--help-all"}, 0, "--router-mode"},
 		{[]string{"version"}, 0, "kvepp "},
 		{[]string{"sevre"}, 2, `"sevre"`},
 	} {

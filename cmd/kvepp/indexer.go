@@ -24,13 +24,14 @@ import (
 	"kvepp/pool"
 )
 
-const indexerHelp = `kvepp indexer follows the KV events of workers. Over HTTP it answers how much of a prompt each worker has cached. It
-replaces "python -m dynamo.indexer": the same requests, the same responses.
+const indexerHelp = `kvepp indexer follows the KV events of workers, and answers over HTTP how much of a prompt each
+worker has cached. It replaces "python -m dynamo.indexer": the same requests, the same responses.
 
-  kvepp indexer --port 8090 --block-size 16 --model-name qwen --workers 1=tcp://10.0.0.7:5557,2=tcp://10.0.0.8:5557
-  curl -H 'Content-Type: application/json' -d '{"model_name": "qwen", "token_ids": [1, 2, 3]}' localhost:8090/query
-
-Flags, with their environment variables:
+Usage:       kvepp indexer [--workers WORKERS --block-size TOKENS] [flags]
+Example:     kvepp indexer --port 8090 --block-size 16 --workers 1=tcp://10.0.0.7:5557
+             curl localhost:8090/query -H 'Content-Type: application/json' \
+               -d '{"model_name": "default", "token_ids": [1, 2, 3]}'
+Precedence:  flag, variable KVEPP_INDEXER_<FLAG>, --config FILE, default
 `
 
 // indexerOptions are the flags of "kvepp indexer".
@@ -50,7 +51,7 @@ const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
-	o.add(f, 8090)
+	o.httpService.add(f, 8090)
 	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
 	f.StringVar(
 		&o.workers,
@@ -70,6 +71,8 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	)
 	o.indexMemory.add(f)
 	o.logging.add(f, "")
+	o.settingsFile.add(f)
+	section(f, "Flags of kvepp indexer")
 	addCompatFlags(f, "indexer")
 	documentEnvironment(f, indexerPrefix)
 	return f
@@ -78,7 +81,8 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 // parseIndexer reads the arguments, and then sets the remaining flags from the environment.
 func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
 	f := indexerFlags(o)
-	if err := parse(f, indexerPrefix, args, getenv); err != nil {
+	o.flags = f
+	if err := parse(f, args, &o.file, getenv); err != nil {
 		return err
 	}
 	o.settings = changedSettings(f)

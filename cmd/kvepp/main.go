@@ -19,64 +19,43 @@ import (
 	"kvepp/internal/suggest"
 )
 
-const help = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache.
+const usage = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache. It is an
+external processor for Envoy and an endpoint picker for the Gateway API.
 
-It is an external processor for Envoy (endpoint-picker protocol): it tokenizes and hashes the prompt as the engine
-will, looks up which worker holds which blocks, prices every worker with Dynamo's cost function, and answers with the
-endpoint and worker headers.
+Usage:       kvepp COMMAND [flags]
+Example:     kvepp serve --endpoints endpoints.yaml --model qwen=/models/qwen
 
-Usage:
-  kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
-  kvepp serve --help                                      all flags, each with its environment variables
-  kvepp check --endpoints FILE --model NAME=DIR [flags]   tests the engines' setup; prints each problem and its fix
-  kvepp tokenize --model-path DIR < body.json             a request's prompt, token ids and block hashes
-  kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
-  kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
-  kvepp workers                                           the endpoints of a running kvepp: whether they get requests, how many run
-  kvepp drain NAME                                        no new requests for an endpoint, and wait until its running ones have ended
-  kvepp cordon NAME, kvepp uncordon NAME                  no new requests; requests again
-  kvepp fetch --hub URL --to DIR FOLDER=REPOSITORY        tokenizers from a model hub, without weights
-  kvepp version                                           what was built
+           endpoints.yaml:
+             endpoints:
+             - name: worker-0
+               address: 10.0.0.7:8000           # what Envoy dials
+               kvEvents: tcp://10.0.0.7:5557    # the engine's KV events (vLLM: --kv-events-config)
 
-A first run:
-  kvepp serve --endpoints endpoints.yaml --model qwen=/models/qwen
-
-endpoints.yaml:
-  endpoints:
-  - name: worker-0
-    address: 10.0.0.7:8000             # what Envoy dials
-    kvEvents: tcp://10.0.0.7:5557      # the engine's KV events (vLLM: --kv-events-config)
+Commands
 `
 
-const serveHelp = `kvepp serve runs the endpoint picker.
-
-Flags, with their environment variables. Precedence: flag, KVEPP_<FLAG>, Dynamo's variable.
+const usageEnd = `
+Help:        kvepp COMMAND --help
 `
+
+// writeUsage writes what `kvepp help` shows.
+func writeUsage(out io.Writer) {
+	fmt.Fprint(out, usage)
+	for _, c := range commands {
+		fmt.Fprintf(out, "  %-12s%s\n", c.name, c.summary)
+	}
+	fmt.Fprint(out, usageEnd)
+}
 
 func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
-
-// commandNames are the commands that a user may have meant by a mistyped one.
-var commandNames = []string{
-	"serve",
-	"check",
-	"tokenize",
-	"indexer",
-	"select",
-	"fetch",
-	"workers",
-	"cordon",
-	"drain",
-	"uncordon",
-	"version",
-	"help",
-}
 
 // start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as
 // run does.
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
 	// the command reads the environment
-	reads := len(args) > 0 && slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] })
-	if reads && !slices.Contains(args, "--help") && !slices.Contains(args, "-h") {
+	reads := len(args) > 0 &&
+		slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] && c.flags != nil })
+	if reads && !slices.ContainsFunc(args, isHelp) {
 		if err := checkEnvironment(environ); err != nil {
 			fmt.Fprintf(
 				stderr,
@@ -98,15 +77,18 @@ func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []s
 	})
 }
 
+// isHelp reports whether an argument asks for help.
+func isHelp(arg string) bool { return arg == "--help" || arg == "-h" || arg == "--"+helpAllFlag }
+
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	if len(args) == 0 {
-		fmt.Fprint(stderr, help)
+		writeUsage(stderr)
 		return 2
 	}
 	switch args[0] {
 	case "serve":
-		return daemon("serve", serveHelp, serveFlags, parseServe, serve, args[1:], stdout, stderr, getenv)
+		return daemon("serve", serveFlags, parseServe, serve, args[1:], stdout, stderr, getenv)
 	case "check":
 		return checkWorkers(args[1:], stdout, stderr, getenv)
 	case "tokenize":
@@ -116,21 +98,23 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	case "workers", "cordon", "drain", "uncordon":
 		return runAdmin(args[0], args[1:], stdout, stderr, getenv)
 	case "indexer":
-		return daemon("indexer", indexerHelp, indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
+		return daemon("indexer", indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
 	case "select":
-		return daemon("select", selectHelp, selectFlags, parseSelect, runSelect, args[1:], stdout, stderr, getenv)
+		return daemon("select", selectFlags, parseSelect, runSelect, args[1:], stdout, stderr, getenv)
 	case "version", "--version":
 		fmt.Fprintln(stdout, version())
 		return 0
 	case "help", "--help", "-h":
-		fmt.Fprint(stdout, help)
+		writeUsage(stdout)
 		return 0
+	case "completion":
+		return complete(args[1:], stdout, stderr)
 	}
 	fmt.Fprintf(
 		stderr,
 		"kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n",
 		args[0],
-		suggest.DidYouMean(args[0], "", commandNames),
+		suggest.DidYouMean(args[0], "", commandNames()),
 	)
 	return 2
 }
@@ -138,7 +122,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 // daemon runs a command that serves until a signal ends it. It parses the options O from arguments and environment;
 // flags declares them for help. It returns the exit status.
 func daemon[O any](
-	name, help string,
+	name string,
 	flags func(*O) *pflag.FlagSet,
 	parse func(*O, []string, func(string) string) error,
 	run func(*O) error,
@@ -149,11 +133,13 @@ func daemon[O any](
 	var o O
 	switch err := parse(&o, args, getenv); {
 	case errors.Is(err, pflag.ErrHelp):
-		fmt.Fprint(stdout, help, flags(new(O)).FlagUsagesWrapped(120))
+		showHelp(stdout, flags(new(O)), err)
 		return 0
 	case err != nil:
 		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags.\n", name, err, name)
 		return 2
+	case any(&o).(interface{ printsConfig(io.Writer) bool }).printsConfig(stdout):
+		return 0
 	}
 	signal.Ignore(syscall.SIGPIPE) // SIGPIPE would end kvepp when the reader of its log closes
 	lines := &lineWriter{out: stderr}

@@ -21,16 +21,19 @@ import (
 	"kvepp/scoring"
 )
 
-const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to the workers themselves.
-It replaces "python -m dynamo.select_service": the same requests, the same responses.
+const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to
+the workers themselves. It replaces "python -m dynamo.select_service": the same requests and
+responses.
 
-  kvepp select --port 8092
-  curl -H 'Content-Type: application/json' localhost:8092/workers -d '{"worker_id": 1, "endpoint": "http://10.0.0.7:8000",
-    "block_size": 16, "kv_events_endpoint": "tcp://10.0.0.7:5557"}'
-  curl -H 'Content-Type: application/json' localhost:8092/select_and_reserve -d '{"selection_id": "a", "token_ids": [1, 2, 3]}'
-  curl -X DELETE localhost:8092/reservations/a
-
-Flags, with their environment variables:
+Usage:       kvepp select [flags]
+Example:     kvepp select --port 8092
+             alias post="curl -H 'Content-Type: application/json'"
+             post localhost:8092/workers -d '{"worker_id": 1, "endpoint": "http://10.0.0.7:8000",
+               "block_size": 16, "kv_events_endpoint": "tcp://10.0.0.7:5557"}'
+             post localhost:8092/select_and_reserve -d '{"selection_id": "a",
+               "token_ids": [1, 2, 3]}'
+             curl -X DELETE localhost:8092/reservations/a
+Precedence:  flag, KVEPP_SELECT_<FLAG>, --config FILE, Dynamo's variable (in brackets), default
 `
 
 // selectOptions are the flags of "kvepp select".
@@ -97,6 +100,8 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 			"0: off",
 	)
 	o.logging.add(f, "")
+	o.settingsFile.add(f)
+	section(f, "Flags of kvepp select")
 	addCompatFlags(f, "select")
 	documentEnvironment(f, selectPrefix)
 	return f
@@ -105,7 +110,8 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 // parseSelect reads the arguments, and then sets the remaining flags from the environment.
 func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
 	f := selectFlags(o)
-	if err := parse(f, selectPrefix, args, getenv); err != nil {
+	o.flags = f
+	if err := parse(f, args, &o.file, getenv); err != nil {
 		return err
 	}
 	if err := o.busy.readPolicies(f); err != nil {

@@ -18,21 +18,19 @@ import (
 	"kvepp/tokenizer"
 )
 
-const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with --blocks the block hashes.
+const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with --blocks the
+block hashes. Compare the ids with the engine's: vLLM's POST /tokenize takes the same body.
 
-  kvepp tokenize --model-path DIR < body.json                    a request's body, as clients send it
-  kvepp tokenize --model-path DIR --text < prompt.txt            raw text, without a chat template
-  kvepp tokenize --model-path DIR --jsonl < bodies.jsonl         one body per line in, one answer per line out
-  kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
+Usage:       kvepp tokenize --model-path DIR [flags] < body.json
+Example:     kvepp tokenize --model-path DIR --text < prompt.txt     raw text, no chat template
+             kvepp tokenize --model-path DIR --jsonl < bodies.jsonl  a body and an answer per line
+             kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
+Precedence:  flag, variable KVEPP_<FLAG>, Dynamo's variable (in brackets), default
 
-The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids equal the engine's. These are all ids,
-except in a chat with images, video or audio: there n counts the ids before the first of these. For a request with several
-prompts the answer is an array. With --jsonl, the answer to an invalid line is {"error": message}, and the exit status at
-the end is 1.
-
-Compare "token_ids" with those of the engine: vLLM's POST /tokenize takes the same body.
-
-Flags, with their environment variables:
+The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids equal the
+engine's. These are all ids, except in a chat with images, video or audio: there n counts the ids
+before the first of these. For a request with several prompts the answer is an array. With --jsonl,
+the answer to an invalid line is {"error": message}, and the exit status at the end is 1.
 `
 
 // tokenizeOptions are the flags of `kvepp tokenize`.
@@ -64,6 +62,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 		string(tokenizer.VLLM),
 		"`ENGINE` whose rules build the prompt: vllm, sglang, trtllm or dynamo",
 	)
+	values(f, "engine", engineNames()...)
 	o.prompts.add(f)
 	f.StringVar(
 		&o.api,
@@ -84,6 +83,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
 	f.StringVar(&o.lora, "lora", "", "adapter `NAME` that salts the hashes")
 	f.StringVar(&o.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Empty: the request's own")
+	section(f, "Flags of kvepp tokenize")
 	documentEnvironment(f, "")
 	return f
 }
@@ -94,11 +94,11 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 	f := tokenizeFlags(&o)
 	err := parseArgs(f, args)
 	if errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprint(stdout, tokenizeHelp, f.FlagUsagesWrapped(120))
+		showHelp(stdout, f, err)
 		return 0
 	}
 	if err == nil {
-		err = fromEnvironment(f, "", getenv)
+		err = fromEnvironment(f, getenv)
 	}
 	if err == nil {
 		err = o.check(f)

@@ -181,7 +181,7 @@ func TestTokenizeErrorsTeach(t *testing.T) {
 		}
 	}
 	if stdout, _, status := runTokenize(t, "", "--help"); status != 0 || !strings.Contains(stdout, "--jsonl") ||
-		!strings.Contains(stdout, "KVEPP_MODEL_PATH") {
+		!strings.Contains(stdout, "KVEPP_<FLAG>") {
 		t.Errorf("--help: %d %s", status, stdout)
 	}
 }
