@@ -1,5 +1,5 @@
-# Sourced by index.sh and events.sh, which set here and part: builds the programs that both need into the cache folder and
-# sets rs (Dynamo's part) and go (kvepp's part, bench/$part).
+# index.sh and events.sh source this file. They set here and part. It builds their programs in the cache folder, and sets rs
+# (the program of Dynamo's crate) and go (the program of kvepp, bench/$part).
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 say() { printf '%s\n' "$*" >&2; }
 

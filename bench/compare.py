@@ -1,17 +1,17 @@
 """Measures the CPU time of kvepp's tokenizer, Python's tokenizers, the tokenizers crate and fastokens, in one run.
 
-Every engine is a separate process. It gets texts, and answers with ids and their CPU time (of the whole process, with all
-threads and garbage collection). In each round all engines get the same new texts, one engine after the
-other, beginning with another one each time. If ids differ, the run ends. README.md explains the numbers.
+Each engine is a separate process. It receives texts, and answers with their ids and the CPU time (of the whole process, with
+all threads and garbage collection). In each round all engines get the same new texts, one engine after the other; the first
+one changes from round to round. If ids differ, the comparison ends. README.md explains the figures.
 
-The protocol, little endian. An engine first writes a line of JSON: load_ns (CPU time of loading), resident (growth of its
-memory in RAM, bytes), and kvepp's also heap (what is alive of it). A request is an operation (a byte), the number of texts
-(uint32), and each text's length in bytes (uint32) and UTF-8. Operations and answers:
+The protocol is little endian. An engine first writes a line of JSON: load_ns (CPU time of loading), resident (growth of its
+memory in RAM, bytes), and for kvepp also heap (bytes of live objects). A request is an operation (a byte), the number of texts
+(uint32), and for each text its length in bytes (uint32) and its UTF-8. Operations and answers:
 
-  e       encode with the model's own tokens around: for each text CPU time (uint64, ns), number of ids (uint32), ids (uint32)
-  b       kvepp: the same for request bodies of /v1/chat/completions
-  a       kvepp: encode all; objects and bytes allocated (uint64 each)
-  1, 2    kvepp: encode all on that many threads; CPU time (uint64, ns)
+  e       encodes, and adds the model's special tokens: for each text CPU time (uint64, ns), number of ids (uint32), ids (uint32)
+  b       kvepp only: the same for request bodies of /v1/chat/completions
+  a       kvepp only: encodes all; objects and bytes allocated (uint64 each)
+  1, 2    kvepp only: encodes all on that many threads; CPU time (uint64, ns)
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Engine:
         self.process.stdin.flush()
 
     def encode(self, batch, operation=b"e"):
-        """The mean CPU time of a text in ns, and the ids of each."""
+        """The mean CPU time of a text in ns, and the ids of each text."""
         self.send(operation, batch)
         total, ids = 0, []
         for _ in batch:
@@ -83,7 +83,7 @@ def same(model, engine, ids, want_from, want):
 
 
 def interleaved(model, engines, batch, first):
-    """CPU time by engine for a batch that none has seen, and for the same again."""
+    """CPU time by engine for a batch that no engine has seen, and for the same batch again."""
     turn = engines[first % len(engines):] + engines[:first % len(engines)]
     times, want, tokens = [], None, 0
     for _ in "unseen", "repeated":
@@ -120,7 +120,7 @@ def ms(ns):
 
 
 def harmony_folder(folder):
-    """A folder with the same files that says what model it holds, for which vLLM has no use for a chat template."""
+    """A folder with the same files and a config.json that names the model type, so that no chat template is needed."""
     made = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, made)
     for name in os.listdir(folder):

@@ -1,15 +1,15 @@
 """Measures the CPU time of KV events and decisions in kvepp and in comparable programs, in one run.
 
-An engine (bench-events, or index-rs for Dynamo's crate) answers commands:
+An engine (bench-events, or index-rs for Dynamo's crate) answers these commands:
 
-  receive MODE ENDPOINT KIND COUNT   CPU of receiving that many messages: by libzmq's Go binding as it stands (binding), by
-                                     package zmqsub, or by package feed, which puts them into an index (index)
-  decode KIND                        CPU of the steps between, without a socket
-  hash BLOCK_SIZE                    CPU of hashing a prompt of 8,192 tokens, and a digest of the hashes
-  select WORKERS                     CPU of choosing among workers, a worker
-  decide BLOCK_SIZE                  kvepp: CPU of the parts of a whole decision among 64 workers
+  receive MODE ENDPOINT KIND COUNT   CPU time of receiving COUNT messages with the unchanged Go binding of libzmq (binding), with
+                                     package zmqsub (zmqsub), or with package feed, which applies them to an index (index)
+  decode KIND                        CPU time of decoding, hashing and applying, without a socket
+  hash BLOCK_SIZE                    CPU time of hashing a prompt of 8,192 tokens, and a digest of the hashes
+  select WORKERS                     CPU time of a selection among WORKERS workers, for each worker
+  decide BLOCK_SIZE                  kvepp only: CPU time of the parts of a whole decision among 64 workers
 
-Publishers are separate processes. Engines take turns. If hashes differ, the run ends.
+Publishers are separate processes. Engines take turns. If hashes differ, the comparison ends.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 
 from report import Engine, goal, median, once, turns
 
-KINDS = {"prefill16": 64, "prefill64": 16, "decode16": 40}  # blocks that a message announces
+KINDS = {"prefill16": 64, "prefill64": 16, "decode16": 40}  # number of blocks that a message announces
 MODES = ("binding", "zmqsub", "index")
 MESSAGES = {"binding": 40960, "zmqsub": 40960, "index": 8192}
 

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Measures what KV events, hashing and choosing cost kvepp; README.md says what and how. Builds what that needs into the
-# cache folder first (once, some minutes).
+# Measures the CPU time of KV events, hashing and selection in kvepp; README.md explains the figures. The first run builds
+# programs in the cache folder, which takes some minutes.
 #
-# ROUNDS: measurements of each kind (default 7). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# ROUNDS       measurements of each kind (default 7)
+# KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 part=events

@@ -1,16 +1,17 @@
-"""Measures kvepp's index beside Dynamo's: CPU time, on the same workloads, in one run, with equal answers.
+"""Compares the CPU time of kvepp's index with Dynamo's, on the same workloads, in one run.
 
-Workloads are files that bench-index makes; README.md says what is in them. An engine (bench-index and index-rs) answers commands:
+bench-index makes the workloads, which are files; README.md describes them. An engine (bench-index or index-rs) answers these
+commands:
 
-  run FILE      a new index, the whole workload: by phase (bench/index/workload.go numbers them) what storing, removing and
-                finding took (ns), for how many blocks and queries, and a digest of all answers
-  memory FILE   bytes that the first phase's blocks take
-  open FILE     loads the first phase, for:
-  readers N     CPU time of a query with N threads at it
-  beside RATE   the same with one, while another thread applies RATE blocks a second
-  write RATE    that thread alone
+  run FILE      runs the whole workload on a new index. The answer has for each phase (bench/index/workload.go numbers them) the
+                time of storing, removing and finding (ns), the numbers of blocks and queries, and a digest of all answers
+  memory FILE   the bytes that the first phase's blocks take
+  open FILE     loads the first phase, for the commands below
+  readers N     the CPU time of a query, with N reading threads
+  beside RATE   the CPU time of a query, with one reading thread and one that applies RATE blocks a second
+  write RATE    only the thread that applies RATE blocks a second
 
-Every run is a new process. Engines take turns. The first digest that differs ends everything.
+Each run is a new process. Engines take turns. If the digests of two engines differ, the comparison ends.
 """
 
 import argparse
@@ -31,11 +32,11 @@ RATE = 2.5e6  # blocks a second that a writer applies beside a reader
 
 
 def touch(size):
-    """Touches so much memory and gives it back. A virtual machine gets memory from its host only then, which costs up to 2 ns a
-    byte, and soon returns what is free. Without this the cost would fall on one run by chance."""
+    """Touches size bytes of memory and frees them. A virtual machine gets memory from its host at the first touch, at up to 2 ns
+    a byte, and soon returns free memory. Without this call a random run would pay that."""
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        with contextlib.suppress(OSError):  # where the kernel has none
-            memory.madvise(mmap.MADV_HUGEPAGE)  # of big pages the small ones are made, but not the other way round
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)  # the host can split a huge page, but not join small ones
         for at in range(0, size, 4096):
             memory[at] = 1
 
@@ -58,11 +59,11 @@ class Runs:
                     sys.exit("%s: %s and kvepp answer differently: %s and %s" % (name, engine, digests[engine], digests[KVEPP]))
 
     def ns(self, engine, phase, what, count):
-        """The median over the rounds of the time that one of what was counted took."""
+        """The median over the rounds of the time for one block or query (count names the field)."""
         return median(sum(p[phase][w] for w in what) / p[phase][count] for p in self.rounds[engine])
 
     def row(self, label, phase, what, count):
-        """Prints what all engines took, and returns how many times less kvepp took than CRTC."""
+        """Prints the times of all engines, and returns CRTC's time divided by kvepp's."""
         ns = {engine: self.ns(engine, phase, [what], count) for engine in self.rounds}
         ratio = ns[CRTC] / ns[KVEPP]
         line = "  %-34s" % label + "".join("%12s" % ("%.4g" % ns[engine] if engine in ns else "") for engine in (KVEPP, CRTC, RADIX))
@@ -102,7 +103,7 @@ def tree(name, users, programs, rounds, met, full):
         met.append(goal("I3 %s, store, times less than CRTC:" % name, store, 3, True))
         met.append(goal("I3 %s, remove, 8 an event, times less than CRTC:" % name, remove, 2.5, True))
         met.append(goal("I3 %s, remove, 1 an event, times less than CRTC:" % name, remove_ones, 2.5, True))
-        # The goal is for 10 million entries; with fewer it is told all the same.
+        # The goal is for 10 million entries; the figure is shown for fewer too.
         met.append(goal("I4 %s, bytes in RAM an entry:" % name, takes[KVEPP]["resident"] / takes[KVEPP]["entries"], 40))
         met.append(goal("I5 %s, percent of storing that collects garbage:" % name, 100 * gc, 5))
         if full:
@@ -146,7 +147,7 @@ def micro(programs, rounds, met):
 
 
 def threads(name, path, programs, met):
-    """Two readers beside one, and a reader beside a writer, in processes that stay."""
+    """Compares two readers with one, and a reader beside a writer with one alone. The processes serve all rounds."""
     pairs = {engine: [Engine(command, cores=2) for _ in range(2)] for engine, command in ((KVEPP, programs.kvepp), (CRTC, programs.crtc))}
     two, apart, beside, rates, elsewhere = ({engine: [] for engine in pairs} for _ in range(5))
     for pair in pairs.values():
@@ -176,7 +177,7 @@ def threads(name, path, programs, met):
     for pair in pairs.values():
         for engine in pair:
             engine.close()
-    # What two processes lose to each other too is the machine's.
+    # Two processes share only the machine. The machine causes what they lose to each other.
     machine = max(1, median(apart[KVEPP]))
     met.append(goal("I5 two readers, times the queries of one (two processes do %.2f):" % (2 / median(apart[KVEPP])), 2 / median(two[KVEPP]), 1.9, True))
     met.append(goal("I5 the same, beside two processes:", machine / median(two[KVEPP]), 0.95, True))
@@ -185,7 +186,7 @@ def threads(name, path, programs, met):
 
 
 class workload:
-    """A file made for the time of a with statement."""
+    """A workload file that exists during a with statement."""
 
     def __init__(self, programs, *arguments):
         self.path = os.path.join(programs.folder, "workload")

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Measures kvepp's index beside Dynamo's; README.md says what and how. Builds what that needs into the cache folder first
-# (once, some minutes).
+# Compares kvepp's index with Dynamo's; README.md explains the figures. The first run builds programs in the cache folder,
+# which takes some minutes.
 #
 #   index.sh                   tree1m, trace and micro
-#   index.sh tree10m ...       these; tree10m takes 4 GiB of memory and some minutes
+#   index.sh tree10m ...       the named workloads; tree10m takes 4 GiB of memory and some minutes
 #
-# ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# ROUNDS       measurements of each kind (default 5)
+# KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 part=index

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Measures what kvepp costs a request behind a real Envoy; README.md says what and how. Installs and builds what that needs into
-# the cache folder first (once, some minutes).
+# Measures what kvepp adds to a request behind a real Envoy; README.md explains the figures. The first run installs and builds
+# programs in the cache folder, which takes some minutes.
 #
 #   path.sh                    everything (about twelve minutes)
 #   path.sh -only streams      one part: bodies, chats or streams
 #
-# PEER=gaie: beside the Gateway API's own endpoint picker as well, which needs a Kubernetes API server (a quarter of an hour of
-# compiling both, once). ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# PEER=gaie    also measures the Gateway API's endpoint picker, which needs a Kubernetes API server. The first such run compiles
+#              both, which takes about 15 minutes
+# ROUNDS       measurements of each kind (default 5)
+# KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
@@ -15,7 +17,7 @@ model=$("$here/../test/tools/models.sh" qwen3)
 case ${PEER:-} in
 "") ;;
 gaie)
-	# The last release that has it whole. Built in its module's own folder, so with the versions that it names.
+	# The last release that has the whole picker. Build it in its module's folder, with the versions that its go.mod names.
 	module=sigs.k8s.io/gateway-api-inference-extension@v1.5.0
 	gaie=$cache/bench-gaie-${module##*@}
 	if [ ! -e "$gaie/complete" ]; then

@@ -1,4 +1,4 @@
-"""What the comparisons of this folder share: engines as processes, medians, goals."""
+"""Code that the comparisons of this folder share: engines as processes, medians, goals."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 
 class Engine:
-    """A program that reads commands, a line each, and answers each with a line of JSON."""
+    """A process that reads commands, one a line, and answers each with a line of JSON."""
 
     def __init__(self, command, cores=1):
         self.command = command
@@ -37,7 +37,7 @@ class Engine:
 
 
 def once(command, request, cores=1):
-    """The answer of a new process to one command."""
+    """Starts a process for one command, and returns its answer."""
     engine = Engine(command, cores)
     answer = engine.ask(request)
     engine.close()
@@ -45,7 +45,7 @@ def once(command, request, cores=1):
 
 
 def turns(items, round):
-    """The items, beginning with another one in each round."""
+    """The items in rotated order: each round begins with another one."""
     first = round % len(items)
     return items[first:] + items[:first]
 

@@ -1,9 +1,9 @@
-"""Generates text such as people send to models: English prose, Markdown, Go and Python, from a seed.
+"""Generates text like that of requests to models, from a seed: English prose, Markdown, Go and Python.
 
-The same seed gives the same text on every machine, and two seeds never give the same text: words come by Zipf's law from
-words.txt, a few are invented, and names, numbers, links and characters beyond ASCII are random each time. It was set so
-that Llama 3's pre-tokenizer finds as many new words in it as in real Go, Python and Markdown: of 100 pieces about 3 are
-neither in the vocabulary nor seen before (real: 2 to 4).
+The same seed gives the same text on every machine; two seeds give different texts. Words come from words.txt with frequencies
+by Zipf's law, and a few are invented. Names, numbers, links and non-ASCII characters are random. The parameters are set so that
+Llama 3's pre-tokenizer finds as many new words as in real Go, Python and Markdown: of 100 pieces about 3 are neither in the
+vocabulary nor seen before (real text: 2 to 4).
 """
 
 import bisect
@@ -13,7 +13,7 @@ import os
 import random
 
 WORDS = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "words.txt"), encoding="utf-8").read().split()
-# By Zipf's law the r-th word comes as often as 1/r; the offset flattens the very top, as in real text.
+# By Zipf's law the frequency of the r-th word is proportional to 1/r. The offset flattens the top, as in real text.
 TOTALS = list(itertools.accumulate(1 / (rank + 2.7) for rank in range(len(WORDS))))
 SYLLABLES = ("ba ber cla da del dra el fen gan gro hel in ish jor ka kel lan lo mar mi nor ol pa per qui ra ron sa shi ta tel "
              "tor u val ver wen xi yor zan ze").split()
@@ -22,7 +22,7 @@ FOREIGN = ["naïve", "Zürich", "São Paulo", "déjà vu", "Москва", "東�
 
 
 class Writer:
-    """Writes pieces of text; only random() is used of random.Random, because its sequence is promised for all versions."""
+    """Writes pieces of text. Of random.Random it uses only random(): Python keeps its sequence the same in all versions."""
 
     def __init__(self, seed):
         self.random = random.Random(seed).random
@@ -49,7 +49,7 @@ class Writer:
         return ["%d" % n, "%d" % n, "%d,%03d" % (n, self.below(1000)), "%d.%d" % (n, small), "0x%x" % n, "v%d.%d" % (small, n), "%d%%" % n][style]
 
     def name(self):
-        """An identifier: as in real code, often one that was there before."""
+        """An identifier; often an earlier one, as in real code."""
         if self.names and self.random() < 0.4:
             return self.one(self.names[-40:])
         words = self.words(1, 3)
@@ -136,7 +136,7 @@ class Writer:
                                          for _ in range(3 + self.below(5))}, indent=2) + "\n```\n\n"
 
     def text(self, size):
-        """About size bytes of UTF-8: never fewer than size-8, never more."""
+        """From size-8 to size bytes of UTF-8."""
         pieces, have = [], 0
         while have < size:
             kind = self.random()

@@ -1,4 +1,4 @@
-"""Encodes texts with Python's tokenizers and says what CPU time each took: tokenizers-py.py FOLDER. Protocol: compare.py."""
+"""Encodes texts with Python's tokenizers and measures their CPU time: tokenizers-py.py FOLDER. compare.py has the protocol."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ def resident():
 
 
 def settle():
-    """Keeps the process busy before the clock starts, as every engine is: see README.md."""
+    """Keeps the process busy for 8 ms before the clock starts, as all engines do; README.md says why."""
     start = time.process_time_ns()
     while time.process_time_ns() - start < 8_000_000:
         pass

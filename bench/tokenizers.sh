@@ -1,11 +1,12 @@
 #!/bin/sh
-# Measures kvepp's tokenizer beside its peers; README.md says what and how. Installs and builds what that needs into the
-# cache folder first (once, some minutes).
+# Compares kvepp's tokenizer with others; README.md explains the figures. The first run installs and builds programs in the
+# cache folder, which takes some minutes.
 #
 #   tokenizers.sh              all six models
-#   tokenizers.sh qwen3 ...    these
+#   tokenizers.sh qwen3 ...    the named models
 #
-# ROUNDS: measurements of each kind (default 7). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# ROUNDS       measurements of each kind (default 7)
+# KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}

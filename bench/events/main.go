@@ -1,11 +1,11 @@
-// Command bench-events measures what KV events and decisions cost kvepp, and publishes the events for that. It is one
-// of the engines that bench/events.py compares; it says what CPU time things took, and judges nothing itself.
+// Command bench-events measures the CPU time of KV events and decisions in kvepp, and publishes the events for that. It
+// is one of the engines that bench/events.py compares. It reports CPU times; events.py compares them with the goals.
 //
 //	bench-events publish KIND COUNT
 //	bench-events engine
 //
-// publish tells its endpoint on standard output, sends to the first subscriber, and ends with standard input. An engine
-// reads commands, a line each, and answers each with a line of JSON; events.py describes them.
+// publish writes its endpoint to standard output, sends to the first subscriber, and ends with standard input. An
+// engine reads commands, one a line, and answers each with a line of JSON; events.py describes them.
 package main
 
 import (

@@ -13,13 +13,13 @@ import (
 	"kvepp/kvblock/kvblocktest"
 )
 
-// messages is the payloads of one worker's publisher in vLLM's encoding: arrays of a time, events and a rank. The same
-// kind gives the same messages.
+// messages has the payloads of one worker's publisher in vLLM's encoding: arrays of a time, events and a rank. The same
+// kind always gives the same messages.
 type messages struct {
 	payloads  [][]byte
 	blockSize int
-	blocks    int // blocks that they announce as stored and removed
-	held      int // blocks that the worker has after them
+	blocks    int // number of blocks that they announce as stored and removed
+	held      int // number of blocks that the worker has after them
 }
 
 // Kinds of messages. A prefill announces one prompt of 1,024 tokens in one event. A decode message is a step of 32
@@ -127,10 +127,10 @@ func appendArray(b []byte, n int) []byte {
 	return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n))
 }
 
-// maxMessages is the largest number of different messages. Further messages repeat them, and the index would be wrong.
+// maxMessages is the largest number of different messages. More would repeat them, so the index would be wrong.
 const maxMessages = 8192
 
-// publish sends so many messages with the numbers that engines use.
+// publish sends count messages, numbered as engines number them.
 func publish(kind string, count int, stdin io.Reader, stdout io.Writer) error {
 	m, err := newMessages(kind, min(count, maxMessages))
 	if err != nil {

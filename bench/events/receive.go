@@ -19,16 +19,16 @@ import (
 	"kvepp/zmqsub"
 )
 
-// took is the cost of receiving: CPU time in ns, per message and per block.
+// took has the cost of receiving: CPU time in ns, per message and per block.
 type took struct {
 	Message float64 `json:"message_ns"`
 	Block   float64 `json:"block_ns"`
 }
 
-// receive receives count messages from a publisher and answers what that took, from before the connection on:
+// receive receives count messages from a publisher and returns the cost, including the connection:
 //
 //	binding   RecvMessageBytes of the Go binding of libzmq in a loop
-//	zmqsub    package zmqsub, which also watches order and connection
+//	zmqsub    package zmqsub, which also checks order and follows the connection
 //	index     package feed, from the wire to the index
 func receive(mode, endpoint, kind string, count int) (*took, error) {
 	m, err := newMessages(kind, min(count, maxMessages))
@@ -139,11 +139,11 @@ func receiveIndex(endpoint string, m *messages) error {
 	return f.Close()
 }
 
-// decodeTogether is how many messages one step times together: few enough for their batches to stay in the cache, as
-// the only batch of a subscription does.
+// decodeTogether is the number of messages that a step times together. It is small, so that their batches stay in the
+// cache, as the single batch of a subscription does.
 const decodeTogether = 8
 
-// decoded is the cost of each step of an event, in ns per block.
+// decoded has the cost of each step of an event, in ns per block.
 type decoded struct {
 	Decode    float64 `json:"decode_ns"`    // DecodeBatch
 	Normalize float64 `json:"normalize_ns"` // Normalize, which hashes

@@ -84,13 +84,13 @@ func (g *generator) word(w uint64) {
 
 func (g *generator) phase(id int) { g.word(opPhase | uint64(id)<<32) }
 
-// chain is a prompt: the hashes of its blocks.
+// chain has the hashes of a prompt's blocks.
 type chain struct {
 	local []kvblock.LocalHash
 	seq   []kvblock.SequenceHash
 }
 
-// grow returns c with n more blocks, of random contents. c's own blocks are shared with it, not copied.
+// grow returns c with n more blocks of random contents. The result shares the blocks of c.
 func (g *generator) grow(c chain, n int) chain {
 	c.local, c.seq = c.local[:len(c.local):len(c.local)], c.seq[:len(c.seq):len(c.seq)]
 	for range n {
@@ -125,7 +125,7 @@ func (g *generator) store(worker int, c chain, from, to int) {
 	g.stored += to - from
 }
 
-// remove writes that the worker dropped these blocks, so many an event.
+// remove writes that the worker removed these blocks, batch of them in each event.
 func (g *generator) remove(worker int, blocks []kvblock.SequenceHash, batch int) {
 	for len(blocks) > 0 {
 		n := min(batch, len(blocks))
@@ -147,8 +147,8 @@ func (g *generator) query(c chain) {
 	g.queried += len(c.local)
 }
 
-// Shapes of tree: blocks of a system prompt, of what is a user's own before the first turn, and of a turn, which is
-// stored as one event for the prompt and one for each block that the answer fills.
+// Parameters of tree: numbers of system prompts, of blocks of a system prompt, of blocks of a user before the first
+// turn, and of blocks of a turn. A turn is stored as one event for the prompt and one for each block of the answer.
 const (
 	treeSystems = 16
 	treeSystem  = 32
@@ -159,9 +159,9 @@ const (
 	treeTurns   = 8
 )
 
-// tree is chats: users of a few system prompts talk in turns, each with a worker of its own that now and then is
-// another one. Seven turns are loaded, then asked for; the eighth comes among queries; then a tenth of all that a user
-// has on a worker goes, from the end on, 8 blocks an event, and another tenth block by block, as vLLM does.
+// tree writes chats. Users with a few system prompts take turns with a worker of their own, which changes now and then.
+// The first phases load seven turns and query them. The eighth turn comes among queries. Then the last tenth of each
+// user's blocks on a worker is removed, 8 blocks in each event, and another tenth in single blocks, as vLLM does.
 func (g *generator) tree(workers, users, queries int) {
 	systems := make([]chain, treeSystems)
 	for i := range systems {
@@ -205,7 +205,7 @@ func (g *generator) tree(workers, users, queries int) {
 			g.query(g.grow(chains[g.rng.IntN(users)].to(n), treePrompt))
 		case x < 95: // a new user
 			g.query(g.grow(systems[g.rng.IntN(treeSystems)], treeUser+treePrompt))
-		default: // who has nothing in common with anybody
+		default: // a prompt without a known prefix
 			g.query(g.grow(chain{}, treeSystem+treeUser+treePrompt))
 		}
 	}
@@ -241,16 +241,17 @@ func reversed(seqs []kvblock.SequenceHash) []kvblock.SequenceHash {
 	return r
 }
 
-// Shapes of trace.
+// Parameters of trace.
 const (
-	traceUnit  = 8   // blocks in which lengths are counted: 512 tokens at 64 a block
-	traceEvent = 128 // blocks an event stores at most: a prefill of 8,192 tokens
+	traceUnit  = 8   // blocks in a unit of prompt lengths: 512 tokens, 64 in each block
+	traceEvent = 128 // maximum blocks of a store: a prefill of 8,192 tokens
 )
 
-// trace is requests in the manner of the conversation trace that was published with Mooncake: long prompts, whose
-// lengths spread widely; four in ten requests begin a conversation, the others continue one of the latest; all share
-// their first block unit with many. Each request is asked for, goes where most of it is cached (one in eight: to the
-// least loaded worker), and pushes out what that worker has not used for longest, a prompt's end before its beginning.
+// trace writes requests like those of the conversation trace that was published with Mooncake. Prompts are long, and
+// their lengths vary widely. Four in ten requests begin a conversation; the others continue a recent one. Each prompt
+// shares its first unit with many others. Each request is a query, and then goes to the worker that has most of it
+// cached (one in eight: to the least loaded worker). That worker evicts its least recently used blocks, a prompt's end
+// first.
 func (g *generator) trace(workers, requests, cacheBlocks int) {
 	caches := make([]*lru, workers)
 	load := make([]int, workers)
@@ -310,7 +311,7 @@ func (g *generator) trace(workers, requests, cacheBlocks int) {
 // lru is a worker's cache.
 type lru struct {
 	at    map[kvblock.SequenceHash]*list.Element
-	order list.List // the latest used in front
+	order list.List // most recently used first
 }
 
 // leading returns how many leading blocks of c are cached.
@@ -339,8 +340,7 @@ func (l *lru) evict() kvblock.SequenceHash {
 
 const microLength = 512 // blocks of a prompt
 
-// micro is prompts that all workers store, each in its own way, and queries that match them to the end, half, or not at
-// all.
+// micro writes prompts that all workers store, in the way of store, and queries that match whole, half, or not at all.
 func (g *generator) micro(workers, entries, queries int, store func(prompt, worker, workers int, c chain)) {
 	prompts := make([]chain, max(1, entries/microLength/workers))
 	g.phase(phaseLoad)
@@ -363,8 +363,8 @@ func (g *generator) micro(workers, entries, queries int, store func(prompt, work
 // flat: every worker stores the prompt in one event.
 func (g *generator) flat(_, worker, _ int, c chain) { g.store(worker, c, 0, microLength) }
 
-// turns: every worker stores the prompt in 16 events, and after each but the last one of them a short branch of its
-// own.
+// turns: every worker stores the prompt in 16 events. After each event but the last, one worker also stores a short
+// branch.
 func (g *generator) turns(prompt, worker, workers int, c chain) {
 	const turn, branch = microLength / 16, 4
 	for t := range 16 {

@@ -1,10 +1,10 @@
-// Command bench-index makes the workloads on which indexes are compared, and is one of the engines that bench/index.py
-// compares: package indexer. It says what CPU time things took; it judges nothing itself.
+// Command bench-index makes the workloads for comparing indexes, and runs them on package indexer. It is one of the
+// engines that bench/index.py compares. It reports CPU times; index.py compares them with the goals.
 //
 //	bench-index generate -kind tree|trace|micro ... -o FILE
 //	bench-index engine
 //
-// An engine reads commands, a line each, and answers each with a line of JSON; index.py describes them.
+// An engine reads commands, one a line, and answers each with a line of JSON; index.py describes them.
 package main
 
 import (

@@ -14,7 +14,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// readers is a loaded index and what to ask it.
+// readers has a loaded index, the queries, and the operations of the writer.
 type readers struct {
 	index   *indexer.Index
 	chains  [][]kvblock.SequenceHash
@@ -23,10 +23,10 @@ type readers struct {
 	removes []kvblock.Removed
 }
 
-// readFor is how long readers read, at least. They are timed by the CPU time of their threads.
+// readFor is the minimum time of a measurement. The result is the CPU time of the readers' threads.
 const readFor = 700 * time.Millisecond
 
-// openReaders loads a workload, which stays mapped.
+// openReaders loads a workload, and keeps it mapped.
 func openReaders(path string) (*readers, error) {
 	w, err := openWorkload(path)
 	if err != nil {
@@ -58,16 +58,9 @@ func openReaders(path string) (*readers, error) {
 			for _, b := range op.store.Blocks {
 				remove.Hashes = append(remove.Hashes, b.Engine)
 			}
-			r.workers, r.stores, r.removes = append(
-				r.workers,
-				op.worker,
-			), append(
-				r.stores,
-				op.store,
-			), append(
-				r.removes,
-				remove,
-			)
+			r.workers = append(r.workers, op.worker)
+			r.stores = append(r.stores, op.store)
+			r.removes = append(r.removes, remove)
 		}
 	}
 	if len(r.chains) == 0 || len(r.stores) == 0 {
@@ -77,11 +70,11 @@ func openReaders(path string) (*readers, error) {
 }
 
 type readAnswer struct {
-	FindNS float64 `json:"find_ns"` // CPU time a query, mean over the threads
-	Rate   float64 `json:"rate"`    // of the writer, blocks a second
+	FindNS float64 `json:"find_ns"` // CPU time of a query, mean over the threads
+	Rate   float64 `json:"rate"`    // of the writer, in blocks a second
 }
 
-// read answers the CPU time of a query with so many threads at it.
+// read measures the CPU time of a query with this many reading threads.
 func (r *readers) read(threads int) (*readAnswer, error) {
 	var stop atomic.Bool
 	timer := time.AfterFunc(readFor, func() { stop.Store(true) })
@@ -99,7 +92,7 @@ func (r *readers) read(threads int) (*readAnswer, error) {
 	return a, nil
 }
 
-// find asks until it is told to stop, and returns the CPU time of a query in ns.
+// find runs queries until stop is set, and returns the CPU time of a query in ns.
 func (r *readers) find(from int, stop *atomic.Bool) float64 {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -122,7 +115,7 @@ func (r *readers) besideWriter(rate float64) (*readAnswer, error) {
 	return a, err
 }
 
-// write applies so many blocks a second, if it can: what phaseMixed stores, then its removal, and again.
+// write applies at most rate blocks a second: it stores the blocks of phaseMixed, removes them, and repeats.
 func (r *readers) write(rate float64) (*readAnswer, error) {
 	blocks := 0
 	for start := time.Now(); ; {

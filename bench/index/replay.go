@@ -15,17 +15,17 @@ import (
 	"kvepp/kvblock"
 )
 
-// result is what one phase took.
+// result has the costs of one phase.
 type result struct {
 	StoreNS  float64 `json:"store_ns"`
 	Stored   int     `json:"stored"`
 	RemoveNS float64 `json:"remove_ns"`
 	Removed  int     `json:"removed"`
 	FindNS   float64 `json:"find_ns"`  // FindMatches
-	ChainNS  float64 `json:"chain_ns"` // making the sequence hashes that it takes
+	ChainNS  float64 `json:"chain_ns"` // computing the sequence hashes that FindMatches takes
 	Queries  int     `json:"queries"`
-	Queried  int     `json:"queried"` // blocks
-	GCNS     float64 `json:"gc_ns"`   // of all this, collecting garbage
+	Queried  int     `json:"queried"` // blocks in the queries
+	GCNS     float64 `json:"gc_ns"`   // garbage collection, part of AllNS
 	AllNS    float64 `json:"all_ns"`  // the whole process
 	Digest   string  `json:"digest"`  // of all answers
 	digest   uint64
@@ -48,7 +48,7 @@ func digest(scores *indexer.OverlapScores) (sum uint64) {
 
 func newIndex() (*indexer.Index, error) { return indexer.New(indexer.Config{MaxBytes: 16 << 30}) }
 
-// replay runs a whole workload on a new index, and answers what each of its phases took.
+// replay runs a whole workload on a new index, and returns the costs of each phase.
 func replay(path string) (map[int]*result, error) {
 	w, err := openWorkload(path)
 	if err != nil {
@@ -64,7 +64,7 @@ func replay(path string) (map[int]*result, error) {
 		messages: make([]message, 0, eventBatch),
 		blocks:   make([]kvblock.StoredBlock, 0, 2*eventBatch), hashes: make([]kvblock.EngineHash, 0, 2*eventBatch),
 	}
-	debug.FreeOSMemory() // and collects, so that no earlier garbage is this run's
+	debug.FreeOSMemory() // also collects garbage, so that the run does not pay for earlier garbage
 	var op operation
 	for {
 		err := w.next(&op)
@@ -88,21 +88,22 @@ func replay(path string) (map[int]*result, error) {
 	return r.phases, nil
 }
 
-// Events that follow each other, of one worker and kind, come to kvepp in one message, at most messageEvents of them,
-// as engines send what one step of theirs changed. One of longBlocks, a prompt's, comes alone.
+// Consecutive events of one worker and kind come to kvepp in one message of at most messageEvents events, because
+// engines send the changes of one step together. An event of at least longBlocks blocks, which is a prompt's, comes
+// alone.
 const (
 	messageEvents = 64
 	longBlocks    = 64
 )
 
-// How much is timed together: events until they are of so many blocks, which is enough for a clock, and so little that
-// caches have them, as they have what was just decoded; and so many queries, as with Dynamo's index.
+// The events and queries that are timed together: events of up to eventBatch blocks, which take long enough for the
+// clock and fit the caches, as events do that were just decoded; and queryBatch queries, as with Dynamo's index.
 const (
 	eventBatch = 16_384
 	queryBatch = 4096
 )
 
-// replayer applies operations and keeps the time. Operations of one kind that follow each other are timed together.
+// replayer applies operations and measures their time. Consecutive operations of one kind are timed together.
 type replayer struct {
 	index  *indexer.Index
 	phases map[int]*result
@@ -112,11 +113,11 @@ type replayer struct {
 	entered   float64
 	gcEntered float64
 
-	kind     uint8 // opStore or opRemove: what waits
+	kind     uint8 // of the waiting events: opStore or opRemove
 	events   []kvblock.Operation
 	messages []message             // of these events
 	blocks   []kvblock.StoredBlock // copied for these events
-	hashes   []kvblock.EngineHash  // the same
+	hashes   []kvblock.EngineHash  // copied for these events
 
 	window  int // operations in this window of phaseMixed
 	queries [][]kvblock.LocalHash
@@ -200,14 +201,14 @@ func (r *replayer) enter(id int) error {
 	return nil
 }
 
-// message is events of one kind that a worker sends together.
+// message describes events of one kind that a worker sends together.
 type message struct {
 	worker kvblock.Worker
 	events int
 	alone  bool // whether no other event may be in it
 }
 
-// apply applies the events that wait, and keeps what that took.
+// apply applies the waiting events, and adds their cost to the phase.
 func (r *replayer) apply() error {
 	if len(r.events) == 0 {
 		return nil
@@ -237,7 +238,7 @@ func (r *replayer) apply() error {
 	return failed
 }
 
-// answer answers the queries that wait: once for time, and once more for the digest.
+// answer answers the waiting queries, first for the time, then again for the digest.
 func (r *replayer) answer() {
 	if len(r.queries) == 0 {
 		return
@@ -273,14 +274,14 @@ func (r *replayer) answer() {
 	r.queries = r.queries[:0]
 }
 
-// footprint is what an index takes.
+// footprint is the memory of an index.
 type footprint struct {
 	Entries  int     `json:"entries"`
-	Live     float64 `json:"live"`     // bytes of the heap in use, growth
-	Resident float64 `json:"resident"` // bytes in RAM, growth
+	Live     float64 `json:"live"`     // growth of the live heap, in bytes
+	Resident float64 `json:"resident"` // growth of the resident memory, in bytes
 }
 
-// memory loads a workload and answers what that took.
+// memory loads a workload and returns the memory that the index takes.
 func memory(path string) (*footprint, error) {
 	w, err := openWorkload(path)
 	if err != nil {
@@ -328,7 +329,7 @@ func load(w *workload, x *indexer.Index) error {
 	}
 }
 
-// inUse returns the bytes alive in Go's heap, and the bytes in RAM that no file backs.
+// inUse returns the live bytes of Go's heap, and the resident bytes that no file backs.
 func inUse() (live, resident float64, err error) {
 	debug.FreeOSMemory()
 	var m runtime.MemStats
@@ -345,7 +346,7 @@ func inUse() (live, resident float64, err error) {
 	return float64(m.HeapAlloc), kib * 1024, nil
 }
 
-// gcTime is the CPU time that garbage collections took so far, in ns.
+// gcTime returns the CPU time of garbage collection so far, in ns.
 func gcTime() float64 {
 	sample := []metrics.Sample{
 		{Name: "/cpu/classes/gc/total:cpu-seconds"},

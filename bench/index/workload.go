@@ -10,7 +10,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// A workload is a file of 64-bit words in the machine's byte order, so that it can be used where it lies: a header,
+// A workload is a file of 64-bit words in the machine's byte order, so that a program can map and use it: a header,
 // then operations until one of kind 0.
 //
 //	header   workloadMagic, number of workers
@@ -19,8 +19,8 @@ import (
 //	query    opQuery  | n<<32, n local hashes
 //	phase    opPhase  | id<<32
 //
-// The engine hash of a block is its sequence hash, as Dynamo's own publishers have it, so that no index gains or loses
-// by how engines name blocks.
+// The engine hash of a block is its sequence hash, as with Dynamo's publishers, so that engines' names for blocks
+// favour no index.
 const workloadMagic = 0x3130_776b_7070_6576
 
 const (
@@ -31,23 +31,23 @@ const (
 	opPhase
 )
 
-// Phases. Operations of phaseMixed are taken in windows of mixedWindow, events first and queries after, because to stop
-// Dynamo's writer thread for each single query would be most of what is measured.
+// Phases. Operations of phaseMixed run in windows of mixedWindow, the events first and then the queries. Stopping
+// Dynamo's writer thread for each single query would cost more than the operations.
 const (
 	phaseLoad       = iota // the first blocks
 	phaseFind              // queries
 	phaseMixed             // queries among stores and removals
 	phaseRemove            // removals of 8 blocks an event
 	phaseRemoveOnes        // removals of 1 block an event
-	phaseFull              // micro: queries that match to the end,
-	phaseHalf              // half of the way,
-	phaseNone              // and not at all
+	phaseFull              // micro: queries that match whole
+	phaseHalf              // micro: queries that match half
+	phaseNone              // micro: queries that do not match
 	phases
 )
 
 const mixedWindow = 256
 
-// operation is one of a workload. Its slices lie in the file's memory.
+// operation is one operation of a workload. Its slices are in the mapped file.
 type operation struct {
 	kind   uint8
 	worker kvblock.Worker
@@ -57,7 +57,7 @@ type operation struct {
 	query  []kvblock.LocalHash
 }
 
-// workload is a file in memory, and a place in it.
+// workload is a mapped file with a read position.
 type workload struct {
 	mapped []byte
 	words  []uint64
@@ -100,7 +100,7 @@ func (w *workload) close() error { return syscall.Munmap(w.mapped) }
 
 func (w *workload) rewind() { w.at = 2 }
 
-// next reads the operation at hand into op, or returns io.EOF. It trusts the file: generate made it a moment ago.
+// next reads the next operation into op, or returns io.EOF. It trusts the file, because generate has just made it.
 func (w *workload) next(op *operation) error {
 	head := w.words[w.at]
 	w.at++

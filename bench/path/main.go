@@ -43,12 +43,12 @@ func main() {
 	flag.StringVar(&o.envoy, "envoy", "", "Envoy's program")
 	flag.StringVar(&o.model, "model", "", "folder of a real model's tokenizer")
 	flag.IntVar(&o.rounds, "rounds", 5, "number of measurements of each kind")
-	flag.DurationVar(&o.length, "length", time.Second, "of a measurement")
+	flag.DurationVar(&o.length, "length", time.Second, "time of one measurement")
 	flag.IntVar(&o.streams, "streams", 500, "number of concurrent streams")
 	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each stream, ten a second")
 	flag.StringVar(&o.only, "only", "", "run only this part: bodies, chats or streams")
-	flag.IntVar(&o.size, "size", 0, "only bodies of so many KB: 4, 32, 256 or 1024")
-	flag.IntVar(&o.connections, "connections", 0, "only bodies over so many connections: 1 or 64")
+	flag.IntVar(&o.size, "size", 0, "only bodies of this many KB: 4, 32, 256 or 1024")
+	flag.IntVar(&o.connections, "connections", 0, "only bodies over this many connections: 1 or 64")
 	flag.StringVar(
 		&o.gaie,
 		"gaie",

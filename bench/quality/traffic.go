@@ -27,7 +27,7 @@ type turn struct {
 type scenario struct {
 	name, about string
 	make        func(w *writer) []session
-	// later is when the last worker joins; 0: all are there from the start.
+	// later is when the last worker joins; 0: all workers are there from the start.
 	later time.Duration
 }
 
@@ -111,7 +111,7 @@ type writer struct{ *rand.Rand }
 
 func newWriter(seed uint64) *writer { return &writer{rand.New(rand.NewPCG(seed, 7))} }
 
-// arrivals yields the times of a Poisson process with so many arrivals a second, until it ends.
+// arrivals yields the times of a Poisson process with rate arrivals a second, until end.
 func (w *writer) arrivals(end time.Duration, rate float64) func(yield func(time.Duration) bool) {
 	return func(yield func(time.Duration) bool) {
 		for at := time.Duration(0); at < end; at += time.Duration(w.ExpFloat64() / rate * float64(time.Second)) {
@@ -122,7 +122,7 @@ func (w *writer) arrivals(end time.Duration, rate float64) func(yield func(time.
 	}
 }
 
-// turns gives a session n turns of about so many tokens, with answers of about so many.
+// turns gives a session n turns with about this many tokens, and answers with about this many.
 func (w *writer) turns(s session, n, tokens, output int, think time.Duration) session {
 	for range n {
 		s.turns = append(
@@ -137,7 +137,7 @@ func (w *writer) turns(s session, n, tokens, output int, think time.Duration) se
 // tokensPerWord is measured with the workers' tokenizer.
 const tokensPerWord = 2.0
 
-// text returns about so many tokens of unique text.
+// text returns unique text with about this many tokens.
 func (w *writer) text(tokens int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%08x", w.Uint32())
