@@ -1,18 +1,18 @@
-# Everything a person or a machine runs. `make` alone lists it.
+# The targets for people and for CI. `make` without a target lists them.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 INSTALL := test/tools/install.sh
-# Where the installed Envoy and Dynamo are; evaluated only by the targets that need them.
+# The folder of the installed Envoy and Dynamo. Only targets that use it run install.sh.
 TOOLS = $$($(INSTALL) tools)
-# What holds the tokenizer against the Python originals: a Python with them, and folders of real models.
+# For the comparison with the Python tokenizers: a Python that has them, and the folders of real models.
 ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/models.sh $(1))"
-# A test's own deadline; one that hangs prints where.
+# The time limit of a test run. A run that exceeds it prints all goroutines.
 TIMEOUT := 15m
-# How long `make events` lets publishers die and lose messages.
+# How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
-# How many random requests `make storm` sends, and drawn from what.
+# The number of random requests that `make storm` sends, and the seed of its random generator.
 STORM := 10000
 SEED := 7
 IMAGE := kvepp:dev
@@ -28,10 +28,10 @@ help: ## this list
 build: libzmq ## bin/kvepp
 	go build -ldflags "-X main.commit=$(COMMIT)" -o bin/ ./cmd/kvepp
 
-image: ## the container image, by the Dockerfile (IMAGE=kvepp:dev; BASE=none: without base images)
+image: ## the container image, from the Dockerfile (IMAGE=kvepp:dev; BASE=none: without base images)
 	$(if $(filter none,$(BASE)),manifests/image/import.sh $(IMAGE),docker build -t $(IMAGE) --build-arg COMMIT=$(COMMIT) $(if $(BASE),--build-arg BUILD_IMAGE=$(BASE)) .)
 
-run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
+run: ## a demonstration: kvepp with real Envoy, Dynamo frontends and mockers; stays up (CHECK=1: ends)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./examples/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)
 
 check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of internal/lint
@@ -41,7 +41,7 @@ check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of inter
 	go tool go-errorlint ./...
 	go test ./internal/lint
 
-unit: libzmq ## the unit tests, without what is slow: no Envoy, no Dynamo, no root
+unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root
 	go test -short -timeout $(TIMEOUT) ./...
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
@@ -51,22 +51,22 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
-test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a real cluster, a storm of requests, fuzzing every decoder, and the demonstration
+test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
-parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
+parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./test/parity -skip '^TestMediaProcessors$$'
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, killed and cut off for two minutes (SOAK=10m: for ten)
+events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, which are killed and cut off for two minutes (SOAK=10m: for ten)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)
 
-storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)
+storm: build ## random requests through Envoy while all programs fail, and thousands at once (STORM: their number; SEED: others)
 	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000
 	@go test -v -count=1 -timeout $(TIMEOUT) -run '^TestHostile' ./zmqsub ./indexer/feed -hostile 30s -hostile-seed $(SEED)
 
-test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
+test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (fetches 3 GB, once)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(test/tools/models.sh qwen3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./test/parity/events
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(test/tools/models.sh qwen3)" \
@@ -82,37 +82,37 @@ test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five m
 	@KVEPP_KUBE="$$($(INSTALL) kube)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" KVEPP_CRDS="$$($(INSTALL) crds)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestAPIServer$$' ./e2e/manifests
 
-kind-offline: ## a Kubernetes cluster by kind where no image registry is reached (Debian 12, as root; ten minutes of compiling it, once)
+kind-offline: ## creates a Kubernetes cluster with kind, without an image registry (Debian 12, as root; compiles ten minutes, once)
 	@test/kind/offline.sh up
 
-kind-offline-down: ## ends that cluster
+kind-offline-down: ## deletes that cluster
 	@test/kind/offline.sh down
 
-e2e-kind: libzmq ## kvepp by its chart in a kind cluster: the one KUBECONFIG names, or kind-offline's, or a new one of ordinary kind
+e2e-kind: libzmq ## tests kvepp's chart in a kind cluster: that of KUBECONFIG, that of kind-offline, or a new one
 	@test/kind/run.sh
 
-e2e-istio: libzmq ## kvepp behind Istio's control plane and a Gateway, in such a cluster, and the inference extension's conformance tests (ten minutes of compiling Istio, once)
+e2e-istio: libzmq ## tests kvepp with Istio and a Gateway in such a cluster, and runs the inference extension's conformance tests (compiles Istio ten minutes, once)
 	@test/kind/run.sh istio
 
-bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
+bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers and bench-path
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
-bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
+bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
 
-bench-index: libzmq ## kvepp's index beside Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro tree10m": these)
+bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro tree10m": only these)
 	@bench/index.sh $(WORKLOADS)
 
-bench-events: libzmq ## KV events from the wire to the index, hashing and choosing, beside libzmq's binding and Dynamo's crate
+bench-events: libzmq ## compares KV events from the wire to the index, hashing and selection with libzmq's binding and Dynamo's crate
 	@bench/events.sh
 
-bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
+bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fastokens, on real models (MODELS="qwen3 llama2": only these)
 	@bench/tokenizers.sh $(MODELS)
 
-bench-path: libzmq ## what a request costs behind a real Envoy, beside Envoy alone and a processor that only echoes (PART=streams: that part; PIECES=1000: longer ones; PEER=gaie: beside the Gateway API's own as well)
+bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
 	@PEER=$(PEER) bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
-quality: ## the same traffic through kvepp and through Dynamo's own routers, over mocked workers: cached share, times, balance (twenty minutes; SEEDS=1: five)
+quality: ## compares kvepp with Dynamo's own routers on the same traffic: cached share, times, balance (twenty minutes; SEEDS=1: five)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)")
 
 libzmq:

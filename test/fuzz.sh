@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every fuzz target of the module for a while: FUZZTIME each (default 10s).
+# Runs each fuzz target of the module for FUZZTIME (default 10s).
 set -eu
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -7,7 +7,7 @@ trap 'rm -f "$log"' EXIT
 for package in $(go list ./...); do
 	for target in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
 		echo "fuzzing $package $target for ${FUZZTIME:-10s}"
-		# Go would spend up to a minute on making each input that finds something new shorter.
+		# By default, Go may spend a minute on minimizing each input that reaches new code.
 		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
 			tail -n 2 "$log"
 			continue
@@ -16,7 +16,7 @@ for package in $(go list ./...); do
 		# On a busy machine the go command sometimes reports the end of -fuzztime itself as a failure. A real failure names
 		# the input that it saved, or the seed that failed.
 		if grep -q 'context deadline exceeded' "$log" && ! grep -Eq 'Failing input written|seed#|panic|DATA RACE' "$log"; then
-			echo "$target: only its time was up; no input failed"
+			echo "$target: the time was over; no input failed"
 			continue
 		fi
 		exit 1

