@@ -13,8 +13,8 @@ import (
 const (
 	selectionHeader   = "test-epp-endpoint-selection"
 	answeredByHeader  = "x-conformance-test-served-endpoint"
-	answeredByUnknown = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the response's " +
-		"metadata"
+	answeredByUnknown = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the " +
+		"response's metadata"
 )
 
 // readSelection reads the endpoints that a conformance test wants; nil: none. They take precedence over the proxy's

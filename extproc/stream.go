@@ -466,8 +466,9 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 			s.renamer = apibody.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
 		}
 	}
+	reply := s.responseHeadersReply(e.AnsweredBy)
 	e.Send = []*extprocv3.ProcessingResponse{
-		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.AnsweredBy)}},
+		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: reply}},
 	}
 	return e
 }

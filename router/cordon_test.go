@@ -190,7 +190,8 @@ func TestCordonDuringChoice(t *testing.T) {
 func TestCordonWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newCordonHouse(t, func(c *Config) {
-			c.Queue = &queue.RoomConfig{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))), Bound: 100}
+			c.Queue = &queue.RoomConfig{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))),
+				Bound: 100}
 			c.Sessions, c.Pinning = session.NewTable(session.Config{TTL: time.Hour}), true
 		}, maxed(workers(2), 100)...)
 		a := arriveAt(h)

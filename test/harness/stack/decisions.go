@@ -10,8 +10,9 @@ import (
 type Decision struct {
 	Reason     string
 	Candidates []Candidate
-	Worker     struct{ Name, Address string }            // the chosen one
-	Served     struct{ Address, Worker, Outcome string } // the endpoint that answered; empty: the proxy did not report it
+	Worker     struct{ Name, Address string } // the chosen one
+	// the endpoint that answered; empty: the proxy did not report it
+	Served struct{ Address, Worker, Outcome string }
 
 	Ejected      []string // ejected endpoints that would otherwise be candidates
 	EjectedServe bool     `json:"ejected_serve"` // they were candidates, because all were ejected
