@@ -4,7 +4,7 @@ import "slices"
 
 //go:generate python3 unicode_gen.py
 
-// class is a set of bits: the character classes that the pre-tokenizer patterns are made of.
+// class is a bit set of the character classes that pre-tokenizer patterns use.
 type class uint16
 
 const (
@@ -20,9 +20,9 @@ const (
 	classASCIIPunct                    // ASCII punctuation and symbols
 	classCJK                           // DeepSeek's [一-龥぀-ゟ゠-ヿ]
 	classWord                          // \w of Rust's regex
-	classNumeric                       // Rust's is_numeric, which Digits cuts out
-	classPunctuation                   // what Punctuation cuts out
-	classAccent                        // what StripAccents removes
+	classNumeric                       // Rust's is_numeric, which Digits cuts at
+	classPunctuation                   // the characters that Punctuation cuts at
+	classAccent                        // the characters that StripAccents removes
 	classHan                           // \p{Han}
 )
 
@@ -31,15 +31,15 @@ const (
 	maxRune  = 0x10FFFF
 )
 
-// The classes of all code points: asciiClass for one-byte characters, and pages of 256 code points,
-// equal pages shared, for all.
+// The classes of all code points: asciiClass for one-byte characters, and pages of 256 code points for all. Equal pages
+// are stored once.
 var (
 	asciiClass [0x80]class
 	pageOf     [(maxRune + 1) / pageSize]uint16
 	pages      [][pageSize]class
 )
 
-// categories joins the ranges of some general categories.
+// categories returns the ranges of some general categories.
 func categories(names ...string) []rune {
 	var all []rune
 	for _, name := range names {

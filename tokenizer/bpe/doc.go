@@ -19,6 +19,9 @@
 //	smallmerge.go, model.go, mergetable.go
 //	                  merge the symbols of the other pieces
 //
+// Errors of encoding begin with "tokenizer:". Errors of ParseTokenizerJSON and ParseTiktoken do not: the caller puts
+// that and the file's path before them.
+//
 // An Encoder is safe for concurrent use. Its memory is bounded: at most 64 MiB for the ids of segments, and about 1 MiB
-// for each encoding that runs at the same time, up to one a processor.
+// for each encoding that runs at the same time, up to one for each processor.
 package bpe

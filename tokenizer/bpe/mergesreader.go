@@ -7,19 +7,20 @@ import (
 	"kvepp/kvblock"
 )
 
-// merge is two tokens and what they become.
+// merge is a pair of tokens and the token that they become.
 type merge struct{ left, right, into kvblock.Token }
 
-// mergesReader finds the tokens of merges as they are read. Nearly each look at the vocabulary's texts waits for
-// memory, so some merges wait for one another, and then memory is touched for all of them at once.
+// mergesReader looks up the tokens of merges while it reads them. Nearly every lookup in the vocabulary misses the
+// caches. So the reader collects some merges, and touches the memory for all of them before the lookups: the misses
+// overlap.
 type mergesReader struct {
 	vocab   *vocabIndex
 	merges  []merge // by rank
-	made    int     // place in vocab of what the last merge makes
+	made    int     // the place in vocab of the last merge's result
 	waiting [64]writtenMerge
-	count   int    // of those that wait
-	text    []byte // theirs, one behind the other
-	touched uint64 // keeps the compiler from leaving the touching out
+	count   int    // how many of waiting are in use
+	text    []byte // the texts of waiting, concatenated
+	touched uint64 // keeps the compiler from removing the touches
 }
 
 // writtenMerge is a merge of text[start:middle] with text[middle:end].
@@ -81,7 +82,7 @@ func readMerges(r *jsonReader, vocab *vocabIndex) ([]merge, error) {
 	return m.merges, nil
 }
 
-// resolve finds the tokens of the merges that wait.
+// resolve looks up the tokens of the waiting merges.
 func (m *mergesReader) resolve() error {
 	waiting := m.waiting[:m.count]
 	all := alias(m.text)
@@ -89,7 +90,7 @@ func (m *mergesReader) resolve() error {
 		w := &waiting[i]
 		w.hash = [2]uint64{hashText(all[w.start:w.middle]), hashText(all[w.middle:w.end])}
 	}
-	for touch := range 3 { // slots, then what they lead to
+	for touch := range 3 { // slot, token, text: each leads to the next
 		for i := range waiting {
 			for _, hash := range waiting[i].hash {
 				m.touched += m.vocab.touch(hash, touch)
@@ -102,11 +103,8 @@ func (m *mergesReader) resolve() error {
 		right, okRight := m.vocab.find(all[w.middle:w.end], w.hash[1])
 		into, okInto := m.vocab.findNear(all[w.start:w.end], m.made)
 		if !okLeft || !okRight || !okInto {
-			return fmt.Errorf(
-				"%q and %q, or what they merge into, are not in vocab",
-				all[w.start:w.middle],
-				all[w.middle:w.end],
-			)
+			return fmt.Errorf("%q and %q, or what they merge into, are not in vocab",
+				all[w.start:w.middle], all[w.middle:w.end])
 		}
 		m.made = into
 		m.merges = append(m.merges, merge{m.vocab.tokens[left].id, m.vocab.tokens[right].id, m.vocab.tokens[into].id})

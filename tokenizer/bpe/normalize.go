@@ -11,39 +11,38 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// normalizer rewrites a stretch of text before it is cut into pieces: steps in order.
+// normalizer rewrites text before the pre-tokenizer cuts it. It is a list of steps.
 type normalizer []normalizerStep
 
-// normalizerStep is one of: a normalization form; a prefix; a replacement; a rewriting of characters; stripping.
+// normalizerStep is one of: a normalization form, a prefix, a replacement, a rewriting of characters, or stripping.
 type normalizerStep struct {
 	form     norm.Form
 	isForm   bool
 	prefix   string   // put before text that is not empty
 	old, new string   // every old becomes new, when old is not empty
 	pattern  *pattern // every match becomes new
-	// character rewrites one character at a time: it appends what r becomes.
+	// character rewrites one character: it appends the new text of r.
 	character   func(to []byte, r rune) []byte
-	left, right bool // white space is stripped from there
+	left, right bool // strip white space there
 }
 
-// A text may become so much longer, in a normalizer's steps and then in those of pre-tokenizers: what models need is
-// three times, for a text of spaces alone.
+// A text may grow to maxGrowth times its length plus maxGrowthBase bytes in the normalizer, and again in the
+// pre-tokenizer. Models need a factor of three, for a text of spaces alone.
 const (
 	maxGrowth     = 4
-	maxGrowthBase = 64 << 10 // bytes in addition
+	maxGrowthBase = 64 << 10
 )
 
-// errGrowth says that a text grew beyond that.
+// errGrowth says that a text grew beyond these limits.
 var errGrowth = fmt.Errorf(
 	"tokenizer: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer",
 	maxGrowth,
 )
 
-// apply returns the normalized text, which may alias s or the scratch. It fails where the pattern of a step does, where
-// the text grows beyond maxGrowth, and where the encoding is halted.
+// apply returns the normalized text, which may alias s or the scratch. Errors: errMatch, errGrowth, the budget's error.
 func (n normalizer) apply(s string, sc *scratch) (string, error) {
 	most := maxGrowth*len(s) + maxGrowthBase
-	// Two buffers take turns, so that a step never writes over the text that it reads.
+	// Two buffers alternate, so that a step never overwrites the text that it reads.
 	turn := 0
 	for i := range n {
 		step := &n[i]
@@ -115,8 +114,8 @@ func (n normalizer) apply(s string, sc *scratch) (string, error) {
 	return s, nil
 }
 
-// keepsStart reports whether the first character of a text is at the same place in normalized text, as far as Hugging
-// Face tokenizers remembers.
+// keepsStart reports whether Hugging Face tokenizers still knows, after normalization, which character was the text's
+// first.
 func (n normalizer) keepsStart() bool {
 	for _, step := range n {
 		if !step.isForm {
@@ -126,7 +125,7 @@ func (n normalizer) keepsStart() bool {
 	return true
 }
 
-// keeps reports whether text is in the forms to which the normalizer brings it. Other steps are not looked at.
+// keeps reports whether text is in the normalizer's normalization forms. It ignores the other steps.
 func (n normalizer) keeps(text string) bool {
 	for i := range n {
 		if n[i].isForm && !n[i].form.IsNormalString(text) {
@@ -136,11 +135,11 @@ func (n normalizer) keeps(text string) bool {
 	return true
 }
 
-// formStretch is how many bytes are normalized at once.
+// formStretch is the number of bytes that are normalized at once.
 const formStretch = 64 << 10
 
-// normalForm normalizes s one stretch at a time. Each stretch ends where no character joins it with the next.
-// The text may become most bytes long.
+// normalForm normalizes s in stretches. Each stretch ends where no character combines with the next stretch. A result
+// of more than most bytes is errGrowth.
 func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error) {
 	if isNormal(form, s) {
 		return s, nil
@@ -170,10 +169,9 @@ func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error
 	return alias(out), nil
 }
 
-// normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than
-// Go's: text is normalized between the characters that it does not know, as nothing reorders or composes across them.
-// (Text that is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in
-// order.)
+// normalForm normalizes like Hugging Face tokenizers 0.23.3, whose Unicode is older than Go's. It normalizes the text
+// between the characters that the older Unicode does not know, because nothing reorders or composes across these. (Text
+// that is normal for Go is also normal for the older tables: a sequence of ordered marks stays ordered without some.)
 func normalForm(form norm.Form, s string) string {
 	if isNormal(form, s) {
 		return s
@@ -191,17 +189,17 @@ func normalForm(form norm.Form, s string) string {
 	return string(append(out, knownForm(form, s[start:])...))
 }
 
-// isNormal is form.IsNormalString, but passes over what is normal in every text: ASCII, and for NFC all before the
-// combining characters. What is left is looked at in stretches from the character before it to an ASCII character, with
-// which nothing before it joins.
+// isNormal is a faster form.IsNormalString. It skips characters that are normal in every text: ASCII, and for NFC all
+// characters below the combining ones. It calls form.IsNormalString for the rest, in stretches from the character
+// before to the next ASCII character, which combines with nothing before it.
 func isNormal(form norm.Form, s string) bool {
 	const (
 		highBits = 0x8080808080808080
-		stretch  = 256 // bytes at least, for each call costs something
+		stretch  = 256 // bytes at least, because each call has a fixed cost
 	)
 	lowest := byte(utf8.RuneSelf)
 	if form == norm.NFC {
-		lowest = 0xCC // what U+0300 begins with
+		lowest = 0xCC // the first byte of U+0300
 	}
 	text := unsafe.Slice(unsafe.StringData(s), len(s))
 	before := 0 // where the character before i begins
@@ -230,10 +228,11 @@ func isNormal(form norm.Form, s string) bool {
 	return true
 }
 
-// graphemeJoiner is what package norm puts into runs of more than 30 marks, for the sake of streams. No other
-// normalizer does.
+// graphemeJoiner is the character that package norm inserts into runs of more than 30 marks, for streams. No other
+// normalizer does that.
 const graphemeJoiner = "\u034f"
 
+// knownForm normalizes a text without newer characters.
 func knownForm(form norm.Form, s string) string {
 	out := form.String(s)
 	if strings.Contains(out, graphemeJoiner) && strings.Count(out, graphemeJoiner) != strings.Count(s, graphemeJoiner) {
@@ -242,13 +241,13 @@ func knownForm(form norm.Form, s string) string {
 	return out
 }
 
-// combining is a character of a text that is normalized.
+// combining is a character and its class.
 type combining struct {
 	r     rune
 	class uint8 // canonical combining class; 0: a starter
 }
 
-// sortMarks puts marks in the order of their classes, and leaves those of a class in the order that they have.
+// sortMarks sorts marks by their classes. It is stable and takes linear time.
 func sortMarks(marks []combining) {
 	if slices.IsSortedFunc(marks, func(a, b combining) int { return int(a.class) - int(b.class) }) {
 		return
@@ -266,7 +265,7 @@ func sortMarks(marks []combining) {
 	}
 }
 
-// formByDefinition normalizes as Unicode's annex 15 says: decompose, put marks in order, compose.
+// formByDefinition normalizes by the definition in Unicode's annex 15: decompose, sort marks, compose.
 func formByDefinition(form norm.Form, s string) string {
 	decomposition, composes := norm.NFD, form == norm.NFC || form == norm.NFKC
 	if form == norm.NFKC || form == norm.NFKD {
@@ -274,7 +273,7 @@ func formByDefinition(form norm.Form, s string) string {
 	}
 	var all []combining
 	for _, r := range s {
-		for _, part := range decomposition.String(string(r)) { // one character, so that its marks are few
+		for _, part := range decomposition.String(string(r)) { // one character has few marks
 			all = append(all, combining{part, norm.NFD.PropertiesString(string(part)).CCC()})
 		}
 	}
@@ -290,7 +289,7 @@ func formByDefinition(form norm.Form, s string) string {
 	}
 	if composes {
 		starter, kept := -1, 0
-		var last uint8 // class of the last character that was kept after the starter
+		var last uint8 // the class of the last character after the starter that did not compose with it
 		for _, m := range all {
 			if starter >= 0 && (kept == starter+1 || last != 0 && last < m.class) {
 				pair := string(all[starter].r) + string(m.r)
@@ -315,6 +314,7 @@ func formByDefinition(form norm.Form, s string) string {
 	return b.String()
 }
 
+// isNewer reports whether a character is in newerCharacters.
 func isNewer(r rune) bool {
 	for _, known := range newerCharacters {
 		if r <= known[1] {
@@ -324,32 +324,21 @@ func isNewer(r rune) bool {
 	return false
 }
 
-// newerCharacters are the characters that Go treats otherwise than Hugging Face's, as ranges, ascending: found by
-// comparing the two over every character alone and among marks.
+// newerCharacters are ranges of the characters that Go normalizes otherwise than Hugging Face tokenizers, in ascending
+// order. They were found by comparing the two for every character, alone and among marks.
 var newerCharacters = [...][2]rune{
 	{0x07FD, 0x07FD}, {0x0898, 0x089F}, {0x08CA, 0x08D3}, {0x09FE, 0x09FE}, {0x0C3C, 0x0C3C}, {0x0D3B, 0x0D3C},
 	{0x0EBA, 0x0EBA}, {0x1715, 0x1715}, {0x1ABF, 0x1ACE}, {0x1DF6, 0x1DFA}, {0x32FF, 0x32FF}, {0xA7F2, 0xA7F4},
 	{0xA82C, 0xA82C}, {0xAB69, 0xAB69}, {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10D24, 0x10D27},
-	{
-		0x10EAB,
-		0x10EAC,
-	}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B},
-	{
-		0x1145E,
-		0x1145E,
-	}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943},
-	{
-		0x119E0,
-		0x119E0,
-	}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
-	{
-		0x11D97,
-		0x11D97,
-	}, {0x11F41, 0x11F42}, {0x16FF0, 0x16FF1}, {0x1E030, 0x1E06D}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
-	{0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+	{0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
+	{0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938},
+	{0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47},
+	{0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42},
+	{0x16FF0, 0x16FF1}, {0x1E030, 0x1E06D}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE},
+	{0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
 }
 
-// stripAccent is StripAccents.
+// stripAccent does StripAccents for one character.
 func stripAccent(to []byte, r rune) []byte {
 	if classOfRune(r)&classAccent != 0 {
 		return to
@@ -357,7 +346,7 @@ func stripAccent(to []byte, r rune) []byte {
 	return utf8.AppendRune(to, r)
 }
 
-// lowerCase is Lowercase: each character alone, so that a final sigma is like any other.
+// lowerCase does Lowercase for one character. It does not know the neighbours, so a final sigma is like any other.
 func lowerCase(to []byte, r rune) []byte {
 	switch {
 	case r < utf8.RuneSelf:
@@ -381,22 +370,13 @@ func lowerCase(to []byte, r rune) []byte {
 	return utf8.AppendRune(to, r)
 }
 
-// nmt is Nmt: some control characters go, and what looks like white space becomes a space.
+// nmt does Nmt for one character: it drops some control characters, and replaces others and white space by a space.
 func nmt(to []byte, r rune) []byte {
 	switch {
 	case r >= 0x01 && r <= 0x08, r == 0x0B, r >= 0x0E && r <= 0x1F, r == 0x7F, r == 0x8F, r == 0x9F:
 		return to
-	case r == 0x09,
-		r == 0x0A,
-		r == 0x0C,
-		r == 0x0D,
-		r == 0x1680,
-		r >= 0x200B && r <= 0x200F,
-		r == 0x2028,
-		r == 0x2029,
-		r == 0x2581,
-		r == 0xFEFF,
-		r == 0xFFFD:
+	case r == 0x09, r == 0x0A, r == 0x0C, r == 0x0D, r == 0x1680, r >= 0x200B && r <= 0x200F,
+		r == 0x2028, r == 0x2029, r == 0x2581, r == 0xFEFF, r == 0xFFFD:
 		return append(to, ' ')
 	}
 	return utf8.AppendRune(to, r)

@@ -8,22 +8,20 @@ import (
 	"kvepp/kvblock"
 )
 
-// stage is one pre-tokenizer: it rewrites a piece of text, then cuts it into smaller ones. Stages run one after the
-// other on each piece. What most models use does not come here: see encoder.scan.
+// stage is one pre-tokenizer. It rewrites a piece of text and then cuts it into smaller pieces, which the next stage
+// gets. Most models need no stages: see Encoder.scan.
 type stage struct {
-	rewrite  func(to []byte, s string, first bool) []byte // nil: none
+	rewrite  func(to []byte, s string, first bool) []byte // appends the new text; nil if the stage does not rewrite
 	find     func(s string, sc *scratch, found func(start, end int)) error
 	behavior behavior
-	invert   bool // what is between matches counts as matches
-	// whole says that the stage does not cut.
-	whole bool
-	// general says that find runs on the general engine.
-	general bool
-	spacing *spacing // what the stage is, if it is a spacing
-	onSpace bool     // it does nothing to a text without spaces
+	invert   bool     // the text between matches counts as matches, and the matches do not
+	whole    bool     // the stage does not cut
+	general  bool     // find uses the general engine
+	spacing  *spacing // the rule if the stage only marks spaces, else nil
+	onSpace  bool     // the stage changes nothing in a text without spaces
 }
 
-// behavior is what becomes of the matches of a stage.
+// behavior says which pieces a stage makes of its matches.
 type behavior string
 
 // Source: Hugging Face tokenizers, SplitDelimiterBehavior.
@@ -35,16 +33,15 @@ const (
 	contiguous         behavior = "Contiguous"
 )
 
-// span is a stretch of a piece: a match or what is between matches.
+// span is a part of a piece: a match, or the text between matches.
 type span struct {
 	start, end int
 	match      bool
 }
 
-// cut calls piece for each of the pieces that the stage makes of s, in their order, as soon as it is known: none is
-// kept.
+// cut calls piece for each piece that the stage makes of s, in order and as soon as the piece is known.
 func (st *stage) cut(s string, sc *scratch, piece func(start, end int)) error {
-	var held span // what the next stretch may join
+	var held span // the next span may join it
 	holding, previous := false, false
 	release := func() {
 		if held.end > held.start {
@@ -53,7 +50,7 @@ func (st *stage) cut(s string, sc *scratch, piece func(start, end int)) error {
 		holding = false
 	}
 	next := func(p span) {
-		joins, holds := false, false // p and what is held are one piece; p is held
+		joins, holds := false, false // p joins the held span; p is held then
 		switch st.behavior {
 		case isolated:
 		case removed:
@@ -98,8 +95,8 @@ func (st *stage) cut(s string, sc *scratch, piece func(start, end int)) error {
 	return nil
 }
 
-// appendStages runs the stages from number k on the piece s, and appends the ids of what comes out. first says that s
-// begins where the whole text begins.
+// appendStages runs the stages from number k on the piece s, and appends the ids of the resulting pieces. first says
+// that s stands at the beginning of the whole text.
 func (e *Encoder) appendStages(out []kvblock.Token, k int, s string, first bool, sc *scratch) ([]kvblock.Token, error) {
 	if k == len(e.stages) {
 		return e.appendUncut(out, s, 0, len(s), sc), nil
@@ -138,7 +135,7 @@ func (e *Encoder) appendStages(out []kvblock.Token, k int, s string, first bool,
 	return out, err
 }
 
-// findClass finds each single character of a class.
+// findClass finds each character of a class.
 func findClass(bits class) func(s string, sc *scratch, found func(start, end int)) error {
 	return func(s string, _ *scratch, found func(start, end int)) error {
 		for i := 0; i < len(s); {
@@ -152,7 +149,7 @@ func findClass(bits class) func(s string, sc *scratch, found func(start, end int
 	}
 }
 
-// findText finds a text, which must not be empty.
+// findText finds each occurrence of a text, which must not be empty.
 func findText(text string) func(s string, sc *scratch, found func(start, end int)) error {
 	return func(s string, _ *scratch, found func(start, end int)) error {
 		for i := 0; ; {
@@ -166,7 +163,7 @@ func findText(text string) func(s string, sc *scratch, found func(start, end int
 	}
 }
 
-// findScanned finds what a scanner matches, which is everything.
+// findScanned finds the matches of a scanner, which cover the whole text.
 func findScanned(scan scanner) func(s string, sc *scratch, found func(start, end int)) error {
 	return func(s string, _ *scratch, found func(start, end int)) error {
 		for i := 0; i < len(s); {
@@ -178,7 +175,7 @@ func findScanned(scan scanner) func(s string, sc *scratch, found func(start, end
 	}
 }
 
-// findWords finds what Whitespace keeps: \w+|[^\w\s]+ of Rust's regex.
+// findWords finds the pieces that Whitespace keeps: \w+|[^\w\s]+ in Rust's regex.
 func findWords(s string, _ *scratch, found func(start, end int)) error {
 	for i := 0; i < len(s); {
 		c, n := classAt(s, i)
@@ -196,7 +193,7 @@ func findWords(s string, _ *scratch, found func(start, end int)) error {
 	return nil
 }
 
-// metaspace rewrites spaces as a marker and puts one before the text, where scheme says so and there is none.
+// metaspace replaces spaces by a marker. It puts a marker before a text without one if scheme says so.
 func metaspace(marker string, scheme string) func(to []byte, s string, first bool) []byte {
 	return func(to []byte, s string, first bool) []byte {
 		prepend := scheme == "always" || scheme == "first" && first
@@ -215,7 +212,7 @@ func metaspace(marker string, scheme string) func(to []byte, s string, first boo
 	}
 }
 
-// prefixSpace puts a space before text that does not begin with one.
+// prefixSpace puts a space before a text that does not begin with one.
 func prefixSpace(to []byte, s string, _ bool) []byte {
 	if !strings.HasPrefix(s, " ") {
 		to = append(to, ' ')
@@ -223,7 +220,7 @@ func prefixSpace(to []byte, s string, _ bool) []byte {
 	return append(to, s...)
 }
 
-// printableBytes rewrites each byte as the character that ByteLevel writes for it.
+// printableBytes replaces each byte by the character that ByteLevel writes for it.
 func printableBytes(to []byte, s string, _ bool) []byte {
 	for i := range len(s) {
 		to = utf8.AppendRune(to, runeOfByte[s[i]])
@@ -231,8 +228,9 @@ func printableBytes(to []byte, s string, _ bool) []byte {
 	return to
 }
 
-// runeOfByte is how ByteLevel writes bytes: printable ones stand for themselves, the others for U+0100 and up, in
-// order. bytesOfRunes undoes it: byte+1; 0: none.
+// runeOfByte has the character that ByteLevel writes for each byte: printable bytes stand for themselves, and the
+// others are U+0100 and up, in order. bytesOfRunes is the inverse: the byte plus one, or 0 if the character stands for
+// no byte.
 var runeOfByte, bytesOfRunes = func() (runes [256]rune, bytes [0x180]uint16) {
 	others := rune(0x100)
 	for b := range rune(256) {

@@ -13,22 +13,21 @@ import (
 	"github.com/dlclark/regexp2"
 )
 
-// The general engine, for patterns without a hand-written scanner. Hugging Face tokenizers matches them with Oniguruma,
-// in Ruby's syntax and Unicode 16. Here a pattern is parsed by our own rules for that syntax; every set of characters
-// in it is resolved with our own tables; and the characters that no set of the pattern tells apart become one letter of
-// a small alphabet. What is left is a pattern over that alphabet, without any syntax on which engines differ, which
-// regexp2, a backtracking engine with the same leftmost-first rule, matches. What cannot be carried over exactly is
-// refused by name.
+// The general engine matches patterns without a hand-written scanner. Hugging Face tokenizers matches them with
+// Oniguruma, in Ruby's syntax and Unicode 16. Here, a parser for that syntax resolves every set of characters with our
+// own tables. Characters that are in the same sets become one letter of a small alphabet. This turns the pattern into
+// one over that alphabet, without any syntax on which engines differ. regexp2 matches it: a backtracking engine with
+// the same leftmost-first rule. A pattern that cannot be translated exactly is an error that names the construct.
 
-// matchTimeout bounds the searches of one text, or searchPerByte for a longer one, and searchTimeout each alone, since
-// a backtracking engine can take exponential time on a hostile text.
+// A backtracking engine can take exponential time on a hostile text. matchTimeout bounds all searches of one text, and
+// searchPerByte those of a longer text. searchTimeout bounds one search.
 const (
 	matchTimeout  = 2 * time.Second
 	searchPerByte = 4 * time.Microsecond
 	searchTimeout = 400 * time.Millisecond
 )
 
-// maxPattern bounds a pattern, in bytes, and maxPatternDepth its nesting.
+// maxPattern bounds a pattern's length in bytes, and maxPatternDepth its nesting.
 const (
 	maxPattern      = 16 << 10
 	maxPatternDepth = 50
@@ -37,27 +36,30 @@ const (
 // errMatch says that the engine gave up on a text.
 var errMatch = errors.New("tokenizer: a pre-tokenizer pattern takes too long on this text")
 
-// pattern is a compiled expression of the general engine. Safe for concurrent use.
+// pattern is a compiled expression of the general engine. It is safe for concurrent use.
 type pattern struct {
 	engine *regexp2.Regexp
-	// alphabet: character r is letter letters[i], where starts[i] <= r < starts[i+1].
+	// starts and letters are the alphabet: character r is letters[i], where starts[i] <= r < starts[i+1].
 	starts  []rune
 	letters []rune
-	ascii   [utf8.RuneSelf]rune
+	ascii   [utf8.RuneSelf]rune // the letters of ASCII
 	// nullable says that a match may be empty.
 	nullable bool
 }
 
-// set is a set of characters as ranges: pairs, ascending, apart.
+// set is a set of characters: pairs of the first and last characters of ranges, in ascending order. Ranges do not
+// touch.
 type set []rune
 
+// has reports whether a character is in the set.
 func (s set) has(r rune) bool {
 	i, found := slices.BinarySearch(s, r)
 	return found || i%2 == 1
 }
 
+// newSet returns the set of pairs of first and last characters in any order.
 func newSet(ranges ...rune) set {
-	var marks []rune // +1 in bit 0 for starts
+	var joined set
 	type edge struct {
 		at    rune
 		delta int
@@ -70,20 +72,21 @@ func newSet(ranges ...rune) set {
 		if a.at != b.at {
 			return int(a.at - b.at)
 		}
-		return b.delta - a.delta // starts first, so that neighbours join
+		return b.delta - a.delta // starts first, so that adjacent ranges join
 	})
 	depth := 0
 	for _, e := range edges {
 		if depth == 0 {
-			marks = append(marks, e.at)
+			joined = append(joined, e.at)
 		}
 		if depth += e.delta; depth == 0 {
-			marks = append(marks, e.at-1)
+			joined = append(joined, e.at-1)
 		}
 	}
-	return marks
+	return joined
 }
 
+// not returns the complement.
 func (s set) not() set {
 	var out set
 	next := rune(0)
@@ -99,32 +102,38 @@ func (s set) not() set {
 	return out
 }
 
+// or returns the union.
 func (s set) or(t set) set { return newSet(slices.Concat(s, t)...) }
 
+// and returns the intersection.
 func (s set) and(t set) set { return s.not().or(t.not()).not() }
 
-// piece of a translated pattern: text of the engine's syntax, or a set of characters to be written in its alphabet.
+// patternPart is a piece of a translated pattern: text in the engine's syntax, or a set of characters, which compile
+// writes in the alphabet.
 type patternPart struct {
-	text string
-	set  set
-	one  bool // a set
+	text  string
+	set   set
+	isSet bool
 }
 
+// patternParser translates a pattern into parts.
 type patternParser struct {
 	source string
 	at     int
 	depth  int
 	parts  []patternPart
-	// fold: characters match in either case.
+	// fold says that case is ignored.
 	fold bool
-	// previous is the character before, where case is ignored: some pairs of letters match one character.
+	// previous is the previous character while case is ignored, else 0. Some pairs of letters match one character.
 	previous rune
 }
 
+// refuse returns the error for a construct that cannot be translated.
 func (p *patternParser) refuse(what string) error {
 	return errUnsupported("in a pattern,", what+" at byte "+strconv.Itoa(p.at))
 }
 
+// compilePattern compiles a pattern in Oniguruma's syntax.
 func compilePattern(source string) (*pattern, error) {
 	if len(source) > maxPattern || !utf8.ValidString(source) {
 		return nil, errUnsupported("a pattern", "of "+strconv.Itoa(len(source))+" bytes")
@@ -146,7 +155,7 @@ func compilePattern(source string) (*pattern, error) {
 }
 
 func (p *patternParser) emit(text string)   { p.parts = append(p.parts, patternPart{text: text}) }
-func (p *patternParser) emitSet(s set)      { p.parts = append(p.parts, patternPart{set: s, one: true}) }
+func (p *patternParser) emitSet(s set)      { p.parts = append(p.parts, patternPart{set: s, isSet: true}) }
 func (p *patternParser) more() bool         { return p.at < len(p.source) }
 func (p *patternParser) peek(s string) bool { return strings.HasPrefix(p.source[p.at:], s) }
 func (p *patternParser) next() (rune, error) {
@@ -166,13 +175,13 @@ func (p *patternParser) take(s string) bool {
 	return false
 }
 
-// alternatives reads a|b|c, up to ) or the end. nullable says that one of them can match nothing.
+// alternatives reads a|b|c, up to ")" or the end. nullable says that one of them can match the empty text.
 func (p *patternParser) alternatives() (nullable bool, err error) {
 	if p.depth++; p.depth > maxPatternDepth {
 		return false, p.refuse("deep nesting")
 	}
 	defer func() { p.depth-- }()
-	empty := true // whether the alternative so far can match nothing
+	empty := true // whether the alternative can match the empty text so far
 	p.previous = 0
 	for p.more() && !p.peek(")") {
 		if p.take("|") {
@@ -191,7 +200,7 @@ func (p *patternParser) alternatives() (nullable bool, err error) {
 	return nullable || empty, nil
 }
 
-// repeated reads one atom with its quantifiers. nullable says that it can match nothing.
+// repeated reads one atom with its quantifiers. nullable says that it can match the empty text.
 func (p *patternParser) repeated() (nullable bool, err error) {
 	start := len(p.parts)
 	repeatable, nullable, err := p.atom()
@@ -243,6 +252,7 @@ func (p *patternParser) repeated() (nullable bool, err error) {
 	return nullable, nil
 }
 
+// interval reads {n}, {n,} or {n,m}.
 func (p *patternParser) interval() (string, error) {
 	end := strings.IndexByte(p.source[p.at:], '}')
 	if end < 0 {
@@ -298,7 +308,7 @@ func (p *patternParser) atom() (repeatable, nullable bool, err error) {
 		p.emitSet(newSet('\n', '\n').not())
 		p.previous = 0
 		return true, false, nil
-	case '^': // the beginning of every line, but not after the last newline
+	case '^': // the beginning of every line, but not after a newline at the end
 		p.emit("(?:\\A|(?<=")
 		p.emitSet(newSet('\n', '\n'))
 		p.emit(")(?!\\z))")
@@ -319,7 +329,7 @@ func (p *patternParser) atom() (repeatable, nullable bool, err error) {
 	return true, false, p.literal(r)
 }
 
-// literal emits a character, with its other cases where case is ignored.
+// literal emits a character, with its other cases if case is ignored.
 func (p *patternParser) literal(r rune) error {
 	if !p.fold {
 		p.emitSet(newSet(r, r))
@@ -329,7 +339,7 @@ func (p *patternParser) literal(r rune) error {
 		return p.refuse("a letter beyond ASCII where case is ignored")
 	}
 	lower := rune(lowerASCII(byte(r)))
-	// Oniguruma also matches ß for ss, and ligatures for what they join.
+	// Oniguruma also matches ß for ss, and ligatures for the letters that they join.
 	switch string([]rune{p.previous, lower}) {
 	case "ss", "st", "ff", "fi", "fl":
 		return p.refuse("letters that a ligature joins, where case is ignored,")
@@ -349,6 +359,7 @@ func (p *patternParser) literal(r rune) error {
 	return nil
 }
 
+// group reads a group or a lookaround.
 func (p *patternParser) group() (repeatable, nullable bool, err error) {
 	p.previous = 0
 	p.at++
@@ -387,7 +398,7 @@ func (p *patternParser) group() (repeatable, nullable bool, err error) {
 	return repeatable, nullable || !repeatable, nil
 }
 
-// escape reads what follows a backslash, outside of a class.
+// escape reads the rest of an escape outside of a class.
 func (p *patternParser) escape() (repeatable bool, err error) {
 	if !p.more() {
 		return false, p.refuse("an end in the middle")
@@ -431,7 +442,7 @@ func (p *patternParser) escape() (repeatable bool, err error) {
 	if s == nil {
 		return true, p.literal(char)
 	}
-	if p.fold && !p.caseless(s) {
+	if p.fold && !s.caseless() {
 		return false, p.refuse("a class where case is ignored")
 	}
 	p.emitSet(s)
@@ -439,8 +450,8 @@ func (p *patternParser) escape() (repeatable bool, err error) {
 	return true, nil
 }
 
-// caseless reports whether a set holds no character that has another case.
-func (p *patternParser) caseless(s set) bool {
+// caseless reports whether no character of a set has another case.
+func (s set) caseless() bool {
 	for i := 0; i < len(s); i += 2 {
 		for _, cased := range [][]rune{categoryRanges["Lu"], categoryRanges["Ll"], categoryRanges["Lt"],
 			categoryRanges["Mn"], categoryRanges["Nl"], categoryRanges["So"]} {
@@ -452,7 +463,7 @@ func (p *patternParser) caseless(s set) bool {
 	return true
 }
 
-// escaped reads what follows a backslash: a set, or else one character.
+// escaped reads the rest of an escape: a set, or, if the set is nil, a character.
 func (p *patternParser) escaped() (set, rune, error) {
 	r, err := p.next()
 	if err != nil {
@@ -496,6 +507,7 @@ func (p *patternParser) escaped() (set, rune, error) {
 	return nil, r, nil
 }
 
+// hexadecimal reads the digits of \xHH, \x{H...} or \uHHHH.
 func (p *patternParser) hexadecimal(kind rune) (set, rune, error) {
 	digits := ""
 	switch {
@@ -520,7 +532,7 @@ func (p *patternParser) hexadecimal(kind rune) (set, rune, error) {
 	return nil, rune(n), nil
 }
 
-// property reads {L} and so on.
+// property reads the braces of \p{L}: a general category or a script.
 func (p *patternParser) property(negated bool) (set, rune, error) {
 	end := strings.IndexByte(p.source[p.at:], '}')
 	if !p.peek("{") || end < 0 {
@@ -542,7 +554,7 @@ func (p *patternParser) property(negated bool) (set, rune, error) {
 			}
 		}
 		if name == "C" {
-			all = nil // unassigned characters are in it too
+			all = nil // it also has the unassigned characters, which the tables lack
 		}
 		s = newSet(all...)
 	}
@@ -632,6 +644,7 @@ func (p *patternParser) class() (set, error) {
 	}
 }
 
+// classItem reads a set or a character within a class.
 func (p *patternParser) classItem() (set, rune, error) {
 	r, err := p.next()
 	if err != nil || r != '\\' {
@@ -643,18 +656,18 @@ func (p *patternParser) classItem() (set, rune, error) {
 	return p.escaped()
 }
 
-// firstLetter is where the alphabet lies: characters that mean nothing to any engine, without case.
+// firstLetter is the first letter of the alphabet. From there on, characters have no case and no meaning in patterns.
 const firstLetter = 0x4E00
 
-// maxLetters bounds the alphabet; it cannot be more than 2 to the number of sets, and is a few dozen in practice.
+// maxLetters bounds the alphabet. Real patterns need a few dozen letters.
 const maxLetters = 4096
 
-// compile finds the alphabet and writes the pattern in it.
+// compile finds the alphabet and writes the pattern in that alphabet.
 func (p *patternParser) compile() (*pattern, error) {
 	var sets []set
 	number := map[string]int{}
 	for _, part := range p.parts {
-		if !part.one {
+		if !part.isSet {
 			continue
 		}
 		key := string(part.set)
@@ -699,11 +712,11 @@ func (p *patternParser) compile() (*pattern, error) {
 		compiled.letters = append(compiled.letters, letter)
 	}
 	for r := range compiled.ascii {
-		compiled.ascii[r] = compiled.search(rune(r))
+		compiled.ascii[r] = compiled.letter(rune(r))
 	}
 	var b strings.Builder
 	for _, part := range p.parts {
-		if !part.one {
+		if !part.isSet {
 			b.WriteString(part.text)
 			continue
 		}
@@ -726,7 +739,8 @@ func (p *patternParser) compile() (*pattern, error) {
 	return compiled, nil
 }
 
-func (p *pattern) search(r rune) rune {
+// letter returns the letter of a character.
+func (p *pattern) letter(r rune) rune {
 	i, found := slices.BinarySearch(p.starts, r)
 	if !found {
 		i--
@@ -734,10 +748,10 @@ func (p *pattern) search(r rune) rune {
 	return p.letters[i]
 }
 
-// matches calls found with each match in s, in bytes, in order. As Oniguruma's iterator does, it passes over an empty
-// match where the match before ended.
+// matches calls found with the byte offsets of each match in s, in order. Like Oniguruma's iterator, it skips an empty
+// match at the end of the previous match.
 func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) error {
-	// The letters of texts within texts, of the pieces that found cuts further, lie behind one another.
+	// found may match patterns in the pieces of s. Their letters stand behind those of s in sc.letters.
 	base := len(sc.letters)
 	sc.letters = slices.Grow(sc.letters, utf8.RuneCountInString(s))
 	for _, r := range s {
@@ -745,13 +759,13 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 		if r < utf8.RuneSelf {
 			letter = p.ascii[r]
 		} else {
-			letter = p.search(r)
+			letter = p.letter(r)
 		}
 		sc.letters = append(sc.letters, letter)
 	}
 	letters := sc.letters[base:]
 	defer func() { sc.letters = sc.letters[:base] }()
-	offset, passed := 0, 0 // the byte where letter number passed begins
+	offset, passed := 0, 0 // letter number passed begins at byte offset
 	at := func(letter int) int {
 		for ; passed < letter; passed++ {
 			_, n := utf8.DecodeRuneInString(s[offset:])

@@ -18,7 +18,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// tokenizerJSON is tokenizer.json. Truncation and padding are not read: engines switch both off.
+// tokenizerJSON is the content of tokenizer.json without truncation and padding, which engines switch off.
 type tokenizerJSON struct {
 	addedTokens   []addedTokenJSON
 	normalizer    json.RawMessage
@@ -29,6 +29,7 @@ type tokenizerJSON struct {
 	hasModel      bool
 }
 
+// addedTokenJSON is an entry of added_tokens.
 type addedTokenJSON struct {
 	ID         int64  `json:"id"`
 	Content    string `json:"content"`
@@ -39,6 +40,7 @@ type addedTokenJSON struct {
 	Special    bool   `json:"special"`
 }
 
+// modelJSON is the component model.
 type modelJSON struct {
 	Type                    string   `json:"type"`
 	Dropout                 *float64 `json:"dropout"`
@@ -53,25 +55,26 @@ type modelJSON struct {
 	merges []merge // by rank
 }
 
+// patternJSON is a pattern: a text or an expression.
 type patternJSON struct {
 	String *string
 	Regex  *string
 }
 
-// errUnsupported starts the error of a component that is not known exactly.
+// errUnsupported returns the error for a component that this package cannot reproduce exactly.
 func errUnsupported(what string, detail any) error {
 	return fmt.Errorf("%s %v is not supported, so ids could differ from the engine's", what, detail)
 }
 
-// strictDecode decodes a component and refuses fields that dst does not know: they could change the ids.
+// strictDecode decodes a component. Fields that dst does not know are an error, because they could change the ids.
 func strictDecode(raw json.RawMessage, dst any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	return d.Decode(dst)
 }
 
-// components returns a component's parts: those of a Sequence under the given key, in order and flattened; itself
-// otherwise; none for null.
+// components returns a component's parts. These are the items of a Sequence under the key, flattened and in order; the
+// component itself if it is no Sequence; none for null.
 func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 	all, err := componentsWithin(raw, key, maxSequences)
 	if err == nil && len(all) > maxComponents {
@@ -81,15 +84,15 @@ func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 }
 
 const (
-	// maxSequences is how deep a Sequence may be nested.
+	// maxSequences is the deepest nesting of Sequences.
 	maxSequences = 8
-	// maxComponents is how many components a normalizer, pre-tokenizer or post-processor may have. Models have up to
-	// ten.
+	// maxComponents bounds the components of a normalizer, pre-tokenizer or post-processor. Models have up to ten.
 	maxComponents = 64
 	// maxAddedToken is the longest added token, in bytes. Models' are below 100.
 	maxAddedToken = 256
 )
 
+// componentsWithin is components for Sequences that nest at most depth levels.
 func componentsWithin(raw json.RawMessage, key string, depth int) ([]json.RawMessage, error) {
 	if depth == 0 {
 		return nil, fmt.Errorf("a Sequence is nested deeper than %d", maxSequences)
@@ -128,33 +131,33 @@ func kind(raw json.RawMessage) string {
 	return k.Type
 }
 
-// Encoder turns text into ids as one tokenizer.json or tiktoken.model says. It is safe for concurrent use.
+// Encoder turns text into ids by the rules of one tokenizer.json or tiktoken.model. It is safe for concurrent use.
 type Encoder struct {
 	model      *bpeModel
 	normalizer normalizer
-	scan       scanner      // what most models use: one expression, which matches everywhere
-	windows    *windowRules // the same for ASCII; nil: none
-	deepSeek   bool
-	stages     []stage       // anything else
-	spacing    *spacing      // not nil: replaces normalizer and stages
-	segments   *segmentCache // nil: none
+	scan       scanner       // the scanner of a pre-tokenizer with one known pattern; nil for others
+	windows    *windowRules  // the rules of scan for windows of ASCII; nil for none
+	deepSeek   bool          // the pre-tokenizer is DeepSeek's
+	stages     []stage       // any other pre-tokenizer
+	spacing    *spacing      // if not nil, replaces normalizer and stages
+	segments   *segmentCache // nil for none
 	// firstDiffers says that text at the beginning of a prompt has other ids than the same text later.
 	firstDiffers bool
-	generalRuns  atomic.Int64  // texts that went through the general engine
+	generalRuns  atomic.Int64  // see GeneralRuns
 	roundTrips   bool          // decoding the ids of a normalized text returns this text
 	kimiLimits   bool          // see withinKimiLimits
 	idle         chan *scratch // scratches for the next encodings
 
-	boundaries      *addedTokens // sought in the raw text: those of addedTokens.boundaries
-	addedRaw        *addedTokens // sought in the raw text between boundaries: the others
-	addedNormalized *addedTokens // sought in the normalized text
+	boundaries      *addedTokens // the tokens of addedTokens.boundaries, found in the raw text
+	addedRaw        *addedTokens // found in the raw text between boundaries
+	addedNormalized *addedTokens // found in the normalized text
 	addedIDs        map[string]kvblock.Token
 
 	// prefix and suffix are the tokens that the post-processor puts around a text.
 	prefix, suffix []kvblock.Token
 }
 
-// newEncoder returns an encoder with its caches.
+// newEncoder returns an encoder with empty caches.
 func newEncoder() *Encoder {
 	return &Encoder{
 		idle:     make(chan *scratch, runtime.GOMAXPROCS(0)),
@@ -162,8 +165,7 @@ func newEncoder() *Encoder {
 	}
 }
 
-// DisableCache makes the encoder compute all ids instead of remembering those of long stretches of text. Call it before
-// the first encoding. Tests of memory need it.
+// DisableCache switches the cache of segments off. Call it before the first encoding. Tests of memory need it.
 func (e *Encoder) DisableCache() { e.segments = nil }
 
 // AddedID returns the id of the added token with this content.
@@ -178,15 +180,15 @@ func (e *Encoder) PrefixLen() int { return len(e.prefix) }
 // ByteLevel reports whether the smallest symbols are bytes.
 func (e *Encoder) ByteLevel() bool { return e.model.byteLevel }
 
-// IsNormalized reports whether text is in the Unicode normal forms to which the normalizer brings it. It ignores the
-// normalizer's other steps.
+// IsNormalized reports whether text is in the normalizer's Unicode normalization forms. It ignores the normalizer's
+// other steps.
 func (e *Encoder) IsNormalized(text string) bool { return e.normalizer.keeps(text) }
 
 // RoundTrips reports whether decoding the ids of a text for which IsNormalized is true returns this text.
 func (e *Encoder) RoundTrips() bool { return e.roundTrips }
 
-// GeneralRuns returns the number of texts that went through the general pattern engine. If patterns follow one another,
-// it counts pieces. The general engine is exact but ten times slower than a scanner.
+// GeneralRuns returns how often the general pattern engine has split a text. If the pre-tokenizer has several patterns,
+// it counts the pieces that the earlier ones left. The general engine is exact but ten times slower than a scanner.
 func (e *Encoder) GeneralRuns() int64 { return e.generalRuns.Load() }
 
 // GeneralPattern reports whether the pre-tokenizer needs the general pattern engine.
@@ -229,8 +231,7 @@ func ParseTokenizerJSON(raw []byte) (*Encoder, error) {
 	return e, nil
 }
 
-// returnsText reports whether decoding the ids of a text returns this text, if the tokens' bytes are the text's bytes
-// and the text is normalized.
+// returnsText reports whether decoding the ids of a normalized text returns this text, for a byte-level model.
 func (e *Encoder) returnsText() bool {
 	for i := range e.normalizer {
 		if !e.normalizer[i].isForm {
@@ -243,7 +244,7 @@ func (e *Encoder) returnsText() bool {
 		}
 	}
 	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all(), e.addedNormalized.all()) {
-		// In an added token too, decoding reads the characters that stand for bytes as those bytes.
+		// Decoding turns characters that stand for bytes into those bytes, also in an added token.
 		bytes := func(r rune) bool { return r > 0xA0 && r < 0x144 }
 		if token.stripLeft || token.stripRight || token.content == "" || strings.ContainsFunc(token.content, bytes) {
 			return false
@@ -252,6 +253,7 @@ func (e *Encoder) returnsText() bool {
 	return len(e.prefix)+len(e.suffix) == 0
 }
 
+// readTokenizerJSON reads a tokenizer.json.
 func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
 	var file tokenizerJSON
 	r := &jsonReader{data: raw}
@@ -294,10 +296,10 @@ func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
 	return &file, nil
 }
 
-// read reads a model: the vocabulary and the merges as they come, everything else as one small object.
+// read reads a model: the vocabulary and the merges as a stream, and the other fields as one small object.
 func (m *modelJSON) read(r *jsonReader) error {
 	options := []byte{'{'}
-	var late []byte // merges that come before the vocabulary
+	var early []byte // merges that stand before the vocabulary
 	if r.peek() != '{' {
 		return r.fail("{")
 	}
@@ -312,7 +314,7 @@ func (m *modelJSON) read(r *jsonReader) error {
 				return err
 			}
 			var err error
-			late, err = r.raw()
+			early, err = r.raw()
 			return err
 		}
 		if len(options) > 1 {
@@ -333,16 +335,17 @@ func (m *modelJSON) read(r *jsonReader) error {
 	if err := strictDecode(options, m); err != nil {
 		return err
 	}
-	if late != nil && len(m.vocab.tokens) > 0 {
+	if early != nil && len(m.vocab.tokens) > 0 {
 		var err error
-		m.merges, err = readMerges(&jsonReader{data: late}, &m.vocab)
+		m.merges, err = readMerges(&jsonReader{data: early}, &m.vocab)
 		return err
 	}
 	return nil
 }
 
+// readVocab reads the vocabulary.
 func (m *modelJSON) readVocab(r *jsonReader) error {
-	if r.peek() != '{' { // a list, of a model that is not BPE: its type is complained about later
+	if r.peek() != '{' { // a list, of a model that is not BPE: read refuses its type later
 		_, err := r.raw()
 		return err
 	}
@@ -363,6 +366,7 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 	return err
 }
 
+// parseNormalizer reads the normalizer.
 func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	parts, err := components(raw, "normalizers")
 	if err != nil {
@@ -403,10 +407,8 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 				return nil, fmt.Errorf("component Replace: %w", err)
 			}
 			if compiled.nullable {
-				return nil, errUnsupported(
-					"Replace of a pattern that can match nothing,",
-					strconv.Quote(*c.Pattern.Regex),
-				)
+				return nil, errUnsupported("Replace of a pattern that can match nothing,",
+					strconv.Quote(*c.Pattern.Regex))
 			}
 			n = append(n, normalizerStep{pattern: compiled, new: c.Content})
 		case c.Pattern.String == nil || *c.Pattern.String == "":
@@ -426,13 +428,13 @@ var characterNormalizers = map[string]func(to []byte, r rune) []byte{
 	"Nmt":          nmt,
 }
 
-// parsePreTokenizer reads the pre-tokenizer and reports whether text becomes bytes (ByteLevel) or stays characters.
+// parsePreTokenizer reads the pre-tokenizer. byteLevel says that text becomes bytes (ByteLevel) instead of characters.
 func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err error) {
 	parts, err := components(raw, "pretokenizers")
 	if err != nil {
 		return false, err
 	}
-	var patterns []string // of the stages; "" is none
+	var patterns []string // the stages' patterns; "" for none
 	for i, part := range parts {
 		last := i == len(parts)-1
 		var add []stage
@@ -444,7 +446,7 @@ func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 			}
 			if last {
 				byteLevel = true
-			} else { // what follows sees the bytes as characters
+			} else { // the next stages see the bytes as characters
 				add = append(add, stage{rewrite: printableBytes, whole: true})
 			}
 		case "Split":
@@ -473,7 +475,7 @@ func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 		}
 		e.stages = append(e.stages, add...)
 	}
-	// What most models have needs no stages.
+	// Most models need no stages.
 	switch {
 	case !byteLevel:
 	case slices.Equal(patterns, []string{regexDeepSeek1, regexDeepSeek2, regexDeepSeek3}):
@@ -484,7 +486,8 @@ func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 	return byteLevel, nil
 }
 
-// preTokenizers read the simpler pre-tokenizers. first says that the stages treat the beginning of a prompt otherwise.
+// preTokenizers read the simpler pre-tokenizers. first says that the stages treat the beginning of a prompt
+// differently.
 var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first bool, err error){
 	"Metaspace": parseMetaspace,
 	"Digits": func(raw json.RawMessage) ([]stage, bool, error) {
@@ -517,11 +520,9 @@ var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first 
 	},
 	"BertPreTokenizer": func(raw json.RawMessage) ([]stage, bool, error) {
 		return []stage{
-				{find: findClass(classSpace), behavior: removed},
-				{find: findClass(classPunctuation), behavior: isolated},
-			}, false, onlyType(
-				raw,
-			)
+			{find: findClass(classSpace), behavior: removed},
+			{find: findClass(classPunctuation), behavior: isolated},
+		}, false, onlyType(raw)
 	},
 	"CharDelimiterSplit": func(raw json.RawMessage) ([]stage, bool, error) {
 		var c struct {
@@ -538,7 +539,7 @@ var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first 
 	},
 }
 
-// onlyType refuses a component that says more than its type.
+// onlyType returns an error for a component with other fields than its type.
 func onlyType(raw json.RawMessage) error {
 	var c struct {
 		Type string `json:"type"`
@@ -546,6 +547,7 @@ func onlyType(raw json.RawMessage) error {
 	return strictDecode(raw, &c)
 }
 
+// check returns an error for an unknown behavior.
 func (b behavior) check() error {
 	switch b {
 	case removed, isolated, mergedWithPrevious, mergedWithNext, contiguous:
@@ -554,6 +556,7 @@ func (b behavior) check() error {
 	return errUnsupported("behavior", strconv.Quote(string(b)))
 }
 
+// parseMetaspace returns the stage of a Metaspace. first says that it treats the beginning of a prompt differently.
 func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error) {
 	c := struct {
 		Type           string `json:"type"`
@@ -591,8 +594,8 @@ func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error)
 	return []stage{st}, c.PrependScheme == "first", nil
 }
 
-// parseByteLevel returns the stages of a ByteLevel, without the writing of bytes as characters, and the pattern of its
-// only stage, or "".
+// parseByteLevel returns the stages of a ByteLevel without printableBytes. If these are one stage with a known pattern,
+// it also returns the pattern, else "".
 func parseByteLevel(raw json.RawMessage) (stages []stage, pattern string, err error) {
 	c := struct {
 		Type           string `json:"type"`
@@ -619,7 +622,7 @@ func parseByteLevel(raw json.RawMessage) (stages []stage, pattern string, err er
 	return []stage{st}, pattern, nil
 }
 
-// parseSplit returns the stage of a Split, and its expression if its matches are isolated, or "".
+// parseSplit returns the stage of a Split. If its matches are isolated, it also returns the expression, else "".
 func parseSplit(raw json.RawMessage) (stage, string, error) {
 	var c struct {
 		Type     string      `json:"type"`
@@ -645,7 +648,7 @@ func parseSplit(raw json.RawMessage) (stage, string, error) {
 	expression := *c.Pattern.Regex
 	if scan := scanners[expression]; scan != nil {
 		st.find = findScanned(scan)
-		// Removing what is between matches removes nothing: these expressions match everywhere.
+		// These expressions match everywhere, so there is no text between matches to remove.
 		if st.behavior == isolated || st.behavior == removed && st.invert {
 			return st, expression, nil
 		}
@@ -662,7 +665,7 @@ func parseSplit(raw json.RawMessage) (stage, string, error) {
 	return st, "", nil
 }
 
-// parseModel builds the BPE of a model.
+// parseModel builds the encoder's model.
 func (e *Encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	switch {
 	case m.Type != "BPE":
@@ -700,9 +703,10 @@ func (e *Encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	return nil
 }
 
-// neverInUTF8 reports whether a byte occurs in no valid UTF-8, so that a vocabulary need not have it.
+// neverInUTF8 reports whether no valid UTF-8 has a byte. A vocabulary need not have such a byte.
 func neverInUTF8(b int) bool { return b == 0xC0 || b == 0xC1 || b >= 0xF5 }
 
+// initByteLevel builds the tables of a byte-level model.
 func (b *bpeModel) initByteLevel(vocab []vocabEntry, ignoreMerges bool) error {
 	tokens := make([]vocabularyToken, 0, len(vocab))
 	var known [256]bool
@@ -710,7 +714,7 @@ func (b *bpeModel) initByteLevel(vocab []vocabEntry, ignoreMerges bool) error {
 	for _, token := range vocab {
 		size += len(token.text)
 	}
-	all := make([]byte, 0, size) // the bytes of all tokens, one behind the other
+	all := make([]byte, 0, size) // the bytes of all tokens, concatenated
 next:
 	for _, written := range vocab {
 		start := len(all)
@@ -718,7 +722,7 @@ next:
 			c, ok := byteOfRune(r)
 			if !ok {
 				all = all[:start]
-				continue next // such as a special token: no text becomes it
+				continue next // no text becomes this token, such as a special token
 			}
 			all = append(all, c)
 		}
@@ -742,9 +746,10 @@ next:
 	return nil
 }
 
-// markDirect finds out which tokens a piece with their bytes really becomes: merging may take another way.
+// markDirect sets direct for the tokens that the merges produce from their own bytes. Merging the bytes of the others
+// ends in other tokens.
 func (b *bpeModel) markDirect(tokens []vocabularyToken) {
-	// In the order of their ids, tokens share parts with their neighbours, and what is looked up stays in the caches.
+	// Tokens with adjacent ids share parts. In the order of the ids, lookups therefore hit the processor's caches.
 	slices.SortFunc(tokens, func(x, y vocabularyToken) int { return cmp.Compare(x.id, y.id) })
 	sc := newScratch()
 	var ids []kvblock.Token
@@ -755,25 +760,22 @@ func (b *bpeModel) markDirect(tokens []vocabularyToken) {
 	}
 }
 
+// byteTokenText returns the text of the token that stands for a byte.
 func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 
-// addTokens gives added tokens their ids and sorts them by where they are looked for.
+// addTokens sets the ids of added tokens, and builds the tables that find them in raw and in normalized text.
 func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
 	e.addedIDs = make(map[string]kvblock.Token, len(list))
-	last := make(map[string]int, len(list)) // of equal contents the last counts
-	// a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	last := make(map[string]int, len(list)) // the last entry of each content, which counts
+	// next is the next new token's id. Like Hugging Face tokenizers, count it instead of trusting the file.
 	next := int64(len(vocab.tokens))
 	for i, a := range list {
 		if a.Content == "" {
 			continue
 		}
 		if len(a.Content) > maxAddedToken {
-			return fmt.Errorf(
-				"the token that begins with %.40q has %d bytes, more than %d",
-				a.Content,
-				len(a.Content),
-				maxAddedToken,
-			)
+			return fmt.Errorf("the token that begins with %.40q has %d bytes, more than %d",
+				a.Content, len(a.Content), maxAddedToken)
 		}
 		last[a.Content] = i
 		if _, again := e.addedIDs[a.Content]; again {
@@ -807,17 +809,15 @@ func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
 			raw = append(raw, token)
 			continue
 		}
-		// The token is sought in normalized text, so it is normalized itself: with Prepend, "x" becomes "▁x".
+		// The token is found in normalized text, so it is normalized too: with Prepend, "x" becomes "▁x".
 		content, err := e.normalizer.apply(a.Content, sc)
 		if err != nil {
 			return err
 		}
 		token.content = strings.Clone(content)
 		if other, twice := byContent[content]; twice || content == "" {
-			return errUnsupported(
-				"a token that normalizes to another's text or to none,",
-				fmt.Sprintf("%q and %q", a.Content, other),
-			)
+			return errUnsupported("a token that normalizes to another's text or to none,",
+				fmt.Sprintf("%q and %q", a.Content, other))
 		}
 		byContent[token.content] = a.Content
 		normalized = append(normalized, token)
@@ -827,12 +827,13 @@ func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
 	return nil
 }
 
-// setRawAdded sets the tokens that are looked for in the text as it is.
+// setRawAdded sets the tokens that are found in the raw text.
 func (e *Encoder) setRawAdded(tokens []addedToken) {
 	boundaries, others := newAddedTokens(tokens).boundaries()
 	e.boundaries, e.addedRaw = newAddedTokens(boundaries), newAddedTokens(others)
 }
 
+// parsePostProcessor sets the tokens that the post-processor puts around a text.
 func (e *Encoder) parsePostProcessor(raw json.RawMessage) error {
 	parts, err := components(raw, "processors")
 	if err != nil {
@@ -847,7 +848,7 @@ func (e *Encoder) parsePostProcessor(raw json.RawMessage) error {
 			}
 		}
 		switch k {
-		case "ByteLevel": // moves offsets only
+		case "ByteLevel": // changes only offsets
 		case "TemplateProcessing":
 			if err := e.parseTemplateProcessing(part); err != nil {
 				return fmt.Errorf("TemplateProcessing: %w", err)
@@ -890,6 +891,7 @@ func (n *namedID) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// parseTemplateProcessing sets the tokens of a TemplateProcessing for one text.
 func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
 	type piece struct {
 		ID     string `json:"id"`
@@ -901,7 +903,7 @@ func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
 			SpecialToken *piece
 			Sequence     *piece
 		} `json:"single"`
-		Pair          json.RawMessage `json:"pair"` // for two texts; prompts are one
+		Pair          json.RawMessage `json:"pair"` // for two texts; a prompt is one text
 		SpecialTokens map[string]struct {
 			ID     string   `json:"id"`
 			IDs    []uint32 `json:"ids"`

@@ -56,8 +56,8 @@ func (v *vocabIndex) search(text string, hash uint64) int {
 	}
 }
 
-// touch reads what the search for a hash will read first: 0 the slot, 1 the token it names, 2 that token's text. A
-// table that was touched for many hashes at once is waited for once.
+// touch reads the memory that find will read first for a hash. what is 0 for the slot, 1 for the token that the slot
+// names, or 2 for that token's text. Touching the same level for many hashes in a row overlaps their cache misses.
 func (v *vocabIndex) touch(hash uint64, what int) uint64 {
 	entry := v.slots[int(hash)&(len(v.slots)-1)]
 	if what == 0 || entry == 0 {
