@@ -10,9 +10,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// Workers' messages are applied at once, beside lookups and dumps; what came of each worker's is what the oracle of
-// that worker alone says.
-func TestMessagesAtOnce(t *testing.T) {
+// Several workers' messages are applied concurrently, beside lookups and dumps. The outcome for each worker equals that
+// of its own oracle.
+func TestConcurrentMessages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
 	}

@@ -8,7 +8,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// BenchmarkFindMatches asks for a prompt of 512 blocks that all workers hold, or half of it, or none.
+// BenchmarkFindMatches looks up a prompt of 512 blocks of which all workers hold all, half or none.
 func BenchmarkFindMatches(b *testing.B) {
 	for _, shape := range []string{"flat", "turns", "stagger"} {
 		for _, workers := range []int{8, 64, 512} {
@@ -22,7 +22,7 @@ func BenchmarkFindMatches(b *testing.B) {
 					base := kvblock.EngineHash(id<<20 | 1)
 					n := 512
 					switch shape {
-					case "turns": // 16 stores, and every other worker goes its own way somewhere
+					case "turns": // 16 stores; every other worker stores a branch of its own
 						if w%2 == 1 {
 							n = 32 * (1 + w/2%16)
 						}
@@ -33,7 +33,7 @@ func BenchmarkFindMatches(b *testing.B) {
 						copy(own, local[:n])
 						mustStore(b, x, kvblock.Worker(w), stores(base, own, n, min(512, n+32)))
 						continue
-					case "stagger": // workers drop out one by one
+					case "stagger": // each worker holds a little more than the one before it
 						n = max(1, 512*(w+1)/workers)
 					}
 					mustStore(b, x, kvblock.Worker(w), stores(base, local, 0, n))
@@ -69,7 +69,7 @@ func BenchmarkFindMatches(b *testing.B) {
 	}
 }
 
-// BenchmarkFindMatchesBesideWriter is one reader beside one goroutine that stores and removes as fast as it can.
+// BenchmarkFindMatchesBesideWriter runs one reader beside one writer that stores and removes as fast as it can.
 func BenchmarkFindMatchesBesideWriter(b *testing.B) {
 	x := newIndex(b)
 	local, chain := chainOf(1, 512)

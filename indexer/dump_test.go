@@ -9,11 +9,11 @@ import (
 	"kvepp/kvblock"
 )
 
-// A dump loaded into another index makes that answer as the first, in every tier, and take the same events.
+// After a dump is loaded into another index, both give the same answers in every tier, also after more events.
 func TestDumpAndLoad(t *testing.T) {
 	for seed := range uint64(4) {
 		p := newDriver(t, 5, 0, 9, randomScript(seed, 30_000))
-		p.plain = true // a dump cannot tell two blocks of one name apart
+		p.plain = true // a dump cannot distinguish two blocks with one name
 		p.run(false)
 		other, err := New(Config{})
 		if err != nil {
@@ -32,7 +32,7 @@ func TestDumpAndLoad(t *testing.T) {
 				})
 				got := other.WorkerEntries(w)
 				if got > 0 {
-					got += len(other.workersOf(w).orphans.byName) // behind one that was left out, in another tier
+					got += len(other.workersOf(w).orphans.byName) // behind an omitted block, in another tier
 				}
 				if want := p.x.WorkerEntries(w) - omitted; got != want || other.Stats().Duplicates != 0 {
 					t.Fatalf("worker %d: %d entries loaded, want %d; %+v", w, got, want, other.Stats())
@@ -53,7 +53,7 @@ func TestDumpAndLoad(t *testing.T) {
 	}
 }
 
-// What lies behind a hole is left out, chains come in pieces, and yield ends the dump.
+// A dump omits blocks behind a hole, splits long chains, and ends when yield returns false.
 func TestDump(t *testing.T) {
 	x, err := New(Config{})
 	if err != nil {

@@ -7,15 +7,15 @@ import (
 	"kvepp/kvblock"
 )
 
-// At its bound the index goes on taking blocks, stays within the bound, claims nothing that is not so, and keeps no
-// block behind one that it evicted.
+// At its bound the index accepts further blocks and stays within the bound. It counts no block that a worker does not
+// hold, and keeps no block behind one that it evicted.
 func TestEvictionAtTheBound(t *testing.T) {
 	t.Run("stores", func(t *testing.T) { evictAtTheBound(t, false) })
 	t.Run("stores and removals", func(t *testing.T) { evictAtTheBound(t, true) })
 }
 
-// evictAtTheBound plays random events. Without removals and lower tiers, only eviction could leave a block without
-// those before it.
+// evictAtTheBound applies random events. Without removals and lower tiers, only eviction could leave a block without
+// the blocks before it.
 func evictAtTheBound(t *testing.T, removals bool) {
 	const bound = 96 << 10
 	x, err := New(Config{MaxBytes: bound})
@@ -48,7 +48,7 @@ func evictAtTheBound(t *testing.T, removals bool) {
 			for i := from; i < min(promptBlocks, from+1+r.IntN(60)); i++ {
 				e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: name(i), Local: local[i]})
 			}
-			_ = x.Stored(w, e) // where the parent was evicted the blocks are kept aside here, and not in the oracle
+			_ = x.Stored(w, e) // if the parent was evicted, the store is an orphan here but not in the oracle
 			_ = all.stored(w, e)
 		case op < 13 && removals:
 			e := kvblock.Removed{Tier: kvblock.Tier(r.IntN(5) / 4)}
@@ -103,7 +103,7 @@ func evictAtTheBound(t *testing.T, removals bool) {
 	}
 }
 
-// workersOf returns w's state, for tests without writers beside them.
+// workersOf returns the state of w. No writer may run.
 func (x *Index) workersOf(w kvblock.Worker) *worker { return (*x.workers.Load())[w] }
 
 // Evicting the deepest blocks keeps the beginnings of all prompts.
@@ -130,7 +130,7 @@ func TestEvictionKeepsBeginnings(t *testing.T) {
 	}
 }
 
-// holds reports whether w holds the block, wherever in a prompt it is.
+// holds reports whether w holds the block, at any place of a prompt.
 func (t *tier) holds(w kvblock.Worker, seq kvblock.SequenceHash) (holds bool) {
 	t.arena.eachRun(func(r run) bool {
 		words := t.arena.record(r)

@@ -9,9 +9,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// A lookup that meets a change again and again waits for the writer, and then begins anew: nothing that it has found
-// before counts.
-func TestLookupThatMeetsAChange(t *testing.T) {
+// A lookup whose reads a writer spoils waits for the writer, and then starts again without its earlier results.
+func TestLookupWaitsForWriter(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 40)
 	for w := range kvblock.Worker(3) {
@@ -58,6 +57,6 @@ func TestLookupThatMeetsAChange(t *testing.T) {
 		}
 	}
 	if scores.device.has(3) {
-		t.Error("something is said of a worker that holds nothing")
+		t.Error("the answer has a worker that holds no block")
 	}
 }

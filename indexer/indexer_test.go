@@ -21,7 +21,7 @@ func newIndex(t testing.TB) *Index {
 	return x
 }
 
-// chainOf is a prompt of its own for every id.
+// chainOf returns a prompt that differs for each id.
 func chainOf(id uint64, n int) (local []kvblock.LocalHash, chain []kvblock.SequenceHash) {
 	r := rand.New(rand.NewPCG(id, 7))
 	for range n {
@@ -30,7 +30,7 @@ func chainOf(id uint64, n int) (local []kvblock.LocalHash, chain []kvblock.Seque
 	return local, kvblock.AppendSequenceHashes(nil, local)
 }
 
-// stores is the store of blocks [from, to) of a prompt under engine hashes base+i.
+// stores returns the store of blocks [from, to) of a prompt, with engine hashes base+i.
 func stores(base kvblock.EngineHash, local []kvblock.LocalHash, from, to int) kvblock.Stored {
 	e := kvblock.Stored{HasParent: from > 0, Parent: base + kvblock.EngineHash(from-1)}
 	for i := from; i < to; i++ {
@@ -39,9 +39,9 @@ func stores(base kvblock.EngineHash, local []kvblock.LocalHash, from, to int) kv
 	return e
 }
 
-// A run gets longer in place for one of those who share it, whether these have a bit each or, since their numbers are
-// high, do not.
-func TestLongerForOneOfAGroup(t *testing.T) {
+// A run is extended in place for one of its holders, both if the holders are in the bitset and if their numbers are too
+// high for it.
+func TestExtendForOneHolder(t *testing.T) {
 	for _, first := range []kvblock.Worker{0, 4000} {
 		x := newIndex(t)
 		local, chain := chainOf(1, 40)
@@ -88,7 +88,7 @@ func mustStore(t testing.TB, x *Index, w kvblock.Worker, e kvblock.Stored) {
 	}
 }
 
-// wantMatches checks the answer for a prompt: pairs of worker and blocks.
+// wantMatches checks the answer for a prompt: the number of blocks of each worker.
 func wantMatches(t *testing.T, x *Index, chain []kvblock.SequenceHash, device map[kvblock.Worker]int) {
 	t.Helper()
 	want := map[kvblock.Worker]overlap{}
@@ -123,8 +123,8 @@ func TestLeadingBlocks(t *testing.T) {
 	wantMatches(t, x, slices.Concat(chain[:9], other), matches{3: 9, 5: 7})
 }
 
-// Two workers call the same blocks by different names, and neither's events touch the other. In Dynamo's tree the
-// second worker's blocks could not be extended or removed.
+// Two workers have different engine hashes for the same blocks, and the events of one do not affect the other. In
+// Dynamo's tree the second worker's blocks could not be extended or removed.
 func TestEngineHashesArePerWorker(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 6)
@@ -141,7 +141,7 @@ func TestEngineHashesArePerWorker(t *testing.T) {
 	wantMatches(t, x, chain, matches{1: 3, 2: 1})
 }
 
-// In Dynamo's tree block 4 would be lost with block 2, and stay lost when 2 comes back.
+// In Dynamo's tree block 4 would be lost with block 2, and still be lost after block 2 is stored again.
 func TestRemovedInTheMiddleAndStoredAgain(t *testing.T) {
 	for _, others := range []int{0, 1, 5} {
 		x := newIndex(t)
@@ -164,7 +164,7 @@ func TestRemovedInTheMiddleAndStoredAgain(t *testing.T) {
 	}
 }
 
-// Engines announce every physical copy of a block, and every copy's end.
+// Engines announce each physical copy of a block, and the removal of each copy.
 func TestCopiesAreCounted(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 5)
@@ -185,7 +185,7 @@ func TestCopiesAreCounted(t *testing.T) {
 	}
 }
 
-// Two names of one block keep it until both are gone.
+// A block with two engine hashes is held until both are removed.
 func TestTwinNames(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 5)
@@ -206,26 +206,26 @@ func TestEngineHashUsedAgain(t *testing.T) {
 	local, chain := chainOf(1, 5)
 	other, otherChain := chainOf(2, 5)
 	mustStore(t, x, 1, stores(1, local, 0, 5))
-	mustStore(t, x, 1, stores(3, other, 0, 5)) // 3, 4, 5 named blocks of the first prompt
+	mustStore(t, x, 1, stores(3, other, 0, 5)) // engine hashes 3, 4 and 5 named blocks of the first prompt
 	wantMatches(t, x, chain, matches{1: 2})
 	wantMatches(t, x, otherChain, matches{1: 5})
 }
 
-func mustKeepAside(t *testing.T, x *Index, w kvblock.Worker, e kvblock.Stored) {
+func mustOrphan(t *testing.T, x *Index, w kvblock.Worker, e kvblock.Stored) {
 	t.Helper()
 	if err := x.Stored(w, e); !errors.Is(err, ErrOrphaned) {
 		t.Fatalf("got %v, want %v", err, ErrOrphaned)
 	}
 }
 
-// Blocks that come before their parents count once these are there, without those removed meanwhile.
+// Orphans count once their parents are stored, except blocks that were removed meanwhile.
 func TestStoresBeforeTheirParents(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 50)
-	mustKeepAside(t, x, 1, stores(1, local, 30, 50))
-	mustKeepAside(t, x, 1, stores(1, local, 20, 30))
-	mustKeepAside(t, x, 2, stores(1, local, 20, 30))
-	mustKeepAside(t, x, 1, stores(1, local, 10, 20))
+	mustOrphan(t, x, 1, stores(1, local, 30, 50))
+	mustOrphan(t, x, 1, stores(1, local, 20, 30))
+	mustOrphan(t, x, 2, stores(1, local, 20, 30))
+	mustOrphan(t, x, 1, stores(1, local, 10, 20))
 	if n := x.Removed(1, removes(1, 40, 41)); n != 0 {
 		t.Errorf("%d unknown", n)
 	}
@@ -234,11 +234,11 @@ func TestStoresBeforeTheirParents(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	mustStore(t, x, 1, stores(1, local, 0, 10))
-	wantMatches(t, x, chain, matches{1: 40}) // another worker's parents are no help
+	wantMatches(t, x, chain, matches{1: 40}) // another worker's blocks are not parents
 	if s := x.Stats(); s.Entries != 49 || s.OrphanBlocks != 10 || s.Joined != 3 {
 		t.Errorf("got %+v", s)
 	}
-	mustStore(t, x, 1, stores(1, local, 40, 41)) // what lay behind was never gone
+	mustStore(t, x, 1, stores(1, local, 40, 41)) // the blocks behind it were still held
 	wantMatches(t, x, chain, matches{1: 50})
 	x.Cleared(2)
 	if s := x.Stats(); s.OrphanBlocks != 0 {
@@ -246,8 +246,8 @@ func TestStoresBeforeTheirParents(t *testing.T) {
 	}
 }
 
-// What waits is bounded: the oldest stores are given up first.
-func TestKeptAsideWithinBounds(t *testing.T) {
+// Orphans are bounded: the oldest are dropped first.
+func TestOrphanBounds(t *testing.T) {
 	x := newIndex(t)
 	long, _ := chainOf(1, maxOrphanBlocks+2)
 	if err := x.Stored(1, stores(1, long, 1, maxOrphanBlocks+2)); !errors.Is(err, ErrParentNotFound) {
@@ -256,7 +256,7 @@ func TestKeptAsideWithinBounds(t *testing.T) {
 	const extra = 10
 	for id := range uint64(maxOrphans + extra) {
 		local, _ := chainOf(id, 3)
-		mustKeepAside(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 1, 3))
+		mustOrphan(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 1, 3))
 	}
 	if s := x.Stats(); s.OrphanBlocks != 2*maxOrphans || s.ParentNotFound != 1+extra {
 		t.Errorf("got %+v", s)
@@ -273,8 +273,8 @@ func TestKeptAsideWithinBounds(t *testing.T) {
 	if s := x.Stats(); s.OrphanBlocks != 0 || s.Joined != maxOrphans {
 		t.Errorf("got %+v", s)
 	}
-	mustKeepAside(t, x, 1, stores(1<<40, long, 1, maxOrphanBlocks+1)) // as many as may wait
-	mustKeepAside(t, x, 1, stores(1<<50, long, 1, 2))
+	mustOrphan(t, x, 1, stores(1<<40, long, 1, maxOrphanBlocks+1)) // the maximum number of blocks
+	mustOrphan(t, x, 1, stores(1<<50, long, 1, 2))
 	if s := x.Stats(); s.OrphanBlocks != 1 {
 		t.Errorf("got %+v", s)
 	}
@@ -285,7 +285,7 @@ func inTier(tier kvblock.Tier, e kvblock.Stored) kvblock.Stored {
 	return e
 }
 
-// Each tier extends what the tiers above it hold, worker by worker, and a gap ends it.
+// Each tier extends what the tiers above it hold, for each worker. A gap ends the extension.
 func TestLowerTiersExtendTheDevice(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 200)
@@ -297,11 +297,11 @@ func TestLowerTiersExtendTheDevice(t *testing.T) {
 	mustStore(t, x, 1, disk(stores(1, local, 90, 100)))
 	mustStore(t, x, 1, external(stores(1, local, 100, 101)))
 	mustStore(t, x, 2, stores(1, local, 0, 120))
-	mustStore(t, x, 2, disk(stores(1, local, 110, 200))) // no host memory between, none needed
+	mustStore(t, x, 2, disk(stores(1, local, 110, 200))) // directly behind the device, without blocks in host memory
 	mustStore(t, x, 3, host(stores(1, local, 0, 10)))    // nothing on the device
-	mustKeepAside(t, x, 4, host(stores(1, local, 10, 20)))
+	mustOrphan(t, x, 4, host(stores(1, local, 10, 20)))
 	mustStore(t, x, 5, stores(1, local, 0, 60))
-	mustStore(t, x, 5, disk(stores(1, local, 60, 70))) // and a hole in front of it:
+	mustStore(t, x, 5, disk(stores(1, local, 60, 70))) // behind a hole:
 	x.Removed(5, removes(1, 30, 31))
 	want := map[kvblock.Worker]overlap{1: {50, 40, 10, 1}, 2: {120, 0, 80, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
 	check := func(chain []kvblock.SequenceHash) {
@@ -317,7 +317,7 @@ func TestLowerTiersExtendTheDevice(t *testing.T) {
 	check(chain)
 	want = map[kvblock.Worker]overlap{1: {50, 10, 0, 0}, 2: {60, 0, 0, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
 	check(chain[:60])
-	// The host's copies go, and with them the bridge to what is on disk.
+	// The blocks in host memory are removed, so those on disk no longer continue the device's.
 	x.Removed(1, kvblock.Removed{Tier: kvblock.TierHostPinned, Hashes: removes(1, 60, 61).Hashes})
 	want = map[kvblock.Worker]overlap{1: {50, 10, 0, 0}, 2: {120, 0, 80, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
 	check(chain)
@@ -341,11 +341,11 @@ func TestClearedAndForgotten(t *testing.T) {
 	if x.WorkerEntries(1) != 0 || x.WorkerEntries(2) != 0 || x.WorkerEntries(7) != 0 {
 		t.Error("entries left")
 	}
-	mustKeepAside(t, x, 2, stores(1, local, 10, 20))
+	mustOrphan(t, x, 2, stores(1, local, 10, 20))
 	if n := x.Removed(2, removes(1, 0, 4)); n != 4 {
 		t.Errorf("%d unknown, want 4", n)
 	}
-	mustStore(t, x, 2, stores(1, local, 0, 4)) // the number's next holder
+	mustStore(t, x, 2, stores(1, local, 0, 4)) // the next worker with this number
 	wantMatches(t, x, chain, matches{0: 300, 2: 4})
 }
 
@@ -379,8 +379,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Every form that holders and candidates can take: one, a list, a bitset, and all steps between, over a prompt long
-// enough for several runs.
+// All representations of holders and candidates (one, list, bitset) and the changes between them, over a prompt of
+// several runs.
 func TestManyWorkersDropOut(t *testing.T) {
 	const n = 400
 	local, chain := chainOf(1, n)
@@ -402,7 +402,7 @@ func TestManyWorkersDropOut(t *testing.T) {
 		}
 		wantFound(t, x, chain, o.find(chain))
 		checkInvariants(t, x, o)
-		for w := range lengths { // and from the end again, unevenly
+		for w := range lengths { // and in reverse order, with uneven steps
 			e := removes(1, w%n, n)
 			x.Removed(kvblock.Worker(w), e)
 			o.removed(kvblock.Worker(w), 0, e.Hashes)
@@ -412,8 +412,8 @@ func TestManyWorkersDropOut(t *testing.T) {
 	}
 }
 
-// With no memory left the index refuses blocks and may forget some, but claims nothing that is not so; and everything
-// comes back when the workers leave.
+// If the arena is exhausted, the index refuses blocks and may drop some, but counts no block that a worker does not
+// hold. All memory is free again when the workers leave.
 func TestArenaExhausted(t *testing.T) {
 	x, all := newIndex(t), newOracle()
 	x.tiers[0].arena.maxPages = 7
@@ -472,8 +472,8 @@ func TestArenaExhausted(t *testing.T) {
 	wantMatches(t, x, chain, matches{1: 100})
 }
 
-// Workers come, fill up, lose blocks and leave, for many rounds; memory is that of one round.
-func TestMemoryComesBack(t *testing.T) {
+// Workers join, store, lose blocks and leave for many rounds. The memory in use does not grow.
+func TestMemoryIsReused(t *testing.T) {
 	x := newIndex(t)
 	var first, last int
 	for round := range 8 {
@@ -509,7 +509,8 @@ func TestMemoryComesBack(t *testing.T) {
 	}
 }
 
-// bounds is what a writer says about how much of a prompt its worker holds: version << 32 | at least << 16 | at most.
+// bounds are a writer's bounds on the blocks of a prompt that its worker holds: version << 32 | minimum << 16 |
+// maximum.
 type bounds struct {
 	atomic.Uint64
 	version uint64 // the writer's
@@ -520,8 +521,8 @@ func (b *bounds) say(lo, hi int) {
 	b.Store(b.version<<32 | uint64(lo)<<16 | uint64(hi))
 }
 
-// Readers beside writers get answers that lie between what was true before and after. Writers of several workers store,
-// remove, clear and leave on prompts that share beginnings, so that runs move and split under the readers.
+// While writers change the index, each answer is between the true counts before and after it. Writers of several
+// workers store, remove, clear and leave, on prompts that share beginnings, so that runs move and split during lookups.
 func TestReadersBesideWriters(t *testing.T) {
 	for _, tier := range []kvblock.Tier{kvblock.TierDevice, kvblock.TierHostPinned} {
 		t.Run(tier.String(), func(t *testing.T) { readBesideWriters(t, tier) })
@@ -573,7 +574,7 @@ func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 					remove(removes(1, m, n))
 					b.say(m, m)
 					n = m
-				case op < 10 && n > 1: // a hole, and filled again
+				case op < 10 && n > 1: // a hole, which is then filled
 					m := r.IntN(n)
 					b.say(m, n)
 					remove(removes(1, m, m+1))
@@ -581,7 +582,7 @@ func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 					b.say(m, n)
 					store(stores(1, local, m, m+1))
 					b.say(n, n)
-				case op == 10: // the other prompt, under other names; the first is held as far as they agree
+				case op == 10: // the other prompt, with other engine hashes; the common blocks of the first stay
 					b.say(n, max(n, 90))
 					store(stores(1000, other, 0, blocks))
 					b.say(max(n, 90), max(n, 90))
@@ -614,7 +615,7 @@ func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 				for w := range before {
 					after := held[w].Load()
 					if after>>32-before[w]>>32 > 1 {
-						continue // more than one change: what was said in between is not known here
+						continue // more than one change: the bounds between them are unknown
 					}
 					lo := min(before[w]>>16&0xffff, after>>16&0xffff)
 					hi := max(before[w]&0xffff, after&0xffff)
@@ -640,7 +641,7 @@ func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 	t.Logf("%d answers checked, %d of them exactly", checked.Load(), exact.Load())
 }
 
-// A reader that meets nothing but changes ends up asking under the lock.
+// A lookup whose reads are all spoiled takes the lock.
 func TestFindMatchesUnderTheLock(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 30)
@@ -693,8 +694,7 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Where workers that hold no more of a run part from each other, the run is cut, so that they hold all of what they
-// share.
+// A run is split where the prompts of workers part, so that they hold all of the part that they share.
 func TestCutWhereWorkersPart(t *testing.T) {
 	x := newIndex(t)
 	tier := &x.tiers[0]
@@ -723,20 +723,20 @@ func TestCutWhereWorkersPart(t *testing.T) {
 		t.Errorf("%d in the bitset of %d words, %d holders; want 9, 1 and 9", h.full, len(h.bits), h.count())
 	}
 	if tier.allIndexed.Load() || tier.bySeq.size > 0 {
-		t.Error("every block is in a table")
+		t.Error("all blocks are in bySeq")
 	}
 	checkTier(t, tier)
 }
 
-// Blocks are found by their sequence hash alone where they must be: one by one if a worker has names of its own for
-// them, all once a worker may have a parent in another tier.
-func TestBlocksFoundAlone(t *testing.T) {
+// bySeq has the blocks that must be found by sequence hash: single blocks if a worker has aliases for them, and all
+// blocks once a worker may have a parent in another tier.
+func TestBlocksBySequenceHash(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		base kvblock.EngineHash // what the second worker calls block 0
-		tier kvblock.Tier       // where it has the first blocks
+		base kvblock.EngineHash // the second worker's engine hash of block 0
+		tier kvblock.Tier       // where the second worker has the first blocks
 	}{
-		{"private names", 500, kvblock.TierDevice},
+		{"aliases", 500, kvblock.TierDevice},
 		{"lower tier", 1, kvblock.TierDisk},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -745,12 +745,12 @@ func TestBlocksFoundAlone(t *testing.T) {
 			local, chain := chainOf(1, 100)
 			mustStore(t, x, 1, stores(1, local, 0, 100))
 			if tier.allIndexed.Load() || tier.bySeq.size > 0 {
-				t.Error("blocks are found alone before it is needed")
+				t.Error("bySeq has blocks before it is needed")
 			}
 			mustStore(t, x, 2, inTier(c.tier, stores(c.base, local, 0, 50)))
 			mustStore(t, x, 2, stores(c.base, local, 50, 100)) // on the device, behind a block in the middle of a run
 			if tier.allIndexed.Load() != (c.tier != kvblock.TierDevice) || tier.bySeq.size == 0 || tier.blocks != 100 {
-				t.Errorf("%d blocks, want 100; every block is found: %v", tier.blocks, tier.allIndexed.Load())
+				t.Errorf("%d blocks, want 100; allIndexed: %v", tier.blocks, tier.allIndexed.Load())
 			}
 			if c.tier != kvblock.TierDevice {
 				mustStore(t, x, 2, stores(c.base, local, 0, 50))
@@ -761,7 +761,7 @@ func TestBlocksFoundAlone(t *testing.T) {
 	}
 }
 
-// A run knows the one that follows it, also once that has moved; and no more where prompts part.
+// A run's follower stays correct when that run moves. Where prompts part, there is no single follower.
 func TestFollowers(t *testing.T) {
 	x := newIndex(t)
 	tier := &x.tiers[kvblock.TierDevice]
@@ -770,7 +770,7 @@ func TestFollowers(t *testing.T) {
 		t.Helper()
 		at, ok := tier.names.find(&tier.arena, kvblock.EngineHash(1000+i))
 		if !ok {
-			t.Fatalf("no block is called %d", 1000+i)
+			t.Fatalf("no block has the name %d", 1000+i)
 		}
 		r, _ := tier.runOf(at)
 		return r

@@ -7,8 +7,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// The table of names grows by many pages, and goes again with its last name, in any order of insertions and removals.
-func TestNamesComeAndGo(t *testing.T) {
+// The name table grows to many pages, and is empty after the last name is removed, in any order of insertions and
+// removals.
+func TestNameTableGrowsAndShrinks(t *testing.T) {
 	x := newIndex(t)
 	device := &x.tiers[kvblock.TierDevice]
 	r := rand.New(rand.NewPCG(1, 1))
@@ -28,7 +29,7 @@ func TestNamesComeAndGo(t *testing.T) {
 		}
 		checkTier(t, device)
 		if round == 0 && len(device.names.dir) < 16 {
-			t.Errorf("%d names are told apart in %d places", len(held), len(device.names.dir))
+			t.Errorf("%d names in a directory of %d entries", len(held), len(device.names.dir))
 		}
 		r.Shuffle(len(held), func(i, j int) { held[i], held[j] = held[j], held[i] })
 		for len(held) > 0 {
@@ -50,8 +51,8 @@ func TestNamesComeAndGo(t *testing.T) {
 	}
 }
 
-// Names that agree in what the table tells them apart by cost it little memory: the blocks have them all the same.
-func TestNamesAlike(t *testing.T) {
+// Names with equal tag bits do not make the directory grow without bound. The blocks are held nevertheless.
+func TestNamesWithEqualTags(t *testing.T) {
 	x := newIndex(t)
 	device := &x.tiers[kvblock.TierDevice]
 	const n = 2 * maxNameSlots
@@ -66,7 +67,7 @@ func TestNamesAlike(t *testing.T) {
 	wantMatches(t, x, chain, map[kvblock.Worker]int{0: n})
 	checkTier(t, device)
 	if names := &device.names; len(names.dir) == 0 || len(names.dir) >= 2*maxDirPerPage*names.pages {
-		t.Errorf("%d names alike are told apart in %d places for %d pages", n, len(names.dir), names.pages)
+		t.Errorf("%d names with equal tags: a directory of %d entries for %d pages", n, len(names.dir), names.pages)
 	}
 	var hashes []kvblock.EngineHash
 	for _, b := range e.Blocks {

@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// oracle is the index as one would write it down first: maps, no locks, no cleverness.
+// oracle is a simple index for comparison: maps, and no locks.
 type oracle struct {
 	workers map[kvblock.Worker]*oracleWorker
 	events  Stats
@@ -33,7 +33,7 @@ type oracleOrphan struct {
 
 func newOracle() *oracle { return &oracle{workers: map[kvblock.Worker]*oracleWorker{}} }
 
-// parent finds the block that the worker calls so, in any tier.
+// parent returns the block that e.Parent names for the worker, in any tier.
 func (o *oracleWorker) parent(e *kvblock.Stored) (kvblock.SequenceHash, bool) {
 	if n := o.names[e.Tier][e.Parent]; n != nil {
 		return n.seq, true
@@ -46,14 +46,14 @@ func (o *oracleWorker) parent(e *kvblock.Stored) (kvblock.SequenceHash, bool) {
 	return 0, false
 }
 
-// drop takes one name from a block.
+// drop removes one name from a block.
 func (o *oracleWorker) drop(tier kvblock.Tier, seq kvblock.SequenceHash) {
 	if o.held[tier][seq]--; o.held[tier][seq] == 0 {
 		delete(o.held[tier], seq)
 	}
 }
 
-// orphanNamed returns the store and place where a block waits under this name.
+// orphanNamed returns the orphan that has a waiting block with this name, and the block's index.
 func (o *oracleWorker) orphanNamed(tier kvblock.Tier, e kvblock.EngineHash) (*oracleOrphan, int) {
 	for _, s := range o.orphans {
 		for i, b := range s.e.Blocks {
@@ -106,8 +106,7 @@ func (o *oracle) stored(w kvblock.Worker, e kvblock.Stored) error {
 	return nil
 }
 
-// name gives the blocks of e their names. Blocks that waited do so only if they are not gone, and their name is not
-// taken.
+// name gives the blocks of e their names. Of an orphan, it skips blocks that are gone or whose name is taken.
 func (o *oracle) name(ow *oracleWorker, e kvblock.Stored, prev kvblock.SequenceHash, gone map[int]bool) {
 	names := ow.names[e.Tier]
 	for i, b := range e.Blocks {
@@ -155,7 +154,7 @@ func (o *oracle) removed(w kvblock.Worker, tier kvblock.Tier, hashes []kvblock.E
 
 func (o *oracle) cleared(w kvblock.Worker) { delete(o.workers, w) }
 
-// overlap is an answer for one worker: blocks on the device, and behind them in each lower tier.
+// overlap is the answer for one worker: blocks on the device, and in each lower tier behind them.
 type overlap [tiers]int
 
 func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
@@ -176,7 +175,7 @@ func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
 	return answer
 }
 
-// count sets what Stats has to say about the oracle's content.
+// count sets the fields of Stats that describe the oracle's content.
 func (o *oracle) count() Stats {
 	s := o.events
 	for tier := range tiers {
@@ -201,7 +200,7 @@ func (o *oracle) count() Stats {
 	return s
 }
 
-// scoresOf renders an answer as a map, checking that its forms agree.
+// scoresOf returns an answer as a map. It checks that all methods of OverlapScores agree.
 func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	t.Helper()
 	answer := map[kvblock.Worker]overlap{}
@@ -229,7 +228,7 @@ func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	return answer
 }
 
-// checkInvariants compares the index's inside with itself and with the oracle.
+// checkInvariants checks each tier, and compares the index with the oracle.
 func checkInvariants(t *testing.T, x *Index, o *oracle) {
 	t.Helper()
 	got, want := x.Stats(), o.count()
@@ -262,7 +261,7 @@ func checkInvariants(t *testing.T, x *Index, o *oracle) {
 	}
 }
 
-// checkTier reports what tier.check finds.
+// checkTier reports the errors of tier.check.
 func checkTier(t *testing.T, x *tier) {
 	t.Helper()
 	if err := x.check(); err != nil {
@@ -310,18 +309,19 @@ func TestCheckReportsDamage(t *testing.T) {
 	}
 }
 
-// driver drives an index and the oracle with what the bytes of script say, comparing answers all along.
+// driver applies the operations that the bytes of script encode to an index and to the oracle, and compares all
+// answers.
 type driver struct {
 	t      *testing.T
 	x      *Index
 	o      *oracle
 	script []byte
-	// workers is how many there are; the highest number is far off, as after many reuses.
+	// workers is the number of workers. The highest worker number is far above the others.
 	workers []kvblock.Worker
-	// batch is operations of one of them that are to be applied together.
+	// batch has operations of one worker that are applied together.
 	batch  []kvblock.Operation
 	sender kvblock.Worker
-	// plain says that no engine hash names two blocks, in two tiers or one after the other.
+	// plain: no engine hash names two blocks, neither in two tiers nor one after the other.
 	plain  bool
 	scores OverlapScores
 }
@@ -336,8 +336,8 @@ func (p *driver) next(n int) int {
 	return v % n
 }
 
-// prompt is the local hashes of one of few prompts, which share beginnings: prompts 4k to 4k+3 part at block 20, 40,
-// ...
+// prompt returns the local hashes of one of a few prompts. Prompts 4k to 4k+3 share a beginning, and part at block 20,
+// 40, ...
 func prompt(which, blocks int) []kvblock.LocalHash {
 	local := make([]kvblock.LocalHash, blocks)
 	for i := range local {
@@ -357,8 +357,8 @@ const (
 	promptBlocks = 150
 )
 
-// engineHash is worker w's name for block i of a prompt, given its sequence hash: mostly one and the same, sometimes
-// another. Two workers of three agree on names; those of the third mean other blocks to them, now and then.
+// engineHash returns worker w's name for block i of a prompt with this sequence hash: mostly the same name, sometimes
+// another. Two of three workers agree on names. A name of the third worker sometimes names another block for them.
 func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.EngineHash {
 	if w%3 == 2 {
 		return kvblock.EngineHash(uint64(seq)>>3%5000 + uint64(copy))
@@ -366,7 +366,7 @@ func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.En
 	return kvblock.EngineHash(uint64(seq)>>3 + uint64(copy))
 }
 
-// send applies an operation, together with those before it or those to come.
+// send applies an operation, in one batch with earlier or later ones.
 func (p *driver) send(w kvblock.Worker, op kvblock.Operation) {
 	if w != p.sender {
 		p.apply()
@@ -377,7 +377,7 @@ func (p *driver) send(w kvblock.Worker, op kvblock.Operation) {
 	}
 }
 
-// apply applies the operations that wait, and compares what came of each.
+// apply applies the waiting operations, and compares the outcome of each.
 func (p *driver) apply() {
 	for len(p.batch) > 0 && !p.t.Failed() {
 		n, got := p.x.Apply(p.sender, p.batch, false)
@@ -429,10 +429,10 @@ func (p *driver) step() {
 		if from > 0 {
 			e.HasParent, e.Parent = true, engineHash(w, seqs[from-1], p.next(2)*copyOf)
 		}
-		again, zero := from+p.next(200), from+p.next(1000) // blocks with odd names, if the store has that many
+		again, zero := from+p.next(200), from+p.next(1000) // blocks with special names, if the store has that many
 		for i := from; i < to; i++ {
 			name := engineHash(w, seqs[i], copyOf)
-			if i == again && !p.plain { // an engine hash used again for something else
+			if i == again && !p.plain { // an engine hash that named another block before
 				name = engineHash(w, seqs[p.next(promptBlocks)], 0)
 			}
 			if i == zero && !p.plain {
@@ -470,7 +470,7 @@ func (p *driver) step() {
 	}
 }
 
-// run plays the script to its end, and then, if leave says so, lets all workers leave.
+// run runs the script to its end. Then, if leave is set, all workers leave.
 func (p *driver) run(leave bool) {
 	for step := 0; len(p.script) > 0 && !p.t.Failed(); step++ {
 		p.step()
@@ -498,15 +498,16 @@ func (p *driver) run(leave bool) {
 	checkInvariants(p.t, p.x, p.o)
 }
 
-// first is the lowest of the workers' numbers but one, and apart how far they are from each other: neighbours are kept
-// together, and high ones have no bit each where they are few.
+// first is the second lowest worker number, and apart the difference between numbers. Neighbours share a group or a
+// word of the bitset; if few holders have high numbers, there is no bitset.
 func newDriver(t *testing.T, workers, first, apart int, script []byte) *driver {
 	x, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range x.tiers {
-		x.tiers[i].starts.seed, x.tiers[i].bySeq.seed, x.tiers[i].names.seed = 3, 1, 2 // the same script, the same play
+		// the same script always gives the same run
+		x.tiers[i].starts.seed, x.tiers[i].bySeq.seed, x.tiers[i].names.seed = 3, 1, 2
 	}
 	p := &driver{t: t, x: x, o: newOracle(), script: script, workers: []kvblock.Worker{3000}}
 	for w := range workers - 1 {
@@ -545,7 +546,7 @@ func FuzzIndex(f *testing.F) {
 	for seed := range uint64(4) {
 		f.Add(randomScript(seed, 600))
 	}
-	f.Add([]byte("0")) // blocks without a name, and no others
+	f.Add([]byte("0")) // only blocks without a name
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 1<<12 {
 			script = script[:1<<12]

@@ -12,7 +12,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// Requests of one prompt: the first says where the next should go, for as long as it is told.
+// After a request, its prompt counts as held by the worker until the prediction expires.
 func TestPredictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newIndex(t)
@@ -25,14 +25,14 @@ func TestPredictions(t *testing.T) {
 		x.Predict(2, forked, Lifetime{TTL: 2 * time.Second})
 		wantMatches(t, x, chain, matches{1: 100, 2: 40})
 
-		<-time.After(1500 * time.Millisecond)                    // of the bubble, which does not wait
+		<-time.After(1500 * time.Millisecond)                    // synctest time
 		x.Predict(1, chain[:10], Lifetime{TTL: 2 * time.Second}) // renews these
-		<-time.After(time.Second)                                // of the bubble, which does not wait
+		<-time.After(time.Second)                                // synctest time
 		wantMatches(t, x, chain, matches{1: 10})
 		if s := x.Stats(); s.Predicted != 10 || s.Expired != 190 {
 			t.Errorf("got %+v", s)
 		}
-		<-time.After(1100 * time.Millisecond) // of the bubble, which does not wait
+		<-time.After(1100 * time.Millisecond) // synctest time
 		wantMatches(t, x, chain, matches{})
 		if s := x.Stats(); s.Predicted != 0 || s.Expired != 200 || x.predictions.tier.blocks != 0 {
 			t.Errorf("got %+v", s)
@@ -40,7 +40,7 @@ func TestPredictions(t *testing.T) {
 	})
 }
 
-// What events say and what was predicted do not add up: the longer counts, and lower tiers go on from there.
+// Stored and predicted blocks are not added: the larger count is used, and lower tiers continue there.
 func TestPredictionsBesideEvents(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 100)
@@ -53,9 +53,9 @@ func TestPredictionsBesideEvents(t *testing.T) {
 	}
 	want := map[kvblock.Worker]overlap{1: {50, 10, 0, 0}, 2: {30, 0, 0, 0}, 3: {10, 0, 0, 0}, 4: {0, 0, 5, 0}}
 	wantFound(t, x, chain, want)
-	x.Removed(1, removes(1, 0, 30)) // no event refutes a prediction
+	x.Removed(1, removes(1, 0, 30)) // a removal does not end a prediction
 	wantFound(t, x, chain, want)
-	x.Cleared(1) // but for this one
+	x.Cleared(1) // Cleared does
 	x.Forget(3)
 	delete(want, 1)
 	delete(want, 3)
@@ -79,7 +79,7 @@ func TestPredictionRefusals(t *testing.T) {
 	}
 }
 
-// predictionOracle is predictions as one would write them down first.
+// predictionOracle is a simple version of predictions, for comparison.
 type predictionOracle struct {
 	max, target int
 	blocks      []predictedBlock
@@ -190,7 +190,7 @@ func playPredictions(t *testing.T, seed uint64, lru bool) {
 			x.Cleared(w)
 			o.blocks = slices.DeleteFunc(o.blocks, func(b predictedBlock) bool { return b.worker == w })
 		case op < 15:
-			<-time.After(time.Duration(r.IntN(400)) * time.Millisecond) // of the bubble, which does not wait
+			<-time.After(time.Duration(r.IntN(400)) * time.Millisecond) // synctest time
 		default:
 			x.FindMatches(chain, &s)
 			if s := x.Stats(); s.Predicted > 0 || len(o.blocks) > 0 {

@@ -9,9 +9,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// Recorded counts stay, in any order and in batches of any size: beside neighbours that hold a
-// little more, and beside those who hold far more or less.
-func TestAnswer(t *testing.T) {
+// Recorded counts stay correct, in any order and in batches of any size, beside neighbours with similar and with very
+// different counts.
+func TestTierScores(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
 		var a tierScores
@@ -31,14 +31,14 @@ func TestAnswer(t *testing.T) {
 				said[w] = n
 			case 1: // workers without a count
 				set := make([]uint64, j+1)
-				set[j] = who &^ told(&a, j)
+				set[j] = who &^ knownIn(&a, j)
 				a.recordSet(set, depth)
 				for each := set[j]; each != 0; each &= each - 1 {
 					said[64*j+bits.TrailingZeros64(each)] = depth
 				}
-			case 2: // the same, each holding a part of a run
+			case 2: // the same, and each holds a part of a run
 				matched := 1 + r.IntN(maxRun)
-				who &^= told(&a, j)
+				who &^= knownIn(&a, j)
 				var leads [8]uint64
 				want, whole := map[int]int{}, uint64(0)
 				for w := range 64 {
@@ -67,8 +67,8 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// told returns who is in word j of met.
-func told(a *tierScores, j int) uint64 {
+// knownIn returns the workers in word j of known.
+func knownIn(a *tierScores, j int) uint64 {
 	a.fit(j + 1)
 	return a.known[j]
 }
