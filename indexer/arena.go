@@ -24,8 +24,8 @@ const (
 // collector scans only the list of pages. Lookups read words atomically without a lock, and check afterwards whether
 // what they read was consistent (see run.go).
 //
-// A page has records of one kind and class only, so the address of any word of a record tells where the record starts.
-// A record larger than a page gets a page of its size.
+// A page has records of one kind and class only, so the address of any word of a record determines where the record
+// starts. A record larger than a page gets a page of its size.
 //
 // tier.mu guards the methods that change the arena.
 type arena struct {
@@ -41,7 +41,7 @@ type arena struct {
 	totalWords int                       // words of all pages
 }
 
-// recordKind tells what a record is.
+// recordKind says what a record contains.
 type recordKind uint8
 
 const (

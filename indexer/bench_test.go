@@ -8,7 +8,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// BenchmarkFindMatches looks up a prompt of 512 blocks of which all workers hold all, half or none.
+// BenchmarkFindMatches looks up a prompt of 512 blocks: a whole match, a half match, or none, for all workers.
 func BenchmarkFindMatches(b *testing.B) {
 	for _, shape := range []string{"flat", "turns", "stagger"} {
 		for _, workers := range []int{8, 64, 512} {

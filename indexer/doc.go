@@ -50,7 +50,7 @@
 //	endWrite:   version becomes even        read word 0 again; if it changed, retry
 //
 // After maxRetries failed reads a lookup takes tier.mu. Memory of a released record stays mapped, so a lookup that
-// holds an old address reads other words, never invalid memory, and the version tells. Lock order: Index.evicting,
+// holds an old address reads other words, never invalid memory, and the version shows that. Lock order: Index.evicting,
 // worker.mu, tier.mu; predictions.mu, then its tier.mu. No two tiers are locked at once.
 //
 // # Engine hashes and aliases

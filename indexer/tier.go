@@ -480,7 +480,7 @@ func (t *tier) runToFill(w kvblock.Worker, p *insertPoint, want int) (r run, n i
 	return r, 0, false, true
 }
 
-// untilStart returns how many of seqs come before the first one, other than seqs[0], that begins a run. mayStart tells
+// untilStart returns how many of seqs come before the first one, other than seqs[0], that begins a run. mayStart says
 // which may; it is nil if that is not known.
 func (t *tier) untilStart(seqs []kvblock.SequenceHash, mayStart []bool) int {
 	for i := 1; i < len(seqs); i++ {

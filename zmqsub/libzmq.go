@@ -47,7 +47,7 @@ const observedEvents = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVE
 	zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 	zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
-// newContext returns a libzmq context with so many I/O threads and at most so many sockets.
+// newContext returns a libzmq context with threads I/O threads and at most this many sockets.
 func newContext(threads, sockets int) (*zmq.Context, error) {
 	ctx, err := zmq.NewContext()
 	if err != nil {

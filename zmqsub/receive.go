@@ -82,7 +82,7 @@ func (s *Subscription) takeLive(n int) (taken int) {
 		if s.stopped() {
 			return taken
 		}
-		// Handle a new connection before its messages. While there is a connection, the monitor's token tells of a
+		// Handle a new connection before its messages. While there is a connection, the monitor's token reports a
 		// change early enough; reading the monitor costs a system call.
 		if !s.live.buffered() && (!s.connected || len(s.monitor.ready) > 0) {
 			s.followConnection()

@@ -57,7 +57,7 @@ func (s *source) signal() {
 }
 
 // poller watches the descriptors with which libzmq signals (ZMQ_FD). All are in one epoll set, and Go's network poller
-// watches that set. Thousands of sockets so need one goroutine, no thread, and no descriptors of their own here.
+// watches that set. Thousands of sockets thus need one goroutine, no thread, and no further descriptors.
 //
 // A descriptor signals once for all messages that arrived since the queue was empty. The receiver of a token must
 // therefore receive until the queue is empty, or put the token back.

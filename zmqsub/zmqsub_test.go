@@ -168,7 +168,7 @@ func TestRestart(t *testing.T) {
 	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
 }
 
-// The publisher goes away, and one with the next numbers comes back. It may be another one.
+// The publisher ends, and one with the next numbers starts. It may be another one.
 func TestReconnect(t *testing.T) {
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint})

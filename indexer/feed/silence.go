@@ -158,7 +158,7 @@ func engineFlag(engine string) string {
 	return "--kv-events-config (dynamo.vllm, dynamo.sglang) or --publish-events-and-metrics (dynamo.trtllm)"
 }
 
-// PromptComputed notes that w has prefilled a prompt of so many tokens. blockSize is w's block size, 0 if it is not
+// PromptComputed notes that w has prefilled a prompt of this many tokens. blockSize is w's block size, 0 if it is not
 // known.
 func (f *Feed) PromptComputed(w kvblock.Worker, tokens, blockSize int) {
 	if blockSize == 0 {

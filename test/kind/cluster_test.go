@@ -314,7 +314,7 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 // kvepp selects its Pods.
 const kvepp = "app.kubernetes.io/instance=kvepp,app.kubernetes.io/name=kvepp"
 
-// sees waits until all of kvepp's replicas have so many workers, and are subscribed to them.
+// sees waits until all of kvepp's replicas have this many workers, and are subscribed to them.
 func (n *namespace) sees(workers int) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
@@ -371,7 +371,7 @@ func (n *namespace) check(flags ...string) (status int, table string) {
 	return status, table
 }
 
-// checked fails the test unless `kvepp check` reports no problem, and each of these texts for so many workers.
+// checked fails the test unless `kvepp check` reports no problem, and each of these texts for this many workers.
 func (n *namespace) checked(workers int, says []string, flags ...string) {
 	n.t.Helper()
 	status, table := n.check(flags...)

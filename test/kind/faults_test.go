@@ -177,7 +177,7 @@ func (n *namespace) everyEnvoyAsks() {
 	})
 }
 
-// chats sends so many chats from parallel clients, and calls begin before the chat number at. It returns how each chat
+// chats sends total chats from parallel clients, and calls begin before the chat number at. It returns how each chat
 // without a complete answer ended.
 func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 	var (

@@ -33,7 +33,7 @@ func (n *namespace) newConversation() *conversation {
 	return &conversation{n: n, messages: []stack.Message{{Role: "system", Content: words(120)}}}
 }
 
-// words returns so many random words.
+// words returns n random words.
 func words(n int) string {
 	var b strings.Builder
 	for range n {
@@ -43,7 +43,7 @@ func words(n int) string {
 	return b.String()
 }
 
-// say takes a turn whose answer has so many tokens. An error status or an incomplete answer is an error.
+// say takes a turn whose answer has this many tokens. An error status or an incomplete answer is an error.
 func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
 	a, err := stack.Chat(
@@ -103,7 +103,7 @@ func (n *namespace) leastKnown() (int, error) {
 	return int(least), err
 }
 
-// learns waits until kvepp, which had so many blocks, also has the new blocks of the conversations' latest turns.
+// learns waits until kvepp, which had known blocks, also has the new blocks of the conversations' latest turns.
 // Otherwise a turn may come before its events, and go to a worker without its blocks.
 func (n *namespace) learns(known int, conversations ...*conversation) {
 	n.t.Helper()
@@ -119,7 +119,7 @@ func (n *namespace) learns(known int, conversations ...*conversation) {
 	})
 }
 
-// spread begins so many conversations at once, and repeats that until load has spread them over so many workers: on a
+// spread begins conversations at once, and repeats that until load has spread them over this many workers: on a
 // slow machine the earlier ones may be answered before the later ones begin. It returns them when kvepp has their
 // blocks.
 func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
@@ -145,7 +145,7 @@ func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	return talk
 }
 
-// warm holds conversations over so many workers, and fails the test unless each stays on its worker and finds all of
+// warm holds conversations over this many workers, and fails the test unless each stays on its worker and finds all of
 // its blocks there. It returns them.
 func (n *namespace) warm(workers int) []*conversation {
 	n.t.Helper()

@@ -176,7 +176,7 @@ func (k *kvepp) shows(t *testing.T, name string, value float64) {
 	})
 }
 
-// has waits until it has so many workers.
+// has waits until it has this many workers.
 func (k *kvepp) has(t *testing.T, workers int) {
 	t.Helper()
 	k.shows(t, "kvepp_workers", float64(workers))
@@ -320,7 +320,7 @@ func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) 
 	)
 }
 
-// prompt returns a prompt of so many blocks, and no other prompt shares a block with it.
+// prompt returns a prompt of this many blocks, and no other prompt shares a block with it.
 func prompt(blocks int) []int {
 	first := int(prompts.Add(1))
 	tokens := make([]int, blocks*blockSize)
