@@ -20,7 +20,7 @@ func lines(t *testing.T, log *logtest.Log, n int) (all []map[string]any) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); log.Count("\n") < n; <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("the access log has not %d lines:\n%s", n, log)
+			t.Fatalf("the access log does not have %d lines:\n%s", n, log)
 		}
 	}
 	for line := range strings.Lines(log.String()) {
@@ -160,7 +160,7 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
-// TestAccessLogBounds: what a client chooses is cut, and what needs escapes is escaped.
+// TestAccessLogBounds: texts from the client are cut to a limit, and escaped.
 func TestAccessLogBounds(t *testing.T) {
 	var log logtest.Log
 	b := newBench(t, Config{AccessLog: slog.New(slog.NewJSONHandler(&log, nil))})
@@ -187,8 +187,8 @@ func TestAccessLogBounds(t *testing.T) {
 	}
 }
 
-// TestAccessLogServedElsewhere: the line names who served a request if that is not the chosen endpoint.
-func TestAccessLogServedElsewhere(t *testing.T) {
+// TestAccessLogAnsweredElsewhere: the line names the endpoint that answered, if it is not the chosen one.
+func TestAccessLogAnsweredElsewhere(t *testing.T) {
 	for _, c := range []struct{ served, want string }{
 		{"", "<nil> <nil>"},
 		{"chosen", "<nil> <nil>"},

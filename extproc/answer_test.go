@@ -16,7 +16,7 @@ import (
 	"kvepp/scoring"
 )
 
-// running is a request whose answer is about to come.
+// running is a routed request whose response has not begun.
 func (b *bench) running(t *testing.T, cfg router.Config, body string) *exchange {
 	t.Helper()
 	cfg.Scoring = scoring.DefaultConfig()
@@ -28,7 +28,7 @@ func (b *bench) running(t *testing.T, cfg router.Config, body string) *exchange 
 	return &exchange{Server: NewServer(Config{}, r, b.metrics, b.log), route: route}
 }
 
-// load adds up what all workers carry.
+// load adds up the booked loads of all workers.
 func (b *bench) load() (sum scoring.Load) {
 	for _, l := range b.book.Loads(nil) {
 		sum.Requests += l.Requests
@@ -44,7 +44,7 @@ func contentEvent(text string) string {
 	return fmt.Sprintf("data: {\"choices\":[{\"delta\":{\"content\":%q}}]}\n\n", text)
 }
 
-// The prefill is over when the first content comes: not with headers, comments or the role of who speaks.
+// The prefill ends with the first content. Headers, comments and a chunk with only the role do not end it.
 func TestPrefillEndsWithContent(t *testing.T) {
 	const sse = "text/event-stream"
 	for _, c := range []struct {
@@ -79,19 +79,19 @@ func TestPrefillEndsWithContent(t *testing.T) {
 	}
 }
 
-// A client that goes away before the first content leaves nothing behind.
+// If the client closes the connection before the first content, no load stays booked.
 func TestClientGoneBeforeContent(t *testing.T) {
 	b := newBench(t, Config{})
 	x := b.running(t, router.Config{}, chatBody)
 	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
 	x.end(t.Context())
 	if got := b.load(); got != (scoring.Load{}) {
-		t.Errorf("%+v is left", got)
+		t.Errorf("%+v is still booked", got)
 	}
 }
 
-// The blocks of an answer are counted as it grows past the end of a block, and all count for less towards its expected
-// end.
+// kvepp books a block each time the response grows past a block's end. Near the expected end of the response, all its
+// blocks count for less.
 func TestAnswerIsCounted(t *testing.T) {
 	b := newBench(t, Config{})
 	body := `{"model":"m","stream":true,"nvext":{"agent_hints":{"osl":36}},"messages":[{"role":"user","content":"-"}]}`
@@ -113,9 +113,9 @@ func TestAnswerIsCounted(t *testing.T) {
 	}
 	x.end(t.Context())
 	if got := b.load(); got != (scoring.Load{}) {
-		t.Errorf("%+v is left", got)
+		t.Errorf("%+v is still booked", got)
 	}
-	// What the engine says of its count goes before the number of events.
+	// The engine's count of tokens takes precedence over the number of events.
 	x = b.running(t, router.Config{TrackOutput: true}, chatBody)
 	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
 	before := b.load().ActiveBlocks
@@ -133,7 +133,7 @@ func TestAnswerIsCounted(t *testing.T) {
 	x.end(t.Context())
 }
 
-// newStream is a stream that has a streamed chat, with response bodies in a mode.
+// newStream returns a stream of a streamed chat, with the given mode of response bodies.
 func newStream(t *testing.T, response filterv3.ProcessingMode_BodySendMode) *stream {
 	t.Helper()
 	s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}}
@@ -155,21 +155,21 @@ func newStream(t *testing.T, response filterv3.ProcessingMode_BodySendMode) *str
 	return s
 }
 
-// Once a worker's speed is known, a request that asks for its answer in one piece is taken off the prefill load when
-// its prompt should be done, long before anything of the answer shows. A stream is not: it will show, if the proxy
-// shows bodies at all.
+// A response in one piece shows the end of its prefill too late. So, once the worker's speed is known, kvepp ends the
+// prefill load at the estimated time. For a streamed response it does so only if the proxy does not send response
+// bodies.
 func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
 		b.book.Prefill.TokensPerSecond = 10
 		whole := b.running(t, router.Config{}, chatBody)
 		tokens := b.load().PrefillTokens
-		<-time.After(time.Duration(tokens)*time.Second/10 - 1) // of the bubble, which does not wait
+		<-time.After(time.Duration(tokens)*time.Second/10 - 1) // by synctest's clock, at once
 		synctest.Wait()
 		if got := b.load().PrefillTokens; got != tokens {
 			t.Errorf("too early: %d tokens wait, want %d", got, tokens)
 		}
-		<-time.After(1) // of the bubble, which does not wait
+		<-time.After(1) // by synctest's clock, at once
 		synctest.Wait()
 		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
 			t.Errorf("%+v when the prompt should be prefilled", got)
@@ -182,7 +182,7 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 			`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`,
 		)
 		tokens = b.load().PrefillTokens
-		<-time.After(time.Hour) // of the bubble, which does not wait
+		<-time.After(time.Hour) // by synctest's clock, at once
 		synctest.Wait()
 		if got := b.load().PrefillTokens; got != tokens {
 			t.Errorf("a stream: %d tokens wait, want %d", got, tokens)
@@ -192,34 +192,35 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 		s := newStream(t, filterv3.ProcessingMode_NONE)
 		request := s.request()
 		if !request.AnswerUnseen || newStream(t, fullDuplex).request().AnswerUnseen {
-			t.Error("a mode without response bodies is not told to the router, or another is")
+			t.Error("the router must know exactly whether the mode has no response bodies")
 		}
 		unseen, err := b.router.Route(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(time.Hour) // of the bubble, which does not wait
+		<-time.After(time.Hour) // by synctest's clock, at once
 		synctest.Wait()
 		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
-			t.Errorf("a stream that is not shown: %+v", got)
+			t.Errorf("a stream without response bodies: %+v", got)
 		}
 		unseen.Free()
 
 		ended := b.running(t, router.Config{}, chatBody)
 		ended.end(t.Context())
 		next := b.running(t, router.Config{}, chatBody)
-		<-time.After(time.Millisecond) // of the bubble, which does not wait
+		<-time.After(time.Millisecond) // by synctest's clock, at once
 		if got := b.load().PrefillTokens; got != next.route.PromptTokens {
-			t.Errorf("the estimate of a request that ended took %d tokens off another", next.route.PromptTokens-got)
+			t.Errorf("the estimate for an ended request removed %d tokens of another request",
+				next.route.PromptTokens-got)
 		}
 		next.end(t.Context())
 		if got := b.load(); got != (scoring.Load{}) {
-			t.Errorf("%+v is left", got)
+			t.Errorf("%+v is still booked", got)
 		}
 	})
 }
 
-// The speed is learned from streams, and not from answers in one piece: those say when all was generated.
+// kvepp learns the speed from streamed responses only. A response in one piece arrives after all tokens are generated.
 func TestSpeedIsLearnedFromStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
@@ -229,7 +230,7 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 				router.Config{},
 				`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`,
 			)
-			<-time.After(time.Second) // of the bubble, which does not wait
+			<-time.After(time.Second) // by synctest's clock, at once
 			x.observe(&effect{Status: "200", ContentType: contentType})
 			x.observe(&effect{Body: []byte(body)})
 			x.end(t.Context())
@@ -237,7 +238,7 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 		known := func() bool {
 			x := b.running(t, router.Config{}, chatBody)
 			defer x.end(t.Context())
-			<-time.After(time.Minute) // of the bubble, which does not wait
+			<-time.After(time.Minute) // by synctest's clock, at once
 			synctest.Wait()
 			return b.load().PrefillTokens == 0
 		}
@@ -256,7 +257,7 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 	})
 }
 
-// Predictions are compared with what answers report, of the requests alone whose answers do.
+// Predicted cached tokens are compared with reported ones, for responses that report them.
 func TestPredictionsOfReported(t *testing.T) {
 	b := newBench(t, Config{})
 	for _, usage := range []string{`{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}`,

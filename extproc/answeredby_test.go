@@ -8,8 +8,8 @@ import (
 	"kvepp/router"
 )
 
-// TestMovedFrom: of each chosen endpoint and outcome the first request counts as such, and memory is bounded.
-func TestMovedFrom(t *testing.T) {
+// TestLoggedMoves: for each chosen endpoint and outcome only the first request is the first, and memory is bounded.
+func TestLoggedMoves(t *testing.T) {
 	var l loggedMoves
 	for _, c := range []struct {
 		address, outcome string
@@ -28,8 +28,8 @@ func TestMovedFrom(t *testing.T) {
 	}
 }
 
-// TestLikelyCause: a second try means that the chosen endpoint failed, another endpoint at the first try that the proxy
-// does not have the chosen one. A proxy that does not count its tries may have retried on a fallback endpoint.
+// TestLikelyCause: if the proxy tried twice, the chosen endpoint failed. If the first try went to another endpoint, the
+// proxy does not have the chosen one. A proxy that reports no number of tries may have retried on a fallback endpoint.
 func TestLikelyCause(t *testing.T) {
 	for _, c := range []struct {
 		served, outcome string

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// cut is data in buffers of random sizes, as it arrives in frames.
+// cut splits data into buffers of random sizes, as gRPC delivers frames.
 func cut(random *rand.Rand, data []byte) (out mem.BufferSlice) {
 	for len(data) > 0 {
 		n := 1 + random.IntN(min(len(data), 1+random.IntN(40000)))
@@ -24,8 +24,8 @@ func cut(random *rand.Rand, data []byte) (out mem.BufferSlice) {
 	return out
 }
 
-// inOrder is a message with its fields in the order of their numbers, as Envoy writes them. Go's protobuf begins with
-// others.
+// inOrder encodes a message with its fields in the order of their numbers, as Envoy does. Go's protobuf uses another
+// order.
 func inOrder(t testing.TB, m *extprocv3.ProcessingRequest) []byte {
 	t.Helper()
 	beside := proto.Clone(m).(*extprocv3.ProcessingRequest)
@@ -99,7 +99,7 @@ func TestCodecReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !proto.Equal(in.ProcessingRequest, want) {
-			t.Fatalf("a message of %d bytes was read as something else", len(wire))
+			t.Fatalf("a message of %d bytes was decoded as another message", len(wire))
 		}
 		in.next()
 		if in.decode(cut(random, wire)) || in.decodeHeaders(cut(random, wire)) {
@@ -107,11 +107,11 @@ func TestCodecReads(t *testing.T) {
 		}
 	}
 	if short < 350 {
-		t.Errorf("of 500 messages only %d went the short way", short)
+		t.Errorf("only %d of 500 messages were decoded by the codec itself", short)
 	}
 }
 
-// FuzzCodecReads: what is no message for protobuf is none here, and what is one is the same.
+// FuzzCodecReads: the codec refuses and decodes the same bytes as protobuf, to the same messages.
 func FuzzCodecReads(f *testing.F) {
 	for _, m := range []*extprocv3.ProcessingRequest{
 		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("body"),
@@ -141,7 +141,8 @@ func FuzzCodecReads(f *testing.F) {
 	})
 }
 
-// TestCodecWrites: a reply with a piece of a body, and one that has any other field besides, arrives as it was.
+// TestCodecWrites: protobuf decodes each encoded reply to the same reply, whether it has only a piece of a body or
+// other fields too.
 func TestCodecWrites(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	check := func(m *extprocv3.ProcessingResponse) {
@@ -158,7 +159,7 @@ func TestCodecWrites(t *testing.T) {
 	reply := func(d direction) *extprocv3.ProcessingResponse {
 		return appendBody(nil, d, body(random), random.IntN(2) == 0)[0]
 	}
-	// others sets each field in turn that a message has and is at its zero value, at every depth.
+	// others sets, one after the other, each field of a message that has its zero value, at every depth.
 	var others func(whole *extprocv3.ProcessingResponse, m protoreflect.Message)
 	others = func(whole *extprocv3.ProcessingResponse, m protoreflect.Message) {
 		fields := m.Descriptor().Fields()
@@ -183,7 +184,7 @@ func TestCodecWrites(t *testing.T) {
 			case f.Kind() == protoreflect.BytesKind:
 				continue // the body, when it is empty
 			default:
-				t.Fatalf("%s is of a kind that this test does not know", f.FullName())
+				t.Fatalf("this test does not know the kind of field %s", f.FullName())
 			}
 			check(whole)
 			m.Clear(f)
@@ -193,7 +194,7 @@ func TestCodecWrites(t *testing.T) {
 		for _, d := range []direction{requestDirection, responseDirection} {
 			m := reply(d)
 			if encodePiece(m) == nil {
-				t.Fatal("a piece of a body does not go the short way")
+				t.Fatal("the codec does not encode a piece of a body itself")
 			}
 			check(m)
 		}
@@ -205,8 +206,8 @@ func TestCodecWrites(t *testing.T) {
 	check(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{}})
 }
 
-// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the
-// same bytes, and few however small they came.
+// TestPiecesLieTogether: if a body's size is declared, its pieces are adjacent in memory and join without a copy.
+// Otherwise the joined pieces have the same bytes, and small pieces are merged.
 func TestPiecesLieTogether(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, declared := range []int{-1, 0, 10, 100_000, 300_000} {
@@ -225,7 +226,7 @@ func TestPiecesLieTogether(t *testing.T) {
 				pieces = appendPiece(pieces, p)
 			}
 			if !bytes.Equal(bytes.Join(pieces, nil), want) {
-				t.Fatal("a body is not what its pieces are")
+				t.Fatal("the joined body differs from its pieces")
 			}
 			if len(pieces) > 20 || in.reserved > 6*len(want) {
 				t.Errorf(
@@ -242,10 +243,10 @@ func TestPiecesLieTogether(t *testing.T) {
 	first := in.take(400)
 	pieces := appendPiece(appendPiece(appendPiece(appendPiece(nil, nil), first), in.take(0)), in.take(600))
 	if len(pieces) != 1 || len(pieces[0]) != 1000 || &pieces[0][0] != &first[0] {
-		t.Error("pieces that lie together were copied")
+		t.Error("adjacent pieces were copied")
 	}
 	apart := [][]byte{make([]byte, 1, 10), make([]byte, 1, 10)}
 	if len(appendPiece(apart[:1:1], apart[1])) != 2 {
-		t.Error("pieces that lie apart are one")
+		t.Error("separate pieces were joined")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"kvepp/router/eject"
 )
 
-// What Envoy 1.40 sends with response headers, as seen, and what that says of the endpoint.
+// Attributes that Envoy 1.40 sent with response headers, and what they say about the endpoint.
 func TestFailureOfResponse(t *testing.T) {
 	f := func(status, details string, flags float64, want eject.Cause, ofEndpoint bool) {
 		t.Helper()
@@ -23,7 +23,7 @@ func TestFailureOfResponse(t *testing.T) {
 		}
 		v := readVerdict(in)
 		if cause, of := v.failure(status); cause != want || of != ofEndpoint {
-			t.Errorf("%q, of the endpoint %v", cause, of)
+			t.Errorf("cause %q, from the endpoint: %v", cause, of)
 		}
 		if details != "" && v.tries != 2 {
 			t.Errorf("%d attempts", v.tries)

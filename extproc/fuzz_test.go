@@ -45,7 +45,7 @@ type script struct {
 	order string
 }
 
-// What a script's messages hold.
+// The contents of a script's messages.
 var (
 	paths  = []string{"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", ""}
 	bodies = [][]byte{
@@ -60,7 +60,7 @@ var (
 
 func (s *script) Context() context.Context { return s.ctx }
 
-// RecvMsg hands the next message over as it comes from the wire, in two pieces of memory.
+// RecvMsg decodes the next message from two buffers, as gRPC delivers it.
 func (s *script) RecvMsg(to any) error {
 	if len(s.left) < 2 {
 		return io.EOF
@@ -215,11 +215,11 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 	return nil
 }
 
-// orders are those of requests in which nothing is amiss.
+// orders are the valid orders of a request's messages.
 var orders = regexp.MustCompile(`^hb*t?$`)
 
-// unanswered says what is missing of the answers to a request that was told in order, and to its end: a proxy would
-// wait for it.
+// unanswered returns an error if a reply is missing after a complete request in a valid order. A proxy would wait for
+// this reply forever.
 func (s *script) unanswered() error {
 	streamed := s.mode == fullDuplex || s.mode == grpcMessages
 	switch {
@@ -232,13 +232,13 @@ func (s *script) unanswered() error {
 	case strings.HasSuffix(s.order, "b") && streamed && !s.bodyDone:
 		return fmt.Errorf("%s: the body does not end", s.order)
 	case streamed && !bytes.Equal(s.sent, s.relayed):
-		return fmt.Errorf("%s: of %d bytes %d were relayed", s.order, len(s.sent), len(s.relayed))
+		return fmt.Errorf("%s: of %d bytes only %d were relayed", s.order, len(s.sent), len(s.relayed))
 	}
 	return nil
 }
 
-// FuzzMessageOrder: messages of any kind in any order make no panic, are answered within the rules, relay no byte that
-// was not sent, and leave no booking.
+// FuzzMessageOrder: for messages of any kind in any order, kvepp does not panic, obeys the protocol's rules, relays no
+// byte that was not sent, and leaves no booking.
 func FuzzMessageOrder(f *testing.F) {
 	for _, seed := range [][]byte{
 		{0, 0, 1, 0x80}, // headers, body
@@ -275,13 +275,13 @@ func FuzzMessageOrder(f *testing.F) {
 			t.Error(err)
 		}
 		if !bytes.HasPrefix(s.sent, s.relayed) {
-			t.Errorf("%d bytes were relayed that are not what was sent", len(s.relayed))
+			t.Errorf("%d relayed bytes differ from the sent ones", len(s.relayed))
 		}
 		if b.server.Streams() != 0 || b.server.HeldBytes() != 0 {
-			t.Errorf("%d streams and %d bytes are left", b.server.Streams(), b.server.HeldBytes())
+			t.Errorf("%d streams and %d bytes are still counted", b.server.Streams(), b.server.HeldBytes())
 		}
 		if b.book.Len() != 0 || b.load() != (scoring.Load{}) {
-			t.Errorf("%d bookings and %+v are left", b.book.Len(), b.load())
+			t.Errorf("%d bookings and the load %+v are left", b.book.Len(), b.load())
 		}
 		for _, e := range health.Endpoints() {
 			if e.InTrial {

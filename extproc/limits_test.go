@@ -26,8 +26,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestStreamsAreLimited: one request more than may be followed is told to come again, in a way that a proxy passes on
-// even when it fails open.
+// TestStreamsAreLimited: kvepp refuses a request above MaxStreams with an HTTP response, which a proxy sends to the
+// client even if it fails open.
 func TestStreamsAreLimited(t *testing.T) {
 	b := newBench(t, Config{MaxStreams: 3, RetryAfter: 2})
 	var running, done sync.WaitGroup
@@ -76,7 +76,8 @@ func TestStreamsAreLimited(t *testing.T) {
 	}
 }
 
-// TestStreamsBeyondAllBounds: streams that are opened and say nothing are ended once there are twice as many as may be.
+// TestStreamsBeyondAllBounds: above twice MaxStreams, kvepp ends new streams with a gRPC error, before they send a
+// message.
 func TestStreamsBeyondAllBounds(t *testing.T) {
 	b := newBench(t, Config{MaxStreams: 2})
 	var streams sync.WaitGroup
@@ -103,10 +104,10 @@ func TestStreamsBeyondAllBounds(t *testing.T) {
 	}
 }
 
-// heldOf is the size of a budget that has room for so many bytes of bodies.
+// heldOf returns the size of a budget with room for so many bytes of bodies.
 func heldOf(n int) int { return n * 56 / 17 }
 
-// TestHeldBytesAreLimited counts what is held until it is sent on, and not beyond.
+// TestHeldBytesAreLimited: bytes of a body count until kvepp has sent them on.
 func TestHeldBytesAreLimited(t *testing.T) {
 	b := newBench(t, Config{Memory: budget.New(heldOf(110_000)), MaxParseBytes: 90_000})
 	blank := bytes.Repeat([]byte(" "), 50_000)
@@ -130,8 +131,8 @@ func TestHeldBytesAreLimited(t *testing.T) {
 		!strings.Contains(string(out.Immediate.GetBody()), `"code":"too_many_bytes"`) {
 		t.Errorf("%v %v", err, out)
 	}
-	// Memory that is set aside for what is announced counts as well, as it is set aside: at first four times of what
-	// has come.
+	// Memory that is reserved for a declared length counts too, when it is reserved: at first four times the received
+	// bytes.
 	announced := map[string]string{"content-length": "1000000"}
 	for k, v := range chat {
 		announced[k] = v
@@ -146,7 +147,7 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	if err != nil || out.Immediate.GetStatus().GetCode() != 429 {
 		t.Errorf("%v %v", err, out)
 	}
-	// A client that goes away gives back what it held.
+	// If the client closes the connection, its bytes no longer count.
 	if _, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{blank}}); err != nil {
 		t.Error(err)
 	}
@@ -154,7 +155,7 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	b.holdsNothing(t, "when all is over")
 }
 
-// holdsNothing waits until no bytes of requests are held, which is a moment after the last of them was sent on.
+// holdsNothing waits until no bytes of requests are held: shortly after the last of them was sent on.
 func (b *bench) holdsNothing(t *testing.T, when string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); b.server.HeldBytes() != 0; <-time.After(time.Millisecond) {
@@ -165,7 +166,7 @@ func (b *bench) holdsNothing(t *testing.T, when string) {
 	}
 }
 
-// TestCompressedAnswersPass and are counted as not looked into.
+// TestCompressedAnswersPass: kvepp forwards compressed responses and counts them as unread.
 func TestCompressedAnswersPass(t *testing.T) {
 	b := newBench(t, Config{})
 	for _, encoding := range []string{"gzip", "identity", ""} {
@@ -188,11 +189,11 @@ func TestCompressedAnswersPass(t *testing.T) {
 	}
 	b.idle(t)
 	if n := metricstest.Read(t, b.metrics.Registry).Of("kvepp_unread_answers_total").Value(); n != 1 {
-		t.Errorf("%v answers are counted as unread, want 1", n)
+		t.Errorf("%v responses are counted as unread, want 1", n)
 	}
 }
 
-// wire is a stream of messages as they come from the wire; between is called before each.
+// wire is a stream of encoded messages. It calls between before each.
 type wire struct {
 	extprocv3.ExternalProcessor_ProcessServer
 	ctx      context.Context
@@ -235,7 +236,7 @@ func (w *wire) Send(m *extprocv3.ProcessingResponse) error {
 	return nil
 }
 
-// headersMessage begins a stream with these headers.
+// headersMessage returns the first message of a stream, with these headers.
 func headersMessage(header map[string]string) *extprocv3.ProcessingRequest {
 	h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}}
 	for k, v := range header {
@@ -251,7 +252,7 @@ func bodyMessage(b []byte, end bool) *extprocv3.ProcessingRequest {
 	}
 }
 
-// heap returns how many bytes are in use.
+// heap returns the bytes of the heap that are in use.
 func heap() int {
 	runtime.GC()
 	runtime.GC() // what the first one finalizes or takes out of pools
@@ -260,8 +261,8 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// TestPiecesCount: however small the pieces of a body are, the memory that it takes is what is counted, and not much
-// more than its bytes; it arrives unchanged, in few messages.
+// TestPiecesCount: for pieces of any size, the counted memory is the used memory, and little more than the body's
+// bytes. The body arrives unchanged, in few messages.
 func TestPiecesCount(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -312,10 +313,10 @@ func TestPiecesCount(t *testing.T) {
 			t.Errorf("%s: %d bytes take %d, and count as %d", name, len(want), took, held)
 		}
 		if limit := 10 + len(want)/maxChunk + len(want)/mostRoom; w.messages > limit {
-			t.Errorf("%s: they are sent on in %d messages", name, w.messages)
+			t.Errorf("%s: the body was sent on in %d messages", name, w.messages)
 		}
 		if b.server.HeldBytes() != 0 {
-			t.Errorf("%s: %d bytes are left", name, b.server.HeldBytes())
+			t.Errorf("%s: %d bytes are still held", name, b.server.HeldBytes())
 		}
 	}
 }
@@ -363,16 +364,16 @@ func TestPiecesArriveUnchanged(t *testing.T) {
 			return bodyMessage(piece, over)
 		}
 		if err := b.server.Process(w); err != nil || !bytes.Equal(w.sent, body) || w.ended == trailers {
-			t.Errorf("%d: %v, %d bytes of %d, ended %t", seed, err, len(w.sent), len(body), w.ended)
+			t.Errorf("seed %d: %v, %d bytes of %d, ended %t", seed, err, len(w.sent), len(body), w.ended)
 		}
 		if b.server.HeldBytes() != 0 {
-			t.Errorf("%d: %d bytes are left", seed, b.server.HeldBytes())
+			t.Errorf("seed %d: %d bytes are still held", seed, b.server.HeldBytes())
 		}
 	}
 }
 
-// TestAnswersHoldNothingOfRequests: while a request is answered, neither its body, nor what went on in its place, nor
-// its headers take memory.
+// TestAnswersHoldNothingOfRequests: during the response, kvepp keeps neither the request's body, nor its replacement,
+// nor its headers in memory.
 func TestAnswersHoldNothingOfRequests(t *testing.T) {
 	const streams, size, name = 16, 2 << 20, 60_000
 	for what, body := range map[string]string{
@@ -408,9 +409,9 @@ func TestAnswersHoldNothingOfRequests(t *testing.T) {
 		}
 		took := heap() - before
 		close(wait)
-		t.Logf("%s: %d answers hold %d bytes", what, streams, took)
+		t.Logf("%s: %d responses hold %d bytes", what, streams, took)
 		if took > streams*40_000 {
-			t.Errorf("%s: %d answers hold %d bytes", what, streams, took)
+			t.Errorf("%s: %d responses hold %d bytes", what, streams, took)
 		}
 		if b.server.HeldBytes() != 0 {
 			t.Errorf("%s: %d bytes count as held", what, b.server.HeldBytes())

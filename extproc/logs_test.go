@@ -9,7 +9,7 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// TestRefusalsAreLoggedWithinLimits: thousands of requests that cannot be served write a few lines, and short ones.
+// TestRefusalsAreLoggedWithinLimits: thousands of refused requests cause few and short log lines.
 func TestRefusalsAreLoggedWithinLimits(t *testing.T) {
 	b := newBench(t, Config{})
 	b.pool.Update(nil)

@@ -29,7 +29,7 @@ import (
 	"kvepp/scoring"
 )
 
-// bench is a server over a pool of two endpoints, without tokenizers: every decision is by load.
+// bench is a server with a pool of two endpoints and without tokenizers: every decision is by load.
 type bench struct {
 	*extproctest.Envoy
 	server  *Server
@@ -69,7 +69,7 @@ func newBench(t testing.TB, cfg Config) *bench {
 	return b
 }
 
-// eject has the server eject endpoints that fail, for a millisecond at first.
+// eject makes the server eject endpoints that fail, for a millisecond at first.
 func (b *bench) eject(t testing.TB) *eject.Tracker {
 	t.Helper()
 	tracker := eject.New(
@@ -102,8 +102,8 @@ func (b *bench) idle(t *testing.T) {
 	}
 }
 
-// counted waits until the series of a metric with this value among its labels' add up to n, histograms by what
-// they have counted.
+// counted waits until the sum of a metric's series that have this label value is n. For histograms it adds up their
+// counts.
 func (b *bench) counted(t *testing.T, n float64, metric, label string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(time.Millisecond) {
@@ -122,8 +122,8 @@ func (b *bench) counted(t *testing.T, n float64, metric, label string) {
 	}
 }
 
-// A request that is refused after it was sent on, because its body turns out to be too large, is one error, and no
-// endpoint's.
+// If a body turns out to be too large after its first part was forwarded, kvepp refuses the request. This is one error,
+// and no endpoint's failure.
 func TestRefusedAfterItWasSent(t *testing.T) {
 	b := newBench(t, Config{MaxParseBytes: 10, MaxBodyBytes: 100})
 	out, err := b.Do(
@@ -165,7 +165,7 @@ func TestTooLargeToReadIsLogged(t *testing.T) {
 	}
 }
 
-// A body mode in which kvepp cannot wait for the body is logged once, with the setting that is right.
+// A body mode in which kvepp cannot wait for the body is logged once, with the right setting.
 func TestBodyModeIsLogged(t *testing.T) {
 	b := newBench(t, Config{})
 	var log logtest.Log
@@ -221,13 +221,13 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 		t.Errorf("metadata %v, want the endpoint %s as in the header", out.Metadata, endpoint)
 	}
 	if string(out.Routed.Body) != chatBody || string(out.Body) != "data: 1\n\ndata: [DONE]\n\n" {
-		t.Errorf("request %q and response %q were not relayed as they were", out.Routed.Body, out.Body)
+		t.Errorf("request %q and response %q were changed", out.Routed.Body, out.Body)
 	}
 	b.idle(t)
 }
 
-// TestDataParallelShapes: one port for all ranks, where a header names the rank; and a port for each, whose engine
-// knows of no others and would refuse a request that names one.
+// TestDataParallelShapes: if all ranks share a port, a header names the rank. If each rank has its own port, there is
+// no such header, because the engine would refuse the request.
 func TestDataParallelShapes(t *testing.T) {
 	b := newBench(t, Config{HeaderAliases: true})
 	ranks := []string{"x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"}
@@ -264,8 +264,8 @@ func TestDataParallelShapes(t *testing.T) {
 	}
 }
 
-// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The header has the prefill worker's address,
-// independent of the client's headers. The worker is free again at the first byte of the response.
+// TestPrefillerHeader: for stock engines behind llm-d's routing sidecar, the header has the prefill worker's address,
+// independent of the client's headers. The prefill worker's booking ends at the first byte of the response.
 func TestPrefillerHeader(t *testing.T) {
 	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
 	b.pool.Update([]pool.Endpoint{
@@ -306,7 +306,7 @@ func TestPrefillerHeader(t *testing.T) {
 		}
 		b.idle(t)
 	}
-	// This router takes its workers for Dynamo's, which need one.
+	// This router has workers of Dynamo, which need a prefill worker.
 	b.pool.Update([]pool.Endpoint{{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode}})
 	out, err := b.Do(t.Context(), &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}})
 	if err != nil || out.Immediate.GetStatus().GetCode() != 503 ||
@@ -317,16 +317,16 @@ func TestPrefillerHeader(t *testing.T) {
 
 func TestBookingEndsWithTheStream(t *testing.T) {
 	b := newBench(t, Config{})
-	// The client goes away while the upstream thinks.
+	// The client closes the connection before the response begins.
 	if _, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}}); err != nil {
 		t.Fatal(err)
 	}
 	b.idle(t)
-	// And while kvepp waits for the rest of the body.
+	// The client closes the connection while kvepp waits for the rest of the body.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Do(ctx, &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}}); err == nil {
-		t.Fatal("a cancelled request succeeded")
+		t.Fatal("a cancelled request returned no error")
 	}
 	b.idle(t)
 }
@@ -394,11 +394,11 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	if b.book.Len() != 0 {
-		t.Errorf("%d refused requests are booked", b.book.Len())
+		t.Errorf("%d bookings of refused requests are left", b.book.Len())
 	}
 }
 
-// TestOverload refuses at once what no endpoint may take because of its load, and says when to come again.
+// TestOverload: if all endpoints are overloaded, kvepp refuses the request at once, with Retry-After.
 func TestOverload(t *testing.T) {
 	for _, c := range []struct {
 		cfg    Config
@@ -463,7 +463,7 @@ func TestAnyPathIsRouted(t *testing.T) {
 			t.Errorf("%s: reason %q, want %q", path, out.Set["x-kvepp-reason"], reason)
 		}
 		if id := out.Routed.Set["x-request-id"]; len(id) != 36 {
-			t.Errorf("%s: request id %q was not made", path, id)
+			t.Errorf("%s: kvepp made no request id: %q", path, id)
 		}
 	}
 	b.idle(t)
@@ -488,7 +488,7 @@ func TestValidStatus(t *testing.T) {
 	}
 }
 
-// breaking is a log that fails at the line about the end of a request.
+// breaking is a log handler that panics at the line about the end of a request.
 type breaking struct{ slog.Handler }
 
 func (breaking) Enabled(context.Context, slog.Level) bool { return true }
@@ -499,7 +499,7 @@ func (breaking) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// A defect in what is done at a stream's end is that stream's alone.
+// A panic at the end of a stream ends only that stream.
 func TestPanicAtTheEnd(t *testing.T) {
 	b := newBench(t, Config{})
 	b.server.log = slog.New(breaking{})

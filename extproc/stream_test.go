@@ -21,11 +21,11 @@ import (
 	"kvepp/router"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts of testdata anew")
+var rewrite = flag.Bool("rewrite", false, "rewrite the output in the transcripts of testdata")
 
-// TestTranscripts plays each transcript of testdata against the state machine. A transcript is a list of steps: a line
-// that says what comes in, and after "----" what goes out, up to an empty line. `go test ./extproc -rewrite` writes
-// what goes out; read the difference before you commit it.
+// TestTranscripts plays each transcript of testdata against the state machine. A transcript is a list of steps. A step
+// is a line with the input, "----", and the output up to an empty line. `go test ./extproc -rewrite` rewrites the
+// output; read the difference before you commit it.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -215,7 +215,7 @@ func play(s *stream, line string) (effect, error) {
 	return s.step(in), nil
 }
 
-// describe writes an effect so that a person can compare it with the protocol.
+// describe renders an effect as text.
 func describe(s *stream, e effect) string {
 	var b strings.Builder
 	if e.Note != "" {
@@ -295,7 +295,7 @@ func describe(s *stream, e effect) string {
 	return b.String()
 }
 
-// hints writes those that are there.
+// hints renders the hints that are set.
 func hints(h apibody.Hints) string {
 	var b strings.Builder
 	for _, x := range []struct{ name, value string }{{"policy-class", h.PolicyClass}, {"tenant", h.Tenant},
@@ -353,7 +353,7 @@ func shown(body []byte) string {
 	return strconv.Quote(string(body))
 }
 
-// diff shows the first line that differs, with what is around it.
+// diff returns the first line that differs, and the lines around it.
 func diff(want, got string) string {
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range max(len(w), len(g)) {

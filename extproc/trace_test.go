@@ -20,7 +20,7 @@ const (
 	proxys  = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" // and of a proxy's span
 )
 
-// with adds headers to those of chat.
+// with returns the headers of chat and these.
 func with(more map[string]string) map[string]string {
 	h := map[string]string{}
 	for name, value := range chat {
@@ -32,7 +32,7 @@ func with(more map[string]string) map[string]string {
 	return h
 }
 
-// TestSpansOfRequests compares the spans of one stream after the other, in one function because they share a collector.
+// TestSpansOfRequests compares the spans of several streams. It is one function because they share a collector.
 func TestSpansOfRequests(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
@@ -59,7 +59,7 @@ func TestSpansOfRequests(t *testing.T) {
 		}
 		return out
 	}
-	// If the client traces, upstream gets kvepp's span.
+	// If the client sends a trace context, the upstream gets kvepp's span.
 	out := ask(
 		"",
 		with(
@@ -75,9 +75,9 @@ func TestSpansOfRequests(t *testing.T) {
 	told := out.Routed.Set["traceparent"]
 	if !strings.HasPrefix(told, "00-0af7651916cd43dd8448eb211c80319c-") || told == clients ||
 		out.Routed.Set["tracestate"] != "vendor=1" {
-		t.Errorf("upstream is told %q, %q", told, out.Routed.Set["tracestate"])
+		t.Errorf("the upstream gets %q, %q", told, out.Routed.Set["tracestate"])
 	}
-	// A client that does not, or says nonsense, begins a trace here; what it says of another one goes.
+	// Without a valid trace context, kvepp begins a trace and removes the client's tracestate.
 	out = ask(
 		"",
 		with(map[string]string{"traceparent": "nonsense", "tracestate": "vendor=1", "x-request-id": "second"}),
@@ -85,18 +85,18 @@ func TestSpansOfRequests(t *testing.T) {
 	)
 	if alone := out.Routed.Set["traceparent"]; !(tracing.Context{Traceparent: alone}).Valid() ||
 		!slices.Contains(out.Routed.Removed, "tracestate") {
-		t.Errorf("upstream is told %q; removed: %q", alone, out.Routed.Removed)
+		t.Errorf("the upstream gets %q; removed: %q", alone, out.Routed.Removed)
 	}
-	// A proxy that traces tells upstream itself.
+	// A proxy that traces sends its own trace context to the upstream.
 	out = ask(proxys, with(map[string]string{"traceparent": clients, "x-request-id": "third"}), chatBody)
 	if said, ok := out.Routed.Set["traceparent"]; ok || slices.Contains(out.Routed.Removed, "tracestate") {
-		t.Errorf("kvepp tells upstream %q beside the proxy", said)
+		t.Errorf("kvepp adds %q to the proxy's trace context", said)
 	}
 	// A refused request.
 	if out = ask("", with(map[string]string{"x-request-id": "fourth"}), `{"model":7}`); out.Immediate == nil {
 		t.Fatal("a bad request was not refused")
 	}
-	// A span ends after its request, and what ends after Close is lost.
+	// A span ends after its request, and a span that ends after Close is lost. So wait.
 	for deadline := time.Now().Add(30 * time.Second); ended(c) < 4; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d requests have ended", ended(c))
@@ -114,7 +114,7 @@ func TestSpansOfRequests(t *testing.T) {
 			request[s.Attributes["kvepp.request_id"]] = s
 		}
 		if text := strings.Join([]string{s.Name, s.Attributes["url.path"]}, " "); strings.Contains(text, "secret") {
-			t.Errorf("a query is told: %+v", s)
+			t.Errorf("a span has the query: %+v", s)
 		}
 	}
 	below := func(parent tracingtest.Span) (children []tracingtest.Span, names []string) {
@@ -162,7 +162,7 @@ func TestSpansOfRequests(t *testing.T) {
 	}
 }
 
-// ended counts the requests whose spans have come.
+// ended counts the requests whose spans have arrived.
 func ended(c *tracingtest.Collector) (n int) {
 	for _, s := range c.Spans() {
 		if s.Name == spanRequest {

@@ -272,13 +272,13 @@ type accessLog struct {
 	log  *slog.Logger
 
 	// Owned by the goroutine that writes.
-	file   *os.File  // nil: standard output
-	looked time.Time // latest check whether path was rotated
+	file            *os.File  // nil: standard output
+	rotationChecked time.Time // latest check whether path was rotated
 }
 
 // openAccessLog opens the target of --access-log: a file, to which it appends, or "-" for standard output.
 func openAccessLog(path string, log *slog.Logger) (*accessLog, error) {
-	a := &accessLog{log: log, looked: time.Now()}
+	a := &accessLog{log: log, rotationChecked: time.Now()}
 	if path == "-" {
 		signal.Ignore(syscall.SIGPIPE) // it would end kvepp when the reader of standard output exits
 		a.out = os.Stdout
@@ -311,10 +311,10 @@ func (a *accessLog) tell(err error) {
 
 // reopen opens path again if a log rotation program has moved the file away. It checks at most once a second.
 func (a *accessLog) reopen() {
-	if time.Since(a.looked) < time.Second {
+	if time.Since(a.rotationChecked) < time.Second {
 		return
 	}
-	a.looked = time.Now()
+	a.rotationChecked = time.Now()
 	ours, err := a.file.Stat()
 	there, missing := os.Stat(a.path)
 	if err == nil && missing == nil && os.SameFile(ours, there) {
