@@ -43,6 +43,9 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 			200 + 150*int64(cap(decodeSlots))},
 		"unread names": {names.Bytes(), 1, 64},
 	} {
+		if testing.Short() && c.times > 1 {
+			continue // seconds of decoding
+		}
 		var peak atomic.Uint64
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		runtime.GC()
