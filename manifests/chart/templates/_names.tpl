@@ -1,7 +1,7 @@
-{{/* The name of all objects. Of these a Service allows the least. */}}
+{{/* The name of all objects. A Service has the strictest rules for names. */}}
 {{- define "kvepp.name" -}}
 {{- $name := default .Release.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}{{ fail (printf "%q cannot be the name of a Service, which begins with a letter and has letters, digits and dashes alone: give the release another name, or set nameOverride" $name) }}{{ end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}{{ fail (printf "%q cannot be the name of a Service: it must begin with a letter and have only letters, digits and dashes; rename the release, or set nameOverride" $name) }}{{ end -}}
 {{- $name -}}
 {{- end -}}
 
@@ -87,7 +87,7 @@ true
 {{- if kindIs "invalid" .Values.podDisruptionBudget.enabled -}}
 {{- if and (gt (int .Values.replicas) 1) (not (include "kvepp.leaderElection" .)) }}true{{ end -}}
 {{- else if .Values.podDisruptionBudget.enabled -}}
-{{- if include "kvepp.leaderElection" . }}{{ fail "podDisruptionBudget.enabled: under leader election one replica alone is Ready, and a budget would keep its node from being drained; set leaderElection.enabled=false, or leave the budget out" }}{{ end -}}
+{{- if include "kvepp.leaderElection" . }}{{ fail "podDisruptionBudget.enabled: under leader election only one replica is Ready, and a budget would prevent drains of its node; set leaderElection.enabled=false, or leave the budget out" }}{{ end -}}
 true
 {{- end -}}
 {{- end -}}

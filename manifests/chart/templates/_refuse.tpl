@@ -1,52 +1,52 @@
 {{/* Rules that a schema cannot express: values that exclude each other, or that need another value. */}}
 {{- define "kvepp.refuse" -}}
 {{- $v := .Values }}
-{{- if and $v.pool.inferencePool $v.pool.create (not $v.pool.selector) }}{{ fail "pool.selector: say which pods serve, by their labels: --set pool.selector.app=vllm-qwen; or pool.create=false with the pool.name of an InferencePool that is there" }}{{ end }}
-{{- if and $v.pool.inferencePool $v.pool.create (ne $v.pool.group "inference.networking.k8s.io") }}{{ fail "pool.group: the chart makes pools of inference.networking.k8s.io; of another group, name one that is there (pool.create=false)" }}{{ end }}
-{{- if and (not $v.pool.inferencePool) (not $v.pool.selector) }}{{ fail "pool.selector: without an InferencePool it must say which pods serve, by their labels: --set pool.selector.app=vllm-qwen" }}{{ end }}
-{{- if and $v.pool.inferencePool (not $v.pool.create) (not $v.pool.name) }}{{ fail "pool.name: which InferencePool is it, if this chart does not make it?" }}{{ end }}
+{{- if and $v.pool.inferencePool $v.pool.create (not $v.pool.selector) }}{{ fail "pool.selector is missing: set the labels of the engines' pods (--set pool.selector.app=vllm-qwen); or set pool.create=false and pool.name to an existing InferencePool" }}{{ end }}
+{{- if and $v.pool.inferencePool $v.pool.create (ne $v.pool.group "inference.networking.k8s.io") }}{{ fail "pool.group: the chart creates pools only of inference.networking.k8s.io; for another group set pool.create=false and pool.name to an existing pool" }}{{ end }}
+{{- if and (not $v.pool.inferencePool) (not $v.pool.selector) }}{{ fail "pool.selector is missing: without an InferencePool, set the labels of the engines' pods (--set pool.selector.app=vllm-qwen)" }}{{ end }}
+{{- if and $v.pool.inferencePool (not $v.pool.create) (not $v.pool.name) }}{{ fail "pool.name is missing: with pool.create=false, set it to the existing InferencePool" }}{{ end }}
 {{- $source := $v.model.source }}
-{{- if and $v.models (eq $source "none") }}{{ fail "model.source: models need a tokenizer from somewhere: pvc, image or fetch" }}{{ end }}
-{{- if and (eq $source "fetch") (not $v.models) }}{{ fail "models: model.source is fetch; which models shall be fetched?" }}{{ end }}
+{{- if and $v.models (eq $source "none") }}{{ fail "model.source is none, but models need tokenizers; set it to pvc, image or fetch" }}{{ end }}
+{{- if and (eq $source "fetch") (not $v.models) }}{{ fail "models is empty, but model.source is fetch; list the models to fetch" }}{{ end }}
 {{- range $of, $given := dict "pvc" (dict "model.pvc.claimName" $v.model.pvc.claimName) "image" (dict "model.image.reference" $v.model.image.reference) "fetch" (dict "model.fetch.hub" $v.model.fetch.hub) }}
 {{- range $key, $value := $given }}
-{{- if and $value (ne $source $of) }}{{ fail (printf "%s: it is read with model.source=%s, which is %s" $key $of $source) }}{{ end }}
+{{- if and $value (ne $source $of) }}{{ fail (printf "%s is used only with model.source=%s, but model.source is %s" $key $of $source) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- $names := dict }}
 {{- $folders := dict }}
 {{- range $v.models }}
-{{- if hasKey $names .name }}{{ fail (printf "models: %s is there twice" .name) }}{{ end }}
+{{- if hasKey $names .name }}{{ fail (printf "models: the name %s is given twice" .name) }}{{ end }}
 {{- $_ := set $names .name true }}
 {{- if eq $source "fetch" }}
 {{- $folder := default "." .path }}
 {{- $from := printf "%s@%s" (default "" .repository) (default "main" .revision) }}
-{{- if ne (default $from (get $folders $folder)) $from }}{{ fail (printf "models: %s and %s are both fetched into the folder %q; give each a path" (get $folders $folder) $from $folder) }}{{ end }}
+{{- if ne (default $from (get $folders $folder)) $from }}{{ fail (printf "models: %s and %s are both fetched into the folder %q; give each model its own path" (get $folders $folder) $from $folder) }}{{ end }}
 {{- $_ := set $folders $folder $from }}
 {{- end }}
 {{- end }}
 {{- if $v.kvEvents.replayPort }}
-{{- if not $v.kvEvents.enabled }}{{ fail "kvEvents.replayPort: with kvEvents.enabled=false nothing is replayed" }}{{ end }}
-{{- if eq (int $v.kvEvents.replayPort) (int $v.kvEvents.port) }}{{ fail "kvEvents.replayPort: the engines' replay socket has another port than that of their events" }}{{ end }}
+{{- if not $v.kvEvents.enabled }}{{ fail "kvEvents.replayPort has no effect with kvEvents.enabled=false; leave it out" }}{{ end }}
+{{- if eq (int $v.kvEvents.replayPort) (int $v.kvEvents.port) }}{{ fail "kvEvents.replayPort equals kvEvents.port; the engines' replay socket needs a port of its own" }}{{ end }}
 {{- end }}
 {{- if not $v.tls.enabled }}
-{{- if $v.tls.secretName }}{{ fail "tls.secretName: a certificate, and tls.enabled=false" }}{{ end }}
-{{- if $v.tls.clientCA.secretName }}{{ fail "tls.clientCA: without TLS (tls.enabled=false) no peer sends a certificate, and kvepp would serve every peer" }}{{ end }}
+{{- if $v.tls.secretName }}{{ fail "tls.secretName has no effect with tls.enabled=false; leave one of them out" }}{{ end }}
+{{- if $v.tls.clientCA.secretName }}{{ fail "tls.clientCA has no effect with tls.enabled=false: without TLS no peer sends a certificate, so kvepp would serve every peer" }}{{ end }}
 {{- end }}
 {{- if $v.envoy.create }}
-{{- if eq $v.engine "dynamo" }}{{ fail "envoy.create: this Envoy is for stock engines; with engine=dynamo use manifests/kustomize/components/envoy or a gateway" }}{{ end }}
-{{- if not $v.pool.selector }}{{ fail "envoy.create: set pool.selector, so that Envoy finds the engines' pods" }}{{ end }}
-{{- if ne $v.pool.appProtocol "http" }}{{ fail "envoy.create: this Envoy speaks HTTP/1.1 with the engines; set pool.appProtocol=http" }}{{ end }}
-{{- if or (not $v.tls.enabled) $v.tls.clientCA.secretName }}{{ fail "envoy.create: this Envoy speaks TLS with kvepp and shows no certificate; set tls.enabled=true and no tls.clientCA.secretName" }}{{ end }}
+{{- if eq $v.engine "dynamo" }}{{ fail "envoy.create works only with stock engines; with engine=dynamo use manifests/kustomize/components/envoy or a gateway" }}{{ end }}
+{{- if not $v.pool.selector }}{{ fail "envoy.create needs pool.selector, by which Envoy finds the engines' pods" }}{{ end }}
+{{- if ne $v.pool.appProtocol "http" }}{{ fail "envoy.create: this Envoy uses HTTP/1.1 to the engines; set pool.appProtocol=http" }}{{ end }}
+{{- if or (not $v.tls.enabled) $v.tls.clientCA.secretName }}{{ fail "envoy.create: this Envoy uses TLS to kvepp, without a client certificate; set tls.enabled=true and leave tls.clientCA.secretName out" }}{{ end }}
 {{- end }}
-{{- if and (eq $v.engine "dynamo") (ne (include "kvepp.fallbackEndpoints" .) "0") }}{{ fail "router.fallbackEndpoints: a frontend of Dynamo's serves for one named worker; set it to 0 with engine=dynamo" }}{{ end }}
+{{- if and (eq $v.engine "dynamo") (ne (include "kvepp.fallbackEndpoints" .) "0") }}{{ fail "router.fallbackEndpoints: a Dynamo frontend serves a request only on the worker that it names; with engine=dynamo set it to 0" }}{{ end }}
 {{- if not $v.router.eject.enabled }}
 {{- range $key, $value := omit $v.router.eject "enabled" }}
-{{- if not (kindIs "invalid" $value) }}{{ fail (printf "router.eject.%s: with router.eject.enabled=false no endpoint is ejected; leave it out" $key) }}{{ end }}
+{{- if not (kindIs "invalid" $value) }}{{ fail (printf "router.eject.%s has no effect with router.eject.enabled=false; leave it out" $key) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if not $v.networkPolicy.enabled }}
-{{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
+{{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra have no effect with networkPolicy.enabled=false; leave them out" }}{{ end }}
 {{- end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
@@ -55,8 +55,8 @@
   "eject-time" "router.eject.time" "eject-first-byte" "router.eject.firstByte" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
-{{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: --%s is what the value %s says, and more than this flag goes by that" $flag (get $valued $flag)) }}{{ end }}
-{{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: --drain-delay is what the value preStopSeconds says under leader election, and the pod's grace period goes by that" }}{{ end }}
-{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address") }}{{ fail (printf "extraArgs: --%s is not to be changed: Service, probes and rights go by it" $flag) }}{{ end }}
+{{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}
+{{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: do not set --drain-delay here under leader election; set the value preStopSeconds, which the pod's grace period uses too" }}{{ end }}
+{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
 {{- end }}
 {{- end -}}
