@@ -120,21 +120,21 @@ func TestCheckGateway(t *testing.T) {
 			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 1,
 			[]string{"is a host name, which kvepp resolves to " + missing}, 1},
 		{"an endpoint is missing from Envoy's cluster", without, []string{admin}, 1,
-			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "the gateway does not know the chosen endpoint",
+			[]string{"kvepp chose " + missing + ", but 127.0.0.1:", "the gateway does not know the chosen endpoint",
 				"-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
 		{"an endpoint is missing, seen in the headers of answers", without, nil, 1,
-			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "-> add " + missing +
+			[]string{"kvepp chose " + missing + ", but 127.0.0.1:", "-> add " + missing +
 				" to the endpoints of the gateway's cluster"}, 1},
 		{"Envoy speaks no TLS", plain, []string{admin}, 1,
-			[]string{"answered HTTP 503", "kvepp was not asked", "kvepp serves TLS at " + s.ExtProc() +
-				", and the gateway does not speak it", "-> give the gateway's cluster for kvepp a transport_socket"},
+			[]string{"answered HTTP 503", "without asking kvepp", "kvepp serves TLS at " + s.ExtProc() +
+				", but the gateway connects without TLS", "-> give the gateway's cluster for kvepp a transport_socket"},
 			1},
-		{"Envoy skips kvepp", unasked, []string{admin}, 1, []string{"answered HTTP 200, and kvepp was not asked",
-			"is ext_proc among the filters"}, 1},
+		{"Envoy skips kvepp", unasked, []string{admin}, 1, []string{"answered HTTP 200 without asking kvepp",
+			"check that ext_proc is among the filters"}, 1},
 		{"kvepp's decisions are not visible", unasked, nil, 0,
-			[]string{"unknown", "-> switch on what tells: kvepp serve --admin-address"}, 1},
+			[]string{"unknown", "-> make kvepp serve report its decisions: --admin-address"}, 1},
 		{"no such gateway", &stack.Envoy{URL: "http://127.0.0.1:1"}, []string{admin},
-			1, []string{"connection refused", "-> is this the gateway's listener"}, 1},
+			1, []string{"connection refused", "-> check that this is the gateway's listener"}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, table := runCheck(t, append(checkFlags(t, s, c.envoy), c.flags...)...)
@@ -150,7 +150,7 @@ func TestCheckGateway(t *testing.T) {
 	}
 	s.KillKvepp()
 	status, table := runCheck(t, append(checkFlags(t, s, unasked), "--ext-proc-address="+s.ExtProc(), admin)...)
-	if status != 0 || !strings.Contains(table, "does not tell of its decisions: "+s.Admin()+": connection refused") {
+	if status != 0 || !strings.Contains(table, "does not report its decisions: "+s.Admin()+": connection refused") {
 		t.Errorf("kvepp is stopped, and its gateway answers: status %d", status)
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, s.Envoy), admin)...)
@@ -170,10 +170,10 @@ func TestCheckGatewayTLS(t *testing.T) {
 		says  []string
 	}{
 		{"kvepp speaks none", []string{"--secure-serving=false"},
-			[]string{"the gateway speaks TLS, and kvepp at ADDRESS does not", "-> take the transport_socket out"}},
+			[]string{"the gateway connects with TLS, but kvepp at ADDRESS serves without TLS", "-> remove the transport_socket"}},
 		{"kvepp asks for a certificate",
 			[]string{"--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
-			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway shows none",
+			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway sends none",
 				"-> give the gateway's cluster for kvepp a certificate"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -220,12 +220,12 @@ func TestCheckGatewayHealthChecks(t *testing.T) {
 	})
 	status, table := runCheck(t, append(checkFlags(t, s, plain), adminFlag(s))...)
 	if status != 1 ||
-		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway does not speak it") {
+		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", but the gateway connects without TLS") {
 		t.Errorf("status %d", status)
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, plain), adminFlag(s), "--metrics-address=127.0.0.1:1")...)
 	if status != 1 ||
-		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway's request did not reach it") {
+		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", but the gateway's request did not reach it") {
 		t.Errorf("without metrics: status %d", status)
 	}
 	cancel()
@@ -267,7 +267,7 @@ func TestCheckGatewayGuarded(t *testing.T) {
 	}
 	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify")...); status != 1 ||
 		!strings.Contains(table, "HTTP 404") ||
-		!strings.Contains(table, "-> does the gateway want a key (--gateway-api-key-file)") {
+		!strings.Contains(table, "-> check whether the gateway requires a key (--gateway-api-key-file)") {
 		t.Errorf("without a key: status %d", status)
 	}
 	if status, table := runCheck(t, append(flags, "--gateway-api-key-file="+key)...); status != 1 ||

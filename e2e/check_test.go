@@ -52,7 +52,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("status %d with a correct setup", status)
 	}
 	if status, table := runCheck(t, flags...); status != 0 ||
-		strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
+		strings.Count(table, "no event has come yet")+strings.Count(table, "announces blocks") != 2 {
 		t.Errorf("status %d without a probe", status)
 	}
 	if status, table := runCheck(t, append(flags, "--conversations=4")...); status != 0 ||

@@ -325,7 +325,7 @@ func fileMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", model: tinny}",
 			sees:  clientErrors,
 			fix:   "Write the name that the engine serves, or leave `model` out.",
-			names: []string{"kvepp has it for tinny", "correct the endpoint's model"},
+			names: []string{"kvepp is configured with tinny", "correct the endpoint's model"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  model: tinny\n  kvEvents:"))
@@ -348,7 +348,7 @@ func fileMistakes() []mistake {
 				"blockSize: 32}",
 			sees:  byLoad,
 			fix:   "Leave `blockSize` out: kvepp takes it from the events.",
-			names: []string{"block size differs from the engine's", "blockSize 16, or leave it out"},
+			names: []string{"block size differs from the engine's", "set blockSize to 16, or leave it out"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  blockSize: 32\n  kvEvents:"))
@@ -451,7 +451,7 @@ func engineMistakes() []mistake {
 			fix:   "Write the port of the engine's KV events, which is not the one of its HTTP server.",
 			names: []string{
 				"cannot connect to a worker's KV events",
-				"tcp://10.0.0.1:8000 accepts connections, and publishes no KV events",
+				"tcp://10.0.0.1:8000 accepts connections, but publishes no KV events",
 				"write the port of the engine's KV events",
 			},
 			make: func(t *testing.T) []said {
@@ -469,7 +469,7 @@ func engineMistakes() []mistake {
 			fix: "Write the port of `endpoint` in the engine's `--kv-events-config` for `kvEvents`, the one of " +
 				"`replay_endpoint` for `kvReplay`.",
 			names: []string{
-				"tcp://10.0.0.1:5657 accepts connections, and publishes no KV events",
+				"tcp://10.0.0.1:5657 accepts connections, but publishes no KV events",
 				"not that of its HTTP server or of its replay socket",
 			},
 			make: func(t *testing.T) []said {
@@ -549,7 +549,7 @@ func engineMistakes() []mistake {
 			made:  "kvepp serve --engine sglang ...   # before vLLM",
 			sees:  wrongCache,
 			fix:   "Give `--engine` what serves: each engine makes tokens of requests in a way of its own.",
-			names: []string{"vLLM answers, and kvepp takes it for SGLang", "--engine vllm"},
+			names: []string{"vLLM answers, but kvepp is configured for SGLang", "--engine vllm"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(), "--engine=sglang")
@@ -720,7 +720,7 @@ func envoyMistakes() []mistake {
 			sees:  unavailable,
 			fix: "Start kvepp. With `failure_mode_allow: true` (stock-engines.yaml) Envoy passes requests to " +
 				"healthy engines meanwhile.",
-			names: []string{"endpoint_picker_unavailable", "kvepp does not answer at 10.0.0.9:9002", "is kvepp up"},
+			names: []string{"endpoint_picker_unavailable", "kvepp does not answer at 10.0.0.9:9002", "check that kvepp is up"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries())
@@ -755,7 +755,7 @@ func envoyMistakes() []mistake {
 			sees:  elsewhere,
 			fix: "Put the filter into `http_filters`, before the router, as the configurations in " +
 				"`manifests/envoy` do.",
-			names: []string{"kvepp was not asked", "is ext_proc among the filters"},
+			names: []string{"without asking kvepp", "check that ext_proc is among the filters"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
@@ -775,7 +775,7 @@ func envoyMistakes() []mistake {
 			fix:   "Give the cluster a `transport_socket`, or start kvepp with `--secure-serving=false`.",
 			names: []string{
 				"cause=plaintext",
-				"kvepp serves TLS at 10.0.0.9:9002, and the gateway does not speak it",
+				"kvepp serves TLS at 10.0.0.9:9002, but the gateway connects without TLS",
 				"transport_socket",
 			},
 			make: func(t *testing.T) []said {
@@ -796,8 +796,8 @@ func envoyMistakes() []mistake {
 			fix:   "Take the `transport_socket` out, or `--secure-serving=false`.",
 			names: []string{
 				"cause=tls_is_off",
-				"the gateway speaks TLS, and kvepp at 10.0.0.9:9002 does not",
-				"take the transport_socket out",
+				"the gateway connects with TLS, but kvepp at 10.0.0.9:9002 serves without TLS",
+				"remove the transport_socket",
 			},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)

@@ -7,8 +7,9 @@ import (
 )
 
 // nameFix says what makes an address by name safe.
-const nameFix = "--gateway URL shows whether the gateway resolves it to the same address, as a cluster of type " +
-	"STRICT_DNS with the same name and dns_lookup_family does; or write the address itself, address: %s"
+const nameFix = "run kvepp check --gateway URL: it shows whether the gateway resolves the name to the same address, " +
+	"as a cluster of type STRICT_DNS with the same name and dns_lookup_family does; or write the IP address, " +
+	"address: %s"
 
 // checkAddress tells of an address that is given by name. Envoy finds what kvepp chose among the hosts of its cluster
 // by IP:port; that both resolve a name to the same address shows only when a request comes through.

@@ -89,7 +89,7 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 		case a.Worker.Role != pool.Aggregated:
 			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
 				Says: fmt.Sprintf(
-					"none: it is a %s worker, and its answers do not tell what it alone had cached",
+					"none held: this is a %s worker, whose answers do not show its own cached tokens",
 					a.Worker.Role,
 				)})
 		default:
@@ -99,7 +99,7 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 					Worker: a.Worker.String(),
 					About:  AboutConversations,
 					State:  Unknown,
-					Says:   "none: correct what is wrong with it above",
+					Says:   "none held: correct the worker's problems above",
 				},
 			)
 		}
@@ -108,7 +108,7 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 		return append(
 			findings,
 			Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
-				Fix: "correct what is wrong above; without aggregated workers leave --conversations out"},
+				Fix: "correct the problems above; without aggregated workers leave --conversations out"},
 		)
 	}
 	cfg.Predictor.listen(ctx)
@@ -278,27 +278,28 @@ func (d *dialogue) finding() Finding {
 			"kvepp cannot tokenize %d requests; the first: %v",
 			d.unknown,
 			d.failure,
-		), "kvepp tokenize shows more"
+		), "run kvepp tokenize for details"
 	case d.unread:
 		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.asked.engine]
 	case d.counts > 0:
 		f.Says, f.Fix = fmt.Sprintf(
-			"%d of %d prompts have another number of tokens than the engine's",
+			"for %d of %d prompts kvepp and the engine count different numbers of tokens",
 			d.counts,
 			t.Requests,
 		), templateFix
 	case known.BlockSize == 0:
 		f.Says, f.Fix = "nothing can be predicted: the block size is not known",
-			"the worker's blockSize, or its KV events"
+			"set the worker's blockSize, or make its KV events arrive"
 	case t.Reported == 0 && t.Predicted == 0:
-		f.Says, f.Fix = "nothing was cached", "is prefix caching on?"
+		f.Says, f.Fix = "nothing was cached", "check that prefix caching is on"
 	case float64(d.agreed) < LeastExact*float64(t.Requests):
 		f.Says = fmt.Sprintf("%d of %d predictions are wrong; %s", t.Requests-d.agreed, t.Requests, d.disagrees)
 		f.Fix = evictionFix
 		if t.Predicted < t.Reported {
 			f.Fix = predictionFix
 			if d.asked.Worker.KVReplay == "" {
-				f.Fix += "; without a replay socket (kvReplay) kvepp cannot know blocks that were stored before it came"
+				f.Fix += "; without a replay socket (kvReplay) kvepp cannot know blocks that were stored before it " +
+					"started"
 			}
 		}
 	default:

@@ -78,7 +78,7 @@ func (q *inquiry) getJSON(ctx context.Context, path string, into any) error {
 // askHTTP asks who is there and which models it serves.
 func (q *inquiry) askHTTP(ctx context.Context) {
 	if q.w.Address == "" {
-		q.found(AboutHTTP, Unknown, "", "has no address: Dynamo alone reaches it")
+		q.found(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
 		return
 	}
 	var models struct {
@@ -92,7 +92,7 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 		q.found(
 			AboutHTTP,
 			Wrong,
-			"is the engine up, and this its address? Envoy must reach it too",
+			"check that the engine is up and that this is its address; Envoy must reach it too",
 			"http://%s: %s",
 			q.w.Address,
 			brief(err),
@@ -114,7 +114,7 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 			AboutHTTP,
 			Wrong,
 			"--engine "+string(q.engine),
-			"%s answers, and kvepp takes it for %s",
+			"%s answers, but kvepp is configured for %s",
 			name,
 			names[q.Engine],
 		)
@@ -129,14 +129,14 @@ func (q *inquiry) askModels(served []string) {
 	list := strings.Join(served, ", ")
 	switch {
 	case len(served) == 0:
-		q.found(AboutModel, Wrong, "wait until the engine has loaded its model", "serves none")
+		q.found(AboutModel, Wrong, "wait until the engine has loaded its model", "the engine serves no model")
 		return
 	case q.w.Model != "" && !slices.Contains(served, q.w.Model):
 		q.found(
 			AboutModel,
 			Wrong,
 			"correct the endpoint's model, or the engine's name for it",
-			"serves %s, and kvepp has it for %s",
+			"serves %s, but kvepp is configured with %s",
 			list,
 			q.w.Model,
 		)
@@ -151,7 +151,7 @@ func (q *inquiry) askModels(served []string) {
 			AboutModel,
 			Wrong,
 			"--model "+q.model+"=DIR",
-			"serves %s, and kvepp has no tokenizer: all is routed by load",
+			"serves %s, but kvepp has no tokenizer: it routes all requests by load",
 			list,
 		)
 		return
@@ -163,8 +163,8 @@ func (q *inquiry) askModels(served []string) {
 			q.found(
 				AboutModel,
 				Wrong,
-				"kvepp's log says why",
-				"the tokenizer of %s could not be loaded: its requests are routed by load",
+				"see kvepp's log for the cause",
+				"kvepp could not load the tokenizer of %s, and routes its requests by load",
 				name,
 			)
 		case named && (q.w.Model == "" || name == q.w.Model):
@@ -178,7 +178,7 @@ func (q *inquiry) askModels(served []string) {
 			AboutModel,
 			Wrong,
 			"--model "+q.model+"=DIR, with the engine's name",
-			"serves %s, which no --model names: its requests are routed by load",
+			"serves %s, which no --model names: kvepp routes its requests by load",
 			list,
 		)
 	}
@@ -214,10 +214,11 @@ func (q *inquiry) askSettings(ctx context.Context) {
 	case q.engine == tokenizer.VLLM:
 		q.found(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
-		q.found(AboutPrefix, Wrong, "leave --disable-radix-cache out", "off: nothing is ever cached")
+		q.found(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
 	}
 	if s.usage != nil && !*s.usage && q.prompt == nil { // else the probe tells
-		q.found(AboutCachedUsed, Wrong, usageFix[q.engine], "not reported: kvepp cannot compare its predictions")
+		q.found(AboutCachedUsed, Wrong, usageFix[q.engine],
+			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	}
 }
 
@@ -276,7 +277,7 @@ func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
 	defer cancel()
 	view, err := dynamo.QueryFrontend(ctx, q.w.Address)
 	if err != nil {
-		q.found(AboutInstance, Unknown, "", "the frontend does not say: %s", brief(err))
+		q.found(AboutInstance, Unknown, "", "the frontend does not list its workers: %s", brief(err))
 		return s
 	}
 	known := slices.ContainsFunc(view.Workers,
@@ -296,7 +297,7 @@ func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
 			AboutInstance,
 			Wrong,
 			"give the endpoint its instanceId or dynamo path (--dynamo-discovery)",
-			"%d, and the frontend knows %s: requests would fail",
+			"kvepp has %d, but the frontend knows %s: requests would fail",
 			q.w.InstanceID,
 			ids(view.Workers),
 		)
@@ -322,13 +323,14 @@ func (q *inquiry) compareBlockSizes(engine int) {
 	}
 	switch known := max(configured, announced, engine); {
 	case known == 0:
-		q.found(AboutBlockSize, Unknown, "--probe, or the endpoint's blockSize", "not known until the first event")
+		q.found(AboutBlockSize, Unknown, "use --probe, or set the endpoint's blockSize",
+			"not known until the first event")
 	case configured > 0 && announced > 0 && configured != announced:
 		q.found(
 			AboutBlockSize,
 			Wrong,
-			fmt.Sprintf("blockSize %d, or leave it out", announced),
-			"kvepp has %d tokens, the events %d: no block would match",
+			fmt.Sprintf("set blockSize to %d, or leave it out", announced),
+			"kvepp is configured with %d tokens, but the events have %d: no block would match",
 			configured,
 			announced,
 		)
@@ -336,13 +338,13 @@ func (q *inquiry) compareBlockSizes(engine int) {
 		q.found(
 			AboutBlockSize,
 			Wrong,
-			fmt.Sprintf("blockSize %d, or leave it out", engine),
-			"kvepp has %d tokens, the engine %d: no block would match",
+			fmt.Sprintf("set blockSize to %d, or leave it out", engine),
+			"kvepp is configured with %d tokens, but the engine has %d: no block would match",
 			configured,
 			engine,
 		)
 	case announced > 0:
-		q.found(AboutBlockSize, OK, "", "%d tokens, by the events", announced)
+		q.found(AboutBlockSize, OK, "", "%d tokens, as in the events", announced)
 	default:
 		q.found(AboutBlockSize, OK, "", "%d tokens", known)
 	}

@@ -103,7 +103,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
 	heard := newHearing(q.w.Rank)
 	if q.WithoutEvents {
-		q.found(AboutEvents, OK, "", "not listened to: kvepp guesses what the worker holds")
+		q.found(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
 		q.probe(ctx, heard)
 		return
 	}
@@ -111,22 +111,23 @@ func (q *inquiry) askEvents(ctx context.Context) {
 		channel, there := q.w.EventChannel()
 		switch {
 		case q.w.Role == pool.Decode:
-			q.found(AboutEvents, OK, "", "a decode worker announces nothing of prompts")
+			q.found(AboutEvents, OK, "", "a decode worker sends no events about prompts")
 		case there:
 			q.found(
 				AboutEvents,
 				Unknown,
 				"",
-				"over Dynamo's event plane (%s), which is not listened to here",
+				"sent over Dynamo's event plane (%s), which kvepp check does not read",
 				channel.Transport(),
 			)
 		default:
 			q.found(
 				AboutEvents,
 				Wrong,
-				"kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+
+				"set kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and start the engine "+
+					"with "+
 					eventsFix[q.engine],
-				"no address: its cache is not known",
+				"no event address, so kvepp does not know the worker's cache",
 			)
 		}
 		q.probe(ctx, heard)
@@ -153,15 +154,15 @@ func (q *inquiry) askEvents(ctx context.Context) {
 			Wrong,
 			"write the port of the engine's KV events, not that of its HTTP server or of its replay socket "+
 				"(kvEvents, --kv-events-port or the Pod's annotation)",
-			"%s accepts connections, and publishes no KV events",
+			"%s accepts connections, but publishes no KV events",
 			address,
 		)
 	default:
 		q.found(
 			AboutEvents,
 			Wrong,
-			"at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the "+
-				"Pod's annotation), and open?",
+			"start the engine with "+eventsFix[q.engine]+"; check that its event port is open and is the one in "+
+				"kvEvents, --kv-events-port or the Pod's annotation",
 			"no publisher answers at %s",
 			address,
 		)
@@ -211,8 +212,8 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 		q.found(
 			AboutEvents,
 			Wrong,
-			"is this the engine's event port, or another?",
-			"%s sends what is no KV event: %v",
+			"check that this is the engine's event port",
+			"%s sends a message that is not a KV event: %v",
 			address,
 			heard.malformed,
 		)
@@ -231,8 +232,9 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 		q.found(
 			AboutEvents,
 			Wrong,
-			"at the engine: "+eventsFix[q.engine]+"; is this its event port, and its topic? Is prefix caching on?",
-			"%s is connected, and said nothing of a prompt of %d tokens",
+			"start the engine with "+eventsFix[q.engine]+"; check the event port and its topic, and that prefix "+
+				"caching is on",
+			"%s is connected, but sent no event for a prompt of %d tokens",
 			address,
 			q.prompt.second.answer.promptTokens,
 		)
@@ -240,8 +242,8 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 		q.found(
 			AboutEvents,
 			Unknown,
-			"--probe sends a prompt that it should announce",
-			"%s is connected, and has said nothing yet",
+			"use --probe: it sends a prompt whose blocks the worker must announce",
+			"%s is connected; no event has come yet",
 			address,
 		)
 	}
@@ -252,9 +254,9 @@ func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool
 		q.found(
 			AboutReplay,
 			Unknown,
-			`"replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's `+
+			`set "replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's `+
 				`annotation`,
-			"none: after a lost event, or its own restart, kvepp knows nothing of the worker",
+			"no replay socket: after a lost event, or a restart of kvepp, kvepp does not know the worker's cache",
 		)
 		return
 	}
@@ -273,7 +275,7 @@ func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool
 	q.found(
 		AboutReplay,
 		Wrong,
-		`"replay_endpoint" in the engine's --kv-events-config; is the port this one, and open?`,
+		`set "replay_endpoint" in the engine's --kv-events-config; check that its port is this one and open`,
 		"%s does not answer",
 		replay,
 	)

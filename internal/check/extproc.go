@@ -18,24 +18,24 @@ import (
 // tlsFixes says what to change for each cause of failed TLS handshakes that kvepp counts.
 var tlsFixes = map[string]struct{ says, fix string }{
 	"plaintext": {
-		"kvepp serves TLS at %s, and the gateway does not speak it",
+		"kvepp serves TLS at %s, but the gateway connects without TLS",
 		"give the gateway's cluster for kvepp a transport_socket with TLS and alpn_protocols: [h2] " +
 			"(manifests/envoy), or start kvepp with --secure-serving=false",
 	},
 	"tls_is_off": {
-		"the gateway speaks TLS, and kvepp at %s does not",
-		"take the transport_socket out of the gateway's cluster for kvepp, or start kvepp without " +
+		"the gateway connects with TLS, but kvepp at %s serves without TLS",
+		"remove the transport_socket from the gateway's cluster for kvepp, or start kvepp without " +
 			"--secure-serving=false",
 	},
 	"client_certificate": {
-		"kvepp at %s refuses the gateway's certificate, or the gateway shows none",
+		"kvepp at %s refuses the gateway's certificate, or the gateway sends none",
 		"give the gateway's cluster for kvepp a certificate of an authority in --tls-client-ca " +
 			"(manifests/envoy/mtls.yaml)",
 	},
 	"certificate_refused": {
 		"the gateway refuses the certificate of kvepp at %s",
-		"let the gateway trust the authority of the certificate in --cert-path, or not verify one that kvepp signs " +
-			"itself",
+		"make the gateway trust the authority of the certificate in --cert-path; if the certificate is self-signed " +
+			"by kvepp, switch its verification off",
 	},
 	"version": {
 		"the gateway speaks no TLS version that kvepp at %s allows",
@@ -43,7 +43,7 @@ var tlsFixes = map[string]struct{ says, fix string }{
 	},
 	"alpn": {
 		"the gateway does not offer HTTP/2 to kvepp at %s",
-		"alpn_protocols: [h2] in the gateway's TLS context for kvepp",
+		"set alpn_protocols: [h2] in the gateway's TLS context for kvepp",
 	},
 }
 
@@ -88,7 +88,7 @@ func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[strin
 		return
 	}
 	fix := fmt.Sprintf(
-		"is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp "+
+		"check that ext_proc is among the filters of the gateway's listener, and that %s is in its cluster for kvepp "+
 			"(failure_mode_allow lets requests pass without kvepp)",
 		g.to.ExtProc,
 	)
@@ -99,7 +99,7 @@ func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[strin
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
-			"is kvepp up, and this its --grpc-port? Else say where it is with --ext-proc-address",
+			"check that kvepp is up and that this is its --grpc-port; if not, give its address with --ext-proc-address",
 			"kvepp does not answer at %s: %v",
 			g.to.ExtProc,
 			err,
@@ -109,8 +109,8 @@ func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[strin
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
-			fix+", without a transport_socket (TLS)?",
-			"kvepp serves at %s without TLS, and the gateway's request did not reach it",
+			fix+"; that cluster must not have a transport_socket (TLS)",
+			"kvepp serves at %s without TLS, but the gateway's request did not reach it",
 			g.to.ExtProc,
 		)
 	default:
@@ -118,8 +118,9 @@ func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[strin
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
-			fix+", with a transport_socket of TLS and alpn_protocols: [h2]? Or start kvepp with --secure-serving=false",
-			"kvepp serves TLS at %s, and the gateway's request did not reach it",
+			fix+"; that cluster must have a transport_socket with TLS and alpn_protocols: [h2], unless kvepp runs "+
+				"with --secure-serving=false",
+			"kvepp serves TLS at %s, but the gateway's request did not reach it",
 			g.to.ExtProc,
 		)
 	}

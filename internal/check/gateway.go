@@ -41,8 +41,8 @@ type Gateway struct {
 	MetricsPage, MetricsToken string
 }
 
-const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as " +
-	"manifests/envoy has it"
+const sayServed = "make the gateway report the endpoint: selected_host_key in its cluster's override_host policy, as " +
+	"in manifests/envoy"
 
 // Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first,
 // without by chance.
@@ -91,8 +91,8 @@ func CheckGateway(
 			ThroughGateway,
 			AboutGateway,
 			Unknown,
-			"correct what is wrong above",
-			"not asked: no worker answers, so that no model's name is known",
+			"correct the problems above",
+			"not tested: no worker answers, so no model name is known",
 		)
 		return g.findings
 	}
@@ -142,20 +142,21 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 	d := p.decision
 	switch {
 	case p.code == 0:
-		fix := "is this the gateway's listener, and is the gateway up?"
+		fix := "check that this is the gateway's listener and that the gateway is up"
 		if untrusted := (*tls.CertificateVerificationError)(nil); errors.As(p.err, &untrusted) {
-			fix = "have this machine trust the gateway's certificate, or --gateway-insecure-skip-verify"
+			fix = "make this machine trust the gateway's certificate, or use --gateway-insecure-skip-verify"
 		}
 		g.found(ThroughGateway, AboutGateway, Wrong, fix, "%s: %s", g.to.URL, brief(p.err))
 	case d != nil && d.refused != "":
-		g.found(ThroughGateway, AboutGateway, Wrong, "kvepp's log says more", "kvepp chose no worker: %s", d.refused)
+		g.found(ThroughGateway, AboutGateway, Wrong, "see kvepp's log", "kvepp chose no worker: %s", d.refused)
 	case d != nil && p.code < http.StatusInternalServerError && p.code != http.StatusOK:
 		g.found(
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
-			"does the gateway want a key (--gateway-api-key-file), or has it no route for this host and path?",
-			"kvepp chose %s, and the gateway answered %s",
+			"check whether the gateway requires a key (--gateway-api-key-file), and whether it has a route for this "+
+				"host and path",
+			"kvepp chose %s, but the gateway answered %s",
 			d.worker,
 			brief(p.err),
 		)
@@ -164,8 +165,8 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
-			"can the gateway reach that endpoint?",
-			"kvepp chose %s, and the gateway answered %s",
+			"check that the gateway can reach that endpoint",
+			"kvepp chose %s, but the gateway answered %s",
 			d.worker,
 			brief(p.err),
 		)
@@ -179,17 +180,17 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
-			"correct its "+AboutExtProc+", below",
-			"%s answered %s, and kvepp was not asked",
+			"see "+AboutExtProc+" below",
+			"%s answered %s without asking kvepp",
 			g.to.URL,
 			p.status(),
 		)
 		g.extProc(ctx, p.code, failures)
 	default:
-		tell := "switch on what tells: kvepp serve --admin-address HOST:PORT, given to kvepp check too, or " +
+		tell := "make kvepp serve report its decisions: --admin-address HOST:PORT (give it to kvepp check too), or " +
 			"--decision-headers"
 		state, says := Unknown, fmt.Sprintf(
-			"%s answered %s; kvepp does not tell of its decisions",
+			"%s answered %s; kvepp does not report its decisions",
 			g.to.URL,
 			p.status(),
 		)
@@ -306,7 +307,7 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 			AboutServed,
 			Wrong,
 			fix,
-			"kvepp chose %s, and %s served: the gateway does not know the chosen endpoint",
+			"kvepp chose %s, but %s served: the gateway does not know the chosen endpoint",
 			d.address,
 			d.served,
 		)
@@ -316,7 +317,7 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 			AboutServed,
 			Wrong,
 			fix,
-			"kvepp chose %s, and the gateway answered %s",
+			"kvepp chose %s, but the gateway answered %s",
 			d.address,
 			brief(p.err),
 		)
@@ -339,7 +340,7 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 			AboutServed,
 			Wrong,
 			fix,
-			"kvepp chose %s, and another endpoint served: the answer reports none of the %d predicted cached tokens",
+			"kvepp chose %s, but another endpoint served: the answer reports none of the %d predicted cached tokens",
 			d.address,
 			d.predicted,
 		)

@@ -263,10 +263,10 @@ func (t *talk) request(maxTokens int) sent {
 }
 
 const (
-	predictionFix = "first correct what else is wrong here: --model, --chat-template and --engine must be the " +
-		"engine's, and its events must arrive"
-	evictionFix = "first correct what else is wrong here; if nothing is, repeat: other requests may have filled " +
-		"the engine's cache; a model may also have layers with a window or a state"
+	predictionFix = "first correct the other problems: --model, --chat-template and --engine must match the engine, " +
+		"and its events must arrive"
+	evictionFix = "first correct the other problems; if there are none, repeat the check: other requests may have " +
+		"filled the engine's cache. A model with sliding-window or state-space layers may cache less"
 )
 
 // tellCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
@@ -292,13 +292,14 @@ func (q *inquiry) tellCached() {
 	a, x := &p.second.answer, &p.predicted
 	switch {
 	case a.cached == nil:
-		q.found(AboutCachedUsed, Wrong, usageFix[q.engine], "not reported: kvepp cannot compare its predictions")
+		q.found(AboutCachedUsed, Wrong, usageFix[q.engine],
+			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	case !p.predictable && *a.cached == 0:
 		q.found(
 			AboutCachedUsed,
 			Wrong,
-			"is prefix caching on? Do others fill the cache?",
-			"reported, and none of a prompt's %d tokens was cached the second time",
+			"check that prefix caching is on, and that other requests do not fill the cache",
+			"reported: none of a prompt's %d tokens was cached the second time",
 			a.promptTokens,
 		)
 	case !p.predictable:
@@ -316,8 +317,8 @@ func (q *inquiry) tellCached() {
 		q.found(
 			AboutCachedUsed,
 			Wrong,
-			"is prefix caching on? Do others fill the cache?",
-			"reported, and none of a prompt's %d tokens was cached the second time",
+			"check that prefix caching is on, and that other requests do not fill the cache",
+			"reported: none of a prompt's %d tokens was cached the second time",
 			a.promptTokens,
 		)
 	case *a.cached > x.tokens:
@@ -325,7 +326,7 @@ func (q *inquiry) tellCached() {
 			AboutCachedUsed,
 			Wrong,
 			predictionFix,
-			"reported: %d of %d the second time, and kvepp predicts only %d",
+			"reported: %d of %d the second time, but kvepp predicts only %d",
 			*a.cached,
 			a.promptTokens,
 			x.tokens,
@@ -335,7 +336,7 @@ func (q *inquiry) tellCached() {
 			AboutCachedUsed,
 			Wrong,
 			evictionFix,
-			"reported: %d of %d the second time, and kvepp predicts %d",
+			"reported: %d of %d the second time, but kvepp predicts %d",
 			*a.cached,
 			a.promptTokens,
 			x.tokens,

@@ -25,8 +25,8 @@ const (
 	modelFix    = "give --model the engine's own folder and version"
 	templateFix = "give kvepp the engine's template: --chat-template FILE if the engine has that flag, else the " +
 		"engine's own model folder and version"
-	noTemplate  = "kvepp has no chat template for %s: its chats are routed by load"
-	addTemplate = "--chat-template FILE with the engine's, or a --model folder that holds chat_template.jinja"
+	noTemplate  = "kvepp has no chat template for %s, and routes its chats by load"
+	addTemplate = "give --chat-template FILE (the engine's template), or a --model folder with chat_template.jinja"
 )
 
 // sampleChat is a chat whose parts can be left out, because some templates refuse them.
@@ -109,12 +109,12 @@ func (q *inquiry) askTokens(ctx context.Context) {
 func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
 	mine, request, body, err := ownIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": someText})
 	if err != nil {
-		q.found(AboutTokenizer, Wrong, "kvepp tokenize --text shows more", "kvepp cannot tokenize a text: %v", err)
+		q.found(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v", err)
 		return
 	}
 	theirs, err := engine.Tokenize(ctx, request, body)
 	if err != nil {
-		q.found(AboutTokenizer, Unknown, "", "the engine does not say: %s", brief(err))
+		q.found(AboutTokenizer, Unknown, "", "the engine does not return token ids: %s", brief(err))
 		return
 	}
 	if at := difference(mine, theirs[0]); at >= 0 {
@@ -127,14 +127,14 @@ func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engin
 		)
 		return
 	}
-	q.found(AboutTokenizer, OK, "", "the %d ids of a text are the engine's", len(mine))
+	q.found(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(mine))
 }
 
 func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
 	for i, sample := range sampleChats {
 		mine, request, body, err := ownIDs(model, chatPath, sample.body(q.model))
 		if request == nil {
-			q.found(AboutChat, Wrong, "kvepp tokenize shows more", "kvepp cannot read a chat: %v", err)
+			q.found(AboutChat, Wrong, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
 			return
 		}
 		theirs, refused := engine.Tokenize(ctx, request, body)
@@ -151,7 +151,7 @@ func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engin
 					AboutChat,
 					Unknown,
 					"--probe compares the number of a chat's tokens",
-					"the engine does not say: %s",
+					"the engine does not return token ids: %s",
 					brief(refused),
 				)
 			}
@@ -202,7 +202,7 @@ func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engin
 			)
 			return
 		}
-		q.found(AboutChat, OK, "", "the %d ids of a chat%s are the engine's", len(mine), sample.without)
+		q.found(AboutChat, OK, "", "the %d token ids of a chat%s equal the engine's", len(mine), sample.without)
 		return
 	}
 }
@@ -226,7 +226,7 @@ func (q *inquiry) compareCounts(model *tokenizer.Model) {
 			AboutTokenizer,
 			Unknown,
 			"",
-			"not compared: the engine does not say its ids, and takes no requests without a prefill worker",
+			"not compared: the engine does not return token ids, and needs a prefill worker for each request",
 		)
 		return
 	case p == nil:
@@ -234,7 +234,7 @@ func (q *inquiry) compareCounts(model *tokenizer.Model) {
 			AboutTokenizer,
 			Unknown,
 			"--probe compares the number of a prompt's tokens",
-			"the engine does not say its ids",
+			"the engine does not return token ids",
 		)
 		return
 	}
@@ -264,7 +264,7 @@ func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what
 		q.found(
 			about,
 			Wrong,
-			"kvepp tokenize shows more",
+			"run kvepp tokenize for details",
 			"kvepp cannot tokenize a %s that the engine takes: %v",
 			what,
 			err,
@@ -274,13 +274,13 @@ func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what
 			about,
 			Wrong,
 			fix,
-			"a %s has %d tokens, by the engine %d: no block would match",
+			"for a %s kvepp counts %d tokens, but the engine counts %d: no block would match",
 			what,
 			len(mine),
 			r.answer.promptTokens,
 		)
 	default:
-		q.found(about, OK, "", "the %d tokens of a %s are as many as the engine's", len(mine), what)
+		q.found(about, OK, "", "kvepp and the engine count %d tokens in a %s", len(mine), what)
 	}
 }
 
