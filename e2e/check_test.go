@@ -47,7 +47,7 @@ func TestCheck(t *testing.T) {
 	status, table := runCheck(t, append(flags, "--probe")...)
 	if status != 0 || strings.Count(table, "announces blocks") != 2 ||
 		strings.Count(table, "known to the frontend") != 2 ||
-		strings.Count(table, "are as many as the engine's") != 4 ||
+		strings.Count(table, "kvepp and the engine count") != 4 ||
 		strings.Count(table, "the second time, as predicted") != 2 {
 		t.Errorf("status %d with a correct setup", status)
 	}

@@ -278,7 +278,7 @@ func TestEngines(t *testing.T) {
 			sglang.with("/model_info", `{"has_image_understanding":true,"has_audio_understanding":false}`),
 			sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
 		{"an engine that tells no ids", dynamo, nil, tokenizer.Dynamo, true, sized, asDynamo,
-			"tokens of a chat are as many as the engine's"},
+			"kvepp and the engine count"},
 		{"its template is another", dynamo.serving(other), nil, tokenizer.Dynamo, true, sized,
 			strings.Replace(asDynamo, "chat ok, cached tokens ok", "chat wrong, cached tokens ...", 1),
 			"--chat-template FILE"},
