@@ -101,21 +101,21 @@ func startMistakes() []mistake {
 		told(
 			"The endpoints file is missing",
 			"kvepp serve --endpoints none.yaml",
-			"Correct the path. kvepp needs the file at its start; later the file may be replaced at any time.",
+			"Correct the path. kvepp needs the file when it starts. Later the file may be replaced at any time.",
 			[]string{"none.yaml", "no such file"},
 			flags("--endpoints", "none.yaml", "--model", "tiny="+tinyModel),
 		),
 		told(
 			"A --model without a folder",
 			"kvepp serve --endpoints endpoints.yaml --model tiny",
-			"Write `--model NAME=DIR`: the name that requests give, and the tokenizer's folder.",
+			"Write `--model NAME=DIR`: the model's name in requests, and the tokenizer's folder.",
 			[]string{"--model", "NAME=DIR"},
 			flags("--endpoints", "endpoints.yaml", "--model", "tiny"),
 		),
 		told(
 			"A port is in use",
 			"kvepp serve --endpoints endpoints.yaml --grpc-port 9002",
-			"Give kvepp another port, or stop the process that listens there: often another kvepp.",
+			"Give kvepp another port, or stop the process that listens there. Often it is another kvepp.",
 			[]string{"--grpc-port: the address 10.0.0.9:9002 is in use", "give another port"},
 			func(s *setup) ([]string, []string) {
 				taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -152,7 +152,7 @@ func startMistakes() []mistake {
 		told(
 			"The folder of certificates is empty",
 			"kvepp serve --endpoints endpoints.yaml --cert-path /certificates",
-			"Put `tls.crt` and `tls.key` there, as Kubernetes mounts a Secret; or leave `--cert-path` out.",
+			"Put `tls.crt` and `tls.key` there, as in a mounted Kubernetes Secret; or leave `--cert-path` out.",
 			[]string{"--cert-path", "tls.crt"},
 			func(s *setup) ([]string, []string) {
 				return nil, []string{
@@ -222,7 +222,7 @@ func fileMistakes() []mistake {
 			name:  "A mistake in the file while kvepp runs",
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", blocksize: 16}",
 			sees:  notFollowed,
-			fix:   "Correct the line. kvepp goes on with the endpoints that it had.",
+			fix:   "Correct the line. Until then kvepp keeps the earlier endpoints.",
 			names: []string{"level=ERROR", "the earlier endpoints stay", "did you mean blockSize?"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -239,8 +239,8 @@ func fileMistakes() []mistake {
 			name:  "A host name that has no address",
 			made:  "endpoints:\n- {name: engine-a, address: \"no-such-engine.invalid:8000\"}",
 			sees:  notFollowed,
-			fix: "Correct the name. kvepp resolves names every five seconds, and takes the endpoint in as soon as " +
-				"its name has an address.",
+			fix: "Correct the name. kvepp resolves names every five seconds, and adds the endpoint as soon as its " +
+				"name has an address.",
 			names: []string{
 				"cannot resolve the host name",
 				"correct the name",
@@ -257,7 +257,7 @@ func fileMistakes() []mistake {
 		otherAddress(
 			group,
 			"STATIC",
-			"A host name that Envoy's STATIC cluster has by another address",
+			"A host name, and another address in Envoy's STATIC cluster",
 			"localhost:8000",
 			"127.0.0.2:8000",
 		),
@@ -273,7 +273,7 @@ func fileMistakes() []mistake {
 			name:  "A host name that was not compared with Envoy's",
 			made:  "endpoints:\n- {name: engine-a, address: \"localhost:8000\"}",
 			sees:  elsewhere,
-			fix:   "Run `kvepp check --gateway`: it tells whether Envoy resolves the name to the same address.",
+			fix:   "Run `kvepp check --gateway`: it shows whether Envoy resolves the name to the same address.",
 			names: []string{"is a host name, which kvepp resolves to 10.0.0.1:8000", "STRICT_DNS"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -310,8 +310,8 @@ func fileMistakes() []mistake {
 				"\"http://10.0.0.1:8000/metrics\"}\n- {name: engine-b, address: \"10.0.0.2:8000\", metrics: " +
 				"\"http://10.0.0.1:8000/metrics\"}",
 			sees: lessCertain,
-			fix: "Name each engine's own page, or leave `metrics` out: then it is `/metrics` at the endpoint's " +
-				"address.",
+			fix: "Set `metrics` to each engine's own page, or leave it out: the default is `/metrics` at the " +
+				"endpoint's address.",
 			names: []string{"several workers have the same metrics page", "set metrics for each engine"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(2)...)
@@ -362,8 +362,8 @@ func fileMistakes() []mistake {
 			made: "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:5557\", " +
 				"dataParallelStartRank: 1}",
 			sees: byLoad,
-			fix: "Correct `dataParallelStartRank`, or `kvEvents`: rank r of an endpoint is at the port of its " +
-				"first rank + r.",
+			fix: "Correct `dataParallelStartRank` or `kvEvents`. `kvEvents` has the port of the first rank; the next " +
+				"rank is at the next port.",
 			names: []string{"name another data-parallel rank", "correct dataParallelStartRank or kvEvents"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -377,11 +377,12 @@ func fileMistakes() []mistake {
 
 // otherAddress is a host name that kvepp resolves to 127.0.0.1, while Envoy has the engine at 127.0.0.2.
 func otherAddress(group, kind, name, address, envoys string) mistake {
-	fix := "Envoy finds the endpoint that kvepp chose by its IP address and port: write the same IP address into " +
-		"both, or the same names into a cluster of type `STRICT_DNS`."
+	fix := "Envoy finds the chosen endpoint by its IP address and port. Write the same IP address into both, or the " +
+		"same names into a cluster of type `STRICT_DNS`."
 	if kind == "STRICT_DNS" {
-		fix = "Write the same name into both. Give `--dns-lookup-family` what `dns_lookup_family` is in the cluster, " +
-			"and both the same DNS servers."
+		fix = "Write the same name into both. Set `--dns-lookup-family` to the cluster's `dns_lookup_family`, and " +
+			"let both " +
+			"use the same DNS servers."
 	}
 	return mistake{
 		group: group,
@@ -432,7 +433,7 @@ func engineMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:5558\"}",
 			sees:  byLoad,
 			slow:  true,
-			fix:   "Correct `kvEvents`, give the engine its flag for events, open the port.",
+			fix:   "Correct `kvEvents`; start the engine with its flag for KV events; or open the port.",
 			names: []string{"cannot connect to a worker's KV events", "10.0.0.1:5558", "enable_kv_cache_events"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -448,7 +449,7 @@ func engineMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:8000\"}",
 			sees:  byLoad,
 			slow:  true,
-			fix:   "Write the port of the engine's KV events, which is not the one of its HTTP server.",
+			fix:   "Set `kvEvents` to the port of the engine's KV events, not to that of its HTTP server.",
 			names: []string{
 				"cannot connect to a worker's KV events",
 				"tcp://10.0.0.1:8000 accepts connections, but publishes no KV events",
@@ -466,8 +467,8 @@ func engineMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:5657\"}",
 			sees:  byLoad,
 			slow:  true,
-			fix: "Write the port of `endpoint` in the engine's `--kv-events-config` for `kvEvents`, the one of " +
-				"`replay_endpoint` for `kvReplay`.",
+			fix: "In the engine's `--kv-events-config`, the port of `endpoint` belongs into `kvEvents`, and that of " +
+				"`replay_endpoint` into `kvReplay`.",
 			names: []string{
 				"tcp://10.0.0.1:5657 accepts connections, but publishes no KV events",
 				"not that of its HTTP server or of its replay socket",
@@ -484,7 +485,7 @@ func engineMistakes() []mistake {
 			made:  "vllm serve ...   # without --kv-events-config",
 			sees:  byLoad,
 			slow:  true,
-			fix:   "Give the engine its flag for KV events. Events are off by default in every engine.",
+			fix:   "Start the engine with its flag for KV events. Every engine has them off by default.",
 			names: []string{"does the engine publish events?", "enable_kv_cache_events"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, []string{"-kv-events-port=0"})
@@ -497,8 +498,8 @@ func engineMistakes() []mistake {
 			name:  "The endpoint has no address of events",
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\"}",
 			sees:  byLoad,
-			fix: "Add `kvEvents`; or give `--no-router-kv-events`, and kvepp guesses caches by where it sent " +
-				"requests.",
+			fix: "Add `kvEvents`. Without events, give `--no-router-kv-events`: kvepp then predicts each cache from " +
+				"the requests that it sent there.",
 			names: []string{"has no kvEvents address", "kvEvents in the endpoints file"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -512,7 +513,7 @@ func engineMistakes() []mistake {
 			made:  "vllm serve ... --no-enable-prefix-caching",
 			sees:  wrongCache,
 			slow:  true,
-			fix:   "Turn prefix caching on. Without it there is nothing to route by.",
+			fix:   "Turn prefix caching on. Without it no worker has cached prefixes.",
 			names: []string{
 				"prefix caching  wrong  off: nothing is ever cached",
 				"--enable-prefix-caching",
@@ -531,7 +532,7 @@ func engineMistakes() []mistake {
 			made: "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", kvEvents: \"tcp://10.0.0.1:5557\", " +
 				"kvReplay: \"tcp://10.0.0.1:5657\"}   # vLLM has no replay_endpoint",
 			sees: lessCertain,
-			fix: "Give the engine a `replay_endpoint`. Without it kvepp knows nothing of caches after its own " +
+			fix: "Give the engine a `replay_endpoint`. Without it kvepp does not know the caches after its own " +
 				"restart.",
 			names: []string{`replay  wrong`, `"replay_endpoint" in the engine's --kv-events-config`},
 			make: func(t *testing.T) []said {
@@ -548,7 +549,8 @@ func engineMistakes() []mistake {
 			name:  "The --engine flag names another engine",
 			made:  "kvepp serve --engine sglang ...   # before vLLM",
 			sees:  wrongCache,
-			fix:   "Give `--engine` what serves: each engine makes tokens of requests in a way of its own.",
+			fix: "Set `--engine` to the engine that serves. Each engine turns requests into tokens in a different " +
+				"way.",
 			names: []string{"vLLM answers, but kvepp is configured for SGLang", "--engine vllm"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -561,7 +563,8 @@ func engineMistakes() []mistake {
 			name:  "The engine does not report cached tokens",
 			made:  "vllm serve ...   # without --enable-prompt-tokens-details",
 			sees:  lessCertain,
-			fix:   "Give the engine its flag. kvepp routes as well without, but cannot compare what it predicted.",
+			fix: "Start the engine with the flag. kvepp routes equally well without it, but cannot check its " +
+				"predictions.",
 			names: []string{"--enable-prompt-tokens-details"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, []string{"-no-cached-tokens"})
@@ -580,8 +583,7 @@ func tokenizerMistakes() []mistake {
 			name:  "Another chat template than the engine's",
 			made:  "kvepp serve --model tiny=/models/tiny --chat-template other.jinja ...",
 			sees:  wrongCache,
-			fix: "Give kvepp the template that the engine renders. `kvepp tokenize` shows the prompt that kvepp " +
-				"makes.",
+			fix:   "Give kvepp the engine's template. `kvepp tokenize` shows the prompt that kvepp renders.",
 			names: []string{
 				"the engine counts other prompt tokens than kvepp",
 				"ids of a chat differ from the engine's",
@@ -653,7 +655,7 @@ func tokenizerMistakes() []mistake {
 			name:  "A model folder that does not exist",
 			made:  "kvepp serve --model tiny=/models/tinny ...",
 			sees:  byLoad,
-			fix:   "Correct the path: the folder must hold `tokenizer.json`.",
+			fix:   "Correct the path: the folder must contain `tokenizer.json`.",
 			names: []string{
 				"the model's tokenizer cannot be loaded",
 				"/models/tinny",
@@ -691,7 +693,7 @@ func tokenizerMistakes() []mistake {
 			made:  "kvepp serve --model tiny-model=/models/tiny ...   # requests say \"model\": \"tiny\"",
 			sees:  byLoad,
 			slow:  true,
-			fix:   "Give `--model` the name that requests give, which is the engine's (`--served-model-name`).",
+			fix:   "Give `--model` the name that requests use: the engine's `--served-model-name`.",
 			names: []string{
 				"no request has named a model of kvepp's flags",
 				`model=tiny-model`,
@@ -720,7 +722,8 @@ func envoyMistakes() []mistake {
 			sees:  unavailable,
 			fix: "Start kvepp. With `failure_mode_allow: true` (stock-engines.yaml) Envoy passes requests to " +
 				"healthy engines meanwhile.",
-			names: []string{"endpoint_picker_unavailable", "kvepp does not answer at 10.0.0.9:9002", "check that kvepp is up"},
+			names: []string{"endpoint_picker_unavailable", "kvepp does not answer at 10.0.0.9:9002",
+				"check that kvepp is up"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries())
@@ -772,7 +775,7 @@ func envoyMistakes() []mistake {
 			name:  "kvepp serves TLS, and Envoy does not use it",
 			made:  "# Envoy's cluster for kvepp has no transport_socket",
 			sees:  unavailable,
-			fix:   "Give the cluster a `transport_socket`, or start kvepp with `--secure-serving=false`.",
+			fix:   "Add a `transport_socket` to the cluster, or start kvepp with `--secure-serving=false`.",
 			names: []string{
 				"cause=plaintext",
 				"kvepp serves TLS at 10.0.0.9:9002, but the gateway connects without TLS",
@@ -793,7 +796,7 @@ func envoyMistakes() []mistake {
 			name:  "Envoy speaks TLS, and kvepp does not",
 			made:  "kvepp serve --secure-serving=false ...   # Envoy's cluster for kvepp has a transport_socket",
 			sees:  unavailable,
-			fix:   "Take the `transport_socket` out, or `--secure-serving=false`.",
+			fix:   "Remove the `transport_socket`, or remove `--secure-serving=false`.",
 			names: []string{
 				"cause=tls_is_off",
 				"the gateway connects with TLS, but kvepp at 10.0.0.9:9002 serves without TLS",
@@ -811,7 +814,7 @@ func envoyMistakes() []mistake {
 			name:  "kvepp does not trust Envoy's certificate",
 			made:  "kvepp serve --cert-path /certificates --tls-client-ca other-ca.crt ...",
 			sees:  unavailable,
-			fix:   "Give `--tls-client-ca` the authority that signed Envoy's certificate.",
+			fix:   "Set `--tls-client-ca` to the authority that signed Envoy's certificate.",
 			names: []string{"cause=client_certificate", "--tls-client-ca"},
 			make: func(t *testing.T) []said {
 				ours, others := newAuthority(t), newAuthority(t)
@@ -839,9 +842,9 @@ func envoyMistakes() []mistake {
 		{
 			group: group,
 			name:  "Envoy does not trust kvepp's certificate",
-			made:  "# trusted_ca in Envoy's cluster for kvepp is another authority's",
+			made:  "# trusted_ca in Envoy's cluster for kvepp is not the authority of kvepp's certificate",
 			sees:  unavailable,
-			fix:   "Have Envoy trust the authority of the certificate in `--cert-path`.",
+			fix:   "Make Envoy trust the authority of the certificate in `--cert-path`.",
 			names: []string{"cause=certificate_refused"},
 			make: func(t *testing.T) []said {
 				ours, others := newAuthority(t), newAuthority(t)
@@ -865,9 +868,9 @@ func envoyMistakes() []mistake {
 		{
 			group: group,
 			name:  "An endpoint is missing in Envoy's cluster",
-			made:  "# Envoy's cluster: 10.0.0.2:8000 alone; kvepp's endpoints: 10.0.0.1:8000 too",
+			made:  "# kvepp's endpoints: 10.0.0.1:8000 and 10.0.0.2:8000; Envoy's cluster: only 10.0.0.2:8000",
 			sees:  elsewhere,
-			fix:   "Add the endpoint to Envoy's cluster, as `IP:port`, or take it out of kvepp's.",
+			fix:   "Add the endpoint to Envoy's cluster as `IP:port`, or remove it from kvepp's endpoints.",
 			names: []string{"add 10.0.0.1:8000 to the endpoints of the gateway's cluster"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(2)...)
@@ -1005,8 +1008,9 @@ func runTimeMistakes(right *setup) []mistake {
 		answered(
 			"A model that no endpoint serves",
 			"curl http://10.0.0.10:8080/v1/chat/completions -d '{\"model\": \"large\", ...}'",
-			"Use a model that is served. A model that no `--model` names is refused if all endpoints name theirs, or "+
-				"with `--strict-model`.",
+			"Use a model that an endpoint serves. kvepp refuses a model that no `--model` names if every endpoint "+
+				"names "+
+				"its model, or with `--strict-model`.",
 			chatsPath,
 			chatBody("large", "x"),
 			"404",
@@ -1016,7 +1020,7 @@ func runTimeMistakes(right *setup) []mistake {
 		answered(
 			"A body above --max-body-bytes",
 			"kvepp serve --max-body-bytes 50000 ...",
-			"Send less, or raise `--max-body-bytes`.",
+			"Send a smaller body, or raise `--max-body-bytes`.",
 			chatsPath,
 			chatBody(stack.Model, strings.Repeat("x", 60000)),
 			"413",
@@ -1044,7 +1048,7 @@ func runTimeMistakes(right *setup) []mistake {
 			name:  "The admin address without its token",
 			made:  "kvepp serve --admin-address :9091 --admin-token-file token ...\ncurl http://10.0.0.9:9091/query",
 			sees:  clientErrors,
-			fix:   "Send the header, with what is in the file.",
+			fix:   "Send `Authorization: Bearer` with the token in the file.",
 			names: []string{"401", "--admin-token-file"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
@@ -1055,7 +1059,8 @@ func runTimeMistakes(right *setup) []mistake {
 		failing(
 			"An engine is killed",
 			"kill -9 ENGINE",
-			"Start the engine again: kvepp tries it by itself. Requests go to the others meanwhile.",
+			"Start the engine again. kvepp sends it trial requests, and meanwhile sends all others to the other "+
+				"engines.",
 			false,
 			func(_ *testing.T, e *stack.Engine) { e.Close() },
 			"endpoint ejected",
@@ -1075,7 +1080,7 @@ func runTimeMistakes(right *setup) []mistake {
 		),
 		failing(
 			"An engine answers 503",
-			"# the engine answers 503 to all",
+			"# the engine answers every request with 503",
 			"Look at the engine's log.",
 			true,
 			fault("503"),
