@@ -12,17 +12,25 @@ import (
 // query is the state of one FindMatches in one tier: the candidates, which are the workers that hold every block so
 // far.
 type query struct {
-	all  bool // every worker is a candidate, because no block was read yet
-	many bool // unless all: the candidates are in set; otherwise the only candidate is one
-	one  kvblock.Worker
-	set  []uint64 // by worker number / 64
-	n    int      // workers in set
+	candidates candidates
+	one        kvblock.Worker
+	set        []uint64 // by worker number / 64
+	n          int      // workers in set
 
 	next    []uint64 // candidates after the current run
 	drop    []uint64 // candidates that are not known to hold the whole current run
 	part    []uint64 // candidates that hold a prefix of it only; defined only for the words in touched
 	touched []uint16 // indexes of the words where drop may be nonzero
 }
+
+// candidates says where a query has its candidates.
+type candidates uint8
+
+const (
+	everyWorker  candidates = iota // no block was read yet
+	oneWorker                      // query.one is the only candidate
+	workersInSet                   // query.set has the candidates
+)
 
 // maxRetries is the number of reads that writers may spoil before a lookup takes tier.mu.
 const maxRetries = 64
@@ -66,7 +74,7 @@ func (t *tier) findMatches(chain []kvblock.SequenceHash, a *tierScores) {
 // spoiled that many reads.
 func (t *tier) find(chain []kvblock.SequenceHash, a *tierScores, retries int) bool {
 	q := &a.query
-	q.all, q.many, q.n = true, false, 0
+	q.candidates, q.n = everyWorker, 0
 	i := 0
 	words := t.starts.findRun(&t.arena, chain[0])
 	for words != nil {
@@ -139,7 +147,7 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 	if bitset == nil {
 		return false, false
 	}
-	if !q.all && !q.many {
+	if q.candidates == oneWorker {
 		lead := leadOf(bitset, groups, list, q.one, k)
 		if atomic.LoadUint64(at) != version {
 			return false, false
@@ -150,7 +158,7 @@ func (a *tierScores) intersectMany(record []uint64, k, i int, at *uint64, versio
 		return true, lead == k
 	}
 	q.intersectBitset(bitset)
-	if !q.all && len(q.touched) == 0 {
+	if q.candidates != everyWorker && len(q.touched) == 0 {
 		return atomic.LoadUint64(at) == version, true
 	}
 	if !a.intersectGroups(groups, k, i) || !a.intersectList(list, k, i) || atomic.LoadUint64(at) != version {
@@ -194,7 +202,7 @@ func leadOf(bitset, groups, list []uint64, w kvblock.Worker, k int) int {
 // candidates.
 func (q *query) intersectBitset(bitset []uint64) {
 	q.touched = q.touched[:0]
-	if q.all {
+	if q.candidates == everyWorker {
 		q.resize(len(bitset))
 		for j := range bitset {
 			q.next[j], q.drop[j], q.part[j] = atomic.LoadUint64(&bitset[j]), 0, 0
@@ -226,7 +234,7 @@ func (a *tierScores) intersectGroups(groups []uint64, k, i int) bool {
 		switch {
 		case uint(j) >= maxGroups:
 			return false
-		case q.all:
+		case q.candidates == everyWorker:
 			q.fit(j + 1)
 		case j >= len(q.drop):
 			continue
@@ -251,7 +259,7 @@ func (a *tierScores) intersectList(list []uint64, k, i int) bool {
 		switch {
 		case w >= maxWorkers:
 			return false
-		case q.all:
+		case q.candidates == everyWorker:
 			q.fit(j + 1)
 		case j >= len(q.drop) || q.drop[j]&bit == 0:
 			continue
@@ -277,15 +285,16 @@ func (a *tierScores) commit(i int) {
 		if drop := q.drop[j] &^ (next | part); drop != 0 {
 			a.recordWord(int(j), drop, i)
 		}
-		if q.all {
+		if q.candidates == everyWorker {
 			q.n += bits.OnesCount64(next)
 		} else {
 			q.n -= bits.OnesCount64(q.drop[j] &^ next)
 		}
 	}
 	q.set, q.next = q.next, q.set
-	q.all, q.many = false, q.n > 1
-	if q.n == 1 {
+	q.candidates = workersInSet
+	if q.n <= 1 {
+		q.candidates = oneWorker
 		for j, word := range q.set {
 			if word != 0 {
 				q.one = kvblock.Worker(64*j + bits.TrailingZeros64(word))
@@ -357,9 +366,9 @@ func (q *query) fit(n int) {
 // first lead of k matching blocks. It reports whether a candidate is left.
 func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 	q := &a.query
-	switch {
-	case q.all:
-	case !q.many:
+	switch q.candidates {
+	case everyWorker:
+	case oneWorker:
 		if q.one != w {
 			a.record(q.one, i)
 			return false
@@ -374,7 +383,7 @@ func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 			return false
 		}
 	}
-	q.all, q.many, q.one = false, false, w
+	q.candidates, q.one = oneWorker, w
 	if lead < k {
 		if i+lead > 0 {
 			a.record(w, i+lead)
@@ -386,11 +395,11 @@ func (a *tierScores) intersectOne(w kvblock.Worker, lead, k, i int) bool {
 
 // recordAll records n blocks for each remaining candidate.
 func (a *tierScores) recordAll(n int) {
-	switch q := &a.query; {
-	case q.all:
-	case q.many:
-		a.recordSet(q.set, n)
-	default:
+	switch q := &a.query; q.candidates {
+	case everyWorker:
+	case oneWorker:
 		a.record(q.one, n)
+	case workersInSet:
+		a.recordSet(q.set, n)
 	}
 }

@@ -170,7 +170,8 @@ func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters
 		m.CounterFunc(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
 			func() float64 { return float64(model.EngineRuns()) })
 	}
-	m.GaugeFunc(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
+	m.GaugeFunc(metrics.ModelsWithoutTokenizer, metrics.ModelsWithoutTokenizerHelp, nil,
+		func() float64 { return float64(without) })
 	m.GaugeFunc(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 }
 

@@ -240,12 +240,13 @@ func remoteTokenizers(
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
 		clients[name] = client
-		m.GaugeFunc(metrics.RemoteOpen, metrics.RemoteOpenHelp, prometheus.Labels{"model": name}, func() float64 {
-			if client.IsOpen() {
-				return 1
-			}
-			return 0
-		})
+		m.GaugeFunc(metrics.TokenizerURLOpen, metrics.TokenizerURLOpenHelp, prometheus.Labels{"model": name},
+			func() float64 {
+				if client.IsOpen() {
+					return 1
+				}
+				return 0
+			})
 	}
 	return clients, nil
 }

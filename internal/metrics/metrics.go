@@ -384,8 +384,8 @@ func (m *Metrics) CounterFunc(name, help string, labels prometheus.Labels, read 
 
 // Name and help of the gauge of models without a tokenizer.
 const (
-	WithoutTokenizer     = "kvepp_models_without_tokenizer"
-	WithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded; their requests are routed by load " +
+	ModelsWithoutTokenizer     = "kvepp_models_without_tokenizer"
+	ModelsWithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded; their requests are routed by load " +
 		"only."
 )
 
@@ -452,18 +452,18 @@ const (
 	GeneralPattern     = "kvepp_general_pattern_runs_total"
 	GeneralPatternHelp = "Texts whose pre-tokenizer pattern ran on the general regular-expression engine, which is " +
 		"exact but slower."
-	RemoteOpen         = "kvepp_tokenizer_url_open"
-	RemoteOpenHelp     = "1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."
-	ActiveRequests     = "kvepp_active_requests"
-	ActiveRequestsHelp = "Bookings in the load book: requests that were routed and have not ended."
-	IndexBlocks        = "kvepp_index_blocks"
-	IndexBlocksHelp    = "Entries of the index: one for each block of each worker in each tier."
-	IndexBytes         = "kvepp_index_bytes"
-	IndexBytesHelp     = "Memory in use by the index, in bytes."
-	IndexMaxBytes      = "kvepp_index_max_bytes"
-	IndexMaxBytesHelp  = "Limit of the index's memory, in bytes."
-	IndexPredicted     = "kvepp_index_predicted_blocks"
-	IndexPredictedHelp = "Blocks of all workers that the index predicts, because requests with these blocks were " +
+	TokenizerURLOpen     = "kvepp_tokenizer_url_open"
+	TokenizerURLOpenHelp = "1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."
+	ActiveRequests       = "kvepp_active_requests"
+	ActiveRequestsHelp   = "Bookings in the load book: requests that were routed and have not ended."
+	IndexBlocks          = "kvepp_index_blocks"
+	IndexBlocksHelp      = "Entries of the index: one for each block of each worker in each tier."
+	IndexBytes           = "kvepp_index_bytes"
+	IndexBytesHelp       = "Memory in use by the index, in bytes."
+	IndexMaxBytes        = "kvepp_index_max_bytes"
+	IndexMaxBytesHelp    = "Limit of the index's memory, in bytes."
+	IndexPredicted       = "kvepp_index_predicted_blocks"
+	IndexPredictedHelp   = "Blocks of all workers that the index predicts, because requests with these blocks were " +
 		"sent there."
 	IndexAtBound     = "kvepp_index_at_bound"
 	IndexAtBoundHelp = "1 while overlap may be underestimated because the index evicted blocks to stay within its " +
