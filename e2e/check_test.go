@@ -72,7 +72,8 @@ func TestCheck(t *testing.T) {
 		{"an event port where no process listens", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ",
 			"no publisher answers at"},
 		{"another block size", "  kvEvents:", "  blockSize: 32\n  kvEvents:", "no block would match"},
-		{"an address where no process listens", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
+		{"an address where no process listens", "address: 127.0.0.1:", "address: 127.0.0.2:",
+			"check that the engine is up"},
 	} {
 		wrong := strings.Replace(string(text), c.from, c.to, 1)
 		if wrong == string(text) {
@@ -116,7 +117,7 @@ func TestCheckEventPlane(t *testing.T) {
 func TestCheckPrefillWorkers(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Prefill: 1, Speedup: 20})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
-	if status != 1 || !strings.Contains(table, "none: it is a decode worker") ||
+	if status != 1 || !strings.Contains(table, "none held: this is a decode worker") ||
 		!strings.Contains(table, "no worker could hold one") {
 		t.Errorf("status %d", status)
 	}
