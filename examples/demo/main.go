@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -35,7 +36,7 @@ const (
 	turns         = 4
 )
 
-// run plays the demonstration. It is one function, so that it reads in the order in which it happens.
+// run starts the programs, plays the demonstration, and then waits for the end of ctx unless check is set.
 func run(ctx context.Context, check bool) error {
 	root, err := os.Getwd()
 	if err != nil {
@@ -57,10 +58,29 @@ func run(ctx context.Context, check bool) error {
 		s.Close()
 		os.RemoveAll(dir)
 	}()
-
 	if err := warmUp(ctx, s); err != nil {
 		return err
 	}
+	routed := throughKvepp(ctx, s)
+	rotated := roundRobin(ctx, s)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	printComparison(routed, rotated)
+	if err := killOne(ctx, s); err != nil {
+		return fmt.Errorf("with a dead worker: %w\nlogs: %s", err, dir)
+	}
+	if check {
+		return verdict(routed, rotated)
+	}
+	printHints(s, dir)
+	<-ctx.Done()
+	fmt.Println("\nstopping")
+	return nil
+}
+
+// throughKvepp holds the conversations through Envoy and kvepp, and prints each decision.
+func throughKvepp(ctx context.Context, s *stack.Stack) *result {
 	fmt.Printf(
 		"\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at "+
 			"once, through\nEnvoy and kvepp:\n\n",
@@ -85,19 +105,21 @@ func run(ctx context.Context, check bool) error {
 		"token",
 		"+ those waiting before it - cached + held by requests = cost",
 	)
-	picked := converse(
+	return converse(
 		ctx,
 		s,
 		"picked",
 		func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil },
 		printRow,
 	)
+}
 
-	// The same conversations again, with each request to the next worker, as in round-robin. One word at the front
-	// separates their blocks from the first run's.
+// roundRobin holds the same conversations again, and sends each request to the next worker's frontend. One word at the
+// front separates their blocks from those of the first run.
+func roundRobin(ctx context.Context, s *stack.Stack) *result {
 	next := 0
-	var mu sync.Mutex
-	rotated := converse(ctx, s, "rotated", func(int) (string, http.Header, error) {
+	var mu sync.Mutex // guards next
+	return converse(ctx, s, "rotated", func(int) (string, http.Header, error) {
 		mu.Lock()
 		w := s.Workers[next%len(s.Workers)]
 		next++
@@ -105,52 +127,55 @@ func run(ctx context.Context, check bool) error {
 		id, err := w.InstanceID(ctx)
 		return "http://" + w.Address, http.Header{"X-Dynamo-Worker-Instance-Id": {id}}, err
 	}, nil)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
+}
+
+// printComparison prints the results of both runs as a table.
+func printComparison(routed, rotated *result) {
 	fmt.Printf("\n%-44s %14s %14s\n", "", "kvepp", "round-robin")
-	fmt.Printf("%-44s %14s %14s\n", "requests answered", picked.count(), rotated.count())
-	fmt.Printf("%-44s %13.1f%% %13.1f%%\n", "prompt tokens found in the KV cache", picked.hits(), rotated.hits())
+	fmt.Printf("%-44s %14s %14s\n", "requests answered", routed.count(), rotated.count())
+	fmt.Printf("%-44s %13.1f%% %13.1f%%\n", "prompt tokens found in the KV cache", routed.hits(), rotated.hits())
 	fmt.Printf(
 		"%-44s %14d %14d\n",
 		"prompt tokens computed",
-		picked.prompt-picked.cached,
+		routed.prompt-routed.cached,
 		rotated.prompt-rotated.cached,
 	)
 	fmt.Printf(
 		"%-44s %14s %14s\n",
 		"time to first token, first turns, mean",
-		ttft(picked.first, 1),
+		ttft(routed.first, 1),
 		ttft(rotated.first, 1),
 	)
 	fmt.Printf(
 		"%-44s %14s %14s\n",
 		"time to first token, later turns, mean",
-		ttft(picked.later, turns-1),
+		ttft(routed.later, turns-1),
 		ttft(rotated.later, turns-1),
 	)
-	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
+	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", routed.accuracy())
 	fmt.Println(
 		"\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in " +
 			"turn,\nwithout Envoy and kvepp. The engines are Dynamo's mocker, which models a GPU's times.",
 	)
+}
 
-	if err := killOne(ctx, s); err != nil {
-		return fmt.Errorf("with a dead worker: %w\nlogs: %s", err, dir)
+// verdict returns an error if requests failed, or if kvepp found fewer cached tokens than round-robin.
+func verdict(routed, rotated *result) error {
+	switch {
+	case routed.failed+rotated.failed > 0:
+		return fmt.Errorf("%d requests failed: %w", routed.failed+rotated.failed, cmp.Or(routed.err, rotated.err))
+	case routed.hits() <= rotated.hits():
+		return fmt.Errorf(
+			"kvepp found %.1f%% of the prompt tokens cached, round-robin %.1f%%",
+			routed.hits(),
+			rotated.hits(),
+		)
 	}
-	if check {
-		switch {
-		case picked.failed+rotated.failed > 0:
-			return fmt.Errorf("%d requests failed: %v", picked.failed+rotated.failed, picked.err)
-		case picked.hits() <= rotated.hits():
-			return fmt.Errorf(
-				"kvepp found %.1f%% of the prompt tokens cached, round-robin %.1f%%",
-				picked.hits(),
-				rotated.hits(),
-			)
-		}
-		return nil
-	}
+	return nil
+}
+
+// printHints prints what a user can try while the programs run. dir has their logs.
+func printHints(s *stack.Stack, dir string) {
 	fmt.Printf("\nAll programs run until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
 	fmt.Printf(
 		"  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", "+
@@ -164,9 +189,6 @@ func run(ctx context.Context, check bool) error {
 		filepath.Join(dir, "*.log"),
 		s.MetricsURL(),
 	)
-	<-ctx.Done()
-	fmt.Println("\nstopping")
-	return nil
 }
 
 // warmUp sends a request to each frontend, so that neither run includes a program's first steps.

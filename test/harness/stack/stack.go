@@ -114,40 +114,35 @@ type Stack struct {
 	closing                   sync.Once
 }
 
-// Start starts all programs and waits until they are ready. After an error no process is left. It is one function,
-// because each program's arguments name the ones before.
-func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
-	if cfg.Tools == "" {
-		return nil, errNotInstalled
-	}
+// setDefaults replaces the zero values that stand for a default.
+func (cfg *Config) setDefaults() {
 	if cfg.Workers == 0 {
 		cfg.Workers = 4
 	}
 	cfg.Workers = max(cfg.Workers, 0)
-	if cfg.Ranks == 0 {
-		cfg.Ranks = 1
-	}
 	if cfg.Prefill > 0 {
 		cfg.SharedFrontend, cfg.EventPlane = true, "zmq"
 	}
-	if cfg.Blocks == 0 {
-		cfg.Blocks = 2048
-	}
-	if cfg.Speedup == 0 {
-		cfg.Speedup = 1
-	}
-	if cfg.Model == "" {
-		cfg.Model = "test/models/tiny-bytelevel"
-	}
+	cfg.Ranks = cmp.Or(cfg.Ranks, 1)
+	cfg.Blocks = cmp.Or(cfg.Blocks, 2048)
+	cfg.Speedup = cmp.Or(cfg.Speedup, 1)
+	cfg.Model = cmp.Or(cfg.Model, "test/models/tiny-bytelevel")
 	if !filepath.IsAbs(cfg.Model) {
 		cfg.Model = filepath.Join(cfg.Root, cfg.Model)
 	}
-	if cfg.KveppModel == "" {
-		cfg.KveppModel = cfg.Model
-	}
+	cfg.KveppModel = cmp.Or(cfg.KveppModel, cfg.Model)
+	cfg.Manifest = cmp.Or(cfg.Manifest, "override-host.yaml")
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, ...any) {}
 	}
+}
+
+// Start starts all programs and waits until they are ready. After an error no process is left.
+func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
+	if cfg.Tools == "" {
+		return nil, errNotInstalled
+	}
+	cfg.setDefaults()
 	s := &Stack{cfg: cfg, dir: cfg.Dir}
 	if s.dir == "" {
 		if s.dir, err = os.MkdirTemp("", "kvepp-stack-"); err != nil {
@@ -163,22 +158,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if err := s.allocate(); err != nil {
 		return nil, err
 	}
-	if cfg.EventPlane == "nats" {
-		if err := s.startNATS(ctx); err != nil {
-			return nil, err
-		}
-	}
-	cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
 	running := s.Workers[:cfg.Workers-cfg.Later]
-	for _, w := range running {
-		if err := w.startMocker(); err != nil {
-			return nil, err
-		}
-		if cfg.SharedFrontend { // one at a time: the new instance then is this worker's
-			if w.instance, err = w.newInstance(ctx); err != nil {
-				return nil, err
-			}
-		}
+	if err := s.startWorkers(ctx, running); err != nil {
+		return nil, err
 	}
 	if cfg.Frontend != "" {
 		if err := s.startRouter(ctx, len(running)); err != nil {
@@ -191,36 +173,72 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 		return s, nil
 	}
-	for _, w := range s.Workers {
-		if err := w.startFrontend(); err != nil {
-			return nil, err
-		}
-	}
-	if len(cfg.ExtProc) == 0 {
-		if err := s.StartKvepp(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if !cfg.WithoutEnvoy {
-		if s.Envoy, err = s.StartEnvoy(ctx, cmp.Or(cfg.Manifest, "override-host.yaml"), nil); err != nil {
-			return nil, err
-		}
-	}
-	for _, w := range running {
-		if err := w.Ready(ctx); err != nil {
-			return nil, err
-		}
-		cfg.Progress("%s is ready", w.Name)
-	}
-	if len(cfg.ExtProc) > 0 || cfg.Endpoints != "" {
-		return s, nil
-	}
-	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers)+len(cfg.Engines),
-		(s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
+	if err := s.startProxies(ctx); err != nil {
 		return nil, err
 	}
-	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
+	if err := s.awaitReady(ctx, running); err != nil {
+		return nil, err
+	}
 	return s, nil
+}
+
+// startWorkers starts NATS if the workers need it, and the mockers of these workers.
+func (s *Stack) startWorkers(ctx context.Context, running []*Worker) (err error) {
+	if s.cfg.EventPlane == "nats" {
+		if err := s.startNATS(ctx); err != nil {
+			return err
+		}
+	}
+	s.cfg.Progress("starting %d mocker workers and their frontends", s.cfg.Workers)
+	for _, w := range running {
+		if err := w.startMocker(); err != nil {
+			return err
+		}
+		if s.cfg.SharedFrontend { // one at a time: the new instance then is this worker's
+			if w.instance, err = w.newInstance(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// startProxies starts the workers' frontends, kvepp and Envoy.
+func (s *Stack) startProxies(ctx context.Context) (err error) {
+	for _, w := range s.Workers {
+		if err := w.startFrontend(); err != nil {
+			return err
+		}
+	}
+	if len(s.cfg.ExtProc) == 0 {
+		if err := s.StartKvepp(ctx); err != nil {
+			return err
+		}
+	}
+	if !s.cfg.WithoutEnvoy {
+		s.Envoy, err = s.StartEnvoy(ctx, s.cfg.Manifest, nil)
+	}
+	return err
+}
+
+// awaitReady waits until the workers serve, and until kvepp is subscribed to their events if it has the generated
+// endpoints file.
+func (s *Stack) awaitReady(ctx context.Context, running []*Worker) error {
+	for _, w := range running {
+		if err := w.Ready(ctx); err != nil {
+			return err
+		}
+		s.cfg.Progress("%s is ready", w.Name)
+	}
+	if len(s.cfg.ExtProc) > 0 || s.cfg.Endpoints != "" {
+		return nil
+	}
+	workers := len(running)*s.cfg.Ranks + len(s.cfg.Servers) + len(s.cfg.Engines)
+	if err := s.settled(ctx, workers, (s.announcing()-s.cfg.Later)*s.cfg.Ranks); err != nil {
+		return err
+	}
+	s.cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
+	return nil
 }
 
 // allocate assigns ports to all programs.
