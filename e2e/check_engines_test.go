@@ -97,7 +97,7 @@ func TestCheckStockEngines(t *testing.T) {
 						"-> give kvepp the engine's template: --chat-template FILE"}},
 				{"missing template", endpoints, []string{model + bareModel(t)}, 1,
 					[]string{"kvepp has no chat template for tiny, and routes its chats by load",
-						"-> --chat-template FILE"}},
+						"-> give --chat-template FILE"}},
 				{"address by name", strings.ReplaceAll(endpoints, "address: 127.0.0.1:", "address: localhost:"),
 					[]string{model + tinyModel, "--dns-lookup-family=v4_only"}, 1,
 					[]string{"is a host name, which kvepp resolves to 127.0.0.1:",

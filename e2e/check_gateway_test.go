@@ -155,7 +155,7 @@ func TestCheckGateway(t *testing.T) {
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, s.Envoy), admin)...)
 	if status != 1 || !strings.Contains(table, "kvepp does not answer at "+s.ExtProc()) ||
-		!strings.Contains(table, "-> is kvepp up") {
+		!strings.Contains(table, "-> check that kvepp is up") {
 		t.Errorf("kvepp is stopped: status %d", status)
 	}
 }

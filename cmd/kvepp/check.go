@@ -213,8 +213,8 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 }
 
 // askWorkers checks the workers, checksAtOnce at the same time.
-func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, stderr io.Writer) []*check.Asked {
-	asked := make([]*check.Asked, len(workers))
+func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, stderr io.Writer) []*check.Result {
+	asked := make([]*check.Result, len(workers))
 	var (
 		asking sync.WaitGroup
 		places = make(chan struct{}, checksAtOnce)
@@ -237,7 +237,7 @@ func (c *checkOptions) askGateway(
 	ctx context.Context,
 	cfg *check.Config,
 	gateway *check.Gateway,
-	asked []*check.Asked,
+	asked []*check.Result,
 	stderr io.Writer,
 ) (findings []check.Finding) {
 	if c.gateway.url != "" && ctx.Err() == nil {

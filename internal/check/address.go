@@ -13,7 +13,7 @@ const nameFix = "run kvepp check --gateway URL: it shows whether the gateway res
 
 // checkAddress tells of an address that is given by name. Envoy finds what kvepp chose among the hosts of its cluster
 // by IP:port; that both resolve a name to the same address shows only when a request comes through.
-func (q *inquiry) checkAddress() {
+func (q *workerCheck) checkAddress() {
 	if name := q.Names[q.w.Name]; name != "" {
 		q.found(
 			AboutAddress,
@@ -39,7 +39,7 @@ func Unresolved(e *pool.Endpoint) Finding {
 }
 
 // reached takes back what checkAddress said of an endpoint, once the gateway has sent a request there.
-func (a *Asked) reached() {
+func (a *Result) reached() {
 	for i := range a.Findings {
 		if f := &a.Findings[i]; f.About == AboutAddress {
 			f.State, f.Fix = OK, ""

@@ -96,8 +96,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Asked is a worker that has been asked.
-type Asked struct {
+// Result is a worker that has been asked.
+type Result struct {
 	Worker   *pool.Worker
 	Findings []Finding
 
@@ -105,18 +105,18 @@ type Asked struct {
 	model   string           // the name that requests give; "": none is known
 	answers bool             // HTTP is answered
 	// no events come: it cannot be connected to, or announces other blocks than those of its prompts
-	unheard bool
+	eventsMissing bool
 }
 
-// inquiry is the questions to one worker.
-type inquiry struct {
+// workerCheck is the questions to one worker.
+type workerCheck struct {
 	*Config
-	Asked
+	Result
 	w      *pool.Worker
 	prompt *probe // nil: none was sent
 }
 
-func (q *inquiry) found(about string, state State, fix, says string, args ...any) {
+func (q *workerCheck) found(about string, state State, fix, says string, args ...any) {
 	q.Findings = append(
 		q.Findings,
 		Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
@@ -124,23 +124,23 @@ func (q *inquiry) found(about string, state State, fix, says string, args ...any
 }
 
 // Worker asks one worker. The findings are in the order of the questions.
-func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Asked {
-	q := &inquiry{Config: cfg, Asked: Asked{Worker: w}, w: w}
+func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
+	q := &workerCheck{Config: cfg, Result: Result{Worker: w}, w: w}
 	q.checkAddress()
 	q.askHTTP(ctx)
 	q.askEvents(ctx)
 	q.askSettings(ctx)
 	q.askTokens(ctx)
-	q.tellCached()
+	q.reportCached()
 	slices.SortStableFunc(
 		q.Findings,
 		func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) },
 	)
-	return &q.Asked
+	return &q.Result
 }
 
 // bounded is a context for one answer.
-func (q *inquiry) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+func (q *workerCheck) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, q.Wait)
 }
 

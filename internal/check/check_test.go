@@ -52,7 +52,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if body["messages"] != nil {
 		path = chatPath
 	}
-	ids, _, _, err := ownIDs(e.model, path, body)
+	ids, _, _, err := kveppIDs(e.model, path, body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

@@ -54,24 +54,24 @@ Can you say it again, in other words?
 
 // conversation is one of a worker's.
 type conversation struct {
-	talk
+	chat
 	answered int // tokens of the latest answer
 	over     bool
 }
 
-// dialogue is all conversations with one worker.
-type dialogue struct {
+// workerConversations is all conversations with one worker.
+type workerConversations struct {
 	cfg   *Config
-	asked *Asked
+	asked *Result
 	done  func() // after each request
 
 	patience  time.Duration // for the events of an answer's blocks
 	tally     Tally
 	agreed    int    // requests whose prediction agrees with the report, exactly or within an upper bound
-	counts    int    // requests whose number of tokens is not the engine's
+	otherCounts    int    // requests whose number of tokens is not the engine's
 	failures  int    // requests without an answer
-	unknown   int    // prompts that kvepp cannot tokenize
-	unread    bool   // the engine reports no cached tokens
+	untokenized   int    // prompts that kvepp cannot tokenize
+	noReports    bool   // the engine reports no cached tokens
 	failure   error  // the first failure
 	disagrees string // the first prediction that does not agree
 }
@@ -79,8 +79,8 @@ type dialogue struct {
 // Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for
 // each worker. The conversations of a worker go on in turns, those of different workers at the same time. progress is
 // told how many requests of all were made, by several goroutines.
-func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, progress func(done, all int)) []Finding {
-	var able []*Asked
+func Conversations(ctx context.Context, cfg *Config, asked []*Result, n int, progress func(done, all int)) []Finding {
+	var able []*Result
 	var findings []Finding
 	for _, a := range asked {
 		switch {
@@ -114,16 +114,16 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 	cfg.Predictor.listen(ctx)
 	var prompts [systemPrompts]string
 	for i := range prompts {
-		prompts[i] = novel(systemWords)
+		prompts[i] = uniqueWords(systemWords)
 	}
 	var (
 		made    atomic.Int64
 		talking sync.WaitGroup
 		places  = make(chan struct{}, atOnce)
-		all     = make([]*dialogue, min(n, len(able)))
+		all     = make([]*workerConversations, min(n, len(able)))
 	)
 	for i := range all {
-		d := &dialogue{
+		d := &workerConversations{
 			patience: time.Second,
 			cfg:      cfg,
 			asked:    able[i],
@@ -148,28 +148,28 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 const atOnce = 32
 
 // hold holds n conversations.
-func (d *dialogue) hold(ctx context.Context, n int, prompts []string) {
+func (d *workerConversations) hold(ctx context.Context, n int, prompts []string) {
 	model := d.cfg.Models[d.asked.model]
 	// The first is not compared: it tells what a chat template puts in front of every chat, which may be cached since
 	// long ago.
-	opening := newTalk(model, d.asked.model, novel(systemWords))
+	opening := newChat(model, d.asked.model, uniqueWords(systemWords))
 	first := opening.open(ctx, d.cfg, d.asked)
 	if first.err != nil {
 		d.failures, d.failure = 1, first.err
 		return
 	}
-	if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
-		d.cfg.settle(ctx, d.asked, ids)
+	if ids, _, _, err := kveppIDs(model, first.path, first.body); err == nil {
+		d.cfg.awaitBlocks(ctx, d.asked, ids)
 	}
 	running := make([]conversation, n)
 	for i := range running {
-		running[i].talk = *newTalk(model, d.asked.model, prompts[i%len(prompts)])
+		running[i].chat = *newChat(model, d.asked.model, prompts[i%len(prompts)])
 		running[i].asText = opening.asText
 		running[i].say()
 	}
 	for range Turns {
 		for i := range running {
-			if ctx.Err() == nil && !running[i].over && !d.unread {
+			if ctx.Err() == nil && !running[i].over && !d.noReports {
 				d.turn(ctx, &running[i])
 			}
 			d.done()
@@ -179,7 +179,7 @@ func (d *dialogue) hold(ctx context.Context, n int, prompts []string) {
 
 // say is the user's next message.
 func (c *conversation) say() {
-	text := phrases[rand.IntN(len(phrases))] + " " + novel(2+rand.IntN(30))
+	text := phrases[rand.IntN(len(phrases))] + " " + uniqueWords(2+rand.IntN(30))
 	last := c.messages[len(c.messages)-1].(map[string]any)
 	if last["role"] == "user" {
 		last["content"] = fmt.Sprint(last["content"], "\n", text)
@@ -189,12 +189,12 @@ func (c *conversation) say() {
 }
 
 // turn makes a conversation's next request.
-func (d *dialogue) turn(ctx context.Context, c *conversation) {
+func (d *workerConversations) turn(ctx context.Context, c *conversation) {
 	worker, model := d.asked.Worker.Worker, d.cfg.Models[d.asked.model]
 	request := c.request(answerTokens)
-	ids, _, _, err := ownIDs(model, request.path, request.body)
+	ids, _, _, err := kveppIDs(model, request.path, request.body)
 	if err != nil {
-		d.unknown++
+		d.untokenized++
 		d.fail(c, err)
 		return
 	}
@@ -207,18 +207,18 @@ func (d *dialogue) turn(ctx context.Context, c *conversation) {
 		return
 	}
 	a := &request.answer
-	if d.unread = a.cached == nil; d.unread {
+	if d.noReports = a.cached == nil; d.noReports {
 		return
 	}
 	d.compare(ids, &expected, a, c.answered)
-	d.cfg.settle(ctx, d.asked, ids)
+	d.cfg.awaitBlocks(ctx, d.asked, ids)
 	c.answered = a.completionTokens
 	c.messages = append(c.messages, map[string]any{"role": "assistant", "content": a.text})
 	c.say()
-	if request := c.request(answerTokens); !d.asked.unheard {
-		if next, _, _, err := ownIDs(model, request.path, request.body); err == nil {
+	if request := c.request(answerTokens); !d.asked.eventsMissing {
+		if next, _, _, err := kveppIDs(model, request.path, request.body); err == nil {
 			within, cancel := context.WithTimeout(ctx, d.patience)
-			if !d.cfg.Predictor.answered(within, worker, next, len(ids)+a.completionTokens-1) {
+			if !d.cfg.Predictor.awaitAnswerBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
 				d.patience = leastPatience // the engine keeps no answers, or these are tokenized in another way
 			}
 			cancel()
@@ -227,7 +227,7 @@ func (d *dialogue) turn(ctx context.Context, c *conversation) {
 }
 
 // fail ends a conversation.
-func (d *dialogue) fail(c *conversation, err error) {
+func (d *workerConversations) fail(c *conversation, err error) {
 	c.over = true
 	if d.failure == nil {
 		d.failure = err
@@ -235,7 +235,7 @@ func (d *dialogue) fail(c *conversation, err error) {
 }
 
 // compare counts a request. before is how many tokens the conversation's latest answer had.
-func (d *dialogue) compare(ids []kvblock.Token, expected *prediction, a *answer, before int) {
+func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction, a *answer, before int) {
 	t := &d.tally
 	t.Requests++
 	t.PromptTokens += a.promptTokens
@@ -243,7 +243,7 @@ func (d *dialogue) compare(ids []kvblock.Token, expected *prediction, a *answer,
 	t.Reported += *a.cached
 	t.UpperBound = t.UpperBound || expected.upperBound
 	if a.promptTokens != len(ids) {
-		d.counts++
+		d.otherCounts++
 	}
 	if *a.cached == expected.tokens {
 		t.Exact++
@@ -262,7 +262,7 @@ func (d *dialogue) compare(ids []kvblock.Token, expected *prediction, a *answer,
 	}
 }
 
-func (d *dialogue) finding() Finding {
+func (d *workerConversations) finding() Finding {
 	t := &d.tally
 	f := Finding{Worker: d.asked.Worker.String(), About: AboutConversations, State: Wrong, Tally: t}
 	known, _ := d.cfg.Predictor.worker(d.asked.Worker.Worker)
@@ -273,18 +273,18 @@ func (d *dialogue) finding() Finding {
 			d.failures,
 			brief(d.failure),
 		), "send the engine a chat yourself; --wait bounds how long an answer may take"
-	case d.unknown > 0:
+	case d.untokenized > 0:
 		f.Says, f.Fix = fmt.Sprintf(
 			"kvepp cannot tokenize %d requests; the first: %v",
-			d.unknown,
+			d.untokenized,
 			d.failure,
 		), "run kvepp tokenize for details"
-	case d.unread:
+	case d.noReports:
 		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.asked.engine]
-	case d.counts > 0:
+	case d.otherCounts > 0:
 		f.Says, f.Fix = fmt.Sprintf(
 			"for %d of %d prompts kvepp and the engine count different numbers of tokens",
-			d.counts,
+			d.otherCounts,
 			t.Requests,
 		), templateFix
 	case known.BlockSize == 0:

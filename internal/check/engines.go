@@ -53,7 +53,7 @@ var (
 	}
 )
 
-func (q *inquiry) get(ctx context.Context, path string, read func(io.Reader) error) error {
+func (q *workerCheck) get(ctx context.Context, path string, read func(io.Reader) error) error {
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+q.w.Address+path, nil)
@@ -71,12 +71,12 @@ func (q *inquiry) get(ctx context.Context, path string, read func(io.Reader) err
 	return read(io.LimitReader(resp.Body, maxAnswer))
 }
 
-func (q *inquiry) getJSON(ctx context.Context, path string, into any) error {
+func (q *workerCheck) getJSON(ctx context.Context, path string, into any) error {
 	return q.get(ctx, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(into) })
 }
 
 // askHTTP asks who is there and which models it serves.
-func (q *inquiry) askHTTP(ctx context.Context) {
+func (q *workerCheck) askHTTP(ctx context.Context) {
 	if q.w.Address == "" {
 		q.found(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
 		return
@@ -125,7 +125,7 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 }
 
 // askModels compares what is served with what kvepp can tokenize.
-func (q *inquiry) askModels(served []string) {
+func (q *workerCheck) askModels(served []string) {
 	list := strings.Join(served, ", ")
 	switch {
 	case len(served) == 0:
@@ -173,7 +173,7 @@ func (q *inquiry) askModels(served []string) {
 			return
 		}
 	}
-	if !q.told(AboutModel) {
+	if !q.hasFinding(AboutModel) {
 		q.found(
 			AboutModel,
 			Wrong,
@@ -192,7 +192,7 @@ type settings struct {
 }
 
 // askSettings asks the engine about blocks and prefix caching, and Dynamo's frontend about the worker.
-func (q *inquiry) askSettings(ctx context.Context) {
+func (q *workerCheck) askSettings(ctx context.Context) {
 	var s settings
 	if q.answers {
 		switch q.engine {
@@ -222,7 +222,7 @@ func (q *inquiry) askSettings(ctx context.Context) {
 	}
 }
 
-func (q *inquiry) vLLMSettings(ctx context.Context) (s settings) {
+func (q *workerCheck) vLLMSettings(ctx context.Context) (s settings) {
 	q.get(ctx, "/metrics", func(body io.Reader) error { // without metrics nothing is known
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
@@ -253,7 +253,7 @@ func label(labels, name string) string {
 	return value
 }
 
-func (q *inquiry) sgLangSettings(ctx context.Context) (s settings) {
+func (q *workerCheck) sgLangSettings(ctx context.Context) (s settings) {
 	var info struct {
 		PageSize     int   `json:"page_size"`
 		DisableRadix *bool `json:"disable_radix_cache"`
@@ -272,7 +272,7 @@ func (q *inquiry) sgLangSettings(ctx context.Context) (s settings) {
 }
 
 // askFrontend asks a frontend of Dynamo's whether it knows the worker by the id that kvepp would name.
-func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
+func (q *workerCheck) askFrontend(ctx context.Context) (s settings) {
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()
 	view, err := dynamo.QueryFrontend(ctx, q.w.Address)
@@ -316,7 +316,7 @@ func ids(workers []dynamo.FrontendWorker) string {
 }
 
 // compareBlockSizes holds what kvepp would hash with against what events, and the engine, say.
-func (q *inquiry) compareBlockSizes(engine int) {
+func (q *workerCheck) compareBlockSizes(engine int) {
 	configured, announced := q.w.BlockSize, 0
 	if q.prompt != nil {
 		announced = q.prompt.heard.blockSize()

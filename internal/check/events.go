@@ -12,8 +12,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// hearing is what came over a worker's event socket.
-type hearing struct {
+// eventRecorder is what came over a worker's event socket.
+type eventRecorder struct {
 	rank uint32
 
 	mu         sync.Mutex // guards all below
@@ -29,12 +29,12 @@ type hearing struct {
 	operations []kvblock.Operation
 }
 
-func newHearing(rank uint32) *hearing {
-	return &hearing{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
+func newEventRecorder(rank uint32) *eventRecorder {
+	return &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
 }
 
 // note changes what is known and tells those who wait.
-func (h *hearing) note(f func()) {
+func (h *eventRecorder) note(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f()
@@ -43,7 +43,7 @@ func (h *hearing) note(f func()) {
 }
 
 // wait returns whether a condition holds before ctx ends.
-func (h *hearing) wait(ctx context.Context, holds func() bool) bool {
+func (h *eventRecorder) wait(ctx context.Context, holds func() bool) bool {
 	for {
 		h.mu.Lock()
 		is, changed := holds(), h.changed
@@ -59,14 +59,14 @@ func (h *hearing) wait(ctx context.Context, holds func() bool) bool {
 	}
 }
 
-func (h *hearing) blockSize() int {
+func (h *eventRecorder) blockSize() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.normalizer.Traits().BlockSize
 }
 
 // Message takes in a batch.
-func (h *hearing) Message(_ uint64, _, payload []byte) {
+func (h *eventRecorder) Message(_ uint64, _, payload []byte) {
 	h.note(func() {
 		h.messages++
 		if err := kvblock.DecodeBatch(payload, &h.batch); err != nil {
@@ -88,20 +88,20 @@ func (h *hearing) Message(_ uint64, _, payload []byte) {
 
 // The other callbacks of a subscription: what matters to somebody who looks for a moment.
 
-func (h *hearing) Gap(uint64, uint64) {}
-func (h *hearing) Restart()           {}
-func (h *hearing) Replayed(outcome zmqsub.Replay, _ int) {
+func (h *eventRecorder) Gap(uint64, uint64) {}
+func (h *eventRecorder) Restart()           {}
+func (h *eventRecorder) Replayed(outcome zmqsub.Replay, _ int) {
 	h.note(func() { h.replay = outcome })
 }
-func (h *hearing) Cut(error)           {} // then nothing is connected
-func (h *hearing) Malformed(err error) { h.note(func() { h.malformed = err }) }
-func (h *hearing) Connected()          { h.note(func() { h.connected = true }) }
-func (h *hearing) Disconnected()       { h.note(func() { h.connected = false }) }
+func (h *eventRecorder) Cut(error)           {} // then nothing is connected
+func (h *eventRecorder) Malformed(err error) { h.note(func() { h.malformed = err }) }
+func (h *eventRecorder) Connected()          { h.note(func() { h.connected = true }) }
+func (h *eventRecorder) Disconnected()       { h.note(func() { h.connected = false }) }
 
 // askEvents subscribes to the worker for a moment, and sends it the probe meanwhile.
-func (q *inquiry) askEvents(ctx context.Context) {
+func (q *workerCheck) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
-	heard := newHearing(q.w.Rank)
+	heard := newEventRecorder(q.w.Rank)
 	if q.WithoutEvents {
 		q.found(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
 		q.probe(ctx, heard)
@@ -146,7 +146,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	within, cancel := q.bounded(ctx)
 	connected := heard.wait(within, func() bool { return heard.connected })
 	cancel()
-	switch q.unheard = !connected; {
+	switch q.eventsMissing = !connected; {
 	case connected:
 	case q.accepts(ctx, address):
 		q.found(
@@ -175,13 +175,13 @@ func (q *inquiry) askEvents(ctx context.Context) {
 			func() bool { return heard.stores > 0 || heard.malformed != nil || heard.otherRank != nil },
 		)
 		cancel()
-		q.tellEvents(heard, address, spoke)
+		q.reportEvents(heard, address, spoke)
 	}
-	q.tellReplay(ctx, heard, connected, replay)
+	q.reportReplay(ctx, heard, connected, replay)
 }
 
 // accepts reports whether something listens at a ZMQ address over TCP.
-func (q *inquiry) accepts(ctx context.Context, address string) bool {
+func (q *workerCheck) accepts(ctx context.Context, address string) bool {
 	at, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
 		return false
@@ -197,14 +197,14 @@ func (q *inquiry) accepts(ctx context.Context, address string) bool {
 }
 
 // patience is the time that check waits for a first event. Without a probe there may be no event with any setting.
-func (q *inquiry) patience() time.Duration {
+func (q *workerCheck) patience() time.Duration {
 	if q.prompt != nil && q.prompt.err() == nil {
 		return q.Wait
 	}
 	return min(q.Wait, time.Second)
 }
 
-func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
+func (q *workerCheck) reportEvents(heard *eventRecorder, address string, spoke bool) {
 	heard.mu.Lock()
 	defer heard.mu.Unlock()
 	switch {
@@ -249,7 +249,7 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 	}
 }
 
-func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool, replay string) {
+func (q *workerCheck) reportReplay(ctx context.Context, heard *eventRecorder, connected bool, replay string) {
 	if replay == "" {
 		q.found(
 			AboutReplay,

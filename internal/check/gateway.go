@@ -41,7 +41,8 @@ type Gateway struct {
 	MetricsPage, MetricsToken string
 }
 
-const sayServed = "make the gateway report the endpoint: selected_host_key in its cluster's override_host policy, as " +
+const reportServedFix = "make the gateway report the endpoint: selected_host_key in its cluster's override_host " +
+	"policy, as " +
 	"in manifests/envoy"
 
 // Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first,
@@ -55,7 +56,7 @@ const (
 type gatewayCheck struct {
 	*Config
 	to       *Gateway
-	asked    []*Asked
+	asked    []*Result
 	findings []Finding
 	verdicts map[string]bool // whether an endpoint serves, by its address; absent: not known
 }
@@ -74,11 +75,11 @@ func CheckGateway(
 	ctx context.Context,
 	cfg *Config,
 	gateway *Gateway,
-	asked []*Asked,
+	asked []*Result,
 	progress func(done, all int),
 ) []Finding {
 	g := &gatewayCheck{Config: cfg, to: gateway, asked: asked, verdicts: map[string]bool{}}
-	var endpoints []*Asked
+	var endpoints []*Result
 	seen := map[string]bool{}
 	for _, a := range asked {
 		if a.endpoint() && !seen[a.Worker.Address] {
@@ -109,13 +110,13 @@ func CheckGateway(
 	return g.findings
 }
 
-// passed is a request that went through the gateway.
-type passed struct {
-	sent
-	code     int       // of the answer; 0: none came
-	decision *decision // nil: kvepp tells of none
-	told     bool      // kvepp tells of its decisions, so that no decision means that it was not asked
-	untold   error     // why it does not
+// gatewayRequest is a request that went through the gateway.
+type gatewayRequest struct {
+	exchange
+	code           int       // of the answer; 0: none came
+	decision       *decision // nil: kvepp tells of none
+	decisionsShown bool      // kvepp tells of its decisions, so that no decision means that it was not asked
+	decisionsError error     // why it does not
 }
 
 // decision is what kvepp tells of one request.
@@ -130,13 +131,13 @@ type decision struct {
 }
 
 // first sends a chat and says whether kvepp chose for it. It returns whether asking for single endpoints makes sense.
-func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
+func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
 	failures := g.handshakeFailures(ctx)
-	opening := newTalk(g.Models[a.model], a.model, novel(probeWords))
+	opening := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
 	if a.takesRequests() {
 		opening.open(ctx, g.Config, a)
 	}
-	talk := newTalk(g.Models[a.model], a.model, novel(probeWords))
+	talk := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
 	talk.asText = opening.asText
 	p := g.pass(ctx, a, talk)
 	d := p.decision
@@ -175,7 +176,7 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 		g.found(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
 		g.verdict(p, nil)
 		return true
-	case p.told:
+	case p.decisionsShown:
 		g.found(
 			ThroughGateway,
 			AboutGateway,
@@ -194,8 +195,8 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 			g.to.URL,
 			p.status(),
 		)
-		if p.untold != nil {
-			says += fmt.Sprintf(": %s: %s", g.to.Admin, brief(p.untold))
+		if p.decisionsError != nil {
+			says += fmt.Sprintf(": %s: %s", g.to.Admin, brief(p.decisionsError))
 		}
 		if p.code != http.StatusOK {
 			state = Wrong
@@ -209,7 +210,7 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 }
 
 // status is the answer's, with what it says if it is an error.
-func (p *passed) status() string {
+func (p *gatewayRequest) status() string {
 	if p.code == http.StatusOK {
 		return "HTTP 200"
 	}
@@ -217,9 +218,9 @@ func (p *passed) status() string {
 }
 
 // endpoint has kvepp choose an endpoint, and says whether it serves.
-func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
+func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
 	address, model := a.Worker.Address, g.Models[a.model]
-	byEvents := a.takesRequests() && g.Predictor.Events && a.Worker.Announces() && !a.unheard && model != nil
+	byEvents := a.takesRequests() && g.Predictor.Events && a.Worker.Announces() && !a.eventsMissing && model != nil
 	attempts := attemptsWithoutEvents
 	if byEvents {
 		attempts = attemptsWithEvents
@@ -229,8 +230,8 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 		if g.verdicts[address] || ctx.Err() != nil {
 			return
 		}
-		talk := newTalk(model, a.model, novel(probeWords))
-		var first sent
+		talk := newChat(model, a.model, uniqueWords(probeWords))
+		var first exchange
 		if a.takesRequests() {
 			first = talk.open(ctx, g.Config, a)
 		}
@@ -245,18 +246,18 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 			)
 			return
 		}
-		var warm *Asked
+		var warm *Result
 		if byEvents {
-			if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
-				g.Config.settle(ctx, a, ids)
+			if ids, _, _, err := kveppIDs(model, first.path, first.body); err == nil {
+				g.Config.awaitBlocks(ctx, a, ids)
 			}
-			talk.add(first.answer.text, "Is that all? "+novel(3))
+			talk.add(first.answer.text, "Is that all? "+uniqueWords(3))
 			warm = a
 			if i > 0 { // kvepp may hear of the blocks later than this check does
 				pause(ctx, time.Duration(i)*100*time.Millisecond)
 			}
 		} else {
-			another := newTalk(model, a.model, novel(probeWords))
+			another := newChat(model, a.model, uniqueWords(probeWords))
 			another.asText = talk.asText
 			talk = another
 		}
@@ -271,7 +272,7 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 		says, fix := "not known: kvepp did not choose it", "repeat when the workers are idle"
 		switch {
 		case slices.Contains(others, a.Worker.String()):
-			says, fix = "not known: the gateway does not say which endpoint served", sayServed
+			says, fix = "not known: the gateway does not say which endpoint served", reportServedFix
 		case len(others) > 0:
 			slices.Sort(others)
 			says += ", but " + strings.Join(slices.Compact(others), ", ")
@@ -289,7 +290,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // verdict says whether the endpoint that kvepp chose is the one that served, once for each endpoint. warm is the worker
 // that alone had the beginning of the prompt cached; nil: there is none.
-func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
+func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 	d := p.decision
 	if g.verdicts[d.address] || d.address == "" {
 		return
@@ -351,7 +352,7 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 			d.worker,
 			AboutServed,
 			Unknown,
-			sayServed,
+			reportServedFix,
 			"kvepp chose %s; the gateway does not say which endpoint served",
 			d.address,
 		)
@@ -371,21 +372,21 @@ func sameAddress(a, b string) bool {
 }
 
 // pass sends a conversation's next request through the gateway, and finds out what kvepp tells of it.
-func (g *gatewayCheck) pass(ctx context.Context, a *Asked, t *talk) *passed {
+func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayRequest {
 	known := map[string]bool{}
 	if before, err := g.decisions(ctx, ""); err == nil {
 		for i := range before {
 			known[before[i].id] = true
 		}
 	}
-	id := "kvepp-check-" + strings.ReplaceAll(novel(3), " ", "")
+	id := "kvepp-check-" + strings.ReplaceAll(uniqueWords(3), " ", "")
 	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}
 	if g.to.Key != "" {
 		header.Set("Authorization", "Bearer "+g.to.Key)
 	}
 	through := *g.Config
 	through.HTTP = g.to.HTTP
-	p := &passed{sent: t.request(1)}
+	p := &gatewayRequest{exchange: t.request(1)}
 	answered := p.sendTo(ctx, &through, strings.TrimRight(g.to.URL, "/"), header)
 	refused := (*errStatus)(nil)
 	switch {
@@ -408,20 +409,20 @@ func (g *gatewayCheck) pass(ctx context.Context, a *Asked, t *talk) *passed {
 	}
 	if err != nil {
 		p.read(answered, g.asked)
-		p.untold = err
+		p.decisionsError = err
 		return p
 	}
-	if p.told = true; len(list) > 0 {
+	if p.decisionsShown = true; len(list) > 0 {
 		p.decision = &list[0]
 	}
 	return p
 }
 
 // alike returns the new decision about a prompt as long as the request's, if there is only one.
-func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Asked, p *passed) (alike []decision) {
+func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Result, p *gatewayRequest) (alike []decision) {
 	tokens := p.answer.promptTokens
 	if model := g.Models[a.model]; model != nil {
-		if ids, _, _, err := ownIDs(model, p.path, p.body); err == nil {
+		if ids, _, _, err := kveppIDs(model, p.path, p.body); err == nil {
 			tokens = len(ids)
 		}
 	}
@@ -437,11 +438,11 @@ func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Asked, p
 }
 
 // read takes the decision from the answer's headers (--decision-headers).
-func (p *passed) read(h http.Header, asked []*Asked) {
+func (p *gatewayRequest) read(h http.Header, asked []*Result) {
 	worker, chosen := h.Get("x-kvepp-worker"), h.Get("x-kvepp-chosen-worker")
 	if worker == "" {
 		if reason := h.Get("x-kvepp-reason"); reason != "" { // every error of kvepp's own has it
-			p.told, p.decision = true, &decision{refused: brief(p.err)}
+			p.decisionsShown, p.decision = true, &decision{refused: brief(p.err)}
 		}
 		return
 	}
@@ -455,7 +456,7 @@ func (p *passed) read(h http.Header, asked []*Asked) {
 	}
 	d.address = addresses[d.worker]
 	d.predicted, _ = strconv.Atoi(h.Get("x-kvepp-predicted-cached-tokens"))
-	p.told, p.decision = true, d
+	p.decisionsShown, p.decision = true, d
 }
 
 // decisions returns kvepp's latest decisions, the newest first, or those of one request.

@@ -33,8 +33,9 @@ func (p *Predictor) listen(ctx context.Context) {
 	}
 }
 
-// believed is how long a block is believed cached that no event announced: for as long as a check may last.
-const believed = 24 * time.Hour
+// predictionLifetime is how long a block is predictionLifetime cached that no event announced: for as long as a check
+// may last.
+const predictionLifetime = 24 * time.Hour
 
 // prediction is what kvepp expects of one prompt.
 type prediction struct {
@@ -72,40 +73,44 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 	var scores indexer.OverlapScores
 	p.Index.FindMatches(chain(&known, ids), &scores)
 	blocks := scores.Blocks(w) + scores.Extension(w).Total()
-	x.tokens = min(blocks, full(len(ids), x.blockSize)) * x.blockSize
+	x.tokens = min(blocks, reusableBlocks(len(ids), x.blockSize)) * x.blockSize
 	return x
 }
 
-// full is how many blocks of a prompt of n tokens an engine can reuse: it computes the last token in any case.
-func full(n, blockSize int) int { return max(n-1, 0) / blockSize }
+// reusableBlocks is how many blocks of a prompt of n tokens an engine can reuse: it computes the last token in any
+// case.
+func reusableBlocks(n, blockSize int) int { return max(n-1, 0) / blockSize }
 
 func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
 	local := kvblock.AppendLocalHashes(nil, ids, kvblock.HashOptions{BlockSize: w.BlockSize, EAGLE: w.EAGLE})
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 
-// sent takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
+// recordPrompt takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
 // announced, and returns whether they were before ctx ended.
-func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
+func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
 		if known.BlockSize > 0 {
-			p.Index.Predict(w, chain(&known, ids), indexer.Lifetime{TTL: believed})
+			p.Index.Predict(w, chain(&known, ids), indexer.Lifetime{TTL: predictionLifetime})
 		}
 		return true
 	}
-	return p.until(ctx, w, ids, func(x *prediction) bool { return x.tokens == full(len(ids), x.blockSize)*x.blockSize })
+	return p.waitFor(ctx, w, ids, func(x *prediction) bool {
+		return x.tokens == reusableBlocks(len(ids),
+			x.blockSize)*x.blockSize
+	})
 }
 
-// answered waits until w's events also tell of the blocks that an answer filled: those of the first n tokens of the
-// conversation's next prompt. It returns whether they did before ctx ended. They do not where the answer's text has
-// other token ids than were generated.
-func (p *Predictor) answered(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
+// awaitAnswerBlocks waits until w's events also tell of the blocks that an answer filled: those of the first n tokens
+// of the conversation's next prompt. It returns whether they did before ctx ended. They do not where the answer's text
+// has other token ids than were generated.
+func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
 		return true
 	}
-	return p.until(
+	return p.waitFor(
 		ctx,
 		w,
 		next,
@@ -113,8 +118,8 @@ func (p *Predictor) answered(ctx context.Context, w kvblock.Worker, next []kvblo
 	)
 }
 
-// until waits until a prediction is as wanted, and returns whether it was before ctx ended.
-func (p *Predictor) until(
+// waitFor waits waitFor a prediction is as wanted, and returns whether it was before ctx ended.
+func (p *Predictor) waitFor(
 	ctx context.Context,
 	w kvblock.Worker,
 	ids []kvblock.Token,

@@ -20,15 +20,15 @@ import (
 // probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two
 // chats, the second continues the first.
 type probe struct {
-	heard         *hearing
-	text          sent
-	first, second sent
+	heard         *eventRecorder
+	text          exchange
+	first, second exchange
 	predicted     prediction // for the second
 	predictable   bool       // kvepp has token ids for both
 }
 
-// sent is a request and its answer.
-type sent struct {
+// exchange is a request and its answer.
+type exchange struct {
 	path   string
 	body   map[string]any
 	answer answer
@@ -49,8 +49,8 @@ type answer struct {
 // probeWords is how many words a probe has: enough tokens for a few blocks, and few enough for any model.
 const probeWords = 150
 
-// novel returns n words that hardly ever come twice.
-func novel(n int) string {
+// uniqueWords returns n words that hardly ever come twice.
+func uniqueWords(n int) string {
 	words := make([]string, n)
 	for i := range words {
 		words[i] = fmt.Sprintf("%05x", rand.N(1<<20))
@@ -59,7 +59,7 @@ func novel(n int) string {
 }
 
 // probe sends the prompts, if that is wanted and the worker can be sent any.
-func (q *inquiry) probe(ctx context.Context, heard *hearing) {
+func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 	if !q.Probe || !q.takesRequests() {
 		return
 	}
@@ -67,19 +67,19 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	p := &probe{heard: heard}
 	q.prompt = p
 	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
-		p.text = sent{
+		p.text = exchange{
 			path: completionsPath,
 			body: map[string]any{
 				"model":       q.model,
-				"prompt":      "kvepp check: " + novel(probeWords),
+				"prompt":      "kvepp check: " + uniqueWords(probeWords),
 				"max_tokens":  1,
 				"temperature": 0,
 			},
 		}
 		p.text.send(ctx, q)
 	}
-	talk := newTalk(q.Models[q.model], q.model, novel(probeWords))
-	p.first = talk.open(ctx, q.Config, &q.Asked)
+	talk := newChat(q.Models[q.model], q.model, uniqueWords(probeWords))
+	p.first = talk.open(ctx, q.Config, &q.Result)
 	if p.first.err != nil {
 		return
 	}
@@ -87,14 +87,14 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	var ids []kvblock.Token
 	if model != nil {
 		var err error
-		if ids, _, _, err = ownIDs(model, p.first.path, p.first.body); err == nil {
-			q.Config.settle(ctx, &q.Asked, ids)
+		if ids, _, _, err = kveppIDs(model, p.first.path, p.first.body); err == nil {
+			q.Config.awaitBlocks(ctx, &q.Result, ids)
 		}
 	}
-	talk.add(p.first.answer.text, "Is that all? "+novel(3))
+	talk.add(p.first.answer.text, "Is that all? "+uniqueWords(3))
 	p.second = talk.request(1)
 	if ids != nil {
-		if ids, _, _, err := ownIDs(model, p.second.path, p.second.body); err == nil {
+		if ids, _, _, err := kveppIDs(model, p.second.path, p.second.body); err == nil {
 			p.predicted = q.Predictor.predict(q.w.Worker, ids)
 			p.predicted.upperBound = p.predicted.upperBound || model.OverlapIsUpperBound()
 			p.predictable = p.predicted.blockSize > 0 && q.w.Role == pool.Aggregated
@@ -103,31 +103,31 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	p.second.send(ctx, q)
 }
 
-// settle takes note of a prompt that the worker has served, and waits until its blocks are announced; not again once
-// they were not in time.
-func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token) {
+// awaitBlocks takes note of a prompt that the worker has served, and waits until its blocks are announced; not again
+// once they were not in time.
+func (cfg *Config) awaitBlocks(ctx context.Context, asked *Result, ids []kvblock.Token) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
-	if asked.unheard {
+	if asked.eventsMissing {
 		cancel()
 	}
-	asked.unheard = !cfg.Predictor.sent(ctx, asked.Worker.Worker, ids)
+	asked.eventsMissing = !cfg.Predictor.recordPrompt(ctx, asked.Worker.Worker, ids)
 }
 
 // endpoint says whether the gateway sends requests to the worker: prefill and encode workers only have other workers'
 // requests.
-func (a *Asked) endpoint() bool {
+func (a *Result) endpoint() bool {
 	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
 }
 
 // takesRequests says whether the worker can be sent requests directly. Dynamo's decode workers need a prefill worker
 // for each.
-func (a *Asked) takesRequests() bool {
+func (a *Result) takesRequests() bool {
 	return a.endpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
 }
 
 // header is what names the worker to the server at its address.
-func (a *Asked) header() http.Header {
+func (a *Result) header() http.Header {
 	h := http.Header{"Content-Type": {"application/json"}}
 	rank := strconv.FormatUint(uint64(a.Worker.Rank), 10)
 	if a.engine == tokenizer.Dynamo {
@@ -139,12 +139,12 @@ func (a *Asked) header() http.Header {
 	return h
 }
 
-func (s *sent) send(ctx context.Context, q *inquiry) {
+func (s *exchange) send(ctx context.Context, q *workerCheck) {
 	s.sendTo(ctx, q.Config, "http://"+q.w.Address, q.header())
 }
 
 // sendTo sends the request to the server at root, and returns the header of its answer; nil if there is none.
-func (s *sent) sendTo(ctx context.Context, cfg *Config, root string, header http.Header) http.Header {
+func (s *exchange) sendTo(ctx context.Context, cfg *Config, root string, header http.Header) http.Header {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	var answered http.Header
@@ -152,7 +152,8 @@ func (s *sent) sendTo(ctx context.Context, cfg *Config, root string, header http
 	return answered
 }
 
-func (s *sent) post(ctx context.Context, client *http.Client, root string, header http.Header) (http.Header, error) {
+func (s *exchange) post(ctx context.Context, client *http.Client, root string, header http.Header) (http.Header,
+	error) {
 	body, err := json.Marshal(s.body)
 	if err != nil {
 		return nil, err
@@ -202,22 +203,22 @@ func (s *sent) post(ctx context.Context, client *http.Client, root string, heade
 	return resp.Header, nil
 }
 
-// talk is a conversation so far.
-type talk struct {
+// chat is a conversation so far.
+type chat struct {
 	model    string
 	messages []any
 	asText   bool // it is sent as one text, to a model that takes no chats
 }
 
-// newTalk begins a conversation with the given text: as a system prompt, or in the user's message if the model's
+// newChat begins a conversation with the given text: as a system prompt, or in the user's message if the model's
 // template refuses system prompts. model may be nil.
-func newTalk(model *tokenizer.Model, name, text string) *talk {
+func newChat(model *tokenizer.Model, name, text string) *chat {
 	message := func(role, content string) any { return map[string]any{"role": role, "content": content} }
-	t := &talk{model: name, messages: []any{message("system", text), message("user", "What is this about?")}}
+	t := &chat{model: name, messages: []any{message("system", text), message("user", "What is this about?")}}
 	if model == nil {
 		return t
 	}
-	if _, _, _, err := ownIDs(model, chatPath, t.request(1).body); err != nil &&
+	if _, _, _, err := kveppIDs(model, chatPath, t.request(1).body); err != nil &&
 		!errors.Is(err, tokenizer.ErrNoChatTemplate) {
 		t.messages = []any{message("user", text)}
 	}
@@ -225,7 +226,7 @@ func newTalk(model *tokenizer.Model, name, text string) *talk {
 }
 
 // add is a turn: the answer, and the user's next message.
-func (t *talk) add(answer, next string) {
+func (t *chat) add(answer, next string) {
 	t.messages = append(
 		t.messages,
 		map[string]any{"role": "assistant", "content": answer},
@@ -234,7 +235,7 @@ func (t *talk) add(answer, next string) {
 }
 
 // open makes the first request, for one token. A model that takes no chats is sent a text, and from then on.
-func (t *talk) open(ctx context.Context, cfg *Config, a *Asked) sent {
+func (t *chat) open(ctx context.Context, cfg *Config, a *Result) exchange {
 	root := "http://" + a.Worker.Address
 	request := t.request(1)
 	request.sendTo(ctx, cfg, root, a.header())
@@ -248,18 +249,18 @@ func (t *talk) open(ctx context.Context, cfg *Config, a *Asked) sent {
 }
 
 // request asks for an answer of at most so many tokens.
-func (t *talk) request(maxTokens int) sent {
+func (t *chat) request(maxTokens int) exchange {
 	body := map[string]any{"model": t.model, "max_tokens": maxTokens, "temperature": 0}
 	if !t.asText {
 		body["messages"] = t.messages
-		return sent{path: chatPath, body: body}
+		return exchange{path: chatPath, body: body}
 	}
 	var text strings.Builder
 	for _, m := range t.messages {
 		fmt.Fprintln(&text, m.(map[string]any)["content"])
 	}
 	body["prompt"] = text.String()
-	return sent{path: completionsPath, body: body}
+	return exchange{path: completionsPath, body: body}
 }
 
 const (
@@ -269,8 +270,8 @@ const (
 		"filled the engine's cache. A model with sliding-window or state-space layers may cache less"
 )
 
-// tellCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
-func (q *inquiry) tellCached() {
+// reportCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
+func (q *workerCheck) reportCached() {
 	p := q.prompt
 	if p == nil {
 		return
@@ -286,7 +287,7 @@ func (q *inquiry) tellCached() {
 		)
 		return
 	}
-	if p.first.path != chatPath && q.Models[q.model] != nil && !q.told(AboutChat) {
+	if p.first.path != chatPath && q.Models[q.model] != nil && !q.hasFinding(AboutChat) {
 		q.found(AboutChat, Unknown, "", "the engine refuses chats")
 	}
 	a, x := &p.second.answer, &p.predicted
@@ -344,8 +345,8 @@ func (q *inquiry) tellCached() {
 	}
 }
 
-// told says whether there is a finding about something.
-func (q *inquiry) told(about string) bool {
+// hasFinding says whether there is a finding about something.
+func (q *workerCheck) hasFinding(about string) bool {
 	for i := range q.Findings {
 		if q.Findings[i].About == about {
 			return true

@@ -18,8 +18,8 @@ const (
 	chatPath        = "/v1/chat/completions"
 )
 
-// someText holds scripts, digits, blanks and marks that tokenizers treat differently.
-const someText = "The 12,345 crème brûlées cost €7.50;\n\tнаука 温度計 ١٢٣ don't  WON'T <|end|> 👩‍🚀 x²"
+// sampleText holds scripts, digits, blanks and marks that tokenizers treat differently.
+const sampleText = "The 12,345 crème brûlées cost €7.50;\n\tнаука 温度計 ١٢٣ don't  WON'T <|end|> 👩‍🚀 x²"
 
 const (
 	modelFix    = "give --model the engine's own folder and version"
@@ -49,7 +49,7 @@ func (c sampleChat) body(model string) map[string]any {
 	if c.system {
 		add("system", "You answer in one sentence, and never guess.")
 	}
-	add("user", someText)
+	add("user", sampleText)
 	add("assistant", "That is €7.50 apiece.")
 	add("user", "And in London?")
 	body := map[string]any{"model": model, "messages": messages}
@@ -62,8 +62,8 @@ func (c sampleChat) body(model string) map[string]any {
 	return body
 }
 
-// ownIDs are kvepp's token ids of a request with one prompt.
-func ownIDs(
+// kveppIDs are kvepp's token ids of a request with one prompt.
+func kveppIDs(
 	model *tokenizer.Model,
 	path string,
 	body map[string]any,
@@ -84,7 +84,7 @@ func ownIDs(
 }
 
 // askTokens compares kvepp's token ids with the engine's where it tells them, else their number.
-func (q *inquiry) askTokens(ctx context.Context) {
+func (q *workerCheck) askTokens(ctx context.Context) {
 	model := q.Models[q.model]
 	if model == nil || !q.answers {
 		return
@@ -106,8 +106,8 @@ func (q *inquiry) askTokens(ctx context.Context) {
 	q.compareChat(ctx, model, engine)
 }
 
-func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
-	mine, request, body, err := ownIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": someText})
+func (q *workerCheck) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+	mine, request, body, err := kveppIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": sampleText})
 	if err != nil {
 		q.found(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v", err)
 		return
@@ -130,9 +130,9 @@ func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engin
 	q.found(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(mine))
 }
 
-func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
 	for i, sample := range sampleChats {
-		mine, request, body, err := ownIDs(model, chatPath, sample.body(q.model))
+		mine, request, body, err := kveppIDs(model, chatPath, sample.body(q.model))
 		if request == nil {
 			q.found(AboutChat, Wrong, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
 			return
@@ -218,7 +218,7 @@ func difference(a, b []kvblock.Token) int {
 }
 
 // compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not tell its ids.
-func (q *inquiry) compareCounts(model *tokenizer.Model) {
+func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 	p := q.prompt
 	switch {
 	case !q.takesRequests():
@@ -242,7 +242,7 @@ func (q *inquiry) compareCounts(model *tokenizer.Model) {
 	q.compareCount(model, &p.second, AboutChat, templateFix, "chat")
 }
 
-func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what string) {
+func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, fix, what string) {
 	if about == AboutChat && r.path != chatPath {
 		return // it is told already that chats are refused
 	}
@@ -256,7 +256,7 @@ func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what
 		)
 		return
 	}
-	mine, _, _, err := ownIDs(model, r.path, r.body)
+	mine, _, _, err := kveppIDs(model, r.path, r.body)
 	switch {
 	case errors.Is(err, tokenizer.ErrNoChatTemplate):
 		q.found(about, Wrong, addTemplate, noTemplate, q.model)
