@@ -170,7 +170,8 @@ func TestCheckGatewayTLS(t *testing.T) {
 		says  []string
 	}{
 		{"kvepp speaks none", []string{"--secure-serving=false"},
-			[]string{"the gateway connects with TLS, but kvepp at ADDRESS serves without TLS", "-> remove the transport_socket"}},
+			[]string{"the gateway connects with TLS, but kvepp at ADDRESS serves without TLS",
+				"-> remove the transport_socket"}},
 		{"kvepp asks for a certificate",
 			[]string{"--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
 			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway sends none",

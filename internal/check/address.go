@@ -6,13 +6,13 @@ import (
 	"kvepp/pool"
 )
 
-// nameFix says what makes an address by name safe.
+// nameFix is the fix for an address with a host name.
 const nameFix = "run kvepp check --gateway URL: it shows whether the gateway resolves the name to the same address, " +
 	"as a cluster of type STRICT_DNS with the same name and dns_lookup_family does; or write the IP address, " +
 	"address: %s"
 
-// checkAddress tells of an address that is given by name. Envoy finds what kvepp chose among the hosts of its cluster
-// by IP:port; that both resolve a name to the same address shows only when a request comes through.
+// checkAddress reports an address with a host name. Envoy finds the chosen endpoint in its cluster by IP:port. Only a
+// request through the gateway shows whether both resolve the name to the same address.
 func (q *workerCheck) checkAddress() {
 	if name := q.Names[q.w.Name]; name != "" {
 		q.found(
@@ -38,7 +38,7 @@ func Unresolved(e *pool.Endpoint) Finding {
 	}
 }
 
-// reached takes back what checkAddress said of an endpoint, once the gateway has sent a request there.
+// reached replaces the finding of checkAddress: the gateway has sent a request to the endpoint.
 func (a *Result) reached() {
 	for i := range a.Findings {
 		if f := &a.Findings[i]; f.About == AboutAddress {

@@ -1,9 +1,9 @@
-// Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, cached
-// tokens as predicted and as reported, and the way through the gateway. It says what to do where something is wrong.
+// Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, predicted
+// against reported cached tokens, and the way through the gateway. A finding about a problem includes its fix.
 //
-// It owns the questions (an engine's HTTP answers, its KV events, its replay socket, the gateway's answers) and the
-// flag or setting that corrects each mistake. It never routes and keeps nothing. It changes nothing at an engine except
-// for the blocks of the prompts that it sends when a probe, conversations or a gateway are asked for.
+// It owns the tests (of an engine's HTTP answers, KV events and replay socket, and of the gateway's answers) and the
+// flag or setting that corrects each mistake. It never routes and keeps no state. It changes engines only by the blocks
+// of the prompts that it sends for a probe, conversations or a gateway.
 //
 // Concurrency: Worker is safe from any goroutine. Conversations and Gateway are called once at a time.
 package check
@@ -24,27 +24,27 @@ import (
 	"kvepp/zmqsub"
 )
 
-// State is the result of a question.
+// State is the result of a test.
 type State string
 
 // The states of a Finding.
 const (
 	OK      State = "ok"
 	Wrong   State = "wrong"
-	Unknown State = "unknown" // neither can be said
+	Unknown State = "unknown" // the test could not decide
 )
 
-// Finding is one answer.
+// Finding is the result of one test.
 type Finding struct {
 	Worker string `json:"worker"` // endpoint/rank, or ThroughGateway
 	About  string `json:"about"`
 	State  State  `json:"state"`
 	Says   string `json:"says"`
-	Fix    string `json:"fix,omitempty"`           // what to do if it is Wrong, or to learn more
+	Fix    string `json:"fix,omitempty"`           // how to correct it if it is Wrong, or how to learn more
 	Tally  *Tally `json:"conversations,omitempty"` // of AboutConversations
 }
 
-// The questions about a worker, in the order of their answers.
+// The tests of a worker.
 const (
 	AboutAddress    = "address"
 	AboutHTTP       = "http"
@@ -59,6 +59,7 @@ const (
 	AboutCachedUsed = "cached tokens"
 )
 
+// order is the order of a worker's findings.
 var order = []string{
 	AboutAddress,
 	AboutHTTP,
@@ -73,42 +74,42 @@ var order = []string{
 	AboutCachedUsed,
 }
 
-// Config says how workers are asked.
+// Config is what the tests of all workers share.
 type Config struct {
 	Hub  *zmqsub.Hub
 	HTTP *http.Client
-	// Models are kvepp's, by name; nil values could not be loaded.
+	// Models are kvepp's models by name. The value is nil if the tokenizer could not be loaded.
 	Models map[string]*tokenizer.Model
-	// Names are the addresses of endpoints that are given by name, by the endpoint's name.
+	// Names holds the addresses that are host names, by the endpoint's name.
 	Names map[string]string
-	// Engine is what kvepp takes the engines for.
+	// Engine is the configured engine (--engine).
 	Engine tokenizer.Engine
-	// WithoutEvents says that kvepp is configured to use no KV events.
+	// WithoutEvents is true if kvepp is configured not to use KV events.
 	WithoutEvents bool
 	// Probe sends each worker two short chats with the same beginning.
 	Probe bool
 	// Predictor computes how many tokens kvepp expects to be cached. Needed for Probe, Conversations and Gateway only.
 	Predictor *Predictor
-	// Wait bounds each answer, and how long events are waited for.
+	// Wait is the time limit of each answer and of each wait for events.
 	Wait time.Duration
 	// Metrics and Log are those of the clients that ask engines for token ids.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
 }
 
-// Result is a worker that has been asked.
+// Result holds a worker's findings, and what later tests need to know of it.
 type Result struct {
 	Worker   *pool.Worker
 	Findings []Finding
 
-	engine  tokenizer.Engine // which answers HTTP; "": not known
+	engine  tokenizer.Engine // that answers HTTP; "": unknown
 	model   string           // the name that requests give; "": none is known
 	answers bool             // HTTP is answered
 	// no events come: it cannot be connected to, or announces other blocks than those of its prompts
 	eventsMissing bool
 }
 
-// workerCheck is the questions to one worker.
+// workerCheck is the state of the tests of one worker.
 type workerCheck struct {
 	*Config
 	Result
@@ -123,7 +124,7 @@ func (q *workerCheck) found(about string, state State, fix, says string, args ..
 	)
 }
 
-// Worker asks one worker. The findings are in the order of the questions.
+// Worker tests one worker. The findings are in the order of the constants About....
 func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
 	q := &workerCheck{Config: cfg, Result: Result{Worker: w}, w: w}
 	q.checkAddress()
@@ -139,12 +140,12 @@ func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
 	return &q.Result
 }
 
-// bounded is a context for one answer.
+// bounded returns a context with the time limit of one answer.
 func (q *workerCheck) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, q.Wait)
 }
 
-// brief shortens an error by the URL that the finding names already.
+// brief returns an error's text without the URL, which the finding already has.
 func brief(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"

@@ -13,33 +13,33 @@ import (
 	"kvepp/pool"
 )
 
-// AboutConversations is the question about conversations.
+// AboutConversations is the test by conversations.
 const AboutConversations = "conversations"
 
-// Tally is what a worker's conversations came to. Tokens are summed over all requests.
+// Tally is the result of a worker's conversations. Token counts are sums over all requests.
 type Tally struct {
 	Requests     int  `json:"requests"`
 	PromptTokens int  `json:"prompt_tokens"`
 	Predicted    int  `json:"predicted_cached_tokens"`
 	Reported     int  `json:"reported_cached_tokens"`
-	Exact        int  `json:"exact_requests"` // predicted was what the engine reported
+	Exact        int  `json:"exact_requests"` // requests whose prediction equals the engine's report
 	UpperBound   bool `json:"upper_bound,omitempty"`
 }
 
 const (
 	// Turns is how many requests a conversation has.
 	Turns = 5
-	// LeastExact is the share of a worker's requests whose prediction must agree with what the engine reports: other
-	// requests may fill the engine's cache between a prediction and its request.
+	// LeastExact is the share of a worker's predictions that must agree with the engine's reports. It is below 1,
+	// because other requests may fill the engine's cache between a prediction and its request.
 	LeastExact = 0.95
 
-	answerTokens  = 16 // that each request asks for
+	answerTokens  = 16 // max_tokens of each request
 	systemPrompts = 3  // that the conversations share
 	systemWords   = 60
 	leastPatience = 100 * time.Millisecond
 )
 
-// phrases are what users say: scripts, digits and marks that tokenizers treat differently.
+// phrases are parts of the users' messages, with scripts, digits and marks that tokenizers treat differently.
 var phrases = strings.Split(`How far is it from Zürich to Genève by train, and what does it cost?
 Please sum 12,345.67 and 0x7fff; don't round.
 Что нового в мире?
@@ -59,26 +59,26 @@ type conversation struct {
 	over     bool
 }
 
-// workerConversations is all conversations with one worker.
+// workerConversations holds the results of all conversations with one worker.
 type workerConversations struct {
 	cfg   *Config
 	asked *Result
 	done  func() // after each request
 
-	patience  time.Duration // for the events of an answer's blocks
-	tally     Tally
-	agreed    int    // requests whose prediction agrees with the report, exactly or within an upper bound
-	otherCounts    int    // requests whose number of tokens is not the engine's
-	failures  int    // requests without an answer
-	untokenized   int    // prompts that kvepp cannot tokenize
-	noReports    bool   // the engine reports no cached tokens
-	failure   error  // the first failure
-	disagrees string // the first prediction that does not agree
+	patience    time.Duration // for the events of an answer's blocks
+	tally       Tally
+	agreed      int    // requests whose prediction agrees with the report, exactly or within an upper bound
+	otherCounts int    // requests whose number of tokens is not the engine's
+	failures    int    // requests without an answer
+	untokenized int    // prompts that kvepp cannot tokenize
+	noReports   bool   // the engine reports no cached tokens
+	failure     error  // the first failure
+	disagrees   string // the first prediction that does not agree
 }
 
 // Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for
-// each worker. The conversations of a worker go on in turns, those of different workers at the same time. progress is
-// told how many requests of all were made, by several goroutines.
+// each worker. A worker's conversations take turns; different workers run at the same time. Several goroutines call
+// progress with the number of requests that have ended, and of all.
 func Conversations(ctx context.Context, cfg *Config, asked []*Result, n int, progress func(done, all int)) []Finding {
 	var able []*Result
 	var findings []Finding
@@ -150,8 +150,8 @@ const atOnce = 32
 // hold holds n conversations.
 func (d *workerConversations) hold(ctx context.Context, n int, prompts []string) {
 	model := d.cfg.Models[d.asked.model]
-	// The first is not compared: it tells what a chat template puts in front of every chat, which may be cached since
-	// long ago.
+	// Do not compare the first request: the worker may have cached the text that a chat template puts in front of
+	// every chat.
 	opening := newChat(model, d.asked.model, uniqueWords(systemWords))
 	first := opening.open(ctx, d.cfg, d.asked)
 	if first.err != nil {
@@ -177,7 +177,7 @@ func (d *workerConversations) hold(ctx context.Context, n int, prompts []string)
 	}
 }
 
-// say is the user's next message.
+// say appends the user's next message.
 func (c *conversation) say() {
 	text := phrases[rand.IntN(len(phrases))] + " " + uniqueWords(2+rand.IntN(30))
 	last := c.messages[len(c.messages)-1].(map[string]any)
@@ -188,7 +188,7 @@ func (c *conversation) say() {
 	c.messages = append(c.messages, map[string]any{"role": "user", "content": text})
 }
 
-// turn makes a conversation's next request.
+// turn makes a conversation's next request, and compares the prediction with the report.
 func (d *workerConversations) turn(ctx context.Context, c *conversation) {
 	worker, model := d.asked.Worker.Worker, d.cfg.Models[d.asked.model]
 	request := c.request(answerTokens)
@@ -219,7 +219,7 @@ func (d *workerConversations) turn(ctx context.Context, c *conversation) {
 		if next, _, _, err := kveppIDs(model, request.path, request.body); err == nil {
 			within, cancel := context.WithTimeout(ctx, d.patience)
 			if !d.cfg.Predictor.awaitAnswerBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
-				d.patience = leastPatience // the engine keeps no answers, or these are tokenized in another way
+				d.patience = leastPatience // the engine does not cache answers, or their text has other token ids
 			}
 			cancel()
 		}

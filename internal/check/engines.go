@@ -16,7 +16,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// engines are who answers HTTP, by what they call themselves in /v1/models.
+// engines maps owned_by in /v1/models to the engine.
 var engines = map[string]tokenizer.Engine{
 	"vllm":         tokenizer.VLLM,
 	"sglang":       tokenizer.SGLang,
@@ -24,17 +24,17 @@ var engines = map[string]tokenizer.Engine{
 	"nvidia":       tokenizer.Dynamo,
 }
 
-// names are how engines are called in findings.
+// names are the engines' names in findings.
 var names = map[tokenizer.Engine]string{
 	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM",
 	tokenizer.Dynamo: "a frontend of Dynamo's",
 }
 
-// maxAnswer bounds what is read of an answer, in bytes.
+// maxAnswer bounds the bytes that are read of an answer.
 const maxAnswer = 16 << 20
 
-// How each engine is told what kvepp needs. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM 1.3,
-// Dynamo 1.6.1.
+// The settings that kvepp needs at each engine. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM
+// 1.3, Dynamo 1.6.1.
 var (
 	eventsFix = map[tokenizer.Engine]string{
 		tokenizer.VLLM: `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq",` +
@@ -44,7 +44,7 @@ var (
 		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher ` +
 			`of its events`,
 		tokenizer.Dynamo: "the worker's own flag for KV events",
-		"":               "its own flag for KV events", // who it is is not known
+		"":               "its own flag for KV events", // the engine is unknown
 	}
 	usageFix = map[tokenizer.Engine]string{
 		tokenizer.VLLM:   "--enable-prompt-tokens-details",
@@ -75,7 +75,7 @@ func (q *workerCheck) getJSON(ctx context.Context, path string, into any) error 
 	return q.get(ctx, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(into) })
 }
 
-// askHTTP asks who is there and which models it serves.
+// askHTTP asks which engine answers and which models it serves.
 func (q *workerCheck) askHTTP(ctx context.Context) {
 	if q.w.Address == "" {
 		q.found(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
@@ -124,7 +124,7 @@ func (q *workerCheck) askHTTP(ctx context.Context) {
 	q.askModels(served)
 }
 
-// askModels compares what is served with what kvepp can tokenize.
+// askModels compares the served models with those that kvepp can tokenize.
 func (q *workerCheck) askModels(served []string) {
 	list := strings.Join(served, ", ")
 	switch {
@@ -184,7 +184,7 @@ func (q *workerCheck) askModels(served []string) {
 	}
 }
 
-// settings are what an engine says of its cache. Zero values are not known.
+// settings are an engine's cache settings. Zero values are unknown.
 type settings struct {
 	blockSize int
 	prefix    *bool
@@ -216,14 +216,14 @@ func (q *workerCheck) askSettings(ctx context.Context) {
 	default:
 		q.found(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
 	}
-	if s.usage != nil && !*s.usage && q.prompt == nil { // else the probe tells
+	if s.usage != nil && !*s.usage && q.prompt == nil { // otherwise the probe shows it
 		q.found(AboutCachedUsed, Wrong, usageFix[q.engine],
 			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	}
 }
 
 func (q *workerCheck) vLLMSettings(ctx context.Context) (s settings) {
-	q.get(ctx, "/metrics", func(body io.Reader) error { // without metrics nothing is known
+	q.get(ctx, "/metrics", func(body io.Reader) error { // an error leaves the settings unknown
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -259,7 +259,7 @@ func (q *workerCheck) sgLangSettings(ctx context.Context) (s settings) {
 		DisableRadix *bool `json:"disable_radix_cache"`
 		CacheReport  *bool `json:"enable_cache_report"`
 	}
-	// its older name
+	// get_server_info is the older name.
 	if q.getJSON(ctx, "/server_info", &info) != nil && q.getJSON(ctx, "/get_server_info", &info) != nil {
 		return s
 	}
@@ -271,7 +271,7 @@ func (q *workerCheck) sgLangSettings(ctx context.Context) (s settings) {
 	return s
 }
 
-// askFrontend asks a frontend of Dynamo's whether it knows the worker by the id that kvepp would name.
+// askFrontend asks a Dynamo frontend whether it knows the worker by the id that kvepp would send.
 func (q *workerCheck) askFrontend(ctx context.Context) (s settings) {
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()
@@ -315,7 +315,7 @@ func ids(workers []dynamo.FrontendWorker) string {
 	return strings.Join(all, ", ")
 }
 
-// compareBlockSizes holds what kvepp would hash with against what events, and the engine, say.
+// compareBlockSizes compares the configured block size with those of the events and of the engine.
 func (q *workerCheck) compareBlockSizes(engine int) {
 	configured, announced := q.w.BlockSize, 0
 	if q.prompt != nil {

@@ -12,7 +12,7 @@ import (
 	"kvepp/zmqsub"
 )
 
-// eventRecorder is what came over a worker's event socket.
+// eventRecorder records what a worker's event socket sends.
 type eventRecorder struct {
 	rank uint32
 
@@ -23,7 +23,7 @@ type eventRecorder struct {
 	stores     int
 	otherRank  *uint32
 	malformed  error
-	replay     zmqsub.Replay // "": not asked
+	replay     zmqsub.Replay // "": no result yet
 	normalizer *kvblock.Normalizer
 	batch      kvblock.Batch
 	operations []kvblock.Operation
@@ -33,7 +33,7 @@ func newEventRecorder(rank uint32) *eventRecorder {
 	return &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
 }
 
-// note changes what is known and tells those who wait.
+// note applies f under the lock and wakes the waiting goroutines.
 func (h *eventRecorder) note(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -42,7 +42,7 @@ func (h *eventRecorder) note(f func()) {
 	h.changed = make(chan struct{})
 }
 
-// wait returns whether a condition holds before ctx ends.
+// wait waits until holds returns true, and returns false if ctx ends first. It calls holds under the lock.
 func (h *eventRecorder) wait(ctx context.Context, holds func() bool) bool {
 	for {
 		h.mu.Lock()
@@ -65,7 +65,7 @@ func (h *eventRecorder) blockSize() int {
 	return h.normalizer.Traits().BlockSize
 }
 
-// Message takes in a batch.
+// Message records a batch.
 func (h *eventRecorder) Message(_ uint64, _, payload []byte) {
 	h.note(func() {
 		h.messages++
@@ -86,19 +86,19 @@ func (h *eventRecorder) Message(_ uint64, _, payload []byte) {
 	})
 }
 
-// The other callbacks of a subscription: what matters to somebody who looks for a moment.
+// The other callbacks of a subscription record only what a short look needs.
 
 func (h *eventRecorder) Gap(uint64, uint64) {}
 func (h *eventRecorder) Restart()           {}
 func (h *eventRecorder) Replayed(outcome zmqsub.Replay, _ int) {
 	h.note(func() { h.replay = outcome })
 }
-func (h *eventRecorder) Cut(error)           {} // then nothing is connected
+func (h *eventRecorder) Cut(error)           {} // Disconnected records it
 func (h *eventRecorder) Malformed(err error) { h.note(func() { h.malformed = err }) }
 func (h *eventRecorder) Connected()          { h.note(func() { h.connected = true }) }
 func (h *eventRecorder) Disconnected()       { h.note(func() { h.connected = false }) }
 
-// askEvents subscribes to the worker for a moment, and sends it the probe meanwhile.
+// askEvents subscribes to the worker's events for a short time, and sends the probe meanwhile.
 func (q *workerCheck) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
 	heard := newEventRecorder(q.w.Rank)
@@ -196,7 +196,7 @@ func (q *workerCheck) accepts(ctx context.Context, address string) bool {
 	return true
 }
 
-// patience is the time that check waits for a first event. Without a probe there may be no event with any setting.
+// patience is how long to wait for a first event. Without a probe a correct worker may send none.
 func (q *workerCheck) patience() time.Duration {
 	if q.prompt != nil && q.prompt.err() == nil {
 		return q.Wait
@@ -261,7 +261,7 @@ func (q *workerCheck) reportReplay(ctx context.Context, heard *eventRecorder, co
 		return
 	}
 	if !connected {
-		return // the same trouble twice
+		return // the finding about events reports the problem
 	}
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// tlsFixes says what to change for each cause of failed TLS handshakes that kvepp counts.
+// tlsFixes holds a finding for each cause of failed TLS handshakes that kvepp counts.
 var tlsFixes = map[string]struct{ says, fix string }{
 	"plaintext": {
 		"kvepp serves TLS at %s, but the gateway connects without TLS",
@@ -47,7 +47,8 @@ var tlsFixes = map[string]struct{ says, fix string }{
 	},
 }
 
-// handshakeFailures reads how many TLS handshakes with kvepp have failed, by cause; nil if that is not told.
+// handshakeFailures reads how many TLS handshakes with kvepp have failed, by cause. It returns nil if kvepp's
+// metrics cannot be read.
 func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64 {
 	if g.to.MetricsPage == "" {
 		return nil
@@ -74,12 +75,12 @@ func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64
 	return failures
 }
 
-// extProc says why the gateway, which answered with this status, has not asked kvepp. before are the failed handshakes
-// before the request.
+// extProc finds out why the gateway, which answered with this status, did not ask kvepp. before has the counts of
+// failed handshakes before the request.
 func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[string]float64) {
 	now := g.handshakeFailures(ctx)
 	cause := mostFrequent(now, before)
-	// its health checks have failed, so that it does not try again for a request
+	// If the gateway's health checks failed, it makes no new connection for a request.
 	if cause == "" && status >= http.StatusInternalServerError {
 		cause = mostFrequent(now, nil)
 	}
@@ -137,13 +138,13 @@ func mostFrequent(now, before map[string]float64) (cause string) {
 	return cause
 }
 
-// What a port speaks.
+// The protocols of a port.
 const (
 	overTLS   = "TLS"
 	plaintext = "plaintext"
 )
 
-// speaks finds out whether a gRPC server speaks TLS.
+// speaks returns the protocol of the gRPC server at an address.
 func speaks(ctx context.Context, address string, wait time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -152,7 +153,7 @@ func speaks(ctx context.Context, address string, wait time.Duration) (string, er
 		return "", err
 	}
 	defer conn.Close()
-	// The certificate does not matter here: the question is whether there is one.
+	// The certificate is not verified: only the protocol matters.
 	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	err = client.HandshakeContext(ctx)
 	record := tls.RecordHeaderError{}

@@ -20,23 +20,23 @@ import (
 // ThroughGateway is the Worker of findings about the gateway itself.
 const ThroughGateway = "gateway"
 
-// The questions about the gateway: whether it answers by kvepp's choice, whether it reaches kvepp, and, for each
-// endpoint, whether the chosen endpoint is the one that serves.
+// The tests of the gateway: whether it answers as kvepp chose, whether it reaches kvepp, and, for each endpoint,
+// whether that endpoint serves when kvepp chooses it.
 const (
 	AboutGateway = "gateway"
 	AboutExtProc = "way to kvepp"
 	AboutServed  = "served"
 )
 
-// Gateway is a gateway and the kvepp that it asks. Addresses that are empty are not asked.
+// Gateway is a gateway and the kvepp that it asks. Empty addresses are not used.
 type Gateway struct {
 	URL  string       // the gateway's root, http or https
 	HTTP *http.Client // for the gateway
-	Key  string       // that the gateway's clients must bring, as "Authorization: Bearer"; "": none
+	Key  string       // sent to the gateway as "Authorization: Bearer"; "": none
 	// ExtProc is where the gateway should reach kvepp, HOST:PORT.
 	ExtProc string
-	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; tokens as their listeners want them,
-	// or empty.
+	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; the tokens are those of their
+	// listeners, or empty.
 	Admin, AdminToken         string
 	MetricsPage, MetricsToken string
 }
@@ -45,20 +45,20 @@ const reportServedFix = "make the gateway report the endpoint: selected_host_key
 	"policy, as " +
 	"in manifests/envoy"
 
-// Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first,
-// without by chance.
+// The number of attempts to make kvepp choose a given endpoint. With events the endpoint first gets the beginning of
+// the prompt; without events kvepp may choose it by chance.
 const (
 	attemptsWithEvents    = 5
 	attemptsWithoutEvents = 24
 )
 
-// gatewayCheck is the questions about one gateway.
+// gatewayCheck is the state of the tests of one gateway.
 type gatewayCheck struct {
 	*Config
 	to       *Gateway
 	asked    []*Result
 	findings []Finding
-	verdicts map[string]bool // whether an endpoint serves, by its address; absent: not known
+	verdicts map[string]bool // by address: there is a finding about the endpoint
 }
 
 func (g *gatewayCheck) found(worker, about string, state State, fix, says string, args ...any) {
@@ -69,8 +69,8 @@ func (g *gatewayCheck) found(worker, about string, state State, fix, says string
 }
 
 // CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat whose beginning the endpoint has
-// cached, so that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is
-// told how many endpoints were tried.
+// cached, so that kvepp chooses it. It compares the chosen endpoint with the one that served. It calls
+// progress with the number of the current endpoint, and of all.
 func CheckGateway(
 	ctx context.Context,
 	cfg *Config,
@@ -114,23 +114,23 @@ func CheckGateway(
 type gatewayRequest struct {
 	exchange
 	code           int       // of the answer; 0: none came
-	decision       *decision // nil: kvepp tells of none
-	decisionsShown bool      // kvepp tells of its decisions, so that no decision means that it was not asked
-	decisionsError error     // why it does not
+	decision       *decision // nil: kvepp shows none
+	decisionsShown bool      // kvepp shows its decisions, so without a decision it was not asked
+	decisionsError error     // why kvepp's decisions could not be read
 }
 
-// decision is what kvepp tells of one request.
+// decision is kvepp's decision for one request.
 type decision struct {
 	id        string
 	refused   string // why no worker was chosen; "": one was
 	worker    string // the chosen one: endpoint/rank
 	address   string // the chosen one's
-	served    string // address of the endpoint that served; "": the gateway does not say
+	served    string // address of the endpoint that served; "": unknown
 	prompt    int    // tokens
 	predicted int    // cached tokens
 }
 
-// first sends a chat and says whether kvepp chose for it. It returns whether asking for single endpoints makes sense.
+// first sends a chat, and reports whether kvepp chose for it. It returns whether tests of single endpoints make sense.
 func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
 	failures := g.handshakeFailures(ctx)
 	opening := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
@@ -209,7 +209,7 @@ func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
 	return false
 }
 
-// status is the answer's, with what it says if it is an error.
+// status returns the answer's status, with the text of an error.
 func (p *gatewayRequest) status() string {
 	if p.code == http.StatusOK {
 		return "HTTP 200"
@@ -217,7 +217,7 @@ func (p *gatewayRequest) status() string {
 	return brief(p.err)
 }
 
-// endpoint has kvepp choose an endpoint, and says whether it serves.
+// endpoint makes kvepp choose an endpoint, and reports whether that endpoint serves.
 func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
 	address, model := a.Worker.Address, g.Models[a.model]
 	byEvents := a.takesRequests() && g.Predictor.Events && a.Worker.Announces() && !a.eventsMissing && model != nil
@@ -288,7 +288,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// verdict says whether the endpoint that kvepp chose is the one that served, once for each endpoint. warm is the worker
+// verdict reports whether the chosen endpoint is the one that served, once for each endpoint. warm is the worker
 // that alone had the beginning of the prompt cached; nil: there is none.
 func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 	d := p.decision
@@ -346,7 +346,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			d.predicted,
 		)
 	case warm == nil && g.Predictor.Events:
-		return // a later request tells
+		return // a later request shows it
 	default:
 		g.found(
 			d.worker,
@@ -371,7 +371,7 @@ func sameAddress(a, b string) bool {
 	return a == b || errX == nil && errY == nil && x == y
 }
 
-// pass sends a conversation's next request through the gateway, and finds out what kvepp tells of it.
+// pass sends a conversation's next request through the gateway, and finds kvepp's decision for it.
 func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayRequest {
 	known := map[string]bool{}
 	if before, err := g.decisions(ctx, ""); err == nil {

@@ -9,20 +9,21 @@ import (
 	"kvepp/pool"
 )
 
-// Predictor computes how many tokens of a prompt kvepp expects a worker to find in its cache: from the worker's KV
-// events, or from the prompts that it was sent where it has no events. It reads the index and the pool that `kvepp
-// serve` would have. It is safe from any goroutine.
+// Predictor computes how many tokens of a prompt kvepp expects in a worker's cache: from the worker's KV events, or, if
+// it has none, from the prompts that were sent to it. It uses an index and a pool as `kvepp serve` does. It is safe
+// from any goroutine.
 type Predictor struct {
 	Pool *pool.Pool
-	// Index is kept true by the KV events of the pool's workers.
+	// Index follows the KV events of the pool's workers.
 	Index *indexer.Index
-	// Events says that the workers' KV events are followed.
+	// Events is true if Index follows the workers' KV events.
 	Events bool
-	// Listening is closed once every subscription is connected, or was waited for long enough. nil: there are none.
+	// Listening is closed when every subscription is connected, or the wait for them has timed out. nil: there are
+	// none.
 	Listening <-chan struct{}
 }
 
-// listen waits until Listening.
+// listen waits until Listening is closed.
 func (p *Predictor) listen(ctx context.Context) {
 	if p.Listening == nil {
 		return
@@ -33,8 +34,7 @@ func (p *Predictor) listen(ctx context.Context) {
 	}
 }
 
-// predictionLifetime is how long a block is predictionLifetime cached that no event announced: for as long as a check
-// may last.
+// predictionLifetime is how long a block without an event counts as cached. It is longer than any check.
 const predictionLifetime = 24 * time.Hour
 
 // prediction is what kvepp expects of one prompt.
@@ -42,7 +42,7 @@ type prediction struct {
 	tokens     int  // cached: whole blocks, and never the prompt's last token
 	blockSize  int  // in tokens; 0: not known, and so nothing is predicted
 	upperBound bool // the worker may find fewer tokens
-	byEvents   bool // else from what the worker was sent
+	byEvents   bool // otherwise by the prompts that the worker got
 	eagle      bool
 }
 
@@ -58,7 +58,7 @@ func (p *Predictor) worker(w kvblock.Worker) (pool.Worker, bool) {
 	return pool.Worker{}, false
 }
 
-// predict is about a prompt that is sent to w next.
+// predict returns the prediction for a prompt that is sent to w next.
 func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 	known, there := p.worker(w)
 	if !there || known.BlockSize == 0 || known.Announced != 0 || len(ids) == 0 {
@@ -77,8 +77,8 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 	return x
 }
 
-// reusableBlocks is how many blocks of a prompt of n tokens an engine can reuse: it computes the last token in any
-// case.
+// reusableBlocks returns how many blocks of a prompt of n tokens an engine can reuse. It always computes the last
+// token.
 func reusableBlocks(n, blockSize int) int { return max(n-1, 0) / blockSize }
 
 func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
@@ -86,7 +86,7 @@ func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 
-// recordPrompt takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
+// recordPrompt records that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
 // announced, and returns whether they were before ctx ended.
 func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
 	known, _ := p.worker(w)
@@ -102,7 +102,7 @@ func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kv
 	})
 }
 
-// awaitAnswerBlocks waits until w's events also tell of the blocks that an answer filled: those of the first n tokens
+// awaitAnswerBlocks waits until w's events also announce the blocks that an answer filled: those of the first n tokens
 // of the conversation's next prompt. It returns whether they did before ctx ended. They do not where the answer's text
 // has other token ids than were generated.
 func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
@@ -118,7 +118,7 @@ func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, nex
 	)
 }
 
-// waitFor waits waitFor a prediction is as wanted, and returns whether it was before ctx ended.
+// waitFor waits until a prediction is as wanted, and returns whether it was before ctx ended.
 func (p *Predictor) waitFor(
 	ctx context.Context,
 	w kvblock.Worker,
@@ -137,8 +137,8 @@ func (p *Predictor) waitFor(
 	}
 }
 
-// explains says whether a prediction agrees with what an engine reports. answered is how many tokens the worker
-// generated before for the same conversation, which it may have cached as well.
+// explains reports whether a prediction agrees with an engine's report. answered is the number of tokens that the
+// worker generated earlier for the same conversation, which it may have cached as well.
 func (x *prediction) explains(reported, answered int) bool {
 	switch {
 	case reported == x.tokens:

@@ -17,8 +17,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two
-// chats, the second continues the first.
+// probe holds prompts with words that no earlier request has: two chats, and a text if the engine does not return token
+// ids. The second chat continues the first.
 type probe struct {
 	heard         *eventRecorder
 	text          exchange
@@ -35,7 +35,7 @@ type exchange struct {
 	err    error
 }
 
-// err is the first error of the chats.
+// err returns the errors of the chats.
 func (p *probe) err() error { return errors.Join(p.first.err, p.second.err) }
 
 // answer is an engine's.
@@ -49,7 +49,7 @@ type answer struct {
 // probeWords is how many words a probe has: enough tokens for a few blocks, and few enough for any model.
 const probeWords = 150
 
-// uniqueWords returns n words that hardly ever come twice.
+// uniqueWords returns n words that are very unlikely to repeat.
 func uniqueWords(n int) string {
 	words := make([]string, n)
 	for i := range words {
@@ -58,7 +58,7 @@ func uniqueWords(n int) string {
 	return strings.Join(words, " ")
 }
 
-// probe sends the prompts, if that is wanted and the worker can be sent any.
+// probe sends the prompts, if Config.Probe is set and the worker takes requests.
 func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 	if !q.Probe || !q.takesRequests() {
 		return
@@ -103,8 +103,8 @@ func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 	p.second.send(ctx, q)
 }
 
-// awaitBlocks takes note of a prompt that the worker has served, and waits until its blocks are announced; not again
-// once they were not in time.
+// awaitBlocks records a prompt that the worker has served, and waits until its blocks are announced. After one
+// time-out it does not wait again.
 func (cfg *Config) awaitBlocks(ctx context.Context, asked *Result, ids []kvblock.Token) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
@@ -114,19 +114,19 @@ func (cfg *Config) awaitBlocks(ctx context.Context, asked *Result, ids []kvblock
 	asked.eventsMissing = !cfg.Predictor.recordPrompt(ctx, asked.Worker.Worker, ids)
 }
 
-// endpoint says whether the gateway sends requests to the worker: prefill and encode workers only have other workers'
-// requests.
+// endpoint reports whether the gateway sends requests to the worker. Prefill and encode workers get requests only from
+// other workers.
 func (a *Result) endpoint() bool {
 	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
 }
 
-// takesRequests says whether the worker can be sent requests directly. Dynamo's decode workers need a prefill worker
+// takesRequests reports whether the worker takes requests directly. Dynamo's decode workers need a prefill worker
 // for each.
 func (a *Result) takesRequests() bool {
 	return a.endpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
 }
 
-// header is what names the worker to the server at its address.
+// header returns the headers that name the worker to the server at its address.
 func (a *Result) header() http.Header {
 	h := http.Header{"Content-Type": {"application/json"}}
 	rank := strconv.FormatUint(uint64(a.Worker.Rank), 10)
@@ -203,11 +203,11 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 	return resp.Header, nil
 }
 
-// chat is a conversation so far.
+// chat holds the messages of a conversation.
 type chat struct {
 	model    string
 	messages []any
-	asText   bool // it is sent as one text, to a model that takes no chats
+	asText   bool // send it as one text, to a model that refuses chats
 }
 
 // newChat begins a conversation with the given text: as a system prompt, or in the user's message if the model's
@@ -225,7 +225,7 @@ func newChat(model *tokenizer.Model, name, text string) *chat {
 	return t
 }
 
-// add is a turn: the answer, and the user's next message.
+// add appends a turn: the answer, and the user's next message.
 func (t *chat) add(answer, next string) {
 	t.messages = append(
 		t.messages,
@@ -234,7 +234,8 @@ func (t *chat) add(answer, next string) {
 	)
 }
 
-// open makes the first request, for one token. A model that takes no chats is sent a text, and from then on.
+// open makes the first request, for one token. If the model refuses chats, this and all later requests are
+// texts.
 func (t *chat) open(ctx context.Context, cfg *Config, a *Result) exchange {
 	root := "http://" + a.Worker.Address
 	request := t.request(1)
@@ -345,7 +346,7 @@ func (q *workerCheck) reportCached() {
 	}
 }
 
-// hasFinding says whether there is a finding about something.
+// hasFinding reports whether there is a finding about a test.
 func (q *workerCheck) hasFinding(about string) bool {
 	for i := range q.Findings {
 		if q.Findings[i].About == about {

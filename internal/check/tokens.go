@@ -83,7 +83,7 @@ func kveppIDs(
 	return prompts[0].IDs, request, text, nil
 }
 
-// askTokens compares kvepp's token ids with the engine's where it tells them, else their number.
+// askTokens compares kvepp's token ids with the engine's, or only their number if the engine does not return ids.
 func (q *workerCheck) askTokens(ctx context.Context) {
 	model := q.Models[q.model]
 	if model == nil || !q.answers {
@@ -166,7 +166,7 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 			)
 			return
 		case refused != nil && i+1 < len(sampleChats):
-			continue // perhaps for a part of it
+			continue // the engine may refuse only a part of the chat
 		case refused != nil:
 			q.found(
 				AboutChat,
@@ -217,7 +217,7 @@ func difference(a, b []kvblock.Token) int {
 	return -1
 }
 
-// compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not tell its ids.
+// compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not return ids.
 func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 	p := q.prompt
 	switch {
@@ -244,7 +244,7 @@ func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 
 func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, fix, what string) {
 	if about == AboutChat && r.path != chatPath {
-		return // it is told already that chats are refused
+		return // a finding already says that the engine refuses chats
 	}
 	if r.err != nil || r.answer.promptTokens == 0 {
 		q.found(

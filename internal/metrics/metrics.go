@@ -385,8 +385,8 @@ func (m *Metrics) CounterFunc(name, help string, labels prometheus.Labels, read 
 // Name and help of the gauge of models without a tokenizer.
 const (
 	ModelsWithoutTokenizer     = "kvepp_models_without_tokenizer"
-	ModelsWithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded; their requests are routed by load " +
-		"only."
+	ModelsWithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded; their requests are routed " +
+		"by load only."
 )
 
 // Names and help of the metrics of connections and TLS certificates.

@@ -22,7 +22,8 @@ func testCheck(b *bench) {
 	if err != nil {
 		t.Errorf("kvepp check failed on a correct setup: %v", err)
 	}
-	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, as in the events", "prefix caching  ok",
+	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, as in the events",
+		"prefix caching  ok",
 		"ids of a text equal the engine's", "ids of a chat equal the engine's",
 		"the second time, as predicted"} {
 		if !strings.Contains(out, says) {
