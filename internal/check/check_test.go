@@ -23,8 +23,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// engine answers HTTP as an engine with blocks of 16 tokens. What answers names is answered so, and not found where
-// that is empty. Prompts are tokenized by model, and what was seen of them before is reported as cached.
+// engine answers HTTP as an engine with blocks of 16 tokens. answers holds fixed bodies by path; an empty body stands
+// for 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
 type engine struct {
 	answers map[string]string
 	model   *tokenizer.Model
@@ -76,7 +76,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// cached takes in a prompt, and returns how much of it was there.
+// cached records a prompt, and returns how many of its tokens were cached.
 func (e *engine) cached(ids []kvblock.Token) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,7 +143,7 @@ func withoutTemplate(t *testing.T) *tokenizer.Model {
 	return m
 }
 
-// TestEngines: each setting that an engine tells of, right and wrong. No events come.
+// TestEngines: each setting that an engine reports, right and wrong. No events come.
 func TestEngines(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -336,7 +336,7 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-// withoutEvents stands in a case for kvepp's own setting.
+// withoutEvents in a row stands for Config.WithoutEvents.
 const withoutEvents = "tcp://127.0.0.1:1"
 
 // byName is an endpoint whose address is a host name.

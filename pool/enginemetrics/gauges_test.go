@@ -53,7 +53,7 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// says makes the engine at a host show a page from now on.
+// says makes the engine at a host answer with this page from now on.
 func (e *engines) says(host, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,7 +66,7 @@ func (e *engines) times(host string) []time.Time {
 	return e.asked[host]
 }
 
-// book says how many requests a worker was sent.
+// book sets how many requests kvepp has sent to a worker.
 func (e *engines) book(w kvblock.Worker, n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,7 +143,7 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
-// readings is how often pages were read with an outcome.
+// readings returns how many reads had an outcome.
 func readings(g *Gauges, outcome string) uint64 {
 	for _, c := range g.Readings() {
 		if c.Outcome == outcome {
@@ -162,7 +162,7 @@ func wantLoad(t *testing.T, g *Gauges, w kvblock.Worker, want Load) {
 
 var unknown = Load{math.NaN(), math.NaN(), math.NaN()}
 
-// Every page is read once in five seconds, more or less; what was told counts for three times that, and no longer.
+// Every page is read about once in five seconds. Its values expire after three times that.
 func TestReadings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(3)...)

@@ -78,8 +78,8 @@ func (e *engines) refuses(host string) {
 	}
 }
 
-// hangs makes the server at a host take requests and not answer them from now on. When release is closed it answers the
-// requests that wait.
+// hangs makes the server at a host accept requests without an answer from now on. When release is closed, it answers
+// the waiting requests.
 func (e *engines) hangs(host string, release <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	prommodel "github.com/prometheus/common/model"
 )
 
-// saying writes what a page tells.
+// saying formats the values of a page.
 func saying(ranks []ofRank) string {
 	var b strings.Builder
 	for _, r := range ranks {

@@ -15,7 +15,8 @@ import (
 	"kvepp/pool"
 )
 
-// loadFrame is a message as a worker sends it: an envelope around the load of one rank. used below 0: it does not say.
+// loadFrame is a message as a worker sends it: an envelope around the load of one rank. If used is below 0, the
+// message has no usage.
 func loadFrame(publisher, seq, instance uint64, rank byte, used int) []byte {
 	text := func(b []byte, s string) []byte { return append(append(b, 0xa0|byte(len(s))), s...) }
 	number := func(b []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(append(b, 0xcf), n) }
@@ -33,7 +34,7 @@ func loadFrame(publisher, seq, instance uint64, rank byte, used int) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(envelope))), envelope...)
 }
 
-// publisher is a worker process that tells of its load on the event plane.
+// publisher is a worker process that publishes its load on the event plane.
 type publisher struct {
 	t      *testing.T
 	id     uint64

@@ -29,8 +29,8 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// cluster is an API server of maps. A watch of such a one tells only of what comes after it began, and not of what came
-// between a list and the watch: tests wait until it is watched.
+// cluster is a fake API server over maps. Its watches send only changes after their start, and miss changes between a
+// list and the watch. So tests wait until the watch has started.
 type cluster struct {
 	t       testing.TB
 	core    *corefake.Clientset
@@ -86,19 +86,19 @@ func newCluster(t testing.TB) *cluster {
 	return c
 }
 
-// refused returns what is answered in place of a resource's lists and watches. The caller holds mu.
+// refused returns the error that lists and watches of a resource get. The caller holds mu.
 func (c *cluster) refused(resource schema.GroupVersionResource) error {
 	return errors.Join(c.refuse[resource.Resource], c.refuse[resource.Group])
 }
 
-// watched returns how many watches of a resource were begun.
+// watched returns how many watches of a resource have started.
 func (c *cluster) watched(resource string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.watches[resource]
 }
 
-// answer has lists and watches of a resource, or of all of a group, fail from now on, or with nil go well; running
+// answer makes lists and watches of a resource or a group fail with err from now on; nil makes them succeed. Running
 // watches end.
 func (c *cluster) answer(of string, err error) {
 	c.mu.Lock()
@@ -164,7 +164,7 @@ func (c *cluster) object(resource schema.GroupVersionResource, u *unstructured.U
 	c.must(err)
 }
 
-// running is a source at work.
+// running is a Source whose Run is active.
 type running struct {
 	*Source
 	t    testing.TB
@@ -189,7 +189,7 @@ func run(t testing.TB, c *cluster, config Config) *running {
 	return r
 }
 
-// addresses are those told last.
+// addresses returns the addresses of the latest state.
 func (r *running) addresses() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -214,7 +214,7 @@ func (r *running) synced() bool {
 	}
 }
 
-// eventually waits until something holds. Tests run in a bubble, where time passes while everybody waits.
+// eventually waits until holds returns true. In a synctest bubble, time passes when all goroutines wait.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(5 * time.Minute)
@@ -284,8 +284,8 @@ func testFollowsAPool(t *testing.T) {
 	if now := r.Stats(); now.Lists != before.Lists+1 {
 		t.Errorf("another selector: %+v, before %+v", now, before)
 	}
-	// What the pool says of other things, as gateways do in its status, is no change.
-	<-time.After(time.Second) // all is told
+	// A change of the pool's status, which gateways write, changes no endpoints.
+	<-time.After(time.Second) // all states are delivered
 	before = r.Stats()
 	other := poolOf("other", 9000)
 	other.SetAnnotations(map[string]string{"seen": "by a gateway"})
@@ -393,7 +393,7 @@ func testChurn(t *testing.T) {
 	}
 }
 
-// TestUnwatched: what cannot be read is counted, what was known stays, and it goes on where it can be read again.
+// TestUnwatched: failed reads are counted, the earlier state stays, and the source continues when reads succeed again.
 func TestUnwatched(t *testing.T) { synctest.Test(t, testUnwatched) }
 
 func testUnwatched(t *testing.T) {
@@ -428,8 +428,8 @@ func testUnwatched(t *testing.T) {
 	r.want("10.0.0.1:8000 10.0.0.2:8000")
 }
 
-// TestDynamoInstalledLater: the kind of objects is absent at first. That is no reason to wait, and it is noticed when
-// it comes.
+// TestDynamoInstalledLater: while the kind of objects is missing, the source does not wait for it. It follows the kind
+// as soon as it exists.
 func TestDynamoInstalledLater(t *testing.T) { synctest.Test(t, testDynamoInstalledLater) }
 
 func testDynamoInstalledLater(t *testing.T) {
@@ -460,8 +460,8 @@ func testDynamoInstalledLater(t *testing.T) {
 	eventually(t, "the Pod's id", func() bool { return instance() != 43 })
 }
 
-// TestFrontendsKnow: workers whose discovery is etcd write nothing that Kubernetes could tell of. Their frontends know
-// their ids.
+// TestFrontendsKnow: workers with etcd as their discovery write no objects in Kubernetes. Their ids come from their
+// frontends.
 func TestFrontendsKnow(t *testing.T) { synctest.Test(t, testFrontendsKnow) }
 
 func testFrontendsKnow(t *testing.T) {
@@ -521,8 +521,8 @@ func testFrontendsKnow(t *testing.T) {
 		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
 	)
 	want(1<<63, 2, 3)
-	// A worker that began anew in its Pod has another id. While the old one's lease lasts there are two, and neither is
-	// believed.
+	// A worker that restarts in its Pod gets another id. Until the old lease ends, the frontend lists both, and the
+	// source uses neither.
 	a := aPod("a", "10.0.0.1")
 	a.Status.Conditions[1].Status = corev1.ConditionFalse
 	c.put(a)
@@ -567,8 +567,8 @@ func testFrontendsKnow(t *testing.T) {
 	}
 }
 
-// TestFrontendsOfTheirOwnPodsAlone: where each frontend knows the worker beside it and no other, all are asked before a
-// Pod has waited enough.
+// TestFrontendsOfTheirOwnPodsAlone: if each frontend knows only the worker in its own Pod, the source asks all
+// frontends before a Pod's waiting time is over.
 func TestFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -612,8 +612,8 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	}
 }
 
-// TestAnotherPodOfTheName: what a frontend knew of a Pod's worker does not hold for the Pod that took its name while no
-// watch told.
+// TestAnotherPodOfTheName: a frontend's answer about a Pod's worker does not count for a new Pod of the same name that
+// was created while the watch was broken.
 func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTheName) }
 
 func testAnotherPodOfTheName(t *testing.T) {
@@ -645,7 +645,7 @@ func testAnotherPodOfTheName(t *testing.T) {
 	}
 }
 
-// TestElection: one leads; when it stops, the other does, long before the lease would have ended.
+// TestElection: one replica leads. When it stops, the other one leads long before the lease would expire.
 func TestElection(t *testing.T) { synctest.Test(t, testElection) }
 
 func testElection(t *testing.T) {
