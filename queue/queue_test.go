@@ -11,7 +11,7 @@ import (
 
 func set[T any](v T) *T { return &v }
 
-// oracle is the queue as one would write it without caring for time: one list, looked through from end to end.
+// oracle is a simple, slow queue: one list, which every operation scans.
 type oracle struct {
 	profile *Profile
 	waiting []*entry
@@ -63,7 +63,7 @@ func (o *oracle) push(r Request, workers, id int) bool {
 	return true
 }
 
-// first returns what goes next in a class: the first of each lane, if a worker is ready for it, and the best of those.
+// first returns the next request of a class: the best of the lanes' first requests for which a worker is ready.
 func (o *oracle) first(class int, ready func(lane int) bool) *entry {
 	lanes := map[int]*entry{}
 	better := func(a, b *entry) bool {
@@ -132,7 +132,7 @@ func (o *oracle) pop(ready func(lane int) bool) *entry {
 		if turn == 0 {
 			continue
 		}
-		// Later rounds are complete: everybody is given a quantum before anybody spends.
+		// Later rounds are complete: every class earns its quantum before any class spends.
 		for class := range o.deficit {
 			if o.first(class, ready) != nil {
 				o.deficit[class] += o.profile.Classes[class].Quantum
@@ -162,7 +162,7 @@ func (o *oracle) remove(id int) bool {
 	return len(o.waiting) < n
 }
 
-// Random histories of arrivals, departures and turns are the oracle's, request by request.
+// With random arrivals, departures and turns, the queue and the oracle give the same requests in the same order.
 func TestQueueIsTheOracle(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -245,7 +245,7 @@ func TestQueueIsTheOracle(t *testing.T) {
 	}
 }
 
-// Numbers of dynamo-kv-router 1.6.1's policies, worked by hand.
+// Scores of dynamo-kv-router 1.6.1's policies, computed by hand.
 func TestOrder(t *testing.T) {
 	for _, c := range []struct {
 		policy Policy
@@ -281,7 +281,8 @@ func TestOrder(t *testing.T) {
 
 func always[T any](*Class, *Item[T]) bool { return true }
 
-// While both have work, a class with thrice the quantum gets thrice the tokens; an idle one saves nothing up.
+// While both classes have requests, one with three times the quantum gets three times the tokens. An idle class does
+// not accumulate deficit.
 func TestClassesShareByQuantum(t *testing.T) {
 	q := New[int](
 		&Profile{Classes: []Class{{Name: "a", Policy: FCFS, Quantum: 300}, {Name: "b", Policy: FCFS, Quantum: 100}}},
@@ -319,7 +320,7 @@ func TestLimits(t *testing.T) {
 	}{
 		{Class{}, Request{Tokens: 100}, 20, ""},
 		{Class{MaxRequests: set(2)}, Request{}, 6, "requests"},
-		// the one that crosses the limit is taken
+		// the request that crosses the limit is accepted
 		{Class{MaxTokens: set(100)}, Request{Tokens: 70}, 5, "raw_isl_tokens"},
 		{Class{MaxCachedTokens: set(10)}, Request{Tokens: 8, CachedTokens: 9}, 4, "cached_tokens"},
 		{Class{MaxRequests: set(0)}, Request{}, 0, "requests"}, // whether or not a worker is ready

@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// An adapter that an engine names in its events is known from then on, with the model of the worker that named it.
+// kvepp learns an adapter from an engine's events. Its base model is that of the worker that sent them.
 func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	es := workers(2)
 	es[1].Model = ""
@@ -49,8 +49,7 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	}
 }
 
-// A model without endpoints of its own goes to the workers that do not say which model they serve, unless that is
-// forbidden.
+// A model without endpoints of its own goes to the workers that report no model, unless StrictModel forbids that.
 func TestUnknownModels(t *testing.T) {
 	es := workers(3)
 	es[1].Model, es[2].Model = "", "other"

@@ -29,13 +29,13 @@ func newSessionHouse(t testing.TB, cfg session.Config, endpoints ...pool.Endpoin
 	return h
 }
 
-// forgetting is a watcher that only forgets.
+// forgetting is a pool watcher that only handles workers that leave.
 type forgetting struct{ forget func(kvblock.Worker) }
 
 func (forgetting) WorkerJoined(pool.Worker)      {}
 func (f forgetting) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
-// of returns a request of a session.
+// of returns req as a request of a session.
 func of(session string, req *Request) *Request {
 	r := *req
 	r.Hints.Session = session
@@ -47,7 +47,7 @@ func control(fields string, req *Request) *Request {
 	return with(req, `"nvext":{"session_control":{`+fields+`}}`)
 }
 
-// A session stays with its worker while another would be cheaper; others of the same prompt do not.
+// A session stays with its worker even if another worker is cheaper. Requests of other sessions do not.
 func TestSessionStaysWithItsWorker(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, workers(3)...)
 	req := completion("m", tokens(0, 40))
@@ -55,7 +55,7 @@ func TestSessionStaysWithItsWorker(t *testing.T) {
 	if first.Session != session.New {
 		t.Errorf("the first request's session is %q", first.Session)
 	}
-	for i := range 5 { // none of them ends: the worker gets dearer and dearer
+	for i := range 5 { // none of them ends, so the worker's cost rises
 		r := h.route(of("s", req))
 		if r.Name != first.Name || r.Session != session.Kept {
 			t.Fatalf("request %d: to %s, session %s; want %s, kept", i, r.Name, r.Session, first.Name)
@@ -71,7 +71,7 @@ func TestSessionStaysWithItsWorker(t *testing.T) {
 	}
 }
 
-// A session lives as long as its requests come within the time, counted from the end of the latest.
+// A session expires when no request of it arrives within the TTL, counted from the end of the latest request.
 func TestSessionExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newSessionHouse(t, session.Config{TTL: minute}, workers(2)...)
@@ -85,7 +85,7 @@ func TestSessionExpires(t *testing.T) {
 		}
 		<-time.After(5 * minute)
 		r.Free()
-		r.Free() // only the first counts
+		r.Free() // only the first call counts
 		for range 3 {
 			<-time.After(minute - time.Nanosecond)
 			r = h.route(req)
@@ -129,7 +129,7 @@ func TestSessionEnds(t *testing.T) {
 		if two.Session != session.New {
 			t.Errorf("%s: the next request's session is %s", name, two.Session)
 		}
-		one.Free() // ends no more than its own hold
+		one.Free() // releases only its own lease
 		if n := h.cfg.Sessions.Active(); n != 1 {
 			t.Errorf("%s: %d sessions, want the new one", name, n)
 		}
@@ -138,7 +138,8 @@ func TestSessionEnds(t *testing.T) {
 	}
 }
 
-// Without a TTL only sessions that requests open are kept, as long as they say.
+// Without a TTL the table keeps only sessions that requests open (session_control), each for the time that its request
+// gives.
 func TestSessionControl(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newSessionHouse(t, session.Config{}, workers(2)...)
@@ -182,7 +183,8 @@ func TestSessionControl(t *testing.T) {
 	})
 }
 
-// The children of one session are kept together, apart from it. None of them ends the others.
+// The children of one session share a worker, which may differ from their parent's. The end of one child does not end
+// the others.
 func TestChildrenAreKeptTogether(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, workers(4)...)
 	req := completion("m", tokens(0, 40))
@@ -203,8 +205,8 @@ func TestChildrenAreKeptTogether(t *testing.T) {
 	}
 }
 
-// A session's worker that is overloaded refuses in hard mode, and is left in soft mode; any other may be as busy as it
-// likes.
+// If a session's worker is overloaded: in hard mode the request is refused, in soft mode the session moves. The load of
+// other workers does not matter.
 func TestSessionOnAnOverloadedWorker(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		h := newSessionHouse(t, session.Config{TTL: minute, Soft: soft}, workers(2)...)
@@ -217,7 +219,7 @@ func TestSessionOnAnOverloadedWorker(t *testing.T) {
 		case soft && (err != nil || r.Name == first.Name || r.Session != session.Moved):
 			t.Errorf("soft: %v, %+v", err, r)
 		case soft:
-			first.Free() // the old worker is idle again, and not the session's any more
+			first.Free() // the old worker is idle again, but the session has moved
 			if again := h.route(req); again.Name != r.Name || again.Session != session.Kept {
 				t.Errorf("soft: the next request went to %s (%s), want %s", again.Name, again.Session, r.Name)
 			}
@@ -235,8 +237,8 @@ func TestSessionOnAnOverloadedWorker(t *testing.T) {
 	}
 }
 
-// A session whose worker left begins anew; one whose worker the proxy's subset leaves out moves; one that is pinned
-// follows.
+// If a session's worker left the pool, the session starts again. If the proxy's subset excludes its worker, the session
+// moves. If a request is pinned to another worker, the session moves there.
 func TestSessionWithoutItsWorker(t *testing.T) {
 	es := workers(3)
 	h := newSessionHouse(t, session.Config{TTL: minute}, es...)
@@ -270,7 +272,7 @@ func TestSessionWithoutItsWorker(t *testing.T) {
 	}
 }
 
-// All requests of a session go to one worker, however many come at once.
+// All requests of a session go to one worker, also if many arrive at once.
 func TestSessionRace(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, workers(8)...)
 	for session := range 20 {
@@ -295,7 +297,7 @@ func TestSessionRace(t *testing.T) {
 	}
 }
 
-// A new session gets a place when the table is full: the session that was used longest ago goes, an idle one first.
+// A full table evicts the least recently used session for a new one, and idle sessions before running ones.
 func TestSessionsAreBounded(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute, Max: 3}, workers(2)...)
 	req := completion("m", tokens(0, 40))
@@ -318,8 +320,8 @@ func TestSessionsAreBounded(t *testing.T) {
 	h.route(of(strings.Repeat("long", 1<<16), req)) // of any length
 }
 
-// A request waits for the worker of its session, though another is ready, and no request behind it waits for that;
-// not if the session may move.
+// A request of a hard session waits for its session's worker, even if another worker is ready; requests behind it do
+// not wait for it. A request of a soft session goes to the ready worker.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling::queue: a pin limits the workers that a request waits for, a preference
 // does not.
@@ -353,7 +355,7 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 	}
 }
 
-// Of a prefill and a decode worker it is the decode worker that a session stays with.
+// In disaggregated serving a session stays with its decode worker.
 func TestSessionOfTwoLegs(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, disaggregated(2, 3)...)
 	prefills := map[string]bool{}
@@ -370,7 +372,7 @@ func TestSessionOfTwoLegs(t *testing.T) {
 	}
 }
 
-// However workers are chosen, a session stays with its own.
+// In every routing mode a session stays with its worker.
 func TestSessionsInEveryMode(t *testing.T) {
 	for _, mode := range []scoring.Mode{scoring.KV, scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo,
 		scoring.LeastLoaded, scoring.DeviceAwareWeighted} {
@@ -386,8 +388,7 @@ func TestSessionsInEveryMode(t *testing.T) {
 	}
 }
 
-// With any requests, ending in any order, and workers that leave meanwhile: in the end nothing is booked and no
-// session is held.
+// Random requests end in random order while workers leave. At the end nothing is booked and no session is held.
 func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -447,7 +448,7 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 						}
 					}
 				case 4:
-					if rng.IntN(10) == 0 { // one leaves, or all are back
+					if rng.IntN(10) == 0 { // one worker leaves, or all return
 						h.pool.Update(es[:len(es)-rng.IntN(2)*2])
 					}
 				}
@@ -479,7 +480,7 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 	}
 }
 
-// A session is kept without its requests' bodies too, where the proxy's body mode does not let them be waited for.
+// A session is kept also if the proxy's body mode does not let kvepp wait for the bodies.
 func TestSessionWithoutBodies(t *testing.T) {
 	h := newSessionHouse(t, session.Config{TTL: minute}, workers(3)...)
 	req := &Request{Path: "/v1/chat/completions", BodylessReason: ReasonBodyMode, BodyBytes: 4096}

@@ -39,7 +39,7 @@ func TestServedByAnother(t *testing.T) {
 		{"10.0.0.1:8000", "[fd00:0:0::7]:8000", AnsweredByOther, "v6"},
 		{"10.0.0.1:8000", "10.0.0.9:8000", AnsweredByUnknown, ""},
 		{"10.0.0.1:8000", "nonsense", AnsweredByUnknown, ""},
-		{"worker.example:8000", "10.9.9.9:8000", AnsweredByUnknown, "named"}, // which the name may stand for
+		{"worker.example:8000", "10.9.9.9:8000", AnsweredByUnknown, "named"}, // the name may resolve to it
 	} {
 		served = nil
 		r := at(c.chosen)
@@ -67,7 +67,7 @@ func TestServedByAnother(t *testing.T) {
 	}
 }
 
-// With two legs the decode worker is the one that the proxy reaches.
+// With two legs the proxy reaches the decode worker.
 func TestServedByAnotherDecodeWorker(t *testing.T) {
 	es := workers(3)
 	es[0].Role, es[1].Role, es[2].Role = pool.Prefill, pool.Decode, pool.Decode
@@ -97,7 +97,7 @@ func TestServedByAnotherDecodeWorker(t *testing.T) {
 
 func TestFallbacks(t *testing.T) {
 	es := workers(4)
-	es[3].DataParallelStartRank = 1 // another rank than the header says
+	es[3].DataParallelStartRank = 1 // differs from the rank in the header
 	es = append(es, pool.Endpoint{Name: "same", Address: es[1].Address, InstanceID: 9, BlockSize: 4, Model: "m"})
 	h := newHouse(t, es...)
 	h.warm("w0", 0, tokens(0, 40), kvblock.HashOptions{BlockSize: 4})

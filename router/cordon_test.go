@@ -16,7 +16,7 @@ import (
 	"kvepp/session"
 )
 
-// newCordonHouse is newHealthHouse, where cordons of the pool reach the tracker.
+// newCordonHouse is newHealthHouse with the pool's cordons connected to the tracker.
 func newCordonHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint) *house {
 	t.Helper()
 	h := newHealthHouse(t, edit)
@@ -32,8 +32,8 @@ func (h *house) cordon(name string, c eject.Cordon) {
 	}
 }
 
-// TestCordonedEndpointsGetNothing: for each source of a cordon, the endpoint is no candidate and no fallback, its
-// running requests stay booked, what it holds stays known, and the decision names it.
+// TestCordonedEndpointsGetNothing: for each source of a cordon, the endpoint is neither candidate nor fallback. Its
+// running requests stay booked and its blocks stay indexed. The decision names the endpoint.
 func TestCordonedEndpointsGetNothing(t *testing.T) {
 	for _, by := range []string{"operator", "pool"} {
 		t.Run(by, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestCordonedEndpointsGetNothing(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveCordonedEndpoints, whether they may move for load or not.
+// TestSessionsLeaveCordonedEndpoints: hard and soft sessions both leave.
 func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		h := newCordonHouse(
@@ -109,7 +109,7 @@ func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 	}
 }
 
-// TestAllCordoned: requests that only cordoned endpoints may take are refused, and the record names these.
+// TestAllCordoned: a request that only cordoned endpoints may take is refused, and its record names these endpoints.
 func TestAllCordoned(t *testing.T) {
 	es := workers(2)
 	h := newCordonHouse(t, func(c *Config) { c.Pinning = true }, es...)
@@ -139,7 +139,7 @@ func TestAllCordoned(t *testing.T) {
 	}
 }
 
-// TestCordonedPrefillWorkers: prompts go to the other prefill workers, and without any the request is refused.
+// TestCordonedPrefillWorkers: prompts go to the other prefill workers. If there are none, the request is refused.
 func TestCordonedPrefillWorkers(t *testing.T) {
 	h := newCordonHouse(t, nil, disaggregated(2, 2)...)
 	h.warm("p0", 0, tokens(0, 40), blocksOfFour)
@@ -155,8 +155,8 @@ func TestCordonedPrefillWorkers(t *testing.T) {
 	}
 }
 
-// TestCordonDuringChoice: a request that finds its endpoint uncordoned, and books it when it is cordoned, is chosen for
-// anew. So an endpoint that is cordoned and has no booking will have none later.
+// TestCordonDuringChoice: if an endpoint is cordoned between the choice and the booking, the choice is repeated. So a
+// cordoned endpoint without bookings gets none later.
 func TestCordonDuringChoice(t *testing.T) {
 	for _, endpoints := range [][]pool.Endpoint{workers(2), disaggregated(2, 2)} {
 		h := newCordonHouse(t, nil, endpoints...)
@@ -164,7 +164,7 @@ func TestCordonDuringChoice(t *testing.T) {
 		h.warm(first, 0, tokens(0, 40), blocksOfFour)
 		req := completion("m", tokens(0, 42))
 		asked := 0
-		req.Allowed = func(string) bool { // asked while the candidates are gathered
+		req.Allowed = func(string) bool { // called while candidates are gathered
 			if asked++; asked == 1 {
 				h.cordon(first, eject.Draining)
 			}
@@ -185,8 +185,8 @@ func TestCordonDuringChoice(t *testing.T) {
 	}
 }
 
-// TestCordonWhileWaiting: requests that wait for an endpoint when it is cordoned go elsewhere, or are refused if they
-// may not; none waits for it any longer.
+// TestCordonWhileWaiting: when an endpoint is cordoned, requests that wait for it go elsewhere, or are refused if no
+// other endpoint may take them.
 func TestCordonWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newCordonHouse(t, func(c *Config) {
@@ -211,7 +211,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		h.cordon(bound, eject.Draining)
-		<-time.After(2 * tick) // nothing else happens
+		<-time.After(2 * tick) // no other event wakes the room
 		synctest.Wait()
 		if want := "first busy pinned: " + ErrCordoned.Error(); a.order() != want || h.allWaiting() != 1 {
 			t.Fatalf("went: %s; want %s; %d wait", a.order(), want, h.allWaiting())

@@ -16,8 +16,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// budgeted returns a house whose requests may take as much memory as in a container of 2 GiB, and what makes a request
-// of a size.
+// budgeted returns a house with the memory budget of a 2 GiB container, and a function that returns a request of a
+// given size.
 func budgeted(t *testing.T) (*house, func(size int) *Request) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -35,7 +35,7 @@ func budgeted(t *testing.T) (*house, func(size int) *Request) {
 	}
 }
 
-// nothingHeld checks that no memory and no slot is left in use.
+// nothingHeld fails the test if memory or a slot is still taken.
 func (h *house) nothingHeld() {
 	h.t.Helper()
 	if n := h.cfg.Memory.Used(); n != 0 || len(h.slots.all)+len(h.slots.large) != 0 {
@@ -48,16 +48,16 @@ func (h *house) nothingHeld() {
 	}
 }
 
-// TestPickTimeout: a body that cannot be read in time, for want of a slot or of memory, is routed by load, as soon as
-// the time is over; one that is short enough, or whose turn comes in time, is not. What waits, waits for its own kind.
+// TestPickTimeout: if a body gets no slot or no memory within PickTimeout, the request is routed by load at that
+// moment. Short bodies need no slot. Large bodies do not delay medium ones.
 func TestPickTimeout(t *testing.T) {
 	const short, medium, large = 1000, 100_000, 2 << 20
 	for _, c := range []struct {
 		name    string
-		slots   bool // all slots for bodies of occupied bytes are taken; else all memory for their reading
+		slots   bool // true: all slots for bodies of busy bytes are taken; false: all memory to read them
 		busy    int
 		size    int
-		free    time.Duration // when it is free after all; 0: not
+		free    time.Duration // when the slots or memory become free; 0: never
 		timeout time.Duration
 		took    time.Duration
 		reason  Reason
@@ -113,7 +113,7 @@ func TestPickTimeout(t *testing.T) {
 	}
 }
 
-// TestPickTimeoutOfAll: parsed JSON, used or not, needs a slot and time as well.
+// TestPickTimeoutOfAll: without tokenizers, too, parsing needs a slot and is subject to PickTimeout.
 func TestPickTimeoutOfAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -129,7 +129,7 @@ func TestPickTimeoutOfAll(t *testing.T) {
 	})
 }
 
-// TestClientLeavesWhileItWaits: it holds nothing after that.
+// TestClientLeavesWhileItWaits: a client that leaves while it waits holds nothing afterwards.
 func TestClientLeavesWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -154,8 +154,8 @@ func TestClientLeavesWhileItWaits(t *testing.T) {
 	})
 }
 
-// TestAbandonedWorkHoldsItsShare: abandoned work keeps its slot and its memory until it has ended, a
-// panic included, and is told to end.
+// TestAbandonedWorkHoldsItsShare: abandoned work gets a signal to end. It keeps its slot and memory until it ends, also
+// by a panic.
 func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 	const size = 100_000
 	for _, panics := range []bool{false, true} {
@@ -192,8 +192,8 @@ func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 	}
 }
 
-// TestWaitingPromptsAreCounted: what a request keeps while it waits for a worker counts until it is routed, and the
-// memory for reading is free for others meanwhile.
+// TestWaitingPromptsAreCounted: the memory that a request keeps while it waits for a worker counts until it is routed.
+// The memory for reading is free for others meanwhile.
 func TestWaitingPromptsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -224,7 +224,7 @@ func TestWaitingPromptsAreCounted(t *testing.T) {
 	})
 }
 
-// TestJoinedOnlyToBeRead: the pieces of a body are put together once there is memory for it.
+// TestJoinedOnlyToBeRead: the pieces of a body are joined only when there is memory for the copy.
 func TestJoinedOnlyToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -253,13 +253,13 @@ func TestJoinedOnlyToBeRead(t *testing.T) {
 	})
 }
 
-// panicking is a log whose writer has a defect.
+// panicking is a log writer that panics.
 type panicking struct{ slog.Handler }
 
 func (panicking) Enabled(context.Context, slog.Level) bool  { return true }
 func (panicking) Handle(context.Context, slog.Record) error { panic("defect") }
 
-// TestPanicAfterBooking: what was booked is not booked for ever.
+// TestPanicAfterBooking: a panic after the booking frees the booking.
 func TestPanicAfterBooking(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.log = slog.New(panicking{})
@@ -272,12 +272,12 @@ func TestPanicAfterBooking(t *testing.T) {
 	t.Error("no panic came")
 }
 
-// TestPanicWhileBooking: nor was what was booked before the choice was made.
+// TestPanicWhileBooking: a panic between two bookings frees the first one.
 func TestPanicWhileBooking(t *testing.T) {
 	for name, endpoints := range map[string][]pool.Endpoint{"one leg": workers(2), "two": disaggregated(1, 1),
 		"both ways": append(workers(1), disaggregated(1, 1)...)} {
 		h := newHouse(t, endpoints...)
-		h.Router.index = nil // which is asked after a booking
+		h.Router.index = nil // used after a booking
 		func() {
 			defer func() {
 				if recover() == nil || h.book.Len() != 0 {
@@ -290,7 +290,8 @@ func TestPanicWhileBooking(t *testing.T) {
 	}
 }
 
-// TestPanicWhileTokenizing: a defect beside the request's goroutine costs that request its tokens, and nothing else.
+// TestPanicWhileTokenizing: after a panic in the tokenizer's goroutine the request is routed by load, and kvepp goes
+// on.
 func TestPanicWhileTokenizing(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // not loaded
@@ -311,7 +312,7 @@ func TestPanicWhileTokenizing(t *testing.T) {
 	h.nothingHeld()
 }
 
-// TestPanicKeepsWhatWasAsked: a request that lost its tokens to a defect still goes only where it may.
+// TestPanicKeepsWhatWasAsked: after a panic in the tokenizer the request's constraints still apply.
 func TestPanicKeepsWhatWasAsked(t *testing.T) {
 	es := workers(2)
 	es[1].Taints = []string{"gpu"}

@@ -11,7 +11,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// Token ids go on with a prompt exactly where the frontend would make the same ones of it.
+// Token ids are injected into a body exactly if the frontend would compute the same ids.
 func TestTokenDataGoesOn(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
@@ -25,7 +25,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 	h.cfg.Frontends, h.cfg.InjectTokens = true, true
 	for _, c := range []struct {
 		path, body string
-		same       bool // the worker's files are kvepp's
+		same       bool // the worker has kvepp's tokenizer files
 		want       bool
 	}{
 		{"/v1/chat/completions", fmt.Sprintf(chat, ""), true, true},
@@ -89,7 +89,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 	}
 }
 
-// Of two workers that serve a request together both must have kvepp's files.
+// With a prefill and a decode worker, both must have kvepp's tokenizer files.
 func TestTokenDataOfTwoLegs(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
@@ -110,7 +110,7 @@ func TestTokenDataOfTwoLegs(t *testing.T) {
 	}
 }
 
-// A tenant's blocks are its own on stock vLLM, if that is wanted: the salt goes on, and hashes have it.
+// With TenantSalt a tenant has blocks of its own on stock vLLM: the salt is in the forwarded body and in the hashes.
 func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 	h := newHouse(t, workers(3)...)
 	ids := tokens(0, 40)
@@ -120,7 +120,7 @@ func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 	for _, c := range []struct {
 		on               bool
 		tenant, in, want string
-		salt             string // in the body that goes on; empty: it goes on as it is
+		salt             string // in the forwarded body; empty: the body is unchanged
 	}{
 		{false, "t", "", "w0", ""},
 		{false, "", `"cache_salt":"s"`, "w2", ""},
@@ -155,13 +155,14 @@ func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 	}
 }
 
-// What a body says of workers goes on only where it is followed; what frontends refuse only where that is wanted.
+// The forwarded body has a client's worker ids only if kvepp follows them. Before Dynamo's frontends it has legacy
+// fields only with KeepLegacyNvext.
 func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
 	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`,
 		`"session_control":{"session_id":"s"}`
 	for _, c := range []struct {
 		pinning, ignore, frontends, keep bool
-		nvext, want                      string // want is "" where the body goes on as it is
+		nvext, want                      string // want is "" if the body is unchanged
 	}{
 		{false, false, false, false, pins, "{}"},
 		{false, false, true, false, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
@@ -187,7 +188,7 @@ func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
 	}
 }
 
-// A model whose tokenizer could not be loaded is served, by load, however strict kvepp is with names.
+// A model whose tokenizer could not be loaded is routed by load, also with StrictModel.
 func TestModelWithoutTokenizer(t *testing.T) {
 	endpoints := workers(1)
 	endpoints[0].Model = ""

@@ -15,7 +15,7 @@ import (
 	"kvepp/session"
 )
 
-// newHealthHouse is a house that ejects endpoints after three failures.
+// newHealthHouse returns a house that ejects endpoints after three failures.
 func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint) *house {
 	h := newHouse(t)
 	cfg := h.cfg
@@ -51,7 +51,7 @@ func refused(r *Route) {
 	r.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
 }
 
-// breakDown has requests to an endpoint fail until it is ejected. The others answer.
+// breakDown makes requests to an endpoint fail until it is ejected. Other endpoints answer.
 func (h *house) breakDown(name string) {
 	h.t.Helper()
 	for range 100 {
@@ -72,9 +72,9 @@ func (h *house) breakDown(name string) {
 	h.t.Fatalf("%s is not ejected", name)
 }
 
-// TestEjectedEndpointGetsNoRequests: not even those that would find their prompt cached there; the decision says so.
-// After the ejection time one request is its trial, with any caches of the others, and its answer brings the endpoint
-// back.
+// TestEjectedEndpointGetsNoRequests: an ejected endpoint gets no requests, even if it has their prompts cached; the
+// decision says so. After the ejection time it gets one request as a trial, even if other workers have its prompt
+// cached. The answer to the trial readmits the endpoint.
 func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(3)...)
@@ -105,13 +105,13 @@ func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 		answered(trial)
 		r := h.route(prompt)
 		if r.Name != "w1" || len(r.Ejected) > 0 || r.PredictedCachedTokens != 40 {
-			t.Errorf("after the trial: %+v", r.Decision) // what it holds stayed known
+			t.Errorf("after the trial: %+v", r.Decision) // its blocks stayed in the index
 		}
 		r.Free()
 	})
 }
 
-// TestAllEjected: all are candidates again.
+// TestAllEjected: if all endpoints are ejected, all are candidates.
 func TestAllEjected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(2)...)
@@ -131,7 +131,7 @@ func TestAllEjected(t *testing.T) {
 	})
 }
 
-// TestEjectionMovesSessions: also those that may not move for load.
+// TestEjectionMovesSessions: soft and hard sessions both move.
 func TestEjectionMovesSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, func(c *Config) { c.Sessions = session.NewTable(session.Config{TTL: minute}) },
@@ -148,7 +148,7 @@ func TestEjectionMovesSessions(t *testing.T) {
 	})
 }
 
-// TestPinnedToEjected: who names an ejected endpoint gets it.
+// TestPinnedToEjected: a request that is pinned to an ejected endpoint goes there.
 func TestPinnedToEjected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, func(c *Config) { c.Pinning = true }, workers(2)...)
@@ -161,7 +161,8 @@ func TestPinnedToEjected(t *testing.T) {
 	})
 }
 
-// TestPrefillWorkerIsEjected: a failure counts for both legs, and the healthy one has successes beside.
+// TestPrefillWorkerIsEjected: a failure counts for both legs. Only the broken prefill worker is ejected, because the
+// others also have successes.
 func TestPrefillWorkerIsEjected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		es := workers(5)
@@ -197,8 +198,8 @@ func TestPrefillWorkerIsEjected(t *testing.T) {
 	})
 }
 
-// TestFirstByte: a streamed answer without headers for too long is a failure, one that comes in one piece is not, and a
-// late answer shows that the endpoint works.
+// TestFirstByte: if the headers of a streamed answer take too long, that is a failure; for an answer in one piece it is
+// not. Late answers leave no booking.
 func TestFirstByte(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)
@@ -236,8 +237,8 @@ func TestFirstByte(t *testing.T) {
 	})
 }
 
-// TestAnswersThatBreakOff: while it is not known who broke three answers off, the endpoint gets no requests; the access
-// log decides, before or after the stream ends.
+// TestAnswersThatBreakOff: after three answers that broke off for an unknown cause, the endpoint gets no requests. The
+// access log says whether client or endpoint ended them, before or after the stream ends.
 func TestAnswersThatBreakOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(2)...)
@@ -264,7 +265,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 		}
 		first, second, third := breakOff(), breakOff(), breakOff()
 		expect("w1", "three answers broke off")
-		h.BrokenOff(first, "") // the client did it
+		h.BrokenOff(first, "") // the client closed the connection
 		expect("w0", "one of three is explained")
 		h.BrokenOff(second, "")
 		h.BrokenOff(third, "")
@@ -289,7 +290,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 	})
 }
 
-// TestBrokenAnswersAreBounded: entries of an access log that fit no request take no more memory than their place.
+// TestBrokenAnswersAreBounded: access log entries without a matching request take bounded memory.
 func TestBrokenAnswersAreBounded(t *testing.T) {
 	h := newHealthHouse(t, nil, workers(1)...)
 	for i := range 3 * maxBroken {
@@ -300,8 +301,8 @@ func TestBrokenAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestRetriesAreFailures: each endpoint that the proxy tried before the one that served has failed; one that it never
-// asked has not.
+// TestRetriesAreFailures: each endpoint that the proxy tried before the serving one counts as failed. An endpoint that
+// the proxy did not try does not.
 func TestRetriesAreFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, func(c *Config) { c.Fallbacks = 2 }, workers(3)...)
@@ -312,8 +313,8 @@ func TestRetriesAreFailures(t *testing.T) {
 			return all
 		}
 		for _, c := range []struct {
-			serves, attempts int // of chosen and fallbacks, by index
-			failed           int // the first of them
+			serves, attempts int // serves: index in the chosen endpoint and its fallbacks
+			failed           int // how many of the first ones failed
 		}{{0, 1, 0}, {1, 2, 1}, {2, 3, 2}, {1, 0, 1}, {2, 0, 2}, {2, 1, 0}, {2, 2, 1}} {
 			r := h.route(completion("m", tokens(0, 8)))
 			order := append([]string{r.Address}, r.Fallbacks...)
@@ -326,7 +327,7 @@ func TestRetriesAreFailures(t *testing.T) {
 				t.Errorf("%+v: failures %v", c, fails())
 			}
 			answered(r)
-			for range 3 { // all have a clean slate
+			for range 3 { // clears the failures of all
 				for _, e := range h.cfg.Eject.Endpoints() {
 					h.cfg.Eject.Succeeded(h.cfg.Eject.Of(e.Workers[0]), 0)
 				}
@@ -335,7 +336,7 @@ func TestRetriesAreFailures(t *testing.T) {
 	})
 }
 
-// TestFallbacksAfterEjection: ejected endpoints are named last.
+// TestFallbacksAfterEjection: ejected endpoints come last among the fallbacks.
 func TestFallbacksAfterEjection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, func(c *Config) { c.Fallbacks = 2 }, workers(3)...)
@@ -348,7 +349,7 @@ func TestFallbacksAfterEjection(t *testing.T) {
 	})
 }
 
-// TestProxysOwnAnswer: an answer that says nothing of the endpoint is neither a failure nor a success.
+// TestProxysOwnAnswer: an answer of the proxy itself is neither a failure nor a success of the endpoint.
 func TestProxysOwnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)
@@ -363,7 +364,7 @@ func TestProxysOwnAnswer(t *testing.T) {
 		}
 		h.breakDown("w0")
 		<-time.After(time.Second)
-		for range 2 { // a trial that told nothing is made again
+		for range 2 { // an inconclusive trial is repeated
 			trial := h.route(completion("m", tokens(0, 8)))
 			if !trial.Trial {
 				t.Error("no trial")
@@ -375,8 +376,8 @@ func TestProxysOwnAnswer(t *testing.T) {
 	})
 }
 
-// BenchmarkHealth is a request from its choice to its end, among 64 endpoints: without ejection, with it while all are
-// well, and while one is ejected.
+// BenchmarkHealth measures a request from its choice to its end, among 64 endpoints: without ejection, with ejection
+// and all healthy, and with one ejected.
 func BenchmarkHealth(b *testing.B) {
 	for _, c := range []struct {
 		name    string

@@ -21,7 +21,7 @@ func (h *house) counted(series string) float64 {
 	return -1
 }
 
-// A tenant is a cache salt where the endpoint makes it one, and it goes before the body's.
+// A tenant acts as a cache salt if the endpoints are Dynamo's frontends. It takes precedence over the body's salt.
 func TestTenantIsTheCacheSaltOfDynamosFrontends(t *testing.T) {
 	h := newHouse(t, workers(3)...)
 	ids := tokens(0, 40)
@@ -38,12 +38,12 @@ func TestTenantIsTheCacheSaltOfDynamosFrontends(t *testing.T) {
 		want          string
 	}{
 		{false, false, "", req, "w0"},
-		{false, false, "t", req, "w0"}, // a stock engine does not know of it
+		{false, false, "t", req, "w0"}, // a stock engine does not know the tenant
 		{true, false, "", req, "w0"},
 		{true, false, "t", req, "w1"},
 		{true, false, "t", salted, "w1"},
 		{true, false, "", salted, "w2"},
-		{true, true, "t", req, "w0"}, // taken off the request
+		{true, true, "t", req, "w0"}, // removed from the request
 		{true, true, "t", salted, "w2"},
 	} {
 		h.cfg.Frontends, h.cfg.IgnoreHints = c.salts, c.ignore
@@ -87,14 +87,14 @@ func TestIgnoredHintsAreCounted(t *testing.T) {
 	}
 }
 
-// with returns a request with further fields in its body.
+// with returns a request with more fields in its body.
 func with(req *Request, fields string) *Request {
 	r := *req
 	r.Body = append(append([]byte{}, req.Body[:len(req.Body)-1]...), ","+fields+"}"...)
 	return &r
 }
 
-// An override acts on its own request, and on no other.
+// An override affects only its own request.
 func TestOverridesArePerRequest(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	ids := tokens(0, 40)
@@ -110,8 +110,8 @@ func TestOverridesArePerRequest(t *testing.T) {
 		w0          float64 // cost
 		temperature float64
 	}{
-		// To prefill: 5 blocks of the one before and 10 of this one, less 5 that are cached. Held: 10, which are this
-		// one's too.
+		// Prefill: 5 blocks of the earlier request and 10 of this one, less 5 cached. Decode: 10 blocks, which both
+		// requests share.
 		{`"temperature":2`, 10 + 10, 0},
 		{`"nvext":{"router_config_override":{"overlap_score_credit":0}}`, 15 + 10, 0},
 		{`"nvext":{"router_config_override":{"prefill_load_scale":3}}`, 3*10 + 10, 0},
@@ -178,7 +178,7 @@ func TestPinning(t *testing.T) {
 			t.Errorf("%s: %v, want an error of %s", pin, err, key)
 		}
 	}
-	// Without leave a pin is ignored, a bad one too, and counted.
+	// If pinning is not allowed, pins are ignored and counted, invalid ones too.
 	h.cfg.Pinning = false
 	for _, pin := range []string{`"backend_instance_id":99`, `"dp_rank":-1`} {
 		h.route(with(req, `"nvext":{`+pin+`}`))

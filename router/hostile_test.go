@@ -9,7 +9,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestHostileBodies: what a client can send ends in a clear 400 or a decision, never in a panic or a wrong answer.
+// TestHostileBodies: every hostile body gets a clear 400 or a decision, never a panic or a wrong answer.
 func TestHostileBodies(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -20,8 +20,8 @@ func TestHostileBodies(t *testing.T) {
 	chat := func(message string) string { return `{"model":"m","messages":[` + message + `]}` }
 	for _, c := range []struct {
 		name, body string
-		says       string // of the 400; empty: routed
-		reason     Reason // when routed
+		says       string // part of the 400's message; empty: the request is routed
+		reason     Reason // if it is routed
 	}{
 		{"duplicate keys: the last counts, as in Python", `{"model":"x","model":"m","prompt":"a","prompt":"b"}`, "",
 			ReasonKV},

@@ -11,8 +11,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// BenchmarkPickBesideEvents is BenchmarkPick while KV events of so many blocks a second are applied to the index, of
-// the same workers: half of them stored, half removed. It reports how long the picks took, by the clock.
+// BenchmarkPickBesideEvents is BenchmarkPick while the index applies the KV events of the same workers: that many
+// blocks per second, half of them stored and half removed. It reports the wall-clock time of the picks.
 func BenchmarkPickBesideEvents(b *testing.B) {
 	for _, perSecond := range []int{0, 2_500_000} {
 		b.Run(fmt.Sprintf("%d-blocks-a-second", perSecond), func(b *testing.B) {
@@ -33,7 +33,7 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 				held = append(held, s.Workers[i].Worker)
 			}
 			s.Release()
-			// What comes and goes, each in turn.
+			// The blocks that are stored and removed in turn.
 			rng := rand.New(rand.NewPCG(1, 2))
 			stores, removes := make([]kvblock.Stored, 16*len(held)), make([]kvblock.Removed, 16*len(held))
 			for i := range stores {
@@ -56,7 +56,7 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 						return
 					case <-time.After(tick):
 					}
-					// What a pause of this goroutine left undone is not made up for: that would be a burst.
+					// After a pause of this goroutine the missed events are skipped: to catch up would be a burst.
 					for due := min(applied+perSecond/100,
 						int(time.Since(began).Seconds()*float64(perSecond))); applied < due; applied += length {
 						n := applied / length

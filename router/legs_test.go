@@ -49,14 +49,14 @@ func (h *house) load(name string) scoring.Load {
 	return scoring.Load{}
 }
 
-// TestTwoLegs: the prompt goes where its blocks are, the answer where load is least, and each is booked for its own
-// part.
+// TestTwoLegs: the prefill leg goes to the worker with the prompt's blocks, the decode leg to the least loaded one.
+// Each is booked for its own part.
 func TestTwoLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(3, 2)...)
 	var served []kvblock.Worker
 	h.cfg.PromptComputed = func(w kvblock.Worker, _, _ int) { served = append(served, w) }
 	h.warm("p1", 0, tokens(0, 32), blocksOfFour)
-	h.warm("d0", 0, tokens(0, 40), blocksOfFour) // which must not count
+	h.warm("d0", 0, tokens(0, 40), blocksOfFour) // must not count: it only decodes
 	r := h.route(completion("m", tokens(0, 42)))
 	x := r.Prefill
 	if x == nil || x.Name != "p1" || x.InstanceID != 201 || r.Name[0] != 'd' || r.Address == "" ||
@@ -64,7 +64,7 @@ func TestTwoLegs(t *testing.T) {
 		r.Reason != ReasonKV {
 		t.Fatalf("decision: %+v, prefill %+v", r.Decision, x)
 	}
-	// Prefill: 10.5 blocks less the overlap, and nothing to be held. Decode: 10 blocks to be held, and no more.
+	// Prefill: 10.5 blocks less the overlap, without decode blocks. Decode: 10 blocks.
 	prefill := scoring.Terms{BlockSize: 4, ISLTokens: 42, UnitTokens: 4}
 	warm := prefill
 	warm.DeviceBlocks = 8
@@ -86,8 +86,7 @@ func TestTwoLegs(t *testing.T) {
 	if got, want := h.load(r.Name), (scoring.Load{Requests: 1, ActiveBlocks: 10, ActiveTokens: 40}); got != want {
 		t.Errorf("decode load %+v, want %+v", got, want)
 	}
-	// A second one shares none of the first's blocks on its decode worker: it is not assumed that the engine reuses
-	// them.
+	// A second request shares no blocks with the first on its decode worker: there, kvepp does not assume KV reuse.
 	again := h.route(completion("m", tokens(0, 42)))
 	if again.Name == r.Name || again.Costs[0].Cost+again.Costs[1].Cost != 30 {
 		t.Errorf("the second went to %s as well, costs %+v", again.Name, again.Costs)
@@ -113,7 +112,7 @@ func TestTwoLegs(t *testing.T) {
 	}
 }
 
-// TestLegsAreCounted: by role, from zero.
+// TestLegsAreCounted: requests are counted by role. The series exist from the start.
 func TestLegsAreCounted(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 1)...)
 	count := func(unpaired, aggregated, pairs float64) {
@@ -154,7 +153,7 @@ func TestOnlyCandidateIsCounted(t *testing.T) {
 	}
 }
 
-// TestTwoLegsEndBeforeTheFirstByte: a client that goes away leaves no load on either worker.
+// TestTwoLegsEndBeforeTheFirstByte: a client that leaves early leaves no load on either worker.
 func TestTwoLegsEndBeforeTheFirstByte(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 1)...)
 	r := h.route(completion("m", tokens(0, 42)))
@@ -167,7 +166,7 @@ func TestTwoLegsEndBeforeTheFirstByte(t *testing.T) {
 	}
 }
 
-// TestBurstSpreadsOverBothLegs: choosing and booking is one step on each leg.
+// TestBurstSpreadsOverBothLegs: on each leg, choice and booking are one step.
 func TestBurstSpreadsOverBothLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(3, 4)...)
 	var wait sync.WaitGroup
@@ -191,7 +190,8 @@ func TestBurstSpreadsOverBothLegs(t *testing.T) {
 	h.end(routes)
 }
 
-// TestNoPrefillWorker: a direct frontend would answer 500 without a prefill worker, so kvepp says why instead.
+// TestNoPrefillWorker: without a prefill worker kvepp refuses the request with a reason; a direct frontend would answer
+// 500.
 func TestNoPrefillWorker(t *testing.T) {
 	h := newHouse(t, disaggregated(0, 2)...)
 	request := completion("m", tokens(0, 16))
@@ -231,8 +231,7 @@ func TestNoPrefillWorker(t *testing.T) {
 	}
 }
 
-// TestStockPrefill: a stock engine that only decodes when it is told to can do all of a request, and a prefill worker
-// is reached at its address.
+// TestStockPrefill: a stock decode worker serves the whole request unless a prefill worker has an address.
 func TestStockPrefill(t *testing.T) {
 	es := disaggregated(2, 1)
 	h := newHouse(t, es...)
@@ -252,8 +251,8 @@ func TestStockPrefill(t *testing.T) {
 	r.Free()
 }
 
-// TestPairs: both workers of a request are of one Dynamo namespace and one model, since a direct frontend knows no
-// others.
+// TestPairs: both workers of a request are of one Dynamo namespace and one model, because a direct frontend knows only
+// those.
 func TestPairs(t *testing.T) {
 	es := disaggregated(4, 6)
 	for i := range es {
@@ -261,7 +260,7 @@ func TestPairs(t *testing.T) {
 		es[i].Model = []string{"m", "other"}[i/2%2]
 	}
 	es[9].Namespace = "red"                 // d5: no worker prefills for it
-	es[1].KVEvents, es[1].BlockSize = "", 0 // and one about which little is known
+	es[1].KVEvents, es[1].BlockSize = "", 0 // a worker without events and block size
 	h := newHouse(t, es...)
 	of := map[string]pool.Endpoint{}
 	for _, e := range es {
@@ -270,7 +269,7 @@ func TestPairs(t *testing.T) {
 	seen := map[string]bool{}
 	for i := range 200 {
 		request := completion("m", tokens(i, 16))
-		if i%2 == 0 { // one whose model is not known
+		if i%2 == 0 { // a worker without a model
 			request = &Request{Path: "/v1/chat/completions", BodylessReason: ReasonBodyMode}
 		}
 		r := h.route(request)
@@ -285,7 +284,8 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestTransfer: a prefill worker's blocks stay in its zone if they must, and are drawn to it if they should.
+// TestTransfer: the decode worker is in the prefill worker's zone if the card requires it. If the card prefers it, the
+// zone lowers the cost.
 func TestTransfer(t *testing.T) {
 	const here, there = "dynamo.topology/zone=here", "dynamo.topology/zone=there"
 	es := disaggregated(2, 4)
@@ -309,7 +309,7 @@ func TestTransfer(t *testing.T) {
 		}
 		r.Free()
 	}
-	// What the request prefers counts beside, and what is required of both holds for both.
+	// The request's own preferences count as well. Its required taints hold for both workers.
 	req := completion("m", tokens(500, 40))
 	req.Body = append(req.Body[:len(req.Body)-1], `,"nvext":{"routing_constraints":{"preferred_taints":{"x":2}}}}`...)
 	r := h.route(req)
@@ -317,7 +317,7 @@ func TestTransfer(t *testing.T) {
 		t.Errorf("%s of %+v", r.Name, r.Costs)
 	}
 	r.Free()
-	// A prefill worker whose zone has no decode worker is no candidate, however much it has cached.
+	// A prefill worker whose zone has no decode worker is no candidate, even with the whole prompt cached.
 	h.pool.Update([]pool.Endpoint{es[0], es[1], es[4], es[5]})
 	r = h.route(completion("m", tokens(0, 40)))
 	if r.Prefill.Name != "p1" || len(r.Prefill.Costs) != 1 {
@@ -333,7 +333,7 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// TestOneOrTwo: where a model has aggregated workers and pairs, a request goes where all of it costs least.
+// TestOneOrTwo: if a model has aggregated workers and pairs, a request goes to the cheaper of the two.
 func TestOneOrTwo(t *testing.T) {
 	h := newHouse(t, append(disaggregated(1, 1), workers(1)...)...)
 	request := func() *Request { return completion("m", tokens(0, 40)) }
@@ -359,7 +359,8 @@ func TestOneOrTwo(t *testing.T) {
 	}
 }
 
-// TestOneOrTwoByMode: in a mode that knows no costs, each way has its part by the number of its destinations.
+// TestOneOrTwoByMode: in a mode without costs, aggregated workers and pairs get requests in proportion to their
+// destinations.
 func TestOneOrTwoByMode(t *testing.T) {
 	h := newHouse(t, append(disaggregated(1, 1), workers(3)...)...)
 	h.cfg.Scoring.Mode = scoring.RoundRobin
@@ -380,7 +381,7 @@ func TestOneOrTwoByMode(t *testing.T) {
 	}
 }
 
-// TestBusyLegs: a leg's workers above a busy threshold are no candidates, and the reason for a refusal is theirs.
+// TestBusyLegs: a leg's workers above a busy threshold are no candidates, and a refusal gives that reason.
 func TestBusyLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(2, 2)...)
 	limit := uint64(40)
@@ -399,8 +400,8 @@ func TestBusyLegs(t *testing.T) {
 	}
 }
 
-// TestSubsetBindsDestinations: where the proxy can send a request to says nothing of prefill workers, which it sends
-// none.
+// TestSubsetBindsDestinations: the proxy's subset restricts decode workers only: the proxy sends nothing to prefill
+// workers.
 func TestSubsetBindsDestinations(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 3)...)
 	request := completion("m", tokens(0, 16))
@@ -412,7 +413,7 @@ func TestSubsetBindsDestinations(t *testing.T) {
 	r.Free()
 }
 
-// TestPredictedPrefill: what is believed of a worker without events is believed of the one that computes the prompt.
+// TestPredictedPrefill: without events, the index predicts the prompt's blocks for the prefill worker.
 func TestPredictedPrefill(t *testing.T) {
 	es := disaggregated(3, 3)
 	for i := range es {
@@ -431,7 +432,7 @@ func TestPredictedPrefill(t *testing.T) {
 	again.Free()
 }
 
-// TestPairAllocates: no candidate of any role allocates, except its place in the list of costs.
+// TestPairAllocates: allocations do not grow with the candidates, except the list of costs.
 func TestPairAllocates(t *testing.T) {
 	allocations := func(n int) float64 {
 		h := newHouse(t, append(disaggregated(n, n), workers(n)...)...)
@@ -448,7 +449,7 @@ func TestPairAllocates(t *testing.T) {
 			d.booked = d.booked[:0]
 		}
 		for i := range s.Workers {
-			h.counts.of(s.Workers[i].Worker) // made once for each worker
+			h.counts.of(s.Workers[i].Worker) // allocates once for each worker
 		}
 		route()
 		return testing.AllocsPerRun(20, route)
@@ -458,8 +459,7 @@ func TestPairAllocates(t *testing.T) {
 	}
 }
 
-// TestLegsComeAndGo: after any events of requests and workers of all roles in any order, no load is left at the
-// end.
+// TestLegsComeAndGo: requests and workers of all roles come and go in random order. No load is left at the end.
 func TestLegsComeAndGo(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	h := newHouse(t)
@@ -513,7 +513,7 @@ func TestLegsComeAndGo(t *testing.T) {
 	h.idle()
 }
 
-// BenchmarkPair is the choice of a prefill and a decode worker, among as many of each, after tokenization.
+// BenchmarkPair measures the choice of a prefill and a decode worker, among equally many of each, after tokenization.
 func BenchmarkPair(b *testing.B) {
 	h := newHouse(b, disaggregated(500, 500)...)
 	h.cfg.Explain = false

@@ -11,7 +11,7 @@ import (
 	"kvepp/scoring"
 )
 
-// Modes other than kv tokenize nothing, ask no index, and book all the same.
+// Modes other than kv do not tokenize or use the index, but they book requests.
 func TestOtherModes(t *testing.T) {
 	for mode := scoring.RoundRobin; mode <= scoring.DeviceAwareWeighted; mode++ {
 		h := newHouse(t, workers(3)...)
@@ -43,7 +43,7 @@ func TestOtherModes(t *testing.T) {
 	}
 }
 
-// What something else wants to know of prompts is known in every mode.
+// If another feature needs token counts, prompts are tokenized in every mode.
 func TestCountTokensInOtherModes(t *testing.T) {
 	h := newHouse(t, workers(3)...)
 	h.cfg.Scoring.Mode, h.cfg.CountTokens = scoring.LeastLoaded, true
@@ -72,8 +72,8 @@ func TestDeviceTypeIsHeeded(t *testing.T) {
 	}
 }
 
-// In direct mode a request names its worker, and kvepp says so if it does not; of the worker's ranks the least loaded
-// serves. What is no request to a model goes anywhere.
+// In direct mode a request must name its worker, or it gets an error that says so. The least loaded rank of the worker
+// serves it. Requests to other paths go to any worker.
 func TestDirectMode(t *testing.T) {
 	endpoints := workers(2)
 	endpoints[1].DataParallelSize = 3

@@ -18,7 +18,7 @@ func TestModelUse(t *testing.T) {
 		name     string
 		named    []string
 		requests func(ask func(model, adapter string, times int))
-		want     []string // for each line, a part of it
+		want     []string // a part of each log line
 	}{
 		{"no models", nil, func(ask func(string, string, int)) { ask("x", "", 1000) }, nil},
 		{"all are named", []string{"a", "b"},

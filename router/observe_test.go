@@ -14,8 +14,8 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of
-// labels}.
+// exporting returns a house whose router exports Dynamo's router metrics, and a function that reads a sample by its
+// name and label values.
 func exporting(
 	t *testing.T,
 	q *queue.RoomConfig,
@@ -24,7 +24,7 @@ func exporting(
 	return exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}, Queue: q}, endpoints...)
 }
 
-// exportingAs is exporting with a configuration of its own.
+// exportingAs is exporting with a given configuration.
 func exportingAs(
 	t *testing.T,
 	cfg Config,
@@ -113,7 +113,7 @@ func TestAnswersAreObserved(t *testing.T) {
 	})
 }
 
-// Series of a worker are there while it is, and nothing of a worker that left is shown of one that got its number.
+// A worker's series end when it leaves. A worker that gets its number starts with new values.
 func TestSeriesOfWorkers(t *testing.T) {
 	es := workers(3)
 	es[1].KVEvents = ""
@@ -144,7 +144,7 @@ func TestSeriesOfWorkers(t *testing.T) {
 	}
 }
 
-// A label takes no name that only a client gave.
+// A name that only a client gave never becomes a label.
 func TestModelOfLabels(t *testing.T) {
 	es := workers(1)
 	es[0].Model = ""
@@ -155,8 +155,8 @@ func TestModelOfLabels(t *testing.T) {
 	}
 }
 
-// The series of models are there before their first request: of all that the operator names, with any tokenizer,
-// else of those without a name.
+// The series of models exist before their first request: one for each model that the operator names, or "unknown" if
+// there is none.
 func TestModelSeriesFromTheStart(t *testing.T) {
 	for model, cfg := range map[string]Config{
 		"own":     {Models: map[string]*tokenizer.Model{"own": nil}},
@@ -182,7 +182,7 @@ func TestModelSeriesFromTheStart(t *testing.T) {
 	}
 }
 
-// A model whose token ids an engine gives is as much the operator's as one with a folder.
+// A model of --tokenizer-url counts as named by the operator.
 func TestAskedModelsAreNamed(t *testing.T) {
 	es := workers(1)
 	es[0].Model = ""

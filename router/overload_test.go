@@ -12,7 +12,7 @@ import (
 	"kvepp/pool"
 )
 
-// rejections returns how many requests were turned away, by cause.
+// rejections returns how many requests were refused, by cause.
 func (h *house) rejections() map[string]float64 {
 	h.t.Helper()
 	values := map[string]float64{}
@@ -24,12 +24,13 @@ func (h *house) rejections() map[string]float64 {
 
 func set[T any](v T) *T { return &v }
 
-// A worker above any threshold is no candidate until it is below again.
+// A worker above any threshold is no candidate until its load falls below it.
 func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 	for _, c := range []struct {
-		name      string
-		limits    Thresholds
-		overloads int // of 4 requests of 100 tokens in 25 blocks, the first that finds both workers overloaded; 0: none
+		name   string
+		limits Thresholds
+		// index of the first of 4 requests (100 tokens, 25 blocks) that finds both workers overloaded; 0: none
+		overloads int
 	}{
 		{"none", Thresholds{}, 0},
 		{"prefill tokens", Thresholds{ActivePrefillTokens: set[uint64](99)}, 3},
@@ -81,14 +82,13 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 	}
 }
 
-// A worker whose engine says that more of its KV blocks are held than the book knows of is overloaded by that; one
-// whose engine says less, or nothing, by the book.
+// The larger of the engine's reported KV usage and the book's block count decides whether a worker is overloaded.
 func TestOverloadedByTheEnginesAccount(t *testing.T) {
 	var said []float64
 	asked := 0
 	endpoints := workers(3)
 	endpoints[1].DataParallelSize = 2 // workers 1 and 2
-	endpoints[2].TotalKVBlocks = 40   // worker 3; of the others no number is known
+	endpoints[2].TotalKVBlocks = 40   // worker 3; the others' total is unknown
 	h := newHouse(t, endpoints...)
 	h.cfg.KVUsage = func(dst []float64) []float64 {
 		asked++
@@ -130,7 +130,7 @@ func TestOverloadedByTheEnginesAccount(t *testing.T) {
 	}
 }
 
-// What is not known of a worker never makes it overloaded, and neither does an idle rank beside a busy one.
+// Unknown values never make a worker overloaded. An endpoint with an idle rank beside a busy one is not overloaded.
 func TestNotOverloaded(t *testing.T) {
 	limits := Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokensFrac: set(0.001)}
 	h := newHouse(t, workers(1)...)
@@ -156,7 +156,7 @@ func TestNotOverloaded(t *testing.T) {
 	}
 }
 
-// An endpoint that may not take the request does not make it overloaded, and each model has thresholds of its own.
+// Only endpoints that may take the request count for overload. Each model has thresholds of its own.
 func TestThresholdsOfModels(t *testing.T) {
 	endpoints := workers(2)
 	endpoints[1].Model = "other"
@@ -191,12 +191,12 @@ func TestThresholdsOfModels(t *testing.T) {
 	h.route(completion("m", tokens(0, 100)))
 }
 
-// Routing allocates nothing more because thresholds are set, once it has met as many workers.
+// Thresholds add no allocations, once the scratch memory has grown to the number of workers.
 func TestThresholdsDoNotAllocate(t *testing.T) {
 	h := newHouse(t, workers(50)...)
 	s := h.pool.Acquire()
 	defer s.Release()
-	d, p := new(scratch), prompt{reason: ReasonNoBody} // scratch of its own: under -race a sync.Pool forgets at random
+	d, p := new(scratch), prompt{reason: ReasonNoBody} // own scratch: under -race a sync.Pool drops items at random
 	count := func() float64 {
 		return testing.AllocsPerRun(50, func() {
 			r, err := h.choose(d, s, &Request{}, &p)
@@ -215,14 +215,15 @@ func TestThresholdsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestBurstAtAThreshold: requests that come at once get in no more often than one after the other, for any reader of
-// the loads while another is being booked.
+// TestBurstAtAThreshold: a burst of concurrent requests does not pass the thresholds: as many are accepted as of
+// sequential requests.
 func TestBurstAtAThreshold(t *testing.T) {
 	for name, endpoints := range map[string][]pool.Endpoint{"aggregated": workers(3),
 		"prefill and decode": disaggregated(3, 2)} {
 		h := newHouse(t, endpoints...)
 		h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](1000)})
-		const each = 11 // requests of 100 tokens on a worker: the last of them finds it at the threshold, and not above
+		// requests of 100 tokens on a worker: the last one finds the load at the threshold, not above it
+		const each = 11
 		for round := range 20 {
 			routes := make(chan *Route, 200)
 			var burst sync.WaitGroup

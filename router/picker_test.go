@@ -12,12 +12,12 @@ import (
 	"kvepp/tokenizer"
 )
 
-// What the extension's endpoint picker exports of a request, from its choice to its end.
+// kvepp exports the metrics of the Inference Extension's endpoint picker for a request, from its choice to its end.
 func TestPickerMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endpoints := workers(2)
 		for i := range endpoints {
-			endpoints[i].Model = "" // the operator alone names the model
+			endpoints[i].Model = "" // only the operator names the model
 		}
 		h, sample := exportingAs(
 			t,
@@ -103,7 +103,7 @@ func TestPickerMetrics(t *testing.T) {
 			"model_name=sql",
 		)
 
-		// A request that goes on under another name, with an objective.
+		// A request with a rewritten model name and an objective.
 		h.cfg.Rewrites = rewrites(
 			t,
 			modelrewrite.Rule{Name: "r", Models: []string{"alias"}, Targets: toM},
@@ -173,7 +173,7 @@ func TestPickerMetrics(t *testing.T) {
 	})
 }
 
-// A request that began before a panic ends as well.
+// After a panic the metrics count the request as ended.
 func TestPickerMetricsAfterAPanic(t *testing.T) {
 	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}}, workers(2)...)
 	h.Router.metrics.AggregatedSelections = nil
@@ -193,7 +193,7 @@ func TestPickerMetricsAfterAPanic(t *testing.T) {
 	}
 }
 
-// What is told to the extension's metrics allocates nothing.
+// Updates of the extension's metrics do not allocate.
 func TestPickerMetricsDoNotAllocate(t *testing.T) {
 	p := metrics.New().NewPicker()
 	end := metrics.Ended{

@@ -9,8 +9,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestPromptCounts: answers that report another number of prompt tokens than kvepp's are counted, and logged once for
-// each model and API after three in a row.
+// TestPromptCounts: an answer whose number of prompt tokens differs from kvepp's is counted. After three in a row kvepp
+// logs once for each model and API.
 func TestPromptCounts(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -36,7 +36,7 @@ func TestPromptCounts(t *testing.T) {
 		r := h.route(&Request{Path: path, Body: []byte(body)})
 		tokens := r.PromptTokens + more
 		if more < 0 {
-			tokens = 0 // the answer does not say
+			tokens = 0 // no usage in the answer
 		}
 		r.Free()
 		r.Answered(Answer{Status: status, PromptTokens: tokens, CachedTokens: -1})
@@ -56,13 +56,13 @@ func TestPromptCounts(t *testing.T) {
 		answer(completions, "m", prompt, "200", -1)             // no usage
 		answer(completions, "m", `["one", "two"]`, "200", 5)    // a batch
 		answer(completions, "none", `[1, 2, 3]`, "200", 5)      // not tokenized by kvepp
-		answer(completions, "m", prompt, "500", 5)              // no answer of the model's
-		answer("/v1/responses", "m", `"another API"`, "200", 5) // other rules for what is counted
+		answer(completions, "m", prompt, "500", 5)              // not an answer of the model
+		answer("/v1/responses", "m", `"another API"`, "200", 5) // counts by other rules
 	}
 	lines(0)
 	answer(chats, "m", prompt, "200", 5)
 	answer(chats, "m", prompt, "200", 5)
-	answer(chats, "m", prompt, "200", 0) // a single request that the engine reads otherwise
+	answer(chats, "m", prompt, "200", 0) // one differing answer alone
 	answer(chats, "m", prompt, "200", 5)
 	answer(chats, "m", prompt, "200", 5)
 	differing = 4

@@ -17,7 +17,7 @@ import (
 	"kvepp/scoring"
 )
 
-// keeping is a house whose router keeps n decisions, and what it logs.
+// keeping returns a house whose router keeps n decisions, and its log.
 func keeping(t *testing.T, n int, endpoints ...pool.Endpoint) (*house, *bytes.Buffer) {
 	h := newHouse(t, endpoints...)
 	var log bytes.Buffer
@@ -139,7 +139,7 @@ func TestCostsInJSONLog(t *testing.T) {
 	}
 }
 
-// What a client chooses is bounded, and of the prompt there is nothing.
+// Texts that a client chooses are cut to a bound. The record has nothing of the prompt.
 func TestRecordsAreBounded(t *testing.T) {
 	h, _ := keeping(t, 2, workers(1)...)
 	long := strings.Repeat("x", 100_000)
@@ -169,7 +169,7 @@ func TestTies(t *testing.T) {
 	}
 }
 
-// A router without a reader of decisions does not list candidates.
+// Without a consumer of decisions the router does not list candidates.
 func TestNothingIsExplainedToNobody(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Explain = false

@@ -17,7 +17,7 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// asks has the router ask url for the ids of model "m".
+// asks makes the router ask url for the token ids of model "m".
 func (h *house) asks(url string, timeout time.Duration) {
 	h.t.Helper()
 	client, err := remote.New(
@@ -31,8 +31,8 @@ func (h *house) asks(url string, timeout time.Duration) {
 	h.cfg.Remote = map[string]*remote.Client{"m": client}
 }
 
-// TestTheEngineTokenizes routes by the ids of the engine where kvepp knows none, and by load where the engine does not
-// say.
+// TestTheEngineTokenizes: if kvepp cannot tokenize, it routes by the engine's token ids. If the engine does not answer
+// with ids, it routes by load.
 func TestTheEngineTokenizes(t *testing.T) {
 	ids := strings.Join(strings.Fields(fmt.Sprint(tokens(0, 42))), ",")
 	answers := map[string]string{
@@ -111,7 +111,7 @@ func TestTheEngineTokenizes(t *testing.T) {
 	}
 }
 
-// TestTheEngineHangs ends at the deadline, or with the client.
+// TestTheEngineHangs: the wait for the engine ends at the deadline or when the client leaves.
 func TestTheEngineHangs(t *testing.T) {
 	there, over := make(chan struct{}, 2), make(chan struct{})
 	engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -131,7 +131,7 @@ func TestTheEngineHangs(t *testing.T) {
 	if r.Reason != ReasonRemoteTimeout {
 		t.Errorf("reason %s", r.Reason)
 	}
-	r.Free() // whether the request had come to the engine by then or not
+	r.Free() // whether or not the request had reached the engine
 
 	h.asks(engine.URL, time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -150,7 +150,7 @@ func TestTheEngineHangs(t *testing.T) {
 	}
 }
 
-// TestTheEngineDiffers stops trusting a tokenizer whose ids the engine does not share.
+// TestTheEngineDiffers: kvepp stops using a tokenizer whose ids differ from the engine's.
 func TestTheEngineDiffers(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `[{"token_ids":[1,2,3]}]`)
@@ -171,7 +171,7 @@ func TestTheEngineDiffers(t *testing.T) {
 		t.Errorf("before anything was compared: %s", r.Reason)
 	}
 	r.Free()
-	check.Run(t.Context()) // ends, because the first request says all
+	check.Run(t.Context()) // returns, because the first comparison decides
 	for _, body := range []string{`{"model":"m","prompt":"text"}`, `{"model":"m","prompt":[1,2]}`} {
 		r = h.route(&Request{Path: "/v1/completions", Body: []byte(body)})
 		if r.Reason != ReasonTokenizerDiffers || r.PromptTokens != len(body)/DefaultBytesPerToken {

@@ -25,7 +25,7 @@ func rewrites(t *testing.T, rules ...modelrewrite.Rule) *modelrewrite.Rules {
 
 var toM = []modelrewrite.Target{{Model: "m"}}
 
-// A rewritten request is routed, tokenized and sent as one for the other model, and both names are told.
+// A rewritten request is tokenized, routed and forwarded with the other model. The decision gives both names.
 func TestRewrittenModel(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.StrictModel = true
@@ -55,7 +55,8 @@ func TestRewrittenModel(t *testing.T) {
 	}
 }
 
-// A request has the priority of its objective where it says none itself. One below 0 is turned away instead of waiting.
+// A request without a priority of its own has that of its objective. If the objective's is below 0, the request is
+// refused instead of waiting.
 func TestObjectives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)

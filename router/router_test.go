@@ -26,7 +26,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// house is a router with its surroundings.
+// house is a router with its pool, index, book and metrics.
 type house struct {
 	*Router
 	t     testing.TB
@@ -125,8 +125,8 @@ func (h *house) route(req *Request) *Route {
 
 var blocksOfFour = kvblock.HashOptions{BlockSize: 4}
 
-// Blocks in lower tiers are worth less, and only behind those of the tiers above. A host block is worth
-// 0.75, one on disk or in external storage 0.25, as in Dynamo.
+// Blocks in lower tiers reduce the cost less, and count only after those of the tiers above. The weight is 0.75 for a
+// host block and 0.25 for one on disk or in external storage, as in Dynamo.
 func TestLowerTiersArePriced(t *testing.T) {
 	endpoints := workers(3)
 	for i := range endpoints {
@@ -152,7 +152,7 @@ func TestLowerTiersArePriced(t *testing.T) {
 	store(2, kvblock.TierExternal, 3)
 	r := h.route(completion("m", ids))
 	defer r.Free()
-	// 6.25 raw blocks less the credit, and 6 blocks to be held.
+	// cost = 6.25 raw blocks - credit + 6 decode blocks
 	terms := func(device, host, disk int) scoring.Terms {
 		return scoring.Terms{
 			BlockSize:    16,
@@ -185,7 +185,7 @@ func TestWarmWorkerIsChosen(t *testing.T) {
 		r.PredictedCachedTokens != 32 {
 		t.Errorf("decision: %+v", r.Decision)
 	}
-	// request 10.5 blocks less the overlap, plus 10 blocks to be held (specs: cost = raw - credit + decode)
+	// cost = 10.5 raw blocks - overlap + 10 decode blocks
 	for i, want := range []float64{20.5, 17.5, 12.5, 20.5} {
 		if c := r.Costs[i]; c.Cost != want || c.Name != fmt.Sprintf("w%d", i) {
 			t.Errorf("cost %d: %+v, want %v", i, c, want)
@@ -238,7 +238,7 @@ func TestSaltedPromptMatchesItsOwn(t *testing.T) {
 	}
 }
 
-// TestAdapterMatchesItsOwn: an adapter has its model's workers, and blocks of its own.
+// TestAdapterMatchesItsOwn: an adapter uses its base model's workers, and matches only its own blocks.
 func TestAdapterMatchesItsOwn(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Adapters = NewAdapters(map[string]string{"sql": "m"})
@@ -353,7 +353,7 @@ func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
 		}
 		r.Free()
 	}
-	// Among both the chosen one makes the reason.
+	// With both as candidates, the chosen one determines the reason.
 	seen := map[Reason]string{}
 	for range 200 {
 		r := h.route(completion("m", tokens(0, 16)))
@@ -365,8 +365,8 @@ func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
 	}
 }
 
-// TestReasonIsTheChosenWorkers: where the other candidates' overlap was priced and the chosen worker's could not be,
-// the decision says why.
+// TestReasonIsTheChosenWorkers: if the overlap of the chosen worker could not be priced, the decision says why, even if
+// that of the others was.
 func TestReasonIsTheChosenWorkers(t *testing.T) {
 	es := workers(3)
 	es[1].BlockSize, es[2].OtherTokenizer = 0, true
@@ -389,7 +389,7 @@ func TestCandidates(t *testing.T) {
 	es := workers(4)
 	es[1].Model = "other"
 	es[2].Role = pool.Prefill
-	es[3].Model = "" // for any name in the request
+	es[3].Model = "" // serves any model
 	h := newHouse(t, es...)
 	names := func(r *Route) string {
 		defer r.Free()
@@ -433,7 +433,7 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// end ends all requests at once, and checks that nothing of them is left.
+// end ends all requests concurrently, and checks that nothing is booked.
 func (h *house) end(routes []*Route) {
 	h.t.Helper()
 	var wait sync.WaitGroup
@@ -457,7 +457,7 @@ func (h *house) idle() {
 	}
 }
 
-// TestBurstSpreads: 1,000 identical requests at once over idle workers may not pile up.
+// TestBurstSpreads: 1,000 identical concurrent requests spread evenly over idle workers.
 func TestBurstSpreads(t *testing.T) {
 	h := newHouse(t, workers(8)...)
 	var wait sync.WaitGroup
@@ -481,7 +481,7 @@ func TestBurstSpreads(t *testing.T) {
 	h.end(routes)
 }
 
-// TestWorkersComeAndGo routes while the pool changes under it.
+// TestWorkersComeAndGo routes while the pool changes.
 func TestWorkersComeAndGo(t *testing.T) {
 	h := newHouse(t)
 	h.pool.Watch(forget{h})
@@ -520,9 +520,8 @@ type forget struct{ h *house }
 func (forget) WorkerJoined(pool.Worker)      {}
 func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.Forget(w) }
 
-// BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold
-// parts of it. "again" repeats a request; "new" is one long message that differs each time, so that all of it is
-// encoded.
+// BenchmarkRoute measures a chat of about 8,000 tokens from its body to the booked worker, among 64 workers that hold
+// parts of it. "again" repeats a request. "new" has a different long message each time, so that all of it is encoded.
 func BenchmarkRoute(b *testing.B) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -570,7 +569,7 @@ func BenchmarkRoute(b *testing.B) {
 	}
 }
 
-// pick is the part of a decision after tokenization, with the booking and its end.
+// pick runs the part of a decision after tokenization, books and frees.
 func (h *house) pick(p *prompt) {
 	d := h.scratches.Get().(*scratch)
 	s := h.pool.Acquire()
@@ -584,7 +583,7 @@ func (h *house) pick(p *prompt) {
 	h.scratches.Put(d)
 }
 
-// BenchmarkPick is the part after tokenization.
+// BenchmarkPick measures the part of a decision after tokenization.
 func BenchmarkPick(b *testing.B) {
 	for _, blockSize := range []int{16, 64} {
 		for _, c := range []struct{ cached, explained bool }{{false, false}, {true, false}, {true, true}} {
@@ -619,7 +618,7 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
-// mediaModel is the small model as one of an architecture that takes images, with the token that marks one.
+// mediaModel returns the small model with an architecture that takes images, and a token that marks an image.
 func mediaModel(t *testing.T) *tokenizer.Model {
 	t.Helper()
 	dir := t.TempDir()
@@ -656,7 +655,8 @@ func mediaModel(t *testing.T) *tokenizer.Model {
 	return m
 }
 
-// TestPromptWithAnImage is priced and matched by what stands before the image, and booked with all of its text.
+// TestPromptWithAnImage: a prompt is matched and priced by the tokens before the image, and booked with all text
+// tokens.
 func TestPromptWithAnImage(t *testing.T) {
 	model := mediaModel(t)
 	h := newHouse(t, workers(2)...)
@@ -682,13 +682,13 @@ func TestPromptWithAnImage(t *testing.T) {
 	if p.Certain < 30 || p.Certain > len(p.IDs)-9 || p.Certain%4 == 0 {
 		t.Fatalf("%d of %d ids are certain: this shows nothing", p.Certain, len(p.IDs))
 	}
-	h.warm("w1", 0, p.IDs, blocksOfFour) // as if the text behind the image were alone there
+	h.warm("w1", 0, p.IDs, blocksOfFour) // as if the image had no tokens
 	r := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
 	if r.Name != "w1" || r.Reason != ReasonMediaPrefix || r.PredictedCachedTokens != p.Certain/4*4 ||
 		r.PromptTokens != len(p.IDs) {
 		t.Errorf("decision: %+v; %d of %d ids are certain", r.Decision, p.Certain, len(p.IDs))
 	}
-	// Each of two such requests holds blocks of its own behind the image, and shares those before it.
+	// Two such requests share the blocks before the image. Each has blocks of its own after it.
 	blocks := func() (n int) {
 		for _, load := range h.book.Loads(nil) {
 			n += load.ActiveBlocks
@@ -708,8 +708,7 @@ func TestPromptWithAnImage(t *testing.T) {
 	}
 }
 
-// TestOtherTokenizer prices a worker by load alone whose tokenizer is another than kvepp's, and the others by overlap
-// too.
+// TestOtherTokenizer: a worker whose tokenizer differs from kvepp's is priced by load only; the others also by overlap.
 func TestOtherTokenizer(t *testing.T) {
 	es := workers(2)
 	es[0].OtherTokenizer = true
@@ -730,7 +729,7 @@ func TestOtherTokenizer(t *testing.T) {
 	r.Free()
 }
 
-// Without events the next request with the same beginning goes where the first went, for as long as that is believed.
+// Without events, a request with the same prefix goes to the first one's worker until the prediction expires.
 func TestApproximateMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endpoints := workers(4)
@@ -756,7 +755,7 @@ func TestApproximateMode(t *testing.T) {
 			t.Errorf("third: %+v, first went to %s", third.Decision, first.Name)
 		}
 		<-time.After(2 * time.Second) // of the bubble, which does not wait
-		// the second prompt was asked for again meanwhile
+		// the second prompt was renewed meanwhile
 		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} {
 			r := h.route(completion("m", tokens(c.from, 8)))
 			r.Free()
@@ -768,7 +767,7 @@ func TestApproximateMode(t *testing.T) {
 	})
 }
 
-// A worker that should send events and does not is believed to hold what it was sent, and the others what they say.
+// For a worker that should send events but is silent, the index predicts blocks. For the others it uses their events.
 func TestSilentWorkerIsApproximated(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Predict = Predict{Silent: time.Minute}
@@ -795,7 +794,7 @@ func TestSilentWorkerIsApproximated(t *testing.T) {
 	}
 }
 
-// With LRU a worker of known size holds as many blocks as it can.
+// With LRU predictions, a worker of known size holds at most as many blocks as it has.
 func TestApproximateModeLRU(t *testing.T) {
 	endpoints := workers(2)
 	endpoints[0].TotalKVBlocks = 10
@@ -820,7 +819,7 @@ func TestApproximateModeLRU(t *testing.T) {
 	}
 }
 
-// With events, a burst of one new prompt sees its first copy before any event came.
+// With prediction and events, later requests of a burst match the first one's blocks before any event arrives.
 func TestPredictOnRoute(t *testing.T) {
 	for _, predict := range []bool{false, true} {
 		h := newHouse(t, workers(4)...)
@@ -842,7 +841,7 @@ func TestPredictOnRoute(t *testing.T) {
 	}
 }
 
-// Where cached blocks have no credit, nothing is looked up and nothing predicted.
+// If cached blocks have no credit, the router neither looks up nor predicts blocks.
 func TestNoCredit(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Scoring.OverlapScoreCredit = 0
@@ -860,8 +859,8 @@ func TestNoCredit(t *testing.T) {
 	}
 }
 
-// What a worker computed is told once, when it is computed, if its tokens are known; and a prediction that is an upper
-// bound says so.
+// PromptComputed is called once, when the prompt is computed, if its tokens are known. A prediction that is an upper
+// bound is marked.
 func TestServedAndUpperBound(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	var served []int

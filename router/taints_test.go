@@ -9,7 +9,7 @@ import (
 	"kvepp/pool"
 )
 
-// constrained is a request of 10 blocks with these routing constraints.
+// constrained returns a request of 10 blocks with these routing constraints.
 func constrained(constraints string) *Request {
 	req := completion("m", tokens(0, 40))
 	req.Body = append(req.Body[:len(req.Body)-1], `,"nvext":{"routing_constraints":`+constraints+`}}`...)
@@ -28,7 +28,7 @@ func TestRequiredTaints(t *testing.T) {
 		}
 		defer r.Free()
 	}
-	r := h.route(constrained(`{"required_taints":[]}`)) // the busy one is left alone
+	r := h.route(constrained(`{"required_taints":[]}`)) // not to the busy worker
 	defer r.Free()
 	if len(r.Costs) != 3 || r.Name == "w0" {
 		t.Errorf("nothing required: %+v", r.Decision)

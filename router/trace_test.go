@@ -77,7 +77,7 @@ func TestSpansOfDecisions(t *testing.T) {
 	}
 }
 
-// BenchmarkSpans is a decision with its request's span, sent to a collector or not.
+// BenchmarkSpans measures a decision with its request's span, exported or not.
 func BenchmarkSpans(b *testing.B) {
 	c := tracingtest.Start(b, "grpc")
 	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)

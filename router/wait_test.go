@@ -19,7 +19,7 @@ import (
 	"kvepp/queue"
 )
 
-// newQueueHouse is a house where requests wait while every worker has a prompt to prefill.
+// newQueueHouse returns a house where requests wait while every worker has a prompt to prefill.
 func newQueueHouse(t testing.TB, policy queue.Policy, endpoints ...pool.Endpoint) *house {
 	t.Helper()
 	return withProfiles(t, (*queue.File)(nil).Profiles(queue.Single(policy, set(0.0))), endpoints...)
@@ -34,14 +34,14 @@ func withProfiles(t testing.TB, p *queue.Profiles, endpoints ...pool.Endpoint) *
 	return h
 }
 
-// arrivals are requests on their way, each in a goroutine of its own.
+// arrivals routes requests, each in its own goroutine.
 type arrivals struct {
 	h  *house
 	mu sync.Mutex
-	// went are those that were routed, or "name: error", as they came to say so: of several that went in one instant,
-	// whichever goroutine was first.
+	// went has the names of routed requests, and "name: error" of refused ones, in the order in which their goroutines
+	// returned. Of requests that are routed at the same instant, that order is random.
 	went []string
-	by   map[string]*Route // those that run
+	by   map[string]*Route // running requests
 }
 
 // send routes a request in the bubble, and returns when it has been routed or waits.
@@ -60,7 +60,7 @@ func (a *arrivals) send(ctx context.Context, name string, req *Request) {
 	synctest.Wait()
 }
 
-// prefilled ends the prefill of a request that runs, and returns when everything has come to rest.
+// prefilled ends the prefill of a running request, and returns when all goroutines are idle.
 func (a *arrivals) prefilled(name string) {
 	a.mu.Lock()
 	r := a.by[name]
@@ -101,7 +101,7 @@ func (a *arrivals) order() string {
 
 func arriveAt(h *house) *arrivals { return &arrivals{h: h, by: map[string]*Route{}} }
 
-// A request waits exactly while every worker is busy, and then goes to the best worker; no request goes before it.
+// A request waits exactly while every worker is busy, and then goes to the best worker. No later request overtakes it.
 func TestRequestsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
@@ -113,7 +113,7 @@ func TestRequestsWait(t *testing.T) {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		<-time.After(time.Second)
-		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // which c could not know when it came
+		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // not cached yet when c arrived
 		a.prefilled("b")
 		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 ||
 			a.by["c"].Waited == 0 ||
@@ -145,19 +145,19 @@ func maxed(endpoints []pool.Endpoint, tokens int) []pool.Endpoint {
 	return endpoints
 }
 
-// waited returns how many requests are counted that waited.
+// waited returns how many waits the metric counts.
 func (h *house) waited() float64 {
 	h.t.Helper()
 	return metricstest.Read(h.t, h.metrics.Registry).Of("kvepp_queue_wait_seconds").Count()
 }
 
-// TestOrderOfWaiting: who goes next is the policy's to say, whenever they came.
+// TestOrderOfWaiting: the policy determines which request goes next.
 func TestOrderOfWaiting(t *testing.T) {
 	for _, c := range []struct {
 		policy queue.Policy
 		want   string
 	}{
-		// Strict priorities first. A priority of 5 is worth 5 seconds, and they come one a second.
+		// Strict priorities go first. A priority of 5 counts as 5 seconds of waiting; one request arrives per second.
 		{queue.FCFS, "first strict urgent long short sensitive"},
 		{queue.LCFS, "first strict urgent sensitive short long"},
 		{queue.WSPT, "first strict urgent short sensitive long"},
@@ -221,7 +221,8 @@ func TestLeavingTheQueue(t *testing.T) {
 	})
 }
 
-// Each model has its own line: no request waits for workers of another model, and one that leaves, leaves its own line.
+// Each model has its own line. No request waits for workers of another model. A request that leaves is removed from its
+// own line.
 func TestLinesOfModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(classes))
@@ -256,8 +257,8 @@ func TestLinesOfModels(t *testing.T) {
 	})
 }
 
-// A worker that joins is found without anything being released, and one that leaves takes what waited for it alone
-// along.
+// A worker that joins is found although no load is released. When a worker leaves, requests that only it could take are
+// refused.
 func TestQueueSeesThePoolChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endpoints := maxed(workers(3), 100)
@@ -280,7 +281,7 @@ func TestQueueSeesThePoolChange(t *testing.T) {
 	})
 }
 
-// Beside requests to any worker, those that are pinned to one wait for it alone.
+// A request that is pinned to a worker waits for that worker only, and other requests do not wait for the pinned one.
 func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
@@ -300,7 +301,7 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 		if a.order() != "a c" {
 			t.Fatalf("went: %s", a.order())
 		}
-		a.prefilled("c") // b is older, but must not have this worker
+		a.prefilled("c") // b is older, but pinned to the other worker
 		if a.order() != "a c d" {
 			t.Fatalf("went: %s", a.order())
 		}
@@ -326,7 +327,7 @@ models:
     policy_classes: [{name: lenient, policy_family: f, cache_bucket: b, quantum: 1, prefill_busy_threshold: 1000}]
 `
 
-// TestPolicyClasses: each class has its own idea of busy, and of how many may wait.
+// TestPolicyClasses: each class has its own busy threshold and its own limits.
 func TestPolicyClasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(classes))
@@ -371,8 +372,7 @@ func TestPolicyClasses(t *testing.T) {
 	})
 }
 
-// TestPastTheLine: requests of a class that may not wait take no part in the turns of those who do, and need no room
-// beside them.
+// TestPastTheLine: a request of a class that may not wait enters no line: the line's bound and its turns do not apply.
 func TestPastTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(classes))
@@ -417,7 +417,7 @@ func TestPastTheLine(t *testing.T) {
 		want := []string{"a", "long", "gone: context canceled", "b", "first",
 			"second: " + ErrQueueFull.Error() +
 				`: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
-		slices.Sort(a.went[3:]) // these went in one instant: had b not been first, it would still wait
+		slices.Sort(a.went[3:]) // these were routed at one instant; if b had not been first, it would still wait
 		if !slices.Equal(a.went, want) || h.allWaiting() != 1 {
 			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.allWaiting())
 		}
@@ -433,7 +433,7 @@ func TestPastTheLine(t *testing.T) {
 	})
 }
 
-// The queue has a bound for each model, and an overloaded pool is no reason to wait.
+// Each model's line has a bound. Busy thresholds do not make requests wait.
 func TestFullAndOverloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
@@ -455,8 +455,8 @@ func TestFullAndOverloaded(t *testing.T) {
 	})
 }
 
-// TestQueueUnderLoad: with any interleaving, every request is routed or leaves, never two to a worker that has one
-// to prefill, and nothing is left.
+// TestQueueUnderLoad: with random interleavings, every request is routed or leaves, no worker has two prompts to
+// prefill, and nothing is left at the end.
 func TestQueueUnderLoad(t *testing.T) {
 	endpoints := maxed(workers(4), 100)
 	h := newQueueHouse(t, queue.WSPT, endpoints...)
@@ -488,8 +488,8 @@ func TestQueueUnderLoad(t *testing.T) {
 					runtime.Gosched()
 				}
 				running[r.InstanceID-100].Add(-1)
-				// not its prefill before: a worker with no prompt but many blocks may cost more than one with a short
-				// prompt
+				// The prefill ends only now: a worker without a prompt but with many blocks may cost more than one with
+				// a short prompt.
 				r.Free()
 			}
 		})
@@ -501,7 +501,7 @@ func TestQueueUnderLoad(t *testing.T) {
 	h.wantTurnFree()
 }
 
-// Without a queue nothing is computed for one.
+// Without a queue, routing allocates nothing for it.
 func TestNoQueueNoCost(t *testing.T) {
 	h := newHouse(t, workers(4)...)
 	req := &Request{Path: "/v1/models", BodylessReason: ReasonNoBody}
@@ -516,8 +516,8 @@ func TestNoQueueNoCost(t *testing.T) {
 	}
 }
 
-// Limits of a class are for each endpoint that computes prompts: of its model, and not one that only decodes or
-// encodes.
+// A class's limits are multiplied by the endpoints of its model that compute prompts. Endpoints that only decode or
+// encode do not count.
 func TestLimitsCountWhoComputesPrompts(t *testing.T) {
 	es := workers(6)
 	es[1].Role, es[2].Role, es[3].Role, es[4].Model = pool.Prefill, pool.Decode, pool.Encode, "other"

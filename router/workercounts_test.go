@@ -8,7 +8,7 @@ import (
 	"kvepp/pool"
 )
 
-// requestsOf returns what is counted of a worker by its name.
+// requestsOf returns the counts of a worker by its name.
 func (h *house) requestsOf(name string) metrics.WorkerRequests {
 	h.t.Helper()
 	s := h.pool.Acquire()
@@ -22,8 +22,8 @@ func (h *house) requestsOf(name string) metrics.WorkerRequests {
 	return metrics.WorkerRequests{}
 }
 
-// TestWorkerRequests: each ended request counts for the worker that served it, and for the prefill worker beside; a
-// status of 500 or above and an answer without its end are failures.
+// TestWorkerRequests: each ended request counts for the worker that served it, and for its prefill worker. A status of
+// 500 or above is a failure, and so is an answer that broke off.
 func TestWorkerRequests(t *testing.T) {
 	es := workers(2)
 	h := newHouse(t, es...)
@@ -40,7 +40,7 @@ func TestWorkerRequests(t *testing.T) {
 	for _, c := range []struct {
 		served string
 		answer Answer
-		w0, w1 metrics.WorkerRequests // more than before
+		w0, w1 metrics.WorkerRequests // differences to the counts before
 	}{
 		{"", Answer{Status: "200", Complete: true}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}},
 		{es[0].Address, Answer{Status: "429", Complete: true}, metrics.WorkerRequests{All: 1},
@@ -49,7 +49,7 @@ func TestWorkerRequests(t *testing.T) {
 			metrics.WorkerRequests{}},
 		{"", Answer{Status: "500"}, metrics.WorkerRequests{All: 1, Errors: 1}, metrics.WorkerRequests{}},
 		{"", Answer{Status: "200"}, metrics.WorkerRequests{All: 1, Incomplete: 1}, metrics.WorkerRequests{}},
-		{"", Answer{}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}}, // the client did not wait
+		{"", Answer{}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}}, // the client left
 		{es[1].Address, Answer{Status: "502", Complete: true}, metrics.WorkerRequests{},
 			metrics.WorkerRequests{All: 1, Errors: 1}},
 		{"10.9.9.9:1", Answer{Status: "502", Complete: true}, metrics.WorkerRequests{}, metrics.WorkerRequests{}},
@@ -82,8 +82,8 @@ func TestWorkerRequestsOfTwoLegs(t *testing.T) {
 	}
 }
 
-// TestWorkerRequestsAreForgotten: a worker that gets the number of one that left begins at zero, also when a request of
-// the old one ends after that.
+// TestWorkerRequestsAreForgotten: a worker that gets the number of one that left starts at zero, even if a request of
+// the old one ends later.
 func TestWorkerRequestsAreForgotten(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	h.pool.Watch(forgetter{h.Forget})

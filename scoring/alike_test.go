@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes
-// them differ, so that two books with one history, one with the multiplier, must agree to the last bit.
+// Equal candidates take a faster path. A multiplier of 1 changes no cost but makes candidates differ, which avoids that
+// path. Two books with the same history, one of them with the multiplier, must agree to the last bit.
 func TestAlikeEqualsOthers(t *testing.T) { synctest.Test(t, alikeEqualsOthers) }
 
 func alikeEqualsOthers(t *testing.T) {
@@ -22,7 +22,7 @@ func alikeEqualsOthers(t *testing.T) {
 		cfg.DecodeActiveRequestWeight = rng.Float64() * float64(rng.IntN(2))
 		cfg.Temperature = 0.5 * float64(rng.IntN(2))
 		if rng.IntN(10) == 0 {
-			cfg.PrefillLoadScale = math.MaxFloat64 // costs that are not finite
+			cfg.PrefillLoadScale = math.MaxFloat64 // infinite costs
 		}
 		blockSize := 1 << rng.IntN(9)
 		n := 1 + rng.IntN(70)
@@ -39,7 +39,7 @@ func alikeEqualsOthers(t *testing.T) {
 			p := prompt(blockSize, chain(rng.IntN(3), blocks))
 			candidates := workers(n, p)
 			for i := range candidates {
-				candidates[i].DeviceBlocks = rng.IntN(45) // now and then more than the prompt has
+				candidates[i].DeviceBlocks = rng.IntN(45) // sometimes more than the prompt has
 			}
 			var selections [2]Selection
 			var errs [2]error

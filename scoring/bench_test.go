@@ -11,8 +11,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// One whole decision on a book in use: price every worker, choose, book, complete the prefill of, and free, an older
-// request. Each worker has 16 requests whose first half is a system prompt that all share.
+// BenchmarkSelectAndAdd measures a decision on a book in use: price every worker, choose and book; then complete the
+// prefill of an older request and free it. Each worker has 16 requests, whose first half is a shared system prompt.
 func BenchmarkSelectAndAdd(b *testing.B) {
 	for _, blocks := range []int{128, 512} {
 		for _, n := range []int{2, 32, 64, 1000} {
@@ -23,7 +23,8 @@ func BenchmarkSelectAndAdd(b *testing.B) {
 	}
 }
 
-// The same among 1,000 workers, where the book weighs more than the default does, and in the other modes.
+// BenchmarkSelectAndAddOtherwise is the same with 1,000 workers, with costlier configurations than the default, and in
+// the other modes.
 func BenchmarkSelectAndAddOtherwise(b *testing.B) {
 	const blocks, n = 128, 1000
 	b.Run("linear", func(b *testing.B) {
@@ -45,7 +46,7 @@ func BenchmarkSelectAndAddOtherwise(b *testing.B) {
 	}
 }
 
-// The same by several goroutines at once, on one book: what the lock costs.
+// BenchmarkSelectAndAddTogether is the same with several goroutines on one book. It shows the cost of the lock.
 func BenchmarkSelectAndAddTogether(b *testing.B) {
 	for _, n := range []int{64, 1000} {
 		for _, together := range []int{1, 2} {
@@ -72,7 +73,7 @@ func benchmarkSelectAndAdd(b *testing.B, a *ActiveSequences, cfg *Config, blocks
 		}
 		pool[i] = prompt(64, hashes)
 	}
-	// player returns what one goroutine does again and again; together they have 16 requests on each worker.
+	// player returns the step that one goroutine repeats. All goroutines together have 16 requests on each worker.
 	player := func(nth int) (step func()) {
 		rng := rand.New(rand.NewPCG(2, uint64(nth)))
 		candidates, costs := workers(n, nil), make([]float64, n)
@@ -120,7 +121,7 @@ func benchmarkSelectAndAdd(b *testing.B, a *ActiveSequences, cfg *Config, blocks
 	b.ReportMetric(float64((cpuTime(b)-spent).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }
 
-// cpuTime is what the process has computed, for machines that do other things too.
+// cpuTime returns the CPU time of the process, which depends less on other load of the machine than wall-clock time.
 func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -19,7 +19,7 @@ func defaults() *Config {
 	return &cfg
 }
 
-// chain returns n sequence hashes that no other name shares.
+// chain returns n sequence hashes that are unique to the name.
 func chain(name, n int) []kvblock.SequenceHash {
 	hashes := make([]kvblock.SequenceHash, n)
 	for i := range hashes {
@@ -67,7 +67,7 @@ func TestLifecycle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 100 tokens are 6.25 blocks to prefill, 4 of them cached on worker 1, and 6 full blocks to hold.
+	// 100 tokens are 6.25 blocks to prefill, 4 of them cached on worker 1, and 6 full decode blocks.
 	if want := (Selection{Index: 1, Worker: 1, Cost: 8.25, CachedTokens: 64, PrefillTokens: 36, ActiveBlocks: 6,
 		UnitTokens: 16, Version: 2}); sel != want {
 		t.Errorf("selected %+v, want %+v", sel, want)
@@ -95,7 +95,7 @@ func TestZeroBookingIsHarmless(t *testing.T) {
 	b.Free()
 }
 
-// A slot of the book is used again at once; the handle of the old request must not reach the new one.
+// The book reuses a slot at once. The old request's Booking must not affect the new request.
 func TestStaleBookingLeavesTheNextRequestAlone(t *testing.T) {
 	a := NewActiveSequences()
 	c := Candidate{Worker: 3, Prompt: prompt(4, chain(1, 2))}
@@ -107,7 +107,7 @@ func TestStaleBookingLeavesTheNextRequestAlone(t *testing.T) {
 	old.Free()
 	wantLoad(t, a, 3, want)
 
-	// And the same when the worker itself was forgotten and its number given to another.
+	// The same if the worker was forgotten and another worker has its number.
 	late := mustAdd(t, a, Request{ISLTokens: 8}, c)
 	a.Forget(3)
 	wantLoad(t, a, 3, Load{})
@@ -149,7 +149,7 @@ func TestDuplicateRequest(t *testing.T) {
 	if _, _, err := a.SelectAndAdd(req, candidates, defaults(), nil, nil); err != nil {
 		t.Errorf("the ID of a request that ended is refused: %v", err)
 	}
-	// Without an ID nothing is a duplicate.
+	// Requests without an ID are never duplicates.
 	mustAdd(t, a, Request{}, candidates[0])
 	mustAdd(t, a, Request{}, candidates[0])
 }
@@ -174,8 +174,7 @@ func TestNamed(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// What a worker would carry is what it does carry once the request is booked there; asking books nothing, and a name
-// that is taken does not matter.
+// PotentialLoads equals the load after the request is booked. It books nothing, and a duplicate ID does not matter.
 func TestPotentialLoads(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := defaults()
@@ -217,7 +216,7 @@ func TestPotentialLoads(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// Only bookings that nothing else would end expire, each on its time.
+// Only bookings with Request.Expires expire, each at its own time.
 func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -300,7 +299,7 @@ func TestNoFiniteCostBooksNothing(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// wantEmpty checks that nothing is left of any request, inside either.
+// wantEmpty checks that the book is empty, its internal tables included.
 func wantEmpty(t *testing.T, a *ActiveSequences) {
 	t.Helper()
 	for w, load := range a.Loads(nil) {
@@ -345,13 +344,13 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	}
 }
 
-// A thousand equal requests at once over idle workers: because choosing and booking are one step, they spread evenly.
+// A thousand equal concurrent requests spread evenly over idle workers, because choice and booking are one step.
 func TestBurstSpreads(t *testing.T) {
 	const requests, n = 1000, 8
 	a := NewActiveSequences()
 	cfg := defaults()
 	candidates := workers(n, prompt(16, chain(1, 32)))
-	rng := rand.New(rand.NewPCG(1, 1)) // shared by all callers: the book's lock guards it
+	rng := rand.New(rand.NewPCG(1, 1)) // shared by all callers, under the book's lock
 	start := make(chan struct{})
 	bookings := make([]Booking, requests)
 	var wg sync.WaitGroup
@@ -443,8 +442,8 @@ func TestUntracked(t *testing.T) {
 	wantLoad(t, a, 0, Load{Requests: 1})
 }
 
-// Without tokens, with tokens but no block size, and with both: the same work costs the same, and load that was booked
-// in one way counts in the others.
+// Requests without hashes, without a block size, and with both: the same work costs the same, and the load of one kind
+// counts for the others.
 func TestLoadOnly(t *testing.T) {
 	a := NewActiveSequences()
 	costs := make([]float64, 3)
@@ -477,8 +476,8 @@ func TestLoadOnly(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// Hashes come from clients of the HTTP services too: repeated ones, the same ones under two block sizes or behind
-// another block each time must not unbalance the book. No request counts for more blocks than it sent.
+// Clients of the HTTP services send hashes. Repeated hashes, the same hashes with two block sizes, or with other
+// parents must not unbalance the book. No request counts for more blocks than it sent.
 func TestNonsensicalHashes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	for range 300 {
@@ -548,7 +547,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// A choice by loads of an earlier version is refused.
+// A choice with the version of earlier loads is refused.
 func TestIfVersion(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := DefaultConfig()
@@ -572,7 +571,7 @@ func TestIfVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.Free() // a release makes no new version
+	second.Free() // a release does not change the version
 	if _, now := a.LoadsAndVersion(nil); now != at+2 {
 		t.Errorf("version %d, want %d", now, at+2)
 	}

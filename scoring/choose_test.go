@@ -48,8 +48,8 @@ func TestChooseIsDeterministic(t *testing.T) {
 	}
 }
 
-// The frequencies of many draws against the distribution that is meant, by chi-square; the bound is the 99.9 %
-// quantile, and the seed is fixed.
+// A chi-square test compares the frequencies of many draws with the intended distribution. The bound is the 99.9 %
+// quantile; the seed is fixed.
 func TestChooseFrequencies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// The published numeric cases: block 16, 100 prompt tokens (7 blocks, none active anywhere yet), and three workers.
-// Effective is the overlap in blocks of the device, from which cached tokens follow; chosen is the worker that Dynamo
-// takes. Source: specs/dynamo.md §6.1, measured with dynamo-kv-router 1.6.1.
+// The measured cases of Dynamo: block size 16, 100 prompt tokens (7 blocks, none active yet), and three workers.
+// effective is the overlap in device blocks, which gives the cached tokens. chosen is Dynamo's choice. Source:
+// specs/dynamo.md §6.1, measured with dynamo-kv-router 1.6.1.
 func TestCostPublishedCases(t *testing.T) {
 	loads := [3]struct{ prefill, decode, requests int }{{0, 10, 2}, {512, 4, 1}, {0, 0, 0}}
 	type overlap struct{ device, host, disk, shared int }
@@ -117,7 +117,7 @@ func TestCostPublishedCases(t *testing.T) {
 	}
 }
 
-// The worked example of Dynamo's documentation: a prompt of 10 blocks; the second of three workers is chosen.
+// The example of Dynamo's documentation: for a prompt of 10 blocks, the second of three workers is chosen.
 func TestCostWorkedExample(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.SetOverlapScoreWeight(1)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A dry run chooses and costs what the booking right after it does, and leaves the book as it was.
+// A dry run has the same choice and costs as a booking right after it, and does not change the book.
 func TestDryRunBooksNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	book, cfg := NewActiveSequences(), defaults()
@@ -52,7 +52,7 @@ func TestDryRunBooksNothing(t *testing.T) {
 	}
 }
 
-// inBook counts the blocks of all runs: a dry run may cut a run in two, but adds none.
+// inBook counts the blocks of all runs. A dry run may split a run, but adds no blocks.
 func inBook(a *ActiveSequences) (blocks int) {
 	for i := range a.blocks.runs {
 		blocks += len(a.blocks.runs[i].hashes)

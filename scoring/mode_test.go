@@ -15,7 +15,7 @@ func inMode(m Mode) *Config {
 	return &cfg
 }
 
-// take selects n times and returns which workers were chosen, in order. Nothing is freed.
+// take selects and books n times, without freeing, and returns the chosen workers in order.
 func take(
 	t *testing.T,
 	a *ActiveSequences,
@@ -60,7 +60,7 @@ func TestModeNames(t *testing.T) {
 	}
 }
 
-// In each mode a request is booked on the chosen worker, and Free removes all of it.
+// In each mode the request is booked on the chosen worker, and Free removes the whole booking.
 func TestEveryModeBooks(t *testing.T) {
 	for m := KV; m <= DeviceAwareWeighted; m++ {
 		a := NewActiveSequences()
@@ -86,8 +86,8 @@ func TestEveryModeBooks(t *testing.T) {
 	}
 }
 
-// Loads do not matter, the order of turns does: also among candidates that differ from request to request, and for a
-// worker that comes later.
+// Round robin ignores loads. It keeps its order also if the candidates change from request to request, and if a worker
+// joins later.
 func TestRoundRobin(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := inMode(RoundRobin)
@@ -112,7 +112,7 @@ func TestRoundRobin(t *testing.T) {
 		}
 	}
 	a.Forget(2)
-	for range 2 { // to look is not to have a turn
+	for range 2 { // a dry run does not take a turn
 		if sel, _, err := a.SelectAndAdd(Request{DryRun: true}, all, cfg, nil, nil); err != nil || sel.Worker != 2 {
 			t.Errorf("worker %d would be next, %v; want 2", sel.Worker, err)
 		}
@@ -134,7 +134,8 @@ func TestRandomIsEven(t *testing.T) {
 	}
 }
 
-// Of two workers drawn the one with fewer requests: the busiest of three is never chosen, and the gaps stay small.
+// The mode draws two workers and takes the one with fewer requests: the busiest of three is never chosen, and the
+// differences stay small.
 func TestPowerOfTwo(t *testing.T) {
 	a := NewActiveSequences()
 	cfg, rng := inMode(PowerOfTwo), rand.New(rand.NewPCG(1, 2))
@@ -155,7 +156,7 @@ func TestPowerOfTwo(t *testing.T) {
 	}
 }
 
-// Only the number of requests counts, at any cost of prompts. Ties are drawn.
+// Only the number of requests counts, not the size of prompts. Ties are broken at random.
 func TestLeastLoaded(t *testing.T) {
 	for _, mode := range []Mode{LeastLoaded, Direct} {
 		a := NewActiveSequences()
@@ -189,9 +190,8 @@ func TestLeastLoadedBurst(t *testing.T) {
 	}
 }
 
-// With a ratio of 4, two CPUs have a quarter of what two accelerators have: requests until there are less than that.
-// The counts are those of the rule cpu < accelerator*2/(4*2), by hand: the first four go to accelerators, then every
-// fifth to a CPU.
+// With a ratio of 4, two CPUs get a quarter of the requests of two accelerators. The counts follow from cpu <
+// accelerator*2/(4*2): the first four requests go to accelerators, then every fifth to a CPU.
 func TestDeviceAwareWeighted(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := inMode(DeviceAwareWeighted)
@@ -207,7 +207,7 @@ func TestDeviceAwareWeighted(t *testing.T) {
 	if r := requestsOf(a); r[0] != 8 || r[2] != 8 || r[1] != 2 || r[3] != 2 {
 		t.Errorf("requests %v, want 8 2 8 2", r)
 	}
-	// Of one kind alone it is least-loaded.
+	// With one kind of worker the mode is least-loaded.
 	for _, cpu := range []bool{true, false} {
 		a := NewActiveSequences()
 		candidates := workers(3, nil)

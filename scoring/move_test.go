@@ -8,8 +8,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// TestMoveIsAsIfBookedThere: a book whose requests were moved carries what one does that had them there from the start,
-// shared blocks, prefills and answers included, and nothing once all have ended.
+// TestMoveIsAsIfBookedThere: after moves, the loads equal those of a book where the requests were booked on the new
+// worker, with shared blocks, prefills and answers. At the end no load is left.
 func TestMoveIsAsIfBookedThere(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -68,14 +68,14 @@ func TestMoveIsAsIfBookedThere(t *testing.T) {
 	}
 }
 
-// Blocks of another size cannot be shared: their tokens count, in whole blocks of the new worker's.
+// Blocks of another size cannot be shared: their tokens count, rounded up to whole blocks of the new worker.
 func TestMoveToAnotherBlockSize(t *testing.T) {
 	a := NewActiveSequences()
 	b := mustAdd(t, a, Request{ISLTokens: 100}, Candidate{Worker: 0, Prompt: prompt(16, chain(1, 6))})
 	b.MoveTo(1, 32)
 	wantLoad(t, a, 0, Load{})
 	wantLoad(t, a, 1, Load{Requests: 1, PrefillTokens: 100, ActiveBlocks: 3, ActiveTokens: 96})
-	b.MoveTo(MaxWorkers, 32) // there is none
+	b.MoveTo(MaxWorkers, 32) // no such worker
 	b.Free()
 	b.MoveTo(0, 16)
 	wantLoad(t, a, 0, Load{})

@@ -14,12 +14,12 @@ import (
 	"kvepp/kvblock"
 )
 
-// oracle is the load book in its plainest form: a list of requests, everything else counted anew when asked for.
+// oracle is a simple load book: a list of requests, from which each call computes all loads.
 type oracle struct {
 	model    PrefillModel
 	requests map[int]*oracleRequest
 	prefills map[kvblock.Worker]*oraclePrefills
-	weights  map[oracleBlock]float64 // of blocks that do not count for 1
+	weights  map[oracleBlock]float64 // of blocks whose weight is not 1
 }
 
 type oracleBlock struct {
@@ -27,7 +27,7 @@ type oracleBlock struct {
 	hash   kvblock.SequenceHash
 }
 
-// oraclePrefills are a worker's, by request, oldest first.
+// oraclePrefills are the prefills of a worker, oldest first.
 type oraclePrefills struct {
 	waiting []int
 	since   time.Time
@@ -61,7 +61,7 @@ func (o *oracle) load(w kvblock.Worker) Load {
 	return load
 }
 
-// plain is the oracle as if nothing had ever been generated.
+// plain returns the oracle without generated tokens.
 func (o *oracle) plain() *oracle {
 	plain := newOracle(PrefillModel{})
 	for name, r := range o.requests {
@@ -76,7 +76,7 @@ func (o *oracle) plain() *oracle {
 	return plain
 }
 
-// weigh counts what a worker carries; blocks and tokens may be fractions.
+// weigh computes a worker's load; blocks and tokens may be fractions.
 func (o *oracle) weigh(w kvblock.Worker) (load Load, blocks, tokens float64) {
 	sizes := map[kvblock.SequenceHash]int{}
 	for _, r := range o.requests {
@@ -165,7 +165,7 @@ func (o *oracle) end(name int) {
 	}
 }
 
-// add books the request and returns how many blocks that adds to its worker.
+// add books the request and returns how many blocks it adds to its worker.
 func (o *oracle) add(name int, req Request, c Candidate, cfg *Config, unit int) int {
 	r := &oracleRequest{worker: c.Worker, blockSize: unit, ownWeight: 1, hashes: map[kvblock.SequenceHash]bool{}}
 	chains := 0
@@ -224,8 +224,8 @@ func (o *oracle) cost(req Request, c Candidate, cfg *Config, unit int) float64 {
 	})
 }
 
-// Random histories: at every step all costs and all loads equal the oracle's, and at the end nothing is left. Prompts
-// are paths through a small tree, so that they share prefixes of every length, among requests and within one.
+// Random histories: after every step all costs and loads equal the oracle's, and at the end the book is empty. Prompts
+// are paths through a small tree, so that requests share prefixes of every length.
 func TestHistoriesEqualOracle(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -249,7 +249,7 @@ func history(t *testing.T, rng *rand.Rand) {
 	a.Expiry = 5 * time.Second
 	switch rng.IntN(3) {
 	case 0:
-		a.Prefill.Linear = true // at a speed that stays unknown: nothing is timed
+		a.Prefill.Linear = true // the speed stays unknown, because no prefill is timed
 	case 1:
 		a.Prefill = PrefillModel{Linear: true, TokensPerSecond: 64}
 	}
@@ -297,7 +297,7 @@ func history(t *testing.T, rng *rand.Rand) {
 					continue
 				}
 				c := Candidate{Worker: w, DeviceBlocks: rng.IntN(5)}
-				// A worker has one block size for as long as it lives; that it may not be known yet is part of it.
+				// A worker's block size does not change, but may be unknown at first.
 				if size := blockSizes[int(w)%len(blockSizes)]; size > 0 {
 					if variants[size] == nil || rng.IntN(5) == 0 {
 						variants[size] = &Prompt{BlockSize: size, Chains: paths.hashes(size)}
@@ -357,7 +357,7 @@ func history(t *testing.T, rng *rand.Rand) {
 			stale.Free()
 		case op < 23:
 			if name, ok := pick(); ok {
-				// eighths add up without rounding; up to all, and NotKnown
+				// eighths, which add up without rounding errors, 0..1; or NotKnown
 				n, left := 1+rng.IntN(2), float64(rng.IntN(10)-1)/8
 				if left < 0 {
 					left = NotKnown
@@ -402,7 +402,7 @@ func randomPaths(rng *rand.Rand) paths {
 	return p
 }
 
-// hashes numbers the nodes of the tree, apart for each block size.
+// hashes numbers the nodes of the tree, differently for each block size.
 func (p paths) hashes(blockSize int) [][]kvblock.SequenceHash {
 	chains := make([][]kvblock.SequenceHash, len(p))
 	for i, path := range p {
@@ -415,7 +415,7 @@ func (p paths) hashes(blockSize int) [][]kvblock.SequenceHash {
 	return chains
 }
 
-// Random histories of several goroutines on one book: with any order of their steps, no load is left.
+// Several goroutines play random histories on one book. At the end no load is left.
 func TestHistoriesTogetherLeaveNothing(t *testing.T) {
 	a := NewActiveSequences()
 	a.Expiry = time.Millisecond
@@ -474,7 +474,7 @@ func TestHistoriesTogetherLeaveNothing(t *testing.T) {
 		})
 	}
 	together.Wait()
-	// what expires has a millisecond
+	// bookings expire after a millisecond
 	for deadline := time.Now().Add(30 * time.Second); a.Len() > 0 && time.Now().Before(deadline); {
 		<-time.After(time.Millisecond)
 	}

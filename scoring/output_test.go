@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Two requests share four blocks. What one has alone, prompt and answer, counts for less as its answer nears its end.
+// Two requests share four blocks. A request's unshared blocks, of prompt and answer, count less as its answer nears its
+// end.
 func TestOutputBlocks(t *testing.T) {
 	a := NewActiveSequences()
 	shared := chain(1, 4)
@@ -18,7 +19,7 @@ func TestOutputBlocks(t *testing.T) {
 	want(10, 160)
 	one.AddOutputBlocks(1, NotKnown)
 	want(11, 176)
-	one.AddOutputBlocks(1, 0.75) // 4 + 2 shared or the other's, 6 of its own at 3/4: 10.5
+	one.AddOutputBlocks(1, 0.75) // 4 shared + 2 of the other + 6 own at 3/4 = 10.5
 	want(11, 168)
 	two.AddOutputBlocks(2, NotKnown)
 	want(13, 200)
@@ -28,10 +29,10 @@ func TestOutputBlocks(t *testing.T) {
 	want(8, 128)
 	two.Free()
 	wantLoad(t, a, 0, Load{Requests: 1, ActiveBlocks: 4, ActiveTokens: 64})
-	one.AddOutputBlocks(1, 0.5) // now the shared ones are its own: 12 at 1/2
+	one.AddOutputBlocks(1, 0.5) // now the formerly shared blocks are its own: 12 at 1/2
 	wantLoad(t, a, 0, Load{Requests: 1, ActiveBlocks: 6, ActiveTokens: 96})
 
-	// Another that shares them finds them at that, and adds its own in full.
+	// A new request that shares these blocks does not change their weight, and adds its own blocks in full.
 	three := mustAdd(t, a, Request{}, Candidate{Prompt: prompt(16, append(slices.Clone(shared), chain(3, 2)...))})
 	want(8, 128)
 	// On another worker the same blocks count in full.
@@ -53,7 +54,7 @@ func TestOutputBlocksWithoutHashes(t *testing.T) {
 	b := mustAdd(t, a, Request{ISLTokens: 64}, Candidate{})
 	b.AddOutputBlocks(2, 0.5)
 	wantLoad(t, a, 0, Load{Requests: 1, PrefillTokens: 64, ActiveBlocks: 3, ActiveTokens: 48})
-	b.AddOutputBlocks(2, 7) // more than all is all
+	b.AddOutputBlocks(2, 7) // above 1 counts as 1
 	wantLoad(t, a, 0, Load{Requests: 1, PrefillTokens: 64, ActiveBlocks: 8, ActiveTokens: 128})
 	b.Free()
 	wantEmpty(t, a)

@@ -9,7 +9,7 @@ import (
 
 func wait(d time.Duration) { <-time.After(d) } // of the bubble, which does not wait
 
-// At 100 tokens a second the oldest prompt shrinks, and when it is done the next begins in full.
+// At 100 tokens a second the oldest prompt's load shrinks. When it is done, the next prompt starts in full.
 func TestLinearDecay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -26,15 +26,15 @@ func TestLinearDecay(t *testing.T) {
 		want(1700)
 		wait(4 * time.Second)
 		want(1300)
-		wait(5 * time.Millisecond) // half a token is none
+		wait(5 * time.Millisecond) // half a token is rounded down
 		want(1300)
-		third.MarkPrefillCompleted() // before its turn: of the four seconds, two went to its 200 tokens
+		third.MarkPrefillCompleted() // out of order: of the four seconds, two were for its 200 tokens
 		want(1300)
 		wait(time.Second)
 		want(1200)
-		first.MarkPrefillCompleted() // later than it was expected, or sooner: the next begins now
+		first.MarkPrefillCompleted() // earlier or later than estimated: the next prompt starts now
 		want(500)
-		wait(20 * time.Second) // more than it needs
+		wait(20 * time.Second) // longer than it needs
 		want(0)
 		second.Free()
 		want(0)
@@ -44,7 +44,7 @@ func TestLinearDecay(t *testing.T) {
 	})
 }
 
-// The decayed load is what is priced.
+// The cost uses the decayed load.
 func TestLinearDecayIsPriced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -62,8 +62,8 @@ func TestLinearDecayIsPriced(t *testing.T) {
 	})
 }
 
-// A worker that prefills 1,000 tokens a second, one prompt after the other, is known after 20 prompts, with any
-// wait before each; another worker is not.
+// After 20 prompts the speed of a worker is known (1,000 tokens a second, one prompt after the other), with any pause
+// before each. The speed of other workers stays unknown.
 func TestLearnedSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -101,13 +101,13 @@ func TestLearnedSpeed(t *testing.T) {
 		if d, ok := estimate(Candidate{Worker: 1}); ok {
 			t.Errorf("of a worker that has prefilled nothing: %v", d)
 		}
-		// Behind a prompt that waits. Half a second of its work is done.
+		// Behind a prompt that waits and is half a second into its prefill.
 		before := mustAdd(t, a, Request{ISLTokens: 2000}, Candidate{})
 		wait(500 * time.Millisecond)
 		if d, ok := estimate(Candidate{}); !ok || math.Abs(d.Seconds()-2) > 2e-3 {
 			t.Errorf("500 tokens behind 1,500: %v, %v; want 2 s", d, ok)
 		}
-		// What was released without being seen teaches nothing.
+		// ReleasePrefill does not change the estimate of the speed, because the end of the prefill was not seen.
 		for range 100 {
 			before.ReleasePrefill()
 			before.Free()
@@ -117,7 +117,7 @@ func TestLearnedSpeed(t *testing.T) {
 		if d, ok := estimate(Candidate{}); !ok || math.Abs(d.Seconds()-0.5) > 1e-6 {
 			t.Errorf("after releases: %v, %v; want 500 ms", d, ok)
 		}
-		// A new worker with the same number is not known.
+		// The speed of a new worker with the same number is unknown.
 		a.Forget(0)
 		if d, ok := estimate(Candidate{}); ok {
 			t.Errorf("of a new worker: %v", d)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Few keys and many operations, so that runs of slots form, wrap around and are closed again.
+// Few keys and many operations: runs of slots form, wrap around the end of the table, and close again.
 func TestTableEqualsMap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var table table

@@ -18,7 +18,7 @@ func TestConstraints(t *testing.T) {
 		{"one of two is not there", Constraints{Required: []string{"gpu", "b"}}, false, math.NaN()},
 		{"preferred", Constraints{Preferred: map[string]float32{"a": 1}}, true, 1},
 		{"preferred elsewhere", Constraints{Preferred: map[string]float32{"b": 1}}, true, 0},
-		// As Dynamo has them: single precision, summed in double.
+		// Dynamo's values: weights in single precision, summed in double precision.
 		{"several", Constraints{Preferred: map[string]float32{"a": 0.1, "gpu": -0.7, "b": 5}}, true,
 			float64(float32(0.1)) + float64(float32(-0.7))},
 		{"huge", Constraints{Preferred: map[string]float32{"a": math.MaxFloat32, "gpu": math.MaxFloat32}}, true,

@@ -10,7 +10,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// oracleSession is a session of the naive table below.
+// oracleSession is a session of the simple table below.
 type oracleSession struct {
 	worker  kvblock.Worker
 	ttl     time.Duration
@@ -19,7 +19,7 @@ type oracleSession struct {
 	order   int // of the latest use
 }
 
-// The table says the same as a naive one after every step of random histories, in which time passes too.
+// After every step of random histories with passing time, the table equals a simple one.
 func TestSessionsAgainstANaiveTable(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestSessionsAgainstANaiveTable(t *testing.T) {
 				}
 			}
 			for range 300 {
-				s.Active() // so that both have ended what has expired
+				s.Active() // so that both have removed expired sessions
 				expire()
 				key := Key{byte(rng.IntN(8))}
 				switch rng.IntN(7) {
@@ -144,7 +144,7 @@ func TestSessionsAgainstANaiveTable(t *testing.T) {
 	}
 }
 
-// What others did to a session meanwhile is not undone: a caller that saw another state must look again.
+// Hold does not undo a concurrent change: a caller that saw an older state gets no lease.
 func TestHoldWantsWhatWasSeen(t *testing.T) {
 	s := NewTable(Config{TTL: time.Minute})
 	key := Key{1}
@@ -155,11 +155,11 @@ func TestHoldWantsWhatWasSeen(t *testing.T) {
 		to    kvblock.Worker
 		want  string
 	}{
-		{0, false, 6, ""},    // has been bound meanwhile
-		{7, true, 6, ""},     // has moved meanwhile
-		{0, false, 5, Kept},  // has been bound to where it is to be
-		{5, true, 6, Moved},  // nothing happened
-		{5, true, 6, Kept},   // has moved to where it is to be
+		{0, false, 6, ""},    // was bound meanwhile
+		{7, true, 6, ""},     // moved meanwhile
+		{0, false, 5, Kept},  // was bound to the same worker meanwhile
+		{5, true, 6, Moved},  // unchanged meanwhile
+		{5, true, 6, Kept},   // moved to the same worker meanwhile
 		{9, true, 9, ""},     //
 		{6, true, 6, Kept},   //
 		{6, true, 10, Moved}, //

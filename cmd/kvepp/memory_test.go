@@ -75,10 +75,10 @@ func TestMemoryLimit(t *testing.T) {
 		want, index      int64
 		source           string
 	}{
-		{small, "", math.MaxInt64, 7 << 30, 7 << 29, limitOfContainer},
-		{small, "6GiB", 6 << 30, 6 << 30, 3 << 30, limitOfEnvironment},
-		{small, "off", math.MaxInt64, math.MaxInt64, 2 << 30, limitOfEnvironment},
-		{t.TempDir(), "", math.MaxInt64, math.MaxInt64, 2 << 30, limitOfNobody},
+		{small, "", math.MaxInt64, 7 << 30, 7 << 29, limitFromContainer},
+		{small, "6GiB", 6 << 30, 6 << 30, 3 << 30, limitFromEnvironment},
+		{small, "off", math.MaxInt64, math.MaxInt64, 2 << 30, limitFromEnvironment},
+		{t.TempDir(), "", math.MaxInt64, math.MaxInt64, 2 << 30, noLimit},
 	} {
 		t.Setenv("GOMEMLIMIT", c.variable)
 		debug.SetMemoryLimit(c.runtime)

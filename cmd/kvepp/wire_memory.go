@@ -17,9 +17,9 @@ import (
 
 // Sources of the Go runtime's memory limit, as the log and a metric name them.
 const (
-	limitOfEnvironment = "environment" // GOMEMLIMIT
-	limitOfContainer   = "container"   // a share of the cgroup's limit
-	limitOfNobody      = "none"
+	limitFromEnvironment = "environment" // GOMEMLIMIT
+	limitFromContainer   = "container"   // a share of the cgroup's limit
+	noLimit              = "none"
 )
 
 // limitMemory keeps the Go runtime within the container's memory, unless GOMEMLIMIT is set. Without a limit the
@@ -27,12 +27,12 @@ const (
 // memory limit. Code that depends on the limit calls debug.SetMemoryLimit(-1) afterwards. system is the root of the
 // file system.
 func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
-	source, container := limitOfNobody, containerMemory(system)
+	source, container := noLimit, containerMemory(system)
 	switch {
 	case os.Getenv("GOMEMLIMIT") != "": // the runtime has read it; "off" is respected too
-		source = limitOfEnvironment
+		source = limitFromEnvironment
 	case container > 0:
-		source = limitOfContainer
+		source = limitFromContainer
 		debug.SetMemoryLimit(goShare(container))
 	}
 	limit := debug.SetMemoryLimit(-1)

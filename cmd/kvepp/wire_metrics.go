@@ -65,7 +65,8 @@ func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.
 		g = new(enginemetrics.Gauges)
 	}
 	m.CollectPool(name, func() metrics.InferencePool { return poolNow(p, g) })
-	m.GaugeFunc(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
+	m.GaugeFunc(metrics.WorkersWithReadings, metrics.WorkersWithReadingsHelp, nil,
+		func() float64 { return float64(g.Known()) })
 	m.GaugeFunc(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
 	for i, c := range g.Readings() {
 		m.CounterFunc(

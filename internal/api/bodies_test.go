@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// promptBody has lists of numbers and of texts, as the bodies of the APIs do.
+// promptBody has lists of numbers and of texts, as bodies of the APIs have.
 type promptBody struct {
 	Tokens      []uint32 `json:"token_ids"`
 	Constraints struct {
@@ -22,8 +22,8 @@ type promptBody struct {
 	} `json:"routing_constraints"`
 }
 
-// TestBodiesAreBoundedByWhatTheyCost: with any content, and any number of bodies at once, decoding takes bounded
-// memory.
+// TestBodiesAreBoundedByWhatTheyCost: the memory for decoding is bounded, for any content and any number of concurrent
+// bodies.
 func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 	fill := func(head, each, tail string) []byte {
 		return []byte(head + strings.Repeat(each+",", (MaxBody-1000)/(len(each)+1)) + each + tail)
@@ -88,7 +88,7 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 	}
 }
 
-// TestManyBodiesAtOnce: bodies that do not end are refused beyond the bound, and small ones are read meanwhile.
+// TestManyBodiesAtOnce: beyond the bound, bodies that do not end are refused. Small bodies are still read.
 func TestManyBodiesAtOnce(t *testing.T) {
 	send := func(body io.Reader) (code int) {
 		req := httptest.NewRequest("POST", "/", body)

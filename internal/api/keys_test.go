@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestKeysAreExact: only the very name of a field is its key, at every depth where bodies have fields; a map's keys are
-// left as they are, and a field's key that comes twice is refused.
+// TestKeysAreExact: a field's key must match its name exactly, at every depth. Keys of maps are unchanged. A repeated
+// key is refused.
 func TestKeysAreExact(t *testing.T) {
 	type inner struct {
 		Rank *uint32 `json:"dp_rank"`
@@ -64,7 +64,7 @@ func TestKeysAreExact(t *testing.T) {
 	}
 }
 
-// FuzzKeys holds what a body is decoded into against its members, which a map has by their exact names.
+// FuzzKeys compares a decoded body with the same body in a map, which has the members by their exact names.
 func FuzzKeys(f *testing.F) {
 	type fields struct {
 		Kind json.RawMessage `json:"kind"`

@@ -78,10 +78,11 @@ const (
 	EngineReadingsHelp = "Scrapes of engines' metrics, and load messages on Dynamo's event plane, by outcome: ok, " +
 		"without (no metric that kvepp knows), refused (a status other than 200), timeout, unreachable, " +
 		"too_large, malformed."
-	WithGauges     = "kvepp_workers_with_gauges"
-	WithGaugesHelp = "Workers whose engines have reported their load recently (--refresh-metrics-interval)."
-	UnseenLoad     = "kvepp_unseen_load_workers"
-	UnseenLoadHelp = "Workers whose engines have reported more requests for a minute than kvepp sent them (at least " +
+	WorkersWithReadings     = "kvepp_workers_with_gauges"
+	WorkersWithReadingsHelp = "Workers whose engines have reported their load recently (--refresh-metrics-interval)."
+	UnseenLoad              = "kvepp_unseen_load_workers"
+	UnseenLoadHelp          = "Workers whose engines have reported more requests for a minute than kvepp sent them " +
+		"(at least " +
 		"4 more, and 1.5 times as many): other load bypasses kvepp. Expected with several replicas of kvepp, and " +
 		"for requests with several prompts or several responses."
 )

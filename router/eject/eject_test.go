@@ -14,7 +14,7 @@ import (
 	"kvepp/pool"
 )
 
-// house is a tracker with endpoints of one worker each, and what it told.
+// house is a tracker with endpoints of one worker each, and the calls that it made.
 type house struct {
 	*Tracker
 	t      *testing.T
@@ -98,8 +98,8 @@ func TestFailuresInARow(t *testing.T) {
 	})
 }
 
-// TestTrial: one request at a time decides whether an ejected endpoint comes back, after a time that doubles up to a
-// minute.
+// TestTrial: after the ejection time, one request at a time is a trial. The time doubles with each failed trial, up to
+// a minute.
 func TestTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -121,12 +121,12 @@ func TestTrial(t *testing.T) {
 			h.want(0, Ejected)
 		}
 		<-time.After(time.Minute)
-		h.Abandon(h.Of(0), h.claim(0)) // its client went away
+		h.Abandon(h.Of(0), h.claim(0)) // its client left
 		h.want(0, Trial)
 		h.Works(h.Of(0), h.claim(0))
 		h.want(0, In)
 
-		// It fails again before it was in for as long as it was out.
+		// It fails again before it was admitted for as long as it was ejected.
 		h.fail(0, 3)
 		<-time.After(59 * time.Second)
 		h.want(0, Ejected)
@@ -141,7 +141,7 @@ func TestTrial(t *testing.T) {
 	})
 }
 
-// TestLateTrial: a trial whose answer took too long brings the endpoint back when it is complete after all.
+// TestLateTrial: a trial whose answer took too long readmits the endpoint when the answer completes.
 func TestLateTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 1, nil)
@@ -155,7 +155,8 @@ func TestLateTrial(t *testing.T) {
 	})
 }
 
-// TestFailureShare: more than half of at least ten requests of ten seconds, of at most half of a model's endpoints.
+// TestFailureShare: an endpoint is ejected if more than half of at least ten requests within ten seconds fail, unless
+// half of the model's endpoints are ejected already.
 func TestFailureShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 4, nil)
@@ -181,11 +182,11 @@ func TestFailureShare(t *testing.T) {
 			t.Errorf("causes %v", h.causes)
 		}
 		h.succeed(2, 1)
-		h.fail(2, 3) // in a row: with any share
+		h.fail(2, 3) // in a row: the share does not matter
 		h.want(2, Ejected)
 		<-time.After(10 * time.Second)
 		h.fail(3, 2)
-		h.want(3, In) // the failures of before are forgotten
+		h.want(3, In) // earlier failures no longer count
 	})
 }
 
@@ -204,7 +205,7 @@ func TestHalfOfOddNumber(t *testing.T) {
 	})
 }
 
-// TestPages: what the metrics page shows ejects at once, and a trial waits until it shows otherwise.
+// TestPages: a refused metrics page ejects the endpoint at once. There is no trial until the page recovers.
 func TestPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 3, nil)
@@ -218,7 +219,8 @@ func TestPages(t *testing.T) {
 		h.Works(h.Of(0), h.claim(0))
 		h.want(0, In)
 
-		// On another port it says nothing alone, but with a lost subscription the process is gone.
+		// A refused page on another port alone does not eject. Together with a lost subscription it does: the process
+		// is gone.
 		h.PageRead(1, PageRefusedElsewhere)
 		h.want(1, In)
 		h.Subscribed(1, false)
@@ -226,7 +228,7 @@ func TestPages(t *testing.T) {
 		h.Subscribed(1, true)
 		h.want(1, Trial)
 
-		// A silent page is no sign of trouble while answers go on.
+		// A silent page does not eject while answers arrive.
 		h.Of(2).Heard()
 		<-time.After(4 * time.Second)
 		h.PageRead(2, PageSilent)
@@ -259,7 +261,7 @@ func TestTrialEndsWhenPageRefuses(t *testing.T) {
 	})
 }
 
-// TestLostSubscription: with the event socket gone one refused connection is enough.
+// TestLostSubscription: after the event socket is lost, one refused connection ejects.
 func TestLostSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -275,8 +277,8 @@ func TestLostSubscription(t *testing.T) {
 	})
 }
 
-// TestRanksAndNames: ranks of an endpoint are ejected together, and a worker number that goes to another endpoint
-// brings nothing along.
+// TestRanksAndNames: an endpoint's ranks are ejected together. An endpoint that gets a used worker number starts
+// without failures.
 func TestRanksAndNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 0, nil)
@@ -297,7 +299,7 @@ func TestRanksAndNames(t *testing.T) {
 		h.join(0, "c")
 		h.want(0, In)
 		for range 9 {
-			h.Failed(a, 0, Reset) // of requests that still run
+			h.Failed(a, 0, Reset) // from requests that still run
 		}
 		h.want(0, In)
 		if h.View() != nil {
@@ -323,7 +325,7 @@ func TestCordon(t *testing.T) {
 		h.join(7, "e0")
 		h.want(7, Cordoned) // by its name
 		h.WorkerLeft(7)
-		if err := h.SetCordon("e0", ""); err != nil { // though it is not there
+		if err := h.SetCordon("e0", ""); err != nil { // an absent endpoint
 			t.Fatal(err)
 		}
 		h.join(7, "e0")
@@ -402,8 +404,8 @@ func TestCordonOfEjectedEndpoint(t *testing.T) {
 	})
 }
 
-// TestAbsentCordonsAreBounded: of endpoints that left the pool the latest cordons are kept, and those of present
-// endpoints always.
+// TestAbsentCordonsAreBounded: cordons of present endpoints are always kept, and of absent endpoints only the latest
+// ones.
 func TestAbsentCordonsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -480,7 +482,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-// TestAdvice: the line about an ejection says what its cause means, and where the endpoint is.
+// TestAdvice: the log line of an ejection explains its cause and gives the endpoint's address.
 func TestAdvice(t *testing.T) {
 	for _, cause := range Causes {
 		if advice[cause] == "" {

@@ -73,7 +73,7 @@ func TestDecisions(t *testing.T) {
 		t.Fatalf("request_id=b: %v", list)
 	}
 	c := list[0]["candidates"].([]any)[0].(map[string]any)
-	// 6 tokens of its own and 6 that wait are 3 blocks; the block that both hold counts once.
+	// 6 tokens of this request and 6 that wait are 3 blocks; the block that both requests hold counts once.
 	for key, want := range map[string]any{"name": "w0", "chosen": true, "cost": 4.0, "block_size": 4.0,
 		"request_tokens": 6.0, "waiting_prefill_tokens": 6.0,
 		"device_blocks": 0.0, "credit_blocks": 0.0, "decode_blocks": 1.0, "active_requests": 1.0,
@@ -91,7 +91,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// Both legs of a request that two workers serve are there.
+// A request with a prefill and a decode worker has both legs.
 func TestDecisionOfTwoLegs(t *testing.T) {
 	cost := func(name string, cost float64) []router.Cost {
 		return []router.Cost{
@@ -113,7 +113,7 @@ func TestDecisionOfTwoLegs(t *testing.T) {
 	}
 }
 
-// Costs of workers that cannot be chosen may be no numbers, for which JSON has no word.
+// Costs of workers that cannot be chosen may be infinite or NaN, which JSON cannot write.
 func TestDecisionWithoutFiniteCost(t *testing.T) {
 	d := asJSON(
 		&router.Record{

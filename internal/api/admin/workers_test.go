@@ -23,7 +23,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// operated is a router whose endpoints an operator can cordon.
+// operated is a router with the admin API.
 type operated struct {
 	*router.Router
 	t      *testing.T
@@ -59,7 +59,7 @@ func newOperated(t *testing.T, endpoints ...pool.Endpoint) *operated {
 	return o
 }
 
-// ask sends a request such as "POST /workers/a/cordon" and returns the answer's body.
+// ask sends a request, for example "POST /workers/a/cordon", and returns the answer's body.
 func (o *operated) ask(request string, status int) string {
 	o.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
@@ -71,7 +71,7 @@ func (o *operated) ask(request string, status int) string {
 	return w.Body.String()
 }
 
-// endpoint is ask for requests that are answered with an endpoint.
+// endpoint is ask for requests whose answer is an endpoint.
 func (o *operated) endpoint(request string) (e Endpoint) {
 	o.t.Helper()
 	if err := json.Unmarshal([]byte(o.ask(request, http.StatusOK)), &e); err != nil {
@@ -108,7 +108,7 @@ func (o *operated) route(session string) *router.Route {
 	return r
 }
 
-// TestWorkers: the list tells of each endpoint what it is, what runs there, and why it gets no requests.
+// TestWorkers: the list gives each endpoint's properties, its running requests, and why it gets no requests.
 func TestWorkers(t *testing.T) {
 	o := newOperated(
 		t,
@@ -167,7 +167,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// TestCordonRequests: each request is answered with the state after it, and requests go by it.
+// TestCordonRequests: the answer is the state after the request, and routing follows that state.
 func TestCordonRequests(t *testing.T) {
 	a := pool.Endpoint{Name: "pods/a b", Address: "10.0.0.1:8000", Model: "m", BlockSize: 4}
 	b := pool.Endpoint{Name: "b", Address: "10.0.0.2:8000", Model: "m", BlockSize: 4}
@@ -203,7 +203,7 @@ func TestCordonRequests(t *testing.T) {
 	if got := cordoned(o.endpoint("POST " + path + "/uncordon")); got != "cordoned by endpoints file" {
 		t.Errorf("uncordoned once: %s", got)
 	}
-	// A cordon stays with the name of an endpoint that leaves.
+	// A cordon stays with the endpoint's name when the endpoint leaves.
 	o.endpoint("POST /workers/b/cordon")
 	o.pool.Update([]pool.Endpoint{a})
 	if all := o.list(); len(all) != 2 || all[1].Name != "b" || all[1].InPool ||
@@ -219,7 +219,7 @@ func TestCordonRequests(t *testing.T) {
 	}
 }
 
-// TestCordonRefusals: what cannot be done says what can.
+// TestCordonRefusals: a refusal says which requests are possible.
 func TestCordonRefusals(t *testing.T) {
 	endpoints := []pool.Endpoint{
 		{Name: "worker-0", Address: "10.0.0.1:8000"},
@@ -244,7 +244,7 @@ func TestCordonRefusals(t *testing.T) {
 			t.Errorf("%s: %s, want %s", request, body, want)
 		}
 	}
-	// A page in the operator's browser cannot have it cordon anything.
+	// A web page in the operator's browser cannot cordon an endpoint.
 	w, req := httptest.NewRecorder(), httptest.NewRequest("POST", "/workers/worker-0/cordon", nil)
 	req.Header.Set("Sec-Fetch-Site", "cross-site")
 	o.mux.ServeHTTP(w, req)

@@ -29,7 +29,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// house is a registry behind HTTP, and what it stands on.
+// house is a registry behind HTTP, with its pool, index and feed.
 type house struct {
 	t        *testing.T
 	pool     *pool.Pool
@@ -174,8 +174,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestWorkersAreKeptApart: two models and groups whose names read alike side by side are two workers, which stay as
-// they are when others come, and go when they are unregistered.
+// TestWorkersAreKeptApart: two pairs of model and group are two workers even if their joined names are equal. They stay
+// when others register, and leave when they are unregistered.
 func TestWorkersAreKeptApart(t *testing.T) {
 	h := newHouse(t)
 	const worker = `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "block_size": 4, "dp_rank": 4294967295, `
@@ -214,7 +214,7 @@ const dumpText = `{"m:default": {"block_size": 4, "events": [
 
 func TestReadDump(t *testing.T) {
 	var got []string
-	// An event of data "cleared" is no object: the rest of the dump is then not used.
+	// The data of an event is "cleared", not an object: the rest of the dump is ignored.
 	text := strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)
 	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(part string, blockSize int, d *dumpEvent) error {
 		s, ok := d.stored()
@@ -317,7 +317,7 @@ func TestWorkerWithoutAModel(t *testing.T) {
 	}
 }
 
-// TestDump: what a dump of an index says is what the index holds.
+// TestDump: a dump has exactly the blocks of the index.
 func TestDump(t *testing.T) {
 	h := newHouse(t)
 	h.want("/dump", "", http.StatusOK, "{}")
@@ -381,7 +381,8 @@ func TestDump(t *testing.T) {
 	h.registry.dumping.Unlock()
 }
 
-// TestPartsAreKeptApart: of a dump in which two models have a worker of one instance id, one part is a worker's.
+// TestPartsAreKeptApart: if two models of a dump have workers with the same instance id, each worker gets its own part
+// only.
 func TestPartsAreKeptApart(t *testing.T) {
 	h := newHouse(t)
 	h.want(
@@ -413,8 +414,7 @@ func TestPartsAreKeptApart(t *testing.T) {
 	}
 }
 
-// TestWarmUpWaitsForItsTurn: a peer that writes a dump for another replica, as one does that starts at the same time,
-// is asked again.
+// TestWarmUpWaitsForItsTurn: kvepp asks a peer again that is busy with a dump for another replica.
 func TestWarmUpWaitsForItsTurn(t *testing.T) {
 	asked := 0
 	peer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -459,7 +459,7 @@ func TestWarmUpWaitsForItsTurn(t *testing.T) {
 	}
 }
 
-// TestWarmUpEnds: warming up ends for any behaviour of the peers.
+// TestWarmUpEnds: the warm-up ends for any behaviour of the peers.
 func TestWarmUpEnds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -511,7 +511,7 @@ func TestWarmUpEnds(t *testing.T) {
 	}
 }
 
-// TestRegistrationIsLinear: a worker costs the same whether there are few or many.
+// TestRegistrationIsLinear: the cost of a registration does not grow with the number of workers.
 func TestRegistrationIsLinear(t *testing.T) {
 	const part = 100
 	index, err := indexer.New(indexer.Config{})
@@ -519,7 +519,7 @@ func TestRegistrationIsLinear(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := pool.New(quiet)
-	// which does not watch the pool: so that it subscribes to no worker
+	// not a watcher of the pool, so it subscribes to no worker
 	f, err := feed.New(feed.Config{}, p, index, metrics.New(), quiet)
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// counter is a selection service behind a handler, and what it stands on.
+// counter is a selection service behind its handler, with its pool, index and book.
 type counter struct {
 	t        testing.TB
 	pool     *pool.Pool
@@ -72,7 +72,7 @@ func newCounter(t testing.TB, edit func(*Config)) *counter {
 	return c
 }
 
-// leaving has the book forget who leaves.
+// leaving is a pool watcher that makes the book forget workers that leave.
 type leaving struct{ book *scoring.ActiveSequences }
 
 func (leaving) WorkerJoined(pool.Worker)      {}
@@ -260,7 +260,7 @@ func TestSelectionRefuses(t *testing.T) {
 	}
 }
 
-// manyRanks are as many members of a JSON object.
+// manyRanks returns n members of a JSON object.
 func manyRanks(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -269,7 +269,7 @@ func manyRanks(n int) string {
 	return b.String()
 }
 
-// TestReservationsAreBooked follows reservations of each kind through loads.
+// TestReservationsAreBooked: each kind of reservation changes the loads.
 func TestReservationsAreBooked(t *testing.T) {
 	c := newCounter(t, nil)
 	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
@@ -297,8 +297,8 @@ func TestReservationsAreBooked(t *testing.T) {
 		"selection a is already reserved or being reserved",
 	)
 
-	// The same prompt once more: its blocks are there, and its tokens are cached, as nothing else says what workers
-	// hold.
+	// The same prompt again: its blocks are booked already, and its tokens count as cached, because kvepp predicts them
+	// without events.
 	c.want(
 		"POST /potential_loads",
 		`{"token_ids": [1,2,3,4,5,6,7,8,9]}`,
@@ -344,7 +344,7 @@ func TestReservationsAreBooked(t *testing.T) {
 	load(one, `"potential_prefill_tokens":10,"potential_decode_blocks":2,"active_requests":2}`)
 	c.want("POST /reservations", `{"selection_id": "b"}`, http.StatusNotFound, "already used")
 
-	// Without a number of tokens none are booked; hashes may come instead of tokens.
+	// Without a number of tokens no prefill is booked. A request may have hashes instead of tokens.
 	c.want(
 		"POST /reservations",
 		`{"selection_id": "c", "worker_id": 2, "dp_rank": 3, "token_ids": [1,2,3,4,5,6,7,8,9]}`,
@@ -387,7 +387,7 @@ func TestReservationsAreBooked(t *testing.T) {
 	}
 	load(three, `"potential_prefill_tokens":0,"potential_decode_blocks":0,"active_requests":0}`)
 
-	// A worker's reservations leave with it.
+	// A worker's reservations end when it leaves.
 	c.want("PATCH /workers/1", `{"endpoint": "http://c:1"}`, http.StatusOK, `"endpoint":"http://c:1"`)
 	load(one, `"potential_prefill_tokens":10,"potential_decode_blocks":2,"active_requests":2}`)
 	c.want("DELETE /workers/1", "", http.StatusOK, `"lifecycle":"unschedulable"`)
@@ -402,18 +402,18 @@ func TestReservationsAreBooked(t *testing.T) {
 	}
 }
 
-// TestWorkersAreBounded registers a worker where there is room for no more than it takes.
+// TestWorkersAreBounded registers a worker when only its own bytes are left.
 func TestWorkersAreBounded(t *testing.T) {
 	c := newCounter(t, nil)
 	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
-	c.selector.bytes += api.MaxWorkerBytes - 2*c.selector.bytes // as if others had brought it
+	c.selector.bytes += api.MaxWorkerBytes - 2*c.selector.bytes // as if other workers took the rest
 	c.want(
 		"POST /workers",
 		strings.Replace(workerOne, `"worker_id": 1`, `"worker_id": 2`, 1),
 		http.StatusCreated,
 		"schedulable",
 	)
-	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable") // in place of itself
+	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable") // replaces its own record
 	c.want(
 		"POST /workers",
 		`{"worker_id": 3}`,
@@ -425,7 +425,7 @@ func TestWorkersAreBounded(t *testing.T) {
 	c.want("POST /workers", `{"worker_id": 3}`, http.StatusCreated, "incomplete")
 }
 
-// TestSelectionsEnd lets time pass over a selection and a reservation.
+// TestSelectionsEnd: pending selections and reservations expire.
 func TestSelectionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounter(t, nil)
@@ -462,7 +462,7 @@ func TestPendingSelectionsAreBounded(t *testing.T) {
 	put("a", 2) // now the newer one
 	put("c", 3)
 	want("a", "c")
-	put("d", 9) // whose bytes take all the room but c's
+	put("d", 9) // its bytes leave room for c only
 	want("c", "d")
 	put("e", 100)
 	want()
@@ -471,7 +471,7 @@ func TestPendingSelectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestWorkersNeedEvents: with events, a worker whose events cannot be followed is none.
+// TestWorkersNeedEvents: with events, a worker without usable event addresses is not schedulable.
 func TestWorkersNeedEvents(t *testing.T) {
 	c := newCounter(t, func(cfg *Config) { cfg.Events = true })
 	c.want(
@@ -520,7 +520,7 @@ func TestWorkersNeedEvents(t *testing.T) {
 	c.want("GET /dump", "", http.StatusOK, `{"default:default":{"block_size":8,"events":[]}}`)
 }
 
-// FuzzSelectionBodies wants every body answered, with JSON, and nothing left behind by those that are refused.
+// FuzzSelectionBodies: every body gets an answer in JSON, and refused ones leave nothing booked.
 func FuzzSelectionBodies(f *testing.F) {
 	for _, body := range []string{
 		`{"token_ids": [1,2,3,4], "selection_id": "a", "worker_id": 1}`,
@@ -553,7 +553,7 @@ func FuzzSelectionBodies(f *testing.F) {
 	})
 }
 
-// TestSelectionsAtOnce lets clients do all that they can do at the same time, and wants nothing left of it at the end.
+// TestSelectionsAtOnce: clients send all kinds of requests concurrently. At the end nothing is booked.
 func TestSelectionsAtOnce(t *testing.T) {
 	c := newCounter(t, nil)
 	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
@@ -604,7 +604,7 @@ func TestSelectionsAtOnce(t *testing.T) {
 	}
 }
 
-// TestSessionsOfSelections lets a session's reservation run out, and then the session itself.
+// TestSessionsOfSelections: a session's reservation expires, and later the session itself.
 func TestSessionsOfSelections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounter(t, func(cfg *Config) {
@@ -648,7 +648,7 @@ func TestSessionsOfSelections(t *testing.T) {
 			t.Error("the lease of a reservation that has run out is still held")
 		}
 
-		// A selection whose session meanwhile is elsewhere is given up.
+		// A selection is refused if its session has moved meanwhile.
 		c.want(
 			"POST /select",
 			`{"selection_id": "c", "session_id": "t", "token_ids": [1], "allowed_worker_ids": [1]}`,
@@ -675,7 +675,7 @@ func TestSessionsOfSelections(t *testing.T) {
 	})
 }
 
-// TestSelectRegistrationIsLinear is the same for the selection service.
+// TestSelectRegistrationIsLinear: the cost of a registration does not grow with the number of workers.
 func TestSelectRegistrationIsLinear(t *testing.T) {
 	c := newCounter(t, nil)
 	apitest.Linear(t, 500, "POST /workers", func(i int) {

@@ -15,7 +15,8 @@ import (
 	"kvepp/session"
 )
 
-// later sends a request from a goroutine of its own, which ctx may end, and returns where its answer comes.
+// later sends a request from a goroutine of its own; ctx is the client's connection. It returns the channel of the
+// answer.
 func (c *counter) later(ctx context.Context, path, class, body string) <-chan string {
 	answered := make(chan string, 1)
 	go func() {
@@ -30,7 +31,7 @@ func (c *counter) later(ctx context.Context, path, class, body string) <-chan st
 	return answered
 }
 
-// fresh is a prompt of four tokens that no worker has cached, so that all of it is to be prefilled.
+// fresh returns a prompt of four tokens that no worker has cached.
 func fresh() string {
 	return fmt.Sprintf(`"token_ids": [%d,2,3,4]`, seen.Add(1))
 }
@@ -52,8 +53,8 @@ func wantAnswer(t *testing.T, answered <-chan string, part string) {
 	}
 }
 
-// TestSelectionsWait follows selections through a line: they wait for a busy worker, in order, leave with their
-// clients, are refused after a time, and end with their worker.
+// TestSelectionsWait: selections wait in order for a busy worker. They end when their client or their worker leaves, or
+// after the timeout.
 func TestSelectionsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
@@ -127,7 +128,7 @@ func TestSelectionsWait(t *testing.T) {
 			t.Errorf("%+v", stats)
 		}
 
-		// A reservation that its client does not end expires and makes room.
+		// A reservation that its client does not end expires, and a waiting selection gets its turn.
 		c.want(
 			"POST /workers",
 			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
@@ -142,7 +143,7 @@ func TestSelectionsWait(t *testing.T) {
 	})
 }
 
-// TestSelectionsThatMayNotWait are refused, and told which limit it was.
+// TestSelectionsThatMayNotWait: the refusal names the limit.
 func TestSelectionsThatMayNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(`
