@@ -403,7 +403,7 @@ func TestStreamThatBegan(t *testing.T) {
 	allFreed(t, s)
 }
 
-// stockEngine is a process of test/kind/engine.
+// stockEngine is a process of examples/engine.
 type stockEngine struct {
 	address string
 	process *process.Process
@@ -415,7 +415,7 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	dir := t.TempDir()
 	program := filepath.Join(dir, "engine")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,
-		"../test/kind/engine").CombinedOutput(); err != nil {
+		"../examples/engine").CombinedOutput(); err != nil {
 		t.Fatalf("building the engine: %v\n%s", err, out)
 	}
 	for i := range n {

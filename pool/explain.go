@@ -28,7 +28,7 @@ func explain(text []byte, refusal error) error {
 		return err
 	}
 	if wrongTypes := (*yaml.TypeError)(nil); errors.As(refusal, &wrongTypes) {
-		return errors.New("the file is not a list of endpoints as README, \"The endpoints file\", describes it")
+		return errors.New("the file is not a list of endpoints as docs/endpoints-file.md describes it")
 	}
 	return invalidYAML(refusal)
 }

@@ -67,7 +67,7 @@ func TestParseFile(t *testing.T) {
 		{"", 0, "cached"}, {"", 3071, "cached"}, {"", 3072, "uncached"}, {"", 1 << 40, "uncached"},
 		{"urgent", 0, "urgent_cached"}, {"urgent", 5000, "urgent_uncached"},
 		{"unknown", 5000, "uncached"},
-		{"urgent_cached", 5000, "uncached"}, // a class with a family cannot be requested by its name
+		{"urgent_cached", 5000, "uncached"}, // the name of a class that has a family is not asked for
 		{"batch.all", 0, "batch.all"}, {"batch.all", 5000, "batch.all"},
 	} {
 		if got := p.Classes[p.Class(c.name, c.tokens)].Name; got != c.want {
@@ -94,7 +94,7 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
-// A worker is busy above the threshold, not at it.
+// Busy is more than, not as much as.
 func TestBusy(t *testing.T) {
 	for _, c := range []struct {
 		class       Class
@@ -117,16 +117,16 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// The example of README.md is a valid file.
-func TestReadmeExample(t *testing.T) {
-	readme, err := os.ReadFile("../README.md")
+// The example of docs/overload-and-queue.md is a policy file.
+func TestPageExample(t *testing.T) {
+	page, err := os.ReadFile("../docs/overload-and-queue.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, from, found := strings.Cut(string(readme), "```yaml\ndefault_policy_family:")
+	_, from, found := strings.Cut(string(page), "```yaml\ndefault_policy_family:")
 	text, _, closed := strings.Cut(from, "```")
 	if !found || !closed {
-		t.Fatal("no policy file in README.md")
+		t.Fatal("no policy file in docs/overload-and-queue.md")
 	}
 	f, err := ParseFile([]byte("default_policy_family:" + text))
 	if err != nil {
@@ -139,7 +139,7 @@ func TestReadmeExample(t *testing.T) {
 }
 
 func TestRefusedFiles(t *testing.T) {
-	// Each edit makes the example invalid. The error names the line.
+	// Each edit of the example makes it wrong; the error names the line of what is.
 	for _, c := range []struct{ old, new, says string }{
 		{example, "", "empty"},
 		{example, "# nothing\n", "empty"},
@@ -227,7 +227,7 @@ func TestRefusedFiles(t *testing.T) {
 	}
 }
 
-// YAML aliases cannot multiply the size of a file without bound.
+// What aliases multiply is bounded.
 func TestAliases(t *testing.T) {
 	text := "models:\n  m: &m\n    default_policy_family: f\n    uncached_isl_buckets: [{min_tokens: 0, bucket: " +
 		"b}]\n    policy_classes:\n    - {name: k, policy_family: f, cache_bucket: b, quantum: 1}\n"
@@ -250,7 +250,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// FuzzParseFile: an accepted file is complete. An error names the line, or says that the file is empty.
+// FuzzParseFile: a file that is accepted is complete, and a refusal names the line, or says that the file is empty.
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("models: &a {m: *a}\n"))

@@ -47,7 +47,7 @@ var (
 
 const (
 	jetStream = "kvepp does not read KV events from JetStream: it asks the engines for past events at their kvReplay " +
-		"address (README, \"The endpoints file\"); leave out --router-durable-kv-events, " +
+		"address (docs/endpoints-file.md); leave out --router-durable-kv-events, " +
 		"--router-snapshot-threshold and --router-reset-states"
 	conditionalDisagg = "where there are prefill workers kvepp names one for every request, because Dynamo's " +
 		"frontends " +

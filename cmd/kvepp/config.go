@@ -207,7 +207,7 @@ func (o *options) checkEndpoints() error {
 	switch {
 	case o.endpoints == "" && !o.wanted():
 		return errors.New(
-			"no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME",
+			"no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in Kubernetes --pool-name NAME",
 		)
 	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
 		return fmt.Errorf(

@@ -32,8 +32,9 @@ var othersFlags = map[string]string{
 	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
 	"disable-hybrid-swa-memory": "SGLang",
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
-	"publish-kv-events": "Dynamo's worker of TensorRT-LLM",
-	"set":               "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"publish-kv-events":   "Dynamo's worker of TensorRT-LLM",
+	"disable-hot-restart": "Envoy",
+	"set":                 "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics of other endpoint pickers that the pages name.
@@ -270,7 +271,7 @@ func TestPagesRun(t *testing.T) {
 				if strings.Contains(c[2], "...") {
 					continue // what is left out, the reader knows
 				}
-				args := strings.Fields(c[2])
+				args := strings.Fields(strings.TrimSuffix(c[2], " &"))
 				var err error
 				switch none := func(string) string { return "" }; c[1] {
 				case "serve":
@@ -284,6 +285,8 @@ func TestPagesRun(t *testing.T) {
 					err = parseIndexer(new(indexerOptions), args, none)
 				case "select":
 					err = parseSelect(new(selectOptions), args, none)
+				case "fetch":
+					err = parseFetch(new(fetchOptions), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "workers", "cordon", "drain", "uncordon":
@@ -297,7 +300,7 @@ func TestPagesRun(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize", "workers", "drain"} {
+	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize", "fetch", "workers", "drain"} {
 		if commands[c] == 0 {
 			t.Errorf("no page runs kvepp %s", c)
 		}

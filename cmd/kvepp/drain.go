@@ -286,8 +286,8 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 	}
 	if change == "uncordon" && e.Cordon != nil {
 		return fmt.Errorf(
-			"%s still gets no new requests: it is cordoned by the %s, where you can end that (README: Taking an "+
-				"endpoint out)",
+			"%s still gets no new requests: it is cordoned by the %s, where you can end that "+
+				"(docs/operations.md)",
 			name,
 			strings.Join(e.Cordon.By, " and the "),
 		)

@@ -30,7 +30,7 @@ func TestStartupErrors(t *testing.T) {
 		{"sevre", "", "kvepp: unknown command \"sevre\"; did you mean serve?\n\"kvepp help\" lists the commands.\n"},
 		{"deploy", "", "kvepp: unknown command \"deploy\"\n\"kvepp help\" lists the commands.\n"},
 
-		{"serve", "", "kvepp serve: no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in " +
+		{"serve", "", "kvepp serve: no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in " +
 			"Kubernetes --pool-name NAME" + lists},
 		{"serve --endpoint=x", "", "kvepp serve: unknown flag --endpoint; did you mean --endpoints?" + lists},
 		{"serve --router-temprature=1", "",

@@ -84,7 +84,7 @@ var may = map[string]string{
 		"kvblock/kvblocktest pool/kube",
 	"test/harness/apiserver": "test/harness/process",
 	"test/kind":              "test/harness/process test/harness/stack",
-	"test/kind/engine":       "internal/apibody kvblock tokenizer",
+	"examples/engine":        "internal/apibody kvblock tokenizer",
 	"e2e/manifests":          "test/harness/apiserver test/harness/process",
 	"test/vllm":              "test/harness/process test/harness/stack internal/apibody kvblock tokenizer",
 
@@ -104,7 +104,7 @@ var only = map[string][]string{
 		"bench/path",
 		"internal/tracing/tracingtest",
 	},
-	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events", "test/kind/engine"},
+	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events", "examples/engine"},
 	"github.com/nats-io/":                  {"natssub"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp"},
 	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},

@@ -126,7 +126,7 @@ func (n *namespace) engineFails(failures int) {
 	})
 }
 
-// fault makes the engine of a Pod fail in a mode of test/kind/engine/faults.go; "" ends the fault.
+// fault makes the engine of a Pod fail in a mode of examples/engine/faults.go; "" ends the fault.
 func (n *namespace) fault(pod, mode string) {
 	n.t.Helper()
 	if _, err := n.run("", "kubectl", "create", "--raw",

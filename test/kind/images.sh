@@ -5,7 +5,7 @@
 #   images.sh NAME...    builds the named images:
 #
 #   kvepp.tar    kvepp, with the root file system of its released image (manifests/image)
-#   engine.tar   test/kind/engine, with a model's tokenizer
+#   engine.tar   examples/engine, with a model's tokenizer
 #   envoy.tar    Envoy
 #   dynamo.tar   Dynamo's frontend and mocker with their Python, and a model's tokenizer
 #   istiod.tar   Istio's control plane
@@ -103,7 +103,7 @@ fi
 if wanted engine; then
 	say "building the engine's image"
 	mkdir -p "$work/engine/usr/local/bin"
-	(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./test/kind/engine)
+	(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./examples/engine)
 	libraries=$(ldd "$work/engine/usr/local/bin/engine" | grep -oE '/[^ ]+')
 	"$here/closure.sh" "$work/engine" / $libraries
 	models engine

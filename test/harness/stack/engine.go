@@ -12,7 +12,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Engine is a process of test/kind/engine, a stand-in for a stock vLLM or SGLang.
+// Engine is a process of examples/engine, a stand-in for a stock vLLM or SGLang.
 type Engine struct {
 	Name               string
 	Address            string // host:port of its HTTP server
@@ -21,10 +21,10 @@ type Engine struct {
 	process *process.Process
 }
 
-// BuildEngine builds test/kind/engine into a folder and returns the program's path.
+// BuildEngine builds examples/engine into a folder and returns the program's path.
 func BuildEngine(ctx context.Context, root, folder string) (program string, err error) {
 	program = filepath.Join(folder, "engine")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./test/kind/engine")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./examples/engine")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the stand-in engine: %w\n%s", err, out)
@@ -78,7 +78,7 @@ func (e *Engine) Close() { e.process.Kill() }
 // Signal sends a signal to the engine.
 func (e *Engine) Signal(sig syscall.Signal) { e.process.Signal(sig) }
 
-// Fault makes the engine fail in a mode of test/kind/engine/faults.go; "" ends the fault.
+// Fault makes the engine fail in a mode of examples/engine/faults.go; "" ends the fault.
 func (e *Engine) Fault(ctx context.Context, mode string) error {
 	a, err := Post(ctx, http.DefaultClient, "http://"+e.Address+"/fault?mode="+mode, nil, nil)
 	if err == nil && a.Status != http.StatusOK {
