@@ -67,7 +67,7 @@ func TestParseFile(t *testing.T) {
 		{"", 0, "cached"}, {"", 3071, "cached"}, {"", 3072, "uncached"}, {"", 1 << 40, "uncached"},
 		{"urgent", 0, "urgent_cached"}, {"urgent", 5000, "urgent_uncached"},
 		{"unknown", 5000, "uncached"},
-		{"urgent_cached", 5000, "uncached"}, // the name of a class that has a family is not asked for
+		{"urgent_cached", 5000, "uncached"}, // a class with a family cannot be requested by its name
 		{"batch.all", 0, "batch.all"}, {"batch.all", 5000, "batch.all"},
 	} {
 		if got := p.Classes[p.Class(c.name, c.tokens)].Name; got != c.want {
@@ -94,7 +94,7 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
-// Busy is more than, not as much as.
+// A worker is busy above the threshold, not at it.
 func TestBusy(t *testing.T) {
 	for _, c := range []struct {
 		class       Class
@@ -117,7 +117,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// The example of docs/overload-and-queue.md is a policy file.
+// The example of docs/overload-and-queue.md is a valid file.
 func TestPageExample(t *testing.T) {
 	page, err := os.ReadFile("../docs/overload-and-queue.md")
 	if err != nil {
@@ -139,7 +139,7 @@ func TestPageExample(t *testing.T) {
 }
 
 func TestRefusedFiles(t *testing.T) {
-	// Each edit of the example makes it wrong; the error names the line of what is.
+	// Each edit makes the example invalid. The error names the line.
 	for _, c := range []struct{ old, new, says string }{
 		{example, "", "empty"},
 		{example, "# nothing\n", "empty"},
@@ -227,7 +227,7 @@ func TestRefusedFiles(t *testing.T) {
 	}
 }
 
-// What aliases multiply is bounded.
+// YAML aliases cannot multiply the size of a file without bound.
 func TestAliases(t *testing.T) {
 	text := "models:\n  m: &m\n    default_policy_family: f\n    uncached_isl_buckets: [{min_tokens: 0, bucket: " +
 		"b}]\n    policy_classes:\n    - {name: k, policy_family: f, cache_bucket: b, quantum: 1}\n"
@@ -250,7 +250,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// FuzzParseFile: a file that is accepted is complete, and a refusal names the line, or says that the file is empty.
+// FuzzParseFile: an accepted file is complete. An error names the line, or says that the file is empty.
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("models: &a {m: *a}\n"))
