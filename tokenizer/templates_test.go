@@ -126,7 +126,7 @@ func TestTemplateFileErrors(t *testing.T) {
 	dir := copyModel(t, "tiny-bytelevel", nil)
 	for name, o := range map[string]Options{
 		"no-such-file.jinja":   {ChatTemplate: "no-such-file.jinja"},
-		"must end in .jinja":       {ChatTemplate: filepath.Join(dir, "tokenizer_config.json"), Engine: SGLang},
+		"must end in .jinja":   {ChatTemplate: filepath.Join(dir, "tokenizer_config.json"), Engine: SGLang},
 		"kwargs: invalid JSON": {DefaultChatTemplateKwargs: "{"},
 		"not a JSON object":    {DefaultChatTemplateKwargs: "[1]"},
 		"content format":       {ChatTemplateContentFormat: "parts"},
