@@ -328,5 +328,5 @@ func TestStormOfPieces(t *testing.T) {
 	if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != "HTTP/1.1 200" {
 		t.Errorf("the request over HTTP/1.1: %q, %v", answer, err)
 	}
-	a.ordinary(200 << 20)
+	a.ordinary(256 << 20)
 }

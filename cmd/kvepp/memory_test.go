@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -128,4 +130,37 @@ func TestBufferedBytes(t *testing.T) {
 			t.Errorf("%+v: %d and %d, %v", c, buffered, parsed, err)
 		}
 	}
+}
+
+// TestRestrainCollector checks that the reserved memory takes no pages, even where the heap has used that memory before.
+func TestRestrainCollector(t *testing.T) {
+	used := make([]byte, 4*collectorFloor)
+	for i := range used {
+		used[i] = 1
+	}
+	runtime.KeepAlive(used)
+	debug.FreeOSMemory()
+	before := resident(t)
+	reserved := restrainCollector()
+	if reserved.Cap() < collectorFloor {
+		t.Errorf("%d bytes are reserved, not %d", reserved.Cap(), collectorFloor)
+	}
+	if n := resident(t) - before; n > collectorFloor/2 {
+		t.Errorf("the reserved memory takes %d bytes of pages", n)
+	}
+	runtime.KeepAlive(reserved)
+}
+
+// resident returns the bytes of memory that the process has.
+func resident(t *testing.T) int {
+	t.Helper()
+	var total, pages int
+	text, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &total, &pages)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
 }

@@ -120,11 +120,14 @@ func limitIn(file string) int64 {
 const collectorFloor = 64 << 20
 
 // restrainCollector returns memory that the caller keeps alive, so that a small heap is not collected dozens of times a
-// second. The collector counts this memory as in use; the system does not back it with pages because it is never
-// touched. It returns nil if GOMEMLIMIT leaves no room for it.
-func restrainCollector() []byte {
+// second. The collector counts this memory as in use; the system does not back it with pages because nothing touches
+// it. A strings.Builder reserves it, since make clears memory that the heap has used before, and so touches it. It
+// returns nil if GOMEMLIMIT leaves no room for it.
+func restrainCollector() *strings.Builder {
 	if debug.SetMemoryLimit(-1) < 16*collectorFloor {
 		return nil
 	}
-	return make([]byte, collectorFloor)
+	reserved := new(strings.Builder)
+	reserved.Grow(collectorFloor)
+	return reserved
 }
