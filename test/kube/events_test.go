@@ -65,7 +65,7 @@ func (p *publisher) stored(tokens []int) {
 	p.seq++
 }
 
-// finds waits until requests with a prompt go to a worker because it has cached tokens of the prompt in its cache.
+// finds waits until requests with a prompt go to a worker because it has this many of the prompt's tokens cached.
 func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
 	t.Helper()
 	eventually(t, func() error {
