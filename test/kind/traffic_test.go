@@ -119,8 +119,8 @@ func (n *namespace) learns(known int, conversations ...*conversation) {
 	})
 }
 
-// spread begins this many conversations at once, and repeats that until load has spread them over this many workers: on a
-// slow machine the earlier ones may be answered before the later ones begin. It returns them when kvepp has their
+// spread begins this many conversations at once, and repeats that until load has spread them over this many workers: on
+// a slow machine the earlier ones may be answered before the later ones begin. It returns them when kvepp has their
 // blocks.
 func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	n.t.Helper()
