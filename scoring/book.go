@@ -144,6 +144,9 @@ type ActiveSequences struct {
 	Expiry time.Duration
 	// Prefill configures how prompts count while they are prefilled. Set it before the first call.
 	Prefill PrefillModel
+	// Clock is the time since some moment, and never runs backwards. nil: the machine's monotonic clock. It is for
+	// replays in virtual time. Set it before the first call.
+	Clock func() time.Duration
 
 	epoch           time.Time         // the book's clock counts from here
 	mu              sync.Mutex        // guards everything below
@@ -487,7 +490,12 @@ func (a *ActiveSequences) lock() {
 }
 
 // clock returns the time since the book was made.
-func (a *ActiveSequences) clock() time.Duration { return time.Since(a.epoch) }
+func (a *ActiveSequences) clock() time.Duration {
+	if a.Clock != nil {
+		return a.Clock()
+	}
+	return time.Since(a.epoch)
+}
 
 // overview is a summary of all candidates.
 type overview struct {
