@@ -99,7 +99,7 @@ type engine struct {
 	active  int        // cached blocks with references
 
 	running, waiting []*sequence
-	inStep           bool
+	inStep           bool // a step is planned or runs; set by the simulation, cleared by end
 	changes          []change // since the last step ended
 
 	computedPrompt int // tokens that were prefilled
@@ -227,7 +227,6 @@ func (e *engine) begin() ([]part, time.Duration) {
 		return nil, 0
 	}
 	d := e.duration(&st)
-	e.inStep = true
 	e.busy += d
 	e.computedPrompt += st.newTokens
 	return st.parts, d

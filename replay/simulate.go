@@ -136,7 +136,7 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 		}
 		s.engines = append(s.engines, newEngine(c))
 	}
-	read := 0
+	read, steps := 0, 0
 	var last time.Duration
 	pull := func() error {
 		q, err := next()
@@ -150,9 +150,13 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 			}
 			last = q.At
 		}
-		read++
-		if progress != nil && read%10000 == 0 {
-			progress(read)
+		if read++; read%10000 == 0 {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if progress != nil {
+				progress(read)
+			}
 		}
 		return s.add(q)
 	}
@@ -172,7 +176,7 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 		if s.failed != nil {
 			return nil, s.failed
 		}
-		if read%64 == 0 && ctx.Err() != nil {
+		if steps++; steps%10000 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -327,17 +331,22 @@ func (s *Simulation) withAnswer(q *Request) ([]kvblock.SequenceHash, []kvblock.L
 	return chain, locals
 }
 
-// step begins an engine's next step if it is between two.
+// step plans an engine's next step if it is between two. It begins after all that happens at this time, so that requests
+// that arrive together are computed together.
 func (s *Simulation) step(w int) {
 	e := s.engines[w]
 	if e.inStep {
 		return
 	}
-	parts, took := e.begin()
-	if len(parts) == 0 {
-		return
-	}
-	s.at(s.now+took, func() { s.endStep(w, parts) })
+	e.inStep = true
+	s.at(s.now, func() {
+		parts, took := e.begin()
+		if len(parts) == 0 {
+			e.inStep = false
+			return
+		}
+		s.at(s.now+took, func() { s.endStep(w, parts) })
+	})
 }
 
 func (s *Simulation) endStep(w int, parts []part) {

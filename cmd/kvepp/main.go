@@ -93,6 +93,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return checkWorkers(args[1:], stdout, stderr, getenv)
 	case "tokenize":
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
+	case "replay":
+		return replayTraces(args[1:], stdout, stderr)
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
 	case "workers", "cordon", "drain", "uncordon":

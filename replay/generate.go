@@ -1,0 +1,183 @@
+package replay
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Workload is a kind of synthetic traffic.
+type Workload struct {
+	Name, Help string
+	// Conversations begin at random times, burst of them at once with the same beginning. Each has turns on average.
+	turns float64
+	burst int
+	// tokens of one new input, of one answer, and of the beginning that conversations share
+	input, output, shared uniform
+	// beginnings is how many shared beginnings there are; conversation i draws one with a probability of 1/(rank^skew).
+	beginnings int
+	skew       float64
+	// think is the mean time in seconds between an answer and the next turn.
+	think float64
+}
+
+type uniform struct{ from, to int }
+
+func (u uniform) draw(rng *rand.Rand) int { return u.from + rng.IntN(u.to-u.from+1) }
+
+// Workloads are the kinds of traffic that Generate makes. The numbers are tokens and seconds.
+var Workloads = []Workload{
+	{
+		Name:  "chat",
+		Help:  "conversations of 6 turns on average, inputs of 40-600, answers of 200-400, 8 system prompts of 500-1500, 15 s to think",
+		turns: 6, burst: 1, input: uniform{40, 600}, output: uniform{200, 400}, shared: uniform{500, 1500},
+		beginnings: 8, skew: 1, think: 15,
+	},
+	{
+		Name:  "agents",
+		Help:  "tasks of 15 turns on average, tool results of 300-3000, answers of 50-300, 3 system prompts of 6000-10000, 2 s between turns",
+		turns: 15, burst: 1, input: uniform{300, 3000}, output: uniform{50, 300}, shared: uniform{6000, 10000},
+		beginnings: 3, skew: 1, think: 2,
+	},
+	{
+		Name:  "zipf",
+		Help:  "single questions of 20-200 about 500 documents of 1000-6000, few of which are popular, answers of 50-200",
+		turns: 1, burst: 1, input: uniform{20, 200}, output: uniform{50, 200}, shared: uniform{1000, 6000},
+		beginnings: 500, skew: 1.1,
+	},
+	{
+		Name:  "burst",
+		Help:  "bursts of 16 single requests of 50-300 about one of 200 documents of 1500-3000, answers of 50-200",
+		turns: 1, burst: 16, input: uniform{50, 300}, output: uniform{50, 200}, shared: uniform{1500, 3000},
+		beginnings: 200,
+	},
+	{
+		Name:  "none",
+		Help:  "single prompts of 500-4000 that share nothing, answers of 50-400",
+		turns: 1, burst: 1, input: uniform{500, 4000}, output: uniform{50, 400},
+	},
+}
+
+// maxTurns bounds one conversation.
+const maxTurns = 100
+
+// Generate writes a trace of about requests requests that begin at rate a second, in the format MooncakeDelta with
+// blocks of blockSize tokens. The same seed gives the same trace.
+func Generate(to io.Writer, workload string, requests int, rate float64, blockSize int, seed uint64) error {
+	i := slices.IndexFunc(Workloads, func(w Workload) bool { return w.Name == workload })
+	switch {
+	case i < 0:
+		return fmt.Errorf("workload %q is not known", workload)
+	case requests < 1 || !(rate > 0) || math.IsInf(rate, 1) || blockSize < 1:
+		return fmt.Errorf("%d requests at %v a second in blocks of %d tokens: all must be above 0", requests, rate, blockSize)
+	}
+	w := bufio.NewWriter(to)
+	g := generator{
+		Workload: Workloads[i],
+		rng:      rand.New(rand.NewPCG(seed, 0x7261)),
+		size:     blockSize,
+		rows:     json.NewEncoder(w),
+	}
+	g.makeBeginnings()
+	at, written := 0.0, 0
+	for n := 0; written < requests; n++ {
+		if n%g.burst == 0 {
+			at += g.rng.ExpFloat64() * g.turns * float64(g.burst) / rate
+			g.current = g.drawBeginning()
+		}
+		turns, err := g.conversation(n, at, requests-written)
+		if err != nil {
+			return err
+		}
+		written += turns
+	}
+	return w.Flush()
+}
+
+type generator struct {
+	Workload
+	rng     *rand.Rand
+	size    int
+	rows    *json.Encoder
+	nextID  uint64
+	shared  []beginning
+	weights []float64 // cumulative
+	current int
+}
+
+type beginning struct {
+	ids    []uint64
+	tokens int
+}
+
+// generatedRow is a mooncakeRow as Generate writes it.
+type generatedRow struct {
+	Timestamp    *float64 `json:"timestamp,omitempty"`
+	Delay        *float64 `json:"delay,omitempty"`
+	SessionID    string   `json:"session_id,omitempty"`
+	InputLength  int      `json:"input_length"`
+	OutputLength int      `json:"output_length"`
+	HashIDs      []uint64 `json:"hash_ids"`
+}
+
+func (g *generator) ids(tokens int) []uint64 {
+	ids := make([]uint64, blocksOf(tokens, g.size))
+	for i := range ids {
+		ids[i] = g.nextID
+		g.nextID++
+	}
+	return ids
+}
+
+func (g *generator) makeBeginnings() {
+	sum := 0.0
+	for i := range g.beginnings {
+		n := max(g.size, g.Workload.shared.draw(g.rng)/g.size*g.size) // whole blocks, so that new input can follow
+		g.shared = append(g.shared, beginning{g.ids(n), n})
+		sum += math.Pow(float64(i+1), -g.skew)
+		g.weights = append(g.weights, sum)
+	}
+}
+
+func (g *generator) drawBeginning() int {
+	if len(g.shared) == 0 {
+		return -1
+	}
+	i, _ := slices.BinarySearch(g.weights, g.rng.Float64()*g.weights[len(g.weights)-1])
+	return min(i, len(g.shared)-1)
+}
+
+// conversation writes one conversation and returns its number of turns.
+func (g *generator) conversation(n int, at float64, most int) (int, error) {
+	turns := 1
+	for g.rng.Float64() > 1/g.turns && turns < maxTurns {
+		turns++
+	}
+	turns = min(turns, most)
+	for turn := range turns {
+		tokens := g.input.draw(g.rng)
+		row := generatedRow{HashIDs: g.ids(tokens), InputLength: tokens, OutputLength: g.output.draw(g.rng)}
+		if turns > 1 {
+			row.SessionID = fmt.Sprint("s", n)
+		}
+		if turn == 0 {
+			ms := math.Round(at*1e6) / 1e3
+			row.Timestamp = &ms
+			if g.current >= 0 {
+				row.HashIDs = slices.Concat(g.shared[g.current].ids, row.HashIDs)
+				row.InputLength += g.shared[g.current].tokens
+			}
+		} else {
+			ms := math.Round(g.rng.ExpFloat64()*g.think*1e6) / 1e3
+			row.Delay = &ms
+		}
+		if err := g.rows.Encode(row); err != nil {
+			return turn, err
+		}
+	}
+	return turns, nil
+}

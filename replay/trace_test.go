@@ -1,0 +1,145 @@
+package replay
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/kvblock"
+)
+
+func read(t *testing.T, format Format, text string) ([]*Request, error) {
+	t.Helper()
+	r, err := NewReader("trace", strings.NewReader(text), format, ReaderOptions{BlockSize: 4, TraceBlockSize: 8})
+	if err != nil {
+		return nil, err
+	}
+	var all []*Request
+	for {
+		q, err := r.Next()
+		if err == io.EOF {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		all = append(all, q)
+	}
+}
+
+func TestMooncake(t *testing.T) {
+	all, err := read(t, Mooncake, `
+{"timestamp": 5, "hash_ids": [7, 9], "input_length": 13, "output_length": 3}
+{"created_time": 6.5, "hash_ids": [7, 8], "output_tokens": 0, "priority": 2, "request_id": "b"}
+{"timestamp": 7, "session_id": "s", "hash_ids": [1], "output_length": 2}
+{"delay": 1500, "session_id": "s", "hash_ids": [1, 2], "output_length": 2}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Blocks of 4 tokens, of hash ids with 8 tokens each; the ids count from 0 in order of appearance.
+	tokens := []kvblock.Token{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1}
+	want := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: 4}))
+	if got := fmt.Sprint(all[0].Chain); got != fmt.Sprint(want) || all[0].Prompt != 13 || all[0].Output != 3 {
+		t.Errorf("%+v, want the chain %v", all[0], want)
+	}
+	if b := all[1]; b.At != 6500*time.Microsecond || b.Prompt != 16 || b.Output != 1 || b.Priority != 2 || b.ID != "b" ||
+		b.Chain[1] != want[1] || b.Chain[2] == want[2] {
+		t.Errorf("%+v", b)
+	}
+	if all[2].Delay != -1 || all[3].Delay != 1500*time.Millisecond || all[3].Session != "s" {
+		t.Errorf("%+v %+v", all[2], all[3])
+	}
+}
+
+// TestMooncakeDelta: a later turn continues its session's prompt and answer.
+func TestMooncakeDelta(t *testing.T) {
+	all, err := read(t, MooncakeDelta, `
+{"timestamp": 0, "session_id": "s", "hash_ids": [1], "output_length": 6}
+{"delay": 10, "session_id": "s", "hash_ids": [2], "output_length": 1}
+{"timestamp": 20, "hash_ids": [1], "output_length": 6}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, c := all[0], all[1], all[2]
+	if a.Prompt != 8 || len(a.Chain) != 3 || b.Prompt != 22 || fmt.Sprint(b.Chain[:3]) != fmt.Sprint(a.Chain) {
+		t.Errorf("%+v, then %+v", a, b)
+	}
+	if len(c.Chain) != 2 || c.Chain[1] != a.Chain[1] {
+		t.Errorf("%+v", c)
+	}
+}
+
+const dynamoLine = `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end","agent_context":{"session_id":"S"},` +
+	`"request":{"request_id":"r","output_tokens":5,"request_received_ms":%d,` +
+	`"replay":{"trace_block_size":%d,"input_length":9,"input_sequence_hashes":[%s]}}}}` + "\n"
+
+func TestDynamoTrace(t *testing.T) {
+	text := `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_payload"}}` + "\n" +
+		fmt.Sprintf(dynamoLine, 100, 4, "11,12,13") + fmt.Sprintf(dynamoLine, 200, 4, "11,15")
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	io.WriteString(z, text)
+	z.Close()
+	for _, text := range []string{text, packed.String()} {
+		all, err := read(t, Dynamo, text)
+		if err != nil || len(all) != 2 {
+			t.Fatal(all, err)
+		}
+		a, b := all[0], all[1]
+		if a.At != 100*time.Millisecond || a.Prompt != 9 || a.Output != 5 || a.Session != "S" || len(a.Chain) != 2 ||
+			a.Chain[0] != b.Chain[0] || a.Chain[1] == b.Chain[1] {
+			t.Errorf("%+v, %+v", a, b)
+		}
+	}
+}
+
+// TestBadTraces: errors name the line and the reason.
+func TestBadTraces(t *testing.T) {
+	good := `{"timestamp": 5, "hash_ids": [7], "output_length": 3}` + "\n"
+	for _, c := range []struct {
+		format     Format
+		text, want string
+	}{
+		{Mooncake, good + `{"timestamp": 5, "hash_ids": [7], "outp`, "line 2: the line ends in the middle of its JSON"},
+		{Mooncake, good + "\n\nnonsense\n", "line 4: invalid character"},
+		{Mooncake, `{"output_length": 3}`, "line 1: no hash_ids"},
+		{Mooncake, `{"hash_ids": [1]}`, "line 1: no output_length"},
+		{Mooncake, `{"hash_ids": [], "output_length": 1}`, "no input_length"},
+		{Mooncake, `{"hash_ids": [1], "input_length": 9, "output_length": 1}`, "more than its 1 hash ids of 8 tokens"},
+		{Mooncake, `{"hash_ids": [1], "output_length": -1}`, "output_length -1: must be 0 to"},
+		{Mooncake, `{"hash_ids": [1], "output_length": 1, "timestamp": -4}`, "timestamp -4: must be"},
+		{Mooncake, `{"hash_ids": [1], "output_length": 1, "delay": 1e300}`, "delay 1e+300: must be"},
+		{Mooncake, `{"hash_ids": [-1], "output_length": 1}`, "line 1: json"},
+		{Mooncake, "\x1f\x8b nonsense", "gzip: invalid header"},
+		{Mooncake, strings.Repeat(" ", maxLine+70000), "line 1: the line is longer than"},
+		{Dynamo, good, `line 1: schema ""`},
+		{Dynamo, fmt.Sprintf(dynamoLine, 1, 4, "1,2") + fmt.Sprintf(dynamoLine, 1, 8, "1"), "line 2: trace_block_size 8 after 4"},
+		{Dynamo, fmt.Sprintf(dynamoLine, 1, 8, "1,2"), "set --block-size=8"},
+		{Dynamo, fmt.Sprintf(dynamoLine, 1, 4, "1"), "1 input_sequence_hashes for 9 tokens"},
+		{"other", good, `trace format "other"`},
+	} {
+		if _, err := read(t, c.format, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.60s: %v, want %q", c.text, err, c.want)
+		}
+	}
+}
+
+func FuzzTrace(f *testing.F) {
+	f.Add(0, `{"timestamp": 5, "hash_ids": [7, 9], "input_length": 13, "output_length": 3}`)
+	f.Add(1, `{"delay": 10, "session_id": "s", "hash_ids": [2], "output_length": 1, "output_token_ids": [5]}`)
+	f.Add(2, fmt.Sprintf(dynamoLine, 100, 4, "11,12,13"))
+	f.Fuzz(func(t *testing.T, format int, text string) {
+		formats := Formats()
+		all, _ := read(t, Format(formats[uint(format)%uint(len(formats))]), text)
+		for _, q := range all {
+			if q.Prompt < 1 || q.Output < 1 || len(q.Chain) != len(q.Locals) || len(q.Chain) < q.Prompt/4 ||
+				len(q.Chain) > (q.Prompt+q.Output)/4 {
+				t.Errorf("%+v", q)
+			}
+		}
+	})
+}
