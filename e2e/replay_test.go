@@ -21,14 +21,17 @@ from dynamo.replay.api import run_trace_replay
 answers = []
 for file in sys.argv[1:]:
     for mode in ("round_robin", "kv_router"):
-        s = run_trace_replay(file, trace_format="mooncake-delta", trace_block_size=64, num_workers=4, router_mode=mode).summary
+        s = run_trace_replay(
+            file, trace_format="mooncake-delta", trace_block_size=64, num_workers=4, router_mode=mode
+        ).summary
         answers.append([s["first_admission_prefix_cache_reused_ratio"], s["mean_ttft_ms"], s["mean_e2e_latency_ms"]])
 json.dump(answers, open("answers.json", "w"))
 `
 
-// replayLine is a line of the table of kvepp replay: name, cached share, TTFT mean, p50, p90, p99, gap mean and p90, and
-// end to end mean.
-var replayLine = regexp.MustCompile(`(?m)^ *([a-z0-9-]+) +([0-9.]+) +([0-9]+) +\d+ +\d+ +\d+ +[0-9.]+ +[0-9.]+ +([0-9.]+) `)
+// replayLine is a line of the table of kvepp replay: name, cached share, TTFT mean, p50, p90, p99, gap mean and p90,
+// and end to end mean.
+var replayLine = regexp.MustCompile(`(?m)^ *([a-z0-9-]+) +([0-9.]+) +([0-9]+) +\d+ +\d+ +\d+ +[0-9.]+ +[0-9.]+ ` +
+	`+([0-9.]+) `)
 
 // TestReplayAgreesWithDynamo replays synthetic traces with kvepp replay and with Dynamo's own offline replay. In turns
 // nothing depends on chance, and the two are equal up to rounding. Dynamo's kv router breaks ties by chance, so its
@@ -50,7 +53,8 @@ func TestReplayAgreesWithDynamo(t *testing.T) {
 	var files []string
 	for _, w := range workloads {
 		file := filepath.Join(dir, fmt.Sprintf("%s-%d.jsonl", w.kind, w.rate))
-		trace := kvepp("--generate", w.kind, "--requests", "1500", "--rate", strconv.Itoa(w.rate), "--trace-block-size", "64")
+		trace := kvepp("--generate", w.kind, "--requests", "1500", "--rate", strconv.Itoa(w.rate), "--trace-block-size",
+			"64")
 		if err := os.WriteFile(file, []byte(trace), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -99,7 +99,7 @@ type engine struct {
 	active  int        // cached blocks with references
 
 	running, waiting []*sequence
-	inStep           bool // a step is planned or runs; set by the simulation, cleared by end
+	inStep           bool     // a step is planned or runs; set by the simulation, cleared by end
 	changes          []change // since the last step ended
 
 	computedPrompt int // tokens that were prefilled

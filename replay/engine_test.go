@@ -89,6 +89,7 @@ func checkBooks(t *testing.T, e *engine, known map[kvblock.SequenceHash]bool) {
 		}
 	}
 	if private != e.private || active != e.active || private+active+e.unused.Len() > e.cfg.Blocks {
-		t.Fatalf("%d private blocks of %d, %d active of %d, %d unused", e.private, private, e.active, active, e.unused.Len())
+		t.Fatalf("%d private blocks of %d, %d active of %d, %d unused", e.private, private, e.active, active,
+			e.unused.Len())
 	}
 }

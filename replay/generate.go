@@ -32,20 +32,23 @@ func (u uniform) draw(rng *rand.Rand) int { return u.from + rng.IntN(u.to-u.from
 // Workloads are the kinds of traffic that Generate makes. The numbers are tokens and seconds.
 var Workloads = []Workload{
 	{
-		Name:  "chat",
-		Help:  "conversations of 6 turns on average, inputs of 40-600, answers of 200-400, 8 system prompts of 500-1500, 15 s to think",
+		Name: "chat",
+		Help: "conversations of 6 turns on average, inputs of 40-600, answers of 200-400, 8 system prompts of " +
+			"500-1500, 15 s to think",
 		turns: 6, burst: 1, input: uniform{40, 600}, output: uniform{200, 400}, shared: uniform{500, 1500},
 		beginnings: 8, skew: 1, think: 15,
 	},
 	{
-		Name:  "agents",
-		Help:  "tasks of 15 turns on average, tool results of 300-3000, answers of 50-300, 3 system prompts of 6000-10000, 2 s between turns",
+		Name: "agents",
+		Help: "tasks of 15 turns on average, tool results of 300-3000, answers of 50-300, 3 system prompts of " +
+			"6000-10000, 2 s between turns",
 		turns: 15, burst: 1, input: uniform{300, 3000}, output: uniform{50, 300}, shared: uniform{6000, 10000},
 		beginnings: 3, skew: 1, think: 2,
 	},
 	{
-		Name:  "zipf",
-		Help:  "single questions of 20-200 about 500 documents of 1000-6000, few of which are popular, answers of 50-200",
+		Name: "zipf",
+		Help: "single questions of 20-200 about 500 documents of 1000-6000, few of them popular, answers of " +
+			"50-200",
 		turns: 1, burst: 1, input: uniform{20, 200}, output: uniform{50, 200}, shared: uniform{1000, 6000},
 		beginnings: 500, skew: 1.1,
 	},
@@ -73,7 +76,8 @@ func Generate(to io.Writer, workload string, requests int, rate float64, blockSi
 	case i < 0:
 		return fmt.Errorf("workload %q is not known", workload)
 	case requests < 1 || !(rate > 0) || math.IsInf(rate, 1) || blockSize < 1:
-		return fmt.Errorf("%d requests at %v a second in blocks of %d tokens: all must be above 0", requests, rate, blockSize)
+		return fmt.Errorf("%d requests at %v a second in blocks of %d tokens: all must be above 0", requests, rate,
+			blockSize)
 	}
 	w := bufio.NewWriter(to)
 	g := generator{

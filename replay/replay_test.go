@@ -32,7 +32,8 @@ func generated(t *testing.T, workload string, requests int, rate float64) string
 
 func run(t *testing.T, c Config, format Format, text string) *Report {
 	t.Helper()
-	r, err := NewReader("trace", strings.NewReader(text), format, ReaderOptions{BlockSize: c.Engine.BlockSize, TraceBlockSize: 16})
+	r, err := NewReader("trace", strings.NewReader(text), format,
+		ReaderOptions{BlockSize: c.Engine.BlockSize, TraceBlockSize: 16})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,8 @@ func TestPredictionIsExact(t *testing.T) {
 		t.Errorf("%d tokens predicted, %d cached", r.PredictedTokens, r.CachedTokens)
 	}
 	c.EventLag = time.Hour
-	if lagging := run(t, c, MooncakeDelta, generated(t, "chat", 300, 0.01)); lagging.PredictedTokens >= r.PredictedTokens/2 {
+	if lagging := run(t, c, MooncakeDelta,
+		generated(t, "chat", 300, 0.01)); lagging.PredictedTokens >= r.PredictedTokens/2 {
 		t.Errorf("%d tokens predicted with events an hour late, %d without", lagging.PredictedTokens, r.PredictedTokens)
 	}
 }
@@ -106,7 +108,8 @@ func TestTurnsWait(t *testing.T) {
 func TestQueueInVirtualTime(t *testing.T) {
 	var text strings.Builder
 	for i := range 200 {
-		fmt.Fprintf(&text, `{"timestamp": %d, "hash_ids": [%d], "input_length": 16, "output_length": 20}`+"\n", i/100, i)
+		fmt.Fprintf(&text, `{"timestamp": %d, "hash_ids": [%d], "input_length": 16, "output_length": 20}`+"\n", i/100,
+			i)
 	}
 	c := config()
 	c.Workers, c.Engine.MaxBatchedTokens = 1, 64
@@ -130,7 +133,8 @@ func TestUnequalEngines(t *testing.T) {
 	c := config()
 	c.Speeds = []float64{1, 0.25}
 	r := run(t, c, MooncakeDelta, generated(t, "none", 400, 8))
-	if fast, slow := r.Workers[0].Requests+r.Workers[2].Requests, r.Workers[1].Requests+r.Workers[3].Requests; slow >= fast {
+	if fast, slow := r.Workers[0].Requests+r.Workers[2].Requests, r.Workers[1].Requests+
+		r.Workers[3].Requests; slow >= fast {
 		t.Errorf("%d requests for slow workers, %d for fast ones", slow, fast)
 	}
 }
@@ -153,7 +157,8 @@ func TestRunErrors(t *testing.T) {
 		i++
 		return unsorted[i-1], nil
 	}
-	if _, err := Run(t.Context(), config(), next, nil); err == nil || !strings.Contains(err.Error(), "sort the trace by time") {
+	if _, err := Run(t.Context(), config(), next, nil); err == nil ||
+		!strings.Contains(err.Error(), "sort the trace by time") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -170,7 +175,8 @@ func BenchmarkReplay(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		r, err := NewReader("trace", bytes.NewReader(text.Bytes()), MooncakeDelta, ReaderOptions{BlockSize: 16, TraceBlockSize: 16})
+		r, err := NewReader("trace", bytes.NewReader(text.Bytes()), MooncakeDelta,
+			ReaderOptions{BlockSize: 16, TraceBlockSize: 16})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -15,8 +15,8 @@ type Report struct {
 	PromptTokens, OutputTokens, CachedTokens int
 	// PredictedTokens is what the index counted as cached for the same requests.
 	PredictedTokens int
-	// RepeatedTokens is what one cache of infinite size would have had of the prompts that arrived, and ArrivedTokens is
-	// what these had.
+	// RepeatedTokens is what one cache of infinite size would have had of the prompts that arrived, and ArrivedTokens
+	// is what these had.
 	RepeatedTokens, ArrivedTokens int
 	// TTFT is the time from arrival to the first token, TPOT the mean time between later tokens of one answer, E2E the
 	// time from arrival to the last token, and Queued the time in kvepp's queue.

@@ -331,8 +331,8 @@ func (s *Simulation) withAnswer(q *Request) ([]kvblock.SequenceHash, []kvblock.L
 	return chain, locals
 }
 
-// step plans an engine's next step if it is between two. It begins after all that happens at this time, so that requests
-// that arrive together are computed together.
+// step plans an engine's next step if it is between two. It begins after all that happens at this time, so that
+// requests that arrive together are computed together.
 func (s *Simulation) step(w int) {
 	e := s.engines[w]
 	if e.inStep {

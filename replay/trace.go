@@ -44,8 +44,7 @@ type Request struct {
 	// At is when the request arrives, since the trace's own zero. For a later turn of a session with a Delay it is
 	// ignored.
 	At time.Duration
-	// Delay is the time between the end of the session's turn before and the arrival. -1: the request arrives At,
-	// whatever became of earlier turns.
+	// Delay is the time between the end of the session's turn before and the arrival. -1: the request arrives At.
 	Delay time.Duration
 	// Session is the conversation. Empty: the request has none.
 	Session string
@@ -355,7 +354,8 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 	case in.Length < 1 || in.Length > maxTokens:
 		return nil, fmt.Errorf("input_length %d: must be 1 to %d", in.Length, maxTokens)
 	case len(*in.Hashes) < in.Length/in.Block || len(*in.Hashes) > in.Length/in.Block+1:
-		return nil, fmt.Errorf("%d input_sequence_hashes for %d tokens in blocks of %d", len(*in.Hashes), in.Length, in.Block)
+		return nil, fmt.Errorf("%d input_sequence_hashes for %d tokens in blocks of %d", len(*in.Hashes), in.Length,
+			in.Block)
 	}
 	r.block = in.Block
 	at, err := milliseconds("request_received_ms", e.Request.Received, nil)

@@ -46,7 +46,8 @@ func TestMooncake(t *testing.T) {
 	if got := fmt.Sprint(all[0].Chain); got != fmt.Sprint(want) || all[0].Prompt != 13 || all[0].Output != 3 {
 		t.Errorf("%+v, want the chain %v", all[0], want)
 	}
-	if b := all[1]; b.At != 6500*time.Microsecond || b.Prompt != 16 || b.Output != 1 || b.Priority != 2 || b.ID != "b" ||
+	if b := all[1]; b.At != 6500*time.Microsecond || b.Prompt != 16 || b.Output != 1 || b.Priority != 2 ||
+		b.ID != "b" ||
 		b.Chain[1] != want[1] || b.Chain[2] == want[2] {
 		t.Errorf("%+v", b)
 	}
@@ -73,7 +74,8 @@ func TestMooncakeDelta(t *testing.T) {
 	}
 }
 
-const dynamoLine = `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end","agent_context":{"session_id":"S"},` +
+const dynamoLine = `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end",` +
+	`"agent_context":{"session_id":"S"},` +
 	`"request":{"request_id":"r","output_tokens":5,"request_received_ms":%d,` +
 	`"replay":{"trace_block_size":%d,"input_length":9,"input_sequence_hashes":[%s]}}}}` + "\n"
 
@@ -117,7 +119,8 @@ func TestBadTraces(t *testing.T) {
 		{Mooncake, "\x1f\x8b nonsense", "gzip: invalid header"},
 		{Mooncake, strings.Repeat(" ", maxLine+70000), "line 1: the line is longer than"},
 		{Dynamo, good, `line 1: schema ""`},
-		{Dynamo, fmt.Sprintf(dynamoLine, 1, 4, "1,2") + fmt.Sprintf(dynamoLine, 1, 8, "1"), "line 2: trace_block_size 8 after 4"},
+		{Dynamo, fmt.Sprintf(dynamoLine, 1, 4, "1,2") + fmt.Sprintf(dynamoLine, 1, 8, "1"),
+			"line 2: trace_block_size 8 after 4"},
 		{Dynamo, fmt.Sprintf(dynamoLine, 1, 8, "1,2"), "set --block-size=8"},
 		{Dynamo, fmt.Sprintf(dynamoLine, 1, 4, "1"), "1 input_sequence_hashes for 9 tokens"},
 		{"other", good, `trace format "other"`},

@@ -21,8 +21,8 @@ import (
 	"kvepp/scoring"
 )
 
-const replayHelp = `kvepp replay predicts what a setting of the router does to recorded or synthetic traffic. It runs kvepp's index, load
-book, cost function and queue in virtual time against model engines, and prints a line for each setting.
+const replayHelp = `kvepp replay predicts what a setting of the router does to recorded or synthetic traffic. It runs kvepp's
+index, load book, cost function and queue in virtual time against model engines, and prints a line for each setting.
 
   kvepp replay --generate chat --requests 20000 --rate 12 > chat.jsonl
   kvepp replay chat.jsonl --format mooncake-delta --trace-block-size 16 --workers 8 --blocks 20000 \
@@ -114,7 +114,8 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.IntVar(&e.Blocks, "blocks", d.Blocks, "KV blocks of each engine, `N`")
 	f.IntVar(&e.BlockSize, "block-size", d.BlockSize, "`TOKENS` of a KV block")
 	f.IntVar(&e.MaxSequences, "max-num-seqs", d.MaxSequences, "most requests in one step of an engine, `N`")
-	f.IntVar(&e.MaxBatchedTokens, "max-num-batched-tokens", d.MaxBatchedTokens, "most `TOKENS` in one step of an engine")
+	f.IntVar(&e.MaxBatchedTokens, "max-num-batched-tokens", d.MaxBatchedTokens,
+		"most `TOKENS` in one step of an engine")
 	f.StringVar(&o.prefill, "prefill-ms", curveText(d.Prefill),
 		"`A,B,C`: a step with n new prompt tokens takes A + B*n + C*n*n milliseconds")
 	f.StringVar(&o.decode, "decode-ms", curveText(d.Decode),
@@ -126,7 +127,8 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.Uint64Var(&o.config.Seed, "seed", 1, "the same `N` gives the same result")
 	f.StringArrayVar(&o.compare, "compare", nil,
 		"one more line of the table, `NAME=FLAGS`: the router's flags of this command, changed by FLAGS. Repeatable")
-	f.DurationVar(&o.ttft, "slo-ttft", time.Second, "goodput counts requests with a time to first token of at most `TIME`")
+	f.DurationVar(&o.ttft, "slo-ttft", time.Second,
+		"goodput counts requests with a time to first token of at most `TIME`")
 	f.DurationVar(&o.tpot, "slo-itl", 50*time.Millisecond, "and with a mean time between tokens of at most `TIME`")
 	f.StringVar(&o.generate, "generate", "",
 		"write a synthetic trace to the standard output instead, in the format mooncake-delta. `KIND`: "+
@@ -317,8 +319,10 @@ func (o *replayOptions) replayOne(ctx context.Context, c *replay.Config, progres
 // print prints the table.
 func (o *replayOptions) print(to io.Writer, variants []variant, reports []*replay.Report) error {
 	first := reports[0]
-	fmt.Fprintf(to, "%d requests of %d tokens on average in %v; one cache of infinite size would have %.1f %% of the prompts.\n",
-		first.Requests, first.ArrivedTokens/max(first.Requests, 1), first.Duration.Round(time.Second), 100*first.PossibleShare())
+	fmt.Fprintf(to, "%d requests of %d tokens on average in %v; one cache of infinite size would have %.1f %% of the "+
+		"prompts.\n",
+		first.Requests, first.ArrivedTokens/max(first.Requests, 1), first.Duration.Round(time.Second),
+		100*first.PossibleShare())
 	if first.TooLarge > 0 {
 		fmt.Fprintf(to, "%d more requests need more than the %d KV blocks of an engine and are left out.\n",
 			first.TooLarge, o.config.Engine.Blocks)

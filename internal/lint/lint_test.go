@@ -57,6 +57,7 @@ var may = map[string]string{
 	"modelrewrite": "",
 	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
+	"replay":               "indexer kvblock queue scoring",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",
 	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",
