@@ -34,7 +34,7 @@ var othersFlags = map[string]string{
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
 	"publish-kv-events":   "Dynamo's worker of TensorRT-LLM",
 	"disable-hot-restart": "Envoy",
-	"set":                 "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"set":                 "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics of other endpoint pickers that the pages name.
@@ -83,6 +83,7 @@ func TestPagesNameFlags(t *testing.T) {
 		selectFlags(new(selectOptions)),
 		tokenizeFlags(new(tokenizeOptions)),
 		fetchFlags(new(fetchOptions)),
+		replayFlags(new(replayOptions)),
 		adminFlags(new(adminOptions), "drain"),
 	}
 	known := func(name string) bool {

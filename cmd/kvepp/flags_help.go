@@ -165,6 +165,7 @@ var helpTexts = map[string]string{
 	"indexer":  indexerHelp,
 	"select":   selectHelp,
 	"fetch":    fetchHelp,
+	"replay":   replayHelp,
 	"workers":  drainHelp,
 	"cordon":   drainHelp,
 	"drain":    drainHelp,

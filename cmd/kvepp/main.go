@@ -94,7 +94,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	case "tokenize":
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
 	case "replay":
-		return replayTraces(args[1:], stdout, stderr)
+		return replayTraces(args[1:], stdout, stderr, getenv)
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
 	case "workers", "cordon", "drain", "uncordon":

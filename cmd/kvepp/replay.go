@@ -21,18 +21,24 @@ import (
 	"kvepp/scoring"
 )
 
-const replayHelp = `kvepp replay predicts what a setting of the router does to recorded or synthetic traffic. It runs kvepp's
-index, load book, cost function and queue in virtual time against model engines, and prints a line for each setting.
+const replayHelp = `kvepp replay predicts what a setting of the router does to recorded or synthetic traffic. It runs
+kvepp's index, load book, cost function and queue in virtual time against model engines, and prints
+a line for each setting.
 
-  kvepp replay --generate chat --requests 20000 --rate 12 > chat.jsonl
-  kvepp replay chat.jsonl --format mooncake-delta --trace-block-size 16 --workers 8 --blocks 20000 \
-    --compare 'round-robin=--router-mode=round-robin' --compare 'prefill=--router-prefill-load-scale=8'
+Usage:       kvepp replay TRACE... [flags]
+             kvepp replay --generate KIND [flags] > TRACE
+Example:     kvepp replay --generate chat --rate 12 --trace-block-size 64 > chat.jsonl
+             kvepp replay chat.jsonl --format mooncake-delta --trace-block-size 64 --blocks 4000 \
+               --compare 'in-turn=--router-mode=round-robin' \
+               --compare 'scale-8=--router-prefill-load-scale=8'
+Precedence:  flag, variable KVEPP_REPLAY_<FLAG>, Dynamo's variable, default
 
-The engines are modelled as Dynamo 1.6.1's offline replay does. Trust the ratios between lines, not the milliseconds,
-until --prefill-ms and --decode-ms are measured on your engines.
-
-Flags:
+The engines are modelled as Dynamo 1.6.1's offline replay does. Trust the ratios between lines, not
+the milliseconds, unless --prefill-ms and --decode-ms were measured on your engines.
 `
+
+// replayPrefix is part of the names of its environment variables: KVEPP_REPLAY_WORKERS.
+const replayPrefix = "replay-"
 
 // replayOptions are the flags of "kvepp replay".
 type replayOptions struct {
@@ -122,7 +128,7 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 		"`A,B,C`: a step that continues answers takes A + B*s + C*s*s milliseconds more; s is the share of the KV "+
 			"cache, 0 to 1, that their requests hold")
 	f.Float64SliceVar(&o.speeds, "engine-speeds", []float64{1},
-		"how fast the engines are, relative to the curves, in turn; 1,0.5 makes every second one half as fast")
+		"`FACTORS`: how fast the engines are, relative to the curves, in turn; 1,0.5 makes every second one half as fast")
 	f.Float64Var(&o.config.ArrivalSpeed, "speed", 1, "replay `R` times as fast as recorded")
 	f.Uint64Var(&o.config.Seed, "seed", 1, "the same `N` gives the same result")
 	f.StringArrayVar(&o.compare, "compare", nil,
@@ -136,6 +142,7 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.IntVar(&o.requests, "requests", 10000, "with --generate, how many requests, `N`")
 	f.Float64Var(&o.rate, "rate", 10, "with --generate, how many requests a second begin on average, `R`")
 	o.variant.add(f)
+	documentEnvironment(f, replayPrefix)
 	return f
 }
 
@@ -168,9 +175,12 @@ type variant struct {
 }
 
 // parseReplay reads the arguments and returns the variants; none with --generate.
-func parseReplay(o *replayOptions, args []string) ([]variant, error) {
+func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([]variant, error) {
 	f := replayFlags(o)
 	if err := parseArgs(f, args); err != nil {
+		return nil, err
+	}
+	if err := fromEnvironment(f, getenv); err != nil {
 		return nil, err
 	}
 	if o.generate != "" {
@@ -237,19 +247,19 @@ func changedArgs(from, to *pflag.FlagSet) (args []string) {
 }
 
 // replayTraces runs "kvepp replay".
-func replayTraces(args []string, stdout, stderr io.Writer) int {
-	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-		fmt.Fprint(stdout, replayHelp, replayFlags(&replayOptions{}).FlagUsagesWrapped(100))
-		fmt.Fprint(stdout, "\nKinds of --generate; numbers are tokens:\n")
+func replayTraces(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	var o replayOptions
+	variants, err := parseReplay(&o, args, getenv)
+	if errors.Is(err, pflag.ErrHelp) {
+		showHelp(stdout, replayFlags(new(replayOptions)), err)
+		fmt.Fprint(stdout, "\nKinds of --generate (means of turns; sizes in tokens)\n")
 		for _, w := range replay.Workloads {
 			fmt.Fprintf(stdout, "  %-7s %s\n", w.Name, w.Help)
 		}
 		return 0
 	}
-	var o replayOptions
-	variants, err := parseReplay(&o, args)
 	if err != nil {
-		fmt.Fprintf(stderr, "kvepp replay: %v\n\"kvepp replay --help\" lists the flags.\n", err)
+		fmt.Fprintf(stderr, "kvepp replay: %v\n\"kvepp replay --help\" shows how to use it.\n", err)
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -28,7 +28,7 @@ func TestStartupErrors(t *testing.T) {
 		want string
 	}{
 		{"sevre", "", "kvepp: unknown command \"sevre\"; did you mean serve?\n\"kvepp help\" lists the commands.\n"},
-		{"deploy", "", "kvepp: unknown command \"deploy\"\n\"kvepp help\" lists the commands.\n"},
+		{"install", "", "kvepp: unknown command \"install\"\n\"kvepp help\" lists the commands.\n"},
 
 		{"serve", "", "kvepp serve: no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in " +
 			"Kubernetes --pool-name NAME" + lists},
