@@ -132,7 +132,8 @@ func TestBufferedBytes(t *testing.T) {
 	}
 }
 
-// TestRestrainCollector checks that the reserved memory takes no pages, even where the heap has used that memory before.
+// TestRestrainCollector checks that the reserved memory takes no pages, even where the heap has used that memory
+// before.
 func TestRestrainCollector(t *testing.T) {
 	used := make([]byte, 4*collectorFloor)
 	for i := range used {

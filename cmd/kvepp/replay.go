@@ -47,7 +47,6 @@ type replayOptions struct {
 	generate string
 	requests int
 	rate     float64
-	out      string
 
 	traceBlockSize int
 	prefill        string
@@ -128,7 +127,8 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 		"`A,B,C`: a step that continues answers takes A + B*s + C*s*s milliseconds more; s is the share of the KV "+
 			"cache, 0 to 1, that their requests hold")
 	f.Float64SliceVar(&o.speeds, "engine-speeds", []float64{1},
-		"`FACTORS`: how fast the engines are, relative to the curves, in turn; 1,0.5 makes every second one half as fast")
+		"`FACTORS`: how fast the engines are, relative to the curves, in turn; 1,0.5 makes every second one half as "+
+			"fast")
 	f.Float64Var(&o.config.ArrivalSpeed, "speed", 1, "replay `R` times as fast as recorded")
 	f.Uint64Var(&o.config.Seed, "seed", 1, "the same `N` gives the same result")
 	f.StringArrayVar(&o.compare, "compare", nil,
@@ -141,7 +141,9 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 			strings.Join(workloadNames(), ", "))
 	f.IntVar(&o.requests, "requests", 10000, "with --generate, how many requests, `N`")
 	f.Float64Var(&o.rate, "rate", 10, "with --generate, how many requests a second begin on average, `R`")
+	section(f, "Trace and engines")
 	o.variant.add(f)
+	section(f, "Router, as in kvepp serve (--compare can change these)")
 	documentEnvironment(f, replayPrefix)
 	return f
 }
