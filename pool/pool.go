@@ -198,6 +198,39 @@ func (w *Worker) identity() identity {
 		w.Endpoint.BlockSize, w.Endpoint.EAGLE, channel}
 }
 
+// is reports whether id still identifies w. A source may declare a property after the worker's events gave it: Dynamo's
+// frontends know a worker before its model. The same value is no other KV cache.
+func (w *Worker) is(id identity) bool {
+	own := w.identity()
+	if own.blockSize == 0 && id.blockSize == w.BlockSize {
+		own.blockSize = w.BlockSize
+	}
+	if !own.eagle && id.eagle == w.EAGLE {
+		own.eagle = w.EAGLE
+	}
+	return own == id
+}
+
+// differences names the properties in which another identity of the worker differs.
+func (id identity) differences(other identity) (names []string) {
+	for _, property := range []struct {
+		name    string
+		differs bool
+	}{
+		{"address", id.address != other.address},
+		{"instance", id.instance != other.instance},
+		{"KV events", id.events != other.events || id.topic != other.topic || id.channel != other.channel},
+		{"KV replay", id.replay != other.replay},
+		{"block size", id.blockSize != other.blockSize},
+		{"EAGLE", id.eagle != other.eagle},
+	} {
+		if property.differs {
+			names = append(names, property.name)
+		}
+	}
+	return names
+}
+
 // Snapshot is the pool at one moment. It never changes.
 type Snapshot struct {
 	// Workers is in the order of the source's endpoints, then by rank.
@@ -340,8 +373,18 @@ func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 			p.onCordon(e.Name, e.CordonedBy)
 		}
 	}
+	rejoins := make(map[string]identity)
+	if len(left) > 0 {
+		for _, w := range joined {
+			rejoins[w.String()] = w.identity()
+		}
+	}
 	for _, w := range left {
-		p.log.Info("worker left", "worker", w.String(), "instance", w.InstanceID)
+		about := []any{"worker", w.String(), "instance", w.InstanceID}
+		if again, ok := rejoins[w.String()]; ok {
+			about = append(about, "rejoins_with_another", w.identity().differences(again))
+		}
+		p.log.Info("worker left", about...)
 		for _, o := range p.watchers {
 			o.WorkerLeft(w.Worker)
 		}
@@ -438,7 +481,7 @@ const lookAhead = 4
 // find returns the worker of an identity, or nil. It returns each worker once.
 func (r *earlierWorkers) find(id identity) *Worker {
 	for i := r.next; i < min(r.next+lookAhead, len(r.workers)); i++ {
-		if !r.stayed[i] && r.workers[i].identity() == id {
+		if !r.stayed[i] && r.workers[i].is(id) {
 			return r.found(i)
 		}
 	}
@@ -452,7 +495,7 @@ func (r *earlierWorkers) find(id identity) *Worker {
 	}
 	if i, ok := r.byName[id.name]; ok {
 		for ; i < len(r.workers) && r.workers[i].Name == id.name; i++ { // its ranks
-			if !r.stayed[i] && r.workers[i].identity() == id {
+			if !r.stayed[i] && r.workers[i].is(id) {
 				return r.found(i)
 			}
 		}

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"math"
@@ -197,6 +198,39 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 			workers(p)["absurd/0"].Announced != 0 {
 			t.Errorf("after %d tokens: %+v", absurd, workers(p)["absurd/0"])
 		}
+	}
+}
+
+// TestDeclaredLate checks that a worker stays if its source declares later what its events gave, as Dynamo's frontends
+// do, and that any other value makes it another KV cache, which the log explains.
+func TestDeclaredLate(t *testing.T) {
+	var log bytes.Buffer
+	p := New(slog.New(slog.NewTextHandler(&log, nil)))
+	d := &diary{t: t, present: make(map[kvblock.Worker]string)}
+	p.Watch(d)
+	p.Update([]Endpoint{endpoint("a", 1)})
+	first := workers(p)["a/0"].Worker
+	p.ReportBlockSize(first, 16)
+	p.ReportTraits(first, kvblock.Traits{EAGLE: true})
+	declared := endpoint("a", 1)
+	declared.BlockSize = 16
+	p.Update([]Endpoint{declared})
+	declared.EAGLE = true
+	p.Update([]Endpoint{declared})
+	if w := workers(p)["a/0"]; w.Worker != first || w.BlockSize != 16 || !w.EAGLE || d.leaves != 0 {
+		t.Errorf("what the events gave is declared: %+v, %d leaves", w, d.leaves)
+	}
+	p.Update([]Endpoint{endpoint("b", 1)})
+	p.ReportBlockSize(workers(p)["b/0"].Worker, 16)
+	other := endpoint("b", 1)
+	other.BlockSize = 32
+	leaves := d.leaves
+	p.Update([]Endpoint{other})
+	if w := workers(p)["b/0"]; w.BlockSize != 32 || d.leaves == leaves {
+		t.Errorf("another block size is declared: %+v, %d calls of WorkerLeft", w, d.leaves-leaves)
+	}
+	if want := `rejoins_with_another="[block size]"`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log has no %s:\n%s", want, log.String())
 	}
 }
 
