@@ -9,7 +9,7 @@ import (
 // counted lists the kinds of events that the feed counts, with their outcomes. Stores also have the normaliser's drop
 // reasons as outcomes.
 var counted = map[string][]string{
-	"stored":  {"applied", "kept_aside", "parent_block_not_found", "index_full", "refused"},
+	"stored":  {"applied", "orphaned", "parent_block_not_found", "index_full", "refused"},
 	"removed": {"applied", "unknown_block"},
 	"cleared": {"applied"},
 	"unknown": {"skipped", "skipped_field"},

@@ -441,7 +441,7 @@ func (s *subscriber) correct() bool {
 func outcome(err error) string {
 	switch {
 	case errors.Is(err, indexer.ErrOrphaned):
-		return "kept_aside"
+		return "orphaned"
 	case errors.Is(err, indexer.ErrParentNotFound):
 		return "parent_block_not_found"
 	case errors.Is(err, indexer.ErrFull):

@@ -182,7 +182,7 @@ func TestEventsReachTheIndex(t *testing.T) {
 	e.publish(0, []any{"AllBlocksCleared"})
 	eventually(t, "no block", func() bool { return h.match(4, all...) == 0 })
 	e.publish(0, stored(9, uint64(8), 4, 1, 1, 1, 1))
-	eventually(t, "an orphan counted", func() bool { return h.count("stored", "kept_aside") == 1 })
+	eventually(t, "an orphan counted", func() bool { return h.count("stored", "orphaned") == 1 })
 	e.publish(3, stored(1, nil, 4, 1, 2, 3, 4))
 	eventually(t, "another rank's batch counted", func() bool { return h.count("batch", "other_rank") == 1 })
 	if h.match(4, 1, 2, 3, 4) != 0 {

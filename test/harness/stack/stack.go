@@ -237,6 +237,10 @@ func (s *Stack) awaitReady(ctx context.Context, running []*Worker) error {
 	if err := s.settled(ctx, workers, (s.announcing()-s.cfg.Later)*s.cfg.Ranks); err != nil {
 		return err
 	}
+	if s.Envoy == nil {
+		s.cfg.Progress("kvepp is subscribed to all workers")
+		return nil
+	}
 	s.cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
 	return nil
 }
