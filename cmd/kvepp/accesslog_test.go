@@ -21,8 +21,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestAccessLogNeverBlocks: while the log has no reader, kvepp keeps lines up to a bound, then drops and counts each.
-// It writes the lines it kept whole once there is a reader.
+// TestAccessLogNeverBlocks: while the log has no reader, kvepp keeps lines up to a bound, and drops and counts further
+// lines. When there is a reader, kvepp writes the lines that it kept.
 func TestAccessLogNeverBlocks(t *testing.T) {
 	reader, writer := io.Pipe()
 	m := metrics.New()
@@ -49,7 +49,7 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 	select {
 	case <-taken:
 	case <-time.After(time.Minute):
-		t.Fatal("writing waits for a reader")
+		t.Fatal("Write blocks without a reader")
 	}
 	read := make(chan []byte)
 	go func() {
@@ -68,34 +68,34 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 		t.Errorf("%d written and %d dropped of %d", written, dropped, writers*each)
 	}
 	if string(all) != strings.Repeat(line, written) {
-		t.Errorf("%d bytes were read, which are not %d lines", len(all), written)
+		t.Errorf("the reader got %d bytes, which are not %d lines", len(all), written)
 	}
-	io.WriteString(a, line) // of a stream that ends after the log
+	io.WriteString(a, line) // from a stream that ends after the log was closed
 	if n := counted("dropped"); n != dropped+1 {
-		t.Errorf("a line after the end: %d are dropped, want %d", n, dropped+1)
+		t.Errorf("a line after Close: %d are dropped, want %d", n, dropped+1)
 	}
 }
 
 // TestAccessLogWithoutReader: a reader that never reads does not keep kvepp from exiting.
 func TestAccessLogWithoutReader(t *testing.T) {
 	_, writer := io.Pipe()
-	var said logtest.Log
-	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), lineWriter: lineWriter{out: writer}}
+	var logged logtest.Log
+	a := &accessLog{log: slog.New(slog.NewTextHandler(&logged, nil)), lineWriter: lineWriter{out: writer}}
 	a.start()
 	io.WriteString(a, "line\n")
 	a.Close(10 * time.Millisecond)
-	if said.Count("last lines of the access log are lost") != 1 {
-		t.Errorf("said %q", &said)
+	if logged.Count("last lines of the access log are lost") != 1 {
+		t.Errorf("logged %q", &logged)
 	}
 }
 
-// partly writes a limited number of bytes, and then nothing until there is room again.
-type partly struct {
+// limitedWriter writes room bytes, and then fails until room is raised.
+type limitedWriter struct {
 	room int
 	bytes.Buffer
 }
 
-func (p *partly) Write(b []byte) (int, error) {
+func (p *limitedWriter) Write(b []byte) (int, error) {
 	n := min(p.room, len(b))
 	p.room -= n
 	p.Buffer.Write(b[:n])
@@ -108,9 +108,9 @@ func (p *partly) Write(b []byte) (int, error) {
 // TestAccessLogOnFullDisk: lost lines are counted and reported once. After an incomplete line, the next one starts on a
 // new line.
 func TestAccessLogOnFullDisk(t *testing.T) {
-	var said logtest.Log
-	disk := &partly{room: 7}
-	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), lineWriter: lineWriter{out: disk}}
+	var logged logtest.Log
+	disk := &limitedWriter{room: 7}
+	a := &accessLog{log: slog.New(slog.NewTextHandler(&logged, nil)), lineWriter: lineWriter{out: disk}}
 	a.failed = a.tell
 	a.flush([]byte("one\ntwo\nthree\n"))
 	a.flush([]byte("four\n"))
@@ -122,8 +122,8 @@ func TestAccessLogOnFullDisk(t *testing.T) {
 	if a.written.Load() != 2 || a.lostByError.Load() != 3 {
 		t.Errorf("%d written and %d failed, want 2 and 3", a.written.Load(), a.lostByError.Load())
 	}
-	if said.Count("level=ERROR") != 1 || said.Count("level=INFO") != 1 {
-		t.Errorf("said %s", &said)
+	if logged.Count("level=ERROR") != 1 || logged.Count("level=INFO") != 1 {
+		t.Errorf("logged %s", &logged)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestAccessLogFile(t *testing.T) {
 	r.start("--access-log="+file, "--log-format=json")
 	r.ready()
 	r.answers("10.0.0.1:8000")
-	r.eventually("the line of a request", func() error {
+	r.eventually("the log line of a request", func() error {
 		lines, err := accessLines(file)
 		if err == nil && (len(lines) < 2 || lines[0]["before"] != true) {
 			err = fmt.Errorf("%v", lines)
@@ -195,14 +195,14 @@ func TestAccessLogFile(t *testing.T) {
 	if line["worker"] != "a" || line["address"] != "10.0.0.1:8000" || line["status"] != 200.0 ||
 		line["reason"] != "no_body" ||
 		len(fmt.Sprint(line["request_id"])) != 36 {
-		t.Errorf("the last line: %v", line)
+		t.Errorf("the last log line is %v", line)
 	}
 	if d, ok := line["duration_seconds"].(float64); !ok || d <= 0 || d > 60 {
 		t.Errorf("duration_seconds is %v", line["duration_seconds"])
 	}
 }
 
-// TestAccessLogThatCannotBeOpened names the flag.
+// TestAccessLogThatCannotBeOpened: the error names the flag.
 func TestAccessLogThatCannotBeOpened(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "none", "access.log")
 	var stderr bytes.Buffer
@@ -229,7 +229,7 @@ func TestAccessLogReaderGone(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.within = []string{"/bin/sh", "-c", `"$0" "$@" | true`}
+	r.wrapper = []string{"/bin/sh", "-c", `"$0" "$@" | true`}
 	r.start("--access-log=-")
 	r.ready()
 	r.eventually("lost lines to be counted", func() error {

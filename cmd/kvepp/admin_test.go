@@ -26,11 +26,11 @@ func TestAdminToken(t *testing.T) {
 		}
 	}
 	if _, err := newTokenFile("--admin-token-file", file); err == nil {
-		t.Error("a file that is not there was taken")
+		t.Error("newTokenFile accepts a missing file")
 	}
 	write(" \n")
 	if _, err := newTokenFile("--admin-token-file", file); err == nil {
-		t.Error("an empty file was taken")
+		t.Error("newTokenFile accepts an empty file")
 	}
 	write("secret\n")
 	token, err := newTokenFile("--admin-token-file", file)
@@ -54,14 +54,14 @@ func TestAdminToken(t *testing.T) {
 		{token, "/query", "Bearer secret", http.StatusTeapot},
 		{token, "/health", "", http.StatusTeapot},
 	} {
-		if code := asked(guarded(inside, c.token), c.path, c.header); code != c.want {
+		if code := statusOf(guarded(inside, c.token), c.path, c.header); code != c.want {
 			t.Errorf("token %q, %s, header %q: %d, want %d", c.token.token(), c.path, c.header, code, c.want)
 		}
 	}
 }
 
-// asked returns the status of a request with an Authorization header.
-func asked(h http.Handler, path, authorization string) int {
+// statusOf returns the status of a request with an Authorization header.
+func statusOf(h http.Handler, path, authorization string) int {
 	req := httptest.NewRequest("GET", path, nil)
 	req.Header.Set("Authorization", authorization)
 	w := httptest.NewRecorder()
@@ -92,9 +92,9 @@ func TestTokenChanges(t *testing.T) {
 			t.Helper()
 			<-time.After(3 * reloadEvery)
 			synctest.Wait()
-			if a, b := asked(h, "/query", "Bearer "+good), asked(h, "/query", "Bearer "+bad); a != http.StatusOK ||
-				b != http.StatusUnauthorized {
-				t.Errorf("%s: %q is answered %d, %q %d", what, good, a, bad, b)
+			a, b := statusOf(h, "/query", "Bearer "+good), statusOf(h, "/query", "Bearer "+bad)
+			if a != http.StatusOK || b != http.StatusUnauthorized {
+				t.Errorf("%s: token %q gets %d, token %q gets %d", what, good, a, bad, b)
 			}
 		}
 		expect("at first", "one", "two")
@@ -107,18 +107,18 @@ func TestTokenChanges(t *testing.T) {
 		}
 		expect("no file", "two", "one")
 		write("three")
-		expect("at last", "three", "two")
+		expect("after another change", "three", "two")
 		if n := strings.Count(log.String(), "is refused"); n != 1 || strings.Contains(log.String(), "three") {
-			t.Errorf("refused %d times, or a secret in the log:\n%s", n, log)
+			t.Errorf("%d refusals are logged, want 1; or the log has a secret:\n%s", n, log)
 		}
 	})
 }
 
 // TestEngineKeyChanges: engines at --tokenizer-url get the key that the file holds now.
 func TestEngineKeyChanges(t *testing.T) {
-	var shown []string
+	var keys []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		shown = append(shown, r.Header.Get("Authorization"))
+		keys = append(keys, r.Header.Get("Authorization"))
 		io.WriteString(w, `[{"token_ids":[1]}]`)
 	}))
 	defer server.Close()
@@ -151,8 +151,8 @@ func TestEngineKeyChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !slices.Equal(shown, []string{"Bearer one", "Bearer two"}) {
-		t.Errorf("%q", shown)
+	if !slices.Equal(keys, []string{"Bearer one", "Bearer two"}) {
+		t.Errorf("%q", keys)
 	}
 }
 
@@ -168,12 +168,12 @@ func TestProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := guarded(mux, token)
-	if code := asked(h, "/debug/pprof/cmdline", "Bearer secret"); code != http.StatusNotFound {
-		t.Errorf("the command line is told: %d", code)
+	if code := statusOf(h, "/debug/pprof/cmdline", "Bearer secret"); code != http.StatusNotFound {
+		t.Errorf("/debug/pprof/cmdline answers %d, want 404", code)
 	}
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1",
 		"/debug/pprof/symbol"} {
-		if with, without := asked(h, path, "Bearer secret"), asked(h, path, ""); with != http.StatusOK ||
+		if with, without := statusOf(h, path, "Bearer secret"), statusOf(h, path, ""); with != http.StatusOK ||
 			without != http.StatusUnauthorized {
 			t.Errorf("%s: %d with the token, %d without", path, with, without)
 		}

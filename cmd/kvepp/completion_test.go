@@ -28,7 +28,7 @@ func TestCompletion(t *testing.T) {
 		{"kvepp serve --endpoints com", []string{"completion.go"}},
 		{"kvepp tokenize --model-path test", []string{"testdata"}},
 		{"kvepp completion ", []string{"bash", "fish", "zsh"}},
-		{"kvepp serve --config-f", nil}, // refused, so not offered
+		{"kvepp serve --config-f", nil}, // --config-file is refused, so it is not offered
 	}
 	for shell, offers := range map[string]func(*testing.T, string, string) []string{
 		"bash": offersOfBash, "fish": offersOfFish, "zsh": offersOfZsh,
@@ -52,11 +52,11 @@ func TestCompletion(t *testing.T) {
 				got := offers(t, path, c.line)
 				for _, want := range c.want {
 					if !slices.Contains(got, want) {
-						t.Errorf("%q: %q, want %q among them", c.line, got, want)
+						t.Errorf("%q: the shell offers %q, want %q among them", c.line, got, want)
 					}
 				}
 				if c.want == nil && len(got) > 0 {
-					t.Errorf("%q: %q, want none", c.line, got)
+					t.Errorf("%q: the shell offers %q, want none", c.line, got)
 				}
 			}
 		})
@@ -104,8 +104,8 @@ func offersOfFish(t *testing.T, script, line string) []string {
 	return offers
 }
 
-// offersOfZsh calls the completion function with stand-ins for zsh's own functions, which print what they are given. It
-// reads the specifications of _arguments, because zsh itself completes only at a terminal.
+// offersOfZsh calls the completion function with fakes of zsh's own functions, which print their arguments. It parses
+// the specifications of _arguments, because zsh itself completes only at a terminal.
 func offersOfZsh(t *testing.T, script, line string) []string {
 	words := strings.Fields(line)
 	if strings.HasSuffix(line, " ") {

@@ -74,11 +74,8 @@ func line(text string, at int) int { return 1 + strings.Count(text[:at], "\n") }
 
 // TestPagesNameFlags checks that the flags in pages exist.
 func TestPagesNameFlags(t *testing.T) {
-	var own checkOptions
-	check := serveFlags(&own.options)
-	own.own(check)
 	ofCommands := []*pflag.FlagSet{
-		check,
+		checkFlags(new(checkOptions)),
 		indexerFlags(new(indexerOptions)),
 		selectFlags(new(selectOptions)),
 		tokenizeFlags(new(tokenizeOptions)),
@@ -91,15 +88,15 @@ func TestPagesNameFlags(t *testing.T) {
 			slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
 	}
 	if known("no-such-flag") || !known("probe") || !known("no-router-kv-events") {
-		t.Fatal("the flag sets are not those of the commands")
+		t.Fatal("the flag sets differ from those of the commands")
 	}
 	flag := regexp.MustCompile(`(?:^|[^-\w])--([a-z][a-z0-9-]*[a-z0-9]|v)(\b)(-?\*)?`)
 	unused := maps.Clone(othersFlags)
 	for name, text := range pages(t) {
 		if strings.HasPrefix(name, "bench/") {
-			continue // whose flags are those of the programs there
+			continue // its flags belong to the benchmark programs
 		}
-		// it shows what is said about flags that there are not; TestMistakes of e2e writes it
+		// its quoted output names flags that do not exist; TestMistakes in e2e writes it
 		if name == "docs/mistakes.md" {
 			text = fences.ReplaceAllString(text, "")
 		}
@@ -107,12 +104,12 @@ func TestPagesNameFlags(t *testing.T) {
 			f := text[at[2]:at[3]]
 			delete(unused, f)
 			switch {
-			case at[6] >= 0: // a family, as --aic-*
+			case at[6] >= 0: // a group of flags such as --aic-*
 			case known(f) && othersFlags[f] != "":
-				t.Errorf("--%s is kvepp's too: take it off the list of others' flags", f)
+				t.Errorf("kvepp has --%s too: remove it from othersFlags", f)
 			case !known(f) && othersFlags[f] == "":
 				t.Errorf(
-					"%s, line %d: --%s is no flag of kvepp's, nor on the list of others'",
+					"%s, line %d: kvepp has no flag --%s, and othersFlags does not list it",
 					name,
 					line(text, at[2]),
 					f,
@@ -121,7 +118,7 @@ func TestPagesNameFlags(t *testing.T) {
 		}
 	}
 	for f, of := range unused {
-		t.Errorf("no page names --%s of %s any more", f, of)
+		t.Errorf("no page names --%s of %s: remove it from othersFlags", f, of)
 	}
 }
 
@@ -135,8 +132,8 @@ func TestPagesNameMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a kvepp with one endpoint shows, with labels; and what it shows elsewhere, in Kubernetes or as `kvepp
-	// select`, by name.
+	// Labels of the metrics that a kvepp with one endpoint exports; and, without labels, the names of metrics that it
+	// exports elsewhere (in Kubernetes, or as `kvepp select`).
 	labels := map[string]map[string]bool{}
 	for _, family := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(shown, -1) {
 		labels[family[1]] = map[string]bool{}
@@ -164,7 +161,7 @@ func TestPagesNameMetrics(t *testing.T) {
 			}
 		}
 	}
-	labels["inference_pool_per_pod_queue_size"] = map[string]bool{} // has series for engines whose load is known
+	labels["inference_pool_per_pod_queue_size"] = map[string]bool{} // has series only for engines whose load is known
 	names := slices.Collect(maps.Keys(labels))
 	exists := func(name string) bool {
 		return slices.ContainsFunc(names, func(n string) bool {
@@ -180,7 +177,7 @@ func TestPagesNameMetrics(t *testing.T) {
 		!exists("kvepp_phase_seconds_bucket") ||
 		!exists("inference_pool_*") ||
 		exists("kvepp_w") {
-		t.Fatal("the metrics are not kvepp's")
+		t.Fatal("the list of metrics is wrong")
 	}
 
 	metric := regexp.MustCompile(`\b((?:kvepp|inference|dynamo)_[a-z0-9_*]*[a-z0-9*])(\{[^}\n]*\})?`)
@@ -191,13 +188,13 @@ func TestPagesNameMetrics(t *testing.T) {
 			if i := slices.Index(othersMetrics, m); i >= 0 {
 				unused = slices.DeleteFunc(unused, func(u string) bool { return u == m })
 				if exists(m) {
-					t.Errorf("%s is kvepp's: take it off the list of others' metrics", m)
+					t.Errorf("kvepp has %s: remove it from othersMetrics", m)
 				}
 				continue
 			}
 			if !exists(m) {
 				t.Errorf(
-					"%s, line %d: kvepp has no metric %s, nor is it on the list of others'",
+					"%s, line %d: kvepp has no metric %s, and othersMetrics does not list it",
 					name,
 					line(text, at[0]),
 					m,
@@ -216,7 +213,7 @@ func TestPagesNameMetrics(t *testing.T) {
 		}
 	}
 	for _, m := range unused {
-		t.Errorf("no page names %s any more", m)
+		t.Errorf("no page names %s: remove it from othersMetrics", m)
 	}
 }
 
@@ -252,14 +249,14 @@ func TestPagesLink(t *testing.T) {
 				to = path.Join(path.Dir(name), file)
 			}
 			if _, err := os.Stat(filepath.Join("../..", to)); errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s: %s is not there", name, link[1])
+				t.Errorf("%s: %s does not exist", name, link[1])
 			} else if heading != "" && !anchors(all[to])[heading] {
 				t.Errorf("%s: %s has no heading %s", name, to, heading)
 			}
 		}
 	}
 	if links == 0 {
-		t.Error("no links")
+		t.Error("the pages have no links")
 	}
 }
 
@@ -271,7 +268,7 @@ func TestPagesRun(t *testing.T) {
 		for _, block := range fences.FindAllString(text, -1) {
 			for _, c := range command.FindAllStringSubmatch(strings.ReplaceAll(block, "\\\n", " "), -1) {
 				if strings.Contains(c[2], "...") {
-					continue // what is left out, the reader knows
+					continue // the reader fills in the rest
 				}
 				args := strings.Fields(strings.TrimSuffix(c[2], " &"))
 				var err error
@@ -280,9 +277,7 @@ func TestPagesRun(t *testing.T) {
 					err = parseServe(new(options), args, none)
 				case "check":
 					var o checkOptions
-					flags := serveFlags(&o.options)
-					o.own(flags)
-					err = parseWith(&o.options, flags, args, none)
+					err = parseWith(&o.options, checkFlags(&o), args, none)
 				case "indexer":
 					err = parseIndexer(new(indexerOptions), args, none)
 				case "select":
@@ -294,7 +289,7 @@ func TestPagesRun(t *testing.T) {
 				case "workers", "cordon", "drain", "uncordon":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
-					t.Errorf("%s: kvepp %s is no command that this test knows", name, c[1])
+					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])
 				}
 				if commands[c[1]]++; err != nil {
 					t.Errorf("%s: kvepp %s %s: %v", name, c[1], strings.Join(args, " "), err)
@@ -315,13 +310,13 @@ func TestSecurityNumbers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
 	}
-	flags, held := serveFlags(new(options)), 0
+	flags, compared := serveFlags(new(options)), 0
 	for _, cells := range regexp.MustCompile("(?m)^\\| ([^|]*) \\| ([^|]*) \\| `([^`|]*)` \\|").FindAllStringSubmatch(
 		pages(t)["docs/security.md"], -1) {
-		what, said, name := cells[1], cells[2], cells[3]
-		number := regexp.MustCompile(`^([\d,]+)(?: (KiB|MiB|GiB|s))?`).FindStringSubmatch(said)
+		what, stated, name := cells[1], cells[2], cells[3]
+		number := regexp.MustCompile(`^([\d,]+)(?: (KiB|MiB|GiB|s))?`).FindStringSubmatch(stated)
 		if number == nil {
-			continue // none, or what memory makes of it
+			continue // no limit, or one that follows from the memory limit
 		}
 		n, err := strconv.ParseInt(strings.ReplaceAll(number[1], ",", ""), 10, 64)
 		if err != nil {
@@ -337,7 +332,7 @@ func TestSecurityNumbers(t *testing.T) {
 				continue
 			}
 			if f.DefValue == "0" {
-				continue // as much as memory allows
+				continue // 0: the limit follows from the memory limit
 			}
 			if d, err := time.ParseDuration(f.DefValue); err == nil {
 				got = int64(d)
@@ -353,12 +348,12 @@ func TestSecurityNumbers(t *testing.T) {
 		} else {
 			continue
 		}
-		if held++; got != want {
-			t.Errorf("%s: the page says %s, and %s is %d", what, said, name, got)
+		if compared++; got != want {
+			t.Errorf("%s: the page says %s, and %s is %d", what, stated, name, got)
 		}
 	}
-	if held < 20 {
-		t.Errorf("%d numbers were compared", held)
+	if compared < 20 {
+		t.Errorf("%d numbers were compared, want at least 20", compared)
 	}
 }
 
@@ -396,7 +391,7 @@ func constantOf(folder, name string) (int64, error) {
 					}
 					n, exact := constant.Int64Val(value.Value)
 					if !exact {
-						return 0, fmt.Errorf("%s.%s = %s is no whole number", folder, name, text)
+						return 0, fmt.Errorf("%s.%s = %s is not an integer", folder, name, text)
 					}
 					return n, nil
 				}

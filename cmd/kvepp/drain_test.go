@@ -20,7 +20,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// admin runs a command against the running kvepp, and returns what it printed and its exit status.
+// runAdmin runs a command against the running kvepp, and returns what it printed and its exit status.
 func (r *running) runAdmin(args ...string) (stdout, stderr string, status int) {
 	r.t.Helper()
 	var out, errs bytes.Buffer
@@ -28,8 +28,8 @@ func (r *running) runAdmin(args ...string) (stdout, stderr string, status int) {
 	return out.String(), errs.String(), status
 }
 
-// TestOperatorCommands follows an endpoint of a kvepp that serves through cordon, drain and uncordon, by hand and by
-// the endpoints file.
+// TestOperatorCommands cordons, drains and uncordons endpoints of a running kvepp, by command and by the endpoints
+// file.
 func TestOperatorCommands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -54,7 +54,7 @@ func TestOperatorCommands(t *testing.T) {
 	gauge := func(want string) {
 		t.Helper()
 		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, want) {
-			t.Errorf("the metrics do not have %s (%v)", want, err)
+			t.Errorf("the metrics lack %s (%v)", want, err)
 		}
 	}
 	if _, stderr, status := kvepp.runAdmin("drain", "worker-a"); status != 1 ||
@@ -79,9 +79,9 @@ func TestOperatorCommands(t *testing.T) {
 		) {
 			return fmt.Errorf("%s", stdout)
 		}
-		// a moment later
+		// the gauge follows a moment later
 		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 2`) {
-			return fmt.Errorf("the metrics do not have two cordoned workers (%v)", err)
+			return fmt.Errorf("the metrics do not count two cordoned workers (%v)", err)
 		}
 		return nil
 	})
@@ -91,7 +91,7 @@ func TestOperatorCommands(t *testing.T) {
 	kvepp.write(both + "}\n")
 	kvepp.eventually("b to be uncordoned", func() error {
 		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 0`) {
-			return fmt.Errorf("it is cordoned (%v)", err)
+			return fmt.Errorf("it is still cordoned (%v)", err)
 		}
 		return nil
 	})
@@ -101,7 +101,7 @@ func TestOperatorCommands(t *testing.T) {
 		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-a`,
 		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-b`} {
 		if log := kvepp.Tail(100); strings.Count(log, line) != 1 {
-			t.Errorf("the log does not have once %s:\n%s", line, log)
+			t.Errorf("the log does not have exactly one line %s:\n%s", line, log)
 		}
 	}
 	if log := kvepp.Tail(100); strings.Contains(log, "worker left") {
@@ -109,17 +109,17 @@ func TestOperatorCommands(t *testing.T) {
 	}
 }
 
-// drained is a fake kvepp that reports a chosen state of one endpoint.
-type drained struct {
+// fakeKvepp serves the admin API with one endpoint, whose state the test chooses.
+type fakeKvepp struct {
 	mu    sync.Mutex
 	now   admin.Endpoint
 	gets  int
-	after func(gets int, e *admin.Endpoint) // changes it before each GET
+	after func(gets int, e *admin.Endpoint) // called before each answer to GET; may change e
 	*httptest.Server
 }
 
-func newDrained(t *testing.T, after func(int, *admin.Endpoint)) *drained {
-	d := &drained{
+func newFakeKvepp(t *testing.T, after func(int, *admin.Endpoint)) *fakeKvepp {
+	d := &fakeKvepp{
 		after: after,
 		now:   admin.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []admin.Worker{}},
 	}
@@ -142,40 +142,40 @@ func newDrained(t *testing.T, after func(int, *admin.Endpoint)) *drained {
 	return d
 }
 
-// whenever replaces the time in a line.
-var whenever = regexp.MustCompile(`after [0-9ms]+`)
+// elapsed matches the time in a line.
+var elapsed = regexp.MustCompile(`after [0-9ms]+`)
 
-// TestDrainWaits: the command returns when the last request ends, and prints how many run meanwhile. If it ends for
-// another reason, it says what to do.
+// TestDrainWaits: the command prints how many requests run, and returns when the last one ends. If it ends for another
+// reason, it says what to do.
 func TestDrainWaits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
 	}
 	for name, c := range map[string]struct {
-		after             func(gets int, e *admin.Endpoint)
-		timeout           time.Duration
-		err, done, showed string
+		after                  func(gets int, e *admin.Endpoint)
+		timeout                time.Duration
+		err, printed, progress string
 	}{
 		"requests end": {after: func(gets int, e *admin.Endpoint) { e.RunningRequests = max(3-gets, 0) },
-			done: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`,
-			showed: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 " +
+			printed: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`,
+			progress: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 " +
 				"request runs after N s\n"},
-		"they do not": {after: func(int, *admin.Endpoint) {}, timeout: 2 * time.Second,
+		"requests do not end": {after: func(int, *admin.Endpoint) {}, timeout: 2 * time.Second,
 			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait ` +
 				`further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
-		"it leaves": {after: func(_ int, e *admin.Endpoint) { e.InPool = false },
+		"the endpoint leaves": {after: func(_ int, e *admin.Endpoint) { e.InPool = false },
 			err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself " +
 				"before you stop it"},
 		"uncordoned": {after: func(_ int, e *admin.Endpoint) { e.Cordon = nil },
 			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has " +
 				"uncordoned it. Drain it again"},
-		"only its Pod cordons it": {after: func(_ int,
+		"only the Pod annotation cordons it": {after: func(_ int,
 			e *admin.Endpoint) {
 			e.Cordon.By = []string{"Pod annotation"}
 		}, err: "a is not cordoned any more"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := newDrained(t, c.after)
+			d := newFakeKvepp(t, c.after)
 			var progress, out bytes.Buffer
 			client := adminClient{
 				address:  strings.TrimPrefix(d.URL, "http://"),
@@ -184,16 +184,16 @@ func TestDrainWaits(t *testing.T) {
 				progress: &progress,
 			}
 			err := client.drain(t.Context(), "a", c.timeout, &out)
-			if got := whenever.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" &&
+			if got := elapsed.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" &&
 				!strings.Contains(got, c.err) ||
 				c.err == "" && err != nil {
 				t.Errorf("error %q, want %q", got, c.err)
 			}
-			if got := whenever.ReplaceAllString(strings.TrimSpace(out.String()), "after N s"); got != c.done {
-				t.Errorf("said %q, want %q", got, c.done)
+			if got := elapsed.ReplaceAllString(strings.TrimSpace(out.String()), "after N s"); got != c.printed {
+				t.Errorf("printed %q, want %q", got, c.printed)
 			}
-			if got := whenever.ReplaceAllString(progress.String(), "after N s"); c.showed != "" && got != c.showed {
-				t.Errorf("progress %q, want %q", got, c.showed)
+			if got := elapsed.ReplaceAllString(progress.String(), "after N s"); c.progress != "" && got != c.progress {
+				t.Errorf("progress %q, want %q", got, c.progress)
 			}
 		})
 	}
@@ -267,7 +267,7 @@ func TestAdminUsage(t *testing.T) {
 
 // TestDrainIsInterrupted: the first signal ends the command, which reports the running requests.
 func TestDrainIsInterrupted(t *testing.T) {
-	d := newDrained(t, func(int, *admin.Endpoint) {})
+	d := newFakeKvepp(t, func(int, *admin.Endpoint) {})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +288,7 @@ func TestDrainIsInterrupted(t *testing.T) {
 	t.Cleanup(p.Kill)
 	if err := process.Until(t.Context(), func() error {
 		if !strings.Contains(p.Tail(10), "3 requests run") {
-			return fmt.Errorf("it shows no progress: %s", p.Tail(10))
+			return fmt.Errorf("no progress line: %s", p.Tail(10))
 		}
 		return nil
 	}); err != nil {

@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// modelHub is a hub with one model, whose files are content-addressed by one commit.
+// modelHub starts a hub with one model, whose files belong to one commit, and returns its URL. before may answer a
+// request instead of the hub.
 func modelHub(
 	t *testing.T,
 	files map[string]string,
@@ -45,6 +46,7 @@ func modelHub(
 	return server.URL + "/hub"
 }
 
+// noEnvironment is an environment without variables.
 func noEnvironment(string) string { return "" }
 
 // tree lists the files of a folder with their contents.
@@ -92,13 +94,13 @@ func TestFetch(t *testing.T) {
 	if err := os.WriteFile(token, []byte("s3cr3t\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var out, complaint bytes.Buffer
+	var out, stderr bytes.Buffer
 	if status := fetch([]string{"--hub=" + url, "--to=" + to, "--token-file=" + token, "qwen=org/model"}, &out,
-		&complaint, noEnvironment); status != 0 {
-		t.Fatal(status, complaint.String())
+		&stderr, noEnvironment); status != 0 {
+		t.Fatal(status, stderr.String())
 	}
 	if out.String() != "qwen: org/model at c0ffee, 4 files, 0.0 MB\n" {
-		t.Errorf("said %q", out.String())
+		t.Errorf("printed %q", out.String())
 	}
 	want := map[string]string{
 		"qwen/tokenizer.json":                      "{}",
@@ -110,9 +112,9 @@ func TestFetch(t *testing.T) {
 	if got := tree(t, to); !maps.Equal(got, want) {
 		t.Errorf("fetched %v, want %v", got, want)
 	}
-	if !strings.Contains(complaint.String(), "503 Service Unavailable; again in 1s") ||
-		strings.Contains(complaint.String(), "s3cr3t") {
-		t.Errorf("complained %q", complaint.String())
+	if !strings.Contains(stderr.String(), "503 Service Unavailable; again in 1s") ||
+		strings.Contains(stderr.String(), "s3cr3t") {
+		t.Errorf("stderr %q", stderr.String())
 	}
 }
 
@@ -139,7 +141,7 @@ func TestFetchFails(t *testing.T) {
 	for _, x := range []struct {
 		args   []string
 		status int
-		says   string
+		want   string
 	}{
 		{[]string{"--hub=" + plain, "--to=DIR", "m=org/other"}, 1, "no such model or revision"},
 		{[]string{"--hub=" + plain, "--to=DIR", "m=org/model@v2"}, 1, "no such model or revision"},
@@ -165,11 +167,11 @@ func TestFetchFails(t *testing.T) {
 				x.args[i] = "--to=" + t.TempDir()
 			}
 		}
-		var out, complaint bytes.Buffer
-		if status := fetch(x.args, &out, &complaint, noEnvironment); status != x.status ||
-			!strings.Contains(complaint.String(), x.says) ||
-			strings.Contains(complaint.String(), "s3cr3t") {
-			t.Errorf("%v: status %d, %q; want %d and %q", x.args, status, complaint.String(), x.status, x.says)
+		var out, stderr bytes.Buffer
+		if status := fetch(x.args, &out, &stderr, noEnvironment); status != x.status ||
+			!strings.Contains(stderr.String(), x.want) ||
+			strings.Contains(stderr.String(), "s3cr3t") {
+			t.Errorf("%v: status %d, %q; want %d and %q", x.args, status, stderr.String(), x.status, x.want)
 		}
 	}
 }
@@ -185,29 +187,29 @@ func TestFetchRedirects(t *testing.T) {
 	defer store.Close()
 	url := modelHub(t, map[string]string{"tokenizer.json": ""}, func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "/resolve/") {
-			// Another host's name for the same address.
+			// Another host name for the same address.
 			http.Redirect(w, r, strings.Replace(store.URL, "127.0.0.1", "localhost", 1), http.StatusFound)
 			return true
 		}
 		return false
 	})
 	to := t.TempDir()
-	var out, complaint bytes.Buffer
+	var out, stderr bytes.Buffer
 	environment := func(name string) string {
 		return map[string]string{"HF_ENDPOINT": url + "/", "HF_TOKEN": "s3cr3t"}[name]
 	}
-	if status := fetch([]string{"--to=" + to, ".=org/model"}, &out, &complaint, environment); status != 0 {
-		t.Fatal(status, complaint.String())
+	if status := fetch([]string{"--to=" + to, ".=org/model"}, &out, &stderr, environment); status != 0 {
+		t.Fatal(status, stderr.String())
 	}
 	if got := tree(t, to); !maps.Equal(got, map[string]string{"tokenizer.json": "{}"}) {
 		t.Errorf("fetched %v", got)
 	}
 	if leaked.Load() {
-		t.Error("another host was given the hub's token")
+		t.Error("another host got the hub's token")
 	}
 	from, _ := http.NewRequest(http.MethodGet, "https://hub/x", nil)
 	on, _ := http.NewRequest(http.MethodGet, "http://hub/x", nil)
 	if staySecure(on, []*http.Request{from}) == nil {
-		t.Error("led from https to http")
+		t.Error("staySecure allows a redirect from https to http")
 	}
 }

@@ -129,11 +129,11 @@ func TestPrintConfig(t *testing.T) {
 		"nats-server: nats://***@h:1 # " + file + ", line 3; user and password are not shown",
 	} {
 		if !strings.Contains(flat, want) {
-			t.Errorf("no %q in\n%s", want, stdout)
+			t.Errorf("the output lacks %q:\n%s", want, stdout)
 		}
 	}
 	if strings.Contains(stdout, "secret") {
-		t.Error("it shows a password")
+		t.Error("the output has a password")
 	}
 	again := settingsIn(t, strings.ReplaceAll(stdout, "***@", "u:secret@"))
 	first, second := parsed(t, args[1:], env), parsed(t, []string{"--config=" + again}, nil)

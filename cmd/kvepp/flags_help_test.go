@@ -84,10 +84,10 @@ func TestNamedValues(t *testing.T) {
 			}
 		}
 		if try(f.Name, "7") == "" {
-			t.Errorf("--%s takes 7", f.Name)
+			t.Errorf("--%s accepts 7", f.Name)
 		}
 	})
 	if named < 15 {
-		t.Errorf("%d flags name their values", named)
+		t.Errorf("%d flags name their values, want at least 15", named)
 	}
 }

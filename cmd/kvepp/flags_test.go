@@ -1181,12 +1181,13 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	return &o
 }
 
-func TestFlagBeatsKveppBeatsDynamo(t *testing.T) {
+// TestPrecedenceOfVariables: a flag precedes kvepp's variable, and that precedes Dynamo's.
+func TestPrecedenceOfVariables(t *testing.T) {
 	for _, s := range settings {
 		want := func(value string) any { return s.get(parsed(t, []string{"--" + s.flag + "=" + value}, nil)) }
 		byFlag := want(s.values[0])
 		if byFlag == s.get(parsed(t, nil, nil)) {
-			t.Errorf("--%s=%s changes nothing", s.flag, s.values[0])
+			t.Errorf("--%s=%s has no effect", s.flag, s.values[0])
 		}
 		env := map[string]string{s.kvepp: s.values[1]}
 		if s.dynamo != "" {
@@ -1230,7 +1231,7 @@ func TestEveryFlagIsListed(t *testing.T) {
 	}
 	serveFlags(new(options)).VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden && !listed[f.Name] {
-			t.Errorf("--%s is not in the table of this test", f.Name)
+			t.Errorf("add --%s to the table of this test", f.Name)
 		}
 		if !f.Hidden && annotation(f, inVariables) != kveppEnv(f.Name) {
 			t.Errorf("--%s: its first variable is not %s", f.Name, kveppEnv(f.Name))
@@ -1289,7 +1290,7 @@ func TestQueueFlags(t *testing.T) {
 			t.Errorf("%v: without effect: %v", c.args, unused)
 		}
 	}
-	// What the file says under router goes before flags, and those before the environment.
+	// Precedence: the section router of the policy file, flags, the environment.
 	o := parsed(
 		t,
 		append(
@@ -1314,7 +1315,7 @@ func TestQueueFlags(t *testing.T) {
 	}
 }
 
-// The keys of router are all Dynamo's, and each has a flag.
+// TestPolicySettings: each of Dynamo's settings in the section router has a flag.
 func TestPolicySettings(t *testing.T) {
 	f := serveFlags(new(options))
 	for key, flag := range settingFlags {
@@ -1383,7 +1384,7 @@ func TestOlderNames(t *testing.T) {
 		o.scoring.AssumeKVReuse {
 		t.Errorf("%+v", o)
 	}
-	// A newer name goes before an older one, wherever it is given.
+	// Among variables, the newer name takes precedence. A flag, also by an older name, precedes both.
 	env := map[string]string{
 		"DYN_OVERLAP_SCORE_WEIGHT":           "2",
 		"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3",
@@ -1481,7 +1482,8 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
-// TestRefusedFolderWithURL: kvepp starts if it can ask the engine instead, and logs that.
+// TestRefusedFolderWithURL: kvepp starts if --tokenizer-url names the engine of a model whose folder cannot be used. It
+// logs a warning.
 func TestRefusedFolderWithURL(t *testing.T) {
 	o := parsed(
 		t,
@@ -1493,12 +1495,12 @@ func TestRefusedFolderWithURL(t *testing.T) {
 		},
 		nil,
 	)
-	var said bytes.Buffer
-	models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	var logged bytes.Buffer
+	models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
 	if len(models) != 1 || models["here"] == nil {
 		t.Fatalf("%v", models)
 	}
-	if text := said.String(); strings.Count(text, "level=WARN") != 1 ||
+	if text := logged.String(); strings.Count(text, "level=WARN") != 1 ||
 		!strings.Contains(text, "model=gone url=http://engine") ||
 		!strings.Contains(text, "nomodel") {
 		t.Errorf("log:\n%s", text)
@@ -1536,22 +1538,22 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 			},
 			nil,
 		)
-		var said bytes.Buffer
-		models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+		var logged bytes.Buffer
+		models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
 		if len(models) != 3 {
 			t.Fatalf("%v", models)
 		}
 		of := upperBound(o.config.engine.Engine, models)
 		if !bounded {
-			if of != nil || strings.Contains(said.String(), "upper bound") {
-				t.Errorf("%s: log:\n%s", engine, said.String())
+			if of != nil || strings.Contains(logged.String(), "upper bound") {
+				t.Errorf("%s: log:\n%s", engine, logged.String())
 			}
 			continue
 		}
-		if of("plain") || !of("hybrid") || !of("bare") || !of("one that is asked for with token ids") {
+		if of("plain") || !of("hybrid") || !of("bare") || !of("a model without a tokenizer") {
 			t.Errorf("upper bounds: plain %v, hybrid %v, bare %v", of("plain"), of("hybrid"), of("bare"))
 		}
-		if text := said.String(); strings.Count(text, "upper bound") != 2 ||
+		if text := logged.String(); strings.Count(text, "upper bound") != 2 ||
 			strings.Count(text, "no config.json") != 1 ||
 			!strings.Contains(text, "upper bound\" model=hybrid") {
 			t.Errorf("log:\n%s", text)
@@ -1559,7 +1561,7 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 	}
 }
 
-// TestRefusedFolderWithoutURL: kvepp starts nevertheless, and routes by load.
+// TestRefusedFolderWithoutURL: kvepp starts although a model's folder cannot be used, and logs an error.
 func TestRefusedFolderWithoutURL(t *testing.T) {
 	o := parsed(
 		t,
@@ -1571,12 +1573,12 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 		},
 		nil,
 	)
-	var said bytes.Buffer
-	models := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	var logged bytes.Buffer
+	models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
 	if gone, named := models["gone"]; !named || gone != nil || models["here"] == nil {
 		t.Fatalf("%v", models)
 	}
-	if text := said.String(); strings.Count(text, "level=ERROR") != 1 ||
+	if text := logged.String(); strings.Count(text, "level=ERROR") != 1 ||
 		!strings.Contains(text, "model=gone folder=testdata/nomodel") {
 		t.Errorf("log:\n%s", text)
 	}
@@ -1587,27 +1589,18 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 	applySettings(
 		models,
 		[]dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}},
-		newDedupLog(slog.New(slog.NewTextHandler(&said, nil))),
+		newDedupLog(slog.New(slog.NewTextHandler(&logged, nil))),
 	)
 }
 
-// TestComplaintsOfFiles: each problem of a file is logged once, and again after the file has changed.
-func TestComplaintsOfFiles(t *testing.T) {
+// TestMismatchesAreLoggedOnce: each mismatch is logged when it begins, and again if it ended in between.
+func TestMismatchesAreLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
-	said := map[dynamo.Mismatch]bool{}
-	a, b := dynamo.Mismatch{
-		Endpoint: "w0",
-		File:     "tokenizer.json",
-		Own:      "x",
-		Worker:   "y",
-	}, dynamo.Mismatch{
-		Endpoint: "w1",
-		File:     "tokenizer.json",
-		Own:      "x",
-		Worker:   "y",
-	}
+	logged := map[dynamo.Mismatch]bool{}
+	a := dynamo.Mismatch{Endpoint: "w0", File: "tokenizer.json", Own: "x", Worker: "y"}
+	b := dynamo.Mismatch{Endpoint: "w1", File: "tokenizer.json", Own: "x", Worker: "y"}
 	for _, mismatches := range [][]dynamo.Mismatch{{a}, {a}, {a, b}, {b}, {b, a}} {
-		logMismatches(slog.New(slog.NewTextHandler(&log, nil)), mismatches, said)
+		logMismatches(slog.New(slog.NewTextHandler(&log, nil)), mismatches, logged)
 	}
 	if text := log.String(); strings.Count(text, "level=ERROR") != 3 ||
 		strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
@@ -1781,7 +1774,7 @@ func TestWrongUsage(t *testing.T) {
 	}
 }
 
-func TestStartFailsClearly(t *testing.T) {
+func TestErrorsAtStart(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		says string
@@ -1909,7 +1902,7 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 	}
 }
 
-// The flags by which GAIE's and llm-d's pickers are told how to log mean here what they mean there.
+// TestLoggingOfOtherPickers: the logging flags of GAIE's and llm-d's pickers mean the same in kvepp.
 func TestLoggingOfOtherPickers(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"", "info text"}, {"--zap-encoder=json", "info json"},

@@ -34,7 +34,8 @@ func gathered(t *testing.T, m *metrics.Metrics) map[string]float64 {
 	return all
 }
 
-// The series are there before anything is known, and if nothing is to be; they follow what engines say.
+// TestPoolMetrics: the series exist before the first reading, and also if kvepp scrapes no engines. After a reading
+// they have its values.
 func TestPoolMetrics(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n")
@@ -72,10 +73,10 @@ func TestPoolMetrics(t *testing.T) {
 	off := metrics.New()
 	showGauges(off, "llama", p, nil)
 	if wrong := check(off, nothing); wrong != "" {
-		t.Errorf("never read:\n%s", wrong)
+		t.Errorf("engines are not scraped:\n%s", wrong)
 	}
 	if kvUsage(nil) != nil {
-		t.Error("the router asks for what is never read")
+		t.Error("the router has a source of KV usage although kvepp scrapes no engines")
 	}
 
 	on := metrics.New()
@@ -110,13 +111,13 @@ func TestPoolMetrics(t *testing.T) {
 		}
 	}
 	if _, there := gathered(t, on)["inference_pool_per_pod_queue_size b-rank-1 llama"]; there {
-		t.Error("a worker that does not tell has a queue")
+		t.Error("a worker without a reading has a series for its queue")
 	}
 	if u := kvUsage(g)(nil); len(u) == 0 || u[0] != 0.5 {
 		t.Errorf("usage %v", u)
 	}
 	o.config.gauges.Interval = 0
 	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), quiet) != nil {
-		t.Error("kvepp reads engines although the interval is 0")
+		t.Error("kvepp scrapes engines although the interval is 0")
 	}
 }

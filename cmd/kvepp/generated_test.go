@@ -44,7 +44,7 @@ func checkPage(t *testing.T, name, want string) {
 	}
 }
 
-// cell returns a text for a cell of a table in Markdown.
+// cell returns a text as a cell of a Markdown table.
 func cell(text string) string {
 	return strings.NewReplacer("|", `\|`, "<", `\<`).Replace(strings.Join(strings.Fields(text), " "))
 }
@@ -107,7 +107,7 @@ Next: [metrics](metrics.md) shows whether the settings have the effect that you 
 [mistakes](mistakes.md) what kvepp says about wrong ones.
 `
 
-// TestConfigurationPage holds docs/configuration.md against the flags.
+// TestConfigurationPage checks docs/configuration.md against the flags.
 func TestConfigurationPage(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("<!-- Written by go test ./cmd/kvepp -run ConfigurationPage -rewrite. Do not edit by hand. " +
@@ -218,13 +218,13 @@ Next: [operations](operations.md) says how to run kvepp, and [failure modes](fai
 like in these metrics.
 `
 
-// A metric is what the page says about one.
+// metric is one row of docs/metrics.md.
 type metric struct {
 	name, kind, help string
 	labels           []string
 }
 
-// wiredElsewhere are metrics that TestMetricsPage does not start: those of the process, of Kubernetes and of other
+// wiredElsewhere are the metrics of parts that TestMetricsPage does not start: the process, Kubernetes and other
 // commands.
 var wiredElsewhere = []metric{
 	{metrics.Connections, "gauge", metrics.ConnectionsHelp, []string{"listener"}},
@@ -329,7 +329,7 @@ func metricsOf(t *testing.T, r *prometheus.Registry) map[string]metric {
 	return all
 }
 
-// TestMetricsPage holds docs/metrics.md against the metrics that kvepp registers, and these against the names in the
+// TestMetricsPage checks docs/metrics.md against the metrics that kvepp registers, and these against the names in the
 // sources.
 func TestMetricsPage(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -373,7 +373,7 @@ func TestMetricsPage(t *testing.T) {
 	page.WriteString(metricsHead)
 	sections := map[string][]metric{}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		title := "" // of none: Go's metrics and the process's
+		title := "" // no section: metrics of Go and the process
 		for _, section := range slices.Backward(metricSections) {
 			if section.pattern.MatchString(name) {
 				title = section.title

@@ -16,7 +16,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestIdleConnections: many idle connections do not block a proxy. Its stream continues, and it can open further
+// TestIdleConnections: many idle connections do not block a proxy. Its stream continues, and it can open more
 // connections.
 func TestIdleConnections(t *testing.T) {
 	const most = 8
@@ -59,14 +59,8 @@ func TestIdleConnections(t *testing.T) {
 	}
 	read := func() error {
 		seen := metricstest.Read(t, m.Registry)
-		open, evicted := seen.Of(
-			metrics.Connections,
-			"listener=ext_proc",
-		).Value(), seen.Of(
-			metrics.ConnectionsClosed,
-			"listener=ext_proc",
-			"outcome=evicted",
-		).Value()
+		open := seen.Of(metrics.Connections, "listener=ext_proc").Value()
+		evicted := seen.Of(metrics.ConnectionsClosed, "listener=ext_proc", "outcome=evicted").Value()
 		if open > most || evicted < 9*most {
 			return fmt.Errorf("%v connections are open, %v were evicted", open, evicted)
 		}
@@ -81,7 +75,7 @@ func TestIdleConnections(t *testing.T) {
 	go func() { _, err := watch.Recv(); ended <- err }()
 	select {
 	case err := <-ended:
-		t.Errorf("the stream that was there has ended: %v", err)
+		t.Errorf("the stream that was open before has ended: %v", err)
 	default:
 	}
 }

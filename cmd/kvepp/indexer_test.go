@@ -38,7 +38,7 @@ func TestIndexerFlags(t *testing.T) {
 	}
 }
 
-// TestIndexerThatCannotStart: an indexer that cannot start exits, although its events wait for peers.
+// TestIndexerThatCannotStart: an indexer that cannot start exits, also while it holds events back for --peers.
 func TestIndexerThatCannotStart(t *testing.T) {
 	var o indexerOptions
 	if err := parseIndexer(&o, strings.Fields(
@@ -53,9 +53,9 @@ func TestIndexerThatCannotStart(t *testing.T) {
 	select {
 	case err := <-ended:
 		if err == nil || !strings.Contains(err.Error(), "already registered") {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("runIndexer returns %v", err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("it hangs")
+		t.Fatal("runIndexer does not return")
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -30,7 +31,7 @@ const asProgram = "KVEPP_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
-		os.Unsetenv(asProgram) // which kvepp would refuse
+		os.Unsetenv(asProgram) // kvepp would refuse the variable
 		os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
 	}
 	os.Exit(m.Run())
@@ -43,7 +44,7 @@ type running struct {
 	grpc, health, prom, admin int // ports
 	endpoints                 string
 	env                       []string // NAME=VALUE
-	within                    []string // a program and its arguments, which runs kvepp; nil: none
+	wrapper                   []string // a program with arguments that runs kvepp; nil: none
 	processor, plain          *grpc.ClientConn
 }
 
@@ -85,7 +86,7 @@ func (r *running) start(flags ...string) {
 		r.t.Fatal(err)
 	}
 	argv := append(
-		slices.Concat(r.within, []string{self, "serve"}),
+		slices.Concat(r.wrapper, []string{self, "serve"}),
 		append([]string{"--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
 			"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port",
 			strconv.Itoa(r.prom),
@@ -97,7 +98,7 @@ func (r *running) start(flags ...string) {
 	r.t.Cleanup(func() {
 		r.Kill()
 		if r.t.Failed() {
-			r.t.Logf("the end of kvepp's log:\n%s", r.Tail(30))
+			r.t.Logf("the last lines of kvepp's log:\n%s", r.Tail(30))
 		}
 	})
 	for conn, port := range map[**grpc.ClientConn]int{&r.processor: r.grpc, &r.plain: r.health} {
@@ -123,16 +124,17 @@ func (r *running) eventually(what string, condition func() error) {
 	r.until(what, 2*time.Minute, condition)
 }
 
-// until waits for a condition, at most for the given time. It fails if kvepp has exited.
-func (r *running) until(what string, most time.Duration, condition func() error) {
+// until waits for a condition, at most until timeout. It fails the test if kvepp exits.
+func (r *running) until(what string, timeout time.Duration, condition func() error) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), most)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if err := process.Up(ctx, what, condition, r.Process); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
+// ready waits until health checks answer SERVING.
 func (r *running) ready() {
 	r.t.Helper()
 	r.eventually("kvepp to be ready", func() error {
@@ -157,7 +159,7 @@ func (r *running) metrics() (string, error) {
 // request is a request as the proxy announces it. It stays active until its stream is closed.
 type request struct {
 	extprocv3.ExternalProcessor_ProcessClient
-	endpoint string // where it goes; empty: status is kvepp's own answer
+	endpoint string // the chosen one; empty: kvepp answered with status itself
 	status   int
 }
 
@@ -233,18 +235,18 @@ func TestReplicasStartTogether(t *testing.T) {
 		t.Skip("slow: make test runs it")
 	}
 	t.Parallel()
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	deaf, err := process.Ports(1) // an engine's events that are not there yet
+	unusedPort, err := process.Ports(1) // of an engine that does not publish events yet
 	if err != nil {
 		t.Fatal(err)
 	}
 	endpoints := fmt.Sprintf(
 		"endpoints:\n- {name: a, address: '10.0.0.1:8000', blockSize: 16, kvEvents: 'tcp://127.0.0.1:%d'}\n",
-		deaf,
+		unusedPort,
 	)
 	replicas := []*running{reserve(t), reserve(t), reserve(t)}
 	for i, r := range replicas {
@@ -268,7 +270,7 @@ func TestReplicasStartTogether(t *testing.T) {
 	late.answers("10.0.0.1:8000")
 }
 
-// TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever all endpoints have left.
+// TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and after all endpoints have left.
 func TestPoolAtZero(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -288,7 +290,7 @@ func TestPoolAtZero(t *testing.T) {
 		}
 		r.write("endpoints: []\n")
 		r.answers("")
-		if err := running.end(); err != nil { // whose endpoint has gone meanwhile
+		if err := running.end(); err != nil { // its endpoint has left meanwhile
 			t.Error(err)
 		}
 		r.ready()
@@ -296,7 +298,7 @@ func TestPoolAtZero(t *testing.T) {
 	r.eventually("bookings to end", func() error {
 		m, err := r.metrics()
 		if err == nil && !strings.Contains(m, "\nkvepp_active_requests 0\n") {
-			err = fmt.Errorf("there are some")
+			err = errors.New("kvepp_active_requests is not 0")
 		}
 		return err
 	})
@@ -320,7 +322,7 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	r := reserve(t)
 	r.write(oneEndpoint)
 	r.start(
-		"--model=a="+filepath.Join(broken, "nowhere"),
+		"--model=a="+filepath.Join(broken, "missing"),
 		"--model=b="+broken,
 		"--model=c="+hanging,
 		"--model=d=../../test/models/tiny-bytelevel",
@@ -329,7 +331,7 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	r.ready()
 	r.answers("10.0.0.1:8000")
 	if m, err := r.metrics(); err != nil || !strings.Contains(m, "\nkvepp_models_without_tokenizer 3\n") {
-		t.Error("not three models without a tokenizer", err)
+		t.Error("kvepp_models_without_tokenizer is not 3", err)
 	}
 }
 
@@ -361,13 +363,13 @@ func TestDrain(t *testing.T) {
 		t.Fatal(held, err)
 	}
 	r.Signal(syscall.SIGTERM)
-	r.eventually("health to say that no requests are wanted", func() error {
+	r.eventually("health checks to answer NOT_SERVING", func() error {
 		if s, err := r.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
 			return fmt.Errorf("%v %w", s, err)
 		}
 		return nil
 	})
-	late, err := r.ask(t.Context()) // of a proxy that has not asked since
+	late, err := r.ask(t.Context()) // from a proxy that has not checked the health since
 	if err != nil || late.endpoint == "" {
 		t.Fatal("a request soon after SIGTERM is refused", late, err)
 	}
@@ -381,52 +383,52 @@ func TestDrain(t *testing.T) {
 		return nil
 	})
 	if r.Ended() {
-		t.Fatal("kvepp has not waited for running requests")
+		t.Fatal("kvepp did not wait for running requests")
 	}
 	var wait sync.WaitGroup
 	for _, q := range []*request{held, late} {
 		wait.Go(func() {
 			if err := q.end(); err != nil {
-				t.Error("a running request was cut off:", err)
+				t.Error("kvepp aborted a running request:", err)
 			}
 		})
 	}
 	wait.Wait()
-	r.gone("in order")
+	r.gone("after its last request")
 
-	impatient := reserve(t)
-	impatient.write(oneEndpoint)
-	impatient.start("--drain-timeout=1h")
+	twice := reserve(t)
+	twice.write(oneEndpoint)
+	twice.start("--drain-timeout=1h")
 	short := reserve(t)
 	short.write(oneEndpoint)
-	short.start("--drain-timeout=1s") // less than the time for which new requests are served by default
-	for _, r := range []*running{impatient, short} {
+	short.start("--drain-timeout=1s") // less than the default of --drain-delay
+	for _, r := range []*running{twice, short} {
 		r.ready()
-		if _, err := r.ask(t.Context()); err != nil { // it never ends
+		if _, err := r.ask(t.Context()); err != nil { // the request never ends
 			t.Fatal(err)
 		}
 	}
 	short.Signal(syscall.SIGTERM)
-	short.gone("at the end of its time")
-	impatient.Signal(syscall.SIGTERM)
-	impatient.eventually("the first signal to be heard", func() error {
-		if s, err := impatient.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
+	short.gone("after --drain-timeout")
+	twice.Signal(syscall.SIGTERM)
+	twice.eventually("the effect of the first signal", func() error {
+		if s, err := twice.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
 			return fmt.Errorf("%v %w", s, err)
 		}
 		return nil
 	})
-	impatient.Signal(syscall.SIGTERM)
-	impatient.gone("by the second signal")
+	twice.Signal(syscall.SIGTERM)
+	twice.gone("after the second signal")
 }
 
-// gone waits until the process has ended.
-func (r *running) gone(how string) {
+// gone waits until the process has ended. when completes the error "kvepp has not ended ...".
+func (r *running) gone(when string) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := process.Until(ctx, func() error {
 		if !r.Ended() {
-			return fmt.Errorf("kvepp has not ended %s", how)
+			return fmt.Errorf("kvepp has not ended %s", when)
 		}
 		return nil
 	}); err != nil {

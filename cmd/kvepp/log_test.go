@@ -19,14 +19,14 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// fullPipe is a full pipe for a program's standard error. Only the test reads it.
-func fullPipe(t *testing.T, r *running) *os.File {
+// pipeStderr gives kvepp a small pipe as its standard error, and returns the pipe. Only the test can read it.
+func pipeStderr(t *testing.T, r *running) *os.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "stderr")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // both ways, so that neither side waits to open it
+	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // read and write, so that neither side waits to open it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func fullPipe(t *testing.T, r *running) *os.File {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	r.within = []string{"/bin/sh", "-c", `exec "$0" "$@" 2>` + path}
+	r.wrapper = []string{"/bin/sh", "-c", `exec "$0" "$@" 2>` + path}
 	return pipe
 }
 
@@ -67,7 +67,7 @@ func TestLogWithoutReader(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
-	fullPipe(t, r)
+	pipeStderr(t, r)
 	r.start("--log-level=debug")
 	r.ready()
 	for range 200 {
@@ -75,10 +75,10 @@ func TestLogWithoutReader(t *testing.T) {
 	}
 	if text, err := r.metrics(); err != nil ||
 		!strings.Contains(text, "\nkvepp_log_lines_total{outcome=\"dropped\"} 0\n") {
-		t.Errorf("the metrics say nothing of the log, or of lines for which there was room: %v", err)
+		t.Errorf("the metrics lack the log's lines, or count dropped ones although there was room: %v", err)
 	}
 	r.Signal(syscall.SIGTERM)
-	r.gone("with a log that is not read")
+	r.gone("without a reader of its log")
 }
 
 // TestErrorWithoutReader: a kvepp that cannot start exits even if no process reads its standard error.
@@ -88,17 +88,17 @@ func TestErrorWithoutReader(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	pipe := fullPipe(t, r)
+	pipe := pipeStderr(t, r)
 	pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	if _, err := pipe.Write(make([]byte, 8192)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
 	r.write("endpoints: none\n")
 	r.start()
-	r.gone("with an endpoints file that is none")
+	r.gone("with an invalid endpoints file")
 }
 
-// TestLogReaderGone: kvepp goes on after the reader of its log has exited.
+// TestLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of its log has exited.
 func TestLogReaderGone(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -106,7 +106,7 @@ func TestLogReaderGone(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.within = []string{"/bin/sh", "-c", `"$0" "$@" 2>&1 | true`}
+	r.wrapper = []string{"/bin/sh", "-c", `"$0" "$@" 2>&1 | true`}
 	r.start("--log-level=debug")
 	r.ready()
 	r.eventually("lost lines to be counted", func() error {
@@ -118,9 +118,8 @@ func TestLogReaderGone(t *testing.T) {
 	})
 }
 
-// TestDroppedLinesAreTold: the line about dropped lines is at the place of the dropped lines, in the log's format and
-// at any log level.
-func TestDroppedLinesAreTold(t *testing.T) {
+// TestDroppedLinesAreReported: a line in the log's format reports dropped lines at their place, at any log level.
+func TestDroppedLinesAreReported(t *testing.T) {
 	reader, writer := io.Pipe()
 	o := logging{logLevel: "error", logFormat: "json"}
 	w := &lineWriter{out: writer}
@@ -130,7 +129,7 @@ func TestDroppedLinesAreTold(t *testing.T) {
 	log := o.logger(m)
 	line := strings.Repeat("x", maxPendingLog/2)
 	log.Error(line)
-	begun := make([]byte, 1) // so that the first line is no longer among those that wait
+	begun := make([]byte, 1) // then the first line does not count as pending any more
 	if _, err := io.ReadFull(reader, begun); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +142,7 @@ func TestDroppedLinesAreTold(t *testing.T) {
 		all <- text
 	}()
 	if !w.Close(time.Minute) {
-		t.Error("not all was written")
+		t.Error("Close did not write all lines")
 	}
 	writer.Close()
 	text := string(<-all)
@@ -157,21 +156,21 @@ func TestDroppedLinesAreTold(t *testing.T) {
 		`"level":"WARN","msg":"lines of this log were dropped here: its reader did not take them","lines":4}`,
 	) ||
 		strings.Count(after, "\n") != 1 {
-		t.Errorf("at last: %.300q", after)
+		t.Errorf("after the last line: %.300q", after)
 	}
 }
 
 // TestLibrariesLog: the log lines of gRPC and net/http go to slog, with a limit on lines of one kind.
 func TestLibrariesLog(t *testing.T) {
-	var said bytes.Buffer
-	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
-	defer slog.SetDefault(slog.New(slog.DiscardHandler)) // slog's first one would wait for itself
+	var logged bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
+	defer slog.SetDefault(slog.New(slog.DiscardHandler)) // slog's original default would deadlock
 	for range 100 {
 		grpclog.Errorf("a %d is ERROR: 2", 1)
 		httpErrors := httpErrors()
 		httpErrors.Print("http: panic serving x\nstack")
 	}
-	if text := said.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 ||
+	if text := logged.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 ||
 		!strings.Contains(text, `level=WARN msg="http: panic serving x\nstack" from=net/http`) {
 		t.Error(text)
 	}

@@ -15,7 +15,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// container writes the files of a system with memory limits, and returns its root.
+// container writes the files of a system with memory limits, and returns the folder that is its root.
 func container(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -37,7 +37,7 @@ func TestContainerMemory(t *testing.T) {
 		want  int64
 	}{
 		"no cgroups": {nil, 0},
-		"version 2, a container of its own namespace": {map[string]string{"proc/self/cgroup": "0::/\n",
+		"version 2, a container with its own cgroup namespace": {map[string]string{"proc/self/cgroup": "0::/\n",
 			"sys/fs/cgroup/memory.max": "536870912\n"}, 512 << 20},
 		"version 2, no limit": {map[string]string{"proc/self/cgroup": "0::/\n",
 			"sys/fs/cgroup/memory.max": "max\n"}, 0},
@@ -45,7 +45,7 @@ func TestContainerMemory(t *testing.T) {
 			"proc/self/cgroup":                          "0::/kubepods/pod1/c1\n",
 			"sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n",
 			"sys/fs/cgroup/kubepods/memory.max": "9000000\n"}, 1000000},
-		"version 2, outside of the namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n",
+		"version 2, outside of the cgroup namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n",
 			"sys/fs/cgroup/memory.max": "77000000\n"}, 77000000},
 		"version 1": {map[string]string{
 			"proc/self/cgroup": "12:cpu,cpuacct:/a\n9:memory:/docker/c1\n1:name=systemd:/docker/c1\n",
@@ -56,9 +56,9 @@ func TestContainerMemory(t *testing.T) {
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "268435456\n"}, 256 << 20},
 		"version 1, no limit": {map[string]string{"proc/self/cgroup": "9:memory:/\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
-		"both, memory in version 1": {map[string]string{"proc/self/cgroup": "4:memory:/c1\n0::/c1\n",
+		"both versions, memory in version 1": {map[string]string{"proc/self/cgroup": "4:memory:/c1\n0::/c1\n",
 			"sys/fs/cgroup/memory/c1/memory.limit_in_bytes": "300000000\n"}, 300000000},
-		"not to be read": {map[string]string{"proc/self/cgroup": "nonsense\n0::/\n",
+		"unreadable files": {map[string]string{"proc/self/cgroup": "nonsense\n0::/\n",
 			"sys/fs/cgroup/memory.max": "many\n"}, 0},
 	} {
 		if got := containerMemory(container(t, c.files)); got != c.want {
@@ -73,7 +73,7 @@ func TestMemoryLimit(t *testing.T) {
 	small := container(t, map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "8589934592\n"})
 	for _, c := range []struct {
 		system, variable string
-		runtime          int64 // what the runtime has made of the variable
+		runtime          int64 // the limit that the runtime read from the variable
 		want, index      int64
 		source           string
 	}{
@@ -93,10 +93,10 @@ func TestMemoryLimit(t *testing.T) {
 		if !strings.Contains(log.String(), "memory_limit_from="+c.source) {
 			t.Errorf("GOMEMLIMIT=%q: %s", c.variable, log)
 		}
-		said := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit, "source="+c.source)
-		if limit := said.Value(); len(said) != 1 ||
+		exported := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit, "source="+c.source)
+		if limit := exported.Value(); len(exported) != 1 ||
 			limit != float64(c.want) && !(limit == 0 && c.want == math.MaxInt64) {
-			t.Errorf("GOMEMLIMIT=%q: not in the metrics", c.variable)
+			t.Errorf("GOMEMLIMIT=%q: the metric is missing or wrong", c.variable)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func TestRestrainCollector(t *testing.T) {
 	runtime.KeepAlive(reserved)
 }
 
-// resident returns the bytes of memory that the process has.
+// resident returns the resident memory of the process, in bytes.
 func resident(t *testing.T) int {
 	t.Helper()
 	var total, pages int

@@ -41,11 +41,11 @@ func TestHandshakeFailures(t *testing.T) {
 	handshake := func(cfg *tls.Config) {
 		conn, err := tls.DialWithDialer(dialer, "tcp", address, cfg)
 		if err != nil {
-			return // the peer's view of it
+			return // the client saw the failure too
 		}
 		defer conn.Close()
 		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-		conn.Read(make([]byte, 1)) // a refusal comes after the client's part of the handshake
+		conn.Read(make([]byte, 1)) // the server refuses after the client has completed its part of the handshake
 	}
 	with := func(edit func(*tls.Config)) *tls.Config {
 		c := ours.client(t, ours)
@@ -93,7 +93,7 @@ func TestHandshakeFailures(t *testing.T) {
 		}
 		c.fail()
 		r.eventually(c.cause+" to be counted", func() error { return r.shows(name, int(before)+1) })
-		if before > 0 { // there may be another line, if a minute has passed
+		if before > 0 { // if a minute has passed, there may be another line
 			continue
 		}
 		r.logs("a proxy cannot connect", c.advice, "cause="+c.cause, "level=WARN", "address=127.0.0.1:")
@@ -101,7 +101,7 @@ func TestHandshakeFailures(t *testing.T) {
 	if err := r.shows(metrics.ProxyConnections, 0); err != nil {
 		t.Error(err)
 	}
-	// Two that work: one line about their host.
+	// Two successful connections of one host: one log line.
 	for n := range 2 {
 		conn, err := tls.DialWithDialer(dialer, "tcp", address, with(func(*tls.Config) {}))
 		if err != nil {
@@ -144,7 +144,7 @@ func TestTLSToPlaintextPort(t *testing.T) {
 	r.logs("a proxy connected for the first time", "level=INFO", "tls=off")
 }
 
-// TestNoProxy: 60 s after the start kvepp says once that no proxy has connected.
+// TestNoProxy: 60 s after its start kvepp logs once that no proxy has connected.
 func TestNoProxy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -163,7 +163,7 @@ func TestNoProxy(t *testing.T) {
 	)
 }
 
-// TestNoProxyTiming: the line comes after 60 s and no sooner, and not at all when a proxy connected, or kvepp stops.
+// TestNoProxyTiming: kvepp logs the line after 60 s, and never if a proxy has connected or kvepp stops.
 func TestNoProxyTiming(t *testing.T) {
 	for _, c := range []struct {
 		name               string
@@ -188,7 +188,7 @@ func TestNoProxyTiming(t *testing.T) {
 				<-time.After(proxyPatience - time.Second)
 				synctest.Wait()
 				if n := log.Count("no proxy has connected"); n != 0 {
-					t.Errorf("said %d times after 59 s", n)
+					t.Errorf("logged %d times after 59 s, want 0", n)
 				}
 				if c.stops {
 					stop()
@@ -196,11 +196,11 @@ func TestNoProxyTiming(t *testing.T) {
 				<-time.After(10 * time.Minute)
 				synctest.Wait()
 				if n := log.Count("no proxy has connected"); n != c.want {
-					t.Errorf("said %d times, want %d: %s", n, c.want, log.String())
+					t.Errorf("logged %d times, want %d: %s", n, c.want, log.String())
 				}
 				if want := fmt.Sprintf("failed_handshakes=%d", c.failures); c.want == 1 &&
 					!strings.Contains(log.String(), want) {
-					t.Errorf("the line lacks %s: %s", want, log.String())
+					t.Errorf("the log line lacks %s: %s", want, log.String())
 				}
 			})
 		})
@@ -226,13 +226,13 @@ func TestHandshakeFailuresAreNotRepeated(t *testing.T) {
 			}
 		}
 		if n := log.Count("times=60"); n != 4 {
-			t.Errorf("%d lines say that there were 60 failures:\n%s", n, log.String())
+			t.Errorf("%d lines report 60 failures, want 4:\n%s", n, log.String())
 		}
 		for host := range 3 * maxProxyHosts {
 			p.succeeded(&net.TCPAddr{IP: net.IPv4(10, 1, byte(host>>8), byte(host)), Port: 1}, nil)
 		}
 		if n := log.Count("a proxy connected"); n != maxProxyHosts || len(p.hosts) != maxProxyHosts {
-			t.Errorf("%d lines, %d hosts kept", n, len(p.hosts))
+			t.Errorf("%d lines are logged and %d hosts kept, want maxProxyHosts", n, len(p.hosts))
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 
 func TestAnnounce(t *testing.T) {
 	checks := health.NewServer()
-	for _, wanted := range []bool{false, true, false} { // at start, then, and while the last requests end
+	for _, wanted := range []bool{false, true, false} { // at the start, when ready, and while kvepp drains
 		announce(checks, wanted)
 		for _, name := range healthServices {
 			answer, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
@@ -39,13 +39,13 @@ func TestFirstWorkers(t *testing.T) {
 	none, two := awaitWorkers(p, 0), awaitWorkers(p, 2)
 	p.Watch(two)
 	if !enough(none) || enough(two) {
-		t.Errorf("of an empty pool: none %v, two %v", enough(none), enough(two))
+		t.Errorf("an empty pool is enough for 0 workers: %v, for 2: %v", enough(none), enough(two))
 	}
 	prefill := pool.Endpoint{Name: "p", Role: pool.Prefill}
 	a := pool.Endpoint{Name: "a", Address: "10.0.0.1:1", DataParallelSize: 4}
 	b := pool.Endpoint{Name: "b", Address: "10.0.0.1:2", Role: pool.Decode}
 	if p.Update([]pool.Endpoint{prefill, a, {Name: "e", Role: pool.Encode}}); enough(two) {
-		t.Error("one worker of four ranks is two, or a worker counts that no request is sent to")
+		t.Error("an endpoint with four ranks counts as two, or a prefill or encode worker counts")
 	}
 	if p.Update([]pool.Endpoint{prefill, a, b}); !enough(two) {
 		t.Error("two workers are not enough")
@@ -53,7 +53,7 @@ func TestFirstWorkers(t *testing.T) {
 	p.Update(nil)
 	p.Update([]pool.Endpoint{a, b})
 	if !enough(two) {
-		t.Error("it does not last")
+		t.Error("enough is not final")
 	}
 	two.pool = nil
 	two.WorkerJoined(pool.Worker{}) // workers are no longer counted
@@ -62,7 +62,7 @@ func TestFirstWorkers(t *testing.T) {
 func TestReadiness(t *testing.T) {
 	r := newReadiness()
 	if r.unmetConditions() != "" {
-		t.Error("nothing is wanted, and it waits for", r.unmetConditions())
+		t.Error("unmet without a condition:", r.unmetConditions())
 	}
 	leads := r.condition("to lead")
 	synced := make(chan struct{})
@@ -77,9 +77,9 @@ func TestReadiness(t *testing.T) {
 	}
 	leads(false)
 	if <-r.changed; r.unmetConditions() != "to lead" {
-		t.Error("a lease that was lost:", r.unmetConditions())
+		t.Error("after the lease was lost:", r.unmetConditions())
 	}
-	r.await("something that is there", synced)
+	r.await("a channel that is closed already", synced)
 	if r.unmetConditions() != "to lead" {
 		t.Error(r.unmetConditions())
 	}
@@ -92,7 +92,7 @@ func TestLeaseNames(t *testing.T) {
 	}{
 		{cluster{poolName: "p"}, "kvepp-p"},
 		{cluster{poolName: "p", leaseName: "x"}, "x"},
-		// must never change: replicas of two versions share it
+		// must never change: replicas of different versions share the lease
 		{cluster{endpointSelector: "app=vllm"}, "kvepp-ae189306"},
 	} {
 		if got := c.lease(); got != c.want {

@@ -55,6 +55,6 @@ func TestSelectFlags(t *testing.T) {
 		s.PendingTTL != 2*time.Minute ||
 		s.Scoring.OverlapScoreCredit != 0 || s.Scoring.PrefillLoadScale != 0 ||
 		s.Scoring.HostCacheHitWeight != 0.75 {
-		t.Errorf("read as %+v", s)
+		t.Errorf("the settings are %+v", s)
 	}
 }

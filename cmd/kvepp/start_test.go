@@ -14,7 +14,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// log returns what a kvepp has logged.
+// log returns all that kvepp has logged.
 func (r *running) log() string {
 	r.t.Helper()
 	text, err := os.ReadFile(r.Log)
@@ -30,7 +30,7 @@ func (r *running) logs(parts ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var found []string
-	err := process.Until(ctx, func() error { // also of a kvepp that has ended
+	err := process.Until(ctx, func() error { // works also after kvepp has ended
 		found = nil
 	lines:
 		for line := range strings.Lines(r.log()) {
@@ -55,7 +55,7 @@ func (r *running) logs(parts ...string) string {
 	return found[0]
 }
 
-// ends waits until kvepp has ended. It has, so nothing more will be logged.
+// ends waits until kvepp has ended, so that its log is complete.
 func (r *running) ends() {
 	r.t.Helper()
 	<-r.Exited()
@@ -88,16 +88,8 @@ func TestStartAndStopAreLogged(t *testing.T) {
 	if err := os.WriteFile(secret, []byte("hidden-token"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	good, bare, broken := modelFolder(
-		t,
-		"{{ messages[0]['content'] }}",
-	), modelFolder(
-		t,
-		"",
-	), modelFolder(
-		t,
-		"{{ raise_exception('no') }}",
-	)
+	good, bare := modelFolder(t, "{{ messages[0]['content'] }}"), modelFolder(t, "")
+	broken := modelFolder(t, "{{ raise_exception('no') }}")
 	r := reserve(t)
 	r.env = []string{"NATS_SERVER=nats://someone:hidden-password@127.0.0.1:4222"}
 	r.write("endpoints: []\n")
@@ -142,7 +134,7 @@ func TestStartAndStopAreLogged(t *testing.T) {
 	}
 }
 
-// TestChangedSettings: the line about settings has effective values, each under its own flag.
+// TestChangedSettings: the log line about settings has effective values, each under its own flag.
 func TestChangedSettings(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -174,8 +166,8 @@ func TestChangedSettings(t *testing.T) {
 	}
 }
 
-// TestSubscriptionIsLate: without --engine the engines are stock vLLM, and so is the flag that the line about a missing
-// connection names.
+// TestSubscriptionIsLate: the log line about a missing connection names a flag of the engine. Without --engine that is
+// vLLM's.
 func TestSubscriptionIsLate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -193,6 +185,6 @@ func TestSubscriptionIsLate(t *testing.T) {
 		"enable_kv_cache_events",
 	)
 	if strings.Contains(line, "dynamo") {
-		t.Errorf("a flag of Dynamo's: %s", line)
+		t.Errorf("the line names a flag of Dynamo: %s", line)
 	}
 }

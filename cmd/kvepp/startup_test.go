@@ -218,10 +218,10 @@ func TestStartupErrors(t *testing.T) {
 	}
 }
 
-// TestVariablesThatAreAccepted: variables of other commands, of the Makefile, of Kubernetes and without a value are no
-// mistakes.
+// TestVariablesThatAreAccepted: kvepp accepts variables of other commands, of the Makefile, of Kubernetes, and empty
+// ones.
 func TestVariablesThatAreAccepted(t *testing.T) {
-	service := func(prefix, port string) []string { // as the kubelet sets them for a Service with one port of a name
+	service := func(prefix, port string) []string { // as the kubelet sets them for a Service with one named port
 		at := "10.96.0.7:" + port
 		return []string{
 			prefix + "_SERVICE_HOST=10.96.0.7",
@@ -256,7 +256,7 @@ func TestVariablesThatAreAccepted(t *testing.T) {
 		}
 	}
 	for _, environ := range [][]string{
-		{"KVEPP_GRCP_PORT=9002"}, // no Service has it
+		{"KVEPP_GRCP_PORT=9002"}, // not of a Service
 		{"KVEPP_PORT=tcp://10.96.0.7:9002"},
 		append(service("KVEPP", "9002"), "KVEPP_SERVICE_ADDRESS=x"),
 		append(service("KVEPP_EPP", "9002"), "KVEPP_EPP_PORTS=1"),
@@ -264,7 +264,7 @@ func TestVariablesThatAreAccepted(t *testing.T) {
 		append(service("KVEPP_EPP", "9002"), "KVEPP_QWEN_PORT=1"),
 	} {
 		if err := checkEnvironment(environ); err == nil {
-			t.Errorf("accepted: %v", environ)
+			t.Errorf("checkEnvironment accepts %v", environ)
 		}
 	}
 }
@@ -275,7 +275,7 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 	env := map[string]string{
 		"KVEPP_METRICS_SERVICE_HOST": "10.96.0.7", "KVEPP_METRICS_SERVICE_PORT": "9090",
 		"KVEPP_METRICS_PORT": "tcp://10.96.0.7:9090",
-		// which the Pod's own environment sets
+		// KVEPP_GRPC_PORT is set by the Pod's own environment
 		"KVEPP_GRPC_SERVICE_HOST": "10.96.0.8", "KVEPP_GRPC_SERVICE_PORT": "9002", "KVEPP_GRPC_PORT": "9005",
 	}
 	if o := parsed(t, []string{"--endpoints=x"}, env); o.metricsPort != 9090 || o.grpcPort != 9005 ||
@@ -298,13 +298,13 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 	}
 	delete(of, "KVEPP_INDEXER_SERVICE_HOST")
 	if err := parseIndexer(new(indexerOptions), nil, func(name string) string { return of[name] }); err == nil {
-		t.Error("a URL was accepted for a port, where no Service explains it")
+		t.Error("a URL was accepted as a port although no Service has that name")
 	}
 }
 
 // TestToolVariables compares the list of variables with those in the Makefile, scripts and tests.
 func TestToolVariables(t *testing.T) {
-	settings := []string{"KVEPP_NAME"} // stands for any in texts
+	settings := []string{"KVEPP_NAME"} // a placeholder in texts
 	for _, c := range commands {
 		if c.flags == nil {
 			continue
@@ -336,12 +336,12 @@ func TestToolVariables(t *testing.T) {
 	}
 	for name, path := range used {
 		if !slices.Contains(toolVariables, name) && !slices.Contains(settings, name) {
-			t.Errorf("%s has %s, which kvepp would refuse: add it to toolVariables", path, name)
+			t.Errorf("%s uses %s, which kvepp would refuse: add it to toolVariables", path, name)
 		}
 	}
 	for _, name := range toolVariables {
 		if used[name] == "" || slices.Contains(settings, name) {
-			t.Errorf("%s is on the list, and no tool has it, or a flag does", name)
+			t.Errorf("toolVariables has %s, but no tool uses it or a flag has it", name)
 		}
 	}
 }
@@ -350,7 +350,7 @@ func TestToolVariables(t *testing.T) {
 func TestCommandNames(t *testing.T) {
 	for _, c := range commands {
 		if !slices.Contains(commandNames(), c.name) {
-			t.Errorf("%s is not among the names", c.name)
+			t.Errorf("commandNames lacks %s", c.name)
 		}
 	}
 	for _, name := range commandNames() {
@@ -363,7 +363,7 @@ func TestCommandNames(t *testing.T) {
 	}
 }
 
-// TestPortInUse: the error names the flag of each address that cannot be listened at.
+// TestPortInUse: if kvepp cannot listen at an address, the error names its flag.
 func TestPortInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -409,7 +409,7 @@ func TestPortInUse(t *testing.T) {
 	}
 }
 
-// TestLoggedDurations: in either format a duration is a number of seconds, under a key that says so.
+// TestLoggedDurations: in both formats a duration is a number of seconds, under a key with the suffix _seconds.
 func TestLoggedDurations(t *testing.T) {
 	for format, want := range map[string]string{
 		"json": `"msg":"m","took_seconds":0.0015,"n":3,"group":{"waited_seconds":90}}`,

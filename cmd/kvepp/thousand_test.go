@@ -41,7 +41,7 @@ func BenchmarkThousandPods(b *testing.B) {
 		defer socket.Close()
 		sockets = append(sockets, socket)
 	}
-	// Every rank r of all pods is heard on the same socket, by a topic of the pod's own.
+	// Rank r of all pods publishes on socket r, under the topic of its pod.
 	var endpoints strings.Builder
 	endpoints.WriteString("endpoints:\n")
 	for p := range pods {
@@ -94,7 +94,7 @@ func BenchmarkThousandPods(b *testing.B) {
 		b.ReportMetric(index/(1<<20), "index-MiB")
 		b.ReportMetric(float64(r.memory("VmRSS:"))/(1<<20), "loaded-MiB")
 		b.ReportMetric(float64(r.memory("VmHWM:"))/(1<<20), "most-MiB")
-		<-time.After(70 * time.Second) // once a minute memory that was freed goes back to the system
+		<-time.After(70 * time.Second) // the runtime returns freed memory to the system once a minute
 		b.ReportMetric(float64(r.memory("VmRSS:"))/(1<<20), "later-MiB")
 		r.Kill()
 	}
@@ -111,10 +111,10 @@ func (r *running) metric(name string) (float64, error) {
 			return strconv.ParseFloat(strings.TrimSpace(value), 64)
 		}
 	}
-	return 0, fmt.Errorf("%s is not there", name)
+	return 0, fmt.Errorf("no metric %s", name)
 }
 
-// shows reports whether a metric has a value.
+// shows returns an error unless a metric has the value want.
 func (r *running) shows(name string, want int) error {
 	got, err := r.metric(name)
 	if err == nil && got != float64(want) {
@@ -123,7 +123,7 @@ func (r *running) shows(name string, want int) error {
 	return err
 }
 
-// memory returns a line of the process's status, in bytes.
+// memory returns the value of a line of the process's status, in bytes.
 func (r *running) memory(line string) int {
 	r.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Pid()))
@@ -146,7 +146,7 @@ func (r *running) processorTime() time.Duration {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	_, after, _ := strings.Cut(string(text), ") ") // the name may hold spaces
+	_, after, _ := strings.Cut(string(text), ") ") // the name may contain spaces
 	fields := strings.Fields(after)
 	ticks := 0
 	for _, field := range fields[11:13] { // utime and stime; proc(5)
@@ -159,8 +159,8 @@ func (r *running) processorTime() time.Duration {
 	return time.Duration(ticks) * time.Second / 100
 }
 
-// batch is a KV event message of vLLM. Its blocks have tokens that no other block has, are numbered from first, and
-// follow block first-1 if parent.
+// batch returns a KV event message of vLLM. Its blocks are numbered from first, and each has tokens of its own. If
+// parent is true, they follow block first-1.
 func batch(first uint64, parent bool, blocks, size, rank int) []byte {
 	u64 := func(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(append(b, 0xcf), v) }
 	list := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n)) }

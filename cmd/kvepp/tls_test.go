@@ -97,13 +97,13 @@ func (a *authority) client(t *testing.T, by *authority) *tls.Config {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Shown whether the server asks for one of its authority or not.
+		// Sent even if the server asks for a certificate of another authority.
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	return cfg
 }
 
-// mount puts files into a folder as Kubernetes does: one link changes all of them together.
+// mount puts files into a folder as Kubernetes does: changing one symbolic link replaces all of them together.
 func mount(t *testing.T, dir, version string, files map[string][]byte) {
 	t.Helper()
 	if err := os.Mkdir(filepath.Join(dir, version), 0o755); err != nil {
@@ -125,6 +125,7 @@ func mount(t *testing.T, dir, version string, files map[string][]byte) {
 	}
 }
 
+// until waits at most 20 s for a condition.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !ok(); {
@@ -135,8 +136,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Certificates, and the authorities of those who may connect, change while a stream runs on: only new connections see
-// it.
+// TestCertificatesAreReloadedUnderStreams: new connections use the reloaded certificate and client authorities. A
+// running stream goes on.
 func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	servers, before, after := newAuthority(t), newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -148,7 +149,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	}
 	version("..1", 11, before)
 	ctx := t.Context()
-	var said bytes.Buffer
+	var logged bytes.Buffer
 	m := metrics.New()
 	c, err := newCertificates(
 		transport{secureServing: true, certPath: dir, clientCA: filepath.Join(dir, "ca.crt"), minVersion: "1.3"},
@@ -167,7 +168,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	go server.Serve(l)
 	defer server.Stop()
 
-	// serial connects anew and returns the number of the certificate that the server shows.
+	// serial opens a connection, and returns the serial number of the server's certificate.
 	serial := func(cfg *tls.Config) (int64, error) {
 		conn, err := tls.Dial("tcp", l.Addr().String(), cfg)
 		if err != nil {
@@ -175,7 +176,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 		}
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(20 * time.Second))
-		// a refusal comes after the client's part of the handshake
+		// the server refuses after the client has completed its part of the handshake
 		if _, err := conn.Read(make([]byte, 1)); err != nil {
 			return 0, err
 		}
@@ -189,7 +190,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	for why, cfg := range map[string]*tls.Config{"no certificate": servers.client(t, nil),
 		"another authority": servers.client(t, after), "TLS 1.2": tooOld} {
 		if _, err := serial(cfg); err == nil {
-			t.Errorf("%s: the server talks", why)
+			t.Errorf("%s: the server accepts the client", why)
 		}
 	}
 
@@ -216,7 +217,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	following, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
-		c.follow(following, time.Millisecond, slog.New(slog.NewTextHandler(&said, nil)))
+		c.follow(following, time.Millisecond, slog.New(slog.NewTextHandler(&logged, nil)))
 		close(ended)
 	}()
 	files := version("..2", 22, after)
@@ -226,12 +227,12 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 		func() bool { n, err := serial(servers.client(t, after)); return err == nil && n == 22 },
 	)
 	if _, err := serial(servers.client(t, before)); err == nil {
-		t.Error("the server talks to a client whose authority it was to forget")
+		t.Error("the server accepts a client of the authority that was replaced")
 	}
 	checks.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
 	next(healthv1.HealthCheckResponse_NOT_SERVING)
 
-	// A key that does not go with its certificate changes nothing, and is said once.
+	// kvepp refuses a key that does not match its certificate, logs it once, and keeps the current certificate.
 	_, other := servers.sign(t, 33)
 	mount(t, dir, "..3", map[string][]byte{"tls.crt": files["tls.crt"], "tls.key": other, "ca.crt": after.pem})
 	until(t, "the refusal", func() bool { return c.refused.Load() == 1 })
@@ -252,12 +253,12 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	)
 	stop()
 	<-ended
-	if out := said.String(); strings.Contains(out, "PRIVATE") || strings.Count(out, "refused") > 2 {
-		t.Errorf("the log says\n%s", out)
+	if out := logged.String(); strings.Contains(out, "PRIVATE") || strings.Count(out, "refused") > 2 {
+		t.Errorf("the log has a key, or more than two refusals:\n%s", out)
 	}
 	ends := metricstest.Read(t, m.Registry).Of(metrics.CertificateExpires).Value()
 	if left := time.Until(time.Unix(int64(ends), 0)); left < 55*time.Minute || left > time.Hour {
-		t.Errorf("the certificate ends in %v", left)
+		t.Errorf("the metric says that the certificate expires in %v", left)
 	}
 }
 
@@ -287,7 +288,7 @@ func TestCertificatesAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, isECDSA := own.current.Load().Certificates[0].PrivateKey.(*ecdsa.PrivateKey); !isECDSA {
-		t.Error("kvepp's own certificate is not for an ECDSA key")
+		t.Error("kvepp's own certificate has no ECDSA key")
 	}
 	before := own.current.Load()
 	if changed, err := own.load(); changed || err != nil || own.current.Load() != before {

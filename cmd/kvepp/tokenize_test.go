@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func runTokenize(t *testing.T, input string, args ...string) (stdout, stderr str
 	return out.String(), errs.String(), status
 }
 
-// golden has the results of Python's tokenizers and transformers for the tiny model's strings and chats.
+// golden returns strings with the token ids that Python's tokenizers gives them for the tiny model.
 func golden(t *testing.T) (strs []struct {
 	Text string
 	IDs  []uint32
@@ -73,23 +74,11 @@ func TestTokenizeText(t *testing.T) {
 			Certain  int      `json:"certain"`
 		}
 		if err := json.Unmarshal([]byte(a), &got); err != nil || got.Prompt != strs[i].Text ||
-			!equal(got.TokenIDs, strs[i].IDs) ||
+			!slices.Equal(got.TokenIDs, strs[i].IDs) ||
 			got.Certain != len(got.TokenIDs) {
 			t.Errorf("%q: %+v, want %v (%v)", strs[i].Text, got, strs[i].IDs, err)
 		}
 	}
-}
-
-func equal(a, b []uint32) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 func TestTokenizeBodies(t *testing.T) {
@@ -118,10 +107,10 @@ func TestTokenizeBodies(t *testing.T) {
 			append(salted, "--model-path", tiny, "--blocks", "--kv-cache-block-size", "4")...)
 		var s tokenized
 		if err := json.Unmarshal([]byte(stdout), &s); err != nil || s.SequenceHashes[0] == plain[0] {
-			t.Errorf("%v does not salt: %v", salted, err)
+			t.Errorf("%v does not change the hashes: %v", salted, err)
 		}
 	}
-	// A batch answers an array; ids that are given come back.
+	// For several prompts the answer is an array. Token ids in the request are returned.
 	stdout, stderr, status = runTokenize(t, `{"model":"m","prompt":[[1,2,3],[4]]}`, "--model-path", tiny)
 	var batch []tokenized
 	if err := json.Unmarshal([]byte(stdout), &batch); err != nil || status != 0 || len(batch) != 2 ||
@@ -131,7 +120,7 @@ func TestTokenizeBodies(t *testing.T) {
 	}
 }
 
-func TestTokenizeGoesOnAfterABadLine(t *testing.T) {
+func TestTokenizeContinuesAfterABadLine(t *testing.T) {
 	in := `{"model":"m","prompt":"one"}` + "\n\nnot json\n" + `{"model":"m"}` + "\n" + `{"model":"m","prompt":"two"}`
 	stdout, _, status := runTokenize(t, in, "--model-path", tiny, "--jsonl", "--api", "completions")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
@@ -143,7 +132,7 @@ func TestTokenizeGoesOnAfterABadLine(t *testing.T) {
 	}
 }
 
-func TestTokenizeErrorsTeach(t *testing.T) {
+func TestTokenizeErrors(t *testing.T) {
 	for _, c := range []struct {
 		input string
 		args  []string

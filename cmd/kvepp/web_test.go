@@ -45,8 +45,8 @@ func TestHostsOverLoopback(t *testing.T) {
 	}
 }
 
-// TestPagesChangeNothing: a cross-origin request from a browser does not reach the handlers.
-func TestPagesChangeNothing(t *testing.T) {
+// TestCrossOriginRequests: a cross-origin request from a browser does not reach the handlers.
+func TestCrossOriginRequests(t *testing.T) {
 	handler := webServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), new(webHosts)).Handler
 	for _, c := range []struct {
 		method, header, value string
@@ -60,7 +60,7 @@ func TestPagesChangeNothing(t *testing.T) {
 		{"POST", "Origin", "null", 403},
 		{"DELETE", "Origin", "http://evil.example", 403},
 		{"PATCH", "Sec-Fetch-Site", "cross-site", 403},
-		{"GET", "Sec-Fetch-Site", "cross-site", 200}, // it cannot read the answer
+		{"GET", "Sec-Fetch-Site", "cross-site", 200}, // the page cannot read the answer
 	} {
 		req := httptest.NewRequest(c.method, "/workers/a/cordon", nil)
 		req.Host = "127.0.0.1:9091"
@@ -74,15 +74,15 @@ func TestPagesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsHoldNothing: with few file descriptors, idle connections do not keep out proxies or operators.
-func TestIdleConnectionsHoldNothing(t *testing.T) {
+// TestIdleWebConnections: with few file descriptors, idle connections do not block proxies or operators.
+func TestIdleWebConnections(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
 	}
 	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.within = []string{"/bin/sh", "-c", `ulimit -n 900; exec "$0" "$@"`}
+	r.wrapper = []string{"/bin/sh", "-c", `ulimit -n 900; exec "$0" "$@"`}
 	r.start()
 	r.ready()
 	for i := range 700 {
@@ -97,7 +97,7 @@ func TestIdleConnectionsHoldNothing(t *testing.T) {
 			}
 		}
 	}
-	for range 5 { // each with connections of their own
+	for range 5 { // each time over new connections
 		r.answers("10.0.0.1:8000")
 		text, err := r.metrics()
 		if err != nil {
