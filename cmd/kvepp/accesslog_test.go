@@ -28,7 +28,7 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 	m := metrics.New()
 	a := &accessLog{log: slog.New(slog.DiscardHandler), lineWriter: lineWriter{out: writer}}
 	a.start()
-	a.show(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
+	a.export(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
 	const writers, each = 8, 2000
 	line := strings.Repeat("x", 999) + "\n" // 16 MB in all
 	taken := make(chan bool)
@@ -111,7 +111,7 @@ func TestAccessLogOnFullDisk(t *testing.T) {
 	var logged logtest.Log
 	disk := &limitedWriter{room: 7}
 	a := &accessLog{log: slog.New(slog.NewTextHandler(&logged, nil)), lineWriter: lineWriter{out: disk}}
-	a.failed = a.tell
+	a.failed = a.logFailure
 	a.flush([]byte("one\ntwo\nthree\n"))
 	a.flush([]byte("four\n"))
 	disk.room = 1 << 20

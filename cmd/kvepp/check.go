@@ -64,11 +64,12 @@ const maxConversations = 10_000
 func checkFlags(c *checkOptions) *pflag.FlagSet {
 	f := serveFlags(&c.options)
 	f.Init("kvepp check", pflag.ContinueOnError)
-	c.own(f)
+	c.addOwnFlags(f)
 	return f
 }
 
-func (c *checkOptions) own(f *pflag.FlagSet) {
+// addOwnFlags declares the flags that only `kvepp check` has.
+func (c *checkOptions) addOwnFlags(f *pflag.FlagSet) {
 	f.BoolVar(
 		&c.probe,
 		"probe",
@@ -140,7 +141,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	return 0
 }
 
-// ask finds the endpoints as serve does, and checks each of their workers.
+// ask finds the endpoints as `kvepp serve` does, and checks each of their workers.
 func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	m := metrics.New()
@@ -169,17 +170,17 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	defer unfollow()
-	workers, release, err := c.settled(ctx, cluster, endpoints)
+	workers, release, err := c.awaitEndpoints(ctx, cluster, endpoints)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	named, err := c.named()
+	hostNames, err := c.endpointsWithHostNames()
 	if err != nil {
 		return nil, err
 	}
 	names := map[string]string{}
-	for name, e := range named {
+	for name, e := range hostNames {
 		names[name] = e.Address
 	}
 	if events != nil {
@@ -204,12 +205,12 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		Log:           quiet,
 	}
 	asked := askWorkers(ctx, &cfg, workers, stderr)
-	later := c.askGateway(ctx, &cfg, gateway, asked, stderr)
+	throughGateway := c.askGateway(ctx, &cfg, gateway, asked, stderr)
 	var findings []check.Finding
 	for _, a := range asked { // askGateway may have changed them
 		findings = append(findings, a.Findings...)
 	}
-	return slices.Concat(findings, unresolved(named, workers), later), ctx.Err()
+	return slices.Concat(findings, unresolved(hostNames, workers), throughGateway), ctx.Err()
 }
 
 // askWorkers checks the workers, checksAtOnce at the same time.
@@ -217,13 +218,13 @@ func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, s
 	asked := make([]*check.Result, len(workers))
 	var (
 		asking sync.WaitGroup
-		places = make(chan struct{}, checksAtOnce)
+		slots  = make(chan struct{}, checksAtOnce)
 	)
 	for i := range workers {
-		places <- struct{}{}
+		slots <- struct{}{}
 		fmt.Fprintf(stderr, "\rasking %d of %d workers ", i+1, len(workers))
 		asking.Go(func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			asked[i] = check.Worker(ctx, cfg, &workers[i])
 		})
 	}
@@ -255,8 +256,8 @@ func (c *checkOptions) askGateway(
 	return findings
 }
 
-// named returns the endpoints of the file whose addresses are host names, by name.
-func (c *checkOptions) named() (map[string]pool.Endpoint, error) {
+// endpointsWithHostNames returns the endpoints of the file whose addresses are host names, by name.
+func (c *checkOptions) endpointsWithHostNames() (map[string]pool.Endpoint, error) {
 	named := map[string]pool.Endpoint{}
 	if c.endpoints == "" {
 		return named, nil
@@ -289,11 +290,11 @@ func unresolved(named map[string]pool.Endpoint, workers []pool.Worker) (findings
 	return findings
 }
 
-// quiet discards the log of components whose results the findings report.
+// quiet discards log lines of components whose results are findings.
 var quiet = slog.New(slog.DiscardHandler)
 
-// predictor returns what predicts cached tokens of p's workers. It also returns the feed of their KV events, which it
-// follows as serve does; nil if kvepp check sends no prompts.
+// predictor returns a predictor of the cached tokens of p's workers, and the feed of their KV events. The feed is nil
+// if kvepp check sends no prompts.
 func (c *checkOptions) predictor(
 	p *pool.Pool,
 	m *metrics.Metrics,
@@ -303,7 +304,7 @@ func (c *checkOptions) predictor(
 		return nil, nil, err
 	}
 	predictor := &check.Predictor{Pool: p, Index: index}
-	if !c.sends() || !c.wantsEvents() {
+	if !c.sendsPrompts() || !c.wantsEvents() {
 		return predictor, nil, nil
 	}
 	c.indexPeers = nil // the check is about the engines' own events, not about another kvepp's index
@@ -338,11 +339,17 @@ func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan 
 }
 
 // sends reports whether kvepp check sends prompts to the engines.
-func (c *checkOptions) sends() bool { return c.probe || c.conversations > 0 || c.gateway.url != "" }
+func (c *checkOptions) sendsPrompts() bool {
+	return c.probe || c.conversations > 0 || c.gateway.url != ""
+}
 
-// settled waits until there are endpoints, and their number has not changed for half a second.
-func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {
-	const still, between = 500 * time.Millisecond, 50 * time.Millisecond
+// awaitEndpoints waits until there are endpoints, and their number has not changed for half a second.
+func (c *checkOptions) awaitEndpoints(
+	ctx context.Context,
+	cluster *kubernetes,
+	p *pool.Pool,
+) ([]pool.Worker, func(), error) {
+	const stable, interval = 500 * time.Millisecond, 50 * time.Millisecond
 	within, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
 	cluster.await(within)
@@ -351,7 +358,7 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 		if n := len(s.Workers); n != last {
 			last, since = n, time.Now()
 		}
-		if last > 0 && time.Since(since) >= still {
+		if last > 0 && time.Since(since) >= stable {
 			return s.Workers, s.Release, nil
 		}
 		s.Release()
@@ -361,19 +368,19 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 				"no endpoints after %v; look at the endpoints file, the pool's selector, or Dynamo's discovery",
 				c.wait,
 			)
-		case <-time.After(between):
+		case <-time.After(interval):
 		}
 	}
 }
 
-// table prints findings as text; those about conversations are in a second table.
+// table prints findings as a table, and those about conversations as a second one.
 func table(to io.Writer, findings []check.Finding) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "WORKER\tABOUT\tSTATE\tWHAT IT SAYS")
-	last, talked := "", false
+	last, conversations := "", false
 	for _, f := range findings {
 		if f.Tally != nil {
-			talked = true
+			conversations = true
 			continue
 		}
 		worker := f.Worker
@@ -386,7 +393,7 @@ func table(to io.Writer, findings []check.Finding) error {
 			fmt.Fprintf(t, "\t\t\t-> %s\n", f.Fix)
 		}
 	}
-	if err := t.Flush(); err != nil || !talked {
+	if err := t.Flush(); err != nil || !conversations {
 		return err
 	}
 	fmt.Fprintln(to)

@@ -153,7 +153,7 @@ type adminClient struct {
 	progress       io.Writer
 }
 
-// ask sends a request and decodes the response into v. An error says what to do. Errors that may be temporary are
+// ask sends a request and decodes the response into v. Errors say what to do. An error that may be temporary wraps
 // errUnreachable.
 func (c *adminClient) ask(ctx context.Context, method, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
@@ -176,7 +176,7 @@ func (c *adminClient) ask(ctx context.Context, method, path string, v any) error
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
-		return fmt.Errorf("%w at %s: its answer breaks off (%w)", errUnreachable, c.address, err)
+		return fmt.Errorf("%w at %s: its response is incomplete (%w)", errUnreachable, c.address, err)
 	}
 	var refused struct {
 		Error string `json:"error"`
@@ -240,7 +240,7 @@ func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
 	return err
 }
 
-// stateOf describes in a few words whether an endpoint gets requests.
+// stateOf describes whether an endpoint gets requests.
 func stateOf(e *admin.Endpoint) string {
 	var parts []string
 	if !e.InPool {
@@ -296,7 +296,6 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 	return nil
 }
 
-// Intervals of drain.
 const (
 	progressInterval = 10 * time.Second // longest time without a progress line
 	failurePatience  = 15 * time.Second // how long requests to kvepp may fail before drain gives up
@@ -315,7 +314,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/drain", &e); err != nil {
 		return err
 	}
-	said, saidAt, reached := -1, start, start
+	reported, reportedAt, reachedAt := -1, start, start
 	for {
 		switch {
 		case !e.InPool:
@@ -341,9 +340,9 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 			)
 			return nil
 		}
-		if e.RunningRequests != said || time.Since(saidAt) >= progressInterval {
-			said, saidAt = e.RunningRequests, time.Now()
-			fmt.Fprintf(c.progress, "%s: %s, %s after %v\n", name, eject.Draining, runningText(said), elapsed())
+		if e.RunningRequests != reported || time.Since(reportedAt) >= progressInterval {
+			reported, reportedAt = e.RunningRequests, time.Now()
+			fmt.Fprintf(c.progress, "%s: %s, %s after %v\n", name, eject.Draining, runningText(reported), elapsed())
 		}
 		select {
 		case <-ctx.Done():
@@ -365,9 +364,9 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 		var now admin.Endpoint
 		switch err := c.ask(ctx, http.MethodGet, workerPath(name), &now); {
 		case err == nil:
-			e, reached = now, time.Now()
+			e, reachedAt = now, time.Now()
 		case ctx.Err() != nil: // reported above
-		case !errors.Is(err, errUnreachable), time.Since(reached) > failurePatience:
+		case !errors.Is(err, errUnreachable), time.Since(reachedAt) > failurePatience:
 			return fmt.Errorf("%w. When it was last reached, %s on %s", err, runningText(e.RunningRequests), name)
 		}
 	}

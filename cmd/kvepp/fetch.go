@@ -339,7 +339,7 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// final is an error that a retry cannot fix.
+// final is an error that a retry cannot remove.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
@@ -383,8 +383,8 @@ func (h *hub) try(ctx context.Context, address string, read func(io.Reader) erro
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return final{
 			fmt.Errorf(
-				"%s answers %s: the model wants a token (--token-file) of somebody who may read it, or there is none "+
-					"of that name",
+				"%s answers %s: the model wants a token (--token-file) of a user who may read it, or there is no "+
+					"model of that name",
 				address,
 				answer.Status,
 			),

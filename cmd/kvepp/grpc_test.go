@@ -25,7 +25,7 @@ func TestIdleConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limited(raw, "ext_proc", most, m)
+	l := limitConnections(raw, "ext_proc", most, m)
 	server := grpc.NewServer(grpcLimits(l, 0)...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	go server.Serve(l)

@@ -167,7 +167,7 @@ func runIndexer(o *indexerOptions) error {
 		events.Hold()
 	}
 	workers.Watch(events)
-	workers.Watch(forgetful{index.Forget})
+	workers.Watch(forgetter{index.Forget})
 	registry := indexerapi.NewRegistry(workers, index, events, log)
 	for _, r := range o.registrations {
 		if err := registry.Register(r); err != nil {

@@ -178,7 +178,7 @@ func TestNoProxyTiming(t *testing.T) {
 				p := newProxies(nil, "off", metrics.New(), slog.New(slog.NewTextHandler(&log, nil)))
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
-				go p.expect(ctx, "127.0.0.1:9002")
+				go p.warnWithoutProxy(ctx, "127.0.0.1:9002")
 				for range c.connects {
 					p.succeeded(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}, nil)
 				}

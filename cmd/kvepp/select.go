@@ -196,11 +196,11 @@ func runSelect(o *selectOptions) error {
 		workers.Watch(events)
 	}
 	book.Expiry = time.Duration(o.reservationsSecs) * time.Second
-	workers.Watch(forgetful{index.Forget})
-	workers.Watch(forgetful{book.Forget})
+	workers.Watch(forgetter{index.Forget})
+	workers.Watch(forgetter{book.Forget})
 	if o.affinitySeconds > 0 {
 		o.selector.Sessions = sessions(&options{sessionTTLSecs: int(o.affinitySeconds)}, m)
-		workers.Watch(forgetful{o.selector.Sessions.Forget})
+		workers.Watch(forgetter{o.selector.Sessions.Forget})
 	}
 	service := selector.New(o.selector, workers, index, events, book, m.NewSelectionService(), log)
 

@@ -44,7 +44,7 @@ func serve(o *options) error {
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // so that a second signal ends the process at once
 
 	s := &server{options: o, m: m, log: log, ready: newReadiness()}
 	defer s.close()
@@ -58,14 +58,14 @@ func serve(o *options) error {
 	return s.listen(ctx)
 }
 
-// server is a running `kvepp serve`. Its steps fill it in turn: open, discover, decide, listen.
+// server is a running `kvepp serve`. Its steps set its fields in this order: open, discover, decide, listen.
 type server struct {
 	*options
 	m     *metrics.Metrics
 	log   *slog.Logger
 	ready *readiness
 
-	// Set by open: what the flags name, such as files and models.
+	// Set by open: files, models and clients that the flags name.
 	adminToken, metricsToken *tokenFile
 	models                   map[string]*tokenizer.Model
 	files                    map[string]dynamo.ModelFiles
@@ -77,7 +77,7 @@ type server struct {
 	memory                   *budget.Budget
 	maxParseBytes            int
 
-	// Set by discover: the workers, what they hold and what they compute.
+	// Set by discover: the workers, their cached blocks and their load.
 	pool       *pool.Pool
 	index      *indexer.Index
 	book       *scoring.ActiveSequences
@@ -94,7 +94,7 @@ type server struct {
 	router *router.Router
 	picker *extproc.Server
 
-	closers []func() // that close calls, the latest first
+	closers []func() // close calls these, the latest first
 }
 
 func (s *server) closeWith(f func()) { s.closers = append(s.closers, f) }
@@ -106,7 +106,7 @@ func (s *server) close() {
 	}
 }
 
-// open opens what the flags name. Errors here are mistakes in flags and files.
+// open opens the files, models and clients that the flags name. Its errors are mistakes in flags and files.
 func (s *server) open(ctx context.Context) error {
 	var err error
 	if s.adminToken, err = newTokenFile("--admin-token-file", s.adminTokenFile); err != nil {
@@ -135,7 +135,7 @@ func (s *server) open(ctx context.Context) error {
 		return err
 	}
 	s.closeWith(func() { closeTracer(s.tracer, s.log) })
-	if s.proxies, err = secured(ctx, s.options, s.m, s.log); err != nil {
+	if s.proxies, err = newProxyCredentials(ctx, s.options, s.m, s.log); err != nil {
 		return err
 	}
 	if s.tokenizers, err = remoteTokenizers(s.options, engineKey, s.m, s.log); err != nil {
@@ -158,8 +158,8 @@ func (s *server) open(ctx context.Context) error {
 	return nil
 }
 
-// discover starts to follow the workers: who they are, what they hold, and what they compute. It returns when the
-// endpoints file is read and the index is copied from a peer, if there are any.
+// discover starts to follow the workers, their cached blocks and their load. It returns after it has read the endpoints
+// file, and copied the index from a peer, if the flags name these.
 func (s *server) discover(ctx context.Context) error {
 	index, err := indexer.New(s.options.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
@@ -169,7 +169,7 @@ func (s *server) discover(ctx context.Context) error {
 	s.book.Prefill = s.prefill()
 	var pages atomic.Pointer[enginemetrics.Gauges]
 	s.health = s.ejection.tracker(s.m, &pages, s.log)
-	s.pool.Watch(s.health) // first: the other watchers report about workers that it must know
+	s.pool.Watch(s.health) // first: later watchers report workers that health must know
 	s.pool.OnCordon(s.health.PoolCordon)
 	s.feed.Connection = s.health.Subscribed
 	if s.wantsEvents() {
@@ -179,9 +179,9 @@ func (s *server) discover(ctx context.Context) error {
 		s.closeWith(func() { s.events.Close() })
 		s.pool.Watch(s.events) // before the index: events of a worker must not arrive after the index forgot it
 	}
-	s.pool.Watch(forgetful{index.Forget})
-	s.pool.Watch(forgetful{s.book.Forget})
-	s.pool.Watch(forgetful{s.sessions.Forget})
+	s.pool.Watch(forgetter{index.Forget})
+	s.pool.Watch(forgetter{s.book.Forget})
+	s.pool.Watch(forgetter{s.sessions.Forget})
 
 	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (s *server) discover(ctx context.Context) error {
 	if err := s.rewrites.Set(s.config.rewrites); err != nil {
 		return err
 	}
-	s.cluster.obey(ctx, s.config.rewrites, s.rewrites, s.objectives, s.log)
+	s.cluster.applyPolicies(ctx, s.config.rewrites, s.rewrites, s.objectives, s.log)
 	stopFollowing, err := follow(ctx, s.options, s.cluster, s.ready, s.pool, s.models, s.files, s.m, s.log)
 	if err != nil {
 		return err
@@ -213,13 +213,13 @@ func (s *server) discover(ctx context.Context) error {
 		s.reader.WarmUp(warm, s.indexPeers, s.adminToken.token())
 		cancel()
 	}
-	sources(s.m, s.book, index, s.pool, s.events)
-	showModels(s.m, s.models, s.adapters)
-	showGauges(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
+	exportCounts(s.m, s.book, index, s.pool, s.events)
+	exportModels(s.m, s.models, s.adapters)
+	exportGauges(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
 	return nil
 }
 
-// decide makes the router and the external processor that asks it.
+// decide creates the router, and the external processor that uses it.
 func (s *server) decide(ctx context.Context) {
 	var promptComputed func(kvblock.Worker, int, int)
 	if s.events != nil {
@@ -258,10 +258,10 @@ func (s *server) decide(ctx context.Context) {
 		CountTokens:     s.busy.countsTokens(),
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
-	s.pool.Watch(forgetful{s.router.Forget})
-	showRouter(s.m, s.busy.queue(), s.router)
-	showEjection(s.m, s.health)
-	showWorkers(s.m, s.pool, s.index, s.events, s.health, s.router)
+	s.pool.Watch(forgetter{s.router.Forget})
+	exportRouter(s.m, s.busy.queue(), s.router)
+	exportEjection(s.m, s.health)
+	exportWorkers(s.m, s.pool, s.index, s.events, s.health, s.router)
 	s.picker = extproc.NewServer(extproc.Config{
 		HeaderAliases:   s.headerAliases,
 		PrefillerHeader: s.prefillerHeader,
@@ -280,7 +280,7 @@ func (s *server) decide(ctx context.Context) {
 		Tracer:          s.tracer,
 		AccessLog:       s.accessLog,
 	}, s.router, s.m, s.log)
-	showPicker(s.m, s.picker)
+	exportPicker(s.m, s.picker)
 }
 
 // adminHandler answers requests at --admin-address.

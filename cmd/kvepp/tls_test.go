@@ -157,7 +157,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.show(m)
+	c.export(m)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(c.server())))
 	checks := health.NewServer()
 	healthv1.RegisterHealthServer(server, checks)

@@ -173,7 +173,7 @@ func (o *tokenizeOptions) check(f *pflag.FlagSet) error {
 	case o.modelPath == "":
 		return errors.New("--model-path FOLDER is needed")
 	case o.api != "" && o.text:
-		return errors.New("--api is about bodies, --text takes none")
+		return errors.New("--api is about bodies, but with --text the input is not a body")
 	case o.blocks && (o.blockSize < 1 || o.blockSize > scoring.MaxBlockSize):
 		return errors.New("--blocks needs --kv-cache-block-size TOKENS, the engine's (vLLM: --block-size)")
 	case !o.blocks && (o.blockSize != 0 || o.lora != "" || o.cacheSalt != ""):
@@ -230,7 +230,7 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 	}
 	prompts, err := model.Prompts(context.Background(), request)
 	if err != nil {
-		return fmt.Errorf("the ids of this request are not certain, it would be routed by load: %w", err)
+		return fmt.Errorf("the token ids of this request are not certain, so it would be routed by load: %w", err)
 	}
 	answers := make([]tokenized, len(prompts))
 	for i, p := range prompts {

@@ -19,7 +19,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// modelOf returns the model that a worker says it serves, else fallback.
+// modelOf returns the model of a worker; fallback if the pool does not know it.
 func modelOf(p *pool.Pool, w kvblock.Worker, fallback string) string {
 	s := p.Acquire()
 	defer s.Release()
@@ -55,13 +55,13 @@ func subscribe(
 	return events, err
 }
 
-// forgetful is a watcher of the pool that only has to forget workers that left.
-type forgetful struct{ forget func(kvblock.Worker) }
+// forgetter is a watcher of the pool that only forgets workers that left.
+type forgetter struct{ forget func(kvblock.Worker) }
 
-func (forgetful) WorkerJoined(pool.Worker)      {}
-func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+func (forgetter) WorkerJoined(pool.Worker)      {}
+func (f forgetter) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
-// poolFollower joins the endpoints file, Dynamo's discovery and the cluster into the endpoints of a pool.
+// poolFollower merges the endpoints file, Dynamo's discovery and the cluster into the endpoints of a pool.
 type poolFollower struct {
 	*options
 	pool   *pool.Pool
@@ -71,7 +71,7 @@ type poolFollower struct {
 	m      *metrics.Metrics
 	log    *slog.Logger
 
-	mu sync.Mutex // guards what follows; held during pool.Update, so that the latest state wins
+	mu sync.Mutex // guards the fields below; held during pool.Update, so that the latest state wins
 
 	entries    []pool.Entry      // of the endpoints file
 	discovered []dynamo.Instance // by --dynamo-discovery
@@ -81,9 +81,8 @@ type poolFollower struct {
 	problems   *dedupLog
 }
 
-// follow keeps the pool's endpoints at what the endpoints file, Dynamo's discovery and the cluster say together. It
-// follows the cluster until stop is called, and the others until ctx ends: while the last requests drain, workers still
-// leave.
+// follow updates the pool from the endpoints file and Dynamo's discovery until ctx ends, and from the cluster until
+// stop is called: while the last requests drain, workers still leave.
 func follow(
 	ctx context.Context,
 	o *options,
@@ -147,7 +146,7 @@ func (f *poolFollower) change(apply func()) {
 	f.update()
 }
 
-// update joins the parts and updates the pool. The caller holds mu.
+// update merges the sources and updates the pool. The caller holds mu.
 func (f *poolFollower) update() {
 	instances := slices.Concat(f.discovered, f.pods.Instances)
 	f.problems.begin()
@@ -188,7 +187,8 @@ func usable(endpoints []pool.Endpoint, problems *dedupLog) []pool.Endpoint {
 	})
 }
 
-// addCluster returns the endpoints of the file and those of the cluster. If both have a name, the file's counts.
+// addCluster returns the endpoints of the file and those of the cluster. If a name is in both, the file takes
+// precedence.
 func addCluster(file, cluster []pool.Endpoint, problems *dedupLog) []pool.Endpoint {
 	if len(file) == 0 {
 		return slices.Clone(cluster) // the caller changes them in place
@@ -230,7 +230,7 @@ func warnMixedFrontends(endpoints []pool.Endpoint, problems *dedupLog) {
 			continue
 		}
 		at, how := frontend{e.Address, e.Model}, way{e.Namespace, e.Role == pool.Aggregated}
-		if first, there := seen[at]; !there {
+		if first, known := seen[at]; !known {
 			seen[at] = how
 		} else if first != how {
 			problems.warn(fmt.Sprintf("the frontend at %s serves %q in two ways (workers of two Dynamo namespaces, or "+

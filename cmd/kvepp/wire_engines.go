@@ -16,7 +16,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// tracker returns the tracker of the endpoints' health. pages, once set, scrapes their metrics.
+// tracker returns the tracker of the endpoints' health. It uses pages to scrape their metrics as soon as pages is set.
 func (e *ejection) tracker(
 	m *metrics.Metrics,
 	pages *atomic.Pointer[enginemetrics.Gauges],
@@ -40,8 +40,8 @@ func (e *ejection) tracker(
 	}, log)
 }
 
-// page maps the state of a metrics page to the tracker's type.
-func page(s enginemetrics.PageState) eject.Page {
+// pageState converts the state of a metrics page to the tracker's type.
+func pageState(s enginemetrics.PageState) eject.Page {
 	switch s {
 	case enginemetrics.PageAnswers:
 		return eject.PageAnswers
@@ -55,8 +55,8 @@ func page(s enginemetrics.PageState) eject.Page {
 	return eject.PageUnknown
 }
 
-// showEjection exports how many workers are ejected and how many are cordoned.
-func showEjection(m *metrics.Metrics, t *eject.Tracker) {
+// exportEjection exports how many workers are ejected and how many are cordoned.
+func exportEjection(m *metrics.Metrics, t *eject.Tracker) {
 	m.GaugeFunc(metrics.EjectedWorkers, metrics.EjectedWorkersHelp, prometheus.Labels{}, func() float64 {
 		ejected, _ := t.Counts()
 		return float64(ejected)
@@ -85,7 +85,7 @@ func followEngines(
 		c.NATSServer = o.feed.NATSServer
 	}
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
-	c.Health = func(w kvblock.Worker, s enginemetrics.PageState) { health.PageRead(w, page(s)) }
+	c.Health = func(w kvblock.Worker, s enginemetrics.PageState) { health.PageRead(w, pageState(s)) }
 	c.SilentAfter = eject.SilentAfter
 	g := enginemetrics.New(c, p, log)
 	p.Watch(g)

@@ -32,7 +32,7 @@ type kubernetes struct {
 	reviewer  *kube.Reviewer // nil: kvepp does not ask the API server who may read metrics
 }
 
-// connect makes what follows a cluster; it sends no requests yet.
+// connect creates the followers of a cluster; nil without a cluster. It sends no requests yet.
 func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kubernetes, error) {
 	if !o.wanted() {
 		return nil, nil
@@ -74,7 +74,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			}
 			return 0
 		})
-		// a restarted container has the same identity, and so leads again at once if it led before
+		// A restarted container has the same identity, so that it leads again at once if it led before.
 		identity := os.Getenv("POD_NAME")
 		if identity == "" {
 			host, _ := os.Hostname()
@@ -143,8 +143,8 @@ func (k *kubernetes) await(ctx context.Context) {
 	}
 }
 
-// elect takes part in the election, if there is one, until ctx ends or done is called. When done returns, the lease is
-// released. A replica that does not know its endpoints does not take part.
+// elect takes part in the election, if there is one, until ctx ends or done is called. done returns when the lease is
+// released. A replica does not take part before it knows its endpoints.
 func (k *kubernetes) elect(ctx context.Context) (done func()) {
 	if k == nil || k.election == nil {
 		return func() {}
@@ -160,9 +160,9 @@ func (k *kubernetes) elect(ctx context.Context) (done func()) {
 	return func() { cancel(); <-released }
 }
 
-// handedOver returns a channel that is closed when this replica, which leads and whose context of elect has ended, may
-// become unready: another replica has led for --drain-delay, so that proxies have noticed it. Without an election it is
-// closed at once.
+// handedOver returns a channel that is closed when this replica may become unready: another replica has led for
+// --drain-delay, so that proxies have noticed it. Without an election the channel is closed at once. Call handedOver
+// after elect's context has ended.
 func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 	done := make(chan struct{})
 	if k == nil || k.election == nil {
@@ -183,9 +183,9 @@ func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 	return done
 }
 
-// obey applies the cluster's rewrites and objectives until ctx ends. rules, of the command line, take precedence over
-// the cluster's.
-func (k *kubernetes) obey(
+// applyPolicies applies the cluster's rewrites and objectives until ctx ends. rules, from the command line, take
+// precedence over the cluster's.
+func (k *kubernetes) applyPolicies(
 	ctx context.Context,
 	rules []modelrewrite.Rule,
 	rewrites *modelrewrite.Rules,
@@ -198,7 +198,7 @@ func (k *kubernetes) obey(
 	go k.policies.Run(ctx, func(now kube.Policy) {
 		objectives.Set(now.Priorities)
 		if err := rewrites.Set(slices.Concat(rules, now.Rewrites)); err != nil {
-			log.Error("the cluster's model rewrites are invalid; the ones before stay in force", "error", err)
+			log.Error("the cluster's model rewrites are invalid; the earlier ones stay in force", "error", err)
 		}
 	})
 }

@@ -48,12 +48,12 @@ func (s *server) listen(ctx context.Context) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	go s.proxies.expect(ctx, s.addressOf(s.grpcPort))
+	go s.proxies.warnWithoutProxy(ctx, s.addressOf(s.grpcPort))
 	unmet, err := l.watchReadiness(ctx, unmet)
 	if err != nil {
 		return err
 	}
-	// reset the handler, so that a second signal ends the process at once
+	// Reset the handler, so that a second signal ends the process at once.
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
 	return l.drain(unmet == "")
 }
@@ -81,11 +81,11 @@ func (l *listeners) close() {
 
 // open listens at all addresses, and serves there.
 func (l *listeners) open() error {
-	picker, err := l.limited("ext_proc", "grpc-port", l.grpcPort)
+	picker, err := l.listenLimited("ext_proc", "grpc-port", l.grpcPort)
 	if err != nil {
 		return err
 	}
-	plain, err := l.limited("health", "grpc-health-port", l.grpcHealthPort)
+	plain, err := l.listenLimited("health", "grpc-health-port", l.grpcHealthPort)
 	if err != nil {
 		return err
 	}
@@ -125,14 +125,14 @@ func (l *listeners) open() error {
 	return err
 }
 
-// limited listens at the gRPC port of a flag. name is the listener's label in metrics.
-func (l *listeners) limited(name, flag string, port uint16) (*connlimit.Listener, error) {
+// listenLimited listens at the gRPC port of a flag. name is the listener's label in metrics.
+func (l *listeners) listenLimited(name, flag string, port uint16) (*connlimit.Listener, error) {
 	raw, err := listenAt(flag, l.addressOf(port))
 	if err != nil {
 		return nil, err
 	}
 	l.closers = append(l.closers, func() { raw.Close() })
-	return limited(raw, name, connections(), l.m), nil
+	return limitConnections(raw, name, connections(), l.m), nil
 }
 
 // openWeb serves h over HTTP at the address of a flag. name is the listener's label in metrics.
@@ -326,17 +326,17 @@ type firstWorkers struct {
 	enough chan struct{} // closed when n endpoints are present
 }
 
-// awaitWorkers returns a watcher that waits for n endpoints of p. The caller registers it with p.
+// awaitWorkers returns a watcher that waits for n endpoints of p. The caller adds it to p's watchers.
 func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
 	w := &firstWorkers{pool: p, n: n, enough: make(chan struct{})}
-	w.look()
+	w.check()
 	return w
 }
 
-func (w *firstWorkers) look() {
+func (w *firstWorkers) check() {
 	select {
 	case <-w.enough:
-		return // otherwise, if thousands of workers join at once, each would cause a scan of all
+		return // without this, each of thousands of workers that join together would cause a scan of all
 	default:
 	}
 	s := w.pool.Acquire()
@@ -354,7 +354,7 @@ func (w *firstWorkers) look() {
 	}
 }
 
-func (w *firstWorkers) WorkerJoined(pool.Worker) { w.look() }
+func (w *firstWorkers) WorkerJoined(pool.Worker) { w.check() }
 
 func (*firstWorkers) WorkerLeft(kvblock.Worker) {}
 
@@ -389,13 +389,13 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 		// A connection with a stream counts as in use.
 		grpc.StreamInterceptor(
 			func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-				defer begun(stream.Context(), l)()
+				defer markInUse(stream.Context(), l)()
 				return handler(server, stream)
 			},
 		),
 		grpc.UnaryInterceptor(
 			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				defer begun(ctx, l)()
+				defer markInUse(ctx, l)()
 				return handler(ctx, req)
 			},
 		),
@@ -406,8 +406,8 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 	return options
 }
 
-// begun marks the connection of a stream as in use. It returns the function that ends the mark.
-func begun(ctx context.Context, l *connlimit.Listener) func() {
+// markInUse marks the connection of a stream as in use. It returns the function that ends the mark.
+func markInUse(ctx context.Context, l *connlimit.Listener) func() {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return func() {}
@@ -417,8 +417,8 @@ func begun(ctx context.Context, l *connlimit.Listener) func() {
 	return c.End
 }
 
-// limited returns a listener with at most most connections. name is its label in metrics.
-func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlimit.Listener {
+// limitConnections returns a listener with at most most connections. name is its label in metrics.
+func limitConnections(l net.Listener, name string, most int, m *metrics.Metrics) *connlimit.Listener {
 	limited := connlimit.New(l, most)
 	count := func(read func(open int, evicted, refused int64) float64) func() float64 {
 		return func() float64 { return read(limited.Counts()) }
@@ -518,7 +518,7 @@ func webServer(h http.Handler, hosts *webHosts) *http.Server {
 // serveWeb serves a listener with a bounded number of connections. name is its label in metrics.
 func serveWeb(s *http.Server, l net.Listener, name string, m *metrics.Metrics) error {
 	connlimit.HTTP(s)
-	return s.Serve(limited(l, name, webConnections(), m))
+	return s.Serve(limitConnections(l, name, webConnections(), m))
 }
 
 // serve answers requests with h until ctx ends, then lets running requests end. what names their purpose in the log.
@@ -560,7 +560,7 @@ func guarded(next http.Handler, token *tokenFile) http.Handler {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(
 				w,
-				"the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, "+
+				"the header \"Authorization: Bearer TOKEN\" must have this address's token (--admin-token-file, "+
 					"--metrics-token-file)",
 				http.StatusUnauthorized,
 			)

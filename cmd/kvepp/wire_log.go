@@ -81,7 +81,7 @@ func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
 	_ = level.UnmarshalText([]byte(o.logLevel))
 	log := slog.New(o.handler(o.lines, level))
 	slog.SetDefault(log)
-	o.lines.show(m, metrics.LogLines, metrics.LogLinesHelp)
+	o.lines.export(m, metrics.LogLines, metrics.LogLinesHelp)
 	m.CounterFunc(
 		metrics.LogLines,
 		metrics.LogLinesHelp,
@@ -181,11 +181,11 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 		w.dropped.Add(1)
 		return len(line), nil
 	}
-	w.rouse()
+	w.wakeWriter()
 	return len(line), nil
 }
 
-func (w *lineWriter) rouse() {
+func (w *lineWriter) wakeWriter() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -242,7 +242,7 @@ func (w *lineWriter) Close(within time.Duration) bool {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
-	w.rouse()
+	w.wakeWriter()
 	select {
 	case <-w.done:
 		return true
@@ -251,8 +251,8 @@ func (w *lineWriter) Close(within time.Duration) bool {
 	}
 }
 
-// show exports the counts of lines.
-func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
+// export exports the counts of lines.
+func (w *lineWriter) export(m *metrics.Metrics, name, help string) {
 	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped,
 		"failed": &w.lostByError} {
 		m.CounterFunc(
@@ -291,7 +291,7 @@ func openAccessLog(path string, log *slog.Logger) (*accessLog, error) {
 		a.path, a.file, a.out = path, file, file
 		a.prepare = a.reopen
 	}
-	a.failed = a.tell
+	a.failed = a.logFailure
 	a.start()
 	return a, nil
 }
@@ -300,8 +300,8 @@ func openToAppend(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 }
 
-// tell logs that writing has begun to fail, or succeeds again.
-func (a *accessLog) tell(err error) {
+// logFailure logs that writing has begun to fail, or succeeds again.
+func (a *accessLog) logFailure(err error) {
 	if err != nil {
 		a.log.Error("the access log cannot be written; its lines are lost until it can be", "error", err)
 	} else {
@@ -348,7 +348,7 @@ func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger,
 	if err != nil {
 		return nil, nil, err
 	}
-	a.show(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
+	a.export(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
 	return slog.New(o.handler(a, slog.LevelInfo)), func() { a.Close(2 * time.Second) }, nil
 }
 

@@ -59,8 +59,8 @@ func sessions(o *options, m *metrics.Metrics) *session.Table {
 // withoutPool is the pool's name in labels if there is no InferencePool.
 const withoutPool = "kvepp"
 
-// showGauges exports what the engines' metrics say. g is nil if kvepp does not scrape them.
-func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.Gauges) {
+// exportGauges exports what the engines' metrics say. g is nil if kvepp does not scrape them.
+func exportGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.Gauges) {
 	if g == nil {
 		g = new(enginemetrics.Gauges)
 	}
@@ -121,8 +121,14 @@ func podName(w *pool.Worker) string {
 	return w.Name + suffix
 }
 
-// sources exports the counts of packages that have no metrics of their own.
-func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
+// exportCounts exports the counts of packages that have no metrics of their own.
+func exportCounts(
+	m *metrics.Metrics,
+	book *scoring.ActiveSequences,
+	index *indexer.Index,
+	p *pool.Pool,
+	events *feed.Feed,
+) {
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
 	m.GaugeFunc(
@@ -160,8 +166,8 @@ func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.I
 	}
 }
 
-// showModels exports the state of the models.
-func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters *router.Adapters) {
+// exportModels exports the state of the models.
+func exportModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters *router.Adapters) {
 	without := 0
 	for name, model := range models {
 		if model == nil {
@@ -176,14 +182,14 @@ func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters
 	m.GaugeFunc(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 }
 
-// showPicker exports what the external processor holds.
-func showPicker(m *metrics.Metrics, picker *extproc.Server) {
+// exportPicker exports what the external processor holds.
+func exportPicker(m *metrics.Metrics, picker *extproc.Server) {
 	m.GaugeFunc(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
 	m.GaugeFunc(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
 }
 
-// showRouter exports how many workers are overloaded, and how many requests wait in each policy class.
-func showRouter(m *metrics.Metrics, q *queue.RoomConfig, r *router.Router) {
+// exportRouter exports how many workers are overloaded, and how many requests wait in each policy class.
+func exportRouter(m *metrics.Metrics, q *queue.RoomConfig, r *router.Router) {
 	m.GaugeFunc(
 		metrics.OverloadedWorkers,
 		metrics.OverloadedWorkersHelp,
@@ -255,8 +261,8 @@ func countersOf[S any](m *metrics.Metrics, name, help, label string, stats func(
 	}
 }
 
-// showWorkers exports each worker of p under its name. events is nil if kvepp does not subscribe to KV events.
-func showWorkers(
+// exportWorkers exports each worker of p under its name. events is nil if kvepp does not subscribe to KV events.
+func exportWorkers(
 	m *metrics.Metrics,
 	p *pool.Pool,
 	index *indexer.Index,

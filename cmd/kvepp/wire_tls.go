@@ -65,8 +65,9 @@ func (c *certificates) server() *tls.Config {
 	}
 }
 
-// secured returns the credentials of the external processor's server. It reloads the certificate files until ctx ends.
-func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
+// newProxyCredentials returns the credentials of the external processor's server. It reloads the certificate files
+// until ctx ends.
+func newProxyCredentials(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
 	if !o.secureServing {
 		return newProxies(nil, "off", m, log), nil
 	}
@@ -74,7 +75,7 @@ func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logg
 	if err != nil {
 		return nil, err
 	}
-	c.show(m)
+	c.export(m)
 	go c.follow(ctx, reloadEvery, log)
 	mode := "files"
 	if o.certPath == "" {
@@ -178,14 +179,14 @@ func (c *certificates) reload(log *slog.Logger) {
 	default:
 		// One failure may be a read between the replacement of the two files.
 		if c.failures++; c.failures == 2 {
-			log.Error("certificates are refused; the ones before stay", "error", err)
+			log.Error("new certificates are refused; the earlier ones stay", "error", err)
 			c.refused.Add(1)
 		}
 	}
 }
 
-// show exports the expiry time of the server's certificate, and how many reloads were refused.
-func (c *certificates) show(m *metrics.Metrics) {
+// export exports the expiry time of the server's certificate, and how many reloads were refused.
+func (c *certificates) export(m *metrics.Metrics) {
 	m.GaugeFunc(
 		metrics.CertificateExpires,
 		metrics.CertificateExpiresHelp,
@@ -466,8 +467,8 @@ func (c *peekedConn) Read(p []byte) (int, error) {
 // proxyPatience is how long kvepp waits for its first proxy before it logs that none has connected.
 const proxyPatience = 60 * time.Second
 
-// expect logs once if no proxy has connected to an address within proxyPatience, unless ctx ends first.
-func (p *proxies) expect(ctx context.Context, address string) {
+// warnWithoutProxy logs once if no proxy has connected to an address within proxyPatience, unless ctx ends first.
+func (p *proxies) warnWithoutProxy(ctx context.Context, address string) {
 	timer := time.NewTimer(proxyPatience)
 	defer timer.Stop()
 	select {
@@ -546,12 +547,12 @@ func (f *tokenFile) reload(log *slog.Logger) {
 	switch {
 	case err == nil:
 		if f.failures = 0; changed {
-			log.Info("a token was read again; the one before counts no more", "flag", f.flag)
+			log.Info("a new token was read; the earlier one is no longer valid", "flag", f.flag)
 		}
 	default:
 		// One failure may be a read between the removal of the file and its replacement.
 		if f.failures++; f.failures == 2 {
-			log.Error("a file with a token is refused; the one before stays", "error", err)
+			log.Error("a file with a token is refused; the earlier token stays", "error", err)
 			f.refused.Add(1)
 		}
 	}
