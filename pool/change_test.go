@@ -10,27 +10,27 @@ import (
 	"kvepp/kvblock"
 )
 
-// roll is a watcher that keeps the workers in the pool.
-type roll struct {
+// workerList is a watcher that keeps the workers in the pool.
+type workerList struct {
 	t    *testing.T
 	here map[kvblock.Worker]string
 }
 
-func (r *roll) WorkerJoined(w Worker) {
+func (r *workerList) WorkerJoined(w Worker) {
 	if was, twice := r.here[w.Worker]; twice {
-		r.t.Errorf("%s joins with the number of %s", w.String(), was)
+		r.t.Errorf("%s joined with the number of %s", w.String(), was)
 	}
 	r.here[w.Worker] = w.String()
 }
 
-func (r *roll) WorkerLeft(w kvblock.Worker) { delete(r.here, w) }
+func (r *workerList) WorkerLeft(w kvblock.Worker) { delete(r.here, w) }
 
 // TestChange applies random changes and compares the pool with a list of the expected endpoints, with concurrent
 // readers.
 func TestChange(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	p := New(quiet)
-	watched := &roll{t, map[kvblock.Worker]string{}}
+	watched := &workerList{t, map[kvblock.Worker]string{}}
 	p.Watch(watched)
 	list := func(s *Snapshot) string {
 		text := fmt.Sprint(len(s.Workers))

@@ -99,7 +99,7 @@ func checkPage(text string) error {
 }
 
 // Check returns an error if a name, an address or a text of the endpoint is invalid. Every source of endpoints must
-// leave out such endpoints.
+// drop such endpoints.
 func (e *Endpoint) Check() error {
 	if err := checkName(e.Name, MaxName+maxNameSuffix); err != nil {
 		return err

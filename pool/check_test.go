@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// good is a valid endpoint.
-func good() Endpoint {
+// validEndpoint returns a valid endpoint.
+func validEndpoint() Endpoint {
 	return Endpoint{
 		Name:     "a",
 		Address:  "10.0.0.1:8000",
@@ -57,7 +57,7 @@ func TestCheckHosts(t *testing.T) {
 }
 
 func TestCheckEndpoints(t *testing.T) {
-	e := good()
+	e := validEndpoint()
 	if err := e.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -78,12 +78,12 @@ func TestCheckEndpoints(t *testing.T) {
 		"channel":      func(e *Endpoint) { e.EventChannels = []EventChannel{{Subject: "a\n"}} },
 		"loads":        func(e *Endpoint) { e.LoadChannels = []EventChannel{{ZMQ: "tcp://\n"}} },
 	} {
-		e := good()
+		e := validEndpoint()
 		if change(&e); e.Check() == nil {
 			t.Errorf("%s: Check returned no error", what)
 		}
 	}
-	e = good()
+	e = validEndpoint()
 	if e.Address, e.Role = "", Prefill; e.Check() != nil {
 		t.Error("a prefill worker without an address was refused")
 	}

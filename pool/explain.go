@@ -24,7 +24,7 @@ func explain(text []byte, refusal error) error {
 		x.fields[key] = f
 		x.keys = append(x.keys, key)
 	}
-	if err := x.file(doc.Content[0]); err != nil {
+	if err := x.checkFile(doc.Content[0]); err != nil {
 		return err
 	}
 	if wrongTypes := (*yaml.TypeError)(nil); errors.As(refusal, &wrongTypes) {
@@ -49,11 +49,11 @@ func invalidYAML(err error) error {
 type explainer struct {
 	fields map[string]reflect.StructField // of fileEntry, by key
 	keys   []string                       // in the order of fileEntry
-	// seen holds the visited mappings: aliases can repeat a mapping, and even contain themselves.
+	// seen holds the visited mappings, because aliases can repeat a mapping, or contain themselves.
 	seen map[*yaml.Node]bool
 }
 
-func (x *explainer) file(top *yaml.Node) error {
+func (x *explainer) checkFile(top *yaml.Node) error {
 	if top = resolve(top); top.Kind != yaml.MappingNode {
 		return fmt.Errorf("line %d: the file must have the key \"endpoints:\" with a list below it", top.Line)
 	}
@@ -81,7 +81,7 @@ func (x *explainer) file(top *yaml.Node) error {
 					entry.Line,
 				)
 			}
-			if err := x.entry(entry); err != nil {
+			if err := x.checkEntry(entry); err != nil {
 				return err
 			}
 		}
@@ -89,7 +89,7 @@ func (x *explainer) file(top *yaml.Node) error {
 	return nil
 }
 
-func (x *explainer) entry(n *yaml.Node) error {
+func (x *explainer) checkEntry(n *yaml.Node) error {
 	if x.seen[n] {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (x *explainer) entry(n *yaml.Node) error {
 		if key.Tag == "!!merge" {
 			for _, merged := range append([]*yaml.Node{value}, value.Content...) {
 				if merged = resolve(merged); merged.Kind == yaml.MappingNode {
-					if err := x.entry(merged); err != nil {
+					if err := x.checkEntry(merged); err != nil {
 						return err
 					}
 				}

@@ -41,9 +41,9 @@ type fileEntry struct {
 	KVReplay              string   `yaml:"kvReplay" example:"tcp://10.0.0.7:5558"`
 	KVTopic               string   `yaml:"kvTopic" example:"kv-events"`
 	Metrics               string   `yaml:"metrics" example:"http://10.0.0.7:8000/metrics"`
-	BlockSize             whole    `yaml:"blockSize" example:"16"`
-	TotalKVBlocks         whole    `yaml:"totalKvBlocks" example:"4096"`
-	MaxNumBatchedTokens   whole    `yaml:"maxNumBatchedTokens" example:"8192"`
+	BlockSize             integer  `yaml:"blockSize" example:"16"`
+	TotalKVBlocks         integer  `yaml:"totalKvBlocks" example:"4096"`
+	MaxNumBatchedTokens   integer  `yaml:"maxNumBatchedTokens" example:"8192"`
 	Model                 string   `yaml:"model" example:"qwen"`
 	DeviceType            string   `yaml:"deviceType" example:"cuda"`
 	Taints                []string `yaml:"taints" example:"[zone-a, fast]"`
@@ -62,14 +62,14 @@ func (i *id) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// whole and rank are integers. Package yaml would truncate fractions.
+// integer and rank are integers. Package yaml would truncate fractions.
 type (
-	whole int
-	rank  uint32
+	integer int
+	rank    uint32
 )
 
-func (w *whole) UnmarshalYAML(node *yaml.Node) error { return decodeWhole(node, (*int)(w)) }
-func (r *rank) UnmarshalYAML(node *yaml.Node) error  { return decodeWhole(node, (*uint32)(r)) }
+func (w *integer) UnmarshalYAML(node *yaml.Node) error { return decodeWhole(node, (*int)(w)) }
+func (r *rank) UnmarshalYAML(node *yaml.Node) error    { return decodeWhole(node, (*uint32)(r)) }
 
 func decodeWhole(node *yaml.Node, to any) error {
 	if node.Tag == "!!float" {
@@ -78,11 +78,11 @@ func decodeWhole(node *yaml.Node, to any) error {
 	return node.Decode(to)
 }
 
-// MaxRanks bounds an endpoint's DataParallelSize. No engine has as many ranks, and a typing error up to it costs little
-// memory.
+// MaxRanks bounds an endpoint's DataParallelSize. No engine has as many ranks, and a typing error within it costs
+// little memory.
 const MaxRanks = 1024
 
-// maxWorkers bounds the ranks of all endpoints: index and load book have no more worker numbers.
+// maxWorkers bounds the ranks of all endpoints, because index and load book have no more worker numbers.
 const maxWorkers = 1 << 16
 
 // ParseFile reads the endpoints file. Errors name the line. Unknown keys, duplicate names and invalid addresses are
@@ -107,7 +107,7 @@ func ParseFile(text []byte) ([]Entry, error) {
 	if doc.Endpoints == nil {
 		return nil, errors.New("no list under \"endpoints:\" (an empty list is \"endpoints: []\")")
 	}
-	// Parse again into nodes, for the line numbers of errors.
+	// Parse again into nodes for the line numbers of errors.
 	var at struct {
 		Endpoints []yaml.Node `yaml:"endpoints"`
 	}

@@ -125,7 +125,7 @@ func TestParseFileRefuses(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s was accepted", c.name)
 		} else if !strings.Contains(err.Error(), c.line) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error %q, want %q and %q in it", c.name, err, c.line, c.says)
+			t.Errorf("%s: error %q, want one with %q and %q", c.name, err, c.line, c.says)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // Envoy's policy override_host finds an endpoint only by IP:port. kvepp therefore resolves host names in the endpoints
-// file as Envoy's STRICT_DNS clusters do: every few seconds. After a failed lookup the address stays; the address of a
-// name that no longer exists is removed.
+// file every few seconds, as Envoy's STRICT_DNS clusters do. If a lookup fails, the address stays. If a name does not
+// exist any more, its address is removed.
 
 const (
 	// namesInterval is the time between lookups of a name. Source: Envoy 1.40, dns_refresh_rate of a cluster.

@@ -32,7 +32,7 @@ func names(
 	return n
 }
 
-// zone returns a lookup function with a table of names and their addresses.
+// zone returns a lookup function for a table of names with their addresses.
 func zone(records map[string]string) func(context.Context, string, string) ([]netip.Addr, error) {
 	return func(_ context.Context, network, host string) (found []netip.Addr, err error) {
 		if records[host] == "SERVFAIL" {
@@ -69,7 +69,7 @@ func addresses(all []Entry) string {
 }
 
 // TestResolve checks that names become addresses of the family that Envoy would use, that IP addresses and empty
-// addresses stay, and that entries whose name has no address are left out.
+// addresses stay, and that entries whose name has no address are dropped.
 func TestResolve(t *testing.T) {
 	records := map[string]string{
 		"both": "10.0.0.1 fd00::1",
@@ -106,9 +106,9 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestFollowNames checks that a new address is found within seconds, that an address which is still one of several
-// stays, that a failed lookup changes nothing, that a name that no longer exists removes the endpoint, and that each
-// event is logged once.
+// TestFollowNames checks that kvepp finds a new address within seconds and logs each event once. An address that is
+// still one of several stays. A failed lookup changes nothing. A name that does not exist any more removes the
+// endpoint.
 func TestFollowNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var records atomic.Pointer[map[string]string]
@@ -185,7 +185,7 @@ func TestLookupsAreBounded(t *testing.T) {
 		began := time.Now()
 		n.Use(t.Context(), entries(all...))
 		if took := time.Since(began); took != lookupTimeout || most != maxLookups {
-			t.Errorf("%v, and %d lookups at once", took, most)
+			t.Errorf("Use took %v, with %d concurrent lookups", took, most)
 		}
 	})
 }

@@ -81,7 +81,7 @@ type Endpoint struct {
 	CordonedBy CordonSource
 }
 
-// CordonSource names the source of endpoints that cordons an endpoint. Its text is shown to people.
+// CordonSource names the source of endpoints that cordons an endpoint. Logs and the admin API show it.
 type CordonSource string
 
 // The sources of endpoints that can cordon them.
@@ -198,8 +198,8 @@ func (w *Worker) identity() identity {
 		w.Endpoint.BlockSize, w.Endpoint.EAGLE, channel}
 }
 
-// is reports whether id still identifies w. A source may declare a property after the worker's events gave it: Dynamo's
-// frontends know a worker before its model. The same value is no other KV cache.
+// is reports whether id still identifies w. A source may declare a property after the worker's events gave it, because
+// Dynamo's frontends know a worker before its model. If both values are equal, it is still the same KV cache.
 func (w *Worker) is(id identity) bool {
 	own := w.identity()
 	if own.blockSize == 0 && id.blockSize == w.BlockSize {
@@ -267,7 +267,7 @@ type Pool struct {
 	// publishing serialises changes of current. It is not the lock update, because WorkerLeft waits until an engine's
 	// last event is applied, and that event may report a block size.
 	publishing sync.Mutex
-	old        []*Snapshot // superseded, maybe still in use; guarded by publishing
+	old        []*Snapshot // superseded snapshots that may have readers; guarded by publishing
 
 	log *slog.Logger
 }
@@ -359,14 +359,14 @@ func (p *Pool) Change(remove []string, add []Endpoint) {
 			}
 		}
 	}
-	// Without removals, put appends to the array of the current snapshot. Readers do not see beyond its length, and
+	// Without removals, replace appends to the array of the current snapshot. Readers do not see beyond its length, and
 	// each snapshot has only one successor.
 	joined, left, recordoned := p.replace(kept, removed, add)
 	p.publishing.Unlock()
 	p.announce(joined, left, recordoned)
 }
 
-// announce passes the results of put to the watchers. The caller holds p.update.
+// announce passes the results of replace to the watchers. The caller holds p.update.
 func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 	if p.onCordon != nil {
 		for _, e := range recordoned {
@@ -448,8 +448,8 @@ func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, lef
 	}
 	if tooMany > 0 {
 		p.log.Error(
-			"too many workers: the last endpoints are left out; spread them over several kvepps",
-			"left_out",
+			"too many workers: kvepp ignores the last endpoints; spread them over several kvepps",
+			"ignored",
 			tooMany,
 			"workers",
 			len(after.Workers),
@@ -466,8 +466,8 @@ func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, lef
 	return joined, left, recordoned
 }
 
-// earlierWorkers finds workers of an earlier snapshot. It is fast when they come in their earlier order, as they mostly
-// do: of hundreds of workers, one left or joined.
+// earlierWorkers finds workers of an earlier snapshot. It is fast if they come in their earlier order. They usually do,
+// because only a few of hundreds of workers leave or join.
 type earlierWorkers struct {
 	workers []Worker
 	stayed  []bool         // by index of workers: find returned it
@@ -482,7 +482,7 @@ const lookAhead = 4
 func (r *earlierWorkers) find(id identity) *Worker {
 	for i := r.next; i < min(r.next+lookAhead, len(r.workers)); i++ {
 		if !r.stayed[i] && r.workers[i].is(id) {
-			return r.found(i)
+			return r.markFound(i)
 		}
 	}
 	if r.byName == nil {
@@ -496,14 +496,14 @@ func (r *earlierWorkers) find(id identity) *Worker {
 	if i, ok := r.byName[id.name]; ok {
 		for ; i < len(r.workers) && r.workers[i].Name == id.name; i++ { // its ranks
 			if !r.stayed[i] && r.workers[i].is(id) {
-				return r.found(i)
+				return r.markFound(i)
 			}
 		}
 	}
 	return nil
 }
 
-func (r *earlierWorkers) found(i int) *Worker {
+func (r *earlierWorkers) markFound(i int) *Worker {
 	r.stayed[i], r.next = true, i+1
 	return &r.workers[i]
 }
@@ -638,7 +638,7 @@ func (p *Pool) reclaim() {
 	p.leaving = p.leaving[:0]
 }
 
-// number returns a free worker number. The caller holds p.update.
+// number returns an unused worker number. The caller holds p.update.
 func (p *Pool) number() kvblock.Worker {
 	if n := len(p.free); n > 0 {
 		w := p.free[n-1]

@@ -16,15 +16,15 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// diary is a watcher that checks that no two present workers have one number.
-type diary struct {
+// numberChecker is a watcher that checks that no two workers in the pool have the same number.
+type numberChecker struct {
 	t       *testing.T
 	present map[kvblock.Worker]string
 	joins   int
 	leaves  int
 }
 
-func (d *diary) WorkerJoined(w Worker) {
+func (d *numberChecker) WorkerJoined(w Worker) {
 	if other, taken := d.present[w.Worker]; taken {
 		d.t.Errorf("%v joined as number %d, which %s still has", w.String(), w.Worker, other)
 	}
@@ -32,7 +32,7 @@ func (d *diary) WorkerJoined(w Worker) {
 	d.joins++
 }
 
-func (d *diary) WorkerLeft(w kvblock.Worker) {
+func (d *numberChecker) WorkerLeft(w kvblock.Worker) {
 	delete(d.present, w)
 	d.leaves++
 }
@@ -78,7 +78,7 @@ func workers(p *Pool) map[string]Worker {
 
 func TestWorkersKeepTheirNumbers(t *testing.T) {
 	p := New(quiet)
-	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	d := &numberChecker{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
 	two := endpoint("a", 1)
 	two.DataParallelSize = 2
@@ -102,14 +102,14 @@ func TestWorkersKeepTheirNumbers(t *testing.T) {
 	// Another instance id is another cache with the same name.
 	p.Update([]Endpoint{endpoint("b", 3), two})
 	if d.joins != 4 || d.leaves != 1 || workers(p)["b/0"].Worker == before["b/0"].Worker {
-		t.Errorf("a restarted worker kept its number, or: %d joined, want 4; %d left, want 1", d.joins, d.leaves)
+		t.Errorf("a restarted worker kept its number, or %d joined, want 4; %d left, want 1", d.joins, d.leaves)
 	}
 }
 
 // TestCordonChangesInPlace checks that a cordon begins and ends while the endpoint stays, with one call for all ranks.
 func TestCordonChangesInPlace(t *testing.T) {
 	p := New(quiet)
-	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	d := &numberChecker{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
 	var told []string
 	p.OnCordon(func(endpoint string, by CordonSource) { told = append(told, endpoint+" "+string(by)) })
@@ -132,13 +132,13 @@ func TestCordonChangesInPlace(t *testing.T) {
 		}
 	}
 	if want := []string{"a Pod annotation", "a "}; !slices.Equal(told, want) || d.joins != 3 || d.leaves != 0 {
-		t.Errorf("told %q, want %q; %d joined, %d left", told, want, d.joins, d.leaves)
+		t.Errorf("OnCordon was called with %q, want %q; %d joined, %d left", told, want, d.joins, d.leaves)
 	}
 }
 
 func TestNumberIsNotReusedWhileRead(t *testing.T) {
 	p := New(quiet)
-	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	d := &numberChecker{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
 	p.Update([]Endpoint{endpoint("a", 1)})
 	reading := p.Acquire() // as a concurrent decision does
@@ -183,7 +183,7 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	}
 	p.ReportBlockSize(workers(p)["known/0"].Worker, 16)
 	if w := workers(p)["known/0"]; w.Announced != 0 {
-		t.Errorf("agreeing again: announced %d", w.Announced)
+		t.Errorf("after both agree again: announced %d", w.Announced)
 	}
 	p.ReportBlockSize(99, 16) // a worker that has left
 	for _, absurd := range []int{-1, kvblock.MaxBlockSize + 1} {
@@ -201,12 +201,12 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	}
 }
 
-// TestDeclaredLate checks that a worker stays if its source declares later what its events gave, as Dynamo's frontends
-// do, and that any other value makes it another KV cache, which the log explains.
+// TestDeclaredLate checks that a worker stays if its source declares a property later, with the value of the worker's
+// events, as Dynamo's frontends do. Any other value makes it another KV cache, and the log says why.
 func TestDeclaredLate(t *testing.T) {
 	var log bytes.Buffer
 	p := New(slog.New(slog.NewTextHandler(&log, nil)))
-	d := &diary{t: t, present: make(map[kvblock.Worker]string)}
+	d := &numberChecker{t: t, present: make(map[kvblock.Worker]string)}
 	p.Watch(d)
 	p.Update([]Endpoint{endpoint("a", 1)})
 	first := workers(p)["a/0"].Worker
@@ -218,7 +218,7 @@ func TestDeclaredLate(t *testing.T) {
 	declared.EAGLE = true
 	p.Update([]Endpoint{declared})
 	if w := workers(p)["a/0"]; w.Worker != first || w.BlockSize != 16 || !w.EAGLE || d.leaves != 0 {
-		t.Errorf("what the events gave is declared: %+v, %d leaves", w, d.leaves)
+		t.Errorf("the value of the events is declared: %+v, %d leaves", w, d.leaves)
 	}
 	p.Update([]Endpoint{endpoint("b", 1)})
 	p.ReportBlockSize(workers(p)["b/0"].Worker, 16)
@@ -303,7 +303,7 @@ func TestLearningKeepsNoSnapshots(t *testing.T) {
 	}
 }
 
-// reporter is a watcher like a feed that applies its last event when the worker leaves.
+// reporter is a watcher that reports a block size when a worker leaves, like a feed that applies its last event.
 type reporter struct{ p *Pool }
 
 func (reporter) WorkerJoined(Worker) {}
@@ -322,7 +322,7 @@ func TestReportWhileLeaving(t *testing.T) {
 
 func TestConcurrentReaders(t *testing.T) {
 	p := New(quiet)
-	p.Watch(&diary{t: t, present: map[kvblock.Worker]string{}})
+	p.Watch(&numberChecker{t: t, present: map[kvblock.Worker]string{}})
 	stop := readConcurrently(p, 4, func(s *Snapshot) {
 		seen := map[kvblock.Worker]string{}
 		for _, w := range s.Workers {
@@ -380,14 +380,14 @@ func TestUpdateIsBounded(t *testing.T) {
 	s := p.Acquire()
 	defer s.Release()
 	if n := len(s.Workers); n != maxWorkers {
-		t.Errorf("%d workers of %d endpoints", n, len(es))
+		t.Errorf("%d workers of %d endpoints are in the pool", n, len(es))
 	}
 }
 
 // TestUpdateFindsEarlierWorkers checks that workers in two successive updates keep their numbers, in any order.
 func TestUpdateFindsEarlierWorkers(t *testing.T) {
 	p := New(quiet)
-	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	d := &numberChecker{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
 	rng := rand.New(rand.NewPCG(3, 4))
 	var before []Endpoint
@@ -401,7 +401,7 @@ func TestUpdateFindsEarlierWorkers(t *testing.T) {
 			e.DataParallelSize = uint32(1 + i%3)
 			now = append(now, e)
 		}
-		if rng.IntN(2) == 0 { // sources give them in order
+		if rng.IntN(2) == 0 { // in the order of the sources
 			slices.SortFunc(now, func(a, b Endpoint) int { return strings.Compare(a.Name, b.Name) })
 		}
 		numbers, joins, leaves := workers(p), d.joins, d.leaves

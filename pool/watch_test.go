@@ -11,28 +11,28 @@ import (
 	"time"
 )
 
-// follow watches a file and records what was applied.
-type follow struct {
+// watchedFile watches a file and records the applied entries.
+type watchedFile struct {
 	applied chan []Entry
 	refused atomic.Int64
 	refuse  atomic.Bool
 }
 
-func (f *follow) start(t *testing.T, path string) error {
+func (f *watchedFile) start(t *testing.T, path string) error {
 	f.applied = make(chan []Entry, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	return WatchFile(ctx, path, quiet, func(e []Entry) error {
 		if f.refuse.Load() {
-			return errors.New("not these")
+			return errors.New("refused by the test")
 		}
 		f.applied <- e
 		return nil
 	}, func() { f.refused.Add(1) })
 }
 
-// next waits for entries with these names.
-func (f *follow) next(t *testing.T, names ...string) {
+// wantEntries waits for entries with these names.
+func (f *watchedFile) wantEntries(t *testing.T, names ...string) {
 	t.Helper()
 	select {
 	case entries := <-f.applied:
@@ -48,11 +48,11 @@ func (f *follow) next(t *testing.T, names ...string) {
 	}
 }
 
-func (f *follow) refusals(t *testing.T, n int64) {
+func (f *watchedFile) wantRefusals(t *testing.T, n int64) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); f.refused.Load() < n; <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d readings refused, want %d", f.refused.Load(), n)
+			t.Fatalf("%d reads were refused, want %d", f.refused.Load(), n)
 		}
 	}
 	if len(f.applied) > 0 {
@@ -72,7 +72,7 @@ func put(t *testing.T, path, text string) {
 func TestWatchFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "endpoints.yaml")
-	var f follow
+	var f watchedFile
 	if err := f.start(t, path); err == nil ||
 		!strings.Contains(err.Error(), "the endpoints file cannot be read: open "+path) {
 		t.Fatal(err)
@@ -85,31 +85,31 @@ func TestWatchFile(t *testing.T) {
 	if err := f.start(t, path); err != nil {
 		t.Fatal(err)
 	}
-	f.next(t, "a")
+	f.wantEntries(t, "a")
 
 	put(t, path, one("b")) // written in place
-	f.next(t, "b")
+	f.wantEntries(t, "b")
 
 	put(t, path+".next", one("c")) // renamed over
 	if err := os.Rename(path+".next", path); err != nil {
 		t.Fatal(err)
 	}
-	f.next(t, "c")
+	f.wantEntries(t, "c")
 	put(t, path, one("d")) // and in place again: the watch must have survived the rename
-	f.next(t, "d")
+	f.wantEntries(t, "d")
 
 	put(t, path, "endpoints: [")
-	f.refusals(t, 1)
+	f.wantRefusals(t, 1)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	f.refusals(t, 2)
+	f.wantRefusals(t, 2)
 	f.refuse.Store(true)
 	put(t, path, one("e"))
-	f.refusals(t, 3)
+	f.wantRefusals(t, 3)
 	f.refuse.Store(false)
 	put(t, path, one("f"))
-	f.next(t, "f")
+	f.wantEntries(t, "f")
 }
 
 func TestWatchFileThroughSymlinks(t *testing.T) {
@@ -129,14 +129,14 @@ func TestWatchFileThroughSymlinks(t *testing.T) {
 	}
 	link("v1", "..data")
 	link("..data/endpoints.yaml", "endpoints.yaml")
-	var f follow
+	var f watchedFile
 	if err := f.start(t, filepath.Join(dir, "endpoints.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	f.next(t, "a")
+	f.wantEntries(t, "a")
 	link("v2", "..next")
 	if err := os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")); err != nil {
 		t.Fatal(err)
 	}
-	f.next(t, "b")
+	f.wantEntries(t, "b")
 }

@@ -39,8 +39,7 @@ func (s store) channel(ns, topic string, publisher uint64, transport string, tou
 	), touched)
 }
 
-// TestChannels has two ranks on the event plane, one over each transport, and channels that must not be taken for
-// theirs.
+// TestChannels has two ranks on the event plane, one over each transport, and channels that do not belong to them.
 func TestChannels(t *testing.T) {
 	now := time.Now()
 	s := store{t, t.TempDir()}
@@ -64,15 +63,15 @@ func TestChannels(t *testing.T) {
 	s.channel("w0", "kv_metrics", 5, zmq(4), now)
 	s.channel("w0", "kv_metrics", 6, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now)
 	s.channel("w0", "kv_metrics", 9, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now) // shares the subject
-	// not followed, and no matter
+	// a transport that kvepp ignores for loads
 	s.channel("w0", "kv_metrics", 4, `{"kind":"ZmqBroker","config":{}}`, now)
 	s.channel("w1", "kv_metrics", 8, zmq(5), now) // of another path
-	// its source is not there yet
+	// without its source yet
 	s.channel("w0", "kv-events", 9, zmq(2), now)
-	// its channel is not there yet
+	// without its channel yet
 	s.source("w0", worker, 10, 2, now)
 	s.source("w0", worker, 11, 3, now)
-	s.channel("w0", "kv-events", 11, `{"kind":"ZmqBroker","config":{}}`, now) // complained about
+	s.channel("w0", "kv-events", 11, `{"kind":"ZmqBroker","config":{}}`, now) // logged as invalid
 	s.source("w0", worker, 12, 4, now.Add(-2*lease))                          // dead
 	s.channel("w0", "kv-events", 12, zmq(3), now)
 
@@ -94,10 +93,10 @@ func TestChannels(t *testing.T) {
 		t.Errorf("loads: %+v", instances[0].Loads)
 	}
 	if again := reader.scan(now); &again[0].Loads[0] != &instances[0].Loads[0] {
-		t.Error("loads that did not change are another slice")
+		t.Error("unchanged loads are in a new slice")
 	}
-	if len(reader.dedupLog) != 1 {
-		t.Errorf("complaints: %v", reader.dedupLog)
+	if len(reader.loggedErrors) != 1 {
+		t.Errorf("logged errors: %v", reader.loggedErrors)
 	}
 
 	endpoints := Join([]pool.Entry{
@@ -116,6 +115,6 @@ func TestChannels(t *testing.T) {
 	}
 	endpoints[0].KVEvents = "tcp://127.0.0.1:5557"
 	if c, ok := w.EventChannel(); ok {
-		t.Errorf("although the engine's own socket is known: %+v", c)
+		t.Errorf("a channel although the engine's own socket is known: %+v", c)
 	}
 }

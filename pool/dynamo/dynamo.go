@@ -122,9 +122,9 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	if c.WorkerType == "" && strings.Contains(string(c.ModelType), "Prefill") {
 		c.WorkerType = pool.Prefill // earlier versions of Dynamo have no worker_type
 	}
-	var near pool.Transfer
+	var preferred pool.Transfer
 	if c.WorkerType == pool.Prefill {
-		if near, err = runtime.transfer.parse(); err != nil {
+		if preferred, err = runtime.transfer.parse(); err != nil {
 			return "", 0, nil, fmt.Errorf("card_json: runtime_config: %w", err)
 		}
 	}
@@ -137,7 +137,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		)
 	case runtime.DataParallelSize > pool.MaxRanks:
 		return "", 0, nil, fmt.Errorf(
-			"card_json: runtime_config: data_parallel_size %d: at most %d ranks are followed",
+			"card_json: runtime_config: data_parallel_size %d: kvepp supports at most %d ranks",
 			runtime.DataParallelSize,
 			pool.MaxRanks,
 		)
@@ -146,7 +146,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
 		TotalKVBlocks: runtime.TotalKVBlocks, MaxNumBatchedTokens: runtime.MaxNumBatchedTokens,
 		DataParallelStartRank: runtime.DataParallelStartRank, DataParallelSize: runtime.DataParallelSize,
-		EAGLE: runtime.EnableEAGLE, Taints: runtime.Taints, Transfer: near,
+		EAGLE: runtime.EnableEAGLE, Taints: runtime.Taints, Transfer: preferred,
 		RuntimeConfig: c.Runtime,
 		Files:         ModelFiles{checksum(c.Tokenizer), checksum(c.PromptFormatter), checksum(c.ChatTemplate)},
 	}, nil
@@ -162,21 +162,21 @@ type transfer struct {
 }
 
 func (t *transfer) parse() (pool.Transfer, error) {
-	value, there := t.Domains[t.Domain]
-	near := pool.Transfer{Taint: "dynamo.topology/" + t.Domain + "=" + value}
+	value, found := t.Domains[t.Domain]
+	preferred := pool.Transfer{Taint: "dynamo.topology/" + t.Domain + "=" + value}
 	switch {
 	case t.Domain == "":
 		return pool.Transfer{}, nil
-	case !there:
-		return near, fmt.Errorf("kv_transfer_domain %q is not among topology_domains", t.Domain)
+	case !found:
+		return preferred, fmt.Errorf("kv_transfer_domain %q is not among topology_domains", t.Domain)
 	case t.Enforcement == "required":
-		near.Required = true
-		return near, nil
+		preferred.Required = true
+		return preferred, nil
 	case t.Enforcement == "preferred" && t.Weight != nil:
-		near.Weight = *t.Weight
-		return near, nil
+		preferred.Weight = *t.Weight
+		return preferred, nil
 	}
-	return near, fmt.Errorf(
+	return preferred, fmt.Errorf(
 		"kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight",
 	)
 }

@@ -38,7 +38,7 @@ func (s store) put(bucket, path string, id uint64, record string, touched time.T
 	return file
 }
 
-// instance is a record of v1/instances as a 1.6.1 worker writes it.
+// instance writes a record of v1/instances as a worker of Dynamo 1.6.1 does.
 func (s store) instance(ns string, id uint64, touched time.Time) string {
 	return s.put("instances", ns+"/backend/generate", id, fmt.Sprintf(
 		`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,`+
@@ -46,7 +46,7 @@ func (s store) instance(ns string, id uint64, touched time.Time) string {
 		touched)
 }
 
-// card is a record of v1/mdc, the fields that are read and some that are not.
+// card writes a record of v1/mdc, with the fields that kvepp reads and some others.
 func (s store) card(ns string, id uint64, blockSize int, touched time.Time) {
 	s.put("mdc", ns+"/backend/generate", id, fmt.Sprintf(
 		`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"card_json":{`+
@@ -65,7 +65,7 @@ func TestScan(t *testing.T) {
 	const id = 12510495253119935035 // above 2^53 and 2^63
 	s.instance("w0", id, now)
 	s.card("w0", id, 16, now)
-	s.instance("w1", 2, now) // its card comes later
+	s.instance("w1", 2, now) // without its card yet
 	dead := s.instance("w2", 3, now.Add(-lease-time.Second))
 	s.card("w2", 3, 16, now)
 	s.put("instances", "broken", 4, "{", now)
@@ -95,7 +95,7 @@ func TestScan(t *testing.T) {
 		t.Errorf("settings of the workers: %+v", got)
 	}
 	s.card("w1", 2, 32, now.Add(time.Millisecond))
-	if err := os.Chtimes(dead, now, now); err != nil { // it was only slow
+	if err := os.Chtimes(dead, now, now); err != nil { // it was only slow to touch its record
 		t.Fatal(err)
 	}
 	if got := reader.scan(now); len(got) != 3 || got[1].Card.BlockSize != 32 {
@@ -103,13 +103,13 @@ func TestScan(t *testing.T) {
 	}
 	s.card("w1", 2, 64, now.Add(time.Second))
 	if got := reader.scan(now); got[1].Card.BlockSize != 64 {
-		t.Errorf("a card that changed is remembered as it was: %+v", got[1].Card)
+		t.Errorf("a changed card is not read again: %+v", got[1].Card)
 	}
 	if got := reader.scan(now.Add(lease + 2*time.Second)); len(got) != 0 {
-		t.Errorf("the records were not touched for a lease, alive: %+v", got)
+		t.Errorf("instances whose leases have ended are alive: %+v", got)
 	}
-	if len(reader.dedupLog) != 0 || len(reader.cards) != 0 {
-		t.Errorf("kept of what is gone: %v %v", reader.dedupLog, reader.cards)
+	if len(reader.loggedErrors) != 0 || len(reader.cards) != 0 {
+		t.Errorf("errors or cards of removed records are kept: %v %v", reader.loggedErrors, reader.cards)
 	}
 }
 
@@ -140,12 +140,12 @@ func TestJoin(t *testing.T) {
 		j.Model != "tiny" ||
 		!j.EAGLE ||
 		j.DeviceType != "cuda" {
-		t.Errorf("of two instances the living one, completed by its card: %+v", j)
+		t.Errorf("want the live one of two instances, completed by its card: %+v", j)
 	}
 	if j.MaxNumBatchedTokens != 100 {
-		t.Errorf("the file goes before the card: %d", j.MaxNumBatchedTokens)
+		t.Errorf("the file's value must take precedence over the card's: %d", j.MaxNumBatchedTokens)
 	}
-	// A third one appears while the second still lives: a worker that was restarted at once.
+	// A third instance appears while the second is alive: the worker was restarted at once.
 	s.instance("w0", 4, now.Add(-time.Hour))
 	s.instance("w0", 4, now)
 	s.card("w0", 4, 16, now)
@@ -154,7 +154,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// An entry may stand for every instance on its path, and each has the role and the namespace that discovery gives it.
+// TestJoinAllInstances: an entry with allInstances becomes an endpoint for each instance, with the role and namespace
+// from discovery.
 func TestJoinAllInstances(t *testing.T) {
 	now := time.Now()
 	s := store{t, t.TempDir()}
@@ -185,19 +186,19 @@ func TestJoinAllInstances(t *testing.T) {
 		}
 	}
 	if e := got[1]; e.Role != pool.Prefill || e.BlockSize != 16 || e.MaxNumBatchedTokens != 100 {
-		t.Errorf("each is completed by its card: %+v", e)
+		t.Errorf("an instance is not completed by its card: %+v", e)
 	}
 }
 
 func TestRoles(t *testing.T) {
 	for card, want := range map[string]pool.Role{
-		`{"worker_type":"prefill"}`:     pool.Prefill,
-		`{"worker_type":"decode"}`:      pool.Decode,
-		`{"worker_type":"encode"}`:      pool.Encode,
-		`{"worker_type":"aggregated"}`:  pool.Aggregated,
-		`{"worker_type":"of tomorrow"}`: pool.Aggregated,
-		`{}`:                            pool.Aggregated,
-		`{"model_type":"Prefill"}`:      pool.Prefill, // before worker types
+		`{"worker_type":"prefill"}`:    pool.Prefill,
+		`{"worker_type":"decode"}`:     pool.Decode,
+		`{"worker_type":"encode"}`:     pool.Encode,
+		`{"worker_type":"aggregated"}`: pool.Aggregated,
+		`{"worker_type":"unknown"}`:    pool.Aggregated,
+		`{}`:                           pool.Aggregated,
+		`{"model_type":"Prefill"}`:     pool.Prefill, // from before worker_type
 		`{"worker_type":null,"model_type":"Chat|Completions"}`: pool.Aggregated,
 		`{"worker_type":"decode","model_type":"Prefill"}`:      pool.Decode,
 	} {
@@ -215,7 +216,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// A prefill worker's card may say which decode workers its blocks should stay with.
+// TestTransfer: a prefill worker's card may restrict the decode workers for its blocks.
 func TestTransfer(t *testing.T) {
 	const zone = `"topology_domains":{"zone":"z1","rack":"r7"},"kv_transfer_domain":"zone"`
 	for _, c := range []struct {
@@ -232,7 +233,7 @@ func TestTransfer(t *testing.T) {
 		{"prefill", zone, pool.Transfer{}, true},
 		{"prefill", `"topology_domains":{"rack":"r7"},"kv_transfer_domain":"zone","kv_transfer_enforcement":"required"`,
 			pool.Transfer{}, true},
-		{"decode", zone, pool.Transfer{}, false}, // no caller asks it
+		{"decode", zone, pool.Transfer{}, false}, // only a prefill worker's card is read
 	} {
 		_, _, card, err := parseCard(
 			[]byte(
@@ -254,7 +255,7 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// A card that no worker can have is refused: it would cost a worker for each of its ranks, or every decision.
+// TestCardsOutOfRange: cards with impossible values are refused, because each rank costs a worker.
 func TestCardsOutOfRange(t *testing.T) {
 	for _, c := range []struct{ card, says string }{
 		{`{"kv_cache_block_size":-1}`, "kv_cache_block_size"},

@@ -33,10 +33,10 @@ type FileStore struct {
 	dir string
 	log *slog.Logger
 
-	firstSeen map[key]time.Time // of live instances
-	started   bool              // a scan has ended
-	dedupLog  map[string]string // last error by file, so that each error is logged once
-	cards     map[string]cachedCard
+	firstSeen    map[key]time.Time // live instances
+	started      bool              // a scan has ended
+	loggedErrors map[string]string // last error by file, so that each error is logged once
+	cards        map[string]cachedCard
 
 	// publishers holds parsed records by file. A publisher's record does not change while it is alive.
 	publishers map[string]cachedChannel
@@ -65,12 +65,12 @@ type cachedCard struct {
 // NewFileStore returns the store in a folder. The folder need not exist yet: the first worker creates it.
 func NewFileStore(dir string, log *slog.Logger) *FileStore {
 	return &FileStore{
-		dir:        dir,
-		log:        log,
-		firstSeen:  map[key]time.Time{},
-		dedupLog:   map[string]string{},
-		cards:      map[string]cachedCard{},
-		publishers: map[string]cachedChannel{},
+		dir:          dir,
+		log:          log,
+		firstSeen:    map[key]time.Time{},
+		loggedErrors: map[string]string{},
+		cards:        map[string]cachedCard{},
+		publishers:   map[string]cachedChannel{},
 	}
 }
 
@@ -195,7 +195,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		return nil
 	})
 	for path, list := range loads {
-		if loads[path] = distinct(list); slices.Equal(loads[path], s.loads[path]) {
+		if loads[path] = sortedUnique(list); slices.Equal(loads[path], s.loads[path]) {
 			// Share the list with the earlier scan: comparing equal slices is then fast.
 			loads[path] = s.loads[path]
 		}
@@ -220,9 +220,9 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	return channels, loads
 }
 
-// distinct returns the channels of a path's loads, sorted and unique: all publishers on one subject name it. It reuses
-// list.
-func distinct(list []pool.EventChannel) []pool.EventChannel {
+// sortedUnique returns the channels of a path's loads, sorted and without duplicates: all publishers on one subject
+// name it. It reuses list.
+func sortedUnique(list []pool.EventChannel) []pool.EventChannel {
 	sortChannels(list)
 	return slices.Compact(list)
 }
@@ -247,7 +247,7 @@ func (s *FileStore) each(bucket string, now time.Time, f func(file string, info 
 		}
 		return
 	}
-	delete(s.dedupLog, dir)
+	delete(s.loggedErrors, dir)
 	live := map[string]bool{}
 	for _, d := range files {
 		file := filepath.Join(dir, d.Name())
@@ -262,12 +262,12 @@ func (s *FileStore) each(bucket string, now time.Time, f func(file string, info 
 		if err := f(file, info); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.logOnce(file, err)
 		} else {
-			delete(s.dedupLog, file)
+			delete(s.loggedErrors, file)
 		}
 	}
-	for file := range s.dedupLog {
+	for file := range s.loggedErrors {
 		if filepath.Dir(file) == dir && !live[file] {
-			delete(s.dedupLog, file)
+			delete(s.loggedErrors, file)
 		}
 	}
 	for file := range s.cards {
@@ -282,11 +282,11 @@ func (s *FileStore) each(bucket string, now time.Time, f func(file string, info 
 	}
 }
 
-// logOnce logs an error about a file, unless it was the last one logged about this file. A record that is being written
-// may look truncated; the next scan reads it again.
+// logOnce logs an error about a file, unless it was the last one logged about this file. A record that a
+// worker is writing may look truncated; the next scan reads it again.
 func (s *FileStore) logOnce(file string, err error) {
-	if text := fmt.Sprint(err); s.dedupLog[file] != text {
-		s.dedupLog[file] = text
+	if text := fmt.Sprint(err); s.loggedErrors[file] != text {
+		s.loggedErrors[file] = text
 		s.log.Warn("a record of Dynamo's discovery is invalid; kvepp skips it", "file", file, "error", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"kvepp/pool"
 )
 
-// frontend answers as one of 1.6.1 does.
+// frontend starts a server that answers as a frontend of Dynamo 1.6.1 does.
 func frontend(t *testing.T, health, metrics string) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -66,7 +66,7 @@ func TestQueryFrontend(t *testing.T) {
 	}
 }
 
-// TestFrontends: the endpoints file's paths are completed by what a frontend knows, and stay so while none answers.
+// TestFrontends: a frontend's workers complete the entries of the endpoints file, and stay while no frontend answers.
 func TestFrontends(t *testing.T) {
 	var down atomic.Bool
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -100,14 +100,14 @@ func TestFrontends(t *testing.T) {
 	}
 	again, ok := f.query(ctx)
 	if !ok || !reflect.DeepEqual(again, instances) {
-		t.Errorf("the same again: %+v, before %+v", again, instances)
+		t.Errorf("the instances changed: %+v, before %+v", again, instances)
 	}
 	down.Store(true)
 	if now, ok := f.query(ctx); ok {
-		t.Errorf("no frontend answers, and there is %+v", now)
+		t.Errorf("instances although no frontend answers: %+v", now)
 	}
 	down.Store(false)
 	if now, ok := f.query(ctx); !ok || !now[0].Seen.Equal(instances[0].Seen) {
-		t.Errorf("back: %+v", now)
+		t.Errorf("after the frontend answers again: %+v", now)
 	}
 }

@@ -57,14 +57,14 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		return err
 	})
 	for path, list := range loads { // all instances of a path share the list
-		loads[path] = distinct(list)
+		loads[path] = sortedUnique(list)
 	}
-	of := map[key][]pool.EventChannel{}
+	byWorker := map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
 		publisher, worker, rank, err := parseSource(record)
 		if c, ok := channels[publisher]; err == nil && ok {
 			c.Rank = rank
-			of[worker] = append(of[worker], c)
+			byWorker[worker] = append(byWorker[worker], c)
 		}
 		return err
 	})
@@ -73,7 +73,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		in, err := parseInstance(record)
 		if err == nil {
 			k := key{in.Path, in.InstanceID}
-			in.Card, in.Channels, in.Loads = cards[k], of[k], loads[in.Path]
+			in.Card, in.Channels, in.Loads = cards[k], byWorker[k], loads[in.Path]
 			sortChannels(in.Channels)
 			instances = append(instances, in)
 		}
@@ -83,9 +83,9 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	return instances, errors.Join(errs...)
 }
 
-// Routed returns the instance of a worker process that serves its model: the first with a card, else the one whose
-// endpoint is named generate. It returns false if there is none.
-func Routed(instances []Instance) (Instance, bool) {
+// ServingInstance returns the instance of a worker process that serves its model: the first with a card, else the one
+// whose endpoint is named generate. It returns false if there is none.
+func ServingInstance(instances []Instance) (Instance, bool) {
 	for _, in := range instances {
 		if in.Card != nil {
 			return in, true

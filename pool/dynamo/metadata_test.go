@@ -8,7 +8,7 @@ import (
 	"kvepp/pool"
 )
 
-// TestLoadsOfOneProcess: instances of a path share the subject of their loads, which each of the publishers names.
+// TestLoadsOfOneProcess: each publisher of a path names the same subject of loads, and all instances share it.
 func TestLoadsOfOneProcess(t *testing.T) {
 	instance := func(id int) string {
 		return fmt.Sprintf(`{"type":"Endpoint","namespace":"n","component":"c","endpoint":"e","instance_id":%d}`, id)

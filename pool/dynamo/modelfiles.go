@@ -70,7 +70,7 @@ func ReadModelFiles(dir, chatTemplate string) (ModelFiles, error) {
 	}{{&m.Tokenizer, tokenizers}, {&m.TokenizerConfig, []string{filepath.Join(dir, "tokenizer_config.json")}},
 		{&m.ChatTemplate, templates}} {
 		for _, path := range of.paths {
-			sum, err := sumOf(path)
+			sum, err := checksumOf(path)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -84,7 +84,7 @@ func ReadModelFiles(dir, chatTemplate string) (ModelFiles, error) {
 	return m, nil
 }
 
-func sumOf(path string) (string, error) {
+func checksumOf(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", err

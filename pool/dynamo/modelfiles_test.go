@@ -69,7 +69,7 @@ func TestCardsOfAMocker(t *testing.T) {
 	}
 }
 
-// pythonJSON writes the characters that Go escapes as Python's json does.
+// pythonJSON replaces Go's escapes of characters by those characters, as Python's json writes them.
 func pythonJSON(text []byte) string {
 	return strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(text))
 }
@@ -120,7 +120,7 @@ func TestReadModelFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ReadModelFiles(dir, ""); err == nil {
-		t.Error("a folder in the place of a file: no error")
+		t.Error("no error for a folder instead of a file")
 	}
 }
 
@@ -140,7 +140,7 @@ func TestChecksum(t *testing.T) {
 			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
 	}
-	// A form of files that is not known must not hide the worker.
+	// An unknown form of the files must not make the card invalid.
 	if _, _, card, err := parseCard([]byte(
 		`{"instance_id":1,"card_json":{"display_name":"m","tokenizer":"gguf","prompt_formatter":[],` +
 			`"chat_template_file":7}}`)); err != nil ||
@@ -164,12 +164,12 @@ func TestCompare(t *testing.T) {
 		{"m", ModelFiles{"x", "c", "j"}, []Mismatch{{"w", "tokenizer.json", "t", "x"}}},
 		{"m", ModelFiles{"", "x", "y"}, []Mismatch{{"w", "tokenizer_config.json", "c", "x"},
 			{"w", "chat_template.jinja", "j", "y"}}},
-		// the worker's folder has none
+		// the worker's folder has no such file
 		{"m", ModelFiles{"t", "c", ""}, []Mismatch{{"w", "chat_template.jinja", "j", ""}}},
 		{"no-template", ModelFiles{"t", "c", ""}, nil},
 		{"no-template", ModelFiles{"t", "c", "j"}, []Mismatch{{"w", "chat_template.jinja", "", "j"}}},
 	} {
-		for _, named := range []string{c.model, ""} { // by the endpoints file; by the card alone
+		for _, named := range []string{c.model, ""} { // the endpoints file names the model, or only the card does
 			endpoints := []pool.Endpoint{
 				{Name: "w", Model: named, InstanceID: 7},
 				{Name: "unknown", Model: "m", InstanceID: 8},

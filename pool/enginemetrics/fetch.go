@@ -15,32 +15,32 @@ type outcome uint8
 
 const (
 	ok          outcome = iota
-	without             // a page without any metric that kvepp knows
+	noMetrics           // a page without any metric that kvepp knows
 	refused             // a status other than 200
-	late                // no answer in time
+	timedOut            // no answer in time
 	unreachable         // no answer, or an incomplete one
 	tooLarge
-	malformed // an invalid message on the event plane
-	shared    // not read: several workers have this page and rank
+	malformed  // an invalid message on the event plane
+	sharedPage // not read: several workers have this page and rank
 )
 
 // outcomeNames are the names of outcomes in metrics and logs.
 var outcomeNames = [...]string{
 	ok:          "ok",
-	without:     "without",
+	noMetrics:   "without",
 	refused:     "refused",
-	late:        "timeout",
+	timedOut:    "timeout",
 	unreachable: "unreachable",
 	tooLarge:    "too_large",
 	malformed:   "malformed",
-	shared:      "shared",
+	sharedPage:  "shared",
 }
 
 func (o outcome) String() string { return outcomeNames[o] }
 
 // Readings returns the number of reads for every outcome, in a fixed order.
 func (g *Gauges) Readings() []Count {
-	counts := make([]Count, shared)
+	counts := make([]Count, sharedPage)
 	for o := range counts {
 		counts[o] = Count{outcomeNames[o], g.outcomes[o].Load()}
 	}
@@ -54,7 +54,7 @@ type Count struct {
 }
 
 // fetch requests a page and parses it. The ranks are nil unless the outcome is ok.
-func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, error) {
+func (g *Gauges) fetch(ctx context.Context, url string) ([]rankValues, outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(maxTimeout, g.cfg.SilentAfter))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -65,7 +65,7 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, erro
 	req.Header.Set("User-Agent", "kvepp")
 	resp, err := g.client.Do(req)
 	if err != nil {
-		return nil, brokenOff(ctx), err
+		return nil, outcomeOfFailure(ctx), err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -79,17 +79,17 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, erro
 	case errors.Is(err, errTooLarge):
 		return nil, tooLarge, err
 	case err != nil:
-		return nil, brokenOff(ctx), err
+		return nil, outcomeOfFailure(ctx), err
 	case len(ranks) == 0:
-		return nil, without, fmt.Errorf("the page has none of the metrics %s", strings.Join(p.names.metrics(), ", "))
+		return nil, noMetrics, fmt.Errorf("the page has none of the metrics %s", strings.Join(p.names.metrics(), ", "))
 	}
 	return slices.Clone(ranks), ok, nil
 }
 
-// brokenOff returns the outcome of a read without a complete answer.
-func brokenOff(ctx context.Context) outcome {
+// outcomeOfFailure returns the outcome of a read without a complete answer.
+func outcomeOfFailure(ctx context.Context) outcome {
 	if ctx.Err() != nil {
-		return late
+		return timedOut
 	}
 	return unreachable
 }

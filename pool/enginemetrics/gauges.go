@@ -1,9 +1,9 @@
-// Package enginemetrics reads the load that engines report: running and waiting requests, and KV cache in use.
+// Package enginemetrics reads the load that engines report: running and waiting requests, and KV cache usage.
 //
 // It owns the scrapes of the engines' metrics pages (every few seconds, with jitter), the format of these pages, the
-// loads that Dynamo's workers without a page publish on the event plane, and the latest values of each worker. It never
-// takes part in a request: callers read from memory, and stale values count as unknown. It makes no decisions; load
-// that bypasses kvepp is only logged and counted.
+// loads that Dynamo's workers without a page publish on the event plane, and the latest values of each worker. It
+// never reads an engine during a request: callers get the latest values from memory, and stale values count as unknown.
+// It makes no decisions. It only logs and counts load that bypasses kvepp.
 //
 // Concurrency: everything is safe from any goroutine.
 package enginemetrics
@@ -64,13 +64,13 @@ const (
 
 	// maxTimeout bounds one read, unless Config.SilentAfter is longer. It may be longer than an interval.
 	maxTimeout = 5 * time.Second
-	// maxPause bounds the backoff of a page that cannot be read, in intervals.
-	maxPause = 12
+	// maxDelay bounds the backoff of a page that cannot be read, in intervals.
+	maxDelay = 12
 )
 
-// places bounds the concurrent reads: of pages whose last read succeeded, and of all others. Pages that do not answer
-// cannot delay the reads of pages that do.
-var places = [2]int{32, 64}
+// readSlots bounds the concurrent reads: of pages whose last read succeeded, and of all others. So pages that do not
+// answer cannot delay the reads of pages that do.
+var readSlots = [2]int{32, 64}
 
 // Gauges reads the engines' pages. Create it with New. The zero value has no values, and Run must not be called on it.
 type Gauges struct {
@@ -80,26 +80,26 @@ type Gauges struct {
 	log    *slog.Logger
 	pages  sync.Pool // *page
 
-	outcomes [len(outcomeNames)]atomic.Uint64
-	said     [len(outcomeNames)]atomic.Bool // the first failure of each kind was logged
+	outcomes       [len(outcomeNames)]atomic.Uint64
+	loggedFailures [len(outcomeNames)]atomic.Bool // the first failure of each kind was logged
 
 	// Only Run's goroutine uses these.
-	seen     *pool.Snapshot               // the targets and channels are for this one
+	followed *pool.Snapshot               // the targets and channels are for this one
 	hub      *zmqsub.Hub                  // nil until it is needed
 	nats     *natssub.Conn                // likewise
 	channels map[pool.EventChannel]func() // each value ends its subscription
 
-	began time.Time // origin of part.until
+	began time.Time // origin of usageEntry.until
 
 	wake chan struct{} // a token makes Run continue before the next tick
 
-	mu      sync.Mutex         // guards everything below
-	slots   []slot             // indexed by worker
-	parts   []part             // indexed by worker: what Usage returns, apart from slots so that Usage is fast
-	targets map[string]*target // by URL
-	reading [2]int             // concurrent reads, by index in places
-	unseen  int                // workers in alarm
-	heard   map[instanceRank]heard
+	mu           sync.Mutex         // guards everything below
+	slots        []slot             // indexed by worker
+	usages       []usageEntry       // indexed by worker: the result of Usage; not in slots, so that Usage is fast
+	targets      map[string]*target // by URL
+	reading      [2]int             // concurrent reads, by index in readSlots
+	unseen       int                // workers in alarm
+	planeWorkers map[instanceRank]planeWorker
 
 	unreported []string  // URLs of the pages whose state Config.Health must get
 	checked    time.Time // when checkReads last ran
@@ -107,16 +107,16 @@ type Gauges struct {
 
 // slot holds the values of one worker. The zero value has none.
 type slot struct {
-	generation uint32    // changes when the worker leaves, so that late values do not count for its successor
-	at         time.Time // of told; zero: never
-	told       told
-	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: not now
-	alarmed    bool
-	page       string // URL of its page; may be empty
+	generation   uint32    // changes when the worker leaves, so that late values do not count for its successor
+	at           time.Time // when values were read; zero: never
+	values       values
+	exceedsSince time.Time // start of the time with more requests than kvepp sent; zero: not now
+	alarmed      bool
+	page         string // URL of its page; may be empty
 }
 
-// part is the fraction (0..1) of a worker's KV blocks in use, and its expiry since Gauges.began.
-type part struct {
+// usageEntry is the fraction (0..1) of a worker's KV blocks in use, and its expiry since Gauges.began.
+type usageEntry struct {
 	usage float64
 	until time.Duration
 }
@@ -132,14 +132,14 @@ type member struct {
 
 // target is one page.
 type target struct {
-	url     string
-	members []member // of different ranks; never changed
-	due     time.Time
-	busy    bool
-	began   time.Time // of the current read
-	place   int       // of the current read: an index in places
-	failed  int       // failed reads in a row; 1 before the first read
-	health  *pageHealth
+	url       string
+	members   []member // of different ranks; never changed
+	due       time.Time
+	busy      bool
+	began     time.Time // of the current read
+	slotClass int       // of the current read: an index in readSlots
+	failed    int       // failed reads in a row; 1 before the first read
+	health    *pageHealth
 }
 
 // New returns Gauges of the workers in p. There are no values before Run.
@@ -153,7 +153,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 	transport := &http.Transport{
 		// One connection is kept for each page. Engines' servers close idle connections after 5 s.
 		MaxIdleConnsPerHost:    1,
-		IdleConnTimeout:        maxPause * cfg.Interval,
+		IdleConnTimeout:        maxDelay * cfg.Interval,
 		DisableCompression:     true, // it would cost the engine more than it saves
 		WriteBufferSize:        512,
 		ReadBufferSize:         4 << 10, // longer reads bypass it
@@ -181,7 +181,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 // Run reads pages until ctx ends, and then waits for the current reads.
 func (g *Gauges) Run(ctx context.Context) {
 	var reads sync.WaitGroup
-	defer g.stopListening()
+	defer g.closeChannels()
 	defer g.client.CloseIdleConnections()
 	defer reads.Wait()
 	tick := time.NewTicker(min(max(g.cfg.Interval/50, time.Millisecond), maxTick))
@@ -192,7 +192,7 @@ func (g *Gauges) Run(ctx context.Context) {
 		g.checkReads(time.Now())
 		g.report()
 		s.Release()
-		for _, t := range g.take(time.Now()) {
+		for _, t := range g.takeDue(time.Now()) {
 			reads.Go(func() { g.read(ctx, t) })
 		}
 		select {
@@ -206,11 +206,11 @@ func (g *Gauges) Run(ctx context.Context) {
 
 // follow replaces the targets by those of the workers in s, the current snapshot.
 func (g *Gauges) follow(s *pool.Snapshot) {
-	if s == g.seen {
+	if s == g.followed {
 		return
 	}
-	g.seen = s
-	g.listen(s)
+	g.followed = s
+	g.followChannels(s)
 	members := map[string][]member{}
 	g.mu.Lock()
 	for i := range s.Workers {
@@ -225,7 +225,7 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 	g.mu.Unlock()
 	for url, of := range members {
 		if rank, twice := sameRank(of); twice {
-			if !g.said[shared].Swap(true) {
+			if !g.loggedFailures[sharedPage].Swap(true) {
 				g.log.Warn(
 					"several workers have the same metrics page and rank: kvepp cannot know which worker the page "+
 						"is about, and does not read it; set metrics for each engine in the endpoints file. Logged "+
@@ -313,23 +313,23 @@ func sameRank(of []member) (rank uint32, twice bool) {
 func (g *Gauges) slot(w kvblock.Worker) *slot {
 	if n := int(w) + 1; n > len(g.slots) {
 		g.slots = append(g.slots, make([]slot, n-len(g.slots))...)
-		g.parts = append(g.parts, make([]part, n-len(g.parts))...)
+		g.usages = append(g.usages, make([]usageEntry, n-len(g.usages))...)
 	}
 	return &g.slots[w]
 }
 
-// tell stores new values of a worker. The caller holds g.mu.
-func (g *Gauges) tell(w kvblock.Worker, said told, now time.Time) {
+// storeValues stores new values of a worker. The caller holds g.mu.
+func (g *Gauges) storeValues(w kvblock.Worker, v values, now time.Time) {
 	s := g.slot(w)
-	s.told, s.at = said, now
-	g.parts[w] = part{}
-	if said[usage] > 0 { // not NaN
-		g.parts[w] = part{said[usage], now.Add(g.cfg.Stale).Sub(g.began)}
+	s.values, s.at = v, now
+	g.usages[w] = usageEntry{}
+	if v[usage] > 0 { // not NaN
+		g.usages[w] = usageEntry{v[usage], now.Add(g.cfg.Stale).Sub(g.began)}
 	}
 }
 
-// take returns the pages that are due, as far as places allow. Pages with the fewest failures come first.
-func (g *Gauges) take(now time.Time) (taken []*target) {
+// takeDue returns the pages that are due, as far as readSlots allow, those with the fewest failures first.
+func (g *Gauges) takeDue(now time.Time) (taken []*target) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var due []*target
@@ -343,9 +343,9 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 		func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) },
 	)
 	for _, t := range due {
-		if c := t.class(); g.reading[c] < places[c] {
+		if c := t.class(); g.reading[c] < readSlots[c] {
 			g.reading[c]++
-			t.busy, t.place, t.began = true, c, now
+			t.busy, t.slotClass, t.began = true, c, now
 			t.health.began(now)
 			taken = append(taken, t)
 		}
@@ -353,7 +353,7 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 	return taken
 }
 
-// class returns the index in places of a page.
+// class returns the index in readSlots of a page.
 func (t *target) class() int {
 	if t.failed > 0 {
 		return 1
@@ -371,8 +371,8 @@ func (g *Gauges) read(ctx context.Context, t *target) {
 	if how != ok {
 		g.logFailure(t.url, t.members[0].name, how, err)
 	}
-	for _, a := range g.took(t, ranks, how, readResult(how, err), g.booked(t, how)) {
-		g.alarm(a)
+	for _, a := range g.finishRead(t, ranks, how, readResult(how, err), g.booked(t, how)) {
+		g.logAlarm(a)
 	}
 }
 
@@ -388,15 +388,21 @@ func (g *Gauges) booked(t *target, how outcome) []int {
 	return all
 }
 
-// took stores the result of a read, and returns the new alarms.
-func (g *Gauges) took(t *target, ranks []ofRank, how outcome, server PageState, booked []int) (news []excess) {
+// finishRead stores the result of a read, and returns the new alarms.
+func (g *Gauges) finishRead(
+	t *target,
+	ranks []rankValues,
+	how outcome,
+	server PageState,
+	booked []int,
+) (news []unseenAlarm) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.reading[t.place]-- // not t.class(): another target of the page may have changed t.failed in the meantime
+	g.reading[t.slotClass]-- // not t.class(): another target of the page may have changed t.failed in the meantime
 	now := time.Now()
 	if how == ok {
 		t.failed = 0
-		news = g.note(t, ranks, booked, now)
+		news = g.storePage(t, ranks, booked, now)
 	} else {
 		t.failed++
 	}
@@ -418,12 +424,12 @@ func (g *Gauges) took(t *target, ranks []ofRank, how outcome, server PageState, 
 func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	h := t.health
 	if g.cfg.Health == nil || !h.answered && h.state != PageRefused {
-		return now.Add(g.pause(t.failed))
+		return now.Add(g.readDelay(t.failed))
 	}
 	// No backoff, so that the state stays recent. The interval includes the time of a read without an answer.
-	next := now.Add(g.pause(0))
+	next := now.Add(g.readDelay(0))
 	if !h.unansweredSince.IsZero() {
-		next = later(now, t.began.Add(g.pause(0)))
+		next = later(now, t.began.Add(g.readDelay(0)))
 	}
 	if h.reread > 0 {
 		if soon := later(now, t.began.Add(h.reread)); soon.Before(next) {
@@ -436,41 +442,41 @@ func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	return next
 }
 
-// pause returns the time until the next read after so many failures: one interval, doubled by each failure after the
-// first, at most maxPause intervals, with a jitter of a tenth.
-func (g *Gauges) pause(failed int) time.Duration {
+// readDelay returns the time until the next read after so many failures: one interval, doubled by each failure after
+// the first, at most maxDelay intervals, with a jitter of a tenth.
+func (g *Gauges) readDelay(failed int) time.Duration {
 	intervals := 1.0
 	if failed > 1 {
-		intervals = min(math.Pow(2, float64(min(failed-1, 10))), maxPause)
+		intervals = min(math.Pow(2, float64(min(failed-1, 10))), maxDelay)
 	}
 	return time.Duration(float64(g.cfg.Interval) * intervals * (0.9 + 0.2*rand.Float64()))
 }
 
-// note stores the values of a page's workers, and returns the new alarms. The caller holds g.mu.
-func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (news []excess) {
+// storePage stores the values of a page's workers, and returns the new alarms. The caller holds g.mu.
+func (g *Gauges) storePage(t *target, ranks []rankValues, booked []int, now time.Time) (news []unseenAlarm) {
 	for i := range t.members {
 		m := &t.members[i]
 		s := g.slot(m.worker)
 		if s.generation != m.generation {
 			continue // the worker has left
 		}
-		said, there := nothingTold, false
+		read, found := noValues, false
 		if len(t.members) == 1 {
-			said, there = together(ranks), true
+			read, found = mergeRanks(ranks), true
 		}
 		for r := range ranks {
 			if len(t.members) > 1 && ranks[r].rank == m.rank {
-				said, there = ranks[r].told, true
+				read, found = ranks[r].values, true
 			}
 		}
-		if !there {
+		if !found {
 			continue
 		}
 		if !g.fresh(s, now) {
-			g.calm(s) // an alarm must not outlast a time without values
+			g.endAlarm(s) // an alarm must not outlast a time without values
 		}
-		g.tell(m.worker, said, now)
-		if e, is := g.compare(m, s, booked[i], now); is {
+		g.storeValues(m.worker, read, now)
+		if e, is := g.checkUnseen(m, s, booked[i], now); is {
 			news = append(news, e)
 		}
 	}
@@ -480,7 +486,7 @@ func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (n
 // logFailure logs the first failure of each kind at level info, the others at level debug. worker may be empty.
 func (g *Gauges) logFailure(what, worker string, how outcome, err error) {
 	level := slog.LevelDebug
-	if !g.said[how].Swap(true) {
+	if !g.loggedFailures[how].Swap(true) {
 		level = slog.LevelInfo
 	}
 	g.log.Log(
@@ -507,9 +513,9 @@ func (g *Gauges) WorkerLeft(w kvblock.Worker) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.slot(w)
-	g.calm(s)
+	g.endAlarm(s)
 	*s = slot{generation: s.generation + 1}
-	g.parts[w] = part{}
+	g.usages[w] = usageEntry{}
 }
 
 // fresh reports whether a worker has values that are not stale. The caller holds g.mu.
@@ -537,7 +543,7 @@ func (g *Gauges) Usage(dst []float64) []float64 {
 	now := time.Since(g.began)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, p := range g.parts {
+	for _, p := range g.usages {
 		if p.until < now {
 			p.usage = 0
 		}
@@ -558,7 +564,7 @@ func (g *Gauges) Of(w kvblock.Worker) Load {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if s := g.slot(w); g.fresh(s, now) {
-		return Load{s.told[running], s.told[waiting], s.told[usage]}
+		return Load{s.values[running], s.values[waiting], s.values[usage]}
 	}
 	return Load{math.NaN(), math.NaN(), math.NaN()}
 }

@@ -20,19 +20,19 @@ import (
 	"kvepp/pool"
 )
 
-// engines answers for the metrics pages of a pool, in place of a network.
+// engines is an HTTP transport that serves the metrics pages of a pool without a network.
 type engines struct {
-	mu     sync.Mutex
-	page   map[string]func(*http.Request) (string, error) // by host; absent: no listener
-	asked  map[string][]time.Time
-	booked map[kvblock.Worker]int
-	log    logtest.Log
+	mu       sync.Mutex
+	page     map[string]func(*http.Request) (string, error) // by host; absent: no listener
+	requests map[string][]time.Time
+	booked   map[kvblock.Worker]int
+	log      logtest.Log
 }
 
 func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.mu.Lock()
 	answer := e.page[r.URL.Host]
-	e.asked[r.URL.Host] = append(e.asked[r.URL.Host], time.Now())
+	e.requests[r.URL.Host] = append(e.requests[r.URL.Host], time.Now())
 	e.mu.Unlock()
 	if answer == nil {
 		return nil, errors.New("connection refused")
@@ -53,8 +53,8 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// says makes the engine at a host answer with this page from now on.
-func (e *engines) says(host, text string) {
+// setPage makes the engine at a host answer with this page from now on.
+func (e *engines) setPage(host, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.page[host] = func(*http.Request) (string, error) { return text, nil }
@@ -63,7 +63,7 @@ func (e *engines) says(host, text string) {
 func (e *engines) times(host string) []time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.asked[host]
+	return e.requests[host]
 }
 
 // book sets how many requests kvepp has sent to a worker.
@@ -87,9 +87,9 @@ func busyPage(run, wait int, used float64) string {
 func start(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*Gauges, *engines, *pool.Pool) {
 	t.Helper()
 	e := &engines{
-		page:   map[string]func(*http.Request) (string, error){},
-		asked:  map[string][]time.Time{},
-		booked: map[kvblock.Worker]int{},
+		page:     map[string]func(*http.Request) (string, error){},
+		requests: map[string][]time.Time{},
+		booked:   map[kvblock.Worker]int{},
 	}
 	log := slog.New(slog.NewTextHandler(&e.log, nil))
 	p := pool.New(slog.New(slog.DiscardHandler))
@@ -136,8 +136,8 @@ func follow(g *Gauges) {
 	g.follow(s)
 }
 
-// after lets time pass in the bubble.
-func after(d time.Duration) {
+// advance lets time pass in the bubble.
+func advance(d time.Duration) {
 	timer := time.NewTimer(d)
 	<-timer.C
 	synctest.Wait()
@@ -162,25 +162,25 @@ func wantLoad(t *testing.T, g *Gauges, w kvblock.Worker, want Load) {
 
 var unknown = Load{math.NaN(), math.NaN(), math.NaN()}
 
-// Every page is read about once in five seconds. Its values expire after three times that.
+// TestReadings: each page is read about every five seconds. Its values expire after three times that.
 func TestReadings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(3)...)
 		wantLoad(t, g, 0, unknown)
 		if u := g.Usage(nil); len(u) > 0 && u[0] != 0 {
-			t.Errorf("usage %v before anything was read", u)
+			t.Errorf("usage %v before the first read", u)
 		}
 		for i := range 3 {
-			e.says(fmt.Sprintf("e%d:80", i), busyPage(i, 10*i, float64(i)/4))
+			e.setPage(fmt.Sprintf("e%d:80", i), busyPage(i, 10*i, float64(i)/4))
 		}
-		after(5500 * time.Millisecond)
+		advance(5500 * time.Millisecond)
 		for i := range 3 {
 			wantLoad(t, g, kvblock.Worker(i), Load{float64(i), float64(10 * i), float64(i) / 4})
 		}
 		if got := fmt.Sprint(g.Usage([]float64{7})); got != "[7 0 0.25 0.5]" {
 			t.Errorf("usage %v", got)
 		}
-		after(time.Minute)
+		advance(time.Minute)
 		gaps := map[time.Duration]bool{}
 		for i := range 3 {
 			asked := e.times(fmt.Sprintf("e%d:80", i))
@@ -195,7 +195,7 @@ func TestReadings(t *testing.T) {
 			}
 		}
 		if len(gaps) < 5 {
-			t.Errorf("always the same time between readings: %v", gaps)
+			t.Errorf("the time between reads has no jitter: %v", gaps)
 		}
 		if g.Known() != 3 ||
 			readings(g, "ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
@@ -204,9 +204,9 @@ func TestReadings(t *testing.T) {
 		e.mu.Lock()
 		delete(e.page, "e2:80")
 		e.mu.Unlock()
-		after(9 * time.Second)
-		wantLoad(t, g, 2, Load{2, 20, 0.5}) // two readings may fail
-		after(12 * time.Second)
+		advance(9 * time.Second)
+		wantLoad(t, g, 2, Load{2, 20, 0.5}) // values stay valid while two reads fail
+		advance(12 * time.Second)
 		wantLoad(t, g, 2, unknown)
 		if got := fmt.Sprint(g.Usage(nil)); got != "[0 0.25 0]" {
 			t.Errorf("usage %v, and worker 2's is stale", got)
@@ -214,50 +214,51 @@ func TestReadings(t *testing.T) {
 		if g.Known() != 2 {
 			t.Errorf("%d known", g.Known())
 		}
-		e.says("e2:80", busyPage(7, 7, 0.75))
-		after(time.Minute)
+		e.setPage("e2:80", busyPage(7, 7, 0.75))
+		advance(time.Minute)
 		wantLoad(t, g, 2, Load{7, 7, 0.75})
 
-		// Who comes after a worker that left has nothing of it.
+		// The next worker with the number of one that left does not get its values.
 		p.Update(endpoints(2))
 		wantLoad(t, g, 2, unknown)
 		p.Update(append(endpoints(2), pool.Endpoint{Name: "new", Address: "new:80"}))
-		after(7 * time.Second)
+		advance(7 * time.Second)
 		wantLoad(t, g, 2, unknown)
-		e.says("new:80", busyPage(1, 1, 0.25))
-		after(12 * time.Second) // it was asked in vain before
+		e.setPage("new:80", busyPage(1, 1, 0.25))
+		advance(12 * time.Second) // backoff: its page failed before
 		wantLoad(t, g, 2, Load{1, 1, 0.25})
 		wantLoad(t, g, 0, Load{0, 0, 0})
 	})
 }
 
-// A page that is still read when its worker leaves does not count for the next worker with that number.
+// TestLateAnswerOfAWorkerThatLeft: if a worker leaves while its page is read, the result does not count for the next
+// worker with its number.
 func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(1)...)
 		e.mu.Lock()
 		e.page["e0:80"] = func(r *http.Request) (string, error) {
-			after(4 * time.Second)
+			advance(4 * time.Second)
 			return busyPage(9, 9, 1), nil
 		}
 		e.mu.Unlock()
 		for len(e.times("e0:80")) == 0 {
-			after(100 * time.Millisecond)
+			advance(100 * time.Millisecond)
 		}
 		p.Update(nil)
 		p.Update([]pool.Endpoint{{Name: "new", Address: "new:80"}})
-		after(4500 * time.Millisecond)
+		advance(4500 * time.Millisecond)
 		if readings(g, "ok") != 1 {
-			t.Fatal("the page did not come")
+			t.Fatal("the read did not end")
 		}
 		wantLoad(t, g, 0, unknown)
 		wantLoad(t, g, 1, unknown)
 	})
 }
 
-// A page that is asked for again before its former answer is there, because the pool has changed, gives its place back
-// as well.
-func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
+// TestSlotsOfAPageThatIsReadTwice: a page that is read again before its earlier read has ended, because the pool
+// changed, frees both slots.
+func TestSlotsOfAPageThatIsReadTwice(t *testing.T) {
 	p := pool.New(slog.New(slog.DiscardHandler))
 	g := New(
 		Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Booked: func(kvblock.Worker) int { return 0 }},
@@ -268,26 +269,26 @@ func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
 	for range 2 {
 		p.Update(append(endpoints(1), pool.Endpoint{Name: due.String(), Address: "other:80"}))
 		follow(g)
-		first := g.take(due)
+		first := g.takeDue(due)
 		due = due.Add(time.Hour)
 		p.Update(endpoints(1))
 		follow(g)
-		second := g.take(due)
+		second := g.takeDue(due)
 		due = due.Add(time.Hour)
 		if len(first) != 2 || len(second) != 1 || g.reading[0]+g.reading[1] != 3 {
-			t.Fatalf("%d, then %d pages are read, at %v places", len(first), len(second), g.reading)
+			t.Fatalf("%d, then %d pages are read, in %v slots", len(first), len(second), g.reading)
 		}
 		for _, page := range append(first, second...) {
-			g.took(page, nil, ok, PageAnswers, make([]int, 1))
+			g.finishRead(page, nil, ok, PageAnswers, make([]int, 1))
 		}
 		if g.reading != [2]int{} {
-			t.Fatalf("%v places are taken, and no page is read", g.reading)
+			t.Fatalf("%v slots are in use although no page is read", g.reading)
 		}
 		due = due.Add(time.Hour)
 	}
 }
 
-// However many engines do not answer, the others are read as ever; and who does not answer is asked less and less.
+// TestEnginesThatDoNotAnswer: engines that do not answer do not delay the reads of others, and are read with backoff.
 func TestEnginesThatDoNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const all, hanging = 400, 200
@@ -303,14 +304,14 @@ func TestEnginesThatDoNotAnswer(t *testing.T) {
 				e.mu.Unlock()
 				continue
 			}
-			e.says(host, busyPage(1, 1, 0.5))
+			e.setPage(host, busyPage(1, 1, 0.5))
 		}
-		after(3 * time.Minute)
+		advance(3 * time.Minute)
 		if g.Known() != all-hanging {
 			t.Fatalf("%d workers are known, of %d that answer", g.Known(), all-hanging)
 		}
 		began := time.Now()
-		after(time.Minute)
+		advance(time.Minute)
 		for i := hanging; i < all; i++ {
 			asked, n := e.times(fmt.Sprintf("e%d:80", i)), 0
 			for _, at := range asked {
@@ -334,19 +335,20 @@ func TestEnginesThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-// Any fault of a page is counted, and logged the first time.
+// TestPagesThatCannotBeRead: each kind of failure is counted, and logged the first time.
 func TestPagesThatCannotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, _ := start(t, Config{}, endpoints(9)...)
 		for i := range 3 {
 			// 404
-			e.says(fmt.Sprintf("e%d:80", i), "")
-			// of something else
-			e.says(fmt.Sprintf("e%d:80", 3+i), "up 1\nother 2\n")
+			e.setPage(fmt.Sprintf("e%d:80", i), "")
+			// a page of another program
+			e.setPage(fmt.Sprintf("e%d:80", 3+i), "up 1\nother 2\n")
 			// endless
-			e.says(fmt.Sprintf("e%d:80", 6+i), strings.Repeat("#"+strings.Repeat("-", 1022)+"\n", maxPageBytes/1024+1))
+			e.setPage(fmt.Sprintf("e%d:80", 6+i),
+				strings.Repeat("#"+strings.Repeat("-", 1022)+"\n", maxPageBytes/1024+1))
 		}
-		after(2 * time.Minute)
+		advance(2 * time.Minute)
 		for _, outcome := range []string{"refused", "without", "too_large"} {
 			if n := readings(g, outcome); n < 9 || n > 24 {
 				t.Errorf("%s: %d readings of three pages in two minutes", outcome, n)
@@ -358,13 +360,14 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 		if g.Known() != 0 || len(g.Readings()) != 7 {
 			t.Errorf("%d known, readings %v", g.Known(), g.Readings())
 		}
-		e.says("e0:80", busyPage(1, 2, 0.5)) // it began to show them
-		after(70 * time.Second)
+		e.setPage("e0:80", busyPage(1, 2, 0.5)) // the engine exports its metrics now
+		advance(70 * time.Second)
 		wantLoad(t, g, 0, Load{1, 2, 0.5})
 	})
 }
 
-// Which page is whose: by address, port, the endpoint's own word; and ranks by the engine's numbers of them.
+// TestPagesOfWorkers: a worker's page follows from its address, --model-server-metrics-port or Endpoint.Metrics. A
+// rank's values are those with its number.
 func TestPagesOfWorkers(t *testing.T) {
 	two := "vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"5\"} " +
 		"2\nvllm:kv_cache_usage_perc{engine=\"4\"} 0.5\n"
@@ -380,14 +383,15 @@ func TestPagesOfWorkers(t *testing.T) {
 			"[::1]:80", []Load{{1, 2, 0.5}}},
 		{"another port", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5),
 			"[::1]:9090", []Load{{1, 2, 0.5}}},
-		{"its own word", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}},
+		{"Endpoint.Metrics", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}},
 			busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
 		{"frontends", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5),
 			"h:80", []Load{unknown}},
 		{"a frontend's worker", Config{Frontends: true},
 			[]pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7",
 			[]Load{{1, 2, 0.5}}},
-		{"a frontend beside each", Config{Frontends: true, Port: 7}, []pool.Endpoint{{Name: "a", Address: "h:80"}},
+		{"a frontend beside each worker", Config{Frontends: true, Port: 7},
+			[]pool.Endpoint{{Name: "a", Address: "h:80"}},
 			busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
 		{"a prefill worker without an address", Config{}, []pool.Endpoint{{Name: "a", Role: pool.Prefill}},
 			busyPage(1, 2, 0.5), "", []Load{unknown}},
@@ -407,8 +411,8 @@ func TestPagesOfWorkers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g, e, _ := start(t, c.cfg, c.all...)
-				e.says(c.at, c.page)
-				after(6 * time.Second)
+				e.setPage(c.at, c.page)
+				advance(6 * time.Second)
 				for i, want := range c.want {
 					wantLoad(t, g, kvblock.Worker(i), want)
 				}
@@ -417,8 +421,8 @@ func TestPagesOfWorkers(t *testing.T) {
 	}
 }
 
-// An engine that has more requests for a minute than it was sent is logged, once while there is one; not one
-// whose readings and bookings are apart for a moment.
+// TestUnseenLoad: an engine that has more requests for a minute than kvepp sent it is in alarm; shorter differences are
+// not. The first alarm is logged.
 func TestUnseenLoad(t *testing.T) {
 	const line = "load bypasses kvepp"
 	synctest.Test(t, func(t *testing.T) {
@@ -430,68 +434,68 @@ func TestUnseenLoad(t *testing.T) {
 			}
 		}
 		for i := range 3 {
-			e.says(fmt.Sprintf("e%d:80", i), busyPage(10, 5, 0.5))
+			e.setPage(fmt.Sprintf("e%d:80", i), busyPage(10, 5, 0.5))
 			e.book(kvblock.Worker(i), 15)
 		}
-		after(2 * time.Minute)
-		quiet("the book has all")
-		e.book(0, 11) // four more, and not half as many again
-		after(2 * time.Minute)
+		advance(2 * time.Minute)
+		quiet("all are booked")
+		e.book(0, 11) // four more, but less than 1.5 times as many
+		advance(2 * time.Minute)
 		quiet("a few more")
 		e.book(0, 1)
-		after(40 * time.Second)
+		advance(40 * time.Second)
 		quiet("for 40 seconds")
 		e.book(0, 15)
-		after(7 * time.Second)
+		advance(7 * time.Second)
 		e.book(0, 1)
-		after(40 * time.Second)
+		advance(40 * time.Second)
 		quiet("with a pause")
-		after(40 * time.Second)
+		advance(40 * time.Second)
 		if g.Unseen() != 1 || e.log.Count(line) != 1 || e.log.Count("worker=e0/0") != 1 {
 			t.Errorf("%d workers, log %s", g.Unseen(), e.log.String())
 		}
 		e.book(1, 0)
-		after(80 * time.Second)
+		advance(80 * time.Second)
 		if g.Unseen() != 2 || e.log.Count(line) != 1 {
-			t.Errorf("another: %d workers, %d lines", g.Unseen(), e.log.Count(line))
+			t.Errorf("a second worker: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 		e.book(0, 15)
-		after(7 * time.Second)
+		advance(7 * time.Second)
 		if g.Unseen() != 1 {
-			t.Errorf("one is over: %d workers", g.Unseen())
+			t.Errorf("one alarm has ended: %d workers", g.Unseen())
 		}
 		p.Update(endpoints(1))
 		if g.Unseen() != 0 {
-			t.Errorf("the other left: %d workers", g.Unseen())
+			t.Errorf("the other worker left: %d workers", g.Unseen())
 		}
 		e.book(0, 0)
-		after(80 * time.Second)
+		advance(80 * time.Second)
 		if g.Unseen() != 1 || e.log.Count(line) != 2 {
-			t.Errorf("again: %d workers, %d lines", g.Unseen(), e.log.Count(line))
+			t.Errorf("a new alarm: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 		e.mu.Lock()
 		delete(e.page, "e0:80")
 		e.mu.Unlock()
-		after(20 * time.Second)
+		advance(20 * time.Second)
 		if g.Unseen() != 0 {
-			t.Errorf("nothing is known any more: %d workers", g.Unseen())
+			t.Errorf("without values: %d workers", g.Unseen())
 		}
-		e.says("e0:80", busyPage(10, 5, 0.5))
+		e.setPage("e0:80", busyPage(10, 5, 0.5))
 		for g.Known() == 0 {
-			after(time.Second)
+			advance(time.Second)
 		}
-		after(40 * time.Second)
+		advance(40 * time.Second)
 		if g.Unseen() != 0 {
 			t.Errorf("40 seconds after that: %d workers", g.Unseen())
 		}
-		after(40 * time.Second)
+		advance(40 * time.Second)
 		if g.Unseen() != 1 || e.log.Count(line) != 3 {
 			t.Errorf("80 seconds after that: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 	})
 }
 
-// Over a real connection: one for each page, kept; redirects are not followed.
+// TestOverHTTP: over real connections, each page keeps one connection, and redirects are not followed.
 func TestOverHTTP(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -551,7 +555,7 @@ func TestOverHTTP(t *testing.T) {
 	wantLoad(t, g, 0, Load{1, 2, 0.5})
 	wantLoad(t, g, 1, unknown)
 	wantLoad(t, g, 2, Load{1, 2, 0.5})
-	// three would do, but each reading that a loaded machine makes time out costs one more
+	// three suffice, but each read that times out on a loaded machine costs one more
 	if len(connections) > asked/2 {
 		t.Errorf("%d connections for %d readings of three pages", len(connections), asked)
 	}

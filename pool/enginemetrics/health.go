@@ -42,7 +42,7 @@ const (
 	// processes, the one that publishes events may die some time before the one that serves the page.
 	rereadAfter = 200 * time.Millisecond
 
-	// slowRead is the duration after which a read no longer counts among the places for pages that answer.
+	// slowRead is the duration after which a read does not use a slot for pages that answer any more.
 	slowRead = 500 * time.Millisecond
 
 	// maxStall is the delay of Run above which kvepp itself must have stalled, not the engines.
@@ -99,7 +99,7 @@ func (h *pageHealth) becomesSilent(now time.Time, after time.Duration) bool {
 // readResult returns what a read shows about the server: PageAnswers, PageRefused or PageUnknown.
 func readResult(how outcome, err error) PageState {
 	switch how {
-	case late:
+	case timedOut:
 		return PageUnknown
 	case unreachable:
 		var untrusted *tls.CertificateVerificationError
@@ -157,14 +157,14 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// checkReads finds the pages that have become silent, and moves slow reads away from the places for pages that answer.
+// checkReads finds the pages that have become silent, and moves slow reads out of the slots for pages that answer.
 // Only Run's goroutine calls it, once a tick or more often.
 func (g *Gauges) checkReads(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	stall := time.Duration(0)
 	if late := now.Sub(g.checked); !g.checked.IsZero() && late > maxStall {
-		// kvepp itself stalled: the delay is not the engines'.
+		// kvepp itself stalled, so the delay does not count as silence of the engines.
 		stall = late
 	}
 	g.checked = now
@@ -177,10 +177,10 @@ func (g *Gauges) checkReads(now time.Time) {
 			h.state, h.reported = PageSilent, false
 			g.mustReport(t)
 		}
-		if t.busy && t.place == 0 && now.Sub(t.began) > slowRead {
+		if t.busy && t.slotClass == 0 && now.Sub(t.began) > slowRead {
 			g.reading[0]--
 			g.reading[1]++
-			t.place = 1
+			t.slotClass = 1
 		}
 	}
 }
@@ -195,11 +195,11 @@ func (g *Gauges) mustReport(t *target) {
 // report calls Config.Health for the pages that were read. Only Run's goroutine calls it, while it holds the snapshot
 // that the targets are for: no worker number can go to another worker before the calls return.
 func (g *Gauges) report() {
-	type news struct {
+	type change struct {
 		worker kvblock.Worker
 		state  PageState
 	}
-	var all []news
+	var all []change
 	g.mu.Lock()
 	for _, url := range g.unreported {
 		t := g.targets[url]
@@ -217,7 +217,7 @@ func (g *Gauges) report() {
 			if state == PageRefused && !sameServer(t.url, m.address) {
 				state = PageRefusedElsewhere
 			}
-			all = append(all, news{m.worker, state})
+			all = append(all, change{m.worker, state})
 		}
 	}
 	g.unreported = g.unreported[:0]

@@ -51,8 +51,7 @@ func (p *pageStates) of(w kvblock.Worker) (calls []stateAt) {
 	return calls
 }
 
-// latest returns the last state of a worker and the time of the first call that said so without another state in
-// between.
+// latest returns the last state of a worker, and since when it has had it.
 func (p *pageStates) latest(w kvblock.Worker) (s PageState, since time.Time) {
 	for _, c := range p.of(w) {
 		if c.state != s {
@@ -69,8 +68,8 @@ func (p *pageStates) want(t *testing.T, w kvblock.Worker, want PageState) {
 	}
 }
 
-// refuses makes the host of a page refuse connections from now on.
-func (e *engines) refuses(host string) {
+// refuse makes the host of a page refuse connections from now on.
+func (e *engines) refuse(host string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.page[host] = func(*http.Request) (string, error) {
@@ -78,9 +77,9 @@ func (e *engines) refuses(host string) {
 	}
 }
 
-// hangs makes the server at a host accept requests without an answer from now on. When release is closed, it answers
+// hang makes the server at a host accept requests without an answer from now on. When release is closed, it answers
 // the waiting requests.
-func (e *engines) hangs(host string, release <-chan struct{}) {
+func (e *engines) hang(host string, release <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.page[host] = func(r *http.Request) (string, error) {
@@ -96,13 +95,13 @@ func (e *engines) hangs(host string, release <-chan struct{}) {
 // waitForRead lets time pass until a page is read again, and returns when the read began.
 func waitForRead(e *engines, host string) time.Time {
 	for n := len(e.times(host)); len(e.times(host)) == n; {
-		after(10 * time.Millisecond)
+		advance(10 * time.Millisecond)
 	}
 	return e.times(host)[len(e.times(host))-1]
 }
 
-// A page that answered before becomes silent SilentAfter after the first read without an answer began, however long the
-// interval and the timeout of reads are. It answers again when the engine goes on.
+// TestSilentPage: a page that answered before becomes silent SilentAfter after the start of the first read without an
+// answer, for any interval and timeout. It answers again when the engine continues.
 func TestSilentPage(t *testing.T) {
 	for _, c := range []struct{ interval, silentAfter, want time.Duration }{
 		{5 * time.Second, 0, 5 * time.Second},
@@ -118,23 +117,23 @@ func TestSilentPage(t *testing.T) {
 					t,
 					Config{Interval: c.interval, SilentAfter: c.silentAfter, Health: states.record},
 					endpoints(2)...)
-				e.says("e0:80", busyPage(1, 1, 0.5))
-				e.says("e1:80", busyPage(1, 1, 0.5))
-				after(c.interval + time.Second)
+				e.setPage("e0:80", busyPage(1, 1, 0.5))
+				e.setPage("e1:80", busyPage(1, 1, 0.5))
+				advance(c.interval + time.Second)
 				states.want(t, 0, PageAnswers)
-				e.hangs("e0:80", nil)
+				e.hang("e0:80", nil)
 				began := waitForRead(e, "e0:80")
-				after(c.want - 200*time.Millisecond)
+				advance(c.want - 200*time.Millisecond)
 				states.want(t, 0, PageAnswers)
-				after(400 * time.Millisecond)
+				advance(400 * time.Millisecond)
 				states.want(t, 0, PageSilent)
 				if _, at := states.latest(0); at.Sub(began) < c.want {
 					t.Errorf("silent %v after the read began, want %v", at.Sub(began), c.want)
 				}
-				after(time.Minute)
+				advance(time.Minute)
 				states.want(t, 0, PageSilent)
-				e.says("e0:80", busyPage(1, 1, 0.5))
-				after(c.interval*11/10 + max(defaultSilentAfter, c.silentAfter))
+				e.setPage("e0:80", busyPage(1, 1, 0.5))
+				advance(c.interval*11/10 + max(defaultSilentAfter, c.silentAfter))
 				states.want(t, 0, PageAnswers)
 				if calls := states.of(1); slices.ContainsFunc(
 					calls,
@@ -148,33 +147,34 @@ func TestSilentPage(t *testing.T) {
 	}
 }
 
-// A read that waits for an answer gets it when a stopped engine goes on: the page's state changes at that moment.
+// TestStoppedEngineGoesOn: when a stopped engine continues, it answers the waiting read, and the page's state changes
+// at that moment.
 func TestStoppedEngineGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, _ := start(t, Config{Health: states.record}, endpoints(1)...)
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(6 * time.Second)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(6 * time.Second)
 		release := make(chan struct{})
-		e.hangs("e0:80", release)
-		after(13 * time.Second)
+		e.hang("e0:80", release)
+		advance(13 * time.Second)
 		states.want(t, 0, PageSilent)
 		close(release)
-		after(10 * time.Millisecond)
+		advance(10 * time.Millisecond)
 		states.want(t, 0, PageAnswers)
 	})
 }
 
-// An HTTP error is an answer. Such pages are read in every interval too, so that the state is never old; a page that
-// never answered is read less and less often, and is never silent.
+// TestAnswersOfAnyKind: an HTTP error is an answer, and such pages are read in every interval. A page that never
+// answered is read with backoff, and never becomes silent.
 func TestAnswersOfAnyKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, _ := start(t, Config{Health: states.record}, endpoints(4)...)
-		e.says("e0:80", "") // 404
-		e.says("e1:80", "up 1\n")
-		e.hangs("e2:80", nil)
-		after(2 * time.Minute)
+		e.setPage("e0:80", "") // 404
+		e.setPage("e1:80", "up 1\n")
+		e.hang("e2:80", nil)
+		advance(2 * time.Minute)
 		states.want(t, 0, PageAnswers)
 		states.want(t, 1, PageAnswers)
 		states.want(t, 2, PageUnknown)
@@ -189,14 +189,14 @@ func TestAnswersOfAnyKind(t *testing.T) {
 				t.Errorf("%s never answered and was read %d times in two minutes", host, n)
 			}
 		}
-		e.refuses("e0:80")
-		after(6 * time.Second)
+		e.refuse("e0:80")
+		advance(6 * time.Second)
 		states.want(t, 0, PageRefused)
 	})
 }
 
-// A refusal counts for the worker's own address only if the page has the same host and port. While a page refuses, it
-// is read in every interval, so that an engine that returns is seen.
+// TestRefusedPage: a refusal counts for the worker's address only if the page has the same host and port. A page that
+// refuses is read in every interval, so that kvepp notices an engine that returns.
 func TestRefusedPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -212,18 +212,18 @@ func TestRefusedPage(t *testing.T) {
 			pool.Endpoint{Name: "c", Address: "h:82", DataParallelSize: 2},
 		)
 		for _, host := range []string{"h:80", "h:9", "h:82"} {
-			e.refuses(host)
+			e.refuse(host)
 		}
-		after(6 * time.Second)
+		advance(6 * time.Second)
 		for w, want := range []PageState{PageRefused, PageRefusedElsewhere, PageRefused, PageRefused} {
 			states.want(t, kvblock.Worker(w), want)
 		}
-		after(10 * time.Minute)
+		advance(10 * time.Minute)
 		if n := len(states.of(0)); n < 100 {
 			t.Errorf("a refused page was read %d times in ten minutes", n)
 		}
-		e.says("h:80", busyPage(1, 1, 0.5))
-		after(5600 * time.Millisecond)
+		e.setPage("h:80", busyPage(1, 1, 0.5))
+		advance(5600 * time.Millisecond)
 		states.want(t, 0, PageAnswers)
 		states.want(t, 1, PageRefusedElsewhere)
 	})
@@ -252,80 +252,81 @@ func TestSameServer(t *testing.T) {
 	}
 }
 
-// ReadNow reads a page at once, at most once in 200 ms, and some more times: an engine whose page goes a moment after
-// its events is found out soon. Reads then return to the interval.
+// TestReadNow: ReadNow reads a page at once, at most once in 200 ms, and then a few more times, because a dying engine
+// may close its page some time after its events. Reads then return to the interval.
 func TestReadNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		g, e, _ := start(t, Config{Interval: 30 * time.Second, Health: states.record}, endpoints(2)...)
 		g.ReadNow(7) // unknown: nothing happens
 		for _, host := range []string{"e0:80", "e1:80"} {
-			e.says(host, busyPage(1, 1, 0.5))
+			e.setPage(host, busyPage(1, 1, 0.5))
 		}
-		after(31 * time.Second)
+		advance(31 * time.Second)
 		waitForRead(e, "e0:80")
-		after(time.Second)
-		e.refuses("e0:80")
+		advance(time.Second)
+		e.refuse("e0:80")
 		g.ReadNow(0)
-		after(time.Millisecond)
+		advance(time.Millisecond)
 		states.want(t, 0, PageRefused)
 		states.want(t, 1, PageAnswers)
 
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(time.Second)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(time.Second)
 		n := len(e.times("e0:80"))
 		for range 100 { // in one second
 			g.ReadNow(0)
-			after(10 * time.Millisecond)
+			advance(10 * time.Millisecond)
 		}
 		if reads := len(e.times("e0:80")) - n; reads < 4 || reads > 6 {
 			t.Errorf("%d reads in a second of calls", reads)
 		}
 		states.want(t, 0, PageAnswers)
-		after(100 * time.Millisecond)
-		e.refuses("e0:80") // its page goes after its events
-		after(time.Second)
+		advance(100 * time.Millisecond)
+		e.refuse("e0:80") // its page dies after its events
+		advance(time.Second)
 		states.want(t, 0, PageRefused)
 
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(2 * time.Minute)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(2 * time.Minute)
 		n = len(e.times("e0:80"))
-		after(2 * time.Minute)
+		advance(2 * time.Minute)
 		if reads := len(e.times("e0:80")) - n; reads < 3 || reads > 5 {
 			t.Errorf("%d reads in two minutes afterwards", reads)
 		}
 	})
 }
 
-// A connection that breaks off makes the page due again soon: the next read tells whether the engine is gone.
+// TestBrokenReadIsRepeatedSoon: after a broken connection the page is read again soon, to learn whether the engine
+// died.
 func TestBrokenReadIsRepeatedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, _ := start(t, Config{Interval: 30 * time.Second, Health: states.record}, endpoints(1)...)
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(31 * time.Second)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(31 * time.Second)
 		states.want(t, 0, PageAnswers)
 		e.mu.Lock()
 		e.page["e0:80"] = func(*http.Request) (string, error) {
-			e.refuses("e0:80")
+			e.refuse("e0:80")
 			return "", io.ErrUnexpectedEOF
 		}
 		e.mu.Unlock()
 		waitForRead(e, "e0:80")
 		states.want(t, 0, PageAnswers)
-		after(500 * time.Millisecond)
+		advance(500 * time.Millisecond)
 		states.want(t, 0, PageRefused)
 	})
 }
 
-// Changes of the pool do not delay that a page is found silent.
+// TestPageStateWhileThePoolChanges: changes of the pool do not delay the state silent.
 func TestPageStateWhileThePoolChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, p := start(t, Config{Health: states.record}, endpoints(1)...)
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(6 * time.Second)
-		e.hangs("e0:80", nil)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(6 * time.Second)
+		e.hang("e0:80", nil)
 		began := waitForRead(e, "e0:80")
 		for i := range 55 {
 			p.Update(
@@ -334,7 +335,7 @@ func TestPageStateWhileThePoolChanges(t *testing.T) {
 					pool.Endpoint{Name: fmt.Sprint("other", i), Address: fmt.Sprintf("other%d:80", i)},
 				),
 			)
-			after(100 * time.Millisecond)
+			advance(100 * time.Millisecond)
 		}
 		states.want(t, 0, PageSilent)
 		if _, at := states.latest(0); at.Sub(began) < 5*time.Second || at.Sub(began) > 5200*time.Millisecond {
@@ -343,31 +344,31 @@ func TestPageStateWhileThePoolChanges(t *testing.T) {
 	})
 }
 
-// A worker that takes over the address of one that left does not inherit what was known of the page, and none that left
-// gets calls.
+// TestPageStateOfASuccessor: a worker at the address of one that left does not inherit the page's state, and Health
+// gets no calls for workers that left.
 func TestPageStateOfASuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, p := start(t, Config{Health: states.record}, endpoints(1)...)
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(6 * time.Second)
-		e.hangs("e0:80", nil)
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(6 * time.Second)
+		e.hang("e0:80", nil)
 		waitForRead(e, "e0:80")
-		after(2 * time.Second)
+		advance(2 * time.Second)
 		calls := len(states.of(0))
 		p.Update([]pool.Endpoint{{Name: "successor", Address: "e0:80", InstanceID: 9}})
-		after(20 * time.Second)
+		advance(20 * time.Second)
 		if n := len(states.of(0)); n != calls {
 			t.Errorf("%d calls for a worker that left", n-calls)
 		}
 		states.want(t, 1, PageUnknown)
-		e.says("e0:80", busyPage(1, 1, 0.5))
-		after(time.Minute) // its page was read less and less often
+		e.setPage("e0:80", busyPage(1, 1, 0.5))
+		advance(time.Minute) // its page was read with backoff
 		states.want(t, 1, PageAnswers)
 	})
 }
 
-// A page that takes longer than an interval to answer, and less than SilentAfter, is not silent.
+// TestSlowPage: a page that answers after more than an interval, but within SilentAfter, is not silent.
 func TestSlowPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -382,7 +383,7 @@ func TestSlowPage(t *testing.T) {
 			}
 		}
 		e.mu.Unlock()
-		after(time.Minute)
+		advance(time.Minute)
 		states.want(t, 0, PageAnswers)
 		if calls := states.of(0); len(calls) < 10 ||
 			slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageAnswers }) {
@@ -391,22 +392,22 @@ func TestSlowPage(t *testing.T) {
 	})
 }
 
-// When many engines stop at once, all are found silent within the time of two intervals, and the others are read as
-// before.
+// TestManyEnginesStop: if many engines stop at once, all their pages are silent within two intervals, and the other
+// pages are still read in every interval.
 func TestManyEnginesStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const all, stopped = 400, 200
 		var states pageStates
 		_, e, _ := start(t, Config{Health: states.record}, endpoints(all)...)
 		for i := range all {
-			e.says(fmt.Sprintf("e%d:80", i), busyPage(1, 1, 0.5))
+			e.setPage(fmt.Sprintf("e%d:80", i), busyPage(1, 1, 0.5))
 		}
-		after(12 * time.Second)
+		advance(12 * time.Second)
 		for i := range stopped {
-			e.hangs(fmt.Sprintf("e%d:80", i), nil)
+			e.hang(fmt.Sprintf("e%d:80", i), nil)
 		}
 		stoppedAt := time.Now()
-		after(14 * time.Second)
+		advance(14 * time.Second)
 		for i := range kvblock.Worker(all) {
 			if i < stopped {
 				states.want(t, i, PageSilent)
@@ -427,7 +428,7 @@ func TestManyEnginesStop(t *testing.T) {
 	})
 }
 
-// If kvepp itself stands still for a time, that time does not count as silence of the engines.
+// TestStallOfKvepp: a stall of kvepp itself does not count as silence of the engines.
 func TestStallOfKvepp(t *testing.T) {
 	var states pageStates
 	p := pool.New(slog.New(slog.DiscardHandler))
@@ -445,12 +446,12 @@ func TestStallOfKvepp(t *testing.T) {
 	p.Update(endpoints(1))
 	follow(g)
 	now := time.Now().Add(time.Minute)
-	taken := g.take(now)
-	g.took(taken[0], nil, ok, PageAnswers, make([]int, 1))
+	taken := g.takeDue(now)
+	g.finishRead(taken[0], nil, ok, PageAnswers, make([]int, 1))
 	g.checkReads(now)
 	now = now.Add(100 * time.Millisecond)
 	taken[0].due = now
-	if taken = g.take(now); len(taken) != 1 {
+	if taken = g.takeDue(now); len(taken) != 1 {
 		t.Fatal("the page is not due")
 	}
 	g.checkReads(now)
@@ -466,8 +467,8 @@ func TestStallOfKvepp(t *testing.T) {
 	states.want(t, 0, PageSilent)
 }
 
-// With real sockets: a server that closes its port, one behind a listener that accepts and does not answer, and a
-// returning one.
+// TestPageStatesOverHTTP uses real sockets: a server that closes its port, a listener that accepts and does not answer,
+// and a server that returns.
 func TestPageStatesOverHTTP(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

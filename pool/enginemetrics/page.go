@@ -25,15 +25,15 @@ const (
 	quantities
 )
 
-// told holds the values of one rank, indexed by quantity; NaN: unknown.
-type told [quantities]float64
+// values are those of one rank, indexed by quantity; NaN: unknown.
+type values [quantities]float64
 
-var nothingTold = told{math.NaN(), math.NaN(), math.NaN()}
+var noValues = values{math.NaN(), math.NaN(), math.NaN()}
 
-// ofRank holds the values of one of an engine's ranks.
-type ofRank struct {
-	rank uint32
-	told told
+// rankValues holds the values of one of an engine's ranks.
+type rankValues struct {
+	rank   uint32
+	values values
 }
 
 // Metric selects series of an engine: all of a name, or those with one label value. Flags write it as `NAME` or
@@ -125,8 +125,8 @@ var errTooLarge = errors.New("the page is too large")
 type page struct {
 	names names
 	in    *bufio.Reader
-	ranks []ofRank // ordered by rank; those of the latest read
-	label []byte   // scratch: a label's value without escapes
+	ranks []rankValues // ordered by rank; those of the latest read
+	label []byte       // scratch: a label's value without escapes
 }
 
 // metrics returns the sorted names of all wanted metrics.
@@ -140,11 +140,11 @@ func newPage(n names) *page { return &page{names: n, in: bufio.NewReaderSize(nil
 // It only parses lines with wanted names, which takes a fiftieth of the time of a complete parser of the text format.
 //
 // Errors: errTooLarge, and r's own.
-func (p *page) read(r io.Reader) ([]ofRank, error) {
+func (p *page) read(r io.Reader) ([]rankValues, error) {
 	limited := io.LimitedReader{R: r, N: maxPageBytes + 1}
 	p.in.Reset(&limited)
 	p.ranks = p.ranks[:0]
-	whole := true // whether the last piece ended its line
+	whole := true // the last piece ended its line
 	for {
 		line, err := p.in.ReadSlice('\n')
 		if begins := whole; !errors.Is(err, bufio.ErrBufferFull) && begins {
@@ -185,10 +185,10 @@ func (p *page) line(line []byte) {
 		left = left[1:]
 		for {
 			name, value, rest, state := p.nextLabel(left)
-			if state == broken {
+			if state == labelsInvalid {
 				return
 			}
-			if left = rest; state == over {
+			if left = rest; state == labelsEnded {
 				break
 			}
 			if slices.Contains(rankLabels[:], string(name)) {
@@ -213,7 +213,7 @@ func (p *page) line(line []byte) {
 	}
 	for i, w := range meanings {
 		if meaning&(1<<i) != 0 {
-			p.tell(rank, w.quantity, value)
+			p.addValue(rank, w.quantity, value)
 		}
 	}
 }
@@ -222,9 +222,9 @@ func (p *page) line(line []byte) {
 type labelState uint8
 
 const (
-	more   labelState = iota // there was another label
-	over                     // the list has ended
-	broken                   // the list is invalid
+	labelFound    labelState = iota // the list has another label
+	labelsEnded                     // the list has ended
+	labelsInvalid                   // the list is invalid
 )
 
 // nextLabel parses the next label of a list, after its opening brace, and returns the rest of the line. name and value
@@ -232,16 +232,16 @@ const (
 func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 	b = bytes.TrimLeft(b, " \t,")
 	if len(b) > 0 && b[0] == '}' {
-		return nil, nil, b[1:], over
+		return nil, nil, b[1:], labelsEnded
 	}
 	equals := bytes.IndexByte(b, '=')
 	if equals < 0 {
-		return nil, nil, nil, broken
+		return nil, nil, nil, labelsInvalid
 	}
 	name = bytes.TrimRight(b[:equals], " \t")
 	b = bytes.TrimLeft(b[equals+1:], " \t")
 	if len(b) == 0 || b[0] != '"' {
-		return nil, nil, nil, broken
+		return nil, nil, nil, labelsInvalid
 	}
 	p.label = p.label[:0]
 	i := 1
@@ -257,43 +257,43 @@ func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 		p.label = append(p.label, c)
 	}
 	if i == len(b) {
-		return nil, nil, nil, broken
+		return nil, nil, nil, labelsInvalid
 	}
-	return name, p.label, b[i+1:], more
+	return name, p.label, b[i+1:], labelFound
 }
 
-// tell stores a value of a rank. Of several values, the greatest counts.
-func (p *page) tell(rank uint32, q quantity, value float64) {
-	i, there := slices.BinarySearchFunc(
+// addValue stores a value of a rank. Of several values, the greatest counts.
+func (p *page) addValue(rank uint32, q quantity, value float64) {
+	i, found := slices.BinarySearchFunc(
 		p.ranks,
 		rank,
-		func(r ofRank, rank uint32) int { return int(int64(r.rank) - int64(rank)) },
+		func(r rankValues, rank uint32) int { return int(int64(r.rank) - int64(rank)) },
 	)
-	if !there {
+	if !found {
 		if len(p.ranks) == pool.MaxRanks {
 			return
 		}
-		p.ranks = slices.Insert(p.ranks, i, ofRank{rank, nothingTold})
+		p.ranks = slices.Insert(p.ranks, i, rankValues{rank, noValues})
 	}
 	if q == usage {
 		value = min(value, 1)
 	}
-	if t := &p.ranks[i].told[q]; !(*t >= value) {
+	if t := &p.ranks[i].values[q]; !(*t >= value) {
 		*t = value
 	}
 }
 
-// together returns the values of an engine whose ranks are one worker: the sums of the requests and the mean of the KV
-// usage.
-func together(ranks []ofRank) told {
+// mergeRanks returns the values of an engine whose ranks are one worker: the sums of the requests and the mean of the
+// KV usage.
+func mergeRanks(ranks []rankValues) values {
 	if len(ranks) == 1 {
-		return ranks[0].told
+		return ranks[0].values
 	}
-	all := nothingTold
+	all := noValues
 	for q := range quantities {
 		sum, n := 0.0, 0
 		for i := range ranks {
-			if v := ranks[i].told[q]; !math.IsNaN(v) {
+			if v := ranks[i].values[q]; !math.IsNaN(v) {
 				sum += v
 				n++
 			}

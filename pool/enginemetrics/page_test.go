@@ -16,31 +16,31 @@ import (
 	prommodel "github.com/prometheus/common/model"
 )
 
-// saying formats the values of a page.
-func saying(ranks []ofRank) string {
+// formatRanks formats the values of a page.
+func formatRanks(ranks []rankValues) string {
 	var b strings.Builder
 	for _, r := range ranks {
 		fmt.Fprintf(
 			&b,
 			"%d: running %v, waiting %v, usage %.6v\n",
 			r.rank,
-			r.told[running],
-			r.told[waiting],
-			r.told[usage],
+			r.values[running],
+			r.values[waiting],
+			r.values[usage],
 		)
 	}
 	return b.String()
 }
 
 // Pages of real engines, under load. HELP lines are cut behind the name.
-var pages = []struct{ file, tells string }{
+var pages = []struct{ file, want string }{
 	// python -m vllm.entrypoints.cli.main serve --max-num-seqs 3, eight requests.
 	{"vllm.txt", "0: running 2, waiting 6, usage 0.761905\n"},
 	// Written by sglang.srt.observability.metrics_collector, of two ranks with priority scheduling.
 	{"sglang.txt", "0: running 5, waiting 0, usage 0.25\n1: running 6, waiting 2, usage 0.75\n"},
 	// python -m dynamo.mocker --data-parallel-size 2, at DYN_SYSTEM_PORT.
 	{"mocker.txt", "0: running 3, waiting 0, usage 0.0585938\n1: running 3, waiting 0, usage 0.0585938\n"},
-	// python -m dynamo.frontend, which tells nothing of engines.
+	// python -m dynamo.frontend, which has no metrics of engines.
 	{"frontend.txt", ""},
 }
 
@@ -57,22 +57,22 @@ func TestPages(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := saying(ranks); got != c.tells {
-				t.Errorf("%s tells\n%swant\n%s", c.file, got, c.tells)
+			if got := formatRanks(ranks); got != c.want {
+				t.Errorf("%s has\n%swant\n%s", c.file, got, c.want)
 			}
 		}
 		if n := testing.AllocsPerRun(20, func() {
 			if _, err := p.read(bytes.NewReader(text)); err != nil {
 				t.Fatal(err)
 			}
-		}); n > 25 { // the reader, and the numbers that are wanted
+		}); n > 25 { // the reader, and the parsed numbers
 			t.Errorf("%s: %v allocations", c.file, n)
 		}
 	}
 }
 
 func TestLines(t *testing.T) {
-	for _, c := range []struct{ text, tells string }{
+	for _, c := range []struct{ text, want string }{
 		{"", ""},
 		{"vllm:num_requests_running 4", "0: running 4, waiting NaN, usage NaN\n"},
 		{"vllm:num_requests_running 4 1700000000000\n", "0: running 4, waiting NaN, usage NaN\n"},
@@ -103,13 +103,13 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 			"0: running NaN, waiting 3, usage NaN\n"},
 	} {
 		ranks, err := newPage(newNames([quantities]Metric{})).read(strings.NewReader(c.text))
-		if err != nil || saying(ranks) != c.tells {
-			t.Errorf("%.80q tells %q, want %q (%v)", c.text, saying(ranks), c.tells, err)
+		if err != nil || formatRanks(ranks) != c.want {
+			t.Errorf("%.80q gives %q, want %q (%v)", c.text, formatRanks(ranks), c.want, err)
 		}
 	}
 }
 
-// Metrics that the operator names stand in place of the known ones, for that quantity alone.
+// TestGivenMetrics: a metric that the operator names replaces the known ones of its quantity.
 func TestGivenMetrics(t *testing.T) {
 	m, err := ParseMetric(`queue{kind="inner"}`)
 	if err != nil {
@@ -122,7 +122,7 @@ func TestGivenMetrics(t *testing.T) {
 				"5\nvllm:num_requests_running 2\n",
 		),
 	)
-	if got, want := saying(ranks), "0: running 2, waiting 3, usage NaN\n"; err != nil || got != want {
+	if got, want := formatRanks(ranks), "0: running 2, waiting 3, usage NaN\n"; err != nil || got != want {
 		t.Errorf("%q, want %q (%v)", got, want, err)
 	}
 	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"}, "a{b=c}": {"a", "b", "c"},
@@ -167,7 +167,7 @@ func TestPageBounds(t *testing.T) {
 	}
 }
 
-// endless repeats a text for ever.
+// endless is a reader that repeats a text forever.
 type endless string
 
 func (e endless) Read(b []byte) (n int, err error) {
@@ -180,20 +180,21 @@ func (e endless) Read(b []byte) (n int, err error) {
 func TestTogether(t *testing.T) {
 	none := math.NaN()
 	for _, c := range []struct {
-		ranks []ofRank
-		want  told
+		ranks []rankValues
+		want  values
 	}{
-		{nil, told{none, none, none}},
-		{[]ofRank{{3, told{1, 2, 0.5}}}, told{1, 2, 0.5}},
-		{[]ofRank{{0, told{1, none, 0.5}}, {1, told{2, none, none}}, {2, told{4, none, 0.75}}}, told{7, none, 0.625}},
+		{nil, values{none, none, none}},
+		{[]rankValues{{3, values{1, 2, 0.5}}}, values{1, 2, 0.5}},
+		{[]rankValues{{0, values{1, none, 0.5}}, {1, values{2, none, none}}, {2, values{4, none, 0.75}}},
+			values{7, none, 0.625}},
 	} {
-		if got := together(c.ranks); fmt.Sprint(got) != fmt.Sprint(c.want) {
+		if got := mergeRanks(c.ranks); fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%v: %v, want %v", c.ranks, got, c.want)
 		}
 	}
 }
 
-// FuzzPage holds what is read of a page against a parser of the whole format, wherever that one reads the page at all.
+// FuzzPage compares the values with those of a parser of the whole format, for pages that this parser accepts.
 func FuzzPage(f *testing.F) {
 	for _, c := range pages {
 		text, err := os.ReadFile(filepath.Join("testdata", c.file))
@@ -214,9 +215,9 @@ func FuzzPage(f *testing.F) {
 			if i > 0 && ranks[i-1].rank >= r.rank {
 				t.Fatalf("ranks %d and %d are out of order", ranks[i-1].rank, r.rank)
 			}
-			for q, v := range r.told {
+			for q, v := range r.values {
 				if v < 0 || math.IsInf(v, 0) || quantity(q) == usage && v > 1 {
-					t.Fatalf("rank %d: %v", r.rank, r.told)
+					t.Fatalf("rank %d: %v", r.rank, r.values)
 				}
 			}
 		}
@@ -237,20 +238,20 @@ func FuzzPage(f *testing.F) {
 				m.GetHistogram() == nil &&
 				m.GetSummary() == nil {
 				for _, r := range ranks {
-					if fmt.Sprint(r.rank) == rank && r.told[running] == value {
+					if fmt.Sprint(r.rank) == rank && r.values[running] == value {
 						return
 					}
 				}
 				if len(m.GetLabel()) == 1 && m.GetLabel()[0].GetName() != "model_name" && rank == "0" {
-					return // a rank of another number, or what only looks like one
+					return // another rank, or a value that is not a number
 				}
-				t.Fatalf("%q tells %v, and not %v of rank %s", text, saying(ranks), value, rank)
+				t.Fatalf("%q gives %v, and not %v of rank %s", text, formatRanks(ranks), value, rank)
 			}
 		}
 	})
 }
 
-// panicToError calls a function of others, and makes an error of a panic in it.
+// panicToError calls read, and returns a panic as an error.
 func panicToError[T any](read func(io.Reader) (T, error), in io.Reader) (out T, err error) {
 	defer func() {
 		if e := recover(); e != nil {
@@ -260,7 +261,7 @@ func panicToError[T any](read func(io.Reader) (T, error), in io.Reader) (out T, 
 	return read(in)
 }
 
-// The page of an engine under load, read as kvepp reads it and as a parser of the whole format would.
+// BenchmarkPage parses the page of an engine under load with kvepp's parser and with one of the whole format.
 func BenchmarkPage(b *testing.B) {
 	text, err := os.ReadFile("testdata/vllm.txt")
 	if err != nil {

@@ -20,17 +20,17 @@ type instanceRank struct {
 	rank     uint32
 }
 
-// heard is a worker whose load comes from the event plane.
-type heard struct {
+// planeWorker is a worker whose load comes from the event plane.
+type planeWorker struct {
 	member
 	blocks int // total KV blocks
 }
 
-// listen subscribes to the loads of the workers in s without a page, and ends unused subscriptions. Only Run's
+// followChannels subscribes to the loads of the workers in s without a page, and ends unused subscriptions. Only Run's
 // goroutine calls it.
-func (g *Gauges) listen(s *pool.Snapshot) {
+func (g *Gauges) followChannels(s *pool.Snapshot) {
 	wanted := map[pool.EventChannel]bool{}
-	workers := map[instanceRank]heard{}
+	workers := map[instanceRank]planeWorker{}
 	g.mu.Lock()
 	for i := range s.Workers {
 		w := &s.Workers[i]
@@ -42,12 +42,12 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 				wanted[c] = true
 			}
 		}
-		workers[instanceRank{w.InstanceID, w.Rank}] = heard{
+		workers[instanceRank{w.InstanceID, w.Rank}] = planeWorker{
 			member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String(), w.Address},
 			w.TotalKVBlocks,
 		}
 	}
-	g.heard = workers
+	g.planeWorkers = workers
 	g.mu.Unlock()
 	for c, leave := range g.channels {
 		if !wanted[c] {
@@ -143,16 +143,16 @@ func (l *loads) envelope(data []byte) {
 	g := l.Gauges
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	w, there := g.heard[instanceRank{load.Instance, load.Rank}]
-	if !there {
+	w, known := g.planeWorkers[instanceRank{load.Instance, load.Rank}]
+	if !known {
 		return
 	}
 	if g.slot(w.worker).generation != w.generation {
 		return
 	}
-	said := nothingTold
-	said[usage] = min(float64(load.UsedBlocks)/float64(w.blocks), 1)
-	g.tell(w.worker, said, time.Now())
+	v := noValues
+	v[usage] = min(float64(load.UsedBlocks)/float64(w.blocks), 1)
+	g.storeValues(w.worker, v, time.Now())
 	g.outcomes[ok].Add(1)
 }
 
@@ -172,8 +172,8 @@ func (l *loads) Cut(err error) { l.Malformed(err) }
 func (*loads) Connected()    {}
 func (*loads) Disconnected() {}
 
-// stopListening ends all subscriptions.
-func (g *Gauges) stopListening() {
+// closeChannels ends all subscriptions.
+func (g *Gauges) closeChannels() {
 	if g.hub != nil {
 		g.hub.Close() // an error means that libzmq is broken; the process ends anyway
 	}

@@ -74,7 +74,8 @@ func (p *publisher) channel() pool.EventChannel {
 	return pool.EventChannel{Publisher: p.id, ZMQ: p.at}
 }
 
-// Workers without a page of their own are heard on the event plane: whichever of a path's publishers speaks of them.
+// TestLoadsOnTheEventPlane: the loads of workers without a page come from the event plane, from any publisher of their
+// path.
 func TestLoadsOnTheEventPlane(t *testing.T) {
 	one, two := newPublisher(t, 11), newPublisher(t, 22)
 	loads := []pool.EventChannel{one.channel(), two.channel()}
@@ -120,22 +121,22 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 		two.send(loadFrame(22, two.seq, 3, 0, 50))
 	})
 	wantLoad(t, g, 0, Load{math.NaN(), math.NaN(), 0.5})
-	one.send(loadFrame(11, one.seq, 1, 0, -1)) // does not say: what was said holds
+	one.send(loadFrame(11, one.seq, 1, 0, -1)) // without usage: the earlier value stays
 	one.send(loadFrame(11, one.seq, 9, 0, 50)) // of an unknown worker
 	one.send([]byte("no load"))
-	one.seq += 5 // lost: no matter
+	one.seq += 5 // lost messages do not matter
 	until("[0.5 1 0.25 0]", func() { one.send(loadFrame(11, one.seq, 1, 1, 1000)) })
 	if readings(g, "malformed") == 0 {
-		t.Error("what is no load was not counted")
+		t.Error("an invalid message was not counted")
 	}
 
-	// A page of its own goes before; and who left is not heard any more.
+	// A worker's own page takes precedence. Messages about a worker that left are ignored.
 	endpoints[1].Metrics = "http://127.0.0.1:1/metrics"
 	p.Update(endpoints[:2])
 	for deadline := time.Now().Add(30 * time.Second); readings(g,
 		"unreachable") == 0; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("its page is not asked for")
+			t.Fatal("its page is not read")
 		}
 	}
 	until("[0.75 1 0.25 0]", func() {
@@ -178,7 +179,7 @@ func TestLoadsOverNATS(t *testing.T) {
 			t.Errorf("%q: %d subscriptions, want %d", c.server, len(g.channels), c.want)
 		}
 		l := &loads{Gauges: g, from: subject[0].Subject}
-		const framing = 5 // of publishers' own sockets alone
+		const framing = 5 // only messages from a publisher's own socket have it
 		l.envelope(loadFrame(11, 0, 2, 0, 25)[framing:])
 		l.envelope(loadFrame(12, 0, 1, 0, 50)[framing:])
 		l.envelope(loadFrame(12, 1, 3, 0, 50)[framing:]) // of an unknown worker
@@ -194,6 +195,6 @@ func TestLoadsOverNATS(t *testing.T) {
 		if len(g.channels) != 0 {
 			t.Errorf("%q: %d subscriptions after the workers left", c.server, len(g.channels))
 		}
-		g.stopListening()
+		g.closeChannels()
 	}
 }

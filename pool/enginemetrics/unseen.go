@@ -16,36 +16,37 @@ const (
 	unseenRatio = 1.5
 )
 
-// excess is an alarm: a worker's engine has had more requests for a minute than kvepp sent it.
-type excess struct {
-	worker        string
-	there, booked float64
-	first         bool // no other worker is in alarm
+// unseenAlarm says that a worker's engine has had more requests for a minute than kvepp sent it.
+type unseenAlarm struct {
+	worker                 string
+	engineRequests, booked float64
+	first                  bool // no other worker is in alarm
 }
 
-// compare compares an engine's requests with the load book, and returns a new alarm. The caller holds g.mu.
-func (g *Gauges) compare(m *member, s *slot, booked int, now time.Time) (excess, bool) {
-	there, sent := s.told[running], float64(booked)
-	if waits := s.told[waiting]; !math.IsNaN(waits) {
-		there += waits
+// checkUnseen compares an engine's requests with the load book, and returns a new alarm. The caller holds g.mu.
+func (g *Gauges) checkUnseen(m *member, s *slot, booked int, now time.Time) (unseenAlarm, bool) {
+	reported, sent := s.values[running], float64(booked)
+	if waits := s.values[waiting]; !math.IsNaN(waits) {
+		reported += waits
 	}
-	if !(there >= sent+unseenLeast && there >= sent*unseenRatio) { // true for NaN
-		g.calm(s)
-		return excess{}, false
+	if !(reported >= sent+unseenLeast && reported >= sent*unseenRatio) { // true for NaN
+		g.endAlarm(s)
+		return unseenAlarm{}, false
 	}
-	if s.exceeds.IsZero() {
-		s.exceeds = now
+	if s.exceedsSince.IsZero() {
+		s.exceedsSince = now
 	}
-	if s.alarmed || now.Sub(s.exceeds) < unseenAfter {
-		return excess{}, false
+	if s.alarmed || now.Sub(s.exceedsSince) < unseenAfter {
+		return unseenAlarm{}, false
 	}
 	s.alarmed = true
 	g.unseen++
-	return excess{m.name, there, sent, g.unseen == 1}, true
+	return unseenAlarm{m.name, reported, sent, g.unseen == 1}, true
 }
 
-// alarm logs an alarm, as a warning only for the first worker: with several replicas of kvepp, all workers have it.
-func (g *Gauges) alarm(e excess) {
+// logAlarm logs an alarm: as a warning for the first worker, otherwise at level debug. With several replicas of kvepp,
+// all workers are in alarm.
+func (g *Gauges) logAlarm(e unseenAlarm) {
 	level := slog.LevelDebug
 	if e.first {
 		level = slog.LevelWarn
@@ -59,15 +60,15 @@ func (g *Gauges) alarm(e excess) {
 		"worker",
 		e.worker,
 		"engine_requests",
-		e.there,
+		e.engineRequests,
 		"booked",
 		e.booked,
 	)
 }
 
-// calm ends a worker's alarm. The caller holds g.mu.
-func (g *Gauges) calm(s *slot) {
-	s.exceeds = time.Time{}
+// endAlarm ends a worker's alarm. The caller holds g.mu.
+func (g *Gauges) endAlarm(s *slot) {
+	s.exceedsSince = time.Time{}
 	if s.alarmed {
 		s.alarmed = false
 		g.unseen--

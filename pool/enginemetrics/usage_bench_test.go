@@ -9,7 +9,7 @@ import (
 	"kvepp/pool"
 )
 
-// What a decision pays, of 1,000 workers, while a busy threshold is one of KV blocks.
+// BenchmarkUsage measures the cost for a decision among 1,000 workers with a busy threshold on KV blocks.
 func BenchmarkUsage(b *testing.B) {
 	g := New(
 		Config{Interval: time.Hour, Booked: func(kvblock.Worker) int { return 0 }},
@@ -17,7 +17,7 @@ func BenchmarkUsage(b *testing.B) {
 		slog.New(slog.DiscardHandler),
 	)
 	for i := range 1000 {
-		g.tell(kvblock.Worker(i), told{1, 1, 0.5}, time.Now())
+		g.storeValues(kvblock.Worker(i), values{1, 1, 0.5}, time.Now())
 	}
 	var dst []float64
 	b.ReportAllocs()
@@ -25,6 +25,6 @@ func BenchmarkUsage(b *testing.B) {
 		dst = g.Usage(dst[:0])
 	}
 	if len(dst) != 1000 || dst[999] != 0.5 {
-		b.Fatal("not told")
+		b.Fatal("Usage has not the stored values")
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"kvepp/pool"
 )
 
-// BenchmarkChange is a Pod of 500 that leaves, another that comes, and the pool's update for each: a 25th of a
-// second's churn.
+// BenchmarkChange measures the departure of one of 500 Pods, the arrival of another, and the pool's update for each: a
+// 25th of one second's churn.
 func BenchmarkChange(b *testing.B) {
 	s := NewSource(&Client{}, Config{KVEventsPort: 5557}, quiet)
 	s.found, s.listed, s.spec = true, true, &spec{ports: []int{8000}}
 	for i := range 500 {
 		name := fmt.Sprintf("w-%03d", i)
-		s.put(name, aPod(name, fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)))
+		s.put(name, readyPod(name, fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)))
 	}
 	p := pool.New(quiet)
 	tell := func() {
@@ -27,7 +27,7 @@ func BenchmarkChange(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		s.put(pods[i%2], nil)
 		tell()
-		s.put(pods[(i+1)%2], aPod(pods[(i+1)%2], "10.0.0.8"))
+		s.put(pods[(i+1)%2], readyPod(pods[(i+1)%2], "10.0.0.8"))
 		tell()
 	}
 }

@@ -13,68 +13,68 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// frontends holds when to ask the frontends of Dynamo's Pods again.
+// frontends is the state of the queries of Dynamo's frontends.
 type frontends struct {
-	asked   chan struct{} // holds one token while a Pod waits for an answer
-	differs bool          // logged already that the ids are not hashes of the names
+	wakeup         chan struct{} // has a token while a Pod waits for an answer
+	loggedOtherIDs bool          // it is logged that ids are not hashes of Pod names
 }
 
-func newFrontends() frontends { return frontends{asked: make(chan struct{}, 1)} }
+func newFrontends() frontends { return frontends{wakeup: make(chan struct{}, 1)} }
 
 func (f *frontends) wake() {
 	select {
-	case f.asked <- struct{}{}:
+	case f.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-// sighting is what a frontend knows about a Pod's worker, since the Pod is ready. The zero value: no frontend was asked
-// yet.
-type sighting struct {
+// frontendAnswer is what a frontend said about the worker of a ready Pod. The zero value: no frontend was asked yet.
+type frontendAnswer struct {
 	known  bool
 	worker dynamo.FrontendWorker
 	model  string               // the frontend's only model; empty: not known
 	served dynamo.FrontendModel // of that model
 
-	since time.Time // when the Pod began to wait for this answer
-	given bool      // the wait is over: the id is the hash of the name
+	waitingSince time.Time // when the Pod began to wait for an answer
+	waitEnded    bool      // kvepp waits no longer, and uses the hash of the Pod's name as id
 }
 
-// instance is the worker in the form that discovery would give.
-func (s *sighting) instance() dynamo.Instance {
+// instance returns the worker as discovery would describe it.
+func (s *frontendAnswer) instance() dynamo.Instance {
 	return dynamo.Instance{Path: s.worker.Path, InstanceID: s.worker.InstanceID,
 		Card: &dynamo.Card{Model: s.model, BlockSize: s.served.BlockSize, TotalKVBlocks: s.served.TotalKVBlocks}}
 }
 
 const (
-	// heldBack is how long a Dynamo Pod without metadata waits for a frontend that knows its worker. A frontend refuses
-	// requests for workers that it does not know.
-	heldBack   = 3 * time.Second
-	askWaiting = 250 * time.Millisecond // interval while a Pod waits
-	askAgain   = 2 * time.Second        // interval while no frontend knows some worker
-	askAnyway  = 30 * time.Second       // interval if all workers are known
-	// Frontends of Pods with unknown workers that are asked in a round: twice as many in each round while Pods wait,
-	// ...
-	askedAtOnce = 3
-	mostAtOnce  = 64          // ... up to this number
-	askFor      = time.Second // timeout, so that one frontend does not delay the others
+	// maxPodWait is how long a Dynamo Pod without metadata waits for a frontend that knows its worker. A frontend
+	// refuses requests for workers that it does not know.
+	maxPodWait      = 3 * time.Second
+	waitingInterval = 250 * time.Millisecond // interval while a Pod waits
+	unknownInterval = 2 * time.Second        // interval while there is a worker that no frontend knows
+	idleInterval    = 30 * time.Second       // interval if all workers are known
+	// firstBatch is how many frontends of Pods with unknown workers are asked in the first round. While Pods wait, each
+	// round asks twice as many, up to maxBatch.
+	firstBatch   = 3
+	maxBatch     = 64
+	queryTimeout = time.Second // timeout, so that one frontend does not delay the others
 )
 
 // waits reports whether a Pod is not an endpoint only because no frontend has identified its worker. The caller holds
 // s.mu.
-func (k *known) waits() bool {
-	return !k.seen.since.IsZero() && !k.seen.known && !k.seen.given && len(k.instances) == 0
+func (k *knownPod) waits() bool {
+	return !k.answer.waitingSince.IsZero() && !k.answer.known && !k.answer.waitEnded && len(k.instances) == 0
 }
 
-// asks reports whether kvepp asks frontends.
-func (s *Source) asks() bool { return s.config.Dynamo && s.config.QueryFrontend != nil }
+// asksFrontends reports whether kvepp asks frontends.
+func (s *Source) asksFrontends() bool { return s.config.Dynamo && s.config.QueryFrontend != nil }
 
-// sighted returns what a frontend knows about a ready Pod, and starts the Pod's wait. The caller holds s.mu.
-func (s *Source) sighted(k *known) sighting {
-	if k.seen.since.IsZero() {
-		k.seen.since = time.Now()
+// startWait starts the wait of a ready Pod, if it has not begun, and returns what a frontend said. The caller holds
+// s.mu.
+func (s *Source) startWait(k *knownPod) frontendAnswer {
+	if k.answer.waitingSince.IsZero() {
+		k.answer.waitingSince = time.Now()
 	}
-	return k.seen
+	return k.answer
 }
 
 // askFrontends asks frontends until ctx ends. Most frontends know all workers of their namespace, so that one answer
@@ -83,49 +83,51 @@ func (s *Source) sighted(k *known) sighting {
 func (s *Source) askFrontends(ctx context.Context) {
 	next := time.NewTimer(0)
 	defer next.Stop()
-	atOnce := askedAtOnce
+	atOnce := firstBatch
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.frontends.asked:
+		case <-s.frontends.wakeup:
 		case <-next.C:
 		}
-		var all sync.WaitGroup // Pods of prefill workers have no frontend, and may not even refuse the connection
-		for _, address := range s.toAsk(atOnce) {
+		// concurrent, because Pods of prefill workers have no frontend, and may not answer at all
+		var all sync.WaitGroup
+		for _, address := range s.frontendsToAsk(atOnce) {
 			all.Go(func() {
-				ctx, cancel := context.WithTimeout(ctx, askFor)
+				ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 				defer cancel()
 				if v, err := s.config.QueryFrontend(ctx, address); err == nil {
-					s.sight(&v, address)
+					s.recordAnswer(&v, address)
 				} else if ctx.Err() == nil {
-					s.log.Debug("a Pod's frontend was asked which workers it knows", "address", address, "error", err)
+					s.log.Debug("a Pod's frontend does not answer which workers it knows", "address", address, "error",
+						err)
 				}
 			})
 		}
 		all.Wait()
-		wait := s.judge()
+		wait := s.endWaits()
 		switch wait {
-		case askWaiting:
-			atOnce = min(2*atOnce, mostAtOnce)
-		case askAnyway:
-			atOnce = askedAtOnce
+		case waitingInterval:
+			atOnce = min(2*atOnce, maxBatch)
+		case idleInterval:
+			atOnce = firstBatch
 		}
 		next.Reset(wait/2 + rand.N(wait))
 	}
 }
 
-// toAsk returns the frontends to ask: a bounded number with unknown workers, and one with a known worker.
-func (s *Source) toAsk(atOnce int) []string {
+// frontendsToAsk returns the frontends to ask: a bounded number with unknown workers, and one with a known worker.
+func (s *Source) frontendsToAsk(atOnce int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var waiting, others []string
 	for _, name := range s.order {
 		k := s.pods[name]
-		if ip := address(k.pod, s.config.Family); !k.seen.since.IsZero() && ip != "" {
+		if ip := address(k.pod, s.config.Family); !k.answer.waitingSince.IsZero() && ip != "" {
 			if port := s.frontendPort(k); port != 0 {
 				at := net.JoinHostPort(ip, strconv.Itoa(port))
-				if k.seen.known {
+				if k.answer.known {
 					others = append(others, at)
 				} else {
 					waiting = append(waiting, at)
@@ -142,21 +144,21 @@ func (s *Source) toAsk(atOnce int) []string {
 }
 
 // frontendPort returns the port of a Pod's frontend, or 0 if there is none. The caller holds s.mu.
-func (s *Source) frontendPort(k *known) int {
+func (s *Source) frontendPort(k *knownPod) int {
 	if port := namedPort(k.pod, httpPort); port != 0 || s.spec == nil || len(s.spec.ports) == 0 {
 		return port
 	}
 	return s.spec.ports[0]
 }
 
-// sight records the answer of the frontend at an address. A worker with a loopback address is in the frontend's own
-// Pod.
-func (s *Source) sight(v *dynamo.View, from string) {
+// recordAnswer records the answer of the frontend at an address. A worker with a loopback address is in the frontend's
+// own Pod.
+func (s *Source) recordAnswer(v *dynamo.View, from string) {
 	host, _, _ := net.SplitHostPort(from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.pods {
-		if k.seen.since.IsZero() {
+		if k.answer.waitingSince.IsZero() {
 			continue
 		}
 		ips := []string{k.pod.Status.PodIP}
@@ -170,19 +172,20 @@ func (s *Source) sight(v *dynamo.View, from string) {
 		if !ok {
 			continue
 		}
-		before := k.seen
-		k.seen.known, k.seen.worker = true, worker
+		before := k.answer
+		k.answer.known, k.answer.worker = true, worker
 		if model, served, ok := v.OnlyModel(); ok {
-			k.seen.model, k.seen.served = model, served
+			k.answer.model, k.answer.served = model, served
 		}
-		if k.seen == before {
+		if k.answer == before {
 			continue
 		}
 		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 &&
-			!s.frontends.differs {
-			s.frontends.differs = true
+			!s.frontends.loggedOtherIDs {
+			s.frontends.loggedOtherIDs = true
 			s.log.Info(
-				"the ids of Dynamo's workers are not those of their Pods' names: the frontends' word is taken for them",
+				"the ids of Dynamo's workers are not hashes of their Pods' names: kvepp uses the ids that frontends "+
+					"report",
 				"pod",
 				k.pod.Name,
 				"instance",
@@ -195,26 +198,26 @@ func (s *Source) sight(v *dynamo.View, from string) {
 	}
 }
 
-// judge ends the wait of Pods that have waited long enough, and returns when to ask again.
-func (s *Source) judge() time.Duration {
+// endWaits ends the wait of Pods that have waited long enough, and returns when to ask again.
+func (s *Source) endWaits() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wait := askAnyway
+	wait := idleInterval
 	for _, k := range s.pods {
-		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else it has metadata now
-			wait = min(wait, askAgain)
+		if k.answer.waitEnded && !k.answer.known && len(k.instances) == 0 { // otherwise the Pod has metadata now
+			wait = min(wait, unknownInterval)
 		}
 		if !k.waits() {
 			continue
 		}
-		if time.Since(k.seen.since) < heldBack {
-			wait = min(wait, askWaiting)
+		if time.Since(k.answer.waitingSince) < maxPodWait {
+			wait = min(wait, waitingInterval)
 			continue
 		}
-		k.seen.given = true
+		k.answer.waitEnded = true
 		s.log.Warn(
-			"no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: its id is taken to be that "+
-				"of its name",
+			"no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: kvepp uses the hash of the "+
+				"Pod's name as its instance id",
 			"pod",
 			k.pod.Name,
 		)

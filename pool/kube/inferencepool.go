@@ -40,7 +40,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		s.config.Namespace,
 		fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String(),
 	)
-	var last *spec // the last one set; gateways update a pool's status often
+	var last *spec // the last one passed to set, because gateways update a pool's status often
 	put := func(o any) {
 		u, ok := o.(*unstructured.Unstructured)
 		if !ok || u.GetName() != s.config.PoolName {
@@ -49,7 +49,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		now, err := parsePool(group, u)
 		if err != nil {
 			s.log.Error(
-				"the InferencePool cannot be followed as it is now; what it said before holds",
+				"the InferencePool is invalid; its earlier version stays in force",
 				"pool",
 				s.config.PoolName,
 				"error",
@@ -62,7 +62,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		}
 		last = now
 		s.log.Info(
-			"the InferencePool says which endpoints there are",
+			"InferencePool read",
 			"pool",
 			s.config.PoolName,
 			"selector",
@@ -78,12 +78,12 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 	}
 	s.pools.follow(ctx, ask, &unstructured.Unstructured{}, follower{
 		put: put,
-		gone: func(o any) {
+		remove: func(o any) {
 			if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.config.PoolName {
 				none()
 			}
 		},
-		all: func(list []any) {
+		replace: func(list []any) {
 			for _, o := range list {
 				if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.config.PoolName {
 					put(o)
@@ -91,7 +91,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 				}
 			}
 			s.log.Warn(
-				"there is no such InferencePool yet",
+				"the InferencePool does not exist yet",
 				"pool",
 				s.config.PoolName,
 				"namespace",
@@ -135,13 +135,13 @@ func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 			} `json:"spec"`
 		}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-			return nil, fmt.Errorf("its spec is none of %s: %w", u.GetAPIVersion(), err)
+			return nil, fmt.Errorf("its spec is not one of %s: %w", u.GetAPIVersion(), err)
 		}
 		match, now.ports = p.Spec.Selector, []int{p.Spec.TargetPortNumber}
 	} else {
 		var p gaie.InferencePool
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-			return nil, fmt.Errorf("its spec is none of %s: %w", u.GetAPIVersion(), err)
+			return nil, fmt.Errorf("its spec is not one of %s: %w", u.GetAPIVersion(), err)
 		}
 		for key, value := range p.Spec.Selector.MatchLabels {
 			match[string(key)] = string(value)
@@ -155,7 +155,7 @@ func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 	case len(match) == 0: // an empty selector would select every Pod of the namespace
 		return nil, errors.New("its selector is empty")
 	case len(now.ports) == 0 || len(now.ports) > maxPorts:
-		return nil, fmt.Errorf("it has %d target ports, and must have 1 to %d", len(now.ports), maxPorts)
+		return nil, fmt.Errorf("it has %d target ports, but must have 1 to %d", len(now.ports), maxPorts)
 	}
 	if now.selector, err = labels.ValidatedSelectorFromSet(match); err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func CheckPorts(ports []int) error {
 			return fmt.Errorf("target port %d is not from 1 to 65535", p)
 		}
 		if seen[p] {
-			return fmt.Errorf("target port %d is there twice", p)
+			return fmt.Errorf("target port %d is given twice", p)
 		}
 		seen[p] = true
 	}

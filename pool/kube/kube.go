@@ -80,7 +80,7 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	}
 	config.UserAgent = "kvepp"
 	config.QPS, config.Burst = 50, 100
-	config.Wrap(func(under http.RoundTripper) http.RoundTripper { return wire{under} })
+	config.Wrap(func(under http.RoundTripper) http.RoundTripper { return observedTransport{under} })
 	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("kube: %w", err)
 	}
@@ -159,13 +159,13 @@ type Source struct {
 	lists, recomputed, changes, updates atomic.Uint64
 
 	mu        sync.Mutex
-	found     bool              // the pool was listed, or Config names none
-	spec      *spec             // of the pool; nil while there is none
-	listed    bool              // the Pods were listed since the pool exists
-	following labels.Selector   // the selector of the Pods' watch; nil while there is none
-	stopPods  func()            // ends that watch
-	pods      map[string]*known // Pods that may become endpoints, by name
-	order     []string          // their names, sorted
+	found     bool                 // the pool was listed, or Config names none
+	spec      *spec                // of the pool; nil while there is none
+	listed    bool                 // the Pods were listed since the pool exists
+	following labels.Selector      // the selector of the Pods' watch; nil while there is none
+	stopPods  func()               // ends that watch
+	pods      map[string]*knownPod // Pods that may become endpoints, by name
+	order     []string             // their names, sorted
 	workers   metadata
 	frontends frontends
 }
@@ -177,12 +177,12 @@ type spec struct {
 }
 
 // known is a Pod and its endpoints.
-type known struct {
+type knownPod struct {
 	pod       *corev1.Pod // stripped
 	endpoints []pool.Endpoint
 	instances []dynamo.Instance
-	complaint string // the last one, so that it is logged once
-	seen      sighting
+	problem   string // the last one logged
+	answer    frontendAnswer
 }
 
 // NewSource returns a source that follows nothing yet.
@@ -190,11 +190,11 @@ func NewSource(c *Client, config Config, log *slog.Logger) *Source {
 	return &Source{client: c, config: config, log: log,
 		frontends: newFrontends(), pools: newKind("inferencepools", log), podKind: newKind("pods", log),
 		workerKind: newKind("dynamoworkermetadatas", log),
-		synced:     make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
+		synced:     make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*knownPod{}}
 }
 
-// Synced returns a channel that is closed after the first state of the pool and its Pods was applied. A pool without
-// Pods counts; a pool that does not exist does not.
+// Synced returns a channel that is closed after Run has applied the first state of the pool and its Pods. The pool must
+// exist, but needs no Pods.
 func (s *Source) Synced() <-chan struct{} { return s.synced }
 
 // Kinds returns the kinds of objects that are followed.
@@ -220,17 +220,17 @@ func (s *Source) Stats() Stats {
 }
 
 const (
-	// settle is how long Run waits for more changes after the first, so that it applies a Deployment's many Pods
+	// settleDelay is how long Run waits for more changes after the first, so that it applies a Deployment's many Pods
 	// together.
-	settle = 5 * time.Millisecond
-	// between is the least time between two calls of apply: each makes a new snapshot of the pool.
-	between = 50 * time.Millisecond
-	// patience is how long the first call of apply waits for the objects of Dynamo's workers.
-	patience = 2 * time.Second
+	settleDelay = 5 * time.Millisecond
+	// applyInterval is the least time between two calls of apply: each makes a new snapshot of the pool.
+	applyInterval = 50 * time.Millisecond
+	// metadataTimeout is how long the first call of apply waits for the objects of Dynamo's workers.
+	metadataTimeout = 2 * time.Second
 )
 
-// Run follows the cluster until ctx ends, and calls apply with each new state, in order. It goes on if the API server
-// fails.
+// Run follows the cluster until ctx ends, and calls apply with each new state, in order. It continues if the API
+// server fails.
 func (s *Source) Run(ctx context.Context, apply func(State)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -253,26 +253,26 @@ func (s *Source) Run(ctx context.Context, apply func(State)) {
 		running.Go(func() { s.followWorkers(ctx) })
 		select { // without this wait, the first endpoints may have other instance ids for a moment
 		case <-s.workerKind.tried:
-		case <-time.After(patience):
+		case <-time.After(metadataTimeout):
 		case <-ctx.Done():
 		}
 	}
-	if s.asks() {
+	if s.asksFrontends() {
 		running.Go(func() { s.askFrontends(ctx) })
 	}
-	s.tell(ctx, apply)
+	s.applyChanges(ctx, apply)
 }
 
-// tell calls apply with new states until ctx ends.
-func (s *Source) tell(ctx context.Context, apply func(State)) {
-	told := false
+// applyChanges calls apply with new states until ctx ends.
+func (s *Source) applyChanges(ctx context.Context, apply func(State)) {
+	applied := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.changed:
 		}
-		if !pause(ctx, settle) {
+		if !pause(ctx, settleDelay) {
 			return
 		}
 		state, ready := s.state()
@@ -281,11 +281,11 @@ func (s *Source) tell(ctx context.Context, apply func(State)) {
 		}
 		apply(*state)
 		s.updates.Add(1)
-		if ready && !told {
-			told = true
+		if ready && !applied {
+			applied = true
 			close(s.synced)
 		}
-		if !pause(ctx, between-settle) {
+		if !pause(ctx, applyInterval-settleDelay) {
 			return
 		}
 	}
@@ -302,12 +302,12 @@ func (s *Source) state() (state *State, ready bool) {
 	for _, name := range s.order {
 		state.Endpoints = append(state.Endpoints, s.pods[name].endpoints...)
 		state.Instances = append(state.Instances, s.pods[name].instances...)
-		ready = ready && !(s.asks() && s.pods[name].waits())
+		ready = ready && !(s.asksFrontends() && s.pods[name].waits())
 	}
 	return state, ready
 }
 
-// wake makes tell call apply.
+// wake makes applyChanges call apply.
 func (s *Source) wake() {
 	select {
 	case s.changed <- struct{}{}:
@@ -325,10 +325,10 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 			s.stopPods()
 		}
 		s.stopPods, s.following, s.listed = nil, nil, false
-		s.pods, s.order = map[string]*known{}, nil
+		s.pods, s.order = map[string]*knownPod{}, nil
 		if was != nil {
 			s.log.Warn(
-				"the InferencePool is gone: there are no endpoints until it is back",
+				"the InferencePool was deleted: there are no endpoints until it exists again",
 				"pool",
 				s.config.PoolName,
 				"namespace",
@@ -354,11 +354,11 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 	}
 }
 
-// compute makes a Pod's endpoints again. The caller holds s.mu.
-func (s *Source) compute(k *known) {
-	complaint := k.complaint
-	if k.endpoints, k.instances, k.complaint = s.endpointsOf(k); k.complaint != "" && k.complaint != complaint {
-		s.log.Warn("something is wrong with a Pod", "pod", k.pod.Name, "what", k.complaint)
+// compute recomputes a Pod's endpoints. The caller holds s.mu.
+func (s *Source) compute(k *knownPod) {
+	before := k.problem
+	if k.endpoints, k.instances, k.problem = s.endpointsOf(k); k.problem != "" && k.problem != before {
+		s.log.Warn("a Pod has a problem", "pod", k.pod.Name, "what", k.problem)
 	}
 }
 
@@ -379,19 +379,20 @@ func (s *Source) put(name string, p *corev1.Pod) {
 	}
 	k := s.pods[name]
 	if k == nil {
-		k = &known{}
+		k = &knownPod{}
 		s.pods[name] = k
 		s.order = slices.Insert(s.order, at, name)
 	}
-	if k.pod != nil && k.pod.UID != p.UID { // a new Pod of the same name; the deletion of the first was missed
-		k.seen = sighting{}
+	// a new Pod with the same name: the watch missed the deletion of the earlier one
+	if k.pod != nil && k.pod.UID != p.UID {
+		k.answer = frontendAnswer{}
 	}
 	k.pod = p
 	s.recompute(k)
 }
 
-// recompute makes a Pod's endpoints again, and wakes Run if they changed. The caller holds s.mu.
-func (s *Source) recompute(k *known) {
+// recompute recomputes a Pod's endpoints, and wakes Run if they changed. The caller holds s.mu.
+func (s *Source) recompute(k *knownPod) {
 	before, instances := k.endpoints, k.instances
 	s.compute(k)
 	if !reflect.DeepEqual(before, k.endpoints) || !reflect.DeepEqual(instances, k.instances) {
@@ -400,7 +401,7 @@ func (s *Source) recompute(k *known) {
 	}
 }
 
-// pause waits for d, and reports whether ctx goes on.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -29,8 +29,8 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// cluster is a fake API server over maps. Its watches send only changes after their start, and miss changes between a
-// list and the watch. So tests wait until the watch has started.
+// cluster is a fake API server. Its watches send only changes after their start, and miss changes between a list and
+// the watch, so tests wait until the watch has started.
 type cluster struct {
 	t       testing.TB
 	core    *corefake.Clientset
@@ -38,9 +38,9 @@ type cluster struct {
 	client  *Client
 
 	mu      sync.Mutex
-	watches map[string]int    // begun, by resource
-	refuse  map[string]error  // what is answered in place of lists and watches, by resource or group
-	open    []watch.Interface // all that were begun
+	watches map[string]int    // number started, by resource
+	refuse  map[string]error  // errors of lists and watches, by resource or group
+	open    []watch.Interface // all that were started
 }
 
 func newCluster(t testing.TB) *cluster {
@@ -98,9 +98,9 @@ func (c *cluster) watched(resource string) int {
 	return c.watches[resource]
 }
 
-// answer makes lists and watches of a resource or a group fail with err from now on; nil makes them succeed. Running
+// failWith makes lists and watches of a resource or a group fail with err from now on; nil makes them succeed. Running
 // watches end.
-func (c *cluster) answer(of string, err error) {
+func (c *cluster) failWith(of string, err error) {
 	c.mu.Lock()
 	c.refuse[of] = err
 	open := c.open
@@ -230,26 +230,26 @@ func TestFollowsAPool(t *testing.T) { synctest.Test(t, testFollowsAPool) }
 
 func testFollowsAPool(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("a", "10.0.0.1"))
-	stranger := aPod("x", "10.0.0.9")
+	c.put(readyPod("a", "10.0.0.1"))
+	stranger := readyPod("x", "10.0.0.9")
 	stranger.Labels["app"] = "other"
 	c.put(stranger)
 	r := run(t, c, Config{PoolName: "p"})
 	eventually(t, "the pool to be watched", func() bool { return c.watched("inferencepools") == 1 })
 	r.want("")
 	if r.synced() {
-		t.Error("ready without a pool")
+		t.Error("synced without a pool")
 	}
 	c.pool("vllm", 8000)
 	r.want("10.0.0.1:8000")
 	eventually(t, "ready", r.synced)
 
-	// Pods come, become ready, and go.
+	// Pods are created, become ready, and are deleted.
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
-	b := aPod("b", "10.0.0.2")
+	b := readyPod("b", "10.0.0.2")
 	b.Status.Conditions = nil
 	c.put(b)
-	b = aPod("b", "10.0.0.2")
+	b = readyPod("b", "10.0.0.2")
 	c.put(b)
 	r.want("10.0.0.1:8000 10.0.0.2:8000")
 	b.Status.Conditions[1].Status = corev1.ConditionFalse
@@ -263,22 +263,22 @@ func testFollowsAPool(t *testing.T) {
 	r.want("10.0.0.1:8000")
 	c.remove("b")
 
-	// A label that no longer fits ends it, as the API server's own selection does.
-	a := aPod("a", "10.0.0.1")
+	// A Pod whose labels no longer match leaves, as with the API server's own selection.
+	a := readyPod("a", "10.0.0.1")
 	a.Labels["app"] = "other"
 	c.put(a)
 	r.want("")
-	c.put(aPod("a", "10.0.0.1"))
+	c.put(readyPod("a", "10.0.0.1"))
 	r.want("10.0.0.1:8000")
 
-	// Other ports concern every Pod, and need no list.
+	// Other ports recompute every Pod without a list.
 	before := r.Stats()
 	c.pool("vllm", 9000, 9001)
 	r.want("10.0.0.1:9000 10.0.0.1:9001")
 	if now := r.Stats(); now.Lists != before.Lists || now.Recomputed != before.Recomputed+1 {
 		t.Errorf("other ports: %+v, before %+v", now, before)
 	}
-	// Another selector does.
+	// Another selector needs a list.
 	c.pool("other", 9000)
 	r.want("10.0.0.9:9000")
 	if now := r.Stats(); now.Lists != before.Lists+1 {
@@ -292,9 +292,9 @@ func testFollowsAPool(t *testing.T) {
 	c.object(poolResources[PoolGroup], other)
 	<-time.After(time.Second)
 	if now := r.Stats(); now != before {
-		t.Errorf("a pool that says the same: %+v, before %+v", now, before)
+		t.Errorf("a pool with an unchanged spec: %+v, before %+v", now, before)
 	}
-	// Without a pool there is no endpoint; the same Pods are back with it.
+	// Without the pool there are no endpoints. They return with the pool.
 	c.must(
 		c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}),
 	)
@@ -302,7 +302,7 @@ func testFollowsAPool(t *testing.T) {
 	c.pool("vllm", 8000)
 	r.want("10.0.0.1:8000")
 	if !r.synced() {
-		t.Error("a pool that was gone unsets what was ready")
+		t.Error("not synced after the pool was deleted and created again")
 	}
 }
 
@@ -310,7 +310,7 @@ func TestFollowsALegacyPool(t *testing.T) { synctest.Test(t, testFollowsALegacyP
 
 func testFollowsALegacyPool(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("a", "10.0.0.1"))
+	c.put(readyPod("a", "10.0.0.1"))
 	r := run(t, c, Config{PoolName: "p", PoolGroup: LegacyPoolGroup})
 	eventually(t, "the pool to be watched", func() bool { return c.watched("inferencepools") == 1 })
 	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
@@ -319,14 +319,14 @@ func testFollowsALegacyPool(t *testing.T) {
 		"spec":     map[string]any{"selector": map[string]any{"app": "vllm"}, "targetPortNumber": int64(8000)},
 	}})
 	r.want("10.0.0.1:8000")
-	// Nonsense changes nothing.
+	// An invalid spec changes nothing.
 	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool",
 		"metadata": map[string]any{"name": "p", "namespace": "ns"},
 		"spec":     map[string]any{"selector": map[string]any{}, "targetPortNumber": int64(8001)},
 	}})
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
-	c.put(aPod("b", "10.0.0.2"))
+	c.put(readyPod("b", "10.0.0.2"))
 	r.want("10.0.0.1:8000 10.0.0.2:8000")
 }
 
@@ -339,7 +339,7 @@ func testWithoutAPool(t *testing.T) {
 	r := run(t, c, Config{Selector: selector, Ports: []int{8000}})
 	eventually(t, "ready without Pods", r.synced)
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
-	c.put(aPod("a", "10.0.0.1"))
+	c.put(readyPod("a", "10.0.0.1"))
 	r.want("10.0.0.1:8000")
 }
 
@@ -354,21 +354,21 @@ func testChurn(t *testing.T) {
 	}
 	address := func(i int) string { return fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250) }
 	for i := range pods {
-		c.put(aPod(fmt.Sprintf("w-%03d", i), address(i)))
+		c.put(readyPod(fmt.Sprintf("w-%03d", i), address(i)))
 	}
 	r := run(
 		t,
 		c,
 		Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, KVEventsPort: 5557},
 	)
-	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.last.Endpoints) }
-	eventually(t, "all Pods", func() bool { return told() == pods })
+	applied := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.last.Endpoints) }
+	eventually(t, "all Pods", func() bool { return applied() == pods })
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
 	before := r.Stats()
-	for i := range 50 { // one second's
+	for i := range 50 { // the changes of one second
 		name := fmt.Sprintf("w-%03d", i*step)
 		c.remove(name)
-		c.put(aPod(fmt.Sprintf("n-%03d", i), address(i*step)))
+		c.put(readyPod(fmt.Sprintf("n-%03d", i), address(i*step)))
 	}
 	eventually(t, "the changes", func() bool {
 		r.mu.Lock()
@@ -386,10 +386,10 @@ func testChurn(t *testing.T) {
 		t.Errorf("%+v, before %+v: want 100 changes and no list", now, before)
 	}
 	if n := now.Updates - before.Updates; n > 50 {
-		t.Errorf("%d times told of 100 changes that came at once", n)
+		t.Errorf("apply was called %d times for 100 simultaneous changes, want at most 50", n)
 	}
 	if !slices.IsSorted(r.order) {
-		t.Error("names are not in order")
+		t.Error("the names of the Pods are not sorted")
 	}
 }
 
@@ -398,7 +398,7 @@ func TestUnwatched(t *testing.T) { synctest.Test(t, testUnwatched) }
 
 func testUnwatched(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("a", "10.0.0.1"))
+	c.put(readyPod("a", "10.0.0.1"))
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}})
 	r.want("10.0.0.1:8000")
 	pods := r.Kinds()[0]
@@ -411,7 +411,7 @@ func testUnwatched(t *testing.T) {
 		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""), Absent},
 	} {
 		errorsBefore := pods.Errors()
-		c.answer("pods", refused.err)
+		c.failWith("pods", refused.err)
 		eventually(
 			t,
 			string(refused.want),
@@ -422,9 +422,9 @@ func testUnwatched(t *testing.T) {
 		}
 	}
 	before := c.watched("pods")
-	c.answer("pods", nil)
+	c.failWith("pods", nil)
 	eventually(t, "followed again", func() bool { return pods.Health() == Followed && c.watched("pods") > before })
-	c.put(aPod("b", "10.0.0.2"))
+	c.put(readyPod("b", "10.0.0.2"))
 	r.want("10.0.0.1:8000 10.0.0.2:8000")
 }
 
@@ -434,8 +434,8 @@ func TestDynamoInstalledLater(t *testing.T) { synctest.Test(t, testDynamoInstall
 
 func testDynamoInstalledLater(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("w", "10.0.0.7"))
-	c.answer(
+	c.put(readyPod("w", "10.0.0.7"))
+	c.failWith(
 		"dynamoworkermetadatas",
 		apierrors.NewNotFound(schema.GroupResource{Resource: "dynamoworkermetadatas"}, ""),
 	)
@@ -451,24 +451,23 @@ func testDynamoInstalledLater(t *testing.T) {
 		return r.last.Endpoints[0].InstanceID
 	}
 	c.object(workerResource, record(t, "w", "w", "uid-w", 42, "base", "aggregated", 1, false))
-	c.answer("dynamoworkermetadatas", nil)
+	c.failWith("dynamoworkermetadatas", nil)
 	eventually(t, "the worker's own id", func() bool { return instance() == 42 })
-	eventually(t, "it to be watched", func() bool { return c.watched("dynamoworkermetadatas") == 1 })
+	eventually(t, "the objects to be watched", func() bool { return c.watched("dynamoworkermetadatas") == 1 })
 	c.object(workerResource, record(t, "w", "w", "uid-w", 43, "base", "aggregated", 1, false))
 	eventually(t, "another id", func() bool { return instance() == 43 })
 	c.must(c.dynamic.Resource(workerResource).Namespace("ns").Delete(t.Context(), "w", metav1.DeleteOptions{}))
 	eventually(t, "the Pod's id", func() bool { return instance() != 43 })
 }
 
-// TestFrontendsKnow: workers with etcd as their discovery write no objects in Kubernetes. Their ids come from their
-// frontends.
+// TestFrontendsKnow: workers whose discovery is etcd write no objects in Kubernetes. Their ids come from frontends.
 func TestFrontendsKnow(t *testing.T) { synctest.Test(t, testFrontendsKnow) }
 
 func testFrontendsKnow(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("a", "10.0.0.1"))
-	c.put(aPod("b", "10.0.0.2"))
-	c.put(aPod("n", "10.0.0.3")) // not known to a frontend
+	c.put(readyPod("a", "10.0.0.1"))
+	c.put(readyPod("b", "10.0.0.2"))
+	c.put(readyPod("n", "10.0.0.3")) // not known to a frontend
 	var mu sync.Mutex
 	view := dynamo.View{Models: map[string]dynamo.FrontendModel{"m": {BlockSize: 16, TotalKVBlocks: 99}}}
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
@@ -499,15 +498,15 @@ func testFrontendsKnow(t *testing.T) {
 	}
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
 	if r.synced() || len(instances()) != 0 {
-		t.Error("ready before anybody has said who the workers are")
+		t.Error("synced before a frontend has identified the workers")
 	}
-	// the Pod's that was asked
+	// Pod a, and the Pod of the frontend itself.
 	know(
 		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
 		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"},
 	)
 	want(1<<63, 2)
-	want(1<<63, 2, kvblock.InstanceID("n")) // which has waited enough
+	want(1<<63, 2, kvblock.InstanceID("n")) // the wait of Pod n has ended
 	eventually(t, "ready", r.synced)
 	r.mu.Lock()
 	if e := r.last.Endpoints[0]; e.Namespace != "ns" || e.Model != "m" || e.BlockSize != 16 || e.TotalKVBlocks != 99 ||
@@ -523,7 +522,7 @@ func testFrontendsKnow(t *testing.T) {
 	want(1<<63, 2, 3)
 	// A worker that restarts in its Pod gets another id. Until the old lease ends, the frontend lists both, and the
 	// source uses neither.
-	a := aPod("a", "10.0.0.1")
+	a := readyPod("a", "10.0.0.1")
 	a.Status.Conditions[1].Status = corev1.ConditionFalse
 	c.put(a)
 	want(2, 3)
@@ -554,16 +553,16 @@ func testFrontendsKnow(t *testing.T) {
 		dynamo.FrontendWorker{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
 	)
 	want(7, 2, 3)
-	// What a worker wrote itself goes before; that the frontend disagrees is said.
+	// The worker's own object takes precedence. kvepp logs that the frontend disagrees.
 	c.object(workerResource, record(t, "a", "a", "uid-a", 42, "ns", "aggregated", 1, false))
 	want(42, 2, 3)
 	r.Source.mu.Lock()
 	defer r.Source.mu.Unlock()
-	if complaint := r.pods["a"].complaint; !strings.Contains(
-		complaint,
-		"knows its worker as 7, and DynamoWorkerMetadata as 42",
+	if problem := r.pods["a"].problem; !strings.Contains(
+		problem,
+		"knows its worker as 7, but DynamoWorkerMetadata has 42",
 	) {
-		t.Errorf("complaint %q", complaint)
+		t.Errorf("problem %q", problem)
 	}
 }
 
@@ -580,7 +579,7 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	const pods = 300
 	c := newCluster(t)
 	for i := range pods {
-		c.put(aPod(fmt.Sprint("w", i), fmt.Sprintf("10.0.%d.%d", i/100, i%100)))
+		c.put(readyPod(fmt.Sprint("w", i), fmt.Sprintf("10.0.%d.%d", i/100, i%100)))
 	}
 	var asked atomic.Int64
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
@@ -608,7 +607,7 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 		t.Errorf("of %d endpoints %d have their frontends' ids", len(r.last.Endpoints), known)
 	}
 	if asked.Load() > 2*pods {
-		t.Errorf("%d questions", asked.Load())
+		t.Errorf("%d queries", asked.Load())
 	}
 }
 
@@ -618,7 +617,7 @@ func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTh
 
 func testAnotherPodOfTheName(t *testing.T) {
 	c := newCluster(t)
-	c.put(aPod("a", "10.0.0.1"))
+	c.put(readyPod("a", "10.0.0.1"))
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
 		QueryFrontend: func(context.Context, string) (dynamo.View, error) {
 			return dynamo.View{
@@ -635,7 +634,7 @@ func testAnotherPodOfTheName(t *testing.T) {
 		t.Fatalf("instance %d, want the frontend's", instance())
 	}
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
-	another := aPod("a", "10.0.0.2")
+	another := readyPod("a", "10.0.0.2")
 	another.UID = "uid-another"
 	c.put(another)
 	r.want("") // it waits for a frontend that knows it
@@ -650,7 +649,7 @@ func TestElection(t *testing.T) { synctest.Test(t, testElection) }
 
 func testElection(t *testing.T) {
 	c := newCluster(t)
-	var forbidden atomic.Bool // to b
+	var forbidden atomic.Bool // replica b may not update the lease
 	c.core.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
 		if holder := lease.Spec.HolderIdentity; !forbidden.Load() || holder == nil || *holder != "b" {
@@ -700,14 +699,14 @@ func testElection(t *testing.T) {
 	if !<-succeeded {
 		t.Error("a does not see that b leads")
 	}
-	// Who may not write it any more goes on, until another leads.
+	// A leader that cannot renew the lease continues until another replica leads.
 	forbidden.Store(true)
 	<-time.After(2 * leaseDuration)
 	synctest.Wait()
 	if !b.leads.Load() {
-		t.Error("b gave up though no other replica leads")
+		t.Error("b stopped leading although no other replica leads")
 	}
 	d := start("d")
 	eventually(t, "d leads", d.leads.Load)
-	eventually(t, "b leads no more", func() bool { return !b.leads.Load() })
+	eventually(t, "b does not lead any more", func() bool { return !b.leads.Load() })
 }

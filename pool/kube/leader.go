@@ -16,7 +16,7 @@ import (
 // it for the same time. Both together are shorter than leaseDuration, after which another replica may take the lease.
 //
 // They are half of the defaults of Kubernetes' own programs. An early replacement costs little here: the old leader
-// goes on until it sees the new one, and meanwhile both answer.
+// continues until it sees the new one, and meanwhile both serve.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 3500 * time.Millisecond
@@ -27,22 +27,22 @@ const (
 type Election struct {
 	config leaderelection.LeaderElectionConfig
 	// A second lock for Succeeded, beside Run's: a lock keeps what it read last, and only one goroutine may use it.
-	seen resourcelock.Interface
-	lead func(bool)
-	kind *Kind
-	log  *slog.Logger
+	observer resourcelock.Interface
+	lead     func(bool)
+	kind     *Kind
+	log      *slog.Logger
 }
 
 // NewElection returns a candidate for a Lease. The Lease is created if it does not exist. identity names this replica
 // and must be unique. A replica that restarts with the same identity leads again at once if it led before. lead is
 // called with true when this replica becomes the leader and with false when it stops leading, one call at a time.
 //
-// A leader that cannot renew the Lease goes on until it sees another leader. While the API server is away, no other
+// A leader that cannot renew the Lease continues until it sees another leader. While the API server is away, no other
 // replica can take over, and stopping would take kvepp down as well. The price: two replicas lead if only one of them
 // has lost the API server.
 func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
-	var locks [2]observed
+	var locks [2]observedLock
 	for i := range locks {
 		lock, err := resourcelock.New(
 			resourcelock.LeasesResourceLock,
@@ -55,9 +55,9 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 		if err != nil {
 			return nil, fmt.Errorf("kube: leader election: %w", err)
 		}
-		locks[i] = observed{lock, e.kind}
+		locks[i] = observedLock{lock, e.kind}
 	}
-	e.seen = locks[1]
+	e.observer = locks[1]
 	e.config = leaderelection.LeaderElectionConfig{
 		Lock: locks[0], LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		ReleaseOnCancel: true, Name: lease,
@@ -112,7 +112,7 @@ func (e *Election) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			set(false)
 		} else if leads {
-			e.log.Warn("the Lease could not be renewed in time; this replica goes on until it sees that another leads",
+			e.log.Warn("the Lease could not be renewed in time; this replica leads until it sees another leader",
 				"lease", config.Name)
 		}
 		mu.Unlock()
@@ -129,9 +129,9 @@ func (e *Election) Run(ctx context.Context) {
 func (e *Election) Succeeded(ctx context.Context) bool {
 	for {
 		within, cancel := context.WithTimeout(ctx, renewDeadline)
-		record, _, err := e.seen.Get(within)
+		record, _, err := e.observer.Get(within)
 		cancel()
-		if err == nil && record.HolderIdentity != "" && record.HolderIdentity != e.seen.Identity() {
+		if err == nil && record.HolderIdentity != "" && record.HolderIdentity != e.observer.Identity() {
 			return true
 		}
 		if !pause(ctx, retryPeriod/4) {
@@ -143,26 +143,26 @@ func (e *Election) Succeeded(ctx context.Context) bool {
 // Kind returns the health of the Lease.
 func (e *Election) Kind() *Kind { return e.kind }
 
-// observed is a lock that counts its failures and logs each new one once.
-type observed struct {
+// observedLock is a lock that counts its failures and logs each new one once.
+type observedLock struct {
 	resourcelock.Interface
 	kind *Kind
 }
 
-func (o observed) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+func (o observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := o.Interface.Get(ctx)
-	return record, raw, o.see(ctx, err)
+	return record, raw, o.record(ctx, err)
 }
 
-func (o observed) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return o.see(ctx, o.Interface.Create(ctx, r))
+func (o observedLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return o.record(ctx, o.Interface.Create(ctx, r))
 }
 
-func (o observed) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return o.see(ctx, o.Interface.Update(ctx, r))
+func (o observedLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return o.record(ctx, o.Interface.Update(ctx, r))
 }
 
-func (o observed) see(ctx context.Context, err error) error {
+func (o observedLock) record(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		o.kind.followed()

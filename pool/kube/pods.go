@@ -109,12 +109,12 @@ func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
 				})
 			}
 		},
-		gone: func(o any) {
+		remove: func(o any) {
 			if p, ok := o.(*corev1.Pod); ok {
 				locked(func() { s.put(p.Name, nil) })
 			}
 		},
-		all: func(list []any) {
+		replace: func(list []any) {
 			locked(func() {
 				s.lists.Add(1)
 				there := map[string]bool{}
@@ -221,16 +221,16 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 	return all
 }
 
-// endpointsOf makes the endpoints of a Pod, and returns the Dynamo instances behind them. complaint describes what is
-// wrong with the Pod, or is empty. The caller holds s.mu.
+// endpointsOf returns the endpoints of a Pod, and the Dynamo instances behind them. problem describes a mistake in the
+// Pod's settings; empty: none. The caller holds s.mu.
 //
 // Each target port is an endpoint. If there are several, port i is the engine of rank i; its events are at rank 0's
 // port + i, and all share one instance id. If there is one port, the ranks behind it share it.
-func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
+func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances []dynamo.Instance, problem string) {
 	p := k.pod
 	ip := address(p, s.config.Family)
 	if s.spec == nil || ip == "" || !serves(p) {
-		k.seen = sighting{} // another worker may run when the Pod is ready again
+		k.answer = frontendAnswer{} // another worker may run when the Pod is ready again
 		return nil, nil, ""
 	}
 	ports := s.spec.ports
@@ -238,35 +238,35 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 		if port := namedPort(p, httpPort); port != 0 {
 			ports = []int{port}
 		} else {
-			return nil, nil, "it has no container port named \"http\", or several, and --endpoint-target-ports is " +
+			return nil, nil, "it must have exactly one container port named \"http\" if --endpoint-target-ports is " +
 				"not given"
 		}
 	}
 	of, err := s.readPod(p)
 	if err != nil {
-		complaint = err.Error() + "; that is ignored"
+		problem = err.Error() + "; kvepp ignores it"
 	}
 	found := s.workers.instances(p)
-	if seen := s.sighted(k); len(found) > 0 {
+	if seen := s.startWait(k); len(found) > 0 {
 		if seen.known &&
 			!slices.ContainsFunc(found, func(n named) bool { return n.InstanceID == seen.worker.InstanceID }) {
-			complaint = fmt.Sprintf(
-				"a frontend knows its worker as %d, and DynamoWorkerMetadata as %d: requests name the latter",
+			problem = fmt.Sprintf(
+				"a frontend knows its worker as %d, but DynamoWorkerMetadata has %d: requests name the latter",
 				seen.worker.InstanceID,
 				found[0].InstanceID,
 			)
 		}
 	} else if found = []named{{}}; seen.known {
 		found[0].Instance = seen.instance()
-	} else if s.asks() && !seen.given {
+	} else if s.asksFrontends() && !seen.waitEnded {
 		s.frontends.wake()
-		return nil, nil, complaint
+		return nil, nil, problem
 	}
 	for i := range found {
 		in := &found[i].Instance
 		e, name := of, p.Name
 		if in.Path != "" {
-			if found[i].name != "" { // an answer of a frontend is not a model card
+			if found[i].name != "" { // a frontend's answer is not a model card
 				instances = append(instances, *in)
 			}
 			e = dynamo.Complete(e, in)
@@ -294,7 +294,7 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 		}
 		for _, port := range activePorts(p, ports) {
 			one := e
-			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // the names that GAIE gives them
+			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // GAIE's names for endpoints
 			one.Address = net.JoinHostPort(ip, strconv.Itoa(ports[port]))
 			step := 0
 			if len(ports) > 1 {
@@ -308,13 +308,13 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 			}
 			one.KVEvents, one.KVReplay = tcp(ip, eventsPort, step), tcp(ip, replayPort, step)
 			if err := checkEvents(&one); err != nil {
-				complaint = err.Error() + "; its KV events are not subscribed to"
+				problem = err.Error() + "; kvepp does not subscribe to its KV events"
 				one.KVEvents, one.KVReplay = "", ""
 			}
 			endpoints = append(endpoints, one)
 		}
 	}
-	return endpoints, instances, complaint
+	return endpoints, instances, problem
 }
 
 // readPod returns the settings of each of a Pod's endpoints: its annotations, or else the flags. An annotation that is
@@ -350,13 +350,13 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	number(ReplayPortAnnotation, 65535, func(uint64) {})
 	number(MetricsPortAnnotation, 65535, func(uint64) {})
 	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
-		wrong = fmt.Errorf("annotation %s: %q is none of aggregated, prefill, decode", RoleAnnotation, text)
+		wrong = fmt.Errorf("annotation %s: %q must be aggregated, prefill or decode", RoleAnnotation, text)
 	}
 	switch text, there := p.Annotations[CordonAnnotation]; {
 	case text == "true":
 		e.CordonedBy = pool.CordonedByPod
 	case there && text != "false":
-		wrong = fmt.Errorf("annotation %s: %q is neither true nor false", CordonAnnotation, text)
+		wrong = fmt.Errorf("annotation %s: %q must be true or false", CordonAnnotation, text)
 	}
 	return e, wrong
 }
@@ -369,8 +369,8 @@ var roles = map[string]pool.Role{
 // role returns the role in a Pod's annotation, or else in its labels. Any other value, such as Dynamo's "worker" or
 // llm-d's "both", means Aggregated.
 func role(p *corev1.Pod) pool.Role {
-	for _, said := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
-		if r := roles[said]; r != "" {
+	for _, text := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
+		if r := roles[text]; r != "" {
 			return r
 		}
 	}

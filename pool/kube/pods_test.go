@@ -18,8 +18,8 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// aPod is ready, and serves at addresses.
-func aPod(name string, addresses ...string) *corev1.Pod {
+// readyPod returns a ready Pod with addresses.
+func readyPod(name string, addresses ...string) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,
@@ -44,8 +44,8 @@ func aPod(name string, addresses ...string) *corev1.Pod {
 	return p
 }
 
-// show writes endpoints so that a table can be read.
-func show(endpoints []pool.Endpoint) string {
+// format formats endpoints for comparison.
+func format(endpoints []pool.Endpoint) string {
 	var lines []string
 	for _, e := range endpoints {
 		line := fmt.Sprintf("%s %s %s rank %d", e.Name, e.Address, e.Role, e.DataParallelStartRank)
@@ -71,111 +71,115 @@ func show(endpoints []pool.Endpoint) string {
 func TestEndpointsOfAPod(t *testing.T) {
 	vllm := Config{KVEventsPort: 5557}
 	for _, c := range []struct {
-		name      string
-		config    Config
-		ports     []int
-		pod       *corev1.Pod
-		edit      func(*corev1.Pod)
-		want      string
-		complaint string
+		name    string
+		config  Config
+		ports   []int
+		pod     *corev1.Pod
+		edit    func(*corev1.Pod)
+		want    string
+		problem string
 	}{
-		{name: "one port", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "one port", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
 		{name: "a port for each rank", config: Config{KVEventsPort: 5557, KVReplayPort: 6557},
-			ports: []int{8000, 8001, 8005}, pod: aPod("a", "10.0.0.7"),
+			ports: []int{8000, 8001, 8005}, pod: readyPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 tcp://10.0.0.7:6557\n" +
 				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 tcp://10.0.0.7:6558\n" +
 				"a-rank-2 10.0.0.7:8005 aggregated rank 2 own tcp://10.0.0.7:5559 tcp://10.0.0.7:6559"},
 		{name: "one port for all ranks", config: Config{KVEventsPort: 5557, DataParallelSize: 4}, ports: []int{8000},
-			pod:  aPod("a", "10.0.0.7"),
+			pod:  readyPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0+4 tcp://10.0.0.7:5557"},
-		{name: "not ready", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "not ready", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse }},
-		{name: "readiness unknown", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "readiness unknown", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionUnknown }},
-		{name: "no condition", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "no condition", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Status.Conditions = nil }},
-		{name: "terminating", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "terminating", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }},
-		{name: "no address", config: vllm, ports: []int{8000}, pod: aPod("a")},
-		{name: "no pool", config: vllm, pod: aPod("a", "10.0.0.7"), want: "", complaint: "no container port named"},
-		{name: "active ports", config: vllm, ports: []int{8000, 8001, 8002}, pod: aPod("a", "10.0.0.7"),
+		{name: "no address", config: vllm, ports: []int{8000}, pod: readyPod("a")},
+		{name: "no pool", config: vllm, pod: readyPod("a", "10.0.0.7"), want: "",
+			problem: "exactly one container port named"},
+		{name: "active ports", config: vllm, ports: []int{8000, 8001, 8002}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "8002, 9, x,8000,8002" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557\na-rank-2 10.0.0.7:8002 " +
 				"aggregated rank 2 own tcp://10.0.0.7:5559"},
-		{name: "no active ports", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "no active ports", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "" }},
-		{name: "active ports as GAIE names them", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+		{name: "active ports as GAIE names them", config: vllm, ports: []int{8000, 8001},
+			pod:  readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["inference.networking.k8s.io/active-ports"] = "8001" },
 			want: "a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558"},
-		{name: "IPv6", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7"),
+		{name: "IPv6", config: vllm, ports: []int{8000}, pod: readyPod("a", "fd00::7"),
 			want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
-		{name: "dual stack, the first", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"),
+		{name: "dual stack, the first", config: vllm, ports: []int{8000}, pod: readyPod("a", "fd00::7", "10.0.0.7"),
 			want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
 		{name: "dual stack, ipv4", config: Config{Family: "ipv4"}, ports: []int{8000},
-			pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
+			pod: readyPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
 		{name: "dual stack, ipv6", config: Config{Family: "ipv6"}, ports: []int{8000},
-			pod: aPod("a", "10.0.0.7", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0"},
-		{name: "not of that family", config: Config{Family: "ipv6"}, ports: []int{8000}, pod: aPod("a", "10.0.0.7")},
-		{name: "annotations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Annotations = map[string]string{"kvepp/kv-events-port": "7000", "kvepp/kv-replay-port": "7100",
-				"kvepp/kv-topic": "kv@", "kvepp/data-parallel-size": "2",
-				"kvepp/data-parallel-start-rank": "2", "kvepp/role": "prefill", "kvepp/model": "m"}
-		}, want: "a-rank-0 10.0.0.7:8000 prefill rank 2+2 tcp://10.0.0.7:7000 tcp://10.0.0.7:7100 kv@ m"},
-		{name: "no events", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			pod: readyPod("a", "10.0.0.7", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0"},
+		{name: "not of that family", config: Config{Family: "ipv6"}, ports: []int{8000},
+			pod: readyPod("a", "10.0.0.7")},
+		{name: "annotations", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Annotations = map[string]string{"kvepp/kv-events-port": "7000", "kvepp/kv-replay-port": "7100",
+					"kvepp/kv-topic": "kv@", "kvepp/data-parallel-size": "2",
+					"kvepp/data-parallel-start-rank": "2", "kvepp/role": "prefill", "kvepp/model": "m"}
+			}, want: "a-rank-0 10.0.0.7:8000 prefill rank 2+2 tcp://10.0.0.7:7000 tcp://10.0.0.7:7100 kv@ m"},
+		{name: "no events", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "0" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
-		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "70000" },
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/kv-events-port"},
-		{name: "cordoned", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", problem: "kvepp/kv-events-port"},
+		{name: "cordoned", config: vllm, ports: []int{8000, 8001}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "true" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 cordoned by Pod annotation\n" +
 				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 cordoned by Pod annotation"},
-		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "false" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
-		{name: "a wrong cordon", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
-			edit:      func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "yes" },
-			want:      "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557",
-			complaint: "kvepp/cordon: \"yes\" is neither true nor false"},
-		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "a wrong cordon", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit:    func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "yes" },
+			want:    "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557",
+			problem: "kvepp/cordon: \"yes\" must be true or false"},
+		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "boss" },
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/role"},
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", problem: "kvepp/role"},
 		{name: "ranks beyond the last port", config: Config{KVEventsPort: 65535}, ports: []int{8000, 8001},
-			pod: aPod("a", "10.0.0.7"),
+			pod: readyPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:65535\na-rank-1 10.0.0.7:8001 " +
-				"aggregated rank 1 own", complaint: "KV events are not subscribed to"},
-		{name: "Dynamo's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+				"aggregated rank 1 own", problem: "kvepp does not subscribe to its KV events"},
+		{name: "Dynamo's label", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"] = "decode", "base"
 			}, want: "a-rank-0 10.0.0.7:8000 decode rank 0 tcp://10.0.0.7:5557 base"},
-		{name: "Dynamo's generations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "Dynamo's generations", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"],
 					p.Labels["nvidia.com/dynamo-worker-hash"] = "worker", "base", "9f2"
 			}, want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557 base-9f2"},
-		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill" },
 			want: "a-rank-0 10.0.0.7:8000 prefill rank 0 tcp://10.0.0.7:5557"},
-		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Spec.Containers = []corev1.Container{{Name: "main",
 					Ports: []corev1.ContainerPort{{Name: "system", ContainerPort: 9090}}},
 					{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "grpc", ContainerPort: 1},
 						{Name: "http", ContainerPort: 8123}}}}
 			}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0 http://10.0.0.7:9090/metrics"},
-		{name: "two ports named http", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+		{name: "two ports named http", config: Config{Dynamo: true}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http",
 					ContainerPort: 1}}},
 					{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 2}}}}
-			}, complaint: "no container port named"},
-		{name: "metrics of each rank", config: Config{}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			}, problem: "exactly one container port named"},
+		{name: "metrics of each rank", config: Config{}, ports: []int{8000, 8001}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/metrics-port"] = "9100" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own http://10.0.0.7:9100/metrics\na-rank-1 10.0.0.7:8001 " +
 				"aggregated rank 1 own http://10.0.0.7:9101/metrics"},
-		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Spec.InitContainers = []corev1.Container{{Name: "frontend",
 					Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8123}}}}
@@ -191,14 +195,14 @@ func TestEndpointsOfAPod(t *testing.T) {
 			t.Fatal(err)
 		}
 		if again, err := stripPod(stripped); err != nil || fmt.Sprint(again) != fmt.Sprint(stripped) {
-			t.Errorf("%s: stripping twice is not once: %v", c.name, err)
+			t.Errorf("%s: stripPod is not idempotent: %v", c.name, err)
 		}
-		endpoints, _, complaint := s.endpointsOf(&known{pod: stripped.(*corev1.Pod)})
-		if got := show(endpoints); got != c.want {
+		endpoints, _, problem := s.endpointsOf(&knownPod{pod: stripped.(*corev1.Pod)})
+		if got := format(endpoints); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 		}
-		if (c.complaint == "") != (complaint == "") || !strings.Contains(complaint, c.complaint) {
-			t.Errorf("%s: complaint %q, want %q", c.name, complaint, c.complaint)
+		if (c.problem == "") != (problem == "") || !strings.Contains(problem, c.problem) {
+			t.Errorf("%s: problem %q, want %q", c.name, problem, c.problem)
 		}
 		for _, e := range endpoints {
 			if e.InstanceID != kvblock.InstanceID("a") {
@@ -278,7 +282,7 @@ func record(
 	u.SetName(name)
 	u.SetNamespace("ns")
 	u.SetOwnerReferences([]metav1.OwnerReference{{Kind: "Pod", Name: pod, UID: types.UID(uid)}})
-	// As it comes from the API server: whole numbers are int64, and fractions float64.
+	// As from the API server: integers are int64, and fractions float64.
 	text, err := json.Marshal(u.Object)
 	if err != nil {
 		t.Fatal(err)
@@ -291,12 +295,12 @@ func record(
 }
 
 // computed returns a Pod "w" of Dynamo with its endpoints, after edit and the records.
-func computed(t *testing.T, config Config, edit func(*corev1.Pod), records ...*unstructured.Unstructured) *known {
+func computed(t *testing.T, config Config, edit func(*corev1.Pod), records ...*unstructured.Unstructured) *knownPod {
 	t.Helper()
 	config.Dynamo = true
 	s := NewSource(&Client{}, config, quiet)
 	s.spec = &spec{ports: []int{8000}}
-	p := aPod("w", "10.0.0.7")
+	p := readyPod("w", "10.0.0.7")
 	if edit != nil {
 		edit(p)
 	}
@@ -304,7 +308,7 @@ func computed(t *testing.T, config Config, edit func(*corev1.Pod), records ...*u
 		pod, w := s.readWorker(r)
 		s.workers.put(r.GetName(), pod, w)
 	}
-	k := &known{pod: p}
+	k := &knownPod{pod: p}
 	s.compute(k)
 	return k
 }
@@ -328,7 +332,7 @@ func TestDynamoInstances(t *testing.T) {
 		k := computed(t, Config{}, nil,
 			record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false),
 			record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false))
-		if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 "+
+		if got := format(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 "+
 			"10.0.0.7:8000 aggregated rank 0 base m" ||
 			k.endpoints[0].InstanceID != 1 || k.endpoints[1].InstanceID != hashed {
 			t.Errorf("got endpoints:\n%s", got)

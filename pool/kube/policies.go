@@ -40,8 +40,8 @@ type Policies struct {
 	objectives      [2]policyKind // in the order of policyGroups
 	rewrites        [2]policyKind
 	changed         chan struct{} // holds one token if apply is due
-	// The last complaint about each object, so that it is logged once. Only Run's goroutine uses it.
-	complaints map[string]string
+	// problems holds the last logged error of each object. Only Run's goroutine uses it.
+	problems map[string]string
 }
 
 // policyKind holds the objects of one kind and group.
@@ -51,18 +51,18 @@ type policyKind struct {
 
 	mu      *sync.Mutex
 	objects map[string]*unstructured.Unstructured // guarded by mu; by name
-	full    bool                                  // guarded by mu; logged already that the limit is reached
+	full    bool                                  // guarded by mu; it is logged that the limit is reached
 }
 
 // NewPolicies returns Policies that follow nothing until Run.
 func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies {
 	p := &Policies{
-		client:     c,
-		namespace:  namespace,
-		pool:       pool,
-		log:        log,
-		changed:    make(chan struct{}, 1),
-		complaints: map[string]string{},
+		client:    c,
+		namespace: namespace,
+		pool:      pool,
+		log:       log,
+		changed:   make(chan struct{}, 1),
+		problems:  map[string]string{},
 	}
 	for i, group := range policyGroups {
 		for resource, kind := range map[string]*policyKind{"inferenceobjectives": &p.objectives[i],
@@ -74,7 +74,7 @@ func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies 
 				mu:       new(sync.Mutex),
 				objects:  map[string]*unstructured.Unstructured{},
 			}
-			kind.changed = p.tell
+			kind.changed = p.wake
 		}
 	}
 	return p
@@ -105,18 +105,18 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 			return
 		case <-p.changed:
 		}
-		if !pause(ctx, settle) {
+		if !pause(ctx, settleDelay) {
 			return
 		}
 		apply(p.policy())
-		if !pause(ctx, between-settle) {
+		if !pause(ctx, applyInterval-settleDelay) {
 			return
 		}
 	}
 }
 
-// tell makes Run call apply.
-func (p *Policies) tell() {
+// wake makes Run call apply.
+func (p *Policies) wake() {
 	select {
 	case p.changed <- struct{}{}:
 	default:
@@ -142,7 +142,7 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 			if k.errors.Add(1); !k.full {
 				k.full = true
 				p.log.Error(
-					"too many objects of a kind; those that came last are passed over",
+					"too many objects of this kind; kvepp ignores the latest ones",
 					"kind",
 					k.Name,
 					"name",
@@ -154,10 +154,10 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		}
 	}
 	k.Kind.follow(ctx, p.client.objects(k.resource, p.namespace, ""), &unstructured.Unstructured{}, follower{
-		strip: stripObject,
-		put:   func(o any) { put(o, true); p.tell() },
-		gone:  func(o any) { put(o, false); p.tell() },
-		all: func(list []any) {
+		strip:  stripObject,
+		put:    func(o any) { put(o, true); p.wake() },
+		remove: func(o any) { put(o, false); p.wake() },
+		replace: func(list []any) {
 			k.mu.Lock()
 			clear(k.objects)
 			k.full = false
@@ -165,7 +165,7 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 			for _, o := range list {
 				put(o, true)
 			}
-			p.tell()
+			p.wake()
 		},
 	})
 }
@@ -173,8 +173,8 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 // policy parses all known objects. It logs and skips an object that is not valid.
 func (p *Policies) policy() (policy Policy) {
 	policy.Priorities = map[string]int32{}
-	before := p.complaints
-	p.complaints = map[string]string{} // complaints about deleted objects are dropped
+	before := p.problems
+	p.problems = map[string]string{} // so that those of deleted objects are dropped
 	p.read(&p.objectives, before, func(u *unstructured.Unstructured) error {
 		priority, err := parseObjective(u)
 		if err == nil {
@@ -190,8 +190,8 @@ func (p *Policies) policy() (policy Policy) {
 	return policy
 }
 
-// read returns this pool's objects to apply, the oldest first, from the first group that the cluster has. It does not
-// repeat earlier complaints in the log.
+// read returns this pool's objects to apply, the oldest first, from the first group that the cluster has. It logs an
+// error of an object once.
 func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take func(*unstructured.Unstructured) error) {
 	for i := range kinds {
 		k := &kinds[i]
@@ -208,7 +208,7 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 			return strings.Compare(a.GetName(), b.GetName())
 		})
 		for _, u := range objects {
-			if !p.ours(u) {
+			if !p.refersToPool(u) {
 				continue
 			}
 			err := take(u)
@@ -216,10 +216,10 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 				continue
 			}
 			name := k.Name + "/" + u.GetName()
-			if p.complaints[name] = err.Error(); p.complaints[name] != before[name] {
+			if p.problems[name] = err.Error(); p.problems[name] != before[name] {
 				k.errors.Add(1)
 				p.log.Error(
-					"an object cannot be understood, and is passed over",
+					"an object is invalid; kvepp ignores it",
 					"kind",
 					k.Name,
 					"name",
@@ -233,8 +233,8 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 	}
 }
 
-// inForce reports whether the cluster has the kind, by the last known state. Known objects count while the kind seems
-// to be absent: a CRD that is not installed looks like one that a starting API server does not serve yet.
+// inForce reports whether the cluster has the kind, by the last answer of the API server. Known objects count while the
+// kind seems to be absent: a starting API server does not serve all CRDs yet, which looks the same.
 func (k *policyKind) inForce() bool {
 	if k.exists() {
 		return true
@@ -244,8 +244,8 @@ func (k *policyKind) inForce() bool {
 	return len(k.objects) > 0
 }
 
-// ours reports whether an object refers to this pool.
-func (p *Policies) ours(u *unstructured.Unstructured) bool {
+// refersToPool reports whether an object refers to this pool.
+func (p *Policies) refersToPool(u *unstructured.Unstructured) bool {
 	text := func(key string) string {
 		v, _, _ := unstructured.NestedString(u.Object, "spec", "poolRef", key)
 		return v
@@ -296,7 +296,7 @@ func parseRewrite(u *unstructured.Unstructured) ([]modelrewrite.Rule, error) {
 			case m.Model == nil:
 				every = true
 			case m.Model.Type != "" && m.Model.Type != "Exact":
-				return nil, fmt.Errorf("rule %d: matches of type %q are not known, only Exact", i, m.Model.Type)
+				return nil, fmt.Errorf("rule %d: the match type %q is not supported, only Exact", i, m.Model.Type)
 			default:
 				rule.Models = append(rule.Models, m.Model.Value)
 			}

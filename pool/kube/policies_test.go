@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// policy makes an object out of its spec; age says how long ago it was made.
+// policy returns an object with a spec, created age ago.
 func policy(
 	t *testing.T,
 	group, kind, name string,
@@ -45,15 +45,15 @@ const (
 	rewriting = "InferenceModelRewrite"
 )
 
-// obeying is Policies at work.
-type obeying struct {
+// runningPolicies is Policies whose Run is active.
+type runningPolicies struct {
 	*Policies
 	mu   sync.Mutex
 	last Policy
 }
 
-func obey(t *testing.T, c *cluster) *obeying {
-	o := &obeying{Policies: NewPolicies(c.client, "ns", "p", quiet)}
+func runPolicies(t *testing.T, c *cluster) *runningPolicies {
+	o := &runningPolicies{Policies: NewPolicies(c.client, "ns", "p", quiet)}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -68,7 +68,7 @@ func obey(t *testing.T, c *cluster) *obeying {
 	return o
 }
 
-func (o *obeying) said() string {
+func (o *runningPolicies) text() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var all []string
@@ -82,9 +82,9 @@ func (o *obeying) said() string {
 	return strings.Join(all, " ")
 }
 
-func (o *obeying) want(t *testing.T, said string) {
+func (o *runningPolicies) want(t *testing.T, want string) {
 	t.Helper()
-	eventually(t, said, func() bool { return o.said() == said })
+	eventually(t, want, func() bool { return o.text() == want })
 }
 
 func TestPolicies(t *testing.T) {
@@ -117,12 +117,12 @@ func TestPolicies(t *testing.T) {
 		} {
 			c.object(policy(t, u.group, u.kind, u.name, u.age, u.spec))
 		}
-		o := obey(t, c)
+		o := runPolicies(t, c)
 		o.want(t, "batch=-2 plain=0 urgent=7 old:[a b][{x 9} {v 1}] old:[][{w 0}] young:[][{z 0}]")
 		for _, k := range o.Kinds() {
 			want := map[string]uint64{"inferenceobjectives.llm-d.ai": 1, "inferencemodelrewrites.llm-d.ai": 6}[k.Name]
 			if k.Errors() != want || k.Health() != Followed {
-				t.Errorf("%s: %d objects passed over, want %d; %s", k.Name, k.Errors(), want, k.Health())
+				t.Errorf("%s: %d objects are ignored, want %d; %s", k.Name, k.Errors(), want, k.Health())
 			}
 		}
 		eventually(
@@ -138,7 +138,7 @@ func TestPolicies(t *testing.T) {
 	})
 }
 
-// Where the newer group is absent or forbidden the older one holds, until the newer one is there.
+// TestOlderGroupOfPolicies: the older group counts while the newer one is absent or forbidden.
 func TestOlderGroupOfPolicies(t *testing.T) {
 	for what, refusal := range map[string]error{"absent": apierrors.NewNotFound(schema.GroupResource{}, "x"),
 		"forbidden": apierrors.NewForbidden(schema.GroupResource{}, "x", nil)} {
@@ -147,67 +147,67 @@ func TestOlderGroupOfPolicies(t *testing.T) {
 				c := newCluster(t)
 				c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
 				c.object(policy(t, policyGroups[0], objective, "new", 0, "priority: 2"))
-				c.answer("llm-d.ai", refusal)
-				o := obey(t, c)
+				c.failWith("llm-d.ai", refusal)
+				o := runPolicies(t, c)
 				o.want(t, "legacy=1")
-				c.answer("llm-d.ai", nil)
+				c.failWith("llm-d.ai", nil)
 				o.want(t, "new=2")
 			})
 		})
 	}
 }
 
-// An API server that is away for a while does not put the newer group, which the cluster has not, in place of the
-// older.
+// TestOlderGroupHoldsWhileTheServerIsAway: if the cluster lacks the newer group, the older one still counts while the
+// API server does not answer.
 func TestOlderGroupHoldsWhileTheServerIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
-		c.answer("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
-		o := obey(t, c)
+		c.failWith("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
+		o := runPolicies(t, c)
 		o.want(t, "legacy=1")
-		c.answer("llm-d.ai", apierrors.NewServiceUnavailable("away"))
+		c.failWith("llm-d.ai", apierrors.NewServiceUnavailable("away"))
 		newer := o.objectives[0].Kind
-		eventually(t, "it to be away", func() bool { return newer.Health() == Failing })
+		eventually(t, "reads of the newer group to fail", func() bool { return newer.Health() == Failing })
 		eventually(t, "the older to be watched", func() bool { return c.watched("inferenceobjectives") >= 2 })
 		c.object(policy(t, policyGroups[1], objective, "later", 0, "priority: 2"))
 		o.want(t, "later=2 legacy=1")
 	})
 }
 
-// A newer group that is there counts, even without objects; the older one does once it is taken away, without a change
-// of its own.
+// TestNewerGroupIsTakenAway: the newer group counts even without objects. When it is removed, the older one counts at
+// once.
 func TestNewerGroupIsTakenAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
-		o := obey(t, c)
+		o := runPolicies(t, c)
 		eventually(t, "both to be watched", func() bool { return c.watched("inferenceobjectives") == 2 })
 		o.want(t, "")
-		c.answer("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
+		c.failWith("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
 		o.want(t, "legacy=1")
 	})
 }
 
-// What was wrong with objects that are gone is forgotten.
-func TestComplaintsEnd(t *testing.T) {
+// TestProblemsEnd: an error is logged once, and again if the object was deleted in between.
+func TestProblemsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		resource, odd := policy(t, policyGroups[0], objective, "odd", 0, "priority: high")
 		c.object(resource, odd)
-		o := obey(t, c)
+		o := runPolicies(t, c)
 		kind := o.objectives[0].Kind
-		eventually(t, "it to be complained of", func() bool { return kind.Errors() == 1 })
-		eventually(t, "it to be watched", func() bool { return c.watched("inferenceobjectives") == 2 })
+		eventually(t, "the error to be counted", func() bool { return kind.Errors() == 1 })
+		eventually(t, "the objects to be watched", func() bool { return c.watched("inferenceobjectives") == 2 })
 		c.object(policy(t, policyGroups[0], objective, "good", 0, "priority: 1"))
 		o.want(t, "good=1")
 		if kind.Errors() != 1 {
-			t.Errorf("complained of %d times", kind.Errors())
+			t.Errorf("%d errors are counted, want 1", kind.Errors())
 		}
 		c.must(c.dynamic.Resource(resource).Namespace("ns").Delete(t.Context(), "odd", metav1.DeleteOptions{}))
 		c.object(policy(t, policyGroups[0], objective, "better", 0, "priority: 2"))
 		o.want(t, "better=2 good=1")
 		c.object(resource, odd)
-		eventually(t, "it to be complained of again", func() bool { return kind.Errors() == 2 })
+		eventually(t, "the error to be counted again", func() bool { return kind.Errors() == 2 })
 	})
 }

@@ -45,7 +45,7 @@ func NewReviewer(c *Client, log *slog.Logger) *Reviewer {
 // Kind returns the health of the reviews.
 func (r *Reviewer) Kind() *Kind { return r.kind }
 
-// Guard lets a request pass if its bearer may get the path. Otherwise it answers 401 (no token, or not a token of the
+// Guard passes requests whose bearer may get the path. Otherwise it answers 401 (no token, or not a token of the
 // cluster), 403 (no such right) or 503 (the API server cannot be asked).
 func (r *Reviewer) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -61,7 +61,7 @@ func (r *Reviewer) Guard(next http.Handler) http.Handler {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(
 				w,
-				"the header \"Authorization: Bearer TOKEN\" must bring a token of the cluster's "+
+				"the header \"Authorization: Bearer TOKEN\" must have a token of the cluster "+
 					"(--metrics-endpoint-auth)",
 				status,
 			)
@@ -69,13 +69,14 @@ func (r *Reviewer) Guard(next http.Handler) http.Handler {
 			http.Error(
 				w,
 				"the token's bearer has no right to get this path: a ClusterRole with nonResourceURLs: [\""+
-					req.URL.Path+"\"], verbs: [get] gives it (--metrics-endpoint-auth)",
+					req.URL.Path+"\"], verbs: [get] grants it (--metrics-endpoint-auth)",
 				status,
 			)
 		default:
 			http.Error(
 				w,
-				"the API server cannot be asked who may read this; kvepp's log says why (--metrics-endpoint-auth)",
+				"kvepp cannot ask the API server who may read this; kvepp's log has the cause "+
+					"(--metrics-endpoint-auth)",
 				status,
 			)
 		}

@@ -58,15 +58,15 @@ func testReviewer(t *testing.T) {
 	want("Basic t1", http.StatusUnauthorized)
 	want("Bearer ", http.StatusUnauthorized)
 	if asked != 0 {
-		t.Errorf("asked %d times about no token", asked)
+		t.Errorf("%d reviews of requests without a token, want 0", asked)
 	}
 	want("Bearer t1", http.StatusOK)
 	want("Bearer t2", http.StatusForbidden)
 	want("Bearer t3", http.StatusUnauthorized)
 	if asked != 3 {
-		t.Errorf("asked %d times about three tokens", asked)
+		t.Errorf("%d reviews of three tokens", asked)
 	}
-	// Remembered for a while, with or without the API server.
+	// Verdicts are cached, with or without the API server.
 	down = apierrors.NewForbidden(schema.GroupResource{Resource: "tokenreviews"}, "", errors.New("no"))
 	want("Bearer t1", http.StatusOK)
 	want("Bearer t4", http.StatusServiceUnavailable)
@@ -80,10 +80,10 @@ func testReviewer(t *testing.T) {
 	want("Bearer t2", http.StatusOK)
 	<-time.After(allowedFor)
 	want("Bearer t1", http.StatusForbidden)
-	for i := range 2 * maxVerdicts { // who tries tokens takes no memory
+	for i := range 2 * maxVerdicts { // many tokens must not take unbounded memory
 		want(fmt.Sprint("Bearer x", i), http.StatusUnauthorized)
 	}
 	if n := len(r.verdicts); n > maxVerdicts {
-		t.Errorf("%d verdicts are remembered", n)
+		t.Errorf("%d verdicts are cached", n)
 	}
 }

@@ -29,17 +29,17 @@ const (
 	Failing   Health = "failing"   // anything else
 )
 
-// Kind is a kind of objects that kvepp follows, or tries to. It outlives its watches.
+// Kind is a kind of objects that kvepp follows, or tries to follow. It outlives its watches.
 type Kind struct {
 	Name string // plural, as in the API
 	log  *slog.Logger
 
-	errors  atomic.Uint64
-	changed func() // called if exists returns another result than before; may be nil
-	mu      sync.Mutex
-	health  Health
-	there   bool          // kvepp could read it at the API server's last answer
-	tried   chan struct{} // closed when the first list arrived or failed
+	errors   atomic.Uint64
+	changed  func() // called when the result of exists changes; may be nil
+	mu       sync.Mutex
+	health   Health
+	readable bool          // the API server's last answer let kvepp read it
+	tried    chan struct{} // closed when the first list arrived or failed
 }
 
 func newKind(name string, log *slog.Logger) *Kind {
@@ -58,7 +58,7 @@ func (k *Kind) Health() Health {
 func (k *Kind) exists() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.there
+	return k.readable
 }
 
 // Errors returns how often a list or a watch failed.
@@ -67,15 +67,15 @@ func (k *Kind) Errors() uint64 { return k.errors.Load() }
 // set changes the health, and reports whether it was another before.
 func (k *Kind) set(now Health) bool {
 	k.mu.Lock()
-	was, there := k.health, k.there
+	was, there := k.health, k.readable
 	k.health = now
 	switch now {
 	case Followed:
-		k.there = true
+		k.readable = true
 	case Absent, Forbidden:
-		k.there = false
+		k.readable = false
 	}
-	another := there != k.there
+	another := there != k.readable
 	if was == Starting {
 		close(k.tried)
 	}
@@ -96,7 +96,7 @@ func (k *Kind) failed(err error) {
 	case apierrors.IsNotFound(err):
 		if k.set(Absent) {
 			k.log.Info(
-				"the cluster has no such kind of objects; asking again until its CRD is installed",
+				"the cluster has no objects of this kind; kvepp retries until its CRD is installed",
 				"kind",
 				k.Name,
 			)
@@ -104,8 +104,8 @@ func (k *Kind) failed(err error) {
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 		if k.set(Forbidden) {
 			k.log.Error(
-				"kvepp may not read a kind of objects; asking again: give its service account the verbs get, list "+
-					"and watch",
+				"kvepp may not read objects of this kind; kvepp retries: give its service account the verbs get, "+
+					"list and watch",
 				"kind",
 				k.Name,
 				"error",
@@ -115,7 +115,7 @@ func (k *Kind) failed(err error) {
 	default:
 		if k.set(Failing) {
 			k.log.Warn(
-				"the API server does not tell of a kind of objects; asking again, and what was known stays",
+				"kvepp cannot read objects of this kind from the API server; kvepp retries, and the known objects stay",
 				"kind",
 				k.Name,
 				"error",
@@ -128,16 +128,16 @@ func (k *Kind) failed(err error) {
 // followed records that a list or a watch succeeded.
 func (k *Kind) followed() {
 	if k.set(Followed) {
-		k.log.Info("following", "kind", k.Name)
+		k.log.Info("following objects", "kind", k.Name)
 	}
 }
 
 // follower receives the objects of one watch. Its functions are called from one goroutine.
 type follower struct {
-	strip func(any) (any, error) // removes unneeded fields before an object is kept; idempotent; may be nil
-	put   func(any)              // an object that was added or changed
-	gone  func(any)              // an object that was deleted, in its last state
-	all   func([]any)            // the whole list: objects that are not in it were deleted
+	strip   func(any) (any, error) // removes unneeded fields before an object is kept; idempotent; may be nil
+	put     func(any)              // an object that was added or changed
+	remove  func(any)              // an object that was deleted, in its last state
+	replace func([]any)            // the whole list: objects that are not in it were deleted
 }
 
 const (
@@ -153,26 +153,26 @@ type requests struct {
 }
 
 // follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long
-// each time, up to lastRetry. Half of the wait is random, so that replicas do not ask at the same time.
+// each time, up to lastRetry. Half of the wait is random, so that replicas do not retry at the same time.
 func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follower) {
 	store := &intake{kind: k, follower: to}
 	// Failures are recorded here, and not by the caller of the Reflector, which hides some of them.
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			ctx, try := k.try(ctx)
+			ctx, try := k.attempt(ctx)
 			list, err := ask.list(ctx, options)
-			if err != nil && ctx.Err() == nil && !try.lost.Load() {
+			if err != nil && ctx.Err() == nil && !try.unanswered.Load() {
 				k.failed(err)
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			ctx, try := k.try(ctx)
+			ctx, try := k.attempt(ctx)
 			w, err := ask.watch(ctx, options)
-			// a stream that fails is replaced by a list
+			// if a stream of the initial objects fails, the Reflector lists them instead
 			listing := options.SendInitialEvents != nil && *options.SendInitialEvents
 			switch {
-			case ctx.Err() != nil || try.lost.Load():
+			case ctx.Err() != nil || try.unanswered.Load():
 			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector repeats the same request
 				k.failed(err)
 			case err == nil && !listing:
@@ -203,28 +203,28 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 	}
 }
 
-// try is one list or watch. lost: the server did not answer the last one, and that is recorded already.
-type try struct {
-	kind *Kind
-	lost atomic.Bool
+// attempt is one list or watch. unanswered: the server did not answer the latest request, which is recorded already.
+type attempt struct {
+	kind       *Kind
+	unanswered atomic.Bool
 }
 
-type tryKey struct{}
+type attemptKey struct{}
 
-// try returns a context for one request.
-func (k *Kind) try(ctx context.Context) (context.Context, *try) {
-	t := &try{kind: k}
-	return context.WithValue(ctx, tryKey{}, t), t
+// attempt returns a context for one list or watch.
+func (k *Kind) attempt(ctx context.Context) (context.Context, *attempt) {
+	t := &attempt{kind: k}
+	return context.WithValue(ctx, attemptKey{}, t), t
 }
 
-// wire sends requests to the API server, and records if the server does not answer. client-go retries for minutes, and
-// in the end reports some of these failures as a watch without events.
-type wire struct{ http.RoundTripper }
+// observedTransport sends requests to the API server, and records if the server does not answer. client-go retries for
+// minutes, and then reports some of these failures as a watch without events.
+type observedTransport struct{ http.RoundTripper }
 
-func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
+func (w observedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := w.RoundTripper.RoundTrip(req)
-	if t, ok := req.Context().Value(tryKey{}).(*try); ok && req.Context().Err() == nil {
-		t.lost.Store(err != nil)
+	if t, ok := req.Context().Value(attemptKey{}).(*attempt); ok && req.Context().Err() == nil {
+		t.unanswered.Store(err != nil)
 		if err != nil {
 			t.kind.failed(err)
 		}
@@ -232,8 +232,8 @@ func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// WrappedRoundTripper is for client-go, which looks for the transport below.
-func (w wire) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }
+// WrappedRoundTripper returns the inner transport, which client-go looks for.
+func (w observedTransport) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }
 
 // intake receives the objects of a Reflector in place of a cache: no code reads the objects back.
 type intake struct {
@@ -244,7 +244,7 @@ type intake struct {
 
 func (i *intake) Add(o any) error    { return i.take(o, i.put) }
 func (i *intake) Update(o any) error { return i.take(o, i.put) }
-func (i *intake) Delete(o any) error { return i.take(o, i.gone) }
+func (i *intake) Delete(o any) error { return i.take(o, i.remove) }
 func (i *intake) Resync() error      { return nil }
 
 // Transformer makes a Reflector strip the objects of a list while it arrives.
@@ -275,7 +275,7 @@ func (i *intake) Replace(list []any, _ string) error {
 			return err
 		}
 	}
-	i.all(stripped)
+	i.replace(stripped)
 	i.kind.followed()
 	return nil
 }

@@ -34,7 +34,7 @@ type metadata struct {
 type worker struct {
 	owner     types.UID // of the Pod; empty: not given
 	instances []dynamo.Instance
-	complaint string // the last one, so that it is logged once
+	problem   string // the last one logged
 }
 
 // named is an instance and the name of the object that describes it.
@@ -52,7 +52,7 @@ func (m *metadata) instances(p *corev1.Pod) []named {
 		if w.owner != "" && w.owner != p.UID {
 			continue
 		}
-		if in, ok := dynamo.Routed(w.instances); ok {
+		if in, ok := dynamo.ServingInstance(w.instances); ok {
 			found = append(found, named{name, in})
 		}
 	}
@@ -108,10 +108,10 @@ func (s *Source) followWorkers(ctx context.Context) {
 		s.client.objects(workerResource, s.config.Namespace, ""),
 		&unstructured.Unstructured{},
 		follower{
-			strip: stripObject,
-			put:   func(o any) { locked(o, true) },
-			gone:  func(o any) { locked(o, false) },
-			all: func(list []any) {
+			strip:  stripObject,
+			put:    func(o any) { locked(o, true) },
+			remove: func(o any) { locked(o, false) },
+			replace: func(list []any) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				there := map[string]bool{}
@@ -158,10 +158,10 @@ func (s *Source) readWorker(u *unstructured.Unstructured) (pod string, w *worker
 		}
 	}
 	if err != nil {
-		w.complaint = fmt.Sprint(err)
-		if was := s.workers.byPod[pod][u.GetName()]; was == nil || was.complaint != w.complaint {
+		w.problem = fmt.Sprint(err)
+		if was := s.workers.byPod[pod][u.GetName()]; was == nil || was.problem != w.problem {
 			s.log.Warn(
-				"a DynamoWorkerMetadata cannot be read, or not all of it; the rest counts",
+				"a DynamoWorkerMetadata has invalid records; kvepp uses the others",
 				"name",
 				u.GetName(),
 				"error",

@@ -183,7 +183,7 @@ func TestCordon(t *testing.T) {
 	}
 
 	annotate("yes")
-	k.logged(t, `annotation kvepp/cordon: \"yes\" is neither true nor false; that is ignored`)
+	k.logged(t, `annotation kvepp/cordon: \"yes\" must be true or false; kvepp ignores it`)
 	k.shows(t, "kvepp_cordoned_workers", 0)
 	k.logged(t, `msg="endpoint uncordoned: it gets requests again" endpoint=a-rank-0`)
 	finds(t, url, held, "a-rank-0/0", 8*blockSize) // the engine announced the prompt only once

@@ -33,7 +33,7 @@ func TestForbidden(t *testing.T) {
 	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
 	must(t, err)
 	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0")
-	k.logged(t, "kvepp may not read a kind of objects")
+	k.logged(t, "kvepp may not read objects of this kind")
 	k.logged(t, "kind=inferencepools")
 	must(t, k.answers(false))
 	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
