@@ -2,14 +2,15 @@
 
 An engine (bench-events, or index-rs for Dynamo's crate) answers these commands:
 
-  receive MODE ENDPOINT KIND COUNT   CPU time of receiving COUNT messages with the unchanged Go binding of libzmq (binding), with
-                                     package zmqsub (zmqsub), or with package feed, which applies them to an index (index)
+  receive MODE ENDPOINT KIND COUNT   CPU time of receiving COUNT messages with package zmqsub (zmqsub), or with package feed, which
+                                     applies them to an index (index)
   decode KIND                        CPU time of decoding, hashing and applying, without a socket
   hash BLOCK_SIZE                    CPU time of hashing a prompt of 8,192 tokens, and a digest of the hashes
   select WORKERS                     CPU time of a selection among WORKERS workers, for each worker
   decide BLOCK_SIZE                  kvepp only: CPU time of the parts of a whole decision among 64 workers
 
-Publishers are separate processes. Engines take turns. If hashes differ, the comparison ends.
+bench-events-binding receives with the unchanged Go binding of libzmq (binding): "receive ENDPOINT COUNT". Publishers are separate
+processes. Engines take turns. If hashes differ, the comparison ends.
 """
 
 import argparse
@@ -27,7 +28,10 @@ def received(programs, mode, kind):
     count = str(MESSAGES[mode])
     publisher = subprocess.Popen([programs.go, "publish", kind, count], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     endpoint = publisher.stdout.readline().strip() or sys.exit("the publisher does not start")
-    answer = once([programs.go, "engine"], "receive %s %s %s %s" % (mode, endpoint, kind, count), cores=2)
+    if mode == "binding":
+        answer = once([programs.go + "-binding"], "receive %s %s" % (endpoint, count), cores=2)
+    else:
+        answer = once([programs.go, "engine"], "receive %s %s %s %s" % (mode, endpoint, kind, count), cores=2)
     publisher.stdin.close()
     if publisher.wait() != 0:
         sys.exit("the publisher failed")

@@ -8,8 +8,6 @@ import (
 	"runtime"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
 	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
@@ -27,7 +25,6 @@ type took struct {
 
 // receive receives count messages from a publisher and returns the cost, including the connection:
 //
-//	binding   RecvMessageBytes of the Go binding of libzmq in a loop
 //	zmqsub    package zmqsub, which also checks order and follows the connection
 //	index     package feed, from the wire to the index
 func receive(mode, endpoint, kind string, count int) (*took, error) {
@@ -41,8 +38,6 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 	runtime.GC()
 	start := cputime.Process()
 	switch mode {
-	case "binding":
-		err = receiveBinding(endpoint, count)
 	case "zmqsub":
 		err = receiveZmqsub(endpoint, count)
 	case "index":
@@ -56,23 +51,6 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 	cpu := cputime.Process() - start
 	each := cpu / float64(count)
 	return &took{Message: each, Block: each * float64(len(m.payloads)) / float64(m.blocks)}, nil
-}
-
-func receiveBinding(endpoint string, count int) error {
-	socket, err := zmq.NewSocket(zmq.SUB)
-	if err != nil {
-		return err
-	}
-	defer socket.Close()
-	if err := errors.Join(socket.SetRcvhwm(100_000), socket.SetSubscribe(""), socket.Connect(endpoint)); err != nil {
-		return err
-	}
-	for range count {
-		if _, err := socket.RecvMessageBytes(0); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func receiveZmqsub(endpoint string, count int) error {
