@@ -15,7 +15,7 @@ const nameFix = "run kvepp check --gateway URL: it shows whether the gateway res
 // request through the gateway shows whether both resolve the name to the same address.
 func (q *workerCheck) checkAddress() {
 	if name := q.Names[q.w.Name]; name != "" {
-		q.found(
+		q.report(
 			AboutAddress,
 			Wrong,
 			fmt.Sprintf(nameFix, q.w.Address),
@@ -38,8 +38,8 @@ func Unresolved(e *pool.Endpoint) Finding {
 	}
 }
 
-// reached replaces the finding of checkAddress: the gateway has sent a request to the endpoint.
-func (a *Result) reached() {
+// confirmAddress replaces the finding of checkAddress: the gateway has sent a request to the endpoint.
+func (a *Result) confirmAddress() {
 	for i := range a.Findings {
 		if f := &a.Findings[i]; f.About == AboutAddress {
 			f.State, f.Fix = OK, ""

@@ -102,10 +102,10 @@ type Result struct {
 	Worker   *pool.Worker
 	Findings []Finding
 
-	engine  tokenizer.Engine // that answers HTTP; "": unknown
-	model   string           // the name that requests give; "": none is known
-	answers bool             // HTTP is answered
-	// no events come: it cannot be connected to, or announces other blocks than those of its prompts
+	engine  tokenizer.Engine // at the worker's address; "": unknown
+	model   string           // name in requests; "": unknown
+	answers bool             // it answers HTTP
+	// no events come: kvepp cannot connect to the socket, or the blocks of its prompts are not announced
 	eventsMissing bool
 }
 
@@ -114,10 +114,10 @@ type workerCheck struct {
 	*Config
 	Result
 	w      *pool.Worker
-	prompt *probe // nil: none was sent
+	prompt *probe // nil: no probe was sent
 }
 
-func (q *workerCheck) found(about string, state State, fix, says string, args ...any) {
+func (q *workerCheck) report(about string, state State, fix, says string, args ...any) {
 	q.Findings = append(
 		q.Findings,
 		Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
@@ -140,13 +140,13 @@ func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
 	return &q.Result
 }
 
-// bounded returns a context with the time limit of one answer.
-func (q *workerCheck) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout returns a context with the time limit of one answer.
+func (q *workerCheck) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, q.Wait)
 }
 
-// brief returns an error's text without the URL, which the finding already has.
-func brief(err error) string {
+// briefError returns an error's text without the URL, because the finding has it.
+func briefError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"
 	}

@@ -23,8 +23,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// engine answers HTTP as an engine with blocks of 16 tokens. answers holds fixed bodies by path; an empty body stands
-// for 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
+// engine answers HTTP as an engine with blocks of 16 tokens. answers holds fixed bodies by path; an empty body means
+// 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
 type engine struct {
 	answers map[string]string
 	model   *tokenizer.Model
@@ -106,8 +106,8 @@ func (e *engine) serving(m *tokenizer.Model) *engine {
 const vLLMCache = "# HELP vllm:cache_config_info " +
 	"x\nvllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"True\",user_block_size=\"1\"} 1.0\n"
 
-// aModel loads the test model, with another chat template if one is given.
-func aModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.Model {
+// testModel loads the test model, with another chat template if one is given.
+func testModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.Model {
 	t.Helper()
 	o := tokenizer.Options{Engine: engine}
 	if template != "" {
@@ -154,10 +154,10 @@ func TestEngines(t *testing.T) {
 	}
 	defer hub.Close()
 	const template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-	model := aModel(t, tokenizer.VLLM, "")
-	other, bare := aModel(t, tokenizer.VLLM, template), withoutTemplate(t)
-	noTools := aModel(t, tokenizer.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
-	userOnly := aModel(
+	model := testModel(t, tokenizer.VLLM, "")
+	other, bare := testModel(t, tokenizer.VLLM, template), withoutTemplate(t)
+	noTools := testModel(t, tokenizer.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
+	userOnly := testModel(
 		t,
 		tokenizer.VLLM,
 		"{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template,
@@ -170,7 +170,7 @@ func TestEngines(t *testing.T) {
 			"/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
 			"/model_info":  `{"has_image_understanding":false,"has_audio_understanding":false}`,
 		},
-		model: aModel(t, tokenizer.SGLang, ""),
+		model: testModel(t, tokenizer.SGLang, ""),
 	}
 	dynamo := vllm.with("/v1/models", models("nvidia", "m")).with("/tokenize", "")
 	const (

@@ -34,7 +34,7 @@ const (
 	LeastExact = 0.95
 
 	answerTokens  = 16 // max_tokens of each request
-	systemPrompts = 3  // that the conversations share
+	systemPrompts = 3  // shared by the conversations
 	systemWords   = 60
 	leastPatience = 100 * time.Millisecond
 )
@@ -52,40 +52,40 @@ I'LL TAKE IT!!! ... or not ;-)
 Can you say it again, in other words?
 <b>Summarise</b> https://host/path?q=1&r=%20 for me`, "\n")
 
-// conversation is one of a worker's.
+// conversation is one conversation with a worker.
 type conversation struct {
 	chat
-	answered int // tokens of the latest answer
-	over     bool
+	answered int  // tokens of the latest answer
+	over     bool // a request failed
 }
 
 // workerConversations holds the results of all conversations with one worker.
 type workerConversations struct {
-	cfg   *Config
-	asked *Result
-	done  func() // after each request
+	cfg    *Config
+	result *Result
+	done   func() // after each request
 
 	patience    time.Duration // for the events of an answer's blocks
 	tally       Tally
 	agreed      int    // requests whose prediction agrees with the report, exactly or within an upper bound
-	otherCounts int    // requests whose number of tokens is not the engine's
+	otherCounts int    // requests whose number of tokens differs from the engine's
 	failures    int    // requests without an answer
 	untokenized int    // prompts that kvepp cannot tokenize
 	noReports   bool   // the engine reports no cached tokens
 	failure     error  // the first failure
-	disagrees   string // the first prediction that does not agree
+	firstWrong  string // the first prediction that does not agree
 }
 
 // Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for
 // each worker. A worker's conversations take turns; different workers run at the same time. Several goroutines call
 // progress with the number of requests that have ended, and of all.
-func Conversations(ctx context.Context, cfg *Config, asked []*Result, n int, progress func(done, all int)) []Finding {
-	var able []*Result
+func Conversations(ctx context.Context, cfg *Config, results []*Result, n int, progress func(done, all int)) []Finding {
+	var usable []*Result
 	var findings []Finding
-	for _, a := range asked {
+	for _, a := range results {
 		switch {
 		case a.Worker.Role == pool.Aggregated && a.takesRequests() && cfg.Models[a.model] != nil:
-			able = append(able, a)
+			usable = append(usable, a)
 		case a.Worker.Role != pool.Aggregated:
 			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
 				Says: fmt.Sprintf(
@@ -104,73 +104,73 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Result, n int, pro
 			)
 		}
 	}
-	if len(able) == 0 {
+	if len(usable) == 0 {
 		return append(
 			findings,
 			Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
 				Fix: "correct the problems above; without aggregated workers leave --conversations out"},
 		)
 	}
-	cfg.Predictor.listen(ctx)
+	cfg.Predictor.awaitListening(ctx)
 	var prompts [systemPrompts]string
 	for i := range prompts {
 		prompts[i] = uniqueWords(systemWords)
 	}
 	var (
-		made    atomic.Int64
-		talking sync.WaitGroup
-		places  = make(chan struct{}, atOnce)
-		all     = make([]*workerConversations, min(n, len(able)))
+		ended   atomic.Int64 // requests
+		running sync.WaitGroup
+		slots   = make(chan struct{}, maxConcurrent)
+		all     = make([]*workerConversations, min(n, len(usable)))
 	)
 	for i := range all {
 		d := &workerConversations{
 			patience: time.Second,
 			cfg:      cfg,
-			asked:    able[i],
-			done:     func() { progress(int(made.Add(1)), n*Turns) },
+			result:   usable[i],
+			done:     func() { progress(int(ended.Add(1)), n*Turns) },
 		}
 		all[i] = d
-		mine := (n - i + len(able) - 1) / len(able)
-		talking.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
-			d.hold(ctx, mine, prompts[:])
+		share := (n - i + len(usable) - 1) / len(usable)
+		running.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			d.hold(ctx, share, prompts[:])
 		})
 	}
-	talking.Wait()
+	running.Wait()
 	for _, d := range all {
 		findings = append(findings, d.finding())
 	}
 	return findings
 }
 
-// atOnce is how many workers hold conversations at the same time.
-const atOnce = 32
+// maxConcurrent is how many workers hold conversations at the same time.
+const maxConcurrent = 32
 
 // hold holds n conversations.
 func (d *workerConversations) hold(ctx context.Context, n int, prompts []string) {
-	model := d.cfg.Models[d.asked.model]
+	model := d.cfg.Models[d.result.model]
 	// Do not compare the first request: the worker may have cached the text that a chat template puts in front of
 	// every chat.
-	opening := newChat(model, d.asked.model, uniqueWords(systemWords))
-	first := opening.open(ctx, d.cfg, d.asked)
+	opening := newChat(model, d.result.model, uniqueWords(systemWords))
+	first := opening.open(ctx, d.cfg, d.result)
 	if first.err != nil {
 		d.failures, d.failure = 1, first.err
 		return
 	}
 	if ids, _, _, err := kveppIDs(model, first.path, first.body); err == nil {
-		d.cfg.awaitBlocks(ctx, d.asked, ids)
+		d.cfg.awaitBlocks(ctx, d.result, ids)
 	}
 	running := make([]conversation, n)
 	for i := range running {
-		running[i].chat = *newChat(model, d.asked.model, prompts[i%len(prompts)])
+		running[i].chat = *newChat(model, d.result.model, prompts[i%len(prompts)])
 		running[i].asText = opening.asText
 		running[i].say()
 	}
 	for range Turns {
 		for i := range running {
 			if ctx.Err() == nil && !running[i].over && !d.noReports {
-				d.turn(ctx, &running[i])
+				d.takeTurn(ctx, &running[i])
 			}
 			d.done()
 		}
@@ -188,9 +188,9 @@ func (c *conversation) say() {
 	c.messages = append(c.messages, map[string]any{"role": "user", "content": text})
 }
 
-// turn makes a conversation's next request, and compares the prediction with the report.
-func (d *workerConversations) turn(ctx context.Context, c *conversation) {
-	worker, model := d.asked.Worker.Worker, d.cfg.Models[d.asked.model]
+// takeTurn makes a conversation's next request, and compares the prediction with the report.
+func (d *workerConversations) takeTurn(ctx context.Context, c *conversation) {
+	worker, model := d.result.Worker.Worker, d.cfg.Models[d.result.model]
 	request := c.request(answerTokens)
 	ids, _, _, err := kveppIDs(model, request.path, request.body)
 	if err != nil {
@@ -200,7 +200,7 @@ func (d *workerConversations) turn(ctx context.Context, c *conversation) {
 	}
 	expected := d.cfg.Predictor.predict(worker, ids)
 	expected.upperBound = expected.upperBound || model.OverlapIsUpperBound()
-	request.sendTo(ctx, d.cfg, "http://"+d.asked.Worker.Address, d.asked.header())
+	request.sendTo(ctx, d.cfg, "http://"+d.result.Worker.Address, d.result.header())
 	if request.err != nil {
 		d.failures++
 		d.fail(c, request.err)
@@ -211,11 +211,11 @@ func (d *workerConversations) turn(ctx context.Context, c *conversation) {
 		return
 	}
 	d.compare(ids, &expected, a, c.answered)
-	d.cfg.awaitBlocks(ctx, d.asked, ids)
+	d.cfg.awaitBlocks(ctx, d.result, ids)
 	c.answered = a.completionTokens
 	c.messages = append(c.messages, map[string]any{"role": "assistant", "content": a.text})
 	c.say()
-	if request := c.request(answerTokens); !d.asked.eventsMissing {
+	if request := c.request(answerTokens); !d.result.eventsMissing {
 		if next, _, _, err := kveppIDs(model, request.path, request.body); err == nil {
 			within, cancel := context.WithTimeout(ctx, d.patience)
 			if !d.cfg.Predictor.awaitAnswerBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
@@ -249,10 +249,10 @@ func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction,
 		t.Exact++
 	}
 	switch {
-	case expected.explains(*a.cached, before):
+	case expected.agreesWith(*a.cached, before):
 		d.agreed++
-	case d.disagrees == "":
-		d.disagrees = fmt.Sprintf(
+	case d.firstWrong == "":
+		d.firstWrong = fmt.Sprintf(
 			"request %d: predicted %d, reported %d of %d tokens",
 			t.Requests,
 			expected.tokens,
@@ -264,14 +264,14 @@ func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction,
 
 func (d *workerConversations) finding() Finding {
 	t := &d.tally
-	f := Finding{Worker: d.asked.Worker.String(), About: AboutConversations, State: Wrong, Tally: t}
-	known, _ := d.cfg.Predictor.worker(d.asked.Worker.Worker)
+	f := Finding{Worker: d.result.Worker.String(), About: AboutConversations, State: Wrong, Tally: t}
+	known, _ := d.cfg.Predictor.worker(d.result.Worker.Worker)
 	switch {
 	case d.failures > 0:
 		f.Says, f.Fix = fmt.Sprintf(
 			"%d requests failed; the first: %s",
 			d.failures,
-			brief(d.failure),
+			briefError(d.failure),
 		), "send the engine a chat yourself; --wait bounds how long an answer may take"
 	case d.untokenized > 0:
 		f.Says, f.Fix = fmt.Sprintf(
@@ -280,7 +280,7 @@ func (d *workerConversations) finding() Finding {
 			d.failure,
 		), "run kvepp tokenize for details"
 	case d.noReports:
-		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.asked.engine]
+		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.result.engine]
 	case d.otherCounts > 0:
 		f.Says, f.Fix = fmt.Sprintf(
 			"for %d of %d prompts kvepp and the engine count different numbers of tokens",
@@ -293,11 +293,11 @@ func (d *workerConversations) finding() Finding {
 	case t.Reported == 0 && t.Predicted == 0:
 		f.Says, f.Fix = "nothing was cached", "check that prefix caching is on"
 	case float64(d.agreed) < LeastExact*float64(t.Requests):
-		f.Says = fmt.Sprintf("%d of %d predictions are wrong; %s", t.Requests-d.agreed, t.Requests, d.disagrees)
+		f.Says = fmt.Sprintf("%d of %d predictions are wrong; %s", t.Requests-d.agreed, t.Requests, d.firstWrong)
 		f.Fix = evictionFix
 		if t.Predicted < t.Reported {
 			f.Fix = predictionFix
-			if d.asked.Worker.KVReplay == "" {
+			if d.result.Worker.KVReplay == "" {
 				f.Fix += "; without a replay socket (kvReplay) kvepp cannot know blocks that were stored before it " +
 					"started"
 			}

@@ -24,8 +24,8 @@ var engines = map[string]tokenizer.Engine{
 	"nvidia":       tokenizer.Dynamo,
 }
 
-// names are the engines' names in findings.
-var names = map[tokenizer.Engine]string{
+// engineNames are the engines' names in findings.
+var engineNames = map[tokenizer.Engine]string{
 	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM",
 	tokenizer.Dynamo: "a frontend of Dynamo's",
 }
@@ -53,8 +53,9 @@ var (
 	}
 )
 
+// get requests a page of the engine and passes the body to read.
 func (q *workerCheck) get(ctx context.Context, path string, read func(io.Reader) error) error {
-	ctx, cancel := q.bounded(ctx)
+	ctx, cancel := q.withTimeout(ctx)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+q.w.Address+path, nil)
 	if err != nil {
@@ -78,7 +79,7 @@ func (q *workerCheck) getJSON(ctx context.Context, path string, into any) error 
 // askHTTP asks which engine answers and which models it serves.
 func (q *workerCheck) askHTTP(ctx context.Context) {
 	if q.w.Address == "" {
-		q.found(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
+		q.report(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
 		return
 	}
 	var models struct {
@@ -89,37 +90,37 @@ func (q *workerCheck) askHTTP(ctx context.Context) {
 		} `json:"data"`
 	}
 	if err := q.getJSON(ctx, "/v1/models", &models); err != nil {
-		q.found(
+		q.report(
 			AboutHTTP,
 			Wrong,
 			"check that the engine is up and that this is its address; Envoy must reach it too",
 			"http://%s: %s",
 			q.w.Address,
-			brief(err),
+			briefError(err),
 		)
 		return
 	}
 	q.answers = true
 	var served []string
 	for _, m := range models.Data {
-		if q.engine = engines[m.OwnedBy]; m.Parent == "" { // else an adapter
+		if q.engine = engines[m.OwnedBy]; m.Parent == "" { // otherwise an adapter
 			served = append(served, m.ID)
 		}
 	}
-	switch name := names[q.engine]; {
+	switch name := engineNames[q.engine]; {
 	case name == "":
-		q.found(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
+		q.report(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
 	case q.engine != q.Engine:
-		q.found(
+		q.report(
 			AboutHTTP,
 			Wrong,
 			"--engine "+string(q.engine),
 			"%s answers, but kvepp is configured for %s",
 			name,
-			names[q.Engine],
+			engineNames[q.Engine],
 		)
 	default:
-		q.found(AboutHTTP, OK, "", "%s answers", name)
+		q.report(AboutHTTP, OK, "", "%s answers", name)
 	}
 	q.askModels(served)
 }
@@ -129,10 +130,10 @@ func (q *workerCheck) askModels(served []string) {
 	list := strings.Join(served, ", ")
 	switch {
 	case len(served) == 0:
-		q.found(AboutModel, Wrong, "wait until the engine has loaded its model", "the engine serves no model")
+		q.report(AboutModel, Wrong, "wait until the engine has loaded its model", "the engine serves no model")
 		return
 	case q.w.Model != "" && !slices.Contains(served, q.w.Model):
-		q.found(
+		q.report(
 			AboutModel,
 			Wrong,
 			"correct the endpoint's model, or the engine's name for it",
@@ -147,7 +148,7 @@ func (q *workerCheck) askModels(served []string) {
 		q.model = q.w.Model
 	}
 	if len(q.Models) == 0 {
-		q.found(
+		q.report(
 			AboutModel,
 			Wrong,
 			"--model "+q.model+"=DIR",
@@ -160,7 +161,7 @@ func (q *workerCheck) askModels(served []string) {
 		model, named := q.Models[name]
 		switch {
 		case named && model == nil:
-			q.found(
+			q.report(
 				AboutModel,
 				Wrong,
 				"see kvepp's log for the cause",
@@ -169,12 +170,12 @@ func (q *workerCheck) askModels(served []string) {
 			)
 		case named && (q.w.Model == "" || name == q.w.Model):
 			q.model = name
-			q.found(AboutModel, OK, "", "serves %s", list)
+			q.report(AboutModel, OK, "", "serves %s", list)
 			return
 		}
 	}
 	if !q.hasFinding(AboutModel) {
-		q.found(
+		q.report(
 			AboutModel,
 			Wrong,
 			"--model "+q.model+"=DIR, with the engine's name",
@@ -188,7 +189,7 @@ func (q *workerCheck) askModels(served []string) {
 type settings struct {
 	blockSize int
 	prefix    *bool
-	usage     *bool // it reports cached tokens
+	usage     *bool // the engine reports cached tokens
 }
 
 // askSettings asks the engine about blocks and prefix caching, and Dynamo's frontend about the worker.
@@ -210,14 +211,14 @@ func (q *workerCheck) askSettings(ctx context.Context) {
 	switch {
 	case s.prefix == nil:
 	case *s.prefix:
-		q.found(AboutPrefix, OK, "", "on")
+		q.report(AboutPrefix, OK, "", "on")
 	case q.engine == tokenizer.VLLM:
-		q.found(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
+		q.report(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
-		q.found(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
+		q.report(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
 	}
 	if s.usage != nil && !*s.usage && q.prompt == nil { // otherwise the probe shows it
-		q.found(AboutCachedUsed, Wrong, usageFix[q.engine],
+		q.report(AboutCachedUsed, Wrong, usageFix[q.engine],
 			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	}
 }
@@ -243,7 +244,7 @@ func (q *workerCheck) vLLMSettings(ctx context.Context) (s settings) {
 	return s
 }
 
-// label returns the value of one label; "" if it is not there.
+// label returns the value of one label; "" if it is missing.
 func label(labels, name string) string {
 	_, rest, ok := strings.Cut(","+labels, ","+name+`="`)
 	if !ok {
@@ -273,39 +274,39 @@ func (q *workerCheck) sgLangSettings(ctx context.Context) (s settings) {
 
 // askFrontend asks a Dynamo frontend whether it knows the worker by the id that kvepp would send.
 func (q *workerCheck) askFrontend(ctx context.Context) (s settings) {
-	ctx, cancel := q.bounded(ctx)
+	ctx, cancel := q.withTimeout(ctx)
 	defer cancel()
 	view, err := dynamo.QueryFrontend(ctx, q.w.Address)
 	if err != nil {
-		q.found(AboutInstance, Unknown, "", "the frontend does not list its workers: %s", brief(err))
+		q.report(AboutInstance, Unknown, "", "the frontend does not list its workers: %s", briefError(err))
 		return s
 	}
 	known := slices.ContainsFunc(view.Workers,
 		func(w dynamo.FrontendWorker) bool { return w.InstanceID == q.w.InstanceID })
 	switch {
 	case known:
-		q.found(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
+		q.report(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
 	case len(view.Workers) == 0:
-		q.found(
+		q.report(
 			AboutInstance,
 			Wrong,
 			"wait for the worker, or give the frontend the worker's --namespace",
 			"the frontend knows no worker",
 		)
 	default:
-		q.found(
+		q.report(
 			AboutInstance,
 			Wrong,
 			"give the endpoint its instanceId or dynamo path (--dynamo-discovery)",
 			"kvepp has %d, but the frontend knows %s: requests would fail",
 			q.w.InstanceID,
-			ids(view.Workers),
+			instanceIDs(view.Workers),
 		)
 	}
 	return settings{blockSize: view.Models[q.model].BlockSize}
 }
 
-func ids(workers []dynamo.FrontendWorker) string {
+func instanceIDs(workers []dynamo.FrontendWorker) string {
 	var all []string
 	for _, w := range workers {
 		if all = append(all, strconv.FormatUint(w.InstanceID, 10)); len(all) == 4 && len(workers) > 5 {
@@ -319,14 +320,14 @@ func ids(workers []dynamo.FrontendWorker) string {
 func (q *workerCheck) compareBlockSizes(engine int) {
 	configured, announced := q.w.BlockSize, 0
 	if q.prompt != nil {
-		announced = q.prompt.heard.blockSize()
+		announced = q.prompt.events.blockSize()
 	}
 	switch known := max(configured, announced, engine); {
 	case known == 0:
-		q.found(AboutBlockSize, Unknown, "use --probe, or set the endpoint's blockSize",
+		q.report(AboutBlockSize, Unknown, "use --probe, or set the endpoint's blockSize",
 			"not known until the first event")
 	case configured > 0 && announced > 0 && configured != announced:
-		q.found(
+		q.report(
 			AboutBlockSize,
 			Wrong,
 			fmt.Sprintf("set blockSize to %d, or leave it out", announced),
@@ -335,7 +336,7 @@ func (q *workerCheck) compareBlockSizes(engine int) {
 			announced,
 		)
 	case configured > 0 && announced == 0 && engine > 0 && configured != engine:
-		q.found(
+		q.report(
 			AboutBlockSize,
 			Wrong,
 			fmt.Sprintf("set blockSize to %d, or leave it out", engine),
@@ -344,8 +345,8 @@ func (q *workerCheck) compareBlockSizes(engine int) {
 			engine,
 		)
 	case announced > 0:
-		q.found(AboutBlockSize, OK, "", "%d tokens, as in the events", announced)
+		q.report(AboutBlockSize, OK, "", "%d tokens, as in the events", announced)
 	default:
-		q.found(AboutBlockSize, OK, "", "%d tokens", known)
+		q.report(AboutBlockSize, OK, "", "%d tokens", known)
 	}
 }

@@ -33,22 +33,22 @@ func newEventRecorder(rank uint32) *eventRecorder {
 	return &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
 }
 
-// note applies f under the lock and wakes the waiting goroutines.
-func (h *eventRecorder) note(f func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// update applies f under the lock and wakes the waiting goroutines.
+func (r *eventRecorder) update(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	f()
-	close(h.changed)
-	h.changed = make(chan struct{})
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // wait waits until holds returns true, and returns false if ctx ends first. It calls holds under the lock.
-func (h *eventRecorder) wait(ctx context.Context, holds func() bool) bool {
+func (r *eventRecorder) wait(ctx context.Context, holds func() bool) bool {
 	for {
-		h.mu.Lock()
-		is, changed := holds(), h.changed
-		h.mu.Unlock()
-		if is {
+		r.mu.Lock()
+		done, changed := holds(), r.changed
+		r.mu.Unlock()
+		if done {
 			return true
 		}
 		select {
@@ -59,61 +59,61 @@ func (h *eventRecorder) wait(ctx context.Context, holds func() bool) bool {
 	}
 }
 
-func (h *eventRecorder) blockSize() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.normalizer.Traits().BlockSize
+func (r *eventRecorder) blockSize() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.normalizer.Traits().BlockSize
 }
 
 // Message records a batch.
-func (h *eventRecorder) Message(_ uint64, _, payload []byte) {
-	h.note(func() {
-		h.messages++
-		if err := kvblock.DecodeBatch(payload, &h.batch); err != nil {
-			h.malformed = err
+func (r *eventRecorder) Message(_ uint64, _, payload []byte) {
+	r.update(func() {
+		r.messages++
+		if err := kvblock.DecodeBatch(payload, &r.batch); err != nil {
+			r.malformed = err
 			return
 		}
-		if h.batch.HasRank && h.batch.Rank != h.rank {
-			rank := h.batch.Rank
-			h.otherRank = &rank
+		if r.batch.HasRank && r.batch.Rank != r.rank {
+			rank := r.batch.Rank
+			r.otherRank = &rank
 		}
-		h.operations = h.normalizer.Normalize(&h.batch, h.operations[:0])
-		for i := range h.operations {
-			if h.operations[i].Kind == kvblock.OpStored {
-				h.stores++
+		r.operations = r.normalizer.Normalize(&r.batch, r.operations[:0])
+		for i := range r.operations {
+			if r.operations[i].Kind == kvblock.OpStored {
+				r.stores++
 			}
 		}
 	})
 }
 
-// The other callbacks of a subscription record only what a short look needs.
+// The other callbacks of a subscription record only what a short test needs.
 
-func (h *eventRecorder) Gap(uint64, uint64) {}
-func (h *eventRecorder) Restart()           {}
-func (h *eventRecorder) Replayed(outcome zmqsub.Replay, _ int) {
-	h.note(func() { h.replay = outcome })
+func (r *eventRecorder) Gap(uint64, uint64) {}
+func (r *eventRecorder) Restart()           {}
+func (r *eventRecorder) Replayed(outcome zmqsub.Replay, _ int) {
+	r.update(func() { r.replay = outcome })
 }
-func (h *eventRecorder) Cut(error)           {} // Disconnected records it
-func (h *eventRecorder) Malformed(err error) { h.note(func() { h.malformed = err }) }
-func (h *eventRecorder) Connected()          { h.note(func() { h.connected = true }) }
-func (h *eventRecorder) Disconnected()       { h.note(func() { h.connected = false }) }
+func (r *eventRecorder) Cut(error)           {} // Disconnected records it
+func (r *eventRecorder) Malformed(err error) { r.update(func() { r.malformed = err }) }
+func (r *eventRecorder) Connected()          { r.update(func() { r.connected = true }) }
+func (r *eventRecorder) Disconnected()       { r.update(func() { r.connected = false }) }
 
 // askEvents subscribes to the worker's events for a short time, and sends the probe meanwhile.
 func (q *workerCheck) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
-	heard := newEventRecorder(q.w.Rank)
+	events := newEventRecorder(q.w.Rank)
 	if q.WithoutEvents {
-		q.found(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
-		q.probe(ctx, heard)
+		q.report(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
+		q.probe(ctx, events)
 		return
 	}
 	if address == "" {
-		channel, there := q.w.EventChannel()
+		channel, found := q.w.EventChannel()
 		switch {
 		case q.w.Role == pool.Decode:
-			q.found(AboutEvents, OK, "", "a decode worker sends no events about prompts")
-		case there:
-			q.found(
+			q.report(AboutEvents, OK, "", "a decode worker sends no events about prompts")
+		case found:
+			q.report(
 				AboutEvents,
 				Unknown,
 				"",
@@ -121,7 +121,7 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 				channel.Transport(),
 			)
 		default:
-			q.found(
+			q.report(
 				AboutEvents,
 				Wrong,
 				"set kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and start the engine "+
@@ -130,26 +130,26 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 				"no event address, so kvepp does not know the worker's cache",
 			)
 		}
-		q.probe(ctx, heard)
+		q.probe(ctx, events)
 		return
 	}
 	s, err := q.Hub.Subscribe(
 		zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait},
-		heard,
+		events,
 	)
 	if err != nil {
-		q.found(AboutEvents, Wrong, "correct the address", "%s: %v", address, err)
-		q.probe(ctx, heard)
+		q.report(AboutEvents, Wrong, "correct the address", "%s: %v", address, err)
+		q.probe(ctx, events)
 		return
 	}
 	defer s.Close()
-	within, cancel := q.bounded(ctx)
-	connected := heard.wait(within, func() bool { return heard.connected })
+	within, cancel := q.withTimeout(ctx)
+	connected := events.wait(within, func() bool { return events.connected })
 	cancel()
 	switch q.eventsMissing = !connected; {
 	case connected:
-	case q.accepts(ctx, address):
-		q.found(
+	case q.acceptsConnections(ctx, address):
+		q.report(
 			AboutEvents,
 			Wrong,
 			"write the port of the engine's KV events, not that of its HTTP server or of its replay socket "+
@@ -158,7 +158,7 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 			address,
 		)
 	default:
-		q.found(
+		q.report(
 			AboutEvents,
 			Wrong,
 			"start the engine with "+eventsFix[q.engine]+"; check that its event port is open and is the one in "+
@@ -167,26 +167,26 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 			address,
 		)
 	}
-	q.probe(ctx, heard)
+	q.probe(ctx, events)
 	if connected {
 		within, cancel = context.WithTimeout(ctx, q.patience())
-		spoke := heard.wait(
+		announced := events.wait(
 			within,
-			func() bool { return heard.stores > 0 || heard.malformed != nil || heard.otherRank != nil },
+			func() bool { return events.stores > 0 || events.malformed != nil || events.otherRank != nil },
 		)
 		cancel()
-		q.reportEvents(heard, address, spoke)
+		q.reportEvents(events, address, announced)
 	}
-	q.reportReplay(ctx, heard, connected, replay)
+	q.reportReplay(ctx, events, connected, replay)
 }
 
-// accepts reports whether something listens at a ZMQ address over TCP.
-func (q *workerCheck) accepts(ctx context.Context, address string) bool {
+// acceptsConnections reports whether something listens at a ZMQ address over TCP.
+func (q *workerCheck) acceptsConnections(ctx context.Context, address string) bool {
 	at, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
 		return false
 	}
-	ctx, cancel := q.bounded(ctx)
+	ctx, cancel := q.withTimeout(ctx)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", at)
 	if err != nil {
@@ -204,32 +204,32 @@ func (q *workerCheck) patience() time.Duration {
 	return min(q.Wait, time.Second)
 }
 
-func (q *workerCheck) reportEvents(heard *eventRecorder, address string, spoke bool) {
-	heard.mu.Lock()
-	defer heard.mu.Unlock()
+func (q *workerCheck) reportEvents(events *eventRecorder, address string, announced bool) {
+	events.mu.Lock()
+	defer events.mu.Unlock()
 	switch {
-	case heard.malformed != nil:
-		q.found(
+	case events.malformed != nil:
+		q.report(
 			AboutEvents,
 			Wrong,
 			"check that this is the engine's event port",
 			"%s sends a message that is not a KV event: %v",
 			address,
-			heard.malformed,
+			events.malformed,
 		)
-	case heard.otherRank != nil:
-		q.found(
+	case events.otherRank != nil:
+		q.report(
 			AboutEvents,
 			Wrong,
 			"correct dataParallelStartRank or kvEvents",
 			"%s announces rank %d",
 			address,
-			*heard.otherRank,
+			*events.otherRank,
 		)
-	case spoke:
-		q.found(AboutEvents, OK, "", "%s announces blocks", address)
+	case announced:
+		q.report(AboutEvents, OK, "", "%s announces blocks", address)
 	case q.prompt != nil && q.prompt.err() == nil:
-		q.found(
+		q.report(
 			AboutEvents,
 			Wrong,
 			"start the engine with "+eventsFix[q.engine]+"; check the event port and its topic, and that prefix "+
@@ -239,7 +239,7 @@ func (q *workerCheck) reportEvents(heard *eventRecorder, address string, spoke b
 			q.prompt.second.answer.promptTokens,
 		)
 	default:
-		q.found(
+		q.report(
 			AboutEvents,
 			Unknown,
 			"use --probe: it sends a prompt whose blocks the worker must announce",
@@ -249,9 +249,9 @@ func (q *workerCheck) reportEvents(heard *eventRecorder, address string, spoke b
 	}
 }
 
-func (q *workerCheck) reportReplay(ctx context.Context, heard *eventRecorder, connected bool, replay string) {
+func (q *workerCheck) reportReplay(ctx context.Context, events *eventRecorder, connected bool, replay string) {
 	if replay == "" {
-		q.found(
+		q.report(
 			AboutReplay,
 			Unknown,
 			`set "replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's `+
@@ -263,16 +263,16 @@ func (q *workerCheck) reportReplay(ctx context.Context, heard *eventRecorder, co
 	if !connected {
 		return // the finding about events reports the problem
 	}
-	ctx, cancel := q.bounded(ctx)
+	ctx, cancel := q.withTimeout(ctx)
 	defer cancel()
-	heard.wait(ctx, func() bool { return heard.replay != "" })
-	heard.mu.Lock()
-	defer heard.mu.Unlock()
-	if heard.replay == zmqsub.ReplayComplete {
-		q.found(AboutReplay, OK, "", "%s answers", replay)
+	events.wait(ctx, func() bool { return events.replay != "" })
+	events.mu.Lock()
+	defer events.mu.Unlock()
+	if events.replay == zmqsub.ReplayComplete {
+		q.report(AboutReplay, OK, "", "%s answers", replay)
 		return
 	}
-	q.found(
+	q.report(
 		AboutReplay,
 		Wrong,
 		`set "replay_endpoint" in the engine's --kv-events-config; check that its port is this one and open`,

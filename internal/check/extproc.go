@@ -50,11 +50,11 @@ var tlsFixes = map[string]struct{ says, fix string }{
 // handshakeFailures reads how many TLS handshakes with kvepp have failed, by cause. It returns nil if kvepp's
 // metrics cannot be read.
 func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64 {
-	if g.to.MetricsPage == "" {
+	if g.gateway.MetricsPage == "" {
 		return nil
 	}
 	failures := map[string]float64{}
-	err := g.page(ctx, g.to.MetricsPage, g.to.MetricsToken, func(body io.Reader) error {
+	err := g.readPage(ctx, g.gateway.MetricsPage, g.gateway.MetricsToken, func(body io.Reader) error {
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -75,54 +75,54 @@ func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64
 	return failures
 }
 
-// extProc finds out why the gateway, which answered with this status, did not ask kvepp. before has the counts of
+// explainNotAsked reports why the gateway, which answered with status, did not ask kvepp. before has the numbers of
 // failed handshakes before the request.
-func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[string]float64) {
+func (g *gatewayCheck) explainNotAsked(ctx context.Context, status int, before map[string]float64) {
 	now := g.handshakeFailures(ctx)
 	cause := mostFrequent(now, before)
 	// If the gateway's health checks failed, it makes no new connection for a request.
 	if cause == "" && status >= http.StatusInternalServerError {
 		cause = mostFrequent(now, nil)
 	}
-	if x, there := tlsFixes[cause]; there {
-		g.found(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.to.ExtProc)
+	if x, known := tlsFixes[cause]; known {
+		g.report(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.gateway.ExtProc)
 		return
 	}
 	fix := fmt.Sprintf(
 		"check that ext_proc is among the filters of the gateway's listener, and that %s is in its cluster for kvepp "+
 			"(failure_mode_allow lets requests pass without kvepp)",
-		g.to.ExtProc,
+		g.gateway.ExtProc,
 	)
-	spoken, err := speaks(ctx, g.to.ExtProc, g.Wait)
+	protocol, err := protocolOf(ctx, g.gateway.ExtProc, g.Wait)
 	switch {
 	case err != nil:
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
 			"check that kvepp is up and that this is its --grpc-port; if not, give its address with --ext-proc-address",
 			"kvepp does not answer at %s: %v",
-			g.to.ExtProc,
+			g.gateway.ExtProc,
 			err,
 		)
-	case spoken == plaintext:
-		g.found(
+	case protocol == protocolPlaintext:
+		g.report(
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
 			fix+"; that cluster must not have a transport_socket (TLS)",
 			"kvepp serves at %s without TLS, but the gateway's request did not reach it",
-			g.to.ExtProc,
+			g.gateway.ExtProc,
 		)
 	default:
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutExtProc,
 			Wrong,
 			fix+"; that cluster must have a transport_socket with TLS and alpn_protocols: [h2], unless kvepp runs "+
 				"with --secure-serving=false",
 			"kvepp serves TLS at %s, but the gateway's request did not reach it",
-			g.to.ExtProc,
+			g.gateway.ExtProc,
 		)
 	}
 }
@@ -140,12 +140,12 @@ func mostFrequent(now, before map[string]float64) (cause string) {
 
 // The protocols of a port.
 const (
-	overTLS   = "TLS"
-	plaintext = "plaintext"
+	protocolTLS       = "TLS"
+	protocolPlaintext = "plaintext"
 )
 
-// speaks returns the protocol of the gRPC server at an address.
-func speaks(ctx context.Context, address string, wait time.Duration) (string, error) {
+// protocolOf returns whether the gRPC server at an address uses TLS: protocolTLS or protocolPlaintext.
+func protocolOf(ctx context.Context, address string, wait time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
@@ -161,7 +161,7 @@ func speaks(ctx context.Context, address string, wait time.Duration) (string, er
 	case ctx.Err() != nil:
 		return "", errors.New("no answer in time")
 	case errors.As(err, &record) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
-		return plaintext, nil
+		return protocolPlaintext, nil
 	}
-	return overTLS, nil
+	return protocolTLS, nil
 }

@@ -20,30 +20,29 @@ import (
 // ThroughGateway is the Worker of findings about the gateway itself.
 const ThroughGateway = "gateway"
 
-// The tests of the gateway: whether it answers as kvepp chose, whether it reaches kvepp, and, for each endpoint,
-// whether that endpoint serves when kvepp chooses it.
+// The tests of the gateway: does it answer from the endpoint that kvepp chose, does it reach kvepp, and, for each
+// endpoint, does that endpoint serve when kvepp chooses it.
 const (
 	AboutGateway = "gateway"
 	AboutExtProc = "way to kvepp"
 	AboutServed  = "served"
 )
 
-// Gateway is a gateway and the kvepp that it asks. Empty addresses are not used.
+// Gateway is a gateway and the kvepp that it asks. kvepp check does not use empty addresses.
 type Gateway struct {
 	URL  string       // the gateway's root, http or https
 	HTTP *http.Client // for the gateway
 	Key  string       // sent to the gateway as "Authorization: Bearer"; "": none
 	// ExtProc is where the gateway should reach kvepp, HOST:PORT.
 	ExtProc string
-	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; the tokens are those of their
-	// listeners, or empty.
+	// Admin is the root URL of kvepp's admin address, and MetricsPage that of its metrics. The tokens are those of
+	// these listeners, or empty.
 	Admin, AdminToken         string
 	MetricsPage, MetricsToken string
 }
 
 const reportServedFix = "make the gateway report the endpoint: selected_host_key in its cluster's override_host " +
-	"policy, as " +
-	"in manifests/envoy"
+	"policy, as in manifests/envoy"
 
 // The number of attempts to make kvepp choose a given endpoint. With events the endpoint first gets the beginning of
 // the prompt; without events kvepp may choose it by chance.
@@ -55,13 +54,13 @@ const (
 // gatewayCheck is the state of the tests of one gateway.
 type gatewayCheck struct {
 	*Config
-	to       *Gateway
-	asked    []*Result
+	gateway  *Gateway
+	results  []*Result
 	findings []Finding
-	verdicts map[string]bool // by address: there is a finding about the endpoint
+	verdicts map[string]bool // by address: the endpoint has a finding
 }
 
-func (g *gatewayCheck) found(worker, about string, state State, fix, says string, args ...any) {
+func (g *gatewayCheck) report(worker, about string, state State, fix, says string, args ...any) {
 	g.findings = append(
 		g.findings,
 		Finding{Worker: worker, About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
@@ -75,20 +74,20 @@ func CheckGateway(
 	ctx context.Context,
 	cfg *Config,
 	gateway *Gateway,
-	asked []*Result,
+	results []*Result,
 	progress func(done, all int),
 ) []Finding {
-	g := &gatewayCheck{Config: cfg, to: gateway, asked: asked, verdicts: map[string]bool{}}
+	g := &gatewayCheck{Config: cfg, gateway: gateway, results: results, verdicts: map[string]bool{}}
 	var endpoints []*Result
 	seen := map[string]bool{}
-	for _, a := range asked {
-		if a.endpoint() && !seen[a.Worker.Address] {
+	for _, a := range results {
+		if a.isGatewayEndpoint() && !seen[a.Worker.Address] {
 			seen[a.Worker.Address] = true
 			endpoints = append(endpoints, a)
 		}
 	}
 	if len(endpoints) == 0 {
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutGateway,
 			Unknown,
@@ -97,14 +96,14 @@ func CheckGateway(
 		)
 		return g.findings
 	}
-	cfg.Predictor.listen(ctx)
-	if !g.first(ctx, endpoints[0]) {
+	cfg.Predictor.awaitListening(ctx)
+	if !g.checkFirst(ctx, endpoints[0]) {
 		return g.findings
 	}
 	for i, a := range endpoints {
 		progress(i+1, len(endpoints))
 		if ctx.Err() == nil {
-			g.endpoint(ctx, a)
+			g.checkEndpoint(ctx, a)
 		}
 	}
 	return g.findings
@@ -113,33 +112,34 @@ func CheckGateway(
 // gatewayRequest is a request that went through the gateway.
 type gatewayRequest struct {
 	exchange
-	code           int       // of the answer; 0: none came
-	decision       *decision // nil: kvepp shows none
-	decisionsShown bool      // kvepp shows its decisions, so without a decision it was not asked
+	code           int       // HTTP status; 0: no answer
+	decision       *decision // nil: unknown
+	decisionsShown bool      // kvepp shows its decisions: if decision is nil, the gateway did not ask kvepp
 	decisionsError error     // why kvepp's decisions could not be read
 }
 
 // decision is kvepp's decision for one request.
 type decision struct {
 	id        string
-	refused   string // why no worker was chosen; "": one was
-	worker    string // the chosen one: endpoint/rank
-	address   string // the chosen one's
+	refused   string // why kvepp chose no worker; "": it chose one
+	worker    string // the chosen worker: endpoint/rank
+	address   string // of the chosen worker
 	served    string // address of the endpoint that served; "": unknown
 	prompt    int    // tokens
 	predicted int    // cached tokens
 }
 
-// first sends a chat, and reports whether kvepp chose for it. It returns whether tests of single endpoints make sense.
-func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
+// checkFirst sends a chat, and reports whether kvepp chose for it. It returns whether tests of single endpoints make
+// sense.
+func (g *gatewayCheck) checkFirst(ctx context.Context, a *Result) bool {
 	failures := g.handshakeFailures(ctx)
 	opening := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
 	if a.takesRequests() {
 		opening.open(ctx, g.Config, a)
 	}
-	talk := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
-	talk.asText = opening.asText
-	p := g.pass(ctx, a, talk)
+	c := newChat(g.Models[a.model], a.model, uniqueWords(probeWords))
+	c.asText = opening.asText
+	p := g.send(ctx, a, c)
 	d := p.decision
 	switch {
 	case p.code == 0:
@@ -147,11 +147,11 @@ func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
 		if untrusted := (*tls.CertificateVerificationError)(nil); errors.As(p.err, &untrusted) {
 			fix = "make this machine trust the gateway's certificate, or use --gateway-insecure-skip-verify"
 		}
-		g.found(ThroughGateway, AboutGateway, Wrong, fix, "%s: %s", g.to.URL, brief(p.err))
+		g.report(ThroughGateway, AboutGateway, Wrong, fix, "%s: %s", g.gateway.URL, briefError(p.err))
 	case d != nil && d.refused != "":
-		g.found(ThroughGateway, AboutGateway, Wrong, "see kvepp's log", "kvepp chose no worker: %s", d.refused)
+		g.report(ThroughGateway, AboutGateway, Wrong, "see kvepp's log", "kvepp chose no worker: %s", d.refused)
 	case d != nil && p.code < http.StatusInternalServerError && p.code != http.StatusOK:
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
@@ -159,51 +159,51 @@ func (g *gatewayCheck) first(ctx context.Context, a *Result) bool {
 				"host and path",
 			"kvepp chose %s, but the gateway answered %s",
 			d.worker,
-			brief(p.err),
+			briefError(p.err),
 		)
 	case d != nil && p.code != http.StatusOK:
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
 			"check that the gateway can reach that endpoint",
 			"kvepp chose %s, but the gateway answered %s",
 			d.worker,
-			brief(p.err),
+			briefError(p.err),
 		)
 		return true
 	case d != nil:
-		g.found(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
+		g.report(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
 		g.verdict(p, nil)
 		return true
 	case p.decisionsShown:
-		g.found(
+		g.report(
 			ThroughGateway,
 			AboutGateway,
 			Wrong,
 			"see "+AboutExtProc+" below",
 			"%s answered %s without asking kvepp",
-			g.to.URL,
+			g.gateway.URL,
 			p.status(),
 		)
-		g.extProc(ctx, p.code, failures)
+		g.explainNotAsked(ctx, p.code, failures)
 	default:
-		tell := "make kvepp serve report its decisions: --admin-address HOST:PORT (give it to kvepp check too), or " +
+		fix := "make kvepp serve report its decisions: --admin-address HOST:PORT (give it to kvepp check too), or " +
 			"--decision-headers"
 		state, says := Unknown, fmt.Sprintf(
 			"%s answered %s; kvepp does not report its decisions",
-			g.to.URL,
+			g.gateway.URL,
 			p.status(),
 		)
 		if p.decisionsError != nil {
-			says += fmt.Sprintf(": %s: %s", g.to.Admin, brief(p.decisionsError))
+			says += fmt.Sprintf(": %s: %s", g.gateway.Admin, briefError(p.decisionsError))
 		}
 		if p.code != http.StatusOK {
 			state = Wrong
 		}
-		g.found(ThroughGateway, AboutGateway, state, tell, "%s", says)
+		g.report(ThroughGateway, AboutGateway, state, fix, "%s", says)
 		if p.code >= http.StatusInternalServerError {
-			g.extProc(ctx, p.code, failures)
+			g.explainNotAsked(ctx, p.code, failures)
 		}
 	}
 	return false
@@ -214,11 +214,11 @@ func (p *gatewayRequest) status() string {
 	if p.code == http.StatusOK {
 		return "HTTP 200"
 	}
-	return brief(p.err)
+	return briefError(p.err)
 }
 
-// endpoint makes kvepp choose an endpoint, and reports whether that endpoint serves.
-func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
+// checkEndpoint makes kvepp choose an endpoint, and reports whether that endpoint serves.
+func (g *gatewayCheck) checkEndpoint(ctx context.Context, a *Result) {
 	address, model := a.Worker.Address, g.Models[a.model]
 	byEvents := a.takesRequests() && g.Predictor.Events && a.Worker.Announces() && !a.eventsMissing && model != nil
 	attempts := attemptsWithoutEvents
@@ -230,19 +230,19 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
 		if g.verdicts[address] || ctx.Err() != nil {
 			return
 		}
-		talk := newChat(model, a.model, uniqueWords(probeWords))
+		c := newChat(model, a.model, uniqueWords(probeWords))
 		var first exchange
 		if a.takesRequests() {
-			first = talk.open(ctx, g.Config, a)
+			first = c.open(ctx, g.Config, a)
 		}
 		if first.err != nil {
-			g.found(
+			g.report(
 				a.Worker.String(),
 				AboutServed,
 				Unknown,
 				"send the engine a chat yourself",
 				"it answered: %s",
-				brief(first.err),
+				briefError(first.err),
 			)
 			return
 		}
@@ -251,17 +251,17 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
 			if ids, _, _, err := kveppIDs(model, first.path, first.body); err == nil {
 				g.Config.awaitBlocks(ctx, a, ids)
 			}
-			talk.add(first.answer.text, "Is that all? "+uniqueWords(3))
+			c.add(first.answer.text, "Is that all? "+uniqueWords(3))
 			warm = a
-			if i > 0 { // kvepp may hear of the blocks later than this check does
+			if i > 0 { // kvepp may receive the events later than this check
 				pause(ctx, time.Duration(i)*100*time.Millisecond)
 			}
 		} else {
 			another := newChat(model, a.model, uniqueWords(probeWords))
-			another.asText = talk.asText
-			talk = another
+			another.asText = c.asText
+			c = another
 		}
-		p := g.pass(ctx, a, talk)
+		p := g.send(ctx, a, c)
 		if p.decision == nil || p.decision.refused != "" {
 			break
 		}
@@ -277,7 +277,7 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Result) {
 			slices.Sort(others)
 			says += ", but " + strings.Join(slices.Compact(others), ", ")
 		}
-		g.found(a.Worker.String(), AboutServed, Unknown, fix, "%s", says)
+		g.report(a.Worker.String(), AboutServed, Unknown, fix, "%s", says)
 	}
 }
 
@@ -288,8 +288,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// verdict reports whether the chosen endpoint is the one that served, once for each endpoint. warm is the worker
-// that alone had the beginning of the prompt cached; nil: there is none.
+// verdict reports whether the chosen endpoint is the one that served, once for each endpoint. warm is the only
+// worker with the beginning of the prompt in its cache; nil: unknown.
 func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 	d := p.decision
 	if g.verdicts[d.address] || d.address == "" {
@@ -300,10 +300,10 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			"or remove it from kvepp's endpoints",
 		d.address,
 	)
-	warmed := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
+	cacheExpected := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
 	switch {
 	case d.served != "" && !sameAddress(d.served, d.address):
-		g.found(
+		g.report(
 			d.worker,
 			AboutServed,
 			Wrong,
@@ -313,19 +313,19 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			d.served,
 		)
 	case p.code != http.StatusOK:
-		g.found(
+		g.report(
 			d.worker,
 			AboutServed,
 			Wrong,
 			fix,
 			"kvepp chose %s, but the gateway answered %s",
 			d.address,
-			brief(p.err),
+			briefError(p.err),
 		)
 	case d.served != "":
-		g.found(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
-	case warmed && *p.answer.cached > 0:
-		g.found(
+		g.report(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
+	case cacheExpected && *p.answer.cached > 0:
+		g.report(
 			d.worker,
 			AboutServed,
 			OK,
@@ -335,8 +335,8 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			*p.answer.cached,
 			d.predicted,
 		)
-	case warmed:
-		g.found(
+	case cacheExpected:
+		g.report(
 			d.worker,
 			AboutServed,
 			Wrong,
@@ -348,7 +348,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 	case warm == nil && g.Predictor.Events:
 		return // a later request shows it
 	default:
-		g.found(
+		g.report(
 			d.worker,
 			AboutServed,
 			Unknown,
@@ -358,9 +358,9 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 		)
 	}
 	g.verdicts[d.address] = true
-	for _, a := range g.asked {
+	for _, a := range g.results {
 		if a.Worker.Address == d.address && g.findings[len(g.findings)-1].State == OK {
-			a.reached()
+			a.confirmAddress()
 		}
 	}
 }
@@ -371,8 +371,8 @@ func sameAddress(a, b string) bool {
 	return a == b || errX == nil && errY == nil && x == y
 }
 
-// pass sends a conversation's next request through the gateway, and finds kvepp's decision for it.
-func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayRequest {
+// send sends a conversation's next request through the gateway, and finds kvepp's decision for it.
+func (g *gatewayCheck) send(ctx context.Context, a *Result, t *chat) *gatewayRequest {
 	known := map[string]bool{}
 	if before, err := g.decisions(ctx, ""); err == nil {
 		for i := range before {
@@ -381,13 +381,13 @@ func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayReq
 	}
 	id := "kvepp-check-" + strings.ReplaceAll(uniqueWords(3), " ", "")
 	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}
-	if g.to.Key != "" {
-		header.Set("Authorization", "Bearer "+g.to.Key)
+	if g.gateway.Key != "" {
+		header.Set("Authorization", "Bearer "+g.gateway.Key)
 	}
 	through := *g.Config
-	through.HTTP = g.to.HTTP
+	through.HTTP = g.gateway.HTTP
 	p := &gatewayRequest{exchange: t.request(1)}
-	answered := p.sendTo(ctx, &through, strings.TrimRight(g.to.URL, "/"), header)
+	answered := p.sendTo(ctx, &through, strings.TrimRight(g.gateway.URL, "/"), header)
 	refused := (*errStatus)(nil)
 	switch {
 	case errors.As(p.err, &refused):
@@ -397,18 +397,18 @@ func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayReq
 	default:
 		return p
 	}
-	if g.to.Admin == "" {
-		p.read(answered, g.asked)
+	if g.gateway.Admin == "" {
+		p.readDecision(answered, g.results)
 		return p
 	}
 	list, err := g.decisions(ctx, id)
-	if err == nil && len(list) == 0 { // the gateway may have given the request an id of its own
+	if err == nil && len(list) == 0 { // the gateway may have replaced the request id
 		if list, err = g.decisions(ctx, ""); err == nil {
-			list = g.alike(list, known, a, p)
+			list = g.decisionLike(list, known, a, p)
 		}
 	}
 	if err != nil {
-		p.read(answered, g.asked)
+		p.readDecision(answered, g.results)
 		p.decisionsError = err
 		return p
 	}
@@ -418,8 +418,14 @@ func (g *gatewayCheck) pass(ctx context.Context, a *Result, t *chat) *gatewayReq
 	return p
 }
 
-// alike returns the new decision about a prompt as long as the request's, if there is only one.
-func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Result, p *gatewayRequest) (alike []decision) {
+// decisionLike returns the only new decision about a prompt with the request's number of tokens, as a list of one; an
+// empty list if there is none or there are several.
+func (g *gatewayCheck) decisionLike(
+	list []decision,
+	known map[string]bool,
+	a *Result,
+	p *gatewayRequest,
+) (similar []decision) {
 	tokens := p.answer.promptTokens
 	if model := g.Models[a.model]; model != nil {
 		if ids, _, _, err := kveppIDs(model, p.path, p.body); err == nil {
@@ -428,26 +434,26 @@ func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Result, 
 	}
 	for i := range list {
 		if !known[list[i].id] && list[i].prompt == tokens {
-			alike = append(alike, list[i])
+			similar = append(similar, list[i])
 		}
 	}
-	if len(alike) > 1 {
+	if len(similar) > 1 {
 		return nil
 	}
-	return alike
+	return similar
 }
 
-// read takes the decision from the answer's headers (--decision-headers).
-func (p *gatewayRequest) read(h http.Header, asked []*Result) {
+// readDecision takes the decision from the answer's headers (--decision-headers).
+func (p *gatewayRequest) readDecision(h http.Header, results []*Result) {
 	worker, chosen := h.Get("x-kvepp-worker"), h.Get("x-kvepp-chosen-worker")
 	if worker == "" {
-		if reason := h.Get("x-kvepp-reason"); reason != "" { // every error of kvepp's own has it
-			p.decisionsShown, p.decision = true, &decision{refused: brief(p.err)}
+		if reason := h.Get("x-kvepp-reason"); reason != "" { // every error response of kvepp has it
+			p.decisionsShown, p.decision = true, &decision{refused: briefError(p.err)}
 		}
 		return
 	}
 	addresses := map[string]string{}
-	for _, a := range asked {
+	for _, a := range results {
 		addresses[a.Worker.String()] = a.Worker.Address
 	}
 	d := &decision{worker: worker}
@@ -461,7 +467,7 @@ func (p *gatewayRequest) read(h http.Header, asked []*Result) {
 
 // decisions returns kvepp's latest decisions, the newest first, or those of one request.
 func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, error) {
-	if g.to.Admin == "" {
+	if g.gateway.Admin == "" {
 		return nil, nil
 	}
 	var found struct {
@@ -480,10 +486,10 @@ func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, er
 			} `json:"served"`
 		} `json:"decisions"`
 	}
-	err := g.page(
+	err := g.readPage(
 		ctx,
-		g.to.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id),
-		g.to.AdminToken,
+		g.gateway.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id),
+		g.gateway.AdminToken,
 		func(body io.Reader) error {
 			return json.NewDecoder(body).Decode(&found)
 		},
@@ -506,8 +512,8 @@ func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, er
 	return list, err
 }
 
-// page reads one of kvepp's own pages.
-func (g *gatewayCheck) page(ctx context.Context, url, token string, read func(io.Reader) error) error {
+// readPage reads a page of kvepp.
+func (g *gatewayCheck) readPage(ctx context.Context, url, token string, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, g.Wait)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

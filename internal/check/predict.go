@@ -18,13 +18,13 @@ type Predictor struct {
 	Index *indexer.Index
 	// Events is true if Index follows the workers' KV events.
 	Events bool
-	// Listening is closed when every subscription is connected, or the wait for them has timed out. nil: there are
-	// none.
+	// Listening is closed when all subscriptions are connected, or the wait for them has timed out. nil: there are no
+	// subscriptions.
 	Listening <-chan struct{}
 }
 
-// listen waits until Listening is closed.
-func (p *Predictor) listen(ctx context.Context) {
+// awaitListening waits until Listening is closed.
+func (p *Predictor) awaitListening(ctx context.Context) {
 	if p.Listening == nil {
 		return
 	}
@@ -42,11 +42,11 @@ type prediction struct {
 	tokens     int  // cached: whole blocks, and never the prompt's last token
 	blockSize  int  // in tokens; 0: not known, and so nothing is predicted
 	upperBound bool // the worker may find fewer tokens
-	byEvents   bool // otherwise by the prompts that the worker got
+	byEvents   bool // otherwise by the prompts that were sent to the worker
 	eagle      bool
 }
 
-// worker returns what is known of a worker now; its block size may have been learned since it joined.
+// worker returns the current state of a worker. Its events may have given its block size after it joined.
 func (p *Predictor) worker(w kvblock.Worker) (pool.Worker, bool) {
 	s := p.Pool.Acquire()
 	defer s.Release()
@@ -60,8 +60,8 @@ func (p *Predictor) worker(w kvblock.Worker) (pool.Worker, bool) {
 
 // predict returns the prediction for a prompt that is sent to w next.
 func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
-	known, there := p.worker(w)
-	if !there || known.BlockSize == 0 || known.Announced != 0 || len(ids) == 0 {
+	known, found := p.worker(w)
+	if !found || known.BlockSize == 0 || known.Announced != 0 || len(ids) == 0 {
 		return prediction{}
 	}
 	x := prediction{
@@ -71,7 +71,7 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 		eagle:      known.EAGLE,
 	}
 	var scores indexer.OverlapScores
-	p.Index.FindMatches(chain(&known, ids), &scores)
+	p.Index.FindMatches(sequenceHashes(&known, ids), &scores)
 	blocks := scores.Blocks(w) + scores.Extension(w).Total()
 	x.tokens = min(blocks, reusableBlocks(len(ids), x.blockSize)) * x.blockSize
 	return x
@@ -81,18 +81,18 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 // token.
 func reusableBlocks(n, blockSize int) int { return max(n-1, 0) / blockSize }
 
-func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
+func sequenceHashes(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
 	local := kvblock.AppendLocalHashes(nil, ids, kvblock.HashOptions{BlockSize: w.BlockSize, EAGLE: w.EAGLE})
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 
-// recordPrompt records that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
-// announced, and returns whether they were before ctx ended.
+// recordPrompt records that w has served a prompt. If w announces its blocks, it waits until all blocks of the prompt
+// are announced, and returns false if ctx ends first.
 func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
 		if known.BlockSize > 0 {
-			p.Index.Predict(w, chain(&known, ids), indexer.Lifetime{TTL: predictionLifetime})
+			p.Index.Predict(w, sequenceHashes(&known, ids), indexer.Lifetime{TTL: predictionLifetime})
 		}
 		return true
 	}
@@ -103,8 +103,8 @@ func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kv
 }
 
 // awaitAnswerBlocks waits until w's events also announce the blocks that an answer filled: those of the first n tokens
-// of the conversation's next prompt. It returns whether they did before ctx ended. They do not where the answer's text
-// has other token ids than were generated.
+// of the conversation's next prompt. It returns false if ctx ends first, as it does if the answer's text has other
+// token ids than the generated ones.
 func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
@@ -118,7 +118,7 @@ func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, nex
 	)
 }
 
-// waitFor waits until a prediction is as wanted, and returns whether it was before ctx ended.
+// waitFor waits until wanted returns true for a prediction. It returns false if ctx ends first.
 func (p *Predictor) waitFor(
 	ctx context.Context,
 	w kvblock.Worker,
@@ -137,16 +137,16 @@ func (p *Predictor) waitFor(
 	}
 }
 
-// explains reports whether a prediction agrees with an engine's report. answered is the number of tokens that the
+// agreesWith reports whether a prediction agrees with an engine's report. answered is the number of tokens that the
 // worker generated earlier for the same conversation, which it may have cached as well.
-func (x *prediction) explains(reported, answered int) bool {
+func (x *prediction) agreesWith(reported, answered int) bool {
 	switch {
 	case reported == x.tokens:
 		return true
 	case reported < x.tokens:
-		// An engine that drafts with EAGLE computes the last block that it finds again.
+		// An engine that drafts with EAGLE computes the last cached block again.
 		return x.upperBound || x.eagle && reported == x.tokens-x.blockSize
 	}
-	// Without events, what an engine generated is not predicted.
+	// Without events, kvepp does not predict the generated blocks.
 	return !x.byEvents && reported <= x.tokens+answered+x.blockSize && answered > 0
 }

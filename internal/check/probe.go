@@ -20,11 +20,11 @@ import (
 // probe holds prompts with words that no earlier request has: two chats, and a text if the engine does not return token
 // ids. The second chat continues the first.
 type probe struct {
-	heard         *eventRecorder
+	events        *eventRecorder
 	text          exchange
 	first, second exchange
-	predicted     prediction // for the second
-	predictable   bool       // kvepp has token ids for both
+	predicted     prediction // for second
+	predictable   bool       // kvepp has token ids for both chats
 }
 
 // exchange is a request and its answer.
@@ -38,10 +38,10 @@ type exchange struct {
 // err returns the errors of the chats.
 func (p *probe) err() error { return errors.Join(p.first.err, p.second.err) }
 
-// answer is an engine's.
+// answer is an engine's answer.
 type answer struct {
-	promptTokens     int  // 0: it did not say
-	cached           *int // tokens of the prompt; nil: it did not say
+	promptTokens     int  // 0: not reported
+	cached           *int // tokens of the prompt; nil: not reported
 	completionTokens int
 	text             string
 }
@@ -59,12 +59,12 @@ func uniqueWords(n int) string {
 }
 
 // probe sends the prompts, if Config.Probe is set and the worker takes requests.
-func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
+func (q *workerCheck) probe(ctx context.Context, events *eventRecorder) {
 	if !q.Probe || !q.takesRequests() {
 		return
 	}
-	q.Predictor.listen(ctx)
-	p := &probe{heard: heard}
+	q.Predictor.awaitListening(ctx)
+	p := &probe{events: events}
 	q.prompt = p
 	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
 		p.text = exchange{
@@ -76,10 +76,10 @@ func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 				"temperature": 0,
 			},
 		}
-		p.text.send(ctx, q)
+		p.text.sendToWorker(ctx, q)
 	}
-	talk := newChat(q.Models[q.model], q.model, uniqueWords(probeWords))
-	p.first = talk.open(ctx, q.Config, &q.Result)
+	c := newChat(q.Models[q.model], q.model, uniqueWords(probeWords))
+	p.first = c.open(ctx, q.Config, &q.Result)
 	if p.first.err != nil {
 		return
 	}
@@ -91,8 +91,8 @@ func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 			q.Config.awaitBlocks(ctx, &q.Result, ids)
 		}
 	}
-	talk.add(p.first.answer.text, "Is that all? "+uniqueWords(3))
-	p.second = talk.request(1)
+	c.add(p.first.answer.text, "Is that all? "+uniqueWords(3))
+	p.second = c.request(1)
 	if ids != nil {
 		if ids, _, _, err := kveppIDs(model, p.second.path, p.second.body); err == nil {
 			p.predicted = q.Predictor.predict(q.w.Worker, ids)
@@ -100,30 +100,30 @@ func (q *workerCheck) probe(ctx context.Context, heard *eventRecorder) {
 			p.predictable = p.predicted.blockSize > 0 && q.w.Role == pool.Aggregated
 		}
 	}
-	p.second.send(ctx, q)
+	p.second.sendToWorker(ctx, q)
 }
 
 // awaitBlocks records a prompt that the worker has served, and waits until its blocks are announced. After one
-// time-out it does not wait again.
-func (cfg *Config) awaitBlocks(ctx context.Context, asked *Result, ids []kvblock.Token) {
+// timeout it does not wait again.
+func (cfg *Config) awaitBlocks(ctx context.Context, result *Result, ids []kvblock.Token) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
-	if asked.eventsMissing {
+	if result.eventsMissing {
 		cancel()
 	}
-	asked.eventsMissing = !cfg.Predictor.recordPrompt(ctx, asked.Worker.Worker, ids)
+	result.eventsMissing = !cfg.Predictor.recordPrompt(ctx, result.Worker.Worker, ids)
 }
 
-// endpoint reports whether the gateway sends requests to the worker. Prefill and encode workers get requests only from
-// other workers.
-func (a *Result) endpoint() bool {
+// isGatewayEndpoint reports whether the gateway sends requests to the worker. Prefill and encode workers get requests
+// only from other workers.
+func (a *Result) isGatewayEndpoint() bool {
 	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
 }
 
 // takesRequests reports whether the worker takes requests directly. Dynamo's decode workers need a prefill worker
 // for each.
 func (a *Result) takesRequests() bool {
-	return a.endpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
+	return a.isGatewayEndpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
 }
 
 // header returns the headers that name the worker to the server at its address.
@@ -139,7 +139,7 @@ func (a *Result) header() http.Header {
 	return h
 }
 
-func (s *exchange) send(ctx context.Context, q *workerCheck) {
+func (s *exchange) sendToWorker(ctx context.Context, q *workerCheck) {
 	s.sendTo(ctx, q.Config, "http://"+q.w.Address, q.header())
 }
 
@@ -175,7 +175,7 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 	if resp.StatusCode != http.StatusOK {
 		return resp.Header, &errStatus{resp.StatusCode, strings.TrimSpace(string(text))}
 	}
-	var said struct {
+	var response struct {
 		Choices []struct {
 			Text    string `json:"text"`
 			Message struct {
@@ -190,15 +190,15 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 	}
-	if err := json.Unmarshal(text, &said); err != nil {
+	if err := json.Unmarshal(text, &response); err != nil {
 		return resp.Header, err
 	}
-	s.answer = answer{promptTokens: said.Usage.PromptTokens, completionTokens: said.Usage.CompletionTokens}
-	if said.Usage.PromptTokensDetails != nil {
-		s.answer.cached = said.Usage.PromptTokensDetails.CachedTokens
+	s.answer = answer{promptTokens: response.Usage.PromptTokens, completionTokens: response.Usage.CompletionTokens}
+	if response.Usage.PromptTokensDetails != nil {
+		s.answer.cached = response.Usage.PromptTokensDetails.CachedTokens
 	}
-	for _, c := range said.Choices[:min(len(said.Choices), 1)] {
-		s.answer.text = c.Text + c.Message.Content
+	for _, choice := range response.Choices[:min(len(response.Choices), 1)] {
+		s.answer.text = choice.Text + choice.Message.Content
 	}
 	return resp.Header, nil
 }
@@ -207,7 +207,7 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 type chat struct {
 	model    string
 	messages []any
-	asText   bool // send it as one text, to a model that refuses chats
+	asText   bool // send the messages as one text, because the model refuses chats
 }
 
 // newChat begins a conversation with the given text: as a system prompt, or in the user's message if the model's
@@ -278,26 +278,26 @@ func (q *workerCheck) reportCached() {
 		return
 	}
 	if err := p.err(); err != nil {
-		q.found(
+		q.report(
 			AboutCachedUsed,
 			Wrong,
 			"send the engine a request yourself",
 			"a prompt of %d words was answered: %s",
 			probeWords,
-			brief(err),
+			briefError(err),
 		)
 		return
 	}
 	if p.first.path != chatPath && q.Models[q.model] != nil && !q.hasFinding(AboutChat) {
-		q.found(AboutChat, Unknown, "", "the engine refuses chats")
+		q.report(AboutChat, Unknown, "", "the engine refuses chats")
 	}
 	a, x := &p.second.answer, &p.predicted
 	switch {
 	case a.cached == nil:
-		q.found(AboutCachedUsed, Wrong, usageFix[q.engine],
+		q.report(AboutCachedUsed, Wrong, usageFix[q.engine],
 			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	case !p.predictable && *a.cached == 0:
-		q.found(
+		q.report(
 			AboutCachedUsed,
 			Wrong,
 			"check that prefix caching is on, and that other requests do not fill the cache",
@@ -305,8 +305,8 @@ func (q *workerCheck) reportCached() {
 			a.promptTokens,
 		)
 	case !p.predictable:
-		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
-	case x.explains(*a.cached, p.first.answer.completionTokens) && *a.cached > 0:
+		q.report(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
+	case x.agreesWith(*a.cached, p.first.answer.completionTokens) && *a.cached > 0:
 		says := "as predicted"
 		if *a.cached != x.tokens {
 			says = fmt.Sprintf("predicted %d", x.tokens)
@@ -314,9 +314,9 @@ func (q *workerCheck) reportCached() {
 				says = fmt.Sprintf("predicted at most %d", x.tokens)
 			}
 		}
-		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
+		q.report(AboutCachedUsed, OK, "", "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
 	case *a.cached == 0 && x.tokens == 0:
-		q.found(
+		q.report(
 			AboutCachedUsed,
 			Wrong,
 			"check that prefix caching is on, and that other requests do not fill the cache",
@@ -324,7 +324,7 @@ func (q *workerCheck) reportCached() {
 			a.promptTokens,
 		)
 	case *a.cached > x.tokens:
-		q.found(
+		q.report(
 			AboutCachedUsed,
 			Wrong,
 			predictionFix,
@@ -334,7 +334,7 @@ func (q *workerCheck) reportCached() {
 			x.tokens,
 		)
 	default:
-		q.found(
+		q.report(
 			AboutCachedUsed,
 			Wrong,
 			evictionFix,

@@ -29,9 +29,9 @@ const (
 	addTemplate = "give --chat-template FILE (the engine's template), or a --model folder with chat_template.jinja"
 )
 
-// sampleChat is a chat whose parts can be left out, because some templates refuse them.
+// sampleChat is a chat with optional parts, because some templates refuse them.
 type sampleChat struct {
-	without       string // names the parts that are left out; "": none
+	without       string // names the omitted parts; "": none
 	tools, system bool
 }
 
@@ -62,7 +62,7 @@ func (c sampleChat) body(model string) map[string]any {
 	return body
 }
 
-// kveppIDs are kvepp's token ids of a request with one prompt.
+// kveppIDs returns kvepp's token ids of a request with one prompt, the parsed request and its body.
 func kveppIDs(
 	model *tokenizer.Model,
 	path string,
@@ -99,7 +99,7 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 		q.Log,
 	)
 	if err != nil {
-		q.found(AboutTokenizer, Unknown, "", "the engine cannot be asked: %v", err)
+		q.report(AboutTokenizer, Unknown, "", "the engine cannot be asked: %v", err)
 		return
 	}
 	q.compareText(ctx, model, engine)
@@ -107,18 +107,19 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 }
 
 func (q *workerCheck) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
-	mine, request, body, err := kveppIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": sampleText})
+	own, request, body, err := kveppIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": sampleText})
 	if err != nil {
-		q.found(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v", err)
+		q.report(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v",
+			err)
 		return
 	}
-	theirs, err := engine.Tokenize(ctx, request, body)
+	engineIDs, err := engine.Tokenize(ctx, request, body)
 	if err != nil {
-		q.found(AboutTokenizer, Unknown, "", "the engine does not return token ids: %s", brief(err))
+		q.report(AboutTokenizer, Unknown, "", "the engine does not return token ids: %s", briefError(err))
 		return
 	}
-	if at := difference(mine, theirs[0]); at >= 0 {
-		q.found(
+	if at := difference(own, engineIDs[0]); at >= 0 {
+		q.report(
 			AboutTokenizer,
 			Wrong,
 			modelFix,
@@ -127,37 +128,37 @@ func (q *workerCheck) compareText(ctx context.Context, model *tokenizer.Model, e
 		)
 		return
 	}
-	q.found(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(mine))
+	q.report(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(own))
 }
 
 func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
 	for i, sample := range sampleChats {
-		mine, request, body, err := kveppIDs(model, chatPath, sample.body(q.model))
+		own, request, body, err := kveppIDs(model, chatPath, sample.body(q.model))
 		if request == nil {
-			q.found(AboutChat, Wrong, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
+			q.report(AboutChat, Wrong, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
 			return
 		}
-		theirs, refused := engine.Tokenize(ctx, request, body)
+		engineIDs, refused := engine.Tokenize(ctx, request, body)
 		missing := errors.Is(err, tokenizer.ErrNoChatTemplate)
 		switch {
 		case refused != nil && remote.OutcomeOf(refused) != remote.Refused:
 			switch {
 			case missing:
-				q.found(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+				q.report(AboutChat, Wrong, addTemplate, noTemplate, q.model)
 			case q.prompt != nil:
 				q.compareCount(model, &q.prompt.second, AboutChat, templateFix, "chat")
 			default:
-				q.found(
+				q.report(
 					AboutChat,
 					Unknown,
 					"--probe compares the number of a chat's tokens",
 					"the engine does not return token ids: %s",
-					brief(refused),
+					briefError(refused),
 				)
 			}
 			return
 		case refused != nil && missing:
-			q.found(
+			q.report(
 				AboutChat,
 				Unknown,
 				addTemplate+", if its chats are to be served",
@@ -168,19 +169,19 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 		case refused != nil && i+1 < len(sampleChats):
 			continue // the engine may refuse only a part of the chat
 		case refused != nil:
-			q.found(
+			q.report(
 				AboutChat,
 				Unknown,
 				"send the engine a chat yourself",
 				"the engine refuses a chat: %s",
-				brief(refused),
+				briefError(refused),
 			)
 			return
 		case missing:
-			q.found(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+			q.report(AboutChat, Wrong, addTemplate, noTemplate, q.model)
 			return
 		case err != nil:
-			q.found(
+			q.report(
 				AboutChat,
 				Wrong,
 				templateFix,
@@ -190,24 +191,24 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 			)
 			return
 		}
-		if at := difference(mine, theirs[0]); at >= 0 {
-			q.found(
+		if at := difference(own, engineIDs[0]); at >= 0 {
+			q.report(
 				AboutChat,
 				Wrong,
 				templateFix,
 				"the ids of a chat%s differ from the engine's at token %d of %d: no block from there on would match",
 				sample.without,
 				at,
-				len(theirs[0]),
+				len(engineIDs[0]),
 			)
 			return
 		}
-		q.found(AboutChat, OK, "", "the %d token ids of a chat%s equal the engine's", len(mine), sample.without)
+		q.report(AboutChat, OK, "", "the %d token ids of a chat%s equal the engine's", len(own), sample.without)
 		return
 	}
 }
 
-// difference returns the place of the first token that differs; -1 if there is none.
+// difference returns the index of the first token that differs; -1 if all are equal.
 func difference(a, b []kvblock.Token) int {
 	for i := range max(len(a), len(b)) {
 		if i >= len(a) || i >= len(b) || a[i] != b[i] {
@@ -222,7 +223,7 @@ func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 	p := q.prompt
 	switch {
 	case !q.takesRequests():
-		q.found(
+		q.report(
 			AboutTokenizer,
 			Unknown,
 			"",
@@ -230,7 +231,7 @@ func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 		)
 		return
 	case p == nil:
-		q.found(
+		q.report(
 			AboutTokenizer,
 			Unknown,
 			"--probe compares the number of a prompt's tokens",
@@ -244,10 +245,10 @@ func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 
 func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, fix, what string) {
 	if about == AboutChat && r.path != chatPath {
-		return // a finding already says that the engine refuses chats
+		return // another finding says that the engine refuses chats
 	}
 	if r.err != nil || r.answer.promptTokens == 0 {
-		q.found(
+		q.report(
 			about,
 			Unknown,
 			"send the engine a "+what+" yourself",
@@ -256,12 +257,12 @@ func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, f
 		)
 		return
 	}
-	mine, _, _, err := kveppIDs(model, r.path, r.body)
+	own, _, _, err := kveppIDs(model, r.path, r.body)
 	switch {
 	case errors.Is(err, tokenizer.ErrNoChatTemplate):
-		q.found(about, Wrong, addTemplate, noTemplate, q.model)
+		q.report(about, Wrong, addTemplate, noTemplate, q.model)
 	case err != nil:
-		q.found(
+		q.report(
 			about,
 			Wrong,
 			"run kvepp tokenize for details",
@@ -269,18 +270,18 @@ func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, f
 			what,
 			err,
 		)
-	case len(mine) != r.answer.promptTokens:
-		q.found(
+	case len(own) != r.answer.promptTokens:
+		q.report(
 			about,
 			Wrong,
 			fix,
 			"for a %s kvepp counts %d tokens, but the engine counts %d: no block would match",
 			what,
-			len(mine),
+			len(own),
 			r.answer.promptTokens,
 		)
 	default:
-		q.found(about, OK, "", "kvepp and the engine count %d tokens in a %s", len(mine), what)
+		q.report(about, OK, "", "kvepp and the engine count %d tokens in a %s", len(own), what)
 	}
 }
 

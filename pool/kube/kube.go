@@ -176,7 +176,7 @@ type spec struct {
 	ports    []int // empty: each Pod's own named "http"
 }
 
-// known is a Pod and its endpoints.
+// knownPod is a Pod and its endpoints.
 type knownPod struct {
 	pod       *corev1.Pod // stripped
 	endpoints []pool.Endpoint

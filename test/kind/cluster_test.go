@@ -35,7 +35,7 @@ type namespace struct {
 	token string // of an account that may read kvepp's metrics, when the chart is installed
 }
 
-// inCluster keeps `go test ./...` away from the cluster of a user's KUBECONFIG.
+// inCluster prevents `go test ./...` from using the cluster of a user's KUBECONFIG.
 var inCluster = flag.Bool("cluster", false, "the cluster that KUBECONFIG names is for these tests")
 
 // newNamespace creates a namespace that is deleted with the test. On failure it first logs its state.
@@ -49,7 +49,7 @@ func newNamespace(t *testing.T, name string) *namespace {
 	n.kubectl("create", "namespace", name)
 	t.Cleanup(func() {
 		if t.Failed() {
-			n.tell()
+			n.logState()
 		}
 		n.kubectl("delete", "namespace", name, "--wait=false")
 	})
@@ -61,11 +61,11 @@ func (n *namespace) run(stdin, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append([]string{"--namespace", n.name}, args...)...)
-	var complaint bytes.Buffer
-	cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &complaint
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		err = fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, &complaint)
+		err = fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, &stderr)
 	}
 	return strings.TrimSpace(string(out)), err
 }
@@ -88,8 +88,8 @@ func (n *namespace) apply(objects string, names ...string) {
 	}
 }
 
-// tell logs the state of all objects.
-func (n *namespace) tell() {
+// logState logs the state of all objects.
+func (n *namespace) logState() {
 	for _, args := range [][]string{
 		{"get", "pods,services,endpointslices,inferencepools,leases", "-o", "wide"},
 		{"get", "events", "--sort-by=.lastTimestamp"},
@@ -258,8 +258,8 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	forward := exec.CommandContext(ctx, "kubectl", "--namespace", n.name, "port-forward", "pod/"+pod, ":9090")
-	var complaint bytes.Buffer
-	forward.Stderr = &complaint
+	var stderr bytes.Buffer
+	forward.Stderr = &stderr
 	says, err := forward.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -275,7 +275,7 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 	_, address, _ := strings.Cut(line, "from ")
 	address, _, ok := strings.Cut(address, " ->")
 	if !ok {
-		return nil, fmt.Errorf("kubectl port-forward %s: %q %s", pod, line, &complaint)
+		return nil, fmt.Errorf("kubectl port-forward %s: %q %s", pod, line, &stderr)
 	}
 	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+address+"/metrics", nil)
 	if err != nil {
@@ -314,8 +314,8 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 // kvepp selects its Pods.
 const kvepp = "app.kubernetes.io/instance=kvepp,app.kubernetes.io/name=kvepp"
 
-// sees waits until all of kvepp's replicas have this many workers, and are subscribed to them.
-func (n *namespace) sees(workers int) {
+// awaitWorkers waits until all of kvepp's replicas have this many workers, and are subscribed to them.
+func (n *namespace) awaitWorkers(workers int) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
 		return n.eachReplica(func(pod string, m map[string]float64) error {
@@ -328,7 +328,8 @@ func (n *namespace) sees(workers int) {
 	})
 }
 
-// eachReplica calls f with the metrics of each of kvepp's Pods, until f returns an error. No Pod is an error too.
+// eachReplica calls f with the metrics of each of kvepp's Pods, until f returns an error. It returns an error if there
+// is no Pod.
 func (n *namespace) eachReplica(f func(pod string, m map[string]float64) error) error {
 	n.t.Helper()
 	pods, _ := n.pods(kvepp)
@@ -371,8 +372,8 @@ func (n *namespace) check(flags ...string) (status int, table string) {
 	return status, table
 }
 
-// checked fails the test unless `kvepp check` reports no problem, and each of these texts for this many workers.
-func (n *namespace) checked(workers int, says []string, flags ...string) {
+// wantCheck fails the test unless `kvepp check` reports no problem, and each of these texts for this many workers.
+func (n *namespace) wantCheck(workers int, says []string, flags ...string) {
 	n.t.Helper()
 	status, table := n.check(flags...)
 	if status != 0 {
@@ -386,9 +387,9 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 	}
 }
 
-// idle waits until kvepp has seen the end of every request. Before, the last request still counts as load of its
-// worker, and the next request may go elsewhere.
-func (n *namespace) idle() {
+// awaitIdle waits until kvepp has seen the end of every request. Until then the last request counts as load of its
+// worker, and the next request may go to another worker.
+func (n *namespace) awaitIdle() {
 	n.t.Helper()
 	n.eventually("kvepp is idle", func() error {
 		return n.eachReplica(func(pod string, m map[string]float64) error {

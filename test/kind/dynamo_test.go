@@ -3,10 +3,10 @@ package kind
 import "testing"
 
 // TestDynamo runs Dynamo's workers, each with a frontend in direct mode, behind the Envoy without endpoints. A frontend
-// refuses a request with a wrong id of its worker.
+// refuses a request that names another worker id.
 func TestDynamo(t *testing.T) {
-	// Ids are random numbers and in no object of the cluster: kvepp gets them from the frontends, and subscribes to the
-	// engines.
+	// Ids are random numbers and are in no object of the cluster. kvepp gets them from the frontends, and subscribes to
+	// the engines.
 	t.Run(
 		"discovery by files",
 		func(t *testing.T) { testDynamo(t, "file", "5657", "5557 announces blocks", "5657 answers") },
@@ -19,7 +19,8 @@ func TestDynamo(t *testing.T) {
 	)
 }
 
-// testDynamo gets how workers are discovered, the port of replays, and what `kvepp check` reports for each worker.
+// testDynamo takes the kind of discovery, the port of the replay sockets, and texts that `kvepp check` reports for each
+// worker.
 func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	n := newNamespace(t, "kvepp-e2e-dynamo-"+discovery)
 	n.apply(read(t, "testdata/hub.yaml"))
@@ -27,17 +28,17 @@ func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	n.install("pool.selector.app=dynamo", "engine=dynamo", "kvEvents.replayPort="+replayPort)
 	n.kubectl("rollout", "status", "deployment/dynamo", "--timeout=120s")
 	n.startEnvoy("original-dst.yaml", map[string]string{"kvepp": "kvepp." + n.name + ".svc.cluster.local:9002"})
-	n.sees(2)
+	n.awaitWorkers(2)
 
-	talk := n.warm(2)
-	n.checked(2, append(says, "known to the frontend"), "--engine=dynamo", "--kv-replay-port="+replayPort)
+	talk := n.stickyConversations(2)
+	n.wantCheck(2, append(says, "known to the frontend"), "--engine=dynamo", "--kv-replay-port="+replayPort)
 
 	pods, _ := n.pods("app=dynamo")
-	n.during(func() { n.kubectl("delete", "pod", pods[0]) })
-	n.sees(2)
+	n.duringTraffic(func() { n.kubectl("delete", "pod", pods[0]) })
+	n.awaitWorkers(2)
 	for _, c := range talk {
-		c.exactly()
-		if a := c.exactly(); a.CachedTokens == 0 {
+		c.sayExact()
+		if a := c.sayExact(); a.CachedTokens == 0 {
 			t.Errorf("no block is cached at %s", a.Worker)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestEngines runs plain engines behind an InferencePool. Its parts follow each other in one namespace.
+// TestEngines runs plain engines behind an InferencePool. Its parts run in sequence in one namespace.
 func TestEngines(t *testing.T) {
 	n := newNamespace(t, "kvepp-e2e-engines")
 	n.apply(read(t, "testdata/hub.yaml"))
@@ -17,7 +17,7 @@ func TestEngines(t *testing.T) {
 	n.startEnvoy("override-host.yaml", map[string]string{
 		"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name +
 			".svc.cluster.local:8000"})
-	n.sees(3)
+	n.awaitWorkers(3)
 
 	var talk []*conversation
 	for _, part := range []struct {
@@ -25,15 +25,15 @@ func TestEngines(t *testing.T) {
 		test func(*testing.T)
 	}{
 		{"conversations go warm", func(t *testing.T) {
-			talk = n.spread(6, 3)
+			talk = n.spreadConversations(6, 3)
 			for turn := 2; turn <= 4; turn++ {
-				n.settled()
+				n.awaitIndexes()
 				var home []string
 				var prompt []int
 				for _, c := range talk {
 					home, prompt = append(home, c.engine()), append(prompt, c.last.PromptTokens)
 				}
-				eachExact(t, talk)
+				sayExactEach(t, talk)
 				for i, c := range talk {
 					if c.engine() != home[i] || c.last.CachedTokens < prompt[i]/16*16 {
 						t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, c.engine(),
@@ -43,7 +43,7 @@ func TestEngines(t *testing.T) {
 			}
 		}},
 		{"kvepp check reports a problem", func(t *testing.T) {
-			n.checked(3, []string{"vLLM answers", "5557 announces blocks", "5657 answers"}, "--kv-replay-port=5657")
+			n.wantCheck(3, []string{"vLLM answers", "5557 announces blocks", "5657 answers"}, "--kv-replay-port=5657")
 			engines, _ := n.pods("app=engine")
 			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port=5999")
 			n.eventually("kvepp follows the annotation", func() error {
@@ -64,53 +64,53 @@ func TestEngines(t *testing.T) {
 				t.Errorf("kvepp check exits with %d, and reports %d workers that announce blocks", status, got)
 			}
 			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port-")
-			n.sees(3)
-			n.settled() // kvepp has replayed the missed events
+			n.awaitWorkers(3)
+			n.awaitIndexes() // kvepp has replayed the missed events
 		}},
 		{"a new engine is used", func(t *testing.T) {
-			n.during(func() { n.grows("engine", 4) })
+			n.duringTraffic(func() { n.scaleUp("engine", 4) })
 		}},
 		{"a deleted engine's work moves", func(t *testing.T) {
 			c := talk[0]
 			gone := c.engine()
-			n.during(func() { n.kubectl("delete", "pod", gone) })
-			n.sees(4)
-			n.settled()
+			n.duringTraffic(func() { n.kubectl("delete", "pod", gone) })
+			n.awaitWorkers(4)
+			n.awaitIndexes()
 			if _, err := c.say(words(20), 8); err != nil {
 				t.Fatal(err)
 			}
 			if c.engine() == gone {
 				t.Errorf("%s served, although it was deleted", gone)
 			}
-			n.settled()
-			eachExact(t, talk[:1]) // its blocks are cached at its current worker
+			n.awaitIndexes()
+			sayExactEach(t, talk[:1]) // its blocks are cached at its current worker
 		}},
 		{"all engines but one are deleted", func(t *testing.T) {
-			n.during(func() {
+			n.duringTraffic(func() {
 				n.kubectl("scale", "deployment/engine", "--replicas=1")
-				n.sees(1)
+				n.awaitWorkers(1)
 				n.kubectl("wait", "--for=jsonpath={.status.replicas}=1", "deployment/engine", "--timeout=60s")
 			})
 			left, _ := n.pods("app=engine")
-			all(t, talk, words(20))
+			sayAll(t, talk, words(20))
 			for _, c := range talk {
 				if len(left) != 1 || c.engine() != left[0] {
 					t.Errorf("%s served, want %v", c.engine(), left)
 				}
 			}
 			n.kubectl("scale", "deployment/engine", "--replicas=3")
-			n.sees(3)
+			n.awaitWorkers(3)
 		}},
 		{"kvepp is rolled", func(t *testing.T) {
 			old, _ := n.pods(kvepp)
-			n.during(func() {
+			n.duringTraffic(func() {
 				n.kubectl("rollout", "restart", "deployment/kvepp")
 				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=120s")
 				n.kubectl("wait", "--for=delete", "pod/"+old[0], "--timeout=120s")
 			})
-			// It learns the caches from the engines' replays.
-			n.settled()
-			eachExact(t, talk)
+			// kvepp gets the caches from the engines' replays.
+			n.awaitIndexes()
+			sayExactEach(t, talk)
 		}},
 		{"two replicas elect a leader", func(t *testing.T) {
 			n.install("pool.selector.app=engine", "replicas=2")
@@ -124,9 +124,8 @@ func TestEngines(t *testing.T) {
 				return nil
 			}
 			n.eventually("one of two is ready", one)
-			n.sees(3)
-			// The replica that was alone before elects no leader, and ends at once on SIGTERM: only a leader waits for
-			// the next one.
+			n.awaitWorkers(3)
+			// A single replica elects no leader, and ends at once on SIGTERM: only a leader waits for the next one.
 			n.eventually("Envoy calls the leader", func() error {
 				if _, err := n.newConversation().say(words(20), 8); err != nil {
 					return err
@@ -137,7 +136,7 @@ func TestEngines(t *testing.T) {
 				}
 				return err
 			})
-			n.settled()
+			n.awaitIndexes()
 			// another returns the next leader, when it is the only leader.
 			another := func(was string) {
 				n.eventually("another one leads", func() error {
@@ -149,26 +148,26 @@ func TestEngines(t *testing.T) {
 					}
 					return nil
 				})
-				n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=150s") // until then the old leader answers too
+				n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=150s") // until then the old leader serves too
 			}
 			was := leader
-			n.during(func() {
+			n.duringTraffic(func() {
 				began := time.Now()
 				n.kubectl("delete", "pod", was, "--wait=false")
 				another(was)
 				t.Logf("Envoy calls only the new leader %v after the old one was deleted",
 					time.Since(began).Round(100*time.Millisecond))
 			})
-			n.settled()
-			eachExact(t, talk)
+			n.awaitIndexes()
+			sayExactEach(t, talk)
 			was = leader
-			n.during(func() {
+			n.duringTraffic(func() {
 				n.kubectl("rollout", "restart", "deployment/kvepp")
 				another(was)
 			})
-			n.sees(3)
-			n.settled()
-			eachExact(t, talk)
+			n.awaitWorkers(3)
+			n.awaitIndexes()
+			sayExactEach(t, talk)
 		}},
 		{"two replicas decide", func(t *testing.T) {
 			n.install("pool.selector.app=engine", "replicas=2", "leaderElection.enabled=false")
@@ -178,8 +177,8 @@ func TestEngines(t *testing.T) {
 				}
 				return nil
 			})
-			n.sees(3)
-			n.during(func() {
+			n.awaitWorkers(3)
+			n.duringTraffic(func() {
 				n.eventually("both decide", func() error {
 					return n.eachReplica(func(pod string, m map[string]float64) error {
 						if m["kvepp_requests_total"] < 10 {
@@ -189,8 +188,8 @@ func TestEngines(t *testing.T) {
 					})
 				})
 			})
-			n.settled()
-			eachExact(t, talk)
+			n.awaitIndexes()
+			sayExactEach(t, talk)
 		}},
 	} {
 		n.t = t
@@ -201,12 +200,12 @@ func TestEngines(t *testing.T) {
 	n.t = t
 }
 
-// eachExact takes a turn in one conversation after the other, so that only the cache matters. It fails the test unless
-// a part of the prompt was cached, as kvepp predicted.
-func eachExact(t *testing.T, talk []*conversation) {
+// sayExactEach takes a turn in each conversation, one after the other, so that load does not matter. It fails the test
+// unless a part of the prompt was cached, as kvepp predicted.
+func sayExactEach(t *testing.T, talk []*conversation) {
 	t.Helper()
 	for i, c := range talk {
-		c.n.idle()
+		c.n.awaitIdle()
 		if _, err := c.say(words(20), 8); err != nil {
 			t.Fatal(err)
 		}
@@ -221,8 +220,8 @@ func eachExact(t *testing.T, talk []*conversation) {
 	}
 }
 
-// settled waits until the indexes of all of kvepp's replicas have all blocks of the engines.
-func (n *namespace) settled() {
+// awaitIndexes waits until the indexes of all of kvepp's replicas have all blocks of the engines.
+func (n *namespace) awaitIndexes() {
 	n.t.Helper()
 	n.eventually("kvepp's index has the engines' blocks", func() error {
 		engines, _ := n.pods("app=engine")

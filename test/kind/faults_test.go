@@ -27,7 +27,7 @@ func TestEngineFails(t *testing.T) {
 		n.startEnvoy("override-host.yaml", map[string]string{
 			"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name +
 				".svc.cluster.local:8000"})
-		n.sees(3)
+		n.awaitWorkers(3)
 		n.engineFails(3)
 	})
 	t.Run("the chart's Envoy", func(t *testing.T) {
@@ -51,17 +51,17 @@ func TestEngineFails(t *testing.T) {
 			"--target-port=http",
 		)
 		n.findEnvoy("envoy")
-		n.sees(3)
-		n.everyEnvoyAsks()
-		n.warm(3)
+		n.awaitWorkers(3)
+		n.awaitEnvoys()
+		n.stickyConversations(3)
 		n.engineFails(2)
 
 		pods, _ := n.pods("app=engine")
-		if lost := n.chats(1000, 300, func() { n.fault(pods[1], "503") }); len(lost) > 0 {
+		if lost := n.chats(1000, 300, func() { n.setFault(pods[1], "503") }); len(lost) > 0 {
 			t.Errorf("%d requests lost at an engine that answers 503: %q ...", len(lost), lost[0])
 		}
-		n.fault(pods[1], "")
-		n.serves(pods[1])
+		n.setFault(pods[1], "")
+		n.awaitServing(pods[1])
 	})
 }
 
@@ -74,7 +74,7 @@ func (n *namespace) engineFails(failures int) {
 	n.t.Helper()
 	pods, _ := n.pods("app=engine")
 	bad := pods[0]
-	lost := n.chats(1000, 300, func() { n.fault(bad, "500") })
+	lost := n.chats(1000, 300, func() { n.setFault(bad, "500") })
 
 	if _, ready := n.pods("app=engine"); !slices.Contains(ready, bad) {
 		n.t.Errorf("%s is not Ready; this test needs a Ready Pod", bad)
@@ -115,8 +115,8 @@ func (n *namespace) engineFails(failures int) {
 		n.t.Error("no line of the log says that an endpoint is ejected")
 	}
 
-	n.fault(bad, "")
-	n.serves(bad)
+	n.setFault(bad, "")
+	n.awaitServing(bad)
 	n.eventually("no worker is ejected", func() error {
 		m, err := n.metrics(replicas[0])
 		if err == nil && m["kvepp_ejected_workers"] != 0 {
@@ -126,8 +126,8 @@ func (n *namespace) engineFails(failures int) {
 	})
 }
 
-// fault makes the engine of a Pod fail in a mode of examples/engine/faults.go; "" ends the fault.
-func (n *namespace) fault(pod, mode string) {
+// setFault makes the engine of a Pod fail in a mode of examples/engine/faults.go; "" ends the fault.
+func (n *namespace) setFault(pod, mode string) {
 	n.t.Helper()
 	if _, err := n.run("", "kubectl", "create", "--raw",
 		fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/fault?mode=%s", n.name, pod, mode), "-f",
@@ -136,8 +136,8 @@ func (n *namespace) fault(pod, mode string) {
 	}
 }
 
-// serves waits until a Pod of engines answers a chat.
-func (n *namespace) serves(pod string) {
+// awaitServing waits until a Pod of engines answers a chat.
+func (n *namespace) awaitServing(pod string) {
 	n.t.Helper()
 	n.eventually(pod+" serves again", func() error {
 		c := n.newConversation()
@@ -149,11 +149,11 @@ func (n *namespace) serves(pod string) {
 	})
 }
 
-// everyEnvoyAsks waits until each of several Envoys behind one address has found kvepp. Before, they choose engines
+// awaitEnvoys waits until each of several Envoys behind one address has found kvepp. Until then they choose engines
 // themselves.
-func (n *namespace) everyEnvoyAsks() {
+func (n *namespace) awaitEnvoys() {
 	n.t.Helper()
-	// A new connection each time, to any Envoy.
+	// Each request has a new connection, to any Envoy.
 	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: client.Timeout}
 	n.eventually("each Envoy calls kvepp", func() error {
 		for range 20 {
@@ -177,8 +177,8 @@ func (n *namespace) everyEnvoyAsks() {
 	})
 }
 
-// chats sends total chats from parallel clients, and calls begin before the chat number at. It returns how each chat
-// without a complete answer ended.
+// chats sends total chats from parallel clients, and calls begin before chat number at. It returns the result of each
+// chat without a complete answer.
 func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 	var (
 		next atomic.Int64

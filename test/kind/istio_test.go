@@ -36,14 +36,14 @@ func TestIstio(t *testing.T) {
 	}
 }
 
-// gateway starts the proxy of a Gateway.
-func (n *namespace) gateway(name string, istiod *namespace) {
+// startGateway starts the proxy of a Gateway.
+func (n *namespace) startGateway(name string, istiod *namespace) {
 	n.t.Helper()
 	n.apply(read(n.t, "testdata/gateway.yaml"), "{gateway}", name, "{namespace}", n.name, "{istiod}", istiod.name)
 }
 
-// holds waits until conditions of an object are true, for each of its parents if it has any.
-func (n *namespace) holds(object string, conditions ...string) {
+// awaitConditions waits until conditions of an object are true, in each of its parents' statuses if it has parents.
+func (n *namespace) awaitConditions(object string, conditions ...string) {
 	n.t.Helper()
 	n.eventually(object+" is accepted", func() error {
 		out, err := n.run("", "kubectl", "get", object, "-o", "json")
@@ -82,27 +82,27 @@ func (n *namespace) holds(object string, conditions ...string) {
 // istioOverlay tests kustomize's overlay: the Gateway, and the DestinationRule that makes Istio use TLS to kvepp.
 func istioOverlay(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio")
-	n.gateway("inference", istiod)
+	n.startGateway("inference", istiod)
 	n.overlay(
-		"resources: [KUSTOMIZE/overlays/istio]"+users+strings.ReplaceAll(standIn, "ENGINE", "vllm"),
+		"resources: [KUSTOMIZE/overlays/istio]"+userSettings+strings.ReplaceAll(standIn, "ENGINE", "vllm"),
 		"vllm",
 		"kvepp",
 		"inference-istio",
 	)
 	n.findEnvoy("inference-istio")
-	n.holds("gateway/inference", "Accepted", "Programmed")
-	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
-	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
-	n.sees(2)
-	for _, c := range n.warm(2) {
+	n.awaitConditions("gateway/inference", "Accepted", "Programmed")
+	n.awaitConditions("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.awaitConditions("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.awaitWorkers(2)
+	for _, c := range n.stickyConversations(2) {
 		if !strings.HasPrefix(c.last.Worker, c.engine()) {
 			t.Errorf("kvepp chose %s, Istio's gateway used %s", c.last.Worker, c.engine())
 		}
 	}
 
-	n.during(func() {
-		n.grows("vllm", 3)
-		n.roll()
+	n.duringTraffic(func() {
+		n.scaleUp("vllm", 3)
+		n.rollout()
 	})
 
 	// Without the rule it must fail.
@@ -122,7 +122,7 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 // gateway drops a deleted leader before another one is ready.
 func istioChart(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio-chart")
-	n.gateway("inference", istiod)
+	n.startGateway("inference", istiod)
 	n.apply(read(t, "testdata/hub.yaml"))
 	n.apply(read(t, "testdata/engines.yaml"))
 	n.install(
@@ -134,33 +134,33 @@ func istioChart(t *testing.T, istiod *namespace) {
 		"replicas=2",
 	)
 	n.findEnvoy("inference-istio")
-	n.holds("gateway/inference", "Accepted", "Programmed")
-	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
-	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
-	n.sees(3)
+	n.awaitConditions("gateway/inference", "Accepted", "Programmed")
+	n.awaitConditions("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.awaitConditions("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.awaitWorkers(3)
 
 	_, leaders := n.pods(kvepp)
 	if len(leaders) != 1 {
 		t.Fatalf("%v lead", leaders)
 	}
-	failed, pause := n.pause(func() {
+	failed, pause := n.measurePause(func() {
 		n.kubectl("delete", "pod", leaders[0], "--wait=false")
 		n.kubectl("wait", "--for=delete", "pod/"+leaders[0], "--timeout=150s")
-		n.sees(3)
+		n.awaitWorkers(3)
 	})
 	t.Logf("a leader was deleted: %d requests failed, within %v", failed, pause.Round(100*time.Millisecond))
 	if pause > 15*time.Second {
-		t.Error("the pause is as long as a Lease that was not released")
+		t.Error("the pause is as long as if the Lease had not been released")
 	}
 	talk := []*conversation{n.newConversation(), n.newConversation()}
-	all(t, talk, words(20))
-	n.settled()
-	eachExact(t, talk)
+	sayAll(t, talk, words(20))
+	n.awaitIndexes()
+	sayExactEach(t, talk)
 }
 
-// pause sends one request after the other while f runs. It returns how many failed, and the longest time without a
+// measurePause sends requests in sequence while f runs. It returns how many failed, and the longest time without a
 // success.
-func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
+func (n *namespace) measurePause(f func()) (failed int, pause time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -211,8 +211,8 @@ func istioConformance(t *testing.T, istiod *namespace) {
 		t,
 		"inference-conformance-app-backend",
 	)
-	infra.gateway("conformance-primary", istiod)
-	infra.gateway("conformance-secondary", istiod)
+	infra.startGateway("conformance-primary", istiod)
+	infra.startGateway("conformance-secondary", istiod)
 	backend.apply(read(t, "testdata/pickers.yaml"))
 
 	n := &namespace{t: t, name: istiod.name}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// users are the settings that the overlays' users make: a namespace, images, fewer resources of the node; and Envoy
-// where the test can reach it.
-const users = `
+// userSettings are the changes that users make to an overlay (namespace, images, smaller resource requests), and a way
+// for the test to reach Envoy.
+const userSettings = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 namespace: NAMESPACE
@@ -23,7 +23,7 @@ patches:
   patch: |-
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --decision-headers}
     - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 50m}
-    # A namespace takes half of what its Pods are given to go.
+    # A namespace is deleted after half of its Pods' grace period.
     - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 45}
 - target: {kind: Deployment, name: "(kvepp-)?envoy"}
   patch: |-
@@ -34,7 +34,7 @@ patches:
     - {op: add, path: /spec/type, value: NodePort}
 `
 
-// standIn replaces an engine that needs a GPU by a stand-in. The rest of its Pod stays.
+// standIn replaces an engine that needs a GPU by a stand-in, and leaves the rest of its Pod unchanged.
 const standIn = `
 - target: {kind: Deployment, name: ENGINE}
   patch: |-
@@ -48,8 +48,8 @@ const standIn = `
         readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
 `
 
-// filled is the job that fills kvepp's claim from the hub in the cluster, which has one model under all names.
-const filled = `
+// tokenizerJob fills kvepp's claim from the hub in the cluster, which serves one model under all names.
+const tokenizerJob = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 namespace: NAMESPACE
@@ -89,7 +89,7 @@ func (n *namespace) overlay(kustomization string, deployments ...string) {
 	n.model = "Qwen/Qwen3-8B"
 	n.apply(read(n.t, "testdata/hub.yaml"))
 	n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
-	n.kustomize(filled)
+	n.kustomize(tokenizerJob)
 	n.kubectl("wait", "job/tokenizers", "--for=condition=complete", "--timeout=180s")
 	n.kustomize(kustomization)
 	for _, deployment := range deployments {
@@ -97,20 +97,20 @@ func (n *namespace) overlay(kustomization string, deployments ...string) {
 	}
 }
 
-// roll replaces the only kvepp of an overlay, and waits until the old one is gone.
-func (n *namespace) roll() {
+// rollout replaces the only kvepp of an overlay, and waits until the old one is gone.
+func (n *namespace) rollout() {
 	n.t.Helper()
 	n.kubectl("rollout", "restart", "deployment/kvepp")
-	n.rolled()
+	n.awaitRollout()
 }
 
-// rolled waits until a changed Deployment of kvepp has replaced its only Pod.
-func (n *namespace) rolled() {
+// awaitRollout waits until a changed Deployment of kvepp has replaced its only Pod.
+func (n *namespace) awaitRollout() {
 	n.t.Helper()
 	n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
 	n.eventually("the old kvepp is gone", func() error {
 		if pods, _ := n.pods(kvepp); len(pods) != 1 {
-			return fmt.Errorf("there are %v", pods)
+			return fmt.Errorf("kvepp has the Pods %v", pods)
 		}
 		return nil
 	})
@@ -119,30 +119,30 @@ func (n *namespace) rolled() {
 // TestOverlays tests kustomize's overlays, unchanged, behind the plain Envoy that is among them.
 func TestOverlays(t *testing.T) {
 	for _, c := range []struct{ name, engines, envoy, kustomization string }{
-		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + users +
+		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + userSettings +
 			strings.ReplaceAll(standIn, "ENGINE", "vllm")},
-		{"stock-engines", "vllm", "kvepp-envoy", "resources: [KUSTOMIZE/overlays/stock-engines]" + users +
+		{"stock-engines", "vllm", "kvepp-envoy", "resources: [KUSTOMIZE/overlays/stock-engines]" + userSettings +
 			strings.ReplaceAll(standIn, "ENGINE", "vllm")},
 		{"sglang", "sglang", "envoy", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: " +
-			"[KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
-		{"mocker", "dynamo", "envoy", "resources: [KUSTOMIZE/overlays/mocker]" + users},
+			"[KUSTOMIZE/components/envoy]" + userSettings + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
+		{"mocker", "dynamo", "envoy", "resources: [KUSTOMIZE/overlays/mocker]" + userSettings},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // they mostly wait
 			n := newNamespace(t, "kvepp-e2e-overlay-"+c.name)
 			n.overlay(c.kustomization, c.engines, "kvepp", c.envoy)
 			n.findEnvoy(c.envoy)
-			n.sees(2)
+			n.awaitWorkers(2)
 			// An Envoy that started before kvepp had an address resolves it again after seconds. Until then some Envoys
 			// refuse requests, and that of stock-engines chooses engines itself.
-			n.everyEnvoyAsks()
-			n.warm(2)
+			n.awaitEnvoys()
+			n.stickyConversations(2)
 			if c.engines != "vllm" {
 				return // the rest uses the same kvepp, and the same Envoy as "envoy"
 			}
-			n.during(func() {
+			n.duringTraffic(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
-				n.sees(3)
+				n.awaitWorkers(3)
 				// Kubernetes now sets variables in kvepp's Pod with names like kvepp's own, such as
 				// KVEPP_METRICS_PORT=tcp://...
 				n.kubectl("create", "service", "clusterip", "kvepp-metrics", "--tcp=9090:9090")
@@ -153,13 +153,13 @@ func TestOverlays(t *testing.T) {
 					"--patch",
 					`{"spec":{"template":{"spec":{"enableServiceLinks":true}}}}`,
 				)
-				n.rolled()
+				n.awaitRollout()
 			})
 			if c.name != "stock-engines" {
 				return
 			}
 			pods, _ := n.pods("app=vllm")
-			if lost := n.chats(300, 100, func() { n.fault(pods[0], "503") }); len(lost) > 0 {
+			if lost := n.chats(300, 100, func() { n.setFault(pods[0], "503") }); len(lost) > 0 {
 				t.Errorf("%d requests lost at an engine that answers 503: %q ...", len(lost), lost[0])
 			}
 		})

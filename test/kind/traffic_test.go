@@ -15,7 +15,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// client keeps connections open, as most clients do.
+// client keeps its connections open, as most clients do.
 var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
 
 // conversation is one client's conversation; each turn repeats all previous ones.
@@ -66,13 +66,13 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	return a, nil
 }
 
-// exactly takes a turn, and repeats it until the worker had as many cached tokens as kvepp predicted: at once, unless
-// an event is in flight.
-func (c *conversation) exactly() *stack.Answer {
+// sayExact takes a turn, and repeats it until the worker had as many cached tokens as kvepp predicted. It repeats the
+// turn only if an event is in flight.
+func (c *conversation) sayExact() *stack.Answer {
 	c.n.t.Helper()
-	before, known := c.messages, c.n.known()
+	before, known := c.messages, c.n.knownBlocks()
 	c.n.eventually("kvepp predicts what the worker reports", func() error {
-		c.n.idle()
+		c.n.awaitIdle()
 		c.messages = slices.Clip(before)
 		a, err := c.say("And then?", 8)
 		if err == nil && a.CachedTokens != a.KveppCached {
@@ -80,21 +80,21 @@ func (c *conversation) exactly() *stack.Answer {
 		}
 		return err
 	})
-	c.n.learns(known, c)
+	c.n.awaitBlocks(known, c)
 	return c.last
 }
 
-// known returns how many blocks each of kvepp's replicas has at least.
-func (n *namespace) known() int {
+// knownBlocks returns how many blocks each of kvepp's replicas has at least.
+func (n *namespace) knownBlocks() int {
 	n.t.Helper()
-	least, err := n.leastKnown()
+	least, err := n.leastKnownBlocks()
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	return least
 }
 
-func (n *namespace) leastKnown() (int, error) {
+func (n *namespace) leastKnownBlocks() (int, error) {
 	least := math.Inf(1)
 	err := n.eachReplica(func(_ string, m map[string]float64) error {
 		least = min(least, m["kvepp_index_blocks"])
@@ -103,15 +103,15 @@ func (n *namespace) leastKnown() (int, error) {
 	return int(least), err
 }
 
-// learns waits until kvepp, which had known blocks, also has the new blocks of the conversations' latest turns.
-// Otherwise a turn may come before its events, and go to a worker without its blocks.
-func (n *namespace) learns(known int, conversations ...*conversation) {
+// awaitBlocks waits until kvepp has the new blocks of the conversations' latest turns, in addition to known blocks.
+// Without this wait a turn may precede its events, and go to a worker without its blocks.
+func (n *namespace) awaitBlocks(known int, conversations ...*conversation) {
 	n.t.Helper()
 	for _, c := range conversations {
 		known += (c.last.PromptTokens-1)/16 - c.last.CachedTokens/16 // the last token is always computed
 	}
 	n.eventually("kvepp's index has the blocks of the latest turns", func() error {
-		now, err := n.leastKnown()
+		now, err := n.leastKnownBlocks()
 		if err == nil && now < known {
 			err = fmt.Errorf("kvepp has %d blocks, want at least %d", now, known)
 		}
@@ -119,20 +119,20 @@ func (n *namespace) learns(known int, conversations ...*conversation) {
 	})
 }
 
-// spread begins this many conversations at once, and repeats that until load has spread them over this many workers: on
-// a slow machine the earlier ones may be answered before the later ones begin. It returns them when kvepp has their
+// spreadConversations begins conversations at the same time, and repeats that until load has spread them over this many
+// workers: on a slow machine the first ones may end before the last ones begin. It returns them when kvepp has their
 // blocks.
-func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
+func (n *namespace) spreadConversations(conversations, workers int) (talk []*conversation) {
 	n.t.Helper()
 	n.eventually("conversations spread", func() error {
-		n.idle()
-		known := n.known()
+		n.awaitIdle()
+		known := n.knownBlocks()
 		talk = nil
 		for range conversations {
 			talk = append(talk, n.newConversation())
 		}
-		all(n.t, talk, words(20))
-		n.learns(known, talk...)
+		sayAll(n.t, talk, words(20))
+		n.awaitBlocks(known, talk...)
 		used := map[string]bool{}
 		for _, c := range talk {
 			used[c.last.Worker] = true
@@ -145,15 +145,15 @@ func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	return talk
 }
 
-// warm holds conversations over this many workers, and fails the test unless each stays on its worker and finds all of
-// its blocks there. It returns them.
-func (n *namespace) warm(workers int) []*conversation {
+// stickyConversations holds conversations over this many workers, and fails the test unless each stays on its worker
+// and finds all of its blocks there. It returns them.
+func (n *namespace) stickyConversations(workers int) []*conversation {
 	n.t.Helper()
-	talk := n.spread(2*workers, workers)
+	talk := n.spreadConversations(2*workers, workers)
 	for turn := 2; turn <= 3; turn++ {
 		for _, c := range talk {
 			home, prompt := c.last.Worker, c.last.PromptTokens
-			if a := c.exactly(); a.Worker != home || a.CachedTokens < prompt/16*16 {
+			if a := c.sayExact(); a.Worker != home || a.CachedTokens < prompt/16*16 {
 				n.t.Errorf(
 					"turn %d: at %s, %d tokens cached; before at %s, a prompt of %d",
 					turn,
@@ -168,8 +168,8 @@ func (n *namespace) warm(workers int) []*conversation {
 	return talk
 }
 
-// all takes a turn in all conversations at once, and fails the test unless all are answered.
-func all(t *testing.T, conversations []*conversation, text string) {
+// sayAll takes a turn in all conversations at the same time, and fails the test unless all are answered.
+func sayAll(t *testing.T, conversations []*conversation, text string) {
 	t.Helper()
 	errs := make([]error, len(conversations))
 	var wg sync.WaitGroup
@@ -184,9 +184,9 @@ func all(t *testing.T, conversations []*conversation, text string) {
 	}
 }
 
-// traffic holds conversations, half a second for an answer, until stop is called. stop returns the number of requests,
-// and the errors of failed ones.
-func (n *namespace) traffic(clients int) (stop func() (requests int, failures []error)) {
+// startTraffic holds conversations with answers of half a second until stop is called. stop returns the number of
+// requests, and the errors of the failed ones.
+func (n *namespace) startTraffic(clients int) (stop func() (requests int, failures []error)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var (
 		mu       sync.Mutex
@@ -221,12 +221,12 @@ func (n *namespace) traffic(clients int) (stop func() (requests int, failures []
 	}
 }
 
-// grows scales a Deployment of engines, whose app label is its name, and waits until a new one serves.
-func (n *namespace) grows(deployment string, to int) {
+// scaleUp scales a Deployment of engines, whose app label is its name, and waits until a new one serves.
+func (n *namespace) scaleUp(deployment string, to int) {
 	n.t.Helper()
 	old, _ := n.pods("app=" + deployment)
 	n.kubectl("scale", "deployment/"+deployment, fmt.Sprintf("--replicas=%d", to))
-	n.sees(to)
+	n.awaitWorkers(to)
 	n.eventually("the new engine serves", func() error {
 		c := n.newConversation()
 		if _, err := c.say(words(20), 8); err != nil {
@@ -239,10 +239,10 @@ func (n *namespace) grows(deployment string, to int) {
 	})
 }
 
-// during runs traffic while f changes the cluster, and fails the test if a request fails.
-func (n *namespace) during(f func()) {
+// duringTraffic runs traffic while f changes the cluster, and fails the test if a request fails.
+func (n *namespace) duringTraffic(f func()) {
 	n.t.Helper()
-	stop := n.traffic(6)
+	stop := n.startTraffic(6)
 	f()
 	requests, failures := stop()
 	if requests == 0 || len(failures) > 0 {

@@ -76,7 +76,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestServer checks that the API server of the other tests behaves like a real one where they need it.
+// TestServer checks the behaviour of the API server that the other tests need.
 func TestServer(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -105,7 +105,7 @@ spec:
 		}
 	})
 
-	t.Run("a pod is ready, then terminating, then gone", func(t *testing.T) {
+	t.Run("a pod is ready, then terminating, then deleted", func(t *testing.T) {
 		must(t, s.RunPod(ctx, apiserver.Pod{Name: "engine", IPs: []string{"127.0.0.5"}}))
 		must(
 			t,
@@ -129,7 +129,7 @@ spec:
 		if _, err = s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{}); !apierrors.IsNotFound(
 			err,
 		) {
-			t.Errorf("the pod is still there: %v", err)
+			t.Errorf("the pod still exists: %v", err)
 		}
 	})
 

@@ -15,7 +15,7 @@ import (
 
 // TestConformance checks what the conformance tests of the Gateway API Inference Extension require of an endpoint
 // picker (GatewayFollowingEPPRouting, the same with data parallelism, GatewayDestinationEndpointServed), behind an
-// Envoy that is configured as they require of a gateway. kvepp has the flags that they pass, and three more.
+// Envoy with the configuration that they require of a gateway. kvepp has the flags that they pass, and three more.
 func TestConformance(t *testing.T) {
 	ctx, ns := t.Context(), "conformance"
 	port := freePorts(t, 3)
@@ -44,9 +44,9 @@ func TestConformance(t *testing.T) {
 		"--kv-events-port",
 		"0",
 	)
-	k.ready(t)
-	k.has(t, 9)
-	url := knowingEnvoy(t, endpoints, k)
+	k.awaitReady(t)
+	k.awaitWorkers(t, 9)
+	url := envoyWithEndpoints(t, endpoints, k)
 
 	of := func(selection string) (*stack.Answer, error) {
 		header := http.Header{"Test-Epp-Endpoint-Selection": {selection}}

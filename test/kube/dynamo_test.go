@@ -30,7 +30,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
 `
 
-// metadataOf returns what a worker of 1.6.1 writes about itself.
+// metadataOf returns the DynamoWorkerMetadata that a worker of 1.6.1 writes.
 func metadataOf(pod *corev1.Pod, namespace string, instance uint64, ranks int) string {
 	return fmt.Sprintf(`
 apiVersion: nvidia.com/v1alpha1
@@ -73,7 +73,7 @@ func TestDynamo(t *testing.T) {
 				{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: int32(port)}}},
 			}}}
 		e.listen(t, port)
-		e.run(t)
+		e.writePod(t)
 		return e
 	}
 	old := worker("worker-old", "1a")
@@ -89,7 +89,7 @@ func TestDynamo(t *testing.T) {
 		"--kv-events-port",
 		"0",
 	)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
 	instance := func(of *engine, id uint64) {
 		t.Helper()
@@ -112,28 +112,28 @@ func TestDynamo(t *testing.T) {
 		})
 	}
 	instance(old, kvblock.InstanceID("worker-old"))
-	k.shows(t, `kvepp_kube_followed{kind="dynamoworkermetadatas"}`, 0)
+	k.awaitMetric(t, `kvepp_kube_followed{kind="dynamoworkermetadatas"}`, 0)
 
 	must(t, cluster.ApplyCRD(ctx, workerMetadata))
 	pod, err := cluster.Client.CoreV1().Pods(ns).Get(ctx, "worker-old", metav1.GetOptions{})
 	must(t, err)
 	must(t, cluster.Apply(ctx, ns, metadataOf(pod, "base-1a", 4711, 2)))
-	k.has(t, 2) // its ranks
+	k.awaitWorkers(t, 2) // its ranks
 	instance(old, 4711)
 
 	// A rolling update: the next generation joins, then the old one leaves.
 	next := worker("worker-next", "2b")
-	k.has(t, 3)
-	reaches(t, url, old, next)
+	k.awaitWorkers(t, 3)
+	awaitReached(t, url, old, next)
 	pod, err = cluster.Client.CoreV1().Pods(ns).Get(ctx, "worker-next", metav1.GetOptions{})
 	must(t, err)
 	must(t, cluster.Apply(ctx, ns, metadataOf(pod, "base-2b", 4712, 1)))
 	must(t, cluster.TerminatePod(ctx, ns, "worker-old"))
-	k.has(t, 1)
+	k.awaitWorkers(t, 1)
 	instance(next, 4712)
 	must(t, cluster.RemovePod(ctx, ns, "worker-old"))
 
-	// Its metadata is gone: kvepp then uses its pod's name.
+	// Without its metadata kvepp uses the hash of the pod's name.
 	must(t, cluster.Delete(ctx, ns, metadataOf(pod, "base-2b", 4712, 1)))
 	instance(next, kvblock.InstanceID("worker-next"))
 }

@@ -38,8 +38,8 @@ func (e *engine) publish(t *testing.T, port, rank int) *publisher {
 	return &publisher{t: t, socket: socket, rank: rank}
 }
 
-// subscribed waits for a subscription, or with false for the end of one.
-func (p *publisher) subscribed(wanted bool) {
+// awaitSubscription waits until kvepp subscribes, or with false, until it ends its subscription.
+func (p *publisher) awaitSubscription(wanted bool) {
 	p.t.Helper()
 	must(p.t, p.socket.SetRcvtimeo(2*60e9))
 	frame, err := p.socket.RecvBytes(0)
@@ -48,8 +48,8 @@ func (p *publisher) subscribed(wanted bool) {
 	}
 }
 
-// stored publishes the store of a prompt in vLLM's encoding. Each block is named by its last token.
-func (p *publisher) stored(tokens []int) {
+// publishStore publishes a store event for a prompt in vLLM's encoding.
+func (p *publisher) publishStore(tokens []int) {
 	p.t.Helper()
 	var names []uint64
 	for i := blockSize; i <= len(tokens); i += blockSize {
@@ -65,11 +65,11 @@ func (p *publisher) stored(tokens []int) {
 	p.seq++
 }
 
-// finds waits until requests with a prompt go to a worker because it has this many of the prompt's tokens cached.
-func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
+// awaitCached waits until requests with a prompt go to a worker, with this many predicted cached tokens.
+func awaitCached(t *testing.T, url string, tokens []int, worker string, cached int) {
 	t.Helper()
 	eventually(t, func() error {
-		for range 4 { // a random choice would not be the same each time
+		for range 4 { // a random choice would differ
 			if a := complete(t, url, tokens); a.Status != http.StatusOK || a.Worker != worker ||
 				a.KveppCached != cached {
 				return fmt.Errorf("status %d, worker %s, %d tokens cached", a.Status, a.Worker, a.KveppCached)
@@ -87,7 +87,7 @@ func TestEvents(t *testing.T) {
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
 	b.pod.Annotations = map[string]string{kube.EventsPortAnnotation: fmt.Sprint(port + 2)}
-	b.run(t)
+	b.writePod(t)
 	ofA, ofB := a.publish(t, port+1, 0), b.publish(t, port+2, 0)
 	k := startKvepp(
 		t,
@@ -99,33 +99,33 @@ func TestEvents(t *testing.T) {
 		"--kv-events-port",
 		fmt.Sprint(port+1),
 	)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	ofA.subscribed(true)
-	ofB.subscribed(true)
+	ofA.awaitSubscription(true)
+	ofB.awaitSubscription(true)
 	held := map[string][]int{"a": prompt(8), "b": prompt(8)}
-	ofA.stored(held["a"])
-	ofB.stored(held["b"])
-	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
-	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
+	ofA.publishStore(held["a"])
+	ofB.publishStore(held["b"])
+	awaitCached(t, url, held["a"], "a-rank-0/0", 8*blockSize)
+	awaitCached(t, url, held["b"], "b-rank-0/0", 8*blockSize)
 
 	b.pod.NotReady = true
-	b.run(t)
-	ofB.subscribed(false)
+	b.writePod(t)
+	ofB.awaitSubscription(false)
 	b.pod.NotReady = false
-	b.run(t)
-	ofB.subscribed(true)
-	k.has(t, 2)
+	b.writePod(t)
+	ofB.awaitSubscription(true)
+	k.awaitWorkers(t, 2)
 	if x := complete(t, url, held["b"]); x.KveppCached != 0 {
-		t.Errorf("kvepp predicts %d cached tokens of an engine that was away", x.KveppCached)
+		t.Errorf("kvepp predicts %d cached tokens of an engine that was not ready", x.KveppCached)
 	}
-	ofB.stored(held["b"])
-	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
-	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
+	ofB.publishStore(held["b"])
+	awaitCached(t, url, held["b"], "b-rank-0/0", 8*blockSize)
+	awaitCached(t, url, held["a"], "a-rank-0/0", 8*blockSize)
 }
 
-// TestCordon: a pod with the annotation gets no new requests, a request that runs there ends normally, and its blocks
-// are still known when the annotation is removed.
+// TestCordon: a pod with the annotation gets no new requests, and its running request ends normally. When the
+// annotation is removed, kvepp still knows its blocks.
 func TestCordon(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "cordon"
@@ -144,12 +144,12 @@ func TestCordon(t *testing.T) {
 		"--kv-events-port",
 		fmt.Sprint(port+1),
 	)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	ofA.subscribed(true)
+	ofA.awaitSubscription(true)
 	held := prompt(8)
-	ofA.stored(held)
-	finds(t, url, held, "a-rank-0/0", 8*blockSize)
+	ofA.publishStore(held)
+	awaitCached(t, url, held, "a-rank-0/0", 8*blockSize)
 
 	release := a.stall()
 	running := make(chan *stack.Answer, 1)
@@ -160,15 +160,15 @@ func TestCordon(t *testing.T) {
 		}
 		running <- x
 	}()
-	a.isStalled(t)
+	a.awaitStalled(t)
 	annotate := func(value string) {
 		a.pod.Annotations = map[string]string{kube.CordonAnnotation: value}
-		a.run(t)
+		a.writePod(t)
 	}
 	annotate("true")
-	k.shows(t, "kvepp_cordoned_workers", 1)
-	k.shows(t, `kvepp_worker_cordoned{dp_rank="0",worker="a-rank-0"}`, 1)
-	k.logged(
+	k.awaitMetric(t, "kvepp_cordoned_workers", 1)
+	k.awaitMetric(t, `kvepp_worker_cordoned{dp_rank="0",worker="a-rank-0"}`, 1)
+	k.awaitLog(
 		t,
 		`msg="endpoint cordoned: it gets no new requests" endpoint=a-rank-0 operator=none pool="Pod annotation"`,
 	)
@@ -183,10 +183,10 @@ func TestCordon(t *testing.T) {
 	}
 
 	annotate("yes")
-	k.logged(t, `annotation kvepp/cordon: \"yes\" must be true or false; kvepp ignores it`)
-	k.shows(t, "kvepp_cordoned_workers", 0)
-	k.logged(t, `msg="endpoint uncordoned: it gets requests again" endpoint=a-rank-0`)
-	finds(t, url, held, "a-rank-0/0", 8*blockSize) // the engine announced the prompt only once
+	k.awaitLog(t, `annotation kvepp/cordon: \"yes\" must be true or false; kvepp ignores it`)
+	k.awaitMetric(t, "kvepp_cordoned_workers", 0)
+	k.awaitLog(t, `msg="endpoint uncordoned: it gets requests again" endpoint=a-rank-0`)
+	awaitCached(t, url, held, "a-rank-0/0", 8*blockSize) // the engine has announced the prompt only once
 	log, err := os.ReadFile(k.Log)
 	must(t, err)
 	if strings.Contains(string(log), "worker left") {
@@ -194,7 +194,7 @@ func TestCordon(t *testing.T) {
 	}
 }
 
-// TestRanks: the ranks of one pod have a port each, or share one.
+// TestRanks: each rank of a pod has its own port, or all share one.
 func TestRanks(t *testing.T) {
 	ctx, ns := t.Context(), "ranks"
 	port := freePorts(t, 6)
@@ -212,16 +212,16 @@ func TestRanks(t *testing.T) {
 			"--kv-events-port",
 			fmt.Sprint(port+2),
 		)
-		k.ready(t)
-		k.has(t, 2)
+		k.awaitReady(t)
+		k.awaitWorkers(t, 2)
 		url = envoy(t, k)
-		zero.subscribed(true)
-		one.subscribed(true)
+		zero.awaitSubscription(true)
+		one.awaitSubscription(true)
 		ofFirst, ofSecond := prompt(8), prompt(8)
-		zero.stored(ofFirst)
-		one.stored(ofSecond)
-		finds(t, url, ofFirst, first, 8*blockSize)
-		finds(t, url, ofSecond, second, 8*blockSize)
+		zero.publishStore(ofFirst)
+		one.publishStore(ofSecond)
+		awaitCached(t, url, ofFirst, first, 8*blockSize)
+		awaitCached(t, url, ofSecond, second, 8*blockSize)
 		return k, url, ofSecond
 	}
 
@@ -236,11 +236,11 @@ func TestRanks(t *testing.T) {
 		}
 
 		e.pod.Annotations = map[string]string{"llm-d.ai/active-ports": fmt.Sprint(port + 1)}
-		e.run(t)
-		k.has(t, 1)
-		finds(t, url, second, "a-rank-1/1", 8*blockSize) // its subscription and blocks remain
+		e.writePod(t)
+		k.awaitWorkers(t, 1)
+		awaitCached(t, url, second, "a-rank-1/1", 8*blockSize) // its subscription and blocks remain
 		must(t, cluster.RemovePod(ctx, ns, "a"))
-		k.has(t, 0)
+		k.awaitWorkers(t, 0)
 	})
 
 	t.Run("one port", func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestRanks(t *testing.T) {
 			},
 		}
 		e.listen(t, port)
-		e.run(t)
+		e.writePod(t)
 		_, url, second := found(t, e, "b-rank-0/0", "b-rank-0/1")
 		if rank := complete(t, url, second).Header.Get("x-rank"); rank != "1" {
 			t.Errorf("the request for rank 1 came with rank %q", rank)
@@ -284,12 +284,12 @@ func TestSelector(t *testing.T) {
 		"--kv-events-port",
 		"0",
 	)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 	b.pod.Labels["retired"] = "yes"
-	b.run(t)
-	reaches(t, url, a)
+	b.writePod(t)
+	awaitReached(t, url, a)
 }
 
 // legacyPools is a definition of InferencePool before v1, with only the fields that kvepp reads. Source: GAIE v1.0.0,
@@ -345,6 +345,6 @@ spec: {selector: {app: engine}, targetPortNumber: %d}
 		"--kv-events-port",
 		"0",
 	)
-	k.ready(t)
-	reaches(t, envoy(t, k), a)
+	k.awaitReady(t)
+	awaitReached(t, envoy(t, k), a)
 }

@@ -28,25 +28,25 @@ func TestIPv6(t *testing.T) {
 		pod:  apiserver.Pod{Namespace: ns, Name: "a", IPs: []string{"::1"}, Labels: map[string]string{"app": "engine"}},
 	}
 	e.listen(t, port)
-	e.run(t)
+	e.writePod(t)
 	events := e.publish(t, port+1, 0)
 	held := prompt(8)
 
 	// works checks that the engine serves requests from both address families, and that kvepp uses its events.
 	works := func(t *testing.T, k *kvepp, endpoints ...string) {
 		t.Helper()
-		k.ready(t)
-		k.has(t, 1)
-		events.subscribed(true)
-		events.stored(held)
+		k.awaitReady(t)
+		k.awaitWorkers(t, 1)
+		events.awaitSubscription(true)
+		events.publishStore(held)
 		six, four := dualEnvoy(t, endpoints, k)
-		finds(t, six, held, "a-rank-0/0", 8*blockSize)
-		finds(t, four, held, "a-rank-0/0", 8*blockSize)
+		awaitCached(t, six, held, "a-rank-0/0", 8*blockSize)
+		awaitCached(t, four, held, "a-rank-0/0", 8*blockSize)
 		if a := complete(t, six, held); a.Status != http.StatusOK || a.Header.Get("x-served-by") != e.address() {
 			t.Errorf("status %d by %s", a.Status, a.Header.Get("x-served-by"))
 		}
 		k.Kill()
-		events.subscribed(false)
+		events.awaitSubscription(false)
 	}
 	flags := []string{
 		"--kubeconfig",
@@ -67,7 +67,7 @@ func TestIPv6(t *testing.T) {
 	})
 	t.Run("a pod's second address", func(t *testing.T) {
 		e.pod.IPs = []string{newAddress(), "::1"}
-		e.run(t)
+		e.writePod(t)
 		works(t, startKveppAt(t, "::1", append(flags, "--pod-ip-family", "ipv6")...))
 	})
 	t.Run("an endpoints file", func(t *testing.T) {

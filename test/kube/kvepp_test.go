@@ -69,7 +69,7 @@ func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
 	return k
 }
 
-// start starts it, or restarts it after its end, at the same ports.
+// start starts kvepp, or restarts it after its end, at the same ports.
 func (k *kvepp) start(t *testing.T) {
 	t.Helper()
 	p, err := process.Start(
@@ -81,8 +81,8 @@ func (k *kvepp) start(t *testing.T) {
 	k.Process = p
 }
 
-// ends waits until it has ended.
-func (k *kvepp) ends(t *testing.T) {
+// awaitEnd waits until kvepp has ended.
+func (k *kvepp) awaitEnd(t *testing.T) {
 	t.Helper()
 	eventually(t, func() error {
 		if !k.Ended() {
@@ -92,7 +92,7 @@ func (k *kvepp) ends(t *testing.T) {
 	})
 }
 
-// cpu returns the CPU time that it has used.
+// cpu returns the CPU time that kvepp has used.
 func (k *kvepp) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.Pid()))
@@ -107,11 +107,11 @@ func (k *kvepp) cpu(t *testing.T) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// extProc returns the address of its external processor.
+// extProc returns the address of the external processor.
 func (k *kvepp) extProc() string { return net.JoinHostPort(k.host, strconv.Itoa(k.grpc)) }
 
-// answers returns nil if health checks report that it is ready or, with false, that it runs and is not ready.
-func (k *kvepp) answers(ready bool) error {
+// checkHealth returns nil if health checks report that kvepp is ready or, with false, that it runs and is not ready.
+func (k *kvepp) checkHealth(ready bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	conn, err := grpc.NewClient(
@@ -125,7 +125,7 @@ func (k *kvepp) answers(ready bool) error {
 	status, err := healthv1.NewHealthClient(conn).Check(
 		ctx,
 		&healthv1.HealthCheckRequest{Service: "envoy.service.ext_proc.v3.ExternalProcessor"},
-		grpc.WaitForReady(true), // a kvepp that has just begun may not listen yet
+		grpc.WaitForReady(true), // a kvepp that has just started may not listen yet
 	)
 	if err != nil {
 		return err
@@ -136,19 +136,19 @@ func (k *kvepp) answers(ready bool) error {
 	return nil
 }
 
-// ready waits until health checks report that it is ready.
-func (k *kvepp) ready(t *testing.T) {
+// awaitReady waits until health checks report that kvepp is ready.
+func (k *kvepp) awaitReady(t *testing.T) {
 	t.Helper()
 	eventually(t, func() error {
 		if k.Ended() {
 			t.Fatal("kvepp has ended")
 		}
-		return k.answers(true)
+		return k.checkHealth(true)
 	})
 }
 
-// logged waits until it has logged a text.
-func (k *kvepp) logged(t *testing.T, text string) {
+// awaitLog waits until kvepp has logged a text.
+func (k *kvepp) awaitLog(t *testing.T, text string) {
 	t.Helper()
 	eventually(t, func() error {
 		log, err := os.ReadFile(k.Log)
@@ -159,13 +159,13 @@ func (k *kvepp) logged(t *testing.T, text string) {
 	})
 }
 
-// metrics reads its metrics: name{label="value",...} -> value.
+// metrics reads kvepp's metrics: name{label="value",...} -> value.
 func (k *kvepp) metrics() (map[string]float64, error) {
 	return stack.ReadMetrics(context.Background(), "http://"+net.JoinHostPort(k.host, strconv.Itoa(k.prom))+"/metrics")
 }
 
-// shows waits until a metric has a value.
-func (k *kvepp) shows(t *testing.T, name string, value float64) {
+// awaitMetric waits until a metric has a value.
+func (k *kvepp) awaitMetric(t *testing.T, name string, value float64) {
 	t.Helper()
 	eventually(t, func() error {
 		m, err := k.metrics()
@@ -176,21 +176,22 @@ func (k *kvepp) shows(t *testing.T, name string, value float64) {
 	})
 }
 
-// has waits until it has this many workers.
-func (k *kvepp) has(t *testing.T, workers int) {
+// awaitWorkers waits until kvepp has this many workers.
+func (k *kvepp) awaitWorkers(t *testing.T, workers int) {
 	t.Helper()
-	k.shows(t, "kvepp_workers", float64(workers))
+	k.awaitMetric(t, "kvepp_workers", float64(workers))
 }
 
-// envoy starts an Envoy in front of kvepps and returns its URL. It connects to any address that they choose. One kvepp
-// must be ready.
+// envoy starts an Envoy in front of kvepps and returns its URL. At least one kvepp must be ready. Envoy connects
+// to any address that kvepp chooses.
 func envoy(t *testing.T, before ...*kvepp) string {
 	t.Helper()
 	return startEnvoy(t, stack.Config{Manifest: "original-dst.yaml"}, before...)
 }
 
-// knowingEnvoy is envoy with the endpoints in Envoy's configuration; it reports which one served a request.
-func knowingEnvoy(t *testing.T, endpoints []string, before ...*kvepp) string {
+// envoyWithEndpoints is like envoy, but Envoy's configuration has the endpoints, and Envoy reports which one served a
+// request.
+func envoyWithEndpoints(t *testing.T, endpoints []string, before ...*kvepp) string {
 	t.Helper()
 	return startEnvoy(t, stack.Config{Servers: endpoints}, before...)
 }
@@ -207,7 +208,7 @@ func startEnvoy(t *testing.T, cfg stack.Config, before ...*kvepp) string {
 	return s.URL()
 }
 
-// engine is a server of the test that stands in for an engine in a pod.
+// engine is an HTTP server of the test in place of an engine in a pod.
 type engine struct {
 	pod  apiserver.Pod
 	port int
@@ -238,7 +239,7 @@ func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
 		},
 	}
 	e.listen(t, port)
-	e.run(t)
+	e.writePod(t)
 	return e
 }
 
@@ -279,8 +280,8 @@ func (e *engine) stall() (release func()) {
 	return func() { close(hold) }
 }
 
-// isStalled waits until the engine holds a request.
-func (e *engine) isStalled(t *testing.T) {
+// awaitStalled waits until the engine holds a request.
+func (e *engine) awaitStalled(t *testing.T) {
 	t.Helper()
 	eventually(t, func() error {
 		if e.held.Load() == 0 {
@@ -290,16 +291,16 @@ func (e *engine) isStalled(t *testing.T) {
 	})
 }
 
-// run writes the pod's current state to the cluster.
-func (e *engine) run(t *testing.T) {
+// writePod writes the pod's current state to the cluster.
+func (e *engine) writePod(t *testing.T) {
 	t.Helper()
 	must(t, cluster.RunPod(context.Background(), e.pod))
 }
 
-// host returns the pod's address at which it listens: the last one.
+// host returns the address of the pod at which the engine listens: the last one.
 func (e *engine) host() string { return e.pod.IPs[len(e.pod.IPs)-1] }
 
-// address returns the address at which it first listened.
+// address returns the host and port at which the engine listened first.
 func (e *engine) address() string { return net.JoinHostPort(e.host(), strconv.Itoa(e.port)) }
 
 // complete sends token ids through Envoy and returns the answer.
@@ -320,7 +321,7 @@ func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) 
 	)
 }
 
-// prompt returns a prompt of this many blocks, and no other prompt shares a block with it.
+// prompt returns a prompt of this many blocks. No two prompts share a block.
 func prompt(blocks int) []int {
 	first := int(prompts.Add(1))
 	tokens := make([]int, blocks*blockSize)
@@ -333,8 +334,8 @@ func prompt(blocks int) []int {
 
 var prompts atomic.Uint32
 
-// reaches waits until requests reach each of the engines, and no other engine.
-func reaches(t *testing.T, url string, engines ...*engine) {
+// awaitReached waits until requests reach each of the engines, and no other engine.
+func awaitReached(t *testing.T, url string, engines ...*engine) {
 	t.Helper()
 	wanted := map[string]bool{}
 	for _, e := range engines {
@@ -360,8 +361,8 @@ func reaches(t *testing.T, url string, engines ...*engine) {
 	})
 }
 
-// during sends requests through Envoy while f runs, and fails the test if one of them fails.
-func during(t *testing.T, url string, f func()) {
+// withoutFailures sends requests through Envoy while f runs, and fails the test if one of them fails.
+func withoutFailures(t *testing.T, url string, f func()) {
 	t.Helper()
 	var (
 		clients  sync.WaitGroup
@@ -407,8 +408,8 @@ func during(t *testing.T, url string, f func()) {
 	}
 }
 
-// unavailable waits until requests get the error that there is no endpoint.
-func unavailable(t *testing.T, url string) {
+// awaitUnavailable waits until requests get the error that there is no endpoint.
+func awaitUnavailable(t *testing.T, url string) {
 	t.Helper()
 	eventually(t, func() error {
 		a := complete(t, url, prompt(1))

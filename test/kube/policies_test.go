@@ -51,10 +51,10 @@ func TestPolicies(t *testing.T) {
 		"--router-queue-threshold",
 		"0",
 	)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
 	for _, kind := range []string{"inferenceobjectives.llm-d.ai", "inferencemodelrewrites.llm-d.ai"} {
-		k.shows(t, `kvepp_kube_followed{kind="`+kind+`"}`, 0)
+		k.awaitMetric(t, `kvepp_kube_followed{kind="`+kind+`"}`, 0)
 	}
 	ask := func(model, objective string) *stack.Answer {
 		t.Helper()
@@ -116,7 +116,7 @@ kind: InferenceObjective
 metadata: {name: batch}
 spec: {priority: -1, poolRef: {name: engines}}
 `))
-	k.shows(t, `kvepp_kube_followed{kind="inferenceobjectives.llm-d.ai"}`, 1)
+	k.awaitMetric(t, `kvepp_kube_followed{kind="inferenceobjectives.llm-d.ai"}`, 1)
 	release := a.stall()
 	busy := make(chan error, 1)
 	go func() {
@@ -126,7 +126,7 @@ spec: {priority: -1, poolRef: {name: engines}}
 		}
 		busy <- err
 	}()
-	a.isStalled(t)
+	a.awaitStalled(t)
 	status(stack.Model, "batch", http.StatusTooManyRequests, "shed")
 	release()
 	must(t, <-busy)

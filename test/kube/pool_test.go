@@ -16,10 +16,10 @@ func TestPool(t *testing.T) {
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
 	stranger := newEngine(t, ns, "other", "stranger", port)
-	newEngine(t, "elsewhere", "engine", "a", port) // in another namespace
+	newEngine(t, "elsewhere", "engine", "a", port) // a pod of another namespace
 	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
-	k.ready(t)
-	k.has(t, 1)
+	k.awaitReady(t)
+	k.awaitWorkers(t, 1)
 	url := envoy(t, k)
 
 	answer := complete(t, url, prompt(1))
@@ -35,13 +35,13 @@ func TestPool(t *testing.T) {
 	}
 
 	b := newEngine(t, ns, "engine", "b", port)
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 
 	// Not ready, as when a readiness probe fails: no new requests; running ones continue.
 	release := b.stall()
 	a.pod.NotReady = true
-	a.run(t)
-	k.has(t, 1)
+	a.writePod(t)
+	k.awaitWorkers(t, 1)
 	running := make(chan error, 1)
 	go func() {
 		a, err := post(ctx, url, prompt(1))
@@ -50,55 +50,55 @@ func TestPool(t *testing.T) {
 		}
 		running <- err
 	}()
-	b.isStalled(t)
+	b.awaitStalled(t)
 	b.pod.NotReady = true
-	b.run(t)
-	k.has(t, 0)
-	unavailable(t, url)
+	b.writePod(t)
+	k.awaitWorkers(t, 0)
+	awaitUnavailable(t, url)
 	a.pod.NotReady = false
-	a.run(t)
-	reaches(t, url, a)
+	a.writePod(t)
+	awaitReached(t, url, a)
 	release()
 	if err := <-running; err != nil {
 		t.Errorf("a request that was running when its pod became not ready: %v", err)
 	}
 	b.pod.NotReady = false
-	b.run(t)
-	reaches(t, url, a, b)
+	b.writePod(t)
+	awaitReached(t, url, a, b)
 
 	// A pod that is being deleted is still Ready.
 	must(t, cluster.TerminatePod(ctx, ns, "a"))
-	reaches(t, url, b)
+	awaitReached(t, url, b)
 	must(t, cluster.RemovePod(ctx, ns, "a"))
-	reaches(t, url, b)
-	a.run(t) // a new pod with the same name, as in a StatefulSet
-	reaches(t, url, a, b)
+	awaitReached(t, url, b)
+	a.writePod(t) // a new pod with the same name, as in a StatefulSet
+	awaitReached(t, url, a, b)
 
 	// The label alone makes a pod a member of the pool.
 	b.pod.Labels["app"] = "retired"
-	b.run(t)
-	reaches(t, url, a)
+	b.writePod(t)
+	awaitReached(t, url, a)
 	b.pod.Labels["app"] = "engine"
-	b.run(t)
-	reaches(t, url, a, b)
+	b.writePod(t)
+	awaitReached(t, url, a, b)
 
 	// The pool selects other pods, then another port.
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
-	reaches(t, url, stranger)
+	awaitReached(t, url, stranger)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 	a.listen(t, port+1)
 	b.listen(t, port+1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port+1)))
 	a.port, b.port = port+1, port+1
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 
-	// The pool is deleted: no endpoint is left, and kvepp keeps running. The pool is back: all endpoints return.
+	// When the pool is deleted, no endpoint is left and kvepp keeps running. When it is created again, all return.
 	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
-	unavailable(t, url)
-	k.has(t, 0)
+	awaitUnavailable(t, url)
+	k.awaitWorkers(t, 0)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port+1)))
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 }
 
 // TestFamilies: a flag selects one of a pod's two addresses.
@@ -144,8 +144,8 @@ func TestFamilies(t *testing.T) {
 			"--pod-ip-family",
 			family,
 		)
-		k.ready(t)
-		k.has(t, want.workers)
-		k.logged(t, "address="+want.address)
+		k.awaitReady(t)
+		k.awaitWorkers(t, want.workers)
+		k.awaitLog(t, "address="+want.address)
 	}
 }

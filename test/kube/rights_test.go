@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// role gives kvepp's account the rights to read that it needs, and not those for optional kinds.
+// role gives kvepp's account the required rights, without those for optional kinds.
 const role = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -24,7 +24,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvepp}
 subjects: [{kind: ServiceAccount, name: kvepp, namespace: rights}]
 `
 
-// TestForbidden starts kvepp as an account without rights, gives it its role, and takes it away.
+// TestForbidden starts kvepp as an account without rights, grants its role, and removes the role.
 func TestForbidden(t *testing.T) {
 	ctx, ns := t.Context(), "rights"
 	port := freePorts(t, 1)
@@ -33,30 +33,30 @@ func TestForbidden(t *testing.T) {
 	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
 	must(t, err)
 	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0")
-	k.logged(t, "kvepp may not read objects of this kind")
-	k.logged(t, "kind=inferencepools")
-	must(t, k.answers(false))
-	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	k.awaitLog(t, "kvepp may not read objects of this kind")
+	k.awaitLog(t, "kind=inferencepools")
+	must(t, k.checkHealth(false))
+	k.awaitMetric(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
 	must(t, cluster.Apply(ctx, ns, role))
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 
 	// A running watch continues; the next one is refused. kvepp keeps its state.
 	must(t, cluster.Delete(ctx, ns, role))
 	cluster.Stop()
 	must(t, cluster.Serve(ctx))
-	k.logged(t, "kind=pods error=")
-	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
-	must(t, k.answers(true))
-	reaches(t, url, a)
+	k.awaitLog(t, "kind=pods error=")
+	k.awaitMetric(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	must(t, k.checkHealth(true))
+	awaitReached(t, url, a)
 	must(t, cluster.Apply(ctx, ns, role))
 	b := newEngine(t, ns, "engine", "b", port)
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 }
 
-// asksWho allows kvepp's account to create TokenReviews and SubjectAccessReviews.
-const asksWho = `
+// reviewerRole allows kvepp's account to create TokenReviews and SubjectAccessReviews.
+const reviewerRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: kvepp-asks-who}
@@ -64,8 +64,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:
 subjects: [{kind: ServiceAccount, name: kvepp, namespace: metrics}]
 `
 
-// readsMetrics allows a Prometheus's account to read metrics.
-const readsMetrics = `
+// metricsReaderRole allows a Prometheus's account to read metrics.
+const metricsReaderRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: reads-metrics}
@@ -110,10 +110,10 @@ func TestMetricsReaders(t *testing.T) {
 	}
 	answered("", http.StatusUnauthorized)
 	answered(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not create the reviews
-	k.logged(t, "kind=tokenreviews")
-	must(t, cluster.Apply(ctx, ns, asksWho))
+	k.awaitLog(t, "kind=tokenreviews")
+	must(t, cluster.Apply(ctx, ns, reviewerRole))
 	answered(of.BearerToken, http.StatusForbidden)
 	answered("not-"+of.BearerToken, http.StatusUnauthorized)
-	must(t, cluster.Apply(ctx, ns, readsMetrics))
+	must(t, cluster.Apply(ctx, ns, metricsReaderRole))
 	answered(of.BearerToken, http.StatusOK)
 }

@@ -17,29 +17,29 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// TestServerAway: while the API server is away kvepp keeps its state, and afterwards it learns what it missed.
+// TestServerAway: while the API server is stopped, kvepp keeps its state. Afterwards it gets the missed changes.
 func TestServerAway(t *testing.T) {
 	ctx, ns := t.Context(), "away"
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
-	w := newWire(t, cluster.Kubeconfig)
+	w := newCuttableProxy(t, cluster.Kubeconfig)
 	k := startKvepp(t, w.kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 
 	cluster.Stop()
-	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
-	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
-	reaches(t, url, a, b)
-	must(t, k.answers(true))
+	k.awaitMetric(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	k.awaitMetric(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	awaitReached(t, url, a, b)
+	must(t, k.checkHealth(true))
 	must(t, cluster.Serve(ctx))
 	a.pod.NotReady = true
-	a.run(t)
+	a.writePod(t)
 	c := newEngine(t, ns, "engine", "c", port)
-	reaches(t, url, b, c)
-	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 1)
+	awaitReached(t, url, b, c)
+	k.awaitMetric(t, `kvepp_kube_followed{kind="pods"}`, 1)
 
 	// Pods change, leave and join while the API server is stopped, and its history is compacted.
 	lists := func() float64 {
@@ -51,13 +51,13 @@ func TestServerAway(t *testing.T) {
 	w.silence()
 	must(t, cluster.RemovePod(ctx, ns, "b"))
 	a.pod.NotReady = false
-	a.run(t)
+	a.writePod(t)
 	c.pod.Labels["app"] = "other"
-	c.run(t)
+	c.writePod(t)
 	d := newEngine(t, ns, "engine", "d", port)
 	cluster.Stop()
 	must(t, cluster.Serve(ctx))
-	reaches(t, url, a, d)
+	awaitReached(t, url, a, d)
 	if after := lists(); after <= before {
 		t.Errorf(
 			"%v lists of all pods before, %v after: a watch delivered the changes one by one, so nothing is proved",
@@ -71,9 +71,9 @@ func TestServerAway(t *testing.T) {
 	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
 	cluster.Stop()
 	must(t, cluster.Serve(ctx))
-	unavailable(t, url)
+	awaitUnavailable(t, url)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
-	reaches(t, url, c)
+	awaitReached(t, url, c)
 }
 
 // TestServerLate starts kvepp before the API server.
@@ -84,12 +84,12 @@ func TestServerLate(t *testing.T) {
 	a := newEngine(t, ns, "engine", "a", port)
 	cluster.Stop()
 	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
-	k.logged(t, "kvepp cannot read objects of this kind from the API server")
-	must(t, k.answers(false))
-	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	k.awaitLog(t, "kvepp cannot read objects of this kind from the API server")
+	must(t, k.checkHealth(false))
+	k.awaitMetric(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
 	must(t, cluster.Serve(ctx))
-	k.ready(t)
-	reaches(t, envoy(t, k), a)
+	k.awaitReady(t)
+	awaitReached(t, envoy(t, k), a)
 }
 
 // TestServerHangs: an API server that accepts connections and never answers delays neither requests nor the shutdown.
@@ -111,26 +111,26 @@ func TestServerHangs(t *testing.T) {
 		"3s",
 	}
 	k := startKvepp(t, cluster.Kubeconfig, flags...)
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 
 	cluster.Pause()
 	defer cluster.Resume()
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 	late := startKvepp(t, cluster.Kubeconfig, flags...)
-	eventually(t, func() error { return late.answers(false) })
-	k.logged(t, "leads until it sees another leader")
-	late.logged(t, "kvepp cannot read objects of this kind from the API server")
-	must(t, late.answers(false))
-	must(t, k.answers(true))
-	reaches(t, url, a)
+	eventually(t, func() error { return late.checkHealth(false) })
+	k.awaitLog(t, "leads until it sees another leader")
+	late.awaitLog(t, "kvepp cannot read objects of this kind from the API server")
+	must(t, late.checkHealth(false))
+	must(t, k.checkHealth(true))
+	awaitReached(t, url, a)
 	began := time.Now()
 	k.Signal(syscall.SIGTERM)
-	k.ends(t)
+	k.awaitEnd(t)
 	t.Logf("ended after %v", time.Since(began))
 	cluster.Resume()
-	late.ready(t) // the other's lease could not be released, and has expired
+	late.awaitReady(t) // the lease of the other kvepp was not released, and has expired
 }
 
 // TestKindAbsent starts kvepp in a cluster without the InferencePool CRD.
@@ -142,16 +142,16 @@ func TestKindAbsent(t *testing.T) {
 	defer bare.Close()
 	port := freePorts(t, 1)
 	k := startKvepp(t, bare.Kubeconfig, "--pool-name", "engines", "--kv-events-port", "0")
-	k.logged(t, "the cluster has no objects of this kind")
-	must(t, k.answers(false))
+	k.awaitLog(t, "the cluster has no objects of this kind")
+	must(t, k.checkHealth(false))
 	crd, err := apiserver.InferencePoolCRD()
 	must(t, err)
 	must(t, bare.ApplyCRD(ctx, crd))
-	k.logged(t, "the InferencePool does not exist yet")
-	must(t, k.answers(false))
+	k.awaitLog(t, "the InferencePool does not exist yet")
+	must(t, k.checkHealth(false))
 	must(t, bare.Apply(ctx, "default", inferencePool("engines", "engine", port)))
-	k.ready(t) // a pool without pods may scale from zero
-	k.has(t, 0)
+	k.awaitReady(t) // a pool without pods may scale from zero
+	k.awaitWorkers(t, 0)
 	must(
 		t,
 		bare.RunPod(
@@ -159,7 +159,7 @@ func TestKindAbsent(t *testing.T) {
 			apiserver.Pod{Name: "a", Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}},
 		),
 	)
-	k.has(t, 1)
+	k.awaitWorkers(t, 1)
 }
 
 // TestLeader: one of two replicas is ready.
@@ -195,14 +195,14 @@ func TestLeader(t *testing.T) {
 		return ""
 	}
 	first := startKvepp(t, cluster.Kubeconfig, flags...)
-	first.ready(t)
-	first.shows(t, "kvepp_leader", 1)
+	first.awaitReady(t)
+	first.awaitMetric(t, "kvepp_leader", 1)
 	second := startKvepp(t, cluster.Kubeconfig, flags...)
-	second.logged(t, "another replica leads")
-	second.has(t, 1) // the other replica follows the pool too
-	must(t, second.answers(false))
+	second.awaitLog(t, "another replica leads")
+	second.awaitWorkers(t, 1) // the other replica follows the pool too
+	must(t, second.checkHealth(false))
 	url := envoy(t, first, second)
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 
 	// With SIGTERM: the lease is free at once, and running requests end normally.
 	release := a.stall()
@@ -214,26 +214,26 @@ func TestLeader(t *testing.T) {
 		}
 		running <- err
 	}()
-	a.isStalled(t)
+	a.awaitStalled(t)
 	was := holder()
 	b := newEngine(t, ns, "engine", "b", port)
 	a.pod.NotReady = true
-	a.run(t)
-	first.has(t, 1)
-	second.has(t, 1)
-	reaches(t, url, b)
-	during(t, url, func() {
+	a.writePod(t)
+	first.awaitWorkers(t, 1)
+	second.awaitWorkers(t, 1)
+	awaitReached(t, url, b)
+	withoutFailures(t, url, func() {
 		began := time.Now()
 		first.Signal(syscall.SIGTERM)
-		second.ready(t)
+		second.awaitReady(t)
 		t.Logf("the other replica leads after %v", time.Since(began))
 		if now := holder(); now == was || now == "" {
 			t.Errorf("%q leads after %s got SIGTERM", now, was)
 		}
-		if err := first.answers(true); err != nil {
+		if err := first.checkHealth(true); err != nil {
 			t.Errorf("no replica serves proxies that do not know the new leader yet: %v", err)
 		}
-		eventually(t, func() error { return first.answers(false) })
+		eventually(t, func() error { return first.checkHealth(false) })
 		t.Logf("proxies see the old leader as not serving after %v", time.Since(began))
 		eventually(t, func() error {
 			c, err := net.Dial("tcp", first.extProc())
@@ -248,29 +248,29 @@ func TestLeader(t *testing.T) {
 	}
 	release()
 	must(t, <-running)
-	first.ends(t)
+	first.awaitEnd(t)
 	a.pod.NotReady = false
-	a.run(t)
-	reaches(t, url, a, b)
+	a.writePod(t)
+	awaitReached(t, url, a, b)
 	must(t, cluster.RemovePod(ctx, ns, "b"))
 
 	// With SIGKILL: the lease expires.
 	first.env = []string{"POD_NAME=first"}
 	first.start(t)
-	first.logged(t, "another replica leads")
-	must(t, first.answers(false))
+	first.awaitLog(t, "another replica leads")
+	must(t, first.checkHealth(false))
 	was = holder()
 	second.Kill()
 	killed := time.Now()
 	if now := holder(); now != was {
 		t.Errorf("%s holds the lease of a replica that was killed", now)
 	}
-	first.ready(t)
+	first.awaitReady(t)
 	t.Logf("the other replica leads %v after the leader was killed", time.Since(killed))
 	if now := holder(); now == was {
 		t.Errorf("kvepp is ready, and the lease is held by %s", now)
 	}
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 	t.Logf("Envoy calls it after %v", time.Since(killed))
 
 	// A container that restarts leads at once if it led before: its identity in the Lease is the same.
@@ -278,32 +278,32 @@ func TestLeader(t *testing.T) {
 	first.Kill()
 	killed = time.Now()
 	first.start(t)
-	first.ready(t)
+	first.awaitReady(t)
 	t.Logf("the restarted replica leads again after %v", time.Since(killed))
 	if now := lease(); *now.HolderIdentity != "first" || *now.LeaseTransitions != transitions {
-		t.Errorf("%s leads, after %d more handovers", *now.HolderIdentity, *now.LeaseTransitions-transitions)
+		t.Errorf("%s leads after %d more handovers", *now.HolderIdentity, *now.LeaseTransitions-transitions)
 	}
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 
 	// Without an API server no other replica can lead, so the leader continues. Afterwards one of them leads.
 	second.start(t)
-	second.logged(t, "another replica leads")
+	second.awaitLog(t, "another replica leads")
 	cluster.Stop()
-	first.logged(t, "leads until it sees another leader")
-	must(t, first.answers(true))
-	must(t, second.answers(false))
-	reaches(t, url, a)
+	first.awaitLog(t, "leads until it sees another leader")
+	must(t, first.checkHealth(true))
+	must(t, second.checkHealth(false))
+	awaitReached(t, url, a)
 	must(t, cluster.Serve(ctx))
-	first.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
-	second.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
+	first.awaitMetric(t, `kvepp_kube_followed{kind="leases"}`, 1)
+	second.awaitMetric(t, `kvepp_kube_followed{kind="leases"}`, 1)
 	eventually(t, func() error {
-		one, two := first.answers(true), second.answers(true)
+		one, two := first.checkHealth(true), second.checkHealth(true)
 		if (one == nil) == (two == nil) {
 			return fmt.Errorf("ready: %v, %v", one == nil, two == nil)
 		}
 		return nil
 	})
-	reaches(t, url, a)
+	awaitReached(t, url, a)
 }
 
 // TestChurn changes 500 pods 50 times a second. No change makes kvepp list all pods or subscribe again.
@@ -317,7 +317,7 @@ func TestChurn(t *testing.T) {
 	ctx, ns := t.Context(), "churn"
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
 	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
-	k.ready(t)
+	k.awaitReady(t)
 	before, err := k.metrics()
 	must(t, err)
 	list := make([]apiserver.Pod, pods)
@@ -330,7 +330,7 @@ func TestChurn(t *testing.T) {
 		}
 		must(t, cluster.RunPod(ctx, list[i]))
 	}
-	k.has(t, pods)
+	k.awaitWorkers(t, pods)
 	settled, err := k.metrics()
 	must(t, err)
 	const changes = `kvepp_kube_updates_total{of="change"}`
@@ -364,7 +364,7 @@ func TestChurn(t *testing.T) {
 			must(t, cluster.RunPod(ctx, *p))
 		}
 	}
-	k.has(t, ready)
+	k.awaitWorkers(t, ready)
 	t.Logf("%v of CPU time for %d changes in %d s, without subscriptions", k.cpu(t)-used, seconds*rate, seconds)
 	after, err := k.metrics()
 	must(t, err)

@@ -10,29 +10,29 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// wire is a TCP proxy to the API server that a test can cut.
-type wire struct {
-	kubeconfig string // for connections through the wire
+// cuttableProxy is a TCP proxy to the API server whose connections a test can cut.
+type cuttableProxy struct {
+	kubeconfig string // for connections through the proxy
 
 	mu   sync.Mutex
-	open map[*strand]bool
+	open map[*wireConnection]bool
 }
 
-// strand is one connection through a wire.
-type strand struct {
+// wireConnection is one connection through the proxy.
+type wireConnection struct {
 	ends [2]net.Conn
 	mu   sync.Mutex
-	lost bool // bytes sent on it are lost
+	lost bool // bytes sent on it are dropped
 }
 
-// newWire returns a wire for the owner of a kubeconfig.
-func newWire(t *testing.T, kubeconfig string) *wire {
+// newCuttableProxy starts a proxy for the account of a kubeconfig.
+func newCuttableProxy(t *testing.T, kubeconfig string) *cuttableProxy {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	w := &wire{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), open: map[*strand]bool{}}
+	w := &cuttableProxy{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), open: map[*wireConnection]bool{}}
 	var server string
 	for _, cluster := range config.Clusters {
 		to, err := url.Parse(cluster.Server)
@@ -53,12 +53,12 @@ func newWire(t *testing.T, kubeconfig string) *wire {
 				from.Close()
 				continue
 			}
-			s := &strand{ends: [2]net.Conn{from, to}}
+			s := &wireConnection{ends: [2]net.Conn{from, to}}
 			w.mu.Lock()
 			w.open[s] = true
 			w.mu.Unlock()
-			serving.Go(func() { w.carry(s, from, to) })
-			serving.Go(func() { w.carry(s, to, from) })
+			serving.Go(func() { w.copyBytes(s, from, to) })
+			serving.Go(func() { w.copyBytes(s, to, from) })
 		}
 	})
 	t.Cleanup(func() {
@@ -69,8 +69,8 @@ func newWire(t *testing.T, kubeconfig string) *wire {
 	return w
 }
 
-// carry copies bytes from one end of a connection to the other until either end closes.
-func (w *wire) carry(s *strand, from, to net.Conn) {
+// copyBytes copies bytes from one end of a connection to the other until either end closes.
+func (w *cuttableProxy) copyBytes(s *wireConnection, from, to net.Conn) {
 	defer func() {
 		from.Close()
 		to.Close()
@@ -96,8 +96,8 @@ func (w *wire) carry(s *strand, from, to net.Conn) {
 	}
 }
 
-// cut ends all connections. New ones work.
-func (w *wire) cut() {
+// cut ends all connections. New connections work.
+func (w *cuttableProxy) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for s := range w.open {
@@ -106,8 +106,9 @@ func (w *wire) cut() {
 	}
 }
 
-// silence keeps all connections open and loses the bytes sent on them, like a firewall that forgot them. New ones work.
-func (w *wire) silence() {
+// silence keeps all connections open and drops the bytes sent on them, like a firewall that forgot them. New
+// connections work.
+func (w *cuttableProxy) silence() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for s := range w.open {
@@ -124,9 +125,9 @@ func TestWatchCut(t *testing.T) {
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
-	w := newWire(t, cluster.Kubeconfig)
+	w := newCuttableProxy(t, cluster.Kubeconfig)
 	k := startKvepp(t, w.kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
-	k.ready(t)
+	k.awaitReady(t)
 	url := envoy(t, k)
 	lists := func() float64 {
 		m, err := k.metrics()
@@ -136,14 +137,14 @@ func TestWatchCut(t *testing.T) {
 	before := lists()
 	flip := func(e *engine) {
 		e.pod.NotReady = !e.pod.NotReady
-		e.run(t)
+		e.writePod(t)
 		n := 0
 		for _, e := range []*engine{a, b} {
 			if !e.pod.NotReady {
 				n++
 			}
 		}
-		k.has(t, n)
+		k.awaitWorkers(t, n)
 	}
 	for range 4 {
 		flip(a) // a watch without an event in its first second is not resumed
@@ -153,11 +154,11 @@ func TestWatchCut(t *testing.T) {
 	if after := lists(); after != before {
 		t.Errorf("%v lists of all pods before the connections were cut, %v after", before, after)
 	}
-	reaches(t, url, a, b)
+	awaitReached(t, url, a, b)
 
 	// Pings detect the lost bytes within 45 seconds.
 	w.silence()
 	a.pod.NotReady = true
-	a.run(t)
-	reaches(t, url, b)
+	a.writePod(t)
+	awaitReached(t, url, b)
 }
