@@ -297,6 +297,7 @@ func (s *Simulation) send(f *flight) {
 			Worker:       kvblock.Worker(w),
 			Prompt:       &prompt,
 			DeviceBlocks: s.scores.Blocks(kvblock.Worker(w)),
+			KVBlocks:     s.cfg.Engine.Blocks,
 		})
 	}
 	chosen, booking, err := s.book.SelectAndAdd(
@@ -363,6 +364,7 @@ func (s *Simulation) endStep(w int, parts []part) {
 	}
 	for _, q := range complete {
 		f := q.request
+		f.booking.LearnAnswer(f.Output)
 		f.booking.Free()
 		s.report.completed(s, f)
 		s.turnEnded(f)

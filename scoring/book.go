@@ -161,6 +161,7 @@ type ActiveSequences struct {
 	expiring        order             // bookings that expire, oldest first
 	expired         uint64
 	blocks          activeBlocks
+	learned         learned
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -179,6 +180,8 @@ type booking struct {
 	id            string
 	worker        kvblock.Worker
 	since         time.Duration // when it was made
+	first         time.Duration // when its first token came; 0: not yet
+	alone         bool          // no other prefill waited when it was made
 	blockSize     int           // tokens
 	prefillTokens int           // 0 once completed
 	// the runs that its chains end with: it holds these and all runs before them
@@ -272,6 +275,8 @@ func (a *ActiveSequences) SelectAndAdd(
 		}
 	case all.alike:
 		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
+	case cfg.Policy == Time:
+		i, err = a.chooseByTime(req, candidates, cfg, all.unit, rng, costs)
 	default:
 		a.price(req, candidates, cfg, all.unit, costs)
 		i, err = Choose(costs, cfg.Temperature, rng)
@@ -371,6 +376,7 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 	a.forgetTurn(w)
 	if int(w) < len(a.prefills) {
 		a.prefills[w] = prefills{}
+		a.learned.workers[w] = pace{}
 	}
 }
 
@@ -640,6 +646,7 @@ func (a *ActiveSequences) fit(n int) {
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
+	a.learned.workers = append(a.learned.workers, make([]pace, n-len(a.learned.workers))...)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
 	a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
 	a.blocks.fit(n)
@@ -674,6 +681,9 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 	t := a.common(req, candidates, cfg, unit)
 	for i := range candidates {
 		a.terms(&t, &candidates[i], a.added[i])
+		if cfg.Policy == Time {
+			a.timeTerms(&t, &candidates[i])
+		}
 		costs[i] = cfg.Cost(&t)
 	}
 }
@@ -690,6 +700,9 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 			added = a.added[i]
 		}
 		a.terms(&t, c, added)
+		if cfg.Policy == Time {
+			a.timeTerms(&t, c)
+		}
 		req.Terms[i] = t
 	}
 }
@@ -723,7 +736,7 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 // plain reports whether c tracks everything and Cost has no terms except those that chooseAlike adds up.
 func (c *Config) plain() bool {
 	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0 &&
-		c.KVUsageWeight == 0
+		c.KVUsageWeight == 0 && c.Policy == Dynamo
 }
 
 // chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It computes what

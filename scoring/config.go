@@ -14,6 +14,10 @@ type Config struct {
 	// booked, and CUDAToCPURatio.
 	Mode Mode
 
+	// Policy is how the mode KV prices workers. Default Dynamo. Time reads of the weights below only those that say what
+	// a cached block is worth, how requests are booked, and Temperature, which is in milliseconds then.
+	Policy Policy
+
 	// CUDAToCPURatio is the capacity of a worker with an accelerator relative to one on a CPU, at least 1. Only
 	// DeviceAwareWeighted reads it. Default 8.
 	CUDAToCPURatio int
@@ -121,6 +125,8 @@ func (c *Config) Validate() error {
 	switch {
 	case int(c.Mode) >= len(modeNames):
 		return fmt.Errorf("scoring: unknown mode %d", c.Mode)
+	case int(c.Policy) >= len(policyNames):
+		return fmt.Errorf("scoring: unknown policy %d", c.Policy)
 	case c.Mode == DeviceAwareWeighted && (c.CUDAToCPURatio < 1 || c.CUDAToCPURatio > maxCUDAToCPURatio):
 		return fmt.Errorf(
 			"scoring: ratio of accelerator to CPU is %d, but must be 1 to %d",

@@ -23,6 +23,8 @@ type Terms struct {
 	// LeastPrefillTokens is the smallest PrefillTokens among the candidates. Only OverlapScoreCreditDecay reads it.
 	LeastPrefillTokens int
 
+	Time TimeTerms // of the policy Time; else zero
+
 	// CostMultiplier scales the finished cost, as preferred taints do. 0 means 1.
 	CostMultiplier float64
 
@@ -31,7 +33,8 @@ type Terms struct {
 	UnitTokens int
 }
 
-// Cost prices a request on one worker, in blocks; lower is better:
+// Cost prices a request on one worker; lower is better. The policy Time prices in milliseconds, see timeCost. The policy
+// Dynamo prices in blocks:
 //
 //	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk +
 //	         SharedCacheMultiplier*shared
@@ -45,6 +48,9 @@ type Terms struct {
 //
 // Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
 func (c *Config) Cost(t *Terms) float64 {
+	if c.Policy == Time {
+		return c.timeCost(t)
+	}
 	blockSize := float64(t.BlockSize)
 	isl := float64(t.ISLTokens)
 	credit, cachedBlocks := c.worth(t)

@@ -46,8 +46,9 @@ const (
 //
 // Source: dynamo-kv-router 1.6.1, sequences/prefill_tracker.
 type prefills struct {
-	waiting order         // bookings with tokens to prefill
-	since   time.Duration // when the work on the oldest of them began
+	waiting  order         // bookings with tokens to prefill
+	since    time.Duration // when the work on the oldest of them began
+	requests int           // their number
 
 	// The learned speed is tokens over seconds. A prefill counts from its booking, or from the end of the prefill
 	// before it.
@@ -107,17 +108,26 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	}
 	p.waiting.push(a.bookings, index, prefillingLinks)
 	b.prefillTokens = tokens
+	b.alone = p.requests == 0
+	p.requests++
 	a.loads[b.worker].PrefillTokens += tokens
 }
 
 // completePrefill takes the booking's tokens off, if they are still booked. seen says that the prefill ended just now.
 func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	b := &a.bookings[index]
+	now := a.clock()
+	if seen && b.first == 0 {
+		b.first = max(now, 1)
+	}
 	if b.prefillTokens == 0 {
 		return
 	}
-	now := a.clock()
 	p := &a.prefills[b.worker]
+	p.requests--
+	if seen && b.alone {
+		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
+	}
 	if seen {
 		p.timed++
 		p.tokens = forgetting*p.tokens + float64(b.prefillTokens)

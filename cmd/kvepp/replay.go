@@ -64,6 +64,7 @@ type variantOptions struct {
 	scoring scoring.Config
 	weight  float64
 	mode    string
+	policy  string
 	busy    busy
 	lag     time.Duration
 }
@@ -73,6 +74,8 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	costFlags(f, &v.scoring, &v.weight)
 	f.StringVar(&v.mode, "router-mode", v.scoring.Mode.String(),
 		"how a worker is chosen, `MODE`: kv, round-robin, random, power-of-two or least-loaded, as in kvepp serve")
+	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(), "how the mode kv prices workers, `POLICY`: dynamo or "+
+		"time, as in kvepp serve")
 	v.busy.addQueue(f)
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
@@ -90,6 +93,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		return fmt.Errorf("--router-mode %q: must be kv, round-robin, random, power-of-two or least-loaded", v.mode)
 	}
 	v.scoring.Mode = mode
+	if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
+		return oneOf("router-policy", v.policy, scoring.PolicyNames()...)
+	}
 	if !math.IsNaN(v.weight) {
 		v.scoring.SetOverlapScoreWeight(v.weight)
 	}

@@ -1,0 +1,165 @@
+package scoring
+
+import (
+	"time"
+
+	"kvepp/kvblock"
+)
+
+// The policy Time prices workers with what the book learns about them, from calls that callers make anyway: when a
+// request was booked, when its first token came, how long its answer was. Nothing of it is configured.
+
+const (
+	// enoughPrefills and enoughGaps are how many samples are needed before a learned number is used.
+	enoughPrefills = 10
+	enoughGaps     = 20
+	// safeSecondsPerToken is the time to prefill a token until it is learned.
+	safeSecondsPerToken = 1e-4
+	// safeGapPerToken is how much each held token lengthens the time between two tokens until it is learned, in
+	// seconds. leastGapPerToken is the least that is learned, so that load always has a price.
+	safeGapPerToken  = 1e-8
+	leastGapPerToken = 1e-10
+	// safeAnswerTokens is the length of an answer until enoughPrefills answers ended.
+	safeAnswerTokens = 100
+	// Samples beyond these are errors of a clock or of a caller, and are ignored.
+	maxSampleTokens  = 1 << 24
+	maxSampleSeconds = 3600.0
+	// keepPrefill and keepGap are the weights that earlier samples keep with each further one: about the last 100 and
+	// 1,000 count. The slope of the gap is small beside its noise.
+	keepPrefill = 0.99
+	keepGap     = 0.999
+)
+
+// line is a least-squares fit of y = a + b*x that forgets.
+type line struct {
+	samples      int
+	weight       float64
+	x, y, xx, xy float64 // weighted sums
+	slope        float64 // b; 0 before enough samples
+}
+
+// add adds a sample. From enough samples on it sets slope, to a value from least times y/x to y/x of the sums: the
+// steepest sensible line goes through the origin, and noise must not give one that is nearly flat.
+func (l *line) add(x, y, keep float64, enough int, least float64) {
+	l.samples = min(l.samples+1, enough)
+	l.weight = keep*l.weight + 1
+	l.x, l.y = keep*l.x+x, keep*l.y+y
+	l.xx, l.xy = keep*l.xx+x*x, keep*l.xy+x*y
+	if l.samples < enough {
+		return
+	}
+	ratio := l.y / l.x
+	l.slope = ratio
+	if d := l.weight*l.xx - l.x*l.x; d > 1e-9*l.weight*l.xx { // else all samples have one x
+		l.slope = min(max((l.weight*l.xy-l.x*l.y)/d, least*ratio), ratio)
+	}
+}
+
+// mean is a mean of all samples at first, later of about the last 100.
+type mean struct{ samples, value float64 }
+
+func (m *mean) add(x float64) {
+	m.samples = min(m.samples+1, 100)
+	m.value += (x - m.value) / m.samples
+}
+
+// pace is how fast one worker, or the average worker, computes.
+type pace struct {
+	prefill line // seconds to the first token by new prompt tokens, of requests that found no prefill waiting
+	gap     line // mean seconds between tokens by tokens held at the end, of answers
+}
+
+// learned is what the book has learned about workers.
+type learned struct {
+	workers []pace // indexed by worker
+	all     pace   // of all workers, for those with too few samples
+	answer  mean   // tokens
+	life    mean   // seconds from the first token to the end
+}
+
+// secondsPerToken returns the time in which a worker prefills one more token.
+func (l *learned) secondsPerToken(w kvblock.Worker) float64 {
+	if s := l.workers[w].prefill.slope; s > 0 {
+		return s
+	}
+	if s := l.all.prefill.slope; s > 0 {
+		return s
+	}
+	return safeSecondsPerToken
+}
+
+// gapPerToken returns by how much each token held on a worker lengthens the time between two tokens, in seconds.
+func (l *learned) gapPerToken(w kvblock.Worker) float64 {
+	gap := &l.workers[w].gap
+	if gap.samples < enoughGaps {
+		gap = &l.all.gap
+	}
+	if gap.samples < enoughGaps {
+		return safeGapPerToken
+	}
+	return max(gap.slope, leastGapPerToken)
+}
+
+func (l *learned) answerTokens() float64 {
+	if l.answer.samples < enoughPrefills {
+		return safeAnswerTokens
+	}
+	return l.answer.value
+}
+
+// firstToken learns from a request that found no prefill waiting on its worker.
+func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
+	s := took.Seconds()
+	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
+		return
+	}
+	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
+	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
+}
+
+// answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
+func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, held int) {
+	s := took.Seconds()
+	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
+		return
+	}
+	l.answer.add(float64(tokens))
+	l.life.add(s)
+	if tokens > 1 && held > 0 {
+		gap := s / float64(tokens-1)
+		l.workers[w].gap.add(float64(held), gap, keepGap, enoughGaps, 0)
+		l.all.gap.add(float64(held), gap, keepGap, enoughGaps, 0)
+	}
+}
+
+// LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free. The policy Time
+// learns from it; it changes no load.
+func (b Booking) LearnAnswer(tokens int) {
+	b.do(func(a *ActiveSequences) {
+		booked := &a.bookings[b.index]
+		if booked.first == 0 {
+			return
+		}
+		held := a.loads[booked.worker].ActiveTokens
+		if a.prefills[booked.worker].requests > 0 {
+			held = 0 // prefill lengthens the gaps too
+		}
+		a.learned.answered(booked.worker, tokens, a.clock()-booked.first, held)
+	})
+}
+
+// Pace is what the book has learned about a worker's speed, or what it assumes until then.
+type Pace struct {
+	SecondsPerToken float64 // of prefill
+	GapPerToken     float64 // seconds by which each held token lengthens the time between two tokens
+}
+
+// Pace returns the pace of a worker.
+func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
+	a.lock()
+	defer a.mu.Unlock()
+	if int(w) >= len(a.learned.workers) {
+		return Pace{safeSecondsPerToken, safeGapPerToken}
+	}
+	return Pace{a.learned.secondsPerToken(w), a.learned.gapPerToken(w)}
+}

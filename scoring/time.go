@@ -1,0 +1,137 @@
+package scoring
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+)
+
+// Policy is how the mode KV prices workers.
+type Policy uint8
+
+// The policies.
+const (
+	// Dynamo prices in blocks, as Dynamo does.
+	Dynamo Policy = iota
+	// Time prices by the time that a choice costs this request and those on the worker, in milliseconds.
+	Time
+)
+
+var policyNames = [...]string{"dynamo", "time"}
+
+// PolicyNames returns the names of all policies.
+func PolicyNames() []string { return slices.Clone(policyNames[:]) }
+
+// ParsePolicy returns the policy with a name.
+func ParsePolicy(name string) (Policy, error) {
+	for p, n := range policyNames {
+		if n == name {
+			return Policy(p), nil
+		}
+	}
+	return 0, fmt.Errorf("%q: must be one of %s", name, strings.Join(policyNames[:], ", "))
+}
+
+// String returns the policy's name.
+func (p Policy) String() string {
+	if int(p) >= len(policyNames) {
+		return fmt.Sprintf("policy(%d)", uint8(p))
+	}
+	return policyNames[p]
+}
+
+const (
+	// interference is the weight of the time that others lose to this request's prefill. Their clients read slower than
+	// engines generate, so a late token costs less than a late first token.
+	interference = 0.2
+	// decodeInterference is the weight of the time that answers lose to each other's KV blocks.
+	decodeInterference = interference / 10
+)
+
+// TimeTerms are the terms that only the policy Time reads.
+type TimeTerms struct {
+	DecodingRequests int     // active requests whose first token has come
+	HeldBlocks       float64 // Terms.DecodeBlocks without this request
+	SecondsPerToken  float64 // of prefill on this worker
+	GapPerToken      float64 // seconds by which each held token lengthens the time between two tokens
+	AnswerTokens     float64 // mean length of an answer
+	LifeSeconds      float64 // mean time from the first token to the end of an answer
+}
+
+// timeCost prices a request on one worker by time, in milliseconds; lower is better:
+//
+//	new    = prompt tokens - credit for cached blocks
+//	delay  = seconds per token * (waiting prefill tokens + new + interference * decoding requests * new)
+//	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2))
+//	memory = blocks above the capacity / held blocks * life
+//	cost   = 1000 * (delay + decode + memory)
+//
+// delay is the prefill that waits before this request's, its own, and what it delays the answers there. decode is what
+// held tokens cost this answer, and this one's tokens the others. memory is the wait until enough blocks become free,
+// if the worker's number of blocks is known; each active request is expected to need half an answer more.
+//
+// A finite product of a huge multiplier stays finite.
+func (c *Config) timeCost(t *Terms) float64 {
+	size := float64(t.BlockSize)
+	waiting, requests, held, decodeBlocks := float64(t.PrefillTokens), t.ActiveRequests, t.Time.HeldBlocks, t.DecodeBlocks
+	decoding := float64(t.Time.DecodingRequests)
+	if t.LoadUnknown {
+		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, t.DecodeBlocks-t.Time.HeldBlocks, 0
+	}
+	cost := 0.0
+	if c.TrackPrefillTokens {
+		credit, _ := c.worth(t)
+		fresh := max(float64(t.ISLTokens)-credit*size, 0)
+		cost = t.Time.SecondsPerToken * (waiting + fresh*(1+interference*decoding))
+	}
+	if c.TrackActiveBlocks {
+		answer := t.Time.AnswerTokens
+		cost += decodeInterference * answer * t.Time.GapPerToken *
+			(held*size + decoding*(float64(t.ISLTokens)+answer/2))
+		if t.KVBlocks > 0 {
+			expected := decodeBlocks + float64(requests+1)*answer/(2*size)
+			if above := expected - float64(t.KVBlocks); above > 0 {
+				cost += above / max(held, 1) * t.Time.LifeSeconds
+			}
+		}
+	}
+	cost *= 1000
+	if t.CostMultiplier != 0 {
+		cost *= t.CostMultiplier
+	}
+	return cost
+}
+
+// timeTerms sets the terms of the policy Time for a candidate.
+func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
+	load := &a.loads[c.Worker]
+	t.Time = TimeTerms{
+		DecodingRequests: load.Requests - a.prefills[c.Worker].requests,
+		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
+		SecondsPerToken:  a.learned.secondsPerToken(c.Worker),
+		GapPerToken:      a.learned.gapPerToken(c.Worker),
+		AnswerTokens:     a.learned.answerTokens(),
+		LifeSeconds:      a.learned.life.value,
+	}
+}
+
+// chooseByTime prices the candidates and chooses one. Temperature is in milliseconds: a worker that costs that much
+// more than the cheapest one is drawn 1/e times as often.
+func (a *ActiveSequences) chooseByTime(
+	req Request, candidates []Candidate, cfg *Config, unit int, rng *rand.Rand, costs []float64,
+) (int, error) {
+	a.price(req, candidates, cfg, unit, costs)
+	if cfg.Temperature == 0 {
+		return Choose(costs, 0, rng)
+	}
+	least, greatest := math.Inf(1), math.Inf(-1)
+	for _, cost := range costs {
+		if finite(cost) {
+			least, greatest = min(least, cost), max(greatest, cost)
+		}
+	}
+	// Choose scales the costs to 0..1.
+	return Choose(costs, cfg.Temperature/max(greatest-least, math.SmallestNonzeroFloat64), rng)
+}
