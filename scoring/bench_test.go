@@ -39,6 +39,11 @@ func BenchmarkSelectAndAddOtherwise(b *testing.B) {
 			benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
 		})
 	}
+	b.Run("policy=time", func(b *testing.B) {
+		cfg := defaults()
+		cfg.Policy = Time
+		benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
+	})
 	for mode := RoundRobin; mode <= DeviceAwareWeighted; mode++ {
 		b.Run(mode.String(), func(b *testing.B) {
 			benchmarkSelectAndAdd(b, NewActiveSequences(), inMode(mode), blocks, n, 1)

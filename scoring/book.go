@@ -273,10 +273,14 @@ func (a *ActiveSequences) SelectAndAdd(
 		for j := range candidates {
 			costs[j] = float64(a.requests(&candidates[j]))
 		}
+	case all.alike && cfg.Policy == Time:
+		a.priceAlikeByTime(req, candidates, cfg, all.unit, costs)
+		i, err = chooseByTime(costs, cfg.Temperature, rng)
 	case all.alike:
 		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
 	case cfg.Policy == Time:
-		i, err = a.chooseByTime(req, candidates, cfg, all.unit, rng, costs)
+		a.price(req, candidates, cfg, all.unit, costs)
+		i, err = chooseByTime(costs, cfg.Temperature, rng)
 	default:
 		a.price(req, candidates, cfg, all.unit, costs)
 		i, err = Choose(costs, cfg.Temperature, rng)
@@ -374,9 +378,9 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 		}
 	}
 	a.forgetTurn(w)
+	a.learned.forget(w)
 	if int(w) < len(a.prefills) {
 		a.prefills[w] = prefills{}
-		a.learned.workers[w] = pace{}
 	}
 }
 
@@ -646,7 +650,7 @@ func (a *ActiveSequences) fit(n int) {
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
-	a.learned.workers = append(a.learned.workers, make([]pace, n-len(a.learned.workers))...)
+	a.learned.fit(n)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
 	a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
 	a.blocks.fit(n)
@@ -733,10 +737,11 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	t.CostMultiplier = c.CostMultiplier
 }
 
-// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike adds up.
+// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike and priceAlikeByTime
+// add up.
 func (c *Config) plain() bool {
 	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0 &&
-		c.KVUsageWeight == 0 && c.Policy == Dynamo
+		c.KVUsageWeight == 0
 }
 
 // chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It computes what

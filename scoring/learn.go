@@ -71,33 +71,59 @@ type pace struct {
 
 // learned is what the book has learned about workers.
 type learned struct {
-	workers []pace // indexed by worker
-	all     pace   // of all workers, for those with too few samples
-	answer  mean   // tokens
-	life    mean   // seconds from the first token to the end
+	workers []pace   // indexed by worker
+	prices  []prices // indexed by worker: what a choice reads, in little memory
+	all     pace     // of all workers, for those with too few samples
+	answer  mean     // tokens
+	life    mean     // seconds from the first token to the end
+}
+
+// prices are a worker's times, and the number of its requests without a first token.
+type prices struct {
+	secondsPerToken, gapPerToken float64 // 0: not learned
+	prefilling                   int
+}
+
+// fit makes room for workers numbered below n.
+func (l *learned) fit(n int) {
+	l.workers = append(l.workers, make([]pace, n-len(l.workers))...)
+	l.prices = append(l.prices, make([]prices, n-len(l.prices))...)
+}
+
+// forget clears what is known of a worker's speed.
+func (l *learned) forget(w kvblock.Worker) {
+	if int(w) < len(l.workers) {
+		l.workers[w] = pace{}
+		l.prices[w].secondsPerToken, l.prices[w].gapPerToken = 0, 0
+	}
+}
+
+// common returns the times for workers with too few samples.
+func (l *learned) common() prices {
+	p := prices{secondsPerToken: safeSecondsPerToken, gapPerToken: safeGapPerToken}
+	if s := l.all.prefill.slope; s > 0 {
+		p.secondsPerToken = s
+	}
+	if l.all.gap.samples >= enoughGaps {
+		p.gapPerToken = max(l.all.gap.slope, leastGapPerToken)
+	}
+	return p
 }
 
 // secondsPerToken returns the time in which a worker prefills one more token.
 func (l *learned) secondsPerToken(w kvblock.Worker) float64 {
-	if s := l.workers[w].prefill.slope; s > 0 {
+	if s := l.prices[w].secondsPerToken; s > 0 {
 		return s
 	}
-	if s := l.all.prefill.slope; s > 0 {
-		return s
-	}
-	return safeSecondsPerToken
+	return l.common().secondsPerToken
 }
 
 // gapPerToken returns by how much each token held on a worker lengthens the time between two tokens, in seconds.
 func (l *learned) gapPerToken(w kvblock.Worker) float64 {
-	gap := &l.workers[w].gap
-	if gap.samples < enoughGaps {
-		gap = &l.all.gap
+	if g := l.prices[w].gapPerToken; g > 0 {
+		return g
 	}
-	if gap.samples < enoughGaps {
-		return safeGapPerToken
-	}
-	return max(gap.slope, leastGapPerToken)
+	return l.common().gapPerToken
 }
 
 func (l *learned) answerTokens() float64 {
@@ -115,6 +141,7 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	}
 	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
 	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
+	l.prices[w].secondsPerToken = l.workers[w].prefill.slope
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
@@ -129,6 +156,9 @@ func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, hel
 		gap := s / float64(tokens-1)
 		l.workers[w].gap.add(float64(held), gap, keepGap, enoughGaps, 0)
 		l.all.gap.add(float64(held), gap, keepGap, enoughGaps, 0)
+		if own := &l.workers[w].gap; own.samples >= enoughGaps {
+			l.prices[w].gapPerToken = max(own.slope, leastGapPerToken)
+		}
 	}
 }
 
@@ -141,7 +171,7 @@ func (b Booking) LearnAnswer(tokens int) {
 			return
 		}
 		held := a.loads[booked.worker].ActiveTokens
-		if a.prefills[booked.worker].requests > 0 {
+		if a.learned.prices[booked.worker].prefilling > 0 {
 			held = 0 // prefill lengthens the gaps too
 		}
 		a.learned.answered(booked.worker, tokens, a.clock()-booked.first, held)

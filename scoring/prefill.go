@@ -46,9 +46,8 @@ const (
 //
 // Source: dynamo-kv-router 1.6.1, sequences/prefill_tracker.
 type prefills struct {
-	waiting  order         // bookings with tokens to prefill
-	since    time.Duration // when the work on the oldest of them began
-	requests int           // their number
+	waiting order         // bookings with tokens to prefill
+	since   time.Duration // when the work on the oldest of them began
 
 	// The learned speed is tokens over seconds. A prefill counts from its booking, or from the end of the prefill
 	// before it.
@@ -108,8 +107,9 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	}
 	p.waiting.push(a.bookings, index, prefillingLinks)
 	b.prefillTokens = tokens
-	b.alone = p.requests == 0
-	p.requests++
+	waits := &a.learned.prices[b.worker].prefilling
+	b.alone = *waits == 0
+	*waits++
 	a.loads[b.worker].PrefillTokens += tokens
 }
 
@@ -124,7 +124,7 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 		return
 	}
 	p := &a.prefills[b.worker]
-	p.requests--
+	a.learned.prices[b.worker].prefilling--
 	if seen && b.alone {
 		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
 	}

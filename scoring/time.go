@@ -71,14 +71,13 @@ type TimeTerms struct {
 // delay is the prefill that waits before this request's, its own, and what it delays the answers there. decode is what
 // held tokens cost this answer, and this one's tokens the others. memory is the wait until enough blocks become free,
 // if the worker's number of blocks is known; each active request is expected to need half an answer more.
-//
-// A finite product of a huge multiplier stays finite.
 func (c *Config) timeCost(t *Terms) float64 {
 	size := float64(t.BlockSize)
-	waiting, requests, held, decodeBlocks := float64(t.PrefillTokens), t.ActiveRequests, t.Time.HeldBlocks, t.DecodeBlocks
+	waiting, requests := float64(t.PrefillTokens), t.ActiveRequests
+	held, decodeBlocks := t.Time.HeldBlocks, t.DecodeBlocks
 	decoding := float64(t.Time.DecodingRequests)
 	if t.LoadUnknown {
-		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, t.DecodeBlocks-t.Time.HeldBlocks, 0
+		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
 	}
 	cost := 0.0
 	if c.TrackPrefillTokens {
@@ -108,7 +107,7 @@ func (c *Config) timeCost(t *Terms) float64 {
 func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 	load := &a.loads[c.Worker]
 	t.Time = TimeTerms{
-		DecodingRequests: load.Requests - a.prefills[c.Worker].requests,
+		DecodingRequests: load.Requests - a.learned.prices[c.Worker].prefilling,
 		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
 		SecondsPerToken:  a.learned.secondsPerToken(c.Worker),
 		GapPerToken:      a.learned.gapPerToken(c.Worker),
@@ -117,13 +116,49 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 	}
 }
 
-// chooseByTime prices the candidates and chooses one. Temperature is in milliseconds: a worker that costs that much
-// more than the cheapest one is drawn 1/e times as often.
-func (a *ActiveSequences) chooseByTime(
-	req Request, candidates []Candidate, cfg *Config, unit int, rng *rand.Rand, costs []float64,
-) (int, error) {
-	a.price(req, candidates, cfg, unit, costs)
-	if cfg.Temperature == 0 {
+// priceAlikeByTime sets the cost of candidates that are alike, right after open: what timeCost computes, without the terms
+// that are zero, and with what all candidates share computed once.
+func (a *ActiveSequences) priceAlikeByTime(
+	req Request, candidates []Candidate, cfg *Config, blockSize int, costs []float64,
+) {
+	held := a.walker.held[:len(a.loads)]
+	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.life.value
+	distinct, isl, size := a.variants[0].distinct, float64(req.ISLTokens), float64(blockSize)
+	credit := cfg.OverlapScoreCredit * size
+	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)
+	for i := range candidates {
+		c := &candidates[i]
+		load, p := &a.loads[c.Worker], &a.learned.prices[c.Worker]
+		perToken, perHeld := p.secondsPerToken, p.gapPerToken
+		if perToken == 0 {
+			perToken = common.secondsPerToken
+		}
+		if perHeld == 0 {
+			perHeld = common.gapPerToken
+		}
+		waiting := load.PrefillTokens
+		if a.Prefill.Linear {
+			waiting = a.waiting(c.Worker, a.now)
+		}
+		fresh := max(isl-credit*float64(c.DeviceBlocks), 0)
+		decoding := float64(load.Requests - p.prefilling)
+		tokens := float64(load.ActiveTokens)
+		cost := perToken*(float64(waiting)+fresh*(1+interference*decoding)) + gapWeight*perHeld*(tokens+decoding*own)
+		if c.KVBlocks > 0 {
+			blocks := tokens / size
+			expected := blocks + float64(distinct-int(held[c.Worker])) + float64(load.Requests+1)*half
+			if above := expected - float64(c.KVBlocks); above > 0 {
+				cost += above / max(blocks, 1) * life
+			}
+		}
+		costs[i] = 1000 * cost
+	}
+}
+
+// chooseByTime chooses by costs in milliseconds. So is temperature: a worker that costs that much more than the cheapest
+// one is drawn 1/e times as often.
+func chooseByTime(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
+	if temperature == 0 {
 		return Choose(costs, 0, rng)
 	}
 	least, greatest := math.Inf(1), math.Inf(-1)
@@ -132,6 +167,8 @@ func (a *ActiveSequences) chooseByTime(
 			least, greatest = min(least, cost), max(greatest, cost)
 		}
 	}
-	// Choose scales the costs to 0..1.
-	return Choose(costs, cfg.Temperature/max(greatest-least, math.SmallestNonzeroFloat64), rng)
+	if !(greatest > least) {
+		return Choose(costs, temperature, rng)
+	}
+	return Choose(costs, max(temperature/(greatest-least), math.SmallestNonzeroFloat64), rng) // Choose scales to 0..1
 }
