@@ -20,6 +20,7 @@ func alikeEqualsOthers(t *testing.T) {
 		cfg.OverlapScoreCredit = rng.Float64() * 2
 		cfg.PrefillLoadScale = rng.Float64() * 3
 		cfg.DecodeActiveRequestWeight = rng.Float64() * float64(rng.IntN(2))
+		cfg.Policy = Policy(rng.IntN(2))
 		cfg.Temperature = 0.5 * float64(rng.IntN(2))
 		if rng.IntN(10) == 0 {
 			cfg.PrefillLoadScale = math.MaxFloat64 // infinite costs
@@ -27,6 +28,7 @@ func alikeEqualsOthers(t *testing.T) {
 		blockSize := 1 << rng.IntN(9)
 		n := 1 + rng.IntN(70)
 		books, draws := [2]*ActiveSequences{}, [2]*rand.Rand{}
+		answers := [2][]Booking{}
 		model := PrefillModel{Linear: rng.IntN(3) == 0, TokensPerSecond: 1000 * rng.Float64()}
 		for k := range books {
 			books[k], draws[k] = NewActiveSequences(), rand.New(rand.NewPCG(9, 9))
@@ -40,6 +42,7 @@ func alikeEqualsOthers(t *testing.T) {
 			candidates := workers(n, p)
 			for i := range candidates {
 				candidates[i].DeviceBlocks = rng.IntN(45) // sometimes more than the prompt has
+				candidates[i].KVBlocks = rng.IntN(2) * rng.IntN(200)
 			}
 			var selections [2]Selection
 			var errs [2]error
@@ -69,6 +72,14 @@ func alikeEqualsOthers(t *testing.T) {
 				}
 				if step%3 == 0 {
 					b.MarkPrefillCompleted()
+				}
+				if step%6 == 0 {
+					answers[k] = append(answers[k], b)
+				}
+				if len(answers[k]) > 3 {
+					answers[k][0].LearnAnswer(50 + step)
+					answers[k][0].Free()
+					answers[k] = answers[k][1:]
 				}
 			}
 			same := slices.EqualFunc(

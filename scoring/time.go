@@ -82,17 +82,17 @@ func (c *Config) timeCost(t *Terms) float64 {
 	cost := 0.0
 	if c.TrackPrefillTokens {
 		credit, _ := c.worth(t)
-		fresh := max(float64(t.ISLTokens)-credit*size, 0)
-		cost = t.Time.SecondsPerToken * (waiting + fresh*(1+interference*decoding))
+		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
+		cost = float64(t.Time.SecondsPerToken * (waiting + float64(fresh*(1+float64(interference*decoding)))))
 	}
 	if c.TrackActiveBlocks {
 		answer := t.Time.AnswerTokens
-		cost += decodeInterference * answer * t.Time.GapPerToken *
-			(held*size + decoding*(float64(t.ISLTokens)+answer/2))
+		cost += float64(decodeInterference * answer * t.Time.GapPerToken *
+			(float64(held*size) + float64(decoding*(float64(t.ISLTokens)+answer/2))))
 		if t.KVBlocks > 0 {
-			expected := decodeBlocks + float64(requests+1)*answer/(2*size)
+			expected := decodeBlocks + float64(float64(requests+1)*(answer/(2*size)))
 			if above := expected - float64(t.KVBlocks); above > 0 {
-				cost += above / max(held, 1) * t.Time.LifeSeconds
+				cost += float64(above / max(held, 1) * t.Time.LifeSeconds)
 			}
 		}
 	}
@@ -117,7 +117,8 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 }
 
 // priceAlikeByTime sets the cost of candidates that are alike, right after open: what timeCost computes, without the terms
-// that are zero, and with what all candidates share computed once.
+// that are zero, and with what all candidates share computed once. The costs are equal to the last bit, as in
+// chooseAlike.
 func (a *ActiveSequences) priceAlikeByTime(
 	req Request, candidates []Candidate, cfg *Config, blockSize int, costs []float64,
 ) {
@@ -140,15 +141,16 @@ func (a *ActiveSequences) priceAlikeByTime(
 		if a.Prefill.Linear {
 			waiting = a.waiting(c.Worker, a.now)
 		}
-		fresh := max(isl-credit*float64(c.DeviceBlocks), 0)
+		fresh := max(isl-float64(credit*float64(c.DeviceBlocks)), 0)
 		decoding := float64(load.Requests - p.prefilling)
 		tokens := float64(load.ActiveTokens)
-		cost := perToken*(float64(waiting)+fresh*(1+interference*decoding)) + gapWeight*perHeld*(tokens+decoding*own)
+		cost := float64(perToken * (float64(waiting) + float64(fresh*(1+float64(interference*decoding)))))
+		cost += float64(gapWeight * perHeld * (tokens + float64(decoding*own)))
 		if c.KVBlocks > 0 {
 			blocks := tokens / size
-			expected := blocks + float64(distinct-int(held[c.Worker])) + float64(load.Requests+1)*half
+			expected := blocks + float64(distinct-int(held[c.Worker])) + float64(float64(load.Requests+1)*half)
 			if above := expected - float64(c.KVBlocks); above > 0 {
-				cost += above / max(blocks, 1) * life
+				cost += float64(above / max(blocks, 1) * life)
 			}
 		}
 		costs[i] = 1000 * cost

@@ -1,0 +1,172 @@
+package scoring
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// byTime returns the default configuration with the policy Time.
+func byTime() *Config {
+	cfg := DefaultConfig()
+	cfg.Policy = Time
+	return &cfg
+}
+
+// TestTimeCost checks the terms one by one: what each adds to the cost, in milliseconds.
+func TestTimeCost(t *testing.T) {
+	base := Terms{BlockSize: 16, ISLTokens: 1000, Time: TimeTerms{SecondsPerToken: 1e-4, GapPerToken: 1e-7,
+		AnswerTokens: 200, LifeSeconds: 4}}
+	with := func(edit func(*Terms)) *Terms {
+		t := base
+		edit(&t)
+		return &t
+	}
+	noPrefill, noBlocks := byTime(), byTime()
+	noPrefill.TrackPrefillTokens = false
+	noBlocks.TrackActiveBlocks = false
+	for _, c := range []struct {
+		name string
+		cfg  *Config
+		t    *Terms
+		want float64
+	}{
+		{"1000 new tokens at 0.1 ms", byTime(), &base, 100},
+		{"50 of 62 blocks are cached", byTime(), with(func(t *Terms) { t.DeviceBlocks = 50 }), 20},
+		{"more blocks than the prompt has", byTime(), with(func(t *Terms) { t.DeviceBlocks = 99 }), 0},
+		{"blocks in host memory", byTime(), with(func(t *Terms) { t.HostBlocks = 50 }), 40},
+		{"500 tokens wait", byTime(), with(func(t *Terms) { t.PrefillTokens = 500 }), 150},
+		{"a waiting prefill and a decoding request", byTime(), with(func(t *Terms) {
+			t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = 500, 2, 1
+		}), 150 + 0.2*100 + 1000*0.02*200*1e-7*1100},
+		{"10,000 tokens held", byTime(), with(func(t *Terms) { t.Time.HeldBlocks = 625 }), 100 + 1000*0.02*200*1e-7*1e4},
+		{"memory", byTime(), with(func(t *Terms) {
+			t.KVBlocks, t.DecodeBlocks, t.Time.HeldBlocks, t.ActiveRequests = 100, 150, 0, 3
+		}), 100 + 1000*(150+4*200/32.-100)*4},
+		{"enough memory", byTime(), with(func(t *Terms) { t.KVBlocks, t.DecodeBlocks = 1000, 62 }), 100},
+		{"a worker twice as fast", byTime(), with(func(t *Terms) { t.Time.SecondsPerToken = 5e-5 }), 50},
+		{"a preferred taint", byTime(), with(func(t *Terms) { t.CostMultiplier = 0.5 }), 50},
+		{"the load is unknown", byTime(), with(func(t *Terms) {
+			t.LoadUnknown, t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = true, 500, 4, 4
+			t.Time.HeldBlocks = 625
+		}), 100},
+		{"a decode worker", noPrefill, with(func(t *Terms) { t.Time.HeldBlocks = 625 }), 1000 * 0.02 * 200 * 1e-7 * 1e4},
+		{"a prefill worker", noBlocks, with(func(t *Terms) { t.KVBlocks, t.DecodeBlocks = 1, 100 }), 100},
+	} {
+		if got := c.cfg.Cost(c.t); math.Abs(got-c.want) > 1e-9*math.Abs(c.want) {
+			t.Errorf("%s: %v ms, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// TestPaceIsLearned checks that the book finds the speeds of two unequal workers from the times of their requests.
+func TestPaceIsLearned(t *testing.T) { synctest.Test(t, paceIsLearned) }
+
+func paceIsLearned(t *testing.T) {
+	a, cfg := NewActiveSequences(), byTime()
+	rng := rand.New(rand.NewPCG(1, 2))
+	perToken := []float64{1e-4, 4e-4}
+	serve := func(w, prompt, answer int) {
+		_, b, err := a.SelectAndAdd(Request{ISLTokens: prompt}, []Candidate{candidate(w)}, cfg, rng, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait(seconds(0.02 + perToken[w]*float64(prompt)))
+		b.MarkPrefillCompleted()
+		held := float64(a.Load(candidate(w).Worker).ActiveTokens)
+		wait(seconds(float64(answer-1) * (0.01 + 1e-6*held)))
+		b.LearnAnswer(answer)
+		b.Free()
+	}
+	if p := a.Pace(1); p != (Pace{safeSecondsPerToken, safeGapPerToken}) {
+		t.Errorf("before any request: %+v", p)
+	}
+	for range 30 {
+		serve(0, 100+rng.IntN(4000), 200)
+	}
+	if p := a.Pace(1); math.Abs(p.SecondsPerToken-1e-4) > 2e-6 {
+		t.Errorf("a worker without requests is priced as %+v, not as the others", p)
+	}
+	for range 30 {
+		serve(1, 100+rng.IntN(4000), 200)
+	}
+	for w, want := range perToken {
+		p := a.Pace(candidate(w).Worker)
+		if math.Abs(p.SecondsPerToken-want) > want/50 {
+			t.Errorf("worker %d: %v seconds for each token, want %v", w, p.SecondsPerToken, want)
+		}
+		if math.Abs(p.GapPerToken-1e-6) > 5e-8 {
+			t.Errorf("worker %d: the gap grows by %v seconds for each token, want 1e-06", w, p.GapPerToken)
+		}
+	}
+	if math.Abs(a.learned.answerTokens()-200) > 1e-9 {
+		t.Errorf("answers of %v tokens, want 200", a.learned.answerTokens())
+	}
+	before := a.learned
+	for _, tokens := range []int{0, -1, maxSampleTokens + 1} { // a caller that reports nonsense
+		b := mustAdd(t, a, Request{ISLTokens: 10}, candidate(0))
+		b.ReleasePrefill()
+		b.MarkPrefillCompleted()
+		wait(time.Second)
+		b.LearnAnswer(tokens)
+		b.Free()
+	}
+	if a.learned.answer != before.answer || a.learned.all != before.all {
+		t.Errorf("nonsense was learned: %+v", a.learned.answer)
+	}
+	a.Forget(1)
+	if p := a.Pace(1); p.SecondsPerToken == before.workers[1].prefill.slope {
+		t.Errorf("a worker that left is remembered: %+v", p)
+	}
+}
+
+// TestOnlyLonePrefillsAreLearned checks that requests that waited for others do not count as slow prefill.
+func TestOnlyLonePrefillsAreLearned(t *testing.T) { synctest.Test(t, onlyLonePrefillsAreLearned) }
+
+func onlyLonePrefillsAreLearned(t *testing.T) {
+	a := NewActiveSequences()
+	for range 40 {
+		first := mustAdd(t, a, Request{ISLTokens: 1000}, candidate(0))
+		second := mustAdd(t, a, Request{ISLTokens: 1000}, candidate(0))
+		wait(100 * time.Millisecond)
+		first.MarkPrefillCompleted()
+		wait(100 * time.Millisecond)
+		second.MarkPrefillCompleted()
+		first.Free()
+		second.Free()
+	}
+	if p := a.Pace(0); math.Abs(p.SecondsPerToken-1e-4) > 1e-9 {
+		t.Errorf("%v seconds for each token, want 0.0001", p.SecondsPerToken)
+	}
+	if n := a.learned.prices[0].prefilling; n != 0 {
+		t.Errorf("%d requests prefill, and none is active", n)
+	}
+}
+
+// TestTimeTemperature checks that temperature is in milliseconds.
+func TestTimeTemperature(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 5))
+	for _, c := range []struct{ gap, temperature, want float64 }{
+		{10, 10, 1 / (1 + math.Exp(1))},
+		{1000, 10, 0},
+		{0, 10, 0.5},
+		{20, 10, 1 / (1 + math.Exp(2))},
+	} {
+		second, draws := 0, 40_000
+		for range draws {
+			i, err := chooseByTime([]float64{50, 50 + c.gap}, c.temperature, rng)
+			if err != nil {
+				t.Fatal(err)
+			}
+			second += i
+		}
+		if share := float64(second) / float64(draws); math.Abs(share-c.want) > 0.015 {
+			t.Errorf("%v ms apart at temperature %v: the dearer worker is drawn in %v of draws, want %v", c.gap,
+				c.temperature, share, c.want)
+		}
+	}
+}
+
+func candidate(w int) Candidate { return workers(w+1, nil)[w] }
