@@ -397,6 +397,9 @@ func (x *exchange) end(ctx context.Context) {
 	if x.route == nil {
 		return
 	}
+	if x.complete && x.code == "200" && x.usage != nil && x.usage.Streaming() {
+		x.route.LearnAnswer(x.usage.Generated())
+	}
 	x.route.Free()
 	answer := router.Answer{
 		Status:       x.upstreamStatus,

@@ -44,7 +44,8 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 	return given
 }
 
-// followOverrides returns the configuration that prices a request with these overrides. nil: the router's.
+// followOverrides returns the configuration that prices a request with these overrides. nil: the router's. A request
+// that sets a weight of Dynamo's cost is priced by the policy Dynamo, which is the only one that has it.
 func (r *Router) followOverrides(o *scoring.Overrides) *scoring.Config {
 	switch {
 	case *o == (scoring.Overrides{}):
@@ -54,6 +55,9 @@ func (r *Router) followOverrides(o *scoring.Overrides) *scoring.Config {
 		return nil
 	}
 	c := o.Apply(r.cfg.Scoring)
+	if o.SetsDynamosWeights() {
+		c.Policy = scoring.Dynamo
+	}
 	return &c
 }
 

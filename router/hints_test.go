@@ -8,6 +8,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
+	"kvepp/scoring"
 )
 
 // counted returns a metric's value by its name and labels, as in name{a="b",c="d"}; -1 if there is no such series.
@@ -138,6 +139,23 @@ func TestOverridesArePerRequest(t *testing.T) {
 			t.Errorf("%s: left %+v, want %+v", c.fields, after, before)
 		}
 	}
+	h.cfg.Scoring.Policy = scoring.Time
+	for _, c := range []struct {
+		fields string
+		policy scoring.Policy
+	}{
+		{`"nvext":{}`, scoring.Time},
+		{`"nvext":{"router_config_override":{"router_temperature":0.25}}`, scoring.Time},
+		{`"nvext":{"router_config_override":{"prefill_load_scale":3}}`, scoring.Dynamo},
+		{`"nvext":{"agent_hints":{"kv_overlap_score_weight":3}}`, scoring.Dynamo},
+	} {
+		r := h.route(with(plain, c.fields))
+		if r.Weights.Policy != c.policy || (PaceOf(&r.Costs[0].Terms) != nil) != (c.policy == scoring.Time) {
+			t.Errorf("%s: priced by %v with terms %+v, want %v", c.fields, r.Weights.Policy, r.Costs[0].Terms, c.policy)
+		}
+		r.Free()
+	}
+	h.cfg.Scoring.Policy = scoring.Dynamo
 	h.cfg.IgnoreHints = true
 	if r := h.route(with(plain, `"nvext":{"router_config_override":{"prefill_load_scale":3}}`)); r.Costs[0].Cost != 20 {
 		t.Errorf("an ignored override changed the cost to %v", r.Costs[0].Cost)

@@ -123,7 +123,7 @@ func (r *Router) bookPair(sc *scratch, p *prompt) (*Route, error) {
 		},
 	}
 	r.explain(route, &sc.prefill, first, p, reason)
-	route.cost += last.Cost * float64(last.UnitTokens)
+	route.cost += comparableCost(last, &l.cfg)
 	return route, nil
 }
 
@@ -217,10 +217,19 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	route.PredictedCachedTokens = cached * w.BlockSize
 	route.UpperBound = cached > 0 && (w.UpperBound || r.cfg.UpperBound != nil && r.cfg.UpperBound(p.model))
 	route.IndexAtBound = r.index.AtBound()
-	route.cost = sel.Cost * float64(sel.UnitTokens)
+	route.cost = comparableCost(sel, &l.cfg)
 	if p.tokens != nil {
 		route.promptComputed = r.cfg.PromptComputed
 	}
+}
+
+// comparableCost returns a cost that compares with those of other legs: in milliseconds, or in tokens rather than in
+// blocks, whose sizes may differ.
+func comparableCost(sel scoring.Selection, cfg *scoring.Config) float64 {
+	if cfg.Policy == scoring.Time {
+		return sel.Cost
+	}
+	return sel.Cost * float64(sel.UnitTokens)
 }
 
 // cheaper returns the route with the lower cost and frees the other. One of them may be nil. The costs compare: an

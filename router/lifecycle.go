@@ -32,6 +32,9 @@ func (r *Route) endPrefill() {
 	}
 }
 
+// LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free.
+func (r *Route) LearnAnswer(tokens int) { r.booking.LearnAnswer(tokens) }
+
 // expectPrefill starts a timer that ends the prefill load after the estimated prefill time, if the worker's speed is
 // known. It is for answers in one piece, which show only at their end that the prompt was prefilled.
 func (r *Route) expectPrefill() {

@@ -366,12 +366,14 @@ func (r *Router) Workers() []metrics.Worker {
 			continue
 		}
 		l, last := load(w.Worker), r.latest.of(w)
+		pace := r.book.Pace(w.Worker)
 		all = append(
 			all,
 			metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
 				WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
 				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
-				PrefillSpeed: r.book.PrefillSpeed(w.Worker)},
+				PrefillSpeed: r.book.PrefillSpeed(w.Worker), SecondsPerToken: pace.SecondsPerToken,
+				GapPerToken: pace.GapPerToken},
 		)
 	}
 	return all

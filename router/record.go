@@ -29,7 +29,7 @@ type Cost struct {
 // String returns the cost and its terms on one line.
 func (c *Cost) String() string {
 	t := &c.Terms
-	return fmt.Sprintf(
+	text := fmt.Sprintf(
 		"%.2f (block_size %d, device_blocks %d, host_blocks %d, disk_blocks %d, shared_blocks %d, credit_blocks "+
 			"%.2f, waiting_prefill_tokens %d, decode_blocks %.2f, active_requests %d, cost_multiplier %v)",
 		c.Cost,
@@ -44,6 +44,31 @@ func (c *Cost) String() string {
 		t.ActiveRequests,
 		multiplier(t),
 	)
+	if p := PaceOf(t); p != nil {
+		text = fmt.Sprintf("%s, decoding_requests %d, prefill_ms_per_1000_tokens %.3g, gap_us_per_1000_held_tokens "+
+			"%.3g, "+
+			"answer_tokens %.0f, answer_seconds %.3g)", text[:len(text)-1], p.DecodingRequests, p.PrefillMS, p.GapUS,
+			p.AnswerTokens, p.AnswerSeconds)
+	}
+	return text
+}
+
+// Pace is what the policy time knows about a candidate's speed, in the units of /debug/decisions and logs.
+type Pace struct {
+	DecodingRequests int     `json:"decoding_requests"`
+	PrefillMS        float64 `json:"prefill_ms_per_1000_tokens"`
+	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
+	AnswerTokens     float64 `json:"answer_tokens"`               // mean
+	AnswerSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
+}
+
+// PaceOf returns what the policy time knew; nil for the policy dynamo.
+func PaceOf(t *scoring.Terms) *Pace {
+	x := &t.Time
+	if *x == (scoring.TimeTerms{}) {
+		return nil
+	}
+	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds}
 }
 
 func multiplier(t *scoring.Terms) float64 {
@@ -253,9 +278,10 @@ func (c loggedCost) MarshalJSON() ([]byte, error) {
 		DecodeBlocks   *float64 `json:"decode_blocks"`
 		ActiveRequests int      `json:"active_requests"`
 		CostMultiplier *float64 `json:"cost_multiplier"`
+		Pace           *Pace    `json:"pace,omitempty"`
 	}{number(c.Cost.Cost), t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, number(c.Credit),
 		t.PrefillTokens,
-		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t))})
+		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t)), PaceOf(t)})
 }
 
 // maxText bounds text that a client chose in records and logs, in bytes.

@@ -14,8 +14,8 @@ type Config struct {
 	// booked, and CUDAToCPURatio.
 	Mode Mode
 
-	// Policy is how the mode KV prices workers. Default Dynamo. Time reads of the weights below only those that say what
-	// a cached block is worth, how requests are booked, and Temperature, which is in milliseconds then.
+	// Policy is how the mode KV prices workers. Default Dynamo. Time reads of the weights below only those that say
+	// what a cached block is worth, how requests are booked, and Temperature, which is in milliseconds then.
 	Policy Policy
 
 	// CUDAToCPURatio is the capacity of a worker with an accelerator relative to one on a CPU, at least 1. Only

@@ -33,8 +33,8 @@ type Terms struct {
 	UnitTokens int
 }
 
-// Cost prices a request on one worker; lower is better. The policy Time prices in milliseconds, see timeCost. The policy
-// Dynamo prices in blocks:
+// Cost prices a request on one worker; lower is better. The policy Time prices in milliseconds, see timeCost. The
+// policy Dynamo prices in blocks:
 //
 //	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk +
 //	         SharedCacheMultiplier*shared

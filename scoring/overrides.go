@@ -126,6 +126,12 @@ func (o *Overrides) Check() error {
 	return nil
 }
 
+// SetsDynamosWeights reports whether o sets a weight that only the policy Dynamo reads.
+func (o *Overrides) SetsDynamosWeights() bool {
+	return o.OverlapScoreCredit != nil || o.PrefillLoadScale != nil || o.OverlapScoreWeight != nil ||
+		o.SharedCacheMultiplier != nil
+}
+
 // Apply returns c with the overrides, which Check accepted.
 func (o *Overrides) Apply(c Config) Config {
 	for _, x := range numberOverrides {

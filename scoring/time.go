@@ -116,8 +116,8 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 	}
 }
 
-// priceAlikeByTime sets the cost of candidates that are alike, right after open: what timeCost computes, without the terms
-// that are zero, and with what all candidates share computed once. The costs are equal to the last bit, as in
+// priceAlikeByTime sets the cost of candidates that are alike, right after open: what timeCost computes, without the
+// terms that are zero, and with what all candidates share computed once. The costs are equal to the last bit, as in
 // chooseAlike.
 func (a *ActiveSequences) priceAlikeByTime(
 	req Request, candidates []Candidate, cfg *Config, blockSize int, costs []float64,
@@ -157,8 +157,8 @@ func (a *ActiveSequences) priceAlikeByTime(
 	}
 }
 
-// chooseByTime chooses by costs in milliseconds. So is temperature: a worker that costs that much more than the cheapest
-// one is drawn 1/e times as often.
+// chooseByTime chooses by costs in milliseconds. So is temperature: a worker that costs that much more than the
+// cheapest one is drawn 1/e times as often.
 func chooseByTime(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	if temperature == 0 {
 		return Choose(costs, 0, rng)

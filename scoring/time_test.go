@@ -41,7 +41,8 @@ func TestTimeCost(t *testing.T) {
 		{"a waiting prefill and a decoding request", byTime(), with(func(t *Terms) {
 			t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = 500, 2, 1
 		}), 150 + 0.2*100 + 1000*0.02*200*1e-7*1100},
-		{"10,000 tokens held", byTime(), with(func(t *Terms) { t.Time.HeldBlocks = 625 }), 100 + 1000*0.02*200*1e-7*1e4},
+		{"10,000 tokens held", byTime(), with(func(t *Terms) { t.Time.HeldBlocks = 625 }),
+			100 + 1000*0.02*200*1e-7*1e4},
 		{"memory", byTime(), with(func(t *Terms) {
 			t.KVBlocks, t.DecodeBlocks, t.Time.HeldBlocks, t.ActiveRequests = 100, 150, 0, 3
 		}), 100 + 1000*(150+4*200/32.-100)*4},
@@ -52,7 +53,8 @@ func TestTimeCost(t *testing.T) {
 			t.LoadUnknown, t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = true, 500, 4, 4
 			t.Time.HeldBlocks = 625
 		}), 100},
-		{"a decode worker", noPrefill, with(func(t *Terms) { t.Time.HeldBlocks = 625 }), 1000 * 0.02 * 200 * 1e-7 * 1e4},
+		{"a decode worker", noPrefill, with(func(t *Terms) { t.Time.HeldBlocks = 625 }),
+			1000 * 0.02 * 200 * 1e-7 * 1e4},
 		{"a prefill worker", noBlocks, with(func(t *Terms) { t.KVBlocks, t.DecodeBlocks = 1, 100 }), 100},
 	} {
 		if got := c.cfg.Cost(c.t); math.Abs(got-c.want) > 1e-9*math.Abs(c.want) {

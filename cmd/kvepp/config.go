@@ -162,6 +162,7 @@ func (o *options) check() error {
 	for _, topic := range []func() error{
 		func() error { return o.scheduling.check(&o.scoring, o.allowPinning && !o.ignoreHints) },
 		func() error { return checkWeights(&o.scoring, o.overlapWeight) },
+		func() error { return checkPolicy(&o.scoring, o.given) },
 		o.checkDurations,
 		o.checkEndpoints,
 		o.cluster.check,

@@ -53,6 +53,36 @@ func checkWeights(c *scoring.Config, weight float64) error {
 	return nil
 }
 
+// dynamosWeights are the flags of weights that only the policy dynamo reads.
+var dynamosWeights = []string{
+	"router-kv-overlap-score-weight", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay",
+	"router-prefill-load-scale", "router-decode-active-request-weight", "router-kv-usage-weight",
+}
+
+// checkPolicy returns an error if the policy time is beside a setting that it does not read.
+func checkPolicy(c *scoring.Config, given func(flag string) bool) error {
+	if c.Policy != scoring.Time {
+		return nil
+	}
+	if c.Mode != scoring.KV {
+		return fmt.Errorf("--router-policy time prices workers in --router-mode kv only, not %v: leave out one of "+
+			"the two",
+			c.Mode)
+	}
+	for _, flag := range dynamosWeights {
+		if given(flag) {
+			name := "--" + flag
+			if env := dynamoEnv[flag]; env != "" {
+				name += " or " + env
+			}
+			return fmt.Errorf("%s is a weight of Dynamo's cost, which --router-policy time does not read: leave out "+
+				"one "+
+				"of the two", name)
+		}
+	}
+	return nil
+}
+
 // costFlags declares the knobs of the cost function over c, with the defaults in it. weight is that of the deprecated
 // flag, which goes before two of them; NaN when not given.
 func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
@@ -138,6 +168,7 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 // scheduling are the flags of `kvepp serve` that say how kvepp chooses a worker, and what a running request counts for.
 type scheduling struct {
 	mode            string
+	policy          string
 	inheritedDirect bool // the environment had DYN_ROUTER_MODE=direct
 
 	loadAware    bool
@@ -157,6 +188,12 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 			"request names). Only kv reads prompts and KV events; direct needs --allow-client-pinning. kvepp ignores "+
 			"DYN_ROUTER_MODE=direct, which is meant for the frontends behind it")
 	values(f, "router-mode", scoring.ModeNames()...)
+	f.StringVar(&s.policy, "router-policy", d.Policy.String(),
+		"how the mode kv prices workers, `POLICY`: dynamo (in blocks, as Dynamo does) or time (by the time that a "+
+			"choice "+
+			"costs the request and those on the worker, at speeds that kvepp learns). With time, the weights of "+
+			"Dynamo's cost are refused, and --router-temperature is in milliseconds")
+	values(f, "router-policy", scoring.PolicyNames()...)
 	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio,
 		"with device-aware-weighted, how many times as many requests a worker with an accelerator gets as one on a "+
 			"CPU (deviceType: cpu)")
@@ -242,6 +279,9 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 		)
 	}
 	c.Mode = mode
+	if c.Policy, err = scoring.ParsePolicy(s.policy); err != nil {
+		return oneOf("router-policy", s.policy, scoring.PolicyNames()...)
+	}
 	switch {
 	case !slices.Contains([]string{"none", "linear", "aic", "ais"}, s.prefillModel):
 		return fmt.Errorf(

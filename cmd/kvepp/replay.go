@@ -74,8 +74,9 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	costFlags(f, &v.scoring, &v.weight)
 	f.StringVar(&v.mode, "router-mode", v.scoring.Mode.String(),
 		"how a worker is chosen, `MODE`: kv, round-robin, random, power-of-two or least-loaded, as in kvepp serve")
-	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(), "how the mode kv prices workers, `POLICY`: dynamo or "+
-		"time, as in kvepp serve")
+	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(),
+		"how the mode kv prices workers, `POLICY`: dynamo or "+
+			"time, as in kvepp serve")
 	v.busy.addQueue(f)
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
@@ -100,6 +101,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		v.scoring.SetOverlapScoreWeight(v.weight)
 	}
 	if err := checkWeights(&v.scoring, v.weight); err != nil {
+		return err
+	}
+	if err := checkPolicy(&v.scoring, f.Changed); err != nil {
 		return err
 	}
 	if v.lag < 0 {

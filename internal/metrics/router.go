@@ -432,6 +432,8 @@ type Worker struct {
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
 	PrefillSpeed      float64 // estimated tokens per second; 0: unknown
+	// SecondsPerToken and GapPerToken are what --router-policy=time prices the worker with.
+	SecondsPerToken, GapPerToken float64
 }
 
 // CollectWorkers exports the workers that read returns at each scrape.
@@ -473,6 +475,20 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,
 		),
+		perToken: prometheus.NewDesc(
+			"kvepp_worker_prefill_seconds_per_token",
+			"Time in which a worker prefills one more prompt token, as --router-policy=time prices it: learned from "+
+				"times to first token, 0.0001 until then.",
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		),
+		gap: prometheus.NewDesc(
+			"kvepp_worker_gap_seconds_per_held_token",
+			"Time by which each token that a worker holds lengthens the gap between two tokens of an answer, as "+
+				"--router-policy=time prices it: learned from streamed answers, 1e-08 until then.",
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		),
 		registered: prometheus.NewDesc(
 			"dynamo_component_router_worker_registered",
 			"1 for each worker in the pool.",
@@ -491,13 +507,16 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 
 // workers collects the series that have a worker's labels.
 type workers struct {
-	read                                                        func() []Worker
-	blocks, tokens, ttft, itl, isl, speed, registered, mismatch *prometheus.Desc
-	identity                                                    Identity
+	read func() []Worker
+
+	blocks, tokens, ttft, itl, isl, speed, perToken, gap, registered, mismatch *prometheus.Desc
+
+	identity Identity
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.registered, w.mismatch} {
+	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.gap,
+		w.registered, w.mismatch} {
 		to <- d
 	}
 }
@@ -528,6 +547,7 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
 			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
+			{w.perToken, x.SecondsPerToken}, {w.gap, x.GapPerToken},
 			{w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)

@@ -80,6 +80,7 @@ type prefillLeg struct {
 // weights are the factors of the costs' terms, by flag name.
 type weights struct {
 	Mode                      string  `json:"mode"`
+	Policy                    string  `json:"policy"` // costs are in blocks with dynamo, in milliseconds with time
 	OverlapScoreCredit        float64 `json:"kv_overlap_score_credit"`
 	OverlapScoreCreditDecay   float64 `json:"kv_overlap_score_credit_decay"`
 	PrefillLoadScale          float64 `json:"prefill_load_scale"`
@@ -100,6 +101,7 @@ func weightsOf(c *scoring.Config) *weights {
 	}
 	return &weights{
 		c.Mode.String(),
+		c.Policy.String(),
 		c.OverlapScoreCredit,
 		c.OverlapScoreCreditDecay,
 		c.PrefillLoadScale,
@@ -150,6 +152,8 @@ type candidate struct {
 	LeastPrefill   int      `json:"least_waiting_prefill_tokens,omitempty"`
 	CostMultiplier *float64 `json:"cost_multiplier"`
 	LoadUnknown    bool     `json:"load_unknown,omitempty"`
+	// Pace is what the policy time knew about the worker's speed.
+	Pace *router.Pace `json:"pace,omitempty"`
 }
 
 func asJSON(r *router.Record) decision {
@@ -208,7 +212,8 @@ func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 			SharedBlocks: t.SharedBlocks,
 			Credit:       finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
 			KVBlocks:     t.KVBlocks,
-			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown})
+			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown,
+			Pace: router.PaceOf(t)})
 	}
 	return all, unit
 }
