@@ -346,13 +346,13 @@ func (p *Pool) Change(remove []string, add []Endpoint) {
 		}
 		all := kept
 		kept = make([]Worker, 0, len(all)+len(add))
-		var last *Endpoint // of the previous worker; gone is its result
-		gone := false
+		var last *Endpoint // of the previous worker; lastRemoved is its result
+		lastRemoved := false
 		for i := range all {
 			if w := &all[i]; w.Endpoint != last {
-				last, gone = w.Endpoint, isRemoved(w.Name)
+				last, lastRemoved = w.Endpoint, isRemoved(w.Name)
 			}
-			if gone {
+			if lastRemoved {
 				removed = append(removed, all[i])
 			} else {
 				kept = append(kept, all[i])

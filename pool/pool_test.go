@@ -111,8 +111,8 @@ func TestCordonChangesInPlace(t *testing.T) {
 	p := New(quiet)
 	d := &numberChecker{t: t, present: map[kvblock.Worker]string{}}
 	p.Watch(d)
-	var told []string
-	p.OnCordon(func(endpoint string, by CordonSource) { told = append(told, endpoint+" "+string(by)) })
+	var calls []string
+	p.OnCordon(func(endpoint string, by CordonSource) { calls = append(calls, endpoint+" "+string(by)) })
 	a, b := endpoint("a", 1), endpoint("b", 2)
 	a.DataParallelSize = 2
 	b.CordonedBy = CordonedByFile
@@ -131,8 +131,8 @@ func TestCordonChangesInPlace(t *testing.T) {
 			t.Errorf("cordoned by %q, block size %d; want %q, 16", w.CordonedBy, w.BlockSize, by)
 		}
 	}
-	if want := []string{"a Pod annotation", "a "}; !slices.Equal(told, want) || d.joins != 3 || d.leaves != 0 {
-		t.Errorf("OnCordon was called with %q, want %q; %d joined, %d left", told, want, d.joins, d.leaves)
+	if want := []string{"a Pod annotation", "a "}; !slices.Equal(calls, want) || d.joins != 3 || d.leaves != 0 {
+		t.Errorf("OnCordon was called with %q, want %q; %d joined, %d left", calls, want, d.joins, d.leaves)
 	}
 }
 

@@ -155,10 +155,10 @@ func TestAccessLogFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.start("--access-log="+file, "--log-format=json")
-	r.ready()
-	r.answers("10.0.0.1:8000")
+	r.awaitReady()
+	r.awaitEndpoint("10.0.0.1:8000")
 	r.eventually("the log line of a request", func() error {
 		lines, err := accessLines(file)
 		if err == nil && (len(lines) < 2 || lines[0]["before"] != true) {
@@ -170,7 +170,7 @@ func TestAccessLogFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.eventually("a new file", func() error {
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 		lines, err := accessLines(file)
 		if err == nil && len(lines) == 0 {
 			err = errors.New("it is empty")
@@ -179,10 +179,10 @@ func TestAccessLogFile(t *testing.T) {
 	})
 	const last = 50
 	for range last {
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 	}
 	r.Signal(syscall.SIGTERM)
-	r.gone("after a signal")
+	r.awaitExit("after a signal")
 	before, err := accessLines(file + ".1")
 	if err != nil {
 		t.Fatal(err)
@@ -228,12 +228,12 @@ func TestAccessLogReaderGone(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.wrapper = []string{"/bin/sh", "-c", `"$0" "$@" | true`}
 	r.start("--access-log=-")
-	r.ready()
+	r.awaitReady()
 	r.eventually("lost lines to be counted", func() error {
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 		text, err := r.metrics()
 		if err != nil {
 			return err

@@ -120,7 +120,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	findings, err := c.ask(ctx, stderr)
+	findings, err := c.checkAll(ctx, stderr)
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp check: %v\n", err)
 		return 2
@@ -132,7 +132,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 				return 2
 			}
 		}
-	} else if err := table(stdout, findings); err != nil {
+	} else if err := printFindings(stdout, findings); err != nil {
 		return 2
 	}
 	if slices.ContainsFunc(findings, func(f check.Finding) bool { return f.State == check.Wrong }) {
@@ -141,8 +141,8 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	return 0
 }
 
-// ask finds the endpoints as `kvepp serve` does, and checks each of their workers.
-func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
+// checkAll finds the endpoints as `kvepp serve` does, and checks each of their workers.
+func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	m := metrics.New()
 	models := loadModels(&c.options, log)
@@ -204,8 +204,8 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		Metrics:       m,
 		Log:           quiet,
 	}
-	asked := askWorkers(ctx, &cfg, workers, stderr)
-	throughGateway := c.askGateway(ctx, &cfg, gateway, asked, stderr)
+	asked := runWorkerChecks(ctx, &cfg, workers, stderr)
+	throughGateway := c.runGatewayChecks(ctx, &cfg, gateway, asked, stderr)
 	var findings []check.Finding
 	for _, a := range asked { // askGateway may have changed them
 		findings = append(findings, a.Findings...)
@@ -213,8 +213,8 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	return slices.Concat(findings, unresolved(hostNames, workers), throughGateway), ctx.Err()
 }
 
-// askWorkers checks the workers, checksAtOnce at the same time.
-func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, stderr io.Writer) []*check.Result {
+// runWorkerChecks checks the workers, checksAtOnce at the same time.
+func runWorkerChecks(ctx context.Context, cfg *check.Config, workers []pool.Worker, stderr io.Writer) []*check.Result {
 	asked := make([]*check.Result, len(workers))
 	var (
 		asking sync.WaitGroup
@@ -233,8 +233,8 @@ func askWorkers(ctx context.Context, cfg *check.Config, workers []pool.Worker, s
 	return asked
 }
 
-// askGateway sends chats through the gateway, and holds conversations, if the flags ask for them.
-func (c *checkOptions) askGateway(
+// runGatewayChecks sends chats through the gateway, and holds conversations, if the flags ask for them.
+func (c *checkOptions) runGatewayChecks(
 	ctx context.Context,
 	cfg *check.Config,
 	gateway *check.Gateway,
@@ -373,8 +373,8 @@ func (c *checkOptions) awaitEndpoints(
 	}
 }
 
-// table prints findings as a table, and those about conversations as a second one.
-func table(to io.Writer, findings []check.Finding) error {
+// printFindings prints findings as a table, and those about conversations as a second one.
+func printFindings(to io.Writer, findings []check.Finding) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "WORKER\tABOUT\tSTATE\tWHAT IT SAYS")
 	last, conversations := "", false

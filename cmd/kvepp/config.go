@@ -206,7 +206,7 @@ func (o *options) checkDurations() error {
 // checkEndpoints checks where endpoints come from and what they have in common.
 func (o *options) checkEndpoints() error {
 	switch {
-	case o.endpoints == "" && !o.wanted():
+	case o.endpoints == "" && !o.usesKubernetes():
 		return errors.New(
 			"no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in Kubernetes --pool-name NAME",
 		)
@@ -247,7 +247,7 @@ func (o *options) checkDiscovery() error {
 			o.dynamoDiscovery,
 			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
 		)
-	case !o.wanted():
+	case !o.usesKubernetes():
 		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or " +
 			"--endpoint-selector")
 	}
@@ -662,7 +662,7 @@ var indexFlags = []string{
 // withoutEffect returns a line for each flag that was given and has no effect beside the others.
 func (o *options) withoutEffect() []string {
 	unused := unusedFlags{given: o.given}
-	if !o.wanted() {
+	if !o.usesKubernetes() {
 		unused.add(
 			"acts with --pool-name or --endpoint-selector only",
 			"kubeconfig",
@@ -675,7 +675,7 @@ func (o *options) withoutEffect() []string {
 	}
 	switch {
 	case !o.metricsAuth:
-	case !o.wanted():
+	case !o.usesKubernetes():
 		unused.add(
 			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
 			"metrics-endpoint-auth",

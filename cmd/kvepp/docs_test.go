@@ -125,9 +125,9 @@ func TestPagesNameFlags(t *testing.T) {
 // TestPagesNameMetrics checks that the metrics and labels in pages exist.
 func TestPagesNameMetrics(t *testing.T) {
 	kvepp := reserve(t)
-	kvepp.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
+	kvepp.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
 	kvepp.start("--router-queue-threshold=2", "--model=m="+t.TempDir())
-	kvepp.ready()
+	kvepp.awaitReady()
 	shown, err := kvepp.metrics()
 	if err != nil {
 		t.Fatal(err)

@@ -153,9 +153,9 @@ type adminClient struct {
 	progress       io.Writer
 }
 
-// ask sends a request and decodes the response into v. Errors say what to do. An error that may be temporary wraps
+// send sends a request and decodes the response into v. Errors say what to do. An error that may be temporary wraps
 // errUnreachable.
-func (c *adminClient) ask(ctx context.Context, method, path string, v any) error {
+func (c *adminClient) send(ctx context.Context, method, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func workerPath(name string) string { return "/workers/" + url.PathEscape(name) 
 // workers writes a table of the endpoints.
 func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
 	var all struct{ Endpoints []admin.Endpoint }
-	if err := c.ask(ctx, http.MethodGet, "/workers", &all); err != nil {
+	if err := c.send(ctx, http.MethodGet, "/workers", &all); err != nil {
 		return err
 	}
 	var table bytes.Buffer
@@ -281,7 +281,7 @@ func runningText(n int) string {
 // change cordons or uncordons an endpoint.
 func (c *adminClient) change(ctx context.Context, name, change string, to io.Writer) error {
 	var e admin.Endpoint
-	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/"+change, &e); err != nil {
+	if err := c.send(ctx, http.MethodPost, workerPath(name)+"/"+change, &e); err != nil {
 		return err
 	}
 	if change == "uncordon" && e.Cordon != nil {
@@ -311,7 +311,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 		defer cancel()
 	}
 	var e admin.Endpoint
-	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/drain", &e); err != nil {
+	if err := c.send(ctx, http.MethodPost, workerPath(name)+"/drain", &e); err != nil {
 		return err
 	}
 	reported, reportedAt, reachedAt := -1, start, start
@@ -325,7 +325,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 			)
 		case e.Cordon == nil || !slices.Contains(e.Cordon.By, admin.Operator):
 			return fmt.Errorf(
-				"%s is not cordoned any more, and %s on it: kvepp has restarted, or somebody has uncordoned it. "+
+				"%s is not cordoned any more, and %s on it: kvepp has restarted, or an operator has uncordoned it. "+
 					"Drain it again",
 				name,
 				runningText(e.RunningRequests),
@@ -362,7 +362,7 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 		case <-time.After(c.poll):
 		}
 		var now admin.Endpoint
-		switch err := c.ask(ctx, http.MethodGet, workerPath(name), &now); {
+		switch err := c.send(ctx, http.MethodGet, workerPath(name), &now); {
 		case err == nil:
 			e, reachedAt = now, time.Now()
 		case ctx.Err() != nil: // reported above

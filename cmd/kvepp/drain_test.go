@@ -41,9 +41,9 @@ func TestOperatorCommands(t *testing.T) {
 	}
 	const both = "endpoints:\n- {name: worker-a, address: 127.0.0.1:1, model: m}\n- {name: worker-b, address: " +
 		"127.0.0.1:2, model: m"
-	kvepp.write(both + "}\n")
+	kvepp.writeEndpoints(both + "}\n")
 	kvepp.start("--router-kv-events=false", "--eject=false", "--admin-token-file="+token)
-	kvepp.ready()
+	kvepp.awaitReady()
 	command := func(status int, want string, args ...string) {
 		t.Helper()
 		stdout, stderr, got := kvepp.runAdmin(append(args, "--admin-token-file="+token)...)
@@ -71,7 +71,7 @@ func TestOperatorCommands(t *testing.T) {
 	command(1, "did you mean worker-a?", "drain", "wroker-a")
 	command(1, `no endpoint is named "zzz"`, "uncordon", "zzz")
 
-	kvepp.write(both + ", cordoned: true}\n")
+	kvepp.writeEndpoints(both + ", cordoned: true}\n")
 	kvepp.eventually("b to be cordoned", func() error {
 		if stdout, _, _ := kvepp.runAdmin("workers", "--admin-token-file="+token); !strings.Contains(
 			stdout,
@@ -88,7 +88,7 @@ func TestOperatorCommands(t *testing.T) {
 	gauge(`kvepp_worker_cordoned{dp_rank="0",worker="worker-b"} 1`)
 	command(1, "worker-b still gets no new requests: it is cordoned by the endpoints file", "uncordon", "worker-b")
 	command(0, "worker-a: serving, no request runs", "uncordon", "worker-a")
-	kvepp.write(both + "}\n")
+	kvepp.writeEndpoints(both + "}\n")
 	kvepp.eventually("b to be uncordoned", func() error {
 		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 0`) {
 			return fmt.Errorf("it is still cordoned (%v)", err)
@@ -167,7 +167,7 @@ func TestDrainWaits(t *testing.T) {
 			err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself " +
 				"before you stop it"},
 		"uncordoned": {after: func(_ int, e *admin.Endpoint) { e.Cordon = nil },
-			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has " +
+			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or an operator has " +
 				"uncordoned it. Drain it again"},
 		"only the Pod annotation cordons it": {after: func(_ int,
 			e *admin.Endpoint) {

@@ -262,7 +262,7 @@ func (h *hub) model(
 			}
 			continue
 		}
-		if !wanted(name) {
+		if !needsFile(name) {
 			continue
 		}
 		if files++; files > maxFetchedFiles {
@@ -287,8 +287,8 @@ func (h *hub) model(
 	return listing.SHA, files, size, nil
 }
 
-// wanted reports whether a file of a model is fetched.
-func wanted(name string) bool {
+// needsFile reports whether a file of a model is fetched.
+func needsFile(name string) bool {
 	for _, pattern := range fetched {
 		if ok, _ := path.Match(pattern, name); ok {
 			return true

@@ -130,8 +130,8 @@ func (c *cluster) add(f *pflag.FlagSet) {
 // inKubernetes is the value of --dynamo-discovery for workers that write DynamoWorkerMetadata objects.
 const inKubernetes = "kubernetes"
 
-// wanted reports whether endpoints come from Kubernetes.
-func (c *cluster) wanted() bool { return c.poolName != "" || c.endpointSelector != "" }
+// usesKubernetes reports whether endpoints come from Kubernetes.
+func (c *cluster) usesKubernetes() bool { return c.poolName != "" || c.endpointSelector != "" }
 
 // check returns an error for the first invalid flag.
 func (c *cluster) check() error {
@@ -148,7 +148,7 @@ func (c *cluster) check() error {
 		return fmt.Errorf("--pool-group %q: must be %s or %s", c.poolGroup, kube.PoolGroup, kube.LegacyPoolGroup)
 	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:
 		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024, for example 2", c.dataParallelSize)
-	case c.leaderElection && !c.wanted():
+	case c.leaderElection && !c.usesKubernetes():
 		return errors.New(
 			"--ha-enable-leader-election: the Lease is Kubernetes'; give --pool-name or --endpoint-selector",
 		)

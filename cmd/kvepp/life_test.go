@@ -67,8 +67,8 @@ func reserve(t testing.TB) *running {
 
 func (r *running) adminURL() string { return fmt.Sprintf("http://127.0.0.1:%d", r.admin) }
 
-// write replaces the endpoints file.
-func (r *running) write(text string) {
+// writeEndpoints replaces the endpoints file.
+func (r *running) writeEndpoints(text string) {
 	r.t.Helper()
 	if err := os.WriteFile(r.endpoints+".next", []byte(text), 0o644); err != nil {
 		r.t.Fatal(err)
@@ -134,8 +134,8 @@ func (r *running) until(what string, timeout time.Duration, condition func() err
 	}
 }
 
-// ready waits until health checks answer SERVING.
-func (r *running) ready() {
+// awaitReady waits until health checks answer SERVING.
+func (r *running) awaitReady() {
 	r.t.Helper()
 	r.eventually("kvepp to be ready", func() error {
 		if s, err := r.status(); err != nil || s != healthv1.HealthCheckResponse_SERVING {
@@ -163,8 +163,8 @@ type request struct {
 	status   int
 }
 
-// ask routes a request without a body.
-func (r *running) ask(ctx context.Context) (*request, error) {
+// startRequest sends a request without a body and returns it with the answer of kvepp. It stays active until complete.
+func (r *running) startRequest(ctx context.Context) (*request, error) {
 	stream, err := extprocv3.NewExternalProcessorClient(r.processor).Process(ctx)
 	if err != nil {
 		return nil, err
@@ -194,8 +194,8 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 	return q, nil
 }
 
-// end completes the request: its response has arrived.
-func (q *request) end() error {
+// complete sends the response headers and ends the stream.
+func (q *request) complete() error {
 	headers := &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
 		{Key: ":status", RawValue: []byte("200")}}}}
 	if err := q.Send(&extprocv3.ProcessingRequest{
@@ -208,11 +208,12 @@ func (q *request) end() error {
 	return q.CloseSend()
 }
 
-// answers waits until a request is routed to the endpoint. For an empty endpoint it waits until kvepp answers 503.
-func (r *running) answers(endpoint string) {
+// awaitEndpoint waits until a request is routed to the endpoint. For an empty endpoint it waits until kvepp answers
+// 503.
+func (r *running) awaitEndpoint(endpoint string) {
 	r.t.Helper()
 	r.eventually("requests to go to "+strconv.Quote(endpoint), func() error {
-		q, err := r.ask(r.t.Context())
+		q, err := r.startRequest(r.t.Context())
 		if err != nil {
 			return err
 		}
@@ -222,7 +223,7 @@ func (r *running) answers(endpoint string) {
 		if endpoint == "" {
 			return nil
 		}
-		return q.end()
+		return q.complete()
 	})
 }
 
@@ -256,18 +257,18 @@ func TestReplicasStartTogether(t *testing.T) {
 				peers = append(peers, other.adminURL())
 			}
 		}
-		r.write(endpoints)
+		r.writeEndpoints(endpoints)
 		r.start("--warmup-timeout=1h", "--index-peers", strings.Join(peers, ","))
 	}
 	for _, r := range replicas {
-		r.ready()
-		r.answers("10.0.0.1:8000")
+		r.awaitReady()
+		r.awaitEndpoint("10.0.0.1:8000")
 	}
 	late := reserve(t)
-	late.write(endpoints)
+	late.writeEndpoints(endpoints)
 	late.start("--warmup-timeout=1h", "--index-peers", "http://"+silent.Addr().String()+","+replicas[0].adminURL())
-	late.ready()
-	late.answers("10.0.0.1:8000")
+	late.awaitReady()
+	late.awaitEndpoint("10.0.0.1:8000")
 }
 
 // TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and after all endpoints have left.
@@ -277,23 +278,23 @@ func TestPoolAtZero(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write("endpoints: []\n")
+	r.writeEndpoints("endpoints: []\n")
 	r.start()
-	r.ready()
-	r.answers("")
+	r.awaitReady()
+	r.awaitEndpoint("")
 	for range 2 {
-		r.write(oneEndpoint)
-		r.answers("10.0.0.1:8000")
-		running, err := r.ask(t.Context())
+		r.writeEndpoints(oneEndpoint)
+		r.awaitEndpoint("10.0.0.1:8000")
+		running, err := r.startRequest(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.write("endpoints: []\n")
-		r.answers("")
-		if err := running.end(); err != nil { // its endpoint has left meanwhile
+		r.writeEndpoints("endpoints: []\n")
+		r.awaitEndpoint("")
+		if err := running.complete(); err != nil { // its endpoint has left meanwhile
 			t.Error(err)
 		}
-		r.ready()
+		r.awaitReady()
 	}
 	r.eventually("bookings to end", func() error {
 		m, err := r.metrics()
@@ -320,7 +321,7 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.start(
 		"--model=a="+filepath.Join(broken, "missing"),
 		"--model=b="+broken,
@@ -328,8 +329,8 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 		"--model=d=../../test/models/tiny-bytelevel",
 		"--model-load-timeout=3s",
 	)
-	r.ready()
-	r.answers("10.0.0.1:8000")
+	r.awaitReady()
+	r.awaitEndpoint("10.0.0.1:8000")
 	if m, err := r.metrics(); err != nil || !strings.Contains(m, "\nkvepp_models_without_tokenizer 3\n") {
 		t.Error("kvepp_models_without_tokenizer is not 3", err)
 	}
@@ -339,11 +340,11 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 func TestConformanceIsLogged(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
-	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
+	r.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
 	r.start("--conformance")
-	r.ready()
-	if said := r.Tail(50); !strings.Contains(said, "use it for conformance tests only") {
-		t.Errorf("kvepp logs\n%s", said)
+	r.awaitReady()
+	if log := r.Tail(50); !strings.Contains(log, "use it for conformance tests only") {
+		t.Errorf("kvepp logs\n%s", log)
 	}
 }
 
@@ -355,10 +356,10 @@ func TestDrain(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.start("--drain-delay=6s", "--drain-timeout=1h")
-	r.ready()
-	held, err := r.ask(t.Context())
+	r.awaitReady()
+	held, err := r.startRequest(t.Context())
 	if err != nil || held.endpoint == "" {
 		t.Fatal(held, err)
 	}
@@ -369,16 +370,16 @@ func TestDrain(t *testing.T) {
 		}
 		return nil
 	})
-	late, err := r.ask(t.Context()) // from a proxy that has not checked the health since
+	late, err := r.startRequest(t.Context()) // from a proxy that has not checked the health since
 	if err != nil || late.endpoint == "" {
 		t.Fatal("a request soon after SIGTERM is refused", late, err)
 	}
 	r.eventually("new requests to be refused", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		q, err := r.ask(ctx)
+		q, err := r.startRequest(ctx)
 		if err == nil {
-			return fmt.Errorf("one went to %s: %v", q.endpoint, q.end())
+			return fmt.Errorf("one went to %s: %v", q.endpoint, q.complete())
 		}
 		return nil
 	})
@@ -388,28 +389,28 @@ func TestDrain(t *testing.T) {
 	var wait sync.WaitGroup
 	for _, q := range []*request{held, late} {
 		wait.Go(func() {
-			if err := q.end(); err != nil {
+			if err := q.complete(); err != nil {
 				t.Error("kvepp aborted a running request:", err)
 			}
 		})
 	}
 	wait.Wait()
-	r.gone("after its last request")
+	r.awaitExit("after its last request")
 
 	twice := reserve(t)
-	twice.write(oneEndpoint)
+	twice.writeEndpoints(oneEndpoint)
 	twice.start("--drain-timeout=1h")
 	short := reserve(t)
-	short.write(oneEndpoint)
+	short.writeEndpoints(oneEndpoint)
 	short.start("--drain-timeout=1s") // less than the default of --drain-delay
 	for _, r := range []*running{twice, short} {
-		r.ready()
-		if _, err := r.ask(t.Context()); err != nil { // the request never ends
+		r.awaitReady()
+		if _, err := r.startRequest(t.Context()); err != nil { // the request never ends
 			t.Fatal(err)
 		}
 	}
 	short.Signal(syscall.SIGTERM)
-	short.gone("after --drain-timeout")
+	short.awaitExit("after --drain-timeout")
 	twice.Signal(syscall.SIGTERM)
 	twice.eventually("the effect of the first signal", func() error {
 		if s, err := twice.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
@@ -418,11 +419,11 @@ func TestDrain(t *testing.T) {
 		return nil
 	})
 	twice.Signal(syscall.SIGTERM)
-	twice.gone("after the second signal")
+	twice.awaitExit("after the second signal")
 }
 
-// gone waits until the process has ended. when completes the error "kvepp has not ended ...".
-func (r *running) gone(when string) {
+// awaitExit waits until the process has ended. when completes the error "kvepp has not ended ...".
+func (r *running) awaitExit(when string) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

@@ -66,19 +66,19 @@ func TestLogWithoutReader(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	pipeStderr(t, r)
 	r.start("--log-level=debug")
-	r.ready()
+	r.awaitReady()
 	for range 200 {
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 	}
 	if text, err := r.metrics(); err != nil ||
 		!strings.Contains(text, "\nkvepp_log_lines_total{outcome=\"dropped\"} 0\n") {
 		t.Errorf("the metrics lack the log's lines, or count dropped ones although there was room: %v", err)
 	}
 	r.Signal(syscall.SIGTERM)
-	r.gone("without a reader of its log")
+	r.awaitExit("without a reader of its log")
 }
 
 // TestErrorWithoutReader: a kvepp that cannot start exits even if no process reads its standard error.
@@ -93,9 +93,9 @@ func TestErrorWithoutReader(t *testing.T) {
 	if _, err := pipe.Write(make([]byte, 8192)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
-	r.write("endpoints: none\n")
+	r.writeEndpoints("endpoints: none\n")
 	r.start()
-	r.gone("with an invalid endpoints file")
+	r.awaitExit("with an invalid endpoints file")
 }
 
 // TestLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of its log has exited.
@@ -105,12 +105,12 @@ func TestLogReaderGone(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.wrapper = []string{"/bin/sh", "-c", `"$0" "$@" 2>&1 | true`}
 	r.start("--log-level=debug")
-	r.ready()
+	r.awaitReady()
 	r.eventually("lost lines to be counted", func() error {
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 		if n, err := r.logLines("failed"); err != nil || n < 3 {
 			return fmt.Errorf("%d lines failed: %v", n, err)
 		}

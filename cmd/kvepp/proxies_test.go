@@ -28,14 +28,14 @@ func TestHandshakeFailures(t *testing.T) {
 	certificate, key := ours.sign(t, 1)
 	mount(t, dir, "1", map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": ours.pem})
 	r := reserve(t)
-	r.write("endpoints: []\n")
+	r.writeEndpoints("endpoints: []\n")
 	r.start(
 		"--secure-serving",
 		"--cert-path="+dir,
 		"--tls-client-ca="+filepath.Join(dir, "ca.crt"),
 		"--tls-min-version=1.3",
 	)
-	r.ready()
+	r.awaitReady()
 	dialer := &net.Dialer{Timeout: 20 * time.Second}
 	address := fmt.Sprintf("127.0.0.1:%d", r.grpc)
 	handshake := func(cfg *tls.Config) {
@@ -92,13 +92,13 @@ func TestHandshakeFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.fail()
-		r.eventually(c.cause+" to be counted", func() error { return r.shows(name, int(before)+1) })
+		r.eventually(c.cause+" to be counted", func() error { return r.checkMetric(name, int(before)+1) })
 		if before > 0 { // if a minute has passed, there may be another line
 			continue
 		}
-		r.logs("a proxy cannot connect", c.advice, "cause="+c.cause, "level=WARN", "address=127.0.0.1:")
+		r.awaitLog("a proxy cannot connect", c.advice, "cause="+c.cause, "level=WARN", "address=127.0.0.1:")
 	}
-	if err := r.shows(metrics.ProxyConnections, 0); err != nil {
+	if err := r.checkMetric(metrics.ProxyConnections, 0); err != nil {
 		t.Error(err)
 	}
 	// Two successful connections of one host: one log line.
@@ -108,9 +108,10 @@ func TestHandshakeFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		r.eventually("the connection to be counted", func() error { return r.shows(metrics.ProxyConnections, n+1) })
+		r.eventually("the connection to be counted",
+			func() error { return r.checkMetric(metrics.ProxyConnections, n+1) })
 	}
-	r.logs(
+	r.awaitLog(
 		"a proxy connected for the first time",
 		"level=INFO",
 		"address=127.0.0.1:",
@@ -126,22 +127,22 @@ func TestTLSToPlaintextPort(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write("endpoints: []\n")
+	r.writeEndpoints("endpoints: []\n")
 	r.start()
-	r.ready()
+	r.awaitReady()
 	if _, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.grpc),
 		&tls.Config{InsecureSkipVerify: true}); err == nil {
 		t.Error("a TLS handshake with a port without TLS succeeded")
 	}
 	r.eventually(
 		"the failure to be counted",
-		func() error { return r.shows(metrics.HandshakeFailures+`{cause="tls_is_off"}`, 1) },
+		func() error { return r.checkMetric(metrics.HandshakeFailures+`{cause="tls_is_off"}`, 1) },
 	)
-	r.logs("a proxy cannot connect", "cause=tls_is_off", "transport_socket", "level=WARN")
-	if q, err := r.ask(t.Context()); err != nil || q.status != 503 { // there are no endpoints
+	r.awaitLog("a proxy cannot connect", "cause=tls_is_off", "transport_socket", "level=WARN")
+	if q, err := r.startRequest(t.Context()); err != nil || q.status != 503 { // there are no endpoints
 		t.Errorf("%+v, %v", q, err)
 	}
-	r.logs("a proxy connected for the first time", "level=INFO", "tls=off")
+	r.awaitLog("a proxy connected for the first time", "level=INFO", "tls=off")
 }
 
 // TestNoProxy: 60 s after its start kvepp logs once that no proxy has connected.
@@ -151,10 +152,10 @@ func TestNoProxy(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write("endpoints: []\n")
+	r.writeEndpoints("endpoints: []\n")
 	r.start()
-	r.ready()
-	r.logs(
+	r.awaitReady()
+	r.awaitLog(
 		"no proxy has connected within 60 s",
 		"level=WARN",
 		fmt.Sprintf("address=127.0.0.1:%d", r.grpc),

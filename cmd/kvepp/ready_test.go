@@ -12,15 +12,15 @@ import (
 
 func TestAnnounce(t *testing.T) {
 	checks := health.NewServer()
-	for _, wanted := range []bool{false, true, false} { // at the start, when ready, and while kvepp drains
-		announce(checks, wanted)
+	for _, serving := range []bool{false, true, false} { // at the start, when ready, and while kvepp drains
+		announce(checks, serving)
 		for _, name := range healthServices {
 			answer, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if want := wanted || name == liveness; (answer.Status == healthv1.HealthCheckResponse_SERVING) != want {
-				t.Errorf("requests wanted: %v; %q answers %v", wanted, name, answer.Status)
+			if want := serving || name == liveness; (answer.Status == healthv1.HealthCheckResponse_SERVING) != want {
+				t.Errorf("announced serving: %v; %q answers %v", serving, name, answer.Status)
 			}
 		}
 	}
@@ -29,7 +29,7 @@ func TestAnnounce(t *testing.T) {
 func TestFirstWorkers(t *testing.T) {
 	enough := func(w *firstWorkers) bool {
 		select {
-		case <-w.enough:
+		case <-w.reached:
 			return true
 		default:
 			return false

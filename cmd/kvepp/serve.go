@@ -187,7 +187,7 @@ func (s *server) discover(ctx context.Context) error {
 		return err
 	}
 	first := awaitWorkers(s.pool, s.minInitialWorkers)
-	s.ready.await("as many endpoints as --router-min-initial-workers", first.enough)
+	s.ready.await("as many endpoints as --router-min-initial-workers", first.reached)
 	s.pool.Watch(first)
 	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
 	pages.Store(s.gauges)

@@ -24,8 +24,8 @@ func (r *running) log() string {
 	return string(text)
 }
 
-// logs waits until one log line has all of these parts, and returns that line. It fails if several lines have them.
-func (r *running) logs(parts ...string) string {
+// awaitLog waits until one log line has all of these parts, and returns that line. It fails if several lines have them.
+func (r *running) awaitLog(parts ...string) string {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -55,8 +55,8 @@ func (r *running) logs(parts ...string) string {
 	return found[0]
 }
 
-// ends waits until kvepp has ended, so that its log is complete.
-func (r *running) ends() {
+// awaitEnd waits until kvepp has ended, so that its log is complete.
+func (r *running) awaitEnd() {
 	r.t.Helper()
 	<-r.Exited()
 }
@@ -92,7 +92,7 @@ func TestStartAndStopAreLogged(t *testing.T) {
 	broken := modelFolder(t, "{{ raise_exception('no') }}")
 	r := reserve(t)
 	r.env = []string{"NATS_SERVER=nats://someone:hidden-password@127.0.0.1:4222"}
-	r.write("endpoints: []\n")
+	r.writeEndpoints("endpoints: []\n")
 	r.start(
 		"--secure-serving",
 		"--load-aware",
@@ -103,8 +103,8 @@ func TestStartAndStopAreLogged(t *testing.T) {
 		"--tokenizer-url=asked=http://127.0.0.1:1",
 		"--drain-delay=0s",
 	)
-	r.logs("kvepp starts", "level=INFO", "command=serve", "version=", "commit=", "go=go1.")
-	settings := r.logs("settings that differ from their defaults", "level=INFO")
+	r.awaitLog("kvepp starts", "level=INFO", "command=serve", "version=", "commit=", "go=go1.")
+	settings := r.awaitLog("settings that differ from their defaults", "level=INFO")
 	for _, want := range []string{" load-aware=true", " router-kv-overlap-score-credit=0", " admin-token-file=" +
 		secret, " drain-delay=0s",
 		fmt.Sprintf(" grpc-port=%d", r.grpc), "nats-server=nats://***@127.0.0.1:4222"} {
@@ -117,18 +117,18 @@ func TestStartAndStopAreLogged(t *testing.T) {
 			t.Errorf("the line has %q, which has its default: %s", wrong, settings)
 		}
 	}
-	r.logs("listening", "for=ext_proc", fmt.Sprintf(":%d", r.grpc), "tls=self-signed")
-	r.logs("listening", "for=health", fmt.Sprintf(":%d", r.health), "tls=off")
-	r.logs("listening", "for=metrics", fmt.Sprintf(":%d", r.prom), "tls=off")
-	r.logs("listening", "for=\"admin requests\"", fmt.Sprintf(":%d", r.admin), "tls=off")
-	r.logs("model loaded", "model=good", "level=INFO", "template=yes")
-	r.logs("model loaded", "model=bare", "level=WARN", `template="none (chats are routed by load)"`)
-	r.logs("model loaded", "model=broken", "level=WARN", `template="unusable (chats are routed by load)`)
-	r.logs("model=asked", "level=INFO", `template="the engine's"`)
-	r.ready()
+	r.awaitLog("listening", "for=ext_proc", fmt.Sprintf(":%d", r.grpc), "tls=self-signed")
+	r.awaitLog("listening", "for=health", fmt.Sprintf(":%d", r.health), "tls=off")
+	r.awaitLog("listening", "for=metrics", fmt.Sprintf(":%d", r.prom), "tls=off")
+	r.awaitLog("listening", "for=\"admin requests\"", fmt.Sprintf(":%d", r.admin), "tls=off")
+	r.awaitLog("model loaded", "model=good", "level=INFO", "template=yes")
+	r.awaitLog("model loaded", "model=bare", "level=WARN", `template="none (chats are routed by load)"`)
+	r.awaitLog("model loaded", "model=broken", "level=WARN", `template="unusable (chats are routed by load)`)
+	r.awaitLog("model=asked", "level=INFO", `template="the engine's"`)
+	r.awaitReady()
 	r.Signal(syscall.SIGTERM)
-	r.ends()
-	r.logs("kvepp stops", "level=INFO", "running_requests=0")
+	r.awaitEnd()
+	r.awaitLog("kvepp stops", "level=INFO", "running_requests=0")
 	if text := r.log(); strings.Contains(text, "hidden-") {
 		t.Errorf("the log has a secret:\n%s", text)
 	}
@@ -174,9 +174,9 @@ func TestSubscriptionIsLate(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
+	r.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
 	r.start()
-	line := r.logs(
+	line := r.awaitLog(
 		"kvepp cannot connect to a worker's KV events",
 		"level=WARN",
 		"worker=w/0",

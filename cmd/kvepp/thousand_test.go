@@ -61,10 +61,10 @@ func BenchmarkThousandPods(b *testing.B) {
 	for b.Loop() {
 		r := reserve(b)
 		r.env = []string{"GOMEMLIMIT=1792MiB"}
-		r.write(endpoints.String())
+		r.writeEndpoints(endpoints.String())
 		r.start()
 		r.until("kvepp to be connected", 10*time.Minute, func() error {
-			return r.shows(`kvepp_subscriptions{state="connected"}`, pods*ranks)
+			return r.checkMetric(`kvepp_subscriptions{state="connected"}`, pods*ranks)
 		})
 		connected := r.memory("VmRSS:")
 		before, began := r.processorTime(), time.Now()
@@ -85,7 +85,7 @@ func BenchmarkThousandPods(b *testing.B) {
 		r.until(
 			"all blocks to be in the index",
 			10*time.Minute,
-			func() error { return r.shows("kvepp_index_blocks", pods*ranks*messages*length) },
+			func() error { return r.checkMetric("kvepp_index_blocks", pods*ranks*messages*length) },
 		)
 		index, err := r.metric("kvepp_index_bytes")
 		if err != nil {
@@ -114,8 +114,8 @@ func (r *running) metric(name string) (float64, error) {
 	return 0, fmt.Errorf("no metric %s", name)
 }
 
-// shows returns an error unless a metric has the value want.
-func (r *running) shows(name string, want int) error {
+// checkMetric returns an error unless a metric has the value want.
+func (r *running) checkMetric(name string, want int) error {
 	got, err := r.metric(name)
 	if err == nil && got != float64(want) {
 		err = fmt.Errorf("%s is %v, want %d", name, got, want)

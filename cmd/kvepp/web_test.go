@@ -81,10 +81,10 @@ func TestIdleWebConnections(t *testing.T) {
 	}
 	t.Parallel()
 	r := reserve(t)
-	r.write(oneEndpoint)
+	r.writeEndpoints(oneEndpoint)
 	r.wrapper = []string{"/bin/sh", "-c", `ulimit -n 900; exec "$0" "$@"`}
 	r.start()
-	r.ready()
+	r.awaitReady()
 	for i := range 700 {
 		for _, port := range []int{r.prom, r.admin} {
 			c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -98,7 +98,7 @@ func TestIdleWebConnections(t *testing.T) {
 		}
 	}
 	for range 5 { // each time over new connections
-		r.answers("10.0.0.1:8000")
+		r.awaitEndpoint("10.0.0.1:8000")
 		text, err := r.metrics()
 		if err != nil {
 			t.Fatal(err)

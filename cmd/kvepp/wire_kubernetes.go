@@ -34,7 +34,7 @@ type kubernetes struct {
 
 // connect creates the followers of a cluster; nil without a cluster. It sends no requests yet.
 func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kubernetes, error) {
-	if !o.wanted() {
+	if !o.usesKubernetes() {
 		return nil, nil
 	}
 	client, err := kube.Connect(o.kubeconfig, log)

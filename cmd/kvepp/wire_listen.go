@@ -253,11 +253,11 @@ var healthServices = []string{
 
 const liveness = "liveness"
 
-// announce sets the health of all services: SERVING or NOT_SERVING, depending on wanted. liveness is always SERVING.
-func announce(checks *health.Server, wanted bool) {
+// announce sets the health of all services: SERVING or NOT_SERVING, depending on serving. liveness is always SERVING.
+func announce(checks *health.Server, serving bool) {
 	for _, name := range healthServices {
 		status := healthv1.HealthCheckResponse_SERVING
-		if !wanted && name != liveness {
+		if !serving && name != liveness {
 			status = healthv1.HealthCheckResponse_NOT_SERVING
 		}
 		checks.SetServingStatus(name, status)
@@ -320,22 +320,22 @@ func (r *readiness) unmetConditions() string {
 //
 // Source: dynamo-llm 1.6.1, kv_router, which waits for the same number before it routes.
 type firstWorkers struct {
-	pool   *pool.Pool
-	n      int
-	once   sync.Once
-	enough chan struct{} // closed when n endpoints are present
+	pool    *pool.Pool
+	n       int
+	once    sync.Once
+	reached chan struct{} // closed when n endpoints are present
 }
 
 // awaitWorkers returns a watcher that waits for n endpoints of p. The caller adds it to p's watchers.
 func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
-	w := &firstWorkers{pool: p, n: n, enough: make(chan struct{})}
+	w := &firstWorkers{pool: p, n: n, reached: make(chan struct{})}
 	w.check()
 	return w
 }
 
 func (w *firstWorkers) check() {
 	select {
-	case <-w.enough:
+	case <-w.reached:
 		return // without this, each of thousands of workers that join together would cause a scan of all
 	default:
 	}
@@ -350,7 +350,7 @@ func (w *firstWorkers) check() {
 		}
 	}
 	if found >= w.n {
-		w.once.Do(func() { close(w.enough) })
+		w.once.Do(func() { close(w.reached) })
 	}
 }
 

@@ -316,8 +316,8 @@ func (a *accessLog) reopen() {
 	}
 	a.rotationChecked = time.Now()
 	ours, err := a.file.Stat()
-	there, missing := os.Stat(a.path)
-	if err == nil && missing == nil && os.SameFile(ours, there) {
+	current, missing := os.Stat(a.path)
+	if err == nil && missing == nil && os.SameFile(ours, current) {
 		return
 	}
 	file, err := openToAppend(a.path)

@@ -174,7 +174,7 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 // modelFiles computes the checksums of the loaded models' files, to compare them with those of Dynamo's model cards.
 func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if o.dynamoDiscovery == "" && !(o.wanted() && o.config.engine.Engine == tokenizer.Dynamo) {
+	if o.dynamoDiscovery == "" && !(o.usesKubernetes() && o.config.engine.Engine == tokenizer.Dynamo) {
 		return files, nil
 	}
 	folders := o.config.folders

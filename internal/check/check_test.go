@@ -34,12 +34,12 @@ type engine struct {
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	fixed, there := e.answers[r.URL.Path]
+	fixed, found := e.answers[r.URL.Path]
 	switch {
 	case fixed != "":
 		fmt.Fprint(w, fixed)
 		return
-	case there:
+	case found:
 		http.NotFound(w, r)
 		return
 	}
@@ -214,7 +214,7 @@ func TestEngines(t *testing.T) {
 			strings.Replace(good, "size ok", "size wrong", 1), "set blockSize to 16"},
 		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
-		{"no ids told", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil,
+		{"no ids returned", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat unknown", 1), "404"},
 		{"another template", vllm.serving(other), nil, tokenizer.VLLM, false, nil,
 			strings.Replace(good, "chat ok", "chat wrong", 1), "--chat-template FILE"},
@@ -224,7 +224,7 @@ func TestEngines(t *testing.T) {
 			"--chat-template FILE"},
 		{"no template", vllm, bare, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1),
 			"routes its chats by load"},
-		{"no template, and no ids told", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil,
+		{"no template, and no ids returned", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong", 1),
 			"routes its chats by load"},
 		{"no template on either side", vllm.serving(bare), bare, tokenizer.VLLM, true, sized,
@@ -235,7 +235,7 @@ func TestEngines(t *testing.T) {
 			good + ", cached tokens ok", "without a tool and a system prompt, equal"},
 		{"a template that refuses what the engine's takes", vllm, noTools, tokenizer.VLLM, false, nil,
 			strings.Replace(good, "chat ok", "chat wrong", 1), "that the engine takes"},
-		{"no cached tokens told", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil,
+		{"no cached tokens reported", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil,
 			good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
 		{"nothing cached", vllm.with(chatPath,
 			`{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, tokenizer.VLLM, true,
@@ -315,10 +315,10 @@ func TestEngines(t *testing.T) {
 			Log:           slog.New(slog.DiscardHandler),
 		}
 		s := endpoints.Acquire()
-		asked := Worker(t.Context(), &cfg, &s.Workers[0])
+		result := Worker(t.Context(), &cfg, &s.Workers[0])
 		s.Release()
 		var got, all []string
-		for _, f := range asked.Findings {
+		for _, f := range result.Findings {
 			got = append(got, f.About+" "+string(f.State))
 			all = append(all, f.Says+" -> "+f.Fix)
 			if f.Worker != endpoint.Name+"/0" || f.Says == "" || f.State == Wrong && f.Fix == "" {

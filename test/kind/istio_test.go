@@ -228,8 +228,8 @@ func istioConformance(t *testing.T, istiod *namespace) {
 		}
 		return err
 	})
-	said := n.kubectl("logs", "suite")
-	for line := range strings.Lines(said) {
+	log := n.kubectl("logs", "suite")
+	for line := range strings.Lines(log) {
 		if strings.HasPrefix(line, "    --- ") {
 			t.Log(strings.TrimSpace(line))
 		}
@@ -238,7 +238,7 @@ func istioConformance(t *testing.T, istiod *namespace) {
 		t.Errorf("%v, %s; its last output:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
 	}
 	for _, name := range suite {
-		if !strings.Contains(said, "--- PASS: TestConformance/"+name+" ") {
+		if !strings.Contains(log, "--- PASS: TestConformance/"+name+" ") {
 			t.Errorf("%s did not pass", name)
 		}
 	}
