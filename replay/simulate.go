@@ -71,13 +71,12 @@ const (
 type flight struct {
 	*Request
 	sequence
-	arrived  time.Duration
-	sent     time.Duration
-	worker   int
-	booking  scoring.Booking
-	overlap  int // blocks that the index counted for the chosen worker
-	item     *queue.Item[*flight]
-	rejected bool
+	arrived time.Duration
+	sent    time.Duration
+	worker  int
+	booking scoring.Booking
+	overlap int // blocks that the index counted for the chosen worker
+	item    *queue.Item[*flight]
 }
 
 // Simulation replays a trace against engines in virtual time. It drives the real index, load book, cost function and
@@ -163,7 +162,7 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 	for {
 		// Arrivals are read until the earliest one lies behind the next event.
 		for err == nil && (len(s.events.heap) == 0 || s.events.heap[0].at >= s.scaled(last)) {
-			if err = pull(); err != nil && err != io.EOF {
+			if err = pull(); err != nil && !errors.Is(err, io.EOF) {
 				return nil, err
 			}
 		}

@@ -142,7 +142,7 @@ func NewReader(name string, from io.Reader, format Format, o ReaderOptions) (*Re
 func (r *Reader) Next() (*Request, error) {
 	for {
 		text, err := r.readLine()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil, io.EOF
 		}
 		var q *Request

@@ -318,7 +318,7 @@ func (o *replayOptions) replayOne(ctx context.Context, c *replay.Config, progres
 		for {
 			if reader != nil {
 				q, err := reader.Next()
-				if err != io.EOF || len(files) == 0 {
+				if !errors.Is(err, io.EOF) || len(files) == 0 {
 					return q, err
 				}
 			}
