@@ -7,7 +7,7 @@ TOOLS = $$($(INSTALL) tools)
 # For the comparison with the Python tokenizers: a Python that has them, and the folders of real models.
 ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/models.sh $(1))"
 # The time limit of a test run. A run that exceeds it prints all goroutines.
-TIMEOUT := 15m
+TIMEOUT := 20m
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How many times `make quality` plays each scenario.
