@@ -253,6 +253,11 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 		}
 		r, mask = in, mask|1<<i
 		h.blocks--
+		if t.onRemoved != nil {
+			if seq := kvblock.SequenceHash(t.arena.record(in)[runHeader+i]); kvblock.Sampled(seq) {
+				t.onRemoved(w, seq)
+			}
+		}
 	}
 	for _, e := range hashes {
 		if len(h.copies) > 0 && h.takeCopy(e) {

@@ -41,6 +41,8 @@ type tier struct {
 	mixed    [maxAhead]uint64
 	mayStart [maxAhead]bool
 
+	onRemoved func(kvblock.Worker, kvblock.SequenceHash) // Config.OnRemoved; nil: not told
+
 	addrs [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 
 	checks checkState

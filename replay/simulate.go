@@ -119,12 +119,13 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 		seen:       map[kvblock.SequenceHash]struct{}{},
 	}
 	var err error
-	if s.index, err = indexer.New(indexer.Config{MaxBytes: 64 << 30}); err != nil {
-		return nil, err
-	}
 	s.book = scoring.NewActiveSequences()
 	s.book.Prefill = cfg.Prefill
 	s.book.Clock = func() time.Duration { return s.now }
+	s.index, err = indexer.New(indexer.Config{MaxBytes: 64 << 30, OnRemoved: s.book.BlockRemoved})
+	if err != nil {
+		return nil, err
+	}
 	if cfg.Queue != nil {
 		s.queue = queue.New[*flight](cfg.Queue, max(cfg.QueueBound, 1))
 	}

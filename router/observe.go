@@ -373,7 +373,7 @@ func (r *Router) Workers() []metrics.Worker {
 				WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
 				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
 				PrefillSpeed: r.book.PrefillSpeed(w.Worker), SecondsPerToken: pace.SecondsPerToken,
-				GapPerToken: pace.GapPerToken},
+				GapPerToken: pace.GapPerToken, Reuse: pace.Reuse},
 		)
 	}
 	return all

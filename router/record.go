@@ -46,9 +46,8 @@ func (c *Cost) String() string {
 	)
 	if p := PaceOf(t); p != nil {
 		text = fmt.Sprintf("%s, decoding_requests %d, prefill_ms_per_1000_tokens %.3g, gap_us_per_1000_held_tokens "+
-			"%.3g, "+
-			"answer_tokens %.0f, answer_seconds %.3g)", text[:len(text)-1], p.DecodingRequests, p.PrefillMS, p.GapUS,
-			p.AnswerTokens, p.AnswerSeconds)
+			"%.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)", text[:len(text)-1],
+			p.DecodingRequests, p.PrefillMS, p.GapUS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse, p.EvictMS)
 	}
 	return text
 }
@@ -60,6 +59,8 @@ type Pace struct {
 	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
 	AnswerTokens     float64 `json:"answer_tokens"`               // mean
 	AnswerSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
+	EvictedReuse     float64 `json:"evicted_reuse"`               // chance that what it evicts is asked for again
+	EvictMS          float64 `json:"evict_ms"`                    // what that adds to the cost
 }
 
 // PaceOf returns what the policy time knew; nil for the policy dynamo.
@@ -68,7 +69,8 @@ func PaceOf(t *scoring.Terms) *Pace {
 	if *x == (scoring.TimeTerms{}) {
 		return nil
 	}
-	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds}
+	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds,
+		x.Reuse, 1e3 * t.EvictSeconds()}
 }
 
 func multiplier(t *scoring.Terms) float64 {

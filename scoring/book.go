@@ -186,7 +186,8 @@ type booking struct {
 	prefillTokens int           // 0 once completed
 	// the runs that its chains end with: it holds these and all runs before them
 	leaves     []uint32
-	ownBlocks  int // blocks of the prompt that no other request shares
+	sampled    []kvblock.SequenceHash // its blocks that the policy Time learns from
+	ownBlocks  int                    // blocks of the prompt that no other request shares
 	output     output
 	prefilling links // links among the worker's bookings with prefillTokens
 	expiring   links // links among the bookings that expire
@@ -876,6 +877,9 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	}
 	load.ActiveBlocks += sel.ActiveBlocks
 	a.closeWalks()
+	if cfg.Policy == Time && c.Prompt != nil {
+		a.beginUse(b, c.Prompt)
+	}
 	return sel, Booking{book: a, index: index, generation: b.generation}
 }
 
@@ -901,11 +905,14 @@ func (a *ActiveSequences) end(index uint32) {
 	if b.id != "" {
 		delete(a.byID, b.id)
 	}
+	if len(b.sampled) > 0 {
+		a.learned.reuse.end(b.worker, b.sampled, a.clock())
+	}
 	leaves := b.leaves[:0]
 	if cap(leaves) > keptBlocks {
 		leaves = nil
 	}
-	*b = booking{generation: b.generation + 1, leaves: leaves}
+	*b = booking{generation: b.generation + 1, leaves: leaves, sampled: b.sampled[:0]}
 	a.free = append(a.free, index)
 }
 

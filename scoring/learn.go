@@ -76,11 +76,13 @@ type learned struct {
 	all     pace     // of all workers, for those with too few samples
 	answer  mean     // tokens
 	life    mean     // seconds from the first token to the end
+	reuse   reuse
 }
 
 // prices are a worker's times, and the number of its requests without a first token.
 type prices struct {
 	secondsPerToken, gapPerToken float64 // 0: not learned
+	reuse                        float64 // reuse.chanceOf
 	prefilling                   int
 }
 
@@ -88,13 +90,15 @@ type prices struct {
 func (l *learned) fit(n int) {
 	l.workers = append(l.workers, make([]pace, n-len(l.workers))...)
 	l.prices = append(l.prices, make([]prices, n-len(l.prices))...)
+	l.reuse.evicted = append(l.reuse.evicted, make([]evictions, n-len(l.reuse.evicted))...)
 }
 
 // forget clears what is known of a worker's speed.
 func (l *learned) forget(w kvblock.Worker) {
 	if int(w) < len(l.workers) {
 		l.workers[w] = pace{}
-		l.prices[w].secondsPerToken, l.prices[w].gapPerToken = 0, 0
+		l.reuse.evicted[w] = evictions{}
+		l.prices[w].secondsPerToken, l.prices[w].gapPerToken, l.prices[w].reuse = 0, 0, 0
 	}
 }
 
@@ -182,6 +186,7 @@ func (b Booking) LearnAnswer(tokens int) {
 type Pace struct {
 	SecondsPerToken float64 // of prefill
 	GapPerToken     float64 // seconds by which each held token lengthens the time between two tokens
+	Reuse           float64 // chance that what it evicts next is asked for again; 0: it evicts nothing
 }
 
 // Pace returns the pace of a worker.
@@ -189,7 +194,7 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	a.lock()
 	defer a.mu.Unlock()
 	if int(w) >= len(a.learned.workers) {
-		return Pace{safeSecondsPerToken, safeGapPerToken}
+		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
-	return Pace{a.learned.secondsPerToken(w), a.learned.gapPerToken(w)}
+	return Pace{a.learned.secondsPerToken(w), a.learned.gapPerToken(w), a.learned.prices[w].reuse}
 }

@@ -58,17 +58,20 @@ type TimeTerms struct {
 	GapPerToken      float64 // seconds by which each held token lengthens the time between two tokens
 	AnswerTokens     float64 // mean length of an answer
 	LifeSeconds      float64 // mean time from the first token to the end of an answer
+	Reuse            float64 // chance that a block that this worker evicts is asked for again
 }
 
 // timeCost prices a request on one worker by time, in milliseconds; lower is better:
 //
 //	new    = prompt tokens - credit for cached blocks
 //	delay  = seconds per token * (waiting prefill tokens + new + interference * decoding requests * new)
+//	evict  = seconds per token * reuse * (new + answer)
 //	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2))
 //	memory = blocks above the capacity / held blocks * life
-//	cost   = 1000 * (delay + decode + memory)
+//	cost   = 1000 * (delay + evict + decode + memory)
 //
-// delay is the prefill that waits before this request's, its own, and what it delays the answers there. decode is what
+// delay is the prefill that waits before this request's, its own, and what it delays the answers there. evict is the
+// time to compute again what the worker evicts for this request and is asked for later. decode is what
 // held tokens cost this answer, and this one's tokens the others. memory is the wait until enough blocks become free,
 // if the worker's number of blocks is known; each active request is expected to need half an answer more.
 func (c *Config) timeCost(t *Terms) float64 {
@@ -83,7 +86,8 @@ func (c *Config) timeCost(t *Terms) float64 {
 	if c.TrackPrefillTokens {
 		credit, _ := c.worth(t)
 		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
-		cost = float64(t.Time.SecondsPerToken * (waiting + float64(fresh*(1+float64(interference*decoding)))))
+		cost = float64(t.Time.SecondsPerToken * (waiting + float64(fresh*(1+float64(interference*decoding))) +
+			float64(t.Time.Reuse*(fresh+t.Time.AnswerTokens))))
 	}
 	if c.TrackActiveBlocks {
 		answer := t.Time.AnswerTokens
@@ -103,6 +107,13 @@ func (c *Config) timeCost(t *Terms) float64 {
 	return cost
 }
 
+// EvictSeconds returns the time to compute again what the worker evicts for this request and is asked for later, if all
+// cached blocks are credited in full. It is a term of the policy Time.
+func (t *Terms) EvictSeconds() float64 {
+	fresh := max(t.ISLTokens-t.BlockSize*(t.DeviceBlocks+t.HostBlocks+t.DiskBlocks+t.SharedBlocks), 0)
+	return t.Time.SecondsPerToken * t.Time.Reuse * (float64(fresh) + t.Time.AnswerTokens)
+}
+
 // timeTerms sets the terms of the policy Time for a candidate.
 func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 	load := &a.loads[c.Worker]
@@ -113,6 +124,7 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 		GapPerToken:      a.learned.gapPerToken(c.Worker),
 		AnswerTokens:     a.learned.answerTokens(),
 		LifeSeconds:      a.learned.life.value,
+		Reuse:            a.learned.prices[c.Worker].reuse,
 	}
 }
 
@@ -144,7 +156,8 @@ func (a *ActiveSequences) priceAlikeByTime(
 		fresh := max(isl-float64(credit*float64(c.DeviceBlocks)), 0)
 		decoding := float64(load.Requests - p.prefilling)
 		tokens := float64(load.ActiveTokens)
-		cost := float64(perToken * (float64(waiting) + float64(fresh*(1+float64(interference*decoding)))))
+		cost := float64(perToken * (float64(waiting) + float64(fresh*(1+float64(interference*decoding))) +
+			float64(p.reuse*(fresh+answer))))
 		cost += float64(gapWeight * perHeld * (tokens + float64(decoding*own)))
 		if c.KVBlocks > 0 {
 			blocks := tokens / size

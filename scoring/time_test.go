@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kvepp/kvblock"
 )
 
 // byTime returns the default configuration with the policy Time.
@@ -48,6 +50,9 @@ func TestTimeCost(t *testing.T) {
 		}), 100 + 1000*(150+4*200/32.-100)*4},
 		{"enough memory", byTime(), with(func(t *Terms) { t.KVBlocks, t.DecodeBlocks = 1000, 62 }), 100},
 		{"a worker twice as fast", byTime(), with(func(t *Terms) { t.Time.SecondsPerToken = 5e-5 }), 50},
+		{"half of what is evicted is asked for again", byTime(), with(func(t *Terms) {
+			t.DeviceBlocks, t.Time.Reuse = 50, 0.5
+		}), 20 + 0.5*(20+20)},
 		{"a preferred taint", byTime(), with(func(t *Terms) { t.CostMultiplier = 0.5 }), 50},
 		{"the load is unknown", byTime(), with(func(t *Terms) {
 			t.LoadUnknown, t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = true, 500, 4, 4
@@ -82,7 +87,7 @@ func paceIsLearned(t *testing.T) {
 		b.LearnAnswer(answer)
 		b.Free()
 	}
-	if p := a.Pace(1); p != (Pace{safeSecondsPerToken, safeGapPerToken}) {
+	if p := a.Pace(1); p != (Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}) {
 		t.Errorf("before any request: %+v", p)
 	}
 	for range 30 {
@@ -168,6 +173,60 @@ func TestTimeTemperature(t *testing.T) {
 			t.Errorf("%v ms apart at temperature %v: the dearer worker is drawn in %v of draws, want %v", c.gap,
 				c.temperature, share, c.want)
 		}
+	}
+}
+
+// TestReuseIsLearned checks the chance that evicted blocks are asked for again: on worker 0 requests repeat prompts
+// whose blocks it evicted 5 s after their end, on worker 1 prompts that are not repeated.
+func TestReuseIsLearned(t *testing.T) { synctest.Test(t, reuseIsLearned) }
+
+func reuseIsLearned(t *testing.T) {
+	a, cfg := NewActiveSequences(), byTime()
+	serve := func(w, prompt int) {
+		c := candidate(w)
+		c.Prompt = &Prompt{BlockSize: 16, Chains: [][]kvblock.SequenceHash{{kvblock.SequenceHash(64 * prompt)}}}
+		_, b, err := a.SelectAndAdd(Request{ISLTokens: 20}, []Candidate{c}, cfg, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Free()
+	}
+	for i := range 400 {
+		repeated, once := 1+i%10, 1000+i
+		serve(0, repeated)
+		serve(1, once)
+		a.BlockRemoved(0, kvblock.SequenceHash(64*(1+(i+5)%10)))
+		a.BlockRemoved(1, kvblock.SequenceHash(64*(once-100)))
+		wait(time.Second)
+	}
+	if p := a.Pace(0); p.Reuse < 0.4 || p.Reuse > 0.5 { // half of all prompts are repeated
+		t.Errorf("evicted after 5 s, where requests repeat after 10 s: asked for again with a chance of %v", p.Reuse)
+	}
+	if p := a.Pace(1); p.Reuse > 0.01 {
+		t.Errorf("prompts that are not repeated: asked for again with a chance of %v", p.Reuse)
+	}
+	wait(5 * time.Minute)
+	serve(1, 1)
+	if p := a.Pace(0); p.Reuse != 0 {
+		t.Errorf("no removal for 5 minutes, and evictions cost %v", p.Reuse)
+	}
+	a.BlockRemoved(MaxWorkers-1, 64) // a worker without bookings
+	a.Forget(0)
+	a.BlockRemoved(0, 64)
+}
+
+// TestAgeBins checks that the bins cover all times in order.
+func TestAgeBins(t *testing.T) {
+	last := 0
+	for s := 1e-3; s < 1e7; s *= 1.05 {
+		bin := ageBin(seconds(s))
+		if bin < last || bin > last+1 || bin >= ageBins || s <= ageBase && bin != 0 {
+			t.Fatalf("%v s are in bin %d after %d", s, bin, last)
+		}
+		last = bin
+	}
+	if last != ageBins-1 {
+		t.Errorf("the last bin is %d", last)
 	}
 }
 

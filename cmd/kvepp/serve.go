@@ -161,11 +161,16 @@ func (s *server) open(ctx context.Context) error {
 // discover starts to follow the workers, their cached blocks and their load. It returns after it has read the endpoints
 // file, and copied the index from a peer, if the flags name these.
 func (s *server) discover(ctx context.Context) error {
-	index, err := indexer.New(s.options.index(debug.SetMemoryLimit(-1)))
+	s.book = scoring.NewActiveSequences()
+	bounds := s.options.index(debug.SetMemoryLimit(-1))
+	if s.options.scoring.Policy == scoring.Time {
+		bounds.OnRemoved = s.book.BlockRemoved
+	}
+	index, err := indexer.New(bounds)
 	if err != nil {
 		return err
 	}
-	s.index, s.pool, s.book, s.sessions = index, pool.New(s.log), scoring.NewActiveSequences(), sessions(s.options, s.m)
+	s.index, s.pool, s.sessions = index, pool.New(s.log), sessions(s.options, s.m)
 	s.book.Prefill = s.prefill()
 	var pages atomic.Pointer[enginemetrics.Gauges]
 	s.health = s.ejection.tracker(s.m, &pages, s.log)

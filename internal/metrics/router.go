@@ -432,8 +432,8 @@ type Worker struct {
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
 	PrefillSpeed      float64 // estimated tokens per second; 0: unknown
-	// SecondsPerToken and GapPerToken are what --router-policy=time prices the worker with.
-	SecondsPerToken, GapPerToken float64
+	// SecondsPerToken, GapPerToken and Reuse are what --router-policy=time prices the worker with.
+	SecondsPerToken, GapPerToken, Reuse float64
 }
 
 // CollectWorkers exports the workers that read returns at each scrape.
@@ -489,6 +489,13 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,
 		),
+		reuse: prometheus.NewDesc(
+			"kvepp_worker_evicted_reuse_ratio",
+			"Chance that a block that a worker evicts is asked for again, as --router-policy=time prices it; 0 while "+
+				"it evicts nothing.",
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		),
 		registered: prometheus.NewDesc(
 			"dynamo_component_router_worker_registered",
 			"1 for each worker in the pool.",
@@ -509,14 +516,14 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 type workers struct {
 	read func() []Worker
 
-	blocks, tokens, ttft, itl, isl, speed, perToken, gap, registered, mismatch *prometheus.Desc
+	blocks, tokens, ttft, itl, isl, speed, perToken, gap, reuse, registered, mismatch *prometheus.Desc
 
 	identity Identity
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.gap,
-		w.registered, w.mismatch} {
+		w.reuse, w.registered, w.mismatch} {
 		to <- d
 	}
 }
@@ -547,7 +554,7 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
 			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
-			{w.perToken, x.SecondsPerToken}, {w.gap, x.GapPerToken},
+			{w.perToken, x.SecondsPerToken}, {w.gap, x.GapPerToken}, {w.reuse, x.Reuse},
 			{w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
