@@ -23,6 +23,13 @@ type Workload struct {
 	skew       float64
 	// think is the mean time in seconds between an answer and the next turn.
 	think float64
+	// mix, if set, draws each conversation from another workload, by its share of the conversations.
+	mix []mixed
+}
+
+type mixed struct {
+	workload string
+	of       float64
 }
 
 type uniform struct{ from, to int }
@@ -60,6 +67,25 @@ var Workloads = []Workload{
 		Help:  "1 turn; inputs 500-4000 that share nothing; answers 50-400",
 		turns: 1, burst: 1, input: uniform{500, 4000}, output: uniform{50, 400},
 	},
+	{
+		Name:  "overload",
+		Help:  "6 turns; inputs 200-1000, answers 200-400; 20 system prompts of 500-2500; 8 s to think",
+		turns: 6, burst: 1, input: uniform{200, 1000}, output: uniform{200, 400}, shared: uniform{500, 2500},
+		beginnings: 20, skew: 1, think: 8,
+	},
+	{
+		Name: "mixed",
+		Help: "conversations: 6 in 10 as in chat, 2 as in zipf, 2 as in agents",
+		mix:  []mixed{{"chat", 0.6}, {"zipf", 0.2}, {"agents", 0.2}},
+	},
+}
+
+// workloadNamed returns the workload with a name; nil: there is none.
+func workloadNamed(name string) *Workload {
+	if i := slices.IndexFunc(Workloads, func(w Workload) bool { return w.Name == name }); i >= 0 {
+		return &Workloads[i]
+	}
+	return nil
 }
 
 // maxTurns bounds one conversation.
@@ -68,46 +94,72 @@ const maxTurns = 100
 // Generate writes a trace of about requests requests that begin at rate a second, in the format MooncakeDelta with
 // blocks of blockSize tokens. The same seed gives the same trace.
 func Generate(to io.Writer, workload string, requests int, rate float64, blockSize int, seed uint64) error {
-	i := slices.IndexFunc(Workloads, func(w Workload) bool { return w.Name == workload })
+	kind := workloadNamed(workload)
 	switch {
-	case i < 0:
+	case kind == nil:
 		return fmt.Errorf("workload %q is not known", workload)
 	case requests < 1 || !(rate > 0) || math.IsInf(rate, 1) || blockSize < 1:
 		return fmt.Errorf("%d requests at %v a second in blocks of %d tokens: all must be above 0", requests, rate,
 			blockSize)
 	}
 	w := bufio.NewWriter(to)
-	g := generator{
-		Workload: Workloads[i],
-		rng:      rand.New(rand.NewPCG(seed, 0x7261)),
-		size:     blockSize,
-		rows:     json.NewEncoder(w),
+	g := generator{rng: rand.New(rand.NewPCG(seed, 0x7261)), size: blockSize, rows: json.NewEncoder(w)}
+	mix := kind.mix
+	if mix == nil {
+		mix = []mixed{{kind.Name, 1}}
 	}
-	g.makeBeginnings()
+	turns := 0.0 // mean
+	var sources []*source
+	for _, m := range mix {
+		k := workloadNamed(m.workload)
+		turns += m.of * k.turns * float64(k.burst)
+		sources = append(sources, g.source(k))
+	}
 	at, written := 0.0, 0
-	for n := 0; written < requests; n++ {
-		if n%g.burst == 0 {
-			at += g.rng.ExpFloat64() * g.turns * float64(g.burst) / rate
-			g.current = g.drawBeginning()
+	for n := 0; written < requests; {
+		at += g.rng.ExpFloat64() * turns / rate
+		s := sources[0]
+		if len(sources) > 1 {
+			s = sources[drawMix(mix, g.rng.Float64())]
 		}
-		turns, err := g.conversation(n, at, requests-written)
-		if err != nil {
-			return err
+		shared := g.drawBeginning(s)
+		for range s.burst {
+			if written >= requests {
+				break
+			}
+			turns, err := g.conversation(s, shared, n, at, requests-written)
+			if err != nil {
+				return err
+			}
+			written += turns
+			n++
 		}
-		written += turns
 	}
 	return w.Flush()
 }
 
+// drawMix returns the part of a mix that x, 0..1, lies in.
+func drawMix(mix []mixed, x float64) int {
+	for i := range mix {
+		if x -= mix[i].of; x < 0 {
+			return i
+		}
+	}
+	return len(mix) - 1
+}
+
 type generator struct {
-	Workload
-	rng     *rand.Rand
-	size    int
-	rows    *json.Encoder
-	nextID  uint64
+	rng    *rand.Rand
+	size   int
+	rows   *json.Encoder
+	nextID uint64
+}
+
+// source is a workload with its shared beginnings.
+type source struct {
+	*Workload
 	shared  []beginning
 	weights []float64 // cumulative
-	current int
 }
 
 type beginning struct {
@@ -134,46 +186,48 @@ func (g *generator) ids(tokens int) []uint64 {
 	return ids
 }
 
-func (g *generator) makeBeginnings() {
-	sum := 0.0
-	for i := range g.beginnings {
-		n := max(g.size, g.Workload.shared.draw(g.rng)/g.size*g.size) // whole blocks, so that new input can follow
-		g.shared = append(g.shared, beginning{g.ids(n), n})
-		sum += math.Pow(float64(i+1), -g.skew)
-		g.weights = append(g.weights, sum)
+func (g *generator) source(w *Workload) *source {
+	s, sum := &source{Workload: w}, 0.0
+	for i := range w.beginnings {
+		n := max(g.size, w.shared.draw(g.rng)/g.size*g.size) // whole blocks, so that new input can follow
+		s.shared = append(s.shared, beginning{g.ids(n), n})
+		sum += math.Pow(float64(i+1), -w.skew)
+		s.weights = append(s.weights, sum)
 	}
+	return s
 }
 
-func (g *generator) drawBeginning() int {
-	if len(g.shared) == 0 {
-		return -1
+// drawBeginning draws a shared beginning; nil: the workload has none.
+func (g *generator) drawBeginning(s *source) *beginning {
+	if len(s.shared) == 0 {
+		return nil
 	}
-	i, _ := slices.BinarySearch(g.weights, g.rng.Float64()*g.weights[len(g.weights)-1])
-	return min(i, len(g.shared)-1)
+	i, _ := slices.BinarySearch(s.weights, g.rng.Float64()*s.weights[len(s.weights)-1])
+	return &s.shared[min(i, len(s.shared)-1)]
 }
 
 // conversation writes one conversation and returns its number of turns.
-func (g *generator) conversation(n int, at float64, most int) (int, error) {
+func (g *generator) conversation(s *source, shared *beginning, n int, at float64, most int) (int, error) {
 	turns := 1
-	for g.rng.Float64() > 1/g.turns && turns < maxTurns {
+	for g.rng.Float64() > 1/s.turns && turns < maxTurns {
 		turns++
 	}
 	turns = min(turns, most)
 	for turn := range turns {
-		tokens := g.input.draw(g.rng)
-		row := generatedRow{HashIDs: g.ids(tokens), InputLength: tokens, OutputLength: g.output.draw(g.rng)}
+		tokens := s.input.draw(g.rng)
+		row := generatedRow{HashIDs: g.ids(tokens), InputLength: tokens, OutputLength: s.output.draw(g.rng)}
 		if turns > 1 {
 			row.SessionID = fmt.Sprint("s", n)
 		}
 		if turn == 0 {
 			ms := math.Round(at*1e6) / 1e3
 			row.Timestamp = &ms
-			if g.current >= 0 {
-				row.HashIDs = slices.Concat(g.shared[g.current].ids, row.HashIDs)
-				row.InputLength += g.shared[g.current].tokens
+			if shared != nil {
+				row.HashIDs = slices.Concat(shared.ids, row.HashIDs)
+				row.InputLength += shared.tokens
 			}
 		} else {
-			ms := math.Round(g.rng.ExpFloat64()*g.think*1e6) / 1e3
+			ms := math.Round(g.rng.ExpFloat64()*s.think*1e6) / 1e3
 			row.Delay = &ms
 		}
 		if err := g.rows.Encode(row); err != nil {
