@@ -18,6 +18,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"kvepp/test/harness/stack"
 )
@@ -111,8 +112,8 @@ func TestMistakes(t *testing.T) {
 				}
 				if !*rewrite && !strings.Contains(page, section) {
 					t.Errorf(
-						"docs/mistakes.md has another section; go test ./e2e -run TestMistakes -rewrite writes it "+
-							"anew. Now:\n%s",
+						"docs/mistakes.md has another section; go test ./e2e -run TestMistakes -rewrite writes "+
+							"the page again. Now:\n%s",
 						section,
 					)
 				}
@@ -129,7 +130,7 @@ func TestMistakes(t *testing.T) {
 		}
 		return
 	}
-	whole := mistakesIntroduction + symptomTable(all)
+	whole := "# Mistakes and their messages\n\n" + wrapped(mistakesIntroduction) + "\n\n" + symptomTable(all)
 	group := ""
 	for i := range all {
 		if all[i].group != group {
@@ -138,27 +139,54 @@ func TestMistakes(t *testing.T) {
 		}
 		whole += sections[i]
 	}
-	switch whole = strings.TrimRight(whole, "\n") + "\n"; {
+	switch whole += mistakesEnd; {
 	case *rewrite:
 		if err := os.WriteFile(mistakesPage, []byte(whole), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	case whole != string(text):
 		t.Error(
-			"docs/mistakes.md is not what this test would write; go test ./e2e -run TestMistakes -rewrite writes it " +
-				"anew",
+			"docs/mistakes.md is not what this test would write; go test ./e2e -run TestMistakes -rewrite writes " +
+				"it again",
 		)
 	}
 }
 
-const mistakesIntroduction = "# Mistakes and their messages\n\n" +
-	"Search this page for a message, or begin with the symptom. A test makes each of these mistakes with real " +
-	"programs (kvepp, Envoy, and\n" +
-	"stand-ins for stock vLLMs), and checks that the messages equal those on this page: `go test ./e2e -run " +
-	"TestMistakes`; with `-rewrite` it\n" +
-	"writes this page. Addresses, ports, paths and times are replaced: engines are at 10.0.0.1:8000 and " +
-	"10.0.0.2:8000 (KV events on port\n" +
-	"5557, replay on 5657), kvepp is at 10.0.0.9:9002, Envoy at 10.0.0.10:8080, and `tiny` is the model.\n\n"
+const mistakesIntroduction = "Search this page for a message, or begin with the symptom. A test makes each of these " +
+	"mistakes with real programs (kvepp, Envoy, and stand-ins for stock vLLMs) and checks that the messages equal " +
+	"those on this page: `go test ./e2e -run TestMistakes`; with `-rewrite` it writes this page. Addresses, ports, " +
+	"paths and times are replaced: engines are at 10.0.0.1:8000 and 10.0.0.2:8000 (KV events on port 5557, replay on " +
+	"5657), kvepp is at 10.0.0.9:9002, Envoy at 10.0.0.10:8080, and `tiny` is the model."
+
+const mistakesEnd = `## Next
+
+If no message fits, run [kvepp check](operations.md#is-everything-set-up). [Failure modes](failure-modes.md) says what
+kvepp does when an engine, the network or a cluster fails.
+`
+
+// pageColumns is the greatest width of a page's prose; internal/lint checks it.
+const pageColumns = 120
+
+// wrapped breaks a paragraph into lines of at most pageColumns. Code spans may be broken at their spaces, as Markdown
+// allows.
+func wrapped(paragraph string) string {
+	var b strings.Builder
+	column := 0
+	for word := range strings.FieldsSeq(paragraph) {
+		switch width := utf8.RuneCountInString(word); {
+		case column == 0:
+			column = width
+		case column+1+width <= pageColumns:
+			b.WriteByte(' ')
+			column += 1 + width
+		default:
+			b.WriteByte('\n')
+			column = width
+		}
+		b.WriteString(word)
+	}
+	return b.String()
+}
 
 // section returns the part of the page about m.
 func (m *mistake) section(quotes []said) string {
@@ -167,7 +195,7 @@ func (m *mistake) section(quotes []said) string {
 	for _, q := range quotes {
 		fmt.Fprintf(&b, "%s\n\n```\n%s\n```\n\n", q.where, q.text)
 	}
-	fmt.Fprintf(&b, "**What to do.** %s\n\n", m.fix)
+	fmt.Fprintf(&b, "%s\n\n", wrapped("**What to do.** "+m.fix))
 	return b.String()
 }
 

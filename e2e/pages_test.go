@@ -158,7 +158,7 @@ func (c *terminal) serving(command string) (ports []int) {
 		return c.port("", m[1])
 	}
 	switch {
-	case strings.Contains(command, "--print-config"):
+	case strings.HasPrefix(command, "cat >"), strings.Contains(command, "--print-config"):
 		return nil
 	case strings.Contains(command, "kvepp serve "):
 		return []int{c.port("", "9002"), c.port("", "9090")}

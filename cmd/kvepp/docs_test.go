@@ -264,6 +264,7 @@ func TestPagesLink(t *testing.T) {
 func TestPagesRun(t *testing.T) {
 	command := regexp.MustCompile(`(?m)(?:bin|-- )/kvepp ([a-z]+)([^\n<]*)`)
 	commands := map[string]int{}
+	sample, _ := configSample(t)
 	for name, text := range pages(t) {
 		for _, block := range fences.FindAllString(text, -1) {
 			for _, c := range command.FindAllStringSubmatch(strings.ReplaceAll(block, "\\\n", " "), -1) {
@@ -271,6 +272,9 @@ func TestPagesRun(t *testing.T) {
 					continue // the reader fills in the rest
 				}
 				args := strings.Fields(strings.TrimSuffix(c[2], " &"))
+				if i := slices.Index(args, "kvepp.yaml"); i >= 0 {
+					args[i] = sample
+				}
 				var err error
 				switch none := func(string) string { return "" }; c[1] {
 				case "serve":

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -68,6 +69,40 @@ func TestSettingsFile(t *testing.T) {
 	}
 	for _, text := range []string{"", "# nothing\n", "---\n"} {
 		parsed(t, []string{"--config=" + settingsIn(t, text)}, nil)
+	}
+}
+
+// configSample writes the file of settings that docs/configuration.md shows, and returns its path and its text.
+func configSample(t *testing.T) (path, text string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sample, found := strings.Cut(string(page), "```yaml\n")
+	sample, _, ended := strings.Cut(sample, "```\n")
+	if !found || !ended || !strings.HasPrefix(sample, "# kvepp.yaml") {
+		t.Fatal("docs/configuration.md has no sample of --config any more")
+	}
+	return settingsIn(t, sample), sample
+}
+
+// TestConfigSample: each line of the sample in docs/configuration.md changes its flag, and no other flag.
+func TestConfigSample(t *testing.T) {
+	path, text := configSample(t)
+	defaults, changed := parsed(t, nil, nil).flags, 0
+	parsed(t, []string{"--config=" + path}, nil).flags.VisitAll(func(f *pflag.Flag) {
+		value := f.Value.String()
+		if f.Name == "config" || value == defaults.Lookup(f.Name).Value.String() {
+			return
+		}
+		changed++
+		if !strings.Contains(text, "\n"+f.Name+":") {
+			t.Errorf("the sample changes --%s to %s, but does not name it", f.Name, value)
+		}
+	})
+	if keys := len(regexp.MustCompile(`(?m)^[a-z-]+:`).FindAllString(text, -1)); changed != keys {
+		t.Errorf("the sample has %d keys and changes %d flags", keys, changed)
 	}
 }
 

@@ -87,10 +87,14 @@ secure-serving: false             # there are no keys no-...
 default-chat-template-kwargs: '{"enable_thinking": false}'
 ` + "```" + `
 
+` + "```sh" + `
+bin/kvepp serve --config kvepp.yaml --print-config
+` + "```" + `
+
 kvepp refuses unknown keys, with the line and the nearest name. It reads the file at start only: restart kvepp after a
 change. (kvepp reads the endpoints file, certificates and token files again when they change.)
 
-` + "`kvepp serve --print-config`" + ` with your flags checks them, prints each effective value and where it came from, and
+` + "`--print-config`" + ` checks the settings, prints each effective value and where it came from, and
 exits. Its output is a file for ` + "`--config`" +
 	` that gives the same settings. It names files of secrets and does not
 read them; it masks users and passwords in URLs. ` + "`kvepp check`, `kvepp indexer` and `kvepp select`" +
