@@ -45,6 +45,7 @@ unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root
 	go test -short -timeout $(TIMEOUT) ./...
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
+	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) ./indexer && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$') && \

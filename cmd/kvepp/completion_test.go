@@ -35,7 +35,7 @@ func TestCompletion(t *testing.T) {
 	} {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
-				t.Skip(err)
+				t.Skipf("%v; install it: test/tools/install.sh shells (make test does so if it may)", err)
 			}
 			status, script, stderr := runWith(nil, "completion", shell)
 			if status != 0 || stderr != "" {

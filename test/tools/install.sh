@@ -5,6 +5,7 @@
 #
 #   install.sh libzmq     libzmq, which the build needs
 #   install.sh tools      libzmq, and the end-to-end tests' programs: Envoy, Dynamo's frontend and mocker, a NATS server
+#   install.sh shells     zsh and fish, which the test of "kvepp completion" asks
 #   install.sh oracles    the Python tokenizers that kvepp's is compared with
 #   install.sh vllm       a whole vLLM for the CPU
 #   install.sh media      the dependencies of vLLM's media processors
@@ -43,6 +44,10 @@ apt() {
 
 libzmq() {
 	command -v gcc >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists libzmq || apt gcc pkg-config libzmq3-dev
+}
+
+shells() {
+	command -v zsh >/dev/null && command -v fish >/dev/null || apt zsh fish
 }
 
 python() {
@@ -242,6 +247,7 @@ fill_crds() {
 
 case "${1:-}" in
 libzmq) libzmq ;;
+shells) shells ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
@@ -252,5 +258,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|shells|oracles|engines|vllm|media|kube|istio|suite|manifests|crds" ;;
 esac
