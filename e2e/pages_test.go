@@ -336,7 +336,7 @@ var harmless = regexp.MustCompile(`^([A-Z_]+=\S+ )*(bin/kvepp|kvepp|curl|vllm|ca
 // marked sh, or console if they show output too. TestReadmeStart runs those of the README, and TestMistakes those of
 // docs/mistakes.md.
 func TestPageCommands(t *testing.T) {
-	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md"}
+	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md", "bench/README.md"}
 	for _, pattern := range []string{"../docs/*.md", "../docs/*/*.md"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

@@ -28,3 +28,60 @@ func TestPagesBeginAndEnd(t *testing.T) {
 		t.Errorf("%d pages", pages)
 	}
 }
+
+// TestMigrationPages checks that each page for people who come from another picker has the counterparts of its flags,
+// headers and metrics, the steps of the change, and the way back.
+func TestMigrationPages(t *testing.T) {
+	parts := []string{"(?m)^\\|.*`--|^\\|.*`[A-Z_]+`", `(?m)^\| header`, `(?m)^\| metric`, `(?m)^## Cut over$`,
+		`(?m)^\d\. Watch `, `(?m)^\*\*Go back\*\*: `}
+	migrations := 0
+	for _, name := range treeFiles(t) {
+		if !strings.HasPrefix(name, "docs/migration/") {
+			continue
+		}
+		migrations++
+		for _, part := range parts {
+			if !regexp.MustCompile(part).MatchString(read(t, name)) {
+				t.Errorf("%s: nothing matches %s", name, part)
+			}
+		}
+	}
+	if migrations < 5 {
+		t.Errorf("%d pages", migrations)
+	}
+}
+
+// TestPagesNameTargetsAndTests checks that the make targets and the Go tests that pages name exist.
+func TestPagesNameTargetsAndTests(t *testing.T) {
+	makefile, tests, names := read(t, "Makefile"), map[string]bool{}, 0
+	files := treeFiles(t)
+	function := regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			for _, m := range function.FindAllStringSubmatch(read(t, name), -1) {
+				tests[m[1]] = true
+			}
+		}
+	}
+	target := regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z0-9-]*)")
+	test := regexp.MustCompile(`\bTest[A-Z]\w*`)
+	for _, name := range files {
+		if !strings.HasSuffix(name, ".md") {
+			continue
+		}
+		text := read(t, name)
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			if names++; !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s: the Makefile has no target %s", name, m[1])
+			}
+		}
+		for _, m := range test.FindAllString(text, -1) {
+			if names++; !tests[m] {
+				t.Errorf("%s: there is no test %s", name, m)
+			}
+		}
+	}
+	if names < 50 {
+		t.Errorf("the pages have %d names of targets and tests", names)
+	}
+}
