@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"kvepp/indexer"
@@ -25,6 +26,8 @@ type Config struct {
 	// Scoring and Prefill configure the cost function and the load book.
 	Scoring scoring.Config
 	Prefill scoring.PrefillModel
+	// Policy, if set, is another project's policy, one of PolicyNames, instead of Scoring's.
+	Policy string
 	// Queue says when requests wait. nil: none does.
 	Queue *queue.Profile
 	// QueueBound is how many requests may wait, and QueueTimeout for how long; 0: without limit of time.
@@ -54,6 +57,9 @@ func (c *Config) Validate() error {
 	case c.EventLag < 0 || c.QueueTimeout < 0:
 		return errors.New("times must be at least 0")
 	}
+	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
+		return fmt.Errorf("policy %q is not known", c.Policy)
+	}
 	for _, s := range c.Speeds {
 		if !(s > 0) {
 			return errors.New("speeds must be above 0")
@@ -75,7 +81,8 @@ type flight struct {
 	sent    time.Duration
 	worker  int
 	booking scoring.Booking
-	overlap int // blocks that the index counted for the chosen worker
+	overlap int  // blocks that the index counted for the chosen worker
+	alone   bool // no other request without a first token was on the worker; only with Config.Policy
 	item    *queue.Item[*flight]
 }
 
@@ -91,6 +98,8 @@ type Simulation struct {
 	queue   *queue.Queue[*flight]
 	rng     *rand.Rand
 	report  *Report
+	policy  policy // nil: the book chooses
+	view    view   // of policy
 
 	scores     indexer.OverlapScores
 	candidates []scoring.Candidate
@@ -126,6 +135,7 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 	if err != nil {
 		return nil, err
 	}
+	s.policy = newPolicy(cfg.Policy, cfg.Workers)
 	if cfg.Queue != nil {
 		s.queue = queue.New[*flight](cfg.Queue, max(cfg.QueueBound, 1))
 	}
@@ -300,6 +310,10 @@ func (s *Simulation) send(f *flight) {
 			KVBlocks:     s.cfg.Engine.Blocks,
 		})
 	}
+	if s.policy != nil {
+		w := s.policy.choose(s.look(f))
+		s.candidates = s.candidates[w : w+1]
+	}
 	chosen, booking, err := s.book.SelectAndAdd(
 		scoring.Request{ISLTokens: f.Prompt}, s.candidates, &s.cfg.Scoring, s.rng, nil)
 	if err != nil {
@@ -308,6 +322,7 @@ func (s *Simulation) send(f *flight) {
 	}
 	f.worker, f.booking, f.sent = int(s.candidates[chosen.Index].Worker), booking, s.now
 	f.overlap = s.candidates[chosen.Index].DeviceBlocks
+	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
 	f.chain, f.locals = s.withAnswer(f.Request)
 	s.engines[f.worker].submit(&f.sequence)
@@ -361,6 +376,7 @@ func (s *Simulation) endStep(w int, parts []part) {
 	}
 	for _, q := range first {
 		q.request.booking.MarkPrefillCompleted()
+		s.startedByPolicy(q.request)
 	}
 	for _, q := range complete {
 		f := q.request

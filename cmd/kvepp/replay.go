@@ -75,8 +75,8 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&v.mode, "router-mode", v.scoring.Mode.String(),
 		"how a worker is chosen, `MODE`: kv, round-robin, random, power-of-two or least-loaded, as in kvepp serve")
 	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(),
-		"how the mode kv prices workers, `POLICY`: dynamo or "+
-			"time, as in kvepp serve")
+		"how the mode kv prices workers, `POLICY`: dynamo or time, as in kvepp serve; or another project's: "+
+			strings.Join(replay.PolicyNames(), ", "))
 	v.busy.addQueue(f)
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
@@ -94,8 +94,11 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		return fmt.Errorf("--router-mode %q: must be kv, round-robin, random, power-of-two or least-loaded", v.mode)
 	}
 	v.scoring.Mode = mode
-	if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
-		return oneOf("router-policy", v.policy, scoring.PolicyNames()...)
+	c.Policy = ""
+	if slices.Contains(replay.PolicyNames(), v.policy) {
+		c.Policy = v.policy
+	} else if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
+		return oneOf("router-policy", v.policy, append(scoring.PolicyNames(), replay.PolicyNames()...)...)
 	}
 	if !math.IsNaN(v.weight) {
 		v.scoring.SetOverlapScoreWeight(v.weight)
@@ -142,7 +145,8 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.Float64Var(&o.config.ArrivalSpeed, "speed", 1, "replay `R` times as fast as recorded")
 	f.Uint64Var(&o.config.Seed, "seed", 1, "the same `N` gives the same result")
 	f.StringArrayVar(&o.compare, "compare", nil,
-		"one more line of the table, `NAME=FLAGS`: the router's flags of this command, changed by FLAGS. Repeatable")
+		"one more line of the table, `NAME=FLAGS`: the router's flags of this command, changed by FLAGS. all: a "+
+			"line for each policy and mode. Repeatable")
 	f.DurationVar(&o.ttft, "slo-ttft", time.Second,
 		"goodput counts requests with a time to first token of at most `TIME`")
 	f.DurationVar(&o.tpot, "slo-itl", 50*time.Millisecond, "and with a mean time between tokens of at most `TIME`")
@@ -222,7 +226,7 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 		return nil, err
 	}
 	variants := []variant{{"as given", o.config}}
-	for _, text := range o.compare {
+	for _, text := range compared(o.compare) {
 		name, flags, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--compare %q: must be NAME=FLAGS, for example 'rr=--router-mode=round-robin'", text)
@@ -246,6 +250,23 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 		}
 	}
 	return variants, nil
+}
+
+// compared replaces "all" by a line for each policy and mode.
+func compared(texts []string) (all []string) {
+	for _, text := range texts {
+		if text != "all" {
+			all = append(all, text)
+			continue
+		}
+		for _, p := range slices.Concat(scoring.PolicyNames(), replay.PolicyNames()) {
+			all = append(all, p+"=--router-policy="+p)
+		}
+		for _, m := range []scoring.Mode{scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo, scoring.LeastLoaded} {
+			all = append(all, m.String()+"=--router-mode="+m.String())
+		}
+	}
+	return all
 }
 
 // changedArgs returns the flags of from that were given, as arguments, as far as to has them.

@@ -21,12 +21,13 @@ func TestReplay(t *testing.T) {
 	}
 	status := run([]string{"replay", file, "--format=mooncake-delta", "--trace-block-size=16", "--block-size=16",
 		"--blocks=2000", "--router-queue-threshold=2",
-		"--compare=turn=--router-mode=round-robin --no-router-assume-kv-reuse"},
+		"--compare=turn=--router-mode=round-robin --no-router-assume-kv-reuse", "--compare=all"},
 		nil, &table, &errs, noEnvironment)
 	if status != 0 {
 		t.Fatal(status, &errs)
 	}
-	for _, want := range []string{"200 requests", "as given", "turn"} {
+	for _, want := range []string{"200 requests", "as given", "turn", "llm-d", "preble-e2", "lmetric",
+		"sglang", "least-loaded"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, &table)
 		}
@@ -51,6 +52,7 @@ func TestReplayErrors(t *testing.T) {
 		{file, 1, "a.jsonl, line 2: invalid character"},
 		{file + " --format=json", 2, "--format"},
 		{file + " --workers=0", 2, "0 workers: must be 1 to"},
+		{file + " --router-policy=fortune", 2, "--router-policy \"fortune\""},
 		{file + " --router-mode=direct", 2, "--router-mode \"direct\""},
 		{file + " --prefill-ms=1,2", 2, "--prefill-ms \"1,2\": must be three numbers"},
 		{file + " --compare=x", 2, "--compare \"x\": must be NAME=FLAGS"},

@@ -1,0 +1,123 @@
+package replay
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"kvepp/scoring"
+)
+
+// Policies of other projects, for comparison. They are written from their papers and documentation, and see the same
+// index and book as kvepp's own. What they read from engines' metrics they get without delay here, which favours them.
+
+// view is what a policy sees when a request is to be sent. The slices are indexed by worker.
+type view struct {
+	prompt    int // tokens
+	blockSize int
+	cached    []int // tokens of the prompt
+	loads     []scoring.Load
+	starting  []int // requests without a first token
+	engines   []*engine
+	rng       *rand.Rand
+	now       float64 // seconds
+}
+
+func (v *view) fresh(w int) int { return v.prompt - v.cached[w] }
+
+// least returns the worker with the least cost; ties are drawn.
+func (v *view) least(cost func(w int) float64) int {
+	best, chosen, ties := math.Inf(1), 0, 0
+	for w := range v.engines {
+		switch c := cost(w); {
+		case c < best:
+			best, chosen, ties = c, w, 1
+		case c == best:
+			if ties++; v.rng.IntN(ties) == 0 {
+				chosen = w
+			}
+		}
+	}
+	return chosen
+}
+
+func (v *view) leastRequests() int {
+	return v.least(func(w int) float64 { return float64(v.loads[w].Requests) })
+}
+
+// policy chooses a worker.
+type policy interface {
+	choose(v *view) int
+	// firstToken tells of a request that waited for no other prefill: its new tokens, and the time they took.
+	firstToken(w, tokens int, seconds float64)
+}
+
+var policies = []struct {
+	name string
+	make func(workers int) policy
+}{
+	{"llm-d", func(int) policy { return llmd{} }},
+	{"preble-e2", func(workers int) policy { return newPreble(workers) }},
+	{"lmetric", func(int) policy { return lmetric{} }},
+	{"sglang", func(int) policy { return sglang{} }},
+}
+
+// PolicyNames returns the names for Config.Policy: other projects' policies.
+func PolicyNames() (names []string) {
+	for _, p := range policies {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// newPolicy returns the policy with a name; nil: there is none.
+func newPolicy(name string, workers int) policy {
+	for _, p := range policies {
+		if p.name == name {
+			return p.make(workers)
+		}
+	}
+	return nil
+}
+
+// unlearning is a policy that learns nothing.
+type unlearning struct{}
+
+func (unlearning) firstToken(int, int, float64) {}
+
+// look returns what a policy sees of a request, after match.
+func (s *Simulation) look(f *flight) *view {
+	v := &s.view
+	v.prompt, v.blockSize, v.engines, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.engines, s.rng, s.now.Seconds()
+	v.loads = s.book.Loads(v.loads[:0])
+	v.loads = append(v.loads, make([]scoring.Load, max(len(s.engines)-len(v.loads), 0))...)
+	v.cached = v.cached[:0]
+	for i := range s.candidates {
+		v.cached = append(v.cached, min(s.candidates[i].DeviceBlocks*v.blockSize, f.Prompt))
+	}
+	if v.starting == nil {
+		v.starting = make([]int, len(s.engines))
+	}
+	return v
+}
+
+// sentByPolicy and startedByPolicy keep what policies see of requests without a first token.
+func (s *Simulation) sentByPolicy(f *flight) {
+	if s.policy != nil {
+		f.alone = s.view.starting[f.worker] == 0
+		s.view.starting[f.worker]++
+	}
+}
+
+func (s *Simulation) startedByPolicy(f *flight) {
+	if s.policy != nil {
+		s.view.starting[f.worker]--
+		if f.alone {
+			tokens := f.Prompt - f.overlap*s.cfg.Engine.BlockSize
+			s.policy.firstToken(f.worker, tokens, (s.now - f.sent).Seconds())
+		}
+	}
+}
+
+// mostCached returns the most tokens that a worker has cached.
+func (v *view) mostCached() int { return slices.Max(v.cached) }
