@@ -116,7 +116,10 @@ bench-path: libzmq ## compares the cost of a request behind a real Envoy with En
 quality: ## compares kvepp with Dynamo's own routers on the same traffic: cached share, times, balance (twenty minutes; SEEDS=1: five)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)")
 
+replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
+	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" bench/replay-table.sh
+
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table libzmq
