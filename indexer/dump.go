@@ -89,7 +89,7 @@ func dumpTier(
 			if p, ok := at[b.parent]; ok {
 				store.Parent, known = blocks[p].engine, true
 			}
-			for tier := 0; tier < tiers && !known; tier++ {
+			for tier := 0; tier < memoryTiers && !known; tier++ {
 				store.Parent, known = names[tier][b.parent]
 			}
 			if !known {

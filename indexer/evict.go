@@ -50,7 +50,7 @@ func (x *Index) full() bool {
 		return true
 	}
 	spare := int64(0)
-	for i := range x.tiers {
+	for i := range x.tiers[:x.usedTiers.Load()] {
 		spare += x.tiers[i].spareBytes.Load()
 	}
 	return used+spare > x.maxBytes+x.maxBytes/4+slack

@@ -1,6 +1,7 @@
 package indexer
 
 import (
+	"math"
 	"math/bits"
 	"sync/atomic"
 	"unsafe"
@@ -44,13 +45,22 @@ const maxRetries = 64
 //
 // FindMatches takes no lock unless writers spoil maxRetries reads. It allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
+	x.FindPrompt(chain, math.MaxInt, scores)
+}
+
+// FindPrompt is FindMatches for a prompt of this many tokens. An engine computes a prompt's last token in any case, so
+// a worker of a hybrid model counts as many blocks as it can reuse of one token less (classes.go).
+func (x *Index) FindPrompt(chain []kvblock.SequenceHash, tokens int, scores *OverlapScores) {
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
-	for i := kvblock.TierHostPinned; int(i) < tiers; i++ {
+	for i := kvblock.TierHostPinned; int(i) < memoryTiers; i++ {
 		if x.tiers[i].nonEmpty.Load() {
 			x.tiers[i].extend(chain, scores, i)
 		}
+	}
+	if hybrids := x.hybrids.Load(); hybrids != nil {
+		x.applyClasses(*hybrids, chain, tokens, scores)
 	}
 }
 

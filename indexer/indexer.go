@@ -16,8 +16,11 @@ const DefaultMaxBytes = 2 << 30
 // maxWorkers bounds worker numbers, which index slices and bitsets here.
 const maxWorkers = 1 << 16
 
-// tiers is the number of tiers of memory.
-const tiers = int(kvblock.TierExternal) + 1
+// memoryTiers is the number of tiers of memory. The tiers behind them have the blocks of classes (classes.go).
+const (
+	memoryTiers = int(kvblock.TierExternal) + 1
+	tiers       = memoryTiers + kvblock.MaxClasses
+)
 
 // Errors of Stored.
 var (
@@ -82,10 +85,14 @@ type Stats struct {
 type Index struct {
 	maxBytes    int64
 	tiers       [tiers]tier
+	usedTiers   atomic.Int32 // tiers from here on have never had a block; at least memoryTiers
 	workerBytes atomic.Int64 // sum of worker.bytes
 
 	workers   atomic.Pointer[[]*worker] // by number, nil for workers without blocks; replaced as a whole
-	workersMu sync.Mutex                // held while workers is replaced
+	workersMu sync.Mutex                // held while workers or hybrids is replaced
+
+	// hybrids has the classes of workers of hybrid models by number, replaced as a whole; nil: there are none.
+	hybrids atomic.Pointer[[]*Hybrid]
 
 	predictions predictions
 
@@ -100,6 +107,7 @@ type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
 	forgotten bool       // set by Forget: a caller with this pointer must look the worker up again
 	held      [tiers]held
+	usedTiers int // as Index.usedTiers, for this worker
 	orphans   orphans
 	bytes     int // this worker's part of Index.workerBytes
 }
@@ -125,6 +133,7 @@ func New(c Config) (*Index, error) {
 		c.PruneTarget = DefaultPruneTarget
 	}
 	x := &Index{maxBytes: c.MaxBytes}
+	x.usedTiers.Store(int32(memoryTiers))
 	for i := range x.tiers {
 		x.tiers[i].init()
 		x.tiers[i].arena.hasNames = true
@@ -157,7 +166,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 		if !create || w >= maxWorkers {
 			return nil
 		}
-		wk := &worker{}
+		wk := &worker{usedTiers: memoryTiers}
 		for i := range wk.held {
 			seed := mix(uint64(w), x.tiers[i].bySeq.seed)
 			wk.held[i].aliases.seed, wk.held[i].aliasCounts.seed = seed, seed
@@ -182,7 +191,7 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 // unlockWorker updates the count of wk's bytes after a change, and unlocks wk.
 func (x *Index) unlockWorker(wk *worker) {
 	bytes := wk.orphans.bytes()
-	for i := range wk.held {
+	for i := range wk.held[:wk.usedTiers] {
 		h := &wk.held[i]
 		bytes += h.aliases.bytes() + h.aliasCounts.bytes() + mapEntry*len(h.copies)
 	}
@@ -195,7 +204,7 @@ func (x *Index) unlockWorker(wk *worker) {
 
 // entries returns the number of engine hashes of wk, over all tiers.
 func (wk *worker) entries() (n int) {
-	for i := range wk.held {
+	for i := range wk.held[:wk.usedTiers] {
 		n += wk.held[i].names
 	}
 	return n
@@ -270,7 +279,10 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 	if wk == nil {
 		a.refuse(ops, err)
 	} else {
-		if stores && in != kvblock.TierDevice {
+		if int(in) >= wk.usedTiers {
+			x.useTier(wk, int(in))
+		}
+		if stores && in != kvblock.TierDevice && int(in) < memoryTiers {
 			x.tiers[kvblock.TierDevice].indexAll() // findParent may look here
 		}
 		t := &x.tiers[in]
@@ -289,6 +301,17 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 		x.evictIfFull()
 	}
 	return n, a
+}
+
+// useTier notes that wk may get blocks in a class's tier.
+func (x *Index) useTier(wk *worker, in int) {
+	wk.usedTiers = in + 1
+	for {
+		n := x.usedTiers.Load()
+		if int(n) > in || x.usedTiers.CompareAndSwap(n, int32(in+1)) {
+			return
+		}
+	}
 }
 
 // batchOf returns how many of ops may be applied together, their tier, and whether any of them is a store.
@@ -365,6 +388,8 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load boo
 // findParent sets p to the place behind the block that parent names for w, in this tier or else in another one. The
 // tier is locked; findParent unlocks it while it looks into others. It reports whether there is such a block.
 //
+// Blocks of classes are no parents for other tiers: full attention holds the blocks before a block that it stores.
+//
 // If the parent is in another tier, other workers may hold it in this one. It is then found by its sequence hash.
 // Therefore each tier has all blocks in bySeq after the first store below the device.
 func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash,
@@ -374,7 +399,7 @@ func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent
 		p.setAfter()
 		return true
 	}
-	for i := range x.tiers {
+	for i := range memoryTiers {
 		other, h := &x.tiers[i], &wk.held[i]
 		if i == int(in) || h.names == 0 {
 			continue
@@ -438,6 +463,7 @@ func (x *Index) Cleared(w kvblock.Worker) {
 // Forget removes all state of w, which has left the pool. After it returned, another worker may get the number.
 func (x *Index) Forget(w kvblock.Worker) {
 	x.predictions.forget(w)
+	x.SetHybrid(w, nil)
 	wk := x.lock(w, false)
 	if wk == nil {
 		return
@@ -483,7 +509,7 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 // used returns the bytes of records and tables in use.
 func (x *Index) used() int64 {
 	total := x.workerBytes.Load()
-	for i := range x.tiers {
+	for i := range x.tiers[:x.usedTiers.Load()] {
 		total += x.tiers[i].usedBytes.Load()
 	}
 	return total

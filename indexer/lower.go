@@ -103,25 +103,8 @@ func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapS
 	if who&manyHolders == 0 {
 		add(kvblock.Worker(who), atomic.LoadUint64(&words[2]))
 	} else {
-		bitset, groups, list := holderParts(t.arena.record(ref(who)))
-		if bitset == nil {
+		if !eachHolder(t.arena.record(ref(who)), add) {
 			return 0
-		}
-		for j := range bitset {
-			for word := atomic.LoadUint64(&bitset[j]); word != 0; word &= word - 1 {
-				add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
-			}
-		}
-		for g := 0; g < len(groups); g += groupWords {
-			first := kvblock.Worker(64 * atomic.LoadUint64(&groups[g]))
-			for members := atomic.LoadUint64(&groups[g+1]); members != 0; members &= members - 1 {
-				at := bits.TrailingZeros64(members)
-				lead := uint8(atomic.LoadUint64(&groups[g+2+at/8]) >> (at % 8 * 8))
-				add(first+kvblock.Worker(at), ones(int(lead)))
-			}
-		}
-		for j := 0; j < len(list); j += 2 {
-			add(kvblock.Worker(atomic.LoadUint64(&list[j])), atomic.LoadUint64(&list[j+1]))
 		}
 	}
 	if atomic.LoadUint64(&words[0]) != version {

@@ -38,7 +38,7 @@ func (o *oracleWorker) parent(e *kvblock.Stored) (kvblock.SequenceHash, bool) {
 	if n := o.names[e.Tier][e.Parent]; n != nil {
 		return n.seq, true
 	}
-	for _, names := range o.names {
+	for _, names := range o.names[:memoryTiers] {
 		if n := names[e.Parent]; n != nil {
 			return n.seq, true
 		}
@@ -155,14 +155,14 @@ func (o *oracle) removed(w kvblock.Worker, tier kvblock.Tier, hashes []kvblock.E
 func (o *oracle) cleared(w kvblock.Worker) { delete(o.workers, w) }
 
 // overlap is the answer for one worker: blocks on the device, and in each lower tier behind them.
-type overlap [tiers]int
+type overlap [memoryTiers]int
 
 func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
 	answer := map[kvblock.Worker]overlap{}
 	for w, ow := range o.workers {
 		var found overlap
 		n := 0
-		for tier, held := range ow.held {
+		for tier, held := range ow.held[:memoryTiers] {
 			for n < len(chain) && held[chain[n]] > 0 {
 				n++
 				found[tier]++

@@ -124,27 +124,23 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 		if len(waiting) == 0 {
 			continue
 		}
-		in := &x.tiers[waiting[0].tier]
-		in.mu.Lock()
-		var p insertPoint
-		ok := x.findParent(w, wk, waiting[0].tier, next[0].Engine, &p)
-		in.mu.Unlock()
-		if !ok {
-			continue // the engine hash names no block any more
-		}
 		delete(a.byParent, next[0].Engine)
+		var left []*orphan // the engine hash names no block any more that is a parent in their tier
 		for _, s := range waiting {
-			a.resolve(s)
 			t := &x.tiers[s.tier]
 			t.mu.Lock()
 			var p insertPoint
 			if x.findParent(w, wk, s.tier, s.parent, &p) {
+				a.resolve(s)
 				next = append(next, x.adoptOrphan(w, wk, &p, s, load)...)
 				x.joined.Add(1)
-			} else { // an orphan before it gave the name to another block, which was removed since
-				x.parentNotFound.Add(1)
+			} else {
+				left = append(left, s)
 			}
 			t.unlock()
+		}
+		if len(left) > 0 {
+			a.byParent[next[0].Engine] = left
 		}
 	}
 }

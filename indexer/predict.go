@@ -261,6 +261,9 @@ func (p *predictions) forget(w kvblock.Worker) {
 
 // findMatches raises the device counts in s to the predicted counts where these are higher.
 func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
+	if len(s.predicted.known) > 0 {
+		clear(s.predicted.known)
+	}
 	if p.n.Load() == 0 {
 		return
 	}
@@ -269,7 +272,6 @@ func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores
 		p.expire(now)
 		p.mu.Unlock()
 	}
-	clear(s.predicted.known)
 	p.tier.findMatches(chain, &s.predicted)
 	for j, word := range s.predicted.known {
 		for ; word != 0; word &= word - 1 {

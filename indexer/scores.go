@@ -11,7 +11,8 @@ import (
 // Overlap says how many leading blocks of a prompt one worker holds.
 type Overlap struct {
 	Worker kvblock.Worker
-	// Blocks is the number of leading blocks on the device. It may be 0 if a lower tier holds the first block.
+	// Blocks is the number of leading blocks on the device. It may be 0 if a lower tier holds the first block, or if
+	// classes cut the prefix (Cut).
 	Blocks int
 }
 
@@ -30,13 +31,16 @@ func (e Extension) Total() int { return e.Host + e.Disk + e.External }
 // It belongs to one goroutine at a time.
 type OverlapScores struct {
 	device    tierScores
-	predicted tierScores // scratch
+	predicted tierScores // of predictions alone
 
 	// by worker number: blocks that continue those of the tiers above; [0] is 1 if the worker is in extended
-	lower      [][tiers]uint32
+	lower      [][memoryTiers]uint32
 	extended   []kvblock.Worker
 	extensions []extension // scratch
 	frontier   []uint64    // scratch, by block of the prompt
+
+	cuts    []workerCut // of workers of hybrid models, by number
+	classes classScores // scratch
 }
 
 // tierScores has the number of leading blocks that workers hold in one tier. Setting the counts of eight workers takes
@@ -80,6 +84,16 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 	}
 }
 
+// Cut returns what the classes of a worker of a hybrid model did to its count; the zero value for other workers.
+func (s *OverlapScores) Cut(w kvblock.Worker) Cut {
+	for i := range s.cuts {
+		if s.cuts[i].worker == w {
+			return s.cuts[i].Cut
+		}
+	}
+	return Cut{}
+}
+
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.
 func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 	return func(yield func(Overlap) bool) {
@@ -98,9 +112,13 @@ func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 func (s *OverlapScores) reset() {
 	clear(s.device.known)
 	for _, w := range s.extended {
-		s.lower[w] = [tiers]uint32{}
+		s.lower[w] = [memoryTiers]uint32{}
 	}
 	s.extended = s.extended[:0]
+	if len(s.cuts) > 0 {
+		s.cuts = s.cuts[:0]
+		s.classes.reset()
+	}
 }
 
 // reach returns how many leading blocks w holds in the tiers looked at so far.
@@ -117,7 +135,7 @@ func (s *OverlapScores) reach(w kvblock.Worker) int {
 // add counts n blocks in a lower tier for w.
 func (s *OverlapScores) add(w kvblock.Worker, in kvblock.Tier, n int) {
 	if more := int(w) + 1 - len(s.lower); more > 0 {
-		s.lower = append(s.lower, make([][tiers]uint32, more)...)
+		s.lower = append(s.lower, make([][memoryTiers]uint32, more)...)
 	}
 	l := &s.lower[w]
 	if l[0] == 0 {

@@ -22,6 +22,8 @@ func (t Tier) String() string {
 		return "disk"
 	case TierExternal:
 		return "external"
+	case ClassTier(0), ClassTier(1), ClassTier(2):
+		return "device_class_" + string('0'+rune(t-ClassTier(0)))
 	}
 	return "unknown"
 }

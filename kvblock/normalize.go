@@ -60,6 +60,9 @@ const (
 	DropLocalSalted    = "unsalted_tokens_hashes" // the publisher's own local hashes, for a salted prompt
 	// a hybrid model's prompt tail, shorter than a block, or its removal
 	DropPromptTail = "prompt_tail"
+	// a window's, chunk's or state's block that full attention does not store in the same batch, so that its tokens are
+	// not known
+	DropUnplaced = "unplaced_block"
 )
 
 // DropReasons are all reasons except DropIgnored, whose events say nothing about blocks.
@@ -68,6 +71,7 @@ var DropReasons = []string{
 	DropNonMainAttention, DropUnknownKind, DropNonMainGroup, DropUnlearnedGroup,
 	DropAmbiguousNamespace, DropBlockSize, DropShortTokens, DropDuplicateHash,
 	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted, DropPromptTail,
+	DropUnplaced,
 }
 
 // maxNamespaced bounds the blocks of one worker whose cache namespace is remembered. A device holds far fewer.
@@ -94,6 +98,9 @@ type Normalizer struct {
 	tails         map[EngineHash]promptTail
 	tailLimit     int // of len(tails)
 
+	classes     [MaxClasses]classState // of traits.Classes
+	classGroups map[uint32]classGroup
+
 	*buffers // the batch's, during Normalize; otherwise nil
 }
 
@@ -105,6 +112,10 @@ type buffers struct {
 	media  [][]uint64
 	seen   hashSet
 	window []Token
+
+	passing     []int                 // events of groups other than full attention, by index, since the last clear
+	places      map[EngineHash]placed // of full attention's blocks since the last clear
+	droppedMain bool                  // since the last clear, a store of full attention or a part of one was dropped
 }
 
 // Traits describe how a worker cuts prompts into blocks, as its events show. A lookup for the worker must cut prompts
@@ -114,12 +125,14 @@ type Traits struct {
 	BlockSize int
 	// EAGLE says that blocks are hashed over windows that are one token wider; see HashOptions.
 	EAGLE bool
-	// UpperBound says that the worker may hold less of a prompt than its announced blocks. Either layers of the model
-	// attend to a window or keep a state, whose blocks are evicted on their own, or blocks depend on more than one
-	// token behind them, and EAGLE covers only one.
+	// UpperBound says that the worker may hold less of a prompt than its announced blocks. Either the model has layers
+	// that attend to a window or keep a state, and their events do not say which blocks they hold; or blocks depend on
+	// more than one token behind them, and EAGLE covers only one.
 	UpperBound bool
 	// Window is the widest attention window of the model's layers that have one, in tokens; 0: none is known.
 	Window int
+	// Classes are the layer groups beside full attention. A class's blocks are in tier ClassTier of its index.
+	Classes Classes
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. A size below 1 means unknown: the
@@ -158,20 +171,27 @@ func (n *Normalizer) Reset() {
 // The slices of the operations belong to b: its next DecodeBatch or Normalize overwrites them.
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
-	n.blocks = n.blocks[:0]
+	n.blocks, n.passing, n.droppedMain = n.blocks[:0], n.passing[:0], false
+	from := len(ops) // the first operation since the last clear
 	if n.traits.BlockSize == 0 {
 		n.noteOtherGroups(b)
 	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		tier, ns, reason := n.filter(e)
+		if reason == passing {
+			n.passing = append(n.passing, i)
+			continue
+		}
 		if reason != "" {
+			n.droppedMain = n.droppedMain || e.Kind == BlockStored
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: reason})
 			continue
 		}
 		switch e.Kind {
 		case BlockStored:
 			ops = n.appendStored(e, tier, ns, ops)
+			n.droppedMain = n.droppedMain || len(ops) > 0 && ops[len(ops)-1].Kind == OpDropped
 		case BlockRemoved:
 			hashes := e.Hashes
 			if len(n.tails) > 0 && tier == TierDevice {
@@ -187,8 +207,14 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 				ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropPromptTail})
 			}
 		case AllBlocksCleared:
+			ops = n.appendClasses(b, ops, from)
+			n.clearClasses()
 			ops = append(ops, Operation{Kind: OpCleared, Event: e.Kind})
+			from, n.droppedMain = len(ops), false
 		}
+	}
+	if len(n.passing) > 0 {
+		ops = n.appendClasses(b, ops, from)
 	}
 	n.buffers = nil
 	return ops
@@ -255,7 +281,7 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 		// These events carry neither group nor namespace, and must not change what is known of them.
 		return tier, announcedNamespace(e), ""
 	}
-	if reason := n.filterGroup(e); reason != "" {
+	if reason := n.filterGroup(e, tier); reason != "" {
 		return tier, ns, reason
 	}
 	switch e.Kind {
@@ -272,7 +298,10 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	return tier, ns, reason
 }
 
-func (n *Normalizer) filterGroup(e *Event) (reason string) {
+// passing is the reason of filter for an event that appendClasses handles.
+const passing = "passing"
+
+func (n *Normalizer) filterGroup(e *Event, tier Tier) (reason string) {
 	if e.SpecKind != nil {
 		k := specKindOf(e.SpecKind)
 		if e.Kind == BlockStored && e.HasGroup && (len(n.groups) < maxGroups || n.groups[e.Group] != 0) {
@@ -282,8 +311,14 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 		case specMain:
 			return ""
 		case specTransient:
-			n.traits.UpperBound = true
 			n.traits.Window = max(n.traits.Window, int(e.Window))
+			switch {
+			case n.traits.UpperBound || tier != TierDevice:
+			case !e.HasGroup:
+				n.giveUpClasses()
+			default:
+				return passing
+			}
 			return DropNonMainAttention
 		case specIrrelevant:
 			return DropNonMainAttention
@@ -296,7 +331,12 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 	switch n.groups[e.Group] {
 	case specMain:
 		return ""
-	case specTransient, specIrrelevant:
+	case specTransient:
+		if e.Kind == BlockRemoved && tier == TierDevice && !n.traits.UpperBound {
+			return passing
+		}
+		return DropNonMainGroup
+	case specIrrelevant:
 		return DropNonMainGroup
 	case specUnknown:
 		return DropUnknownKind
@@ -345,6 +385,7 @@ func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Opera
 		return drop(DropDuplicateHash)
 	}
 	if tier == TierDevice && n.learnBlockSize(e) {
+		n.clearClasses()
 		ops = append(ops, Operation{Kind: OpCleared, Event: BlockStored, BlockSize: e.BlockSize})
 	}
 	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {
@@ -399,7 +440,9 @@ func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) {
 	o := HashOptions{BlockSize: size, EAGLE: e.Bigram || len(e.Lookahead) > 0, MediaHashes: n.mediaHashes(e)}
 	if tier == TierDevice {
 		n.traits.EAGLE = o.EAGLE
-		n.traits.UpperBound = n.traits.UpperBound || len(e.Lookahead) > 1
+		if len(e.Lookahead) > 1 {
+			n.giveUpClasses()
+		}
 	}
 	salt := o.Salt()
 	if len(e.LoRAName) > 0 {

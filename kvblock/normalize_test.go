@@ -101,9 +101,9 @@ func TestNormalize(t *testing.T) {
 			[]string{"stored device after root: 1=" + plain1, "dropped BlockStored: unlearned_group_idx",
 				"removed device: [2]", "dropped BlockStored: unlearned_group_idx",
 				"stored device after root: 4=" + plain1, "stored device after root: 5=" + plain1, "removed device: [5]",
-				"dropped BlockStored: non_main_attention_kind", "dropped BlockRemoved: non_main_attention_group",
 				"dropped BlockStored: unknown_kind", "dropped BlockStored: unknown_kind",
-				"stored disk after root: 9=" + plain1, "dropped BlockStored: unlearned_group_idx"}},
+				"stored disk after root: 9=" + plain1, "dropped BlockStored: unlearned_group_idx",
+				"dropped BlockStored: non_main_attention_kind", "dropped BlockRemoved: non_main_attention_group"}},
 		{"a child inherits its parent's namespace", []any{
 			store(1, "cache_salt", "tenant-a"), store(2, "parent_block_hash", 1), store(3, "parent_block_hash", 2),
 			store(4, "parent_block_hash", 9), store(5, "parent_block_hash", 3, "cache_salt", "")},

@@ -128,6 +128,8 @@ type Worker struct {
 	EAGLE bool
 	// UpperBound says that the worker may hold less of a prompt than its events announce, see kvblock.Traits.
 	UpperBound bool
+	// Classes are the layer groups beside full attention that its events announce; nil: none. They do not change.
+	Classes *kvblock.Classes
 	// Silent says that the worker has served requests but sent no event for their blocks.
 	Silent bool
 	// Announced is the block size of the worker's own events if it differs from BlockSize, else 0. If it is not 0, the
@@ -435,7 +437,7 @@ func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, lef
 			if was := known.find(w.identity()); was != nil {
 				w.Worker = was.Worker
 				w.BlockSize, w.Announced = was.BlockSize, was.Announced
-				w.EAGLE, w.UpperBound, w.Silent = was.EAGLE, was.UpperBound, was.Silent
+				w.EAGLE, w.UpperBound, w.Classes, w.Silent = was.EAGLE, was.UpperBound, was.Classes, was.Silent
 				if was.CordonedBy != e.CordonedBy && (len(recordoned) == 0 || recordoned[len(recordoned)-1] != &e) {
 					recordoned = append(recordoned, &e)
 				}
@@ -585,6 +587,12 @@ func (p *Pool) ReportTraits(w kvblock.Worker, t kvblock.Traits) {
 			)
 		}
 		x.EAGLE, x.UpperBound = t.EAGLE, t.UpperBound
+		if t.Classes.Len() == 0 {
+			x.Classes = nil
+		} else if x.Classes == nil || *x.Classes != t.Classes {
+			p.log.Info("this worker's model is a hybrid one", "worker", x.String(), "classes", t.Classes.String())
+			x.Classes = &t.Classes
+		}
 	})
 }
 

@@ -65,7 +65,7 @@ func (r *Router) bookAggregated(sc *scratch, p *prompt) (*Route, error) {
 			Weights: l.weights(),
 		},
 	}
-	r.explain(route, l, sel, p, reason)
+	r.explain(sc, route, l, sel, p, reason)
 	return route, nil
 }
 
@@ -122,7 +122,7 @@ func (r *Router) bookPair(sc *scratch, p *prompt) (*Route, error) {
 			},
 		},
 	}
-	r.explain(route, &sc.prefill, first, p, reason)
+	r.explain(sc, route, &sc.prefill, first, p, reason)
 	route.cost += comparableCost(last, &l.cfg)
 	return route, nil
 }
@@ -200,7 +200,7 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 }
 
 // explain completes a decision by the leg that computes the prompt.
-func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
+func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
 	w, chosen := &route.computes, &l.candidates[sel.Index]
 	switch reason {
 	case ReasonKV,
@@ -216,6 +216,11 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	route.Reason, route.PromptTokens = reason, p.isl
 	route.PredictedCachedTokens = cached * w.BlockSize
 	route.UpperBound = cached > 0 && (w.UpperBound || r.cfg.UpperBound != nil && r.cfg.UpperBound(p.model))
+	if v := sc.variantOf(w); v != nil && p.tokens != nil {
+		o := v.overlapOf(w.Worker)
+		route.UpperBound = route.UpperBound || cached > 0 && o.upperBound
+		route.UnusableTokens, route.UnusableBy = int(o.cut)*w.BlockSize, o.by
+	}
 	route.IndexAtBound = r.index.AtBound()
 	route.cost = comparableCost(sel, &l.cfg)
 	if p.tokens != nil {

@@ -17,12 +17,18 @@ type variant struct {
 	eagle     bool
 	prompt    scoring.Prompt
 	certain   []int     // by prompt: how many leading blocks of its chain have a known hash
+	tokens    []int     // by prompt
 	overlap   []overlap // indexed by worker number, summed over the prompts; 0 beyond its length
 }
 
 // overlap counts the leading blocks that a worker holds on its device, and the blocks behind them in lower tiers. disk
 // includes external storage, which has the same weight.
-type overlap struct{ device, host, disk int32 }
+type overlap struct {
+	device, host, disk int32
+	cut                int32             // blocks of full attention that other classes make unusable, see indexer.Cut
+	by                 kvblock.ClassKind // of these classes, if cut is not 0
+	upperBound         bool              // the worker may be able to reuse fewer blocks
+}
 
 func (v *variant) overlapOf(w kvblock.Worker) overlap {
 	if int(w) < len(v.overlap) {
@@ -97,7 +103,8 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 	if n := len(sc.variants); n < cap(sc.variants) {
 		before = sc.variants[:n+1][n]
 	}
-	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], overlap: before.overlap[:0]}
+	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], tokens: before.tokens[:0],
+		overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
 	at := began
@@ -122,6 +129,7 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 	}
 	for i, t := range p.tokens {
 		v.certain = append(v.certain, len(v.prompt.Chains[i]))
+		v.tokens = append(v.tokens, len(t.IDs))
 		if t.Certain < len(t.IDs) {
 			v.prompt.Chains[i] = appendUnknown(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
 		}
@@ -139,7 +147,7 @@ func (r *Router) lookUp(sc *scratch, v *variant) {
 		if !r.cfg.asksIndex() {
 			break
 		}
-		r.index.FindMatches(chain[:v.certain[i]], &sc.scores)
+		r.index.FindPrompt(chain[:v.certain[i]], v.tokens[i], &sc.scores)
 		for o := range sc.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
 				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
@@ -148,6 +156,12 @@ func (r *Router) lookUp(sc *scratch, v *variant) {
 			sum.device += int32(o.Blocks)
 			sum.host += int32(lower.Host)
 			sum.disk += int32(lower.Disk + lower.External)
+			if cut := sc.scores.Cut(o.Worker); cut != (indexer.Cut{}) {
+				if cut.Blocks > 0 {
+					sum.cut, sum.by = sum.cut+int32(cut.Blocks), cut.Kind
+				}
+				sum.upperBound = sum.upperBound || cut.UpperBound
+			}
 		}
 	}
 	done := lap(&sc.took.FindMatches, at)

@@ -119,6 +119,9 @@ func (r *Router) countDecision(route *Route) {
 	if route.UpperBound {
 		r.metrics.UpperBound.Inc()
 	}
+	if route.UnusableTokens > 0 {
+		r.metrics.Unusable(route.UnusableBy.String(), route.UnusableTokens)
+	}
 }
 
 // worth counts the prompt blocks that a candidate holds, weighted by tier.

@@ -97,6 +97,11 @@ type Decision struct {
 	// UpperBound says that the worker may have fewer tokens cached than predicted, see kvblock.Traits and
 	// Config.UpperBound.
 	UpperBound bool
+	// UnusableTokens are tokens of full attention's blocks behind the predicted ones that the worker holds and cannot
+	// reuse, because layers of another kind, UnusableBy, did not keep what they need. Only hybrid models have such
+	// layers.
+	UnusableTokens int
+	UnusableBy     kvblock.ClassKind
 	// IndexAtBound says that the index has evicted blocks to stay within its memory bound: overlaps may be larger than
 	// counted.
 	IndexAtBound bool

@@ -20,6 +20,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -930,5 +931,42 @@ func TestUpperBoundOfModels(t *testing.T) {
 			}
 			r.Free()
 		}
+	}
+}
+
+// A worker of a hybrid model counts for the blocks that all its layers can reuse. The decision says which layers cut
+// the rest.
+func TestHybridDecision(t *testing.T) {
+	h := newHouse(t, workers(1)...)
+	ids := tokens(0, 41)
+	h.warm("w0", 0, ids[:40], blocksOfFour)
+	s := h.pool.Acquire()
+	w := s.Workers[0].Worker
+	s.Release()
+	classes := kvblock.Classes{{Kind: kvblock.ClassWindow, Window: 9, BlockSize: 4}}
+	h.index.SetHybrid(w, &indexer.Hybrid{Classes: classes, BlockSize: 4})
+	local := kvblock.AppendLocalHashes(nil, ids, blocksOfFour)
+	e := kvblock.Stored{Tier: kvblock.ClassTier(0)}
+	for i, l := range local[:7] {
+		e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(900 + i), Local: l})
+	}
+	if err := h.index.Stored(w, e); err != nil {
+		t.Fatal(err)
+	}
+	cut := h.route(completion("m", ids))
+	cut.Free()
+	if cut.PredictedCachedTokens != 28 || cut.UpperBound || cut.UnusableTokens != 12 ||
+		cut.UnusableBy != kvblock.ClassWindow {
+		t.Errorf("got %+v", cut.Decision)
+	}
+	sum := metricstest.Read(t, h.metrics.Registry).Of("kvepp_unusable_cached_tokens_total", "kind=window")
+	if got := sum.Value(); got != 12 {
+		t.Errorf("the metric counts %v tokens, want 12", got)
+	}
+	h.index.SetHybrid(w, &indexer.Hybrid{Classes: classes, BlockSize: 4, Incomplete: true})
+	bound := h.route(completion("m", ids))
+	bound.Free()
+	if bound.PredictedCachedTokens != 40 || !bound.UpperBound || bound.UnusableTokens != 0 {
+		t.Errorf("got %+v", bound.Decision)
 	}
 }

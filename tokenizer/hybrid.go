@@ -19,6 +19,25 @@ func (m *Model) OverlapIsUpperBound() bool {
 // HasConfig reports whether the model's folder has a config.json.
 func (m *Model) HasConfig() bool { return m.configured }
 
+// AttentionChunk returns the chunk of the layers that attend to a chunk of the prompt only, in tokens, as config.json
+// gives it; 0 if it gives none. Llama 4 has such layers.
+func (m *Model) AttentionChunk() int { return m.attentionChunk }
+
+// attentionChunk reads AttentionChunk from the content of config.json.
+//
+// Source: vLLM 0.33.0, config/model.py (ModelConfig.attention_chunk_size) and models/llama4.py.
+func attentionChunk(config []byte) int {
+	type part struct {
+		Chunk int `json:"attention_chunk_size"`
+	}
+	var c struct {
+		part
+		Text part `json:"text_config"`
+	}
+	_ = json.Unmarshal(config, &c)
+	return max(c.Text.Chunk, c.Chunk, 0)
+}
+
 // sglangWindows are the architectures whose windows SGLang keeps in separate memory. LagunaForCausalLM is one only if
 // its text configuration has a sliding_window.
 //

@@ -76,3 +76,21 @@ func FuzzHybridConfig(f *testing.F) {
 		}
 	})
 }
+
+func TestAttentionChunk(t *testing.T) {
+	for config, want := range map[string]int{
+		`{"text_config":{"attention_chunk_size":8192}}`:  8192,
+		`{"attention_chunk_size":256}`:                   256,
+		`{"text_config":null,"attention_chunk_size":-1}`: 0,
+		`{"attention_chunk_size":"wide"}`:                0,
+		`{}`:                                             0,
+	} {
+		m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"config.json": config}), Options{Engine: VLLM})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.AttentionChunk(); got != want {
+			t.Errorf("%s: %d, want %d", config, got, want)
+		}
+	}
+}

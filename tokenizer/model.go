@@ -46,6 +46,7 @@ type Model struct {
 	multimodal, nested bool
 	// configured says that there is a config.json, and sglangHybrid what isSGLangHybrid returned.
 	configured, sglangHybrid bool
+	attentionChunk           int // see AttentionChunk
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	// media are the marks of images, video and sound in the model's prompts. certain finds the ids before a mark that
@@ -215,7 +216,7 @@ func (m *Model) readModelConfig(dir string) error {
 		for _, part := range []string{"text_config", "llm_config", "language_config", "thinker_config"} {
 			m.nested = m.nested || len(parts[part]) > 0
 		}
-		m.configured, m.sglangHybrid = true, isSGLangHybrid(raw)
+		m.configured, m.sglangHybrid, m.attentionChunk = true, isSGLangHybrid(raw), attentionChunk(raw)
 		m.modelType = config.ModelType
 		if len(config.Architectures) > 0 {
 			m.architecture = config.Architectures[0]

@@ -32,6 +32,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router"
+	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
@@ -158,7 +159,7 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	predictor, events, err := c.predictor(endpoints, m)
+	predictor, events, err := c.predictor(endpoints, models, m)
 	if err != nil {
 		return nil, err
 	}
@@ -297,6 +298,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // if kvepp check sends no prompts.
 func (c *checkOptions) predictor(
 	p *pool.Pool,
+	models map[string]*tokenizer.Model,
 	m *metrics.Metrics,
 ) (*check.Predictor, *feed.Feed, error) {
 	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))
@@ -308,7 +310,7 @@ func (c *checkOptions) predictor(
 		return predictor, nil, nil
 	}
 	c.indexPeers = nil // the check is about the engines' own events, not about another kvepp's index
-	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), m, quiet)
+	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), models, m, quiet)
 	if err != nil {
 		return nil, nil, err
 	}

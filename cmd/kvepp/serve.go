@@ -178,7 +178,7 @@ func (s *server) discover(ctx context.Context) error {
 	s.pool.OnCordon(s.health.PoolCordon)
 	s.feed.Connection = s.health.Subscribed
 	if s.wantsEvents() {
-		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.m, s.log); err != nil {
+		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.models, s.m, s.log); err != nil {
 			return err
 		}
 		s.closeWith(func() { s.events.Close() })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -38,6 +39,7 @@ func subscribe(
 	p *pool.Pool,
 	index *indexer.Index,
 	adapters *router.Adapters,
+	models map[string]*tokenizer.Model,
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (*feed.Feed, error) {
@@ -47,6 +49,12 @@ func subscribe(
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
 			adapters.Seen(name, func() string { return modelOf(p, w, o.config.onlyModel()) })
 		}
+	}
+	o.feed.Chunk = func(name string) int {
+		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {
+			return model.AttentionChunk()
+		}
+		return 0
 	}
 	events, err := feed.New(o.feed, p, index, m, log)
 	if err == nil && len(o.indexPeers) > 0 {

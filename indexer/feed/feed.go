@@ -72,6 +72,9 @@ type Config struct {
 	// Adapter, if not nil, is called with each LoRA adapter that a store names. It may be called repeatedly with the
 	// same one.
 	Adapter func(w kvblock.Worker, name string)
+	// Chunk returns the attention chunk of a model's layers in tokens, 0 if it has none or it is not known. Events do
+	// not tell it. nil: it is known of no model.
+	Chunk func(model string) int
 	// Connection, if not nil, is called when the subscription to a worker's own event socket connects or disconnects,
 	// in order and without a lock; it must return soon. It is not called for subscriptions over NATS, whose connection
 	// is not to the engine, and not when the subscription ends because the worker leaves.
@@ -203,6 +206,7 @@ func (f *Feed) subscriber(w pool.Worker) *subscriber {
 		rank:      w.Rank,
 		name:      w.String(),
 		blockSize: w.BlockSize,
+		model:     w.Model,
 		silence:   f.newSilenceDetector(w),
 		link:      f.newLink(w),
 	}
@@ -264,6 +268,7 @@ type subscriber struct {
 	rank      uint32
 	name      string
 	blockSize int // in the pool when the worker joined; 0: learned from its events
+	model     string
 	silence   *silenceDetector
 	link      *link         // state of the connection, for log and metrics
 	lastEvent atomic.Int64  // when an operation was last applied, in nanoseconds since 1970; 0: never
@@ -280,6 +285,7 @@ type subscriber struct {
 	normalizer *kvblock.Normalizer
 	announced  int            // the last block size reported to the pool
 	traits     kvblock.Traits // the last traits reported to the pool
+	hybrid     indexer.Hybrid // the worker's classes as the index knows them; without classes: none
 	adapter    string         // the last adapter passed to Config.Adapter
 	otherRank  bool           // already logged that batches name another rank
 	malformed  bool           // already logged that a message cannot be decoded
@@ -342,6 +348,7 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	f.metrics.Event("unknown", "skipped", batch.UnknownTags)
 	f.metrics.Event("unknown", "skipped_field", batch.UnknownKeys)
 	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
+	s.setClasses(s.normalizer.Traits())
 	if s.apply(d.operations) {
 		s.reportAdapters(batch)
 		s.reportTraits(s.normalizer.Traits())
@@ -401,10 +408,35 @@ var kinds = map[kvblock.EventKind]string{
 	kvblock.Ignored: "ignored",
 }
 
+// setClasses tells the index the worker's classes, if they changed. If some of the worker's blocks are from a dump, the
+// index does not have the classes' blocks.
+func (s *subscriber) setClasses(t kvblock.Traits) {
+	h := indexer.Hybrid{Classes: t.Classes, BlockSize: t.BlockSize, Incomplete: s.seeded}
+	if h.Classes.Len() == 0 || h.BlockSize == 0 {
+		h = indexer.Hybrid{}
+	} else if s.feed.config.Chunk != nil {
+		h.Chunk = s.feed.config.Chunk(s.model)
+	}
+	if h == s.hybrid {
+		return
+	}
+	s.hybrid = h
+	if h.Classes.Len() == 0 {
+		s.feed.index.SetHybrid(s.worker, nil)
+	} else {
+		s.feed.index.SetHybrid(s.worker, &h)
+	}
+}
+
 // reportTraits reports the traits of the engine's blocks to the pool, if they changed.
 func (s *subscriber) reportTraits(now kvblock.Traits) {
 	// a new normalizer has not seen these yet
 	now.UpperBound, now.Window = now.UpperBound || s.traits.UpperBound, max(now.Window, s.traits.Window)
+	if now.UpperBound {
+		now.Classes = kvblock.Classes{}
+	} else if now.Classes.Len() == 0 {
+		now.Classes = s.traits.Classes
+	}
 	if now != s.traits && s.correct() {
 		s.traits = now
 		s.feed.pool.ReportTraits(s.worker, now)

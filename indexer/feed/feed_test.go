@@ -294,7 +294,7 @@ func TestCauses(t *testing.T) {
 	window = append(window, 1, "sliding_window", 128, nil)
 	e.publish(0, window, []any{"BlockMoved", 1}, []any{"AllBlocksCleared", nil, "new"}, stored(3, nil, 4, 5, 6, 7, 8))
 	eventually(t, "a block after all that", func() bool { return h.match(4, 5, 6, 7, 8) == 1 })
-	for _, c := range []struct{ kind, outcome string }{{"stored", kvblock.DropNonMainAttention}, {"unknown", "skipped"},
+	for _, c := range []struct{ kind, outcome string }{{"stored", kvblock.DropUnplaced}, {"unknown", "skipped"},
 		{"unknown", "skipped_field"}} {
 		if got := h.count(c.kind, c.outcome); got != 1 {
 			t.Errorf("%s %s: %v, want 1", c.kind, c.outcome, got)
@@ -305,6 +305,39 @@ func TestCauses(t *testing.T) {
 	if !s.Workers[0].UpperBound {
 		t.Error("the sliding window of the model was not reported to the pool")
 	}
+}
+
+// A worker of a hybrid model counts as many blocks as all its layers can reuse. A model's chunk comes from Config.
+func TestHybrid(t *testing.T) {
+	h := newFixture(t, io.Discard)
+	h.Feed.config.Chunk = func(string) int { return 8 }
+	e := newEngine(t, 0)
+	h.update(e, 0)
+	h.connected(1)
+	prompt := []kvblock.Token{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	tokens := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	of := func(group int, kind string, window any, hashes ...any) []any {
+		return []any{"BlockStored", hashes, nil, anys(tokens), 4, nil, "GPU", nil, nil, group, kind, window, nil}
+	}
+	gone := func(group int, hash uint64) []any { return append(removed(hash), group) }
+	all := []any{101, 102, 103, 104}
+	eventually(t, "the window's blocks", func() bool {
+		e.publish(0, []any{"AllBlocksCleared"}, of(0, "sliding_window", 5, all...),
+			of(1, "sliding_window", 5, 102, 103, 104), of(3, "chunked_local_attention", nil, all...),
+			of(2, "full_attention", nil, all...))
+		return h.match(4, prompt...) == 4
+	})
+	s := h.pool.Acquire()
+	if w := s.Workers[0]; w.UpperBound || w.Classes == nil || w.Classes.Len() != 2 {
+		t.Errorf("upper bound %v, classes %v", w.UpperBound, w.Classes)
+	}
+	s.Release()
+	e.publish(0, gone(0, 104))
+	eventually(t, "a shorter prefix", func() bool { return h.match(4, prompt...) == 3 })
+	e.publish(0, gone(3, 103))
+	eventually(t, "a prefix up to the chunk", func() bool { return h.match(4, prompt...) == 2 })
+	e.publish(0, gone(1, 102))
+	eventually(t, "no prefix", func() bool { return h.match(4, prompt...) == 0 })
 }
 
 // A hybrid model's prompt tails neither change the worker's block size nor make it load-only, even after a gap, which

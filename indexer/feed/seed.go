@@ -59,7 +59,7 @@ func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error 
 }
 
 // Dump calls yield with stores that together contain w's blocks, as indexer.Dump does, and with their position, the
-// same for each. w's own events wait meanwhile.
+// same for each. It leaves out the blocks of classes. w's own events wait meanwhile.
 func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) {
 	var at Position
 	f.mu.Lock()
@@ -70,7 +70,9 @@ func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Sto
 		defer s.applying.Unlock()
 		at = s.position
 	}
-	f.index.Dump(w, func(s kvblock.Stored) bool { return yield(at, s) })
+	f.index.Dump(w, func(s kvblock.Stored) bool {
+		return s.Tier > kvblock.TierExternal || yield(at, s) // the blocks of classes have no place in Dynamo's format
+	})
 }
 
 // begin waits while events are on hold. It returns false if the worker leaves meanwhile; else end must follow.

@@ -40,6 +40,7 @@ const predictionLifetime = 24 * time.Hour
 // prediction is what kvepp expects of one prompt.
 type prediction struct {
 	tokens     int  // cached: whole blocks, and never the prompt's last token
+	held       int  // cached by full attention; more than tokens if a hybrid model's other layers prevent their reuse
 	blockSize  int  // in tokens; 0: not known, and so nothing is predicted
 	upperBound bool // the worker may find fewer tokens
 	byEvents   bool // otherwise by the prompts that were sent to the worker
@@ -71,9 +72,13 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 		eagle:      known.EAGLE,
 	}
 	var scores indexer.OverlapScores
-	p.Index.FindMatches(sequenceHashes(&known, ids), &scores)
+	p.Index.FindPrompt(sequenceHashes(&known, ids), len(ids), &scores)
+	cut := scores.Cut(w)
+	x.upperBound = x.upperBound || cut.UpperBound
 	blocks := scores.Blocks(w) + scores.Extension(w).Total()
-	x.tokens = min(blocks, reusableBlocks(len(ids), x.blockSize)) * x.blockSize
+	most := reusableBlocks(len(ids), x.blockSize)
+	x.tokens = min(blocks, most) * x.blockSize
+	x.held = min(max(blocks, cut.Held), most) * x.blockSize
 	return x
 }
 
@@ -97,8 +102,7 @@ func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kv
 		return true
 	}
 	return p.waitFor(ctx, w, ids, func(x *prediction) bool {
-		return x.tokens == reusableBlocks(len(ids),
-			x.blockSize)*x.blockSize
+		return x.held == reusableBlocks(len(ids), x.blockSize)*x.blockSize
 	})
 }
 
@@ -114,7 +118,7 @@ func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, nex
 		ctx,
 		w,
 		next,
-		func(x *prediction) bool { return x.tokens >= min(n, len(next)-1)/x.blockSize*x.blockSize },
+		func(x *prediction) bool { return x.held >= min(n, len(next)-1)/x.blockSize*x.blockSize },
 	)
 }
 

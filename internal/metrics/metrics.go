@@ -32,6 +32,7 @@ type Metrics struct {
 	rewritten       *prometheus.CounterVec
 	ejections       *prometheus.CounterVec
 	queueWait       prometheus.Histogram
+	unusable        *prometheus.CounterVec
 	// phaseObservers holds the series of phases, because a lookup in phases is slower. Read-only after New.
 	phaseObservers map[string]prometheus.Observer
 
@@ -188,8 +189,16 @@ func (m *Metrics) declareCachedTokens(declare promauto.Factory) {
 	m.UpperBound = declare.NewCounter(prometheus.CounterOpts{
 		Name: "kvepp_upper_bound_decisions_total",
 		Help: "Decisions whose predicted cached tokens are an upper bound, because the model also has layers that " +
-			"keep less (sliding windows, recurrent states).",
+			"keep less (sliding windows, recurrent states), and kvepp does not know what these hold.",
 	})
+	m.unusable = declare.NewCounterVec(prometheus.CounterOpts{
+		Name: "kvepp_unusable_cached_tokens_total",
+		Help: "Prompt tokens that full attention of the chosen worker had cached, but that the worker could not " +
+			"reuse, because its layers of this kind (window, state or chunk) did not keep, or evicted, what they need.",
+	}, []string{"kind"})
+	for _, kind := range []string{"window", "state", "chunk"} {
+		m.unusable.WithLabelValues(kind)
+	}
 	m.Reported = declare.NewCounter(prometheus.CounterOpts{
 		Name: "kvepp_reported_cached_tokens_total",
 		Help: "Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).",
@@ -507,3 +516,8 @@ const (
 	Leader     = "kvepp_leader"
 	LeaderHelp = "1 while this replica is the leader of --ha-enable-leader-election, else 0."
 )
+
+// Unusable counts cached tokens that the chosen worker cannot reuse, see kvepp_unusable_cached_tokens_total.
+func (m *Metrics) Unusable(kind string, tokens int) {
+	m.unusable.WithLabelValues(kind).Add(float64(tokens))
+}

@@ -46,9 +46,12 @@ type decision struct {
 	PromptTokens          int           `json:"prompt_tokens"`
 	PredictedCachedTokens int           `json:"predicted_cached_tokens"`
 	UpperBound            bool          `json:"upper_bound,omitempty"`
-	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
-	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
-	Worker                *destination  `json:"worker,omitempty"`
+	// UnusableTokens are cached by full attention, but not usable because of layers of the kind UnusableBy.
+	UnusableTokens int          `json:"unusable_tokens,omitempty"`
+	UnusableBy     string       `json:"unusable_by,omitempty"`
+	IndexAtBound   bool         `json:"index_at_bound,omitempty"`
+	WaitedSeconds  float64      `json:"waited_seconds,omitempty"` // in the queue
+	Worker         *destination `json:"worker,omitempty"`
 	// the endpoint that answered, as the proxy reports it; absent: not known yet
 	AnsweredBy *answeredBy `json:"served,omitempty"`
 	Fallbacks  []string    `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
@@ -179,6 +182,9 @@ func asJSON(r *router.Record) decision {
 		Cordoned:              r.Cordoned,
 		Trial:                 r.Trial,
 		Ties:                  r.Ties(),
+	}
+	if r.UnusableTokens > 0 {
+		d.UnusableTokens, d.UnusableBy = r.UnusableTokens, r.UnusableBy.String()
 	}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}

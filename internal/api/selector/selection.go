@@ -402,7 +402,7 @@ func (r *ranked) means(w *pool.Worker) bool {
 
 // match makes candidates of the workers with their cached blocks.
 func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) {
-	s.index.FindMatches(d.prompt.chain, &d.scores)
+	s.index.FindPrompt(d.prompt.chain, d.prompt.isl, &d.scores)
 	d.chains[0] = d.prompt.tracked
 	d.cut = scoring.Prompt{BlockSize: g.blockSize, Chains: d.chains[:]}
 	d.candidates = d.candidates[:0]
