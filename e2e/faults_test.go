@@ -169,6 +169,20 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	}
 	s := start(t, stack.Config{Workers: -1, Engines: engines, Manifest: manifest, KveppFlags: flags})
 	bad := engines[1]
+	// A page that never answered cannot become silent. Each is read once a second, so seven reads are two of each.
+	eventually(t, func() error {
+		m, err := s.Metrics(t.Context())
+		reads := 0.0
+		for name, v := range m {
+			if strings.HasPrefix(name, "kvepp_engine_readings_total{") {
+				reads += v
+			}
+		}
+		if err == nil && reads < 7 {
+			err = fmt.Errorf("kvepp has read %v metrics pages, want 7", reads)
+		}
+		return err
+	})
 	load := traffic{s: s, total: 1000, at: 300, begin: func() { f.begin(t, bad) }}
 	load.run(t.Context())
 

@@ -173,6 +173,7 @@ type Endpoint struct {
 	overdue  uint64
 	page     Page
 	cut      bool              // its event subscription broke and has not come back
+	recheck  *time.Timer       // judges a silent page again; nil: no page was silent while answers brought bytes
 	cordon   Cordon            // the operator's, set over the admin address
 	declared pool.CordonSource // the pool's
 }
@@ -524,7 +525,7 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	)
 }
 
-// PageRead notes the outcome of a read of a worker's metrics page. Call it after each read, even if nothing changed.
+// PageRead notes the outcome of a read of a worker's metrics page. Call it at least when the outcome changes.
 func (t *Tracker) PageRead(w kvblock.Worker, page Page) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -568,8 +569,12 @@ func (t *Tracker) judge(e *Endpoint) {
 		cause = MetricsRefused
 	case e.page == PageRefusedElsewhere && e.cut:
 		cause = ProcessGone
-	case e.page == PageSilent && now.Sub(time.Unix(0, e.lastByte.Load())) >= SilentAfter:
-		cause = MetricsSilent
+	case e.page == PageSilent:
+		if left := SilentAfter - now.Sub(time.Unix(0, e.lastByte.Load())); left > 0 {
+			t.judgeAfter(e, left)
+		} else {
+			cause = MetricsSilent
+		}
 	}
 	switch {
 	case cause != "" && !e.ejected:
@@ -582,6 +587,22 @@ func (t *Tracker) judge(e *Endpoint) {
 		e.down, e.until = false, now
 		t.publish()
 	}
+}
+
+// judgeAfter judges e again after a time. A page that stays silent is not reported again, so the end of the answers has
+// to be found here. The caller holds t.mu.
+func (t *Tracker) judgeAfter(e *Endpoint, after time.Duration) {
+	if e.recheck != nil {
+		e.recheck.Reset(after)
+		return
+	}
+	e.recheck = time.AfterFunc(after, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if len(e.workers) > 0 {
+			t.judge(e)
+		}
+	})
 }
 
 // Counts returns how many workers are ejected, and how many are cordoned by an operator or the pool.

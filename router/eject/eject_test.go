@@ -228,14 +228,17 @@ func TestPages(t *testing.T) {
 		h.Subscribed(1, true)
 		h.want(1, Trial)
 
-		// A silent page does not eject while answers arrive.
+		// A silent page does not eject while answers arrive, but as soon as they have stopped for SilentAfter.
 		h.Of(2).Heard()
 		<-time.After(4 * time.Second)
 		h.PageRead(2, PageSilent)
 		h.want(2, In)
+		h.Of(2).Heard()
+		<-time.After(4 * time.Second)
+		h.want(2, In)
 		<-time.After(time.Second)
-		h.PageRead(2, PageSilent)
-		h.want(2, Ejected)
+		synctest.Wait()
+		h.want(2, Ejected) // although no read reports the silence again
 		h.PageRead(2, PageAnswers)
 		h.want(2, Trial)
 		if fmt.Sprint(h.causes) != "[metrics_refused process_gone metrics_silent]" {
