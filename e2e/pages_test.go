@@ -298,6 +298,8 @@ var notRun = []struct{ page, begins, because string }{
 	{"docs/operations.md", "bin/kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen --gateway",
 		"needs Envoy; TestCheckGateway runs it"},
 	{"docs/tracing.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "has an ellipsis; TestTraces runs it"},
+	{"docs/replay.md", "kvepp serve --record", "has an ellipsis; TestRecordAndReplay runs it"},
+	{"docs/replay.md", "kvepp replay /var/lib/kvepp", "reads what that one wrote; TestRecordAndReplay runs it"},
 }
 
 // pageState is what a page tells its readers to have before its commands, beside two engines at 10.0.0.7 and 10.0.0.8.

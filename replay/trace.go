@@ -26,12 +26,17 @@ const (
 	// MooncakeDelta is Mooncake where a later turn of a session has only its new input. The prompts and answers before
 	// it are put before that.
 	MooncakeDelta Format = "mooncake-delta"
-	// Dynamo is the request trace of Dynamo's frontend and of `kvepp serve --record`, dynamo.request.trace.v1.
+	// Dynamo is the request trace of Dynamo's frontend and of `kvepp serve --record`, dynamo.request.trace.v1. It has
+	// requests in the order of their ends; see [Sorted].
 	Dynamo Format = "dynamo"
+	// Kvepp is another name of Dynamo.
+	Kvepp Format = "kvepp"
 )
 
 // Formats returns the names of all formats.
-func Formats() []string { return []string{string(Mooncake), string(MooncakeDelta), string(Dynamo)} }
+func Formats() []string {
+	return []string{string(Mooncake), string(MooncakeDelta), string(Dynamo), string(Kvepp)}
+}
 
 // Limits of a trace. They bound what one line can take.
 const (
@@ -61,6 +66,8 @@ type Request struct {
 	StrictPriority uint32
 	// Class is the policy class that the request asks for.
 	Class string
+
+	ended time.Duration // when a dynamo trace says that it ended, else At; like At
 }
 
 // Reader reads the requests of a trace in the order of the file. It holds one line, and with sessions what their later
@@ -109,6 +116,9 @@ func Open(path string, format Format, o ReaderOptions) (*Reader, io.Closer, erro
 
 // NewReader reads a trace. name is for errors. A trace that begins as gzip does is decompressed.
 func NewReader(name string, from io.Reader, format Format, o ReaderOptions) (*Reader, error) {
+	if format == Kvepp {
+		format = Dynamo
+	}
 	if o.TraceBlockSize == 0 {
 		o.TraceBlockSize = 512
 	}
@@ -310,8 +320,9 @@ func (r *Reader) hash(q *Request, answer []uint32, session *turns) {
 // dynamoRow is a line of dynamo.request.trace.v1, without what it says of text.
 type dynamoRow struct {
 	Event struct {
-		Schema       string `json:"schema"`
-		Type         string `json:"event_type"`
+		Schema       string  `json:"schema"`
+		Type         string  `json:"event_type"`
+		Ended        float64 `json:"event_time_unix_ms"`
 		AgentContext struct {
 			SessionID string `json:"session_id"`
 		} `json:"agent_context"`
@@ -362,8 +373,13 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
+	ended, err := milliseconds("event_time_unix_ms", &e.Ended, nil)
+	if err != nil {
+		return nil, err
+	}
 	q := &Request{
 		At:      at,
+		ended:   max(at, ended),
 		Delay:   -1,
 		Session: e.AgentContext.SessionID,
 		ID:      e.Request.ID,

@@ -147,3 +147,33 @@ func FuzzTrace(f *testing.F) {
 		}
 	})
 }
+
+// TestSorted: requests of a dynamo trace, which stand in the order of their ends, come in the order of arrival, if none
+// took more than 10 minutes.
+func TestSorted(t *testing.T) {
+	minutes := func(at, ended int) *Request {
+		return &Request{At: time.Duration(at) * time.Minute, ended: time.Duration(ended) * time.Minute}
+	}
+	sorted := func(requests []*Request) (got []time.Duration, err error) {
+		next := Sorted(func() (*Request, error) {
+			if len(requests) == 0 {
+				return nil, io.EOF
+			}
+			q := requests[0]
+			requests = requests[1:]
+			return q, nil
+		})
+		for {
+			q, err := next()
+			if err != nil {
+				return got, err
+			}
+			got = append(got, q.At/time.Minute)
+		}
+	}
+	got, err := sorted([]*Request{minutes(1, 2), minutes(3, 5), minutes(0, 8), minutes(7, 9), minutes(30, 31),
+		minutes(25, 32)})
+	if !errors.Is(err, io.EOF) || fmt.Sprint(got) != fmt.Sprint([]time.Duration{0, 1, 3, 7, 25, 30}) {
+		t.Error(got, err)
+	}
+}

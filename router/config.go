@@ -6,6 +6,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
+	"kvepp/internal/record"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
@@ -89,6 +90,8 @@ type Config struct {
 	// Picker counts requests under the names of the Gateway API Inference Extension's endpoint picker. nil: not
 	// counted.
 	Picker *metrics.Picker
+	// Recorder gets each request that has ended. nil: nothing is recorded.
+	Recorder *record.Recorder
 	// Explain makes every Decision list its candidates with the terms of their costs. Keep and a log at debug level do
 	// the same.
 	Explain bool

@@ -283,6 +283,9 @@ func (r *Route) Answered(a Answer) {
 	if o.router == nil {
 		return
 	}
+	if r.recorded != nil {
+		r.endRecording(&a)
+	}
 	for _, c := range r.health.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}

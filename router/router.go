@@ -26,6 +26,7 @@ import (
 	"kvepp/internal/budget"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
+	"kvepp/internal/record"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -168,6 +169,7 @@ type Route struct {
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
 	output         outputTracker
 	observed       observed
+	recorded       *record.Request // without its end; nil: it is not recorded
 	health         health
 
 	lease session.Lease // on its session
@@ -293,6 +295,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		return nil, err
 	}
 	r.observeChoice(sc, route, req, &p, start)
+	if r.cfg.Recorder != nil {
+		r.beginRecording(sc, route, &p)
+	}
 	r.setBody(route, &p, req)
 	r.countDecision(route)
 	r.metrics.Phase("pick", start.Add(waited)) // without the time in the queue

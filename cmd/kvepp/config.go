@@ -102,6 +102,7 @@ type options struct {
 	indexMemory
 	logging
 	accessLog string // a file, or "-"
+	recording
 
 	settingsFile
 	config config
@@ -178,6 +179,7 @@ func (o *options) check() error {
 		o.checkKVEvents,
 		o.busy.check,
 		o.ejection.check,
+		o.recording.check,
 		o.checkModels,
 		o.checkEngine,
 	} {

@@ -257,4 +257,5 @@ func (o *options) addLogs(f *pflag.FlagSet) {
 	f.StringVar(&o.accessLog, "access-log", "",
 		"`FILE` to which kvepp appends a line for each request when it has ended, in the format of --log-format; - is "+
 			"standard output. Empty: none. If the file was moved away, kvepp creates it again")
+	o.recording.add(f)
 }

@@ -1160,6 +1160,28 @@ var settings = []struct {
 		[3]string{"-", "a.log", "b.log"},
 		func(o *options) any { return o.accessLog },
 	},
+	{"record", "KVEPP_RECORD", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.recordFile }},
+	{
+		"record-max-bytes",
+		"KVEPP_RECORD_MAX_BYTES",
+		"",
+		[3]string{"10000000", "20000000", "30000000"},
+		func(o *options) any { return o.recordMaxBytes },
+	},
+	{
+		"record-files",
+		"KVEPP_RECORD_FILES",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.recordFiles },
+	},
+	{
+		"record-hashes",
+		"KVEPP_RECORD_HASHES",
+		"",
+		[3]string{"plain", "keyed", "plain"},
+		func(o *options) any { return o.recordHashes },
+	},
 	{
 		"log-format",
 		"KVEPP_LOG_FORMAT",

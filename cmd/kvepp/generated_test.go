@@ -239,6 +239,7 @@ var wiredElsewhere = []metric{
 	{metrics.KubeUpdates, "counter", metrics.KubeUpdatesHelp, []string{"of"}},
 	{metrics.Leader, "gauge", metrics.LeaderHelp, nil},
 	{metrics.LogLines, "counter", metrics.LogLinesHelp, []string{"outcome"}},
+	{metrics.RecordedRequests, "counter", metrics.RecordedRequestsHelp, []string{"outcome"}},
 	{metrics.TraceSpans, "counter", metrics.TraceSpansHelp, []string{"outcome"}},
 	{metrics.MemoryLimit, "gauge", metrics.MemoryLimitHelp, []string{"source"}},
 	{metrics.IndexerModels, "gauge", metrics.IndexerModelsHelp, nil},
@@ -264,7 +265,8 @@ var metricSections = []struct {
 	{"KV events and the index", regexp.MustCompile(`^kvepp_(events|index|subscriptions|silent)`), ""},
 	{"Tokens, tokenizers and models", regexp.MustCompile(`^kvepp_(tokenizer|general|model|predicted|reported|` +
 		`prompt|upper|unread|unusable|injected)`), ""},
-	{"The process", regexp.MustCompile(`^kvepp_(build|memory|log|access|trace|cert|tls|conn|proxy|kube|leader|token_)`),
+	{"The process", regexp.MustCompile(`^kvepp_(build|memory|log|access|recorded|trace|cert|tls|conn|proxy|` +
+		`kube|leader|token_)`),
 		""},
 	{"kvepp indexer", regexp.MustCompile(`^dynamo_kvindexer_`), ""},
 	{"kvepp select", regexp.MustCompile(`^kvepp_selection_`), ""},

@@ -335,7 +335,7 @@ func (o *replayOptions) replayOne(ctx context.Context, c *replay.Config, progres
 		}
 	}()
 	files := o.files
-	return replay.Run(ctx, *c, func() (*replay.Request, error) {
+	next := func() (*replay.Request, error) {
 		for {
 			if reader != nil {
 				q, err := reader.Next()
@@ -356,7 +356,11 @@ func (o *replayOptions) replayOne(ctx context.Context, c *replay.Config, progres
 			}
 			files = files[1:]
 		}
-	}, progress)
+	}
+	if format := replay.Format(o.format); format == replay.Dynamo || format == replay.Kvepp {
+		next = replay.Sorted(next)
+	}
+	return replay.Run(ctx, *c, next, progress)
 }
 
 // print prints the table.

@@ -21,6 +21,7 @@ import (
 	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
+	"kvepp/internal/record"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
@@ -72,6 +73,7 @@ type server struct {
 	adapters                 *router.Adapters
 	tokenizers               map[string]*remote.Client
 	accessLog                *slog.Logger
+	recorder                 *record.Recorder // nil: none
 	tracer                   *tracing.Tracer
 	proxies                  *proxies
 	memory                   *budget.Budget
@@ -131,6 +133,12 @@ func (s *server) open(ctx context.Context) error {
 	}
 	s.accessLog = accessLog
 	s.closeWith(closeAccessLog)
+	recorder, closeRecorder, err := s.recording.open(s.m, s.log)
+	if err != nil {
+		return err
+	}
+	s.recorder = recorder
+	s.closeWith(closeRecorder)
 	if s.tracer, err = s.newTracer(ctx, s.m, s.log); err != nil {
 		return err
 	}
@@ -260,7 +268,8 @@ func (s *server) decide(ctx context.Context) {
 		Eject:           s.health,
 		FirstByte:       s.firstByte,
 		Queue:           s.busy.queue(),
-		CountTokens:     s.busy.countsTokens(),
+		CountTokens:     s.busy.countsTokens() || s.recorder != nil,
+		Recorder:        s.recorder,
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.Watch(forgetter{s.router.Forget})

@@ -50,13 +50,15 @@ var may = map[string]string{
 	"pool/enginemetrics":  "kvblock natssub pool zmqsub",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer " +
 		"internal/apibody internal/metrics",
-	"indexer/feed": "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
-	"router/eject": "kvblock pool",
-	"queue":        "internal/suggest",
-	"session":      "kvblock",
-	"modelrewrite": "",
+	"indexer/feed":    "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
+	"router/eject":    "kvblock pool",
+	"queue":           "internal/suggest",
+	"session":         "kvblock",
+	"internal/record": "kvblock",
+	"modelrewrite":    "",
 	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
-		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
+		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/record internal/tracing " +
+		"internal/loglimit",
 	"replay":               "indexer kvblock queue scoring",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",

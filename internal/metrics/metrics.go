@@ -424,6 +424,10 @@ const (
 	AccessLogLines     = "kvepp_access_log_lines_total"
 	AccessLogLinesHelp = "Lines of the access log, by outcome: written, dropped (the log's reader was too slow), " +
 		"failed (could not be written)."
+	RecordedRequests     = "kvepp_recorded_requests_total"
+	RecordedRequestsHelp = "Requests for the file of --record, by outcome: written, dropped (the file's disk was too " +
+		"slow), failed (the file could not be written, and recording has stopped), skipped (no exact token ids, an " +
+		"answer of unknown length, or another block size than the file's)."
 	LogLines     = "kvepp_log_lines_total"
 	LogLinesHelp = "Lines of kvepp's own log on standard error, by outcome: written, dropped (the log's reader was " +
 		"too slow), failed (could not be written), suppressed (by the rate limit for lines of one kind)."

@@ -1,0 +1,42 @@
+package router
+
+import (
+	"time"
+
+	"kvepp/internal/record"
+)
+
+// beginRecording keeps what the trace of --record says about a request. Only a request with one prompt, whose token ids
+// and block hashes are all known, can be replayed.
+func (r *Router) beginRecording(sc *scratch, route *Route, p *prompt) {
+	v := sc.variantOf(&route.computes)
+	if p.reason != ReasonKV || len(p.tokens) != 1 || v == nil || v.eagle {
+		r.cfg.Recorder.Skip()
+		return
+	}
+	q := &record.Request{
+		Model:     route.observed.model,
+		Received:  route.observed.received,
+		Prompt:    p.isl,
+		BlockSize: v.blockSize,
+		Hashes:    v.prompt.Chains[0],
+		Prefill:   record.Worker{ID: route.InstanceID, Rank: route.Rank},
+		Decode:    record.Worker{ID: route.InstanceID, Rank: route.Rank},
+	}
+	if x := route.Prefill; x != nil {
+		q.Prefill = record.Worker{ID: x.InstanceID, Rank: x.Rank}
+	}
+	route.recorded = q
+}
+
+// endRecording hands a request that has ended to the Recorder.
+func (r *Route) endRecording(a *Answer) {
+	q, to := r.recorded, r.observed.router.cfg.Recorder
+	r.recorded = nil
+	if a.Status != "200" {
+		to.Skip()
+		return
+	}
+	q.First, q.Ended, q.Output, q.Cached = r.observed.firstToken, time.Now(), a.Tokens, a.CachedTokens
+	to.Add(q)
+}
