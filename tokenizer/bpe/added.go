@@ -16,8 +16,8 @@ type addedToken struct {
 	stripRight bool   // and after it
 }
 
-// addedTokens is a trie over bytes that finds added tokens in text: the leftmost first, and the longest of those that
-// start at the same place. nil finds none.
+// addedTokens is a trie over bytes that finds added tokens in text: the leftmost, and of those at one place the
+// longest. A nil *addedTokens finds none.
 type addedTokens struct {
 	tokens   []addedToken
 	root     [256]int32 // node after the first byte; 0: none
@@ -143,7 +143,7 @@ func (t *addedTokens) candidate(s string, i int) int {
 type addedCuts struct {
 	added *addedTokens
 	text  string
-	from  int // where the next token is sought
+	from  int // where the search for the next token begins
 	done  int // the end of the text already returned
 }
 

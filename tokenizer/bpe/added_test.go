@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// cutAll describes how tokens cut text, those before others first.
+// cutAll describes how these sets of tokens cut text, applied in this order.
 func cutAll(text string, from int, levels ...*addedTokens) []string {
 	var parts []string
 	for cuts := levels[0].cuts(text); ; {
@@ -28,7 +28,7 @@ func cutAll(text string, from int, levels ...*addedTokens) []string {
 	}
 }
 
-// TestBoundaries: cutting at boundaries first, then between them, is cutting at once.
+// TestBoundaries: a cut at boundaries, and then at the other tokens between them, equals a cut at all tokens.
 func TestBoundaries(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	word := func(longest int) string {
@@ -71,8 +71,8 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// TestBoundariesOfChats: what separates messages is a boundary, so that messages are remembered, and runs of newlines
-// are not.
+// TestBoundariesOfChats: the tokens that separate messages are boundaries, so the cache holds messages. Runs of
+// newlines are not.
 func TestBoundariesOfChats(t *testing.T) {
 	var tokens []addedToken
 	for _, content := range []string{"<start_of_turn>", "<end_of_turn>", "<table>", "\n", "\n\n", "\n\n\n", "\t",

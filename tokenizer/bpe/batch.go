@@ -68,7 +68,7 @@ func (b *bpeModel) add(out []kvblock.Token, s string, i, j int, sc *scratch) []k
 	return b.flushFull(out, s, sc)
 }
 
-// addToken puts a token into the batch, so that the batch goes on over it.
+// addToken puts an added token into the batch, so that the batch does not end at it.
 func (b *bpeModel) addToken(out []kvblock.Token, s string, id kvblock.Token, sc *scratch) []kvblock.Token {
 	batch := &sc.batches.both[sc.batches.filling]
 	batch.pieces[batch.count] = piece{low: uint64(id), size: isToken}
@@ -107,7 +107,8 @@ func (b *bpeModel) addAll(out []kvblock.Token, s string, i, size int, starts uin
 	return b.flushFull(out, s, sc)
 }
 
-// flushFull begins the other batch if one is full, and appends the ids of what that held.
+// flushFull does nothing until the current batch is full. Then it makes the other batch the current one, and appends
+// the ids of the pieces in that.
 func (b *bpeModel) flushFull(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
 	both := &sc.batches
 	if both.both[both.filling].count < batchSize {
@@ -156,7 +157,7 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 			if p := &batch.pieces[k]; p.size <= maxShort && !sc.cache.short[p.slot].holds(p) {
 				words = words[:len(words)+1]
 				merged[i] = true
-				b.begin(&words[len(words)-1], s[p.start:p.start+p.size], sc) // so short that it always can
+				b.begin(&words[len(words)-1], s[p.start:p.start+p.size], sc) // short enough for any symbols
 			}
 		}
 		mergeInterleaved(&b.merges, words)
@@ -192,7 +193,7 @@ func (v *vocabulary) place(p *piece) uintptr {
 	return uintptr(unsafe.Pointer(&v.middle[p.slot]))
 }
 
-// find finds the ids of those pieces that are tokens, and returns the others.
+// find looks up the pieces of the batch. It stores the ids of those that are tokens, and returns the others.
 func (v *vocabulary) find(batch *batch) []uint16 {
 	pieces := batch.pieces[:batch.count]
 	others := 0

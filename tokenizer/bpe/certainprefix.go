@@ -28,7 +28,7 @@ func NewCertainPrefix(e *Encoder) *CertainPrefix {
 func (c *CertainPrefix) End(text string, place int) int {
 	open, end := c.open(text, place), 0
 	behind := func(token *addedToken, at int) {
-		if at <= open && (at < place || !token.singleWord) { // else what follows can decide that the token is none
+		if at <= open && (at < place || !token.singleWord) { // else the following text can decide against the token
 			end = max(end, at)
 		}
 	}
@@ -54,8 +54,8 @@ func (c *CertainPrefix) End(text string, place int) int {
 	return end
 }
 
-// open returns the first position in text[:end] where an added token may begin that reaches beyond end. It returns end
-// if there is none.
+// open returns the first position in text[:end] at which an added token that reaches beyond end may begin; end if there
+// is none.
 func (c *CertainPrefix) open(text string, end int) int {
 	for i := max(0, end-c.longest+1); i < end; i++ {
 		if c.boundaries.reaches(text[i:end]) || c.raw.reaches(text[i:end]) {
@@ -127,7 +127,7 @@ func (t *addedTokens) all() []addedToken {
 	return t.tokens
 }
 
-// reaches reports whether s, which is not empty, is the beginning of a token that is longer.
+// reaches reports whether s, which is not empty, is a proper prefix of a token.
 func (t *addedTokens) reaches(s string) bool {
 	if t == nil {
 		return false

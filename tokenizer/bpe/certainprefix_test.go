@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// certainHolds checks that the ids that are certain of text[:place] stand at the front before every text that follows.
+// certainHolds checks that the certain ids of text[:place] are the first ids before every following text.
 func certainHolds(t *testing.T, e *Encoder, c *CertainPrefix, text string, place int, behind string) int {
 	t.Helper()
 	end := c.End(text, place)
@@ -37,7 +37,7 @@ func certainHolds(t *testing.T, e *Encoder, c *CertainPrefix, text string, place
 	return end
 }
 
-// snippets are what texts are made of: words, and all that may join what is beside it.
+// snippets are the parts of random texts: words, and text that may join its neighbours.
 func snippets(e *Encoder) []string {
 	all := []string{
 		"a",
@@ -103,7 +103,7 @@ func textOf(r *rand.Rand, some []string, n int) string {
 	return text.String()
 }
 
-// TestCertain holds the cut against every configuration of components that the tests have.
+// TestCertain checks the cut on every configuration of components that the tests have.
 func TestCertain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -138,7 +138,7 @@ func TestCertain(t *testing.T) {
 	}
 	t.Logf("%d configurations, %d cut between words; %d texts cut inside", len(encoders), words, cut)
 	if words < 30 || cut < 1000 {
-		t.Errorf("this shows little")
+		t.Errorf("too few cuts inside texts")
 	}
 }
 
@@ -166,7 +166,7 @@ func TestCertainCuts(t *testing.T) {
 	}
 }
 
-// TestCertainJoins has tokens that what follows can undo.
+// TestCertainJoins: later text can change the tokens before it.
 func TestCertainJoins(t *testing.T) {
 	raw := addTokens(t, readModelFile(t, "tiny-bytelevel/tokenizer.json"), "<a>", "<a>b", "z<a>cc", "two words", "<!")
 	e, err := ParseTokenizerJSON(raw)
@@ -175,11 +175,11 @@ func TestCertainJoins(t *testing.T) {
 	}
 	c := NewCertainPrefix(e)
 	if c.letters != "" {
-		t.Errorf("a token holds two words, and yet they are cut behind %q", c.letters)
+		t.Errorf("a token holds two words, but a cut behind %q would divide them", c.letters)
 	}
 	for text, want := range map[string]string{
-		"<!x<a>":      "<!",     // <a>b may come of it
-		"<!x<a>d":     "<!x<a>", // and no more
+		"<!x<a>":      "<!",     // may become <a>b
+		"<!x<a>d":     "<!x<a>", // no longer token begins like this
 		"<!z<a>":      "<!",     // z<a>cc may
 		"<!z<a>c":     "<!",
 		"<!z<a>cd":    "<!z<a>",
@@ -213,7 +213,7 @@ func TestCertainJoins(t *testing.T) {
 	}
 }
 
-// FuzzCertain puts any text behind any other.
+// FuzzCertain appends any text to any other.
 func FuzzCertain(f *testing.F) {
 	f.Add("one two", " three")
 	f.Add("<|im_start|>user\nlook at <|im_", "end|>")

@@ -30,8 +30,7 @@ func heapAllocated() int {
 	return int(sample[0].Value.Uint64())
 }
 
-// chainEncoder is a tokenizer with these normalizers and pre-tokenizers. An error says that it is refused when it is
-// loaded.
+// chainEncoder returns a tokenizer with these normalizers and pre-tokenizers. The error is that of loading it.
 func chainEncoder(t *testing.T, normalizers, preTokenizers []string) (*Encoder, error) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", "tokenizer.json"))
@@ -86,7 +85,7 @@ var (
 	}
 )
 
-// holdChain encodes hostile texts and holds CPU time and memory against the bounds.
+// holdChain encodes hostile texts and checks that CPU time and memory stay within the bounds.
 func holdChain(t *testing.T, normalizers, preTokenizers []string) {
 	t.Helper()
 	e, err := chainEncoder(t, normalizers, preTokenizers)
@@ -112,7 +111,7 @@ func holdChain(t *testing.T, normalizers, preTokenizers []string) {
 	}
 }
 
-// TestHostileChains: no normalizers and pre-tokenizers of a folder make a text grow without end, or go on for ever.
+// TestHostileChains: no combination of a folder's normalizers and pre-tokenizers takes unbounded time or memory.
 func TestHostileChains(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -159,7 +158,7 @@ func holdRandomChain(t *testing.T, r *rand.Rand) {
 	holdChain(t, normalizers, preTokenizers)
 }
 
-// FuzzChains is TestHostileChains for as long as one wants.
+// FuzzChains is TestHostileChains without an end.
 func FuzzChains(f *testing.F) {
 	f.Add(uint64(1))
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -169,7 +168,7 @@ func FuzzChains(f *testing.F) {
 	})
 }
 
-// TestHostileFolder: what a folder's files may hold has a size.
+// TestHostileFolder: every part of a folder's files has a limit.
 func TestHostileFolder(t *testing.T) {
 	deep := strings.Repeat(`{"type":"Sequence","normalizers":[`, 2000) + strings.Repeat(`]}`, 2000)
 	if _, err := parseNormalizer(json.RawMessage(deep)); err == nil || !strings.Contains(err.Error(), "nested") {
@@ -185,11 +184,11 @@ func TestHostileFolder(t *testing.T) {
 	}
 	long := addedTokenJSON{Content: strings.Repeat("a", maxAddedToken+1)}
 	if err := (&Encoder{}).addTokens([]addedTokenJSON{long}, &vocabIndex{}); err == nil {
-		t.Error("a long added token is taken")
+		t.Error("a long added token is accepted")
 	}
 }
 
-// TestFormStretches: a text that is normalized a stretch at a time is what it is when it is normalized at once.
+// TestFormStretches: normalization in stretches equals normalization of the whole text.
 func TestFormStretches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

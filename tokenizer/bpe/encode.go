@@ -30,7 +30,7 @@ func (e *Encoder) borrow() *scratch {
 }
 
 func (e *Encoder) giveBack(sc *scratch) {
-	sc.budget = Budget{} // which refers to a request
+	sc.budget = Budget{} // the budget refers to a request
 	sc.trim()
 	select {
 	case e.idle <- sc:
@@ -232,7 +232,7 @@ func (e *Encoder) appendPieces(
 	case e.scan != nil || e.deepSeek:
 		out = e.appendCut(out, s, i, end, sc)
 	case len(e.stages) > 0:
-		// What each stage rewrites counts.
+		// The bound counts the bytes that every stage writes.
 		sc.rewriteRoom = len(e.stages)*maxGrowth*(end-i) + maxGrowthBase
 		return e.appendStages(out, 0, s[i:end], first, sc)
 	default:

@@ -10,9 +10,9 @@ import (
 // merge is a pair of tokens and the token that they become.
 type merge struct{ left, right, into kvblock.Token }
 
-// mergesReader looks up the tokens of merges while it reads them. Nearly every lookup in the vocabulary misses the
-// caches. So the reader collects some merges, and touches the memory for all of them before the lookups: the misses
-// overlap.
+// mergesReader looks up the tokens of merges while it reads them. Nearly every lookup in the vocabulary is a cache
+// miss. The reader therefore collects some merges and touches the memory of all of them before the lookups, so that the
+// misses overlap.
 type mergesReader struct {
 	vocab   *vocabIndex
 	merges  []merge // by rank
@@ -90,7 +90,7 @@ func (m *mergesReader) resolve() error {
 		w := &waiting[i]
 		w.hash = [2]uint64{hashText(all[w.start:w.middle]), hashText(all[w.middle:w.end])}
 	}
-	for touch := range 3 { // slot, token, text: each leads to the next
+	for touch := range 3 { // slot, token, text: each names the address of the next
 		for i := range waiting {
 			for _, hash := range waiting[i].hash {
 				m.touched += m.vocab.touch(hash, touch)

@@ -189,9 +189,9 @@ func normalForm(form norm.Form, s string) string {
 	return string(append(out, knownForm(form, s[start:])...))
 }
 
-// isNormal is a faster form.IsNormalString. It skips characters that are normal in every text: ASCII, and for NFC all
-// characters below the combining ones. It calls form.IsNormalString for the rest, in stretches from the character
-// before to the next ASCII character, which combines with nothing before it.
+// isNormal returns form.IsNormalString(s), faster. It skips characters that are normal in every text: ASCII, and for
+// NFC all characters below the combining ones. It passes the rest to form.IsNormalString in stretches. A stretch begins
+// with the character before, and ends at the next ASCII character, which never combines with an earlier one.
 func isNormal(form norm.Form, s string) bool {
 	const (
 		highBits = 0x8080808080808080
@@ -346,7 +346,8 @@ func stripAccent(to []byte, r rune) []byte {
 	return utf8.AppendRune(to, r)
 }
 
-// lowerCase does Lowercase for one character. It does not know the neighbours, so a final sigma is like any other.
+// lowerCase does Lowercase for one character. Like Hugging Face's, it ignores the neighbours, so it does not treat a
+// final sigma specially.
 func lowerCase(to []byte, r rune) []byte {
 	switch {
 	case r < utf8.RuneSelf:

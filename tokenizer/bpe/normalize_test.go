@@ -8,7 +8,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// TestIsNormal holds the passing over of what is always normal against the form's own answer.
+// TestIsNormal compares isNormal with the form's IsNormalString.
 func TestIsNormal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

@@ -27,8 +27,8 @@ func compiled(expression string) *regexp.Regexp {
 	return r
 }
 
-// naiveSplit cuts text with a real regex engine. Go's has no lookahead, so the two last alternatives of the
-// expressions, \s+(?!\S)|\s+, are done by hand; and its \s is ASCII's.
+// naiveSplit cuts text with Go's regex engine. That has no lookahead and only ASCII's \s, so naiveSplit computes the
+// last two alternatives of the expressions, \s+(?!\S)|\s+, itself.
 func naiveSplit(expression, text string) []string {
 	head, hasSpace := strings.CutSuffix(expression, `|\s+(?!\S)|\s+`)
 	head = strings.ReplaceAll(head, `[^\s`, `[^\t-\r\x{85}\pZ`)
@@ -64,7 +64,7 @@ func naiveSplit(expression, text string) []string {
 	return pieces
 }
 
-// comparable reports whether Go's Unicode and ours agree on every character of a text.
+// comparable reports whether Go's Unicode tables and ours agree on every character of a text.
 func comparable(text string) bool {
 	for _, r := range text {
 		c := classOfRune(r)
@@ -115,7 +115,7 @@ func checkScanners(t *testing.T, text string) {
 	}
 }
 
-// checkWindows holds windows to the scanners: at every place where a piece can begin, what they cut must be cut so.
+// checkWindows compares windows with the scanners at every place where a piece can begin.
 func checkWindows(t *testing.T, text string) {
 	t.Helper()
 	check := func(name string, rules *windowRules, scan scanner) {
@@ -153,7 +153,7 @@ func checkWindows(t *testing.T, text string) {
 	})
 }
 
-// randomText makes text of what the expressions tell apart.
+// randomText returns text of characters that the expressions distinguish.
 func randomText(rng *rand.Rand) string {
 	parts := []string{
 		"'s", "'S", "'ſ", "'re", "'LL", "'x", "a", "Z", "é", "É", "ǅ", "ʰ", "漢", "か", "ー", "한", "1", "23", "²", "Ⅷ",
@@ -181,7 +181,7 @@ func TestScannersAgainstRegexp(t *testing.T) {
 		checkScanners(t, text)
 		checkWindows(t, text)
 	}
-	// Longer than a window, and mostly what a window can tell.
+	// Longer than a window, and mostly ASCII.
 	for range 3000 {
 		var long strings.Builder
 		for range 1 + rng.IntN(40) {
@@ -194,7 +194,7 @@ func TestScannersAgainstRegexp(t *testing.T) {
 	}
 }
 
-// asciiParts are what windows tell apart.
+// asciiParts are texts that windows distinguish.
 var asciiParts = []string{
 	"'s", "'S", "'re", "'LL", "'x", "'", "''", "a", "Z", "ab", "AB", "aB", "Ab", "word", "Word", "WORD", "1", "23",
 	"4567", " ", " ", " ", "  ", "    ", "\t", "\n", "\n\n",
@@ -214,7 +214,8 @@ func FuzzScanners(f *testing.F) {
 	})
 }
 
-// naiveEncode merges a whole text as one piece, the lowest rank first, the leftmost on ties: the definition of BPE.
+// naiveEncode merges a whole text as one piece, the lowest rank first and the leftmost of equals: the definition of
+// BPE.
 func naiveEncode(b *bpeModel, text string) []kvblock.Token {
 	source := symbols{model: b, text: text}
 	ids := source.next(nil, len(text)+1)
@@ -285,7 +286,7 @@ func TestMergesAgainstDefinition(t *testing.T) {
 			if b.joins == nil {
 				continue
 			}
-			// Cutting must change nothing.
+			// A cut must change no id.
 			var got []kvblock.Token
 			cuts := 0
 			for i := 0; i < len(s); cuts++ {
@@ -396,7 +397,7 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
-// FuzzMerges holds the encoding of a piece, however it is cut, cached and merged, to the definition of BPE.
+// FuzzMerges compares the encoding of a piece with the definition of BPE, for every way to cut, cache and merge it.
 func FuzzMerges(f *testing.F) {
 	models, scratches := map[string]*Encoder{}, map[string]*scratch{}
 	for _, name := range modelNames {

@@ -14,7 +14,7 @@ type stage struct {
 	rewrite  func(to []byte, s string, first bool) []byte // appends the new text; nil if the stage does not rewrite
 	find     func(s string, sc *scratch, found func(start, end int)) error
 	behavior behavior
-	invert   bool     // the text between matches counts as matches, and the matches do not
+	invert   bool     // the text between matches takes the place of the matches
 	whole    bool     // the stage does not cut
 	general  bool     // find uses the general engine
 	spacing  *spacing // the rule if the stage only marks spaces, else nil

@@ -33,7 +33,7 @@ const (
 	maxPatternDepth = 50
 )
 
-// errMatch says that the engine gave up on a text.
+// errMatch is the error for a text on which the engine reached a time limit.
 var errMatch = errors.New("tokenizer: a pre-tokenizer pattern takes too long on this text")
 
 // pattern is a compiled expression of the general engine. It is safe for concurrent use.

@@ -1,15 +1,14 @@
 package bpe
 
-// Pre-tokenizers cut text into pieces with a regular expression. A general regex engine is an order of magnitude slower
-// than the rest of the tokenizer together, and there are only a few expressions in the world, so each has a
-// hand-written scanner here, found by the expression's exact text. One that is not here runs on the general engine of
-// regex.go.
+// Pre-tokenizers cut text into pieces with a regular expression. A general regex engine takes ten times as long as all
+// other steps of the tokenizer together. Models use only a few expressions, so each of these has a hand-written scanner
+// here, found by the expression's exact text. Any other expression runs on the general engine of regex.go.
 
 // A scanner returns the end of the piece that starts at s[i]. It looks at s[i:end] only, returns more than i, and needs
 // i < end and valid UTF-8.
 type scanner func(s string, i, end int) int
 
-// The expressions, by the models that brought them.
+// The expressions, named after the models that introduced them.
 const (
 	regexGPT2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
@@ -35,15 +34,15 @@ const (
 		`|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}` +
 		`| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
-	// DeepSeek V3: three expressions, applied one after the other.
+	// DeepSeek V3: three expressions, applied in this order.
 	regexDeepSeek1 = `\p{N}{1,3}`
 	regexDeepSeek2 = "[一-龥\u3040-ゟ゠-ヿ]+"
 	regexDeepSeek3 = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+" +
 		"| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
 )
 
-// scanners finds a scanner by its expression. All of these expressions match at every position, so that the pieces
-// between matches, which DeepSeek's can leave, do not arise.
+// scanners maps an expression to its scanner. All of these expressions match at every position, so there is no text
+// between matches. (DeepSeek's can leave some.)
 var scanners = map[string]scanner{
 	regexGPT2:   scanGPT2,
 	regexCL100K: scanCL100K(3),
@@ -152,7 +151,7 @@ func space(s string, i, end int) int {
 	if j == end || last == i {
 		return j
 	}
-	return last // leave one for the word that follows
+	return last // leave one space for the following word
 }
 
 // spaceGPT2 matches \s+(?!\S)|\s+ at i, where white space starts.
@@ -247,7 +246,7 @@ func scanQwen35(s string, i, end int) int {
 	if c&classNumber != 0 {
 		return i + n
 	}
-	if c&classNewline == 0 { // it may be the optional first character, or, a mark, the word itself
+	if c&classNewline == 0 { // the optional first character; or, if it is a mark, the word itself
 		if j := skip(s, i+n, end, word); j > i+n || c&classMark != 0 {
 			return j
 		}
@@ -262,8 +261,8 @@ func scanQwen35(s string, i, end int) int {
 	return space(s, i, end)
 }
 
-// upperLower matches [upper]*[lower]+ at i and returns the end, or 0. The classes overlap, so it backtracks as a regex
-// engine does.
+// upperLower matches [upper]*[lower]+ at i and returns the end, or 0. The classes overlap, so it backtracks like a
+// regex engine.
 func upperLower(s string, i, end int) int {
 	giveBack := 0
 	for i < end {
@@ -286,7 +285,7 @@ func upperLower(s string, i, end int) int {
 // character of class c and n bytes is. It returns the end, or 0.
 func casedWord(s string, i, end int, c class, n int) int {
 	if c&(classNewline|classLetter|classNumber) == 0 {
-		// The optional first character is tried as taken, then, since a mark is also upper and lower, as left.
+		// Try with the optional first character, then without it, because a mark is also upper and lower.
 		if j := upperLower(s, i+n, end); j > 0 {
 			return j
 		}

@@ -9,25 +9,26 @@ import (
 )
 
 const (
-	// minSegment is the shortest stretch of text that is worth remembering, in bytes.
+	// minSegment is the shortest stretch of text that the cache keeps, in bytes.
 	minSegment = 64
-	// segmentShards spreads the cache's locks.
+	// segmentShards is the number of shards, each with its own lock.
 	segmentShards = 16
-	// segmentCacheBytes is how much one model's segment cache may hold: a few thousand long messages.
+	// segmentCacheBytes bounds one model's segment cache, in bytes: a few thousand long messages.
 	segmentCacheBytes = 64 << 20
-	// segmentOverhead is what an entry takes beside its text and ids: its place in a map.
+	// segmentOverhead is the memory of an entry without its text and ids, in bytes: its place in a map.
 	segmentOverhead = 128
-	// packedBlocks is how many blocks of the usual size a generation's bytes are.
+	// packedBlocks is the number of blocks of the usual size in a generation.
 	packedBlocks = 32
 )
 
 // segmentCache stores the ids of segments, the stretches of text between boundaries. The ids of a segment do not depend
-// on the text around it, so the cache is exact. Each turn of a conversation repeats all turns before it, so nearly all
-// of a prompt is found here.
+// on the text around it, so the cache is exact. Each turn of a conversation repeats all earlier turns, so most of a
+// prompt is a cache hit.
 //
-// Each shard keeps two generations: entries are added to the young one; when that holds half of the shard's bytes, it
-// becomes the old one, and the memory of the old one is used again. An entry found in the old generation is added to
-// the young. Texts and ids are copied in, and ids out, so that the garbage collector has nothing to do for them.
+// Each shard keeps two generations. New entries go to the young one. When it holds half of the shard's bytes, it
+// becomes the old one, and the memory of the former old one is reused. A hit in the old generation copies the entry to
+// the young one. The cache copies texts and ids into its blocks, and ids out of them, so that they are no objects of
+// their own for the garbage collector.
 type segmentCache struct {
 	seed   maphash.Seed
 	budget int // bytes per generation and shard
@@ -36,10 +37,10 @@ type segmentCache struct {
 
 type segmentShard struct {
 	mu         sync.Mutex
-	young, old generation // guarded by mu, with all that they hold
+	young, old generation // guarded by mu, with their contents
 }
 
-// generation is segments by their text's hash, and the memory of all of them.
+// generation maps the hash of a text to its segment, and owns the segments' memory.
 type generation struct {
 	segments map[uint64]segment
 	texts    packed[byte]
@@ -56,13 +57,14 @@ func newSegmentCache(bytes int) *segmentCache {
 	return &segmentCache{seed: maphash.MakeSeed(), budget: bytes / (2 * segmentShards)}
 }
 
-// segmentKey is where a text belongs.
+// segmentKey is the shard and the hash of a text.
 type segmentKey struct {
 	shard *segmentShard
 	hash  uint64
 }
 
-// get appends the ids of text, if they are known and w has room for them. The key is for put, if they are not.
+// get appends the ids of text if the cache has them and the budget has room for them. On a miss the caller passes the
+// key to put.
 func (c *segmentCache) get(
 	out []kvblock.Token,
 	text string,
@@ -79,14 +81,14 @@ func (c *segmentCache) get(
 	if found, ok := shard.old.segments[h]; ok && string(found.text) == text {
 		before := len(out)
 		if out = w.addAll(out, found.ids); w.err == nil {
-			shard.add(h, text, out[before:], c.budget) // which may use found's memory for others
+			shard.add(h, text, out[before:], c.budget) // add may reuse found's memory
 		}
 		return out, key, true
 	}
 	return out, key, false
 }
 
-// put remembers the ids of the text whose key is given. It copies both.
+// put stores the ids of the text with this key. It copies both.
 func (c *segmentCache) put(key segmentKey, text string, ids []kvblock.Token) {
 	if len(text)+4*len(ids)+segmentOverhead > c.budget/2 {
 		return
@@ -103,7 +105,7 @@ func (s *segmentShard) add(h uint64, text string, ids []kvblock.Token, budget in
 	}
 	s.young, s.old = s.old, s.young
 	s.young.reset()
-	if !s.young.add(h, text, ids, budget) { // all of its memory is in blocks that are too small
+	if !s.young.add(h, text, ids, budget) { // all of its blocks are too small
 		s.young = generation{}
 		s.young.add(h, text, ids, budget)
 	}
@@ -120,27 +122,27 @@ func (g *generation) add(h uint64, text string, ids []kvblock.Token, budget int)
 		g.segments = map[uint64]segment{}
 	}
 	g.segments[h] = segment{
-		text: g.texts.add(unsafe.Slice(unsafe.StringData(text), len(text)), usual), // which only reads it
+		text: g.texts.add(unsafe.Slice(unsafe.StringData(text), len(text)), usual), // the map only reads it
 		ids:  g.ids.add(ids, usual/4),
 	}
 	return true
 }
 
-// reset forgets all segments and keeps their memory.
+// reset removes all segments and keeps their memory.
 func (g *generation) reset() {
 	clear(g.segments)
 	g.texts.reset()
 	g.ids.reset()
 }
 
-// packed holds slices one behind another, in blocks. A slice never moves, until reset.
+// packed stores slices contiguously in blocks. A slice does not move until reset.
 type packed[T any] struct {
 	blocks [][]T
 	last   int // index of the block that is being filled; those after it are empty
-	size   int // room in all blocks
+	size   int // capacity of all blocks
 }
 
-// lacks returns the size of the block that must be made before a slice of n can be added: 0 if there is one with room.
+// lacks returns the size of the block that add must allocate for a slice of n; 0 if a block has room.
 func (p *packed[T]) lacks(n, usual int) int {
 	for ; p.last < len(p.blocks); p.last++ {
 		if b := p.blocks[p.last]; cap(b)-len(b) >= n {

@@ -11,7 +11,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// remember puts a text's ids as the encoder does: after it asked for them.
+// remember stores a text's ids like the encoder: after a miss.
 func remember(c *segmentCache, text string, ids []kvblock.Token) {
 	_, key, known := c.get(nil, text, new(Budget))
 	if !known {
@@ -55,11 +55,11 @@ func TestSegmentCacheBound(t *testing.T) {
 		t.Error("a text of the whole budget was kept")
 	}
 	if _, _, ok := c.get(nil, "never put", new(Budget)); ok {
-		t.Error("found what was never put")
+		t.Error("found a text that was never put")
 	}
 }
 
-// TestSegmentCacheKeepsWhatIsUsed asks for one text while many others pass by.
+// TestSegmentCacheKeepsWhatIsUsed looks one text up again and again while many others are added.
 func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
 	c := newSegmentCache(1 << 20)
 	remember(c, "wanted", []kvblock.Token{1, 2, 3})
@@ -71,9 +71,8 @@ func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestSegmentCacheHoldsWhatWasPut uses the memory of a small cache over and over, with segments of all sizes and from
-// several goroutines: what is found must be what was put, behind what was there before, and the bytes must stay within
-// the budget.
+// TestSegmentCacheHoldsWhatWasPut reuses the memory of a small cache many times, with segments of all sizes and from
+// several goroutines. A hit must append exactly the ids that were put, and the bytes must stay within the budget.
 func TestSegmentCacheHoldsWhatWasPut(t *testing.T) {
 	const budget = 1 << 19
 	c := newSegmentCache(budget)
@@ -125,7 +124,8 @@ func TestSegmentCacheComparesTexts(t *testing.T) {
 	}
 }
 
-// TestSegmentCacheOfLongTexts fills a cache with short segments and then with ones that no block of those can hold.
+// TestSegmentCacheOfLongTexts fills a cache with short segments, and then with segments larger than any block of the
+// short ones.
 func TestSegmentCacheOfLongTexts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

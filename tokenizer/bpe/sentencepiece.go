@@ -9,27 +9,27 @@ import (
 	"kvepp/kvblock"
 )
 
-// SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so that a whole prompt is one piece of text.
-// Two things make them as fast as others, and both change no id.
+// SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so a whole prompt is one piece of text. Two
+// methods make them as fast as other models. Neither changes an id.
 //
-// First, text is cut at places that no merge crosses; see joinTable. Such a vocabulary was trained on words, so it
-// joins neither letters with punctuation nor anything with a ▁ behind it. So most pieces are words.
+// First, the encoder cuts text at places that no merge crosses; see joinTable. Such a vocabulary was trained on words.
+// It joins neither letters with punctuation nor any character with a following ▁, so most pieces are words.
 //
-// Second, text is not rewritten. If ▁ and a space mean the same to a model, its tokens are stored with spaces; see
-// spacing.
+// Second, the encoder does not rewrite text. If a model treats ▁ and a space alike, its tokens are stored with spaces;
+// see spacing.
 
 // spaceMarker is U+2581, which SentencePiece writes for a space.
 const spaceMarker = "▁"
 
-// spacing is how a model treats spaces that makes all of them ▁: then its tokens are kept with spaces in the place of
-// ▁, and text is encoded as it is, but for the prefix.
+// spacing describes a model that turns every space into ▁. Its tokens are stored with spaces in place of ▁, and its
+// text is encoded unchanged, except for the prefix.
 type spacing struct {
 	prefix     bool // a space comes before each stretch of text
-	unlessOne  bool // but not before one that begins with a space
-	onlyAtHead bool // and only before the text's first
+	unlessOne  bool // except before one that begins with a space
+	onlyAtHead bool // only before the first stretch of the text
 }
 
-// spacingOf returns the spacing that a normalizer and stages amount to; nil for any other.
+// spacingOf returns the spacing that is equivalent to a normalizer and stages; nil if there is none.
 func spacingOf(n normalizer, stages []stage) *spacing {
 	var sp spacing
 	switch {
@@ -46,7 +46,7 @@ func spacingOf(n normalizer, stages []stage) *spacing {
 		return nil
 	}
 	for i := range stages {
-		if !stages[i].onSpace { // else it cuts at spaces, and there are none any more
+		if !stages[i].onSpace { // else it cuts at spaces, and no space is left
 			return nil
 		}
 	}
@@ -56,7 +56,7 @@ func spacingOf(n normalizer, stages []stage) *spacing {
 // replacesSpace reports whether the step makes every space a ▁.
 func (step *normalizerStep) replacesSpace() bool { return step.old == " " && step.new == spaceMarker }
 
-// needsPrefix reports whether a space comes before a stretch of text. first says that it is the text's first.
+// needsPrefix reports whether a space is put before a stretch of text. first is set for the text's first stretch.
 func (sp *spacing) needsPrefix(stretch string, first bool) bool {
 	return sp.prefix && (first || !sp.onlyAtHead) &&
 		!(sp.unlessOne && (stretch[0] == ' ' || strings.HasPrefix(stretch, spaceMarker)))
@@ -82,7 +82,7 @@ func (e *Encoder) appendSpaced(out []kvblock.Token, text string, first bool, sc 
 		if end > start {
 			stretch := text[start:end]
 			if prefix := e.spacing.needsPrefix(stretch, first && start == 0); prefix || marked {
-				out = e.model.flush(out, text, sc) // the batch is of one string
+				out = e.model.flush(out, text, sc) // a batch refers to one string
 				buf := slices.Grow(sc.text[0][:0], len(stretch)+1)
 				if prefix {
 					buf = append(buf, ' ')
@@ -115,7 +115,7 @@ func (e *Encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 func (e *Encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
 	for i < end && sc.budget.err == nil {
 		starts, size := e.model.joins.starts(s, i, end)
-		if i+size < end { // the last piece may go on
+		if i+size < end { // the last piece may continue
 			size = bits.Len64(starts) - 1
 		}
 		if size > 0 {
@@ -130,15 +130,15 @@ func (e *Encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratc
 	return out
 }
 
-// joinTable says which neighbouring characters a merge can join. If no merge has a left part that ends with x and a
-// right part that begins with y, then no merge crosses a place between x and y. Cutting there changes no id.
+// joinTable has the pairs of neighbouring characters that a merge can join. If no merge has a left part that ends with
+// x and a right part that begins with y, then no merge crosses a place between x and y, and a cut there changes no id.
 type joinTable struct {
-	// apart has a 1 at x | y<<8, the two as they lie in text, if x and y do not join, for characters below 128.
+	// apart is for characters below 128: apart[x|y<<8] is 1 if x and a following y do not join.
 	apart [utf8.RuneSelf << 8]uint8
-	// wide has a bit for each pair of other characters that joins, by their hash. Two pairs can have the same, and then
-	// text is cut less often than it could be. The length is a power of two.
+	// wide has a bit for each pair of other characters that joins, by the pair's hash. A hash collision makes cuts
+	// rarer, never wrong. The length is a power of two.
 	wide []uint64
-	// complete says that no character becomes the unknown token.
+	// complete is set if no character becomes the unknown token.
 	complete bool
 	known    *runeTable
 }
@@ -157,8 +157,8 @@ func (t *joinTable) next(s string, i, end int) int {
 	return end
 }
 
-// starts returns where pieces start in s[i:i+size]. The lowest bit stands for s[i] and is always set. size is that of a
-// window, or less at the end. i must be below end.
+// starts returns a bit for each byte of s[i:i+size] at which a piece starts. The lowest bit stands for s[i] and is
+// always set. size is windowSize, or less at the end. i must be below end.
 func (t *joinTable) starts(s string, i, end int) (starts uint64, size int) {
 	limit := min(end-i, windowSize)
 	starts = 1
@@ -166,8 +166,7 @@ func (t *joinTable) starts(s string, i, end int) (starts uint64, size int) {
 	for size < limit {
 		if at := i + size; x < utf8.RuneSelf && at+8 <= len(s) {
 			if w := load64(s, at, 8); w&highBits == 0 {
-				// Eight characters at once, those behind end included. Each pair is the index of its place in the
-				// table.
+				// Eight characters at a time, including those behind end. Each pair is its index in the table.
 				var apart uint64
 				apart = uint64(t.apart[(uint64(x)|w<<8)&0x7F7F])
 				apart |= uint64(t.apart[w&0x7F7F]) << 1
@@ -217,10 +216,10 @@ func (t *joinTable) isKnown(r rune) bool {
 	return known
 }
 
-// newJoinTable takes the pairs of characters that merges join.
+// newJoinTable returns the table of the pairs of characters that merges join.
 func newJoinTable(pairs map[[2]rune]struct{}, known *runeTable, complete bool) *joinTable {
 	t := &joinTable{known: known, complete: complete}
-	// 16 bits a pair leave one text in twenty uncut that could be cut.
+	// With 16 bits a pair, collisions hide one possible cut in twenty.
 	t.wide = make([]uint64, 1<<bits.Len(uint(len(pairs)/4)))
 	for pair := range pairs {
 		if x, y := pair[0], pair[1]; x|y >= utf8.RuneSelf {
@@ -238,8 +237,8 @@ func newJoinTable(pairs map[[2]rune]struct{}, known *runeTable, complete bool) *
 	return t
 }
 
-// initRunes makes the vocabulary of a model whose smallest symbols are characters. With spaced its tokens are kept with
-// spaces for ▁, if that changes nothing, which it reports.
+// initRunes builds the vocabulary of a model whose smallest symbols are characters. If spaced is set and no id changes,
+// it stores the tokens with spaces for ▁. It reports whether it did.
 func (b *bpeModel) initRunes(m *modelJSON, spaced bool) bool {
 	if b.fallback {
 		for c := range b.byteToken {
@@ -257,12 +256,12 @@ func (b *bpeModel) initRunes(m *modelJSON, spaced bool) bool {
 	}
 	tokens := make([]vocabularyToken, 0, len(m.vocab.tokens))
 	ends := make([]struct{ first, last rune }, largest+1) // by id
-	all := make([]byte, 0, size)                          // the texts of all tokens, one behind the other
+	all := make([]byte, 0, size)                          // the texts of all tokens, concatenated
 	for _, token := range m.vocab.tokens {
 		text, id := token.text, token.id
 		if spaced {
 			if strings.IndexByte(text, ' ') >= 0 {
-				continue // no text has spaces then
+				continue // then no text has a space
 			}
 			start := len(all)
 			all = unmark(all, text)
@@ -290,7 +289,7 @@ func (b *bpeModel) initRunes(m *modelJSON, spaced bool) bool {
 	return spaced
 }
 
-// completeFallback reports whether every character that is no token becomes bytes.
+// completeFallback reports whether every character without a token becomes bytes.
 func (b *bpeModel) completeFallback() bool {
 	for c, has := range b.byteKnown {
 		if !has && !neverInUTF8(c) {
@@ -300,8 +299,8 @@ func (b *bpeModel) completeFallback() bool {
 	return true
 }
 
-// cutsAreExact reports whether only text merges: not bytes of an unknown character, not the unknown token, and no
-// character vanishes, which would make neighbours of what was apart.
+// cutsAreExact reports whether cuts change no id. This holds if only text merges, neither the bytes of an unknown
+// character nor the unknown token, and if no character vanishes, which would join its neighbours.
 func (b *bpeModel) cutsAreExact(m *modelJSON) bool {
 	if !b.hasUnknown && !b.completeFallback() {
 		return false
@@ -309,7 +308,7 @@ func (b *bpeModel) cutsAreExact(m *modelJSON) bool {
 	texts := make([]bool, maxID+1) // by id
 	for _, token := range m.vocab.tokens {
 		id := token.id
-		if texts[id] { // two texts with one id: what it begins and ends with is not known
+		if texts[id] { // two texts with one id: its first and last characters are ambiguous
 			return false
 		}
 		texts[id] = true

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// randomRunes is a model of characters whose merges are drawn by lot, in the options given; normalizer and preTokenizer
-// are JSON.
+// randomRunes returns a model of characters with random merges. normalizer and preTokenizer are JSON.
 func randomRunes(t *testing.T, rng *rand.Rand, unknown, fuse bool, bytes int, normalizer, preTokenizer string) []byte {
 	t.Helper()
 	vocab := map[string]int{}
@@ -62,9 +61,9 @@ func randomRunes(t *testing.T, rng *rand.Rand, unknown, fuse bool, bytes int, no
 	return raw
 }
 
-// TestSpacing: a model whose text is not rewritten and falls into pieces gives the ids of the definition: text
-// rewritten, then merged as one piece. That is had from the same model with a step that does nothing but be unknown to
-// spacingOf.
+// TestSpacing: a model whose text is cut and not rewritten gives the ids of the definition, which rewrites the text and
+// merges it as one piece. The reference is the same model with an additional step that does nothing, but that spacingOf
+// does not know.
 func TestSpacing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -158,7 +157,7 @@ func TestSpacing(t *testing.T) {
 	}
 }
 
-// TestStarts holds where pieces start, for a window at once, to where they end, one by one.
+// TestStarts compares starts, which finds the pieces of a window at once, with next, which finds one at a time.
 func TestStarts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	b := loadEncoder(t, "tiny-sentencepiece").model

@@ -26,7 +26,8 @@ const (
 	kimiClass = "TikTokenTokenizer"
 	// kimiReserved is the number of special tokens behind the vocabulary, named or not.
 	kimiReserved = 256
-	// That class cuts texts of more characters than these, and longer runs with or without white space, anywhere.
+	// That class cuts texts above these numbers of characters, and longer runs with or without white space, at
+	// arbitrary places.
 	kimiMaxText = 400_000
 	kimiMaxRun  = 25_000
 )
@@ -156,7 +157,7 @@ func (e *Encoder) addTiktokenSpecials(c *tiktokenConfig, vocabulary int) error {
 	return nil
 }
 
-// withinKimiLimits reports whether Kimi's tokenizer class leaves a text in one.
+// withinKimiLimits reports whether Kimi's tokenizer class leaves a text uncut.
 func withinKimiLimits(text string) bool {
 	if len(text) <= kimiMaxRun {
 		return true
@@ -166,7 +167,7 @@ func withinKimiLimits(text string) bool {
 	}
 	run, wasSpace := 0, false
 	for _, r := range text {
-		// Python's white space has U+001C to U+001F, which Go's has not.
+		// Python's white space includes U+001C to U+001F; Go's does not.
 		space := unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F
 		if space != wasSpace {
 			run, wasSpace = 0, space

@@ -73,8 +73,8 @@ func strictDecode(raw json.RawMessage, dst any) error {
 	return d.Decode(dst)
 }
 
-// components returns a component's parts. These are the items of a Sequence under the key, flattened and in order; the
-// component itself if it is no Sequence; none for null.
+// components returns a component's parts: the items of a Sequence under the key, flattened and in order; the component
+// itself if it is not a Sequence; none for null.
 func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 	all, err := componentsWithin(raw, key, maxSequences)
 	if err == nil && len(all) > maxComponents {
@@ -141,7 +141,7 @@ type Encoder struct {
 	stages     []stage       // any other pre-tokenizer
 	spacing    *spacing      // if not nil, replaces normalizer and stages
 	segments   *segmentCache // nil for none
-	// firstDiffers says that text at the beginning of a prompt has other ids than the same text later.
+	// firstDiffers is set if text at the beginning of a prompt has other ids than the same text later.
 	firstDiffers bool
 	generalRuns  atomic.Int64  // see GeneralRuns
 	roundTrips   bool          // decoding the ids of a normalized text returns this text
@@ -648,7 +648,7 @@ func parseSplit(raw json.RawMessage) (stage, string, error) {
 	expression := *c.Pattern.Regex
 	if scan := scanners[expression]; scan != nil {
 		st.find = findScanned(scan)
-		// These expressions match everywhere, so there is no text between matches to remove.
+		// These expressions match at every position, so there is no text between matches to remove.
 		if st.behavior == isolated || st.behavior == removed && st.invert {
 			return st, expression, nil
 		}

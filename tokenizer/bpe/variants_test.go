@@ -13,8 +13,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// variants are tokenizer.json files, as a base and what differs from it, with what Hugging Face tokenizers makes of
-// texts by them. See testdata/variants_gen.py.
+// variants are tokenizer.json files, each as a base and its differences, with the ids that Hugging Face tokenizers
+// gives texts. See testdata/variants_gen.py.
 type variants struct {
 	Bases    map[string]map[string]json.RawMessage
 	Variants []struct {
@@ -41,7 +41,8 @@ func loadVariants(t testing.TB) variants {
 	return v
 }
 
-// override returns a tokenizer.json: the base with the overrides, of whose model only what differs is given.
+// override returns the tokenizer.json base with the overrides. They replace whole components, but single fields of the
+// model.
 func (v *variants) override(t testing.TB, base string, overrides map[string]json.RawMessage) []byte {
 	t.Helper()
 	file := maps.Clone(v.Bases[base])
@@ -92,8 +93,8 @@ func TestVariantsAgainstHuggingFace(t *testing.T) {
 	}
 }
 
-// TestGeneralEngine counts what goes through the general engine for patterns, and sees that it gives up on a text that
-// would take it forever.
+// TestGeneralEngine counts the texts that the general pattern engine splits, and checks that it stops at its time limit
+// on a text of exponential cost.
 func TestGeneralEngine(t *testing.T) {
 	v := loadVariants(t)
 	load := func(pattern string) *Encoder {

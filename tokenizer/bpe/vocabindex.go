@@ -18,13 +18,13 @@ type vocabEntry struct {
 	id   kvblock.Token
 }
 
-// add adds a token. It is not found before index is called.
+// add adds a token. find returns it only after a call of index.
 func (v *vocabIndex) add(text string, id kvblock.Token) {
 	v.tokens = append(v.tokens, vocabEntry{text, id})
 }
 
-// index makes the tokens found. Of equal texts the last counts. A slot is the upper half of a text's hash and, below
-// it, the text's place in tokens plus one; 0 is a free slot.
+// index builds the hash table. Of equal texts the last counts. A slot holds the upper half of a text's hash and, below
+// it, the text's index in tokens plus one; 0 is a free slot.
 func (v *vocabIndex) index() {
 	v.slots = make([]uint64, tableSize(len(v.tokens)))
 	kept := 0
@@ -42,10 +42,10 @@ func (v *vocabIndex) index() {
 	v.tokens = v.tokens[:kept]
 }
 
-// place returns the place in tokens that a slot which is not free names.
+// place returns the index in tokens that a used slot names.
 func place(entry uint64) int { return int(uint32(entry)) - 1 }
 
-// search returns the slot of a text, or the free one where it would be. The table must have been made.
+// search returns the slot of a text, or the free slot where it belongs. index must have been called.
 func (v *vocabIndex) search(text string, hash uint64) int {
 	mask := len(v.slots) - 1
 	for slot := int(hash) & mask; ; slot = (slot + 1) & mask {
@@ -70,7 +70,7 @@ func (v *vocabIndex) touch(hash uint64, what int) uint64 {
 	return uint64(token.text[0])
 }
 
-// find returns a text's place in tokens. hash is its hashText.
+// find returns a text's index in tokens. hash is its hashText.
 func (v *vocabIndex) find(text string, hash uint64) (at int, found bool) {
 	if len(v.slots) == 0 {
 		return 0, false
@@ -88,8 +88,8 @@ func (v *vocabIndex) id(text string) (kvblock.Token, bool) {
 	return v.tokens[at].id, true
 }
 
-// findNear is find for a text that is probably at a place or the one behind it: files have their merges in the order of
-// what these make.
+// findNear is find for a text that is probably at this index or the next: files list merges in the order of their
+// results.
 func (v *vocabIndex) findNear(text string, near int) (at int, found bool) {
 	for at := near; at < near+2 && at < len(v.tokens); at++ {
 		if v.tokens[at].text == text {
@@ -99,5 +99,5 @@ func (v *vocabIndex) findNear(text string, near int) (at int, found bool) {
 	return v.find(text, hashText(text))
 }
 
-// alias returns bytes as a string that is valid only as long as they stay as they are.
+// alias returns a string that shares the memory of b. It is valid until b changes.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -10,8 +10,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabulary finds the token that a whole piece of text is. Pieces of up to 16 bytes, which are most, are compared as
-// one or two machine words in open-addressing tables. Longer ones are in a map.
+// vocabulary maps a whole piece of text to its token. Most pieces have up to 16 bytes. These are compared as one or two
+// machine words in open-addressing tables. Longer pieces are in a map.
 type vocabulary struct {
 	short  []shortEntry // up to 8 bytes
 	middle []middleEntry
@@ -37,7 +37,7 @@ type vocabularyToken struct {
 	direct bool
 }
 
-// mix and mix2 hash one and two words by multiplication; the constants are odd numbers without structure.
+// mix and mix2 hash one and two words by multiplication. The constants are odd numbers without structure.
 func mix(a uint64) uint64 { return mix2(a, 0x9E3779B97F4A7C15^0x8BB84B93962EACC9) }
 
 func mix2(a, b uint64) uint64 {
@@ -63,7 +63,7 @@ func load128(s string, i, n int) (low, high uint64) {
 	return load64(s, i, 8), load64(s, i+8, n-8)
 }
 
-// hashText hashes a text longer than 8 bytes, or shorter and then slower.
+// hashText hashes a text. It is fastest above 8 bytes.
 func hashText(s string) uint64 {
 	h := uint64(len(s)) * 0x9E3779B97F4A7C15
 	for i := 0; i < len(s); i += 8 {
@@ -75,7 +75,7 @@ func hashText(s string) uint64 {
 // tableSize returns a power of two that leaves at least half of the table free.
 func tableSize(entries int) int { return max(16, 1<<bits.Len(uint(2*entries))) }
 
-// newVocabulary indexes those tokens that are direct by their bytes. It keeps no text.
+// newVocabulary indexes the direct tokens by their bytes. It keeps no reference to a text.
 func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	short, middle := 0, 0
 	for i := range tokens {
@@ -117,8 +117,8 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	return v
 }
 
-// shortSlot and middleSlot return where the search for a text of the given bytes and size begins. That is where a cache
-// line of entries does, so that most searches end in one.
+// shortSlot and middleSlot return where the search for a text of the given bytes and size begins: at the start of a
+// cache line, so that most searches read one line.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
 	return uint32(mix(text+uint64(size))&uint64(len(v.short)-1)) &^ 3
 }
@@ -131,7 +131,7 @@ func (v *vocabulary) nextShort(slot uint32) uint32 { return (slot + 1) & uint32(
 
 func (v *vocabulary) nextMiddle(slot uint32) uint32 { return (slot + 1) & uint32(len(v.middle)-1) }
 
-// findShort returns the token that a piece of up to 8 bytes is, if it is one. slot is its shortSlot.
+// findShort returns the token of a piece of up to 8 bytes, if it has one. slot is its shortSlot.
 func (v *vocabulary) findShort(slot uint32, text uint64, size uint32) (kvblock.Token, bool) {
 	for {
 		e := &v.short[slot]

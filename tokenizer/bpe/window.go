@@ -6,21 +6,21 @@ import (
 	"unsafe"
 )
 
-// Most text is ASCII, and where its pieces begin can be worked out for 64 bytes at once: a window is a number for each
-// class of characters, a bit a byte, and "a letter after something else" is then letter &^ (letter << 1). A window
-// begins where a piece begins, so nothing that was before matters. What it cannot tell, since that depends on what
-// comes after the window or on characters beyond ASCII, is left to the scanners of scan.go, which also are what the
-// windows are tested against.
+// Most text is ASCII. For ASCII the encoder finds the starts of pieces for 64 bytes at a time. A window is one 64-bit
+// word for each class of characters, with one bit for each byte. Bit operations then replace the scanner: letter &^
+// (letter << 1) is "a letter after another class". A window begins at the start of a piece, so earlier text does not
+// matter. The scanners of scan.go cut the rest, which depends on text behind the window or on characters beyond ASCII.
+// Tests compare windows with them.
 
-// windowRules are what tells the expressions apart, as far as ASCII goes.
+// windowRules are the differences between the expressions on ASCII text.
 type windowRules struct {
-	numbers      int // digits of a number at most: 1 or 3
+	numbers      int // the most digits of a number: 1 or 3
 	contractions contractionRule
-	// cased: a word ends between a small and a capital letter.
+	// cased: a word ends between a lower-case and an upper-case letter.
 	cased bool
-	// slashes after the newlines after symbols belong to these.
+	// slashes that follow symbols and their newlines belong to the symbols.
 	slashes bool
-	// apart: numbers are cut out first, so that what is before one is the end of a text.
+	// apart: numbers are cut out first, so the text before a number is cut like the end of a text.
 	apart bool
 }
 
@@ -32,8 +32,8 @@ const (
 	contractionEnd                   // 's ends a word
 )
 
-// windows finds the rules of an expression. GPT-2's, by which spaces before numbers and newlines are cut differently,
-// and what is not here, is for scanners alone.
+// windows maps an expression to its rules. Other expressions use only their scanner. So does GPT-2's, which cuts spaces
+// before numbers and newlines differently.
 var windows = map[string]*windowRules{
 	regexCL100K: {numbers: 3, contractions: contractionPiece},
 	regexQwen:   {numbers: 1, contractions: contractionPiece},
@@ -47,17 +47,18 @@ var windowDeepSeek = &windowRules{numbers: 3, apart: true}
 // windowSize is the number of bytes of a window.
 const windowSize = 64
 
-// window has a bit for each byte, from the lowest.
+// window has a word for each class. The lowest bit stands for the first byte.
 type window struct {
 	letter  uint64
 	number  uint64
 	space   uint64 // white space, newlines included
 	newline uint64 // \r and \n
 	blank   uint64 // the space itself
-	other   uint64 // not ASCII, or control characters that are no white space
+	other   uint64 // not ASCII, or control characters other than white space
 }
 
-// The lanes of a word are its bytes. What compares them works below the highest bit of each and answers in it.
+// The lanes of a word are its bytes. The comparisons take values below 0x80 and return their result in each lane's
+// highest bit.
 const (
 	lanes    = 0x0101010101010101
 	highBits = 0x80 * lanes
@@ -69,7 +70,7 @@ func atLeast(a uint64, c byte) uint64 { return a + lanes*uint64(0x80-c) }
 // equal marks the lanes of a, all below 0x80, that are c.
 func equal(a uint64, c byte) uint64 { return highBits - (a ^ lanes*uint64(c)) }
 
-// gather makes the highest byte of the marks of eight lanes: a multiplication moves each to its place there.
+// gather collects the marks of eight lanes in the highest byte. The multiplication moves each mark to its bit.
 func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 &^ (1<<56 - 1) }
 
 // readWindow classifies the bytes of a window.
@@ -82,7 +83,7 @@ func readWindow(text *[windowSize]byte) window {
 		small := a | lanes*0x20
 		blanks := equal(a, ' ')
 		spaces := atLeast(a, '\t')&^atLeast(a, '\r'+1) | blanks
-		// The first eight bytes are gathered to the highest byte, and move down with each step.
+		// Each step adds eight bits at the top, and moves the earlier ones down.
 		letter = letter>>8 | gather(atLeast(small, 'a')&^atLeast(small, 'z'+1))
 		number = number>>8 | gather(atLeast(a, '0')&^atLeast(a, '9'+1))
 		space = space>>8 | gather(spaces)
@@ -108,15 +109,15 @@ func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64
 	return bits
 }
 
-// starts finds pieces of s[i:end]; s[i] begins one. It returns where pieces begin, as a bit for each byte from i, and
-// the number of bytes that are cut with certainty. The last piece among them may continue behind them, unless they
-// reach end. 0 means that nothing is certain.
+// starts finds the starts of pieces in s[i:end]; a piece starts at s[i]. It returns a bit for each byte from i at which
+// a piece starts, and the number of bytes for which this is certain. The last piece in them may continue behind them,
+// unless they reach end. 0 means that nothing is certain.
 func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	var text *[windowSize]byte
 	if end-i >= windowSize {
 		text = (*[windowSize]byte)(unsafe.Slice(unsafe.StringData(s), len(s))[i:end])
 	} else {
-		text = new([windowSize]byte) // the rest is zeros, which are of no class
+		text = new([windowSize]byte) // the rest is zeros, which belong to no class
 		copy(text[:], s[i:end])
 	}
 	w := readWindow(text)
@@ -146,8 +147,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	last := uint64(1) << uint(size-1) // the last byte that is known
 	atEnd := i+size == end
 
-	// White space up to its last newline is a piece, what follows another, but for its last character, which belongs to
-	// the word or the symbols that follow, or is a piece.
+	// White space up to its last newline is a piece. The white space after it is another piece, except its last
+	// character, which belongs to the following word or symbols, or is a piece itself.
 	space &^= absorbed
 	spaceStart := space &^ (space << 1)
 	inLine := space &^ newline
@@ -191,7 +192,7 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	}
 
 	if !atEnd {
-		// What the last byte begins may depend on the next byte, and how white space is cut on what comes after it.
+		// The next byte may decide what the last byte begins, and the text after white space decides how it is cut.
 		if space&last != 0 {
 			starts &= 1<<uint(bits.Len64(spaceStart)) - 1
 		} else {
@@ -201,8 +202,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	return starts, size
 }
 
-// cutContractions returns starts with the contractions cut. They can be where the bits of quotes are: symbols, alone,
-// before a letter.
+// cutContractions returns starts with the contractions cut. The bits of quotes are the places where one may begin: a
+// single symbol before a letter.
 func (r *windowRules) cutContractions(starts, quotes, letter uint64, s string, i, end int) uint64 {
 	if r.contractions == contractionEnd {
 		quotes &= letter << 1
@@ -211,7 +212,7 @@ func (r *windowRules) cutContractions(starts, quotes, letter uint64, s string, i
 	for ; quotes != 0; quotes &= quotes - 1 {
 		quote := bits.TrailingZeros64(quotes)
 		if r.contractions == contractionEnd && quote == cut {
-			continue // the word before has one already
+			continue // the word before already has a contraction
 		}
 		j := contraction(s, i+quote, end)
 		if j == 0 {

@@ -5,37 +5,37 @@ import (
 	"time"
 )
 
-// The breaker's patience.
+// When the breaker opens, and how long it stays open.
 const (
-	breakerFailures = 5 // in a row, that open it
+	breakerFailures = 5 // consecutive failures that open it
 	minCooldown     = time.Second
 	maxCooldown     = 30 * time.Second
 )
 
-// breaker leaves a failing server alone. Closed, it lets every call through and counts failures in a row. Open, it lets
-// none through until a cooldown is over, then one at a time (half-open): a good one closes it, a bad one doubles the
-// cooldown.
+// breaker is a circuit breaker for one server. While closed, it allows every call and counts consecutive failures.
+// While open, it allows no call until a cooldown has passed, and then one probe at a time (half-open). A good probe
+// closes it. A bad probe doubles the cooldown.
 type breaker struct {
 	mu       sync.Mutex
 	open     bool
-	failures int       // in a row, while closed
-	until    time.Time // while open: when a probe may go
+	failures int       // consecutive, while closed
+	until    time.Time // while open: when a probe is allowed
 	cooldown time.Duration
 	probing  bool
 }
 
 func newBreaker() *breaker { return &breaker{cooldown: minCooldown} }
 
-// verdict is what a call says of the server.
+// verdict is what a call shows about the server.
 type verdict int
 
 const (
-	neutral verdict = iota // nothing: it was not asked, or the client went away
+	neutral verdict = iota // nothing: no request was sent, or the client closed the connection
 	good
 	bad
 )
 
-// change is what a verdict did to the breaker.
+// change is the effect of a verdict on the breaker.
 type change int
 
 const (
@@ -44,7 +44,7 @@ const (
 	closed
 )
 
-// allow reports whether a call may be made. Every allowed one must be followed by done, with the same probe.
+// allow reports whether a call is allowed. The caller must call done with the same probe after every allowed call.
 func (b *breaker) allow(now time.Time) (probe, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -58,7 +58,7 @@ func (b *breaker) allow(now time.Time) (probe, ok bool) {
 	return true, true
 }
 
-// done takes a call's verdict. A call from before the breaker opened says nothing once it is open.
+// done records a call's verdict. While the breaker is open, it ignores verdicts of calls that began before it opened.
 func (b *breaker) done(now time.Time, v verdict, probe bool) change {
 	b.mu.Lock()
 	defer b.mu.Unlock()

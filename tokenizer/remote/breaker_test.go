@@ -26,28 +26,28 @@ func TestBreaker(t *testing.T) {
 		call(bad)
 	}
 	call(neutral)
-	call(good) // one good call forgets the bad ones
+	call(good) // one good call resets the count
 	for i := range breakerFailures {
 		want := unchanged
 		if i == breakerFailures-1 {
 			want = opened
 		}
 		if i == 2 {
-			call(neutral) // says nothing
+			call(neutral) // changes nothing
 		}
 		if got := call(bad); got != want {
 			t.Fatalf("bad call %d: %v, want %v", i, got, want)
 		}
 	}
 	if !b.isOpen() {
-		t.Fatal("closed after so many")
+		t.Fatal("the breaker is closed after breakerFailures bad calls")
 	}
 	expectClosed("open")
 	if got := b.done(now, good, false); got != unchanged || !b.isOpen() {
-		t.Fatal("a call from before closed it")
+		t.Fatal("a call that began before the breaker opened closed it")
 	}
 	cooldown := minCooldown
-	for range 10 { // half-open: one probe each time, and more patience after each
+	for range 10 { // half-open: one probe at a time, and each bad probe doubles the cooldown
 		now = now.Add(cooldown - time.Nanosecond)
 		expectClosed("cooling down")
 		now = now.Add(time.Nanosecond)
@@ -62,15 +62,15 @@ func TestBreaker(t *testing.T) {
 		cooldown = min(2*cooldown, maxCooldown)
 	}
 	now = now.Add(cooldown)
-	call(neutral) // the client of a probe went away: the next call is one at once
+	call(neutral) // the probe's client closed the connection: the next call is a probe at once
 	if got := call(good); got != closed || b.isOpen() {
 		t.Fatalf("a good probe: %v", got)
 	}
 	for range breakerFailures {
 		call(bad)
 	}
-	now = now.Add(minCooldown) // the patience of before is forgotten
+	now = now.Add(minCooldown) // the cooldown is minCooldown again
 	if got := call(good); got != closed {
-		t.Fatalf("after a good probe the cooldown is %v still", b.cooldown)
+		t.Fatalf("after a good probe the cooldown is still %v", b.cooldown)
 	}
 }

@@ -14,22 +14,22 @@ import (
 	"kvepp/tokenizer"
 )
 
-// Bounds of what waits to be compared.
+// Bounds of the requests that wait to be compared: their number, and each body's bytes.
 const (
 	checkQueue     = 4
 	maxCheckedBody = 1 << 20
 )
 
-// Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids
-// of a model for which they differ are not to be used any more. A nil Check compares nothing.
+// Check compares kvepp's own ids of a model's first requests with its engine's, in the background. If they differ, the
+// caller must not use kvepp's ids of that model any more. A nil Check compares nothing.
 type Check struct {
 	own     func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error)
 	engine  *Client
 	wanted  atomic.Int64 // comparisons still to be made
 	differs atomic.Bool
 	queue   chan sample
-	panics  loglimit.Limiter // of lines about them
-	silent  bool             // it was said that a request could not be compared; Run's own
+	panics  loglimit.Limiter // log lines about panics
+	silent  bool             // a failed comparison was logged; only Run uses it
 	metrics *metrics.Metrics
 	log     *slog.Logger
 }
@@ -57,11 +57,11 @@ func NewCheck(own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, e
 	return c
 }
 
-// Differs reports whether the ids were found to differ.
+// Differs reports whether a comparison found different ids.
 func (c *Check) Differs() bool { return c != nil && c.differs.Load() }
 
-// Offer hands in a request to be compared. It copies the body and never waits: when others are waiting, or the body is
-// large, a later request is compared instead.
+// Offer queues a request for comparison. It copies the body and never blocks: if the queue is full or the body is
+// larger than maxCheckedBody, it skips the request.
 func (c *Check) Offer(path string, body []byte) {
 	if c == nil || c.wanted.Load() <= 0 || len(body) > maxCheckedBody || len(c.queue) == cap(c.queue) {
 		return
@@ -72,7 +72,7 @@ func (c *Check) Offer(path string, body []byte) {
 	}
 }
 
-// Run compares what is handed in, one request at a time, until ctx ends or all is known.
+// Run compares the queued requests, one at a time, until ctx ends, n requests were equal, or one differs.
 func (c *Check) Run(ctx context.Context) {
 	n := c.wanted.Load()
 	for c.wanted.Load() > 0 {
@@ -88,7 +88,8 @@ func (c *Check) Run(ctx context.Context) {
 	}
 }
 
-// compare compares one request. A difference counts when it is there twice: a template may print the time.
+// compare compares one request. It repeats a comparison that finds a difference, because a template may print the time.
+// Only a second difference counts.
 func (c *Check) compare(ctx context.Context, s sample) {
 	d, known := c.difference(ctx, s)
 	if known && d != nil {
@@ -103,7 +104,7 @@ func (c *Check) compare(ctx context.Context, s sample) {
 		c.differs.Store(true)
 		c.wanted.Store(0)
 		c.log.Error(
-			"kvepp's token ids differ from the engine's: the model's requests are routed by load only from now on. "+
+			"kvepp's token ids differ from the engine's: from now on kvepp routes the model's requests by load only. "+
 				"Give kvepp the "+
 				"model folder, the --engine and the chat template flags of the engine; \"kvepp tokenize\" shows what "+
 				"kvepp makes of a body",
@@ -116,25 +117,25 @@ func (c *Check) compare(ctx context.Context, s sample) {
 			"engine_tokens",
 			d.engineTokens,
 		)
-		c.log.Debug("the ids from there", "path", s.path, "own_ids", d.own, "engine_ids", d.engine)
+		c.log.Debug("the ids from that position", "path", s.path, "own_ids", d.own, "engine_ids", d.engine)
 	default:
 		c.wanted.Add(-1)
 	}
 	c.metrics.TokenizerCheck(c.engine.cfg.Model, outcome)
 }
 
-// difference is where two tokenizations part.
+// difference is the first place where two tokenizations differ.
 type difference struct {
 	prompt, position        int
-	own, engine             []kvblock.Token // a few ids from there
+	own, engine             []kvblock.Token // a few ids from that position
 	ownTokens, engineTokens int
 }
 
-// difference tokenizes a request on both sides and returns where they part, nil if they do not. known says that both
-// sides have ids.
+// difference tokenizes a request with kvepp and with the engine, and returns the first difference; nil if there is
+// none. known reports whether both have ids.
 func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
 	defer func() {
-		if r := recover(); r != nil { // a defect, which the router contains on a request's own way as well
+		if r := recover(); r != nil { // a defect; the router recovers from it on a request's path too
 			c.panics.Log(
 				c.log,
 				slog.LevelError,
@@ -152,7 +153,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 		return nil, false
 	}
 	if _, err := tokenizer.Given(request); err == nil || request.HasMedia {
-		return nil, false // the request brings ids, so no text is tokenized; or it is not text alone
+		return nil, false // the request brings ids, so no text is tokenized; or it has media
 	}
 	own, err := c.own(ctx, request)
 	if err != nil {
@@ -163,18 +164,18 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 		if !c.silent {
 			c.silent = true
 			c.log.Warn(
-				"--tokenizer-check could not compare a request with the engine; it goes on with later ones",
+				"--tokenizer-check could not compare a request with the engine; it continues with later requests",
 				"error",
 				brief(err),
 			)
-			c.log.Debug("what the engine said to it", "error", err)
+			c.log.Debug("the engine's answer to the comparison", "error", err)
 		}
 		return nil, false
 	}
 	return differ(own, engine), true
 }
 
-// differ returns where own and engine part, nil if they do not.
+// differ returns the first difference between own and engine; nil if there is none.
 func differ(own []tokenizer.Prompt, engine [][]kvblock.Token) *difference {
 	const shown = 8
 	for i := range max(len(own), len(engine)) {

@@ -13,14 +13,14 @@ import (
 	"kvepp/tokenizer"
 )
 
-// says is a tokenizer of kvepp's own that makes these ids of everything.
+// says stands in for kvepp's tokenizer: it returns these ids for every request.
 func says(ids ...kvblock.Token) func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
 	return func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
 		return tokenizer.Certain([][]kvblock.Token{ids}), nil
 	}
 }
 
-// checked runs a check of n requests over those given until it ends or the last of them was compared.
+// checked runs a check of n requests on these bodies, until the check ends or has compared the last body.
 func checked(
 	t *testing.T,
 	c *clientOf,
@@ -85,7 +85,7 @@ func TestCheck(t *testing.T) {
 		}
 		check.Offer(completionPath, []byte(prompt))
 		if len(check.queue) != 0 {
-			t.Error("it goes on after all is known")
+			t.Error("the check continues after it has found a difference")
 		}
 		if n := counted(t, c.metrics, "kvepp_tokenizer_check_requests_total", "differs"); n != 1 {
 			t.Errorf("%v counted", n)
@@ -93,7 +93,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckOfTime believes a difference only when it is there twice.
+// TestCheckOfTime: a difference counts only if a second comparison also finds it.
 func TestCheckOfTime(t *testing.T) {
 	e := newEngine(t)
 	asked := 0
@@ -110,7 +110,7 @@ func TestCheckOfTime(t *testing.T) {
 	}
 }
 
-// TestCheckKnowsNothing says nothing about requests that one side cannot tokenize.
+// TestCheckKnowsNothing: a request that kvepp or the engine cannot tokenize is neither equal nor different.
 func TestCheckKnowsNothing(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/v1/completions/render", 400, badInput)
@@ -135,7 +135,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	}
 }
 
-// TestOfferNeverWaits offers more than fits while no comparison runs.
+// TestOfferNeverWaits offers more requests than the queue holds while no comparison runs.
 func TestOfferNeverWaits(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, time.Minute)
 	check := NewCheck(says(1), c.Client, 100)
@@ -153,12 +153,12 @@ func TestOfferNeverWaits(t *testing.T) {
 	}
 	check.Offer(completionPath, make([]byte, maxCheckedBody+1))
 	if len(check.queue) != checkQueue-1 {
-		t.Error("a large body waits")
+		t.Error("a body above maxCheckedBody was queued")
 	}
 	var none *Check
 	none.Offer(completionPath, body)
 	if none.Differs() {
-		t.Error("no check differs")
+		t.Error("a nil check reports a difference")
 	}
 }
 

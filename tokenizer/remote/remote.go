@@ -1,11 +1,11 @@
 // Package remote asks an inference engine for the token ids of a request that kvepp cannot tokenize itself.
 //
-// It owns the HTTP calls to one engine server (vLLM's render endpoints and /tokenize, SGLang's /tokenize), their
-// deadline, their bounds and the circuit breaker around them, and the comparison of kvepp's own ids with the engine's.
-// It never guesses: where an endpoint would make other ids than the engine makes of the same request, it declines. It
-// never retries, and it never holds a request longer than the configured time.
+// It owns the HTTP calls to one engine server (vLLM's render endpoints and /tokenize, SGLang's /tokenize) with their
+// deadline, size limits and circuit breaker. It also owns the comparison of kvepp's own ids with the engine's. It never
+// guesses: if an endpoint would give other ids than the engine computes for the same request, it returns an error. It
+// never retries, and it never holds a request longer than the configured timeout.
 //
-// Concurrency: everything is safe from any goroutine.
+// Everything is safe for concurrent use.
 package remote
 
 import (
@@ -32,29 +32,28 @@ import (
 // Outcome is how one request to an engine ended. It is a metric's label.
 type Outcome string
 
-// The outcomes. Failed and TimedOut count against the server, but for failures that the request may have caused; after
-// some in a row it is left alone for a while (Open).
+// The outcomes. Failed and TimedOut count against the server, except failures that the request itself may have caused.
+// After several in a row the breaker opens, and further requests end as Open.
 const (
 	OK Outcome = "ok"
-	// the engine finds fault with the request: it will refuse the request itself as well
+	// the engine rejects the request; it will reject it again when it serves it
 	Refused     Outcome = "refused"
-	Unsupported Outcome = "unsupported" // no endpoint of the engine gives the ids of such a request
-	// no connection, an answer that is none, a status that says the server is at fault
+	Unsupported Outcome = "unsupported" // no endpoint of the engine returns the ids of such a request
+	// no connection, an answer that cannot be read, or a status that blames the server
 	Failed   Outcome = "error"
 	TimedOut Outcome = "timeout"  // no answer within Config.Timeout
 	Busy     Outcome = "busy"     // Concurrency calls were running, and none ended within Config.Timeout
-	Open     Outcome = "open"     // not asked: the breaker is open
-	Canceled Outcome = "canceled" // the client went away
+	Open     Outcome = "open"     // no request was sent: the breaker is open
+	Canceled Outcome = "canceled" // the client closed the connection
 )
 
 // Error says why an engine's ids are not known.
 type Error struct {
 	Outcome Outcome
 	err     error
-	// brief is err without what the server said, which may quote the prompt; empty: all of err is for anybody's eyes.
+	// brief is err without the server's text, which may quote the prompt; empty if err quotes nothing of it.
 	brief string
-	// blameless says that the server is not to be called failing for it: a client must not be able to have it left
-	// alone.
+	// blameless is set if the failure does not count against the server. Otherwise a client could open the breaker.
 	blameless bool
 }
 
@@ -65,7 +64,7 @@ func fail(o Outcome, format string, args ...any) error {
 	return &Error{Outcome: o, err: fmt.Errorf(format, args...)}
 }
 
-// brief returns err for a log: without what the engine said, which may quote the prompt.
+// brief returns err for a log: without the engine's text, which may quote the prompt.
 func brief(err error) string {
 	if e := new(Error); errors.As(err, &e) && e.brief != "" {
 		return "tokenizer/remote: " + e.brief
@@ -85,7 +84,7 @@ func OutcomeOf(err error) Outcome {
 	return Failed
 }
 
-// Config says which server to ask, and how patiently.
+// Config names the server to ask and the timeout.
 type Config struct {
 	// Model is the model's name in logs and metrics.
 	Model string
@@ -93,17 +92,17 @@ type Config struct {
 	URL string
 	// Engine is the server's kind: tokenizer.VLLM or tokenizer.SGLang. The others have no endpoint that tokenizes.
 	Engine tokenizer.Engine
-	// APIKey returns what the server was started with as --api-key, as it is now; "" sends none, and so does nil.
+	// APIKey returns the current value of the server's --api-key. Nil, or a result of "", sends no key.
 	APIKey func() string
-	// Timeout is how long a request may take in all, waiting for its turn included.
+	// Timeout is the longest time that a request may take, including the wait for a free slot.
 	Timeout time.Duration
 }
 
-// Concurrency is how many calls to a server run at the same time. Further requests wait for their turn.
+// Concurrency is the number of calls to a server that run at the same time. Further requests wait for a free slot.
 const Concurrency = 32
 
-// Bounds of what is sent, and of what is read of an answer: a prompt has fewer tokens than its body has bytes, an id
-// takes at most 11, and a render endpoint repeats the tools.
+// Bounds of requests and answers. An answer's bound follows from the body's size: a prompt has fewer tokens than its
+// body has bytes, an id takes at most 11 bytes, and a render endpoint repeats the tools.
 const (
 	maxBodyBytes       = 8 << 20 // about two million tokens of English
 	answerBytesPerByte = 16
@@ -112,8 +111,8 @@ const (
 	maxErrorBytes      = 4 << 10
 )
 
-// idle is how long an unused connection is kept: less than the 5 s after which the engines' servers close theirs, so
-// that a request seldom meets a connection that is being closed.
+// idle is how long an unused connection is kept. The engines' servers close theirs after 5 s. A shorter time here makes
+// it rare that a request is sent while the server closes the connection.
 const idle = 4 * time.Second
 
 // Client asks one server about one model. Create it with New.
@@ -126,17 +125,17 @@ type Client struct {
 	metrics *metrics.Metrics
 	log     *slog.Logger
 
-	// withoutRender is until when the server counts as one without render endpoints, in Unix nanoseconds.
+	// withoutRender is the time, in Unix nanoseconds, until which the server is taken to have no render endpoints.
 	withoutRender atomic.Int64
 	saidWithout   atomic.Bool
 	modality      atomic.Pointer[modality]
 }
 
-// relearn is how long what was learned of a server is believed: it may restart with other flags.
+// relearn is how long facts about a server are cached. The server may restart with other flags.
 const relearn = 5 * time.Minute
 
-// New returns a client. It does not connect; a server that is not there yet is found when it is.
-// Errors: a URL or an engine that cannot be asked.
+// New returns a client. It does not connect, so the server may start later. Errors: a URL or an engine that cannot be
+// asked.
 func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 	u, err := url.Parse(cfg.URL)
 	if err != nil {
@@ -146,10 +145,10 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return nil, fmt.Errorf("tokenizer/remote: %q is not a URL such as http://engine:8000", cfg.URL)
 	case u.RawQuery != "" || u.Fragment != "" || u.User != nil:
-		return nil, fmt.Errorf("tokenizer/remote: %q: only scheme, host and a path can be given", cfg.URL)
+		return nil, fmt.Errorf("tokenizer/remote: %q: only a scheme, a host and a path are allowed", cfg.URL)
 	case cfg.Engine != tokenizer.VLLM && cfg.Engine != tokenizer.SGLang:
 		return nil, fmt.Errorf(
-			"tokenizer/remote: %s has no endpoint that tokenizes: only vLLM's and SGLang's servers have",
+			"tokenizer/remote: %s has no endpoint that tokenizes; only vLLM and SGLang have one",
 			cfg.Engine,
 		)
 	case cfg.Timeout <= 0:
@@ -163,12 +162,13 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 		root: strings.TrimRight(u.String(), "/"),
 		http: &http.Client{
 			Transport: &http.Transport{
-				// A request gives up at its own deadline; the connection that it asked for is made for the next one.
+				// A request stops waiting at its own deadline. Its connection is still made, and serves the next
+				// request.
 				DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
 				MaxConnsPerHost:     Concurrency,
 				MaxIdleConnsPerHost: Concurrency,
 				IdleConnTimeout:     idle,
-				DisableCompression:  true, // so that the bound on an answer is one on memory
+				DisableCompression:  true, // so that the bound of an answer also bounds memory
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
@@ -179,11 +179,12 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 	}, nil
 }
 
-// IsOpen reports whether the server is being left alone.
+// IsOpen reports whether the breaker is open.
 func (c *Client) IsOpen() bool { return c.breaker.isOpen() }
 
-// Tokenize returns the ids that the engine makes of each prompt of a request; a chat has one. body is what the request
-// was parsed from; it is not modified. It returns when ctx ends or the time is over at the latest.
+// Tokenize returns the ids that the engine computes for each prompt of a request; a chat has one prompt. The request
+// was parsed from body, which Tokenize does not modify. Tokenize returns at the latest when ctx ends or Config.Timeout
+// has passed.
 //
 // Errors: *Error.
 func (c *Client) Tokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
@@ -212,11 +213,11 @@ func (c *Client) tokenize(parent context.Context, request *apibody.Request, body
 	}
 	probe, ok := c.breaker.allow(time.Now())
 	if !ok {
-		return nil, fail(Open, "the server failed too often; it is asked again soon")
+		return nil, fail(Open, "the server failed too often; kvepp asks it again soon")
 	}
 	var ids [][]kvblock.Token
 	var err error
-	defer func() { c.report(err, probe) }() // a panic must not keep a probe for ever either
+	defer func() { c.report(err, probe) }() // deferred, so that a panic also releases the probe
 	if c.cfg.Engine == tokenizer.SGLang {
 		ids, err = c.sglang(ctx, request, body)
 	} else {
@@ -228,7 +229,7 @@ func (c *Client) tokenize(parent context.Context, request *apibody.Request, body
 	return ids, err
 }
 
-// report tells the breaker how a call ended, and the log when that opens or closes it.
+// report tells the breaker how a call ended. It logs when the breaker opens or closes.
 func (c *Client) report(err error, probe bool) {
 	v := neutral
 	switch OutcomeOf(err) {
@@ -242,23 +243,23 @@ func (c *Client) report(err error, probe bool) {
 	switch c.breaker.done(time.Now(), v, probe) {
 	case opened:
 		c.log.Warn(
-			"the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load",
+			"the breaker of the engine's tokenizer opens: kvepp routes requests that only it can tokenize by load",
 			"error",
 			brief(err),
 		)
-		c.log.Debug("what it said last", "error", err)
+		c.log.Debug("the engine's last answer", "error", err)
 	case closed:
-		c.log.Info("the engine's tokenizer answers again")
+		c.log.Info("the breaker of the engine's tokenizer closes: it answers again")
 	}
 }
 
-// answer is what a server said.
+// answer is a server's response.
 type answer struct {
 	status int
 	body   []byte
 }
 
-// message returns what an answer other than 200 says, for people.
+// message returns the error text of an answer whose status is not 200.
 func (a *answer) message() string {
 	var said struct {
 		Error struct {
@@ -278,7 +279,7 @@ func (a *answer) message() string {
 	return fmt.Sprintf("HTTP %d: %.300q", a.status, text)
 }
 
-// err returns nil for an answer with ids, else what it means.
+// err returns nil for status 200, else the error that the status stands for.
 func (a *answer) err(path string) error {
 	switch a.status {
 	case http.StatusOK:
@@ -292,13 +293,13 @@ func (a *answer) err(path string) error {
 	switch a.status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Outcome = Refused
-	case http.StatusInternalServerError, http.StatusNotImplemented: // a defect that some requests meet
+	case http.StatusInternalServerError, http.StatusNotImplemented: // a defect that only some requests cause
 		e.blameless = true
 	}
 	return e
 }
 
-// call sends body, or asks for what is at path if it is nil, and reads the answer.
+// call posts body to path, or gets path if body is nil, and reads the answer.
 func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, error) {
 	method := http.MethodGet
 	if body != nil {
@@ -314,8 +315,8 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 			request.Header.Set("Authorization", "Bearer "+key)
 		}
 	}
-	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was
-	// read.
+	// The header is not sent. It tells net/http to repeat the request if the server closed the connection before it
+	// read the request.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {
@@ -336,7 +337,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 	return a, nil
 }
 
-// broken says why there is no whole answer.
+// broken returns the error for an incomplete answer.
 func (c *Client) broken(ctx context.Context, path string, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fail(TimedOut, "%s: no answer within %v", path, c.cfg.Timeout)

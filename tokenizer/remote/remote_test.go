@@ -26,7 +26,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// engine is a server that answers as the engines do, and remembers what it was asked.
+// engine is a server that answers like the engines and records the requests.
 type engine struct {
 	*httptest.Server
 	answers map[string]func(body []byte) (status int, answer string) // by path
@@ -40,7 +40,7 @@ func newEngine(t *testing.T) *engine {
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			return // the client went away
+			return // the client closed the connection
 		}
 		e.mu.Lock()
 		e.asked = append(e.asked, r.URL.Path+" "+string(body))
@@ -58,14 +58,14 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// answer has a path answered.
+// answer sets the answer for a path.
 func (e *engine) answer(path string, status int, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.answers[path] = func([]byte) (int, string) { return status, text }
 }
 
-// wasAsked returns what was asked since the last call.
+// wasAsked returns the requests since the last call.
 func (e *engine) wasAsked() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -184,7 +184,7 @@ func TestVLLMWithoutRender(t *testing.T) {
 	ids := [][]kvblock.Token{{1, 2, 4000000000}}
 	for _, c2 := range []struct {
 		path, body string
-		asked      []string // bodies at /tokenize; nil: declined
+		asked      []string // bodies at /tokenize; nil: an error without a call
 	}{
 		{chatPath, `{` + hi + `,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto",` +
 			`"temperature":1,"stream":true,"documents":null}`, []string{"as it came"}},
@@ -211,7 +211,7 @@ func TestVLLMWithoutRender(t *testing.T) {
 			`"image_url":{"url":"x"}}]}]}`, nil},
 	} {
 		c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-		for range 2 { // the second time, that there is no render endpoint is known
+		for range 2 { // the second time, the client knows that there is no render endpoint
 			got, err := c.ask(t.Context(), c2.path, c2.body)
 			if c2.asked == nil {
 				if OutcomeOf(err) != Unsupported {
@@ -243,9 +243,9 @@ func TestVLLMWithoutRender(t *testing.T) {
 		if want := append(c2.asked, c2.asked...); !reflect.DeepEqual(asked, want) {
 			t.Errorf("%s: asked %q, want %q", c2.body, asked, want)
 		}
-		// in the message, and in the engine's
+		// once in kvepp's message, once in the engine's
 		if said := strings.Count(c.log.String(), "--enable-scale-out"); said > 2 {
-			t.Errorf("said %d times: %s", said, c.log)
+			t.Errorf("logged %d times: %s", said, c.log)
 		}
 	}
 	batch := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
@@ -255,7 +255,7 @@ func TestVLLMWithoutRender(t *testing.T) {
 	}
 }
 
-// TestAnOlderVLLM has no render endpoints at all, and so answers as for any path.
+// TestAnOlderVLLM: an older vLLM has no render endpoints and answers 404, as for any unknown path.
 func TestAnOlderVLLM(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/prefix/tokenize", 200, tokenize)
@@ -268,7 +268,7 @@ func TestAnOlderVLLM(t *testing.T) {
 	if asked := e.wasAsked(); len(asked) != 3 {
 		t.Errorf("asked: %q", asked)
 	}
-	// A model that the server does not serve says nothing of its endpoints.
+	// An answer about an unknown model does not show that the endpoints are missing.
 	other := newEngine(t)
 	other.answer("/v1/completions/render", 404, notFound)
 	other.answer("/tokenize", 404, notFound)
@@ -351,7 +351,7 @@ func TestSGLang(t *testing.T) {
 		t.Errorf("responses: %v", err)
 	}
 	if asked := e.wasAsked(); asked != nil {
-		t.Errorf("asked in vain: %q", asked)
+		t.Errorf("unnecessary requests: %q", asked)
 	}
 
 	e.answer("/model_info", 200, fmt.Sprintf(info, true))
@@ -369,7 +369,7 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// TestBadAnswers are errors that say what came, never ids.
+// TestBadAnswers: an answer that cannot be used is an error that quotes it, never ids.
 func TestBadAnswers(t *testing.T) {
 	huge := `[{"token_ids":[` + strings.Repeat("1,", minAnswerBytes) + `1]}]`
 	for _, c2 := range []struct {
@@ -387,7 +387,7 @@ func TestBadAnswers(t *testing.T) {
 		{tokenizer.VLLM, "/v1/completions/render", 401, `{"error":"Unauthorized"}`, Failed, "Unauthorized"},
 		{tokenizer.VLLM, "/v1/completions/render", 302, ``, Failed, "302"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, huge, Unsupported, "longer than"},
-		{tokenizer.VLLM, "/v1/completions/render", 200, `[]`, Failed, "0 prompts, want 1"},
+		{tokenizer.VLLM, "/v1/completions/render", 200, `[]`, Failed, "0 prompts instead of 1"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[{"token_ids":[]}]`, Failed, "no token_ids"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[{"token_ids":[1,-1]}]`, Failed, "cannot be read"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[{"token_ids":[1.5]}]`, Failed, "cannot be read"},
@@ -400,7 +400,7 @@ func TestBadAnswers(t *testing.T) {
 		{tokenizer.VLLM, "/tokenize", 200, `{"count":0,"max_model_len":8192,"tokens":[],"token_strs":null}`,
 			Unsupported, "no ids"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[1],"count":1}`, Failed, "cannot be read"},
-		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1],[2]],"count":[1,1]}`, Failed, "2 prompts, want 1"},
+		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1],[2]],"count":[1,1]}`, Failed, "2 prompts instead of 1"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1]],"count":[2]}`, Failed, "count of 2"},
 		{tokenizer.SGLang, "/tokenize", 400,
 			`{"object":"error","message":"Invalid prompt","type":"BadRequestError","param":null,"code":400}`, Refused,
@@ -422,7 +422,7 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
-// TestAPIKey is sent as the engines' servers want it.
+// TestAPIKey: the key is sent in the form that the engines' servers expect.
 func TestAPIKey(t *testing.T) {
 	var got []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -442,7 +442,7 @@ func TestAPIKey(t *testing.T) {
 	}
 }
 
-// TestBounds are of what is sent, too.
+// TestBounds: neither a request nor an answer exceeds its bound.
 func TestBounds(t *testing.T) {
 	e := newEngine(t)
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
@@ -457,7 +457,7 @@ func TestBounds(t *testing.T) {
 
 const prompt = `{"model":"m","prompt":"a"}`
 
-// TestBreakerGuards opens the breaker by failures, sees that the server is left alone, and closes it by a probe.
+// TestBreakerGuards opens the breaker by failures, checks that the server gets no requests, and closes it by a probe.
 func TestBreakerGuards(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/v1/completions/render", 503, `starting`)
@@ -482,7 +482,7 @@ func TestBreakerGuards(t *testing.T) {
 		}
 		return err == nil
 	})
-	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 ||
+	if log := c.log.String(); strings.Count(log, "tokenizer opens") != 1 || strings.Count(log, "answers again") != 1 ||
 		!strings.Contains(log, "HTTP 503") ||
 		strings.Contains(log, "starting") ||
 		!strings.Contains(log, "model=m") {
@@ -491,7 +491,7 @@ func TestBreakerGuards(t *testing.T) {
 	if c.IsOpen() || c.counted(Open) < 1 || c.counted(Failed) != breakerFailures || c.counted(OK) != 1 {
 		t.Error("not counted")
 	}
-	// What a client can cause does not open it.
+	// Failures that a client can cause do not open it.
 	for outcome, status := range map[Outcome]int{Refused: 400, Failed: 500} {
 		e.answer("/v1/completions/render", status, badInput)
 		for range 3 * breakerFailures {
@@ -533,7 +533,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestSlowAnswer is given up in its middle.
+// TestSlowAnswer: a call ends at its timeout in the middle of an answer.
 func TestSlowAnswer(t *testing.T) {
 	over := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -553,8 +553,8 @@ func TestSlowAnswer(t *testing.T) {
 	}
 }
 
-// TestNobodyThere is a server that cannot be connected to.
-func TestNobodyThere(t *testing.T) {
+// TestNoServer connects to a port without a server.
+func TestNoServer(t *testing.T) {
 	e := newEngine(t)
 	e.Close()
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
@@ -563,7 +563,8 @@ func TestNobodyThere(t *testing.T) {
 	}
 }
 
-// TestServerClosesIdleConnection while the next request is on its way: it is sent again over another connection.
+// TestServerClosesIdleConnection closes a connection while the next request is sent: the client repeats the request
+// over another connection.
 func TestServerClosesIdleConnection(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -593,7 +594,7 @@ func TestServerClosesIdleConnection(t *testing.T) {
 	}
 }
 
-// TestClientGoesAway ends the call, and says nothing against the server.
+// TestClientGoesAway: if the client closes the connection, the call ends and does not count against the server.
 func TestClientGoesAway(t *testing.T) {
 	url, waiting := stuck(t)
 	c := newClient(t, url, tokenizer.VLLM, time.Minute)
@@ -616,7 +617,7 @@ func TestClientGoesAway(t *testing.T) {
 	}
 }
 
-// TestConcurrencyIsBounded has more requests than calls may run: the rest waits for its turn.
+// TestConcurrencyIsBounded: requests beyond Concurrency wait for a free slot.
 func TestConcurrencyIsBounded(t *testing.T) {
 	var running, most atomic.Int32
 	release := make(chan struct{})
@@ -647,12 +648,12 @@ func TestConcurrencyIsBounded(t *testing.T) {
 		}
 	}
 	if got := most.Load(); got != Concurrency {
-		t.Errorf("%d at once", got)
+		t.Errorf("%d calls at the same time", got)
 	}
 }
 
-// TestBusy waits for its turn no longer than the deadline, nor than the client; neither says anything against the
-// server.
+// TestBusy: a request waits for a free slot until its deadline or until the client closes the connection; neither
+// counts against the server.
 func TestBusy(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, 10*time.Millisecond)
 	for range Concurrency {
@@ -683,7 +684,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// FuzzAnswers looks for panics, and for ids that are none.
+// FuzzAnswers looks for panics and for empty ids without an error.
 func FuzzAnswers(f *testing.F) {
 	for _, text := range []string{renderedChat, "[" + renderedChat + "]", tokenize,
 		`{"tokens":[[1,2],[3]],"count":[2,1]}`, `{"tokens":[[1,2]],"count":[2]}`, disabled, `[{"token_ids":null}]`,

@@ -11,9 +11,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// SGLang's /tokenize turns a chat's body into the request that its chat endpoint reads and prepares that; of a
-// completion it encodes the prompts. Source: SGLang 0.5.21, entrypoints/openai/serving_tokenize and protocol,
-// TokenizeRequest.
+// SGLang's /tokenize turns a chat's body into the request that its chat endpoint reads, and prepares it in the same
+// way. For a completion it encodes the prompts. Source: SGLang 0.5.21, entrypoints/openai/serving_tokenize and
+// protocol, TokenizeRequest.
 
 func (c *Client) sglang(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	switch request.API {
@@ -22,7 +22,7 @@ func (c *Client) sglang(ctx context.Context, request *apibody.Request, body []by
 	case apibody.ChatCompletions:
 		return c.sglangChat(ctx, request, body)
 	}
-	return nil, fail(Unsupported, "SGLang tokenizes no %s", request.API)
+	return nil, fail(Unsupported, "SGLang's /tokenize does not take %s", request.API)
 }
 
 func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request) ([][]kvblock.Token, error) {
@@ -61,12 +61,12 @@ func tokenizedAll(a *answer, n int) ([][]kvblock.Token, error) {
 		return nil, err
 	}
 	if len(said.Tokens) != n || len(said.Count) != n {
-		return nil, fail(Failed, "%s: ids of %d prompts, want %d", tokenizePath, len(said.Tokens), n)
+		return nil, fail(Failed, "%s: ids of %d prompts instead of %d", tokenizePath, len(said.Tokens), n)
 	}
 	for i, ids := range said.Tokens {
 		switch {
 		case ids == nil || said.Count[i] != len(ids):
-			return nil, fail(Failed, "%s: %d tokens, and a count of %d", tokenizePath, len(ids), said.Count[i])
+			return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(ids), said.Count[i])
 		case len(ids) == 0:
 			return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
 		}
@@ -74,14 +74,14 @@ func tokenizedAll(a *answer, n int) ([][]kvblock.Token, error) {
 	return said.Tokens, nil
 }
 
-// sglangNotAsked are fields of a chat that do not reach its prompt, and with which /tokenize answers an error.
+// sglangNotAsked are fields of a chat that do not change its prompt, and that /tokenize rejects.
 var sglangNotAsked = []string{"stream", "stream_options", "prompt"}
 
 func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	if v, _ := request.ChatTemplateKwargs.Get("reasoning_effort"); v != nil {
 		return nil, fail(
 			Unsupported,
-			"SGLang's /tokenize reads chat_template_kwargs.reasoning_effort in another way than its chats do",
+			"SGLang's /tokenize and its chats read chat_template_kwargs.reasoning_effort differently",
 		)
 	}
 	if err := c.checkTextOnly(ctx); err != nil {
@@ -98,14 +98,14 @@ func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body 
 	return [][]kvblock.Token{ids}, nil
 }
 
-// modality is what a server said of its model.
+// modality is what a server reports about its model.
 type modality struct {
 	textOnly bool
-	until    time.Time // when it is to be asked again
+	until    time.Time // when to ask again
 }
 
-// checkTextOnly declines models that also take images or sound: SGLang encodes the text of their chats anew, after
-// /tokenize would have given other ids.
+// checkTextOnly returns an error for models that also take images or sound. SGLang encodes the text of their chats a
+// second time, so /tokenize returns other ids.
 func (c *Client) checkTextOnly(ctx context.Context) error {
 	m := c.modality.Load()
 	if m == nil || time.Now().After(m.until) {
@@ -130,14 +130,13 @@ func (c *Client) checkTextOnly(ctx context.Context) error {
 	if !m.textOnly {
 		return fail(
 			Unsupported,
-			"a chat of a model that also takes images or sound: SGLang's /tokenize gives other ids than its chats have",
+			"the model also takes images or sound: SGLang's /tokenize returns other ids than its chats have",
 		)
 	}
 	return nil
 }
 
-// plainJSON is JSON in which no character is escaped that need not be: a text takes no more bytes than it has, as a
-// rule.
+// plainJSON returns JSON with only the necessary escapes, so that most texts do not grow.
 func plainJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -12,12 +12,12 @@ import (
 	"kvepp/kvblock"
 )
 
-// vLLM has two ways to say a request's ids. Its render endpoints take the request's own body and run the very code that
-// serves it; a server offers them with --enable-scale-out, and `vllm launch render` is one without a GPU. /tokenize is
-// on every server, but knows fewer fields. Source: vLLM 0.33.0, entrypoints/scale_out/render,
+// vLLM has two ways to return a request's ids. Its render endpoints take the request's own body and run the code that
+// serves it. A server has them with --enable-scale-out; `vllm launch render` starts a server of them that needs no GPU.
+// Every server has /tokenize, which knows fewer fields. Source: vLLM 0.33.0, entrypoints/scale_out/render,
 // entrypoints/serve/tokenize.
 
-// vllmRender are the render endpoints by the API whose bodies they take.
+// vllmRender has the render endpoint of each API.
 var vllmRender = map[apibody.API]string{
 	apibody.ChatCompletions: "/v1/chat/completions/render",
 	apibody.Completions:     "/v1/completions/render",
@@ -30,12 +30,12 @@ const tokenizePath = "/tokenize"
 func (c *Client) vllm(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	path, known := vllmRender[request.API]
 	if !known {
-		return nil, fail(Unsupported, "vLLM renders no %s", request.API)
+		return nil, fail(Unsupported, "vLLM has no render endpoint for %s", request.API)
 	}
 	only := vllmRenderOnly(request)
 	if time.Now().UnixNano() < c.withoutRender.Load() {
 		if only != "" {
-			return nil, fail(Unsupported, "%s: only vLLM's render endpoints know, and this server has none", only)
+			return nil, fail(Unsupported, "%s: only vLLM's render endpoints read this, and this server has none", only)
 		}
 		return c.vllmTokenize(ctx, request, body)
 	}
@@ -44,15 +44,15 @@ func (c *Client) vllm(ctx context.Context, request *apibody.Request, body []byte
 		return nil, err
 	}
 	switch a.status {
-	case http.StatusForbidden: // vLLM's own word for endpoints that are switched off
+	case http.StatusForbidden: // vLLM's status for endpoints that are switched off
 		c.learnWithoutRender(a)
-	case http.StatusNotFound, http.StatusMethodNotAllowed: // an older version; or a model that it does not serve
+	case http.StatusNotFound, http.StatusMethodNotAllowed: // an older version, or a model that the server does not have
 	default:
 		return vllmRendered(request, path, a)
 	}
 	if only != "" {
 		if a.status == http.StatusForbidden {
-			return nil, fail(Unsupported, "%s: only vLLM's render endpoints know: %s", only, a.message())
+			return nil, fail(Unsupported, "%s: only vLLM's render endpoints read this: %s", only, a.message())
 		}
 		return nil, a.err(path)
 	}
@@ -68,7 +68,7 @@ func (c *Client) learnWithoutRender(a *answer) {
 	c.withoutRender.Store(time.Now().Add(relearn).UnixNano())
 	if !c.saidWithout.Swap(true) {
 		c.log.Warn(
-			"the server's render endpoints are off: its /tokenize is asked instead, which does not know every field, "+
+			"the server's render endpoints are off: kvepp asks its /tokenize, which does not know every field, "+
 				"so that more "+
 				"requests are routed by load; start vLLM with --enable-scale-out, or give the URL of a `vllm launch "+
 				"render`",
@@ -97,7 +97,7 @@ func vllmRendered(request *apibody.Request, path string, a *answer) ([][]kvblock
 		return nil, err
 	}
 	if len(all) != want {
-		return nil, fail(Failed, "%s: ids of %d prompts, want %d", path, len(all), want)
+		return nil, fail(Failed, "%s: ids of %d prompts instead of %d", path, len(all), want)
 	}
 	ids := make([][]kvblock.Token, len(all))
 	for i := range all {
@@ -108,10 +108,10 @@ func vllmRendered(request *apibody.Request, path string, a *answer) ([][]kvblock
 	return ids, nil
 }
 
-// maxTokenizeCalls is the longest batch of prompts for which /tokenize, which takes one, is asked.
+// maxTokenizeCalls is the most prompts of a request for which kvepp asks /tokenize, which takes one prompt a call.
 const maxTokenizeCalls = 16
 
-// vllmTokenize asks /tokenize. The request must be one for which vllmRenderOnly returns nothing.
+// vllmTokenize asks /tokenize. vllmRenderOnly must return "" for the request.
 func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	bodies := [][]byte{body}
 	if request.API == apibody.Completions {
@@ -142,8 +142,8 @@ func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, bod
 	return ids, nil
 }
 
-// tokenized reads /tokenize's answer for one prompt, which both engines write alike. An empty one is that of an empty
-// prompt, or of a server without a tokenizer.
+// tokenized reads /tokenize's answer for one prompt, which has the same form on both engines. An answer without ids
+// means an empty prompt or a server without a tokenizer.
 func tokenized(a *answer) ([]kvblock.Token, error) {
 	said, err := read[struct {
 		Count  int
@@ -154,16 +154,16 @@ func tokenized(a *answer) ([]kvblock.Token, error) {
 	}
 	switch {
 	case said.Tokens == nil || said.Count != len(said.Tokens):
-		return nil, fail(Failed, "%s: %d tokens, and a count of %d", tokenizePath, len(said.Tokens), said.Count)
+		return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(said.Tokens), said.Count)
 	case said.Count == 0:
 		return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
 	}
 	return said.Tokens, nil
 }
 
-// vllmRenderOnly names what of a request /tokenize would pass over, so that only a render endpoint's ids are the
-// engine's; "" when there is nothing. Compared: ChatCompletionRequest and CompletionRequest with TokenizeChatRequest
-// and TokenizeCompletionRequest, and what vLLM's renderers read of them.
+// vllmRenderOnly names a part of a request that changes the ids but that /tokenize ignores; "" if there is none. The
+// list comes from a comparison of vLLM's ChatCompletionRequest and CompletionRequest with TokenizeChatRequest and
+// TokenizeCompletionRequest, and of the fields that vLLM's renderers read.
 func vllmRenderOnly(request *apibody.Request) string {
 	var fields []string
 	switch request.API {
@@ -209,8 +209,8 @@ func vllmRenderOnly(request *apibody.Request) string {
 	return ""
 }
 
-// longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer, on the way of a
-// chat but not in /tokenize.
+// longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer in a chat but not
+// in /tokenize.
 func longToolCallID(message *chattemplate.Dict) bool {
 	long := func(v any) bool {
 		id, ok := v.(string)
