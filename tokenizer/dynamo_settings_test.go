@@ -14,8 +14,7 @@ const (
 		`endfor %}{% endfor %}`
 )
 
-// TestDynamoSettings renders by the settings of workers' cards. That the frontend does the same is shown in package
-// e2e.
+// TestDynamoSettings renders with the settings of workers' cards. Package e2e compares with the frontend.
 func TestDynamoSettings(t *testing.T) {
 	const user = `[{"role":"user","content":"x"}]`
 	called := func(arguments ...string) string {

@@ -77,7 +77,7 @@ type Options struct {
 	Dynamo DynamoSettings
 }
 
-// check sets o's defaults and returns what is wrong with it.
+// check sets the defaults and returns an error for options that exclude each other or are unknown.
 func (o *Options) check() error {
 	var err error
 	if o.Engine, err = ParseEngine(string(o.Engine)); err != nil {
@@ -92,15 +92,15 @@ func (o *Options) check() error {
 			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
 	}
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
-		return errors.New("tokenizer: a Hugging Face chat template is chosen by name on SGLang only")
+		return errors.New("tokenizer: only SGLang chooses a Hugging Face chat template by name")
 	}
 	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") &&
 		o.Engine != VLLM {
-		return errors.New("tokenizer: tools are excluded, and reasoning efforts mapped, on vLLM only")
+		return errors.New("tokenizer: only vLLM excludes tools and maps reasoning efforts")
 	}
 	if e := o.AnthropicDisabledThinkingEffort; e != "" && e != "auto" &&
 		(e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
-		return fmt.Errorf("tokenizer: the effort %q for disabled thinking is none that vLLM takes", e)
+		return fmt.Errorf("tokenizer: vLLM does not take the effort %q for disabled thinking", e)
 	}
 	return nil
 }

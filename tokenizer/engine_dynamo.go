@@ -135,7 +135,7 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 		}
 		return text, failed
 	}
-	say := func(role, content string) any { return dict("role", role, "content", content) }
+	message := func(role, content string) any { return dict("role", role, "content", content) }
 	called := func(arguments any, reasoning any) []any {
 		function := dict("name", "probe", "arguments", arguments)
 		call := dict("id", "call_probe", "type", "function", "function", function)
@@ -145,7 +145,7 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 		}
 		assistant.Set("tool_calls", chattemplate.NewList(call))
 		answer := dict("role", "tool", "tool_call_id", "call_probe", "content", "r")
-		return []any{say("user", "u"), assistant, answer}
+		return []any{message("user", "u"), assistant, answer}
 	}
 
 	const arguments = `{"probe": "value"}`
@@ -153,12 +153,12 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 		text, failed := render(true, called(arguments, nil)...)
 		t.argumentsString = !failed && strings.Contains(text, arguments)
 	}
-	if _, failed := render(false, say("system", "s"), say("user", "u")); !failed {
-		_, late := render(false, say("system", "s0"), say("user", "u"), say("system", "s1"))
+	if _, failed := render(false, message("system", "s"), message("user", "u")); !failed {
+		_, late := render(false, message("system", "s0"), message("user", "u"), message("system", "s1"))
 		_, later := render(false,
-			say("system", "s0"), say("user", "u"), say("assistant", "a"), say("system", "s1"), say("user", "u2"))
+			message("system", "s0"), message("user", "u"), message("assistant", "a"), message("system", "s1"), message("user", "u2"))
 		t.demoteSystem = late || later
-		_, t.mergeUsers = render(false, say("system", "s"), say("user", "u0"), say("user", "u1"))
+		_, t.mergeUsers = render(false, message("system", "s"), message("user", "u0"), message("user", "u1"))
 	}
 	if t.reasoning {
 		const first, last = "\x01kvepp reasoning probe, first\x01", "\x01kvepp reasoning probe, last\x01"

@@ -66,7 +66,7 @@ func copyStrings(to, from *chattemplate.Dict, names ...string) error {
 		case string:
 			to.Set(name, v)
 		default:
-			return refused("a '" + name + "' that is no string")
+			return refused("a '" + name + "' that is not a string")
 		}
 	}
 	return nil
@@ -111,7 +111,7 @@ func dynamoAssistant(typed, message *chattemplate.Dict) error {
 	case *chattemplate.List:
 		for _, item := range r.Items {
 			if _, ok := item.(string); !ok {
-				return refused("reasoning that is no list of strings")
+				return refused("reasoning that is not a list of strings")
 			}
 		}
 		typed.Set("reasoning_content", chattemplate.NewList(slices.Clone(r.Items)...))
@@ -146,7 +146,7 @@ func dynamoAssistant(typed, message *chattemplate.Dict) error {
 func dynamoToolCalls(value any) (*chattemplate.List, error) {
 	given, ok := value.(*chattemplate.List)
 	if !ok {
-		return nil, refused("tool_calls that are no list")
+		return nil, refused("tool_calls that are not a list")
 	}
 	calls := make([]any, len(given.Items))
 	for i, item := range given.Items {
@@ -215,7 +215,7 @@ func dynamoTools(list *chattemplate.List) (*chattemplate.List, error) {
 		case bool:
 			typed.Set("strict", strict)
 		default:
-			return nil, refused("a 'strict' that is no boolean")
+			return nil, refused("a 'strict' that is not a boolean")
 		}
 		if _, ok := typed.Get("description"); !ok {
 			typed.Set("description", "")

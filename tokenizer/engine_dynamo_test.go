@@ -11,8 +11,7 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// dynamoModel loads a model with a template for Dynamo's frontend. That the frontend does the same is shown in package
-// e2e.
+// dynamoModel loads a model with a template for Dynamo's frontend. Package e2e compares with the frontend.
 func dynamoModel(t testing.TB, template string) *Model {
 	t.Helper()
 	m, err := Load(
@@ -98,7 +97,7 @@ func TestDynamoDeclines(t *testing.T) {
 		{"x", `[{"role":"robot","content":"x"}]`, `the role "robot"`},
 		{"x", `[{"role":"tool","content":"x"}]`, "without tool_call_id"},
 		{"x", `[{"role":"system","content":"x","tools":[]}]`, "refuses 'tools'"},
-		{"x", `[{"role":"user","content":"x","name":1}]`, "no string"},
+		{"x", `[{"role":"user","content":"x","name":1}]`, "not a string"},
 		{"x", `[{"role":"assistant","content":"x","reasoning":1}]`, "refuses reasoning"},
 		{"x", `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":7}}]}]`,
 			"refuses arguments"},
@@ -135,7 +134,7 @@ func TestDynamoDeclines(t *testing.T) {
 	}
 }
 
-// FuzzDynamo renders any request with templates that look at everything. It may fail; it may not panic.
+// FuzzDynamo renders any request with templates that read every field. It may return an error, but not panic.
 func FuzzDynamo(f *testing.F) {
 	printing, err := os.ReadFile(filepath.Join("..", "e2e", "testdata", "dynamo", "printing.jinja"))
 	if err != nil {

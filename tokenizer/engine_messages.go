@@ -175,7 +175,7 @@ func (c *messagesChat) read(body *chattemplate.Dict) error {
 		system = append(system, texts...)
 	}
 	if text := strings.Join(system, c.rules.separator); text != "" {
-		c.say("system", text)
+		c.addText("system", text)
 	}
 	for i := range list.Len() {
 		message, _ := list.Items[i].(*chattemplate.Dict)
@@ -186,8 +186,8 @@ func (c *messagesChat) read(body *chattemplate.Dict) error {
 	return nil
 }
 
-// say adds a message that is one text.
-func (c *messagesChat) say(role, text string) {
+// addText adds a message that is one text.
+func (c *messagesChat) addText(role, text string) {
 	c.messages = append(c.messages, dict("role", role, "content", text))
 }
 
@@ -203,13 +203,13 @@ func (c *messagesChat) add(message *chattemplate.Dict) error {
 	if role == "system" && c.rules.lateSystemIsText {
 		texts, err := c.rules.lateSystemTexts(content)
 		if text := strings.Join(texts, c.rules.separator); text != "" {
-			c.say(role, text)
+			c.addText(role, text)
 		}
 		return err
 	}
 	switch content := content.(type) {
 	case string:
-		c.say(role, content)
+		c.addText(role, content)
 		return nil
 	case *chattemplate.List:
 		return c.rules.addBlocks(c, role, content)

@@ -85,7 +85,7 @@ func sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string,
 		schema, ok := inputSchema(tool)
 		name, named := get[string](tool, "name")
 		if !ok || !named || kind != "" && kind != "custom" {
-			return nil, nil, errRefused("tools[%d] is no tool with a name and an input_schema", i)
+			return nil, nil, errRefused("tools[%d] is not a tool with a name and an input_schema", i)
 		}
 		description, _ := get[string](tool, "description")
 		tools = append(tools, dict("type", "function", "defer_loading", field(tool, "defer_loading"), "function",

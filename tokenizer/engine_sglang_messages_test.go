@@ -14,7 +14,7 @@ import (
 const sglangPrints = `{% for m in messages %}{{ m }}{% endfor %}{% if tools %}{{ tools }}{% endif %}{{ ` +
 	`reasoning_effort }}`
 
-// sglangAPI loads a model behind SGLang and reads a request to an API.
+// sglangAPI loads a model for SGLang and parses a request to an API.
 func sglangAPI(t *testing.T, template, api, fields string) (*Model, *apibody.Request) {
 	t.Helper()
 	m, err := Load(
@@ -31,8 +31,8 @@ func sglangAPI(t *testing.T, template, api, fields string) (*Model, *apibody.Req
 	return m, request
 }
 
-// TestSGLangMessages renders requests to Anthropic's and OpenAI's other API as SGLang does. That SGLang does so is
-// shown in package parity.
+// TestSGLangMessages renders requests to Anthropic's Messages and OpenAI's Responses. Package parity compares with
+// SGLang.
 func TestSGLangMessages(t *testing.T) {
 	const (
 		strict = `{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') ` +
@@ -89,11 +89,11 @@ func TestSGLangMessages(t *testing.T) {
 	}
 }
 
-// TestSGLangPackedReasoning unpacks no more than it may.
+// TestSGLangPackedReasoning unpacks at most maxUnpacked bytes.
 func TestSGLangPackedReasoning(t *testing.T) {
 	var packed bytes.Buffer
 	w := zlib.NewWriter(&packed)
-	_, err := w.Write(bytes.Repeat([]byte("think "), maxUnpacked/12)) // half of the most
+	_, err := w.Write(bytes.Repeat([]byte("think "), maxUnpacked/12)) // half of maxUnpacked
 	if err := errors.Join(err, w.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestSGLangMessagesThatAreNotKnown(t *testing.T) {
 		{"responses", `"input":"x","previous_response_id":"r"`, "previous_response_id"},
 		{"responses", `"input":"x","tools":[{"type":"custom","name":"c"}]`, "custom tool"},
 		{"responses", `"input":[{"type":"reasoning","summary":[],"encrypted_content":"sglang-reasoning-v1.?"}]`,
-			"no base64"},
+			"not base64"},
 		{"responses", `"input":[]`, "empty input"},
 	} {
 		m, request := sglangAPI(t, toggles, c.api, c.fields)

@@ -95,7 +95,7 @@ func sglangResponsesTools(given, body *chattemplate.Dict) error {
 			strict = false
 		}
 		if _, isBool := strict.(bool); kind != "function" || name == "" || !isBool {
-			return errRefused("tools[%d] is no function with a name and a boolean strict", i)
+			return errRefused("tools[%d] is not a function with a name and a boolean strict", i)
 		}
 		description, _ := tool.Get("description")
 		parameters, _ := tool.Get("parameters")
@@ -158,22 +158,22 @@ func (c *sglangResponses) add(item *chattemplate.Dict) error {
 		if err != nil {
 			return err
 		}
-		c.say(dict("role", "assistant", "tool_calls", chattemplate.NewList(call)))
+		c.appendMessage(dict("role", "assistant", "tool_calls", chattemplate.NewList(call)))
 		return nil
 	case "function_call_output":
 		id, ok := get[string](item, "call_id")
 		output, err := sglangOutput(item)
 		if err != nil || !ok {
-			return errNotReproduced("a function's output that is no text")
+			return errNotReproduced("a function's output that is not text")
 		}
-		c.say(dict("role", "tool", "tool_call_id", id, "content", output))
+		c.appendMessage(dict("role", "tool", "tool_call_id", id, "content", output))
 		return nil
 	case "reasoning":
 		text, err := c.reasoning(item)
 		if err != nil || text == "" {
 			return err
 		}
-		c.say(dict("role", "assistant", "reasoning_content", text))
+		c.appendMessage(dict("role", "assistant", "reasoning_content", text))
 		return nil
 	case "message", nil:
 		if typed && kind == nil {
@@ -186,8 +186,8 @@ func (c *sglangResponses) add(item *chattemplate.Dict) error {
 	return errRefused("an item of type %v", kind)
 }
 
-// say adds a message. An assistant's message joins the last message if open allows it and the phases are equal.
-func (c *sglangResponses) say(message *chattemplate.Dict) {
+// appendMessage adds a message. An assistant's message joins the last message if open allows it and the phases are equal.
+func (c *sglangResponses) appendMessage(message *chattemplate.Dict) {
 	last := c.last()
 	if role(message) != "assistant" || role(last) != "assistant" || !c.open {
 		c.messages, c.open = append(c.messages, message), true
@@ -297,11 +297,11 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 		message.Set("phase", phase)
 	}
 	message.Set("content", content)
-	c.say(message)
+	c.appendMessage(message)
 	return nil
 }
 
-// sglangInputParts returns a message's parts. Parts that are no text are an error.
+// sglangInputParts returns a message's parts. Parts other than text are an error.
 func sglangInputParts(list *chattemplate.List) (*chattemplate.List, error) {
 	parts := make([]any, list.Len())
 	for i, item := range list.Items {
@@ -338,7 +338,7 @@ func sglangOutput(item *chattemplate.Dict) (string, error) {
 	return text, nil
 }
 
-// sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are no object become {}.
+// sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are not an object become {}.
 func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
@@ -397,7 +397,7 @@ func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
 	}
 	compressed, err := base64.URLEncoding.DecodeString(packed)
 	if err != nil {
-		return "", errNotReproduced("packed reasoning that is no base64")
+		return "", errNotReproduced("packed reasoning that is not base64")
 	}
 	reader, err := zlib.NewReader(bytes.NewReader(compressed))
 	if err != nil {

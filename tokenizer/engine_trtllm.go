@@ -107,7 +107,7 @@ func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 			var ok bool
 			if c.continueFinalMessage, ok = v.(bool); !ok && v != nil {
 				return errNotReproduced(
-					"chat_template_kwargs.continue_final_message that is no boolean on TensorRT-LLM")
+					"chat_template_kwargs.continue_final_message that is not a boolean on TensorRT-LLM")
 			}
 		case "messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize":
 			return errRefused("chat_template_kwargs.%s, which TensorRT-LLM sets itself", name)
@@ -151,7 +151,7 @@ func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
 			return nil, errRefused("tools[%d] has a description or parameters of another type", i)
 		}
 		if _, isBool := strict.(bool); strict != nil && !isBool {
-			return nil, errNotReproduced("a tool's strict that is no boolean")
+			return nil, errNotReproduced("a tool's strict that is not a boolean")
 		}
 		tools[i] = dict("type", "function", "function",
 			dict("name", name, "description", description, "parameters", parameters, "strict", strict))
@@ -283,7 +283,7 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 				}
 				value := field(part, "text")
 				if text, isString = value.(string); !isString && value != nil {
-					return "", errNotReproduced("a text that is no string on TensorRT-LLM")
+					return "", errNotReproduced("a text that is not a string on TensorRT-LLM")
 				}
 			} else if !isString {
 				return "", errRefused("a content part is neither an object nor a string")
@@ -312,7 +312,7 @@ func trtllmToolCalls(value any, typed bool) (*chattemplate.List, error) {
 	return convertToolCalls(value, func(i int, call, function *chattemplate.Dict) (*chattemplate.Dict, error) {
 		for _, v := range []any{field(call, "id"), field(call, "type"), field(function, "name")} {
 			if _, isString := v.(string); v != nil && !isString {
-				return nil, errRefused("tool_calls[%d] has an id, a type or a name that is no string", i)
+				return nil, errRefused("tool_calls[%d] has an id, a type or a name that is not a string", i)
 			}
 		}
 		arguments, err := trtllmArguments(field(function, "arguments"))
@@ -337,7 +337,7 @@ func trtllmArguments(given any) (*chattemplate.Dict, error) {
 		}
 		if malformed != nil {
 			// Some versions refuse them, and others leave the text as it is.
-			return nil, errNotReproduced("tool call arguments that are no JSON on TensorRT-LLM")
+			return nil, errNotReproduced("tool call arguments that are not JSON on TensorRT-LLM")
 		}
 		if object, ok := value.(*chattemplate.Dict); ok {
 			return object, nil

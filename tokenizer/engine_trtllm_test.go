@@ -9,19 +9,19 @@ import (
 	"kvepp/kvblock"
 )
 
-// trtllmCase is a chat and what TensorRT-LLM's source says becomes of it.
+// trtllmCase is a chat and its rendering according to TensorRT-LLM's source.
 type trtllmCase struct {
 	rule   string // its file and function
 	fields string // from the messages on
 	want   string // the text; "" means that only the engine knows
 }
 
-// shown renders everything that a template can see of a message, and what is beside the messages.
+// shown renders everything that a template can see of a message, and the variables beside the messages.
 const shown = `{# content #}{% for m in messages %}{{ m }}
 {% endfor %}{{ tools }} {{ documents }} {{ add_generation_prompt }} {{ reasoning_effort }} {{ enable_thinking }}`
 
-// TestTRTLLM holds single rules, told by where they stand in TensorRT-LLM's source. Their interplay is held by the
-// goldens.
+// TestTRTLLM tests single rules, each named after its place in TensorRT-LLM's source. The golden files test
+// combinations.
 func TestTRTLLM(t *testing.T) {
 	m, err := Load(
 		copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": shown}),
@@ -90,7 +90,7 @@ func TestTRTLLM(t *testing.T) {
 			`[{"role":"assistant","content":"a"}],"add_generation_prompt":false,` +
 				`"chat_template_kwargs":{"continue_final_message":true}`,
 			"{'role': 'assistant', 'content': 'a"},
-		{"chat_utils, _normalize_tool_call_arguments: text that is no JSON stays, in some versions",
+		{"chat_utils, _normalize_tool_call_arguments: text that is not JSON stays, in some versions",
 			`[{"role":"assistant","tool_calls":[{"type":"function","id":"i","function":{"name":"f",` +
 				`"arguments":"x"}}]}]`, ""},
 		{"chat_utils, parse_chat_message_content: a system message's tools are shown by later versions",
@@ -98,7 +98,7 @@ func TestTRTLLM(t *testing.T) {
 		{"serve/render/chat: a named function is put behind the prompt by later versions",
 			`[{"role":"user","content":"a"}],"tool_choice":{"type":"function","function":{"name":"f"}},` +
 				`"tools":[{"function":{"name":"f"}}]`, ""},
-		{"images and what else is no text", `[{"role":"user","content":[{"type":"image_url"}]}]`, ""},
+		{"images and other parts than text", `[{"role":"user","content":[{"type":"image_url"}]}]`, ""},
 	} {
 		request, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":`+c.fields+`}`))
 		if err != nil {
@@ -142,7 +142,7 @@ func TestTRTLLM(t *testing.T) {
 	}
 }
 
-// TestTRTLLMModels has models whose chats TensorRT-LLM encodes in ways of its own.
+// TestTRTLLMModels: kvepp returns an error for models whose chats TensorRT-LLM encodes in a special way.
 func TestTRTLLMModels(t *testing.T) {
 	for _, kind := range []string{"gpt_oss", "deepseek_v32", "kimi_k2"} {
 		dir := copyModel(

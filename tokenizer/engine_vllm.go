@@ -515,7 +515,7 @@ func orderedCall(call, function, arguments *chattemplate.Dict, order callOrder) 
 	return call
 }
 
-// vllmArguments reads a tool call's arguments. What is no JSON object becomes {}.
+// vllmArguments reads a tool call's arguments. Arguments other than a JSON object become {}.
 func vllmArguments(text string) (*chattemplate.Dict, error) {
 	if text == "" {
 		return chattemplate.NewDict(), nil

@@ -64,7 +64,7 @@ func vllmMessagesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 	}
 	list, ok := given.(*chattemplate.List)
 	if !ok || len(list.Items) == 0 {
-		return nil, errNotReproduced("tools that are no list, or an empty one,")
+		return nil, errNotReproduced("tools that are not a list, or an empty one,")
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
@@ -121,7 +121,7 @@ func vllmSystemBlocks(blocks *chattemplate.List) ([]string, error) {
 		case kind == "tool_addition" || kind == "tool_removal":
 			return nil, errNotReproduced("a change of the tools")
 		case part != nil && !isString:
-			return nil, errRefused("text that is no string")
+			return nil, errRefused("text that is not a string")
 		case kind == "text" && !strings.HasPrefix(text, billingHeader):
 			texts = append(texts, text)
 		}
@@ -168,7 +168,7 @@ func addBlocksVLLM(c *messagesChat, role string, blocks *chattemplate.List) erro
 			result := field(block, "content")
 			text, ok := result.(string)
 			if result != nil && !ok {
-				return errNotReproduced("an assistant's tool result that is no text")
+				return errNotReproduced("an assistant's tool result that is not text")
 			}
 			parts = append(parts, textPart("Tool result: "+text))
 		default:
@@ -247,7 +247,7 @@ func addToolResultVLLM(c *messagesChat, block *chattemplate.Dict) error {
 				text, given := part.Get("text")
 				s, ok := text.(string)
 				if given && !ok {
-					return errRefused("text that is no string")
+					return errRefused("text that is not a string")
 				}
 				texts = append(texts, s)
 			case "image":

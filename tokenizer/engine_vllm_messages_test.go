@@ -7,7 +7,7 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// TestVLLMMessages renders requests to Anthropic's API as vLLM does. That vLLM does so is shown in package parity.
+// TestVLLMMessages renders requests to Anthropic's Messages. Package parity compares with vLLM.
 func TestVLLMMessages(t *testing.T) {
 	const (
 		prints = `{% for m in messages %}{{ m }}{% endfor %}{% if tools %}{{ tools }}{% endif %}{{ reasoning_effort }}`
@@ -67,7 +67,7 @@ func TestVLLMMessagesThatAreNotKnown(t *testing.T) {
 			`"tool_name":"f"}]}]}]`: "reference to a tool",
 		`"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"f"}]}]`:                                "without id",
 		`"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"u"}}]}]`:                 "not text alone",
-		`"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text","text":"x"}]}]}]`: "is no text",
+		`"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text","text":"x"}]}]}]`: "is not text",
 	} {
 		request, err := apibody.ParseRequest("/v1/messages", []byte(`{"model":"m","max_tokens":9,`+fields+`}`))
 		if err != nil {

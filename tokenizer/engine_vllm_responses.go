@@ -118,7 +118,7 @@ func responsesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 			function.Set(name, value)
 		}
 		if kind, _ := tool.Get("type"); kind != "function" {
-			return nil, errNotReproduced("a tool that is no function")
+			return nil, errNotReproduced("a tool that is not a function")
 		}
 		tools[i] = dict("type", "function", "function", function)
 	}
@@ -140,9 +140,9 @@ func (c *responsesChat) assistant() *chattemplate.Dict {
 	return last
 }
 
-// say sets a field of an assistant's message: of the last message, if that is the assistant's and does not have the
+// setAssistantField sets a field of an assistant's message: of the last message, if that is the assistant's and does not have the
 // field yet, else of a new message.
-func (c *responsesChat) say(name string, value any) {
+func (c *responsesChat) setAssistantField(name string, value any) {
 	if last := c.assistant(); last != nil && field(last, name) == nil {
 		last.Set(name, value)
 		return
@@ -171,7 +171,7 @@ func (c *responsesChat) add(item any, last bool) error {
 		id, isID := get[string](given, "call_id")
 		output, isText := get[string](given, "output")
 		if !isID || !isText {
-			return errNotReproduced("a function's output that is no text")
+			return errNotReproduced("a function's output that is not text")
 		}
 		c.messages = append(c.messages, dict("role", "tool", "tool_call_id", id, "content", output))
 		return nil
@@ -206,7 +206,7 @@ func (c *responsesChat) call(item *chattemplate.Dict) error {
 		last.Set("tool_calls", chattemplate.NewList(append(slices.Clip(calls.Items), call)...))
 		return nil
 	}
-	c.say("tool_calls", chattemplate.NewList(call))
+	c.setAssistantField("tool_calls", chattemplate.NewList(call))
 	return nil
 }
 
@@ -247,11 +247,11 @@ func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
 	}
 	for _, texts := range [][]string{content, summary} {
 		if texts != nil {
-			c.say("reasoning", texts[0])
+			c.setAssistantField("reasoning", texts[0])
 			return nil
 		}
 	}
-	c.say("reasoning", "")
+	c.setAssistantField("reasoning", "")
 	return nil
 }
 
@@ -263,7 +263,7 @@ func (c *responsesChat) message(item *chattemplate.Dict, typed bool) error {
 	list, isList := content.(*chattemplate.List)
 	switch {
 	case role == "assistant" && isText:
-		c.say("content", text)
+		c.setAssistantField("content", text)
 		return nil
 	case role == "assistant":
 		first, ok := "", isList && typed && list.Len() > 0
@@ -279,7 +279,7 @@ func (c *responsesChat) message(item *chattemplate.Dict, typed bool) error {
 		if !ok {
 			return errNotReproduced("such a message of the assistant's")
 		}
-		c.say("content", first)
+		c.setAssistantField("content", first)
 		return nil
 	case role != "user" && role != "system" && role != "developer":
 		return errNotReproduced("a message of the role " + role)

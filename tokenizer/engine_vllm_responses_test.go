@@ -7,7 +7,7 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// responsesModel is the small model behind a vLLM, with a template that prints all that it gets.
+// responsesModel loads the small model for vLLM, with a template that prints all its variables.
 func responsesModel(t *testing.T) *Model {
 	t.Helper()
 	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{
@@ -28,7 +28,7 @@ func responsesRequest(t *testing.T, fields string) *apibody.Request {
 	return request
 }
 
-// TestVLLMResponses renders requests to OpenAI's responses as vLLM does. That vLLM does so is shown in package parity.
+// TestVLLMResponses renders requests to OpenAI's Responses. Package parity compares with vLLM.
 func TestVLLMResponses(t *testing.T) {
 	m := responsesModel(t)
 	for fields, want := range map[string]string{
@@ -58,12 +58,12 @@ func TestVLLMResponsesThatAreNotKnown(t *testing.T) {
 	for _, c := range []struct{ fields, want string }{
 		{`"input":"x","previous_response_id":"r"`, "previous_response_id"},
 		{`"input":"x","truncation":"auto"`, "truncation"},
-		{`"input":"x","tools":[{"type":"web_search"}]`, "no function"},
+		{`"input":"x","tools":[{"type":"web_search"}]`, "not a function"},
 		{`"input":[{"type":"web_search_call"}]`, "web_search_call"},
 		{`"input":[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]`, "other than text"},
 		{`"input":[{"role":"assistant","content":"a","status":"in_progress"}]`, "continued"},
 		{`"input":[{"role":"assistant","content":[{"type":"output_text","text":"a"}]}]`, "the assistant's"},
-		{`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`, "no text"},
+		{`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`, "not text"},
 		{`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`, "encrypted"},
 	} {
 		fields, want := c.fields, c.want

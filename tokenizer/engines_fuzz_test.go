@@ -9,8 +9,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// FuzzEngines gives bodies to every engine's rules: an answer or an error, the same one twice, and the request
-// unchanged between, because several goroutines may read it.
+// FuzzEngines tokenizes bodies twice by every engine's rules. Both results must be equal, and the request unchanged,
+// because several goroutines may read it.
 func FuzzEngines(f *testing.F) {
 	requests, err := os.ReadFile("testdata/requests.jsonl")
 	if err != nil {

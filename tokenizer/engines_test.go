@@ -11,9 +11,9 @@ import (
 )
 
 // TestEngineGoldens renders each request of testdata/requests.jsonl with each template of testdata/templates as vLLM,
-// SGLang and TensorRT-LLM do. What they make of them is in testdata/vllm.jsonl and so on, a line each: the text, or
-// null where the engine answers an error, where nothing is to be known. Their own code wrote it, and of TensorRT-LLM,
-// whose code is on no registry, its types and Transformers: go test ./test/parity -run Engines -rewrite.
+// SGLang and TensorRT-LLM do. testdata/vllm.jsonl and so on have one line for each: the rendered text, or null if the
+// engine answers an error. The engines' own code wrote these files; for TensorRT-LLM, whose package does not install
+// without a GPU's libraries, its types and Transformers did: go test ./test/parity -run Engines -rewrite.
 func TestEngineGoldens(t *testing.T) {
 	requests, err := os.ReadFile("testdata/requests.jsonl")
 	if err != nil {

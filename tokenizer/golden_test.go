@@ -19,7 +19,7 @@ const modelsDir = "../test/models"
 
 var modelNames = []string{"tiny-bytelevel", "tiny-sentencepiece"}
 
-// goldens are what Hugging Face tokenizers and Transformers make of texts and chats. See test/models/train.py.
+// goldens are results of Hugging Face tokenizers and Transformers for texts and chats. See test/models/train.py.
 type goldens struct {
 	Chats []struct {
 		Request json.RawMessage
@@ -91,8 +91,8 @@ func TestChatsAgainstTransformers(t *testing.T) {
 	}
 }
 
-// renderTransformers is what transformers 5.23.0 makes of a chat: it drops message fields that are None, and gives
-// reasoning several names. Text parts are joined, as its callers do for templates that take strings.
+// renderTransformers renders a chat like transformers 5.23.0: it drops message fields that are None, and gives
+// reasoning several names. It joins text parts, like the callers of Transformers do for templates that take strings.
 func renderTransformers(m *Model, request *apibody.Request) (string, error) {
 	c := &chat{tools: request.Tools, documents: request.Documents, continueFinalMessage: request.ContinueFinalMessage}
 	for _, item := range request.Messages.Items {

@@ -273,7 +273,7 @@ func readHarmonyInput(given *chattemplate.Dict) (harmonyInput, error) {
 			part, _ := item.(*chattemplate.Dict)
 			text, ok := get[string](part, "text")
 			if kind, _ := part.Get("type"); !ok || kind != "text" {
-				return input, errNotReproduced("a content part that is not a text")
+				return input, errNotReproduced("a content part that is not text")
 			}
 			input.texts[i] = text
 		}

@@ -92,7 +92,7 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 		id, isID := get[string](item, "call_id")
 		output, isText := get[string](item, "output")
 		if !isID || !isText {
-			return nil, errNotReproduced("a function's output that is no text")
+			return nil, errNotReproduced("a function's output that is not text")
 		}
 		name, called := names[id]
 		if !called {

@@ -17,7 +17,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// harmonyCase is a request and what vLLM's own code, over oss-harmony, makes of it. test/parity/harmony.py wrote them.
+// harmonyCase is a request and its rendering by vLLM's own code with oss-harmony. test/parity/harmony.py wrote the
+// cases.
 type harmonyCase struct {
 	Body  json.RawMessage
 	Text  string
@@ -164,8 +165,8 @@ func harmonyRequest(t testing.TB, body string) *apibody.Request {
 	return request
 }
 
-// TestHarmonyIDs wants each text encoded by itself, special tokens by their names, and the text of a special token to
-// stay text: from a cold memory and from a warm one.
+// TestHarmonyIDs: each text is encoded separately, special tokens by their names, and the text of a special token stays
+// text. The ids are the same with a cold and a warm cache.
 func TestHarmonyIDs(t *testing.T) {
 	m := harmonyModel(t)
 	text := "say <|end|> and <|start|>assistant" + strings.Repeat(" again", 20)
@@ -182,7 +183,7 @@ func TestHarmonyIDs(t *testing.T) {
 		return []kvblock.Token{id}
 	}
 	plain := func(text string) []kvblock.Token {
-		// Without the brackets' partner nothing is a special token, and no piece of text reaches across "<".
+		// Without the closing "|>" no text is a special token, and no piece of text crosses "<".
 		var ids []kvblock.Token
 		for _, part := range strings.SplitAfter(text, "<") {
 			more, err := m.Encode(part, false)
@@ -245,7 +246,7 @@ func TestHarmonyRefuses(t *testing.T) {
 	deep := strings.Repeat(`{"type":"array","items":`, 101) + "{}" + strings.Repeat("}", 101)
 	for name, c := range map[string]struct {
 		body    string
-		unknown bool // to kvepp; else vLLM refuses it
+		unknown bool // unknown to kvepp; else vLLM refuses it
 	}{
 		"effort none": {`{"model":"m","reasoning_effort":"none","messages":[{"role":"user","content":"x"}]}`,
 			false},
@@ -280,7 +281,7 @@ func TestHarmonyRefuses(t *testing.T) {
 	}
 }
 
-// TestHarmonyToolsAreBounded wants a schema that grows by indentation to end in an error, not in gigabytes.
+// TestHarmonyToolsAreBounded: a schema that grows by indentation is an error and does not take gigabytes.
 func TestHarmonyToolsAreBounded(t *testing.T) {
 	inner := chattemplate.NewDict()
 	inner.Set("type", "object")
@@ -306,7 +307,8 @@ func TestHarmonyToolsAreBounded(t *testing.T) {
 	}
 }
 
-// TestSerdeJSON holds numbers as harmony's own library prints them after Python and serde_json.
+// TestSerdeJSON compares numbers with the output of harmony's own library, which gets them by way of Python and
+// serde_json.
 func TestSerdeJSON(t *testing.T) {
 	for given, want := range map[string]string{
 		"1e-06": "1e-6", "1e-5": "0.00001", "-0.0": "-0.0", "100.0": "100.0", "1e15": "1000000000000000.0",
@@ -332,7 +334,7 @@ func TestSerdeJSON(t *testing.T) {
 	}
 }
 
-// FuzzHarmony wants of any body an error or a conversation that ends with the assistant's turn.
+// FuzzHarmony: any body gives an error, or a conversation that ends with the assistant's turn.
 func FuzzHarmony(f *testing.F) {
 	f.Add(
 		[]byte(

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Which models are hybrids on SGLang, by their config.json. test/parity compares the lists with SGLang's code.
+// TestOverlapIsUpperBound: which models are hybrids on SGLang, by their config.json. test/parity compares the lists
+// with SGLang's code.
 func TestOverlapIsUpperBound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -57,7 +58,8 @@ func TestOverlapIsUpperBound(t *testing.T) {
 	}
 }
 
-// FuzzHybridConfig gives any content of config.json. What is no JSON object is no hybrid, and nothing panics.
+// FuzzHybridConfig reads any content of config.json. Content other than a JSON object is not a hybrid, and no content
+// panics.
 func FuzzHybridConfig(f *testing.F) {
 	f.Add([]byte(`{"architectures":["GptOssForCausalLM"],"text_config":{"model_type":"lfm2"}}`))
 	f.Add([]byte(`{"thinker_config":{"text_config":[]},"architectures":"LagunaForCausalLM","sliding_window":1e999}`))
@@ -72,7 +74,7 @@ func FuzzHybridConfig(f *testing.F) {
 		}
 		named := fmt.Appendf(nil, `{"architectures":["GptOssForCausalLM"],"x":%s}`, text)
 		if !isSGLangHybrid(named) {
-			t.Fatalf("%s is no hybrid", named)
+			t.Fatalf("%s is not a hybrid", named)
 		}
 	})
 }

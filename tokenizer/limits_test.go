@@ -12,9 +12,9 @@ import (
 	"kvepp/chattemplate"
 )
 
-// recursiveTemplate writes tools' parameters as Python types, by macros that call themselves, in the way of Hermes 2
-// Pro's and Command-R's templates: what is neither a known name nor an object counts as a list of alternatives, and so
-// does the name "null", letter by letter, without end.
+// recursiveTemplate writes tools' parameters as Python types with recursive macros, like Hermes 2 Pro's and Command-R's
+// templates. It treats a type that is neither a known name nor an object as a list of alternatives. So it reads the
+// name "null" letter by letter and recurses without end.
 const recursiveTemplate = `
 {%- macro python(schema) %}
     {%- set names = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"} %}
@@ -30,8 +30,8 @@ const recursiveTemplate = `
 {%- for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}`
 
-// TestHostileTools: no tool schema of a client's runs a template without end. The stack is small, because a goroutine
-// that overflows it ends the program.
+// TestHostileTools: every render of a client's tool schema ends. The stack is small, because a goroutine that overflows
+// its stack ends the process.
 func TestHostileTools(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -97,7 +97,7 @@ func TestHostileTools(t *testing.T) {
 	}
 }
 
-// TestHostileRequestTemplate: a template that a request may bring is bounded as the model's own is.
+// TestHostileRequestTemplate: a request's own template has limits like the model's template.
 func TestHostileRequestTemplate(t *testing.T) {
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
 	trusting, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{RequestChatTemplate: true})

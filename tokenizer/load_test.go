@@ -13,7 +13,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// copyModel copies a tiny model to a folder of the test's own, with some files replaced ("" removes one).
+// copyModel copies a tiny model to a temporary folder, with some files replaced ("" removes one).
 func copyModel(t testing.TB, name string, replaced map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -134,7 +134,7 @@ func TestLoadTemplates(t *testing.T) {
 	}
 }
 
-// TestLargeFile has a file that is larger than a folder's files may be.
+// TestLargeFile: a file above the limit of a folder's files is an error.
 func TestLargeFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

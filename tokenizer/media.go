@@ -33,7 +33,7 @@ var (
 )
 
 // vllmMedia are the marks of the architectures whose processors in vLLM replace only the tokens of marks. Architectures
-// that put media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are
+// that put media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are not tokens are
 // missing. Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
 var vllmMedia = map[string]mediaMarks{
 	"Qwen2VLForConditionalGeneration":    qwenMarks,

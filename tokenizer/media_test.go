@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// mediaModel is the small model as one of an architecture, with marks as added tokens. That the engines put the marks
-// there is shown in package parity.
+// mediaModel loads the small model with another architecture and with marks as added tokens. Package parity compares
+// the places of the marks with the engines.
 func mediaModel(t testing.TB, engine Engine, architecture, template string, marks ...string) *Model {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
@@ -104,7 +104,7 @@ func TestCertainOfMedia(t *testing.T) {
 	}
 }
 
-// TestMediaWithoutAPlace has chats whose media's place is not known: none of their ids are.
+// TestMediaWithoutAPlace: if kvepp does not know where the engine puts a chat's media, none of the ids are certain.
 func TestMediaWithoutAPlace(t *testing.T) {
 	const drops = `{% for m in messages %}{{ m.content[0].text }}{% endfor %}`
 	marked := []string{"<image>"}

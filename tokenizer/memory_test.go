@@ -20,10 +20,10 @@ import (
 	"kvepp/tokenizer/bpe"
 )
 
-// memorySlack is what the measure of memory may be wrong by: garbage, caches of pieces, and what tests hold.
+// memorySlack is the tolerance of the measured memory, in bytes: garbage, piece caches, and the test's own memory.
 const memorySlack = 5 << 20
 
-// boundedModels are models of each way to tokenize, without a cache of segments, by name.
+// boundedModels returns, by name, a model for each way to tokenize, without a segment cache.
 func boundedModels(t testing.TB) map[string]*Model {
 	models := map[string]*Model{}
 	for _, name := range modelNames {
@@ -46,7 +46,7 @@ func read(m *Model, body bodytest.Body) (prompts []Prompt, r *apibody.Request, p
 	return prompts, r, parseErr, err
 }
 
-// holdMemory parses and tokenizes a body, and holds what that took against ReadCost.
+// holdMemory parses and tokenizes a body, and compares the memory taken with ReadCost.
 func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 	t.Helper()
 	var r *apibody.Request
@@ -57,7 +57,7 @@ func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 		allocated = bodytest.Allocated(func() { prompts, r, parseErr, err = read(m, body) })
 	})
 	most := apibody.ReadCost(len(body.JSON))
-	if allocated > 12*most+memorySlack { // as when texts are joined one by one, whose time is too much too
+	if allocated > 12*most+memorySlack { // such as joining texts one by one, which also takes quadratic time
 		t.Errorf(
 			"%s, %s: %d bytes allocated %d bytes in all, %.1f for each",
 			name,
@@ -89,7 +89,7 @@ func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 	runtime.KeepAlive(prompts)
 }
 
-// TestMemoryOfRequests: reading and tokenizing take no more memory than ReadCost allows, for every shape of body.
+// TestMemoryOfRequests: for every shape of body, reading and tokenizing stay within the memory of ReadCost.
 func TestMemoryOfRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -98,7 +98,7 @@ func TestMemoryOfRequests(t *testing.T) {
 	models := boundedModels(t)
 	for i, name := range slices.Sorted(maps.Keys(models)) {
 		m := models[name]
-		holdMemory(t, name, m, bodies[0]) // what a first request makes
+		holdMemory(t, name, m, bodies[0]) // allocations of a first request
 		for k, body := range bodies {
 			text := m.options.Engine == VLLM &&
 				(strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "content: "))
@@ -109,7 +109,7 @@ func TestMemoryOfRequests(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRandomRequests is the same for random shapes.
+// TestMemoryOfRandomRequests is TestMemoryOfRequests with random shapes.
 func TestMemoryOfRandomRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -125,7 +125,7 @@ func TestMemoryOfRandomRequests(t *testing.T) {
 	}
 }
 
-// TestMemoryOfGeneralPatterns: pieces that a general pattern cuts are not all kept before they are encoded.
+// TestMemoryOfGeneralPatterns: the encoder does not collect all pieces of a general pattern before it encodes them.
 func TestMemoryOfGeneralPatterns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -163,7 +163,7 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 		t.Fatal("the pattern has a scanner of its own")
 	}
 	m.encoder.DisableCache()
-	// The searches of a text have a limit of time, which a slower build would reach with longer ones.
+	// A slower build would reach the time limit of a text's searches with longer texts.
 	for name, text := range map[string]string{"words": strings.Repeat("the quiet harbour ", 1<<15/slowerBuild),
 		"letters": strings.Repeat("ba", 1<<17/slowerBuild)} {
 		var ids []kvblock.Token
@@ -181,7 +181,7 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 	}
 }
 
-// TestAgentsBodiesAreTokenized: what agents send is tokenized for every engine, however much of it there is.
+// TestAgentsBodiesAreTokenized: requests of agents are tokenized for every engine, at any length.
 func TestAgentsBodiesAreTokenized(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

@@ -10,7 +10,7 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// TestTemplateFiles finds the template that each engine takes of several.
+// TestTemplateFiles: each engine's choice among several templates.
 func TestTemplateFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -94,7 +94,7 @@ func TestTemplateFiles(t *testing.T) {
 	}
 }
 
-// TestVLLMFlags renders with flags of vLLM's. That vLLM does the same is shown in package parity.
+// TestVLLMFlags renders with vLLM's flags. Package parity compares with vLLM.
 func TestVLLMFlags(t *testing.T) {
 	const template = `{{ tools is none }} {{ reasoning_effort }} {{ enable_thinking }}{% for m in messages %}{% ` +
 		`endfor %}`
@@ -132,8 +132,8 @@ func TestTemplateFileErrors(t *testing.T) {
 		"content format":       {ChatTemplateContentFormat: "parts"},
 		"effort map":           {ReasoningEffortMap: "[]"},
 		"none of":              {ReasoningEffortMap: `{"extreme":"high"}`},
-		"on SGLang only":       {HFChatTemplateName: "rag"},
-		"on vLLM only":         {ExcludeToolsWhenToolChoiceNone: true, Engine: SGLang},
+		"only SGLang":       {HFChatTemplateName: "rag"},
+		"only vLLM":         {ExcludeToolsWhenToolChoiceNone: true, Engine: SGLang},
 		"is not an engine":     {Engine: "llama"},
 		"auto, string, openai": {ChatTemplateContentFormat: "x"},
 	} {
@@ -143,7 +143,7 @@ func TestTemplateFileErrors(t *testing.T) {
 	}
 }
 
-// TestContentFormatOption: the flag beats what the template suggests, on vLLM alone.
+// TestContentFormatOption: on vLLM the flag takes precedence over the format detected in the template.
 func TestContentFormatOption(t *testing.T) {
 	dir := copyModel(
 		t,
@@ -174,7 +174,7 @@ func TestContentFormatOption(t *testing.T) {
 	}
 }
 
-// TestSpecialTokensOfCompletions: vLLM asks the request, SGLang does not.
+// TestSpecialTokensOfCompletions: vLLM obeys add_special_tokens, SGLang ignores it.
 func TestSpecialTokensOfCompletions(t *testing.T) {
 	for _, c := range []struct {
 		engine Engine
@@ -197,7 +197,7 @@ func TestSpecialTokensOfCompletions(t *testing.T) {
 	}
 }
 
-// TestFieldsForTheEngine: what an engine makes of these is not known here, or is given by the request.
+// TestFieldsForTheEngine: requests with fields whose effect kvepp does not know, or that bring their own ids.
 func TestFieldsForTheEngine(t *testing.T) {
 	const chat, completion = "chat", "completion"
 	for _, c := range []struct {

@@ -14,7 +14,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// chatRequest parses a chat request of the given messages; more fields may follow them.
+// chatRequest parses a chat request with these messages and further fields.
 func chatRequest(t testing.TB, messages string) *apibody.Request {
 	t.Helper()
 	r, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":`+messages+`}`))
@@ -80,7 +80,7 @@ func TestTokenizeErrors(t *testing.T) {
 		chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`),
 	)
 	if !errors.As(err, &raised) || raised.Message != "only user and assistant may follow the first message" {
-		t.Errorf("got %v, want the template's own words", err)
+		t.Errorf("got %v, want the template's message", err)
 	}
 	_, err = bytelevel.Tokenize(
 		t.Context(),
@@ -150,7 +150,7 @@ func TestChatContentForms(t *testing.T) {
 	}
 }
 
-// TestTokenizeLeavesRequest tokenizes one request twice, and then reads it.
+// TestTokenizeLeavesRequest: tokenizing a request twice does not change it.
 func TestTokenizeLeavesRequest(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
 	request := chatRequest(
@@ -172,7 +172,7 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	}
 }
 
-// prose is text of about n bytes that repeats little.
+// prose returns text of about n bytes with little repetition.
 func prose(n int) string {
 	words := strings.Fields(
 		"the a cache keeps what was computed before so that request which begins like an earlier one starts further " +
@@ -221,9 +221,9 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// BenchmarkEncodeCold encodes text that is new, a few words of it too, while the processor's caches hold something
-// else: what an encode costs in a program that does other things as well. KVEPP_MODELS names folders of real models,
-// whose tables do not fit into these caches; without it the small models of the tests are measured.
+// BenchmarkEncodeCold encodes new text, including a few new words, after other data has filled the processor's caches.
+// This is the cost of an encode in a program that also does other work. KVEPP_MODELS names folders of real models,
+// whose tables exceed these caches; without it, the benchmark uses the tests' small models.
 func BenchmarkEncodeCold(b *testing.B) {
 	folders := strings.Fields(os.Getenv("KVEPP_MODELS"))
 	if len(folders) == 0 {
@@ -267,9 +267,9 @@ func BenchmarkEncodeCold(b *testing.B) {
 	}
 }
 
-// BenchmarkTokenizeChat is the way from a body of about 32 kB, a chat of 20 messages, to ids: the same body again and
-// again ("repeated"), the same chat with another answer and question each time ("grown"), and with a number of its own
-// in each message ("unseen", though words repeat).
+// BenchmarkTokenizeChat measures the time from a body of about 32 kB, a chat of 20 messages, to ids: the same body each
+// time ("repeated"), the same chat with a new answer and question each time ("grown"), and a new number in each message
+// ("unseen", though words repeat).
 func BenchmarkTokenizeChat(b *testing.B) {
 	m := loadModel(b, "tiny-bytelevel")
 	text := prose(1600)
@@ -287,7 +287,7 @@ func BenchmarkTokenizeChat(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name         string
-		common, last int // what the numbers in the messages grow by
+		common, last int // increment of the numbers in the messages
 	}{{"repeated", 0, 0}, {"grown", 0, 1}, {"unseen", 1, 1}} {
 		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(body(0, 0))))

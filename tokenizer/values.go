@@ -162,7 +162,7 @@ func readToolFields(tool, function *chattemplate.Dict) (toolFields, error) {
 	}
 	for _, flag := range []any{f.strict, f.deferFunction, f.deferTool} {
 		if _, isBool := flag.(bool); flag != nil && !isBool {
-			return f, errNotReproduced("a tool's strict or defer_loading that is no boolean")
+			return f, errNotReproduced("a tool's strict or defer_loading that is not a boolean")
 		}
 	}
 	return f, nil

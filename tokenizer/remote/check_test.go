@@ -13,8 +13,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// says stands in for kvepp's tokenizer: it returns these ids for every request.
-func says(ids ...kvblock.Token) func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
+// returns stands in for kvepp's tokenizer: it returns these ids for every request.
+func returns(ids ...kvblock.Token) func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
 	return func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
 		return tokenizer.Certain([][]kvblock.Token{ids}), nil
 	}
@@ -56,7 +56,7 @@ func TestCheck(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/v1/completions/render", 200, `[{"token_ids":[1,2,3,4]}]`)
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-	if check := checked(t, c, says(1, 2, 3, 4), 2, prompt, prompt, prompt); check.Differs() {
+	if check := checked(t, c, returns(1, 2, 3, 4), 2, prompt, prompt, prompt); check.Differs() {
 		t.Error("equal ids differ")
 	}
 	if n := len(e.wasAsked()); n != 2 {
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 
 	for _, own := range [][]kvblock.Token{{1, 2, 9, 4}, {1, 2}, {}, {1, 2, 3, 4, 5}} {
 		c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-		check := checked(t, c, says(own...), 5, prompt, prompt)
+		check := checked(t, c, returns(own...), 5, prompt, prompt)
 		if !check.Differs() {
 			t.Fatalf("%v: equal", own)
 		}
@@ -105,7 +105,7 @@ func TestCheckOfTime(t *testing.T) {
 		return 200, `[{"token_ids":[1,3]}]`
 	}
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-	if check := checked(t, c, says(1, 3), 1, prompt); check.Differs() || check.wanted.Load() != 0 {
+	if check := checked(t, c, returns(1, 3), 1, prompt); check.Differs() || check.wanted.Load() != 0 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
 }
@@ -115,7 +115,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/v1/completions/render", 400, badInput)
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-	check := checked(t, c, says(1), 1, prompt, prompt, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
+	check := checked(t, c, returns(1), 1, prompt, prompt, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 2 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
@@ -138,7 +138,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 // TestOfferNeverWaits offers more requests than the queue holds while no comparison runs.
 func TestOfferNeverWaits(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, time.Minute)
-	check := NewCheck(says(1), c.Client, 100)
+	check := NewCheck(returns(1), c.Client, 100)
 	body := []byte(prompt)
 	for range 3 * checkQueue {
 		check.Offer(completionPath, body)

@@ -261,19 +261,19 @@ type answer struct {
 
 // message returns the error text of an answer whose status is not 200.
 func (a *answer) message() string {
-	var said struct {
+	var decoded struct {
 		Error struct {
 			Message string `json:"message"`
 		} `json:"error"` // vLLM
 		Message string `json:"message"` // SGLang
 	}
 	text := string(a.body)
-	if json.Unmarshal(a.body, &said) == nil {
+	if json.Unmarshal(a.body, &decoded) == nil {
 		switch {
-		case said.Error.Message != "":
-			text = said.Error.Message
-		case said.Message != "":
-			text = said.Message
+		case decoded.Error.Message != "":
+			text = decoded.Error.Message
+		case decoded.Message != "":
+			text = decoded.Message
 		}
 	}
 	return fmt.Sprintf("HTTP %d: %.300q", a.status, text)

@@ -244,8 +244,8 @@ func TestVLLMWithoutRender(t *testing.T) {
 			t.Errorf("%s: asked %q, want %q", c2.body, asked, want)
 		}
 		// once in kvepp's message, once in the engine's
-		if said := strings.Count(c.log.String(), "--enable-scale-out"); said > 2 {
-			t.Errorf("logged %d times: %s", said, c.log)
+		if logged := strings.Count(c.log.String(), "--enable-scale-out"); logged > 2 {
+			t.Errorf("logged %d times: %s", logged, c.log)
 		}
 	}
 	batch := newClient(t, e.URL, tokenizer.VLLM, time.Minute)

@@ -53,25 +53,25 @@ func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request)
 
 // tokenizedAll reads /tokenize's answer for n prompts.
 func tokenizedAll(a *answer, n int) ([][]kvblock.Token, error) {
-	said, err := read[struct {
+	decoded, err := read[struct {
 		Count  []int
 		Tokens [][]kvblock.Token
 	}](tokenizePath, a)
 	if err != nil {
 		return nil, err
 	}
-	if len(said.Tokens) != n || len(said.Count) != n {
-		return nil, fail(Failed, "%s: ids of %d prompts instead of %d", tokenizePath, len(said.Tokens), n)
+	if len(decoded.Tokens) != n || len(decoded.Count) != n {
+		return nil, fail(Failed, "%s: ids of %d prompts instead of %d", tokenizePath, len(decoded.Tokens), n)
 	}
-	for i, ids := range said.Tokens {
+	for i, ids := range decoded.Tokens {
 		switch {
-		case ids == nil || said.Count[i] != len(ids):
-			return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(ids), said.Count[i])
+		case ids == nil || decoded.Count[i] != len(ids):
+			return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(ids), decoded.Count[i])
 		case len(ids) == 0:
 			return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
 		}
 	}
-	return said.Tokens, nil
+	return decoded.Tokens, nil
 }
 
 // sglangNotAsked are fields of a chat that do not change its prompt, and that /tokenize rejects.

@@ -145,7 +145,7 @@ func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, bod
 // tokenized reads /tokenize's answer for one prompt, which has the same form on both engines. An answer without ids
 // means an empty prompt or a server without a tokenizer.
 func tokenized(a *answer) ([]kvblock.Token, error) {
-	said, err := read[struct {
+	decoded, err := read[struct {
 		Count  int
 		Tokens []kvblock.Token
 	}](tokenizePath, a)
@@ -153,12 +153,12 @@ func tokenized(a *answer) ([]kvblock.Token, error) {
 		return nil, err
 	}
 	switch {
-	case said.Tokens == nil || said.Count != len(said.Tokens):
-		return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(said.Tokens), said.Count)
-	case said.Count == 0:
+	case decoded.Tokens == nil || decoded.Count != len(decoded.Tokens):
+		return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(decoded.Tokens), decoded.Count)
+	case decoded.Count == 0:
 		return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
 	}
-	return said.Tokens, nil
+	return decoded.Tokens, nil
 }
 
 // vllmRenderOnly names a part of a request that changes the ids but that /tokenize ignores; "" if there is none. The
