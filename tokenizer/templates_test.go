@@ -132,8 +132,8 @@ func TestTemplateFileErrors(t *testing.T) {
 		"content format":       {ChatTemplateContentFormat: "parts"},
 		"effort map":           {ReasoningEffortMap: "[]"},
 		"none of":              {ReasoningEffortMap: `{"extreme":"high"}`},
-		"only SGLang":       {HFChatTemplateName: "rag"},
-		"only vLLM":         {ExcludeToolsWhenToolChoiceNone: true, Engine: SGLang},
+		"only SGLang":          {HFChatTemplateName: "rag"},
+		"only vLLM":            {ExcludeToolsWhenToolChoiceNone: true, Engine: SGLang},
 		"is not an engine":     {Engine: "llama"},
 		"auto, string, openai": {ChatTemplateContentFormat: "x"},
 	} {
