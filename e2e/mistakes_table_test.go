@@ -51,10 +51,10 @@ func startMistakes() []mistake {
 			sees:  notStarted,
 			fix:   fix,
 			names: names,
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := newSetup(t)
 				env, args := args(s)
-				return []said{s.ends(env, args...)}
+				return []quote{s.ends(env, args...)}
 			},
 		}
 	}
@@ -186,9 +186,9 @@ func fileMistakes() []mistake {
 			sees:  notStarted,
 			fix:   fix,
 			names: names,
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := newSetup(t)
-				return []said{
+				return []quote{
 					s.ends(nil, "--endpoints", s.shown(write(t, "endpoints.yaml", made+"\n"), "endpoints.yaml")),
 				}
 			},
@@ -224,14 +224,14 @@ func fileMistakes() []mistake {
 			sees:  notFollowed,
 			fix:   "Correct the line. Until then kvepp keeps the earlier endpoints.",
 			names: []string{"level=ERROR", "the earlier endpoints stay", "did you mean blockSize?"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
 				if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: engine-a, address: %q, blocksize: 16}\n",
 					s.engines[0].Address)); err != nil {
 					t.Fatal(err)
 				}
-				return []said{s.logs("the endpoints file is refused"), s.counts("kvepp_endpoints_file_refused_total")}
+				return []quote{s.logs("the endpoints file is refused"), s.counts("kvepp_endpoints_file_refused_total")}
 			},
 		},
 		{
@@ -246,12 +246,12 @@ func fileMistakes() []mistake {
 				"correct the name",
 				"no-such-engine.invalid:8000 has no address",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(2)...)
 				s.serve(s.entries(s.engines[0].Address, "no-such-engine.invalid:8000"))
 				q := s.logs("cannot resolve the host name", "no-such-engine.invalid")
 				q.text, _, _ = strings.Cut(q.text, " error=") // the error is the resolver's
-				return []said{q, s.checks()}
+				return []quote{q, s.checks()}
 			},
 		},
 		otherAddress(
@@ -275,13 +275,13 @@ func fileMistakes() []mistake {
 			sees:  elsewhere,
 			fix:   "Run `kvepp check --gateway`: it shows whether Envoy resolves the name to the same address.",
 			names: []string{"is a host name, which kvepp resolves to 10.0.0.1:8000", "STRICT_DNS"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(
 					s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)),
 					"--dns-lookup-family=v4_only",
 				)
-				return []said{s.checks("--dns-lookup-family=v4_only")}
+				return []quote{s.checks("--dns-lookup-family=v4_only")}
 			},
 		},
 		{
@@ -295,12 +295,12 @@ func fileMistakes() []mistake {
 				"address=10.0.0.1:8001",
 				"is the engine up, and is the endpoint's address right?",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(2)...)
 				unused := "127.0.0.1:" + freePort(t)
 				s.names[unused] = "10.0.0.1:8001"
 				s.behind(s.entries(s.engines[0].Address, unused))
-				return []said{s.logs(ejectedLine, "endpoint=engine-a "), s.checks()}
+				return []quote{s.logs(ejectedLine, "endpoint=engine-a "), s.checks()}
 			},
 		},
 		{
@@ -313,10 +313,10 @@ func fileMistakes() []mistake {
 			fix: "Set `metrics` to each engine's own page, or leave it out: the default is `/metrics` at the " +
 				"endpoint's address.",
 			names: []string{"several workers have the same metrics page", "set metrics for each engine"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(2)...)
 				s.serve(s.entries("  kvEvents:", "  metrics: http://"+s.engines[0].Address+"/metrics\n  kvEvents:"))
-				return []said{s.logs("several workers have the same metrics page")}
+				return []quote{s.logs("several workers have the same metrics page")}
 			},
 		},
 		{
@@ -326,10 +326,10 @@ func fileMistakes() []mistake {
 			sees:  clientErrors,
 			fix:   "Write the name that the engine serves, or leave `model` out.",
 			names: []string{"kvepp is configured with tinny", "correct the endpoint's model"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  model: tinny\n  kvEvents:"))
-				return []said{
+				return []quote{
 					s.answersAs(
 						s.Envoy,
 						chatsPath,
@@ -349,11 +349,11 @@ func fileMistakes() []mistake {
 			sees:  byLoad,
 			fix:   "Leave `blockSize` out: kvepp takes it from the events.",
 			names: []string{"block size differs from the engine's", "set blockSize to 16, or leave it out"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  blockSize: 32\n  kvEvents:"))
 				s.send(s.Envoy, stack.Model, 1)
-				return []said{s.logs("block size differs from the engine's"), s.checks("--probe")}
+				return []quote{s.logs("block size differs from the engine's"), s.checks("--probe")}
 			},
 		},
 		{
@@ -365,11 +365,11 @@ func fileMistakes() []mistake {
 			fix: "Correct `dataParallelStartRank` or `kvEvents`. `kvEvents` has the port of the first rank; the next " +
 				"rank is at the next port.",
 			names: []string{"name another data-parallel rank", "correct dataParallelStartRank or kvEvents"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  dataParallelStartRank: 1\n  kvEvents:"))
 				s.send(s.Envoy, stack.Model, 1)
-				return []said{s.logs("name another data-parallel rank"), s.checks("--probe")}
+				return []quote{s.logs("name another data-parallel rank"), s.checks("--probe")}
 			},
 		},
 	}
@@ -401,7 +401,7 @@ func otherAddress(group, kind, name, address, envoys string) mistake {
 			"likely_cause=",
 			"add 10.0.0.1:8000 to the endpoints of the gateway's cluster",
 		},
-		make: func(t *testing.T) []said {
+		make: func(t *testing.T) []quote {
 			s := withEngines(t, like(1)...)
 			s.behind(
 				s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)),
@@ -414,7 +414,7 @@ func otherAddress(group, kind, name, address, envoys string) mistake {
 					"socket_address").(map[string]any)["address"] = "127.0.0.2"
 			})
 			s.send(e, stack.Model, 1)
-			return []said{
+			return []quote{
 				s.logs("another endpoint answered", "127.0.0.2:"),
 				s.checksGateway(e, "--dns-lookup-family=v4_only"),
 			}
@@ -435,12 +435,12 @@ func engineMistakes() []mistake {
 			slow:  true,
 			fix:   "Correct `kvEvents`; start the engine with its flag for KV events; or open the port.",
 			names: []string{"cannot connect to a worker's KV events", "10.0.0.1:5558", "enable_kv_cache_events"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				unused := "127.0.0.1:" + freePort(t)
 				s.names[unused] = "10.0.0.1:5558"
 				s.serve(s.entries(s.engines[0].KVEvents, "tcp://"+unused))
-				return []said{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
+				return []quote{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
 			},
 		},
 		{
@@ -455,10 +455,10 @@ func engineMistakes() []mistake {
 				"tcp://10.0.0.1:8000 accepts connections, but publishes no KV events",
 				"write the port of the engine's KV events",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(s.engines[0].KVEvents, "tcp://"+s.engines[0].Address))
-				return []said{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
+				return []quote{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
 			},
 		},
 		{
@@ -473,10 +473,10 @@ func engineMistakes() []mistake {
 				"tcp://10.0.0.1:5657 accepts connections, but publishes no KV events",
 				"not that of its HTTP server or of its replay socket",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(s.engines[0].KVEvents+"\n", s.engines[0].KVReplay+"\n"))
-				return []said{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
+				return []quote{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
 			},
 		},
 		{
@@ -487,10 +487,10 @@ func engineMistakes() []mistake {
 			slow:  true,
 			fix:   "Start the engine with its flag for KV events. Every engine has them off by default.",
 			names: []string{"does the engine publish events?", "enable_kv_cache_events"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, []string{"-kv-events-port=0"})
 				s.serve(s.entries())
-				return []said{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
+				return []quote{s.logs("cannot connect to a worker's KV events"), s.checks("--probe")}
 			},
 		},
 		{
@@ -501,10 +501,10 @@ func engineMistakes() []mistake {
 			fix: "Add `kvEvents`. Without events, give `--no-router-kv-events`: kvepp then predicts each cache from " +
 				"the requests that it sent there.",
 			names: []string{"has no kvEvents address", "kvEvents in the endpoints file"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(fmt.Sprintf("endpoints:\n- {name: engine-a, address: %q}\n", s.engines[0].Address))
-				return []said{s.logs("has no kvEvents address"), s.checks("--probe")}
+				return []quote{s.logs("has no kvEvents address"), s.checks("--probe")}
 			},
 		},
 		{
@@ -519,11 +519,11 @@ func engineMistakes() []mistake {
 				"--enable-prefix-caching",
 				"sent no KV event",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, []string{"-no-prefix-caching"})
 				s.behind(s.entries("  kvEvents:", "  blockSize: 16\n  kvEvents:"))
 				s.send(s.Envoy, stack.Model, 12)
-				return []said{s.checks("--probe"), s.logs("has served requests and sent no KV event")}
+				return []quote{s.checks("--probe"), s.logs("has served requests and sent no KV event")}
 			},
 		},
 		{
@@ -535,10 +535,10 @@ func engineMistakes() []mistake {
 			fix: "Give the engine a `replay_endpoint`. Without it kvepp does not know the caches after its own " +
 				"restart.",
 			names: []string{`replay  wrong`, `"replay_endpoint" in the engine's --kv-events-config`},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, []string{"-kv-replay-port=0"})
 				s.serve(s.entries())
-				return []said{
+				return []quote{
 					s.checks(),
 					s.counts(`kvepp_events_total{kind="subscription",outcome="replay_unreachable"}`),
 				}
@@ -552,10 +552,10 @@ func engineMistakes() []mistake {
 			fix: "Set `--engine` to the engine that serves. Each engine turns requests into tokens in a different " +
 				"way.",
 			names: []string{"vLLM answers, but kvepp is configured for SGLang", "--engine vllm"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(), "--engine=sglang")
-				return []said{s.checks("--engine=sglang")}
+				return []quote{s.checks("--engine=sglang")}
 			},
 		},
 		{
@@ -566,10 +566,10 @@ func engineMistakes() []mistake {
 			fix: "Start the engine with the flag. kvepp routes equally well without it, but cannot check its " +
 				"predictions.",
 			names: []string{"--enable-prompt-tokens-details"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, []string{"-no-cached-tokens"})
 				s.serve(s.entries())
-				return []said{s.checks("--probe")}
+				return []quote{s.checks("--probe")}
 			},
 		},
 	}
@@ -589,12 +589,12 @@ func tokenizerMistakes() []mistake {
 				"ids of a chat differ from the engine's",
 				"give kvepp the engine's template: --chat-template FILE",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				template := "--chat-template=" + s.shown(write(t, "other.jinja", anotherTemplate), "other.jinja")
 				s.behind(s.entries(), template)
 				s.send(s.Envoy, stack.Model, 3)
-				return []said{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(template)}
+				return []quote{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(template)}
 			},
 		},
 		{
@@ -608,11 +608,11 @@ func tokenizerMistakes() []mistake {
 				"kvepp has no chat template for tiny",
 				"--chat-template FILE",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				model := "--model=tiny=" + s.shown(bareModel(t), "/models/tiny")
 				s.serve(s.entries(), model)
-				return []said{s.logs("model loaded", "template=", "none"), s.checks(model)}
+				return []quote{s.logs("model loaded", "template=", "none"), s.checks(model)}
 			},
 		},
 		{
@@ -622,13 +622,13 @@ func tokenizerMistakes() []mistake {
 			sees:  byLoad,
 			fix:   "Correct the path.",
 			names: []string{"the model's tokenizer cannot be loaded", "none.jinja: no such file"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := newSetup(t)
 				s.serve(
 					"endpoints: []\n",
 					"--chat-template="+s.shown(filepath.Join(t.TempDir(), "none.jinja"), "none.jinja"),
 				)
-				return []said{s.logs("the model's tokenizer cannot be loaded")}
+				return []quote{s.logs("the model's tokenizer cannot be loaded")}
 			},
 		},
 		{
@@ -638,7 +638,7 @@ func tokenizerMistakes() []mistake {
 			sees:  byLoad,
 			fix:   "Correct the template.",
 			names: []string{"the model's tokenizer cannot be loaded", "tag \\\"for\\\" is not closed"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := newSetup(t)
 				s.serve(
 					"endpoints: []\n",
@@ -647,7 +647,7 @@ func tokenizerMistakes() []mistake {
 						"broken.jinja",
 					),
 				)
-				return []said{s.logs("the model's tokenizer cannot be loaded")}
+				return []quote{s.logs("the model's tokenizer cannot be loaded")}
 			},
 		},
 		{
@@ -661,11 +661,11 @@ func tokenizerMistakes() []mistake {
 				"/models/tinny",
 				"Start kvepp with a folder that it can use",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				model := "--model=tiny=" + s.shown(filepath.Join(t.TempDir(), "none"), "/models/tinny")
 				s.serve(s.entries(), model)
-				return []said{s.logs("the model's tokenizer cannot be loaded"), s.checks(model)}
+				return []quote{s.logs("the model's tokenizer cannot be loaded"), s.checks(model)}
 			},
 		},
 		{
@@ -679,12 +679,12 @@ func tokenizerMistakes() []mistake {
 				"ids of a text differ from the engine's",
 				"give --model the engine's own folder and version",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				model := "--model=tiny=" + s.shown("../test/models/tiny-sentencepiece", "/models/other")
 				s.behind(s.entries(), model)
 				s.send(s.Envoy, stack.Model, 3)
-				return []said{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(model)}
+				return []quote{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(model)}
 			},
 		},
 		{
@@ -699,11 +699,11 @@ func tokenizerMistakes() []mistake {
 				`model=tiny-model`,
 				"--model tiny=DIR, with the engine's name",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries(), "--model=tiny-model="+tinyModel)
 				s.send(s.Envoy, stack.Model, 100)
-				return []said{
+				return []quote{
 					s.logs("no request has named a model of kvepp's flags"),
 					s.checks("--model=tiny-model=" + tinyModel),
 				}
@@ -724,11 +724,11 @@ func envoyMistakes() []mistake {
 				"healthy engines meanwhile.",
 			names: []string{"endpoint_picker_unavailable", "kvepp does not answer at 10.0.0.9:9002",
 				"check that kvepp is up"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries())
 				s.KillKvepp()
-				return []said{s.unavailable(s.Envoy), s.checksGateway(s.Envoy)}
+				return []quote{s.unavailable(s.Envoy), s.checksGateway(s.Envoy)}
 			},
 		},
 		{
@@ -739,14 +739,14 @@ func envoyMistakes() []mistake {
 			slow:  true,
 			fix:   "Correct the address in Envoy's cluster for kvepp.",
 			names: []string{"no proxy has connected within 60 s", "in its cluster for kvepp"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
 				e := s.apartOf("override-host.yaml", func(config any) {
 					stack.At(cluster(t, config, "kvepp"), "load_assignment", "endpoints", 0, "lb_endpoints", 0,
 						"endpoint", "address", "socket_address").(map[string]any)["port_value"] = 1
 				})
-				quotes := []said{s.unavailable(e)}
+				quotes := []quote{s.unavailable(e)}
 				quotes = append(quotes, s.logs("no proxy has connected within 60 s")) // kvepp check connects too
 				return append(quotes, s.checksGateway(e))
 			},
@@ -759,7 +759,7 @@ func envoyMistakes() []mistake {
 			fix: "Put the filter into `http_filters`, before the router, as the configurations in " +
 				"`manifests/envoy` do.",
 			names: []string{"without asking kvepp", "check that ext_proc is among the filters"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
 				e := s.apart(func(config any) {
@@ -767,7 +767,7 @@ func envoyMistakes() []mistake {
 						0, "typed_config").(map[string]any)
 					connections["http_filters"] = connections["http_filters"].([]any)[1:]
 				})
-				return []said{s.checksGateway(e)}
+				return []quote{s.checksGateway(e)}
 			},
 		},
 		{
@@ -781,14 +781,14 @@ func envoyMistakes() []mistake {
 				"kvepp serves TLS at 10.0.0.9:9002, but the gateway connects without TLS",
 				"transport_socket",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
 				e := s.apartOf(
 					"override-host.yaml",
 					func(config any) { delete(cluster(t, config, "kvepp"), "transport_socket") },
 				)
-				return []said{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
+				return []quote{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
 			},
 		},
 		{
@@ -802,11 +802,11 @@ func envoyMistakes() []mistake {
 				"the gateway connects with TLS, but kvepp at 10.0.0.9:9002 serves without TLS",
 				"remove the transport_socket",
 			},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(), "--secure-serving=false")
 				e := s.apartOf("override-host.yaml", func(any) {})
-				return []said{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
+				return []quote{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
 			},
 		},
 		{
@@ -816,7 +816,7 @@ func envoyMistakes() []mistake {
 			sees:  unavailable,
 			fix:   "Set `--tls-client-ca` to the authority that signed Envoy's certificate.",
 			names: []string{"cause=client_certificate", "--tls-client-ca"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				ours, others := newAuthority(t), newAuthority(t)
 				certificates, stranger := t.TempDir(), t.TempDir()
 				ours.issue(t, certificates, 1, "kvepp")
@@ -836,7 +836,7 @@ func envoyMistakes() []mistake {
 					},
 				)
 				e := s.apartOf("mtls.yaml", func(any) {})
-				return []said{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
+				return []quote{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
 			},
 		},
 		{
@@ -846,7 +846,7 @@ func envoyMistakes() []mistake {
 			sees:  unavailable,
 			fix:   "Make Envoy trust the authority of the certificate in `--cert-path`.",
 			names: []string{"cause=certificate_refused"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				ours, others := newAuthority(t), newAuthority(t)
 				certificates, stranger := t.TempDir(), t.TempDir()
 				ours.issue(t, certificates, 1, "kvepp")
@@ -862,7 +862,7 @@ func envoyMistakes() []mistake {
 					},
 				)
 				e := s.apartOf("mtls.yaml", func(any) {})
-				return []said{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
+				return []quote{s.unavailable(e), s.logs("a proxy cannot connect"), s.checksGateway(e)}
 			},
 		},
 		{
@@ -872,7 +872,7 @@ func envoyMistakes() []mistake {
 			sees:  elsewhere,
 			fix:   "Add the endpoint to Envoy's cluster as `IP:port`, or remove it from kvepp's endpoints.",
 			names: []string{"add 10.0.0.1:8000 to the endpoints of the gateway's cluster"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(2)...)
 				s.behind(s.entries())
 				e := s.apart(func(config any) {
@@ -880,7 +880,7 @@ func envoyMistakes() []mistake {
 					locality["lb_endpoints"] = locality["lb_endpoints"].([]any)[1:]
 				})
 				s.sendCached(e, s.engines[0], "another endpoint answered")
-				return []said{s.logs("another endpoint answered"), s.checksGateway(e)}
+				return []quote{s.logs("another endpoint answered"), s.checksGateway(e)}
 			},
 		},
 		bodyMode(group, "NONE"), bodyMode(group, "STREAMED"),
@@ -907,7 +907,7 @@ func bodyMode(group, mode string) mistake {
 		fix: "Set `request_body_mode: FULL_DUPLEX_STREAMED`, with `request_trailer_mode: SEND`, as in " +
 			"`manifests/envoy`.",
 		names: []string{"request_body_mode " + mode, "Set request_body_mode: FULL_DUPLEX_STREAMED"},
-		make: func(t *testing.T) []said {
+		make: func(t *testing.T) []quote {
 			s := withEngines(t, like(1)...)
 			s.serve(s.entries())
 			e := s.apartOf("override-host.yaml", func(config any) {
@@ -920,7 +920,7 @@ func bodyMode(group, mode string) mistake {
 				}
 			})
 			s.send(e, stack.Model, 1)
-			return []said{s.logs("request_body_mode"), s.counts(`kvepp_decisions_total{reason="body_mode"}`)}
+			return []quote{s.logs("request_body_mode"), s.counts(`kvepp_decisions_total{reason="body_mode"}`)}
 		},
 	}
 }
@@ -936,10 +936,10 @@ func runTimeMistakes(right *setup) []mistake {
 			sees:  clientErrors,
 			fix:   fix,
 			names: names,
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := *right
 				s.t = t
-				return []said{s.answers(s.Envoy, path, body)}
+				return []quote{s.answers(s.Envoy, path, body)}
 			},
 		}
 	}
@@ -954,7 +954,7 @@ func runTimeMistakes(right *setup) []mistake {
 			fix:   fix,
 			names: names,
 			slow:  true,
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(2)...)
 				s.start(
 					stack.Config{
@@ -975,7 +975,7 @@ func runTimeMistakes(right *setup) []mistake {
 					return err
 				})
 				fail(t, s.engines[0])
-				return []said{s.ejected(requests)}
+				return []quote{s.ejected(requests)}
 			},
 		}
 	}
@@ -1033,11 +1033,11 @@ func runTimeMistakes(right *setup) []mistake {
 			sees:  byLoad,
 			fix:   "Raise `--max-parse-bytes`.",
 			names: []string{"larger than --max-parse-bytes", "Raise --max-parse-bytes", "body_too_large"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := *right
 				s.t = t
 				s.answers(s.Envoy, chatsPath, chatBody(stack.Model, strings.Repeat("x", 30000)))
-				return []said{
+				return []quote{
 					s.logs("larger than --max-parse-bytes"),
 					s.counts(`kvepp_decisions_total{reason="body_too_large"}`),
 				}
@@ -1050,10 +1050,10 @@ func runTimeMistakes(right *setup) []mistake {
 			sees:  clientErrors,
 			fix:   "Send `Authorization: Bearer` with the token in the file.",
 			names: []string{"401", "--admin-token-file"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(), "--admin-token-file="+write(t, "token", "secret\n"))
-				return []said{s.answers(&stack.Envoy{URL: s.Admin()}, "/query", "{}")}
+				return []quote{s.answers(&stack.Envoy{URL: s.Admin()}, "/query", "{}")}
 			},
 		},
 		failing(
@@ -1103,11 +1103,11 @@ func runTimeMistakes(right *setup) []mistake {
 			sees:  unavailable,
 			fix:   "Start the engines.",
 			names: []string{"upstream_unavailable", "is the engine up"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries())
 				s.engines[0].Close()
-				return []said{s.ejected(false), s.unavailable(s.Envoy)}
+				return []quote{s.ejected(false), s.unavailable(s.Envoy)}
 			},
 		},
 		{
@@ -1117,10 +1117,10 @@ func runTimeMistakes(right *setup) []mistake {
 			sees:  unavailable,
 			fix:   "Add endpoints. In Kubernetes compare the pool's selector with the pods' labels.",
 			names: []string{"no_endpoints", "look at the endpoints file"},
-			make: func(t *testing.T) []said {
+			make: func(t *testing.T) []quote {
 				s := newSetup(t)
 				s.behind("endpoints: []\n")
-				return []said{
+				return []quote{
 					s.answers(s.Envoy, chatsPath, chatBody(stack.Model, "x")),
 					s.logs("level=WARN", "request refused"),
 					s.cannotCheck(),

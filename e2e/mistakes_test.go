@@ -37,11 +37,11 @@ type mistake struct {
 	// names are parts of the messages: those that name the cause, and those that name the fix.
 	names []string
 	slow  bool // it takes 10 s or more to be noticed
-	make  func(t *testing.T) []said
+	make  func(t *testing.T) []quote
 }
 
-// said is a message about a mistake from kvepp, or from Envoy.
-type said struct {
+// quote is a message about a mistake from kvepp, or from Envoy.
+type quote struct {
 	where string // the source of the message
 	text  string // without values that differ from run to run
 }
@@ -107,7 +107,7 @@ func TestMistakes(t *testing.T) {
 				t.Log(section)
 				for _, name := range m.names {
 					if !strings.Contains(section, name) {
-						t.Errorf("%q was not said:\n%s", name, section)
+						t.Errorf("%q was not reported:\n%s", name, section)
 					}
 				}
 				if !*rewrite && !strings.Contains(page, section) {
@@ -189,7 +189,7 @@ func wrapped(paragraph string) string {
 }
 
 // section returns the part of the page about m.
-func (m *mistake) section(quotes []said) string {
+func (m *mistake) section(quotes []quote) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "### %s\n\n```\n%s\n```\n\n", m.name, m.made)
 	for _, q := range quotes {
@@ -350,7 +350,7 @@ func (s *setup) apart(edit func(config any)) *stack.Envoy {
 }
 
 // logs waits for the first log line of kvepp that has these parts.
-func (s *setup) logs(parts ...string) said {
+func (s *setup) logs(parts ...string) quote {
 	s.t.Helper()
 	var line string
 	eventually(s.t, func() error {
@@ -367,7 +367,7 @@ func (s *setup) logs(parts ...string) said {
 		}
 		return fmt.Errorf("no log line has %q", parts)
 	})
-	return said{"`kvepp serve` logs:", s.stableLine(line)}
+	return quote{"`kvepp serve` logs:", s.stableLine(line)}
 }
 
 func (s *setup) stableLine(line string) string {
@@ -382,7 +382,7 @@ func (s *setup) stableLine(line string) string {
 }
 
 // ends runs kvepp serve, which must not start, and returns its output without its log.
-func (s *setup) ends(env []string, args ...string) said {
+func (s *setup) ends(env []string, args ...string) quote {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
@@ -399,14 +399,14 @@ func (s *setup) ends(env []string, args ...string) said {
 			printed = append(printed, strings.TrimRight(s.stable(line), "\n"))
 		}
 	}
-	return said{
+	return quote{
 		fmt.Sprintf("`kvepp serve` ends with status %d and prints:", cmd.ProcessState.ExitCode()),
 		strings.Join(printed, "\n"),
 	}
 }
 
 // checks runs kvepp check, which must report a problem, and returns the lines about the first worker that has one.
-func (s *setup) checks(flags ...string) said {
+func (s *setup) checks(flags ...string) quote {
 	s.t.Helper()
 	all := append([]string{"--endpoints", s.EndpointsFile(), "--engine=vllm"}, flags...)
 	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--model=") }) {
@@ -444,11 +444,11 @@ func (s *setup) checks(flags ...string) said {
 			command += " " + name
 		}
 	}
-	return said{"`" + command + "` prints:", strings.Join(wrong, "\n")}
+	return quote{"`" + command + "` prints:", strings.Join(wrong, "\n")}
 }
 
 // checksGateway is checks through an Envoy.
-func (s *setup) checksGateway(e *stack.Envoy, flags ...string) said {
+func (s *setup) checksGateway(e *stack.Envoy, flags ...string) quote {
 	s.t.Helper()
 	metrics, err := url.Parse(s.MetricsURL())
 	if err != nil {
@@ -466,13 +466,13 @@ func (s *setup) checksGateway(e *stack.Envoy, flags ...string) said {
 }
 
 // answers returns the answer that a client gets from an Envoy for a POST of this body.
-func (s *setup) answers(e *stack.Envoy, path, body string) said {
+func (s *setup) answers(e *stack.Envoy, path, body string) quote {
 	s.t.Helper()
 	return s.answersAs(e, path, body, "A client gets:", func(int) bool { return true })
 }
 
 // unavailable returns the answer that a client gets from an Envoy that does not reach kvepp.
-func (s *setup) unavailable(e *stack.Envoy) said {
+func (s *setup) unavailable(e *stack.Envoy) quote {
 	s.t.Helper()
 	return s.answersAs(
 		e,
@@ -484,7 +484,7 @@ func (s *setup) unavailable(e *stack.Envoy) said {
 }
 
 // answersAs posts until the answer's status is as wanted.
-func (s *setup) answersAs(e *stack.Envoy, path, body, where string, wanted func(status int) bool) said {
+func (s *setup) answersAs(e *stack.Envoy, path, body, where string, wanted func(status int) bool) quote {
 	s.t.Helper()
 	var text string
 	eventually(s.t, func() error {
@@ -503,11 +503,11 @@ func (s *setup) answersAs(e *stack.Envoy, path, body, where string, wanted func(
 		text = "HTTP " + resp.Status + "\n" + strings.TrimSpace(string(all))
 		return nil
 	})
-	return said{where, s.stable(text)}
+	return quote{where, s.stable(text)}
 }
 
 // counts waits until a counter of kvepp's is above 0.
-func (s *setup) counts(name string) said {
+func (s *setup) counts(name string) quote {
 	s.t.Helper()
 	eventually(s.t, func() error {
 		m, err := s.Metrics(s.t.Context())
@@ -519,11 +519,11 @@ func (s *setup) counts(name string) said {
 		}
 		return nil
 	})
-	return said{"kvepp's metrics count it:", name}
+	return quote{"kvepp's metrics count it:", name}
 }
 
 // ejected waits until kvepp has logged that it ejected an endpoint. With send it sends chats meanwhile.
-func (s *setup) ejected(requests bool) said {
+func (s *setup) ejected(requests bool) quote {
 	s.t.Helper()
 	eventually(s.t, func() error {
 		if requests {
@@ -542,7 +542,7 @@ func (s *setup) ejected(requests bool) said {
 const ejectedLine = "endpoint ejected"
 
 // cannotCheck runs kvepp check, which must find no endpoint to check.
-func (s *setup) cannotCheck() said {
+func (s *setup) cannotCheck() quote {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
@@ -553,7 +553,7 @@ func (s *setup) cannotCheck() said {
 	if status := cmd.ProcessState.ExitCode(); status != 2 {
 		s.t.Errorf("kvepp check: status %d", status)
 	}
-	return said{"`kvepp check` ends with status 2 and prints:", s.stable(strings.TrimSpace(stderr.String()))}
+	return quote{"`kvepp check` ends with status 2 and prints:", s.stable(strings.TrimSpace(stderr.String()))}
 }
 
 const chatsPath = "/v1/chat/completions"

@@ -338,7 +338,8 @@ func sglangOutput(item *chattemplate.Dict) (string, error) {
 	return text, nil
 }
 
-// sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are not an object become {}.
+// sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are not an object become
+// {}.
 func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")

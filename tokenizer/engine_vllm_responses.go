@@ -140,8 +140,8 @@ func (c *responsesChat) assistant() *chattemplate.Dict {
 	return last
 }
 
-// setAssistantField sets a field of an assistant's message: of the last message, if that is the assistant's and does not have the
-// field yet, else of a new message.
+// setAssistantField sets a field of an assistant's message: of the last message, if that is the assistant's and does
+// not have the field yet, else of a new message.
 func (c *responsesChat) setAssistantField(name string, value any) {
 	if last := c.assistant(); last != nil && field(last, name) == nil {
 		last.Set(name, value)

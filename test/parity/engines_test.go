@@ -20,14 +20,14 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write tokenizer/testdata's goldens of the engines again")
 
-// rendered is what engines.py says of a request.
+// rendered is the result of engines.py for a request.
 type rendered struct {
 	Text  string
 	IDs   []kvblock.Token
 	Error string
 }
 
-// engineAnswers runs engines.py over questions and returns an answer each.
+// engineAnswers runs engines.py and returns an answer for each question.
 func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, questions []any) []T {
 	t.Helper()
 	home := environment(t, "KVEPP_ENGINES")
@@ -40,7 +40,7 @@ func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, 
 		input.Write(append(line, '\n'))
 	}
 	python := engine
-	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
+	if engine == tokenizer.TRTLLM { // engines.py has its rules
 		python = tokenizer.VLLM
 	}
 	cmd := exec.Command(
@@ -72,7 +72,7 @@ func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, 
 	return answers
 }
 
-// mixed returns n requests more, a line each: messages of several requests one after another, with fields of others.
+// mixed returns n more requests, one in each line: messages of several requests in sequence, with fields of others.
 func mixed(t *testing.T, requests []byte, n int) []byte {
 	t.Helper()
 	type field struct {
@@ -123,8 +123,8 @@ func mixed(t *testing.T, requests []byte, n int) []byte {
 	return out.Bytes()
 }
 
-// TestEngines holds each engine's rules against the engine's own code (TensorRT-LLM's against what engines.py says of
-// it): every request of tokenizer/testdata, and requests mixed from those, with each template there, text and ids.
+// TestEngines compares each engine's rules with the engine's own code; those of TensorRT-LLM with engines.py. It
+// compares text and ids of every request of tokenizer/testdata, and of requests mixed from those, with each template.
 func TestEngines(t *testing.T) {
 	if testing.Short() && !*rewrite {
 		t.Log(
@@ -147,7 +147,7 @@ func TestEngines(t *testing.T) {
 		engine   tokenizer.Engine
 		folder   string
 		defaults string
-		efforts  string // with the other flag of vLLM's too
+		efforts  string // also with vLLM's other flag
 	}{
 		{tokenizer.VLLM, "tiny-bytelevel", "", ""},
 		{tokenizer.SGLang, "tiny-bytelevel", "", ""},
@@ -163,7 +163,7 @@ func TestEngines(t *testing.T) {
 		t.Run(string(c.engine)+"/"+c.folder, func(t *testing.T) {
 			engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
 			body := body
-			if c.folder != "tiny-bytelevel" { // that one's answers are the goldens
+			if c.folder != "tiny-bytelevel" { // its answers are the golden files
 				body = more
 			}
 			var questions []any
@@ -251,7 +251,7 @@ func TestEngines(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
-				t.Errorf("%s is not what the engine says now (%v): run this test with -rewrite", path, err)
+				t.Errorf("%s differs from the engine's current answers (%v): run this test with -rewrite", path, err)
 			}
 		})
 	}

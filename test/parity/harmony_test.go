@@ -17,9 +17,9 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestHarmony compares the ids of gpt-oss chats and responses with those of vLLM's own code over oss-harmony, which has
-// the vocabulary built in: made-up requests with tools, tool calls, thoughts and texts full of special tokens, from a
-// cold memory and a warm one.
+// TestHarmony compares the ids of gpt-oss chats and responses with those of vLLM's own code with oss-harmony, which has
+// the vocabulary built in. The requests are generated, with tools, tool calls, reasoning and texts full of special
+// tokens. Each is encoded with a cold and with a warm cache.
 func TestHarmony(t *testing.T) {
 	if testing.Short() {
 		t.Log("the texts that vLLM wrote are compared in package tokenizer; the ids in make test-long")
@@ -88,7 +88,7 @@ func TestHarmony(t *testing.T) {
 		t.Fatalf("%v: %v", cmd.Args, err)
 	}
 	if time.Now().Format(time.DateOnly) != day {
-		t.Fatal("midnight came in between, and the day is part of each prompt: run it again")
+		t.Fatal("the date changed during the test, and it is part of each prompt: run it again")
 	}
 	t.Logf(
 		"gpt-oss through harmony: %d chats equal, %d refused by both, %d not known here, %d differ",
@@ -103,7 +103,7 @@ func TestHarmony(t *testing.T) {
 	count(equal+wrong, 0, wrong)
 }
 
-// gptOSS makes a model's folder of a tokenizer's: with a config.json that says whose it is.
+// gptOSS makes a model folder of a tokenizer's folder: it adds a config.json with the model type.
 func gptOSS(t *testing.T, from string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -12,11 +12,11 @@ import (
 )
 
 // TestSGLangHybrids compares kvepp's knowledge of hybrid models with SGLang's own code, for every architecture and
-// model type in its sources. kvepp may call a nested text model a hybrid where SGLang does not look into its wrapper,
-// never the other way round.
+// model type in its sources. kvepp may call a nested text model a hybrid where SGLang does not read its wrapper; the
+// opposite is an error.
 func TestSGLangHybrids(t *testing.T) {
 	if testing.Short() {
-		t.Log("SGLang's code is asked in make test-long")
+		t.Log("make test-long runs SGLang's code")
 		return
 	}
 	folder := t.TempDir()
@@ -41,14 +41,14 @@ func TestSGLangHybrids(t *testing.T) {
 	}
 	all, hybrids, nested := 0, 0, 0
 	for lines := bufio.NewScanner(out); lines.Scan(); all++ {
-		var said struct {
+		var answer struct {
 			Config json.RawMessage
 			Hybrid bool
 		}
-		if err := json.Unmarshal(lines.Bytes(), &said); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &answer); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(folder, "config.json"), said.Config, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(folder, "config.json"), answer.Config, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: tokenizer.SGLang})
@@ -59,17 +59,17 @@ func TestSGLangHybrids(t *testing.T) {
 		var outer struct {
 			Type string `json:"model_type"`
 		}
-		if err := json.Unmarshal(said.Config, &outer); err != nil {
+		if err := json.Unmarshal(answer.Config, &outer); err != nil {
 			t.Fatal(err)
 		}
 		switch {
-		case got == said.Hybrid:
+		case got == answer.Hybrid:
 		case got && outer.Type == "another":
 			nested++
 		default:
-			t.Errorf("%s: hybrid %v, and SGLang says %v", said.Config, got, said.Hybrid)
+			t.Errorf("%s: hybrid is %v, want SGLang's %v", answer.Config, got, answer.Hybrid)
 		}
-		if said.Hybrid {
+		if answer.Hybrid {
 			hybrids++
 		}
 	}

@@ -17,11 +17,11 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestMediaProcessors runs vLLM's own media processors over prompts with images: those ids of a prompt that kvepp calls
-// certain are what they begin with, for all images. It needs a whole vLLM: make test-vllm.
+// TestMediaProcessors runs vLLM's own media processors on prompts with images. For every image, vLLM's ids begin with
+// those that kvepp calls certain. It needs a whole vLLM: make test-vllm.
 func TestMediaProcessors(t *testing.T) {
 	if testing.Short() {
-		t.Log("vLLM's media processors are run in make test-vllm")
+		t.Log("make test-vllm runs vLLM's media processors")
 		return
 	}
 	for architecture, marks := range map[string][]string{
@@ -79,7 +79,7 @@ func TestMediaProcessors(t *testing.T) {
 		for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
 			answer, ok := strings.CutPrefix(lines.Text(), "ids ")
 			if !ok {
-				continue // what vLLM prints besides
+				continue // vLLM's other output
 			}
 			var ids []kvblock.Token
 			if err := json.Unmarshal([]byte(answer), &ids); err != nil {

@@ -16,7 +16,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// The templates that media goes through: one that takes strings, and one that writes marks itself.
+// The templates of chats with media: one that takes strings, and one that writes marks itself.
 const (
 	stringsOfMedia = `{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -29,7 +29,7 @@ const (
 // firstMark is the id of the first mark: the one behind the small model's own.
 const firstMark = 3079
 
-// mediaFolder is the small model with marks as added tokens, of an architecture.
+// mediaFolder makes a folder of the small model with another architecture and with marks as added tokens.
 func mediaFolder(t *testing.T, architecture string, marks []string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -97,7 +97,7 @@ func mediaContents(mark string) []string {
 	}
 }
 
-// mediaArchitectures are those whose marks are known, with the marks.
+// mediaArchitectures are the architectures whose marks kvepp knows, with the marks.
 var mediaArchitectures = map[string][]string{
 	"Qwen2VLForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
 	"Qwen2_5_VLForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
@@ -132,11 +132,11 @@ var mediaArchitectures = map[string][]string{
 	"KimiVLForConditionalGeneration":    {"<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"},
 }
 
-// TestMedia renders chats with media as vLLM's own code does, with the marks of its own model classes, and as SGLang's,
-// and holds what is certain against the engine's ids: those before the first mark, but for the last few.
+// TestMedia compares chats with media with vLLM's own code, which uses the marks of its own model classes, and with
+// SGLang's. kvepp's certain ids must equal the engine's ids before the first mark, except for the last few.
 func TestMedia(t *testing.T) {
 	if testing.Short() {
-		t.Log("the engines themselves are asked in make test-long")
+		t.Log("make test-long runs the engines' own code")
 		return
 	}
 	requests, err := os.ReadFile("../../tokenizer/testdata/requests.jsonl")
@@ -149,7 +149,7 @@ func TestMedia(t *testing.T) {
 }
 
 func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
-	var marks []string // of all, each once
+	var marks []string // all, each once
 	for _, architecture := range slices.Sorted(maps.Keys(mediaArchitectures)) {
 		for _, mark := range mediaArchitectures[architecture] {
 			if !slices.Contains(marks, mark) {
@@ -193,7 +193,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		if engine != tokenizer.SGLang || architecture != "Qwen3VLForConditionalGeneration" {
 			continue
 		}
-		// SGLang treats chats of text too otherwise if the model takes images.
+		// If the model takes images, SGLang also treats chats of text differently.
 		paths, err := filepath.Glob("../../tokenizer/testdata/templates/*.jinja")
 		if err != nil {
 			t.Fatal(err)
@@ -222,7 +222,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		first := slices.IndexFunc(answer.IDs, func(id kvblock.Token) bool { return slices.Contains(q.own, id) })
 		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
-		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for the media, and refuses then
+		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for the media and returns an error
 			refused++
 		case err != nil && tokenizer.IsUnknown(err):
 			unknown++
@@ -244,7 +244,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		}
 	}
 	if equal < 200 {
-		t.Error("too few are equal to show anything")
+		t.Error("too few results are equal for a conclusion")
 	}
 	t.Logf("%d equal, %d refused by the engine, %d not known here, %d differ", equal, refused, unknown, wrong)
 	count(equal+wrong, 0, wrong)

@@ -68,7 +68,7 @@ var anthropicFields = []string{
 	`"cache_salt":"s"`,
 }
 
-// The templates that vLLM tries a conversation with a late system message on, and efforts.
+// The templates with which vLLM probes late system messages and efforts.
 var messagesTemplates = []string{
 	`{%- for m in messages -%}{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('late') }}{%- endif ` +
 		`-%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort }} {{ enable_thinking }}`,
@@ -135,7 +135,7 @@ var responsesFields = []string{
 	`"store":false`,
 }
 
-// sglangFields and sglangItems are what only SGLang makes something of.
+// sglangFields and sglangItems are fields and items that only SGLang reads.
 var (
 	sglangFields = []string{
 		`"tools":[{"type":"web_search_20250305","name":"web_search"},{"type":"custom","name":"f",` +
@@ -181,7 +181,7 @@ var (
 	}
 )
 
-// TestAnthropicMessages holds what kvepp makes of Anthropic's messages on vLLM and SGLang against their own code.
+// TestAnthropicMessages compares kvepp's prompts of Anthropic's messages on vLLM and SGLang with the engines' own code.
 func TestAnthropicMessages(t *testing.T) {
 	folder := mediaFolder(t, "LlavaForConditionalGeneration", []string{"<image>"})
 	compareAPI(t, tokenizer.VLLM, "messages", "messages", folder, anthropicTurns, anthropicFields)
@@ -200,9 +200,9 @@ func TestAnthropicMessages(t *testing.T) {
 	)
 }
 
-// TestResponses does the same for OpenAI's responses.
+// TestResponses compares the prompts of OpenAI's responses.
 func TestResponses(t *testing.T) {
-	const folder = "../../test/models/tiny-sentencepiece" // whose prompts get a token before
+	const folder = "../../test/models/tiny-sentencepiece" // its prompts begin with a special token
 	compareAPI(t, tokenizer.VLLM, "responses", "input", folder, responsesItems, responsesFields)
 	compareAPI(
 		t,
@@ -219,11 +219,11 @@ func TestResponses(t *testing.T) {
 	)
 }
 
-// compareAPI makes requests to an API, of items in the field list and of further fields, and compares what an engine
-// makes of them.
+// compareAPI generates requests to an API, from items for the field list and from further fields, and compares the
+// prompts with an engine's.
 func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string, items, more []string) {
 	if testing.Short() {
-		t.Log("the engine itself is asked in make test-long")
+		t.Log("make test-long runs the engine's own code")
 		return
 	}
 	paths, err := filepath.Glob("../../tokenizer/testdata/templates/*.jinja")
@@ -275,7 +275,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		Body      json.RawMessage `json:"body"`
 		Messages  bool            `json:"messages"`
 		Responses bool            `json:"responses"`
-		// Architecture lets images in.
+		// An architecture that takes images.
 		Architecture string `json:"architecture,omitempty"`
 		// ReasoningParser is SGLang's flag.
 		ReasoningParser string `json:"reasoning_parser,omitempty"`
@@ -304,7 +304,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 				Architecture: architecture,
 				model:        m,
 			}
-			if engine == tokenizer.SGLang && i%3 > 0 { // which kvepp does not know
+			if engine == tokenizer.SGLang && i%3 > 0 { // kvepp does not know it
 				q.ReasoningParser = "qwen3"
 			}
 			questions = append(questions, q)
@@ -335,7 +335,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		}
 	}
 	if equal < 300 || unknown > equal {
-		t.Error("too few are equal to show anything")
+		t.Error("too few results are equal for a conclusion")
 	}
 	t.Logf(
 		"%s: %d equal, %d refused by the engine, %d not known here, %d differ",

@@ -43,13 +43,13 @@ func environment(t *testing.T, name string) string {
 	return value
 }
 
-// realModel is a folder with a real tokenizer.json, and the file that it was converted from if that can be compared
-// with.
+// realModel is a folder with a real tokenizer.json, and the file from which it was converted, if the original can be
+// compared.
 type realModel struct{ Folder, Native string }
 
 func (m realModel) name() string { return filepath.Base(m.Folder) }
 
-// models are those of KVEPP_MODELS, folders in lines, and, except with -short, those that mistral-common holds.
+// models returns the folders in the lines of KVEPP_MODELS and, without -short, those in the package mistral-common.
 func models(t *testing.T) []realModel {
 	t.Helper()
 	var all []realModel
@@ -76,16 +76,16 @@ func models(t *testing.T) []realModel {
 	return all
 }
 
-// answer is what the original makes of a text.
+// answer is the original's result for a text.
 type answer struct {
 	Text    string
 	IDs     []kvblock.Token
-	Special []kvblock.Token // with special tokens; nil: as IDs
+	Special []kvblock.Token // with special tokens; nil: equal to IDs
 	Panic   bool            // the original panics
 }
 
-// TestRealFiles encodes texts with each real tokenizer file as Hugging Face tokenizers (and mistral-common) do: from
-// cold caches, and again from warm ones.
+// TestRealFiles encodes texts with each real tokenizer file, with cold and with warm caches, and compares with Hugging
+// Face tokenizers (and mistral-common).
 func TestRealFiles(t *testing.T) {
 	texts, random := 3000, 20000
 	if testing.Short() {
@@ -106,8 +106,8 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// TestFamilies does the same with configurations of the shape of many families, and of every component, over
-// vocabularies that are trained for it.
+// TestFamilies does so with generated tokenizer files: the configurations of many model families and every component,
+// with vocabularies trained for the test.
 func TestFamilies(t *testing.T) {
 	texts, random := 1000, 2000
 	if testing.Short() {
@@ -143,7 +143,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// compare runs a command that prints answers and holds the model to them; want is their number.
+// compare runs a command that prints answers, and compares the model with them; want is their number.
 func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
@@ -205,7 +205,7 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	)
 }
 
-// totals are of all comparisons of this run.
+// totals counts all comparisons of this run.
 var totals struct {
 	sync.Mutex
 	texts, tokens, wrong int
@@ -219,11 +219,9 @@ func count(texts, tokens, wrong int) {
 
 func TestMain(m *testing.M) {
 	code := parts.Run(m, "parity", "KVEPP_ORACLES", "KVEPP_VLLM")
-	fmt.Printf(
-		"parity with the Python originals: %d texts, %d tokens, %d differences\n",
-		totals.texts,
-		totals.tokens,
-		totals.wrong,
-	)
+	if totals.texts > 0 {
+		fmt.Printf("parity with the Python originals: %d texts, %d tokens, %d differences\n",
+			totals.texts, totals.tokens, totals.wrong)
+	}
 	os.Exit(code)
 }

@@ -23,7 +23,7 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// conversation is engines.py, running.
+// conversation is a running engines.py.
 type conversation struct {
 	mu  sync.Mutex
 	in  io.Writer
@@ -62,7 +62,7 @@ func converse(t *testing.T, engine tokenizer.Engine, folder string) *conversatio
 	return &conversation{in: in, out: bufio.NewReader(out)}
 }
 
-// ask returns the answer to a question, a line without its end.
+// ask returns the answer to a question, as a line without its newline.
 func (c *conversation) ask(question any) ([]byte, error) {
 	line, err := json.Marshal(question)
 	if err != nil {
@@ -78,10 +78,10 @@ func (c *conversation) ask(question any) ([]byte, error) {
 }
 
 // TestRemote sends requests through tokenizer/remote to a server that answers with the engines' own request and
-// response classes, and holds the ids against those that the engines make of the same requests.
+// response classes. It compares the ids with those of the engines' own code for the same requests.
 func TestRemote(t *testing.T) {
 	if testing.Short() {
-		t.Log("the engines' own code is asked in make test-long")
+		t.Log("make test-long runs the engines' own code")
 		return
 	}
 	const data, folder = "../../tokenizer/testdata/", "../../test/models/tiny-bytelevel"
@@ -174,7 +174,7 @@ func TestRemote(t *testing.T) {
 						refused++
 					case outcome == remote.Refused &&
 						(want.Error != "" ||
-							c.engine == tokenizer.SGLang): // whose checks before rendering are there only
+							c.engine == tokenizer.SGLang): // only these check requests before rendering
 						refused++
 					case outcome == remote.Unsupported:
 						declined++
@@ -203,7 +203,7 @@ func TestRemote(t *testing.T) {
 				wrong,
 			)
 			if equal == 0 || c.render && declined > 0 {
-				t.Error("too few were compared")
+				t.Error("too few ids were compared")
 			}
 			count(equal+wrong, 0, wrong)
 

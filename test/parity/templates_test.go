@@ -14,7 +14,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-// realTemplate is what templates.py says of a template.
+// realTemplate is the result of templates.py for a template.
 type realTemplate struct {
 	Name, Template string
 	Renders        []struct {
@@ -24,8 +24,8 @@ type realTemplate struct {
 	}
 }
 
-// realTemplates are the distinct templates of the tree's own tests, below the folders of KVEPP_MODELS, and, except with
-// -short, in the packages of KVEPP_ENGINES.
+// realTemplates returns the distinct templates of the tree's own tests, those below the folders of KVEPP_MODELS and,
+// without -short, those in the packages of KVEPP_ENGINES.
 func realTemplates(t *testing.T) []realTemplate {
 	t.Helper()
 	folders := append(
@@ -57,8 +57,8 @@ func realTemplates(t *testing.T) []realTemplate {
 	return all
 }
 
-// TestTemplates renders every real chat template with conversations of every kind as Transformers does, or raises where
-// it raises.
+// TestTemplates renders every real chat template with conversations of every kind, and compares text and errors with
+// Transformers.
 func TestTemplates(t *testing.T) {
 	equal, raised, wrong := 0, 0, 0
 	templates := realTemplates(t)
@@ -75,7 +75,7 @@ func TestTemplates(t *testing.T) {
 			}
 			dict, ok := vars.(*chattemplate.Dict)
 			if !ok {
-				t.Fatalf("%s is no object", render.Vars)
+				t.Fatalf("%s is not an object", render.Vars)
 			}
 			got, err := compiled.Render(t.Context(), dict, chattemplate.Limits{})
 			switch {
@@ -103,8 +103,8 @@ func TestTemplates(t *testing.T) {
 	count(equal+raised+wrong, 0, wrong)
 }
 
-// indirections are templates that read content through a variable, a namespace, a slice, a filter or a macro, or do
-// not.
+// indirections are templates that read content through a variable, a namespace, a slice, a filter or a macro, and
+// similar ones that do not.
 var indirections = []string{
 	"{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content | list %}{{ c }}{% " +
 		"endfor %}{% endfor %}",
@@ -138,10 +138,10 @@ var indirections = []string{
 	"{% for turn in messages %}vision{{ turn.content }}{% endfor %}",
 }
 
-// TestContentFormats finds out how engines hand content to each real template, as they do.
+// TestContentFormats compares the form of content for each real template with the engines' own code.
 func TestContentFormats(t *testing.T) {
 	if testing.Short() {
-		t.Log("the engines themselves are asked in make test-long")
+		t.Log("make test-long runs the engines' own code")
 		return
 	}
 	templates := realTemplates(t)

@@ -40,7 +40,7 @@ func python(t *testing.T) string { return filepath.Join(environment(t, "KVEPP_TO
 // script is a process that runs one of the scripts here.
 type script struct {
 	t         testing.TB
-	argv, env []string // env is added to this process's own
+	argv, env []string // env is added to this process's environment
 	cmd       *exec.Cmd
 	in        io.WriteCloser
 	out       *bufio.Scanner
@@ -66,8 +66,8 @@ func (s *script) start() {
 	}
 }
 
-// said waits for the next line of its output.
-func (s *script) said() string {
+// nextLine waits for the next line of the script's output.
+func (s *script) nextLine() string {
 	s.t.Helper()
 	if !s.out.Scan() {
 		s.t.Fatalf("%s ended: %v", s.argv[1], s.out.Err())
@@ -88,7 +88,7 @@ type publisher struct {
 	events, replay int // ports; replay 0: none
 }
 
-// newPublisher starts a publisher that keeps so many batches for replays; 0: no replays.
+// newPublisher starts a publisher that keeps this number of batches for replays; 0: no replays.
 func newPublisher(t *testing.T, engine string, steps int) *publisher {
 	t.Helper()
 	p := &publisher{script: &script{t: t}, events: freePort(t)}
@@ -123,12 +123,12 @@ func freePort(t testing.TB) int {
 func (p *publisher) start() {
 	p.t.Helper()
 	p.script.start()
-	p.says("ready")
+	p.wantLine("ready")
 }
 
-func (p *publisher) says(want string) {
+func (p *publisher) wantLine(want string) {
 	p.t.Helper()
-	if got := p.said(); got != want {
+	if got := p.nextLine(); got != want {
 		p.t.Fatalf("the publisher printed %q, want %q", got, want)
 	}
 }
@@ -145,7 +145,7 @@ func (p *publisher) publish(drop bool, events ...event) {
 	if _, err := fmt.Fprintln(p.in, string(line)); err != nil {
 		p.t.Fatal(err)
 	}
-	p.says("sent")
+	p.wantLine("sent")
 }
 
 // store returns a BlockStored with a block for each hash; parent nil means none. more are pairs of key and value.
@@ -209,7 +209,7 @@ func newFixture(t testing.TB) *fixture {
 	return h
 }
 
-// forgetful makes the index forget workers that leave, as kvepp does.
+// forgetful makes the index remove workers that leave, like kvepp.
 type forgetful struct{ index *indexer.Index }
 
 func (forgetful) WorkerJoined(pool.Worker)      {}

@@ -92,7 +92,7 @@ type soak struct {
 	compared atomic.Int64
 }
 
-// soaked is one worker with the blocks that it really has.
+// soaked is one worker with the blocks that its engine has.
 type soaked struct {
 	soak *soak
 	*publisher

@@ -46,7 +46,7 @@ func newTRTLLM(t *testing.T, way string, ranks int) *trtllm {
 	}
 	p.script.start()
 	t.Cleanup(p.kill)
-	id, ready := strings.CutPrefix(p.said(), "ready ")
+	id, ready := strings.CutPrefix(p.nextLine(), "ready ")
 	var err error
 	if p.worker, err = strconv.ParseUint(id, 10, 64); err != nil || !ready {
 		t.Fatalf("the publisher printed %q", p.out.Text())
@@ -83,8 +83,8 @@ func (p *trtllm) endpoint(ranks int) pool.Endpoint {
 	return dynamo.Join([]pool.Entry{{Endpoint: e}}, *latest.Load())[0]
 }
 
-// tells makes the engine emit events.
-func (p *trtllm) tells(events ...event) {
+// emit makes the engine emit events.
+func (p *trtllm) emit(events ...event) {
 	p.t.Helper()
 	line, err := json.Marshal(events)
 	if err != nil {
@@ -144,33 +144,34 @@ func (e event) adapted(name string) event {
 	return e
 }
 
-// heard stores blocks until the index has one of them, and then removes them all.
-func (p *trtllm) heard(h *fixture, rank int) {
+// connected stores blocks until the index has one of them, which shows that kvepp is subscribed. It then removes them
+// all.
+func (p *trtllm) connected(h *fixture, rank int) {
 	p.t.Helper()
 	var hashes []uint64
 	eventually(p.t, "a store of the engine's", func() bool {
 		p.marks++
 		hash := uint64(1_000_000 + p.marks)
 		hashes = append(hashes, hash)
-		p.tells(storedBehind(nil, blockOf(hash, tokens(1_000_000+4*p.marks, 4))).with("attention_dp_rank", rank))
+		p.emit(storedBehind(nil, blockOf(hash, tokens(1_000_000+4*p.marks, 4))).with("attention_dp_rank", rank))
 		return h.index.Stats().Entries > 0
 	})
-	p.tells(removedBlocks(hashes...).with("attention_dp_rank", rank))
-	p.seen(h, rank)
+	p.emit(removedBlocks(hashes...).with("attention_dp_rank", rank))
+	p.settle(h, rank)
 }
 
-// seen waits until all events so far were applied. It removes the block that shows that.
-func (p *trtllm) seen(h *fixture, rank int) {
+// settle waits until all events so far were applied: it stores a marker block, waits for it, and removes it.
+func (p *trtllm) settle(h *fixture, rank int) {
 	p.t.Helper()
 	p.marks++
 	hash, ids := uint64(1_000_000+p.marks), tokens(1_000_000+4*p.marks, 4)
-	p.tells(storedBehind(nil, blockOf(hash, ids)).with("attention_dp_rank", rank))
+	p.emit(storedBehind(nil, blockOf(hash, ids)).with("attention_dp_rank", rank))
 	eventually(
 		p.t,
 		"a store of the engine's",
 		func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 1 },
 	)
-	p.tells(removedBlocks(hash).with("attention_dp_rank", rank))
+	p.emit(removedBlocks(hash).with("attention_dp_rank", rank))
 	eventually(p.t, "its removal", func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 0 })
 }
 
@@ -185,7 +186,7 @@ func TestTRTLLM(t *testing.T) {
 			if way == "zmq" {
 				heard = 1 // all ranks share the publisher's socket, and kvepp applies one of them
 			}
-			p.tells(
+			p.emit(
 				createdFor(64),
 				createdFor(globalWindow),
 				createdFor(64).with("attention_dp_rank", 1),
@@ -193,7 +194,7 @@ func TestTRTLLM(t *testing.T) {
 			)
 			h.pool.Update([]pool.Endpoint{p.endpoint(heard)})
 			for rank := range heard {
-				p.heard(h, rank)
+				p.connected(h, rank)
 			}
 			plain := kvblock.HashOptions{}
 			holds := func(what string, want int, ids []kvblock.Token, o kvblock.HashOptions) {
@@ -206,7 +207,7 @@ func TestTRTLLM(t *testing.T) {
 
 			// Hashes are unsigned 64-bit numbers. The last block is not full; when it is full, it has another hash.
 			const first, second, third, partial = 1<<63 + 5, 7, 1<<64 - 1, 9
-			p.tells(
+			p.emit(
 				storedBehind(
 					nil,
 					blockOf(first, prompt[:4]),
@@ -214,14 +215,14 @@ func TestTRTLLM(t *testing.T) {
 					blockOf(partial, prompt[8:10]),
 				),
 			)
-			p.seen(h, 0)
+			p.settle(h, 0)
 			holds("two full blocks", 2, prompt, plain)
-			p.tells(removedBlocks(partial), storedBehind(uint64(second), blockOf(third, prompt[8:])))
-			p.seen(h, 0)
+			p.emit(removedBlocks(partial), storedBehind(uint64(second), blockOf(third, prompt[8:])))
+			p.settle(h, 0)
 			holds("and a third", 3, prompt, plain)
 
 			// Layers with a sliding window announce their blocks with the same hashes.
-			p.tells(
+			p.emit(
 				storedBehind(nil, blockOf(50, tokens(500, 4))).with("window_size", 64),
 				removedBlocks(second).with("window_size", 64),
 				storedBehind(
@@ -230,22 +231,22 @@ func TestTRTLLM(t *testing.T) {
 				),
 				of(event{"type": "updated", "block_hash": uint64(first)}),
 			)
-			p.seen(h, 0)
+			p.settle(h, 0)
 			holds("after events of a window", 3, prompt, plain)
 			holds("a window's block", 0, tokens(500, 4), plain)
 
-			p.tells(removedBlocks(third, second))
-			p.seen(h, 0)
+			p.emit(removedBlocks(third, second))
+			p.settle(h, 0)
 			holds("after a removal", 1, prompt, plain)
-			p.tells(storedBehind(uint64(first), blockOf(second, prompt[4:8]), blockOf(third, prompt[8:])))
-			p.seen(h, 0)
+			p.emit(storedBehind(uint64(first), blockOf(second, prompt[4:8]), blockOf(third, prompt[8:])))
+			p.settle(h, 0)
 			holds("stored again", 3, prompt, plain)
 
 			// Adapters and tenants.
 			sql, salted := kvblock.HashOptions{LoRAName: "sql"}, kvblock.HashOptions{CacheNamespace: "tenant-a"}
 			both := kvblock.HashOptions{LoRAName: "sql", CacheNamespace: "tenant-a"}
 			tenant := func(name string, b event) event { return b.with("cache_salt", name) }
-			p.tells(
+			p.emit(
 				storedBehind(nil, blockOf(20, prompt[:4])).adapted("sql"),
 				storedBehind(
 					nil,
@@ -266,7 +267,7 @@ func TestTRTLLM(t *testing.T) {
 					tenant("tenant-b", blockOf(61, tokens(604, 4))),
 				),
 			)
-			p.seen(h, 0)
+			p.settle(h, 0)
 			holds("an adapter's", 1, prompt, sql)
 			holds("a tenant's", 3, prompt, salted)
 			holds("a tenant's with the adapter", 2, prompt, both)
@@ -275,7 +276,7 @@ func TestTRTLLM(t *testing.T) {
 
 			// An image after a block of text: the blocks before the image match.
 			image := event{"type": "mm_key", "hash": strings.Repeat("ab", 32), "start_offset": 0}
-			p.tells(
+			p.emit(
 				storedBehind(
 					nil,
 					blockOf(70, tokens(800, 4)),
@@ -283,7 +284,7 @@ func TestTRTLLM(t *testing.T) {
 					blockOf(72, tokens(808, 4)),
 				),
 			)
-			p.seen(h, 0)
+			p.settle(h, 0)
 			holds("before an image", 1, tokens(800, 12), plain)
 
 			want := 3 + 1 + 3 + 2 + 1
@@ -297,14 +298,14 @@ func TestTRTLLM(t *testing.T) {
 			// Events of the other rank.
 			other := storedBehind(nil, blockOf(first, tokens(900, 4))).with("attention_dp_rank", 1)
 			if way == "zmq" {
-				p.tells(other)
-				p.seen(h, 0)
+				p.emit(other)
+				p.settle(h, 0)
 				if h.happened("batch", "other_rank") == 0 {
 					t.Error("a batch of another rank was not counted")
 				}
 			} else {
-				p.tells(other)
-				p.seen(h, 1)
+				p.emit(other)
+				p.settle(h, 1)
 				if got := h.matchOf("a", 1, tokens(900, 4), plain); got != 1 {
 					t.Errorf("rank 1 has %d blocks, want 1", got)
 				}
