@@ -121,8 +121,8 @@ func (s *DynamoSettings) applyParsers(request *apibody.Request, kwargs *chattemp
 	}
 }
 
-// argumentsAsObjects parses the arguments of all tool calls of a chat's messages. Arguments that are not an object become
-// an empty one. Like the frontend, it stops at arguments that are not JSON and leaves the later ones unchanged.
+// argumentsAsObjects parses the arguments of all tool calls of a chat's messages. Arguments other than an object become
+// an empty object. Like the frontend, it stops at arguments that are not JSON and leaves the later ones unchanged.
 func argumentsAsObjects(messages []any) error {
 	for _, item := range messages {
 		message, _ := item.(*chattemplate.Dict)

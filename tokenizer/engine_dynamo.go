@@ -156,7 +156,8 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 	if _, failed := render(false, message("system", "s"), message("user", "u")); !failed {
 		_, late := render(false, message("system", "s0"), message("user", "u"), message("system", "s1"))
 		_, later := render(false,
-			message("system", "s0"), message("user", "u"), message("assistant", "a"), message("system", "s1"), message("user", "u2"))
+			message("system", "s0"), message("user", "u"), message("assistant", "a"),
+			message("system", "s1"), message("user", "u2"))
 		t.demoteSystem = late || later
 		_, t.mergeUsers = render(false, message("system", "s"), message("user", "u0"), message("user", "u1"))
 	}

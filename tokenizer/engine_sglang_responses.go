@@ -186,7 +186,8 @@ func (c *sglangResponses) add(item *chattemplate.Dict) error {
 	return errRefused("an item of type %v", kind)
 }
 
-// appendMessage adds a message. An assistant's message joins the last message if open allows it and the phases are equal.
+// appendMessage adds a message. An assistant's message joins the last message if open allows it and the phases are
+// equal.
 func (c *sglangResponses) appendMessage(message *chattemplate.Dict) {
 	last := c.last()
 	if role(message) != "assistant" || role(last) != "assistant" || !c.open {

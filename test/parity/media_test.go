@@ -222,7 +222,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		first := slices.IndexFunc(answer.IDs, func(id kvblock.Token) bool { return slices.Contains(q.own, id) })
 		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
-		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for the media and returns an error
+		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for media
 			refused++
 		case err != nil && tokenizer.IsUnknown(err):
 			unknown++
