@@ -152,7 +152,7 @@ func TestTokenizeErrors(t *testing.T) {
 		{"", []string{"--model-path", tiny, "--engine", "dynamo", "--anthropic-disabled-thinking-effort", "low"},
 			2, "vLLM's flag"},
 		{"", []string{"--model-path", tiny, "--anthropic-disabled-thinking-effort", "minimal"}, 1,
-			"none that vLLM takes"},
+			"vLLM does not take the effort"},
 		{"", []string{"--model-path", tiny, "--hf-chat-template-name", "x"}, 2, "SGLang's flag"},
 		{"", []string{"--model-path", tiny, "--dynamo-runtime-config", "{}"}, 2, "--engine dynamo"},
 		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"x":"y"}`}, 1, "none of"},
