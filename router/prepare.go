@@ -62,8 +62,6 @@ var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvex
 
 // prepare reads, rewrites and tokenizes the body, below a span. A panic in it is a defect; the request is then routed
 // by load.
-//
-// It is one function of many short steps: each takes what the one before it has read.
 func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
 	given := req.Hints
 	defer func() {
@@ -84,106 +82,34 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}()
 	defer func() {
 		if c := recover(); c != nil {
-			r.panics.Log(
-				r.log,
-				slog.LevelError,
-				"panic while reading a request; it is routed by load",
-				"request_id",
-				req.ID,
-				"panic",
-				c,
-				"stack",
-				string(debug.Stack()),
-			)
+			r.panics.Log(r.log, slog.LevelError, "panic while reading a request; it is routed by load",
+				"request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
 			// what was read before the panic stays valid: the candidates, and the body to forward
 			p.tokens, p.reason, err = nil, ReasonPanic, nil
 		}
 	}()
-	began := time.Now()
 	var until time.Time // zero: no deadline
 	if r.cfg.PickTimeout > 0 {
-		until = began.Add(r.cfg.PickTimeout)
+		until = time.Now().Add(r.cfg.PickTimeout)
 	}
-	size := max(len(req.Body), req.BodyBytes)
-	if g, err = r.begin(ctx, until, size); err != nil {
-		return r.unread(p, req, err)
-	}
-	if req.Join != nil {
-		req.Body = req.Join()
-	}
-	if size > quickBytes {
-		began = r.metrics.Phase("wait", began)
-	}
-	tokenless := r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens
-	parse := apibody.ParseRequest
-	if tokenless {
-		parse = apibody.ParseRouting
-	}
-	body, err := g.parse(ctx, until, parse, req)
-	at := r.metrics.Phase("parse", began)
-	if span != nil {
-		span.Phase(spanParse, began, at, tracing.Int("kvepp.body_bytes", len(req.Body)))
-	}
-	if errors.Is(err, apibody.ErrUnknownAPI) {
-		p.reason = ReasonUnknownAPI
-		return p, nil
-	}
-	if errors.Is(err, apibody.ErrTooManyValues) {
-		p.reason = ReasonBodyValues
-		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
-		return p, nil
-	}
-	if errors.Is(err, errPickTimeout) || errors.Is(err, errPanic) || err != nil && ctx.Err() != nil {
-		return r.unread(p, req, err)
-	}
+	body, at, err := r.readBody(ctx, until, &g, req, span)
 	if err != nil {
-		return p, err
+		return r.unread(p, req, err)
 	}
 	req.Model = body.Model
 	given = req.Hints.WithDefaults(body.Hints)
-	changes, salt := r.changes(), r.namespace(body, given.Tenant)
-	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
-		label := rule.Label(body.Model)
-		r.metrics.Rewritten(rule.Name, label, target)
-		if target != body.Model {
-			p.renamed = &Renamed{Requested: body.Model, Upstream: target, label: label}
-			body.Model, changes.Model = target, target
-		}
-	}
-	if r.cfg.TenantSalt && salt != "" {
-		changes.CacheSalt = saltPrefix + salt
-	}
-	p.forward = body.Forward(req.Body, changes)
-	if p.pins, err = r.followPins(body.Pins); err != nil {
+	if err := r.readRouting(&p, req, body, given.Tenant); err != nil {
 		return p, err
 	}
-	if r.cfg.Scoring.Mode == scoring.Direct && p.pins.Worker.Key == "" {
-		return p, errNotDirected
-	}
-	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
-	configured := r.cfg.names(body.Model)
-	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
-		p.model, p.lora = adapted, body.Model
-	}
-	if r.modelUse.request(p.model, p.lora) {
-		r.modelUse.logUnused(r.workerModels(), r.log)
-	}
-	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
-	if tokenless {
+	if r.tokenless() {
 		p.reason = ReasonMode
 		return p, nil
 	}
 	p.tokens, p.reason, err = r.tokenize(ctx, until, &g, p.model, body, p.seen(req))
 	done := r.metrics.Phase("tokenize", at)
 	if span != nil {
-		span.Phase(
-			spanTokenize,
-			at,
-			done,
-			tracing.Int("kvepp.prompts", len(p.tokens)),
-			tracing.Text("kvepp.reason", string(p.reason)),
-		)
+		span.Phase(spanTokenize, at, done,
+			tracing.Int("kvepp.prompts", len(p.tokens)), tracing.Text("kvepp.reason", string(p.reason)))
 	}
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
@@ -204,15 +130,84 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	return p, nil
 }
 
-// unread returns the prompt of a request whose body could not be read. The request is routed by load, unless its client
-// has gone.
+// tokenless reports whether decisions need no tokens of the prompt.
+func (r *Router) tokenless() bool { return r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens }
+
+// readBody waits for its turn, joins the pieces of the body and parses it. until is the deadline; zero: none. It also
+// returns when the body was parsed. The caller ends g. Errors: begin's and parse's.
+func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req *Request, span *tracing.Span) (
+	body *apibody.Request, parsed time.Time, err error) {
+	began := time.Now()
+	size := max(len(req.Body), req.BodyBytes)
+	if *g, err = r.begin(ctx, until, size); err != nil {
+		return nil, time.Time{}, err
+	}
+	if req.Join != nil {
+		req.Body = req.Join()
+	}
+	if size > quickBytes {
+		began = r.metrics.Phase("wait", began)
+	}
+	parse := apibody.ParseRequest
+	if r.tokenless() {
+		parse = apibody.ParseRouting
+	}
+	body, err = g.parse(ctx, until, parse, req)
+	parsed = r.metrics.Phase("parse", began)
+	if span != nil {
+		span.Phase(spanParse, began, parsed, tracing.Int("kvepp.body_bytes", len(req.Body)))
+	}
+	return body, parsed, err
+}
+
+// unread returns the prompt of a request whose body could not be read. The request is routed by load, unless it is
+// invalid or its client closed the connection: then unread returns the error.
 func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
-	if !errors.Is(err, errPickTimeout) && !errors.Is(err, errPanic) {
+	switch {
+	case errors.Is(err, apibody.ErrUnknownAPI):
+		p.reason = ReasonUnknownAPI
+	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, errPickTimeout), errors.Is(err, errPanic):
+		p.reason = reasonOf(err)
+		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
+	default:
 		return p, err
 	}
-	p.reason = reasonOf(err)
-	r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
 	return p, nil
+}
+
+// readRouting sets what the body says about routing: the model after rewrites, the cache namespace, pins, overrides and
+// constraints; and the body for the endpoint. Errors are the client's.
+func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, tenant string) (err error) {
+	changes, salt := r.changes(), r.namespace(body, tenant)
+	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
+		label := rule.Label(body.Model)
+		r.metrics.Rewritten(rule.Name, label, target)
+		if target != body.Model {
+			p.renamed = &Renamed{Requested: body.Model, Upstream: target, label: label}
+			body.Model, changes.Model = target, target
+		}
+	}
+	if r.cfg.TenantSalt && salt != "" {
+		changes.CacheSalt = saltPrefix + salt
+	}
+	p.forward = body.Forward(req.Body, changes)
+	if p.pins, err = r.followPins(body.Pins); err != nil {
+		return err
+	}
+	if r.cfg.Scoring.Mode == scoring.Direct && p.pins.Worker.Key == "" {
+		return errNotDirected
+	}
+	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
+	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
+	configured := r.cfg.names(body.Model)
+	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
+		p.model, p.lora = adapted, body.Model
+	}
+	if r.modelUse.request(p.model, p.lora) {
+		r.modelUse.logUnused(r.workerModels(), r.log)
+	}
+	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
+	return nil
 }
 
 // bytesPerID is the memory of one prompt token in bytes: its id, and its share of a block's hashes.
