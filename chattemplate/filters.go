@@ -161,21 +161,29 @@ func filterAttr(x *execution, v any, a *arguments) (any, error) {
 	return Undefined{Name: name, missingFrom: kindName(v)}, nil
 }
 
+// countAndItems returns the arguments of the filters batch and slice: the number of that name, which is at least 1, the
+// items of v, and the value that fills an incomplete list, or nil.
+func (x *execution) countAndItems(v any, a *arguments, name string) (n int, items []any, fill any, err error) {
+	p, err := a.bind(name, "fill_with=")
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	if n, err = wantInt(name, p[0], 0); err != nil {
+		return 0, nil, nil, err
+	}
+	if items, err = x.iterate(v); err != nil {
+		return 0, nil, nil, err
+	}
+	if n < 1 {
+		return 0, nil, nil, fmt.Errorf("%s must be positive", name)
+	}
+	return n, items, orDefault(p[1], nil), nil
+}
+
 func filterBatch(x *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("linecount", "fill_with=")
+	size, items, fill, err := x.countAndItems(v, a, "linecount")
 	if err != nil {
 		return nil, err
-	}
-	size, err := wantInt("linecount", p[0], 0)
-	if err != nil {
-		return nil, err
-	}
-	items, err := x.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	if size < 1 {
-		return nil, errors.New("linecount must be positive")
 	}
 	batches := (len(items) + size - 1) / size
 	if err := x.chargeList(len(items) + 4*batches); err != nil { // including the lists
@@ -185,7 +193,7 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 	for batch := range slices.Chunk(items, size) {
 		out.Items = append(out.Items, &List{Items: slices.Clone(batch)})
 	}
-	if fill := orDefault(p[1], nil); fill != nil && len(out.Items) > 0 {
+	if fill != nil && len(out.Items) > 0 {
 		if last, ok := out.Items[len(out.Items)-1].(*List); ok {
 			if err := x.chargeList(size); err != nil {
 				return nil, err
@@ -200,25 +208,13 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 }
 
 func filterSlice(x *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("slices", "fill_with=")
+	n, items, fill, err := x.countAndItems(v, a, "slices")
 	if err != nil {
 		return nil, err
-	}
-	n, err := wantInt("slices", p[0], 0)
-	if err != nil {
-		return nil, err
-	}
-	items, err := x.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	if n < 1 {
-		return nil, errors.New("slices must be positive")
 	}
 	if err := x.chargeList(5*n + len(items)); err != nil { // including the lists
 		return nil, err
 	}
-	fill := orDefault(p[1], nil)
 	each, extra := len(items)/n, len(items)%n
 	out := &List{kind: kindGenerator}
 	for i := range n {

@@ -79,6 +79,18 @@ func (r *Request) readAnthropicTools() {
 		kind, _ := choice.Get("type")
 		r.ToolChoiceNone = kind == "none"
 	}
+	r.readTools(func(tool *chattemplate.Dict) any {
+		schema, _ := tool.Get("input_schema")
+		if schema == nil {
+			r.unmapped("a tool without input_schema")
+		}
+		return schema
+	})
+}
+
+// readTools sets r.Tools to the chat form of the body's tools. parameters returns the JSON schema of a tool; the tool is
+// nil if the item is not an object.
+func (r *Request) readTools(parameters func(tool *chattemplate.Dict) any) {
 	list, _ := field[*chattemplate.List](r.Body, "tools")
 	if list.Len() == 0 {
 		return
@@ -89,11 +101,7 @@ func (r *Request) readAnthropicTools() {
 			return
 		}
 		tool, _ := item.(*chattemplate.Dict)
-		schema, _ := tool.Get("input_schema")
-		if schema == nil {
-			r.unmapped("a tool without input_schema")
-		}
-		tools[i] = chatTool(tool, schema)
+		tools[i] = chatTool(tool, parameters(tool))
 	}
 	r.Tools = chattemplate.NewList(tools...)
 }

@@ -64,23 +64,13 @@ func (r *Request) readResponsesTools() {
 			r.unmapped("a tool_choice that is not a function")
 		}
 	}
-	list, _ := field[*chattemplate.List](r.Body, "tools")
-	if list.Len() == 0 {
-		return
-	}
-	tools := make([]any, len(list.Items))
-	for i, item := range list.Items {
-		if !r.charge(toolBytes) {
-			return
-		}
-		tool, _ := item.(*chattemplate.Dict)
+	r.readTools(func(tool *chattemplate.Dict) any {
 		if kind, _ := tool.Get("type"); kind != "function" {
 			r.unmapped("a tool that is not a function")
 		}
 		parameters, _ := tool.Get("parameters")
-		tools[i] = chatTool(tool, parameters)
-	}
-	r.Tools = chattemplate.NewList(tools...)
+		return parameters
+	})
 }
 
 // responsesInput collects messages from input items. Successive items of an assistant become one message.
