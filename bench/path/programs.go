@@ -26,6 +26,8 @@ type program struct {
 // programs are all programs of a run, and the columns through them.
 type programs struct {
 	folder                                     string
+	port                                       int // the next free one
+	upstream                                   int // port of the engines' stand-in
 	started                                    []*program
 	envoy                                      *program
 	alone, echo, leastLoaded, kv, echoBodiless *column
@@ -57,8 +59,7 @@ func (p *programs) close() {
 	os.RemoveAll(p.folder)
 }
 
-// start starts all programs and waits until they serve. It is one function: each step needs the one before, and the
-// deferred stop undoes them.
+// start starts all programs and waits until they serve. After an error no program is left.
 func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p := &programs{}
 	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {
@@ -75,100 +76,13 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 			os.Unsetenv(name)
 		}
 	}
-	next, err := process.Ports(32) // more than are needed
-	if err != nil {
+	if p.port, err = process.Ports(32); err != nil { // more than are needed
 		return nil, err
 	}
-	free := func(n int) (first int) {
-		first, next = next, next+n
-		return first
-	}
-	own, err := os.Executable()
-	if err != nil {
+	if err = p.startProcessors(ctx, o); err != nil {
 		return nil, err
 	}
-	upstream, echoes := free(1), free(2)
-	if _, err = p.spawn("upstream", nil, own, "upstream", strconv.Itoa(upstream)); err != nil {
-		return nil, err
-	}
-	echo, err := p.spawn("echo", nil, own, "echo", strconv.Itoa(echoes))
-	if err != nil {
-		return nil, err
-	}
-	echo.port, echo.metrics = echoes, echoes+1
-	endpoints := filepath.Join(p.folder, "endpoints.yaml")
-	text := "endpoints:\n"
-	for i, address := range upstreamAddresses {
-		text += fmt.Sprintf("- {name: engine-%d, address: '%s:%d', model: m, blockSize: 16}\n", i, address, upstream)
-	}
-	if err = os.WriteFile(endpoints, []byte(text), 0o644); err != nil {
-		return nil, err
-	}
-	kvepp := func(name string, flags ...string) *program {
-		if err != nil {
-			return nil
-		}
-		port := free(3)
-		var x *program
-		x, err = p.spawn(
-			name,
-			nil,
-			append(
-				[]string{
-					o.kvepp,
-					"serve",
-					"--endpoints",
-					endpoints,
-					"--bind-address",
-					"127.0.0.1",
-					"--secure-serving=false",
-					"--grpc-port",
-					strconv.Itoa(port),
-					"--grpc-health-port",
-					strconv.Itoa(port + 1),
-					"--metrics-port",
-					strconv.Itoa(port + 2),
-				},
-				flags...)...)
-		if x != nil {
-			x.port, x.metrics = port, port+2
-		}
-		return x
-	}
-	least := kvepp("least-loaded", "--router-mode", "least-loaded")
-	// Without events, kvepp assumes the blocks of earlier requests: a grown chat finds those of its first turn.
-	kv := kvepp("kv", "--model", "m="+o.model, "--no-router-kv-events")
-	if err != nil {
-		return nil, err
-	}
-	p.alone = &column{name: "Envoy alone"}
-	p.echo = &column{name: "echo", processor: echo}
-	p.leastLoaded = &column{name: "least-loaded", processor: least}
-	p.kv = &column{name: "kv", processor: kv}
-	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
-	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
-	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
-	if o.gaie != "" {
-		var x *program
-		if x, err = p.startGAIE(ctx, o, free(3), upstream); err != nil {
-			return nil, fmt.Errorf("the Gateway API's endpoint picker: %w", err)
-		}
-		p.gaie = &column{name: "GAIE", processor: x}
-		p.columns = append(p.columns, p.gaie)
-	}
-	for _, c := range p.columns {
-		c.listen = free(1)
-	}
-	config, err := envoyConfig(p.columns, upstream)
-	if err != nil {
-		return nil, err
-	}
-	file := filepath.Join(p.folder, "envoy.json")
-	if err = os.WriteFile(file, config, 0o644); err != nil {
-		return nil, err
-	}
-	if p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart",
-		"--concurrency", "2", "-l", "error"); err != nil {
+	if err = p.startEnvoy(o); err != nil {
 		return nil, err
 	}
 	if p.words, err = readWords(o.root); err != nil {
@@ -183,6 +97,94 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		}
 	}
 	return p, nil
+}
+
+// ports returns the first of n consecutive ports that no other program of the run uses.
+func (p *programs) ports(n int) (first int) {
+	first, p.port = p.port, p.port+n
+	return first
+}
+
+// startProcessors starts the upstream server and the external processors, and sets the columns.
+func (p *programs) startProcessors(ctx context.Context, o *options) error {
+	own, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p.upstream = p.ports(1)
+	if _, err = p.spawn("upstream", nil, own, "upstream", strconv.Itoa(p.upstream)); err != nil {
+		return err
+	}
+	echoes := p.ports(2)
+	echo, err := p.spawn("echo", nil, own, "echo", strconv.Itoa(echoes))
+	if err != nil {
+		return err
+	}
+	echo.port, echo.metrics = echoes, echoes+1
+	endpoints := filepath.Join(p.folder, "endpoints.yaml")
+	text := "endpoints:\n"
+	for i, address := range upstreamAddresses {
+		text += fmt.Sprintf("- {name: engine-%d, address: '%s:%d', model: m, blockSize: 16}\n", i, address, p.upstream)
+	}
+	if err = os.WriteFile(endpoints, []byte(text), 0o644); err != nil {
+		return err
+	}
+	least, err := p.startKvepp("least-loaded", o, endpoints, "--router-mode", "least-loaded")
+	if err != nil {
+		return err
+	}
+	// Without events, kvepp assumes the blocks of earlier requests: a grown chat finds those of its first turn.
+	kv, err := p.startKvepp("kv", o, endpoints, "--model", "m="+o.model, "--no-router-kv-events")
+	if err != nil {
+		return err
+	}
+	p.alone = &column{name: "Envoy alone"}
+	p.echo = &column{name: "echo", processor: echo}
+	p.leastLoaded = &column{name: "least-loaded", processor: least}
+	p.kv = &column{name: "kv", processor: kv}
+	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
+	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
+	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
+	if o.gaie != "" {
+		x, err := p.startGAIE(ctx, o, p.ports(3), p.upstream)
+		if err != nil {
+			return fmt.Errorf("the Gateway API's endpoint picker: %w", err)
+		}
+		p.gaie = &column{name: "GAIE", processor: x}
+		p.columns = append(p.columns, p.gaie)
+	}
+	return nil
+}
+
+// startKvepp starts a kvepp for an endpoints file, with further flags.
+func (p *programs) startKvepp(name string, o *options, endpoints string, flags ...string) (*program, error) {
+	port := p.ports(3)
+	x, err := p.spawn(name, nil, append([]string{o.kvepp, "serve", "--endpoints", endpoints,
+		"--bind-address", "127.0.0.1", "--secure-serving=false", "--grpc-port", strconv.Itoa(port),
+		"--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
+	if err != nil {
+		return nil, err
+	}
+	x.port, x.metrics = port, port+2
+	return x, nil
+}
+
+// startEnvoy starts the Envoy with a listener for each column.
+func (p *programs) startEnvoy(o *options) error {
+	for _, c := range p.columns {
+		c.listen = p.ports(1)
+	}
+	config, err := envoyConfig(p.columns, p.upstream)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(p.folder, "envoy.json")
+	if err := os.WriteFile(file, config, 0o644); err != nil {
+		return err
+	}
+	p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart",
+		"--concurrency", "2", "-l", "error")
+	return err
 }
 
 // await waits until requests pass.
