@@ -88,8 +88,8 @@ func (r *Request) readAnthropicTools() {
 	})
 }
 
-// readTools sets r.Tools to the chat form of the body's tools. parameters returns the JSON schema of a tool; the tool is
-// nil if the item is not an object.
+// readTools sets r.Tools to the chat form of the body's tools. parameters returns a tool's JSON schema; its argument is
+// nil if the item of the list is not an object.
 func (r *Request) readTools(parameters func(tool *chattemplate.Dict) any) {
 	list, _ := field[*chattemplate.List](r.Body, "tools")
 	if list.Len() == 0 {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -127,11 +128,12 @@ type pkg struct {
 	Dir        string
 	Imports    []string
 	GoFiles    []string
+	CgoFiles   []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,CgoFiles", "./...")
 	cmd.Dir = root
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -195,6 +197,33 @@ func TestTableIsDrawn(t *testing.T) {
 		}
 		if drawn[name] != want {
 			t.Errorf("ARCHITECTURE.md says %s imports %q, the table %q", name, drawn[name], want)
+		}
+	}
+}
+
+// TestTableHasLines compares the table's numbers of lines with the packages. A number may be off by half, so that not
+// every commit changes it.
+func TestTableHasLines(t *testing.T) {
+	stated := map[string]int{}
+	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]* \\| (\\d+) \\|")
+	for _, row := range row.FindAllStringSubmatch(read(t, "ARCHITECTURE.md"), -1) {
+		n, err := strconv.Atoi(row[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		stated[row[1]] = n
+	}
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, "kvepp/")
+		if ofTests.MatchString(name) {
+			continue
+		}
+		lines := 0
+		for _, f := range slices.Concat(p.GoFiles, p.CgoFiles) {
+			lines += strings.Count(read(t, filepath.Join(name, f)), "\n")
+		}
+		if got := stated[name]; got < lines*2/3-50 || got > lines*3/2+50 {
+			t.Errorf("ARCHITECTURE.md: %s has %d lines of Go, and the table says %d", name, lines, got)
 		}
 	}
 }
