@@ -17,13 +17,17 @@ table() { # NAME GENERATE REPLAY
         # shellcheck disable=SC2086
         "$kvepp" replay "$work/trace" --seed "$seed" --format mooncake-delta --trace-block-size 64 $3 \
             ${POLICIES:---compare all} 2>/dev/null >"$work/table"
-        awk '/infinite size/ { for (i = 1; i <= NF; i++) if ($i == "have") possible = $(i + 1) }
-            $1 == "as" { given = NF; split($0, base) }
-            seen && NF > 10 && $1 != "as" {
-                cached = possible > 0 ? 100 * $2 / possible : 0
-                print $1, cached, $3 / base[4], $5 / base[6], $6 / base[7], $9 / base[10], $11
+        awk '/infinite size/ {
+                for (i = 1; i <= NF; i++) if ($i ~ /^[0-9.]+$/ && $(i + 1) == "%") possible = $i
             }
-            $1 == "as" { seen = 1 }' "$work/table"
+            { sub(/^ *as given/, "as-given") }
+            NF == 11 && $2 + 0 == $2 { first[$1] = $0 }
+            NF == 9 && $2 + 0 == $2 {
+                split(first["as-given"], base); split(first[$1], row)
+                if ($1 == "as-given") { given = $6; next }
+                cached = possible > 0 ? 100 * row[2] / possible : 0
+                print $1, cached, row[3] / base[3], row[5] / base[5], row[6] / base[6], $6 / given, row[7]
+            }' "$work/table"
     done | sort -k1,1 >"$work/rows"
     for policy in $(cut -d' ' -f1 "$work/rows" | uniq); do
         printf '| %s | %s |' "$1" "$policy"

@@ -2,6 +2,8 @@ package replay
 
 import (
 	"container/list"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -43,6 +45,31 @@ func DefaultEngineConfig() EngineConfig {
 		Decode:           Curve{5.74, 54.01, -25.74},
 		Speed:            1,
 	}
+}
+
+// validate reports the first value that is out of range.
+func (c *EngineConfig) validate() error {
+	switch {
+	case c.Blocks < 1 || c.Blocks > maxBlocks:
+		return fmt.Errorf("%d KV blocks: must be 1 to %d", c.Blocks, maxBlocks)
+	case c.MaxBatchedTokens < 1:
+		return errors.New("a step must take at least one token")
+	case !(c.Speed >= 1e-3 && c.Speed <= 1e6):
+		return fmt.Errorf("an engine's speed of %v: must be 1e-3 to 1e6", c.Speed)
+	}
+	for _, curve := range []struct {
+		name string
+		Curve
+		to float64
+	}{{"prefill", c.Prefill, float64(c.MaxBatchedTokens)}, {"decode", c.Decode, 1}} {
+		bend := min(max(-curve.Curve[1]/(2*curve.Curve[2]), 0), curve.to) // NaN of a line fails no comparison below
+		for _, x := range []float64{0, bend, curve.to} {
+			if ms := curve.at(x); ms < 0 {
+				return fmt.Errorf("the %s curve gives %v ms at %v: must be at least 0", curve.name, ms, x)
+			}
+		}
+	}
+	return nil
 }
 
 // minDecode is the least time, in milliseconds, of a step that continues answers.
@@ -100,6 +127,7 @@ type engine struct {
 
 	running, waiting []*sequence
 	inStep           bool     // a step is planned or runs; set by the simulation, cleared by end
+	parts            []part   // of the step that runs; set by the simulation
 	changes          []change // since the last step ended
 
 	computedPrompt int // tokens that were prefilled
@@ -324,7 +352,7 @@ func (e *engine) duration(st *step) time.Duration {
 	if decodes > 0 {
 		ms += max(e.cfg.Decode.at(min(1, float64(held)/float64(e.cfg.Blocks*e.cfg.BlockSize))), minDecode)
 	}
-	return time.Duration(ms / e.cfg.Speed * float64(time.Millisecond))
+	return time.Duration(min(ms/e.cfg.Speed, maxStep) * float64(time.Millisecond))
 }
 
 // end ends a step at a time. Each sequence whose known tokens are computed generates one more. end returns those with

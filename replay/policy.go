@@ -11,13 +11,12 @@ import (
 // Policies of other projects, for comparison. They are written from their papers and documentation, and see the same
 // index and book as kvepp's own. What they read from engines' metrics they get without delay here, which favours them.
 
-// view is what a policy sees when a request is to be sent. The slices are indexed by worker.
+// view is what a policy sees when a request is to be sent. The slices are indexed by candidate.
 type view struct {
 	prompt    int // tokens
 	blockSize int
 	cached    []int // tokens of the prompt
 	loads     []scoring.Load
-	starting  []int // requests without a first token
 	engines   []*engine
 	rng       *rand.Rand
 	now       float64 // seconds
@@ -47,6 +46,7 @@ func (v *view) leastRequests() int {
 
 // policy chooses a worker.
 type policy interface {
+	// choose returns the index of a candidate.
 	choose(v *view) int
 	// firstToken tells of a request that waited for no other prefill: its new tokens, and the time they took.
 	firstToken(w, tokens int, seconds float64)
@@ -85,18 +85,19 @@ type unlearning struct{}
 
 func (unlearning) firstToken(int, int, float64) {}
 
-// look returns what a policy sees of a request, after match.
+// look returns what a policy sees of a request, after gather.
 func (s *Simulation) look(f *flight) *view {
 	v := &s.view
-	v.prompt, v.blockSize, v.engines, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.engines, s.rng, s.now.Seconds()
-	v.loads = s.book.Loads(v.loads[:0])
-	v.loads = append(v.loads, make([]scoring.Load, max(len(s.engines)-len(v.loads), 0))...)
-	v.cached = v.cached[:0]
+	v.prompt, v.blockSize, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.rng, s.now.Seconds()
+	s.loads = s.book.Loads(s.loads[:0])
+	v.cached, v.loads, v.engines = v.cached[:0], v.loads[:0], v.engines[:0]
 	for i := range s.candidates {
+		w, load := int(s.candidates[i].Worker), scoring.Load{}
+		if w < len(s.loads) {
+			load = s.loads[w]
+		}
 		v.cached = append(v.cached, min(s.candidates[i].DeviceBlocks*v.blockSize, f.Prompt))
-	}
-	if v.starting == nil {
-		v.starting = make([]int, len(s.engines))
+		v.loads, v.engines = append(v.loads, load), append(v.engines, s.engines[w])
 	}
 	return v
 }
@@ -104,14 +105,14 @@ func (s *Simulation) look(f *flight) *view {
 // sentByPolicy and startedByPolicy keep what policies see of requests without a first token.
 func (s *Simulation) sentByPolicy(f *flight) {
 	if s.policy != nil {
-		f.alone = s.view.starting[f.worker] == 0
-		s.view.starting[f.worker]++
+		f.alone = s.starting[f.worker] == 0
+		s.starting[f.worker]++
 	}
 }
 
 func (s *Simulation) startedByPolicy(f *flight) {
 	if s.policy != nil {
-		s.view.starting[f.worker]--
+		s.starting[f.worker]--
 		if f.alone {
 			tokens := f.Prompt - f.overlap*s.cfg.Engine.BlockSize
 			s.policy.firstToken(f.worker, tokens, (s.now - f.sent).Seconds())

@@ -36,7 +36,7 @@ func TestPolicies(t *testing.T) {
 // TestPolicyRules checks choices between three workers that the rules of each policy decide.
 func TestPolicyRules(t *testing.T) {
 	look := func(cached, requests, waiting [3]int) *view {
-		v := &view{prompt: 1000, blockSize: 16, starting: make([]int, 3), rng: rand.New(rand.NewPCG(1, 2))}
+		v := &view{prompt: 1000, blockSize: 16, rng: rand.New(rand.NewPCG(1, 2))}
 		for w := range 3 {
 			v.cached = append(v.cached, cached[w])
 			v.loads = append(v.loads, scoring.Load{Requests: requests[w], PrefillTokens: waiting[w]})

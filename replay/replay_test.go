@@ -60,7 +60,7 @@ func TestWorkloads(t *testing.T) {
 		c.Scoring.Mode = scoring.RoundRobin
 		turn := run(t, c, MooncakeDelta, text)
 		for _, r := range []*Report{kv, turn} {
-			if r.Requests+r.TooLarge != 1000 || r.Completed != r.Requests || r.Refused != 0 {
+			if r.Requests+r.TooLarge != 1000 || r.Completed != r.Requests || r.Refused() != 0 {
 				t.Errorf("%s: %d requests, %d too large, %d completed", w.Name, r.Requests, r.TooLarge, r.Completed)
 			}
 			if r.CachedShare() > r.PossibleShare()+1e-9 {
@@ -119,12 +119,12 @@ func TestQueueInVirtualTime(t *testing.T) {
 		t.Errorf("%d completed, waits %+v, TTFT %+v", r.Completed, r.Queued, r.TTFT)
 	}
 	c.QueueBound = 10
-	if r := run(t, c, Mooncake, text.String()); r.Refused == 0 || r.Completed+r.Refused != 200 {
-		t.Errorf("%d refused, %d completed", r.Refused, r.Completed)
+	if r := run(t, c, Mooncake, text.String()); r.Refused() == 0 || r.Completed+r.Refused() != 200 {
+		t.Errorf("%d refused, %d completed", r.Refused(), r.Completed)
 	}
 	c.QueueBound, c.QueueTimeout = 1000, 50*time.Millisecond
-	if r := run(t, c, Mooncake, text.String()); r.Refused == 0 || r.Queued.Max > 0.051 || r.Completed+r.Refused != 200 {
-		t.Errorf("%d refused, %d completed, waits %+v", r.Refused, r.Completed, r.Queued)
+	if r := run(t, c, Mooncake, text.String()); r.Refused() == 0 || r.Queued.Max > 0.051 || r.Completed+r.Refused() != 200 {
+		t.Errorf("%d refused, %d completed, waits %+v", r.Refused(), r.Completed, r.Queued)
 	}
 }
 
@@ -136,6 +136,135 @@ func TestUnequalEngines(t *testing.T) {
 	if fast, slow := r.Workers[0].Requests+r.Workers[2].Requests, r.Workers[1].Requests+
 		r.Workers[3].Requests; slow >= fast {
 		t.Errorf("%d requests for slow workers, %d for fast ones", slow, fast)
+	}
+}
+
+// TestSessionsAreBound: with a TTL, the turns of a session stay on one worker; later than that they may move.
+func TestSessionsAreBound(t *testing.T) {
+	text := generated(t, "chat", 600, 8)
+	c := config()
+	c.Scoring.Mode = scoring.Random
+	moves := func(c Config) (moved int) {
+		last := map[string]int{}
+		c.Decided = func(d *Decision) {
+			if w, known := last[d.Request.Session]; known && w != d.Worker && d.Request.Session != "" {
+				moved++
+			}
+			last[d.Request.Session] = d.Worker
+		}
+		r := run(t, c, MooncakeDelta, text)
+		if r.Completed != 600 || c.SessionTTL == time.Hour && r.Sessions.Kept == 0 {
+			t.Errorf("%d completed, sessions %+v", r.Completed, r.Sessions)
+		}
+		return moved
+	}
+	if n := moves(c); n < 100 {
+		t.Errorf("%d moves without sessions", n)
+	}
+	c.SessionTTL = time.Hour
+	if n := moves(c); n != 0 {
+		t.Errorf("%d moves", n)
+	}
+	c.SessionTTL = time.Millisecond
+	if n := moves(c); n < 100 {
+		t.Errorf("%d moves with a TTL that is shorter than the time between turns", n)
+	}
+}
+
+// TestThresholds: a worker above a threshold gets no requests, and if all are, requests are refused. A session's
+// request is refused if its own worker is, unless it may move.
+func TestThresholds(t *testing.T) {
+	text := generated(t, "none", 300, 40)
+	for name, set := range map[string]func(*Thresholds){
+		"blocks":   func(b *Thresholds) { v := 0.1; b.ActiveDecodeBlocks = &v },
+		"tokens":   func(b *Thresholds) { v := uint64(2000); b.ActivePrefillTokens = &v },
+		"fraction": func(b *Thresholds) { v := 0.2; b.ActivePrefillTokensFrac = &v },
+	} {
+		c := config()
+		set(&c.Busy)
+		if r := run(t, c, Mooncake, text); r.BusyRefused == 0 || r.Completed+r.Refused() != 300 {
+			t.Errorf("%s: %d refused, %d completed", name, r.BusyRefused, r.Completed)
+		}
+	}
+	text = `{"timestamp": 0, "session_id": "s", "hash_ids": [1], "output_length": 500}
+{"timestamp": 1, "session_id": "s", "hash_ids": [1], "output_length": 1}
+`
+	c, none := config(), 0.0
+	c.Workers, c.SessionTTL, c.Busy.ActiveDecodeBlocks = 2, time.Hour, &none
+	if r := run(t, c, Mooncake, text); r.BusyRefused != 1 || r.Completed != 1 {
+		t.Errorf("hard: %d refused, %d completed", r.BusyRefused, r.Completed)
+	}
+	c.SessionSoft = true
+	if r := run(t, c, Mooncake, text); r.Completed != 2 || r.Sessions.Moved != 1 {
+		t.Errorf("soft: %d completed, sessions %+v", r.Completed, r.Sessions)
+	}
+}
+
+// TestOwnEngines: workers may have capacities of their own; requests go only where they fit.
+func TestOwnEngines(t *testing.T) {
+	c := config()
+	c.Workers, c.Own = 2, []Own{{Name: "a", Blocks: 4}, {Name: "b"}}
+	text := `{"hash_ids": [1, 2, 3, 4, 5], "output_length": 1}` + "\n"
+	c.Decided = func(d *Decision) {
+		if d.Worker != 1 || len(d.Candidates) != 1 || !d.Candidates[0].Chosen {
+			t.Errorf("%+v", d)
+		}
+	}
+	if r := run(t, c, Mooncake, strings.Repeat(text, 9)); r.Completed != 9 || r.TooLarge != 0 {
+		t.Errorf("%d completed", r.Completed)
+	}
+	c.Own = c.Own[:1]
+	if err := c.Validate(); err == nil {
+		t.Error("one own worker of two passed")
+	}
+}
+
+// TestEventsLate: with a lag, the index knows a prompt only that long after its step.
+func TestEventsLate(t *testing.T) {
+	text := `{"timestamp": 0, "hash_ids": [1, 2], "output_length": 1}
+{"timestamp": 1000, "hash_ids": [1, 2], "output_length": 1}
+{"timestamp": 3000, "hash_ids": [1, 2], "output_length": 1}
+`
+	c := config()
+	c.Workers, c.EventLag = 1, 2*time.Second
+	var predicted, cached []int
+	c.Decided = func(d *Decision) { predicted, cached = append(predicted, d.Predicted), append(cached, d.Cached) }
+	run(t, c, Mooncake, text)
+	if fmt.Sprint(predicted, cached) != "[0 0 32] [0 16 16]" {
+		t.Errorf("predicted %v, cached %v", predicted, cached)
+	}
+}
+
+// TestOpenIsBounded: requests that pile up without end are refused with the remedy.
+func TestOpenIsBounded(t *testing.T) {
+	c := config()
+	c.Workers = 1
+	n := 0
+	next := func() (*Request, error) {
+		n++
+		return &Request{Delay: -1, Prompt: 1, Output: 1}, nil
+	}
+	if _, err := Run(t.Context(), c, next, nil); err == nil || !strings.Contains(err.Error(), "set more --workers") ||
+		n > maxOpen+1 {
+		t.Errorf("%v after %d", err, n)
+	}
+}
+
+// TestOverTime: periods double as needed, and no time is lost.
+func TestOverTime(t *testing.T) {
+	o := newOverTime(2)
+	for i := range 1000 {
+		o.add(i%4/3, time.Duration(i)*time.Second, time.Second/2)
+	}
+	sum := 0.0
+	for _, w := range o.workers {
+		for _, v := range w {
+			sum += v
+		}
+	}
+	ahead := o.ahead()
+	if sum != 500 || o.length != 16*time.Second || len(ahead) != 63 || ahead[0] != 0.125 {
+		t.Errorf("%v s, periods of %v, ahead %v", sum, o.length, ahead)
 	}
 }
 
@@ -159,6 +288,27 @@ func TestRunErrors(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), config(), next, nil); err == nil ||
 		!strings.Contains(err.Error(), "sort the trace by time") {
+		t.Error(err)
+	}
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Engine.Prefill = Curve{1, -1, 0} },
+		func(c *Config) { c.Engine.Decode = Curve{1, -10, 10} }, // below 0 at its bend
+		func(c *Config) { c.ArrivalSpeed = 1e-9 },
+		func(c *Config) { c.Engine.Speed = 0 },
+		func(c *Config) { c.Own = []Own{{}, {}, {Blocks: maxBlocks + 1}, {}} },
+	} {
+		c := config()
+		if change(&c); c.Validate() == nil {
+			t.Errorf("%+v passed", c)
+		}
+	}
+	far := []*Request{{Delay: -1, Prompt: 1, Output: 1}, {At: 11 * 365 * 24 * time.Hour, Delay: -1, Prompt: 1, Output: 1}}
+	next = func() (*Request, error) {
+		far = far[1:]
+		return far[0], nil
+	}
+	far = append([]*Request{nil}, far...)
+	if _, err := Run(t.Context(), config(), next, nil); err == nil || !strings.Contains(err.Error(), "ten years") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

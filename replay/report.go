@@ -4,20 +4,26 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"kvepp/session"
 )
 
 // Report is what came of a replay. Times are virtual.
 type Report struct {
-	// Requests is how many arrived, and Completed how many of them were answered. Refused ones found the queue full, or
-	// waited in it for too long. TooLarge ones fit into no engine and did not arrive.
-	Requests, Completed, Refused, TooLarge int
+	// Requests is how many arrived, and Completed how many of them were answered. Of the others, QueueRefused found the
+	// queue full or waited in it for too long, and BusyRefused found every worker above a threshold. TooLarge ones fit
+	// into no engine and are not counted as arrived.
+	Requests, Completed, QueueRefused, BusyRefused, TooLarge int
 	// PromptTokens and OutputTokens are those of completed requests, and CachedTokens what their engines had cached.
 	PromptTokens, OutputTokens, CachedTokens int
 	// PredictedTokens is what the index counted as cached for the same requests.
 	PredictedTokens int
 	// RepeatedTokens is what one cache of infinite size would have had of the prompts that arrived, and ArrivedTokens
-	// is what these had.
+	// is what these had. After MaxDistinct different blocks no more are remembered, and RepeatedTokens is a lower bound.
 	RepeatedTokens, ArrivedTokens int
+	DistinctFull                  bool
+	// Sessions is what became of the sessions' requests; zero unless sessions were bound.
+	Sessions session.Stats
 	// TTFT is the time from arrival to the first token, TPOT the mean time between later tokens of one answer, E2E the
 	// time from arrival to the last token, and Queued the time in kvepp's queue.
 	TTFT, TPOT, E2E, Queued Distribution
@@ -29,7 +35,14 @@ type Report struct {
 	begun   bool
 	first   time.Duration
 	samples []sample
+	load    overTime
 }
+
+// MaxDistinct bounds the blocks of which a replay remembers that they were there: about 0.5 GB.
+const MaxDistinct = 1 << 25
+
+// Refused returns how many requests were refused.
+func (r *Report) Refused() int { return r.QueueRefused + r.BusyRefused }
 
 // WorkerReport is what one worker did.
 type WorkerReport struct {
@@ -44,15 +57,22 @@ type sample struct {
 }
 
 // Distribution describes times in seconds.
-type Distribution struct{ Mean, P50, P90, P99, Max float64 }
+type Distribution struct {
+	Mean, P50, P90, P99, Max float64
+	// Curve has the quantiles 0, 1/200, 2/200 and so on up to 1.
+	Curve [201]float64
+}
 
-func newReport(workers int) *Report { return &Report{Workers: make([]WorkerReport, workers)} }
+func newReport(workers int) *Report {
+	return &Report{Workers: make([]WorkerReport, workers), load: newOverTime(workers)}
+}
 
 func (r *Report) arrived(s *Simulation, f *flight) {
 	if !r.begun {
 		r.begun, r.first = true, s.now
 	}
 	r.Requests++
+	f.number = r.Requests
 	r.ArrivedTokens += f.Prompt
 	size := s.cfg.Engine.BlockSize
 	most := min((f.Prompt-1)/size, len(f.Chain))
@@ -65,8 +85,24 @@ func (r *Report) arrived(s *Simulation, f *flight) {
 	}
 	r.RepeatedTokens += hit * size
 	for _, h := range f.Chain[hit:] {
+		if len(s.seen) == MaxDistinct {
+			r.DistinctFull = true
+			return
+		}
 		s.seen[h] = struct{}{}
 	}
+}
+
+// busy tells of a step of an engine.
+func (r *Report) busy(w int, at, took time.Duration) { r.load.add(w, at, took) }
+
+func (r *Report) refused(s *Simulation, f *flight, why Outcome) {
+	if why == RefusedBusy {
+		r.BusyRefused++
+	} else {
+		r.QueueRefused++
+	}
+	s.decided(f, why)
 }
 
 func (r *Report) completed(s *Simulation, f *flight) {
@@ -87,9 +123,13 @@ func (r *Report) completed(s *Simulation, f *flight) {
 		x.tpot = float32((f.lastToken - f.firstToken).Seconds() / float64(f.Output-1))
 	}
 	r.samples = append(r.samples, x)
+	s.decided(f, Completed)
 }
 
 func (r *Report) finish(s *Simulation) {
+	if s.sessions != nil {
+		r.Sessions = s.sessions.Stats()
+	}
 	for i, e := range s.engines {
 		w := &r.Workers[i]
 		w.ComputedTokens, w.Preemptions, w.Busy = e.computedPrompt, e.preemptions, e.busy
@@ -127,6 +167,12 @@ func (r *Report) Imbalance() float64 {
 		return 1
 	}
 	return float64(most) * float64(len(r.Workers)) / float64(sum)
+}
+
+// AheadOverTime returns how much more of each period of the replay, 0..1, the busiest worker was busy than the mean of
+// all. A step counts in the period in which it began.
+func (r *Report) AheadOverTime() (period time.Duration, each []float64) {
+	return r.load.length, r.load.ahead()
 }
 
 // Goodput is the share of arrived requests whose first token and mean gap between tokens were within two times, 0..1.
@@ -167,5 +213,8 @@ func distribution(values []float32) (d Distribution) {
 		return float64(values[i]) + (x-float64(i))*(float64(values[i+1])-float64(values[i]))
 	}
 	d.P50, d.P90, d.P99, d.Max = at(.5), at(.9), at(.99), float64(values[len(values)-1])
+	for i := range d.Curve {
+		d.Curve[i] = at(float64(i) / float64(len(d.Curve)-1))
+	}
 	return d
 }

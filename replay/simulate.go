@@ -1,7 +1,7 @@
 package replay
 
 import (
-	"container/heap"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +14,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/queue"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 // Config is one variant of a replay.
@@ -23,6 +24,8 @@ type Config struct {
 	Engine  EngineConfig
 	// Speeds scale Engine.Speed worker by worker, in turn. nil: all workers are equal.
 	Speeds []float64
+	// Own, if not nil, has for each worker what differs from Engine.
+	Own []Own
 	// Scoring and Prefill configure the cost function and the load book.
 	Scoring scoring.Config
 	Prefill scoring.PrefillModel
@@ -33,45 +36,94 @@ type Config struct {
 	// QueueBound is how many requests may wait, and QueueTimeout for how long; 0: without limit of time.
 	QueueBound   int
 	QueueTimeout time.Duration
+	// Busy says which workers get no requests because of their load.
+	Busy Thresholds
+	// SessionTTL is how long a session stays bound to its worker after its last request. 0: sessions are not bound.
+	// With SessionSoft a session moves while its worker is above a threshold; else its requests are refused then.
+	SessionTTL  time.Duration
+	SessionSoft bool
 	// EventLag is the time from the end of an engine's step until the index knows its KV events.
 	EventLag time.Duration
 	// ArrivalSpeed divides the times of the trace: arrivals, and delays between turns. 1: as recorded.
 	ArrivalSpeed float64
 	// Seed makes ties, and modes that draw, repeatable.
 	Seed uint64
+	// Decided, if set, is called when a request has ended. The Decision is valid during the call.
+	Decided func(*Decision)
 }
+
+// Own is what is particular to a worker. Zero values are as in Config.Engine.
+type Own struct {
+	Name                     string
+	Blocks, MaxBatchedTokens int
+}
+
+// Thresholds are loads above which a worker is no candidate, as in package router. nil: none.
+type Thresholds struct {
+	ActiveDecodeBlocks      *float64 // share of the worker's KV blocks that active requests hold
+	ActivePrefillTokens     *uint64
+	ActivePrefillTokensFrac *float64 // in multiples of what the engine computes in a step
+}
+
+func (t *Thresholds) none() bool {
+	return t.ActiveDecodeBlocks == nil && t.ActivePrefillTokens == nil && t.ActivePrefillTokensFrac == nil
+}
+
+// Limits of what one replay takes.
+const (
+	maxWorkers = 1024
+	maxBlocks  = 1 << 24
+	maxStep    = 30 * 24 * 3600 * 1000.0 // milliseconds
+	// maxOpen and maxOpenBlocks bound the requests that were read and have not ended, and the hashes of their blocks:
+	// 512 MiB.
+	maxOpen       = 1 << 20
+	maxOpenBlocks = 1 << 25
+	// maxSpan bounds the virtual time of arrivals, so that sums of times stay in range.
+	maxSpan = 10 * 365 * 24 * time.Hour
+	// maxRequests bounds the results that are kept for percentiles, 16 bytes each.
+	maxRequests = 1 << 26
+)
 
 // Validate reports the first value that is out of range.
 func (c *Config) Validate() error {
 	switch e := &c.Engine; {
 	case c.Workers < 1 || c.Workers > maxWorkers:
 		return fmt.Errorf("%d workers: must be 1 to %d", c.Workers, maxWorkers)
-	case e.Blocks < 1 || e.Blocks > maxBlocks:
-		return fmt.Errorf("%d KV blocks for each worker: must be 1 to %d", e.Blocks, maxBlocks)
+	case len(c.Own) != 0 && len(c.Own) != c.Workers:
+		return fmt.Errorf("%d workers, and what is particular to %d", c.Workers, len(c.Own))
 	case e.BlockSize < 1 || e.BlockSize > kvblock.MaxBlockSize:
 		return fmt.Errorf("a block size of %d tokens: must be 1 to %d", e.BlockSize, kvblock.MaxBlockSize)
-	case e.MaxSequences < 1 || e.MaxBatchedTokens < 1:
-		return errors.New("a step must take at least one sequence and one token")
-	case !(e.Speed > 0) || !(c.ArrivalSpeed > 0):
-		return errors.New("speeds must be above 0")
-	case c.EventLag < 0 || c.QueueTimeout < 0:
-		return errors.New("times must be at least 0")
+	case e.MaxSequences < 1:
+		return errors.New("a step must take at least one sequence")
+	case !(c.ArrivalSpeed >= 1e-6 && c.ArrivalSpeed <= 1e6):
+		return fmt.Errorf("a speed of %v: must be 1e-6 to 1e6", c.ArrivalSpeed)
+	case c.EventLag < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 || c.EventLag > maxSpan:
+		return errors.New("times must be at least 0, and those of events at most ten years")
 	}
 	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
 		return fmt.Errorf("policy %q is not known", c.Policy)
 	}
-	for _, s := range c.Speeds {
-		if !(s > 0) {
-			return errors.New("speeds must be above 0")
+	for w := range c.Workers {
+		e := c.engine(w)
+		if err := e.validate(); err != nil {
+			return err
 		}
 	}
 	return c.Scoring.Validate()
 }
 
-const (
-	maxWorkers = 1024
-	maxBlocks  = 1 << 24
-)
+// engine returns what a worker is.
+func (c *Config) engine(w int) EngineConfig {
+	e := c.Engine
+	if len(c.Speeds) > 0 {
+		e.Speed *= c.Speeds[w%len(c.Speeds)]
+	}
+	if len(c.Own) > 0 {
+		e.Blocks = cmp.Or(c.Own[w].Blocks, e.Blocks)
+		e.MaxBatchedTokens = cmp.Or(c.Own[w].MaxBatchedTokens, e.MaxBatchedTokens)
+	}
+	return e
+}
 
 // flight is a request from its arrival to its end.
 type flight struct {
@@ -81,28 +133,44 @@ type flight struct {
 	sent    time.Duration
 	worker  int
 	booking scoring.Booking
+	lease   session.Lease
 	overlap int  // blocks that the index counted for the chosen worker
 	alone   bool // no other request without a first token was on the worker; only with Config.Policy
 	item    *queue.Item[*flight]
+	number  int         // of the arrival, from 1
+	options []Candidate // only with Config.Decided
 }
 
-// Simulation replays a trace against engines in virtual time. It drives the real index, load book, cost function and
-// queue. It belongs to one goroutine.
+// Simulation replays a trace against engines in virtual time. It drives the real index, load book, cost function, queue
+// and sessions. It belongs to one goroutine.
 type Simulation struct {
-	cfg     Config
-	now     time.Duration
-	events  timeline
-	engines []*engine
-	index   *indexer.Index
-	book    *scoring.ActiveSequences
-	queue   *queue.Queue[*flight]
-	rng     *rand.Rand
-	report  *Report
-	policy  policy // nil: the book chooses
-	view    view   // of policy
+	cfg      Config
+	now      time.Duration
+	events   minimum[event]
+	planned  uint64
+	engines  []*engine
+	largest  int         // blocks of the engine with the most
+	lagging  [][]stepped // by worker: KV events that the index does not know yet
+	index    *indexer.Index
+	book     *scoring.ActiveSequences
+	queue    *queue.Queue[*flight]
+	sessions *session.Table // nil: sessions are not bound
+	rng      *rand.Rand
+	report   *Report
+	policy   policy // nil: the book chooses
+	view     view   // of policy
+	starting []int  // requests without a first token, by worker; only with a policy
+
+	read       int           // requests
+	first      time.Duration // arrival of the first one, in the trace's time
+	last       time.Duration // and of the latest
+	openCount  int           // requests that were read and have not ended
+	openBlocks int
 
 	scores     indexer.OverlapScores
 	candidates []scoring.Candidate
+	terms      []scoring.Terms
+	costs      []float64
 	loads      []scoring.Load
 	unknown    uint64                   // numbers the blocks of answers that the trace does not tell
 	waitingFor map[string][]*flight     // later turns of sessions whose turn before has not ended
@@ -115,6 +183,36 @@ type Simulation struct {
 // Run replays a trace. It reads requests as virtual time reaches them, so a trace must be in order of arrival. progress
 // is called about every 10,000 requests; nil: not called.
 func Run(ctx context.Context, cfg Config, next func() (*Request, error), progress func(requests int)) (*Report, error) {
+	s, err := newSimulation(cfg)
+	if err != nil {
+		return nil, err
+	}
+	steps := 0
+	for {
+		// Arrivals are read until the latest one lies behind the next event.
+		for err == nil && (len(s.events) == 0 || s.events[0].at >= s.scaled(s.last-s.first)) {
+			if err = s.pull(ctx, next, progress); err != nil && !errors.Is(err, io.EOF) {
+				return nil, err
+			}
+		}
+		if len(s.events) == 0 {
+			break
+		}
+		e := s.events.pop()
+		s.now = e.at
+		s.happen(&e)
+		if s.failed != nil {
+			return nil, s.failed
+		}
+		if steps++; steps%10000 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	s.report.finish(s)
+	return s.report, nil
+}
+
+func newSimulation(cfg Config) (*Simulation, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -122,6 +220,8 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 		cfg:        cfg,
 		rng:        rand.New(rand.NewPCG(cfg.Seed, 0x6b76657070)),
 		report:     newReport(cfg.Workers),
+		lagging:    make([][]stepped, cfg.Workers),
+		starting:   make([]int, cfg.Workers),
 		waitingFor: map[string][]*flight{},
 		open:       map[string]int{},
 		ended:      map[string]time.Duration{},
@@ -139,59 +239,51 @@ func Run(ctx context.Context, cfg Config, next func() (*Request, error), progres
 	if cfg.Queue != nil {
 		s.queue = queue.New[*flight](cfg.Queue, max(cfg.QueueBound, 1))
 	}
-	for i := range cfg.Workers {
-		c := cfg.Engine
-		if len(cfg.Speeds) > 0 {
-			c.Speed *= cfg.Speeds[i%len(cfg.Speeds)]
-		}
-		s.engines = append(s.engines, newEngine(c))
+	if cfg.SessionTTL > 0 {
+		s.sessions = session.NewTable(session.Config{
+			TTL:   cfg.SessionTTL,
+			Soft:  cfg.SessionSoft,
+			Clock: func() time.Time { return time.Unix(0, 0).Add(s.now) },
+		})
 	}
-	read, steps := 0, 0
-	var last time.Duration
-	pull := func() error {
-		q, err := next()
-		if err != nil {
-			return err
-		}
-		if q.Delay < 0 {
-			if q.At < last {
-				return fmt.Errorf("request %d arrives at %v, before the one ahead of it at %v: sort the trace by time",
-					read+1, q.At, last)
-			}
-			last = q.At
-		}
-		if read++; read%10000 == 0 {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if progress != nil {
-				progress(read)
-			}
-		}
-		return s.add(q)
+	for w := range cfg.Workers {
+		e := newEngine(cfg.engine(w))
+		s.engines, s.largest = append(s.engines, e), max(s.largest, e.cfg.Blocks)
 	}
-	for {
-		// Arrivals are read until the earliest one lies behind the next event.
-		for err == nil && (len(s.events.heap) == 0 || s.events.heap[0].at >= s.scaled(last)) {
-			if err = pull(); err != nil && !errors.Is(err, io.EOF) {
-				return nil, err
-			}
+	return s, nil
+}
+
+// pull reads one request and plans its arrival.
+func (s *Simulation) pull(ctx context.Context, next func() (*Request, error), progress func(requests int)) error {
+	q, err := next()
+	if err != nil {
+		return err
+	}
+	if s.read++; s.read > maxRequests {
+		return fmt.Errorf("more than %d requests: replay the trace in parts", maxRequests)
+	}
+	if q.Delay < 0 {
+		if s.read == 1 {
+			s.first, s.last = q.At, q.At
 		}
-		if len(s.events.heap) == 0 {
-			break
+		if q.At < s.last {
+			return fmt.Errorf("request %d arrives at %v, before the one ahead of it at %v: sort the trace by time",
+				s.read, q.At, s.last)
 		}
-		e := heap.Pop(&s.events).(event)
-		s.now = e.at
-		e.do()
-		if s.failed != nil {
-			return nil, s.failed
+		s.last = q.At
+	}
+	if float64(max(q.At-s.first, q.Delay))/s.cfg.ArrivalSpeed > float64(maxSpan) {
+		return fmt.Errorf("request %d arrives more than ten years after the first, or after the turn before it", s.read)
+	}
+	if s.read%10000 == 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		if steps++; steps%10000 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
+		if progress != nil {
+			progress(s.read)
 		}
 	}
-	s.report.finish(s)
-	return s.report, nil
+	return s.add(q)
 }
 
 func (s *Simulation) scaled(d time.Duration) time.Duration {
@@ -200,32 +292,53 @@ func (s *Simulation) scaled(d time.Duration) time.Duration {
 
 // add plans the arrival of a request.
 func (s *Simulation) add(q *Request) error {
-	blocks := blocksOf(q.Prompt+q.Output, s.cfg.Engine.BlockSize)
-	if blocks > s.cfg.Engine.Blocks {
-		s.report.TooLarge++
-		return nil
+	s.openCount++
+	s.openBlocks += len(q.Chain)
+	if s.openCount > maxOpen || s.openBlocks > maxOpenBlocks {
+		return fmt.Errorf("request %d: %d requests with %d blocks arrived and have not ended at %v: more arrives than "+
+			"the engines serve; set more --workers, or a --speed below 1", s.read, s.openCount, s.openBlocks, s.now)
 	}
 	f := &flight{Request: q}
-	if q.Session == "" {
-		s.at(s.scaled(q.At), func() { s.arrive(f) })
-		return nil
+	at := s.scaled(q.At - s.first)
+	if q.Session != "" {
+		s.open[q.Session]++
+		if q.Delay >= 0 && s.open[q.Session] > 1 {
+			s.waitingFor[q.Session] = append(s.waitingFor[q.Session], f)
+			return nil
+		}
+		if q.Delay >= 0 { // the turn before has ended
+			at = s.ended[q.Session] + s.scaled(q.Delay)
+		}
 	}
-	s.open[q.Session]++
-	if q.Delay >= 0 && s.open[q.Session] > 1 {
-		s.waitingFor[q.Session] = append(s.waitingFor[q.Session], f)
-		return nil
+	q.ready, q.read = max(q.ready, at, s.now), true
+	if q.waits == 0 {
+		s.at(q.ready, event{what: arrival, of: f})
 	}
-	at := s.scaled(q.At)
-	if q.Delay >= 0 { // the turn before has ended
-		at = s.ended[q.Session] + s.scaled(q.Delay)
-	}
-	s.at(max(at, s.now), func() { s.arrive(f) })
 	return nil
+}
+
+// release lets those requests go that waited for a request to be sent, or to end.
+func (s *Simulation) release(q *Request, dispatch bool) {
+	for _, d := range q.dependents {
+		if d.dispatch != dispatch {
+			continue
+		}
+		d.ready = max(d.ready, s.now+s.scaled(d.delay))
+		if d.waits--; d.waits == 0 && d.Request.read {
+			s.at(d.ready, event{what: arrival, of: &flight{Request: d.Request}})
+		}
+	}
 }
 
 // arrive is a request's arrival: it is chosen for, or waits.
 func (s *Simulation) arrive(f *flight) {
 	f.arrived = s.now
+	s.release(f.Request, true)
+	if blocksOf(f.Prompt+f.Output, s.cfg.Engine.BlockSize) > s.largest {
+		s.report.TooLarge++
+		s.end(f)
+		return
+	}
 	s.report.arrived(s, f)
 	if s.queue == nil {
 		s.send(f)
@@ -238,9 +351,18 @@ func (s *Simulation) arrive(f *flight) {
 	}
 	cached := most * s.cfg.Engine.BlockSize
 	class := s.cfg.Queue.Class(f.Class, f.Prompt-cached)
+	lane := queue.Any
+	if w, bound := s.boundTo(f); bound && !s.cfg.SessionSoft {
+		lane = w
+	}
+	s.loads = s.book.Loads(s.loads[:0])
+	if f.Priority < 0 && s.busy(&s.cfg.Queue.Classes[class], f) { // such requests never wait
+		s.refuse(f, RefusedQueue)
+		return
+	}
 	item, err := s.queue.Push(queue.Request{
 		Class:          class,
-		Lane:           queue.Any,
+		Lane:           lane,
 		Tokens:         f.Prompt,
 		CachedTokens:   cached,
 		Arrival:        s.now.Seconds(),
@@ -248,24 +370,32 @@ func (s *Simulation) arrive(f *flight) {
 		StrictPriority: f.StrictPriority,
 	}, s.cfg.Workers, f)
 	if err != nil {
-		s.refuse(f)
+		s.refuse(f, RefusedQueue)
 		return
 	}
 	f.item = item
 	if s.cfg.QueueTimeout > 0 {
-		s.at(s.now+s.cfg.QueueTimeout, func() {
-			if f.item != nil && s.queue.Remove(f.item) {
-				f.item = nil
-				s.refuse(f)
-			}
-		})
+		s.at(s.now+s.cfg.QueueTimeout, event{what: timeout, of: f})
 	}
 	s.serveQueue()
 }
 
-func (s *Simulation) refuse(f *flight) {
-	s.report.Refused++
-	s.turnEnded(f)
+func (s *Simulation) refuse(f *flight, why Outcome) {
+	s.report.refused(s, f, why)
+	s.end(f)
+}
+
+// busy reports whether every worker that may take a request is busy for its class, by s.loads.
+func (s *Simulation) busy(c *queue.Class, f *flight) bool {
+	only, bound := s.boundTo(f)
+	bound = bound && !s.cfg.SessionSoft
+	for w, e := range s.engines {
+		if (!bound || w == only) &&
+			(w >= len(s.loads) || !c.Busy(s.loads[w].PrefillTokens, e.cfg.MaxBatchedTokens)) {
+			return false
+		}
+	}
+	return c.Waits()
 }
 
 // serveQueue sends the requests on that a worker is ready for.
@@ -275,14 +405,7 @@ func (s *Simulation) serveQueue() {
 	}
 	for s.queue.Len() > 0 {
 		s.loads = s.book.Loads(s.loads[:0])
-		item := s.queue.Pop(func(c *queue.Class, _ *queue.Item[*flight]) bool {
-			for w := range s.engines {
-				if w >= len(s.loads) || !c.Busy(s.loads[w].PrefillTokens, s.cfg.Engine.MaxBatchedTokens) {
-					return true
-				}
-			}
-			return false
-		})
+		item := s.queue.Pop(func(c *queue.Class, i *queue.Item[*flight]) bool { return !s.busy(c, i.Value) })
 		if item == nil {
 			return
 		}
@@ -291,9 +414,59 @@ func (s *Simulation) serveQueue() {
 	}
 }
 
+// boundTo returns the worker that a request's session is bound to; false: it is to none.
+func (s *Simulation) boundTo(f *flight) (worker int, bound bool) {
+	if s.sessions == nil || f.Session == "" {
+		return 0, false
+	}
+	w, bound := s.sessions.Find(session.KeyOf("", f.Session))
+	return int(w), bound
+}
+
 // match looks up what each worker has of a prompt.
 func (s *Simulation) match(f *flight) {
 	s.index.FindMatches(f.Chain[:f.Prompt/s.cfg.Engine.BlockSize], &s.scores)
+}
+
+// gather makes s.candidates the workers that may take a request. false: none may because of their load.
+func (s *Simulation) gather(f *flight, prompt *scoring.Prompt) bool {
+	blocks := blocksOf(f.Prompt+f.Output, s.cfg.Engine.BlockSize)
+	only, bound := s.boundTo(f)
+	if !s.cfg.Busy.none() {
+		s.loads = s.book.Loads(s.loads[:0])
+	}
+	s.candidates = s.candidates[:0]
+	for w, e := range s.engines {
+		if blocks > e.cfg.Blocks {
+			continue
+		}
+		if !s.cfg.Busy.none() && w < len(s.loads) && s.cfg.Busy.exceeded(&s.loads[w], &e.cfg) {
+			if bound && w == only && !s.cfg.SessionSoft {
+				return false
+			}
+			continue
+		}
+		s.candidates = append(s.candidates, scoring.Candidate{
+			Worker:       kvblock.Worker(w),
+			Prompt:       prompt,
+			DeviceBlocks: s.scores.Blocks(kvblock.Worker(w)),
+			KVBlocks:     e.cfg.Blocks,
+		})
+	}
+	if bound {
+		if i := slices.IndexFunc(s.candidates, func(c scoring.Candidate) bool { return int(c.Worker) == only }); i >= 0 {
+			s.candidates = append(s.candidates[:0], s.candidates[i])
+		}
+	}
+	return len(s.candidates) > 0
+}
+
+// exceeded reports whether a load is above any threshold.
+func (t *Thresholds) exceeded(l *scoring.Load, e *EngineConfig) bool {
+	return t.ActivePrefillTokens != nil && uint64(l.PrefillTokens) > *t.ActivePrefillTokens ||
+		t.ActivePrefillTokensFrac != nil &&
+			float64(l.PrefillTokens) > *t.ActivePrefillTokensFrac*float64(e.MaxBatchedTokens) ||
+		t.ActiveDecodeBlocks != nil && float64(l.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.Blocks)
 }
 
 // send chooses a worker, books the request on it, and hands it to the engine.
@@ -301,27 +474,35 @@ func (s *Simulation) send(f *flight) {
 	s.match(f)
 	size := s.cfg.Engine.BlockSize
 	prompt := scoring.Prompt{BlockSize: size, Chains: [][]kvblock.SequenceHash{f.Chain[:f.Prompt/size]}}
-	s.candidates = s.candidates[:0]
-	for w := range s.engines {
-		s.candidates = append(s.candidates, scoring.Candidate{
-			Worker:       kvblock.Worker(w),
-			Prompt:       &prompt,
-			DeviceBlocks: s.scores.Blocks(kvblock.Worker(w)),
-			KVBlocks:     s.cfg.Engine.Blocks,
-		})
+	if !s.gather(f, &prompt) {
+		s.refuse(f, RefusedBusy)
+		return
 	}
 	if s.policy != nil {
 		w := s.policy.choose(s.look(f))
-		s.candidates = s.candidates[w : w+1]
+		s.candidates = append(s.candidates[:0], s.candidates[w])
 	}
-	chosen, booking, err := s.book.SelectAndAdd(
-		scoring.Request{ISLTokens: f.Prompt}, s.candidates, &s.cfg.Scoring, s.rng, nil)
+	request, costs := scoring.Request{ISLTokens: f.Prompt}, []float64(nil)
+	if s.cfg.Decided != nil {
+		s.terms = slices.Grow(s.terms[:0], len(s.candidates))[:len(s.candidates)]
+		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
+		request.Terms, costs = s.terms, s.costs
+	}
+	chosen, booking, err := s.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
 		s.failed = err
 		return
 	}
 	f.worker, f.booking, f.sent = int(s.candidates[chosen.Index].Worker), booking, s.now
 	f.overlap = s.candidates[chosen.Index].DeviceBlocks
+	if s.cfg.Decided != nil {
+		f.options = s.options(chosen.Index)
+	}
+	if s.sessions != nil && f.Session != "" {
+		key := session.KeyOf("", f.Session)
+		was, bound := s.sessions.Find(key)
+		f.lease, _ = s.sessions.Hold(key, was, bound, kvblock.Worker(f.worker), 0)
+	}
 	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
 	f.chain, f.locals = s.withAnswer(f.Request)
@@ -350,28 +531,35 @@ func (s *Simulation) withAnswer(q *Request) ([]kvblock.SequenceHash, []kvblock.L
 // step plans an engine's next step if it is between two. It begins after all that happens at this time, so that
 // requests that arrive together are computed together.
 func (s *Simulation) step(w int) {
-	e := s.engines[w]
-	if e.inStep {
-		return
+	if e := s.engines[w]; !e.inStep {
+		e.inStep = true
+		s.at(s.now, event{what: stepBegins, worker: w})
 	}
-	e.inStep = true
-	s.at(s.now, func() {
-		parts, took := e.begin()
-		if len(parts) == 0 {
-			e.inStep = false
-			return
-		}
-		s.at(s.now+took, func() { s.endStep(w, parts) })
-	})
 }
 
-func (s *Simulation) endStep(w int, parts []part) {
-	first, complete, changes := s.engines[w].end(parts, s.now)
+func (s *Simulation) beginStep(w int) {
+	e := s.engines[w]
+	took := time.Duration(0)
+	if e.parts, took = e.begin(); len(e.parts) == 0 {
+		e.inStep = false
+		return
+	}
+	s.report.busy(w, s.now, took)
+	s.at(s.now+took, event{what: stepEnds, worker: w})
+}
+
+// stepped is what a step changed in a worker's cache.
+type stepped struct{ changes []change }
+
+func (s *Simulation) endStep(w int) {
+	e := s.engines[w]
+	first, complete, changes := e.end(e.parts, s.now)
 	if len(changes) > 0 {
 		if s.cfg.EventLag == 0 {
 			s.apply(w, changes)
 		} else {
-			s.at(s.now+s.cfg.EventLag, func() { s.apply(w, changes) })
+			s.lagging[w] = append(s.lagging[w], stepped{slices.Clone(changes)})
+			s.at(s.now+s.cfg.EventLag, event{what: cacheChanges, worker: w})
 		}
 	}
 	for _, q := range first {
@@ -382,8 +570,9 @@ func (s *Simulation) endStep(w int, parts []part) {
 		f := q.request
 		f.booking.LearnAnswer(f.Output)
 		f.booking.Free()
+		f.lease.Release(false)
 		s.report.completed(s, f)
-		s.turnEnded(f)
+		s.end(f)
 	}
 	s.step(w)
 	if len(first)+len(complete) > 0 {
@@ -391,8 +580,11 @@ func (s *Simulation) endStep(w int, parts []part) {
 	}
 }
 
-// turnEnded plans the next turn of a session.
-func (s *Simulation) turnEnded(f *flight) {
+// end lets those go that waited for the end of a request: the next turn of its session, and its dependents.
+func (s *Simulation) end(f *flight) {
+	s.openCount--
+	s.openBlocks -= len(f.Chain)
+	s.release(f.Request, false)
 	if f.Session == "" {
 		return
 	}
@@ -407,7 +599,7 @@ func (s *Simulation) turnEnded(f *flight) {
 		} else {
 			s.waitingFor[f.Session] = waiting[1:]
 		}
-		s.at(s.now+s.scaled(next.Delay), func() { s.arrive(next) })
+		s.at(s.now+s.scaled(next.Delay), event{what: arrival, of: next})
 	}
 }
 
@@ -438,34 +630,54 @@ func (s *Simulation) apply(w int, changes []change) {
 }
 
 // at plans an event. Events at the same time happen in the order in which they were planned.
-func (s *Simulation) at(t time.Duration, do func()) {
-	s.events.planned++
-	heap.Push(&s.events, event{t, s.events.planned, do})
+func (s *Simulation) at(t time.Duration, e event) {
+	if t < s.now {
+		s.failed = errors.New("the trace goes on for more than 290 years")
+		return
+	}
+	s.planned++
+	e.at, e.order = t, s.planned
+	s.events.push(e)
 }
 
+// event is something that happens at a time: to a request, or on a worker.
 type event struct {
-	at    time.Duration
-	order uint64
-	do    func()
+	at     time.Duration
+	order  uint64
+	of     *flight
+	worker int
+	what   happening
 }
 
-// timeline is a heap of events.
-type timeline struct {
-	heap    []event
-	planned uint64
-}
+type happening uint8
 
-func (t *timeline) Len() int { return len(t.heap) }
-func (t *timeline) Less(i, j int) bool {
-	a, b := &t.heap[i], &t.heap[j]
-	return a.at < b.at || (a.at == b.at && a.order < b.order)
-}
-func (t *timeline) Swap(i, j int) { t.heap[i], t.heap[j] = t.heap[j], t.heap[i] }
-func (t *timeline) Push(x any)    { t.heap = append(t.heap, x.(event)) }
-func (t *timeline) Pop() any {
-	last := len(t.heap) - 1
-	e := t.heap[last]
-	t.heap[last] = event{}
-	t.heap = t.heap[:last]
-	return e
+const (
+	arrival happening = iota
+	timeout           // of a request in the queue
+	stepBegins
+	stepEnds
+	cacheChanges // reach the index
+)
+
+func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.order < o.order }
+
+func (s *Simulation) happen(e *event) {
+	switch e.what {
+	case arrival:
+		s.arrive(e.of)
+	case timeout:
+		if f := e.of; f.item != nil && s.queue.Remove(f.item) {
+			f.item = nil
+			s.refuse(f, RefusedQueue)
+		}
+	case stepBegins:
+		s.beginStep(e.worker)
+	case stepEnds:
+		s.endStep(e.worker)
+	case cacheChanges:
+		waiting := s.lagging[e.worker]
+		s.apply(e.worker, waiting[0].changes)
+		waiting[0].changes = nil
+		s.lagging[e.worker] = waiting[1:]
+	}
 }

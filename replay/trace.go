@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"container/list"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"kvepp/kvblock"
@@ -26,6 +28,9 @@ const (
 	// MooncakeDelta is Mooncake where a later turn of a session has only its new input. The prompts and answers before
 	// it are put before that.
 	MooncakeDelta Format = "mooncake-delta"
+	// AgenticMooncake has the requests of agents in the blocks of Mooncake, after a header. A request arrives when those
+	// that it depends on were sent or have ended.
+	AgenticMooncake Format = "agentic_mooncake"
 	// Dynamo is the request trace of Dynamo's frontend and of `kvepp serve --record`, dynamo.request.trace.v1. It has
 	// requests in the order of their ends; see [Sorted].
 	Dynamo Format = "dynamo"
@@ -35,13 +40,21 @@ const (
 
 // Formats returns the names of all formats.
 func Formats() []string {
-	return []string{string(Mooncake), string(MooncakeDelta), string(Dynamo), string(Kvepp)}
+	return []string{string(Mooncake), string(MooncakeDelta), string(AgenticMooncake), string(Dynamo), string(Kvepp)}
 }
 
-// Limits of a trace. They bound what one line can take.
+// Limits of a trace. They bound what one line, and what a Reader keeps of earlier lines, can take.
 const (
-	maxLine   = 16 << 20 // bytes
-	maxTokens = 16 << 20 // of a prompt, and of an answer
+	maxLine     = 16 << 20 // bytes
+	maxTokens   = 16 << 20 // of a prompt, and of an answer
+	maxSessions = 4 << 20
+	// maxSessionBlocks is how many blocks of sessions a Reader of MooncakeDelta keeps: 256 MiB. Those of the least
+	// recently used sessions make room.
+	maxSessionBlocks = 16 << 20
+	// maxSkipped is how many lines without a request may follow one another.
+	maxSkipped = 10 << 20
+	// maxPriority bounds priorities, which package queue counts as seconds.
+	maxPriority = 1 << 31
 )
 
 // Request is one request of a trace.
@@ -68,10 +81,17 @@ type Request struct {
 	Class string
 
 	ended time.Duration // when a dynamo trace says that it ended, else At; like At
+
+	// Of an agentic trace: those that wait for this request, and how many this one waits for. The simulation counts
+	// waits down and raises ready, the earliest arrival.
+	dependents []dependent
+	waits      int
+	ready      time.Duration
+	read       bool // by the simulation
 }
 
-// Reader reads the requests of a trace in the order of the file. It holds one line, and with sessions what their later
-// turns need.
+// Reader reads the requests of a trace in the order of the file. It holds one line, and with sessions the hashes that
+// their later turns need, both within the limits above.
 type Reader struct {
 	name    string
 	format  Format
@@ -79,17 +99,48 @@ type Reader struct {
 	line    int
 	options ReaderOptions
 
-	numbers  map[uint64]kvblock.Token // of hash ids, by first appearance
 	sessions map[string]*turns
+	recent   list.List // of *turns with a history, the least recently used first; only of MooncakeDelta
+	blocks   int       // in the histories
 	answers  uint32
 	block    int // of a dynamo trace; 0: not known yet
 	tokens   []kvblock.Token
+	graph    *graph // of AgenticMooncake; nil: not read yet
 }
 
 // turns is what is known of a session's earlier turns.
 type turns struct {
-	count  int
-	tokens []kvblock.Token // of MooncakeDelta: prompts and answers so far
+	history
+	count   int
+	recent  *list.Element // of Reader.recent; nil: no history is kept
+	dropped bool          // the history had to make room
+}
+
+// history is a sequence of tokens: the hashes of its full blocks, and the tokens that follow them. The slices are only
+// appended to, so that requests can share them.
+type history struct {
+	chain  []kvblock.SequenceHash
+	locals []kvblock.LocalHash
+	rest   []kvblock.Token
+	tokens int
+}
+
+// extend appends tokens.
+func (h *history) extend(tokens []kvblock.Token, blockSize int) {
+	h.tokens += len(tokens)
+	if len(h.rest) > 0 {
+		tokens = slices.Concat(h.rest, tokens)
+	}
+	from := len(h.locals)
+	h.locals = kvblock.AppendLocalHashes(h.locals, tokens, kvblock.HashOptions{BlockSize: blockSize})
+	for _, l := range h.locals[from:] {
+		if n := len(h.chain); n == 0 {
+			h.chain = append(h.chain, kvblock.FirstSequenceHash(l))
+		} else {
+			h.chain = append(h.chain, kvblock.NextSequenceHash(h.chain[n-1], l))
+		}
+	}
+	h.rest = slices.Clone(tokens[(len(h.locals)-from)*blockSize:])
 }
 
 // ReaderOptions say how a trace is read.
@@ -127,50 +178,74 @@ func NewReader(name string, from io.Reader, format Format, o ReaderOptions) (*Re
 		return nil, fmt.Errorf("a block size of %d tokens: must be 1 to %d", o.BlockSize, kvblock.MaxBlockSize)
 	case o.TraceBlockSize < 1 || o.TraceBlockSize > maxTokens:
 		return nil, fmt.Errorf("a trace block size of %d tokens: must be 1 to %d", o.TraceBlockSize, maxTokens)
-	case format != Mooncake && format != MooncakeDelta && format != Dynamo:
+	case !slices.Contains(Formats(), string(format)):
 		return nil, fmt.Errorf("trace format %q: must be one of %q", format, Formats())
 	}
-	lines := bufio.NewReaderSize(from, 1<<16)
+	packed := &counter{from: from}
+	lines := bufio.NewReaderSize(packed, 1<<16)
 	if magic, _ := lines.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(lines)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		lines = bufio.NewReaderSize(z, 1<<16)
+		lines = bufio.NewReaderSize(&unpacker{packed: packed, gzip: z}, 1<<16)
 	}
 	return &Reader{
 		name:     name,
 		format:   format,
 		lines:    lines,
 		options:  o,
-		numbers:  map[uint64]kvblock.Token{},
 		sessions: map[string]*turns{},
 	}, nil
 }
 
 // Next returns the next request. Errors: io.EOF at the end; others name the file, the line and the reason.
 func (r *Reader) Next() (*Request, error) {
+	if r.format == AgenticMooncake {
+		return r.nextOfGraph()
+	}
 	for {
-		text, err := r.readLine()
-		if errors.Is(err, io.EOF) {
-			return nil, io.EOF
+		text, err := r.nextLine()
+		if err != nil {
+			return nil, err
 		}
 		var q *Request
-		if err == nil {
-			if len(bytes.TrimSpace(text)) == 0 {
-				continue
-			}
-			if r.format == Dynamo {
-				q, err = r.dynamoRow(text)
-			} else {
-				q, err = r.mooncakeRow(text)
-			}
+		if r.format == Dynamo {
+			q, err = r.dynamoRow(text)
+		} else {
+			q, err = r.mooncakeRow(text)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", r.name, r.line, err)
+			return nil, r.at(r.line, err)
 		}
 		if q != nil {
 			return q, nil
+		}
+	}
+}
+
+// at adds the file and a line to an error.
+func (r *Reader) at(line int, err error) error {
+	return fmt.Errorf("%s, line %d: %w", r.name, line, err)
+}
+
+// nextLine returns the next line that is not blank, until the next call. Errors as of Next.
+func (r *Reader) nextLine() ([]byte, error) {
+	for skipped := 0; ; skipped++ {
+		text, err := r.readLine()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, io.EOF
+		case err == nil && skipped == maxSkipped:
+			err = fmt.Errorf("%d blank lines: is this a trace?", skipped)
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			err = errors.New("the gzip data ends early: the file is cut off")
+		}
+		if err != nil {
+			return nil, r.at(r.line, err)
+		}
+		if len(bytes.TrimSpace(text)) > 0 {
+			return text, nil
 		}
 	}
 }
@@ -222,6 +297,10 @@ func (r *Reader) mooncakeRow(text []byte) (*Request, error) {
 	if err := json.Unmarshal(text, &row); err != nil {
 		return nil, jsonError(err)
 	}
+	return r.mooncakeRequest(&row)
+}
+
+func (r *Reader) mooncakeRequest(row *mooncakeRow) (*Request, error) {
 	if row.HashIDs == nil {
 		return nil, errors.New("no hash_ids: is this a mooncake trace? --format names the others")
 	}
@@ -246,6 +325,9 @@ func (r *Reader) mooncakeRow(text []byte) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !(math.Abs(row.Priority) <= maxPriority) {
+		return nil, fmt.Errorf("priority %v: must be -%d to %d", row.Priority, maxPriority, maxPriority)
+	}
 	q := &Request{
 		At:             max(at, 0),
 		Delay:          -1,
@@ -256,64 +338,105 @@ func (r *Reader) mooncakeRow(text []byte) (*Request, error) {
 		StrictPriority: row.StrictPriority,
 		Class:          row.PolicyClass,
 	}
-	var session *turns
-	if q.Session != "" {
-		if session = r.sessions[q.Session]; session == nil {
-			session = &turns{}
-			r.sessions[q.Session] = session
-		}
-		if session.count > 0 && delay >= 0 {
-			q.Delay = delay
-		}
-		session.count++
+	session, err := r.turn(q, delay)
+	if err != nil {
+		return nil, err
 	}
-	r.tokens = r.tokens[:0]
-	if r.format == MooncakeDelta && session != nil {
-		r.tokens = append(r.tokens, session.tokens...)
-	}
-	r.appendTokens(*row.HashIDs, input)
-	if len(r.tokens) == 0 || len(r.tokens) > maxTokens {
-		return nil, fmt.Errorf("a prompt of %d tokens: must be 1 to %d", len(r.tokens), maxTokens)
-	}
-	q.Prompt = len(r.tokens)
-	r.hash(q, row.OutputTokenIDs, session)
-	return q, nil
+	r.tokens = r.appendTokens(r.tokens[:0], *row.HashIDs, input)
+	return q, r.hash(q, row.OutputTokenIDs, session)
 }
 
-// appendTokens appends the tokens of hash ids: each id's number, repeated for its block.
-func (r *Reader) appendTokens(ids []uint64, n int) {
+// turn counts a turn of a request's session; nil: it has none.
+func (r *Reader) turn(q *Request, delay time.Duration) (*turns, error) {
+	if q.Session == "" {
+		return nil, nil
+	}
+	t := r.sessions[q.Session]
+	switch {
+	case t == nil && len(r.sessions) == maxSessions:
+		return nil, fmt.Errorf("more than %d sessions: replay the file in parts", maxSessions)
+	case t == nil:
+		t = &turns{}
+		r.sessions[q.Session] = t
+	case t.dropped:
+		return nil, fmt.Errorf("a turn of the session %.40q, whose prompts had to make room: kvepp keeps %d blocks of "+
+			"sessions; put the turns of a session closer together, or set a greater --block-size", q.Session,
+			maxSessionBlocks)
+	}
+	if t.count > 0 && delay >= 0 {
+		q.Delay = delay
+	}
+	t.count++
+	if r.format != MooncakeDelta {
+		return nil, nil
+	}
+	return t, nil
+}
+
+// appendTokens appends the first n tokens of hash ids. An id below 2^31 is its block's token; the tokens of others
+// alternate between its halves. Dynamo numbers ids by first appearance instead, which takes a table of all ids; equal
+// blocks have equal tokens either way.
+func (r *Reader) appendTokens(tokens []kvblock.Token, ids []uint64, n int) []kvblock.Token {
 	for _, id := range ids {
-		number, ok := r.numbers[id]
-		if !ok {
-			number = kvblock.Token(len(r.numbers))
-			r.numbers[id] = number
+		even, odd := kvblock.Token(id), kvblock.Token(id>>32)
+		if id < 1<<31 {
+			odd = even
 		}
-		for range min(n, r.options.TraceBlockSize) {
-			r.tokens = append(r.tokens, number)
+		for i := range min(n, r.options.TraceBlockSize) {
+			if i%2 == 0 {
+				tokens = append(tokens, even)
+			} else {
+				tokens = append(tokens, odd)
+			}
 		}
 		if n -= r.options.TraceBlockSize; n <= 0 {
-			return
+			break
 		}
 	}
+	return tokens
 }
 
-// hash sets the hashes of a request whose prompt is r.tokens. An answer that the trace tells, or that a later turn of
-// MooncakeDelta continues, is hashed too.
-func (r *Reader) hash(q *Request, answer []uint32, session *turns) {
+// hash sets the hashes of a request whose prompt is r.tokens, after a session's history. An answer that the trace
+// tells, or that a later turn of the session continues, is hashed too.
+func (r *Reader) hash(q *Request, answer []uint32, session *turns) error {
+	h := history{}
+	if session != nil {
+		h = session.history
+	}
+	if q.Prompt = h.tokens + len(r.tokens); q.Prompt < 1 || q.Prompt > maxTokens {
+		return fmt.Errorf("a prompt of %d tokens: must be 1 to %d", q.Prompt, maxTokens)
+	}
 	if len(answer) > 0 {
 		for _, t := range answer[:min(len(answer), q.Output)] {
 			r.tokens = append(r.tokens, kvblock.Token(t))
 		}
-	} else if r.format == MooncakeDelta && session != nil {
+	} else if session != nil {
 		for range q.Output { // an answer that no other request has
 			r.answers++
-			r.tokens = append(r.tokens, kvblock.Token(math.MaxUint32-r.answers))
+			r.tokens = append(r.tokens, kvblock.Token(math.MaxUint32-r.answers%(1<<31)))
 		}
 	}
-	q.Locals = kvblock.AppendLocalHashes(nil, r.tokens, kvblock.HashOptions{BlockSize: r.options.BlockSize})
-	q.Chain = kvblock.AppendSequenceHashes(nil, q.Locals)
-	if r.format == MooncakeDelta && session != nil {
-		session.tokens = append(session.tokens[:0], r.tokens...)
+	h.extend(r.tokens, r.options.BlockSize)
+	q.Chain, q.Locals = slices.Clip(h.chain), slices.Clip(h.locals)
+	if session != nil {
+		r.keep(session, h)
+	}
+	return nil
+}
+
+// keep keeps the history of a session for its later turns.
+func (r *Reader) keep(t *turns, h history) {
+	r.blocks += len(h.chain) - len(t.chain)
+	t.history = h
+	if t.recent == nil {
+		t.recent = r.recent.PushBack(t)
+	} else {
+		r.recent.MoveToBack(t.recent)
+	}
+	for r.blocks > maxSessionBlocks {
+		oldest := r.recent.Remove(r.recent.Front()).(*turns)
+		r.blocks -= len(oldest.chain)
+		*oldest = turns{dropped: true}
 	}
 }
 

@@ -41,8 +41,8 @@ func TestMooncake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Blocks of 4 tokens, of hash ids with 8 tokens each; the ids count from 0 in order of appearance.
-	tokens := []kvblock.Token{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1}
+	// Blocks of 4 tokens, of hash ids with 8 tokens each.
+	tokens := []kvblock.Token{7, 7, 7, 7, 7, 7, 7, 7, 9, 9, 9, 9, 9}
 	want := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: 4}))
 	if got := fmt.Sprint(all[0].Chain); got != fmt.Sprint(want) || all[0].Prompt != 13 || all[0].Output != 3 {
 		t.Errorf("%+v, want the chain %v", all[0], want)
@@ -132,20 +132,94 @@ func TestBadTraces(t *testing.T) {
 	}
 }
 
-func FuzzTrace(f *testing.F) {
-	f.Add(0, `{"timestamp": 5, "hash_ids": [7, 9], "input_length": 13, "output_length": 3}`)
-	f.Add(1, `{"delay": 10, "session_id": "s", "hash_ids": [2], "output_length": 1, "output_token_ids": [5]}`)
-	f.Add(2, fmt.Sprintf(dynamoLine, 100, 4, "11,12,13"))
-	f.Fuzz(func(t *testing.T, format int, text string) {
-		formats := Formats()
-		all, _ := read(t, Format(formats[uint(format)%uint(len(formats))]), text)
-		for _, q := range all {
-			if q.Prompt < 1 || q.Output < 1 || len(q.Chain) != len(q.Locals) || len(q.Chain) < q.Prompt/4 ||
-				len(q.Chain) > (q.Prompt+q.Output)/4 {
-				t.Errorf("%+v", q)
-			}
+func FuzzMooncake(f *testing.F) {
+	f.Add(`{"timestamp": 5, "hash_ids": [7, 9], "input_length": 13, "output_length": 3, "priority": 4}`)
+	f.Add(`{"hash_ids": [18446744073709551615], "output_length": 1, "timestamp": 1e12, "output_token_ids": [5]}`)
+	f.Fuzz(func(t *testing.T, text string) { fuzzed(t, Mooncake, text) })
+}
+
+func FuzzMooncakeDelta(f *testing.F) {
+	f.Add(`{"session_id": "s", "hash_ids": [1], "output_length": 6, "input_length": 3}
+{"delay": 10, "session_id": "s", "hash_ids": [2], "output_length": 1, "output_token_ids": [5]}`)
+	f.Fuzz(func(t *testing.T, text string) { fuzzed(t, MooncakeDelta, text) })
+}
+
+func FuzzDynamo(f *testing.F) {
+	f.Add(fmt.Sprintf(dynamoLine, 100, 4, "11,12,13"))
+	f.Fuzz(func(t *testing.T, text string) { fuzzed(t, Dynamo, text) })
+}
+
+// fuzzed reads a trace, also as if it were compressed, and checks what Run relies on.
+func fuzzed(t *testing.T, format Format, text string) {
+	all, _ := read(t, format, text)
+	for _, q := range all {
+		if q.Prompt < 1 || q.Output < 1 || len(q.Chain) != len(q.Locals) || len(q.Chain) < q.Prompt/4 ||
+			len(q.Chain) > (q.Prompt+q.Output)/4 || q.At < 0 || q.Delay < -1 {
+			t.Errorf("%+v", q)
 		}
-	})
+	}
+	_, _ = read(t, format, "\x1f\x8b\x08\x00"+text)
+}
+
+// TestHostileTraces: what is made to exhaust memory ends with the line and a reason.
+func TestHostileTraces(t *testing.T) {
+	packed := func(text string, times int) string {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		for range times {
+			io.WriteString(z, text)
+		}
+		z.Close()
+		return b.String()
+	}
+	good := `{"timestamp": 5, "hash_ids": [7], "output_length": 3}` + "\n"
+	half := packed(strings.Repeat(good, 3), 1)
+	for _, c := range []struct{ name, text, want string }{
+		{"a bomb", packed(strings.Repeat(" ", 1<<20-1)+"\n", 80), "unpack to more than"},
+		{"a bomb of one line", packed(strings.Repeat(" ", 1<<20), 20), "line 1: the line is longer than"},
+		{"blank lines", strings.Repeat("\n", maxSkipped+2), "blank lines: is this a trace?"},
+		{"cut off", half[:len(half)-9], "the gzip data ends early"},
+		{"another checksum", half[:len(half)-8] + "12345678", "gzip: invalid checksum"},
+		{"a huge number", `{"hash_ids": [1], "output_length": 1, "timestamp": 1e999}`, "line 1: json: cannot unmarshal"},
+		{"a huge prompt", `{"hash_ids": [` + strings.Repeat("1,", maxTokens/8) + `1], "output_length": 1}`,
+			"must be 1 to 16777216"},
+		{"a huge priority", `{"hash_ids": [1], "output_length": 1, "priority": 1e300}`, "line 1: priority 1e+300"},
+		{"nesting", strings.Repeat("[", 1<<20), "line 1: invalid character '[' exceeded max depth"},
+		{"no text", "\x00\xff\xfe" + good, "line 1: invalid character"},
+	} {
+		if _, err := read(t, Mooncake, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
+// TestSessionsMakeRoom: histories of sessions are bounded. A turn of one that had to make room is refused, rather than
+// replayed without what was before it.
+func TestSessionsMakeRoom(t *testing.T) {
+	row := func(session int) string {
+		return fmt.Sprintf(`{"session_id": "s%d", "hash_ids": [1], "input_length": 6000000, "output_length": 1}`+"\n",
+			session)
+	}
+	r, err := NewReader("trace", strings.NewReader(row(0)+row(1)+row(2)+row(0)), MooncakeDelta,
+		ReaderOptions{BlockSize: 1, TraceBlockSize: maxTokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := 1; ; line++ {
+		_, err := r.Next()
+		if line == 4 {
+			if err == nil || !strings.Contains(err.Error(), `line 4: a turn of the session "s0"`) {
+				t.Error(err)
+			}
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.blocks > maxSessionBlocks {
+			t.Errorf("%d blocks after line %d", r.blocks, line)
+		}
+	}
 }
 
 // TestSorted: requests of a dynamo trace, which stand in the order of their ends, come in the order of arrival, if none

@@ -32,6 +32,8 @@ type Config struct {
 	Soft bool
 	// Max bounds the sessions kept. Beyond it the least recently used one is evicted. 0: DefaultMax.
 	Max int
+	// Clock returns the time. nil: time.Now.
+	Clock func() time.Time
 }
 
 // Table knows which worker each session is bound to. It holds at most Config.Max sessions of a fixed size each, so that
@@ -101,6 +103,9 @@ func NewTable(cfg Config) *Table {
 	if cfg.Max == 0 {
 		cfg.Max = DefaultMax
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
 	return &Table{cfg: cfg, byKey: map[Key]*session{}}
 }
 
@@ -114,7 +119,7 @@ func (t *Table) Soft() bool { return t.cfg.Soft }
 func (t *Table) Find(key Key) (w kvblock.Worker, bound bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.current(key, time.Now()); s != nil {
+	if s := t.current(key, t.cfg.Clock()); s != nil {
 		return s.worker, true
 	}
 	return 0, false
@@ -152,7 +157,7 @@ func (t *Table) Hold(
 ) (lease Lease, outcome Outcome) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
+	now := t.cfg.Clock()
 	s := t.current(key, now)
 	switch {
 	case s != nil && s.worker == to:
@@ -198,7 +203,7 @@ func (l Lease) Release(final bool) {
 		t.held.MoveToBack(s.place)
 		return
 	}
-	s.expires = time.Now().Add(s.ttl)
+	s.expires = t.cfg.Clock().Add(s.ttl)
 	t.moveToBack(s, &t.idle)
 }
 
@@ -276,7 +281,7 @@ func (t *Table) Stats() Stats {
 func (t *Table) Active() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
+	now := t.cfg.Clock()
 	for place := t.idle.Front(); place != nil; {
 		s := place.Value.(*session)
 		if place = place.Next(); !now.Before(s.expires) {
@@ -293,7 +298,7 @@ func (t *Table) CountByWorker() map[kvblock.Worker]int {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, counts := time.Now(), map[kvblock.Worker]int{}
+	now, counts := t.cfg.Clock(), map[kvblock.Worker]int{}
 	for _, s := range t.byKey {
 		if s.running > 0 || now.Before(s.expires) {
 			counts[s.worker]++

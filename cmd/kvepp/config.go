@@ -22,7 +22,6 @@ import (
 	"kvepp/pool/enginemetrics"
 	"kvepp/router"
 	"kvepp/scoring"
-	"kvepp/session"
 	"kvepp/tokenizer"
 )
 
@@ -89,8 +88,7 @@ type options struct {
 	passSessions, keepLegacy  bool
 	injectTokens, tenantSalt  bool
 
-	sessionTTLSecs int
-	sessionMode    string
+	affinity affinity
 
 	busy
 	ejection
@@ -174,7 +172,7 @@ func (o *options) check() error {
 		},
 		o.logging.check,
 		func() error { return checkCompatFlags(o.flags, "serve") },
-		o.checkSessions,
+		o.affinity.check,
 		o.indexMemory.check,
 		o.checkKVEvents,
 		o.busy.check,
@@ -321,19 +319,6 @@ func checkPeers(flag string, peers []string) error {
 		}
 	}
 	return nil
-}
-
-// checkSessions checks the flags of session affinity.
-func (o *options) checkSessions() error {
-	if longest := int(session.MaxTTL / time.Second); o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest {
-		return fmt.Errorf(
-			"--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: affinity only for sessions that "+
-				"requests open)",
-			o.sessionTTLSecs,
-			longest,
-		)
-	}
-	return oneOf("router-session-affinity-mode", o.sessionMode, "hard", "soft")
 }
 
 // maxTTL bounds the time for which kvepp assumes that a worker holds a block, so that times stay in range.

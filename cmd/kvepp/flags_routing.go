@@ -204,6 +204,15 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	f.BoolVar(&s.trackOutput, "router-track-output-blocks", false,
 		"also count the blocks of responses while they are generated. If the request gives its expected length "+
 			"(nvext.agent_hints.osl), blocks that it alone holds count less the nearer its end is")
+	s.addPrefill(f)
+	f.IntVar(&s.bytesPerToken, "estimated-bytes-per-token", router.DefaultBytesPerToken,
+		"how many `BYTES` of a request's body count as one prompt token if kvepp does not tokenize the prompt. Only "+
+			"the balance among such requests depends on it")
+	negatable(f, "load-aware", "router-track-output-blocks")
+}
+
+// addPrefill declares the flags of waiting prompts.
+func (s *scheduling) addPrefill(f *pflag.FlagSet) {
 	f.StringVar(&s.prefillModel, "router-prefill-load-model", "none",
 		"`MODEL`, how waiting prompts count during their prefill: none (in full until the first token), or linear "+
 			"(less by what the worker has prefilled since, at --router-prefill-tokens-per-second). kvepp treats aic "+
@@ -212,10 +221,6 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0,
 		"how many prompt `TOKENS` a worker prefills in a second. 0: learned for each worker from the time to first "+
 			"token, after 20 responses. Without linear it only ends the prefill load of requests with stream: false")
-	f.IntVar(&s.bytesPerToken, "estimated-bytes-per-token", router.DefaultBytesPerToken,
-		"how many `BYTES` of a request's body count as one prompt token if kvepp does not tokenize the prompt. Only "+
-			"the balance among such requests depends on it")
-	negatable(f, "load-aware", "router-track-output-blocks")
 }
 
 // prefill returns how waiting prompts count.
@@ -282,6 +287,21 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 	if c.Policy, err = scoring.ParsePolicy(s.policy); err != nil {
 		return oneOf("router-policy", s.policy, scoring.PolicyNames()...)
 	}
+	if s.trackOutput && !c.TrackActiveBlocks {
+		return errors.New(
+			"--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: " +
+				"give one of the two",
+		)
+	}
+	if s.bytesPerToken < 1 {
+		return fmt.Errorf("--estimated-bytes-per-token %d: must be at least 1, for example %d", s.bytesPerToken,
+			router.DefaultBytesPerToken)
+	}
+	return s.checkPrefill(c)
+}
+
+// checkPrefill checks the flags of waiting prompts.
+func (s *scheduling) checkPrefill(c *scoring.Config) error {
 	switch {
 	case !slices.Contains([]string{"none", "linear", "aic", "ais"}, s.prefillModel):
 		return fmt.Errorf(
@@ -294,15 +314,6 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 			"--router-prefill-load-model needs the prompt tokens that --no-router-track-prefill-tokens leaves out: " +
 				"give one of the two",
 		)
-	case s.trackOutput && !c.TrackActiveBlocks:
-		return errors.New(
-			"--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: " +
-				"give one of the two",
-		)
-	}
-	if s.bytesPerToken < 1 {
-		return fmt.Errorf("--estimated-bytes-per-token %d: must be at least 1, for example %d", s.bytesPerToken,
-			router.DefaultBytesPerToken)
 	}
 	if err := s.prefill().Validate(); err != nil {
 		return fmt.Errorf("--router-prefill-tokens-per-second: %w", err)
@@ -327,25 +338,8 @@ type busy struct {
 
 // add declares the flags.
 func (b *busy) add(f *pflag.FlagSet) {
-	f.Var(
-		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
-		"active-decode-blocks-threshold",
-		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
-			"It is then no candidate; if all are overloaded, kvepp refuses requests at once. None: no limit. "+
-			"/busy_threshold at --admin-address changes it for one model",
-	)
-	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
-	f.Var(
-		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
-		"active-prefill-tokens-threshold",
-		"an endpoint is overloaded while more than this many prompt `TOKENS` wait to be prefilled. None: no limit",
-	)
-	f.Var(
-		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
-		"active-prefill-tokens-threshold-frac",
-		"the same limit in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the "+
-			"model card's); without effect if that number is not known",
-	)
+	b.addThresholds(f)
+	f.Lookup("active-decode-blocks-threshold").Usage += ". /busy_threshold at --admin-address changes it for one model"
 	f.Uint16Var(
 		&b.retryAfter,
 		"shed-retry-after",
@@ -361,6 +355,28 @@ func (b *busy) add(f *pflag.FlagSet) {
 	)
 	values(f, "overload-status-code", "429", "503", "529")
 	b.addQueue(f)
+}
+
+// addThresholds declares the busy thresholds.
+func (b *busy) addThresholds(f *pflag.FlagSet) {
+	f.Var(
+		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
+		"active-decode-blocks-threshold",
+		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
+			"It is then no candidate; if all are overloaded, kvepp refuses requests at once. None: no limit",
+	)
+	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
+		"active-prefill-tokens-threshold",
+		"an endpoint is overloaded while more than this many prompt `TOKENS` wait to be prefilled. None: no limit",
+	)
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
+		"active-prefill-tokens-threshold-frac",
+		"the same limit in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the "+
+			"model card's); without effect if that number is not known",
+	)
 }
 
 // addQueue declares the flags of the queue.
@@ -478,14 +494,22 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 
 // check checks these flags.
 func (b *busy) check() error {
-	if err := b.thresholds.Validate(); err != nil {
-		flag, says, _ := strings.Cut(err.Error(), " ")
-		return fmt.Errorf("--%s %s", strings.ReplaceAll(flag, "_", "-"), says)
+	if err := b.checkThresholds(); err != nil {
+		return err
 	}
 	if b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529 {
 		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", b.overloadStatus)
 	}
 	return b.checkQueue()
+}
+
+// checkThresholds checks the busy thresholds.
+func (b *busy) checkThresholds() error {
+	if err := b.thresholds.Validate(); err != nil {
+		flag, says, _ := strings.Cut(err.Error(), " ")
+		return fmt.Errorf("--%s %s", strings.ReplaceAll(flag, "_", "-"), says)
+	}
+	return nil
 }
 
 // checkQueue checks those that say how requests wait.

@@ -218,14 +218,7 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 }
 
 func (o *options) addSessions(f *pflag.FlagSet) {
-	f.IntVar(&o.sessionTTLSecs, "router-session-affinity-ttl-secs", 0,
-		"keep the requests of a session (x-dynamo-session-id, or a coding agent's header) on one worker, until "+
-			"`SECONDS` after its latest request has ended. 0: only sessions that requests open with "+
-			"nvext.session_control")
-	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard",
-		"what happens to a session whose worker is above a busy threshold, `MODE`: hard (kvepp refuses its requests) "+
-			"or soft (it moves to another worker)")
-	values(f, "router-session-affinity-mode", "hard", "soft")
+	o.affinity.add(f)
 	f.BoolVar(&o.passSessions, "pass-session-headers", false,
 		"forward the headers that name a request's session to Dynamo's frontends. A frontend with its own "+
 			"--router-session-affinity-ttl-secs then follows them instead of kvepp's choice. Other engines always get "+

@@ -851,14 +851,14 @@ var settings = []struct {
 		"KVEPP_ROUTER_SESSION_AFFINITY_TTL_SECS",
 		"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
 		[3]string{"1", "2", "3"},
-		func(o *options) any { return o.sessionTTLSecs },
+		func(o *options) any { return o.affinity.ttlSecs },
 	},
 	{
 		"router-session-affinity-mode",
 		"KVEPP_ROUTER_SESSION_AFFINITY_MODE",
 		"DYN_ROUTER_SESSION_AFFINITY_MODE",
 		[3]string{"soft", "hard", "soft"},
-		func(o *options) any { return o.sessionMode },
+		func(o *options) any { return o.affinity.mode },
 	},
 	{
 		"allow-client-pinning",

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -30,7 +29,8 @@ Usage:       kvepp replay TRACE... [flags]
 Example:     kvepp replay --generate chat --rate 12 --trace-block-size 64 > chat.jsonl
              kvepp replay chat.jsonl --format mooncake-delta --trace-block-size 64 --blocks 4000 \
                --compare 'in-turn=--router-mode=round-robin' \
-               --compare 'scale-8=--router-prefill-load-scale=8'
+               --compare 'scale-8=--router-prefill-load-scale=8' --svg charts
+Results:     a table on the standard output; --svg draws it, --out writes every decision
 Precedence:  flag, variable KVEPP_REPLAY_<FLAG>, Dynamo's variable, default
 
 The engines are modelled as Dynamo 1.6.1's offline replay does. Trust the ratios between lines, not
@@ -47,6 +47,8 @@ type replayOptions struct {
 	generate string
 	requests int
 	rate     float64
+	// endpoints, out and svg are paths.
+	endpoints, out, svg string
 
 	traceBlockSize int
 	prefill        string
@@ -61,12 +63,14 @@ type replayOptions struct {
 
 // variantOptions are the flags of "kvepp replay" that --compare can change.
 type variantOptions struct {
-	scoring scoring.Config
-	weight  float64
-	mode    string
-	policy  string
-	busy    busy
-	lag     time.Duration
+	scoring    scoring.Config
+	weight     float64
+	mode       string
+	policy     string
+	scheduling scheduling // only what waiting prompts count
+	busy       busy
+	affinity   affinity
+	lag        time.Duration
 }
 
 func (v *variantOptions) add(f *pflag.FlagSet) {
@@ -77,6 +81,11 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(),
 		"how the mode kv prices workers, `POLICY`: dynamo or time, as in kvepp serve; or another project's: "+
 			strings.Join(replay.PolicyNames(), ", "))
+	v.scheduling.addPrefill(f)
+	v.affinity.add(f)
+	f.Lookup("router-session-affinity-ttl-secs").Usage = "keep the requests of a session of the trace on one worker, " +
+		"until `SECONDS` after its latest request has ended. 0: sessions are not bound"
+	v.busy.addThresholds(f)
 	v.busy.addQueue(f)
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
@@ -86,7 +95,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if err := v.busy.readPolicies(f); err != nil {
 		return err
 	}
-	if err := v.busy.checkQueue(); err != nil {
+	if err := errors.Join(v.busy.checkThresholds(), v.busy.checkQueue(), v.affinity.check()); err != nil {
 		return err
 	}
 	mode, err := scoring.ParseMode(v.mode)
@@ -112,7 +121,13 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if v.lag < 0 {
 		return fmt.Errorf("--event-lag %v: must be at least 0", v.lag)
 	}
-	c.Scoring, c.EventLag = v.scoring, v.lag
+	if err := v.scheduling.checkPrefill(&v.scoring); err != nil {
+		return err
+	}
+	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
+	c.Busy = replay.Thresholds(v.busy.thresholds)
+	sessions := v.affinity.config()
+	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft
 	if q := v.busy.queue(); q != nil {
 		c.Queue, _ = q.Profiles.Of("")
 		c.QueueBound, c.QueueTimeout = q.Bound, q.Timeout
@@ -129,6 +144,9 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.IntVar(&o.traceBlockSize, "trace-block-size", 512,
 		"how many `TOKENS` a hash id of mooncake rows stands for; also of rows that --generate writes")
 	f.IntVar(&o.config.Workers, "workers", 4, "number of engines, `N`")
+	f.StringVar(&o.endpoints, "endpoints", "",
+		"endpoints `FILE` of kvepp serve that lists the engines, instead of --workers: names, ranks, totalKvBlocks, "+
+			"maxNumBatchedTokens and blockSize. --blocks and --max-num-batched-tokens are for those without the number")
 	f.IntVar(&e.Blocks, "blocks", d.Blocks, "KV blocks of each engine, `N`")
 	f.IntVar(&e.BlockSize, "block-size", d.BlockSize, "`TOKENS` of a KV block")
 	f.IntVar(&e.MaxSequences, "max-num-seqs", d.MaxSequences, "most requests in one step of an engine, `N`")
@@ -150,6 +168,11 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	f.DurationVar(&o.ttft, "slo-ttft", time.Second,
 		"goodput counts requests with a time to first token of at most `TIME`")
 	f.DurationVar(&o.tpot, "slo-itl", 50*time.Millisecond, "and with a mean time between tokens of at most `TIME`")
+	f.StringVar(&o.out, "out", "",
+		"write one JSON line for each request and setting to `FILE`: times, worker, cached tokens, and the costs of "+
+			"the cheapest candidates")
+	f.StringVar(&o.svg, "svg", "",
+		"write charts of the settings as SVG into `DIR`: cached share, times, and balance over time")
 	f.StringVar(&o.generate, "generate", "",
 		"write a synthetic trace to the standard output instead, in the format mooncake-delta. `KIND`: "+
 			strings.Join(workloadNames(), ", "))
@@ -196,7 +219,7 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := parseArgs(f, args); err != nil {
 		return nil, err
 	}
-	if err := fromEnvironment(f, getenv); err != nil {
+	if err := fromEnvironment(f, new(scheduling).inherited(getenv)); err != nil {
 		return nil, err
 	}
 	if o.generate != "" {
@@ -214,6 +237,12 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if o.traceBlockSize < 1 {
 		return nil, fmt.Errorf("--trace-block-size %d: must be at least 1", o.traceBlockSize)
 	}
+	if o.format == string(replay.AgenticMooncake) && len(o.files) > 1 {
+		return nil, errors.New("--format agentic_mooncake: one file, as requests wait for others of their file")
+	}
+	if err := o.readEndpoints(f); err != nil {
+		return nil, err
+	}
 	var err error
 	if o.config.Engine.Prefill, err = parseCurve("prefill-ms", o.prefill); err != nil {
 		return nil, err
@@ -225,11 +254,19 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := o.variant.apply(f, &o.config); err != nil {
 		return nil, err
 	}
+	return o.variants(f)
+}
+
+// variants returns the setting as given by the flags of f, and those of --compare.
+func (o *replayOptions) variants(f *pflag.FlagSet) ([]variant, error) {
 	variants := []variant{{"as given", o.config}}
 	for _, text := range compared(o.compare) {
 		name, flags, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--compare %q: must be NAME=FLAGS, for example 'rr=--router-mode=round-robin'", text)
+		}
+		if slices.ContainsFunc(variants, func(v variant) bool { return v.name == name }) {
+			return nil, fmt.Errorf("--compare %s: another line has this name", name)
 		}
 		v := variant{name, o.config}
 		v.config.Queue = nil
@@ -297,6 +334,7 @@ func replayTraces(args []string, stdout, stderr io.Writer, getenv func(string) s
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends kvepp at once
 	if o.generate != "" {
 		err = replay.Generate(stdout, o.generate, o.requests, o.rate, o.traceBlockSize, o.config.Seed)
 	} else {
@@ -310,10 +348,20 @@ func replayTraces(args []string, stdout, stderr io.Writer, getenv func(string) s
 }
 
 // run replays each variant and prints the table.
-func (o *replayOptions) run(ctx context.Context, variants []variant, stdout, stderr io.Writer) error {
+func (o *replayOptions) run(ctx context.Context, variants []variant, stdout, stderr io.Writer) (err error) {
 	var reports []*replay.Report
+	var decisions *decisions
+	if o.out != "" {
+		if decisions, err = createDecisions(o.out, o.config.Own); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, decisions.close()) }()
+	}
 	for _, v := range variants {
 		began := time.Now()
+		if decisions != nil {
+			v.config.Decided = func(d *replay.Decision) { decisions.write(v.name, d) }
+		}
 		report, err := o.replayOne(ctx, &v.config, func(requests int) {
 			fmt.Fprintf(stderr, "\r%s: %d requests, %.0f s", v.name, requests, time.Since(began).Seconds())
 		})
@@ -322,6 +370,11 @@ func (o *replayOptions) run(ctx context.Context, variants []variant, stdout, std
 		}
 		fmt.Fprintf(stderr, "\r%s: %d requests in %.1f s\n", v.name, report.Requests, time.Since(began).Seconds())
 		reports = append(reports, report)
+	}
+	if o.svg != "" {
+		if err := drawReplay(o.svg, variants, reports); err != nil {
+			return err
+		}
 	}
 	return o.print(stdout, variants, reports)
 }
@@ -361,28 +414,4 @@ func (o *replayOptions) replayOne(ctx context.Context, c *replay.Config, progres
 		next = replay.Sorted(next)
 	}
 	return replay.Run(ctx, *c, next, progress)
-}
-
-// print prints the table.
-func (o *replayOptions) print(to io.Writer, variants []variant, reports []*replay.Report) error {
-	first := reports[0]
-	fmt.Fprintf(to, "%d requests of %d tokens on average in %v; one cache of infinite size would have %.1f %% of the "+
-		"prompts.\n",
-		first.Requests, first.ArrivedTokens/max(first.Requests, 1), first.Duration.Round(time.Second),
-		100*first.PossibleShare())
-	if first.TooLarge > 0 {
-		fmt.Fprintf(to, "%d more requests need more than the %d KV blocks of an engine and are left out.\n",
-			first.TooLarge, o.config.Engine.Blocks)
-	}
-	fmt.Fprintf(to, "Goodput: first token within %v, mean gap between tokens within %v.\n\n", o.ttft, o.tpot)
-	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\tcached\tTTFT ms\t\t\t\tITL ms\t\tend to end s\t\tgoodput\tbusiest\tqueued ms\trefused\t")
-	fmt.Fprintln(w, "setting\t%\tmean\tp50\tp90\tp99\tmean\tp90\tmean\tp90\t%\tby mean\tp90\t\t")
-	for i, r := range reports {
-		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.1f\t%.2f\t%.2f\t%.1f\t%.2f\t%.0f\t%d\t\n",
-			variants[i].name, 100*r.CachedShare(), 1e3*r.TTFT.Mean, 1e3*r.TTFT.P50, 1e3*r.TTFT.P90, 1e3*r.TTFT.P99,
-			1e3*r.TPOT.Mean, 1e3*r.TPOT.P90, r.E2E.Mean, r.E2E.P90, 100*r.Goodput(o.ttft, o.tpot), r.Imbalance(),
-			1e3*r.Queued.P90, r.Refused)
-	}
-	return w.Flush()
 }

@@ -2,10 +2,15 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"encoding/xml"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"kvepp/replay"
 )
 
 func TestReplay(t *testing.T) {
@@ -15,25 +20,113 @@ func TestReplay(t *testing.T) {
 		noEnvironment); status != 0 {
 		t.Fatal(status, &errs)
 	}
-	file := filepath.Join(t.TempDir(), "chat.jsonl")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "chat.jsonl")
 	if err := os.WriteFile(file, trace.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	status := run([]string{"replay", file, "--format=mooncake-delta", "--trace-block-size=16", "--block-size=16",
-		"--blocks=2000", "--router-queue-threshold=2",
-		"--compare=turn=--router-mode=round-robin --no-router-assume-kv-reuse", "--compare=all"},
+		"--blocks=2000", "--router-queue-threshold=2", "--svg=" + filepath.Join(dir, "svg"),
+		"--out=" + filepath.Join(dir, "out.jsonl"),
+		"--compare=turn=--router-mode=round-robin --no-router-assume-kv-reuse",
+		"--compare=bound=--router-session-affinity-ttl-secs=600 --router-prefill-load-model=linear",
+		"--compare=busy=--active-decode-blocks-threshold=0.05", "--compare=all"},
 		nil, &table, &errs, noEnvironment)
 	if status != 0 {
 		t.Fatal(status, &errs)
 	}
 	for _, want := range []string{"200 requests", "as given", "turn", "llm-d", "preble-e2", "lmetric",
-		"sglang", "least-loaded"} {
+		"sglang", "least-loaded", "later requests stayed"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, &table)
 		}
 	}
 	if !strings.Contains(errs.String(), "turn: 200 requests in") {
 		t.Errorf("no progress: %q", &errs)
+	}
+	checkDecisions(t, filepath.Join(dir, "out.jsonl"))
+	for _, name := range []string{"cached", "ttft", "itl", "e2e", "balance"} {
+		text, err := os.ReadFile(filepath.Join(dir, "svg", name+".svg"))
+		if err != nil || !bytes.Contains(text, []byte(">bound</text>")) || xml.Unmarshal(text, new(struct{})) != nil {
+			t.Errorf("%s.svg: %v\n%s", name, err, text)
+		}
+	}
+}
+
+// checkDecisions checks the file of --out: a line for each of 200 requests and 14 settings, with the chosen candidate.
+func checkDecisions(t *testing.T, path string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count, refused := map[string]int{}, 0
+	for _, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
+		var d decisionLine
+		if err := json.Unmarshal(line, &d); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		count[d.Setting]++
+		if d.Served == nil {
+			refused++
+			continue
+		}
+		chosen := slices.IndexFunc(d.Candidate, func(c candidateOfLine) bool { return c.Chosen })
+		if s := d.Served; chosen < 0 || d.Candidate[chosen].Worker != s.Worker || len(d.Candidate) > 4 ||
+			s.TTFT <= 0 || s.E2E < s.TTFT || s.Cached > d.Prompt {
+			t.Errorf("%s", line)
+		}
+	}
+	for setting, n := range count {
+		if n != 200 {
+			t.Errorf("%s: %d lines", setting, n)
+		}
+	}
+	if len(count) != 14 || refused == 0 || refused > 200 {
+		t.Errorf("%d settings, %d refused", len(count), refused)
+	}
+}
+
+// TestReplayEndpoints: the engines are those of an endpoints file, each rank one.
+func TestReplayEndpoints(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	trace := write("a.jsonl", `{"hash_ids": [1], "input_length": 16, "output_length": 1}`)
+	entry := func(name, more string) string { return "- {name: " + name + ", address: \"h:1\"" + more + "}\n" }
+	parse := func(text string, args ...string) (*replayOptions, error) {
+		var o replayOptions
+		_, err := parseReplay(&o, append([]string{trace, "--endpoints", write("e.yaml", "endpoints:\n"+text)}, args...),
+			noEnvironment)
+		return &o, err
+	}
+	o, err := parse(entry("a", ", blockSize: 32, totalKvBlocks: 77, maxNumBatchedTokens: 99, model: m") +
+		entry("b", ", dataParallelSize: 2, dataParallelStartRank: 4, taints: [x]") + entry("c", ", cordoned: true"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []replay.Own{{Name: "a", Blocks: 77, MaxBatchedTokens: 99}, {Name: "b/4"}, {Name: "b/5"}}
+	if !slices.Equal(o.config.Own, want) || o.config.Workers != 3 || o.config.Engine.BlockSize != 32 {
+		t.Errorf("%+v, blocks of %d", o.config.Own, o.config.Engine.BlockSize)
+	}
+	for _, c := range []struct{ text, arg, want string }{
+		{entry("a", ""), "--workers=3", "leave out --workers"},
+		{entry("a", ", blockSize: 16") + entry("b", ", blockSize: 32"), "", "b has blocks of 32 tokens"},
+		{entry("a", ", blockSize: 16"), "--block-size=64", "a has blocks of 16 tokens"},
+		{entry("a", ", role: prefill"), "", "a has the role prefill"},
+		{entry("a", ", model: m") + entry("b", ", model: n"), "", "b serves n, others serve m"},
+		{entry("a", ", cordoned: true"), "", "no endpoint that gets requests"},
+		{"- nonsense\n", "", "--endpoints "},
+	} {
+		if _, err := parse(c.text, append([]string{}, strings.Fields(c.arg)...)...); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %s: %v, want %q", c.text, c.arg, err, c.want)
+		}
 	}
 }
 
@@ -60,6 +153,14 @@ func TestReplayErrors(t *testing.T) {
 		{file + " --compare=x=--router-temperature=-1", 2, "--compare x: "},
 		{file + " --event-lag=-1s", 2, "--event-lag -1s"},
 		{file + " --trace-block-size=0", 2, "--trace-block-size 0"},
+		{file + " --compare=x=--event-lag=1s --compare=x=--event-lag=2s", 2, "--compare x: another line has this name"},
+		{file + " --active-decode-blocks-threshold=2", 2, "--active-decode-blocks-threshold must be between"},
+		{file + " --router-session-affinity-mode=firm", 2, "--router-session-affinity-mode"},
+		{file + " --endpoints=absent.yaml", 2, "--endpoints: open absent.yaml"},
+		{file + " --out=absent/out.jsonl", 1, "--out: open absent/out.jsonl"},
+		{file + " --prefill-ms=-1,0,0", 2, "the prefill curve gives -1 ms at 0"},
+		{file + " --speed=0", 2, "a speed of 0"},
+		{file + " " + file + " --format=agentic_mooncake", 2, "one file"},
 		{"--generate=chats", 2, "--generate \"chats\": must be one of chat,"},
 		{"--generate=chat --rate=0", 1, "must be above 0"},
 	} {

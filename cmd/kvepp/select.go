@@ -19,6 +19,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to
@@ -199,7 +200,7 @@ func runSelect(o *selectOptions) error {
 	workers.Watch(forgetter{index.Forget})
 	workers.Watch(forgetter{book.Forget})
 	if o.affinitySeconds > 0 {
-		o.selector.Sessions = sessions(&options{sessionTTLSecs: int(o.affinitySeconds)}, m)
+		o.selector.Sessions = sessions(session.Config{TTL: time.Duration(o.affinitySeconds) * time.Second}, m)
 		workers.Watch(forgetter{o.selector.Sessions.Forget})
 	}
 	service := selector.New(o.selector, workers, index, events, book, m.NewSelectionService(), log)

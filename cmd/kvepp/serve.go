@@ -178,7 +178,7 @@ func (s *server) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.index, s.pool, s.sessions = index, pool.New(s.log), sessions(s.options, s.m)
+	s.index, s.pool, s.sessions = index, pool.New(s.log), sessions(s.options.affinity.config(), s.m)
 	s.book.Prefill = s.prefill()
 	var pages atomic.Pointer[enginemetrics.Gauges]
 	s.health = s.ejection.tracker(s.m, &pages, s.log)

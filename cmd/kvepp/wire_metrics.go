@@ -23,10 +23,8 @@ import (
 )
 
 // sessions makes the table of session affinity, and exports its counts.
-func sessions(o *options, m *metrics.Metrics) *session.Table {
-	s := session.NewTable(
-		session.Config{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
-	)
+func sessions(c session.Config, m *metrics.Metrics) *session.Table {
+	s := session.NewTable(c)
 	m.GaugeFunc(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
 	countersOf(
 		m,

@@ -56,11 +56,12 @@ var may = map[string]string{
 	"queue":           "internal/suggest",
 	"session":         "kvblock",
 	"internal/record": "kvblock",
+	"internal/chart":  "",
 	"modelrewrite":    "",
 	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/record internal/tracing " +
 		"internal/loglimit",
-	"replay":               "indexer kvblock queue scoring",
+	"replay":               "indexer kvblock queue scoring session",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",
 	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",
