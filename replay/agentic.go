@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// agenticHeader is the first line of agentic_mooncake, version 2. Source: dynamo 1.6.1, aisimulate-core 0.13.0, loadgen.
+// agenticHeader is the first line of agentic_mooncake, version 2. Source: dynamo 1.6.1, aisimulate-core 0.13.0.
 type agenticHeader struct {
 	Schema    string `json:"schema"`
 	Version   int    `json:"version"`

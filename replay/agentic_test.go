@@ -76,14 +76,14 @@ func TestBadAgentic(t *testing.T) {
 		{strings.Replace(agenticHead, `"block_size":16`, `"block_size":0`, 1), "block_size 0: must be"},
 		{agenticHead + root + root, `line 3: request_id "a" is taken by line 2`},
 		{agenticHead + root + agenticLine("b", "p", 0, "c:completion:0"), `line 3: a dependency on the request "c"`},
-		{agenticHead + root + agenticLine("b", "q", 0, "a:completion:0"), "line 3: a dependency on the request \"a\" of"},
+		{agenticHead + root + agenticLine("b", "q", 0, "a:completion:0"), `line 3: a dependency on the request "a"`},
 		{agenticHead + root + agenticLine("b", "p", 0, "a:never:0"), `line 3: trigger "never"`},
 		{agenticHead + root + agenticLine("b", "p", 0, "a:dispatch:-1"), "line 3: delay_ms -1"},
 		{agenticHead + root + agenticLine("b", "p", 0, "c:completion:0") + agenticLine("c", "p", 0, "b:dispatch:0"),
 			`line 3: 2 requests wait for one another, among them "b", "c"`},
 		{agenticHead + agenticLine("b", "p", 0, "b:completion:0"), `line 2: 1 requests wait`},
 		{agenticHead + agenticLine("", "p", 0), "line 2: a row must have request_id"},
-		{agenticHead + strings.Replace(root, `"dependencies"`, `"wait_for":["x"],"dependencies"`, 1), "line 2: wait_for"},
+		{agenticHead + strings.Replace(root, `"model"`, `"wait_for":["x"],"model"`, 1), "line 2: wait_for"},
 		{agenticHead + root[:40], "line 2: the line ends in the middle"},
 	} {
 		if _, err := read(t, AgenticMooncake, c.text); err == nil || !strings.Contains(err.Error(), c.want) {

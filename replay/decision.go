@@ -20,8 +20,8 @@ const (
 
 // Decision is one request with what was chosen for it.
 type Decision struct {
-	// Number counts arrivals from 1: the same request has the same number whatever the setting, as long as turns and
-	// dependents, which arrive after others have ended, do not overtake one another.
+	// Number counts arrivals from 1. Turns and dependents arrive after others have ended, so their numbers depend on
+	// the setting.
 	Number  int
 	Request *Request
 	Outcome Outcome

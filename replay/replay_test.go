@@ -123,7 +123,8 @@ func TestQueueInVirtualTime(t *testing.T) {
 		t.Errorf("%d refused, %d completed", r.Refused(), r.Completed)
 	}
 	c.QueueBound, c.QueueTimeout = 1000, 50*time.Millisecond
-	if r := run(t, c, Mooncake, text.String()); r.Refused() == 0 || r.Queued.Max > 0.051 || r.Completed+r.Refused() != 200 {
+	if r := run(t, c, Mooncake, text.String()); r.QueueRefused == 0 || r.Queued.Max > 0.051 ||
+		r.Completed+r.Refused() != 200 {
 		t.Errorf("%d refused, %d completed, waits %+v", r.Refused(), r.Completed, r.Queued)
 	}
 }
@@ -302,7 +303,10 @@ func TestRunErrors(t *testing.T) {
 			t.Errorf("%+v passed", c)
 		}
 	}
-	far := []*Request{{Delay: -1, Prompt: 1, Output: 1}, {At: 11 * 365 * 24 * time.Hour, Delay: -1, Prompt: 1, Output: 1}}
+	far := []*Request{
+		{Delay: -1, Prompt: 1, Output: 1},
+		{At: 11 * 365 * 24 * time.Hour, Delay: -1, Prompt: 1, Output: 1},
+	}
 	next = func() (*Request, error) {
 		far = far[1:]
 		return far[0], nil

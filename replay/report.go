@@ -19,7 +19,8 @@ type Report struct {
 	// PredictedTokens is what the index counted as cached for the same requests.
 	PredictedTokens int
 	// RepeatedTokens is what one cache of infinite size would have had of the prompts that arrived, and ArrivedTokens
-	// is what these had. After MaxDistinct different blocks no more are remembered, and RepeatedTokens is a lower bound.
+	// is what these had. DistinctFull: there were more than MaxDistinct different blocks, so that RepeatedTokens is a
+	// lower bound.
 	RepeatedTokens, ArrivedTokens int
 	DistinctFull                  bool
 	// Sessions is what became of the sessions' requests; zero unless sessions were bound.
@@ -38,7 +39,7 @@ type Report struct {
 	load    overTime
 }
 
-// MaxDistinct bounds the blocks of which a replay remembers that they were there: about 0.5 GB.
+// MaxDistinct bounds the blocks that a replay remembers for Report.RepeatedTokens: about 0.5 GB.
 const MaxDistinct = 1 << 25
 
 // Refused returns how many requests were refused.

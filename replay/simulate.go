@@ -454,7 +454,8 @@ func (s *Simulation) gather(f *flight, prompt *scoring.Prompt) bool {
 		})
 	}
 	if bound {
-		if i := slices.IndexFunc(s.candidates, func(c scoring.Candidate) bool { return int(c.Worker) == only }); i >= 0 {
+		own := func(c scoring.Candidate) bool { return int(c.Worker) == only }
+		if i := slices.IndexFunc(s.candidates, own); i >= 0 {
 			s.candidates = append(s.candidates[:0], s.candidates[i])
 		}
 	}

@@ -28,8 +28,8 @@ const (
 	// MooncakeDelta is Mooncake where a later turn of a session has only its new input. The prompts and answers before
 	// it are put before that.
 	MooncakeDelta Format = "mooncake-delta"
-	// AgenticMooncake has the requests of agents in the blocks of Mooncake, after a header. A request arrives when those
-	// that it depends on were sent or have ended.
+	// AgenticMooncake has the requests of agents in the blocks of Mooncake, after a header. A request arrives when
+	// those that it depends on were sent or have ended.
 	AgenticMooncake Format = "agentic_mooncake"
 	// Dynamo is the request trace of Dynamo's frontend and of `kvepp serve --record`, dynamo.request.trace.v1. It has
 	// requests in the order of their ends; see [Sorted].

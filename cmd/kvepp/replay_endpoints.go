@@ -45,7 +45,8 @@ func (o *replayOptions) addEngines(entries []pool.Entry, blockSizeGiven bool) er
 		case e.CordonedBy != "":
 			continue // it gets no requests
 		case e.Role != "" && e.Role != pool.Aggregated:
-			return fmt.Errorf("%s has the role %s: replay models workers that compute prompt and answer", e.Name, e.Role)
+			return fmt.Errorf("%s has the role %s: replay models workers that compute prompt and answer", e.Name,
+				e.Role)
 		case e.AllInstances:
 			return fmt.Errorf("%s: allInstances needs Dynamo's discovery; list each instance", e.Name)
 		case e.Model != "" && model != "" && e.Model != model:

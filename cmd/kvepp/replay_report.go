@@ -20,12 +20,13 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 	if first.DistinctFull {
 		bound = "at least "
 	}
-	fmt.Fprintf(to, "%d requests of %d tokens on average in %v; one cache of infinite size would have %s%.1f %% of the "+
-		"prompts.\n",
+	fmt.Fprintf(to, "%d requests of %d tokens on average in %v; one cache of infinite size would have %s%.1f %% of "+
+		"the prompts.\n",
 		first.Requests, first.ArrivedTokens/max(first.Requests, 1), first.Duration.Round(time.Second), bound,
 		100*first.PossibleShare())
 	if first.TooLarge > 0 {
-		fmt.Fprintf(to, "%d more requests need more than the KV blocks of any engine and are left out.\n", first.TooLarge)
+		fmt.Fprintf(to, "%d more requests need more than the KV blocks of any engine and are left out.\n",
+			first.TooLarge)
 	}
 	fmt.Fprintf(to, "Goodput: first token within %v, mean gap between tokens within %v.\n\n", o.ttft, o.tpot)
 	table := func(head, units string, row func(*replay.Report) string) error {

@@ -33,11 +33,12 @@ func picture(t *testing.T, text []byte, kind string) (found []map[string]string)
 	}
 }
 
-// TestLines: each line is drawn within the picture, also with points, names and ranges that cannot be drawn as they are.
+// TestLines: each line is drawn within the picture, also with points and names that cannot be drawn.
 func TestLines(t *testing.T) {
 	long := strings.Repeat("wide ", 20)
 	for _, c := range []Lines{
-		{Title: "a", Lines: []Line{{"one", []float64{0, 1, 2}, []float64{3, 5, 4}}, {"two", []float64{0, 2}, []float64{1, 9}}}},
+		{Title: "a", Lines: []Line{{"one", []float64{0, 1, 2}, []float64{3, 5, 4}},
+			{"two", []float64{0, 2}, []float64{1, 9}}}},
 		{Title: "<&\">", LogX: true, Lines: []Line{{"<b>", []float64{-1, 0, 1, 1e5, math.NaN(), math.Inf(1)},
 			[]float64{1, 1, 0, 1, 1, 1}}, {long, []float64{3}, []float64{math.Inf(-1)}}}},
 		{Title: "nothing"},
