@@ -23,6 +23,19 @@ func BenchmarkSelectAndAdd(b *testing.B) {
 	}
 }
 
+// BenchmarkPolicies measures what one more worker costs with each policy: the difference between 64 and 1,000 workers.
+func BenchmarkPolicies(b *testing.B) {
+	for _, n := range []int{64, 1000} {
+		for _, policy := range []Policy{Dynamo, Time} {
+			b.Run(fmt.Sprintf("workers=%d/policy=%v", n, policy), func(b *testing.B) {
+				cfg := defaults()
+				cfg.Policy = policy
+				benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, 128, n, 1)
+			})
+		}
+	}
+}
+
 // BenchmarkSelectAndAddOtherwise is the same with 1,000 workers, with costlier configurations than the default, and in
 // the other modes.
 func BenchmarkSelectAndAddOtherwise(b *testing.B) {
@@ -39,11 +52,6 @@ func BenchmarkSelectAndAddOtherwise(b *testing.B) {
 			benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
 		})
 	}
-	b.Run("policy=time", func(b *testing.B) {
-		cfg := defaults()
-		cfg.Policy = Time
-		benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
-	})
 	for mode := RoundRobin; mode <= DeviceAwareWeighted; mode++ {
 		b.Run(mode.String(), func(b *testing.B) {
 			benchmarkSelectAndAdd(b, NewActiveSequences(), inMode(mode), blocks, n, 1)

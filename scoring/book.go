@@ -275,8 +275,7 @@ func (a *ActiveSequences) SelectAndAdd(
 			costs[j] = float64(a.requests(&candidates[j]))
 		}
 	case all.alike && cfg.Policy == Time:
-		a.priceAlikeByTime(req, candidates, cfg, all.unit, costs)
-		i, err = chooseByTime(costs, cfg.Temperature, rng)
+		i, err = a.chooseAlikeByTime(req, candidates, cfg, all.unit, rng, costs)
 	case all.alike:
 		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
 	case cfg.Policy == Time:
@@ -738,7 +737,7 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	t.CostMultiplier = c.CostMultiplier
 }
 
-// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike and priceAlikeByTime
+// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike and chooseAlikeByTime
 // add up.
 func (c *Config) plain() bool {
 	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0 &&

@@ -534,16 +534,19 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	costs := make([]float64, len(candidates))
 	mustAdd(t, a, Request{}, candidates[0])
 	mustAdd(t, a, Request{}, candidates[1])
-	allocs := testing.AllocsPerRun(200, func() {
-		_, b, err := a.SelectAndAdd(req, candidates, cfg, rng, costs)
-		if err != nil {
-			t.Fatal(err)
+	for _, cfg.Policy = range []Policy{Dynamo, Time} {
+		allocs := testing.AllocsPerRun(200, func() {
+			_, b, err := a.SelectAndAdd(req, candidates, cfg, rng, costs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.MarkPrefillCompleted()
+			b.LearnAnswer(10)
+			b.Free()
+		})
+		if allocs != 0 {
+			t.Errorf("%v: %v allocations for a request, want none", cfg.Policy, allocs)
 		}
-		b.MarkPrefillCompleted()
-		b.Free()
-	})
-	if allocs != 0 {
-		t.Errorf("%v allocations for a request, want none", allocs)
 	}
 }
 

@@ -128,20 +128,27 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 	}
 }
 
-// priceAlikeByTime sets the cost of candidates that are alike, right after open: what timeCost computes, without the
-// terms that are zero, and with what all candidates share computed once. The costs are equal to the last bit, as in
-// chooseAlike.
-func (a *ActiveSequences) priceAlikeByTime(
-	req Request, candidates []Candidate, cfg *Config, blockSize int, costs []float64,
-) {
-	held := a.walker.held[:len(a.loads)]
+// chooseAlikeByTime sets the costs of candidates that are alike, right after open, and chooses one: what timeCost and
+// chooseByTime do, without the terms that are zero, with what all candidates share computed once, and in one pass. The
+// costs are equal to the last bit, as in chooseAlike.
+func (a *ActiveSequences) chooseAlikeByTime(
+	req Request, candidates []Candidate, cfg *Config, blockSize int, rng *rand.Rand, costs []float64,
+) (int, error) {
+	loads := a.loads
+	held, learned := a.walker.held[:len(loads)], a.learned.prices[:len(loads)]
+	costs = costs[:len(candidates)]
 	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.life.value
-	distinct, isl, size := a.variants[0].distinct, float64(req.ISLTokens), float64(blockSize)
+	distinct, isl, size := int64(a.variants[0].distinct), float64(req.ISLTokens), float64(blockSize)
 	credit := cfg.OverlapScoreCredit * size
 	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)
+	linear, now := a.Prefill.Linear, a.now
+	l := newLowest()
+	if cfg.Temperature != 0 {
+		l.cost = math.Inf(-1) // offer no cost: chooseByTime chooses
+	}
 	for i := range candidates {
 		c := &candidates[i]
-		load, p := &a.loads[c.Worker], &a.learned.prices[c.Worker]
+		load, p := &loads[c.Worker], &learned[c.Worker]
 		perToken, perHeld := p.secondsPerToken, p.gapPerToken
 		if perToken == 0 {
 			perToken = common.secondsPerToken
@@ -150,10 +157,13 @@ func (a *ActiveSequences) priceAlikeByTime(
 			perHeld = common.gapPerToken
 		}
 		waiting := load.PrefillTokens
-		if a.Prefill.Linear {
-			waiting = a.waiting(c.Worker, a.now)
+		if linear {
+			waiting = a.waiting(c.Worker, now)
 		}
-		fresh := max(isl-float64(credit*float64(c.DeviceBlocks)), 0)
+		fresh := isl - float64(credit*float64(c.DeviceBlocks))
+		if fresh < 0 { // faster than max
+			fresh = 0
+		}
 		decoding := float64(load.Requests - p.prefilling)
 		tokens := float64(load.ActiveTokens)
 		cost := float64(perToken * (float64(waiting) + float64(fresh*(1+float64(interference*decoding))) +
@@ -161,13 +171,21 @@ func (a *ActiveSequences) priceAlikeByTime(
 		cost += float64(gapWeight * perHeld * (tokens + float64(decoding*own)))
 		if c.KVBlocks > 0 {
 			blocks := tokens / size
-			expected := blocks + float64(distinct-int(held[c.Worker])) + float64(float64(load.Requests+1)*half)
+			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64(float64(load.Requests+1)*half)
 			if above := expected - float64(c.KVBlocks); above > 0 {
 				cost += float64(above / max(blocks, 1) * life)
 			}
 		}
-		costs[i] = 1000 * cost
+		cost *= 1000
+		costs[i] = cost
+		if cost <= l.cost {
+			l.offer(i, cost, rng)
+		}
 	}
+	if cfg.Temperature == 0 {
+		return l.choice()
+	}
+	return chooseByTime(costs, cfg.Temperature, rng)
 }
 
 // chooseByTime chooses by costs in milliseconds. So is temperature: a worker that costs that much more than the
