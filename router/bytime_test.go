@@ -166,10 +166,10 @@ func timeOfTwoLegs(t *testing.T) {
 		isl := 40 + rng.IntN(400)
 		pins := fmt.Sprintf(`"nvext":{"prefill_worker_id":%d,"decode_worker_id":%d}`, 200+i%2, 300+i/2%2)
 		r := h.route(with(completion("m", tokens(1000*i, isl)), pins))
-		time.Sleep(seconds(perToken[r.Prefill.Name] * float64(isl)))
+		pass(perToken[r.Prefill.Name] * float64(isl))
 		r.MarkPrefillCompleted()
 		held := float64(h.load(r.Name).ActiveTokens)
-		time.Sleep(seconds(99 * (0.01 + gapPerToken*held)))
+		pass(99 * (0.01 + gapPerToken*held))
 		r.booking.LearnAnswer(100)
 		r.Free()
 	}
@@ -190,8 +190,8 @@ func timeOfTwoLegs(t *testing.T) {
 	h.warm("d0", 0, tokens(0, 400), blocksOfFour) // must not count: it only decodes
 	first := h.route(completion("m", tokens(0, 400)))
 	if first.Prefill.Name != "p1" {
-		t.Errorf("prefill on %s, costs %+v; p1 computes 400 tokens in 80 ms, and p0 100 in 100", first.Prefill.Name,
-			first.Prefill.Costs)
+		t.Errorf("prefill on %s, costs %+v; p1 computes 400 tokens in 80 ms, and p0 100 in 100",
+			first.Prefill.Name, first.Prefill.Costs)
 	}
 	first.MarkPrefillCompleted()
 	for i := range 4 {
@@ -204,7 +204,8 @@ func timeOfTwoLegs(t *testing.T) {
 	first.Free()
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// pass lets seconds of the bubble pass.
+func pass(seconds float64) { <-time.After(time.Duration(seconds * float64(time.Second))) }
 
 // TestTimeSurvives: no capacity, no gauges, clocks that stand or jump, and workers that leave and come back give finite
 // costs and routes.
@@ -246,7 +247,8 @@ func TestTimeSurvives(t *testing.T) {
 	}
 }
 
-// TestTimeRefusesWrongOverrides: bodies that name weights of Dynamo's cost wrongly are refused as with the policy Dynamo.
+// TestTimeRefusesWrongOverrides: bodies that name weights of Dynamo's cost wrongly are refused as with the policy
+// Dynamo.
 func TestTimeRefusesWrongOverrides(t *testing.T) {
 	for _, policy := range []scoring.Policy{scoring.Dynamo, scoring.Time} {
 		h := newHouse(t, workers(1)...)
