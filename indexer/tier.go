@@ -37,9 +37,9 @@ type tier struct {
 	allIndexed atomic.Bool
 
 	// scratch of lookAhead
-	seqs     [maxAhead]kvblock.SequenceHash
-	mixed    [maxAhead]uint64
-	mayStart [maxAhead]bool
+	seqs          [maxAhead]kvblock.SequenceHash
+	mixed         [maxAhead]uint64
+	inStartFilter [maxAhead]bool
 
 	onRemoved func(kvblock.Worker, kvblock.SequenceHash) // Config.OnRemoved; nil: not told
 
@@ -257,12 +257,12 @@ func (p *insertPoint) sequenceHash(local kvblock.LocalHash) kvblock.SequenceHash
 	return kvblock.NextSequenceHash(p.seq, local)
 }
 
-// lookahead has what is computed of blocks before they are appended. Computing their sequence hashes takes about as
-// long as a cache miss, so the tables' memory is prefetched meanwhile.
+// lookahead holds values that are computed for blocks before these are appended. Computing their sequence hashes takes
+// about as long as a cache miss, so the tables' memory is prefetched meanwhile.
 type lookahead struct {
-	seqs     []kvblock.SequenceHash
-	mixed    []uint64 // nameTable.mix of the engine hashes; nil if the blocks get no own names
-	mayStart []bool   // which blocks may begin runs; nil if unknown
+	seqs          []kvblock.SequenceHash
+	mixed         []uint64 // nameTable.mix of the engine hashes; nil if the blocks get no own names
+	inStartFilter []bool   // which blocks may begin runs; nil if unknown
 }
 
 // maxAhead is the maximum number of blocks of a lookahead.
@@ -272,15 +272,15 @@ const maxAhead = 128
 // hashes. a is valid until a block is removed, and until the next call.
 func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, prefetched int, a *lookahead) {
 	blocks = blocks[:min(len(blocks), maxAhead)]
-	a.seqs, a.mixed, a.mayStart = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.mayStart[:len(blocks)]
+	a.seqs, a.mixed, a.inStartFilter = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.inStartFilter[:len(blocks)]
 	near := t.addrs[:0]
 	seq := p.sequenceHash(blocks[0].Local)
 	for k := range blocks {
 		if k > 0 {
 			seq = kvblock.NextSequenceHash(seq, blocks[k].Local)
 		}
-		a.seqs[k], a.mayStart[k] = seq, t.startFilter.mayContain(t.starts.tag(seq))
-		if a.mayStart[k] {
+		a.seqs[k], a.inStartFilter[k] = seq, t.startFilter.mayContain(t.starts.tag(seq))
+		if a.inStartFilter[k] {
 			near = append(near, t.starts.slotAddr(uint64(seq)))
 		}
 		a.mixed[k] = t.names.mix(blocks[k].Engine)
@@ -297,7 +297,7 @@ func (t *tier) lookAhead(p *insertPoint, blocks []kvblock.StoredBlock, prefetche
 // advance drops the first k blocks.
 func (a *lookahead) advance(k int) {
 	k = min(k, len(a.seqs))
-	a.seqs, a.mixed, a.mayStart = a.seqs[k:], a.mixed[k:], a.mayStart[k:]
+	a.seqs, a.mixed, a.inStartFilter = a.seqs[k:], a.mixed[k:], a.inStartFilter[k:]
 }
 
 // seqAt returns the sequence hash of the block at r.
@@ -402,7 +402,7 @@ func (t *tier) appendBlocks(
 	}
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	from := runHeader + n
-	k := t.untilStart(seqs[:min(len(seqs), len(words)-from)], next.mayStart)
+	k := t.untilStart(seqs[:min(len(seqs), len(words)-from)], next.inStartFilter)
 	for i, seq := range seqs[:k] {
 		publishWord(&words[from+i], uint64(seq))
 	}
@@ -482,11 +482,11 @@ func (t *tier) runToFill(w kvblock.Worker, p *insertPoint, want int) (r run, n i
 	return r, 0, false, true
 }
 
-// untilStart returns how many of seqs come before the first one, other than seqs[0], that begins a run. mayStart says
-// which may; it is nil if that is not known.
-func (t *tier) untilStart(seqs []kvblock.SequenceHash, mayStart []bool) int {
+// untilStart returns how many of seqs come before the first one, other than seqs[0], that begins a run. inStartFilter
+// says which of them may; nil if unknown.
+func (t *tier) untilStart(seqs []kvblock.SequenceHash, inStartFilter []bool) int {
 	for i := 1; i < len(seqs); i++ {
-		if mayStart != nil && !mayStart[i] {
+		if inStartFilter != nil && !inStartFilter[i] {
 			continue
 		}
 		if _, ok := t.findStart(seqs[i]); ok {
