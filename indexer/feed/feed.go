@@ -174,9 +174,9 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 	}
 	if w.KVEvents == "" {
 		f.log.Warn(
-			"a worker has no kvEvents address: what it has cached is not known. Give it one (kvEvents in the "+
+			"a worker has no kvEvents address, so kvepp does not know its cache. Give it one (kvEvents in the "+
 				"endpoints file, --kv-events-port for Pods), "+
-				"or start kvepp with --no-router-kv-events to have caches guessed from where requests went",
+				"or start kvepp with --no-router-kv-events, which predicts caches from the requests sent to workers",
 			"worker",
 			w.String(),
 		)

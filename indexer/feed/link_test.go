@@ -101,8 +101,8 @@ func TestSubscriptionState(t *testing.T) {
 	}
 }
 
-// The log line about a silent worker says that its cache is guessed only if it is, and names the flag of the configured
-// engine.
+// TestSilentWorkerLine: the log line about a silent worker mentions predictions only if kvepp makes them, and names the
+// flag of the configured engine.
 func TestSilentWorkerLine(t *testing.T) {
 	for _, c := range []struct {
 		name, engine string
@@ -110,12 +110,12 @@ func TestSilentWorkerLine(t *testing.T) {
 		want, not    []string
 	}{
 		{"block size known", "vllm", pool.Endpoint{BlockSize: 16},
-			[]string{"is guessed from the requests it was sent. ", `engine_flag="--kv-events-config`,
+			[]string{"predicts its cache from the requests sent to it. ", `engine_flag="--kv-events-config`,
 				"enable_kv_cache_events"}, []string{"no_block_size", "dynamo"}},
-		{"block size not known", "vllm", pool.Endpoint{}, []string{"routed to by load (reason no_block_size)",
+		{"block size not known", "vllm", pool.Endpoint{}, []string{"kvepp routes to it by load (reason no_block_size)",
 			"--kv-cache-block-size"}, []string{"dynamo"}},
 		{"another tokenizer", "vllm", pool.Endpoint{BlockSize: 16, OtherTokenizer: true},
-			[]string{"it is routed to by load. "}, []string{"guessed"}},
+			[]string{"kvepp routes to it by load. "}, []string{"predicts"}},
 		{"SGLang", "sglang", pool.Endpoint{BlockSize: 16}, []string{`engine_flag="--kv-events-config`},
 			[]string{"dynamo", "enable_kv_cache_events"}},
 		{"TensorRT-LLM", "trtllm", pool.Endpoint{BlockSize: 16}, []string{"event_buffer_max_size"},

@@ -132,13 +132,13 @@ func (f *Feed) withoutEvents(w kvblock.Worker) string {
 		switch x := &s.Workers[i]; {
 		case x.Worker != w:
 		case x.OtherTokenizer:
-			return "it is routed to by load"
+			return "kvepp routes to it by load"
 		case x.BlockSize == 0:
-			return "its block size is not known either, so it is routed to by load (reason no_block_size). " +
-				"With blockSize in the endpoints file or --kv-cache-block-size its cache is guessed from the " +
-				"requests it was sent"
+			return "its block size is also unknown, so kvepp routes to it by load (reason no_block_size). " +
+				"With blockSize in the endpoints file or --kv-cache-block-size kvepp predicts its cache from the " +
+				"requests sent to it"
 		default:
-			return "what it has cached is guessed from the requests it was sent"
+			return "kvepp predicts its cache from the requests sent to it"
 		}
 	}
 	return "it has left"

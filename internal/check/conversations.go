@@ -288,7 +288,7 @@ func (d *workerConversations) finding() Finding {
 			t.Requests,
 		), templateFix
 	case known.BlockSize == 0:
-		f.Says, f.Fix = "nothing can be predicted: the block size is not known",
+		f.Says, f.Fix = "kvepp cannot predict: the block size is unknown",
 			"set the worker's blockSize, or make its KV events arrive"
 	case t.Reported == 0 && t.Predicted == 0:
 		f.Says, f.Fix = "nothing was cached", "check that prefix caching is on"

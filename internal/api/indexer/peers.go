@@ -54,7 +54,7 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 				busy = append(busy, peer)
 			case err != nil:
 				r.log.Warn(
-					"a peer's index could not be taken over; the next is asked, or the index begins empty",
+					"cannot copy a peer's index; kvepp asks the next peer, or begins with an empty index",
 					"peer",
 					peer,
 					"error",
