@@ -300,11 +300,11 @@ func TestCauses(t *testing.T) {
 			t.Errorf("%s %s: %v, want 1", c.kind, c.outcome, got)
 		}
 	}
-	s := h.pool.Acquire()
-	defer s.Release()
-	if !s.Workers[0].UpperBound {
-		t.Error("the sliding window of the model was not reported to the pool")
-	}
+	eventually(t, "the sliding window of the model in the pool", func() bool {
+		s := h.pool.Acquire()
+		defer s.Release()
+		return s.Workers[0].UpperBound
+	})
 }
 
 // A worker of a hybrid model counts as many blocks as all its layers can reuse. A model's chunk comes from Config.
@@ -327,11 +327,12 @@ func TestHybrid(t *testing.T) {
 			of(2, "full_attention", nil, all...))
 		return h.match(4, prompt...) == 4
 	})
-	s := h.pool.Acquire()
-	if w := s.Workers[0]; w.UpperBound || w.Classes == nil || w.Classes.Len() != 2 {
-		t.Errorf("upper bound %v, classes %v", w.UpperBound, w.Classes)
-	}
-	s.Release()
+	eventually(t, "two classes in the pool, which gets them after the index has the blocks", func() bool {
+		s := h.pool.Acquire()
+		defer s.Release()
+		w := s.Workers[0]
+		return !w.UpperBound && w.Classes != nil && w.Classes.Len() == 2
+	})
 	e.publish(0, gone(0, 104))
 	eventually(t, "a shorter prefix", func() bool { return h.match(4, prompt...) == 3 })
 	e.publish(0, gone(3, 103))
