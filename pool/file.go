@@ -45,6 +45,7 @@ type fileEntry struct {
 	TotalKVBlocks         integer  `yaml:"totalKvBlocks" example:"4096"`
 	MaxNumBatchedTokens   integer  `yaml:"maxNumBatchedTokens" example:"8192"`
 	Model                 string   `yaml:"model" example:"qwen"`
+	EngineVersion         string   `yaml:"engineVersion" example:"0.5.23"`
 	DeviceType            string   `yaml:"deviceType" example:"cuda"`
 	Taints                []string `yaml:"taints" example:"[zone-a, fast]"`
 	Cordoned              bool     `yaml:"cordoned" example:"true"`
@@ -200,6 +201,7 @@ func (f *fileEntry) unchecked() Entry {
 		TotalKVBlocks:         int(f.TotalKVBlocks),
 		MaxNumBatchedTokens:   int(f.MaxNumBatchedTokens),
 		Model:                 f.Model,
+		EngineVersion:         f.EngineVersion,
 		DeviceType:            strings.ToLower(f.DeviceType),
 		Taints:                f.Taints,
 	}}
@@ -269,7 +271,7 @@ func (f *fileEntry) checkAddresses(e *Entry) error {
 
 // checkTexts checks the texts, the event addresses, and the form of the dynamo path.
 func (f *fileEntry) checkTexts(e *Entry) error {
-	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
+	for _, t := range append([][2]string{{"model", f.Model}, {"engineVersion", f.EngineVersion}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
 		{"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
 		if err := CheckText(t[1]); err != nil {
 			return wrongKey(t[0], "%v", err)

@@ -68,6 +68,7 @@ type Endpoint struct {
 	TotalKVBlocks       int      // device blocks per rank; 0: unknown
 	MaxNumBatchedTokens int      // prefill tokens per engine step; 0: unknown
 	Model               string   // the model served; empty: every model
+	EngineVersion       string   // of the engine, as it prints it; empty: not known
 	DeviceType          string   // CPU without an accelerator; empty: unknown
 	Taints              []string // sorted and unique in a snapshot
 	Transfer            Transfer // of a prefill worker

@@ -26,7 +26,9 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	if r.explains() {
 		sc.explainExcluded(route)
 	}
-	r.predict(sc, route)
+	if r.predictable(p, &route.computes) {
+		r.predict(sc, route)
+	}
 	route.released = r.onRelease
 	if p.whole {
 		route.expectPrefill()

@@ -214,6 +214,9 @@ func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selectio
 	}
 	cached := chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks
 	route.Reason, route.PromptTokens = reason, p.isl
+	if p.version != nil {
+		route.EngineVersion = p.version.Version()
+	}
 	route.PredictedCachedTokens = cached * w.BlockSize
 	route.UpperBound = cached > 0 && (w.UpperBound || r.cfg.UpperBound != nil && r.cfg.UpperBound(p.model))
 	if v := sc.variantOf(w); v != nil && p.tokens != nil {

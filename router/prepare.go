@@ -31,6 +31,8 @@ type prompt struct {
 	mustBeNamed bool
 	salt        string             // cache namespace
 	tokens      []tokenizer.Prompt // nil without a tokenizer
+	versions    []versioned        // by version of the engine, if these differ; nil: they do not
+	version     *tokenizer.Model   // whose tokens are used, if versions differ
 	isl         int                // tokens of all prompts, or an estimate
 	forward     []byte             // replaces the body; nil: it stays
 	inject      *apibody.Request   // the body, if token ids may be injected into it; nil: they may not
@@ -105,7 +107,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.reason = ReasonMode
 		return p, nil
 	}
-	p.tokens, p.reason, err = r.tokenize(ctx, until, &g, p.model, body, p.seen(req))
+	p.tokens, p.versions, p.reason, err = r.tokenize(ctx, until, &g, p.model, body, p.seen(req))
 	done := r.metrics.Phase("tokenize", at)
 	if span != nil {
 		span.Phase(spanTokenize, at, done,
@@ -117,13 +119,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if p.tokens == nil {
 		return p, nil
 	}
-	p.isl = 0
-	for _, t := range p.tokens {
-		p.isl += len(t.IDs)
-		if t.Certain < len(t.IDs) {
-			p.reason = ReasonMediaPrefix
-		}
-	}
+	p.countTokens()
 	if r.cfg.InjectTokens && p.reason == ReasonKV && len(p.tokens) == 1 && body.TakesTokenData() {
 		p.inject = body
 	}
@@ -217,7 +213,7 @@ const bytesPerID = 5
 func (p *prompt) keeps(size int) int {
 	n := len(p.forward)
 	for i := range p.tokens {
-		n += bytesPerID * len(p.tokens[i].IDs)
+		n += bytesPerID * len(p.tokens[i].IDs) * max(len(p.versions), 1)
 	}
 	if p.inject != nil {
 		n += apibody.ReadCostPerByte * size
@@ -236,7 +232,7 @@ func (p *prompt) seen(req *Request) *Request {
 }
 
 // tokenize returns the prompts of a request and ReasonKV; or nil and the reason why there are none. It returns by
-// until; zero: no deadline. name is the model's. err is for the log.
+// until; zero: no deadline. name is the model's. err is for the log. versions is as in tokenizeByVersion.
 func (r *Router) tokenize(
 	ctx context.Context,
 	until time.Time,
@@ -244,18 +240,27 @@ func (r *Router) tokenize(
 	name string,
 	body *apibody.Request,
 	req *Request,
-) (prompts []tokenizer.Prompt, reason Reason, err error) {
+) (prompts []tokenizer.Prompt, versions []versioned, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
+	running := r.running.of(r.pool, r.cfg.Models, name)
 	switch {
 	case body.TooLarge != nil:
-		return nil, ReasonBodyValues, body.TooLarge
+		return nil, nil, ReasonBodyValues, body.TooLarge
 	case check.Differs():
-		return nil, ReasonTokenizerDiffers, nil
+		return nil, nil, ReasonTokenizerDiffers, nil
 	case body.HasMedia && model == nil:
-		return nil, ReasonMedia, nil
+		return nil, nil, ReasonMedia, nil
 	case body.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
+	case len(running) > 1:
+		prompts, versions, err = r.tokenizeByVersion(ctx, until, g, running, body)
+		if err == nil {
+			check.Offer(req.Path, req.Body)
+		}
 	case model != nil:
+		if len(running) == 1 {
+			model = running[0]
+		}
 		if prompts, err = g.tokenize(ctx, until, model, body); err == nil {
 			check.Offer(req.Path, req.Body)
 		}
@@ -268,12 +273,12 @@ func (r *Router) tokenize(
 	}
 	switch {
 	case err == nil:
-		return prompts, ReasonKV, nil
+		return prompts, versions, ReasonKV, nil
 	case reason == "":
 		reason = reasonOf(err)
 	}
 	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
-		return nil, reason, err
+		return nil, nil, reason, err
 	}
 	g.leaveSlot() // let other bodies be read while the engine is asked
 	at := time.Now()
@@ -283,7 +288,7 @@ func (r *Router) tokenize(
 	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
-		return tokenizer.Certain(ids), ReasonKV, nil
+		return tokenizer.Certain(ids), nil, ReasonKV, nil
 	case remote.Failed:
 		reason = ReasonRemoteError
 	case remote.TimedOut, remote.Busy:
@@ -291,7 +296,7 @@ func (r *Router) tokenize(
 	case remote.Open:
 		reason = ReasonRemoteOpen
 	}
-	return nil, reason, errors.Join(err, remoteErr)
+	return nil, nil, reason, errors.Join(err, remoteErr)
 }
 
 // engineMayKnow reports whether the engine may be able to tokenize what kvepp could not. It cannot for a request that

@@ -41,9 +41,9 @@ func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
 	return all
 }
 
-// of returns the count for a request; nil unless kvepp knows the exact tokens of a single prompt.
+// of returns the count for a request; nil unless kvepp knows the exact tokens of a single prompt, by any worker.
 func (c promptCounts) of(p *prompt) *promptCount {
-	if p.reason != ReasonKV || len(p.tokens) != 1 {
+	if p.reason != ReasonKV || len(p.tokens) != 1 || p.version != nil {
 		return nil
 	}
 	return c[promptKind{p.model, p.api}]

@@ -33,7 +33,9 @@ const (
 	ReasonPickTimeout Reason = "pick_timeout"
 	// kvepp's token ids, or the files behind them, were found to differ from the engine's
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"
-	ReasonNoBlockSize      Reason = "no_block_size" // the chosen worker's block size is not known
+	// the workers' versions of the engine make different token ids, and no worker has the prompt's prefix cached
+	ReasonEngineVersions Reason = "engine_versions"
+	ReasonNoBlockSize    Reason = "no_block_size" // the chosen worker's block size is not known
 	// the chosen worker's events have another block size than the configured one
 	ReasonBlockSize Reason = "block_size_mismatch"
 	// no events, from any worker or from the chosen one: overlap by earlier routing decisions, and load
@@ -49,7 +51,8 @@ var reasons = []Reason{
 	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonBodyValues,
 	ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
-	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonNoBlockSize,
+	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonEngineVersions,
+	ReasonNoBlockSize,
 	ReasonBlockSize, ReasonApproximate, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,
 }

@@ -95,6 +95,9 @@ type Decision struct {
 	// tokens of the leading blocks that the index holds, in any tier, for the worker that computes the prompt
 	PredictedCachedTokens int
 	BlockSize             int // that worker's; 0: not known
+	// EngineVersion is the version by whose rules the prompt was tokenized, if the workers' versions make different
+	// token ids of it. Empty: they do not, or it was not tokenized.
+	EngineVersion string
 	// UpperBound says that the worker may have fewer tokens cached than predicted, see kvblock.Traits and
 	// Config.UpperBound.
 	UpperBound bool
@@ -208,6 +211,7 @@ type Router struct {
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
+	running      versionsRunning
 	tokens       atomic.Uint64 // the latest Route.Token
 	broken       brokenAnswers
 	counts       workerCounts
@@ -283,6 +287,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	p.affinity = r.affinityOf(&p)
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
+	r.settleVersion(sc, &p)
 	route, waited, err := r.decide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited = waited

@@ -17,10 +17,10 @@ type Engine string
 
 // The engines whose rules are known. The empty Engine means VLLM.
 const (
-	VLLM   Engine = "vllm"   // vLLM 0.33.0's OpenAI server
-	SGLang Engine = "sglang" // SGLang 0.5.21's
-	TRTLLM Engine = "trtllm" // TensorRT-LLM 1.3's, by its source
-	Dynamo Engine = "dynamo" // Dynamo 1.6.1's frontend, which sends token ids to its workers
+	VLLM   Engine = "vllm"   // vLLM's OpenAI server
+	SGLang Engine = "sglang" // SGLang's
+	TRTLLM Engine = "trtllm" // TensorRT-LLM's, by its source
+	Dynamo Engine = "dynamo" // Dynamo's frontend, which sends token ids to its workers
 )
 
 // Engines lists the known engines, the default first.
@@ -50,6 +50,8 @@ const (
 type Options struct {
 	// Engine is the program that tokenizes; "" means VLLM.
 	Engine Engine
+	// Version is the engine's version, treated as MatchVersion says; "" means the newest of Versions.
+	Version string
 	// ChatTemplate is the path of a template that replaces the folder's, like the engines' --chat-template; "" means
 	// the folder's own.
 	ChatTemplate string
@@ -82,6 +84,10 @@ func (o *Options) check() error {
 	var err error
 	if o.Engine, err = ParseEngine(string(o.Engine)); err != nil {
 		return err
+	}
+	if o.Version == "" {
+		known := Versions(o.Engine)
+		o.Version = known[len(known)-1]
 	}
 	switch o.ChatTemplateContentFormat {
 	case "":

@@ -13,13 +13,34 @@ import (
 	"kvepp/kvblock"
 )
 
-// How SGLang's OpenAI server prepares and renders a chat. Source: SGLang 0.5.21, entrypoints/openai/protocol
-// and serving_chat, parser/jinja_template_utils and template_manager.
+// How SGLang's OpenAI server prepares and renders a chat. Source: SGLang 0.5.21 to 0.5.23,
+// entrypoints/openai/protocol and serving_chat, parser/jinja_template_utils and template_manager.
 
 // sglangConversations are the model types for which SGLang has its own conversation templates instead of Jinja.
 var sglangConversations = []string{
 	"internvl_chat", "deepseek_vl_v2", "multi_modality", "phi4mm", "minicpmv", "minicpmo", "moss_vl", "deepseek-ocr",
 	"unlimited-ocr", "paddleocr_vl", "whisper",
+}
+
+// sglangGoesPastTemplate reports whether SGLang 0.5.23 renders the model's chats with code of its own in place of its
+// template or beside it. Source: SGLang 0.5.23, parser/python_chat_template, arg_groups/muse_spark_hook, serving_chat
+// and serving_responses.
+func (m *Model) sglangGoesPastTemplate() bool {
+	switch {
+	case m.modelType == "minimax_m3_vl", m.modelType == "beam",
+		m.architecture == "MuseSparkForConditionalGeneration":
+		return true
+	case m.architecture != "GlmMoeDsaForCausalLM" && m.architecture != "Glm5NextForConditionalGeneration",
+		m.chat == nil:
+		return false
+	}
+	// Of the GLM-5 family, those whose template is GLM-5.3's.
+	for _, text := range []string{"[gMASK]<sop>", "Reasoning Effort:", "<tool_call>", "<arg_key>", "<arg_value>"} {
+		if !strings.Contains(m.chat.source, text) {
+			return false
+		}
+	}
+	return !strings.Contains(m.chat.source, "enable_thinking")
 }
 
 // sglangWantsParts reports whether SGLang gives the template content as a list of parts.
@@ -120,7 +141,8 @@ func (m *Model) sglangChatWith(
 	further *chattemplate.Dict,
 ) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
-	case slices.Contains(sglangConversations, m.modelType),
+	case m.release.rules.toolsAsSent && m.sglangGoesPastTemplate(),
+		slices.Contains(sglangConversations, m.modelType),
 		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"),
 		strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
@@ -151,14 +173,17 @@ func (m *Model) sglangChatWith(
 	}
 	c := &chat{kwargs: kwargs, addGenerationPrompt: true, limits: limits(request)}
 	c.documents, _ = get[*chattemplate.List](kwargs, "documents")
-	if c.messages, err = convertMessages(request, sglangMessage, t.wantsParts); err != nil {
+	if c.messages, err = convertMessages(request, m.sglangMessage, t.wantsParts); err != nil {
 		return done, "", err
 	}
-	if c.tools, err = sglangTools(request); err != nil {
+	if c.tools, err = m.sglangTools(request); err != nil {
 		return done, "", err
 	}
 	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
 	if role(last) == "assistant" {
+		if request.ContinueFinalMessage && m.responseTemplate && m.release.rules.toolsAsSent {
+			return done, "", errNotReproduced("a message to continue, with a response_template")
+		}
 		if content, ok := get[string](last, "content"); ok && request.ContinueFinalMessage {
 			done.prefix = content
 			c.messages = c.messages[:len(c.messages)-1]
@@ -206,7 +231,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 			thinking = true
 		}
 	}
-	if effort, err = sglangEffort(effort); err != nil {
+	if effort, err = m.sglangEffort(effort); err != nil {
 		return nil, err
 	}
 	if effort != nil && request.API != apibody.Messages { // SGLang sets the effort of Messages after this point
@@ -252,12 +277,12 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 }
 
 // sglangEffort reads a reasoning effort: a name, or a number from 0 to 0.99, which may be written as a string.
-func sglangEffort(v any) (any, error) {
+func (m *Model) sglangEffort(v any) (any, error) {
 	switch v := v.(type) {
 	case nil:
 		return nil, nil
 	case string:
-		if slices.Contains(reasoningEfforts, v) {
+		if slices.Contains(reasoningEfforts, v) || v == "ultra" && m.release.rules.toolsAsSent {
 			return v, nil
 		}
 		if f, err := strconv.ParseFloat(v, 64); err == nil && f >= 0 && f <= 0.99 {
@@ -276,13 +301,13 @@ func sglangEffort(v any) (any, error) {
 }
 
 // sglangTools returns the tools that tool_choice allows; nil if there are none.
-func sglangTools(request *apibody.Request) (*chattemplate.List, error) {
+func (m *Model) sglangTools(request *apibody.Request) (*chattemplate.List, error) {
 	given := field(request.Body, "tools")
 	list, ok := given.(*chattemplate.List)
 	if given != nil && !ok {
 		return nil, errRefused("tools is not a list")
 	}
-	tools, err := sglangDumpTools(list)
+	tools, err := m.sglangDumpTools(list)
 	if err != nil || len(tools) == 0 {
 		return nil, err
 	}
@@ -310,7 +335,7 @@ func sglangTools(request *apibody.Request) (*chattemplate.List, error) {
 }
 
 // sglangDumpTools returns tools as pydantic's model_dump prints them.
-func sglangDumpTools(list *chattemplate.List) ([]any, error) {
+func (m *Model) sglangDumpTools(list *chattemplate.List) ([]any, error) {
 	if list == nil {
 		return nil, nil
 	}
@@ -325,30 +350,60 @@ func sglangDumpTools(list *chattemplate.List) ([]any, error) {
 		if !given {
 			kind = "function"
 		}
-		strict, given := function.Get("strict")
-		if !given {
-			strict = false
-		}
 		f, err := readToolFields(tool, function)
 		if err != nil {
 			return nil, err
 		}
-		dumped := dict("description", f.description, "name", f.name, "parameters", f.parameters, "strict", strict)
-		setFlag(dumped, "defer_loading", f.deferFunction)
+		dumped := dict("description", f.description, "name", f.name, "parameters", f.parameters)
+		if m.release.rules.toolsAsSent {
+			setFlag(dumped, "strict", f.strict)
+			setFlag(dumped, "defer_loading", f.deferFunction)
+			dumped = inOrderOf(function, dumped)
+		} else {
+			strict, given := function.Get("strict")
+			if !given {
+				strict = false
+			}
+			dumped.Set("strict", strict)
+			setFlag(dumped, "defer_loading", f.deferFunction)
+		}
 		tools[i] = dict("type", kind, "function", dumped, "defer_loading", f.deferTool)
 	}
 	return tools, nil
 }
 
+// inOrderOf returns the fields of d, those that first has in the order of first, then the others in their own.
+func inOrderOf(first, d *chattemplate.Dict) *chattemplate.Dict {
+	ordered := chattemplate.NewDict()
+	for _, from := range []*chattemplate.Dict{first, d} {
+		for key := range from.All() {
+			name, _ := key.(string)
+			if value, known := d.Get(name); known {
+				ordered.Set(name, value)
+			}
+		}
+	}
+	return ordered
+}
+
+// sglangRoles are the roles of messages except user's.
+func (m *Model) sglangRoles() []string {
+	roles := []string{"system", "assistant", "tool", "function", "developer", "latest_reminder"}
+	if m.release.rules.toolsAsSent {
+		roles = append(roles, "root")
+	}
+	return roles
+}
+
 // sglangMessage returns a message with the fields that SGLang knows.
-func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {
+func (m *Model) sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return nil, errRefused("a message without a role")
 	}
 	if role != "user" {
 		role = strings.ToLower(role)
-		if !slices.Contains([]string{"system", "assistant", "tool", "function", "developer", "latest_reminder"}, role) {
+		if !slices.Contains(m.sglangRoles(), role) {
 			return nil, errRefused("the role %q", role)
 		}
 	}
@@ -367,11 +422,17 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 			if !ok {
 				return nil, errRefused("a message's tools are not a list")
 			}
-			dumped, err := sglangDumpTools(list)
+			dumped, err := m.sglangDumpTools(list)
 			if err != nil {
 				return nil, err
 			}
 			fields.Set("tools", chattemplate.NewList(dumped...))
+		}
+		if prefix := field(given, "prefix"); prefix != nil && m.release.rules.toolsAsSent {
+			if _, isBool := prefix.(bool); !isBool {
+				return nil, errNotReproduced("a message's prefix that is no boolean")
+			}
+			fields.Set("prefix", prefix)
 		}
 	}
 	content := field(given, "content")

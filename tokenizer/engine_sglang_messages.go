@@ -9,7 +9,7 @@ import (
 )
 
 // How SGLang turns a request to Anthropic's /v1/messages into a chat.
-// Source: SGLang 0.5.21, entrypoints/anthropic/protocol and serving, parser/template_detection.
+// Source: SGLang 0.5.21 to 0.5.23, entrypoints/anthropic/protocol and serving, parser/template_detection.
 
 // chatOfMessagesSGLang returns the chat that SGLang makes of a request to Messages.
 func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request, error) {
@@ -37,7 +37,7 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 	if thinking, _ := get[*chattemplate.Dict](request.Body, "thinking"); thinking != nil {
 		body.Set("thinking", thinking) // see sglangThinking
 	}
-	tools, names, err := sglangMessagesTools(request.Body)
+	tools, names, err := m.sglangMessagesTools(request.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 var serverToolPrefixes = []string{"web_search_", "computer_", "bash_", "text_editor_"}
 
 // sglangMessagesTools returns the tools in the form of the chat API, and their names; nil without tools.
-func sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string, error) {
+func (m *Model) sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string, error) {
 	given := field(body, "tools")
 	list, ok := given.(*chattemplate.List)
 	if given != nil && !ok {
@@ -88,8 +88,19 @@ func sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List, []string,
 			return nil, nil, errRefused("tools[%d] is not a tool with a name and an input_schema", i)
 		}
 		description, _ := get[string](tool, "description")
-		tools = append(tools, dict("type", "function", "defer_loading", field(tool, "defer_loading"), "function",
-			dict("name", name, "description", description, "parameters", schema)))
+		function := dict("name", name, "description", description, "parameters", schema)
+		if m.release.rules.toolsAsSent {
+			strict, given := tool.Get("strict")
+			if given && strict == nil {
+				return nil, nil, errRefused("tools[%d].strict is null", i)
+			}
+			if !given {
+				strict = false
+			}
+			function.Set("strict", strict)
+		}
+		tools = append(tools,
+			dict("type", "function", "defer_loading", field(tool, "defer_loading"), "function", function))
 		names = append(names, name)
 	}
 	if tools == nil {

@@ -15,7 +15,7 @@ import (
 )
 
 // How SGLang turns a request to OpenAI's /v1/responses into a chat.
-// Source: SGLang 0.5.21, entrypoints/openai/protocol, serving_responses and responses_adapters.
+// Source: SGLang 0.5.21 to 0.5.23, entrypoints/openai/protocol, serving_responses and responses_adapters.
 
 // chatOfResponsesSGLang returns the chat that SGLang makes of a request to Responses.
 func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Request, error) {
@@ -25,13 +25,20 @@ func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Reques
 	if field(request.Body, "previous_response_id") != nil {
 		return nil, errNotReproduced("previous_response_id")
 	}
-	c := &sglangResponses{}
-	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
-		c.system = append(c.system, instructions)
-	}
+	c := &sglangResponses{rules: m.release.rules}
 	items, err := inputItems(request.Body)
 	if err != nil {
 		return nil, err
+	}
+	if c.rules.keepsLateSystem && slices.ContainsFunc(items, isSystemItem) {
+		merges, err := m.messages.mergeSystem()
+		if err != nil {
+			return nil, err
+		}
+		c.inPlace = !merges
+	}
+	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
+		c.addSystem(dict("role", "system", "content", instructions))
 	}
 	for i, item := range items {
 		given, _ := item.(*chattemplate.Dict)
@@ -134,10 +141,18 @@ func sglangResponsesTools(given, body *chattemplate.Dict) error {
 	return nil
 }
 
+// isSystemItem reports whether an input item is a system's or developer's message.
+func isSystemItem(item any) bool {
+	d, _ := item.(*chattemplate.Dict)
+	return role(d) == "system" || role(d) == "developer"
+}
+
 // sglangResponses collects the chat's messages.
 type sglangResponses struct {
-	system   []string // the texts of the system message
-	messages []any    // the other messages
+	rules    rules
+	inPlace  bool     // system messages stay where they are
+	system   []string // the texts of the system message; nil with inPlace
+	messages []any    // the other messages; with inPlace all
 	// open says that the last item ended up in the last message. The next item then joins that message if both are the
 	// assistant's.
 	open bool
@@ -195,8 +210,13 @@ func (c *sglangResponses) appendMessage(message *chattemplate.Dict) {
 		return
 	}
 	if phase, of := field(message, "phase"), field(last, "phase"); phase != of {
-		c.messages = append(c.messages, message)
-		return
+		if !c.rules.toolsAsSent || !onlyFields(last, "role", "reasoning_content") {
+			c.messages = append(c.messages, message)
+			return
+		}
+		if phase != nil { // reasoning belongs to the phase of what follows it
+			last.Set("phase", phase)
+		}
 	}
 	if content := field(message, "content"); content != nil && content != "" {
 		before := field(last, "content")
@@ -269,27 +289,6 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 	} else if _, isText := content.(string); !isText {
 		return errNotReproduced("a message without content")
 	}
-	if role == "system" || role == "developer" {
-		var texts []string
-		for _, part := range asParts(content) {
-			part, _ := part.(*chattemplate.Dict)
-			text, _ := get[string](part, "text")
-			texts = append(texts, text)
-		}
-		if text, isText := content.(string); isText {
-			texts = []string{text} // asParts has none for ""
-		}
-		switch {
-		case role == "system":
-		case texts == nil:
-			texts = []string{strings.TrimSuffix(developerLabel, "\n")}
-		default:
-			texts[0] = developerLabel + texts[0]
-		}
-		c.system = append(c.system, texts...)
-		c.open = false
-		return nil
-	}
 	message := dict("role", role)
 	if phase := field(item, "phase"); phase != nil {
 		if phase != "commentary" && phase != "final_answer" {
@@ -297,9 +296,51 @@ func (c *sglangResponses) message(item *chattemplate.Dict) error {
 		}
 		message.Set("phase", phase)
 	}
+	if role == "developer" {
+		message.Set("role", "system")
+		content = labelled(content)
+	}
 	message.Set("content", content)
-	c.appendMessage(message)
+	if field(message, "role") == "system" {
+		c.addSystem(message)
+	} else {
+		c.appendMessage(message)
+	}
 	return nil
+}
+
+// labelled returns a developer's content, a string or a list of text parts, with its label.
+func labelled(content any) any {
+	list, isList := content.(*chattemplate.List)
+	if !isList {
+		text, _ := content.(string)
+		return developerLabel + text
+	}
+	if list.Len() == 0 {
+		return chattemplate.NewList(textPart(strings.TrimSuffix(developerLabel, "\n")))
+	}
+	first, _ := list.Items[0].(*chattemplate.Dict)
+	text, _ := get[string](first, "text")
+	return chattemplate.NewList(append([]any{textPart(developerLabel + text)}, list.Items[1:]...)...)
+}
+
+// addSystem adds a system's message, in its place or to the first message.
+func (c *sglangResponses) addSystem(message *chattemplate.Dict) {
+	if c.inPlace {
+		c.messages, c.open = append(c.messages, message), true
+		return
+	}
+	c.open = false
+	content := field(message, "content")
+	if text, isText := content.(string); isText {
+		c.system = append(c.system, text)
+		return
+	}
+	for _, part := range asParts(content) {
+		part, _ := part.(*chattemplate.Dict)
+		text, _ := get[string](part, "text")
+		c.system = append(c.system, text)
+	}
 }
 
 // sglangInputParts returns a message's parts. Parts other than text are an error.

@@ -12,7 +12,8 @@ import (
 
 // TestEngineGoldens renders each request of testdata/requests.jsonl with each template of testdata/templates as vLLM,
 // SGLang and TensorRT-LLM do. testdata/vllm.jsonl and so on have one line for each: the rendered text, or null if the
-// engine answers an error. The engines' own code wrote these files; for TensorRT-LLM, whose package does not install
+// engine answers an error; a file without a version in its name is that of the versions without one of their own. The
+// engines' own code wrote these files; for TensorRT-LLM, whose package does not install
 // without a GPU's libraries, its types and Transformers did: go test ./test/parity -run Engines -rewrite.
 func TestEngineGoldens(t *testing.T) {
 	requests, err := os.ReadFile("testdata/requests.jsonl")
@@ -23,21 +24,31 @@ func TestEngineGoldens(t *testing.T) {
 	if err != nil || len(templates) < 3 {
 		t.Fatalf("%d templates, %v", len(templates), err)
 	}
-	for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
-		golden, err := os.ReadFile("testdata/" + string(engine) + ".jsonl")
+	for _, c := range []struct {
+		engine        Engine
+		version, file string
+	}{
+		{VLLM, "", "vllm"}, {TRTLLM, "", "trtllm"},
+		{SGLang, "0.5.21", "sglang"}, {SGLang, "0.5.22", "sglang"}, {SGLang, "0.5.23", "sglang-0.5.23"},
+	} {
+		engine := c.engine
+		golden, err := os.ReadFile("testdata/" + c.file + ".jsonl")
 		if err != nil {
 			t.Fatal(err)
 		}
 		wants := bytes.Split(bytes.TrimSpace(golden), []byte("\n"))
 		compared, unknown := 0, 0
 		for _, template := range templates {
-			m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: engine, ChatTemplate: template})
+			m, err := Load(
+				filepath.Join(modelsDir, "tiny-bytelevel"),
+				Options{Engine: engine, Version: c.version, ChatTemplate: template},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for line := range bytes.Lines(requests) {
 				if len(wants) == 0 {
-					t.Fatalf("%s.jsonl ends early: write it again", engine)
+					t.Fatalf("%s.jsonl ends early: write it again", c.file)
 				}
 				var want *string
 				if err := json.Unmarshal(wants[0], &want); err != nil {

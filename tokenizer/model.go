@@ -55,11 +55,17 @@ type Model struct {
 	certain *bpe.CertainPrefix
 	// rebuilt says that Transformers 5 makes a different tokenizer of the folder than tokenizer.json describes.
 	rebuilt bool
+	// responseTemplate says that tokenizer_config.json has a response_template, by which SGLang 0.5.23 may begin the
+	// answer that continues a message.
+	responseTemplate bool
 	// messages holds what the engine finds out about the templates for Anthropic's API.
 	messages *messagesProbe
 	options  Options
-	// dynamoWorkers are the settings that SetDynamo set; nil before.
-	dynamoWorkers atomic.Pointer[[]DynamoSettings]
+	// release is the engine's version. family are the models by each of its releases, in their order.
+	release release
+	family  []*Model
+	// dynamoWorkers are the settings that SetDynamo set; nil before. The family shares them.
+	dynamoWorkers *atomic.Pointer[[]DynamoSettings]
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil for none.
 	defaultKwargs *chattemplate.Dict
 	// efforts is Options.ReasoningEffortMap; nil for none.
@@ -91,7 +97,12 @@ func Load(dir string, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{encoder: e, options: o}
+	m := &Model{encoder: e, options: o, dynamoWorkers: new(atomic.Pointer[[]DynamoSettings])}
+	i, _, err := matchRelease(o.Engine, o.Version)
+	if err != nil {
+		return nil, err
+	}
+	m.release = releases[o.Engine][i]
 	if o.DefaultChatTemplateKwargs != "" {
 		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
 			return nil, err
@@ -115,6 +126,7 @@ func Load(dir string, o Options) (*Model, error) {
 		m.dynamo = m.newDynamoChat()
 	}
 	m.messages = m.probeMessages()
+	m.makeFamily()
 	return m, nil
 }
 
@@ -264,6 +276,7 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 	if string(config["split_special_tokens"]) == "true" {
 		return nil, errors.New("split_special_tokens true is not supported, so ids could differ from the engine's")
 	}
+	m.responseTemplate = bytes.HasPrefix(config["response_template"], []byte("{"))
 	m.rebuilt = m.rebuiltAsLlama(string(config["tokenizer_class"]))
 	m.specialNames = map[string]string{}
 	for _, name := range specialTokenNames {

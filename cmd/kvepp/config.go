@@ -58,6 +58,7 @@ type options struct {
 
 	engine string
 	promptFlags
+	unknownVersion string // nearestVersion or loadOnlyVersion
 	scheduling
 	proxied
 	pickerLogging
@@ -402,6 +403,9 @@ func (o *options) checkEngine() error {
 		engine = tokenizer.Dynamo
 	}
 	if o.config.engine, err = o.promptFlags.options(engine); err != nil {
+		return err
+	}
+	if err := oneOf("unknown-engine-version", o.unknownVersion, nearestVersion, loadOnlyVersion); err != nil {
 		return err
 	}
 	switch {

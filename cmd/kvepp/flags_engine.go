@@ -15,6 +15,7 @@ import (
 // promptFlags are flags of the engines that change prompts; kvepp takes them with the same values. `kvepp serve` and
 // `kvepp tokenize` have them.
 type promptFlags struct {
+	engineVersion             string
 	chatTemplate              string
 	chatTemplateContentFormat string
 	defaultChatTemplateKwargs string
@@ -27,6 +28,11 @@ type promptFlags struct {
 }
 
 func (p *promptFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&p.engineVersion, "engine-version", autoVersion,
+		"`VERSION` of the engine, such as 0.5.23, whose rules are followed. auto: kvepp serve asks each engine, unless "+
+			"--refresh-metrics-interval is 0, and takes the newest tested version for engines that do not answer. The "+
+			"key engineVersion of an endpoint in the endpoints file takes precedence. docs/engines.md lists the "+
+			"tested versions")
 	f.StringVar(&p.chatTemplate, "chat-template", "",
 		"chat template `FILE` in place of the model folder's, for every --model; give the engine's value")
 	f.StringVar(&p.chatTemplateContentFormat, "chat-template-content-format", "auto",
@@ -53,6 +59,9 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 		"`NAME` of the chat template, if the model's folder has several; give SGLang's value. Empty: the first")
 }
 
+// autoVersion is the value of --engine-version that leaves the version to the engines.
+const autoVersion = "auto"
+
 // options returns how the engine serves its models.
 func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error) {
 	o := tokenizer.Options{
@@ -64,6 +73,13 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 		ExcludeToolsWhenToolChoiceNone: p.excludeTools,
 		ReasoningEffortMap:             p.reasoningEffortMap,
 		HFChatTemplateName:             p.hfChatTemplateName,
+	}
+	if p.engineVersion != autoVersion {
+		if _, _, err := tokenizer.MatchVersion(engine, p.engineVersion); err != nil {
+			return o, fmt.Errorf("--engine-version %s: give auto, or a version such as %s", p.engineVersion,
+				strings.Join(tokenizer.Versions(engine), ", "))
+		}
+		o.Version = p.engineVersion
 	}
 	if p.disabledThinkingEffort != "auto" {
 		o.AnthropicDisabledThinkingEffort = p.disabledThinkingEffort

@@ -15,6 +15,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
+	"kvepp/pool/engineversion"
 	"kvepp/pool/kube"
 	"kvepp/router"
 	"kvepp/tokenizer"
@@ -85,6 +86,7 @@ type poolFollower struct {
 	discovered []dynamo.Instance // by --dynamo-discovery
 	pods       kube.State        // of the cluster
 
+	finder     *engineversion.Finder    // nil: the engines are not asked for their versions
 	mismatches map[dynamo.Mismatch]bool // that are logged
 	problems   *dedupLog
 }
@@ -108,6 +110,9 @@ func follow(
 	}
 	f := &poolFollower{options: o, pool: p, names: names, models: models, files: files, m: m, log: log,
 		mismatches: map[dynamo.Mismatch]bool{}, problems: newDedupLog(log)}
+	if f.finder = newFinder(o, func() { f.change(func() {}) }); f.finder != nil {
+		go f.finder.Run(ctx)
+	}
 	m.GaugeFunc(
 		metrics.UnresolvedNames,
 		metrics.UnresolvedNamesHelp,
@@ -133,6 +138,9 @@ func follow(
 		hasPath := func(e pool.Entry) bool { return e.Dynamo != "" }
 		if i := slices.IndexFunc(now, hasPath); i >= 0 && o.dynamoDiscovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[i].Name)
+		}
+		if err := checkVersions(o.config.engine.Engine, now); err != nil {
+			return err
 		}
 		names.Use(ctx, now)
 		f.change(func() { f.entries = now })
@@ -166,6 +174,7 @@ func (f *poolFollower) update() {
 	mismatches := dynamo.Compare(endpoints, instances, f.files)
 	f.m.ModelFileMismatches.Set(float64(len(mismatches)))
 	logMismatches(f.log, mismatches, f.mismatches)
+	f.setVersions(endpoints)
 	warnMixedFrontends(endpoints, f.problems)
 	encoders := 0
 	for i := range endpoints {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -260,6 +262,11 @@ func startChecks(
 	log *slog.Logger,
 ) map[string]*remote.Check {
 	checks := map[string]*remote.Check{}
+	finder := newFinder(o, func() {})
+	if finder != nil {
+		finder.Want(slices.Collect(maps.Values(o.config.urls)))
+		go finder.Run(ctx)
+	}
 	if o.tokenizerCheck == 0 {
 		return checks
 	}
@@ -276,7 +283,13 @@ func startChecks(
 			)
 			continue
 		}
-		checks[name] = remote.NewCheck(model.Tokenize, engine, o.tokenizerCheck)
+		tokenize := model.Tokenize
+		if url := o.config.urls[name]; finder != nil {
+			tokenize = func(ctx context.Context, request *apibody.Request) ([]tokenizer.Prompt, error) {
+				return versionAt(ctx, finder, url, model).Tokenize(ctx, request)
+			}
+		}
+		checks[name] = remote.NewCheck(tokenize, engine, o.tokenizerCheck)
 		go checks[name].Run(ctx)
 	}
 	return checks

@@ -103,6 +103,7 @@ type Result struct {
 	Findings []Finding
 
 	engine  tokenizer.Engine // at the worker's address; "": unknown
+	version string           // of the engine, by its own words; "": unknown
 	model   string           // name in requests; "": unknown
 	answers bool             // it answers HTTP
 	// no events come: kvepp cannot connect to the socket, or the blocks of its prompts are not announced

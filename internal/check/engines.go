@@ -259,12 +259,13 @@ func (q *workerCheck) sgLangSettings(ctx context.Context) (s settings) {
 		PageSize     int   `json:"page_size"`
 		DisableRadix *bool `json:"disable_radix_cache"`
 		CacheReport  *bool `json:"enable_cache_report"`
+		Version      string
 	}
 	// get_server_info is the older name.
 	if q.getJSON(ctx, "/server_info", &info) != nil && q.getJSON(ctx, "/get_server_info", &info) != nil {
 		return s
 	}
-	s.blockSize, s.usage = info.PageSize, info.CacheReport
+	s.blockSize, s.usage, q.version = info.PageSize, info.CacheReport, info.Version
 	if info.DisableRadix != nil {
 		on := !*info.DisableRadix
 		s.prefix = &on

@@ -89,6 +89,15 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 	if model == nil || !q.answers {
 		return
 	}
+	if q.version != "" {
+		at, err := model.At(q.version)
+		if err != nil {
+			q.report(AboutTokenizer, Unknown, "give the endpoint's engineVersion in the endpoints file",
+				"the engine's version is %q: %v", q.version, err)
+			return
+		}
+		model = at
+	}
 	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
 		q.compareCounts(model)
 		return

@@ -68,6 +68,8 @@ type Metrics struct {
 	Injected prometheus.Counter
 	// ModelFileMismatches is the number of model files that differ between a worker and kvepp.
 	ModelFileMismatches prometheus.Gauge
+	// UntestedVersions is the number of endpoints whose engine has a version that kvepp was not tested with.
+	UntestedVersions prometheus.Gauge
 }
 
 // event identifies a counter of events.
@@ -232,6 +234,11 @@ func (m *Metrics) declareTokenization(declare promauto.Factory) {
 		Name: "kvepp_model_file_mismatches",
 		Help: "Tokenizer and template files whose checksum in a worker's model card differs from kvepp's file; such " +
 			"workers are routed to by load only.",
+	})
+	m.UntestedVersions = declare.NewGauge(prometheus.GaugeOpts{
+		Name: "kvepp_untested_engine_versions",
+		Help: "Endpoints whose engine has a version that kvepp was not tested with, or several; above 0, predictions " +
+			"for these endpoints may be wrong.",
 	})
 }
 

@@ -52,6 +52,7 @@ REAL = {
     "sglang": [
         "sglang.srt.entrypoints.anthropic.protocol",
         "sglang.srt.entrypoints.anthropic.serving",
+        "sglang.srt.entrypoints.openai.parallel_prompt_encode",
         "sglang.srt.entrypoints.openai.protocol",
         "sglang.srt.entrypoints.openai.responses_adapters",
         "sglang.srt.entrypoints.openai.serving_chat",
@@ -125,6 +126,8 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name, path, target=None):
         top = name.partition(".")[0]
+        if top == "msgspec" and self.engine == "sglang":  # the base of classes since 0.5.23
+            return None
         if top == self.engine and name in REAL[top] or top != self.engine and top not in ABSENT:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -324,6 +327,9 @@ class SGLang:
         serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
         serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
         serving_chat.get_json_schema_constraint = lambda *args, **kwargs: None
+        # Since 0.5.23: grammars of a response_template, which no model here has.
+        serving_chat.OpenAIServingChat._takes_turn_grammar = lambda self, request, **flags: False
+        serving_chat.OpenAIServingChat._requires_response_template_detokenization = lambda self, request: False
         serving_chat.chat_encoding.spec_renders_prompt_ids = lambda spec: False
         self.request, self.utils, self.tokenizer, self.protocol = protocol.ChatCompletionRequest, utils, tokenizer, protocol
         serving = serving_chat.OpenAIServingChat.__new__(serving_chat.OpenAIServingChat)
@@ -333,6 +339,14 @@ class SGLang:
         serving.is_gpt_oss = serving.is_gemma4 = serving._prompt_text_round_trip_is_lossy = False
         serving._tokenizer_auto_adds_specials = len(tokenizer.encode("")) > 0
         serving._reasoning_detector = None
+        # What later versions ask besides.
+        serving.is_minimax_m3, serving._encoding_adapter, serving.template_manager.python_chat_template = False, None, None
+        if hasattr(serving_chat, "parallel_prompt_encode"):
+            import sglang.srt.entrypoints.openai.parallel_prompt_encode as encode
+
+            encode.envs = types.SimpleNamespace(
+                SGLANG_PARALLEL_PROMPT_ENCODE=types.SimpleNamespace(get=lambda: True),
+                SGLANG_PARALLEL_PROMPT_ENCODE_MIN_CHARS=types.SimpleNamespace(get=lambda: 256))
         serving._chat_template_cache = collections.OrderedDict()
         self.serving = serving
 
@@ -366,7 +380,10 @@ class SGLang:
         manager = self.serving.template_manager
         manager.jinja_template_content_format = self.detect(template)
         manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
-        self.serving.default_chat_template_kwargs = defaults
+        self.serving.default_chat_template_kwargs = defaults or {}
+        self.serving.supports_inline_system = self.detection.detect_inline_system_support(template)
+        if hasattr(self.serving, "_chat_template_reads_reasoning_content"):
+            self.serving._template_reads_reasoning_content = self.serving._chat_template_reads_reasoning_content()
         self.serving.reasoning_parser = reasoning_parser
         manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser else None
         if responses:
@@ -394,7 +411,7 @@ class SGLang:
         self.tokenizer.chat_template = template
         manager.jinja_template_content_format = self.detect(template)
         manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
-        self.serving.default_chat_template_kwargs = defaults
+        self.serving.default_chat_template_kwargs = defaults or {}
         serving = serving_tokenize.OpenAIServingTokenize.__new__(serving_tokenize.OpenAIServingTokenize)
         serving.tokenizer_manager, serving.chat_serving = self.serving.tokenizer_manager, self.serving
         self.serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False, context_len=1 << 20)

@@ -27,10 +27,10 @@ type rendered struct {
 	Error string
 }
 
-// engineAnswers runs engines.py and returns an answer for each question.
-func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, questions []any) []T {
+// engineAnswers runs engines.py over questions, with the code of an engine's version, and returns an answer each.
+func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, version, folder string, questions []any) []T {
 	t.Helper()
-	home := environment(t, "KVEPP_ENGINES")
+	python, sources := oracle(t, engine, version)
 	var input bytes.Buffer
 	for _, q := range questions {
 		line, err := json.Marshal(q)
@@ -39,17 +39,7 @@ func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, 
 		}
 		input.Write(append(line, '\n'))
 	}
-	python := engine
-	if engine == tokenizer.TRTLLM { // engines.py has its rules
-		python = tokenizer.VLLM
-	}
-	cmd := exec.Command(
-		filepath.Join(home, string(python), "bin/python"),
-		"engines.py",
-		string(engine),
-		filepath.Join(home, "sources"),
-		folder,
-	)
+	cmd := exec.Command(python, "engines.py", string(engine), sources, folder)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 	cmd.Stdin, cmd.Stderr = &input, os.Stderr
 	out, err := cmd.Output()
@@ -134,7 +124,7 @@ func TestEngines(t *testing.T) {
 		return
 	}
 	const data = "../../tokenizer/testdata/"
-	body, err := os.ReadFile(data + "requests.jsonl")
+	requests, err := os.ReadFile(data + "requests.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,6 +132,7 @@ func TestEngines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	body := requests
 	more := append(slices.Clone(body), mixed(t, body, 700)...)
 	for _, c := range []struct {
 		engine   tokenizer.Engine
@@ -160,99 +151,108 @@ func TestEngines(t *testing.T) {
 		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`, ""},
 		{tokenizer.TRTLLM, "tiny-sentencepiece", "", ""},
 	} {
-		t.Run(string(c.engine)+"/"+c.folder, func(t *testing.T) {
-			engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
-			body := body
-			if c.folder != "tiny-bytelevel" { // its answers are the golden files
-				body = more
-			}
-			var questions []any
-			var models []*tokenizer.Model
-			for _, path := range templates {
-				source, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				m, err := tokenizer.Load(
-					folder,
-					tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
-						ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
-				)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for line := range bytes.Lines(body) {
-					question := map[string]any{
-						"template": string(source),
-						"body":     json.RawMessage(bytes.TrimSpace(line)),
+		for _, version := range compared(t, c.engine) {
+			t.Run(string(c.engine)+"/"+version+"/"+c.folder, func(t *testing.T) {
+				engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
+				body := body
+				if c.folder != "tiny-bytelevel" { // its answers are the golden files
+					body = more
+					if engine == tokenizer.SGLang {
+						body = slices.Concat(body, []byte(versionedRequests),
+							mixed(t, slices.Concat([]byte(versionedRequests), requests), 300))
 					}
-					if c.defaults != "" {
-						question["defaults"] = json.RawMessage(c.defaults)
+				}
+				var questions []any
+				var models []*tokenizer.Model
+				for _, path := range templates {
+					source, err := os.ReadFile(path)
+					if err != nil {
+						t.Fatal(err)
 					}
-					if c.efforts != "" {
-						question["effort_map"], question["exclude_tools"] = json.RawMessage(c.efforts), true
-					}
-					questions = append(questions, question)
-					models = append(models, m)
-				}
-			}
-			answers := engineAnswers[rendered](t, engine, folder, questions)
-			var golden bytes.Buffer
-			equal, refused, unknown, wrong := 0, 0, 0, 0
-			for i, answer := range answers {
-				line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
-				if answer.Error != "" {
-					refused++
-					golden.WriteString("null\n")
-					continue
-				}
-				text, err := json.Marshal(answer.Text)
-				if err != nil {
-					t.Fatal(err)
-				}
-				golden.Write(append(text, '\n'))
-				request, err := apibody.ParseRequest("/v1/chat/completions", line)
-				if err != nil {
-					t.Fatalf("%s: %v", line, err)
-				}
-				ids, err := models[i].Tokenize(t.Context(), request)
-				switch {
-				case err != nil && tokenizer.IsUnknown(err):
-					unknown++
-				case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
-					wrong++
-					t.Errorf(
-						"template %d: %s\n got %v, %v\nwant %q",
-						i*len(templates)/len(answers),
-						line,
-						ids,
-						err,
-						answer.Text,
+					m, err := tokenizer.Load(
+						folder,
+						tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
+							ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
 					)
-				default:
-					equal++
+					if err != nil {
+						t.Fatal(err)
+					}
+					for line := range bytes.Lines(body) {
+						question := map[string]any{
+							"template": string(source),
+							"body":     json.RawMessage(bytes.TrimSpace(line)),
+						}
+						if c.defaults != "" {
+							question["defaults"] = json.RawMessage(c.defaults)
+						}
+						if c.efforts != "" {
+							question["effort_map"], question["exclude_tools"] = json.RawMessage(c.efforts), true
+						}
+						questions = append(questions, question)
+						models = append(models, m)
+					}
 				}
-			}
-			t.Logf(
-				"%d requests: %d equal, %d refused by the engine, %d not known here, %d differ",
-				len(answers),
-				equal,
-				refused,
-				unknown,
-				wrong,
-			)
-			count(equal+wrong, 0, wrong)
-			path := data + string(engine) + ".jsonl"
-			if c.folder != "tiny-bytelevel" {
-				return
-			}
-			if *rewrite {
-				if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
+				answers := engineAnswers[rendered](t, engine, version, folder, questions)
+				var golden bytes.Buffer
+				equal, refused, unknown, wrong := 0, 0, 0, 0
+				for i, answer := range answers {
+					line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
+					if answer.Error != "" {
+						refused++
+						golden.WriteString("null\n")
+						continue
+					}
+					text, err := json.Marshal(answer.Text)
+					if err != nil {
+						t.Fatal(err)
+					}
+					golden.Write(append(text, '\n'))
+					request, err := apibody.ParseRequest("/v1/chat/completions", line)
+					if err != nil {
+						t.Fatalf("%s: %v", line, err)
+					}
+					ids, err := models[i].Tokenize(t.Context(), request)
+					switch {
+					case err != nil && tokenizer.IsUnknown(err):
+						unknown++
+					case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
+						wrong++
+						t.Errorf(
+							"template %d: %s\n got %v, %v\nwant %q",
+							i*len(templates)/len(answers),
+							line,
+							ids,
+							err,
+							answer.Text,
+						)
+					default:
+						equal++
+					}
 				}
-			} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
-				t.Errorf("%s differs from the engine's current answers (%v): run this test with -rewrite", path, err)
-			}
-		})
+				t.Logf(
+					"%d requests: %d equal, %d refused by the engine, %d not known here, %d differ",
+					len(answers),
+					equal,
+					refused,
+					unknown,
+					wrong,
+				)
+				count(equal+wrong, 0, wrong)
+				path := data + string(engine) + ".jsonl"
+				if version == "0.5.23" {
+					path = data + "sglang-0.5.23.jsonl"
+				}
+				if c.folder != "tiny-bytelevel" {
+					return
+				}
+				if *rewrite {
+					if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
+					t.Errorf("%s differs from the engine's current answers (%v): run this test with -rewrite", path, err)
+				}
+			})
+		}
 	}
 }

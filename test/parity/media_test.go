@@ -144,11 +144,13 @@ func TestMedia(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
-		t.Run(string(engine), func(t *testing.T) { testMedia(t, engine, requests) })
+		for _, version := range compared(t, engine) {
+			t.Run(string(engine)+"/"+version, func(t *testing.T) { testMedia(t, engine, version, requests) })
+		}
 	}
 }
 
-func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
+func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests []byte) {
 	var marks []string // all, each once
 	for _, architecture := range slices.Sorted(maps.Keys(mediaArchitectures)) {
 		for _, mark := range mediaArchitectures[architecture] {
@@ -178,7 +180,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 			if err := os.WriteFile(path, []byte(template), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +205,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -213,7 +215,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		}
 	}
 	equal, refused, unknown, wrong := 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, engine, folder, questions) {
+	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
 		request, err := apibody.ParseRequest("/v1/chat/completions", q.Body)
 		if err != nil {

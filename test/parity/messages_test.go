@@ -144,6 +144,10 @@ var (
 		`"system":"  "`,
 		`"system":[{"type":"text","text":"a"},{"type":"text","text":""},{"type":"text","text":"b"}]`,
 		`"output_config":{"effort":"xhigh"}`,
+		`"tools":[{"strict":true,"input_schema":{"b":1,"a":2},"name":"f"},{"name":"g","input_schema":{},` +
+			`"strict":false,"description":"d"}]`,
+		`"output_config":{"format":{"type":"json_schema","schema":{"type":"object"}}}`,
+		`"tool_choice":{"type":"auto","disable_parallel_tool_use":true}`,
 	}
 	sglangItems = []string{
 		`{"role":"user","content":[{"type":"tool_result","id":"t9","content":""},{"type":"text","text":"a"},` +
@@ -159,6 +163,11 @@ var (
 		`{"type":"message","role":"system","content":[{"type":"input_text","text":"p"},{"type":"input_text",` +
 			`"text":"q"}]}`,
 		`{"role":"developer","content":[]}`,
+		`{"role":"system","content":""}`,
+		`{"role":"developer","content":[{"type":"input_text","text":"u"},{"type":"input_text","text":"v"}],` +
+			`"phase":"commentary"}`,
+		`{"role":"assistant","content":"z","phase":"commentary"}`,
+		`{"type":"function_call","call_id":"c6","name":"f","arguments":"{}","namespace":"n"}`,
 		`{"type":"function_call","call_id":"c3","name":"f","arguments":"[1]"}`,
 		`{"type":"function_call","call_id":"c4","name":"f","arguments":"{\"a\": NaN}"}`,
 		`{"type":"function_call","call_id":"c5","name":"f","arguments":"{\"big\": 123456789012345678901234567890}"}`,
@@ -171,6 +180,9 @@ var (
 			`{"type":"input_text","text":"q"}]}`,
 	}
 	sglangMore = []string{
+		`"tools":[{"name":"f","strict":true,"type":"function","defer_loading":true},{"type":"shell"}]`,
+		`"tools":[{"type":"function","parameters":{"b":1},"name":"f"},{"type":"namespace","name":"n","tools":[]}]`,
+		`"reasoning":{"effort":"ultra"}`,
 		`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true},` +
 			`{"type":"function","name":"g"},{"type":"web_search"}]`,
 		`"tools":[{"type":"function","name":"f"},{"type":"function","name":"g"}],"tool_choice":{"type":"function",` +
@@ -226,6 +238,17 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		t.Log("make test-long runs the engine's own code")
 		return
 	}
+	for _, version := range compared(t, engine) {
+		compareAPIVersion(t, engine, version, api, list, folder, items, more)
+	}
+}
+
+func compareAPIVersion(
+	t *testing.T,
+	engine tokenizer.Engine,
+	version, api, list, folder string,
+	items, more []string,
+) {
 	paths, err := filepath.Glob("../../tokenizer/testdata/templates/*.jinja")
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +314,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
 		if err != nil {
 			t.Fatal(i, err)
 		}
@@ -311,7 +334,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		}
 	}
 	equal, refused, unknown, wrong := 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, engine, folder, questions) {
+	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
 		if answer.Error != "" {
 			refused++
@@ -338,8 +361,9 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		t.Error("too few results are equal for a conclusion")
 	}
 	t.Logf(
-		"%s: %d equal, %d refused by the engine, %d not known here, %d differ",
+		"%s %s: %d equal, %d refused by the engine, %d not known here, %d differ",
 		engine,
+		version,
 		equal,
 		refused,
 		unknown,

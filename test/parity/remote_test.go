@@ -32,14 +32,8 @@ type conversation struct {
 
 func converse(t *testing.T, engine tokenizer.Engine, folder string) *conversation {
 	t.Helper()
-	home := environment(t, "KVEPP_ENGINES")
-	cmd := exec.Command(
-		filepath.Join(home, string(engine), "bin/python"),
-		"engines.py",
-		string(engine),
-		filepath.Join(home, "sources"),
-		folder,
-	)
+	python, sources := oracle(t, engine, "")
+	cmd := exec.Command(python, "engines.py", string(engine), sources, folder)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

@@ -156,7 +156,7 @@ func TestContentFormats(t *testing.T) {
 	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
 		parts := 0
 		const folder = "../../test/models/tiny-bytelevel"
-		for i, answer := range engineAnswers[struct{ Format string }](t, engine, folder, questions) {
+		for i, answer := range engineAnswers[struct{ Format string }](t, engine, "", folder, questions) {
 			path := filepath.Join(dir, "chat_template.jinja")
 			if err := os.WriteFile(path, []byte(templates[i].Template), 0o600); err != nil {
 				t.Fatal(err)

@@ -46,6 +46,8 @@ type decision struct {
 	PromptTokens          int           `json:"prompt_tokens"`
 	PredictedCachedTokens int           `json:"predicted_cached_tokens"`
 	UpperBound            bool          `json:"upper_bound,omitempty"`
+	// EngineVersion is the version by whose rules the prompt was tokenized, if the workers' versions differ about it.
+	EngineVersion string `json:"engine_version,omitempty"`
 	// UnusableTokens are cached by full attention, but not usable because of layers of the kind UnusableBy.
 	UnusableTokens int          `json:"unusable_tokens,omitempty"`
 	UnusableBy     string       `json:"unusable_by,omitempty"`

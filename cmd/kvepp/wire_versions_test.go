@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/tokenizer"
+)
+
+// versionsOf runs setVersions for endpoints with these flags. It returns the log, too.
+func versionsOf(t *testing.T, endpoints []pool.Endpoint, asked bool, args ...string) (*metrics.Metrics, string) {
+	t.Helper()
+	o := parsed(t, append([]string{"--endpoints=e.yaml", "--engine=sglang", "--model=m=/models/m"}, args...), nil)
+	var log bytes.Buffer
+	f := &poolFollower{options: o, m: metrics.New(), problems: newDedupLog(slog.New(slog.NewTextHandler(&log, nil)))}
+	if f.finder = newFinder(o, func() {}); asked != (f.finder != nil) {
+		t.Fatalf("%v: engines are asked: %v", args, !asked)
+	}
+	f.setVersions(endpoints)
+	if f.finder != nil { // once more, with answers
+		changed := make(chan struct{}, 1)
+		f.finder = newFinder(o, func() { changed <- struct{}{} })
+		f.setVersions(endpoints)
+		go f.finder.Run(t.Context())
+		<-changed
+		f.setVersions(endpoints)
+	}
+	return f.m, log.String()
+}
+
+// TestVersionsOfEndpoints: the endpoints file's version takes precedence over the engine's answer, and that over
+// --engine-version; a version that was not tested is logged and counted.
+func TestVersionsOfEndpoints(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/server_info" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		io.WriteString(w, `{"version":"0.5.99","page_size":64}`)
+	}))
+	defer engine.Close()
+	address := strings.TrimPrefix(engine.URL, "http://")
+	both := func() []pool.Endpoint {
+		return []pool.Endpoint{{Name: "a", Address: address}, {Name: "b", Address: address, EngineVersion: "0.5.21"},
+			{Name: "prefill"}}
+	}
+
+	endpoints := both()
+	_, log := versionsOf(t, endpoints, true)
+	if endpoints[0].EngineVersion != "0.5.99" || endpoints[1].EngineVersion != "0.5.21" ||
+		endpoints[2].EngineVersion != "" || endpoints[0].OtherTokenizer {
+		t.Errorf("asked: %+v", endpoints)
+	}
+	if strings.Count(log, "kvepp was not tested with sglang") != 1 || !strings.Contains(log, "the rules of 0.5.23") {
+		t.Errorf("the log says %s", log)
+	}
+	endpoints = both()
+	if versionsOf(t, endpoints, true, "--unknown-engine-version", "load"); !endpoints[0].OtherTokenizer ||
+		endpoints[1].OtherTokenizer {
+		t.Errorf("with load: %+v", endpoints)
+	}
+	endpoints = both()
+	_, log = versionsOf(t, endpoints, false, "--engine-version", "0.5.22")
+	if endpoints[0].EngineVersion != "0.5.22" || endpoints[1].EngineVersion != "0.5.21" || log != "" {
+		t.Errorf("with --engine-version: %+v; %s", endpoints, log)
+	}
+	versionsOf(t, both(), false, "--refresh-metrics-interval", "0")
+	if newFinder(parsed(t, []string{"--endpoints=e.yaml", "--engine=dynamo"}, nil), func() {}) != nil {
+		t.Error("Dynamo's frontends are asked")
+	}
+}
+
+// TestVersionsInTheFile: the endpoints file is refused if a version is none, or two stand behind one address.
+func TestVersionsInTheFile(t *testing.T) {
+	for text, want := range map[string]string{
+		"- {name: a, address: 10.0.0.1:80, engineVersion: 0.5.21}\n- {name: b, address: 10.0.0.2:80}": "",
+		"- {name: a, address: 10.0.0.1:80, engineVersion: new}":                                       "not a version",
+		"- {name: a, address: 10.0.0.1:80, engineVersion: 0.5.21}\n" +
+			"- {name: b, address: 10.0.0.1:80, engineVersion: 0.5.23}": "share the address",
+		"- {name: a, address: 10.0.0.1:80, engineVersion: 0.5.21}\n" +
+			"- {name: b, address: 10.0.0.1:80, engineVersion: 0.5.21}": "",
+	} {
+		entries, err := pool.ParseFile([]byte("endpoints:\n" + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = checkVersions(tokenizer.SGLang, entries)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// TestVersionFlags: a value that is no version is refused at start.
+func TestVersionFlags(t *testing.T) {
+	for _, args := range [][]string{{"--engine-version", "new"}, {"--engine-version", ""},
+		{"--unknown-engine-version", "guess"}} {
+		var o options
+		if err := parseServe(&o, append(args, "--endpoints=e.yaml"), noEnvironment); err == nil {
+			t.Errorf("%v is accepted", args)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package parity
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kvepp/tokenizer"
+)
+
+// oracle returns the Python and the folder of sources of an engine's version; "": the oldest that kvepp follows, which
+// is the one of KVEPP_ENGINES. The others are in KVEPP_ENGINE_VERSIONS, a folder each.
+func oracle(t *testing.T, engine tokenizer.Engine, version string) (python, sources string) {
+	t.Helper()
+	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
+		engine, version = tokenizer.VLLM, ""
+	}
+	if all := tokenizer.Versions(engine); version == "" || version == all[0] {
+		home := environment(t, "KVEPP_ENGINES")
+		return filepath.Join(home, string(engine), "bin/python"), filepath.Join(home, "sources")
+	}
+	name := string(engine) + "-" + version
+	for _, home := range strings.Fields(environment(t, "KVEPP_ENGINE_VERSIONS")) {
+		if strings.HasPrefix(filepath.Base(home), name+"-") {
+			return filepath.Join(home, "bin/python"), filepath.Join(home, "sources")
+		}
+	}
+	t.Fatalf("KVEPP_ENGINE_VERSIONS names no folder of %s: test/tools/install.sh versions makes it", name)
+	return "", ""
+}
+
+// compared returns the versions of an engine to compare with: all that kvepp follows, or of the engine KVEPP_ENGINE
+// the version KVEPP_VERSION.
+func compared(t *testing.T, engine tokenizer.Engine) []string {
+	t.Helper()
+	only, version := os.Getenv("KVEPP_ENGINE"), os.Getenv("KVEPP_VERSION")
+	all := tokenizer.Versions(engine)
+	switch {
+	case only == "":
+		return all
+	case only != string(engine):
+		return nil
+	case version == "":
+		return all
+	case !slices.Contains(all, version):
+		t.Fatalf("%s %s is none of the versions %v in tokenizer/version.go: add it there, and its packages to "+
+			"test/tools/oracles", engine, version, all)
+	}
+	return []string{version}
+}
+
+// versionedRequests are chats that the versions of SGLang treat differently, with the templates of TestEngines.
+const versionedRequests = `` +
+	`{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}
+{"model":"m","messages":[{"role":"user","content":"b"}],"tools":[{"function":{"strict":true,"parameters":{"b":1,"a":2},"name":"f","description":"d"},"type":"function"}]}
+{"model":"m","messages":[{"role":"user","content":"c"}],"tools":[{"type":"function","function":{"parameters":{"type":"object","properties":{"x":{"type":"string"}}},"strict":null,"unknown":1,"name":"g"}}]}
+{"model":"m","messages":[{"role":"user","content":"d"}],"tools":[{"type":"function","function":{"strict":false,"name":"g","defer_loading":true}},{"type":"function","defer_loading":false,"function":{"description":null,"name":"h"}}]}
+{"model":"m","messages":[{"role":"user","content":"e"}],"tools":[{"type":"function","function":{"defer_loading":false,"name":"g"}},{"type":"function","function":{"key_order":["name"],"name":"h","description":"x"}}],"tool_choice":{"type":"function","function":{"name":"h"}}}
+{"model":"m","messages":[{"role":"system","content":"s","tools":[{"type":"function","function":{"parameters":{},"name":"f"}}]},{"role":"user","content":"f"}]}
+{"model":"m","messages":[{"role":"root","content":"r"},{"role":"user","content":"g"}]}
+{"model":"m","messages":[{"role":"Root","content":[{"type":"text","text":"r"},{"type":"text","text":"t"}],"name":"n"},{"role":"user","content":"h"}]}
+{"model":"m","messages":[{"role":"user","content":"i"},{"role":"assistant","content":"so","prefix":true}]}
+{"model":"m","messages":[{"role":"user","content":"j"},{"role":"assistant","content":"so","prefix":false,"reasoning_content":"t"},{"role":"user","content":"k"}]}
+{"model":"m","messages":[{"role":"user","content":"l"},{"role":"assistant","content":"so","prefix":null},{"role":"user","content":"m","prefix":true}],"continue_final_message":true}
+{"model":"m","messages":[{"role":"assistant","content":[{"type":"text","text":"so"}],"prefix":true},{"role":"tool","content":"x","tool_call_id":"1","prefix":true},{"role":"user","content":"n"}]}
+{"model":"m","messages":[{"role":"user","content":"o"}],"reasoning_effort":"ultra"}
+{"model":"m","messages":[{"role":"user","content":"p"}],"reasoning":{"effort":"ultra","enabled":true}}
+{"model":"m","messages":[{"role":"user","content":"q"}],"chat_template_kwargs":{"reasoning_effort":"ultra"}}
+{"model":"m","messages":[{"role":"user","content":"r"}],"thinking":{"type":"adaptive"}}
+{"model":"m","messages":[{"role":"user","content":"s"}],"thinking":"x","reasoning_effort":"low"}
+{"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},"bootstrap_room":3}
+`
