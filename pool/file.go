@@ -271,8 +271,8 @@ func (f *fileEntry) checkAddresses(e *Entry) error {
 
 // checkTexts checks the texts, the event addresses, and the form of the dynamo path.
 func (f *fileEntry) checkTexts(e *Entry) error {
-	for _, t := range append([][2]string{{"model", f.Model}, {"engineVersion", f.EngineVersion}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
-		{"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
+	for _, t := range append([][2]string{{"model", f.Model}, {"engineVersion", f.EngineVersion},
+		{"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic}, {"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
 		if err := CheckText(t[1]); err != nil {
 			return wrongKey(t[0], "%v", err)
 		}

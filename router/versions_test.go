@@ -1,6 +1,8 @@
 package router
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"kvepp/internal/apibody"
@@ -12,7 +14,14 @@ import (
 // sglang loads a small model by the rules of SGLang.
 func (h *house) sglang() *tokenizer.Model {
 	h.t.Helper()
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.SGLang})
+	template := filepath.Join(h.t.TempDir(), "template.jinja")
+	if err := os.WriteFile(template, []byte("{{ tools }}{{ messages }}"), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+	model, err := tokenizer.Load(
+		"../test/models/tiny-bytelevel",
+		tokenizer.Options{Engine: tokenizer.SGLang, ChatTemplate: template},
+	)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -44,6 +53,7 @@ func TestWorkersOfTwoVersions(t *testing.T) {
 	const plain = `{"model":"m","messages":[{"role":"user","content":"What is the weather in Paris today, please?"}]}`
 	const tools = `{"model":"m","messages":[{"role":"user","content":"What is the weather in Paris today?"}],` +
 		`"tools":[{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}]}`
+	// only 0.5.23 knows the role
 	const root = `{"model":"m","messages":[{"role":"root","content":"You are a weather station, and nothing else."},` +
 		`{"role":"user","content":"hi"}]}`
 	endpoints := workers(4)

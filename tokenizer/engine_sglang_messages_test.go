@@ -19,7 +19,7 @@ func sglangAPI(t *testing.T, template, api, fields string) (*Model, *apibody.Req
 	t.Helper()
 	m, err := Load(
 		copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": template}),
-		Options{Engine: SGLang},
+		Options{Engine: SGLang, Version: "0.5.21"},
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -39,10 +39,11 @@ func attentionChunk(config []byte) int {
 }
 
 // sglangWindows are the architectures whose windows SGLang keeps in separate memory. LagunaForCausalLM is one only if
-// its text configuration has a sliding_window.
+// its text configuration has a sliding_window, and BeamForCausalLM in one of its forms.
 //
-// Source: SGLang 0.5.21, configs/model_config.py (is_hybrid_swa_model).
+// Source: SGLang 0.5.21 to 0.5.23, configs/model_config.py (is_hybrid_swa_model).
 var sglangWindows = []string{
+	"BeamForCausalLM", "EmbeddingGemma2Model", "MuseSparkForConditionalGeneration",
 	"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMDSpark", "DeepseekV4ForCausalLMNextN",
 	"DiffusionGemmaForBlockDiffusion", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
 	"Gemma4UnifiedForConditionalGeneration", "GptOssForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM",
@@ -54,13 +55,14 @@ var sglangWindows = []string{
 
 // sglangStates are the architectures with layers that keep a state.
 //
-// Source: SGLang 0.5.21, arg_groups/overrides.py (_MAMBA_RADIX_CACHE_ARCHS) and configs/gigachat35.py.
+// Source: SGLang 0.5.21 to 0.5.23, arg_groups/overrides.py (_MAMBA_RADIX_CACHE_ARCHS) and configs/gigachat35.py.
 var sglangStates = []string{
 	"BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration",
 	"FalconH1ForCausalLM", "GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "Glm5NextForConditionalGeneration",
 	"InternS2MobiusForConditionalGeneration", "InternS2PreviewForConditionalGeneration", "JetNemotronForCausalLM",
 	"JetVLMForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiLinearForCausalLM", "Lfm2ForCausalLM",
-	"Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
+	"Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration",
+	"NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
 	"NemotronH_Omni_Reasoning_V3", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration",
 	"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
 	"ZayaForCausalLM",
@@ -70,7 +72,7 @@ var sglangStates = []string{
 // model type selects. Some models of granitemoehybrid and minicpm_sala have no such layers; hasState sees that in their
 // types of layers.
 //
-// Source: SGLang 0.5.21, configs/hybrid_arch.py.
+// Source: SGLang 0.5.21 to 0.5.23, configs/hybrid_arch.py.
 var sglangStateTypes = []string{
 	"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "bailing_hybrid", "falcon_h1", "falcon_mamba",
 	"gigachat3_5", "glm5_next", "granitemoehybrid", "inkling_mm_model", "inkling_model", "intern_s2_preview",

@@ -94,10 +94,12 @@ func TestSGLangVersions(t *testing.T) {
 				"None|[{'role': 'user', 'content': 'hi'}, {'role': 'system', 'content': 'Developer " +
 					"instructions:\\nx'}]|",
 			}},
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"root","content":"r"},{"role":"user","content":"hi"}]}`,
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"root","content":"r"},{"role":"user",` +
+			`"content":"hi"}]}`,
 			[3]string{refused, refused,
 				"None|[{'role': 'root', 'content': 'r'}, {'role': 'user', 'content': 'hi'}]|"}},
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}],"reasoning_effort":"ultra"}`,
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}],` +
+			`"reasoning_effort":"ultra"}`,
 			[3]string{refused, refused, "None|[{'role': 'user', 'content': 'hi'}]|ultra"}},
 	} {
 		for i, version := range Versions(SGLang) {

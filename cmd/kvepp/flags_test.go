@@ -219,14 +219,14 @@ var settings = []struct {
 	{
 		"engine-version",
 		"KVEPP_ENGINE_VERSION",
-		"auto",
+		"",
 		[3]string{"0.5.23", "0.33.0", "1.2"},
 		func(o *options) any { return o.engineVersion },
 	},
 	{
 		"unknown-engine-version",
 		"KVEPP_UNKNOWN_ENGINE_VERSION",
-		"nearest",
+		"",
 		[3]string{"load", "nearest", "load"},
 		func(o *options) any { return o.unknownVersion },
 	},

@@ -122,7 +122,12 @@ func checkVersions(engine tokenizer.Engine, entries []pool.Entry) error {
 
 // versionAt returns the model by the rules of the version that the engine at url has. finder is nil if the engines are
 // not asked.
-func versionAt(ctx context.Context, finder *engineversion.Finder, url string, model *tokenizer.Model) *tokenizer.Model {
+func versionAt(
+	ctx context.Context,
+	finder *engineversion.Finder,
+	url string,
+	model *tokenizer.Model,
+) *tokenizer.Model {
 	if finder == nil {
 		return model
 	}

@@ -49,6 +49,7 @@ var may = map[string]string{
 	"pool/dynamo":         "kvblock pool",
 	"pool/kube":           "kvblock pool pool/dynamo modelrewrite",
 	"pool/enginemetrics":  "kvblock natssub pool zmqsub",
+	"pool/engineversion":  "",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer " +
 		"internal/apibody internal/metrics",
 	"indexer/feed":    "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",

@@ -38,7 +38,8 @@ const (
 	maxVersionBytes = 64
 	// parallel is how many servers are asked at once.
 	parallel = 8
-	// alternating changes of the version within alternatingFor mean several engines. A rollout and its rollback are two.
+	// alternating changes of the version within alternatingFor mean several engines. A rollout and its rollback are
+	// two.
 	alternating    = 3
 	alternatingFor = 10 * time.Minute
 )

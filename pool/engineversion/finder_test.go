@@ -72,12 +72,12 @@ func TestFinder(t *testing.T) {
 		// A server that was away is asked sooner than one that answered.
 		e.set("http://d/server_info", `200 {"version":"0.5.22"}`)
 		e.set("http://b/get_server_info", `200 {"version":"0.5.22"}`)
-		time.Sleep(retry + time.Second)
+		<-time.After(retry + time.Second)
 		synctest.Wait()
 		if d, b := f.Of("http://d"), f.Of("http://b"); d.Version != "0.5.22" || b.Version != "0.5.21" {
 			t.Errorf("after %v: %+v and %+v, want 0.5.22 of the one that was away alone", retry, d, b)
 		}
-		time.Sleep(interval)
+		<-time.After(interval)
 		synctest.Wait()
 		if b := f.Of("http://b"); b != (Answer{Version: "0.5.22"}) {
 			t.Errorf("after an update: %+v, want 0.5.22", b)
@@ -86,7 +86,7 @@ func TestFinder(t *testing.T) {
 		delete(e.answers, "http://b/get_server_info")
 		delete(e.answers, "http://b/server_info")
 		e.mu.Unlock()
-		time.Sleep(2 * interval)
+		<-time.After(2 * interval)
 		synctest.Wait()
 		if b := f.Of("http://b"); b.Version != "0.5.22" {
 			t.Errorf("while away: %+v, want the last version", b)
@@ -107,7 +107,7 @@ func TestSeveral(t *testing.T) {
 		defer cancel()
 		say := func(version string) Answer {
 			e.set("http://a/version", `200 {"version":"`+version+`"}`)
-			time.Sleep(interval)
+			<-time.After(interval)
 			synctest.Wait()
 			return f.Of("http://a")
 		}

@@ -156,11 +156,7 @@ func TestEngines(t *testing.T) {
 				engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
 				body := body
 				if c.folder != "tiny-bytelevel" { // its answers are the golden files
-					body = more
-					if engine == tokenizer.SGLang {
-						body = slices.Concat(body, []byte(versionedRequests),
-							mixed(t, slices.Concat([]byte(versionedRequests), requests), 300))
-					}
+					body = withVersioned(t, engine, more, requests)
 				}
 				var questions []any
 				var models []*tokenizer.Model
@@ -238,10 +234,7 @@ func TestEngines(t *testing.T) {
 					wrong,
 				)
 				count(equal+wrong, 0, wrong)
-				path := data + string(engine) + ".jsonl"
-				if version == "0.5.23" {
-					path = data + "sglang-0.5.23.jsonl"
-				}
+				path := data + goldenOf(engine, version)
 				if c.folder != "tiny-bytelevel" {
 					return
 				}

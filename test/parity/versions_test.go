@@ -31,24 +31,24 @@ func oracle(t *testing.T, engine tokenizer.Engine, version string) (python, sour
 	return "", ""
 }
 
-// compared returns the versions of an engine to compare with: all that kvepp follows, or of the engine KVEPP_ENGINE
-// the version KVEPP_VERSION.
+// compared returns the versions of an engine to compare with: all that kvepp follows, or those that KVEPP_PARITY
+// names, an engine and optionally a version.
 func compared(t *testing.T, engine tokenizer.Engine) []string {
 	t.Helper()
-	only, version := os.Getenv("KVEPP_ENGINE"), os.Getenv("KVEPP_VERSION")
 	all := tokenizer.Versions(engine)
+	only := strings.Fields(os.Getenv("KVEPP_PARITY"))
 	switch {
-	case only == "":
+	case len(only) == 0:
 		return all
-	case only != string(engine):
+	case only[0] != string(engine):
 		return nil
-	case version == "":
+	case len(only) == 1:
 		return all
-	case !slices.Contains(all, version):
+	case !slices.Contains(all, only[1]):
 		t.Fatalf("%s %s is none of the versions %v in tokenizer/version.go: add it there, and its packages to "+
-			"test/tools/oracles", engine, version, all)
+			"test/tools/oracles/versions", engine, only[1], all)
 	}
-	return []string{version}
+	return only[1:]
 }
 
 // versionedRequests are chats that the versions of SGLang treat differently, with the templates of TestEngines.
@@ -72,3 +72,22 @@ const versionedRequests = `` +
 {"model":"m","messages":[{"role":"user","content":"s"}],"thinking":"x","reasoning_effort":"low"}
 {"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},"bootstrap_room":3}
 `
+
+// withVersioned returns chats, for SGLang with those of versionedRequests and others mixed from them and requests.
+func withVersioned(t *testing.T, engine tokenizer.Engine, chats, requests []byte) []byte {
+	t.Helper()
+	if engine != tokenizer.SGLang {
+		return chats
+	}
+	versioned := []byte(versionedRequests)
+	return slices.Concat(chats, versioned, mixed(t, slices.Concat(versioned, requests), 300))
+}
+
+// goldenOf returns the name of the golden file of an engine's version. Versions that make the same text of all requests
+// share one.
+func goldenOf(engine tokenizer.Engine, version string) string {
+	if engine == tokenizer.SGLang && version == "0.5.23" {
+		return "sglang-0.5.23.jsonl"
+	}
+	return string(engine) + ".jsonl"
+}

@@ -10,6 +10,8 @@
 #   install.sh vllm       a whole vLLM for the CPU
 #   install.sh media      the dependencies of vLLM's media processors
 #   install.sh engines    the Python code of vLLM and SGLang that reads requests, its imports, and real chat templates
+#   install.sh versions [ENGINE [VERSION]]
+#                         the same of the engines' further versions, one folder a line: all of oracles/versions, or those named
 #   install.sh manifests  Helm and kustomize
 #   install.sh crds       the CustomResourceDefinitions of gateways and of the Prometheus operator
 #   install.sh kube [PROGRAM...]
@@ -121,6 +123,30 @@ fill_engines() {
 	# Only Python files are used, so the package of any platform is good.
 	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
+	unpack "$1"
+}
+
+# versions prints, for each list in oracles/versions, a folder with a virtual environment and, in sources, the engine's
+# own files. The folder's name begins with the list's.
+versions() {
+	python
+	for list in "$here"/oracles/versions/${1:-*}-${2:-*}.txt; do
+		[ -e "$list" ] || continue
+		name=${list##*/}
+		name=${name%.txt}
+		once "$cache/$name-$(key "$list")" "fetching the Python files of $name (about 150 MB to fetch, once)" fill_version
+	done
+}
+
+fill_version() {
+	packages "$1" -r "$list"
+	"$1/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" "${name%%-*}==${name#*-}" >&2
+	unpack "$1"
+}
+
+# unpack moves the Python files and templates of the packages in a folder's wheels to its sources.
+unpack() {
 	python3 - "$1" >&2 <<-'END'
 		import glob, sys, zipfile
 		for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
@@ -251,6 +277,7 @@ shells) shells ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
+versions) shift; versions "$@" ;;
 vllm) vllm ;;
 media) media ;;
 kube) shift; kube "$@" ;;
@@ -258,5 +285,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|shells|oracles|engines|vllm|media|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|shells|oracles|engines|versions|vllm|media|kube|istio|suite|manifests|crds" ;;
 esac
