@@ -78,10 +78,10 @@ func TestSGLangVersions(t *testing.T) {
 	}{
 		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function",` +
 			`"function":{"name":"f","parameters":{}}}]}`, [3]string{
-			"[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': {}, 'strict': False}, " +
-				"'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",
-			"[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': {}, 'strict': False}, " +
-				"'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",
+			"[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': {}, " +
+				"'strict': False}, 'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",
+			"[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': {}, " +
+				"'strict': False}, 'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",
 			"[{'type': 'function', 'function': {'name': 'f', 'parameters': {}, 'description': None}, " +
 				"'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",
 		}},

@@ -112,8 +112,8 @@ func checkVersions(engine tokenizer.Engine, entries []pool.Entry) error {
 		}
 		other, twice := byAddress[e.Address]
 		if twice && e.Address != "" && other.version != e.EngineVersion {
-			return fmt.Errorf("endpoints %q and %q share the address %s, but have engineVersion %s and %s: one address "+
-				"is one engine", other.name, e.Name, e.Address, other.version, e.EngineVersion)
+			return fmt.Errorf("endpoints %q and %q share the address %s, but have engineVersion %s and %s: one "+
+				"address is one engine", other.name, e.Name, e.Address, other.version, e.EngineVersion)
 		}
 		byAddress[e.Address] = declared{e.Name, e.EngineVersion}
 	}

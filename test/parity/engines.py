@@ -367,7 +367,8 @@ class SGLang:
         import sglang.srt.entrypoints.openai.serving_responses as serving_responses
 
         request = self.protocol.ResponsesRequest.model_validate(body)
-        if request.previous_response_id is not None:
+        # As create_responses does; only the model type beam takes such a tool.
+        if request.previous_response_id is not None or any(tool.type == "shell" for tool in request.tools):
             raise ValueError("not rendered")
         serving = serving_responses.OpenAIServingResponses.__new__(serving_responses.OpenAIServingResponses)
         serving.__dict__.update(self.serving.__dict__)

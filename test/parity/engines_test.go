@@ -167,8 +167,9 @@ func TestEngines(t *testing.T) {
 					}
 					m, err := tokenizer.Load(
 						folder,
-						tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
-							ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
+						tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path,
+							DefaultChatTemplateKwargs: c.defaults,
+							ReasoningEffortMap:        c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
 					)
 					if err != nil {
 						t.Fatal(err)
@@ -243,7 +244,7 @@ func TestEngines(t *testing.T) {
 						t.Fatal(err)
 					}
 				} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
-					t.Errorf("%s differs from the engine's current answers (%v): run this test with -rewrite", path, err)
+					t.Errorf("%s differs from the engine's answers (%v): run this test with -rewrite", path, err)
 				}
 			})
 		}

@@ -180,7 +180,8 @@ var (
 			`{"type":"input_text","text":"q"}]}`,
 	}
 	sglangMore = []string{
-		`"tools":[{"name":"f","strict":true,"type":"function","defer_loading":true},{"type":"shell"}]`,
+		`"tools":[{"name":"f","strict":true,"type":"function","defer_loading":true},{"type":"web_search"}]`,
+		`"tools":[{"type":"function","name":"f"},{"type":"shell"}]`,
 		`"tools":[{"type":"function","parameters":{"b":1},"name":"f"},{"type":"namespace","name":"n","tools":[]}]`,
 		`"reasoning":{"effort":"ultra"}`,
 		`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true},` +
