@@ -30,9 +30,9 @@ type promptFlags struct {
 func (p *promptFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&p.engineVersion, "engine-version", autoVersion,
 		"`VERSION` of the engine, such as 0.5.23, whose rules are followed. auto: kvepp serve asks each engine, "+
-			"unless --refresh-metrics-interval is 0, and takes the newest tested version for engines that do not answer. "+
-			"The key engineVersion of an endpoint in the endpoints file takes precedence. docs/engines.md lists the "+
-			"tested versions")
+			"unless --refresh-metrics-interval is 0, and takes the newest tested version for engines that do not "+
+			"answer. The key engineVersion of an endpoint in the endpoints file takes precedence. docs/engines.md "+
+			"lists the tested versions")
 	f.StringVar(&p.chatTemplate, "chat-template", "",
 		"chat template `FILE` in place of the model folder's, for every --model; give the engine's value")
 	f.StringVar(&p.chatTemplateContentFormat, "chat-template-content-format", "auto",

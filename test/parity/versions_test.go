@@ -73,6 +73,9 @@ const versionedRequests = `` +
 {"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},"bootstrap_room":3}
 `
 
+// newestOnly are defaults of template variables that only the newest version of an engine is compared with, for time.
+const newestOnly = `{"custom":{"a":[1]}}`
+
 // withVersioned returns chats, for SGLang with those of versionedRequests and others mixed from them and requests.
 func withVersioned(t *testing.T, engine tokenizer.Engine, chats, requests []byte) []byte {
 	t.Helper()
