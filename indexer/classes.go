@@ -16,15 +16,22 @@ import (
 //	state            the prefix's last block is held
 //
 // A prefix is a multiple of all block sizes, and shorter than the prompt, because the engine computes the last token.
-// Full attention's blocks are the smallest, so a position here is a number of those blocks.
+//
+// A class may have larger or smaller blocks than full attention. A larger block is indexed as the last block of full
+// attention in it. A smaller one that ends where one of full attention's ends is indexed as that block, and one that
+// ends inside as a block of its own behind the block before (kvblock.PartHash).
+//
+// An engine that drafts with EAGLE may drop the last cached block (kvblock.EAGLEDrop). The prefix is then one block
+// shorter than what full attention holds, or what windows need ends one block behind the prefix.
 //
 // Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_longest_cache_hit), vLLM 0.32 and 0.33.
 
 // Hybrid describes the classes of a worker.
 type Hybrid struct {
 	Classes   kvblock.Classes // class i has tier kvblock.ClassTier(i)
-	BlockSize int             // of full attention, in tokens; the classes' are multiples of it
-	Chunk     int             // of classes of kind ClassChunk, in tokens; 0: not known
+	BlockSize int             // of full attention, in tokens; the classes' are multiples of it or whole parts
+	Drop      kvblock.EAGLEDrop
+	Chunk     int // of classes of kind ClassChunk, in tokens; 0: not known
 	// Incomplete says that the index does not have all blocks of the classes. Full attention's blocks then count, which
 	// are an upper bound.
 	Incomplete bool
@@ -79,19 +86,19 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 }
 
 // applyClasses replaces the counts of workers of hybrid models by what they can reuse.
-func (x *Index) applyClasses(hybrids []*Hybrid, chain []kvblock.SequenceHash, tokens int, s *OverlapScores) {
+func (x *Index) applyClasses(hybrids []*Hybrid, p *Prompt, s *OverlapScores) {
 	for o := range s.Overlaps() {
 		if int(o.Worker) >= len(hybrids) || hybrids[o.Worker] == nil || o.Blocks == 0 {
 			continue
 		}
-		h := hybrids[o.Worker]
 		c := workerCut{worker: o.Worker, count: o.Blocks}
-		if h.Incomplete || !h.chunkKnown() || s.Extension(o.Worker).Total() > 0 {
+		q := classQuery{x: x, p: p, scores: s, w: o.Worker, h: hybrids[o.Worker]}
+		if !q.known() || s.Extension(o.Worker).Total() > 0 {
 			c.UpperBound = true
 		} else {
-			c.count, c.Cut = x.reusable(chain, s, o, h, tokens)
+			c.count, c.Cut = q.reusable(o.Blocks)
 			// Predictions are of full attention alone, and their blocks count as held.
-			c.count = max(c.count, min(s.predicted.blocks(o.Worker), o.Blocks))
+			c.count = max(c.count, q.longest(min(s.predicted.blocks(o.Worker), o.Blocks)))
 		}
 		c.Held = o.Blocks
 		s.cuts = append(s.cuts, c)
@@ -103,47 +110,76 @@ func (x *Index) applyClasses(hybrids []*Hybrid, chain []kvblock.SequenceHash, to
 	}
 }
 
-// chunkKnown reports whether the chunk is known if the model has one.
-func (h *Hybrid) chunkKnown() bool {
-	for _, c := range h.Classes {
-		if c.Kind == kvblock.ClassChunk && (h.Chunk < 1 || h.Chunk%int(c.BlockSize) != 0) {
+// classQuery is the lookup of a prompt for one worker of a hybrid model. Lengths and positions are in tokens.
+type classQuery struct {
+	x      *Index
+	p      *Prompt
+	scores *OverlapScores
+	w      kvblock.Worker
+	h      *Hybrid
+}
+
+// known reports whether all that the classes need is known.
+func (q *classQuery) known() bool {
+	if q.h.Incomplete {
+		return false
+	}
+	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
+		if c.Kind == kvblock.ClassChunk && (q.h.Chunk < 1 || q.h.Chunk%int(c.BlockSize) != 0) ||
+			int(c.BlockSize) < q.h.BlockSize && q.p.IDs == nil {
 			return false
 		}
 	}
 	return true
 }
 
-// align returns the LCM of the block sizes in blocks of full attention.
-func (h *Hybrid) align() int {
-	align := 1
-	for _, c := range h.Classes[:h.Classes.Len()] {
-		n := max(int(c.BlockSize)/h.BlockSize, 1)
-		a, b := align, n
-		for b > 0 {
-			a, b = b, a%b
-		}
-		align *= n / a
+// longest returns the number of blocks of the longest prefix that full attention accepts, if it holds this many.
+func (q *classQuery) longest(blocks int) int {
+	blocks = min(blocks, len(q.p.Chain))
+	if q.h.Drop&kvblock.EAGLEDropFull != 0 {
+		blocks = max(min(blocks, q.limit()/q.h.BlockSize)-1, 0)
+	}
+	align := q.align() / q.h.BlockSize
+	return min(blocks, max(q.p.Tokens-1, 0)/q.h.BlockSize) / align * align
+}
+
+// limit returns where the block that EAGLE drops may end at most.
+func (q *classQuery) limit() int {
+	unit := q.h.BlockSize
+	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
+		unit = gcd(unit, int(c.BlockSize))
+	}
+	if q.h.Classes.Len() == 0 {
+		return max(q.p.Tokens-1, 0)
+	}
+	return q.p.Tokens / unit * unit
+}
+
+// align returns the LCM of the block sizes.
+func (q *classQuery) align() int {
+	align := q.h.BlockSize
+	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
+		align *= int(c.BlockSize) / gcd(align, int(c.BlockSize))
 	}
 	return align
 }
 
-// reusable returns how many of the leading blocks in o the engine can reuse of a prompt with this many tokens, and what
-// its classes cut.
-func (x *Index) reusable(
-	chain []kvblock.SequenceHash,
-	scores *OverlapScores,
-	o Overlap,
-	h *Hybrid,
-	tokens int,
-) (n int, cut Cut) {
-	align, classes := h.align(), h.Classes[:h.Classes.Len()]
-	n = min(o.Blocks, len(chain), max(tokens-1, 0)/h.BlockSize) / align * align
-	whole, most := n, 0
+func gcd(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// reusable returns how many blocks the engine can reuse, and what the classes cut. held is the number of leading blocks
+// that full attention holds.
+func (q *classQuery) reusable(held int) (blocks int, cut Cut) {
+	classes, align := q.h.Classes[:q.h.Classes.Len()], q.align()
+	whole := q.longest(held)
+	n, most := whole*q.h.BlockSize, 0
 	for settled := 0; n > 0 && settled < len(classes); {
-		for i, c := range classes {
-			q := classQuery{x: x, chain: chain, scores: scores, w: o.Worker, class: i,
-				step: max(int(c.BlockSize)/h.BlockSize, 1)}
-			fits := q.accept(n, c, h.Chunk) / align * align
+		for i := range classes {
+			fits := q.accept(n, i) / align * align
 			if fits == n {
 				if settled++; settled == len(classes) {
 					break
@@ -151,7 +187,7 @@ func (x *Index) reusable(
 				continue
 			}
 			if n-fits > most {
-				most, cut.Kind = n-fits, c.Kind
+				most, cut.Kind = n-fits, classes[i].Kind
 			}
 			n, settled = fits, 0
 			if n == 0 {
@@ -159,56 +195,69 @@ func (x *Index) reusable(
 			}
 		}
 	}
-	cut.Blocks = whole - n
-	return n, cut
+	blocks = n / q.h.BlockSize
+	cut.Blocks = whole - blocks
+	return blocks, cut
 }
 
-// classQuery is the lookup of one worker's blocks in one class.
-type classQuery struct {
-	x      *Index
-	chain  []kvblock.SequenceHash
-	scores *OverlapScores
-	w      kvblock.Worker
-	class  int
-	step   int // block size of the class, in blocks of full attention
-}
-
-// accept returns n if the class accepts a prefix of n blocks, else the end of the longest prefix that may be
-// acceptable. n is a multiple of q.step.
-func (q *classQuery) accept(n int, c kvblock.Class, chunk int) int {
-	first := 0 // the class needs the blocks from here to n
+// accept returns n if class i accepts a prefix of n tokens, else a bound for the longest prefix that it may accept.
+func (q *classQuery) accept(n, i int) int {
+	c := &q.h.Classes[i]
+	size := int(c.BlockSize)
+	first, end := 0, n // the class needs the blocks that end behind first, up to end
 	switch c.Kind {
 	case kvblock.ClassState:
-		first = n - q.step
+		first = n - size
 	case kvblock.ClassWindow:
-		need := (int(c.Window) - 1 + int(c.BlockSize) - 1) / int(c.BlockSize)
-		first = max(n-need*q.step, 0)
-	case kvblock.ClassChunk:
-		perChunk := chunk / int(c.BlockSize) * q.step
-		first = n / perChunk * perChunk
-	}
-	for end := n; end > first; end -= q.step {
-		if !q.held(end) {
-			return end - q.step // a longer prefix needs this block as well
+		first = max(n-(int(c.Window)-1+size-1)/size*size, 0)
+		if q.h.Drop&kvblock.EAGLEDropWindows != 0 {
+			if end += size; end > q.limit() {
+				return max(q.limit()-size, 0)
+			}
 		}
+	case kvblock.ClassChunk:
+		first = n / q.h.Chunk * q.h.Chunk
+	}
+	if missing := q.lastMissing(i, size, first, end); missing > 0 {
+		return min(missing-size, n-1) // a longer prefix needs this block as well
 	}
 	return n
 }
 
-// held reports whether the worker holds the block of the class that ends behind end blocks.
-func (q *classQuery) held(end int) bool {
-	return q.scores.classes.word(q, (end-1)/64)>>((end-1)%64)&1 != 0
+// lastMissing returns the end of the last block of class i in (first, end] that the worker does not hold; 0: it holds
+// all. Both are multiples of size, the class's block size.
+func (q *classQuery) lastMissing(i, size, first, end int) int {
+	of, scores := q.h.BlockSize, &q.scores.classes
+	if size == of {
+		missing := scores.layer(q, i, 0).lastMissing(q, first/of, end/of)
+		return missing * of
+	}
+	for ; end > first; end -= size {
+		l := scores.layer(q, i, end%of)
+		at := (end - 1) / of // the block of full attention
+		if l.lastMissing(q, at, at+1) > 0 {
+			return end
+		}
+	}
+	return 0
 }
 
-// classScores caches which workers hold which blocks of the classes, for one prompt. A word of positions is read when
-// it is first needed.
+// classScores caches which workers hold which blocks of the classes, for one prompt.
 type classScores struct {
-	words  int              // for each class and worker
-	loaded []uint64         // a bit for each word of positions that was read, MaxClasses x words bits
-	slots  []int32          // by worker number: 1 + index of its words in held; 0: none
-	owners []kvblock.Worker // workers with a slot
-	held   []uint64         // MaxClasses x words for each slot
-	masks  []classMask      // scratch
+	words  int              // for the prompt's blocks, and one more
+	slots  []int32          // by worker number: 1 + its index in owners; 0: not there
+	owners []kvblock.Worker // workers that hold a block
+	layers []classLayer
+	used   int         // layers of this prompt
+	masks  []classMask // scratch
+}
+
+// classLayer has the blocks of one class that end this many tokens after the beginning of a block of full attention.
+type classLayer struct {
+	class  int
+	part   int      // 0: at its end
+	loaded []uint64 // a bit for each block of full attention: the index was asked
+	held   []uint64 // classScores.words for each owner, as far as needed
 }
 
 // classMask is which blocks of a run one worker holds.
@@ -222,88 +271,134 @@ func (c *classScores) reset() {
 	for _, w := range c.owners {
 		c.slots[w] = 0
 	}
-	c.owners, c.words = c.owners[:0], 0
+	c.owners, c.words, c.used = c.owners[:0], 0, 0
 }
 
-// begin prepares c for a prompt.
-func (c *classScores) begin(blocks int) {
-	c.words = (blocks + 63) / 64
-	n := (kvblock.MaxClasses*c.words + 63) / 64
-	c.loaded = grow(c.loaded[:0], n)
-	clear(c.loaded)
-	c.held = c.held[:0]
+// layer returns the layer of a class and part.
+func (c *classScores) layer(q *classQuery, class, part int) *classLayer {
+	for i := range c.layers[:c.used] {
+		if l := &c.layers[i]; l.class == class && l.part == part {
+			return l
+		}
+	}
+	c.words = len(q.p.Chain)/64 + 1
+	if c.used == len(c.layers) {
+		c.layers = append(c.layers, classLayer{})
+	}
+	l := &c.layers[c.used]
+	c.used++
+	l.class, l.part = class, part
+	l.loaded, l.held = grow(l.loaded[:0], c.words), l.held[:0]
+	clear(l.loaded)
+	return l
 }
 
-// of returns the words of w.
-func (c *classScores) of(w kvblock.Worker) []uint64 {
+// lastMissing returns 1 + the last block in [first, end) that the worker does not hold; 0: it holds all.
+func (l *classLayer) lastMissing(q *classQuery, first, end int) int {
+	c := &q.scores.classes
+	for end > first {
+		j := (end - 1) / 64
+		from := max(first, 64*j)
+		want := ones(end-64*j) &^ ones(from-64*j)
+		if want&^l.loaded[j] != 0 {
+			l.load(q, j, want)
+		}
+		have := uint64(0)
+		if w := q.w; int(w) < len(c.slots) && c.slots[w] > 0 {
+			if at := int(c.slots[w]-1)*c.words + j; at < len(l.held) {
+				have = l.held[at]
+			}
+		}
+		if missing := want &^ have; missing != 0 {
+			return 64*j + bits.Len64(missing)
+		}
+		end = from
+	}
+	return 0
+}
+
+// mark records that w holds these blocks of the 64 from block 64 * j on.
+func (l *classLayer) mark(c *classScores, w kvblock.Worker, j int, mask uint64) {
 	if more := int(w) + 1 - len(c.slots); more > 0 {
 		c.slots = append(c.slots, make([]int32, more)...)
 	}
-	size := kvblock.MaxClasses * c.words
 	if c.slots[w] == 0 {
 		c.owners = append(c.owners, w)
 		c.slots[w] = int32(len(c.owners))
-		from := len(c.held)
-		c.held = grow(c.held, from+size)
-		clear(c.held[from:])
 	}
-	at := int(c.slots[w]-1) * size
-	return c.held[at : at+size]
+	at := int(c.slots[w]-1)*c.words + j
+	if from := len(l.held); at >= from {
+		l.held = grow(l.held, (at/c.words+1)*c.words)
+	}
+	l.held[at] |= mask
 }
 
-// word returns which of the 64 blocks from block 64 * j on q's worker holds in q's class.
-func (c *classScores) word(q *classQuery, j int) uint64 {
-	if c.words == 0 {
-		c.begin(len(q.chain))
+// load asks the index who holds the blocks in want, of the 64 from block 64 * j on. It leaves out workers that do not
+// hold the prompt's first block on their device.
+func (l *classLayer) load(q *classQuery, j int, want uint64) {
+	t := &q.x.tiers[kvblock.ClassTier(l.class)]
+	if !t.nonEmpty.Load() {
+		l.loaded[j] |= want
+		return
 	}
-	at := q.class*c.words + j
-	if c.loaded[at/64]>>(at%64)&1 == 0 {
-		c.loaded[at/64] |= 1 << (at % 64)
-		t := &q.x.tiers[kvblock.ClassTier(q.class)]
-		if t.nonEmpty.Load() {
-			c.load(t, q.chain, at, j, q.scores)
-		}
-	}
-	if int(q.w) >= len(c.slots) || c.slots[q.w] == 0 {
-		return 0
-	}
-	return c.of(q.w)[at]
-}
-
-// load reads which workers hold the 64 blocks from block 64 * j on in t, into word at of the workers' words. It leaves
-// out workers that do not hold the prompt's first block on their device.
-func (c *classScores) load(t *tier, chain []kvblock.SequenceHash, at, j int, s *OverlapScores) {
+	c := &q.scores.classes
 	retries, locked := maxRetries, false
-	for i := min(64*j+63, len(chain)-1); i >= 64*j; {
-		block, ok := t.bySeq.find(&t.arena, chain[i])
-		if !ok {
-			i--
-			continue
+	for want &^= l.loaded[j]; want != 0; {
+		i := bits.Len64(want) - 1
+		seq, known := l.hash(q, 64*j+i)
+		at, found := ref(0), false
+		if known {
+			at, found = t.bySeq.find(&t.arena, seq)
 		}
-		before, ok := t.holdersUpTo(block, chain[i], &c.masks)
-		if !ok {
-			if retries--; retries == 0 && !locked {
-				t.mu.Lock() // excludes writers
-				locked = true
-			}
-			continue
-		}
-		for _, m := range c.masks {
-			if !s.device.has(m.worker) {
+		read := uint64(1) << i // the blocks that this step asks for
+		if found {
+			before, ok := t.holdersUpTo(at, seq, &c.masks)
+			if !ok {
+				if retries--; retries == 0 && !locked {
+					t.mu.Lock() // excludes writers
+					locked = true
+				}
 				continue
 			}
-			// Bit before of the mask is block i, which is bit i - 64 * j of the word.
-			if shift := i - 64*j - before; shift >= 0 {
-				c.of(m.worker)[at] |= m.mask << shift
-			} else {
-				c.of(m.worker)[at] |= m.mask >> -shift
+			if l.part == 0 { // the blocks before it in the run are the prompt's
+				read = ones(i+1) &^ ones(max(i-before, 0))
+			}
+			for _, m := range c.masks {
+				mask := m.mask // bit before is block i
+				if i >= before {
+					mask <<= i - before
+				} else {
+					mask >>= before - i
+				}
+				if mask &= read; mask != 0 && q.scores.device.has(m.worker) {
+					l.mark(c, m.worker, j, mask)
+				}
 			}
 		}
-		i -= before + 1
+		l.loaded[j] |= read
+		want &^= read
 	}
 	if locked {
 		t.mu.Unlock()
 	}
+}
+
+// hash returns the sequence hash of the layer's block in block i of the prompt; false if it cannot be known.
+func (l *classLayer) hash(q *classQuery, i int) (kvblock.SequenceHash, bool) {
+	if l.part == 0 {
+		if i >= len(q.p.Chain) {
+			return 0, false
+		}
+		return q.p.Chain[i], true
+	}
+	local, ok := kvblock.PartHash(q.p.IDs, q.p.Options, i, l.part)
+	switch {
+	case !ok || i > len(q.p.Chain):
+		return 0, false
+	case i == 0:
+		return kvblock.FirstSequenceHash(local), true
+	}
+	return kvblock.NextSequenceHash(q.p.Chain[i-1], local), true
 }
 
 // holdersUpTo sets masks to the blocks that each worker holds in the run with the block seq at address at, up to that

@@ -45,12 +45,24 @@ const maxRetries = 64
 //
 // FindMatches takes no lock unless writers spoil maxRetries reads. It allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
-	x.FindPrompt(chain, math.MaxInt, scores)
+	x.FindPrompt(&Prompt{Chain: chain, Tokens: math.MaxInt}, scores)
 }
 
-// FindPrompt is FindMatches for a prompt of this many tokens. An engine computes a prompt's last token in any case, so
-// a worker of a hybrid model counts as many blocks as it can reuse of one token less (classes.go).
-func (x *Index) FindPrompt(chain []kvblock.SequenceHash, tokens int, scores *OverlapScores) {
+// Prompt is a prompt to look up.
+type Prompt struct {
+	Chain  []kvblock.SequenceHash // of its blocks
+	Tokens int                    // its length
+	// IDs are token ids from the prompt's beginning, at least those of Chain, and Options those with which Chain was
+	// hashed. They are needed for workers with a class of layers whose blocks are smaller than full attention's. If IDs
+	// is nil, their count is an upper bound.
+	IDs     []kvblock.Token
+	Options kvblock.HashOptions
+}
+
+// FindPrompt is FindMatches for a prompt of known length. An engine computes a prompt's last token in any case, so a
+// worker of a hybrid model counts as many blocks as it can reuse of one token less (classes.go).
+func (x *Index) FindPrompt(p *Prompt, scores *OverlapScores) {
+	chain := p.Chain
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
@@ -60,7 +72,7 @@ func (x *Index) FindPrompt(chain []kvblock.SequenceHash, tokens int, scores *Ove
 		}
 	}
 	if hybrids := x.hybrids.Load(); hybrids != nil {
-		x.applyClasses(*hybrids, chain, tokens, scores)
+		x.applyClasses(*hybrids, p, scores)
 	}
 }
 

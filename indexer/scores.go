@@ -1,8 +1,10 @@
 package indexer
 
 import (
+	"cmp"
 	"iter"
 	"math/bits"
+	"slices"
 	"sync/atomic"
 
 	"kvepp/kvblock"
@@ -86,12 +88,13 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 
 // Cut returns what the classes of a worker of a hybrid model did to its count; the zero value for other workers.
 func (s *OverlapScores) Cut(w kvblock.Worker) Cut {
-	for i := range s.cuts {
-		if s.cuts[i].worker == w {
-			return s.cuts[i].Cut
-		}
+	at, found := slices.BinarySearchFunc(s.cuts, w, func(c workerCut, w kvblock.Worker) int {
+		return cmp.Compare(c.worker, w)
+	})
+	if !found {
+		return Cut{}
 	}
-	return Cut{}
+	return s.cuts[at].Cut
 }
 
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.

@@ -1,6 +1,7 @@
 package kvblock
 
 import (
+	"bytes"
 	"math"
 	"math/bits"
 	"slices"
@@ -35,7 +36,7 @@ func (k EventKind) String() string {
 // Batch is one message of an engine's KV event publisher, decoded but not interpreted. The zero value is empty.
 //
 // Byte slices alias the payload given to DecodeBatch. Other slices are buffers of the Batch: the next DecodeBatch
-// overwrites them, and they never shrink. Use a Batch before the payload or the Batch changes. One goroutine may use a
+// overwrites them, and they never shrink. Events may share Tokens. Use a Batch before the payload or the Batch changes. One goroutine may use a
 // Batch at a time.
 type Batch struct {
 	Timestamp float64 // seconds since 1970
@@ -49,6 +50,8 @@ type Batch struct {
 	hashes []EngineHash
 	tokens []Token
 	local  []LocalHash
+
+	latest tokenList // during DecodeBatch: the latest list of token ids
 
 	buffers buffers
 }
@@ -119,6 +122,7 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	if s.p != len(payload) {
 		return s.fail("%d bytes after the batch", len(payload)-s.p)
 	}
+	b.latest = tokenList{} // do not keep the payload
 	return nil
 }
 
@@ -698,10 +702,27 @@ func (b *Batch) decodeHashes(s *scanner, e *Event) error {
 	return err
 }
 
+// tokenList is a list of token ids and its encoding. The zero value is none.
+type tokenList struct {
+	encoded []byte
+	tokens  []Token
+	bigram  bool
+}
+
+// decodeTokens reads token ids. Each layer group of a hybrid model repeats those of the group before, in the same
+// encoding, which is then not decoded again: no encoding is the beginning of another one.
 func (b *Batch) decodeTokens(s *scanner, e *Event) (err error) {
 	at, begin := len(b.tokens), s.p
+	if l := &b.latest; len(l.encoded) > 0 && bytes.HasPrefix(s.b[s.p:], l.encoded) {
+		s.p += len(l.encoded)
+		e.Tokens, e.Bigram = l.tokens, l.bigram
+		return nil
+	}
 	b.tokens, e.Bigram, err = s.tokens(b.tokens)
 	e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
+	if err == nil {
+		b.latest = tokenList{s.b[begin:s.p], e.Tokens, e.Bigram}
+	}
 	if err != nil && s.p > begin && !e.Bigram && s.peek() == kindString {
 		// TensorRT-LLM sends a digest where an image or another medium is. The tokens before it are text.
 		e.noteMedia(math.MaxInt)

@@ -1,7 +1,9 @@
 package kvblock
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -11,7 +13,8 @@ import (
 //
 // A group's store lists only the blocks that the group keeps, but carries the token ids of the whole stretch. So it
 // does not say which tokens a block has. The batch's store of full attention does: it names the same blocks by the same
-// engine hashes.
+// engine hashes. Where a class has smaller blocks than full attention,
+// every second or fourth of them has such a name.
 //
 // Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator) and kv_cache_utils.py, vLLM 0.32 and 0.33.
 
@@ -53,6 +56,15 @@ func (c Class) String() string {
 	return fmt.Sprintf("%v in blocks of %d", c.Kind, c.BlockSize)
 }
 
+// maxParts is how many blocks of a class one of full attention's may have. Models have up to 4.
+const maxParts = 16
+
+// fits reports whether the class's blocks can be placed among full attention's, which have this many tokens.
+func (c Class) fits(size int) bool {
+	own := int(c.BlockSize)
+	return own%size == 0 || size%own == 0 && size/own <= maxParts
+}
+
 // MaxClasses is the maximum number of classes of a worker. Models have one or two.
 const MaxClasses = 3
 
@@ -81,9 +93,92 @@ func (c *Classes) String() string {
 	return b.String()
 }
 
+// EAGLEDrop says of which layers an engine that drafts with EAGLE or MTP drops the last cached block, because the draft
+// model needs what is computed for it. vLLM 0.32 does so, and 0.33 with KV connectors; otherwise 0.33 hashes a block
+// together with the tokens behind it (Event.Lookahead). Events do not tell it. The zero value drops nothing.
+//
+// Source: vllm/v1/core/single_type_kv_cache_manager.py (drop_eagle_block), vLLM 0.32 and 0.33.
+type EAGLEDrop uint8
+
+// The layers of an EAGLEDrop. States drop nothing, and chunks cannot.
+const (
+	EAGLEDropFull    EAGLEDrop = 1 << iota // full attention
+	EAGLEDropWindows                       // classes of kind ClassWindow
+)
+
+// EAGLEDropNames are the texts of ParseEAGLEDrop.
+var EAGLEDropNames = []string{"none", "full", "windows", "all"}
+
+// ParseEAGLEDrop returns the drop with this name: none, full, windows, or all for both. "" means none. It reports
+// whether there is one.
+func ParseEAGLEDrop(name string) (d EAGLEDrop, ok bool) {
+	i := slices.Index(EAGLEDropNames, name)
+	return EAGLEDrop(max(i, 0)), i >= 0 || name == ""
+}
+
 // ClassTier returns the tier with the blocks of class i, 0 <= i < MaxClasses. It is a place in the device's memory, as
 // TierDevice is, for layers other than full attention's.
 func ClassTier(i int) Tier { return TierExternal + 1 + Tier(i) }
+
+// Group is a layer group that a worker's events name.
+type Group struct {
+	Number uint32
+	Class  Class // the zero value for full attention
+}
+
+// Groups returns the groups that the Normalizer knows, those of full attention first, then class by class. ok is false
+// if the blocks of classes are not known.
+func (n *Normalizer) Groups() (groups []Group, ok bool) {
+	for number, kind := range n.groups {
+		if kind == specMain {
+			groups = append(groups, Group{Number: number})
+		}
+	}
+	slices.SortFunc(groups, func(a, b Group) int { return cmp.Compare(a.Number, b.Number) })
+	for i := range n.traits.Classes.Len() {
+		at := len(groups)
+		groups = append(groups, make([]Group, n.classes[i].groups)...)
+		for number, g := range n.classGroups {
+			if int(g.class) == i {
+				groups[at+int(g.member)] = Group{number, n.traits.Classes[i]}
+			}
+		}
+	}
+	return groups, !n.traits.UpperBound
+}
+
+// LoadGroups takes over groups as another Normalizer of the same worker returned them, before the first event.
+func (n *Normalizer) LoadGroups(groups []Group) {
+	for _, g := range groups {
+		if len(n.groups) >= maxGroups {
+			return
+		}
+		if g.Class == (Class{}) {
+			n.groups[g.Number] = specMain
+			continue
+		}
+		n.groups[g.Number] = specTransient
+		n.traits.Window = max(n.traits.Window, int(g.Class.Window))
+		n.learnGroup(g.Number, g.Class)
+	}
+}
+
+// LoadBlocks notes that all groups of class i hold these blocks, besides what their events say.
+func (n *Normalizer) LoadBlocks(i int, blocks []StoredBlock) {
+	class := &n.classes[i]
+	class.stored = class.stored || len(blocks) > 0
+	for _, b := range blocks {
+		for member := range int(class.groups) {
+			if copies := class.copies[b.Engine]; copies != nil && copies[member] > 0 {
+				continue
+			}
+			if _, ok := class.add(b.Engine, member); !ok {
+				n.giveUpClasses()
+				return
+			}
+		}
+	}
+}
 
 // kindOfClass returns the kind of class of a group, 0 if kvepp cannot tell which blocks the group needs.
 func kindOfClass(e *Event) ClassKind {
@@ -129,8 +224,14 @@ func (c *classState) complete(copies *[maxClassGroups]uint8) bool {
 	return true
 }
 
-// placed is the place of a block in the operations of its batch.
-type placed struct{ op, block int }
+// mainStore is a store of full attention on the device.
+type mainStore struct {
+	op, event int    // indexes of the operation and of the event
+	salt      uint64 // of its local hashes; meaningless if the event has hashes of its own
+}
+
+// placed is the place of a block: block is its index in the store mains[main].
+type placed struct{ main, block int }
 
 // giveUpClasses makes the worker's overlap an upper bound: from now on only full attention's blocks count.
 func (n *Normalizer) giveUpClasses() {
@@ -146,8 +247,8 @@ func (n *Normalizer) clearClasses() {
 }
 
 // appendClasses appends the operations of the events in n.passing, those of groups other than full attention.
-// ops[from:] are those of full attention's events in the same batch.
-func (n *Normalizer) appendClasses(b *Batch, ops []Operation, from int) []Operation {
+// n.mains are full attention's stores in the same batch.
+func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 	defer func() { n.passing = n.passing[:0] }()
 	for _, i := range n.passing {
 		e := &b.Events[i]
@@ -157,18 +258,17 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation, from int) []Operat
 		if e.Kind == BlockStored && n.learnClass(e) {
 			// The blocks stored so far count as held, although this group does not hold them.
 			ops = append(ops, Operation{Kind: OpCleared, Event: BlockStored})
-			from, n.droppedMain = len(ops), true
+			n.mains, n.droppedMain = n.mains[:0], true
 			n.clearClasses()
 		}
 	}
 	for _, c := range n.traits.Classes[:n.traits.Classes.Len()] {
-		if size := n.traits.BlockSize; size > 0 && int(c.BlockSize)%size != 0 {
+		if size := n.traits.BlockSize; size > 0 && !c.fits(size) {
 			n.giveUpClasses()
 			break
 		}
 	}
-	n.placeBlocks(ops, from)
-	end := len(ops)
+	n.placeBlocks(ops)
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		g, known := n.classGroups[e.Group]
@@ -178,7 +278,11 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation, from int) []Operat
 		case !known:
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainGroup})
 		case e.Kind == BlockStored:
-			ops = n.appendClassStore(e, g, ops, ops[from:end])
+			if c := &n.traits.Classes[g.class]; int(c.BlockSize) < n.traits.BlockSize {
+				ops = n.appendPartStore(b, e, g, ops)
+			} else {
+				ops = n.appendClassStore(e, g, ops)
+			}
 		default:
 			ops = n.appendClassRemoval(e, g, ops)
 		}
@@ -195,6 +299,11 @@ func (n *Normalizer) learnClass(e *Event) (late bool) {
 	if c.Kind == ClassWindow {
 		c.Window = e.Window
 	}
+	return n.learnGroup(e.Group, c)
+}
+
+// learnGroup is learnClass for a group of class c. A class without a kind or block size is none that can be tracked.
+func (n *Normalizer) learnGroup(number uint32, c Class) (late bool) {
 	at := 0
 	for at < MaxClasses && n.traits.Classes[at] != c && n.traits.Classes[at].Kind != 0 {
 		at++
@@ -209,13 +318,13 @@ func (n *Normalizer) learnClass(e *Event) (late bool) {
 	if n.classGroups == nil {
 		n.classGroups = map[uint32]classGroup{}
 	}
-	n.classGroups[e.Group] = classGroup{uint8(at), state.groups}
+	n.classGroups[number] = classGroup{uint8(at), state.groups}
 	state.groups++
 	return late
 }
 
-// placeBlocks records where the blocks of full attention's stores are in ops[from:].
-func (n *Normalizer) placeBlocks(ops []Operation, from int) {
+// placeBlocks records where the blocks of n.mains are.
+func (n *Normalizer) placeBlocks(ops []Operation) {
 	clear(n.places)
 	if n.traits.UpperBound {
 		return
@@ -223,48 +332,39 @@ func (n *Normalizer) placeBlocks(ops []Operation, from int) {
 	if n.places == nil {
 		n.places = map[EngineHash]placed{}
 	}
-	for i := from; i < len(ops); i++ {
-		if ops[i].Kind == OpCleared {
-			clear(n.places)
-		}
-		if s := &ops[i].Stored; ops[i].Kind == OpStored && s.Tier == TierDevice {
-			for j := range s.Blocks {
-				n.places[s.Blocks[j].Engine] = placed{i - from, j}
-			}
+	for i := range n.mains {
+		for j := range ops[n.mains[i].op].Stored.Blocks {
+			n.places[ops[n.mains[i].op].Stored.Blocks[j].Engine] = placed{i, j}
 		}
 	}
 }
 
 // appendClassStore appends the stores of the blocks of e that all groups of its class hold now, in stretches without a
-// gap. main are the operations of full attention in this batch, in which n.places has the blocks.
-func (n *Normalizer) appendClassStore(e *Event, g classGroup, ops, main []Operation) []Operation {
+// gap. Their size is full attention's or a multiple.
+func (n *Normalizer) appendClassStore(e *Event, g classGroup, ops []Operation) []Operation {
 	class := &n.classes[g.class]
 	var last placed
 	stretch := false // the last operation is a stretch that ends with the block at last
 	class.stored = class.stored || len(e.Hashes) > 0
 	for _, h := range e.Hashes {
-		if class.groups > 1 {
-			if complete, ok := class.add(h, int(g.member)); !ok {
-				n.giveUpClasses()
-				return ops
-			} else if !complete {
-				stretch = false
-				continue
-			}
+		if complete, ok := class.add(h, int(g.member)); !ok {
+			n.giveUpClasses()
+			return ops
+		} else if !complete {
+			stretch = false
+			continue
 		}
 		at, ok := n.places[h]
 		if !ok {
-			ops = append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropUnplaced})
-			if !n.droppedMain {
-				n.giveUpClasses()
+			if ops, ok = n.appendUnplaced(ops); !ok {
 				return ops
 			}
 			stretch = false
 			continue
 		}
-		from := &main[at.op].Stored
+		from := &ops[n.mains[at.main].op].Stored
 		n.blocks = append(n.blocks, from.Blocks[at.block])
-		if stretch && at == (placed{last.op, last.block + 1}) {
+		if stretch && at == (placed{last.main, last.block + 1}) {
 			s := &ops[len(ops)-1].Stored
 			s.Blocks = n.blocks[len(n.blocks)-len(s.Blocks)-1:]
 		} else {
@@ -276,6 +376,76 @@ func (n *Normalizer) appendClassStore(e *Event, g classGroup, ops, main []Operat
 			ops = append(ops, Operation{Kind: OpStored, Event: BlockStored, Stored: s})
 		}
 		stretch, last = true, at
+	}
+	return ops
+}
+
+// appendUnplaced reports a block that no store of full attention in this batch has. It returns false if the overlap is
+// an upper bound from now on. It is not if full attention's own store was dropped.
+func (n *Normalizer) appendUnplaced(ops []Operation) ([]Operation, bool) {
+	ops = append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropUnplaced})
+	if !n.droppedMain {
+		n.giveUpClasses()
+	}
+	return ops, n.droppedMain
+}
+
+// appendPartStore is appendClassStore for blocks that are smaller than full attention's. What a group keeps ends at the
+// ends of full attention's blocks. So a block that full attention does not name lies right before one that it names,
+// inside the same block of full attention or right behind the one before. It is stored behind that one, as the first
+// part of full attention's block: prompts that go on differently behind it share it.
+func (n *Normalizer) appendPartStore(b *Batch, e *Event, g classGroup, ops []Operation) []Operation {
+	class, size := &n.classes[g.class], int(e.BlockSize)
+	class.stored = class.stored || len(e.Hashes) > 0
+	var at placed
+	back := n.traits.BlockSize // tokens from the end of the block to the end of full attention's block at
+	var media [][]uint64       // of the store at.main
+	of := -1                   // the store that media belongs to
+	for i := len(e.Hashes) - 1; i >= 0; i-- {
+		h := e.Hashes[i]
+		if found, ok := n.places[h]; ok {
+			at, back = found, 0
+		} else {
+			back += size
+		}
+		if complete, ok := class.add(h, int(g.member)); !ok {
+			n.giveUpClasses()
+			return ops
+		} else if !complete {
+			continue
+		}
+		placed := back < n.traits.BlockSize
+		var block StoredBlock
+		var from *Stored
+		if placed {
+			from = &ops[n.mains[at.main].op].Stored
+			block = StoredBlock{Engine: h, Local: from.Blocks[at.block].Local}
+		}
+		if placed && back > 0 {
+			main := &n.mains[at.main]
+			full := &b.Events[main.event]
+			if of != at.main {
+				media, of = n.mediaHashes(full), at.main
+			}
+			o := HashOptions{BlockSize: n.traits.BlockSize, EAGLE: full.Bigram || len(full.Lookahead) > 0,
+				MediaHashes: media}
+			block.Local, placed = partHash(full.Tokens, o, at.block, o.BlockSize-back, main.salt)
+			placed = placed && full.Local == nil
+		}
+		if !placed {
+			var ok bool
+			if ops, ok = n.appendUnplaced(ops); !ok {
+				return ops
+			}
+			continue
+		}
+		n.blocks = append(n.blocks, block)
+		s := Stored{HasParent: from.HasParent, Parent: from.Parent, Tier: ClassTier(int(g.class)),
+			Blocks: n.blocks[len(n.blocks)-1:]}
+		if at.block > 0 {
+			s.HasParent, s.Parent = true, from.Blocks[at.block-1].Engine
+		}
+		ops = append(ops, Operation{Kind: OpStored, Event: BlockStored, Stored: s})
 	}
 	return ops
 }
@@ -298,9 +468,12 @@ func (n *Normalizer) appendClassRemoval(e *Event, g classGroup, ops []Operation)
 	return append(ops, Operation{Kind: OpRemoved, Event: BlockRemoved, Removed: r})
 }
 
-// add counts a physical block of one group. It reports whether the class's groups hold the block from now on, and
+// add counts a physical block of one group, if the class has several. It reports whether the class's groups hold the block from now on, and
 // false for ok if a bound is reached.
 func (c *classState) add(h EngineHash, member int) (complete, ok bool) {
+	if c.groups == 1 {
+		return true, true
+	}
 	copies := c.copies[h]
 	if copies == nil {
 		if len(c.copies) >= maxClassBlocks {

@@ -1,6 +1,7 @@
 package kvblock
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,12 @@ func TestClasses(t *testing.T) {
 	hash := "=" + plain1
 	device := "stored device after root: 1" + hash
 	class := "stored device_class_0 after root: 1" + hash
+	small := func(size int, hashes ...any) pairs {
+		return pairs{"type", "BlockStored", "block_hashes", hashes, "token_ids", ints(1, 8), "block_size", size,
+			"group_idx", 0, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 8}
+	}
+	partHash, _ := PartHash([]Token{1, 2, 3, 4}, HashOptions{BlockSize: 4}, 0, 2)
+	part := fmt.Sprint("=", partHash)
 	windows := Classes{{Kind: ClassWindow, Window: 64, BlockSize: 4}}
 	for _, c := range []struct {
 		name    string
@@ -57,10 +64,17 @@ func TestClasses(t *testing.T) {
 			full(2, "lora_id", 7), window(0, 2), window(0, 1)},
 			[]string{device, "dropped BlockStored: unnamed_adapter", "dropped BlockStored: unplaced_block", class},
 			windows},
-		{"smaller blocks", []any{full(1), pairs{
-			"type", "BlockStored", "block_hashes", []any{1}, "token_ids", ints(1, 4),
-			"block_size", 2, "group_idx", 0, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window",
-			8}},
+		{"smaller blocks", []any{full(1), full(2, "parent_block_hash", 1), small(2, 101, 1, 102, 2), gone(0, 101)},
+			[]string{device, "stored device after 1: 2" + hash, "stored device_class_0 after 1: 2" + hash,
+				"stored device_class_0 after 1: 102" + part, class, "stored device_class_0 after root: 101" + part,
+				"removed device_class_0: [101]"},
+			Classes{{Kind: ClassWindow, Window: 8, BlockSize: 2}}},
+		{"smaller blocks that no block of full attention follows", []any{full(1), small(2, 1, 103)},
+			[]string{device, "dropped BlockStored: unplaced_block"}, Classes{}},
+		{"more smaller blocks before a block than it has", []any{full(2, "parent_block_hash", 9), small(2, 101, 102, 2)},
+			[]string{"stored device after 9: 2" + hash, "stored device_class_0 after 9: 2" + hash,
+				"stored device_class_0 after 9: 102" + part, "dropped BlockStored: unplaced_block"}, Classes{}},
+		{"blocks that do not fit into full attention's", []any{full(1), small(3, 1)},
 			[]string{device, "dropped BlockStored: non_main_attention_kind"}, Classes{}},
 		{"a window of unknown size", []any{full(1), group("sliding_window", 0, 0, 1)},
 			[]string{device, "dropped BlockStored: non_main_attention_kind"}, Classes{}},

@@ -146,6 +146,30 @@ func NextSequenceHash(parent SequenceHash, local LocalHash) SequenceHash {
 // FirstSequenceHash returns the sequence hash of a prompt's first block, which is its local hash.
 func FirstSequenceHash(local LocalHash) SequenceHash { return SequenceHash(local) }
 
+// PartHash returns the local hash of the first n tokens of block i of tokens, 0 < n < o.BlockSize. Layers of a hybrid
+// model may have smaller blocks than full attention, and name a block that ends inside one of full attention's so. It
+// reports false if there are too few tokens.
+func PartHash(tokens []Token, o HashOptions, i, n int) (h LocalHash, ok bool) {
+	return partHash(tokens, o, i, n, o.Salt())
+}
+
+// partHash is PartHash with a salt that is already computed. All media of block i count, those behind the n tokens too.
+func partHash(tokens []Token, o HashOptions, i, n int, salt uint64) (h LocalHash, ok bool) {
+	end := i*o.BlockSize + n
+	if o.EAGLE {
+		end++
+	}
+	if n < 1 || end > len(tokens) {
+		return 0, false
+	}
+	part := HashOptions{BlockSize: n, EAGLE: o.EAGLE}
+	if i < len(o.MediaHashes) {
+		part.MediaHashes = o.MediaHashes[i : i+1]
+	}
+	var one [1]LocalHash
+	return appendSalted(one[:0], tokens[i*o.BlockSize:end], part, salt)[0], true
+}
+
 // AppendSequenceHashes appends the sequence hash of every block of a prompt to dst: local[0] is the prompt's first
 // block. It allocates only to grow dst.
 func AppendSequenceHashes(dst []SequenceHash, local []LocalHash) []SequenceHash {

@@ -114,7 +114,8 @@ type buffers struct {
 	window []Token
 
 	passing     []int                 // events of groups other than full attention, by index, since the last clear
-	places      map[EngineHash]placed // of full attention's blocks since the last clear
+	mains       []mainStore           // full attention's stores on the device since the last clear, in order
+	places      map[EngineHash]placed // of the blocks in mains
 	droppedMain bool                  // since the last clear, a store of full attention or a part of one was dropped
 }
 
@@ -171,8 +172,7 @@ func (n *Normalizer) Reset() {
 // The slices of the operations belong to b: its next DecodeBatch or Normalize overwrites them.
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
-	n.blocks, n.passing, n.droppedMain = n.blocks[:0], n.passing[:0], false
-	from := len(ops) // the first operation since the last clear
+	n.blocks, n.passing, n.mains, n.droppedMain = n.blocks[:0], n.passing[:0], n.mains[:0], false
 	if n.traits.BlockSize == 0 {
 		n.noteOtherGroups(b)
 	}
@@ -190,7 +190,7 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		}
 		switch e.Kind {
 		case BlockStored:
-			ops = n.appendStored(e, tier, ns, ops)
+			ops = n.appendStored(b, i, tier, ns, ops)
 			n.droppedMain = n.droppedMain || len(ops) > 0 && ops[len(ops)-1].Kind == OpDropped
 		case BlockRemoved:
 			hashes := e.Hashes
@@ -207,14 +207,14 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 				ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropPromptTail})
 			}
 		case AllBlocksCleared:
-			ops = n.appendClasses(b, ops, from)
+			ops = n.appendClasses(b, ops)
 			n.clearClasses()
 			ops = append(ops, Operation{Kind: OpCleared, Event: e.Kind})
-			from, n.droppedMain = len(ops), false
+			n.mains, n.droppedMain = n.mains[:0], false
 		}
 	}
 	if len(n.passing) > 0 {
-		ops = n.appendClasses(b, ops, from)
+		ops = n.appendClasses(b, ops)
 	}
 	n.buffers = nil
 	return ops
@@ -373,8 +373,9 @@ func (n *Normalizer) resolveNamespace(e *Event) (ns namespace, reason string) {
 	return ns, ""
 }
 
-// appendStored appends the operations of a store that passed the filter.
-func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Operation) []Operation {
+// appendStored appends the operations of event i of b, a store that passed the filter.
+func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops []Operation) []Operation {
+	e := &b.Events[i]
 	drop := func(reason string) []Operation {
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: reason})
 	}
@@ -386,6 +387,7 @@ func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Opera
 	}
 	if tier == TierDevice && n.learnBlockSize(e) {
 		n.clearClasses()
+		n.mains = n.mains[:0]
 		ops = append(ops, Operation{Kind: OpCleared, Event: BlockStored, BlockSize: e.BlockSize})
 	}
 	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {
@@ -405,18 +407,22 @@ func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Opera
 	if e.HasLoRAID && len(e.LoRAName) == 0 && e.Local == nil {
 		return drop(DropUnnamedAdapter)
 	}
+	salt := uint64(0)
 	if e.Local != nil {
 		if ns.salted {
 			return drop(DropLocalSalted)
 		}
 		n.local = append(n.local[:0], e.Local[:min(len(e.Local), len(e.Hashes))]...)
 	} else {
-		n.hashBlocks(e, tier, ns)
+		salt = n.hashBlocks(e, tier, ns)
 		if e.Media {
 			n.local = n.local[:min(len(n.local), e.MediaBlock)]
 		}
 	}
 	if len(n.local) > 0 {
+		if tier == TierDevice {
+			n.mains = append(n.mains, mainStore{op: len(ops), event: i, salt: salt})
+		}
 		at := len(n.blocks)
 		for i, l := range n.local {
 			n.blocks = append(n.blocks, StoredBlock{Engine: e.Hashes[i], Local: l})
@@ -434,8 +440,9 @@ func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Opera
 	return ops
 }
 
-// hashBlocks computes the local hashes of a store's blocks into n.local, as many as there are tokens for.
-func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) {
+// hashBlocks computes the local hashes of a store's blocks into n.local, as many as there are tokens for. It returns
+// the salt of these hashes.
+func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) (salt uint64) {
 	size := n.traits.BlockSize
 	o := HashOptions{BlockSize: size, EAGLE: e.Bigram || len(e.Lookahead) > 0, MediaHashes: n.mediaHashes(e)}
 	if tier == TierDevice {
@@ -444,7 +451,7 @@ func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) {
 			n.giveUpClasses()
 		}
 	}
-	salt := o.Salt()
+	salt = o.Salt()
 	if len(e.LoRAName) > 0 {
 		salt += xxh3.Hash(e.LoRAName) // as HashOptions.Salt does
 	}
@@ -461,6 +468,7 @@ func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) {
 		tokens = n.window
 	}
 	n.local = appendSalted(n.local[:0], tokens, o, salt)
+	return salt
 }
 
 // duplicate reports whether e contains a hash twice; its parent counts.

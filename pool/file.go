@@ -48,6 +48,7 @@ type fileEntry struct {
 	EngineVersion         string   `yaml:"engineVersion" example:"0.5.23"`
 	DeviceType            string   `yaml:"deviceType" example:"cuda"`
 	Taints                []string `yaml:"taints" example:"[zone-a, fast]"`
+	EAGLEDrop             string   `yaml:"eagleDrop" example:"full"`
 	Cordoned              bool     `yaml:"cordoned" example:"true"`
 }
 
@@ -208,6 +209,7 @@ func (f *fileEntry) unchecked() Entry {
 	if e.Role == "" {
 		e.Role = Aggregated
 	}
+	e.EAGLEDrop, _ = kvblock.ParseEAGLEDrop(f.EAGLEDrop) // checkKeys reports others
 	if f.Cordoned {
 		e.CordonedBy = CordonedByFile
 	}
@@ -219,7 +221,11 @@ func (f *fileEntry) checkKeys(e *Entry) error {
 	if err := CheckName(f.Name); err != nil {
 		return wrongKey("name", "%v", err)
 	}
+	_, known := kvblock.ParseEAGLEDrop(f.EAGLEDrop)
 	switch {
+	case !known:
+		return wrongKey("eagleDrop", "%q is none of %s%s", f.EAGLEDrop, strings.Join(kvblock.EAGLEDropNames, ", "),
+			suggest.DidYouMean(f.EAGLEDrop, "", kvblock.EAGLEDropNames))
 	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
 		return wrongKey("role", "%q is none of aggregated, prefill, decode%s", f.Role,
 			suggest.DidYouMean(string(f.Role), "", []string{string(Aggregated), string(Prefill), string(Decode)}))

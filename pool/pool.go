@@ -78,6 +78,8 @@ type Endpoint struct {
 	// SameTokenizer says that tokenizer and template are known to equal kvepp's.
 	SameTokenizer bool
 	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
+	// EAGLEDrop says of which layers the engine drops the last cached block. It has no effect while EAGLE is set.
+	EAGLEDrop kvblock.EAGLEDrop
 	// CordonedBy is the source of endpoints that cordons this one: it gets no new requests. Empty: not cordoned.
 	CordonedBy CordonSource
 }
@@ -192,13 +194,14 @@ type identity struct {
 	rank                                 uint32
 	blockSize                            int
 	eagle                                bool
+	eagleDrop                            kvblock.EAGLEDrop
 	channel                              EventChannel
 }
 
 func (w *Worker) identity() identity {
 	channel, _ := w.EventChannel()
 	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVReplayAddress(), w.KVTopic, w.InstanceID, w.Rank,
-		w.Endpoint.BlockSize, w.Endpoint.EAGLE, channel}
+		w.Endpoint.BlockSize, w.Endpoint.EAGLE, w.EAGLEDrop, channel}
 }
 
 // is reports whether id still identifies w. A source may declare a property after the worker's events gave it, because

@@ -16,9 +16,8 @@ type variant struct {
 	blockSize int
 	eagle     bool
 	prompt    scoring.Prompt
-	certain   []int     // by prompt: how many leading blocks of its chain have a known hash
-	tokens    []int     // by prompt
-	overlap   []overlap // indexed by worker number, summed over the prompts; 0 beyond its length
+	prompts   []indexer.Prompt // to look up; their chains end with the last block whose hash is known
+	overlap   []overlap        // indexed by worker number, summed over the prompts; 0 beyond its length
 }
 
 // overlap counts the leading blocks that a worker holds on its device, and the blocks behind them in lower tiers. disk
@@ -90,8 +89,8 @@ func (r *Router) predict(sc *scratch, route *Route) {
 		return
 	}
 	at := time.Now()
-	for i, chain := range v.prompt.Chains {
-		r.index.Predict(w.Worker, chain[:v.certain[i]], life)
+	for i := range v.prompts {
+		r.index.Predict(w.Worker, v.prompts[i].Chain, life)
 	}
 	r.metrics.Phase("predict", at)
 }
@@ -103,8 +102,7 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 	if n := len(sc.variants); n < cap(sc.variants) {
 		before = sc.variants[:n+1][n]
 	}
-	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], tokens: before.tokens[:0],
-		overlap: before.overlap[:0]}
+	v := variant{blockSize: blockSize, eagle: eagle, prompts: before.prompts[:0], overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
 	at := began
@@ -128,8 +126,9 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 		)
 	}
 	for i, t := range p.tokens {
-		v.certain = append(v.certain, len(v.prompt.Chains[i]))
-		v.tokens = append(v.tokens, len(t.IDs))
+		v.prompts = append(v.prompts, indexer.Prompt{
+			Chain: v.prompt.Chains[i], Tokens: len(t.IDs), IDs: t.IDs[:t.Certain], Options: options,
+		})
 		if t.Certain < len(t.IDs) {
 			v.prompt.Chains[i] = appendUnknown(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
 		}
@@ -143,11 +142,11 @@ func (r *Router) lookUp(sc *scratch, v *variant) {
 	at := time.Now()
 	clear(v.overlap)
 	v.overlap = v.overlap[:0]
-	for i, chain := range v.prompt.Chains {
+	for i := range v.prompts {
 		if !r.cfg.asksIndex() {
 			break
 		}
-		r.index.FindPrompt(chain[:v.certain[i]], v.tokens[i], &sc.scores)
+		r.index.FindPrompt(&v.prompts[i], &sc.scores)
 		for o := range sc.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
 				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)

@@ -19,23 +19,59 @@ func (m *Model) OverlapIsUpperBound() bool {
 // HasConfig reports whether the model's folder has a config.json.
 func (m *Model) HasConfig() bool { return m.configured }
 
-// AttentionChunk returns the chunk of the layers that attend to a chunk of the prompt only, in tokens, as config.json
-// gives it; 0 if it gives none. Llama 4 has such layers.
-func (m *Model) AttentionChunk() int { return m.attentionChunk }
+// Layers describe the layers of a model that do not have full attention.
+type Layers struct {
+	Windows []int // of layers with a sliding window, in tokens, ascending
+	Chunk   int   // of layers that attend to a chunk of the prompt, in tokens; 0: there are none
+	State   bool  // some keep a state: recurrent, linear or convolutional
+}
 
-// attentionChunk reads AttentionChunk from the content of config.json.
+// Layers returns what config.json says about the model's layers. known is false if it does not list the types of
+// layers, as older models' do not; then only Chunk is set, if config.json has it.
+func (m *Model) Layers() (l Layers, known bool) { return m.layers, m.layersKnown }
+
+// readLayerTypes reads Layers from the content of config.json.
 //
-// Source: vLLM 0.33.0, config/model.py (ModelConfig.attention_chunk_size) and models/llama4.py.
-func attentionChunk(config []byte) int {
+// Source: layer_types of transformers' configurations; vLLM 0.33.0, config/model.py
+// (ModelConfig.attention_chunk_size) and models/llama4.py.
+func readLayerTypes(config []byte) (l Layers, known bool) {
 	type part struct {
-		Chunk int `json:"attention_chunk_size"`
+		Chunk  int      `json:"attention_chunk_size"`
+		Window *int     `json:"sliding_window"`
+		Types  []string `json:"layer_types"`
 	}
-	var c struct {
-		part
+	var whole part
+	var nested struct {
 		Text part `json:"text_config"`
 	}
-	_ = json.Unmarshal(config, &c)
-	return max(c.Text.Chunk, c.Chunk, 0)
+	_ = json.Unmarshal(config, &whole)
+	_ = json.Unmarshal(config, &nested)
+	text := nested.Text
+	if text.Types == nil {
+		text.Types, text.Window = whole.Types, whole.Window
+	}
+	l.Chunk = max(nested.Text.Chunk, whole.Chunk, 0)
+	chunked := false
+	for _, kind := range text.Types {
+		switch kind {
+		case "sliding_attention":
+			if text.Window == nil || *text.Window < 1 {
+				return l, false
+			}
+			l.Windows = []int{*text.Window}
+		case "chunked_attention":
+			chunked = true
+		case "linear_attention", "conv", "mamba", "recurrent":
+			l.State = true
+		case "full_attention", "attention":
+		default:
+			return Layers{Chunk: l.Chunk}, false // of a kind that this version of kvepp does not know
+		}
+	}
+	if len(text.Types) == 0 || chunked != (l.Chunk > 0) {
+		return Layers{Chunk: l.Chunk}, false
+	}
+	return l, true
 }
 
 // sglangWindows are the architectures whose windows SGLang keeps in separate memory. LagunaForCausalLM is one only if

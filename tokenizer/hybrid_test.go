@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"testing"
 )
 
@@ -79,20 +80,32 @@ func FuzzHybridConfig(f *testing.F) {
 	})
 }
 
-func TestAttentionChunk(t *testing.T) {
-	for config, want := range map[string]int{
-		`{"text_config":{"attention_chunk_size":8192}}`:  8192,
-		`{"attention_chunk_size":256}`:                   256,
-		`{"text_config":null,"attention_chunk_size":-1}`: 0,
-		`{"attention_chunk_size":"wide"}`:                0,
-		`{}`:                                             0,
+func TestLayers(t *testing.T) {
+	for config, want := range map[string]struct {
+		Layers
+		known bool
+	}{
+		`{"text_config":{"attention_chunk_size":8192}}`:            {Layers{Chunk: 8192}, false},
+		`{"attention_chunk_size":256}`:                             {Layers{Chunk: 256}, false},
+		`{"text_config":null,"attention_chunk_size":-1}`:           {Layers{}, false},
+		`{"attention_chunk_size":"wide"}`:                          {Layers{}, false},
+		`{}`:                                                       {Layers{}, false},
+		`{"layer_types":["full_attention"],"sliding_window":null}`: {Layers{}, true},
+		`{"layer_types":["sliding_attention","full_attention"],"sliding_window":128}`:      {Layers{Windows: []int{128}}, true},
+		`{"text_config":{"layer_types":["sliding_attention"],"sliding_window":512}}`:       {Layers{Windows: []int{512}}, true},
+		`{"layer_types":["sliding_attention"]}`:                                            {Layers{}, false},
+		`{"layer_types":["linear_attention","full_attention"]}`:                            {Layers{State: true}, true},
+		`{"layer_types":["conv","attention"]}`:                                             {Layers{State: true}, true},
+		`{"layer_types":["chunked_attention","full_attention"],"attention_chunk_size":64}`: {Layers{Chunk: 64}, true},
+		`{"layer_types":["chunked_attention","full_attention"]}`:                           {Layers{}, false},
+		`{"layer_types":["holographic"],"attention_chunk_size":64}`:                        {Layers{Chunk: 64}, false},
 	} {
 		m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"config.json": config}), Options{Engine: VLLM})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := m.AttentionChunk(); got != want {
-			t.Errorf("%s: %d, want %d", config, got, want)
+		if got, known := m.Layers(); !reflect.DeepEqual(got, want.Layers) || known != want.known {
+			t.Errorf("%s: %+v, %v, want %+v", config, got, known, want)
 		}
 	}
 }

@@ -46,7 +46,8 @@ type Model struct {
 	multimodal, nested bool
 	// configured says that there is a config.json, and sglangHybrid what isSGLangHybrid returned.
 	configured, sglangHybrid bool
-	attentionChunk           int // see AttentionChunk
+	layers                   Layers // see Layers
+	layersKnown              bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	// media are the marks of images, video and sound in the model's prompts. certain finds the ids before a mark that
@@ -228,7 +229,8 @@ func (m *Model) readModelConfig(dir string) error {
 		for _, part := range []string{"text_config", "llm_config", "language_config", "thinker_config"} {
 			m.nested = m.nested || len(parts[part]) > 0
 		}
-		m.configured, m.sglangHybrid, m.attentionChunk = true, isSGLangHybrid(raw), attentionChunk(raw)
+		m.configured, m.sglangHybrid = true, isSGLangHybrid(raw)
+		m.layers, m.layersKnown = readLayerTypes(raw)
 		m.modelType = config.ModelType
 		if len(config.Architectures) > 0 {
 			m.architecture = config.Architectures[0]

@@ -51,11 +51,13 @@ func subscribe(
 			adapters.Seen(name, func() string { return modelOf(p, w, o.config.onlyModel()) })
 		}
 	}
-	o.feed.Chunk = func(name string) int {
+	o.feed.Layers = func(name string) feed.Layers {
 		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {
-			return model.AttentionChunk()
+			l, known := model.Layers()
+			// Other engines keep windows and states in other ways, and announce less.
+			return feed.Layers{Known: known && engine == tokenizer.VLLM, Windows: l.Windows, Chunk: l.Chunk, State: l.State}
 		}
-		return 0
+		return feed.Layers{}
 	}
 	events, err := feed.New(o.feed, p, index, m, log)
 	if err == nil && len(o.indexPeers) > 0 {

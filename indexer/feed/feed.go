@@ -72,13 +72,21 @@ type Config struct {
 	// Adapter, if not nil, is called with each LoRA adapter that a store names. It may be called repeatedly with the
 	// same one.
 	Adapter func(w kvblock.Worker, name string)
-	// Chunk returns the attention chunk of a model's layers in tokens, 0 if it has none or it is not known. Events do
-	// not tell it. nil: it is known of no model.
-	Chunk func(model string) int
+	// Layers returns what config.json says about a model's layers. nil: nothing is known of any model.
+	Layers func(model string) Layers
 	// Connection, if not nil, is called when the subscription to a worker's own event socket connects or disconnects,
 	// in order and without a lock; it must return soon. It is not called for subscriptions over NATS, whose connection
 	// is not to the engine, and not when the subscription ends because the worker leaves.
 	Connection func(w kvblock.Worker, connected bool)
+}
+
+// Layers describe a model's layers besides those of full attention, as its config.json does. The zero value means
+// unknown.
+type Layers struct {
+	Known   bool
+	Windows []int // of layers with a sliding window, in tokens
+	Chunk   int   // of layers that attend to a chunk, in tokens; 0: there are none. Events do not tell it
+	State   bool  // some keep a state
 }
 
 // subscription is one worker's subscription, with the subscriber that applies its events.
@@ -206,9 +214,12 @@ func (f *Feed) subscriber(w pool.Worker) *subscriber {
 		rank:      w.Rank,
 		name:      w.String(),
 		blockSize: w.BlockSize,
-		model:     w.Model,
+		eagleDrop: w.EAGLEDrop,
 		silence:   f.newSilenceDetector(w),
 		link:      f.newLink(w),
+	}
+	if f.config.Layers != nil {
+		s.layers = f.config.Layers(w.Model)
 	}
 	for _, l := range []*loglimit.Limiter{&s.gaps, &s.restarts, &s.cuts, &s.corrections} {
 		l.Burst, l.Interval, l.Within = workerLines, linesInterval, &f.lines
@@ -268,7 +279,8 @@ type subscriber struct {
 	rank      uint32
 	name      string
 	blockSize int // in the pool when the worker joined; 0: learned from its events
-	model     string
+	eagleDrop kvblock.EAGLEDrop
+	layers    Layers
 	silence   *silenceDetector
 	link      *link         // state of the connection, for log and metrics
 	lastEvent atomic.Int64  // when an operation was last applied, in nanoseconds since 1970; 0: never
@@ -281,6 +293,9 @@ type subscriber struct {
 	position   Position   // how far messages were applied; before the first one, the seed's position
 	begun      bool       // a message was applied
 	seeded     bool       // some of the worker's blocks are from a dump
+	grouped    bool       // the dump has the blocks of classes
+	dumpSize   int        // full attention's block size in the dump, 0 if there is none
+	compared   bool       // layers were compared with events
 	unnumbered bool       // the dump had no position: a message may repeat stores that it includes
 	normalizer *kvblock.Normalizer
 	announced  int            // the last block size reported to the pool
@@ -350,6 +365,7 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
 	s.setClasses(s.normalizer.Traits())
 	if s.apply(d.operations) {
+		s.compareLayers()
 		s.reportAdapters(batch)
 		s.reportTraits(s.normalizer.Traits())
 	}
@@ -406,26 +422,6 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 var kinds = map[kvblock.EventKind]string{
 	kvblock.BlockStored: "stored", kvblock.BlockRemoved: "removed", kvblock.AllBlocksCleared: "cleared",
 	kvblock.Ignored: "ignored",
-}
-
-// setClasses tells the index the worker's classes, if they changed. If some of the worker's blocks are from a dump, the
-// index does not have the classes' blocks.
-func (s *subscriber) setClasses(t kvblock.Traits) {
-	h := indexer.Hybrid{Classes: t.Classes, BlockSize: t.BlockSize, Incomplete: s.seeded}
-	if h.Classes.Len() == 0 || h.BlockSize == 0 {
-		h = indexer.Hybrid{}
-	} else if s.feed.config.Chunk != nil {
-		h.Chunk = s.feed.config.Chunk(s.model)
-	}
-	if h == s.hybrid {
-		return
-	}
-	s.hybrid = h
-	if h.Classes.Len() == 0 {
-		s.feed.index.SetHybrid(s.worker, nil)
-	} else {
-		s.feed.index.SetHybrid(s.worker, &h)
-	}
 }
 
 // reportTraits reports the traits of the engine's blocks to the pool, if they changed.

@@ -310,7 +310,7 @@ func TestCauses(t *testing.T) {
 // A worker of a hybrid model counts as many blocks as all its layers can reuse. A model's chunk comes from Config.
 func TestHybrid(t *testing.T) {
 	h := newFixture(t, io.Discard)
-	h.Feed.config.Chunk = func(string) int { return 8 }
+	h.Feed.config.Layers = func(string) Layers { return Layers{Chunk: 8} }
 	e := newEngine(t, 0)
 	h.update(e, 0)
 	h.connected(1)

@@ -3,6 +3,7 @@ package feed
 import (
 	"errors"
 
+	"kvepp/indexer"
 	"kvepp/kvblock"
 )
 
@@ -40,38 +41,89 @@ func (f *Feed) Release() {
 //
 // Errors: ErrNotSubscribed, ErrBegun, those of indexer.Load.
 func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error {
+	s, err := f.seeding(w)
+	if err != nil {
+		return err
+	}
+	defer s.applying.Unlock()
+	s.seeded, s.position = true, at
+	if class := int(stored.Tier) - int(kvblock.ClassTier(0)); class >= 0 {
+		if !s.grouped || class >= s.hybrid.Classes.Len() {
+			return indexer.ErrTier
+		}
+		s.normalizer.LoadBlocks(class, stored.Blocks)
+	}
+	err = f.index.Load(w, stored)
+	s.setClasses(s.normalizer.Traits())
+	return err
+}
+
+// SeedGroups tells which layer groups w's model has, with this block size of full attention, before the dump's first
+// store. complete says that the dump has the blocks of all of them; otherwise w's overlap is an upper bound until its
+// blocks are cleared. Without SeedGroups, a dump's blocks count as those of full attention alone.
+//
+// Errors: ErrNotSubscribed, ErrBegun.
+func (f *Feed) SeedGroups(w kvblock.Worker, groups []kvblock.Group, blockSize int, complete bool) error {
+	s, err := f.seeding(w)
+	if err != nil {
+		return err
+	}
+	defer s.applying.Unlock()
+	s.seeded, s.grouped, s.dumpSize = true, complete, blockSize
+	s.normalizer.LoadGroups(groups)
+	t := s.normalizer.Traits()
+	s.setClasses(t)
+	if t.Classes.Len() > 0 {
+		s.reportTraits(t)
+	}
+	return nil
+}
+
+// seeding returns the subscriber of w with applying locked.
+func (f *Feed) seeding(w kvblock.Worker) (*subscriber, error) {
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
 	f.mu.Unlock()
 	if !ok {
-		return ErrNotSubscribed
+		return nil, ErrNotSubscribed
 	}
 	s.applying.Lock()
-	defer s.applying.Unlock()
 	switch {
 	case !s.online || s.hold == f.never:
-		return ErrNotSubscribed
+		s.applying.Unlock()
+		return nil, ErrNotSubscribed
 	case s.begun:
-		return ErrBegun
+		s.applying.Unlock()
+		return nil, ErrBegun
 	}
-	s.seeded, s.position = true, at
-	return f.index.Load(w, stored)
+	return s.subscriber, nil
 }
 
-// Dump calls yield with stores that together contain w's blocks, as indexer.Dump does, and with their position, the
-// same for each. It leaves out the blocks of classes. w's own events wait meanwhile.
-func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) {
-	var at Position
+// Source is what a dump says of its worker.
+type Source struct {
+	Position Position
+	Groups   []kvblock.Group // the layer groups that its events named
+	// Complete says that the dump has the blocks of all groups.
+	Complete bool
+}
+
+// Dump calls yield with stores that together contain w's blocks, as indexer.Dump does, and with their source, the same
+// for each. Blocks of class i are in the tier kvblock.ClassTier(i): classes are numbered as they occur in
+// Source.Groups. w's own events wait meanwhile.
+func (f *Feed) Dump(w kvblock.Worker, yield func(from *Source, stored kvblock.Stored) bool) {
+	var from Source
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
 	f.mu.Unlock()
 	if ok {
 		s.applying.Lock()
 		defer s.applying.Unlock()
-		at = s.position
+		from.Position = s.position
+		from.Groups, from.Complete = s.normalizer.Groups()
+		from.Complete = from.Complete && !s.hybrid.Incomplete
 	}
-	f.index.Dump(w, func(s kvblock.Stored) bool {
-		return s.Tier > kvblock.TierExternal || yield(at, s) // the blocks of classes have no place in Dynamo's format
+	f.index.Dump(w, func(stored kvblock.Stored) bool {
+		return stored.Tier > kvblock.TierExternal && !from.Complete || yield(&from, stored)
 	})
 }
 
@@ -115,7 +167,7 @@ func (s *subscriber) bridged(got uint64) bool {
 
 // unseed forgets the seed.
 func (s *subscriber) unseed() {
-	s.seeded, s.unnumbered = false, false
+	s.seeded, s.unnumbered, s.grouped, s.dumpSize = false, false, false, 0
 	if !s.begun {
 		s.position = Position{}
 	}

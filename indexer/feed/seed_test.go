@@ -76,7 +76,7 @@ func TestSeed(t *testing.T) {
 				t.Errorf("%d blocks, want %d", got, c.want)
 			}
 			var at Position
-			h.Dump(h.worker(), func(says Position, _ kvblock.Stored) bool { at = says; return true })
+			h.Dump(h.worker(), func(from *Source, _ kvblock.Stored) bool { at = from.Position; return true })
 			if want := (Position{Known: true, Next: c.first + 4, Timestamp: 1.5}); at != want {
 				t.Errorf("position %+v, want %+v", at, want)
 			}

@@ -72,7 +72,9 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 		eagle:      known.EAGLE,
 	}
 	var scores indexer.OverlapScores
-	p.Index.FindPrompt(sequenceHashes(&known, ids), len(ids), &scores)
+	p.Index.FindPrompt(&indexer.Prompt{
+		Chain: sequenceHashes(&known, ids), Tokens: len(ids), IDs: ids, Options: hashOptions(&known),
+	}, &scores)
 	cut := scores.Cut(w)
 	x.upperBound = x.upperBound || cut.UpperBound
 	blocks := scores.Blocks(w) + scores.Extension(w).Total()
@@ -86,8 +88,12 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 // token.
 func reusableBlocks(n, blockSize int) int { return max(n-1, 0) / blockSize }
 
+func hashOptions(w *pool.Worker) kvblock.HashOptions {
+	return kvblock.HashOptions{BlockSize: w.BlockSize, EAGLE: w.EAGLE}
+}
+
 func sequenceHashes(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
-	local := kvblock.AppendLocalHashes(nil, ids, kvblock.HashOptions{BlockSize: w.BlockSize, EAGLE: w.EAGLE})
+	local := kvblock.AppendLocalHashes(nil, ids, hashOptions(w))
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 

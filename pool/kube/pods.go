@@ -35,7 +35,8 @@ const (
 	BlockSizeAnnotation        = annotationPrefix + "block-size"
 	TotalBlocksAnnotation      = annotationPrefix + "total-kv-blocks"
 	MaxBatchedTokensAnnotation = annotationPrefix + "max-num-batched-tokens"
-	CordonAnnotation           = annotationPrefix + "cordon" // "true": no new requests
+	EAGLEDropAnnotation        = annotationPrefix + "eagle-drop" // none, full, windows or all
+	CordonAnnotation           = annotationPrefix + "cordon"     // "true": no new requests
 )
 
 // activePortsAnnotations list which of the target ports a Pod serves. The first one that is present counts. Source:
@@ -351,6 +352,11 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	number(MetricsPortAnnotation, 65535, func(uint64) {})
 	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
 		wrong = fmt.Errorf("annotation %s: %q must be aggregated, prefill or decode", RoleAnnotation, text)
+	}
+	drop, known := kvblock.ParseEAGLEDrop(p.Annotations[EAGLEDropAnnotation])
+	if e.EAGLEDrop = drop; !known {
+		wrong = fmt.Errorf("annotation %s: %q must be one of %s", EAGLEDropAnnotation,
+			p.Annotations[EAGLEDropAnnotation], strings.Join(kvblock.EAGLEDropNames, ", "))
 	}
 	switch text, there := p.Annotations[CordonAnnotation]; {
 	case text == "true":

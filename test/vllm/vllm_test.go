@@ -40,6 +40,8 @@ func environment(t *testing.T, name string) string {
 	return value
 }
 
+func python(t *testing.T) string { return filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python") }
+
 // adapters are the names of vLLM's LoRA adapters.
 var adapters = []string{"sql", "legal"}
 
@@ -61,13 +63,8 @@ func TestVLLM(t *testing.T) {
 		}
 		flags = append(flags, name+"="+weights)
 	}
-	vllm, err := stack.StartVLLM(
-		t.Context(),
-		filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"),
-		dir,
-		folder,
-		blocks,
-		flags...)
+	vllm, err := stack.StartVLLM(t.Context(), stack.VLLMConfig{Python: python(t), Dir: dir, Tokenizer: folder,
+		Blocks: blocks, Flags: flags})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,12 +25,17 @@ const dumpPatience = time.Minute
 //
 // The first event of each worker has the key "position" in addition to Dynamo's keys: the number of the worker's own
 // messages that the dump includes. kvepp continues from there.
+//
+// With the parameter classes=true, the first event also has "groups", the worker's layer groups, and the dump has the
+// blocks of hybrid models' other layers than full attention, in storage tiers that Dynamo does not have: those of the
+// first class that "groups" names are in device_class_0. "complete": false says that the dump does not have them.
 func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	if !r.dumping.TryLock() {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
 		return
 	}
 	defer r.dumping.Unlock()
+	classes := req.URL.Query().Get("classes") == "true"
 	snapshot := r.pool.Acquire() // until the end: worker numbers must not be reused meanwhile
 	defer snapshot.Release()
 	workers := snapshot.Workers
@@ -51,7 +56,7 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	for i, name := range names {
 		key, _ := json.Marshal(name.String())
 		fmt.Fprintf(&part, `%c%s:{"block_size":%d,"events":[`, "{,"[min(i, 1)], key, groups[name][0].BlockSize)
-		d := dumper{out: &part}
+		d := dumper{out: &part, classes: classes}
 		for _, worker := range groups[name] {
 			d.worker(r.feed, worker)
 			// Some connections have no deadlines; a failed write reports the rest.
@@ -71,27 +76,35 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 
 // dumper writes the events of one model.
 type dumper struct {
-	out    *bytes.Buffer
-	events int
-	number []byte
+	out     *bytes.Buffer
+	classes bool // with groups and the blocks of classes
+	events  int
+	number  []byte
 }
 
 // worker writes the events of one worker.
 func (d *dumper) worker(f *feed.Feed, w *pool.Worker) {
 	first := true
-	f.Dump(w.Worker, func(at feed.Position, s kvblock.Stored) bool {
+	f.Dump(w.Worker, func(from *feed.Source, s kvblock.Stored) bool {
+		if s.Tier > kvblock.TierExternal && !d.classes {
+			return false
+		}
 		if d.events > 0 {
 			d.out.WriteByte(',')
 		}
 		d.out.WriteString(`{"worker_id":`)
 		d.unsigned(w.InstanceID)
-		if first && at.Known {
+		if at := &from.Position; first && at.Known {
 			fmt.Fprintf(
 				d.out,
 				`,"position":{"next":%d,"timestamp":%s}`,
 				at.Next,
 				strconv.FormatFloat(at.Timestamp, 'g', -1, 64),
 			)
+		}
+		if first && d.classes && len(from.Groups) > 0 {
+			groups, _ := json.Marshal(groupsOf(from.Groups)) // numbers and texts
+			fmt.Fprintf(d.out, `,"groups":%s,"complete":%v`, groups, from.Complete)
 		}
 		first = false
 		fmt.Fprintf(
@@ -127,6 +140,46 @@ func (d *dumper) unsigned(v uint64) {
 	d.out.Write(d.number)
 }
 
+// dumpGroup is a layer group of a dump.
+type dumpGroup struct {
+	Number    uint32 `json:"group"`
+	Kind      string `json:"kind"` // full_attention, or a kind of class: window, state, chunk
+	Window    uint32 `json:"window,omitempty"`
+	BlockSize uint32 `json:"block_size,omitempty"` // of a class
+}
+
+const fullAttention = "full_attention"
+
+func groupsOf(groups []kvblock.Group) (out []dumpGroup) {
+	for _, g := range groups {
+		d := dumpGroup{g.Number, fullAttention, g.Class.Window, g.Class.BlockSize}
+		if g.Class.Kind != 0 {
+			d.Kind = g.Class.Kind.String()
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// groups returns the layer groups of an event, and whether all are known.
+func (d *dumpEvent) groups() (groups []kvblock.Group, complete bool) {
+	complete = d.Complete
+	for _, g := range d.Groups {
+		c := kvblock.Class{Window: g.Window, BlockSize: g.BlockSize}
+		for k := kvblock.ClassWindow; k <= kvblock.ClassChunk; k++ {
+			if g.Kind == k.String() {
+				c.Kind = k
+			}
+		}
+		if c.Kind == 0 && g.Kind != fullAttention {
+			complete = false // of another version
+			continue
+		}
+		groups = append(groups, kvblock.Group{Number: g.Number, Class: c})
+	}
+	return groups, complete
+}
+
 // dumpEvent is one event of a dump.
 type dumpEvent struct {
 	WorkerID uint64 `json:"worker_id"`
@@ -136,7 +189,9 @@ type dumpEvent struct {
 		Next      uint64  `json:"next"`
 		Timestamp float64 `json:"timestamp"`
 	} `json:"position"`
-	Event struct {
+	Groups   []dumpGroup `json:"groups"`
+	Complete bool        `json:"complete"`
+	Event    struct {
 		Rank uint32 `json:"dp_rank"`
 		Data struct {
 			Stored *struct {
@@ -157,7 +212,14 @@ func (d *dumpEvent) stored() (s kvblock.Stored, ok bool) {
 		return s, false
 	}
 	if s.Tier, ok = kvblock.TierNamed(d.Tier); !ok {
-		return s, false
+		for i := range kvblock.MaxClasses {
+			if d.Tier == kvblock.ClassTier(i).String() {
+				s.Tier, ok = kvblock.ClassTier(i), true
+			}
+		}
+		if !ok {
+			return s, false
+		}
 	}
 	if p := d.Event.Data.Stored.Parent; p != nil {
 		s.HasParent, s.Parent = true, kvblock.EngineHash(*p)

@@ -48,7 +48,7 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 				return
 			}
 			begin, before := time.Now(), l.blocks
-			err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump", token)
+			err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump?classes=true", token)
 			switch {
 			case errors.Is(err, errBusy):
 				busy = append(busy, peer)
@@ -178,6 +178,10 @@ func (l *loader) event(part string, blockSize int, d *dumpEvent) error {
 		}
 		if w.blockSize == 0 {
 			l.pool.ReportBlockSize(w.number, blockSize)
+		}
+		if groups, complete := d.groups(); len(groups) > 0 && w.at.Known {
+			// An error of it is one of every Seed too.
+			_ = l.feed.SeedGroups(w.number, groups, blockSize, complete)
 		}
 	}
 	if l.feed.Seed(w.number, w.at, s) == nil { // a lost store does not invalidate the others

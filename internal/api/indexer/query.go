@@ -9,6 +9,7 @@ package indexer
 
 import (
 	"log/slog"
+	"math"
 	"net/http"
 	"strconv"
 	"sync"
@@ -39,6 +40,7 @@ type Reader struct {
 type lookup struct {
 	local  []kvblock.LocalHash
 	chain  []kvblock.SequenceHash
+	prompt indexer.Prompt // with chain
 	scores indexer.OverlapScores
 }
 
@@ -109,9 +111,10 @@ func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
 		api.Reply(w, 0, nil, api.Missing("token_ids"))
 		return
 	}
-	r.match(w, &q.modelNames, func(local []kvblock.LocalHash, o kvblock.HashOptions) []kvblock.LocalHash {
+	r.match(w, &q.modelNames, func(l *lookup, o kvblock.HashOptions) {
 		o.LoRAName, o.CacheNamespace = q.LoRAName, q.CacheSalt
-		return kvblock.AppendLocalHashes(local, q.Tokens, o)
+		l.local = kvblock.AppendLocalHashes(l.local[:0], q.Tokens, o)
+		l.prompt = indexer.Prompt{Tokens: len(q.Tokens), IDs: q.Tokens, Options: o}
 	})
 }
 
@@ -129,11 +132,12 @@ func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 		api.Reply(w, 0, nil, api.Missing("block_hashes"))
 		return
 	}
-	r.match(w, &q.modelNames, func(local []kvblock.LocalHash, _ kvblock.HashOptions) []kvblock.LocalHash {
+	r.match(w, &q.modelNames, func(l *lookup, _ kvblock.HashOptions) {
+		l.local = l.local[:0]
 		for _, h := range q.Hashes {
-			local = append(local, kvblock.LocalHash(h))
+			l.local = append(l.local, kvblock.LocalHash(h))
 		}
-		return local
+		l.prompt = indexer.Prompt{Tokens: math.MaxInt}
 	})
 }
 
@@ -151,13 +155,49 @@ type InstanceOverlap struct {
 	DP             map[string]int `json:"dp"` // device memory, by rank
 	CPU            int            `json:"cpu"`
 	Disk           int            `json:"disk"` // includes external storage
+	// Hybrid has the ranks with a hybrid model; absent if there are none.
+	Hybrid map[string]*HybridOverlap `json:"hybrid,omitempty"`
+}
+
+// HybridOverlap is how much of a prompt one rank of a hybrid model holds, in tokens. Dynamo has no such answer.
+type HybridOverlap struct {
+	Classes       []string `json:"classes"`        // of layers beside full attention
+	FullAttention int      `json:"full_attention"` // held on the device by full attention
+	// Unusable tokens of these cannot be reused, because layers of the kind UnusableBy do not hold what they need.
+	Unusable   int    `json:"unusable"`
+	UnusableBy string `json:"unusable_by,omitempty"` // window, state or chunk
+	// UpperBound says that the answer counts full attention's blocks, and that fewer may be reusable.
+	UpperBound bool `json:"upper_bound"`
+}
+
+// addHybrid adds what the other layers of a hybrid model hold, if w's model is one.
+func (in *InstanceOverlap) addHybrid(w *pool.Worker, scores *indexer.OverlapScores) {
+	cut := scores.Cut(w.Worker)
+	if w.Classes == nil && !w.UpperBound && cut == (indexer.Cut{}) {
+		return
+	}
+	held := max(cut.Held, scores.Blocks(w.Worker))
+	h := &HybridOverlap{Classes: []string{}, FullAttention: held * w.BlockSize, Unusable: cut.Blocks * w.BlockSize,
+		UpperBound: w.UpperBound || cut.UpperBound}
+	if cut.Blocks > 0 {
+		h.UnusableBy = cut.Kind.String()
+	}
+	if w.Classes != nil {
+		for _, c := range w.Classes[:w.Classes.Len()] {
+			h.Classes = append(h.Classes, c.String())
+		}
+	}
+	if in.Hybrid == nil {
+		in.Hybrid = map[string]*HybridOverlap{}
+	}
+	in.Hybrid[rankName(w)] = h
 }
 
 // match writes the answer for a prompt that hash cuts into blocks.
 func (r *Reader) match(
 	w http.ResponseWriter,
 	q *modelNames,
-	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
+	hash func(*lookup, kvblock.HashOptions),
 ) {
 	want, err := q.modelGroup()
 	if err != nil {
@@ -182,12 +222,15 @@ func (r *Reader) match(
 // that left.
 func (r *Reader) overlaps(
 	want api.ModelGroup,
-	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
+	hash func(*lookup, kvblock.HashOptions),
 ) (result overlaps, known bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	l := r.idle.Get().(*lookup)
-	defer r.idle.Put(l)
+	defer func() {
+		l.prompt = indexer.Prompt{} // it keeps the request's token ids
+		r.idle.Put(l)
+	}()
 
 	result = overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{},
 		Instances: map[string]*InstanceOverlap{}}
@@ -204,9 +247,10 @@ func (r *Reader) overlaps(
 		o := kvblock.HashOptions{BlockSize: worker.BlockSize, EAGLE: worker.EAGLE}
 		if o.BlockSize != cut.BlockSize || o.EAGLE != cut.EAGLE {
 			cut = o
-			l.local = hash(l.local[:0], o)
+			hash(l, o)
 			l.chain = kvblock.AppendSequenceHashes(l.chain[:0], l.local)
-			r.index.FindMatches(l.chain, &l.scores)
+			l.prompt.Chain = l.chain
+			r.index.FindPrompt(&l.prompt, &l.scores)
 		}
 		result.add(worker, &l.scores)
 	}
@@ -216,7 +260,7 @@ func (r *Reader) overlaps(
 // add counts one worker's blocks.
 func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
 	device := scores.Blocks(w.Worker)
-	if device+scores.Extension(w.Worker).Total() == 0 {
+	if device+scores.Extension(w.Worker).Total()+scores.Cut(w.Worker).Held == 0 {
 		return
 	}
 	id := strconv.FormatUint(w.InstanceID, 10)
@@ -240,6 +284,7 @@ func (in *InstanceOverlap) Add(w *pool.Worker, scores *indexer.OverlapScores) {
 	in.CPU = max(in.CPU, (device+more.Host)*w.BlockSize)
 	in.Disk = max(in.Disk, (device+more.Total())*w.BlockSize)
 	in.LongestMatched = in.Disk
+	in.addHybrid(w, scores)
 }
 
 func rankName(w *pool.Worker) string { return strconv.FormatUint(uint64(w.Rank), 10) }

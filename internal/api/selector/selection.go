@@ -49,6 +49,8 @@ type prompt struct {
 	chain   []kvblock.SequenceHash // the blocks' hashes in the index
 	tracked []kvblock.SequenceHash // the blocks' hashes in the load book
 	isl     int
+	ids     []kvblock.Token     // nil: only hashes are known
+	options kvblock.HashOptions // of chain
 }
 
 // cut fills p with the prompt in blocks of g. whole: compute local and chain too, and not only the hashes to book.
@@ -74,7 +76,7 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 			}
 			o.MediaHashes = append(o.MediaHashes, hashes)
 		}
-		p.isl = len(tokens)
+		p.isl, p.ids, p.options = len(tokens), tokens, o
 		p.local = kvblock.AppendLocalHashes(p.local[:0], tokens, o)
 		p.chain = kvblock.AppendSequenceHashes(p.chain[:0], p.local)
 		p.tracked = append(p.tracked[:0], p.chain...)
@@ -107,7 +109,7 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 			len(f.SequenceHashes),
 		)
 	}
-	p.isl = int(*f.ISLTokens)
+	p.isl, p.ids = int(*f.ISLTokens), nil
 	p.local, p.tracked = p.local[:0], p.tracked[:0]
 	for _, h := range f.BlockHashes {
 		p.local = append(p.local, kvblock.LocalHash(h))
@@ -402,7 +404,9 @@ func (r *ranked) means(w *pool.Worker) bool {
 
 // match makes candidates of the workers with their cached blocks.
 func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) {
-	s.index.FindPrompt(d.prompt.chain, d.prompt.isl, &d.scores)
+	s.index.FindPrompt(&indexer.Prompt{
+		Chain: d.prompt.chain, Tokens: d.prompt.isl, IDs: d.prompt.ids, Options: d.prompt.options,
+	}, &d.scores)
 	d.chains[0] = d.prompt.tracked
 	d.cut = scoring.Prompt{BlockSize: g.blockSize, Chains: d.chains[:]}
 	d.candidates = d.candidates[:0]

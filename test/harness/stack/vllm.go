@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,47 +18,67 @@ type VLLM struct {
 	Address            string // host:port of its HTTP server
 	KVEvents, KVReplay string // its sockets
 
+	hybrid  bool // the model is not the default one
 	stack   *Stack
 	process *process.Process
 }
 
-// VLLMBlockSize is its KV block size in tokens: the smallest that vLLM has on a CPU.
+// VLLMBlockSize is its KV block size in tokens: the smallest that vLLM has on a CPU. Some hybrid models get another.
 const VLLMBlockSize = 32
 
-// StartVLLM starts vLLM with KV events and waits until it serves. python is the interpreter for which
-// test/tools/install.sh vllm installed it, folder a tokenizer of Qwen's, blocks the size of its cache. Its log and
-// model go to dir.
-func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flags ...string) (*VLLM, error) {
-	model := filepath.Join(dir, "model")
+// VLLMConfig says which vLLM to start. Python is the interpreter for which test/tools/install.sh vllm installed it. Its
+// log goes to Dir, and its model to ModelFolder.
+type VLLMConfig struct {
+	Python, Dir string
+	Tokenizer   string         // folder of a tokenizer of Qwen's
+	Model       map[string]any // its config.json; nil: a tiny Qwen3
+	Type        string         // of its numbers; "": float32
+	Blocks      int            // size of the cache
+	Flags       []string
+}
+
+// ModelFolder is the folder with the model's configuration and tokenizer.
+func (c *VLLMConfig) ModelFolder() string { return filepath.Join(c.Dir, "model") }
+
+// qwen is the configuration of a tiny Qwen3.
+func qwen() map[string]any {
+	return map[string]any{
+		"architectures":           []string{"Qwen3ForCausalLM"},
+		"model_type":              "qwen3",
+		"hidden_size":             tinyQwen.hidden,
+		"intermediate_size":       256,
+		"num_hidden_layers":       tinyQwen.layers,
+		"num_attention_heads":     tinyQwen.heads,
+		"num_key_value_heads":     tinyQwen.kvHeads,
+		"head_dim":                tinyQwen.headSize,
+		"vocab_size":              151936,
+		"max_position_embeddings": 8192,
+		"rms_norm_eps":            1e-6,
+		"rope_theta":              1e6,
+		"tie_word_embeddings":     true,
+		"torch_dtype":             "float32",
+		"hidden_act":              "silu",
+		"bos_token_id":            151643,
+		"eos_token_id":            151645,
+	}
+}
+
+// StartVLLM starts vLLM with KV events and waits until it serves.
+func StartVLLM(ctx context.Context, c VLLMConfig) (*VLLM, error) {
+	model := c.ModelFolder()
 	if err := os.MkdirAll(model, 0o755); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
-		if err := os.Symlink(filepath.Join(folder, name), filepath.Join(model, name)); err != nil {
+		if err := os.Symlink(filepath.Join(c.Tokenizer, name), filepath.Join(model, name)); err != nil {
 			return nil, err
 		}
 	}
-	config, err := json.Marshal(
-		map[string]any{
-			"architectures":           []string{"Qwen3ForCausalLM"},
-			"model_type":              "qwen3",
-			"hidden_size":             tinyQwen.hidden,
-			"intermediate_size":       256,
-			"num_hidden_layers":       tinyQwen.layers,
-			"num_attention_heads":     tinyQwen.heads,
-			"num_key_value_heads":     tinyQwen.kvHeads,
-			"head_dim":                tinyQwen.headSize,
-			"vocab_size":              151936,
-			"max_position_embeddings": 8192,
-			"rms_norm_eps":            1e-6,
-			"rope_theta":              1e6,
-			"tie_word_embeddings":     true,
-			"torch_dtype":             "float32",
-			"hidden_act":              "silu",
-			"bos_token_id":            151643,
-			"eos_token_id":            151645,
-		},
-	)
+	properties := c.Model
+	if properties == nil {
+		properties = qwen()
+	}
+	config, err := json.Marshal(properties)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +93,8 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 		Address:  fmt.Sprintf("127.0.0.1:%d", port),
 		KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", port+1),
 		KVReplay: fmt.Sprintf("tcp://127.0.0.1:%d", port+2),
-		stack:    &Stack{dir: dir},
+		hybrid:   c.Model != nil,
+		stack:    &Stack{dir: c.Dir},
 	}
 	// vLLM binds to an address with a star. To the address of one interface it would connect.
 	events, err := json.Marshal(map[string]any{"enable_kv_cache_events": true, "publisher": "zmq",
@@ -82,7 +104,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 	}
 	argv := append(
 		[]string{
-			python,
+			c.Python,
 			"-m",
 			"vllm.entrypoints.cli.main",
 			"serve",
@@ -92,11 +114,11 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 			"--load-format",
 			"dummy",
 			"--dtype",
-			"float32",
+			cmp.Or(c.Type, "float32"),
 			"--block-size",
 			strconv.Itoa(VLLMBlockSize),
 			"--num-gpu-blocks-override",
-			strconv.Itoa(blocks),
+			strconv.Itoa(c.Blocks),
 			"--host",
 			"127.0.0.1",
 			"--port",
@@ -106,7 +128,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 			"--kv-events-config",
 			string(events),
 		},
-		flags...)
+		c.Flags...)
 	v.process, err = v.stack.spawn(
 		"vllm",
 		[]string{"HF_HUB_OFFLINE=1", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_NO_USAGE_STATS=1",
@@ -128,11 +150,10 @@ func (v *VLLM) Close() { v.process.Kill() }
 
 // Entry returns vLLM's entry for the endpoints file.
 func (v *VLLM) Entry() string {
-	return fmt.Sprintf(
-		"- name: vllm\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n  blockSize: %d\n",
-		v.Address,
-		v.KVEvents,
-		v.KVReplay,
-		VLLMBlockSize,
-	)
+	entry := fmt.Sprintf("- name: vllm\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n",
+		v.Address, v.KVEvents, v.KVReplay)
+	if v.hybrid {
+		return entry // kvepp learns the block size from the events
+	}
+	return fmt.Sprintf("%s  blockSize: %d\n", entry, VLLMBlockSize)
 }

@@ -469,8 +469,9 @@ func TestPromptTails(t *testing.T) {
 				t.Errorf("%d tails count as blocks of another size or as unknown blocks", n)
 			}
 			s := h.pool.Acquire()
-			if w := s.Workers[0]; w.BlockSize != blockSize || w.Announced != 0 || !w.UpperBound {
-				t.Errorf("block size %d, announced %d, upper bound %v", w.BlockSize, w.Announced, w.UpperBound)
+			if w := s.Workers[0]; w.BlockSize != blockSize || w.Announced != 0 || w.UpperBound || w.Classes == nil {
+				t.Errorf("block size %d, announced %d, upper bound %v, classes %v", w.BlockSize, w.Announced,
+					w.UpperBound, w.Classes)
 			}
 			s.Release()
 

@@ -62,15 +62,10 @@ func TestVLLM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := stack.StartVLLM(
-		t.Context(),
-		filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"),
-		t.TempDir(),
-		folder,
-		vllmBlocks,
-		"--max-model-len",
-		"2048",
-	)
+	v, err := stack.StartVLLM(t.Context(), stack.VLLMConfig{
+		Python: filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), Dir: t.TempDir(), Tokenizer: folder,
+		Blocks: vllmBlocks, Flags: []string{"--max-model-len", "2048"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
