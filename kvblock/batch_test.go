@@ -315,6 +315,21 @@ var decodeCases = []struct {
 				Lookahead: []Token{1},
 			}}}},
 	{
+		"token ids that events repeat, and some that begin alike",
+		batchOf(
+			pairs{"type", "BlockStored", "block_hashes", []any{1}, "token_ids", ints(1, 2), "block_size", 2},
+			pairs{"type", "BlockStored", "block_hashes", []any{2}, "token_ids", ints(1, 2), "block_size", 2},
+			pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 3), "block_size", 3},
+			pairs{"type", "BlockStored", "block_hashes", []any{4}, "token_ids", ints(1, 2), "block_size", 2},
+		),
+		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
+			{Kind: BlockStored, Hashes: []EngineHash{1}, Tokens: countingTokens(1, 2), BlockSize: 2},
+			{Kind: BlockStored, Hashes: []EngineHash{2}, Tokens: countingTokens(1, 2), BlockSize: 2},
+			{Kind: BlockStored, Hashes: []EngineHash{3}, Tokens: countingTokens(1, 3), BlockSize: 3},
+			{Kind: BlockStored, Hashes: []EngineHash{4}, Tokens: countingTokens(1, 2), BlockSize: 2},
+		}},
+	},
+	{
 		"unknown and ignored tags",
 		batchOf(
 			[]any{"Later", 1, pairs{"a", nil}},

@@ -29,6 +29,7 @@ const full = `endpoints:
   model: qwen
   deviceType: cuda
   taints: [a, b]
+  eagleDrop: windows
   cordoned: true
 - name: worker-1
   address: "[fd00::7]:8001"
@@ -49,7 +50,7 @@ func TestParseFile(t *testing.T) {
 		e.Metrics != "http://127.0.0.1:8081/metrics" || e.BlockSize != 16 ||
 		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" ||
 		e.DeviceType != "cuda" ||
-		len(e.Taints) != 2 ||
+		len(e.Taints) != 2 || e.EAGLEDrop != kvblock.EAGLEDropWindows ||
 		e.CordonedBy != CordonedByFile {
 		t.Errorf("worker-0: %+v", e)
 	}
@@ -175,6 +176,8 @@ func TestParseFileErrors(t *testing.T) {
 			`kvEvents: tcp://10.0.0.7:5557`,
 		head + "  role: decoder\n": `line 4: role: "decoder" is none of ` +
 			`aggregated, prefill, decode; did you mean decode?`,
+		head + "  eagleDrop: ful\n": `line 4: eagleDrop: "ful" is none of ` +
+			`none, full, windows, all; did you mean full?`,
 		head + "  name: b\n": `line 4: name: already given in line 2`,
 		"endpoints:\n- &a {name: a, address: \"10.0.0.1:1\", x: 1}\n": `line 2: "x" is not a key of an endpoint`,
 		"endpoints:\n- <<: &a {name: a, port: 1}\n":                   `line 2: "port" is not a key of an endpoint`,

@@ -1,10 +1,13 @@
 package feed
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -339,6 +342,87 @@ func TestHybrid(t *testing.T) {
 	eventually(t, "a prefix up to the chunk", func() bool { return h.match(4, prompt...) == 2 })
 	e.publish(0, gone(1, 102))
 	eventually(t, "no prefix", func() bool { return h.match(4, prompt...) == 0 })
+}
+
+// An endpoint's eagleDrop makes the prefix one block shorter, also for a model with full attention alone.
+func TestEAGLEDrop(t *testing.T) {
+	h := newFixture(t, io.Discard)
+	e := newEngine(t, 0)
+	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", KVEvents: e.address(), BlockSize: 4,
+		EAGLEDrop: kvblock.EAGLEDropFull}})
+	h.connected(1)
+	eventually(t, "a prefix without its last block", func() bool {
+		e.publish(0, []any{"BlockStored", []any{1, 2}, nil, anys([]int{1, 2, 3, 4, 5, 6, 7, 8}), 4, nil, "GPU"})
+		return h.match(4, 1, 2, 3, 4, 5, 6, 7, 8) == 1
+	})
+	lookahead := kvblocktest.Pairs{"type", "BlockStored", "block_hashes", []any{1}, "token_ids", []any{1, 2, 3, 4},
+		"block_size", 4, "lookahead_token_ids", []any{[]any{5}}}
+	e.publish(0, []any{"AllBlocksCleared"})
+	batch := kvblocktest.Append(nil, []any{1.5, []any{lookahead}, 0})
+	if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, e.seq), batch); err != nil {
+		t.Fatal(err)
+	}
+	e.seq++
+	var scores indexer.OverlapScores
+	o := kvblock.HashOptions{BlockSize: 4, EAGLE: true}
+	chain := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, []kvblock.Token{1, 2, 3, 4, 5}, o))
+	eventually(t, "a block that an engine with lookahead does not drop", func() bool {
+		h.index.FindMatches(chain, &scores)
+		return scores.Blocks(h.worker()) == 1
+	})
+}
+
+// What config.json says about layers and the events do not, or the other way round, is a warning, once.
+func TestLayersDiffer(t *testing.T) {
+	for _, c := range []struct {
+		layers Layers
+		says   string
+	}{
+		{Layers{}, ""},
+		{Layers{Known: true, Windows: []int{64}}, ""},
+		{Layers{Known: true, Windows: []int{128}}, "windows: 64 tokens in the events, 128 tokens in config.json"},
+		{Layers{Known: true, State: true}, "windows: 64 tokens in the events, none in config.json; layers with a " +
+			"state: none in the events, some in config.json"},
+		{Layers{Known: true, Windows: []int{64}, Chunk: 8}, "chunked layers: none in the events, some in config.json"},
+	} {
+		var lines lockedBuffer
+		h := newFixture(t, &lines)
+		h.Feed.config.Layers = func(string) Layers { return c.layers }
+		e := newEngine(t, 0)
+		h.update(e, 4)
+		h.connected(1)
+		eventually(t, "two blocks", func() bool {
+			for _, hash := range []int{1, 2} {
+				e.publish(0,
+					append(stored(uint64(hash), nil, 4, hash, 2, 3, 4), 0, "sliding_window", 64, nil),
+					append(stored(uint64(hash), nil, 4, hash, 2, 3, 4), 1, "full_attention", nil, nil))
+			}
+			return h.match(4, 2, 2, 3, 4) == 1
+		})
+		text := lines.String()
+		if n := strings.Count(text, "differ about the model's layers"); n != min(len(c.says), 1) ||
+			!strings.Contains(text, c.says) {
+			t.Errorf("%+v: %d warnings: %s", c.layers, n, text)
+		}
+	}
+}
+
+// lockedBuffer is a buffer that log lines are written to from several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // A hybrid model's prompt tails neither change the worker's block size nor make it load-only, even after a gap, which

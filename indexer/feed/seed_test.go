@@ -84,6 +84,69 @@ func TestSeed(t *testing.T) {
 	}
 }
 
+// A dump of a hybrid model has its layer groups and the blocks of its classes: what the next replica predicts, and what
+// later removals do to it, is what the first one would.
+func TestSeedOfAHybrid(t *testing.T) {
+	of := func(group int, kind string, window any, hashes ...any) []any {
+		return []any{"BlockStored", hashes, nil, anys([]int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}), 4, nil, "GPU", nil,
+			nil, group, kind, window, nil}
+	}
+	prompt := []kvblock.Token{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
+	first, e := newFixture(t, io.Discard), newEngine(t, 0)
+	first.update(e, 4)
+	first.connected(1)
+	eventually(t, "the blocks", func() bool {
+		e.publish(0, []any{"AllBlocksCleared"}, of(0, "sliding_window", 5, 102, 103), of(1, "sliding_window", 5, 102, 103),
+			of(2, "full_attention", nil, 101, 102, 103))
+		return first.match(4, prompt...) == 3
+	})
+	for _, c := range []struct {
+		name     string
+		complete bool
+		want     int // blocks after a removal by group 1
+	}{{"complete", true, 2}, {"incomplete", false, 3}} {
+		t.Run(c.name, func(t *testing.T) {
+			h, own := newFixture(t, io.Discard), newEngine(t, 0)
+			h.Hold()
+			h.update(own, 0)
+			h.connected(1)
+			stores := 0
+			first.Dump(first.worker(), func(from *Source, s kvblock.Stored) bool {
+				if !from.Complete || len(from.Groups) != 3 || !from.Position.Known {
+					t.Errorf("%+v", from)
+				}
+				if stores++; stores == 1 {
+					if err := h.SeedGroups(h.worker(), from.Groups, 4, c.complete); err != nil {
+						t.Error(err)
+					}
+					own.seq = from.Position.Next
+				}
+				err := h.Seed(h.worker(), from.Position, s)
+				if wrong := s.Tier > kvblock.TierExternal && !c.complete; (err != nil) != wrong {
+					t.Errorf("%+v: %v", s, err)
+				}
+				return true
+			})
+			h.Release()
+			if got := h.match(4, prompt...); got != 3 {
+				t.Errorf("%d blocks from the dump, want 3", got)
+			}
+			eventually(t, "the subscription", func() bool { return own.subscribed() })
+			own.publish(0, append(removed(103), 1))
+			own.publish(0, of(2, "full_attention", nil, 201)) // the end: group 2 is known
+			eventually(t, "the last message", func() bool { return h.count("batch", "received") == 2 })
+			if got := h.match(4, prompt...); got != c.want {
+				t.Errorf("%d blocks after a removal, want %d", got, c.want)
+			}
+			s := h.pool.Acquire()
+			defer s.Release()
+			if w := s.Workers[0]; w.Classes == nil || w.Classes.Len() != 1 {
+				t.Errorf("classes %v", w.Classes)
+			}
+		})
+	}
+}
+
 // TestSeedIsRefused if no events would correct the dump.
 func TestSeedIsRefused(t *testing.T) {
 	store := kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: local(1, 2, 3, 4)}}}

@@ -136,6 +136,10 @@ func TestEndpointsOfAPod(t *testing.T) {
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "true" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 cordoned by Pod annotation\n" +
 				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 cordoned by Pod annotation"},
+		{name: "a wrong EAGLE drop", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit:    func(p *corev1.Pod) { p.Annotations["kvepp/eagle-drop"] = "some" },
+			want:    "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557",
+			problem: "kvepp/eagle-drop: \"some\" must be one of none, full, windows, all"},
 		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "false" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
