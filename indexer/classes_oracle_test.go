@@ -103,13 +103,32 @@ func randomHybrid(r *rand.Rand) *Hybrid {
 	return h
 }
 
-func hasParts(h *Hybrid) bool {
+// hasParts returns the number of classes with smaller blocks than full attention.
+func hasParts(h *Hybrid) (n int) {
 	for _, c := range h.Classes[:h.Classes.Len()] {
 		if int(c.BlockSize) < h.BlockSize {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
+}
+
+// fillClasses stores random stretches of a prompt in the classes of w. Most random prefixes have gaps in the classes.
+func (p *driver) fillClasses(r *rand.Rand, w kvblock.Worker, h *Hybrid, which int, chain []kvblock.SequenceHash,
+	ids []kvblock.Token) {
+	for i := range h.Classes.Len() {
+		for range r.IntN(4) {
+			from := r.IntN(len(chain))
+			to := min(from+1+r.IntN(90), len(chain))
+			p.fill(w, kvblock.ClassTier(i), which, from, to)
+			size := int(h.Classes[i].BlockSize)
+			for part := size; part < 16; part += size {
+				if r.IntN(5) > 0 {
+					p.fillParts(w, kvblock.ClassTier(i), chain, ids, from, to, part)
+				}
+			}
+		}
+	}
 }
 
 // The counts for workers of hybrid models are those of the definition, for random blocks in all tiers.
@@ -131,20 +150,7 @@ func TestClassesOracle(t *testing.T) {
 			}
 			for _, w := range p.workers {
 				hybrids[w] = randomHybrid(r)
-				// Most random prefixes have gaps in the classes.
-				for i := range hybrids[w].Classes.Len() {
-					for range r.IntN(4) {
-						from := r.IntN(len(chain))
-						to := min(from+1+r.IntN(90), len(chain))
-						p.fill(w, kvblock.ClassTier(i), round%prompts, from, to)
-						size := int(hybrids[w].Classes[i].BlockSize)
-						for part := size; part < 16; part += size {
-							if r.IntN(5) > 0 {
-								p.fillParts(w, kvblock.ClassTier(i), chain, ids, from, to, part)
-							}
-						}
-					}
-				}
+				p.fillClasses(r, w, hybrids[w], round%prompts, chain, ids)
 				p.fill(w, kvblock.TierDevice, round%prompts, 0, r.IntN(len(chain)+1))
 				p.x.SetHybrid(w, hybrids[w])
 			}
@@ -172,21 +178,15 @@ func TestClassesOracle(t *testing.T) {
 						seed, len(chain), w, hybrids[w], got, want, cut)
 				}
 				cuts, counts = cuts+min(cut.Blocks, 1), counts+min(got, 1)
-				if got > 0 && hasParts(hybrids[w]) {
-					parts++
-				}
-				if got > 0 && hybrids[w].Drop != 0 {
-					drops++
-				}
+				parts += min(got, hasParts(hybrids[w]), 1)
+				drops += min(got, int(hybrids[w].Drop), 1)
 			}
 			find.IDs = nil // without them, only full attention counts where a class has smaller blocks
 			p.x.FindPrompt(find, &p.scores)
 			for _, w := range p.workers {
-				if p.scores.Blocks(w) > 0 && hasParts(hybrids[w]) && !p.scores.Cut(w).UpperBound {
+				if p.scores.Blocks(w) > 0 && hasParts(hybrids[w]) > 0 && !p.scores.Cut(w).UpperBound {
 					t.Fatalf("seed %d: worker %d, %+v: not an upper bound", seed, w, hybrids[w])
 				}
-			}
-			for _, w := range p.workers {
 				p.x.SetHybrid(w, nil)
 			}
 			if p.x.hybrids.Load() != nil {
@@ -220,8 +220,8 @@ func (p *driver) fill(w kvblock.Worker, tier kvblock.Tier, which, from, to int) 
 	p.apply()
 }
 
-// fillParts stores the first tokens of blocks from to to of a prompt in a tier, for blocks whose parent w holds there or
-// on its device.
+// fillParts stores the first tokens of blocks from to to of a prompt in a tier, for blocks whose parent w holds there
+// or on its device.
 func (p *driver) fillParts(w kvblock.Worker, tier kvblock.Tier, chain []kvblock.SequenceHash, ids []kvblock.Token,
 	from, to, part int) {
 	ow := p.o.workers[w]

@@ -36,8 +36,8 @@ func (k EventKind) String() string {
 // Batch is one message of an engine's KV event publisher, decoded but not interpreted. The zero value is empty.
 //
 // Byte slices alias the payload given to DecodeBatch. Other slices are buffers of the Batch: the next DecodeBatch
-// overwrites them, and they never shrink. Events may share Tokens. Use a Batch before the payload or the Batch changes. One goroutine may use a
-// Batch at a time.
+// overwrites them, and they never shrink. Events may share Tokens. Use a Batch before the payload or the Batch changes.
+// One goroutine may use a Batch at a time.
 type Batch struct {
 	Timestamp float64 // seconds since 1970
 	HasRank   bool    // whether the batch names its data-parallel rank, which then overrides the subscription's

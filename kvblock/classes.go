@@ -93,8 +93,8 @@ func (c *Classes) String() string {
 	return b.String()
 }
 
-// EAGLEDrop says of which layers an engine that drafts with EAGLE or MTP drops the last cached block, because the draft
-// model needs what is computed for it. vLLM 0.32 does so, and 0.33 with KV connectors; otherwise 0.33 hashes a block
+// EAGLEDrop says for which layers an engine that drafts with EAGLE or MTP drops the last cached block, because the
+// draft model needs what is computed for it. vLLM 0.32 does so, and 0.33 with KV connectors; otherwise 0.33 hashes a block
 // together with the tokens behind it (Event.Lookahead). Events do not tell it. The zero value drops nothing.
 //
 // Source: vllm/v1/core/single_type_kv_cache_manager.py (drop_eagle_block), vLLM 0.32 and 0.33.
@@ -468,8 +468,8 @@ func (n *Normalizer) appendClassRemoval(e *Event, g classGroup, ops []Operation)
 	return append(ops, Operation{Kind: OpRemoved, Event: BlockRemoved, Removed: r})
 }
 
-// add counts a physical block of one group, if the class has several. It reports whether the class's groups hold the block from now on, and
-// false for ok if a bound is reached.
+// add counts a physical block of one group, if the class has several. It reports whether the class's groups hold the
+// block from now on, and false for ok if a bound is reached.
 func (c *classState) add(h EngineHash, member int) (complete, ok bool) {
 	if c.groups == 1 {
 		return true, true

@@ -362,8 +362,7 @@ func TestCapturedPromptTails(t *testing.T) {
 			}
 			for _, op := range n.Normalize(&b, nil) {
 				switch {
-				case op.Kind == OpStored && op.Stored.Tier != TierDevice,
-					op.Kind == OpRemoved && op.Removed.Tier != TierDevice: // of the windows
+				case op.Stored.Tier != TierDevice || op.Removed.Tier != TierDevice: // of the windows
 				case op.Kind == OpStored:
 					stores++
 					for _, block := range op.Stored.Blocks {

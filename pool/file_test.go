@@ -50,7 +50,7 @@ func TestParseFile(t *testing.T) {
 		e.Metrics != "http://127.0.0.1:8081/metrics" || e.BlockSize != 16 ||
 		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" ||
 		e.DeviceType != "cuda" ||
-		len(e.Taints) != 2 || e.EAGLEDrop != kvblock.EAGLEDropWindows ||
+		len(e.Taints) != 2 ||
 		e.CordonedBy != CordonedByFile {
 		t.Errorf("worker-0: %+v", e)
 	}
@@ -67,6 +67,13 @@ func TestParseFile(t *testing.T) {
 	}
 	if entries, err := ParseFile([]byte("endpoints: []\n")); err != nil || len(entries) != 0 {
 		t.Errorf("an empty list: %v, %v", entries, err)
+	}
+}
+
+func TestEAGLEDrop(t *testing.T) {
+	entries, err := ParseFile([]byte(full))
+	if err != nil || entries[0].EAGLEDrop != kvblock.EAGLEDropWindows || entries[1].EAGLEDrop != 0 {
+		t.Errorf("%v, %+v", err, entries)
 	}
 }
 

@@ -78,7 +78,7 @@ type Endpoint struct {
 	// SameTokenizer says that tokenizer and template are known to equal kvepp's.
 	SameTokenizer bool
 	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
-	// EAGLEDrop says of which layers the engine drops the last cached block. It has no effect while EAGLE is set.
+	// EAGLEDrop says for which layers the engine drops the last cached block. It has no effect while EAGLE is set.
 	EAGLEDrop kvblock.EAGLEDrop
 	// CordonedBy is the source of endpoints that cordons this one: it gets no new requests. Empty: not cordoned.
 	CordonedBy CordonSource

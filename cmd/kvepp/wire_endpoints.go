@@ -55,7 +55,8 @@ func subscribe(
 		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {
 			l, known := model.Layers()
 			// Other engines keep windows and states in other ways, and announce less.
-			return feed.Layers{Known: known && engine == tokenizer.VLLM, Windows: l.Windows, Chunk: l.Chunk, State: l.State}
+			known = known && engine == tokenizer.VLLM
+			return feed.Layers{Known: known, Windows: l.Windows, Chunk: l.Chunk, State: l.State}
 		}
 		return feed.Layers{}
 	}

@@ -13,8 +13,8 @@ import (
 // setClasses tells the index the worker's classes, if they changed. If some of the worker's blocks are from a dump
 // without the blocks of classes, the index does not have these.
 func (s *subscriber) setClasses(t kvblock.Traits) {
-	h := indexer.Hybrid{Classes: t.Classes, BlockSize: cmp.Or(t.BlockSize, s.dumpSize), Chunk: s.layers.Chunk, Drop: s.eagleDrop,
-		Incomplete: s.seeded && (!s.grouped || s.unnumbered)}
+	h := indexer.Hybrid{Classes: t.Classes, BlockSize: cmp.Or(t.BlockSize, s.dumpSize), Chunk: s.layers.Chunk,
+		Drop: s.eagleDrop, Incomplete: s.seeded && (!s.grouped || s.unnumbered)}
 	if t.EAGLE {
 		h.Drop = 0 // blocks are hashed together with the token behind them instead
 	}

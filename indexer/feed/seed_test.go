@@ -96,8 +96,8 @@ func TestSeedOfAHybrid(t *testing.T) {
 	first.update(e, 4)
 	first.connected(1)
 	eventually(t, "the blocks", func() bool {
-		e.publish(0, []any{"AllBlocksCleared"}, of(0, "sliding_window", 5, 102, 103), of(1, "sliding_window", 5, 102, 103),
-			of(2, "full_attention", nil, 101, 102, 103))
+		e.publish(0, []any{"AllBlocksCleared"}, of(0, "sliding_window", 5, 102, 103),
+			of(1, "sliding_window", 5, 102, 103), of(2, "full_attention", nil, 101, 102, 103))
 		return first.match(4, prompt...) == 3
 	})
 	for _, c := range []struct {

@@ -17,8 +17,9 @@ import (
 type VLLM struct {
 	Address            string // host:port of its HTTP server
 	KVEvents, KVReplay string // its sockets
+	// BlockSize is for its entry in the endpoints file; 0: kvepp learns it from the events.
+	BlockSize int
 
-	hybrid  bool // the model is not the default one
 	stack   *Stack
 	process *process.Process
 }
@@ -65,84 +66,102 @@ func qwen() map[string]any {
 
 // StartVLLM starts vLLM with KV events and waits until it serves.
 func StartVLLM(ctx context.Context, c VLLMConfig) (*VLLM, error) {
+	v, args, err := c.prepare()
+	if err != nil {
+		return nil, err
+	}
+	argv := append([]string{c.Python, "-m", "vllm.entrypoints.cli.main", "serve"}, args...)
+	if v.process, err = v.stack.spawn("vllm", vllmEnvironment, argv...); err != nil {
+		return nil, err
+	}
+	if err := v.Await(ctx); err != nil {
+		v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// StartVLLMs starts several vLLMs with a script that takes a file with their arguments (test/vllm/serve.py), so that
+// vLLM is imported once. Their log files are vllm.log in each config's Dir. The caller awaits and closes them. Closing
+// one ends all.
+func StartVLLMs(script string, configs []VLLMConfig) (all []*VLLM, err error) {
+	var specs [][]string
+	for _, c := range configs {
+		v, args, err := c.prepare()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, v)
+		specs = append(specs, append([]string{filepath.Join(c.Dir, "vllm.log")}, args...))
+	}
+	text, err := json.Marshal(specs)
+	if err != nil {
+		return nil, err
+	}
+	first := all[0].stack
+	file := filepath.Join(first.dir, "servers.json")
+	if err := os.WriteFile(file, text, 0o644); err != nil {
+		return nil, err
+	}
+	process, err := first.spawn("servers", vllmEnvironment, configs[0].Python, script, file)
+	for _, v := range all {
+		v.process = process
+	}
+	return all, err
+}
+
+// Await waits until vLLM serves.
+func (v *VLLM) Await(ctx context.Context) error {
+	return v.stack.up(ctx, "vLLM", process.Healthy("http://"+v.Address), v.process)
+}
+
+var vllmEnvironment = []string{"HF_HUB_OFFLINE=1", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=1",
+	"VLLM_NO_USAGE_STATS=1", "VLLM_HOST_IP=127.0.0.1"}
+
+// prepare writes the model, and returns the arguments of "vllm serve".
+func (c *VLLMConfig) prepare() (v *VLLM, args []string, err error) {
 	model := c.ModelFolder()
 	if err := os.MkdirAll(model, 0o755); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		if err := os.Symlink(filepath.Join(c.Tokenizer, name), filepath.Join(model, name)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	properties := c.Model
+	properties, blockSize := c.Model, 0
 	if properties == nil {
-		properties = qwen()
+		properties, blockSize = qwen(), VLLMBlockSize
 	}
 	config, err := json.Marshal(properties)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := os.WriteFile(filepath.Join(model, "config.json"), config, 0o644); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	port, err := process.Ports(3)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	v := &VLLM{
-		Address:  fmt.Sprintf("127.0.0.1:%d", port),
-		KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", port+1),
-		KVReplay: fmt.Sprintf("tcp://127.0.0.1:%d", port+2),
-		hybrid:   c.Model != nil,
-		stack:    &Stack{dir: c.Dir},
+	v = &VLLM{
+		Address:   fmt.Sprintf("127.0.0.1:%d", port),
+		KVEvents:  fmt.Sprintf("tcp://127.0.0.1:%d", port+1),
+		KVReplay:  fmt.Sprintf("tcp://127.0.0.1:%d", port+2),
+		BlockSize: blockSize,
+		stack:     &Stack{dir: c.Dir},
 	}
 	// vLLM binds to an address with a star. To the address of one interface it would connect.
 	events, err := json.Marshal(map[string]any{"enable_kv_cache_events": true, "publisher": "zmq",
 		"endpoint": fmt.Sprintf("tcp://*:%d", port+1), "replay_endpoint": fmt.Sprintf("tcp://*:%d", port+2)})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	argv := append(
-		[]string{
-			c.Python,
-			"-m",
-			"vllm.entrypoints.cli.main",
-			"serve",
-			model,
-			"--served-model-name",
-			Model,
-			"--load-format",
-			"dummy",
-			"--dtype",
-			cmp.Or(c.Type, "float32"),
-			"--block-size",
-			strconv.Itoa(VLLMBlockSize),
-			"--num-gpu-blocks-override",
-			strconv.Itoa(c.Blocks),
-			"--host",
-			"127.0.0.1",
-			"--port",
-			strconv.Itoa(port),
-			"--enforce-eager",
-			"--enable-prompt-tokens-details",
-			"--kv-events-config",
-			string(events),
-		},
-		c.Flags...)
-	v.process, err = v.stack.spawn(
-		"vllm",
-		[]string{"HF_HUB_OFFLINE=1", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_NO_USAGE_STATS=1",
-			"VLLM_HOST_IP=127.0.0.1"},
-		argv...)
-	if err != nil {
-		return nil, err
-	}
-	err = v.stack.up(ctx, "vLLM", process.Healthy("http://"+v.Address), v.process)
-	if err != nil {
-		v.Close()
-		return nil, err
-	}
-	return v, nil
+	args = []string{model, "--served-model-name", Model, "--load-format", "dummy",
+		"--dtype", cmp.Or(c.Type, "float32"), "--block-size", strconv.Itoa(VLLMBlockSize),
+		"--num-gpu-blocks-override", strconv.Itoa(c.Blocks), "--host", "127.0.0.1", "--port", strconv.Itoa(port),
+		"--enforce-eager", "--enable-prompt-tokens-details", "--kv-events-config", string(events)}
+	return v, append(args, c.Flags...), nil
 }
 
 // Close ends vLLM and its children.
@@ -152,8 +171,8 @@ func (v *VLLM) Close() { v.process.Kill() }
 func (v *VLLM) Entry() string {
 	entry := fmt.Sprintf("- name: vllm\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n",
 		v.Address, v.KVEvents, v.KVReplay)
-	if v.hybrid {
-		return entry // kvepp learns the block size from the events
+	if v.BlockSize > 0 {
+		entry += fmt.Sprintf("  blockSize: %d\n", v.BlockSize)
 	}
-	return fmt.Sprintf("%s  blockSize: %d\n", entry, VLLMBlockSize)
+	return entry
 }
