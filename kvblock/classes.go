@@ -94,8 +94,8 @@ func (c *Classes) String() string {
 }
 
 // EAGLEDrop says for which layers an engine that drafts with EAGLE or MTP drops the last cached block, because the
-// draft model needs what is computed for it. vLLM 0.32 does so, and 0.33 with KV connectors; otherwise 0.33 hashes a block
-// together with the tokens behind it (Event.Lookahead). Events do not tell it. The zero value drops nothing.
+// draft model needs what is computed for it. vLLM 0.32 does so, and 0.33 with KV connectors; otherwise 0.33 hashes a
+// block together with the tokens behind it (Event.Lookahead). Events do not tell it. The zero value drops nothing.
 //
 // Source: vllm/v1/core/single_type_kv_cache_manager.py (drop_eagle_block), vLLM 0.32 and 0.33.
 type EAGLEDrop uint8
