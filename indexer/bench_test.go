@@ -69,6 +69,53 @@ func BenchmarkFindMatches(b *testing.B) {
 	}
 }
 
+// BenchmarkFindHybrid looks up prompts of 8,192 tokens that all 64 workers hold in full attention's blocks of 16: as
+// models with full attention alone, and as hybrid models that hold what the prompt's end needs, or only what its first
+// quarter needs.
+func BenchmarkFindHybrid(b *testing.B) {
+	window := func(n uint32) *Hybrid {
+		return &Hybrid{BlockSize: 16, Classes: kvblock.Classes{{Kind: kvblock.ClassWindow, Window: n, BlockSize: 16}}}
+	}
+	state := &Hybrid{BlockSize: 16, Classes: kvblock.Classes{{Kind: kvblock.ClassState, BlockSize: 16}}}
+	for _, c := range []struct {
+		name string
+		h    *Hybrid
+		need int // blocks that the class holds before a place that it accepts
+	}{{"full", nil, 0}, {"window128", window(128), 8}, {"window1024", window(1024), 64}, {"state", state, 1}} {
+		for _, end := range []int{512, 128} {
+			if c.h == nil && end < 512 {
+				continue
+			}
+			x := newIndex(b)
+			var chains [][]kvblock.SequenceHash
+			for id := range uint64(16) {
+				local, chain := chainOf(id, 512)
+				chains = append(chains, chain)
+				for w := range kvblock.Worker(64) {
+					x.SetHybrid(w, c.h)
+					mustStore(b, x, w, stores(kvblock.EngineHash(id<<20|1), local, 0, 512))
+					if c.h != nil {
+						e := stores(kvblock.EngineHash(id<<20|1), local, end-c.need, end)
+						e.Tier = kvblock.ClassTier(0)
+						mustStore(b, x, w, e)
+					}
+				}
+			}
+			b.Run(fmt.Sprintf("%s/end%d", c.name, end), func(b *testing.B) {
+				var s OverlapScores
+				i := 0
+				for b.Loop() {
+					x.FindPrompt(&Prompt{Chain: chains[i], Tokens: 512*16 + 1}, &s)
+					if s.Blocks(63) != end {
+						b.Fatal(s.Blocks(63))
+					}
+					i = (i + 1) % len(chains)
+				}
+			})
+		}
+	}
+}
+
 // BenchmarkFindMatchesBesideWriter runs one reader beside one writer that stores and removes as fast as it can.
 func BenchmarkFindMatchesBesideWriter(b *testing.B) {
 	x := newIndex(b)

@@ -37,6 +37,36 @@ type Hybrid struct {
 	Incomplete bool
 }
 
+// hybrid is a Hybrid with what lookups derive from it.
+type hybrid struct {
+	Hybrid
+	classes     int // their number
+	align, unit int // LCM and GCD of all block sizes, in tokens
+	parts       bool
+	chunkKnown  bool // or there are no chunks
+}
+
+func newHybrid(h *Hybrid) *hybrid {
+	x := &hybrid{Hybrid: *h, classes: h.Classes.Len(), align: h.BlockSize, unit: h.BlockSize, chunkKnown: true}
+	for _, c := range h.Classes[:x.classes] {
+		size := int(c.BlockSize)
+		x.align *= size / gcd(x.align, size)
+		x.unit = gcd(x.unit, size)
+		x.parts = x.parts || size < h.BlockSize
+		if c.Kind == kvblock.ClassChunk && (h.Chunk < 1 || h.Chunk%size != 0) {
+			x.chunkKnown = false
+		}
+	}
+	return x
+}
+
+func gcd(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
 // Cut is what the classes of a worker did to its count of leading blocks.
 type Cut struct {
 	// Held are the leading blocks that full attention holds on the device. They may be more than the count and Blocks,
@@ -58,24 +88,27 @@ type workerCut struct {
 	Cut
 }
 
-// SetHybrid sets the classes of w. nil: its model has full attention alone. h must not change afterwards. Clearing a
-// worker keeps them; Forget removes them.
+// SetHybrid sets the classes of w. nil: its model has full attention alone. Clearing a worker keeps
+// them; Forget removes them.
 func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 	if w >= maxWorkers {
 		return
 	}
 	x.workersMu.Lock()
 	defer x.workersMu.Unlock()
-	var all []*Hybrid
+	var all []*hybrid
 	if old := x.hybrids.Load(); old != nil {
 		all = *old
 	}
 	if int(w) >= len(all) && h == nil {
 		return
 	}
-	next := make([]*Hybrid, max(len(all), int(w)+1))
+	next := make([]*hybrid, max(len(all), int(w)+1))
 	copy(next, all)
-	next[w] = h
+	next[w] = nil
+	if h != nil {
+		next[w] = newHybrid(h)
+	}
 	for _, h := range next {
 		if h != nil {
 			x.hybrids.Store(&next)
@@ -86,7 +119,7 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 }
 
 // applyClasses replaces the counts of workers of hybrid models by what they can reuse.
-func (x *Index) applyClasses(hybrids []*Hybrid, p *Prompt, s *OverlapScores) {
+func (x *Index) applyClasses(hybrids []*hybrid, p *Prompt, s *OverlapScores) {
 	for o := range s.Overlaps() {
 		if int(o.Worker) >= len(hybrids) || hybrids[o.Worker] == nil || o.Blocks == 0 {
 			continue
@@ -116,21 +149,12 @@ type classQuery struct {
 	p      *Prompt
 	scores *OverlapScores
 	w      kvblock.Worker
-	h      *Hybrid
+	h      *hybrid
 }
 
 // known reports whether all that the classes need is known.
 func (q *classQuery) known() bool {
-	if q.h.Incomplete {
-		return false
-	}
-	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
-		if c.Kind == kvblock.ClassChunk && (q.h.Chunk < 1 || q.h.Chunk%int(c.BlockSize) != 0) ||
-			int(c.BlockSize) < q.h.BlockSize && q.p.IDs == nil {
-			return false
-		}
-	}
-	return true
+	return !q.h.Incomplete && q.h.chunkKnown && (!q.h.parts || q.p.IDs != nil)
 }
 
 // longest returns the number of blocks of the longest prefix that full attention accepts, if it holds this many.
@@ -139,54 +163,37 @@ func (q *classQuery) longest(blocks int) int {
 	if q.h.Drop&kvblock.EAGLEDropFull != 0 {
 		blocks = max(min(blocks, q.limit()/q.h.BlockSize)-1, 0)
 	}
-	align := q.align() / q.h.BlockSize
-	return min(blocks, max(q.p.Tokens-1, 0)/q.h.BlockSize) / align * align
+	blocks = min(blocks, max(q.p.Tokens-1, 0)/q.h.BlockSize)
+	if align := q.h.align / q.h.BlockSize; align > 1 {
+		blocks -= blocks % align
+	}
+	return blocks
 }
 
 // limit returns where the block that EAGLE drops may end at most.
 func (q *classQuery) limit() int {
-	unit := q.h.BlockSize
-	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
-		unit = gcd(unit, int(c.BlockSize))
-	}
-	if q.h.Classes.Len() == 0 {
+	if q.h.classes == 0 {
 		return max(q.p.Tokens-1, 0)
 	}
-	return q.p.Tokens / unit * unit
-}
-
-// align returns the LCM of the block sizes.
-func (q *classQuery) align() int {
-	align := q.h.BlockSize
-	for _, c := range q.h.Classes[:q.h.Classes.Len()] {
-		align *= int(c.BlockSize) / gcd(align, int(c.BlockSize))
-	}
-	return align
-}
-
-func gcd(a, b int) int {
-	for b > 0 {
-		a, b = b, a%b
-	}
-	return a
+	return q.p.Tokens / q.h.unit * q.h.unit
 }
 
 // reusable returns how many blocks the engine can reuse, and what the classes cut. held is the number of leading blocks
 // that full attention holds.
 func (q *classQuery) reusable(held int) (blocks int, cut Cut) {
-	classes, align := q.h.Classes[:q.h.Classes.Len()], q.align()
+	classes, align := q.h.Classes[:q.h.classes], q.h.align
 	whole := q.longest(held)
 	n, most := whole*q.h.BlockSize, 0
 	for settled := 0; n > 0 && settled < len(classes); {
 		for i := range classes {
-			fits := q.accept(n, i) / align * align
+			fits := q.accept(n, i)
 			if fits == n {
 				if settled++; settled == len(classes) {
 					break
 				}
 				continue
 			}
-			if n-fits > most {
+			if fits = fits / align * align; n-fits > most {
 				most, cut.Kind = n-fits, classes[i].Kind
 			}
 			n, settled = fits, 0
@@ -218,10 +225,39 @@ func (q *classQuery) accept(n, i int) int {
 	case kvblock.ClassChunk:
 		first = n / q.h.Chunk * q.h.Chunk
 	}
-	if missing := q.lastMissing(i, size, first, end); missing > 0 {
-		return min(missing-size, n-1) // a longer prefix needs this block as well
+	missing := q.lastMissing(i, size, first, end)
+	if missing == 0 {
+		return n
 	}
-	return n
+	// A longer prefix needs the missing block as well. The last block that a prefix needs must be held, unless the
+	// prefix ends with a chunk and needs none.
+	bound := missing - size
+	held := q.lastHeld(i, size, bound, end-n)
+	if c.Kind == kvblock.ClassChunk {
+		held = max(held, bound/q.h.Chunk*q.h.Chunk)
+	}
+	return min(max(held-(end-n), 0), n-1)
+}
+
+// lastHeld returns the end of the last block of class i that ends at most at end, as far behind a block of full
+// attention as past, and that the worker holds; 0: none.
+func (q *classQuery) lastHeld(i, size, end, past int) int {
+	of, scores := q.h.BlockSize, &q.scores.classes
+	if size > of {
+		for ; end > 0 && q.lastMissing(i, size, end-size, end) > 0; end -= size {
+		}
+		return max(end, 0)
+	}
+	part := past % of
+	blocks := (end - part) / of
+	if part == 0 {
+		return scores.layer(q, i, 0).lastHeld(q, blocks) * of
+	}
+	at := scores.layer(q, i, part).lastHeld(q, blocks+1)
+	if at == 0 {
+		return 0
+	}
+	return (at-1)*of + part
 }
 
 // lastMissing returns the end of the last block of class i in (first, end] that the worker does not hold; 0: it holds
@@ -303,16 +339,37 @@ func (l *classLayer) lastMissing(q *classQuery, first, end int) int {
 		if want&^l.loaded[j] != 0 {
 			l.load(q, j, want)
 		}
-		have := uint64(0)
-		if w := q.w; int(w) < len(c.slots) && c.slots[w] > 0 {
-			if at := int(c.slots[w]-1)*c.words + j; at < len(l.held) {
-				have = l.held[at]
-			}
-		}
-		if missing := want &^ have; missing != 0 {
+		if missing := want &^ l.heldBy(c, q.w, j); missing != 0 {
 			return 64*j + bits.Len64(missing)
 		}
 		end = from
+	}
+	return 0
+}
+
+// lastHeld returns 1 + the last block before end that the worker holds; 0: none.
+func (l *classLayer) lastHeld(q *classQuery, end int) int {
+	c := &q.scores.classes
+	for end > 0 {
+		j := (end - 1) / 64
+		want := ones(end - 64*j)
+		if want&^l.loaded[j] != 0 {
+			l.load(q, j, want)
+		}
+		if have := l.heldBy(c, q.w, j) & want; have != 0 {
+			return 64*j + bits.Len64(have)
+		}
+		end = 64 * j
+	}
+	return 0
+}
+
+// heldBy returns which of the 64 blocks from block 64 * j on w holds, as far as they are loaded.
+func (l *classLayer) heldBy(c *classScores, w kvblock.Worker, j int) uint64 {
+	if int(w) < len(c.slots) && c.slots[w] > 0 {
+		if at := int(c.slots[w]-1)*c.words + j; at < len(l.held) {
+			return l.held[at]
+		}
 	}
 	return 0
 }

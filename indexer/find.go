@@ -45,7 +45,9 @@ const maxRetries = 64
 //
 // FindMatches takes no lock unless writers spoil maxRetries reads. It allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
-	x.FindPrompt(&Prompt{Chain: chain, Tokens: math.MaxInt}, scores)
+	scores.prompt = Prompt{Chain: chain, Tokens: math.MaxInt} // not on the stack, from where it would escape
+	x.FindPrompt(&scores.prompt, scores)
+	scores.prompt = Prompt{}
 }
 
 // Prompt is a prompt to look up.

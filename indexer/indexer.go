@@ -92,7 +92,7 @@ type Index struct {
 	workersMu sync.Mutex                // held while workers or hybrids is replaced
 
 	// hybrids has the classes of workers of hybrid models by number, replaced as a whole; nil: there are none.
-	hybrids atomic.Pointer[[]*Hybrid]
+	hybrids atomic.Pointer[[]*hybrid]
 
 	predictions predictions
 

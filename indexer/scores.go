@@ -43,6 +43,7 @@ type OverlapScores struct {
 
 	cuts    []workerCut // of workers of hybrid models, by number
 	classes classScores // scratch
+	prompt  Prompt      // of FindMatches, while it runs
 }
 
 // tierScores has the number of leading blocks that workers hold in one tier. Setting the counts of eight workers takes

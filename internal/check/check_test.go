@@ -257,7 +257,7 @@ func TestEngines(t *testing.T) {
 			"http ok, model ok, events ok, prefix caching ok, tokenizer ok, chat ok", "sends no events about prompts"},
 		{"events over Dynamo's plane", vllm, nil, tokenizer.VLLM, false,
 			func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} },
-			strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
+			strings.Replace(good, "events wrong", "events unknown", 1), "full attention's blocks alone"},
 		{"without events", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents },
 			strings.Replace(good, "events wrong", "events ok", 1), "kvepp predicts the worker's cache"},
 		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, tokenizer.VLLM, true, nil,
@@ -351,4 +351,22 @@ func closedPort(t *testing.T) string {
 	}
 	defer l.Close()
 	return "tcp://" + l.Addr().String()
+}
+
+// What the events show of a hybrid model's layers.
+func TestOtherLayers(t *testing.T) {
+	window := kvblock.Class{Kind: kvblock.ClassWindow, Window: 128, BlockSize: 16}
+	for _, c := range []struct {
+		traits kvblock.Traits
+		says   string
+	}{
+		{kvblock.Traits{BlockSize: 16}, ""},
+		{kvblock.Traits{BlockSize: 16, Classes: kvblock.Classes{window}},
+			" of a hybrid model: beside full attention, window of 128 tokens in blocks of 16"},
+		{kvblock.Traits{BlockSize: 16, UpperBound: true}, "predictions are an upper bound"},
+	} {
+		if got := otherLayers(c.traits); !strings.Contains(got, c.says) || (got == "") != (c.says == "") {
+			t.Errorf("%+v: %q", c.traits, got)
+		}
+	}
 }

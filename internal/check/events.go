@@ -117,7 +117,9 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 				AboutEvents,
 				Unknown,
 				"",
-				"sent over Dynamo's event plane (%s), which kvepp check does not read",
+				"sent over Dynamo's event plane (%s), which kvepp check does not read. It has full attention's blocks "+
+					"alone: for a hybrid model (sliding windows, chunks, states), predictions are exact only with "+
+					"kvEvents, the engine's own socket",
 				channel.Transport(),
 			)
 		default:
@@ -227,7 +229,7 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 			*events.otherRank,
 		)
 	case announced:
-		q.report(AboutEvents, OK, "", "%s announces blocks", address)
+		q.report(AboutEvents, OK, "", "%s announces blocks%s", address, otherLayers(events.normalizer.Traits()))
 	case q.prompt != nil && q.prompt.err() == nil:
 		q.report(
 			AboutEvents,
@@ -247,6 +249,18 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 			address,
 		)
 	}
+}
+
+// otherLayers says what the events show of layers without full attention.
+func otherLayers(t kvblock.Traits) string {
+	switch {
+	case t.UpperBound:
+		return "; the model also has layers without full attention, and they do not tell enough of these: " +
+			"predictions are an upper bound"
+	case t.Classes.Len() > 0:
+		return " of a hybrid model: beside full attention, " + t.Classes.String()
+	}
+	return ""
 }
 
 func (q *workerCheck) reportReplay(ctx context.Context, events *eventRecorder, connected bool, replay string) {
