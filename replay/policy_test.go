@@ -11,7 +11,11 @@ import (
 // TestPolicies checks that other projects' policies serve a trace, the same for the same seed, with more cached than in
 // turn.
 func TestPolicies(t *testing.T) {
-	text := generated(t, "chat", 1000, 20)
+	requests := 1000
+	if testing.Short() {
+		requests = 300
+	}
+	text := generated(t, "chat", requests, 20)
 	c := config()
 	c.Scoring.Mode = scoring.RoundRobin
 	turn := run(t, c, MooncakeDelta, text)

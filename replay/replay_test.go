@@ -47,9 +47,13 @@ func run(t *testing.T, c Config, format Format, text string) *Report {
 // TestWorkloads: each kind of generated traffic is complete, the same for the same seed, and served better by caches
 // than in turn if its prompts share anything.
 func TestWorkloads(t *testing.T) {
+	requests := 1000
+	if testing.Short() {
+		requests = 200
+	}
 	for _, w := range Workloads {
-		text := generated(t, w.Name, 1000, 6)
-		if again := generated(t, w.Name, 1000, 6); again != text {
+		text := generated(t, w.Name, requests, 6)
+		if again := generated(t, w.Name, requests, 6); again != text {
 			t.Errorf("%s: another trace for the same seed", w.Name)
 		}
 		c := config()
@@ -60,7 +64,7 @@ func TestWorkloads(t *testing.T) {
 		c.Scoring.Mode = scoring.RoundRobin
 		turn := run(t, c, MooncakeDelta, text)
 		for _, r := range []*Report{kv, turn} {
-			if r.Requests+r.TooLarge != 1000 || r.Completed != r.Requests || r.Refused() != 0 {
+			if r.Requests+r.TooLarge != requests || r.Completed != r.Requests || r.Refused() != 0 {
 				t.Errorf("%s: %d requests, %d too large, %d completed", w.Name, r.Requests, r.TooLarge, r.Completed)
 			}
 			if r.CachedShare() > r.PossibleShare()+1e-9 {
