@@ -198,7 +198,13 @@ func TestPanicOfAChoice(t *testing.T) {
 				Bound:    10,
 				Timeout:  time.Minute,
 			}
-			cfg.Sessions = &session.Table{} // not made by NewTable: to hold a session panics
+			looks := 0
+			cfg.Sessions = session.NewTable(session.Config{TTL: time.Minute, Clock: func() time.Time {
+				if looks++; looks == 2 { // the first is to find the session, the second to hold it
+					panic("a defect")
+				}
+				return time.Now()
+			}})
 		})
 		c.want(
 			"POST /workers",
