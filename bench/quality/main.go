@@ -1,9 +1,9 @@
 // Command quality is `make quality`: it plays the same traffic through kvepp and through Dynamo's own routers, over the
-// same mocked workers with small caches, and prints the results: cached prompt tokens, times to first token, and the
-// balance of work.
+// same mocked workers, and compares what clients saw: cached prompt tokens, times, requests within an SLO.
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,24 +21,45 @@ import (
 )
 
 func main() {
-	seeds := flag.Int("seeds", 5, "how many times to play each scenario, each time with other traffic")
-	first := flag.Int("first", 1, "the first seed; the others follow it")
-	only := flag.String("only", "", "play only the scenario whose name begins with this")
+	var o options
+	flag.IntVar(&o.seeds, "seeds", 5, "how many times to play each scenario, each time with other traffic")
+	flag.IntVar(&o.first, "first", 1, "the first seed; the others follow it")
+	flag.StringVar(&o.only, "only", "", "play only scenarios whose names begin with one of these, with commas between")
+	flag.StringVar(&o.routers, "routers", "", "play only these routers, with commas between; all: also those of one "+
+		"scenario")
+	flag.StringVar(&o.out, "out", "", "folder for runs.jsonl, to which runs are added, and for quality.md and "+
+		"quality.svg, the tables and a chart of all runs there")
+	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	if err := run(ctx, *first, *seeds, *only); err != nil {
+	err := o.check(flag.Args())
+	if err == nil && !*table {
+		err = o.play(ctx)
+	}
+	if err == nil {
+		err = o.report(os.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "make quality:", err)
 		os.Exit(1)
 	}
 }
 
+// options are the flags.
+type options struct {
+	first, seeds       int
+	only, routers, out string
+	runs               []run // without out
+}
+
 const (
-	workers = 4
-	blocks  = 1024 // of 16 tokens: a cache that is too small for the traffic
 	// speedup slows down the mocked GPUs, so that they determine the times and not this machine's cores. Decoding is
 	// slowed down less, so that a run does not take minutes.
-	speedup, decodeSpeedup = 0.15, 5
+	speedup, decodeSpeedup = 0.15, 7
+	// sloTTFT and sloGap are the times within which a request counts for goodput: to the first token, and the mean gap
+	// between later ones.
+	sloTTFT, sloGap = 1000.0, 50.0 // ms
 )
 
 // system is a way to route.
@@ -46,69 +68,100 @@ type system struct {
 	frontend string   // Dynamo's router mode; empty: kvepp
 	gateway  bool     // an Envoy in front of Dynamo's frontend
 	only     string   // the only scenario for it; empty: all
+	extra    bool     // plays only if it is named, or with all
 	flags    []string // of kvepp
 }
 
+// baseline is the system that the others are compared with.
+const baseline = "Dynamo kv"
+
 var systems = []system{
-	{name: "kvepp"},
-	{name: "kvepp, token ids", only: "burst", flags: []string{"--inject-token-data"}},
-	{name: "Dynamo kv", frontend: "kv"},
-	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst"},
-	{name: "round-robin", frontend: "round-robin"},
-	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse"},
+	{name: baseline, frontend: "kv"},
+	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo"}},
+	{name: "kvepp time", flags: []string{"--router-policy=time"}},
+	{name: "round-robin", frontend: "round-robin", extra: true},
+	{name: "kvepp, token ids", only: "burst", extra: true, flags: []string{"--inject-token-data"}},
+	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
+	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse", extra: true},
 }
 
-func run(ctx context.Context, first, seeds int, only string) error {
+func (o *options) check(args []string) error {
+	if len(args) > 0 || o.seeds < 1 || o.first < 0 {
+		return fmt.Errorf("arguments %q, %d seeds from %d: run it as quality [-seeds N] [-first N] [-only NAMES]", args,
+			o.seeds, o.first)
+	}
+	for name := range strings.SplitSeq(o.only, ",") {
+		if !slices.ContainsFunc(scenarios, func(sc scenario) bool { return strings.HasPrefix(sc.name, name) }) {
+			return fmt.Errorf("-only %q: no scenario's name begins so", name)
+		}
+	}
+	for name := range strings.SplitSeq(o.routers, ",") {
+		if name != "" && name != "all" && !slices.ContainsFunc(systems, func(s system) bool { return s.name == name }) {
+			return fmt.Errorf("-routers %q: not known", name)
+		}
+	}
+	return nil
+}
+
+func (o *options) plays(sys *system, sc *scenario) bool {
+	named := func(name string) bool { return strings.HasPrefix(sc.name, name) }
+	if !slices.ContainsFunc(strings.Split(o.only, ","), named) || sys.only != "" && sys.only != sc.name {
+		return false
+	}
+	switch o.routers {
+	case "all":
+		return true
+	case "":
+		return !sys.extra
+	}
+	return slices.Contains(strings.Split(o.routers, ","), sys.name)
+}
+
+// play plays all scenarios for each seed.
+func (o *options) play(ctx context.Context) error {
 	root, err := os.Getwd()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	results := map[[2]string][]result{} // scenario, system -> one for each seed
-	for seed := first; seed < first+seeds; seed++ {
-		for _, sc := range scenarios {
-			if !strings.HasPrefix(sc.name, only) {
-				continue
-			}
+	for seed := o.first; seed < o.first+o.seeds; seed++ {
+		for n := range scenarios {
+			sc := &scenarios[n]
 			for i := range systems {
-				sys := systems[(i+seed)%len(systems)] // the order rotates
-				if sys.only != "" && sys.only != sc.name {
+				sys := &systems[(i+seed)%len(systems)] // the order rotates
+				if !o.plays(sys, sc) {
 					continue
 				}
 				r, err := play(ctx, root, sys, sc, uint64(seed))
 				if err != nil {
 					return fmt.Errorf("%s, %s, seed %d: %w", sc.name, sys.name, seed, err)
 				}
-				results[[2]string{sc.name, sys.name}] = append(results[[2]string{sc.name, sys.name}], r)
-				fmt.Printf(
-					"%5.0fs  seed %d, %-13s %-17s %s\n",
-					time.Since(start).Seconds(),
-					seed,
-					sc.name,
-					sys.name,
-					r.line(),
-				)
+				if err := o.keep(*r); err != nil {
+					return err
+				}
+				fmt.Printf("%5.0fs  seed %d, %-12s %-16s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name,
+					r.line())
 			}
 		}
 	}
-	table(os.Stdout, results, only)
 	return nil
 }
 
 // play starts one system, so that all begin with empty caches, and plays one scenario through it.
-func play(ctx context.Context, root string, sys system, sc scenario, seed uint64) (r result, err error) {
+func play(ctx context.Context, root string, sys *system, sc *scenario, seed uint64) (*run, error) {
 	dir, err := os.MkdirTemp("", "kvepp-quality-")
 	if err != nil {
-		return r, err
+		return nil, err
 	}
 	cfg := stack.Config{
 		Root:          root,
 		Tools:         os.Getenv("KVEPP_TOOLS"),
 		Dir:           dir,
-		Workers:       workers,
-		Blocks:        blocks,
-		Speedup:       speedup,
-		DecodeSpeedup: decodeSpeedup,
+		Workers:       cmp.Or(sc.workers, 4),
+		Blocks:        cmp.Or(sc.blocks, 1024),
+		Speedup:       cmp.Or(sc.speedup, speedup),
+		Speeds:        sc.speeds,
+		DecodeSpeedup: cmp.Or(sc.decode, decodeSpeedup),
 		Frontend:      sys.frontend,
 		Gateway:       sys.gateway,
 		Kill:          true,
@@ -119,63 +172,74 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	}
 	s, err := stack.Start(ctx, cfg)
 	if err != nil {
-		return r, fmt.Errorf("%w\nlogs: %s", err, filepath.Join(dir, "*.log"))
+		return nil, fmt.Errorf("%w\nlogs: %s", err, filepath.Join(dir, "*.log"))
 	}
 	defer func() {
 		s.Close()
 		os.RemoveAll(dir)
 	}()
-	if err := warmUp(ctx, s); err != nil {
-		return r, err
+	p := player{stack: s, scenario: sc, systems: map[string]bool{}, contexts: map[*session]int{},
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}},
+		run: run{Scenario: sc.name, Router: sys.name, Seed: seed, Workers: cfg.Workers,
+			Capacity: cfg.Workers * cfg.Blocks * stack.BlockSize}}
+	defer p.client.CloseIdleConnections()
+	if err := p.warmUp(ctx); err != nil {
+		return nil, err
 	}
+	before := cpuTime()
+	if err := p.playAll(ctx, sys, sc.make(newWriter(seed))); err != nil {
+		return nil, err
+	}
+	p.run.Busy, p.run.Own = busyShares(before, cpuTime())
+	return &p.run, ctx.Err()
+}
 
-	sessions := sc.make(newWriter(seed))
-	var (
-		mu   sync.Mutex // guards r
-		wait sync.WaitGroup
-	)
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
-	defer client.CloseIdleConnections()
-	busy := cpuTime()
+// player plays one scenario through one system.
+type player struct {
+	stack    *stack.Stack
+	scenario *scenario
+	client   *http.Client
+
+	mu       sync.Mutex // guards the rest
+	run      run
+	failed   error            // why the first request failed
+	systems  map[string]bool  // system prompts that were sent
+	contexts map[*session]int // tokens of the conversations that are being held
+	held     int              // their sum
+}
+
+// playAll holds all conversations.
+func (p *player) playAll(ctx context.Context, sys *system, sessions []session) error {
+	var wait sync.WaitGroup
 	begin := time.Now()
-	if sc.later > 0 {
-		wait.Go(func() {
-			if e := join(ctx, s, sys, sc.later); e != nil {
-				mu.Lock()
-				r.err = e
-				mu.Unlock()
-			}
-		})
+	var joined error
+	if p.scenario.later > 0 {
+		wait.Go(func() { joined = join(ctx, p.stack, sys, p.scenario.later) })
 	}
 	for i := range sessions {
 		wait.Go(func() {
-			if sleep(ctx, sessions[i].at-time.Since(begin)) != nil {
-				return
+			if sleep(ctx, sessions[i].at-time.Since(begin)) == nil {
+				p.hold(ctx, &sessions[i], i)
 			}
-			hold(ctx, client, s.URL(), &sessions[i], func(a *stack.Answer, err error) {
-				mu.Lock()
-				defer mu.Unlock()
-				r.add(a, err)
-			})
 		})
 	}
 	wait.Wait()
-	r.busy = busyPart(busy, cpuTime())
-	if ctx.Err() != nil {
-		return r, ctx.Err()
+	if joined != nil {
+		return joined
 	}
-	if r.err != nil {
-		return r, fmt.Errorf("%d of %d requests failed: %w", r.failed, r.failed+len(r.ttft), r.err)
+	n := p.run.failures()
+	if n > 0 && !p.scenario.refusals || n > len(p.run.Samples)/2 {
+		return fmt.Errorf("%d of %d requests failed: %w", n, len(p.run.Samples), p.failed)
 	}
-	return r, nil
+	return nil
 }
 
 // join starts the last worker after a time. kvepp gets it when its frontend is ready, as with a pod.
-func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) error {
+func join(ctx context.Context, s *stack.Stack, sys *system, after time.Duration) error {
 	if err := sleep(ctx, after); err != nil {
 		return err
 	}
-	w := s.Workers[workers-1]
+	w := s.Workers[len(s.Workers)-1]
 	if err := w.Restart(); err != nil || sys.frontend != "" {
 		return err
 	}
@@ -185,56 +249,112 @@ func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) 
 	return s.WriteEndpoints(s.Workers...)
 }
 
-// hold holds one conversation.
-func hold(ctx context.Context, client *http.Client, url string, s *session, done func(*stack.Answer, error)) {
+// hold holds one conversation, and those of its subagents. All count as conversation n.
+func (p *player) hold(ctx context.Context, s *session, n int) {
 	messages := s.messages()
-	for _, t := range s.turns {
+	known := 0 // tokens of the conversation so far
+	defer func() { p.grow(s, 0) }()
+	for i, t := range s.turns {
 		if sleep(ctx, t.think) != nil {
 			return
 		}
+		var wait sync.WaitGroup
+		for j := range t.subagents {
+			wait.Go(func() { p.hold(ctx, &t.subagents[j], n) })
+		}
+		wait.Wait()
 		messages = append(messages, stack.Message{Role: "user", Content: t.text})
-		a, err := stack.Chat(
-			ctx,
-			client,
-			url,
-			nil,
-			messages,
-			true,
-			map[string]any{"max_tokens": t.output, "ignore_eos": true,
-				"nvext": map[string]any{"extra_fields": []string{"worker_id"}}},
-		)
+		repeated := i == 0 && p.repeats(s.system)
+		a, err := stack.Chat(ctx, p.client, p.stack.URL(), nil, messages, true, map[string]any{"max_tokens": t.output,
+			"ignore_eos": true, "nvext": map[string]any{"extra_fields": []string{"worker_id"}}})
 		if err == nil && (a.Status != http.StatusOK || !a.Finished || a.PromptTokens < 0) {
 			err = fmt.Errorf("status %d: %.300s", a.Status, a.Body)
 		}
-		done(a, err)
+		if repeated && err == nil { // the system prompt's share of the first prompt
+			known = a.PromptTokens * len(s.system) / (len(s.system) + len(t.text))
+		}
+		p.add(n, a, err, known)
 		if err != nil {
 			return
 		}
+		known = a.PromptTokens // the mockers' answers are random tokens, whose text has other tokens
+		p.grow(s, a.PromptTokens+a.CompletionTokens)
 		messages = append(messages, stack.Message{Role: "assistant", Content: a.Text})
 	}
 }
 
+// repeats reports whether a system prompt was sent before, and notes that it was.
+func (p *player) repeats(system string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.systems[system]
+	p.systems[system] = system != ""
+	return before
+}
+
+// grow notes how many tokens a conversation has; 0: it ended.
+func (p *player) grow(s *session, tokens int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held += tokens - p.contexts[s]
+	p.contexts[s] = tokens
+	p.run.WorkingSet = max(p.run.WorkingSet, p.held)
+}
+
+// add adds a request. known is how many tokens of its prompt were in earlier prompts.
+func (p *player) add(conversation int, a *stack.Answer, err error, known int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := sample{Conversation: conversation, Failed: err != nil}
+	if err != nil {
+		p.failed = cmp.Or(p.failed, err)
+		p.run.Samples = append(p.run.Samples, x)
+		return
+	}
+	x.Prompt, x.Cached, x.Output = a.PromptTokens, max(a.CachedTokens, 0), a.CompletionTokens
+	x.Possible = min(known, x.Prompt-1) / stack.BlockSize * stack.BlockSize
+	x.TTFT, x.EndToEnd, x.Worker = ms(a.TTFT), ms(a.LastToken), a.UpstreamWorker
+	if x.Output > 1 {
+		x.Gap = (x.EndToEnd - x.TTFT) / float64(x.Output-1)
+	}
+	p.run.Samples = append(p.run.Samples, x)
+}
+
+// floorTokens is the length of the prompt that measures the floor, and floorTries how often it is sent.
+const floorTokens, floorTries = 1500, 12
+
 // warmUp sends short requests until each worker has served one, so that no system pays for a program's first steps.
-func warmUp(ctx context.Context, s *stack.Stack) error {
-	for i := range 4 * workers {
-		a, err := stack.Chat(
-			ctx,
-			http.DefaultClient,
-			s.URL(),
-			nil,
-			[]stack.Message{{Role: "user", Content: fmt.Sprintf("Good morning, worker %d.", i)}},
-			true,
-			nil,
-		)
+// Then it measures the floor: the time to first token of a cached prompt on idle workers.
+func (p *player) warmUp(ctx context.Context) error {
+	send := func(text string) (*stack.Answer, error) {
+		messages := []stack.Message{{Role: "user", Content: text}}
+		a, err := stack.Chat(ctx, p.client, p.stack.URL(), nil, messages, true, nil)
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("the first request: status %d: %s", a.Status, a.Body)
+		}
+		return a, err
+	}
+	for i := range 4 * p.run.Workers {
+		if _, err := send(fmt.Sprintf("Good morning, worker %d.", i)); err != nil {
+			return err
+		}
+	}
+	text := newWriter(0).text(floorTokens)
+	var cached []float64
+	for range floorTries {
+		a, err := send(text)
 		if err != nil {
 			return err
 		}
-		if a.Status != http.StatusOK {
-			return fmt.Errorf("the first request: status %d: %s", a.Status, a.Body)
+		if a.PromptTokens-a.CachedTokens <= 2*stack.BlockSize {
+			cached = append(cached, ms(a.TTFT))
 		}
 	}
+	p.run.Floor = percentile(cached, 0.5)
 	return nil
 }
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // sleep waits unless ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {

@@ -1,165 +1,170 @@
 package main
 
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
-
-	"kvepp/test/harness/stack"
 )
 
-// result is the result of one scenario played once.
-type result struct {
-	prompt, cached int             // tokens over all requests
-	ttft           []time.Duration // of each request
-	work           map[string]int  // worker -> computed tokens: uncached prompt tokens and answer tokens
-	failed         int
-	err            error   // of the first request that failed
-	busy           float64 // busy fraction of the machine's cores, 0 to 1
+// run is one scenario played once through one router.
+type run struct {
+	Scenario, Router string
+	Seed             uint64
+	Workers          int
+	Capacity         int     // tokens of all workers' KV blocks
+	WorkingSet       int     // the most tokens of conversations that were held at once
+	Floor            float64 // TTFT of a cached prompt on idle workers, ms; 0: no prompt was cached
+	Busy, Own        float64 // shares of the machine's cores that all programs, and this bench's, used, 0 to 1
+	Samples          []sample
 }
 
-func (r *result) add(a *stack.Answer, err error) {
+// sample is one request. Times are in milliseconds.
+type sample struct {
+	Conversation     int     // requests of one conversation follow each other
+	TTFT             float64 // from sending the request to the first piece of the answer's text
+	EndToEnd         float64 // to the last piece
+	Gap              float64 // mean time between tokens; 0: the answer has one
+	Prompt, Output   int     // tokens
+	Cached, Possible int     // prompt tokens that the engine, and a cache of infinite size, had
+	Worker           string
+	Failed           bool
+}
+
+// keep adds a run to those of the folder, or to those in memory.
+func (o *options) keep(r run) error {
+	if o.out == "" {
+		o.runs = append(o.runs, r)
+		return nil
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(o.out, "runs.jsonl"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
-		if r.failed++; r.err == nil {
-			r.err = err
-		}
-		return
+		return err
 	}
-	cached := max(a.CachedTokens, 0)
-	r.prompt += a.PromptTokens
-	r.cached += cached
-	r.ttft = append(r.ttft, a.TTFT)
-	if r.work == nil {
-		r.work = map[string]int{}
+	if err := json.NewEncoder(f).Encode(r); err != nil {
+		f.Close()
+		return err
 	}
-	r.work[a.UpstreamWorker] += a.PromptTokens - cached + a.CompletionTokens
+	return f.Close()
 }
 
-// share returns the percentage of prompt tokens that were cached.
-func (r *result) share() float64 { return 100 * float64(r.cached) / float64(max(r.prompt, 1)) }
+// load returns all runs that were kept. A later run replaces an earlier one of the same scenario, router and seed.
+func (o *options) load() ([]run, error) {
+	if o.out == "" {
+		return o.runs, nil
+	}
+	f, err := os.Open(filepath.Join(o.out, "runs.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var all []run
+	lines := json.NewDecoder(bufio.NewReader(f))
+	for lines.More() {
+		var r run
+		if err := lines.Decode(&r); err != nil {
+			return nil, fmt.Errorf("%s: run %d: %w", f.Name(), len(all)+1, err)
+		}
+		all = slices.DeleteFunc(all, func(other run) bool {
+			return other.Scenario == r.Scenario && other.Router == r.Router && other.Seed == r.Seed
+		})
+		all = append(all, r)
+	}
+	return all, nil
+}
 
-// percentile returns a percentile of the times to first token, in milliseconds.
-func (r *result) percentile(p float64) float64 {
-	if len(r.ttft) == 0 {
+func (r *run) failures() (n int) {
+	for i := range r.Samples {
+		if r.Samples[i].Failed {
+			n++
+		}
+	}
+	return n
+}
+
+// values returns a value of each request that succeeded.
+func values(samples []sample, value func(*sample) float64) (all []float64) {
+	for i := range samples {
+		if !samples[i].Failed {
+			all = append(all, value(&samples[i]))
+		}
+	}
+	return all
+}
+
+func ttft(x *sample) float64     { return x.TTFT }
+func endToEnd(x *sample) float64 { return x.EndToEnd }
+
+// percentile returns a percentile of values, 0..1, the nearest rank below; 0 without values.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
 		return 0
 	}
-	sorted := slices.Sorted(slices.Values(r.ttft))
-	return float64(sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]) / float64(time.Millisecond)
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
 }
 
-// mean returns the mean time to first token, in milliseconds.
-func (r *result) mean() float64 {
-	var sum time.Duration
-	for _, d := range r.ttft {
-		sum += d
+func mean(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += v
 	}
-	return float64(sum) / float64(max(len(r.ttft), 1)) / float64(time.Millisecond)
+	return sum / float64(max(len(values), 1))
 }
 
-// balance returns the busiest worker's tokens divided by the mean; 1 is even.
-func (r *result) balance() float64 {
+// goodput returns the share of requests within the SLO, 0 to 1; a failed one missed it.
+func goodput(samples []sample) float64 {
+	good := 0
+	for i := range samples {
+		if x := &samples[i]; !x.Failed && x.TTFT <= sloTTFT && x.Gap <= sloGap {
+			good++
+		}
+	}
+	return float64(good) / float64(max(len(samples), 1))
+}
+
+// cachedOf returns the share of prompt tokens that were cached, and of those that an infinite cache would have had; 0
+// if it would have had none.
+func cachedOf(samples []sample) (ofPrompt, ofPossible float64) {
+	prompt, cached, possible := 0, 0, 0
+	for i := range samples {
+		x := &samples[i]
+		prompt += x.Prompt
+		cached += x.Cached
+		possible += x.Possible
+	}
+	if possible == 0 {
+		return float64(cached) / float64(max(prompt, 1)), 0
+	}
+	return float64(cached) / float64(max(prompt, 1)), float64(cached) / float64(possible)
+}
+
+// balance returns the busiest worker's computed tokens divided by the mean; 1 is even.
+func (r *run) balance() float64 {
+	work := map[string]int{}
 	most, all := 0, 0
-	for _, n := range r.work {
-		most = max(most, n)
+	for i := range r.Samples {
+		x := &r.Samples[i]
+		n := x.Prompt - x.Cached + x.Output
+		work[x.Worker] += n
 		all += n
+		most = max(most, work[x.Worker])
 	}
-	return float64(most) * workers / float64(max(all, 1))
+	return float64(most) * float64(r.Workers) / float64(max(all, 1))
 }
 
-func (r *result) line() string {
-	return fmt.Sprintf(
-		"%3d requests, cached %4.1f%%, first token mean %.0f p50 %.0f p90 %.0f p99 %.0f ms, busiest worker %.2f, "+
-			"machine %.0f%% busy",
-		len(
-			r.ttft,
-		),
-		r.share(),
-		r.mean(),
-		r.percentile(0.5),
-		r.percentile(0.9),
-		r.percentile(0.99),
-		r.balance(),
-		100*r.busy,
-	)
+func (r *run) line() string {
+	first := values(r.Samples, ttft)
+	cached, possible := cachedOf(r.Samples)
+	return fmt.Sprintf("%3d requests, cached %4.1f%% (of possible %5.1f%%), TTFT mean %.0f p50 %.0f p90 %.0f p99 %.0f "+
+		"ms (floor %.0f), end to end %.1f s, goodput %.0f%%, failed %d, busiest %.2f, working set %.1f of capacity, "+
+		"cores %.0f%% busy, %.0f%% by this", len(r.Samples), 100*cached, 100*possible, mean(first),
+		percentile(first, .5), percentile(first, .9), percentile(first, .99), r.Floor,
+		mean(values(r.Samples, endToEnd))/1000, 100*goodput(r.Samples), r.failures(), r.balance(),
+		float64(r.WorkingSet)/float64(max(r.Capacity, 1)), 100*r.Busy, 100*r.Own)
 }
-
-// columns are the results of each scenario: the median over the seeds, the minimum and the maximum.
-var columns = []struct {
-	title  string
-	value  func(*result) float64
-	format string
-}{
-	{"prompt tokens cached, %", (*result).share, "%.1f"},
-	{"first token mean, ms", (*result).mean, "%.0f"},
-	{"p50", func(r *result) float64 { return r.percentile(0.5) }, "%.0f"},
-	{"p90", func(r *result) float64 { return r.percentile(0.9) }, "%.0f"},
-	{"p99", func(r *result) float64 { return r.percentile(0.99) }, "%.0f"},
-	{"busiest worker's work, mean 1", (*result).balance, "%.2f"},
-}
-
-// table prints all results in Markdown.
-func table(to io.Writer, results map[[2]string][]result, only string) {
-	fmt.Fprint(to, "\n| | |")
-	for _, c := range columns {
-		fmt.Fprintf(to, " %s |", c.title)
-	}
-	fmt.Fprintf(to, "\n|%s\n", strings.Repeat("---|", 2+len(columns)))
-	for _, sc := range scenarios {
-		title := sc.name
-		for _, sys := range systems {
-			all := results[[2]string{sc.name, sys.name}]
-			if len(all) == 0 {
-				continue
-			}
-			fmt.Fprintf(to, "| %s | %s |", title, sys.name)
-			title = ""
-			for _, c := range columns {
-				var values []float64
-				for i := range all {
-					values = append(values, c.value(&all[i]))
-				}
-				slices.Sort(values)
-				fmt.Fprintf(to, " "+c.format, values[len(values)/2])
-				if len(values) > 1 {
-					fmt.Fprintf(to, " ("+c.format+"-"+c.format+")", values[0], values[len(values)-1])
-				}
-				fmt.Fprint(to, " |")
-			}
-			fmt.Fprintln(to)
-		}
-	}
-	fmt.Fprintln(to)
-	for _, sc := range scenarios {
-		if strings.HasPrefix(sc.name, only) {
-			fmt.Fprintf(to, "%s: %s.\n", sc.name, sc.about)
-		}
-	}
-}
-
-// cpu returns the machine's CPU time since its start, in ticks of all cores.
-type cpu struct{ busy, all float64 }
-
-func cpuTime() (t cpu) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return t
-	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	for i, field := range strings.Fields(line)[1:] {
-		n, _ := strconv.ParseFloat(field, 64)
-		if i >= 8 { // user time includes guest time
-			break
-		}
-		t.all += n
-		if i != 3 && i != 4 { // idle and iowait
-			t.busy += n
-		}
-	}
-	return t
-}
-
-func busyPart(from, to cpu) float64 { return (to.busy - from.busy) / max(to.all-from.all, 1) }

@@ -27,6 +27,7 @@ type Answer struct {
 
 	PromptTokens, CompletionTokens, CachedTokens int // as the response reports; -1: not reported
 	TTFT                                         time.Duration
+	LastToken                                    time.Duration // when the last piece of the text came; streams only
 
 	Worker                   string // as "worker-0/0"
 	Reason                   string
@@ -101,14 +102,20 @@ func Do(client *http.Client, req *http.Request) (*Answer, error) {
 		return a, nil
 	}
 	lines := bufio.NewReader(resp.Body)
+	var body strings.Builder
+	defer func() { a.Body = body.String() }()
 	for {
 		line, err := lines.ReadString('\n')
-		a.Body += line
+		body.WriteString(line)
 		if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: "); ok {
+			before := len(a.Text)
 			if data == "[DONE]" {
 				a.Finished = true
-			} else if a.read([]byte(data)); a.TTFT == 0 && a.Text != "" {
-				a.TTFT = time.Since(start)
+			} else if a.read([]byte(data)); len(a.Text) > before {
+				a.LastToken = time.Since(start)
+				if before == 0 {
+					a.TTFT = a.LastToken
+				}
 			}
 		}
 		if err == io.EOF {

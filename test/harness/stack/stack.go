@@ -53,6 +53,8 @@ type Config struct {
 	RuntimeConfigs []string
 	// Speedup of the mocked engine; 0 means 1, as fast as the modelled GPU.
 	Speedup float64
+	// Speeds are factors of Speedup, one for each worker in turn. nil: all workers are equal.
+	Speeds []float64
 	// DecodeSpeedup is a further speedup of decoding; 0 means 1.
 	DecodeSpeedup float64
 
@@ -261,9 +263,13 @@ func (s *Stack) allocate() (err error) {
 			Namespace: fmt.Sprintf("w%d", i),
 			component: "backend",
 			stack:     s,
+			speed:     s.cfg.Speedup,
 			events:    take(s.cfg.Ranks),
 			replay:    take(s.cfg.Ranks),
 			port:      sharedPort,
+		}
+		if n := len(s.cfg.Speeds); n > 0 {
+			w.speed *= s.cfg.Speeds[i%n]
 		}
 		if i < s.cfg.Pages {
 			w.page = take(1)

@@ -28,9 +28,10 @@ type Worker struct {
 	Zone      string // of the cluster; empty: none is known
 
 	stack          *Stack
-	component      string // Dynamo's
-	instance       uint64 // its id, with a shared frontend
-	bootstrap      int    // port of a prefill worker where decode workers fetch blocks
+	speed          float64 // of the mocked engine
+	component      string  // Dynamo's
+	instance       uint64  // its id, with a shared frontend
+	bootstrap      int     // port of a prefill worker where decode workers fetch blocks
 	events, replay int
 	page           int // port of its own metrics; 0: none
 	port           int
@@ -44,7 +45,7 @@ func (w *Worker) startMocker() (err error) {
 		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + "." + w.component +
 			".generate",
 		"--block-size", strconv.Itoa(BlockSize), "--num-gpu-blocks-override", strconv.Itoa(s.cfg.Blocks),
-		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size",
+		"--speedup-ratio", strconv.FormatFloat(w.speed, 'f', -1, 64), "--data-parallel-size",
 		strconv.Itoa(s.cfg.Ranks)}
 	if s.cfg.EventPlane == "" {
 		args = append(
