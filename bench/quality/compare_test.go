@@ -16,8 +16,8 @@ func played(router string, seed uint64, ttft float64) run {
 	rng := rand.New(rand.NewPCG(seed, 1)) // the same conversations for each router
 	for c := range 40 {
 		for range 3 {
-			r.Samples = append(r.Samples, sample{Conversation: c, TTFT: ttft * (0.5 + rng.Float64()), EndToEnd: 2 * ttft,
-				Gap: 10, Prompt: 1000, Cached: 400, Possible: 800, Output: 10, Worker: "a"})
+			r.Samples = append(r.Samples, sample{Conversation: c, TTFT: ttft * (0.5 + rng.Float64()),
+				EndToEnd: 2 * ttft, Gap: 10, Prompt: 1000, Cached: 400, Possible: 800, Output: 10, Worker: "a"})
 		}
 	}
 	return r
@@ -46,7 +46,8 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-// TestRunsAreKept checks that runs in a folder are read again, the later of two equal ones, and give tables and a chart.
+// TestRunsAreKept checks that runs in a folder are read again, the later of two equal ones, and give tables and a
+// chart.
 func TestRunsAreKept(t *testing.T) {
 	o := options{out: filepath.Join(t.TempDir(), "out")}
 	failed := played("kvepp time", 1, 150)
