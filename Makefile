@@ -120,7 +120,10 @@ quality: ## compares kvepp's policies with Dynamo's router on the same traffic: 
 replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
 	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" bench/replay-table.sh
 
+replay-charts: ## makes the trace of examples/replay and the charts of docs/charts
+	@$(MAKE) --no-print-directory build && bench/replay-charts.sh
+
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table libzmq
+.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table replay-charts libzmq

@@ -25,7 +25,7 @@ import (
 //     kvepp gets its default ports by KVEPP_*.
 //   - vllm is the stand-in of testdata/standins.
 //   - make and go run in the tree itself, so that Go's build cache serves. curl fails if the answer is an error.
-//   - /models and /run are in the folder, https://HUB is a stand-in's hub, and `kvepp replay` generates 2,000 requests.
+//   - /models and /run are in the folder, and https://HUB is a stand-in's hub.
 type terminal struct {
 	t     *testing.T
 	dir   string
@@ -142,7 +142,6 @@ func (c *terminal) mapped(text string) string {
 		" /models", " "+c.dir+"/page/models",
 		"file:/run", "file:"+c.dir+"/page/run",
 		"https://HUB", c.hub,
-		"--requests 20000", "--requests 2000",
 	).Replace(text)
 }
 

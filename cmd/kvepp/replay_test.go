@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"encoding/xml"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,6 +86,29 @@ func checkDecisions(t *testing.T, path string) {
 	}
 	if len(count) != 14 || refused == 0 || refused > 200 {
 		t.Errorf("%d settings, %d refused", len(count), refused)
+	}
+}
+
+// TestShippedTrace: the trace of examples/replay is what --generate writes, as docs/replay.md says.
+func TestShippedTrace(t *testing.T) {
+	f, err := os.Open("../../examples/replay/chat.jsonl.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shipped, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trace, errs bytes.Buffer
+	status := run([]string{"replay", "--generate=chat", "--requests=2000", "--rate=16", "--trace-block-size=64"}, nil,
+		&trace, &errs, noEnvironment)
+	if status != 0 || !bytes.Equal(shipped, trace.Bytes()) {
+		t.Errorf("--generate writes another trace (%d, %s): run make replay-charts", status, &errs)
 	}
 }
 

@@ -72,7 +72,7 @@ type Worker struct {
 type Counts struct {
 	Written atomic.Int64
 	Dropped atomic.Int64 // the queue was full
-	Skipped atomic.Int64 // no exact hashes, no complete answer, or another block size than the file's
+	Skipped atomic.Int64 // no prompt or exact hashes, no complete answer, or another block size than the file's
 	Failed  atomic.Int64 // the file could not be written, or recording had stopped because of that
 }
 
@@ -144,7 +144,8 @@ func (r *Recorder) open() error {
 	return nil
 }
 
-// shift gives each file the name of the next older one. The oldest is removed.
+// shift gives each file the name of the next older one. The oldest is removed, with those that a greater number of
+// files left behind.
 func (r *Recorder) shift() error {
 	older := func(n int) string {
 		if n == 0 {
@@ -152,8 +153,14 @@ func (r *Recorder) shift() error {
 		}
 		return r.options.Path + "." + strconv.Itoa(n)
 	}
-	if err := os.Remove(older(r.options.Files - 1)); err != nil && !os.IsNotExist(err) {
-		return err
+	for n := r.options.Files - 1; ; n++ {
+		if err := os.Remove(older(n)); os.IsNotExist(err) {
+			if n >= r.options.Files {
+				break
+			}
+		} else if err != nil {
+			return err
+		}
 	}
 	for n := r.options.Files - 2; n >= 0; n-- {
 		if err := os.Rename(older(n), older(n+1)); err != nil && !os.IsNotExist(err) {
@@ -165,10 +172,11 @@ func (r *Recorder) shift() error {
 
 // Add records a request, without waiting. q belongs to the Recorder from then on.
 func (r *Recorder) Add(q *Request) {
-	if q.Output < 1 || len(q.Hashes) < q.Prompt/q.BlockSize {
+	if q.Output < 1 || q.Prompt < 1 || q.BlockSize < 1 || len(q.Hashes) < q.Prompt/q.BlockSize {
 		r.Skip()
 		return
 	}
+	q.Hashes = q.Hashes[:q.Prompt/q.BlockSize]
 	if r.stopped.Load() {
 		r.Counts.Failed.Add(1)
 		return

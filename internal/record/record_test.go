@@ -231,3 +231,47 @@ func TestSlowDisk(t *testing.T) {
 	reader.Close() // the writer ends with an error
 	<-r.done
 }
+
+// TestUnusableRequests: a request that a replay could not read is skipped, and hashes beyond the prompt are not written.
+func TestUnusableRequests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	r, _ := opened(t, Options{Path: path, PlainHashes: true, MaxBytes: 1 << 20, Files: 1})
+	for _, change := range []func(*Request){
+		func(q *Request) { q.BlockSize = 0 },
+		func(q *Request) { q.Prompt = 0 },
+		func(q *Request) { q.Output = 0 },
+		func(q *Request) { q.Hashes = q.Hashes[:1] },
+	} {
+		q := request(1, 2)
+		change(q)
+		r.Add(q)
+	}
+	long := request(1, 2)
+	long.Hashes = append(long.Hashes, 3)
+	r.Add(long)
+	r.Close(time.Minute)
+	text := content(t, path)
+	if n := r.Counts.Skipped.Load(); n != 4 || !strings.Contains(text, `"input_sequence_hashes":[1,2]}`) {
+		t.Errorf("%d skipped; %s", n, text)
+	}
+}
+
+// TestFewerFiles: with fewer files than before, the older ones go.
+func TestFewerFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	for _, name := range []string{path, path + ".1", path + ".2", path + ".3"} {
+		if err := os.WriteFile(name, []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, _ := opened(t, Options{Path: path, MaxBytes: 1 << 20, Files: 2})
+	r.Close(time.Minute)
+	if content(t, path) != "" || content(t, path+".1") != path {
+		t.Error("the newest two are not kept")
+	}
+	for _, name := range []string{path + ".2", path + ".3"} {
+		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
