@@ -232,7 +232,7 @@ func TestSlowDisk(t *testing.T) {
 	<-r.done
 }
 
-// TestUnusableRequests: a request that a replay could not read is skipped, and hashes beyond the prompt are not written.
+// TestUnusableRequests: a request that a replay could not read is skipped, and hashes beyond the prompt are left out.
 func TestUnusableRequests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
 	r, _ := opened(t, Options{Path: path, PlainHashes: true, MaxBytes: 1 << 20, Files: 1})
