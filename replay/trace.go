@@ -51,8 +51,8 @@ const (
 	// maxSessionBlocks is how many blocks of sessions a Reader of MooncakeDelta keeps: 256 MiB. Those of the least
 	// recently used sessions make room.
 	maxSessionBlocks = 16 << 20
-	// maxSkipped is how many lines without a request may follow one another.
-	maxSkipped = 10 << 20
+	// maxSkipped is how many blank lines may follow one another.
+	maxSkipped = 1 << 20
 	// maxPriority bounds priorities, which package queue counts as seconds.
 	maxPriority = 1 << 31
 )
