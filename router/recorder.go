@@ -10,7 +10,7 @@ import (
 // and block hashes are all known, can be replayed.
 func (r *Router) beginRecording(sc *scratch, route *Route, p *prompt) {
 	v := sc.variantOf(&route.computes)
-	if p.reason != ReasonKV || len(p.tokens) != 1 || v == nil || v.eagle || v.certain[0] < len(v.prompt.Chains[0]) {
+	if p.reason != ReasonKV || len(p.tokens) != 1 || v == nil || v.eagle || p.tokens[0].Certain < len(p.tokens[0].IDs) {
 		r.cfg.Recorder.Skip()
 		return
 	}
