@@ -46,7 +46,7 @@ table chat 'chat --rate 72 --requests 8000' "--workers 16 --block-size 32 --bloc
 table chat-low 'chat --rate 72 --requests 8000' "--workers 16 --block-size 32 --blocks 37500 $chatlow"
 table agents 'agents --rate 8 --requests 4000' "--workers 8 --blocks 6000 $large"
 table mixed 'mixed --rate 16 --requests 4000' "--workers 8 --blocks 4000 $chat"
-table overload 'overload --rate 20 --requests 4000' "--workers 8 --blocks 1600 $large"
+table overload 'overload --rate 20 --requests 16000' "--workers 8 --blocks 1600 $large"
 table unequal 'chat --rate 72 --requests 8000' \
     "--workers 16 --block-size 32 --blocks 7800 --engine-speeds 1,1,1,0.5 $chat"
 table none 'none --rate 30 --requests 4000' '--workers 16 --blocks 3000'

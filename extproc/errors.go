@@ -78,6 +78,8 @@ func (c *Config) toHTTP(err error) *httpError {
 		}
 	case errors.Is(err, router.ErrOverloaded):
 		return c.shed("overloaded", err)
+	case errors.Is(err, router.ErrNoRoom):
+		return c.shed("no_room", err)
 	case errors.Is(err, router.ErrQueueFull):
 		return c.shed("queue_full", err)
 	case errors.Is(err, router.ErrQueueTimeout):

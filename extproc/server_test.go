@@ -438,7 +438,7 @@ func TestOverload(t *testing.T) {
 
 func TestErrorsOfLoad(t *testing.T) {
 	for err, code := range map[error]string{router.ErrOverloaded: "overloaded", router.ErrQueueFull: "queue_full",
-		router.ErrQueueTimeout: "queue_timeout", router.ErrShed: "shed"} {
+		router.ErrQueueTimeout: "queue_timeout", router.ErrShed: "shed", router.ErrNoRoom: "no_room"} {
 		cfg := Config{OverloadStatus: 503, RetryAfter: 3}
 		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 3 ||
 			e.kind != overloadedError ||

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/admission"
 	"kvepp/queue"
 	"kvepp/scoring"
 )
@@ -270,6 +271,29 @@ func TestOverTime(t *testing.T) {
 	ahead := o.ahead()
 	if sum != 500 || o.length != 16*time.Second || len(ahead) != 63 || ahead[0] != 0.125 {
 		t.Errorf("%v s, periods of %v, ahead %v", sum, o.length, ahead)
+	}
+}
+
+// TestAdmission: with more conversations than the caches hold, those that are admitted keep their blocks. With room for
+// all, admission changes nothing.
+func TestAdmission(t *testing.T) {
+	c := config()
+	c.Engine.BlockSize, c.Engine.Blocks = 64, 400
+	c.Engine.Prefill, c.Engine.Decode = Curve{0, 0.13, 2.5e-6}, Curve{12, 12, 0}
+	c.QueueBound, c.QueueTimeout = 1000, 30*time.Second
+	trace := generated(t, "overload", 1500, 10)
+	before := run(t, c, MooncakeDelta, trace)
+	c.Admission = &admission.Config{Fill: admission.DefaultFill}
+	after := run(t, c, MooncakeDelta, trace)
+	good := func(r *Report) float64 { return r.Goodput(time.Second, 50*time.Millisecond) }
+	if after.QueueRefused == 0 || good(after) < 2*good(before) {
+		t.Errorf("goodput %.2f, %d refused; without admission %.2f", good(after), after.QueueRefused, good(before))
+	}
+	c.Engine.Blocks = 20000
+	with := run(t, c, MooncakeDelta, trace)
+	c.Admission = nil
+	if without := run(t, c, MooncakeDelta, trace); !reflect.DeepEqual(with, without) {
+		t.Errorf("with room for all: %+v, without admission %+v", with, without)
 	}
 }
 

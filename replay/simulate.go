@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"kvepp/admission"
 	"kvepp/indexer"
 	"kvepp/kvblock"
 	"kvepp/queue"
@@ -36,6 +37,9 @@ type Config struct {
 	// QueueBound is how many requests may wait, and QueueTimeout for how long; 0: without limit of time.
 	QueueBound   int
 	QueueTimeout time.Duration
+	// Admission, if set, holds conversations back while the workers' caches have no room. QueueBound and QueueTimeout
+	// apply to them as well.
+	Admission *admission.Config
 	// Busy says which workers get no requests because of their load.
 	Busy Thresholds
 	// SessionTTL is how long a session stays bound to its worker after its last request. 0: sessions are not bound.
@@ -109,6 +113,11 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
+	if c.Admission != nil {
+		if err := c.Admission.Validate(); err != nil {
+			return err
+		}
+	}
 	return c.Scoring.Validate()
 }
 
@@ -137,29 +146,35 @@ type flight struct {
 	overlap int  // blocks that the index counted for the chosen worker
 	alone   bool // no other request without a first token was on the worker; only with Config.Policy
 	item    *queue.Item[*flight]
-	number  int         // of the arrival, from 1
-	options []Candidate // only with Config.Decided
+	waitsIn *queue.Queue[*flight] // that item is in
+	expires time.Duration         // when it has waited there for too long
+	turn    *admission.Turn       // nil: without admission, or the prompt has no full block
+	number  int                   // of the arrival, from 1
+	options []Candidate           // only with Config.Decided
 }
 
 // Simulation replays a trace against engines in virtual time. It drives the real index, load book, cost function, queue
 // and sessions. It belongs to one goroutine.
 type Simulation struct {
-	cfg      Config
-	now      time.Duration
-	events   minimum[event]
-	planned  uint64
-	engines  []*engine
-	largest  int         // blocks of the engine with the most
-	lagging  [][]stepped // by worker: KV events that the index does not know yet
-	index    *indexer.Index
-	book     *scoring.ActiveSequences
-	queue    *queue.Queue[*flight]
-	sessions *session.Table // nil: sessions are not bound
-	rng      *rand.Rand
-	report   *Report
-	policy   policy // nil: the book chooses
-	view     view   // of policy
-	starting []int  // requests without a first token, by worker; only with a policy
+	cfg     Config
+	now     time.Duration
+	events  minimum[event]
+	planned uint64
+	engines []*engine
+	largest int         // blocks of the engine with the most
+	lagging [][]stepped // by worker: KV events that the index does not know yet
+	index   *indexer.Index
+	book    *scoring.ActiveSequences
+	queue   *queue.Queue[*flight]
+	// conversations, and the requests that wait for their admission; nil: without
+	admission *admission.Controller
+	held      *queue.Queue[*flight]
+	sessions  *session.Table // nil: sessions are not bound
+	rng       *rand.Rand
+	report    *Report
+	policy    policy // nil: the book chooses
+	view      view   // of policy
+	starting  []int  // requests without a first token, by worker; only with a policy
 
 	read       int           // requests
 	first      time.Duration // arrival of the first one, in the trace's time
@@ -238,6 +253,12 @@ func newSimulation(cfg Config) (*Simulation, error) {
 	s.policy = newPolicy(cfg.Policy, cfg.Workers)
 	if cfg.Queue != nil {
 		s.queue = queue.New[*flight](cfg.Queue, max(cfg.QueueBound, 1))
+	}
+	if cfg.Admission != nil {
+		c := *cfg.Admission
+		c.Clock = s.book.Clock
+		s.admission = admission.New(c)
+		s.held = queue.New[*flight](queue.Single(queue.FCFS, nil), max(cfg.QueueBound, 1))
 	}
 	if cfg.SessionTTL > 0 {
 		s.sessions = session.NewTable(session.Config{
@@ -340,16 +361,18 @@ func (s *Simulation) arrive(f *flight) {
 		return
 	}
 	s.report.arrived(s, f)
+	if !s.holds(f) {
+		s.enqueue(f)
+	}
+}
+
+// enqueue sends a request on, or has it wait while every worker is busy.
+func (s *Simulation) enqueue(f *flight) {
 	if s.queue == nil {
 		s.send(f)
 		return
 	}
-	s.match(f)
-	most := 0
-	for w := range s.engines {
-		most = max(most, s.scores.Blocks(kvblock.Worker(w)))
-	}
-	cached := most * s.cfg.Engine.BlockSize
+	cached := s.mostCached(f)
 	class := s.cfg.Queue.Class(f.Class, f.Prompt-cached)
 	lane := queue.Any
 	if w, bound := s.boundTo(f); bound && !s.cfg.SessionSoft {
@@ -360,24 +383,30 @@ func (s *Simulation) arrive(f *flight) {
 		s.refuse(f, RefusedQueue)
 		return
 	}
-	item, err := s.queue.Push(queue.Request{
+	s.wait(s.queue, f, queue.Request{
 		Class:          class,
 		Lane:           lane,
 		Tokens:         f.Prompt,
 		CachedTokens:   cached,
-		Arrival:        s.now.Seconds(),
 		Jump:           f.Priority,
 		StrictPriority: f.StrictPriority,
-	}, s.cfg.Workers, f)
+	})
+	s.serveQueue()
+}
+
+// wait adds a request to a queue, or refuses it.
+func (s *Simulation) wait(in *queue.Queue[*flight], f *flight, r queue.Request) {
+	r.Arrival = s.now.Seconds()
+	item, err := in.Push(r, s.cfg.Workers, f)
 	if err != nil {
 		s.refuse(f, RefusedQueue)
 		return
 	}
-	f.item = item
+	f.item, f.waitsIn = item, in
 	if s.cfg.QueueTimeout > 0 {
-		s.at(s.now+s.cfg.QueueTimeout, event{what: timeout, of: f})
+		f.expires = s.now + s.cfg.QueueTimeout
+		s.at(f.expires, event{what: timeout, of: f})
 	}
-	s.serveQueue()
 }
 
 func (s *Simulation) refuse(f *flight, why Outcome) {
@@ -499,6 +528,9 @@ func (s *Simulation) send(f *flight) {
 	if s.cfg.Decided != nil {
 		f.options = s.options(chosen.Index)
 	}
+	if f.turn != nil {
+		f.turn.Start(kvblock.Worker(f.worker), f.overlap*size)
+	}
 	if s.sessions != nil && f.Session != "" {
 		key := session.KeyOf("", f.Session)
 		was, bound := s.sessions.Find(key)
@@ -572,10 +604,16 @@ func (s *Simulation) endStep(w int) {
 		f.booking.LearnAnswer(f.Output)
 		f.booking.Free()
 		f.lease.Release(false)
+		if f.turn != nil {
+			f.turn.End(f.Output)
+		}
 		s.report.completed(s, f)
 		s.end(f)
 	}
 	s.step(w)
+	if len(complete) > 0 {
+		s.admit()
+	}
 	if len(first)+len(complete) > 0 {
 		s.serveQueue()
 	}
@@ -654,7 +692,7 @@ type happening uint8
 
 const (
 	arrival happening = iota
-	timeout           // of a request in the queue
+	timeout           // of a request that waits
 	stepBegins
 	stepEnds
 	cacheChanges // reach the index
@@ -667,7 +705,7 @@ func (s *Simulation) happen(e *event) {
 	case arrival:
 		s.arrive(e.of)
 	case timeout:
-		if f := e.of; f.item != nil && s.queue.Remove(f.item) {
+		if f := e.of; f.item != nil && s.now >= f.expires && f.waitsIn.Remove(f.item) {
 			f.item = nil
 			s.refuse(f, RefusedQueue)
 		}

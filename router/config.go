@@ -83,6 +83,9 @@ type Config struct {
 	KVUsage func(dst []float64) []float64
 	// Queue makes requests wait while every worker is busy. nil: no request waits.
 	Queue *queue.RoomConfig
+	// Admission makes conversations wait while the workers' KV caches have no room for them. Scoring.Mode must be KV.
+	// nil: none waits for that.
+	Admission *Admission
 	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
 	// Metrics counts choices and answers under the names of Dynamo's own router. nil: not counted.

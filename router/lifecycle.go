@@ -33,7 +33,10 @@ func (r *Route) endPrefill() {
 }
 
 // LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free.
-func (r *Route) LearnAnswer(tokens int) { r.booking.LearnAnswer(tokens) }
+func (r *Route) LearnAnswer(tokens int) {
+	r.answerTokens = tokens
+	r.booking.LearnAnswer(tokens)
+}
 
 // expectPrefill starts a timer that ends the prefill load after the estimated prefill time, if the worker's speed is
 // known. It is for answers in one piece, which show only at their end that the prompt was prefilled.
@@ -100,6 +103,9 @@ func (r *Route) Free() {
 		return
 	}
 	r.lease.Release(r.final)
+	if r.turn != nil {
+		r.turn.End(r.answerTokens)
+	}
 	if r.released != nil {
 		r.released()
 	}

@@ -232,6 +232,7 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 		errors.Is(err, ErrCordoned):
 		code = metrics.CodeServiceUnavailable
 	case errors.Is(err, ErrOverloaded),
+		errors.Is(err, ErrNoRoom),
 		errors.Is(err, ErrQueueFull),
 		errors.Is(err, ErrQueueTimeout),
 		errors.Is(err, ErrShed),

@@ -7,12 +7,14 @@ import (
 )
 
 // rejections are the causes of refusals because of load. They are a metric's labels.
-var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed"}
+var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed", "no_room"}
 
 // countRejection counts a refusal because of load, or for want of a prefill worker. It ignores other errors.
 func (r *Router) countRejection(err error) {
 	limit := (*queue.LimitError)(nil)
 	switch {
+	case errors.Is(err, ErrNoRoom):
+		r.metrics.Rejection("no_room")
 	case errors.Is(err, ErrOverloaded):
 		r.metrics.Rejection("overloaded")
 	case errors.As(err, &limit):

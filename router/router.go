@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvepp/admission"
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
@@ -175,6 +176,9 @@ type Route struct {
 	recorded       *record.Request // without its end; nil: it is not recorded
 	health         health
 
+	turn         *admission.Turn // of its conversation; nil: admission does not apply
+	answerTokens int             // of a complete answer; 0: not known
+
 	lease session.Lease // on its session
 	final bool          // the session ends with this request
 	freed atomic.Bool
@@ -205,9 +209,10 @@ type Router struct {
 	slots        slots
 	records      records
 	thresholds   thresholds
-	room         *queue.Room[waitingRequest] // nil: no request ever waits
+	room         *queue.Room[waitingRequest] // nil: no request waits for a worker that is not busy
+	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
-	onRelease    func()                      // room.Released; nil without a room
+	onRelease    func()                      // Released of the rooms; nil without any
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -248,6 +253,16 @@ func New(
 		r.room = r.newRoom()
 		r.onRelease = r.room.Released
 	}
+	if cfg.Admission != nil {
+		r.admissions = r.newAdmissionRoom()
+		others := r.onRelease
+		r.onRelease = func() {
+			r.admissions.Released()
+			if others != nil {
+				others()
+			}
+		}
+	}
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {
 		m.InitDecision(string(reason))
@@ -269,8 +284,8 @@ func New(
 // Route chooses a worker for a request and books it there, in one step.
 //
 // Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
-// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other failure is a
-// decision with a Reason.
+// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrNoRoom; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other
+// failure is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)
@@ -288,7 +303,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
 	r.settleVersion(sc, &p)
-	route, waited, err := r.decide(ctx, sc, req, &p) // wait, match, choose, book
+	route, waited, err := r.admitAndDecide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited = waited
 	}

@@ -135,7 +135,11 @@ func lineLabel(line string) string { return cmp.Or(line, otherModels) }
 // lineName returns the model's name if the operator or a worker gave it, else "": all other names share one line, so
 // that clients cannot create lines.
 func (r *Router) lineName(sc *scratch, model string) string {
-	if _, own := r.cfg.Queue.Profiles.Of(model); own || r.cfg.names(model) || sc.prompters()[0].Model == model {
+	own := false
+	if r.cfg.Queue != nil {
+		_, own = r.cfg.Queue.Profiles.Of(model)
+	}
+	if own || r.cfg.names(model) || sc.prompters()[0].Model == model {
 		return model
 	}
 	return ""

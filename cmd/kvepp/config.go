@@ -177,6 +177,7 @@ func (o *options) check() error {
 		o.indexMemory.check,
 		o.checkKVEvents,
 		o.busy.check,
+		o.checkAdmission,
 		o.ejection.check,
 		o.recording.check,
 		o.checkModels,

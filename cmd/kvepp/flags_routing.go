@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/admission"
 	"kvepp/internal/suggest"
 	"kvepp/queue"
 	"kvepp/router"
@@ -333,8 +334,17 @@ type busy struct {
 	queueSize      int
 	queueTimeout   time.Duration
 
+	admissionMode string // noAdmission or byWorkingSet
+	admissionFill float64
+
 	policies *queue.File // what policyConfig holds; nil without one
 }
+
+// Values of --router-admission.
+const (
+	noAdmission  = "none"
+	byWorkingSet = "working-set"
+)
 
 // add declares the flags.
 func (b *busy) add(f *pflag.FlagSet) {
@@ -416,6 +426,25 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 		65536,
 		"at most `N` requests wait for the workers of one model, each with its body in memory; further requests are "+
 			"refused",
+	)
+}
+
+// addAdmission declares the flags that hold conversations back.
+func (b *busy) addAdmission(f *pflag.FlagSet) {
+	f.StringVar(
+		&b.admissionMode,
+		"router-admission",
+		noAdmission,
+		"whether new conversations wait while the workers' KV caches are full of others that go on, `MODE`: none, or "+
+			"working-set. A waiting one is refused after --router-queue-timeout. Without effect on workers whose "+
+			"number of KV blocks is not known (totalKvBlocks, model card)",
+	)
+	values(f, "router-admission", noAdmission, byWorkingSet)
+	f.Float64Var(
+		&b.admissionFill,
+		"router-admission-fill",
+		admission.DefaultFill,
+		"`SHARE` (0 to 1) of a worker's KV blocks up to which --router-admission working-set admits conversations",
 	)
 }
 
@@ -530,6 +559,47 @@ func (b *busy) checkQueue() error {
 	return oneOf("router-queue-policy", b.queuePolicy, "fcfs", "wspt", "lcfs")
 }
 
+// checkAdmission checks the flags that hold conversations back.
+func (b *busy) checkAdmission() error {
+	if err := oneOf("router-admission", b.admissionMode, noAdmission, byWorkingSet); err != nil {
+		return err
+	}
+	c := admission.Config{Fill: b.admissionFill}
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("--router-admission-fill: %w", err)
+	}
+	return nil
+}
+
+// admission returns how conversations are held back; nil: they are not.
+func (b *busy) admission() *admission.Config {
+	if b.admissionMode != byWorkingSet {
+		return nil
+	}
+	return &admission.Config{Fill: b.admissionFill}
+}
+
+// checkAdmission also refuses admission in a mode that does not know conversations.
+func (o *options) checkAdmission() error {
+	if err := o.busy.checkAdmission(); err != nil {
+		return err
+	}
+	if o.busy.admission() != nil && o.scoring.Mode != scoring.KV {
+		return fmt.Errorf("--router-admission %s knows conversations in --router-mode kv only, not %v: leave out one "+
+			"of the two", byWorkingSet, o.scoring.Mode)
+	}
+	return nil
+}
+
+// newAdmission returns how the router holds conversations back; nil: it does not.
+func (b *busy) newAdmission() *router.Admission {
+	c := b.admission()
+	if c == nil {
+		return nil
+	}
+	return &router.Admission{Controller: admission.New(*c), Bound: b.queueSize, Timeout: b.queueTimeout}
+}
+
 // queue returns how requests wait; nil: never.
 func (b *busy) queue() *queue.RoomConfig {
 	profiles := b.policies.Profiles(queue.Single(queue.Policy(b.queuePolicy), b.queueThreshold))
@@ -547,6 +617,12 @@ func (b *busy) countsTokens() bool {
 // unused says what was given and means nothing. tracked says that prompt tokens are counted.
 func (b *busy) unused(unused *unusedFlags, tracked bool) {
 	switch {
+	case b.queue() == nil && b.admission() != nil:
+		unused.add(
+			"requests that wait for admission go in the order of arrival: neither --router-queue-threshold nor "+
+				"--router-policy-config makes others wait",
+			"router-queue-policy",
+		)
 	case b.queue() == nil:
 		unused.add(
 			"no request ever waits: neither --router-queue-threshold nor --router-policy-config says when",
@@ -560,6 +636,9 @@ func (b *busy) unused(unused *unusedFlags, tracked bool) {
 			"router-queue-threshold",
 			"router-queue-policy",
 		)
+	}
+	if b.admission() == nil {
+		unused.add("no conversation is held back (--router-admission "+noAdmission+")", "router-admission-fill")
 	}
 	if !tracked {
 		unused.add(

@@ -37,7 +37,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		}},
 		{"Sessions", o.addSessions},
 		{"What clients may say", o.addHints},
-		{"Overload and the queue", o.busy.add},
+		{"Overload and the queue", o.addBusy},
 		{"Ejection of failing endpoints", o.ejection.add},
 		{"Engines' own metrics", o.engineGauges.add},
 		{"Logs", o.addLogs},
@@ -255,4 +255,10 @@ func (o *options) addLogs(f *pflag.FlagSet) {
 		"`FILE` to which kvepp appends a line for each request when it has ended, in the format of --log-format; - is "+
 			"standard output. Empty: none. If the file was moved away, kvepp creates it again")
 	o.recording.add(f)
+}
+
+// addBusy declares the flags for overload.
+func (o *options) addBusy(f *pflag.FlagSet) {
+	o.busy.add(f)
+	o.busy.addAdmission(f)
 }

@@ -238,6 +238,10 @@ var wiredElsewhere = []metric{
 	{metrics.KubeFollowed, "gauge", metrics.KubeFollowedHelp, []string{"kind"}},
 	{metrics.KubeUpdates, "counter", metrics.KubeUpdatesHelp, []string{"of"}},
 	{metrics.Leader, "gauge", metrics.LeaderHelp, nil},
+	{metrics.HeldRequests, "gauge", metrics.HeldRequestsHelp, nil},
+	{metrics.Conversations, "gauge", metrics.ConversationsHelp, []string{"state"}},
+	{metrics.ConversationReturn, "gauge", metrics.ConversationReturnHelp, nil},
+	{metrics.ConversationIdle, "gauge", metrics.ConversationIdleHelp, nil},
 	{metrics.LogLines, "counter", metrics.LogLinesHelp, []string{"outcome"}},
 	{metrics.RecordedRequests, "counter", metrics.RecordedRequestsHelp, []string{"outcome"}},
 	{metrics.TraceSpans, "counter", metrics.TraceSpansHelp, []string{"outcome"}},
@@ -258,7 +262,7 @@ var metricSections = []struct {
 	pattern *regexp.Regexp
 	lead    string
 }{
-	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|decisions|hints|held|only|phase|queue|rejections|` +
+	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|conversation|decisions|hints|held|only|phase|queue|rejections|` +
 		`requests|selections|served|session|streams|unpaired)`), ""},
 	{"Workers and endpoints", regexp.MustCompile(`^kvepp_(worker|eject|cordon|unresolved|endpoints|ignored|refused|` +
 		`engine|unseen|overloaded|lora)`), ""},

@@ -87,6 +87,7 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 		"until `SECONDS` after its latest request has ended. 0: sessions are not bound"
 	v.busy.addThresholds(f)
 	v.busy.addQueue(f)
+	v.busy.addAdmission(f)
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
 
@@ -96,6 +97,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		return err
 	}
 	if err := errors.Join(v.busy.checkThresholds(), v.busy.checkQueue(), v.affinity.check()); err != nil {
+		return err
+	}
+	if err := v.busy.checkAdmission(); err != nil {
 		return err
 	}
 	mode, err := scoring.ParseMode(v.mode)
@@ -130,8 +134,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft
 	if q := v.busy.queue(); q != nil {
 		c.Queue, _ = q.Profiles.Of("")
-		c.QueueBound, c.QueueTimeout = q.Bound, q.Timeout
 	}
+	c.QueueBound, c.QueueTimeout = v.busy.queueSize, v.busy.queueTimeout
+	c.Admission = v.busy.admission()
 	return nil
 }
 
@@ -289,7 +294,7 @@ func (o *replayOptions) variants(f *pflag.FlagSet) ([]variant, error) {
 	return variants, nil
 }
 
-// compared replaces "all" by a line for each policy and mode.
+// compared replaces "all" by a line for each policy and mode, and one with admission.
 func compared(texts []string) (all []string) {
 	for _, text := range texts {
 		if text != "all" {
@@ -299,6 +304,7 @@ func compared(texts []string) (all []string) {
 		for _, p := range slices.Concat(scoring.PolicyNames(), replay.PolicyNames()) {
 			all = append(all, p+"=--router-policy="+p)
 		}
+		all = append(all, "time+admission=--router-policy=time --router-admission="+byWorkingSet)
 		for _, m := range []scoring.Mode{scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo, scoring.LeastLoaded} {
 			all = append(all, m.String()+"=--router-mode="+m.String())
 		}

@@ -73,7 +73,8 @@ type server struct {
 	adapters                 *router.Adapters
 	tokenizers               map[string]*remote.Client
 	accessLog                *slog.Logger
-	recorder                 *record.Recorder // nil: none
+	recorder                 *record.Recorder  // nil: none
+	admission                *router.Admission // nil: none
 	tracer                   *tracing.Tracer
 	proxies                  *proxies
 	memory                   *budget.Budget
@@ -239,6 +240,7 @@ func (s *server) decide(ctx context.Context) {
 		promptComputed = s.events.PromptComputed
 	}
 	engine := s.config.engine.Engine
+	s.admission = s.busy.newAdmission()
 	s.router = router.New(router.Config{
 		Models: s.models, Adapters: s.adapters, Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
 		Checks:          startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
@@ -268,12 +270,17 @@ func (s *server) decide(ctx context.Context) {
 		Eject:           s.health,
 		FirstByte:       s.firstByte,
 		Queue:           s.busy.queue(),
+		Admission:       s.admission,
 		CountTokens:     s.busy.countsTokens() || s.recorder != nil,
 		Recorder:        s.recorder,
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.Watch(forgetter{s.router.Forget})
 	exportRouter(s.m, s.busy.queue(), s.router)
+	if s.admission != nil {
+		s.pool.Watch(forgetter{s.admission.Forget})
+		exportAdmission(s.m, s.admission, s.router)
+	}
 	exportEjection(s.m, s.health)
 	exportWorkers(s.m, s.pool, s.index, s.events, s.health, s.router)
 	s.picker = extproc.NewServer(extproc.Config{

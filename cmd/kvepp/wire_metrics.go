@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kvepp/admission"
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
@@ -206,6 +207,23 @@ func exportRouter(m *metrics.Metrics, q *queue.RoomConfig, r *router.Router) {
 			func() float64 { return float64(r.Waiting(class)) },
 		)
 	}
+}
+
+// exportAdmission exports what the admission of conversations knows.
+func exportAdmission(m *metrics.Metrics, a *router.Admission, r *router.Router) {
+	m.GaugeFunc(metrics.HeldRequests, metrics.HeldRequestsHelp, nil, func() float64 { return float64(r.Held()) })
+	for state, of := range map[string]func(admission.Stats) int{
+		"running": func(s admission.Stats) int { return s.Running },
+		"idle":    func(s admission.Stats) int { return s.Idle },
+		"lapsed":  func(s admission.Stats) int { return s.Lapsed },
+	} {
+		m.GaugeFunc(metrics.Conversations, metrics.ConversationsHelp, prometheus.Labels{"state": state},
+			func() float64 { return float64(of(a.Stats())) })
+	}
+	m.GaugeFunc(metrics.ConversationReturn, metrics.ConversationReturnHelp, nil,
+		func() float64 { return a.Stats().Return })
+	m.GaugeFunc(metrics.ConversationIdle, metrics.ConversationIdleHelp, nil,
+		func() float64 { return a.Stats().IdleFor.Seconds() })
 }
 
 // indexGauges exports the counts of the index.

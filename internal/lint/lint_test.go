@@ -58,13 +58,14 @@ var may = map[string]string{
 	"router/eject":    "kvblock pool",
 	"queue":           "internal/suggest",
 	"session":         "kvblock",
+	"admission":       "kvblock",
 	"internal/record": "kvblock",
 	"internal/chart":  "",
 	"modelrewrite":    "",
-	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
+	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/record internal/tracing " +
 		"internal/loglimit",
-	"replay":               "indexer kvblock queue scoring session",
+	"replay":               "admission indexer kvblock queue scoring session",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",
 	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",

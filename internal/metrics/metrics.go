@@ -126,8 +126,8 @@ func (m *Metrics) declareRequests(declare promauto.Factory) {
 	m.rejected = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_rejections_total",
 		Help: "Requests rejected because of load, by cause: overloaded (every candidate is above a busy threshold), " +
-			"queue_full, queue_limit (the limit of its policy class), queue_timeout, streams (--max-streams), " +
-			"held_bytes (--max-buffered-bytes).",
+			"queue_full, queue_limit (the limit of its policy class), queue_timeout, no_room (--router-admission), " +
+			"streams (--max-streams), held_bytes (--max-buffered-bytes).",
 	}, []string{"cause"})
 	m.queueWait = declare.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kvepp_queue_wait_seconds",
@@ -497,6 +497,17 @@ const (
 	SilentWorkers     = "kvepp_silent_workers"
 	SilentWorkersHelp = "Workers that have served requests but sent no KV event: wrong address, blocked port, or " +
 		"events are disabled."
+	HeldRequests     = "kvepp_held_requests"
+	HeldRequestsHelp = "Requests that wait until a worker's KV cache has room for their conversation " +
+		"(--router-admission)."
+	Conversations     = "kvepp_conversations"
+	ConversationsHelp = "Conversations that --router-admission knows, by state: running (a turn runs), idle " +
+		"(admitted, between two turns), lapsed (idle for too long; the next turn has to be admitted again)."
+	ConversationReturn     = "kvepp_conversation_return_ratio"
+	ConversationReturnHelp = "Share of idle conversations that went on in time, as --router-admission has learned " +
+		"it; 0 until it is known."
+	ConversationIdle      = "kvepp_conversation_idle_limit_seconds"
+	ConversationIdleHelp  = "How long an idle conversation stays admitted, as --router-admission has learned it."
 	QueuedRequests        = "kvepp_queued_requests"
 	QueuedRequestsHelp    = "Requests that wait for a worker, by policy class."
 	OverloadedWorkers     = "kvepp_overloaded_workers"
