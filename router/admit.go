@@ -79,7 +79,7 @@ func (r *Router) turnOf(sc *scratch, req *Request, p *prompt) *admission.Turn {
 	smallest := 0
 	for i := range sc.variants {
 		if v := &sc.variants[i]; smallest == 0 || v.blockSize < smallest {
-			smallest, chain = v.blockSize, v.prompt.Chains[0][:v.certain[0]]
+			smallest, chain = v.blockSize, v.prompts[0].Chain
 		}
 	}
 	if len(chain) == 0 {
