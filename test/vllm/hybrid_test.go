@@ -135,6 +135,7 @@ func TestHybrids(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(all[0].Close)
+	cut, right := 0, 0
 	for i, h := range hybrids {
 		t.Run(h.name, func(t *testing.T) {
 			if err := all[i].Await(t.Context()); err != nil {
@@ -144,10 +145,20 @@ func TestHybrids(t *testing.T) {
 			b := newBench(t, all[i], configs[i].ModelFolder(), nil)
 			r := &hybridRun{bench: b, hybrid: &h, traffic: newTraffic()}
 			r.first()
-			r.alone()
-			r.together()
+			cut += r.alone()
+			right += r.together()
 			t.Logf("done %v after the start", time.Since(began).Round(time.Second))
 		})
+	}
+	if t.Failed() {
+		return
+	}
+	if cut < len(hybrids) {
+		t.Errorf("the other layers cut only %d prompts: these requests do not show what this test is for", cut)
+	}
+	// 97 of 100 are usual. How many requests race depends on the machine, so that a few more are no fault.
+	if all := len(hybrids) * hybridTogether; 100*right < 90*all {
+		t.Errorf("four at once, only %d of %d requests were predicted exactly", right, all)
 	}
 }
 
@@ -259,8 +270,9 @@ func (r *hybridRun) first() {
 }
 
 // alone sends requests one at a time, each when the events of the one before have arrived. Each prediction is right.
-func (r *hybridRun) alone() {
-	t, cached, right, cut := r.t, 0, 0, 0
+// It returns for how many of them the other layers cut what full attention holds.
+func (r *hybridRun) alone() (cut int) {
+	t, cached, right := r.t, 0, 0
 	before := r.removals()
 	for n := range hybridAlone {
 		prompt := r.traffic.next()
@@ -284,14 +296,15 @@ func (r *hybridRun) alone() {
 	removed := r.removals() - before
 	t.Logf("one at a time: %d of %d requests predicted exactly; of %d the other layers cut what full attention holds; "+
 		"%d tokens cached, %.0f removals", right, hybridAlone, cut, cached, removed)
-	if cached == 0 || cut == 0 || removed < 50 {
+	if cached == 0 || removed < 50 {
 		t.Error("these requests do not show what this test is for")
 	}
+	return cut
 }
 
 // together sends requests, four at once. Few predictions are wrong, each for a reason that no router can
 // know of: another request computed the blocks, or evicted them, between the decision and the engine's own lookup.
-func (r *hybridRun) together() {
+func (r *hybridRun) together() (right int) {
 	t := r.t
 	var mu sync.Mutex // guards traffic and all
 	var all []*sent
@@ -331,7 +344,6 @@ func (r *hybridRun) together() {
 		})
 	}
 	running.Wait()
-	right := 0
 	for _, s := range all {
 		switch {
 		case s.predicted == s.reported:
@@ -348,15 +360,15 @@ func (r *hybridRun) together() {
 		}
 	}
 	t.Logf("four at once: %d of %d requests predicted exactly", right, len(all))
-	// 97 of 100 are usual. How many requests race depends on the machine, so that a few more are no fault.
-	if 100*right < 90*len(all) {
-		t.Errorf("only %d of %d requests were predicted exactly", right, len(all))
-	}
+	return right
 }
 
-// filled reports whether o ran when s began and has the tokens that s was found to have.
+// eventsTake is how long the events of a request may be on their way to kvepp, on a busy machine.
+const eventsTake = 5 * time.Second
+
+// filled reports whether o ran when s began, or had its events on the way, and has the tokens that s was found to have.
 func (o *sent) filled(s *sent) bool {
-	return o != s && o.began.Before(s.ended) && o.ended.After(s.began) && len(o.all) >= s.reported &&
+	return o != s && o.began.Before(s.ended) && o.ended.Add(eventsTake).After(s.began) && len(o.all) >= s.reported &&
 		slices.Equal(o.all[:s.reported], s.prompt[:s.reported])
 }
 
