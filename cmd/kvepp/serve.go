@@ -278,7 +278,7 @@ func (s *server) decide(ctx context.Context) {
 	s.pool.Watch(forgetter{s.router.Forget})
 	exportRouter(s.m, s.busy.queue(), s.router)
 	if s.admission != nil {
-		s.pool.Watch(forgetter{s.admission.Forget})
+		s.pool.Watch(admissionWatcher{s.admission, s.log})
 		exportAdmission(s.m, s.admission, s.router)
 	}
 	exportEjection(s.m, s.health)
