@@ -52,11 +52,10 @@ func (r *Router) admitAndDecide(
 	p *prompt,
 ) (route *Route, waited time.Duration, err error) {
 	turn := r.turnOf(sc, req, p)
-	if turn == nil || turn.Continues() {
-		route, waited, err = r.decide(ctx, sc, req, p)
-	} else {
-		route, waited, err = r.waitAndDecide(ctx, sc, req, p, turn)
+	if turn != nil && !turn.Continues() {
+		return r.waitAndDecide(ctx, sc, req, p, turn)
 	}
+	route, waited, err = r.decide(ctx, sc, req, p)
 	if err == nil && turn != nil {
 		route.startTurn(turn)
 	}
@@ -110,13 +109,7 @@ func (r *Router) waitAndDecide(
 		},
 	}, heldRequest{req, &held, turn})
 	if w != nil {
-		from := time.Now()
-		err = r.admissions.Await(ctx, w)
-		if w.InLine() {
-			waited = time.Since(from)
-			r.metrics.QueueWait(waited)
-			sc.span.Phase(spanQueue, from, from.Add(waited))
-		}
+		waited, err = await(ctx, r, sc, r.admissions, w)
 		r.rematch(sc)
 	}
 	if err != nil {
@@ -135,10 +128,8 @@ func (r *Router) waitAndDecide(
 
 // startTurn notes that the conversation's turn was booked.
 func (r *Route) startTurn(turn *admission.Turn) {
-	if r.turn == nil {
-		turn.Start(r.computes.Worker, r.PredictedCachedTokens)
-		r.turn = turn
-	}
+	turn.Start(r.computes.Worker, r.PredictedCachedTokens)
+	r.turn = turn
 }
 
 // admissionJudge tells the waiting room of the admission which requests can go. The room's lock guards it.

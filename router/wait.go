@@ -68,13 +68,7 @@ func (r *Router) decide(
 	w, err := r.room.Enter(entry, waitingRequest{req, &held})
 	if w != nil {
 		snapshot.Release() // do not hold it while waiting: it keeps the numbers of workers that left
-		from := time.Now()
-		err = r.room.Await(ctx, w)
-		if w.InLine() {
-			waited = time.Since(from)
-			r.metrics.QueueWait(waited)
-			sc.span.Phase(spanQueue, from, from.Add(waited))
-		}
+		waited, err = await(ctx, r, sc, r.room, w)
 		snapshot = r.pool.Acquire()
 		r.rematch(sc)
 	}
@@ -84,6 +78,24 @@ func (r *Router) decide(
 	defer r.room.Pass() // also after an error or a panic
 	route, err = r.choose(sc, snapshot, req, p)
 	return route, waited, err
+}
+
+// await waits for the turn in a room. waited is the time in a line, which it also reports.
+func await[T any](
+	ctx context.Context,
+	r *Router,
+	sc *scratch,
+	room *queue.Room[T],
+	w *queue.Waiter[T],
+) (waited time.Duration, err error) {
+	from := time.Now()
+	err = room.Await(ctx, w)
+	if w.InLine() {
+		waited = time.Since(from)
+		r.metrics.QueueWait(waited)
+		sc.span.Phase(spanQueue, from, from.Add(waited))
+	}
+	return waited, err
 }
 
 // queueError returns the router's error for one of the waiting room, and counts limits of policy classes.
