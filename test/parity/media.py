@@ -13,6 +13,8 @@ import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Without it, vLLM may load kernels of another CPU than this machine's, and die of an illegal instruction.
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
