@@ -134,7 +134,11 @@ func (p *driver) fillClasses(r *rand.Rand, w kvblock.Worker, h *Hybrid, which in
 // The counts for workers of hybrid models are those of the definition, for random blocks in all tiers.
 func TestClassesOracle(t *testing.T) {
 	cuts, counts, bounds, parts, drops := 0, 0, 0, 0, 0
-	for seed := range uint64(12) {
+	seeds := uint64(12)
+	if testing.Short() {
+		seeds = 2
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))
 		p := newDriver(t, 5, 0, 9, randomScript(seed, 20_000))
 		p.plain = true

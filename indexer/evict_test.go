@@ -10,6 +10,9 @@ import (
 // At its bound the index accepts further blocks and stays within the bound. It counts no block that a worker does not
 // hold, and keeps no block behind one that it evicted.
 func TestEvictionAtTheBound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Run("stores", func(t *testing.T) { evictAtTheBound(t, false) })
 	t.Run("stores and removals", func(t *testing.T) { evictAtTheBound(t, true) })
 }

@@ -474,6 +474,9 @@ func TestArenaExhausted(t *testing.T) {
 
 // Workers join, store, lose blocks and leave for many rounds. The memory in use does not grow.
 func TestMemoryIsReused(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	x := newIndex(t)
 	var first, last int
 	for round := range 8 {

@@ -13,7 +13,7 @@ import (
 func TestPolicies(t *testing.T) {
 	requests := 1000
 	if testing.Short() {
-		requests = 300
+		requests = 100
 	}
 	text := generated(t, "chat", requests, 20)
 	c := config()

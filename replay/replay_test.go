@@ -50,7 +50,7 @@ func run(t *testing.T, c Config, format Format, text string) *Report {
 func TestWorkloads(t *testing.T) {
 	requests := 1000
 	if testing.Short() {
-		requests = 200
+		requests = 60
 	}
 	for _, w := range Workloads {
 		text := generated(t, w.Name, requests, 6)
@@ -147,6 +147,9 @@ func TestUnequalEngines(t *testing.T) {
 
 // TestSessionsAreBound: with a TTL, the turns of a session stay on one worker; later than that they may move.
 func TestSessionsAreBound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	text := generated(t, "chat", 600, 8)
 	c := config()
 	c.Scoring.Mode = scoring.Random
@@ -243,6 +246,9 @@ func TestEventsLate(t *testing.T) {
 
 // TestOpenIsBounded: requests that pile up without end are refused with the remedy.
 func TestOpenIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	c := config()
 	c.Workers = 1
 	n := 0
@@ -277,6 +283,9 @@ func TestOverTime(t *testing.T) {
 // TestAdmission: with more conversations than the caches hold, those that are admitted keep their blocks. With room for
 // all, admission changes nothing.
 func TestAdmission(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	c := config()
 	c.Engine.BlockSize, c.Engine.Blocks = 64, 400
 	c.Engine.Prefill, c.Engine.Decode = Curve{0, 0.13, 2.5e-6}, Curve{12, 12, 0}

@@ -163,6 +163,9 @@ func fuzzed(t *testing.T, format Format, text string) {
 
 // TestHostileTraces: what is made to exhaust memory ends with the line and a reason.
 func TestHostileTraces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	packed := func(text string, times int) string {
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
@@ -196,6 +199,9 @@ func TestHostileTraces(t *testing.T) {
 // TestSessionsMakeRoom: histories of sessions are bounded. A turn of one that had to make room is refused, rather than
 // replayed without what was before it.
 func TestSessionsMakeRoom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	row := func(session int) string {
 		return fmt.Sprintf(`{"session_id": "s%d", "hash_ids": [1], "input_length": 6000000, "output_length": 1}`+"\n",
 			session)

@@ -338,6 +338,9 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 
 // TestConformanceIsLogged: a start with --conformance logs a warning.
 func TestConformanceIsLogged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
 	t.Parallel()
 	r := reserve(t)
 	r.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
