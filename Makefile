@@ -41,9 +41,10 @@ check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of inter
 	go tool go-errorlint ./...
 	go test ./internal/lint
 
-# make check vets and runs internal/lint, which any change of a file would run again.
-unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root
-	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -v '^kvepp/internal/lint$$')
+# Any change would run cmd/kvepp and internal/lint again. make check vets and runs the lint; cmd/kvepp's tests start the
+# whole program, and make test runs them.
+unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp: go test -short ./cmd/kvepp)
+	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '^kvepp/(cmd/kvepp|internal/lint)$$')
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
