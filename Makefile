@@ -8,6 +8,8 @@ TOOLS = $$($(INSTALL) tools)
 ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/models.sh $(1))"
 # The time limit of a test run. A run that exceeds it prints all goroutines.
 TIMEOUT := 20m
+# The packages whose tests need programs that install.sh installs.
+REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How many times `make quality` plays each scenario.
@@ -41,16 +43,16 @@ check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of inter
 	go tool go-errorlint ./...
 	go test ./internal/lint
 
-# Any change would run cmd/kvepp and internal/lint again. make check vets and runs the lint; cmd/kvepp's tests start the
-# whole program, and make test runs them.
+# Each change would link the packages of real parts again, and run all of cmd/kvepp and internal/lint. cmd/kvepp's tests
+# start the whole program: make test runs them. make check vets all packages and runs the lint.
 unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp: go test -short ./cmd/kvepp)
-	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '^kvepp/(cmd/kvepp|internal/lint)$$')
+	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(cmd/kvepp|internal/lint)$$')
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) ./indexer && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$') && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
