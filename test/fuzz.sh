@@ -1,14 +1,14 @@
 #!/bin/sh
-# Runs each fuzz target of the module for FUZZTIME (default 10s).
+# Runs each fuzz target of the module for FUZZTIME (default 6s).
 set -eu
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for package in $(go list ./...); do
 	for target in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
-		echo "fuzzing $package $target for ${FUZZTIME:-10s}"
+		echo "fuzzing $package $target for ${FUZZTIME:-6s}"
 		# By default, Go may spend a minute on minimizing each input that reaches new code.
-		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
+		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-6s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
 			tail -n 2 "$log"
 			continue
 		fi
