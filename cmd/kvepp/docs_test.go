@@ -124,9 +124,6 @@ func TestPagesNameFlags(t *testing.T) {
 
 // TestPagesNameMetrics checks that the metrics and labels in pages exist.
 func TestPagesNameMetrics(t *testing.T) {
-	if testing.Short() {
-		t.Skip("slow: make test runs it")
-	}
 	kvepp := reserve(t)
 	kvepp.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
 	kvepp.start("--router-queue-threshold=2", "--model=m="+t.TempDir())

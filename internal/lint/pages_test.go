@@ -9,6 +9,11 @@ import (
 // TestPagesBeginAndEnd checks that each page of docs begins with what it is for, as a sentence below its title, and
 // ends with a link to a next step.
 func TestPagesBeginAndEnd(t *testing.T) {
+	for page, most := range map[string]int{"README.md": 200, "ARCHITECTURE.md": 200} {
+		if lines := strings.Count(read(t, page), "\n"); lines > most {
+			t.Errorf("%s has %d lines, and may have %d", page, lines, most)
+		}
+	}
 	pages := 0
 	for _, name := range treeFiles(t) {
 		if !strings.HasPrefix(name, "docs/") || !strings.HasSuffix(name, ".md") {
