@@ -168,11 +168,13 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 // tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
-	case request.HasMedia && m.media == nil:
+	case request.HasMedia && m.media == nil && (m.native == nil || !m.native.Media):
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q",
 			ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
 		return m.tokenizeSGLang(ctx, request)
+	case m.native != nil:
+		return m.tokenizeNative(ctx, request)
 	case m.usesHarmony():
 		ids, err := m.harmonyIDs(ctx, request, time.Now())
 		return Prompt{IDs: ids, Certain: len(ids)}, err
@@ -211,6 +213,9 @@ func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelT
 func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (string, error) {
 	if m.usesHarmony() {
 		return "", nil
+	}
+	if m.native != nil {
+		return m.renderNative(ctx, request)
 	}
 	switch m.options.Engine {
 	case SGLang:

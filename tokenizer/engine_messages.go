@@ -37,6 +37,9 @@ var templateOnlyNames = strings.NewReplacer("raise_exception", "raise_exception_
 // on such a message. SGLang also does so if the template leaves the message out, and does not try the template for
 // tools.
 func (m *Model) mergesSystem() (bool, error) {
+	if m.native != nil && m.nativeMerges() {
+		return true, nil
+	}
 	templates := []*chatTemplate{m.chat}
 	late, mustShow := "t", ""
 	if m.options.Engine == SGLang {
@@ -148,8 +151,10 @@ type messagesChat struct {
 	rules         *messagesRules
 	mergeSystem   bool // see messagesProbe
 	jsonArguments bool // a call's arguments are JSON, as harmony shows them; else objects
-	messages      []any
-	hasMedia      bool
+	// nativeReasoning says that SGLang hands an assistant's thinking to an encoder of its own.
+	nativeReasoning bool
+	messages        []any
+	hasMedia        bool
 }
 
 // read reads a request's system prompt and messages.

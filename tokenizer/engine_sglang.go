@@ -11,6 +11,8 @@ import (
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/tokenizer/bpe"
+	"kvepp/tokenizer/encoders"
 )
 
 // How SGLang's OpenAI server prepares and renders a chat. Source: SGLang 0.5.21 to 0.5.23,
@@ -75,6 +77,9 @@ func (m *Model) reencodesSGLang() bool { return m.multimodal || m.nested || m.me
 
 // tokenizeSGLang returns a chat's prompt as SGLang will see it.
 func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (Prompt, error) {
+	if m.native != nil {
+		return m.tokenizeNative(ctx, request)
+	}
 	if !m.reencodesSGLang() {
 		ids, err := m.chatSGLang(ctx, request)
 		return Prompt{IDs: ids, Certain: len(ids)}, err
@@ -102,7 +107,12 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 	if err != nil || chat.prefix == "" {
 		return ids, err
 	}
-	prefix, err := m.encoder.Encode(&budget, chat.prefix, true)
+	return m.appendPrefixSGLang(&budget, ids, chat.prefix)
+}
+
+// appendPrefixSGLang appends the ids of a message to be continued. SGLang encodes it by itself, and drops <s>.
+func (m *Model) appendPrefixSGLang(budget *bpe.Budget, ids []kvblock.Token, text string) ([]kvblock.Token, error) {
+	prefix, err := m.encoder.Encode(budget, text, true)
 	if err != nil {
 		return nil, err
 	}
@@ -144,8 +154,7 @@ func (m *Model) sglangChatWith(
 	case m.release.rules.toolsAsSent && m.sglangGoesPastTemplate(),
 		slices.Contains(sglangConversations, m.modelType),
 		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"),
-		strings.Contains(arch, "InklingForConditionalGeneration"),
-		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
+		strings.Contains(arch, "InklingForConditionalGeneration"):
 		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
 	case m.reencodesSGLang() && !m.encoder.RoundTrips():
 		return done, "", errNotReproduced(
@@ -179,18 +188,11 @@ func (m *Model) sglangChatWith(
 	if c.tools, err = m.sglangTools(request); err != nil {
 		return done, "", err
 	}
-	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
-	if role(last) == "assistant" {
-		if request.ContinueFinalMessage && m.responseTemplate && m.release.rules.toolsAsSent {
-			return done, "", errNotReproduced("a message to continue, with a response_template")
-		}
-		if content, ok := get[string](last, "content"); ok && request.ContinueFinalMessage {
-			done.prefix = content
-			c.messages = c.messages[:len(c.messages)-1]
-		} else if ok {
-			c.messages[len(c.messages)-1] = dict("role", "user", "content", content)
-		}
+	if request.ContinueFinalMessage && m.responseTemplate && m.release.rules.toolsAsSent &&
+		role(c.messages[len(c.messages)-1]) == "assistant" {
+		return done, "", errNotReproduced("a message to continue, with a response_template")
 	}
+	done.prefix, c.messages = continueSGLang(request, c.messages)
 	if len(c.messages) == 0 {
 		return done, "", errRefused("there is nothing before the message to continue")
 	}
@@ -206,6 +208,60 @@ func (m *Model) sglangChatWith(
 		done.text, err = m.apply(ctx, t, c)
 	}
 	return done, t.source, err
+}
+
+// nativeSGLang returns what SGLang hands to the model's encoder, and the message to be continued. further are variables
+// that win over the request's.
+func (m *Model) nativeSGLang(
+	request *apibody.Request,
+	further *chattemplate.Dict,
+) (c *encoders.Chat, prefix string, err error) {
+	if field(request.ChatTemplateKwargs, "chat_template") != nil && !m.options.RequestChatTemplate {
+		return nil, "", errRequestTemplate
+	}
+	c = &encoders.Chat{}
+	if c.Variables, err = m.sglangKwargs(request); err != nil {
+		return nil, "", err
+	}
+	for name, value := range further.All() {
+		name, _ := name.(string)
+		c.Variables.Set(name, value)
+	}
+	if c.Messages, err = convertMessages(request, m.sglangMessage, m.native.WantsParts); err != nil {
+		return nil, "", err
+	}
+	if c.Tools, err = m.sglangTools(request); err != nil {
+		return nil, "", err
+	}
+	if c.Tools != nil || !m.release.rules.hidesTools { // all tools, also if tool_choice names one
+		given, _ := get[*chattemplate.List](request.Body, "tools")
+		all, err := m.sglangDumpTools(given)
+		if err != nil {
+			return nil, "", err
+		}
+		c.Tools = chattemplate.NewList(all...)
+	}
+	prefix, c.Messages = continueSGLang(request, c.Messages)
+	if len(c.Messages) == 0 {
+		return nil, "", errRefused("there is nothing before the message to continue")
+	}
+	return c, prefix, nil
+}
+
+// continueSGLang returns the text of the last message, if it is to be continued, and the messages before it. Otherwise
+// a last message of the assistant becomes the user's.
+func continueSGLang(request *apibody.Request, messages []any) (prefix string, before []any) {
+	at := len(messages) - 1
+	last, _ := messages[at].(*chattemplate.Dict)
+	content, ok := get[string](last, "content")
+	switch {
+	case role(last) != "assistant" || !ok:
+	case request.ContinueFinalMessage:
+		return content, messages[:at]
+	default:
+		messages[at] = dict("role", "user", "content", content)
+	}
+	return "", messages
 }
 
 // sglangKwargs returns the template's variables except messages and tools.

@@ -16,7 +16,7 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 	if field(request.Body, "cache_salt") != nil {
 		return nil, errNotReproduced("a cache_salt in messages on SGLang, which does not take one there,")
 	}
-	c := &messagesChat{rules: &sglangMessagesRules}
+	c := &messagesChat{rules: &sglangMessagesRules, nativeReasoning: m.native != nil}
 	var err error
 	if c.mergeSystem, err = m.messages.mergeSystem(); err != nil {
 		return nil, err
@@ -203,6 +203,7 @@ var sglangBlockTypes = []string{
 // own, in their place among the other blocks.
 func addBlocksSGLang(c *messagesChat, role string, blocks *chattemplate.List) error {
 	var parts, calls []any
+	var reasoning []string
 	for _, item := range blocks.Items {
 		block, _ := item.(*chattemplate.Dict)
 		switch kind, _ := get[string](block, "type"); kind {
@@ -217,7 +218,14 @@ func addBlocksSGLang(c *messagesChat, role string, blocks *chattemplate.List) er
 				parts = append(parts, c.imagePart())
 			}
 		case "thinking":
-			if text, ok := get[string](block, "thinking"); !ok || text != "" && role == "assistant" {
+			text, ok := get[string](block, "thinking")
+			if ok && c.nativeReasoning && role == "assistant" {
+				if text != "" {
+					reasoning = append(reasoning, text)
+				}
+				continue
+			}
+			if !ok || text != "" && role == "assistant" {
 				return errNotReproduced("thinking in a message on SGLang, which its --reasoning-parser writes,")
 			}
 		case "redacted_thinking":
@@ -256,6 +264,9 @@ func addBlocksSGLang(c *messagesChat, role string, blocks *chattemplate.List) er
 		}
 	}
 	converted := dict("role", role)
+	if reasoning != nil {
+		converted.Set("reasoning_content", strings.Join(reasoning, "\n"))
+	}
 	if calls != nil {
 		converted.Set("tool_calls", chattemplate.NewList(calls...))
 	}

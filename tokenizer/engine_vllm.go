@@ -10,6 +10,7 @@ import (
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/tokenizer/encoders"
 )
 
 // How vLLM's OpenAI server prepares and renders a chat: pydantic reads the body, then vLLM parses the messages.
@@ -56,39 +57,14 @@ func tokenList(list *chattemplate.TokenIDs) ([]kvblock.Token, bool) {
 	return tokens(list.IDs), true
 }
 
-// renderVLLM returns the text that vLLM makes of a chat.
+// renderVLLM returns the text that vLLM makes of a chat by its template.
 func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (string, error) {
 	if slices.Contains(vllmOwnEncoding, m.architecture) {
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
-	processor, _ := get[*chattemplate.Dict](request.Body, "mm_processor_kwargs")
-	if audio := field(processor, "use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
-		return "", errNotReproduced("use_audio_in_video")
-	}
-	kwargs, err := m.vllmKwargs(request)
+	c, own, err := m.vllmChat(request)
 	if err != nil {
 		return "", err
-	}
-	c := newChat(request)
-	c.kwargs, c.continueFinalMessage = kwargs, request.ContinueFinalMessage
-	if c.tools, err = m.vllmTools(request); err != nil {
-		return "", err
-	}
-	if tools, given := kwargs.Get("tools"); given { // chat_template_kwargs win over the request's own
-		list, ok := tools.(*chattemplate.List)
-		if !ok {
-			return "", errRefused("chat_template_kwargs.tools is not a list")
-		}
-		c.tools = list
-	}
-	if field(request.Body, "documents") == nil {
-		c.documents, _ = get[*chattemplate.List](kwargs, "documents")
-	} else {
-		c.documents = request.Documents
-	}
-	own := field(request.ChatTemplateKwargs, "chat_template")
-	if own == nil {
-		own = field(request.Body, "chat_template")
 	}
 	t, err := m.requestTemplate(own, c.tools != nil)
 	if err != nil {
@@ -104,6 +80,58 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 		c.messages = developerToSystem(c.messages)
 	}
 	return m.apply(ctx, t, c)
+}
+
+// vllmChat returns a chat without its messages, and the template that the request brings; nil if it brings none.
+func (m *Model) vllmChat(request *apibody.Request) (c *chat, own any, err error) {
+	processor, _ := get[*chattemplate.Dict](request.Body, "mm_processor_kwargs")
+	if audio := field(processor, "use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
+		return nil, nil, errNotReproduced("use_audio_in_video")
+	}
+	kwargs, err := m.vllmKwargs(request)
+	if err != nil {
+		return nil, nil, err
+	}
+	c = newChat(request)
+	c.kwargs, c.continueFinalMessage = kwargs, request.ContinueFinalMessage
+	if c.tools, err = m.vllmTools(request); err != nil {
+		return nil, nil, err
+	}
+	if tools, given := kwargs.Get("tools"); given { // chat_template_kwargs win over the request's own
+		list, ok := tools.(*chattemplate.List)
+		if !ok {
+			return nil, nil, errRefused("chat_template_kwargs.tools is not a list")
+		}
+		c.tools = list
+	}
+	if field(request.Body, "documents") == nil {
+		c.documents, _ = get[*chattemplate.List](kwargs, "documents")
+	} else {
+		c.documents = request.Documents
+	}
+	own = field(request.ChatTemplateKwargs, "chat_template")
+	if own == nil {
+		own = field(request.Body, "chat_template")
+	}
+	return c, own, nil
+}
+
+// nativeVLLM returns what vLLM hands to the model's encoder. vLLM ignores the request's own template here.
+func (m *Model) nativeVLLM(request *apibody.Request) (*encoders.Chat, error) {
+	c, own, err := m.vllmChat(request)
+	switch {
+	case err != nil:
+		return nil, err
+	case own != nil && !m.options.RequestChatTemplate:
+		return nil, errRequestTemplate
+	case c.continueFinalMessage && c.addGenerationPrompt:
+		return nil, errContinuePrompt
+	}
+	messages, err := convertMessages(request, m.vllmMessage, m.native.WantsParts)
+	if err != nil {
+		return nil, err
+	}
+	return &encoders.Chat{Messages: messages, Tools: c.tools, Variables: c.kwargs}, nil
 }
 
 // requestTemplate returns the template for a chat: the request's own, which must be allowed, else the model's.
@@ -550,7 +578,8 @@ func hasNonFinite(text string) bool {
 	return strings.Contains(text, "NaN") || strings.Contains(text, "Infinity")
 }
 
-// vllmDeveloperTools returns a developer message's tools; nil, Python's None, without tools.
+// vllmDeveloperTools returns a developer message's tools; nil, Python's None, without tools. If one of them is not of
+// OpenAI's type, pydantic takes the message for one that has no tools, and leaves all as they are.
 func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
 	value := field(message, "tools")
 	if value == nil {
@@ -567,11 +596,27 @@ func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
 		if !ok {
 			return nil, errRefused("a developer message's tools[%d] has no function", i)
 		}
+		if !isFunctionTool(tool, function) {
+			return given, nil
+		}
 		tool = inOrder(tool, "function", "type")
 		tool.Set("function", inOrder(function, "name", "description", "parameters", "strict"))
 		tools[i] = tool
 	}
 	return chattemplate.NewList(tools...), nil
+}
+
+// isFunctionTool reports whether a tool with this function is of OpenAI's type.
+func isFunctionTool(tool, function *chattemplate.Dict) bool {
+	_, named := get[string](function, "name")
+	description, described := function.Get("description")
+	_, isText := description.(string)
+	parameters, given := function.Get("parameters")
+	_, isObject := parameters.(*chattemplate.Dict)
+	strict := field(function, "strict")
+	_, isBool := strict.(bool)
+	return field(tool, "type") == "function" && named && (isText || !described) && (isObject || !given) &&
+		(isBool || strict == nil)
 }
 
 // developerToSystem turns developer messages into system messages. If there then is a system message that is not the

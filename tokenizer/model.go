@@ -16,6 +16,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
+	"kvepp/tokenizer/encoders"
 )
 
 // The reasons why a request has no token ids here. The router then routes it by load.
@@ -37,6 +38,8 @@ type Model struct {
 	chat, chatTools *chatTemplate
 	// dynamo renders chats if the engine is Dynamo; else it is nil.
 	dynamo *dynamoChat
+	// native encodes chats as the engine's own code does, without a template; nil if the engine uses a template.
+	native *encoders.Encoder
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
 	// modelType and architecture are those of config.json; empty without that file.
@@ -126,6 +129,7 @@ func Load(dir string, o Options) (*Model, error) {
 	if m.options.Engine == Dynamo {
 		m.dynamo = m.newDynamoChat()
 	}
+	m.native = m.chooseNative()
 	m.messages = m.probeMessages()
 	m.makeFamily()
 	return m, nil
@@ -254,7 +258,7 @@ func (m *Model) readModelConfig(dir string) error {
 func (m *Model) rebuiltAsLlama(class string) bool {
 	isLlama := class == `"LlamaTokenizerFast"` || class == `"LlamaTokenizer"`
 	switch m.modelType {
-	case "", "deepseek_v2", "deepseek_v3", "mistral":
+	case "", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "mistral":
 		return false
 	}
 	return isLlama && m.encoder.ByteLevel()

@@ -19,6 +19,9 @@ type rules struct {
 	// keepsLateSystem: /v1/responses leaves later system messages in their place if the template shows them there.
 	// Source: SGLang 0.5.22, serving_responses, _construct_input_messages.
 	keepsLateSystem bool
+	// hidesTools: a tool_choice of none hides the tools from encoders that are not templates, too.
+	// Source: SGLang 0.5.22, serving_chat, _apply_jinja_template.
+	hidesTools bool
 	// toolsAsSent: a tool's function keeps the client's order of keys and has no strict unless the client sent one.
 	// Messages may have the role root and the field prefix, and an effort may be ultra.
 	// Source: SGLang 0.5.23, entrypoints/openai/protocol.
@@ -31,8 +34,8 @@ var releases = map[Engine][]release{
 	VLLM: {{version: "0.33.0"}},
 	SGLang: {
 		{version: "0.5.21"},
-		{version: "0.5.22", rules: rules{keepsLateSystem: true}},
-		{version: "0.5.23", rules: rules{keepsLateSystem: true, toolsAsSent: true}},
+		{version: "0.5.22", rules: rules{keepsLateSystem: true, hidesTools: true}},
+		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, toolsAsSent: true}},
 	},
 	TRTLLM: {{version: "1.3"}},
 	Dynamo: {{version: "1.6.1"}},
@@ -166,6 +169,7 @@ func (m *Model) makeFamily() {
 		if m.family[i] == nil {
 			variant := *m
 			variant.release = r
+			variant.native = variant.chooseNative()
 			variant.messages = variant.probeMessages()
 			m.family[i] = &variant
 		}

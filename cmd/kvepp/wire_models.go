@@ -165,6 +165,8 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 		_, err = model.Tokenize(context.Background(), chat)
 	}
 	switch {
+	case err == nil && model.ChatEncoder() != "":
+		return slog.LevelInfo, "none needed: chats are encoded like " + model.ChatEncoder()
 	case err == nil:
 		return slog.LevelInfo, "yes"
 	case errors.Is(err, tokenizer.ErrNoChatTemplate):

@@ -205,16 +205,26 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 				AboutChat,
 				Wrong,
 				templateFix,
-				"the ids of a chat%s differ from the engine's at token %d of %d: no block from there on would match",
+				"the ids of a chat%s%s differ from the engine's at token %d of %d: no block from there on would match",
 				sample.without,
+				encodedLike(model),
 				at,
 				len(engineIDs[0]),
 			)
 			return
 		}
-		q.report(AboutChat, OK, "", "the %d token ids of a chat%s equal the engine's", len(own), sample.without)
+		q.report(AboutChat, OK, "", "the %d token ids of a chat%s%s equal the engine's", len(own), sample.without,
+			encodedLike(model))
 		return
 	}
+}
+
+// encodedLike names the code that takes the place of a chat template; "" for a template.
+func encodedLike(model *tokenizer.Model) string {
+	if name := model.ChatEncoder(); name != "" {
+		return ", encoded without a template like " + name + ","
+	}
+	return ""
 }
 
 // difference returns the index of the first token that differs; -1 if all are equal.

@@ -6,7 +6,8 @@ choice of a template's content format, and Transformers' rendering.
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
 "effort_map": {...} if they are set, with SGLang's "reasoning_parser" if it has one, and with "messages" or "responses": true if the
-body is for these APIs; and answers {"text": ..., "ids": [...]} or {"error": ...};
+body is for these APIs, and with "encoder" if the engine encodes the chat without a template: the tokenizer mode of vLLM, or the
+architecture and the type of the model, by which SGLang chooses; and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
@@ -44,14 +45,21 @@ REAL = {
         "vllm.renderers.chat_utils.item_tracker",
         "vllm.renderers.chat_utils.tool_call",
         "vllm.renderers.chat_utils.types",
+        "vllm.renderers.deepseek_v32",
         "vllm.renderers.hf",
         "vllm.renderers.params",
+        "vllm.tokenizers.deepseek_v32",
+        "vllm.tokenizers.deepseek_v32_encoding",
         "vllm.tool_parsers.utils",
         "vllm.utils.func_utils",
     ],
     "sglang": [
         "sglang.srt.entrypoints.anthropic.protocol",
         "sglang.srt.entrypoints.anthropic.serving",
+        "sglang.srt.entrypoints.openai.chat_encoding",
+        "sglang.srt.entrypoints.openai.encoding_dsv32",
+        "sglang.srt.entrypoints.openai.encoding_dsv4",
+        "sglang.srt.entrypoints.openai.encoding_dsv41",
         "sglang.srt.entrypoints.openai.parallel_prompt_encode",
         "sglang.srt.entrypoints.openai.protocol",
         "sglang.srt.entrypoints.openai.responses_adapters",
@@ -184,7 +192,7 @@ class VLLM:
 
         item_tracker.BaseMultiModalItemTracker.model_cls = property(
             lambda tracker: types.SimpleNamespace(get_placeholder_str=self.placeholder))
-        self.placeholder = None
+        self.placeholder = self.encoder = None
 
     def parse(self, module):
         with open(self.models + module + ".py") as file:
@@ -221,6 +229,22 @@ class VLLM:
     def detect(self, template):
         return self.hf._detect_content_format(template, default="string")
 
+    # The tokenizer mode of an encoder, its renderer's module and class, and what wraps the tokenizer for it.
+    ENCODERS = {"deepseek_v32": ("deepseek_v32", "DeepseekV32Renderer", "get_deepseek_v32_tokenizer")}
+
+    def encode_chat(self, request, params):
+        """What the renderer of the tokenizer mode in self.encoder does, with the engine's own encoder below it."""
+        module, name, wrap = self.ENCODERS[self.encoder]
+        renderers = importlib.import_module("vllm.renderers." + module)
+        renderers.parse_dec_only_prompt = lambda prompt: {"prompt": prompt}
+        renderer = object.__new__(getattr(renderers, name))
+        wrapped = getattr(importlib.import_module("vllm.tokenizers." + self.encoder), wrap)(self.tokenizer)
+        renderer.__dict__.update(model_config=self.config, get_tokenizer=lambda: wrapped)
+        prompt = renderer.render_messages(request.messages, params)[1]
+        if prompt.get("multi_modal_data"):
+            raise ValueError("media")
+        return prompt["prompt"]
+
     def messages(self, template, given_format, defaults, body, flags):
         """After AnthropicServingMessages.create_messages."""
         import asyncio
@@ -256,9 +280,9 @@ class VLLM:
         request.chat_template = None
         return self.chat(request, given_format, defaults, architecture, tools=tools, effort_map=effort_map)
 
-    def text(self, template, given_format, defaults, body, messages=False, responses=False, **flags):
+    def text(self, template, given_format, defaults, body, messages=False, responses=False, encoder=None, **flags):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
-        self.tokenizer.chat_template = template
+        self.tokenizer.chat_template, self.encoder = template, encoder
         if messages:
             return self.messages(template, given_format, defaults, body, flags)
         if responses:
@@ -276,6 +300,10 @@ class VLLM:
             tools = [tool.model_dump() for tool in request.tools] if shown else None
         self.placeholder = self.placeholder_of(architecture) if architecture else None
         self.hf._CONTENT_FORMATS.clear()
+        if self.encoder:
+            params = request.build_chat_params(None, "auto", *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
+            prompt = self.encode_chat(request, params)
+            return prompt, self.encode(request, prompt)
         params = request.build_chat_params(None, given_format, *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
@@ -318,6 +346,12 @@ class SGLang:
     def __init__(self, sources, tokenizer):
         stand_in("sglang", sources)
         import sglang.srt.entrypoints.openai.protocol as protocol
+
+        for name in ("chat_encoding", "encoding_dsv32", "encoding_dsv4", "encoding_dsv41"):
+            try:  # before the modules that ask their package for these, which would make stubs
+                importlib.import_module("sglang.srt.entrypoints.openai." + name)
+            except ModuleNotFoundError:  # this version has no such encoder
+                pass
         import sglang.srt.entrypoints.openai.serving_chat as serving_chat
         import sglang.srt.parser.jinja_template_utils as utils
         import sglang.srt.parser.template_detection as detection
@@ -375,18 +409,26 @@ class SGLang:
         serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False)
         return None, list(asyncio.run(serving._make_request(request, None, self.tokenizer))[2][0])
 
-    def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None):
+    def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None, encoder=None):
         """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
-        manager.jinja_template_content_format = self.detect(template)
-        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
+        manager.jinja_template_content_format = self.detect(template or "")
+        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template or "")
         self.serving.default_chat_template_kwargs = defaults or {}
         self.serving.supports_inline_system = self.detection.detect_inline_system_support(template)
+        self.serving.chat_encoding_spec = None
+        if encoder:
+            config = types.SimpleNamespace(architectures=[encoder[0]], model_type=encoder[1])
+            self.serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False, hf_config=config)
+            self.serving.chat_encoding_spec = self.serving._resolve_chat_encoding_spec()
+            assert self.serving.chat_encoding_spec
+            if hasattr(self.serving, "_resolve_inline_system_support"):
+                self.serving.supports_inline_system = self.serving._resolve_inline_system_support()
         if hasattr(self.serving, "_chat_template_reads_reasoning_content"):
             self.serving._template_reads_reasoning_content = self.serving._chat_template_reads_reasoning_content()
         self.serving.reasoning_parser = reasoning_parser
-        manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser else None
+        manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser and template else None
         if responses:
             return self.responses(body)
         request = self.messages(body) if messages else self.request.model_validate(body)
@@ -410,8 +452,8 @@ class SGLang:
 
         manager = self.serving.template_manager
         self.tokenizer.chat_template = template
-        manager.jinja_template_content_format = self.detect(template)
-        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
+        manager.jinja_template_content_format = self.detect(template or "")
+        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template or "")
         self.serving.default_chat_template_kwargs = defaults or {}
         serving = serving_tokenize.OpenAIServingTokenize.__new__(serving_tokenize.OpenAIServingTokenize)
         serving.tokenizer_manager, serving.chat_serving = self.serving.tokenizer_manager, self.serving
@@ -573,8 +615,8 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages", "responses", "reasoning_parser") if name in asked}
-                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
+                more = {name: asked[name] for name in ("architecture", "encoder", "exclude_tools", "effort_map", "messages", "responses", "reasoning_parser") if name in asked}
+                text, ids = engine.text(asked.get("template"), asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}

@@ -1,0 +1,168 @@
+package parity
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/tokenizer"
+)
+
+var encoderChats = flag.Int("encoder-chats", 500, "chats that TestEncoders compares for each encoder and version")
+
+// encoderCase is a model that an engine encodes without a Jinja template.
+type encoderCase struct {
+	engine       tokenizer.Engine
+	architecture string
+	modelType    string
+	// asked is what engines.py wants for it: vLLM's tokenizer mode; nil for SGLang, which looks at the model.
+	asked any
+	// since and until are the first and the last of the engine's versions that encode so; "" for all.
+	since, until string
+}
+
+var encoderCases = []encoderCase{
+	{engine: tokenizer.VLLM, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32", asked: "deepseek_v32"},
+	{engine: tokenizer.SGLang, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32"},
+}
+
+// applies reports whether the case is one of a version's.
+func (c encoderCase) applies(version string) bool {
+	all := tokenizer.Versions(c.engine)
+	at := slices.Index(all, version)
+	return (c.since == "" || at >= slices.Index(all, c.since)) && (c.until == "" || at <= slices.Index(all, c.until))
+}
+
+// TestEncoders compares chats of models that engines encode with code of their own with that code, over each API. The
+// chats are random: tools, tool calls, reasoning, parts, thinking switches, messages to continue.
+func TestEncoders(t *testing.T) {
+	chats := *encoderChats
+	if testing.Short() {
+		t.Log("make parity runs the engines' own encoders")
+		return
+	}
+	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+		for _, version := range compared(t, engine) {
+			t.Run(string(engine)+"/"+version, func(t *testing.T) { compareEncoders(t, engine, version, chats) })
+		}
+	}
+}
+
+func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chats int) {
+	const folder = "../../test/models/tiny-sentencepiece" // its prompts begin with a special token
+	type question struct {
+		Body      json.RawMessage `json:"body"`
+		Messages  bool            `json:"messages"`
+		Responses bool            `json:"responses"`
+		Encoder   any             `json:"encoder"`
+		path      string
+		model     *tokenizer.Model
+	}
+	var questions []any
+	for _, c := range encoderCases {
+		if c.engine != engine || !c.applies(version) {
+			continue
+		}
+		m, err := tokenizer.Load(encoderFolder(t, folder, c), tokenizer.Options{Engine: engine, Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := c.asked
+		if asked == nil {
+			asked = []string{c.architecture, c.modelType}
+		}
+		g := &chatGenerator{Rand: rand.New(rand.NewPCG(21, 5)), engine: engine}
+		for i := range chats {
+			q := question{Encoder: asked, model: m, path: "/v1/chat/completions"}
+			var body map[string]any
+			switch {
+			case i%7 == 5:
+				q.Messages, q.path, body = true, "/v1/messages", g.messages()
+			case i%7 == 6:
+				q.Responses, q.path, body = true, "/v1/responses", g.responses()
+			default:
+				body = g.chat()
+			}
+			if q.Body, err = json.Marshal(body); err != nil {
+				t.Fatal(err)
+			}
+			questions = append(questions, q)
+		}
+	}
+	type result struct{ equal, refused, unknown, wrong int }
+	results := map[string]*result{}
+	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
+		q, _ := questions[i].(question)
+		name := q.model.ChatEncoder() + q.path
+		r := results[name]
+		if r == nil {
+			r = &result{}
+			results[name] = r
+		}
+		if answer.Error != "" {
+			r.refused++
+			continue
+		}
+		request, err := apibody.ParseRequest(q.path, q.Body)
+		if err != nil {
+			t.Errorf("%s: %v", q.Body, err)
+			continue
+		}
+		prompts, err := q.model.Prompts(t.Context(), request)
+		switch {
+		case err != nil && tokenizer.IsUnknown(err):
+			r.unknown++
+		case err != nil || engine == tokenizer.VLLM && prompts[0].Text != answer.Text ||
+			!slices.Equal(prompts[0].IDs, answer.IDs):
+			if r.wrong++; r.wrong <= 5 {
+				t.Errorf("%s: %s\n got %+v, %v\nwant %q", name, q.Body, prompts, err, answer.Text)
+			}
+		default:
+			r.equal++
+		}
+	}
+	for name, r := range results {
+		t.Logf("%s %s, %s: %d equal, %d refused by the engine, %d not known here, %d differ",
+			engine, version, name, r.equal, r.refused, r.unknown, r.wrong)
+		if r.wrong > 0 || r.equal < 2*r.unknown || r.equal < r.refused/4 || r.equal == 0 {
+			t.Errorf("%s: differences, or too few results are equal for a conclusion", name)
+		}
+		count(r.equal+r.wrong, 0, r.wrong)
+	}
+}
+
+// encoderFolder returns a folder with the tokenizer of another, and with the configuration of a case.
+func encoderFolder(t *testing.T, of string, c encoderCase) string {
+	t.Helper()
+	folder := t.TempDir()
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+		raw, err := os.ReadFile(filepath.Join(of, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "tokenizer_config.json" {
+			var config map[string]any
+			if err := json.Unmarshal(raw, &config); err != nil {
+				t.Fatal(err)
+			}
+			delete(config, "chat_template")
+			if raw, err = json.Marshal(config); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), raw, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := fmt.Sprintf(`{"architectures":[%q],"model_type":%q}`, c.architecture, c.modelType)
+	if err := os.WriteFile(filepath.Join(folder, "config.json"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}

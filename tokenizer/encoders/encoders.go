@@ -1,0 +1,209 @@
+// Package encoders turns chats into prompts as engines do with code of their own, for models that have no Jinja
+// template or whose template the engine does not use.
+//
+// Each file holds one family of models. An Encoder is a pure function of a Chat: the messages, tools and variables as
+// the engine hands them to its encoder, so that this package does not know an API or a version's fields of messages.
+// Package tokenizer reads requests, chooses the Encoder by VLLM or SGLang, and turns its pieces into token ids.
+//
+// All functions may be called concurrently. They never change a Chat or its values.
+package encoders
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"kvepp/chattemplate"
+)
+
+// Chat is what an engine hands to its encoder.
+type Chat struct {
+	// Messages are objects, each a *chattemplate.Dict, as the engine converts the request's.
+	Messages []any
+	// Tools are the request's tools, in the form {"type", "function"}; nil for none.
+	Tools *chattemplate.List
+	// Variables are the chat template variables, those of the request and of the engine's flags; nil for none. They
+	// include reasoning_effort where the engine puts it there.
+	Variables *chattemplate.Dict
+	// MaxBytes bounds the prompt, in bytes; 0 means 16 MiB.
+	MaxBytes int
+}
+
+// Kind says how a Piece becomes token ids.
+type Kind uint8
+
+const (
+	// Text is text in which the names of special tokens stand for these tokens.
+	Text Kind = iota
+	// Ordinary is text in which nothing becomes a special token.
+	Ordinary
+	// Special is the name of one added token.
+	Special
+	// Media stands for an image, a video or sound. The ids from here on are not known.
+	Media
+)
+
+// Piece is a part of a prompt that is turned into token ids by itself.
+type Piece struct {
+	Kind Kind
+	Text string
+}
+
+// Encoder is one encoder of an engine.
+type Encoder struct {
+	// Name names it for people: the model and the engine's name for the encoder.
+	Name string
+	// WantsParts says that the engine hands over message content as a list of parts. Otherwise it is one string.
+	WantsParts bool
+	// AddsSpecial says that the engine encodes the prompt with the tokenizer's special tokens around it, also if the
+	// request says otherwise.
+	AddsSpecial bool
+	// KeepsLateSystem says that SGLang leaves later system messages in /v1/messages and /v1/responses in their place.
+	KeepsLateSystem bool
+	// Media says that Encode takes images, video and sound in parts of content, and marks the first by a piece of kind
+	// Media. Without it, chats with media are not encoded.
+	Media bool
+	// Encode returns a chat's prompt. Errors: Refused, Unknown, chattemplate.ErrLimit, ctx's error.
+	Encode func(ctx context.Context, chat *Chat) ([]Piece, error)
+}
+
+// Refused says why the engine answers a chat with an error.
+type Refused string
+
+func (e Refused) Error() string { return string(e) }
+
+// Unknown names a part of a chat whose effect on the engine's prompt is not known here.
+type Unknown string
+
+func (e Unknown) Error() string { return string(e) }
+
+func refused(format string, args ...any) error { return Refused(fmt.Sprintf(format, args...)) }
+
+// VLLM returns the encoder of vLLM for a model's architecture, the first of config.json's; nil if there is none here.
+// Source: vLLM 0.33.0, config/model, which chooses --tokenizer-mode by the architecture.
+func VLLM(architecture string) *Encoder {
+	return vllm[architecture]
+}
+
+var vllm = map[string]*Encoder{
+	"DeepseekV32ForCausalLM": {Name: "DeepSeek V3.2 (vLLM's deepseek_v32)", Encode: deepSeekV32VLLM},
+}
+
+// Model is what SGLang looks at when it chooses an encoder.
+type Model struct {
+	// Architecture is the first of config.json's architectures, and Type its model_type.
+	Architecture, Type string
+	// HasTemplate says that the tokenizer has a chat template.
+	HasTemplate bool
+}
+
+// SGLang returns the encoder of SGLang for a model; nil if there is none here. Source: SGLang 0.5.21 to 0.5.23,
+// entrypoints/openai/chat_encoding, resolve_chat_encoding_spec.
+func SGLang(model Model) *Encoder {
+	if strings.Contains(model.Architecture, "DeepseekV3") && !model.HasTemplate {
+		return &sglangDeepSeekV32
+	}
+	return nil
+}
+
+var sglangDeepSeekV32 = Encoder{
+	Name: "DeepSeek V3.2 (SGLang's dsv32)", AddsSpecial: true, Encode: deepSeekV32SGLang,
+}
+
+// maxBytes is the default of Chat.MaxBytes.
+const maxBytes = 16 << 20
+
+// prompt collects a prompt's text. It remembers the first error, after which it takes nothing more.
+type prompt struct {
+	ctx    context.Context
+	text   []byte
+	most   int
+	pieces []Piece
+	err    error
+}
+
+// newPrompt returns a prompt with room for the chat's texts.
+func newPrompt(ctx context.Context, chat *Chat) *prompt {
+	p := &prompt{ctx: ctx, most: chat.MaxBytes}
+	if p.most <= 0 {
+		p.most = maxBytes
+	}
+	size := 1 << 10
+	for _, item := range chat.Messages {
+		message, _ := item.(*chattemplate.Dict)
+		text, _ := get[string](message, "content")
+		size += len(text) + 64
+	}
+	p.text = make([]byte, 0, min(size, p.most))
+	return p
+}
+
+// add appends texts.
+func (p *prompt) add(texts ...string) {
+	for _, text := range texts {
+		if p.err != nil {
+			return
+		}
+		if len(p.text)+len(text) > p.most {
+			p.err = chattemplate.ErrLimit
+			return
+		}
+		p.text = append(p.text, text...)
+	}
+}
+
+// json appends a value as Python's json.dumps(value, ensure_ascii=False) prints it.
+func (p *prompt) json(value any) {
+	if p.err != nil {
+		return
+	}
+	if p.err = p.ctx.Err(); p.err != nil {
+		return
+	}
+	limits := chattemplate.Limits{OutputBytes: max(1, p.most-len(p.text))}
+	text, err := chattemplate.PythonJSON(p.ctx, value, chattemplate.JSONFormat{}, limits)
+	if err != nil {
+		p.err = err
+		return
+	}
+	p.add(text)
+}
+
+// done returns the prompt: one piece of text, if no piece was cut before.
+func (p *prompt) done() ([]Piece, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
+	return append(p.pieces, Piece{Text, unsafe.String(unsafe.SliceData(p.text), len(p.text))}), nil
+}
+
+// get returns a field if the object has it and its value is of type T.
+func get[T any](d *chattemplate.Dict, key string) (T, bool) {
+	v, _ := d.Get(key)
+	t, ok := v.(T)
+	return t, ok
+}
+
+// field returns a field's value; nil if it is absent or null.
+func field(d *chattemplate.Dict, name string) any { v, _ := d.Get(name); return v }
+
+// textField returns a field that is a text; "" if it is absent or null. Another value is an error.
+func textField(d *chattemplate.Dict, name string) (string, error) {
+	value := field(d, name)
+	text, ok := value.(string)
+	if value != nil && !ok {
+		return "", Unknown("a message's " + name + " that is not text")
+	}
+	return text, nil
+}
+
+// flag reports whether Python takes one of the named variables for true.
+func flag(variables *chattemplate.Dict, names ...string) bool {
+	for _, name := range names {
+		if chattemplate.Truth(field(variables, name)) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,166 @@
+package encoders
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"kvepp/chattemplate"
+)
+
+// chatOf reads a chat from JSON: {"messages": [...], "tools": [...], "kwargs": {...}}.
+func chatOf(t testing.TB, text string) *Chat {
+	t.Helper()
+	value, err := chattemplate.ParseJSON([]byte(text))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	body, _ := value.(*chattemplate.Dict)
+	messages, _ := get[*chattemplate.List](body, "messages")
+	chat := &Chat{Messages: messages.Items}
+	chat.Tools, _ = get[*chattemplate.List](body, "tools")
+	chat.Variables, _ = get[*chattemplate.Dict](body, "kwargs")
+	return chat
+}
+
+// encoded returns a chat's prompt as one text.
+func encoded(t testing.TB, e *Encoder, chat *Chat) (string, error) {
+	t.Helper()
+	pieces, err := e.Encode(t.Context(), chat)
+	var texts []string
+	for _, piece := range pieces {
+		texts = append(texts, piece.Text)
+	}
+	return strings.Join(texts, ""), err
+}
+
+// TestDeepSeekV32 shows what both engines make of a chat. test/parity compares with the engines' own code.
+func TestDeepSeekV32(t *testing.T) {
+	const call = `{"role":"assistant","content":"","tool_calls":[{"id":"c","type":"function","function":{"name":"f",` +
+		`"arguments":{"a":"x","b":[1,2.50,null]}}}]}`
+	const called = "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n" +
+		"<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" string=\"false\">[1, 2.5, null]</｜DSML｜parameter>\n" +
+		"</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+	for _, c := range []struct {
+		name, chat, vllm, sglang string // the prompts; "refused" if the engine answers an error
+	}{
+		{
+			"plain",
+			`{"messages":[{"role":"system","content":"s"},{"role":"user","content":"u"}]}`,
+			"<｜begin▁of▁sentence｜>s<｜User｜>u<｜Assistant｜></think>",
+			"<｜begin▁of▁sentence｜>s<｜User｜>u<｜Assistant｜></think>",
+		},
+		{
+			"thinking by either name",
+			`{"messages":[{"role":"user","content":"u"}],"kwargs":{"enable_thinking":true}}`,
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜><think>",
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜></think>",
+		},
+		{
+			"a call and its answer",
+			`{"messages":[{"role":"user","content":"u"},` + call + `,{"role":"tool","content":"r"}],` +
+				`"kwargs":{"thinking":true}}`,
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜><think></think>" + called +
+				"\n\n<function_results>\n<result>r</result>\n</function_results>\n\n<think>",
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜><think></think>" + called +
+				"\n\n<function_results>\n<result>r</result>\n</function_results>\n\n<think>",
+		},
+		{
+			"an answer without a call",
+			`{"messages":[{"role":"user","content":"u"},{"role":"tool","content":"r"}]}`, "refused", "refused",
+		},
+		{
+			"a first message that is a tool's looks at the last one",
+			`{"messages":[{"role":"tool","content":"r"},` + call + `]}`,
+			"<｜begin▁of▁sentence｜>\n\n<function_results>\n<result>r</result>\n</function_results>\n\n</think>" + called,
+			"refused",
+		},
+		{"another role", `{"messages":[{"role":"root","content":"u"}]}`, "refused", "refused"},
+		{
+			"a developer's message that thinking would drop",
+			`{"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}],"kwargs":{"thinking":true}}`,
+			"refused", "refused",
+		},
+	} {
+		const architecture = "DeepseekV32ForCausalLM"
+		for i, e := range []*Encoder{VLLM(architecture), SGLang(Model{Architecture: architecture})} {
+			got, err := encoded(t, e, chatOf(t, c.chat))
+			var refusal Refused
+			if errors.As(err, &refusal) {
+				got = "refused"
+			} else if err != nil {
+				t.Errorf("%s, %s: %v", c.name, e.Name, err)
+				continue
+			}
+			if want := []string{c.vllm, c.sglang}[i]; got != want {
+				t.Errorf("%s, %s:\n got %q\nwant %q", c.name, e.Name, got, want)
+			}
+		}
+	}
+}
+
+// TestBounds stops at the bound of the prompt, and at the end of the context.
+func TestBounds(t *testing.T) {
+	chat := chatOf(t, `{"messages":[{"role":"user","content":"`+strings.Repeat("x", 5000)+`"}]}`)
+	chat.Tools = chattemplate.NewList(chattemplate.DictOf("function", strings.Repeat("y", 5000)))
+	for _, e := range all() {
+		whole, err := encoded(t, e, chat)
+		if err != nil {
+			t.Fatalf("%s: %v", e.Name, err)
+		}
+		for _, most := range []int{1, 100, len(whole) - 1} {
+			limited := *chat
+			limited.MaxBytes = most
+			if _, err := encoded(t, e, &limited); !errors.Is(err, chattemplate.ErrLimit) {
+				t.Errorf("%s with %d of %d bytes: %v, want ErrLimit", e.Name, most, len(whole), err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := e.Encode(ctx, chat); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s after the end of its context: %v", e.Name, err)
+		}
+	}
+}
+
+// all returns every encoder.
+func all() []*Encoder {
+	every := []*Encoder{&sglangDeepSeekV32}
+	for _, e := range vllm {
+		every = append(every, e)
+	}
+	return every
+}
+
+// FuzzEncoders encodes chats twice with every encoder: the results are equal, and within the bound.
+func FuzzEncoders(f *testing.F) {
+	for _, seed := range []string{
+		`{"messages":[{"role":"user","content":"u"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
+		`{"messages":[{"role":"assistant","reasoning":"r","tool_calls":[{"id":"1","function":{"name":"f","arguments":` +
+			`{"a":[1,{}],"b":"s"}}}]},{"role":"tool","tool_call_id":"1","content":"x"}],"kwargs":{"thinking":true}}`,
+		`{"messages":[{"role":"developer","content":"d","tools":[{"function":1}]},{"role":"system","task":"title"}]}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image"}]},{"role":"tool"}]}`,
+		`{"messages":[]}`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		value, err := chattemplate.ParseJSON([]byte(text))
+		body, ok := value.(*chattemplate.Dict)
+		messages, isList := get[*chattemplate.List](body, "messages")
+		if err != nil || !ok || !isList {
+			return
+		}
+		chat := &Chat{Messages: messages.Items, MaxBytes: 1 << 20}
+		chat.Tools, _ = get[*chattemplate.List](body, "tools")
+		chat.Variables, _ = get[*chattemplate.Dict](body, "kwargs")
+		for _, e := range all() {
+			first, err := encoded(t, e, chat)
+			again, errAgain := encoded(t, e, chat)
+			if first != again || (err == nil) != (errAgain == nil) || len(first) > chat.MaxBytes {
+				t.Fatalf("%s: %q, %v, then %q, %v", e.Name, first, err, again, errAgain)
+			}
+		}
+	})
+}
