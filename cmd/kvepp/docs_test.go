@@ -25,6 +25,7 @@ import (
 
 // othersFlags are the flags of other programs that the pages name, by program. Flags that kvepp has too are not listed.
 var othersFlags = map[string]string{
+	"tokenizer-mode": "vLLM", "tool-call-parser": "SGLang",
 	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang",
 	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM",
@@ -122,6 +123,27 @@ func TestPagesNameFlags(t *testing.T) {
 	}
 }
 
+// addSourceMetrics adds the metrics that the sources name, without labels, to those that are there.
+func addSourceMetrics(t *testing.T, labels map[string]map[string]bool) {
+	t.Helper()
+	sources, err := filepath.Glob("../../internal/metrics/*.go")
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("no sources of metrics (%v)", err)
+	}
+	for _, source := range sources {
+		text, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, literal := range regexp.MustCompile(
+			`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
+			if labels[literal[1]] == nil && !strings.HasSuffix(source, "_test.go") {
+				labels[literal[1]] = map[string]bool{}
+			}
+		}
+	}
+}
+
 // TestPagesNameMetrics checks that the metrics and labels in pages exist.
 func TestPagesNameMetrics(t *testing.T) {
 	kvepp := reserve(t)
@@ -145,22 +167,7 @@ func TestPagesNameMetrics(t *testing.T) {
 			}
 		}
 	}
-	sources, err := filepath.Glob("../../internal/metrics/*.go")
-	if err != nil || len(sources) == 0 {
-		t.Fatalf("no sources of metrics (%v)", err)
-	}
-	for _, source := range sources {
-		text, err := os.ReadFile(source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, literal := range regexp.MustCompile(
-			`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
-			if labels[literal[1]] == nil && !strings.HasSuffix(source, "_test.go") {
-				labels[literal[1]] = map[string]bool{}
-			}
-		}
-	}
+	addSourceMetrics(t, labels)
 	labels["inference_pool_per_pod_queue_size"] = map[string]bool{} // has series only for engines whose load is known
 	names := slices.Collect(maps.Keys(labels))
 	exists := func(name string) bool {

@@ -40,7 +40,8 @@ func TestDeepSeekV32(t *testing.T) {
 	const call = `{"role":"assistant","content":"","tool_calls":[{"id":"c","type":"function","function":{"name":"f",` +
 		`"arguments":{"a":"x","b":[1,2.50,null]}}}]}`
 	const called = "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n" +
-		"<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" string=\"false\">[1, 2.5, null]</｜DSML｜parameter>\n" +
+		"<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n" +
+		"<｜DSML｜parameter name=\"b\" string=\"false\">[1, 2.5, null]</｜DSML｜parameter>\n" +
 		"</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
 	for _, c := range []struct {
 		name, chat, vllm, sglang string // the prompts; "refused" if the engine answers an error
