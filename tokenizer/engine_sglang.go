@@ -153,7 +153,7 @@ func (m *Model) sglangChatWith(
 	switch arch := m.architecture; {
 	case m.release.rules.toolsAsSent && m.sglangGoesPastTemplate(),
 		slices.Contains(sglangConversations, m.modelType),
-		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"),
+		m.modelType == "deepseek_v41", strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"),
 		strings.Contains(arch, "InklingForConditionalGeneration"):
 		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
 	case m.reencodesSGLang() && !m.encoder.RoundTrips():
@@ -223,9 +223,18 @@ func (m *Model) nativeSGLang(
 	if c.Variables, err = m.sglangKwargs(request); err != nil {
 		return nil, "", err
 	}
+	// A default reasoning_effort does not win over the request's here.
+	if effort, err := m.sglangRequestEffort(request); err != nil {
+		return nil, "", err
+	} else if effort != nil {
+		c.Variables.Set("reasoning_effort", effort)
+	}
 	for name, value := range further.All() {
 		name, _ := name.(string)
 		c.Variables.Set(name, value)
+	}
+	if c.Efforts = m.efforts4; request.API == apibody.ChatCompletions {
+		c.Task = field(request.Body, "task")
 	}
 	if c.Messages, err = convertMessages(request, m.sglangMessage, m.native.WantsParts); err != nil {
 		return nil, "", err
@@ -271,10 +280,6 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 		return nil, err
 	}
 	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
-	effort := firstField(reasoning, "effort", "reasoning_effort")
-	if effort == nil {
-		effort = field(request.Body, "reasoning_effort")
-	}
 	var thinking any // true, false, or nil if the request does not say
 	switch enabled := firstField(reasoning, "enabled", "enable").(type) {
 	case bool:
@@ -287,7 +292,8 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 			thinking = true
 		}
 	}
-	if effort, err = m.sglangEffort(effort); err != nil {
+	effort, err := m.sglangEffort(sglangEffortField(request))
+	if err != nil {
 		return nil, err
 	}
 	if effort != nil && request.API != apibody.Messages { // SGLang sets the effort of Messages after this point
@@ -330,6 +336,23 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 		}
 	}
 	return kwargs, nil
+}
+
+// sglangEffortField returns the reasoning effort that a request names outside its template variables; nil for none.
+func sglangEffortField(request *apibody.Request) any {
+	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
+	if effort := firstField(reasoning, "effort", "reasoning_effort"); effort != nil {
+		return effort
+	}
+	return field(request.Body, "reasoning_effort")
+}
+
+// sglangRequestEffort returns the request's reasoning effort; nil if it names none.
+func (m *Model) sglangRequestEffort(request *apibody.Request) (any, error) {
+	if own := field(request.ChatTemplateKwargs, "reasoning_effort"); own != nil {
+		return own, nil
+	}
+	return m.sglangEffort(sglangEffortField(request))
 }
 
 // sglangEffort reads a reasoning effort: a name, or a number from 0 to 0.99, which may be written as a string.

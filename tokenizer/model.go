@@ -40,6 +40,8 @@ type Model struct {
 	dynamo *dynamoChat
 	// native encodes chats as the engine's own code does, without a template; nil if the engine uses a template.
 	native *encoders.Encoder
+	// efforts4 is the wording of reasoning efforts that SGLang finds in a checkpoint of DeepSeek V4.
+	efforts4 encoders.Efforts
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
 	// modelType and architecture are those of config.json; empty without that file.
@@ -128,6 +130,9 @@ func Load(dir string, o Options) (*Model, error) {
 	}
 	if m.options.Engine == Dynamo {
 		m.dynamo = m.newDynamoChat()
+	}
+	if m.efforts4, err = readEfforts(dir); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
 	m.native = m.chooseNative()
 	m.messages = m.probeMessages()

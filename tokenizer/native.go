@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	"kvepp/chattemplate"
@@ -22,10 +25,42 @@ func (m *Model) chooseNative() *encoders.Encoder {
 		return encoders.VLLM(m.architecture)
 	case SGLang:
 		return encoders.SGLang(encoders.Model{
-			Architecture: m.architecture, Type: m.modelType, HasTemplate: m.chat != nil,
+			Architecture: m.architecture, Type: m.modelType, HasTemplate: m.chat != nil, Recipe: m.release.rules.recipe,
 		})
 	}
 	return nil
+}
+
+// effortsFile is the file of a checkpoint of DeepSeek V4 in which SGLang looks for the wording of reasoning efforts.
+const effortsFile = "encoding/encoding_dsv4.py"
+
+// The assignments at the file's top level that SGLang looks at. Source: SGLang 0.5.21, chat_encoding,
+// _detect_dsv4_reasoning_effort_profile.
+var (
+	effortsDefault = regexp.MustCompile(`(?m)^DEFAULT_REASONING_EFFORT\s*(:[^=\n]*)?=\s*["']low["']`)
+	effortsPrompts = regexp.MustCompile(`(?ms)^REASONING_EFFORT_PROMPTS\s*(:[^=\n]*)?=\s*\{(.*?)^\}`)
+)
+
+// readEfforts reads that file from a folder. A folder without it leaves the wording unknown.
+func readEfforts(dir string) (encoders.Efforts, error) {
+	raw, err := readFile(filepath.Join(dir, effortsFile), maxConfigFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return encoders.EffortsUnknown, nil
+	case err != nil:
+		return encoders.EffortsUnknown, err
+	}
+	prompts := effortsPrompts.FindSubmatch(raw)
+	if len(raw) <= 1<<20 && effortsDefault.Match(raw) && prompts != nil {
+		official := true
+		for _, name := range []string{"low", "high", "max"} {
+			official = official && regexp.MustCompile(`(?m)^\s*["']`+name+`["']\s*:`).Match(prompts[2])
+		}
+		if official {
+			return encoders.EffortsOfficial, nil
+		}
+	}
+	return encoders.EffortsPreview, nil // what SGLang takes for any other file
 }
 
 // ChatEncoder names the code that the engine turns the model's chats into prompts with, if it is not a chat template;

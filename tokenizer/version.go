@@ -22,6 +22,8 @@ type rules struct {
 	// hidesTools: a tool_choice of none hides the tools from encoders that are not templates, too.
 	// Source: SGLang 0.5.22, serving_chat, _apply_jinja_template.
 	hidesTools bool
+	// recipe: DeepSeek V4 is encoded by the package deepseek-recipe. Source: SGLang 0.5.23, chat_encoding_adapters.
+	recipe bool
 	// toolsAsSent: a tool's function keeps the client's order of keys and has no strict unless the client sent one.
 	// Messages may have the role root and the field prefix, and an effort may be ultra.
 	// Source: SGLang 0.5.23, entrypoints/openai/protocol.
@@ -35,7 +37,7 @@ var releases = map[Engine][]release{
 	SGLang: {
 		{version: "0.5.21"},
 		{version: "0.5.22", rules: rules{keepsLateSystem: true, hidesTools: true}},
-		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, toolsAsSent: true}},
+		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true}},
 	},
 	TRTLLM: {{version: "1.3"}},
 	Dynamo: {{version: "1.6.1"}},

@@ -12,7 +12,7 @@ var topLevelFields = map[string]chattemplate.JSONField{
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
 	"output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,
 	"prompt_token_ids_b64": 0,
-	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "thinking": 0,
+	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "task": 0, "thinking": 0,
 	"tool_choice":            0,
 	"tools":                  0,
 	"truncate_prompt_tokens": 0, "truncation": 0,

@@ -218,6 +218,9 @@ func (g *chatGenerator) conversation() []any {
 			if g.oneIn(10) {
 				m["name"] = "Ann"
 			}
+			if g.engine == tokenizer.VLLM && g.oneIn(12) {
+				m["task"] = choose(g, "action", "query", "read_url", "other")
+			}
 			messages = append(messages, m)
 		}
 		if g.oneIn(15) {
@@ -280,6 +283,9 @@ func (g *chatGenerator) chat() object {
 	}
 	if g.oneIn(10) {
 		body["add_special_tokens"] = g.oneIn(2)
+	}
+	if g.engine == tokenizer.SGLang && g.oneIn(10) {
+		body["task"] = choose(g, "action", "query", "title")
 	}
 	if g.oneIn(10) {
 		body["response_format"] = object{"type": "json_object"}

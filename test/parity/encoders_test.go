@@ -23,6 +23,8 @@ type encoderCase struct {
 	modelType    string
 	// asked is what engines.py wants for it: vLLM's tokenizer mode; nil for SGLang, which looks at the model.
 	asked any
+	// checkpoint is encoding/encoding_dsv4.py, in which SGLang looks for the wording of efforts; "" for no such file.
+	checkpoint string
 	// since and until are the first and the last of the engine's versions that encode so; "" for all.
 	since, until string
 }
@@ -30,6 +32,12 @@ type encoderCase struct {
 var encoderCases = []encoderCase{
 	{engine: tokenizer.VLLM, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32", asked: "deepseek_v32"},
 	{engine: tokenizer.SGLang, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32"},
+	{engine: tokenizer.VLLM, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", asked: "deepseek_v4"},
+	{engine: tokenizer.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
+		checkpoint: "REASONING_EFFORT_MAX = (\n    \"x\"\n)\n"},
+	{engine: tokenizer.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
+		checkpoint: "REASONING_EFFORT_PROMPTS: Dict[str, str] = {\n    \"low\": \"\",\n    \"high\": (\n" +
+			"        \"x\"\n    ),\n    'max': \"y\",\n}\nDEFAULT_REASONING_EFFORT = \"low\"\n"},
 }
 
 // applies reports whether the case is one of a version's.
@@ -69,13 +77,14 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 		if c.engine != engine || !c.applies(version) {
 			continue
 		}
-		m, err := tokenizer.Load(encoderFolder(t, folder, c), tokenizer.Options{Engine: engine, Version: version})
+		loaded := encoderFolder(t, folder, c)
+		m, err := tokenizer.Load(loaded, tokenizer.Options{Engine: engine, Version: version})
 		if err != nil {
 			t.Fatal(err)
 		}
 		asked := c.asked
 		if asked == nil {
-			asked = []string{c.architecture, c.modelType}
+			asked = []string{c.architecture, c.modelType, loaded}
 		}
 		g := &chatGenerator{Rand: rand.New(rand.NewPCG(21, 5)), engine: engine}
 		for i := range chats {
@@ -157,6 +166,15 @@ func encoderFolder(t *testing.T, of string, c encoderCase) string {
 			}
 		}
 		if err := os.WriteFile(filepath.Join(folder, name), raw, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.checkpoint != "" {
+		if err := os.Mkdir(filepath.Join(folder, "encoding"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(folder, "encoding", "encoding_dsv4.py")
+		if err := os.WriteFile(path, []byte(c.checkpoint), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -46,10 +46,13 @@ REAL = {
         "vllm.renderers.chat_utils.tool_call",
         "vllm.renderers.chat_utils.types",
         "vllm.renderers.deepseek_v32",
+        "vllm.renderers.deepseek_v4",
         "vllm.renderers.hf",
         "vllm.renderers.params",
         "vllm.tokenizers.deepseek_v32",
         "vllm.tokenizers.deepseek_v32_encoding",
+        "vllm.tokenizers.deepseek_v4",
+        "vllm.tokenizers.deepseek_v4_encoding",
         "vllm.tool_parsers.utils",
         "vllm.utils.func_utils",
     ],
@@ -230,7 +233,10 @@ class VLLM:
         return self.hf._detect_content_format(template, default="string")
 
     # The tokenizer mode of an encoder, its renderer's module and class, and what wraps the tokenizer for it.
-    ENCODERS = {"deepseek_v32": ("deepseek_v32", "DeepseekV32Renderer", "get_deepseek_v32_tokenizer")}
+    ENCODERS = {
+        "deepseek_v32": ("deepseek_v32", "DeepseekV32Renderer", "get_deepseek_v32_tokenizer"),
+        "deepseek_v4": ("deepseek_v4", "DeepseekV4Renderer", "get_deepseek_v4_tokenizer"),
+    }
 
     def encode_chat(self, request, params):
         """What the renderer of the tokenizer mode in self.encoder does, with the engine's own encoder below it."""
@@ -357,7 +363,9 @@ class SGLang:
         import sglang.srt.parser.template_detection as detection
 
         self.detection = detection
-        serving_chat.envs = types.SimpleNamespace(SGLANG_DEFAULT_THINKING=types.SimpleNamespace(get=lambda: False))
+        serving_chat.envs = types.SimpleNamespace(
+            SGLANG_DEFAULT_THINKING=types.SimpleNamespace(get=lambda: False),
+            SGLANG_DSV4_REASONING_EFFORT=types.SimpleNamespace(get=lambda: None))
         serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
         serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
         serving_chat.get_json_schema_constraint = lambda *args, **kwargs: None
@@ -382,7 +390,14 @@ class SGLang:
                 SGLANG_PARALLEL_PROMPT_ENCODE=types.SimpleNamespace(get=lambda: True),
                 SGLANG_PARALLEL_PROMPT_ENCODE_MIN_CHARS=types.SimpleNamespace(get=lambda: 256))
         serving._chat_template_cache = collections.OrderedDict()
-        self.serving = serving
+        self.serving, self.efforts = serving, {}
+
+    def efforts_of(self, folder):
+        import sglang.srt.entrypoints.openai.chat_encoding as chat_encoding
+
+        if folder not in self.efforts:
+            self.efforts[folder] = chat_encoding.resolve_dsv4_reasoning_effort_profile(model_path=folder)
+        return self.efforts[folder]
 
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
@@ -423,6 +438,8 @@ class SGLang:
             self.serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False, hf_config=config)
             self.serving.chat_encoding_spec = self.serving._resolve_chat_encoding_spec()
             assert self.serving.chat_encoding_spec
+            if self.serving.chat_encoding_spec == "dsv4" and len(encoder) > 2:  # with a checkpoint's folder
+                self.serving._dsv4_reasoning_effort_profile = self.efforts_of(encoder[2])
             if hasattr(self.serving, "_resolve_inline_system_support"):
                 self.serving.supports_inline_system = self.serving._resolve_inline_system_support()
         if hasattr(self.serving, "_chat_template_reads_reasoning_content"):

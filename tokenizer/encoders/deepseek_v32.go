@@ -191,7 +191,7 @@ func (p *prompt) ds32Message(messages []dsMessage, at, last, asker int, thinking
 		p.add(m.content)
 		if len(m.calls) > 0 {
 			p.add("\n\n<" + dsml + "function_calls>\n")
-			p.dsInvocations(m.calls)
+			p.dsInvocations(m.calls, dsMarkupV32)
 			p.add("\n</" + dsml + "function_calls>")
 		}
 		p.add(dsEnd)

@@ -83,12 +83,12 @@ func listField(d *chattemplate.Dict, name string) (*chattemplate.List, error) {
 }
 
 // dsInvocations appends tool calls, without the block around them.
-func (p *prompt) dsInvocations(calls []dsCall) {
+func (p *prompt) dsInvocations(calls []dsCall, m dsMarkup) {
 	for i, call := range calls {
 		if i > 0 {
 			p.add("\n")
 		}
-		p.add("<"+dsml+`invoke name="`, call.name, "\">\n")
+		p.add("<"+dsml, m.invoke, ` name="`, call.name, "\">\n")
 		first := true
 		for key, value := range call.arguments.All() {
 			if !first {
@@ -97,16 +97,16 @@ func (p *prompt) dsInvocations(calls []dsCall) {
 			first = false
 			name, _ := key.(string)
 			text, isText := value.(string)
-			p.add("<"+dsml+`parameter name="`, name)
+			p.add("<"+dsml, m.parameter, ` name="`, name)
 			if isText {
 				p.add(`" string="true">`, text)
 			} else {
 				p.add(`" string="false">`)
 				p.json(value)
 			}
-			p.add("</" + dsml + "parameter>")
+			p.add("</"+dsml, m.parameter, ">")
 		}
-		p.add("\n</" + dsml + "invoke>")
+		p.add("\n</"+dsml, m.invoke, ">")
 	}
 }
 

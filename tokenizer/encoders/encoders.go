@@ -26,9 +26,24 @@ type Chat struct {
 	// Variables are the chat template variables, those of the request and of the engine's flags; nil for none. They
 	// include reasoning_effort where the engine puts it there.
 	Variables *chattemplate.Dict
+	// Task is the request's own task, by which SGLang's DeepSeek V4 classifies the chat; nil for none.
+	Task any
+	// Efforts is the wording of reasoning efforts that SGLang finds in the checkpoint of DeepSeek V4.
+	Efforts Efforts
 	// MaxBytes bounds the prompt, in bytes; 0 means 16 MiB.
 	MaxBytes int
 }
+
+// Efforts is a wording of reasoning efforts. Source: SGLang 0.5.21, chat_encoding, which looks for it in the
+// checkpoint's encoding/encoding_dsv4.py.
+type Efforts uint8
+
+// The wordings that SGLang knows.
+const (
+	EffortsUnknown Efforts = iota
+	EffortsPreview
+	EffortsOfficial
+)
 
 // Kind says how a Piece becomes token ids.
 type Kind uint8
@@ -88,6 +103,14 @@ func VLLM(architecture string) *Encoder {
 
 var vllm = map[string]*Encoder{
 	"DeepseekV32ForCausalLM": {Name: "DeepSeek V3.2 (vLLM's deepseek_v32)", Encode: deepSeekV32VLLM},
+	"DeepseekV4ForCausalLM":  &vllmDeepSeekV4,
+	"DeepseekV4ForConditionalGeneration": {
+		Name: vllmDeepSeekV4.Name, WantsParts: true, Media: true, Encode: deepSeekV4VLLM,
+	},
+}
+
+var vllmDeepSeekV4 = Encoder{
+	Name: "DeepSeek V4 (vLLM's deepseek_v4)", WantsParts: true, Encode: deepSeekV4VLLM,
 }
 
 // Model is what SGLang looks at when it chooses an encoder.
@@ -96,15 +119,29 @@ type Model struct {
 	Architecture, Type string
 	// HasTemplate says that the tokenizer has a chat template.
 	HasTemplate bool
+	// Recipe says that this version encodes DeepSeek V4 with the package deepseek-recipe.
+	Recipe bool
 }
 
 // SGLang returns the encoder of SGLang for a model; nil if there is none here. Source: SGLang 0.5.21 to 0.5.23,
 // entrypoints/openai/chat_encoding, resolve_chat_encoding_spec.
 func SGLang(model Model) *Encoder {
-	if strings.Contains(model.Architecture, "DeepseekV3") && !model.HasTemplate {
+	switch arch := model.Architecture; {
+	case model.Type == "deepseek_v41" || strings.Contains(arch, "DeepseekV41"):
+		return nil
+	case strings.Contains(arch, "DeepseekV4"):
+		if model.Recipe {
+			return nil
+		}
+		return &sglangDeepSeekV4
+	case strings.Contains(arch, "DeepseekV3") && !model.HasTemplate:
 		return &sglangDeepSeekV32
 	}
 	return nil
+}
+
+var sglangDeepSeekV4 = Encoder{
+	Name: "DeepSeek V4 (SGLang's dsv4)", AddsSpecial: true, Encode: deepSeekV4SGLang,
 }
 
 var sglangDeepSeekV32 = Encoder{
@@ -119,7 +156,9 @@ type prompt struct {
 	ctx    context.Context
 	text   []byte
 	most   int
-	pieces []Piece
+	pieces []Piece // those before text[cut:]
+	cut    int
+	media  bool // see Encoder.Media
 	err    error
 }
 
@@ -153,6 +192,20 @@ func (p *prompt) add(texts ...string) {
 	}
 }
 
+// content appends a message's text. The token of an image in it, which only dsFlatten puts there, cuts the prompt.
+func (p *prompt) content(text string) {
+	for p.media && p.err == nil {
+		before, after, found := strings.Cut(text, dsImage)
+		if !found {
+			break
+		}
+		p.add(before)
+		p.pieces = append(p.pieces, Piece{Text, string(p.text[p.cut:])}, Piece{Media, dsImage})
+		p.cut, text = len(p.text), after
+	}
+	p.add(text)
+}
+
 // json appends a value as Python's json.dumps(value, ensure_ascii=False) prints it.
 func (p *prompt) json(value any) {
 	if p.err != nil {
@@ -175,7 +228,8 @@ func (p *prompt) done() ([]Piece, error) {
 	if p.err != nil {
 		return nil, p.err
 	}
-	return append(p.pieces, Piece{Text, unsafe.String(unsafe.SliceData(p.text), len(p.text))}), nil
+	last := p.text[p.cut:]
+	return append(p.pieces, Piece{Text, unsafe.String(unsafe.SliceData(last), len(last))}), nil
 }
 
 // get returns a field if the object has it and its value is of type T.

@@ -3,6 +3,7 @@ package encoders
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,6 +102,87 @@ func TestDeepSeekV32(t *testing.T) {
 	}
 }
 
+// TestDeepSeekV4 shows what both engines make of a chat. test/parity compares with the engines' own code.
+func TestDeepSeekV4(t *testing.T) {
+	const called = `{"messages":[{"role":"user","content":"u"},{"role":"assistant","content":"a","tool_calls":[` +
+		`{"id":"1","function":{"name":"f","arguments":{}}},{"id":"2","function":{"name":"g","arguments":{"x":1}}}]},` +
+		`{"role":"tool","tool_call_id":"2","content":"two"},{"role":"tool","tool_call_id":"1","content":"one"},` +
+		`{"role":"user","content":"v"}],"kwargs":{"thinking":false}}`
+	const calledPrompt = "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜></think>a\n\n<｜DSML｜tool_calls>\n" +
+		"<｜DSML｜invoke name=\"f\">\n\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n" +
+		"<｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n" +
+		"</｜DSML｜tool_calls><｜end▁of▁sentence｜><｜User｜><tool_result>one</tool_result>\n\n" +
+		"<tool_result>two</tool_result>\n\nv<｜Assistant｜></think>"
+	for _, c := range []struct {
+		name, chat, vllm, sglang string // the prompts; "refused" and "unknown" for errors
+	}{
+		{"results in the order of the calls", called, calledPrompt, calledPrompt},
+		{
+			"thinking by default on vLLM",
+			`{"messages":[{"role":"user","content":"u"}],"kwargs":{"reasoning_effort":"low"}}`,
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜><think>",
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜></think>",
+		},
+		{
+			"an effort of a checkpoint that is not known",
+			`{"messages":[{"role":"user","content":"u"}],"kwargs":{"thinking":true,"reasoning_effort":"max"}}`,
+			"<｜begin▁of▁sentence｜>" + dsEffortMax + "<｜User｜>u<｜Assistant｜><think>", "unknown",
+		},
+		{
+			"a task",
+			`{"messages":[{"role":"user","content":"u","task":"title"}],"kwargs":{"thinking":false}}`,
+			"<｜begin▁of▁sentence｜><｜User｜>u<｜title｜>", "<｜begin▁of▁sentence｜><｜User｜>u<｜title｜>",
+		},
+		{
+			"a last system message",
+			`{"messages":[{"role":"user","content":"u"},{"role":"system","content":"s"}],"kwargs":{"thinking":false}}`,
+			"<｜begin▁of▁sentence｜><｜User｜>us<｜Assistant｜></think>", "<｜begin▁of▁sentence｜><｜User｜>us",
+		},
+		{"another role", `{"messages":[{"role":"root","content":"u"}]}`, "refused", "refused"},
+	} {
+		for i, e := range []*Encoder{&vllmDeepSeekV4, &sglangDeepSeekV4} {
+			got, err := encoded(t, e, chatOf(t, c.chat))
+			var refusal Refused
+			var unknown Unknown
+			switch {
+			case errors.As(err, &refusal):
+				got = "refused"
+			case errors.As(err, &unknown):
+				got = "unknown"
+			case err != nil:
+				t.Errorf("%s, %s: %v", c.name, e.Name, err)
+				continue
+			}
+			if want := []string{c.vllm, c.sglang}[i]; got != want {
+				t.Errorf("%s, %s:\n got %q\nwant %q", c.name, e.Name, got, want)
+			}
+		}
+	}
+}
+
+// TestImages cuts the prompt at each image, and refuses to guess where a text has the token of one.
+func TestImages(t *testing.T) {
+	const images = `{"messages":[{"role":"user","content":[{"type":"text","text":"see"},{"type":"image"},` +
+		`{"type":"text","text":"%s"},{"type":"image"}]}]}`
+	e := VLLM("DeepseekV4ForConditionalGeneration")
+	pieces, err := e.Encode(t.Context(), chatOf(t, strings.ReplaceAll(images, "%s", "and")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Piece{
+		{Text, "<｜begin▁of▁sentence｜>" + dsEffortHigh + "<｜User｜>see\n\n"}, {Media, dsImage}, {Text, "\n\nand\n\n"},
+		{Media, dsImage}, {Text, "<｜Assistant｜><think>"},
+	}
+	if !slices.Equal(pieces, want) {
+		t.Errorf(" got %q\nwant %q", pieces, want)
+	}
+	var unknown Unknown
+	_, err = e.Encode(t.Context(), chatOf(t, strings.ReplaceAll(images, "%s", dsImage)))
+	if !errors.As(err, &unknown) {
+		t.Errorf("a text with the token of an image: %v", err)
+	}
+}
+
 // TestBounds stops at the bound of the prompt, and at the end of the context.
 func TestBounds(t *testing.T) {
 	chat := chatOf(t, `{"messages":[{"role":"user","content":"`+strings.Repeat("x", 5000)+`"}]}`)
@@ -127,7 +209,7 @@ func TestBounds(t *testing.T) {
 
 // all returns every encoder.
 func all() []*Encoder {
-	every := []*Encoder{&sglangDeepSeekV32}
+	every := []*Encoder{&sglangDeepSeekV32, &sglangDeepSeekV4}
 	for _, e := range vllm {
 		every = append(every, e)
 	}
