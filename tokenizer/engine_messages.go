@@ -37,7 +37,11 @@ var templateOnlyNames = strings.NewReplacer("raise_exception", "raise_exception_
 // on such a message. SGLang also does so if the template leaves the message out, and does not try the template for
 // tools.
 func (m *Model) mergesSystem() (bool, error) {
-	if m.native != nil && m.nativeMerges() {
+	switch {
+	case m.native == nil:
+	case m.options.Engine == SGLang && m.native.KeepsLateSystem:
+		return false, nil
+	case m.nativeMerges():
 		return true, nil
 	}
 	templates := []*chatTemplate{m.chat}

@@ -24,25 +24,10 @@ var sglangConversations = []string{
 	"unlimited-ocr", "paddleocr_vl", "whisper",
 }
 
-// sglangGoesPastTemplate reports whether SGLang 0.5.23 renders the model's chats with code of its own in place of its
-// template or beside it. Source: SGLang 0.5.23, parser/python_chat_template, arg_groups/muse_spark_hook, serving_chat
-// and serving_responses.
+// sglangGoesPastTemplate reports whether SGLang 0.5.23 renders the model's chats with code beside its template that is
+// not known here. Source: SGLang 0.5.23, arg_groups/muse_spark_hook, serving_chat and serving_responses.
 func (m *Model) sglangGoesPastTemplate() bool {
-	switch {
-	case m.modelType == "minimax_m3_vl", m.modelType == "beam",
-		m.architecture == "MuseSparkForConditionalGeneration":
-		return true
-	case m.architecture != "GlmMoeDsaForCausalLM" && m.architecture != "Glm5NextForConditionalGeneration",
-		m.chat == nil:
-		return false
-	}
-	// Of the GLM-5 family, those whose template is GLM-5.3's.
-	for _, text := range []string{"[gMASK]<sop>", "Reasoning Effort:", "<tool_call>", "<arg_key>", "<arg_value>"} {
-		if !strings.Contains(m.chat.source, text) {
-			return false
-		}
-	}
-	return !strings.Contains(m.chat.source, "enable_thinking")
+	return m.modelType == "beam" || m.architecture == "MuseSparkForConditionalGeneration"
 }
 
 // sglangWantsParts reports whether SGLang gives the template content as a list of parts.
@@ -78,7 +63,7 @@ func (m *Model) reencodesSGLang() bool { return m.multimodal || m.nested || m.me
 // tokenizeSGLang returns a chat's prompt as SGLang will see it.
 func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	if m.native != nil {
-		return m.tokenizeNative(ctx, request)
+		return m.tokenizeNativeSGLang(ctx, request)
 	}
 	if !m.reencodesSGLang() {
 		ids, err := m.chatSGLang(ctx, request)
@@ -173,6 +158,11 @@ func (m *Model) sglangChatWith(
 	if err != nil {
 		return done, "", err
 	}
+	if m.preparesM3() {
+		if kwargs, err = m.m3Kwargs(request, kwargs); err != nil {
+			return done, "", err
+		}
+	}
 	for name, value := range further.All() {
 		name, _ := name.(string)
 		kwargs.Set(name, value)
@@ -184,6 +174,9 @@ func (m *Model) sglangChatWith(
 	c.documents, _ = get[*chattemplate.List](kwargs, "documents")
 	if c.messages, err = convertMessages(request, m.sglangMessage, t.wantsParts); err != nil {
 		return done, "", err
+	}
+	if m.preparesM3() {
+		sortToolRuns(c.messages)
 	}
 	if c.tools, err = m.sglangTools(request); err != nil {
 		return done, "", err
@@ -216,8 +209,12 @@ func (m *Model) nativeSGLang(
 	request *apibody.Request,
 	further *chattemplate.Dict,
 ) (c *encoders.Chat, prefix string, err error) {
-	if field(request.ChatTemplateKwargs, "chat_template") != nil && !m.options.RequestChatTemplate {
+	switch {
+	case field(request.ChatTemplateKwargs, "chat_template") == nil:
+	case !m.options.RequestChatTemplate:
 		return nil, "", errRequestTemplate
+	case m.native.LikeTemplate:
+		return nil, "", errNotReproduced("a request's own template for " + m.native.Name)
 	}
 	c = &encoders.Chat{}
 	if c.Variables, err = m.sglangKwargs(request); err != nil {
@@ -226,7 +223,7 @@ func (m *Model) nativeSGLang(
 	// A default reasoning_effort does not win over the request's here.
 	if effort, err := m.sglangRequestEffort(request); err != nil {
 		return nil, "", err
-	} else if effort != nil {
+	} else if effort != nil && !m.native.LikeTemplate {
 		c.Variables.Set("reasoning_effort", effort)
 	}
 	for name, value := range further.All() {
@@ -242,7 +239,8 @@ func (m *Model) nativeSGLang(
 	if c.Tools, err = m.sglangTools(request); err != nil {
 		return nil, "", err
 	}
-	if c.Tools != nil || !m.release.rules.hidesTools { // all tools, also if tool_choice names one
+	// Encoders get all tools, also if tool_choice names one.
+	if !m.native.LikeTemplate && (c.Tools != nil || !m.release.rules.hidesTools) {
 		given, _ := get[*chattemplate.List](request.Body, "tools")
 		all, err := m.sglangDumpTools(given)
 		if err != nil {

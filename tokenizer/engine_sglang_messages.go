@@ -16,7 +16,7 @@ func (m *Model) chatOfMessagesSGLang(request *apibody.Request) (*apibody.Request
 	if field(request.Body, "cache_salt") != nil {
 		return nil, errNotReproduced("a cache_salt in messages on SGLang, which does not take one there,")
 	}
-	c := &messagesChat{rules: &sglangMessagesRules, nativeReasoning: m.native != nil}
+	c := &messagesChat{rules: &sglangMessagesRules, nativeReasoning: m.native != nil && !m.native.LikeTemplate}
 	var err error
 	if c.mergeSystem, err = m.messages.mergeSystem(); err != nil {
 		return nil, err

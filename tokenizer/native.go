@@ -24,9 +24,13 @@ func (m *Model) chooseNative() *encoders.Encoder {
 	case VLLM:
 		return encoders.VLLM(m.architecture)
 	case SGLang:
-		return encoders.SGLang(encoders.Model{
+		model := encoders.Model{
 			Architecture: m.architecture, Type: m.modelType, HasTemplate: m.chat != nil, Recipe: m.release.rules.recipe,
-		})
+		}
+		if m.release.rules.toolsAsSent && m.chat != nil && m.options.ChatTemplate == "" {
+			model.Template = m.chat.source
+		}
+		return encoders.SGLang(model)
 	}
 	return nil
 }
@@ -95,7 +99,7 @@ func (c nativeChat) text() string {
 // and fails if they differ.
 func (m *Model) encodeNative(ctx context.Context, request *apibody.Request) (nativeChat, error) {
 	done, err := m.encodeNativeWith(ctx, request, nil)
-	if err != nil || m.options.Engine != SGLang {
+	if err != nil || m.options.Engine != SGLang || m.native.AlwaysThinks {
 		return done, err
 	}
 	for _, vars := range sglangThinking(request, nativeThinking) {
@@ -137,7 +141,7 @@ func (m *Model) nativeMerges() bool {
 	if m.options.Engine == VLLM {
 		return m.options.ChatTemplate == ""
 	}
-	return m.release.rules.keepsLateSystem && !m.native.KeepsLateSystem
+	return m.release.rules.keepsLateSystem
 }
 
 // nativeMessageBytes is what an encoder keeps for each message while it works, in bytes.
@@ -168,6 +172,25 @@ func nativeError(err error) error {
 func (m *Model) renderNative(ctx context.Context, request *apibody.Request) (string, error) {
 	c, err := m.encodeNative(ctx, request)
 	return c.text(), err
+}
+
+// tokenizeNativeSGLang is tokenizeNative for SGLang, which decodes the ids of models that take images and encodes them
+// again.
+func (m *Model) tokenizeNativeSGLang(ctx context.Context, request *apibody.Request) (Prompt, error) {
+	again := m.reencodesSGLang() && !m.native.RendersIDs
+	if again && (!m.encoder.RoundTrips() || request.ContinueFinalMessage) {
+		return Prompt{}, errNotReproduced(
+			"a chat of a model that also takes images, whose text SGLang reads back from ids and encodes again,")
+	}
+	prompt, err := m.tokenizeNative(ctx, request)
+	if err != nil || !again {
+		return prompt, err
+	}
+	if text, err := m.renderNative(ctx, request); err != nil || !m.encoder.IsNormalized(text) {
+		return Prompt{}, errNotReproduced(
+			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
+	}
+	return prompt, nil
 }
 
 // tokenizeNative returns a chat's prompt. Its ids are certain up to the first image, video or sound.

@@ -259,6 +259,12 @@ func (g *chatGenerator) variables() object {
 	if g.oneIn(8) {
 		v["custom"] = 1
 	}
+	if g.oneIn(6) {
+		v["thinking_mode"] = choose(g, "enabled", "disabled", "adaptive")
+	}
+	if g.oneIn(4) {
+		v["clear_thinking"] = choose[any](g, true, false)
+	}
 	return v
 }
 
@@ -283,6 +289,9 @@ func (g *chatGenerator) chat() object {
 	}
 	if g.oneIn(10) {
 		body["add_special_tokens"] = g.oneIn(2)
+	}
+	if g.engine == tokenizer.SGLang && g.oneIn(6) {
+		body["thinking"] = object{"type": choose(g, "enabled", "disabled", "adaptive")}
 	}
 	if g.engine == tokenizer.SGLang && g.oneIn(10) {
 		body["task"] = choose(g, "action", "query", "title")

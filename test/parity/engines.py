@@ -69,8 +69,10 @@ REAL = {
         "sglang.srt.entrypoints.openai.serving_chat",
         "sglang.srt.entrypoints.openai.serving_responses",
         "sglang.srt.entrypoints.openai.serving_tokenize",
+        "sglang.srt.parser.glm53_chat_template",
         "sglang.srt.parser.hunyuan_reasoning",
         "sglang.srt.parser.jinja_template_utils",
+        "sglang.srt.parser.python_chat_template",
         "sglang.srt.parser.template_detection",
     ],
 }
@@ -399,6 +401,18 @@ class SGLang:
             self.efforts[folder] = chat_encoding.resolve_dsv4_reasoning_effort_profile(model_path=folder)
         return self.efforts[folder]
 
+    def replace_template(self, config, template):
+        """TemplateManager.load_chat_template, for code that takes the place of a checkpoint's template."""
+        self.tokenizer.__dict__.pop("apply_chat_template", None)
+        if template is None:
+            return None
+        import sglang.srt.parser.python_chat_template as python_chat_template
+
+        replacement = python_chat_template.resolve_python_chat_template(config, template)
+        if replacement:
+            python_chat_template.install_python_chat_template(self.tokenizer, replacement)
+        return replacement
+
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
 
@@ -437,7 +451,12 @@ class SGLang:
             config = types.SimpleNamespace(architectures=[encoder[0]], model_type=encoder[1])
             self.serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False, hf_config=config)
             self.serving.chat_encoding_spec = self.serving._resolve_chat_encoding_spec()
-            assert self.serving.chat_encoding_spec
+            self.serving.is_minimax_m3 = encoder[1] == "minimax_m3_vl"
+            manager.python_chat_template = self.replace_template(config, template)
+            assert self.serving.chat_encoding_spec or manager.python_chat_template or self.serving.is_minimax_m3
+            if manager.python_chat_template:
+                manager.jinja_template_content_format = manager.python_chat_template.content_format
+                manager.jinja_template_may_reorder_tool_results = manager.python_chat_template.may_reorder_tool_results
             if self.serving.chat_encoding_spec == "dsv4" and len(encoder) > 2:  # with a checkpoint's folder
                 self.serving._dsv4_reasoning_effort_profile = self.efforts_of(encoder[2])
             if hasattr(self.serving, "_resolve_inline_system_support"):

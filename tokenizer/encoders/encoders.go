@@ -76,6 +76,14 @@ type Encoder struct {
 	AddsSpecial bool
 	// KeepsLateSystem says that SGLang leaves later system messages in /v1/messages and /v1/responses in their place.
 	KeepsLateSystem bool
+	// LikeTemplate says that the encoder takes the place of the model's Jinja template: SGLang gives it the tools that
+	// tool_choice allows and all template variables, and writes an assistant's thinking in /v1/messages itself.
+	LikeTemplate bool
+	// AlwaysThinks says that no choice of SGLang's about thinking in /v1/messages changes the prompt.
+	AlwaysThinks bool
+	// RendersIDs says that SGLang keeps the encoder's ids, also of models that take images, instead of decoding them to
+	// text and encoding that.
+	RendersIDs bool
 	// Media says that Encode takes images, video and sound in parts of content, and marks the first by a piece of kind
 	// Media. Without it, chats with media are not encoded.
 	Media bool
@@ -119,6 +127,8 @@ type Model struct {
 	Architecture, Type string
 	// HasTemplate says that the tokenizer has a chat template.
 	HasTemplate bool
+	// Template is the source of the folder's chat template, if SGLang may replace it by code of its own.
+	Template string
 	// Recipe says that this version encodes DeepSeek V4 with the package deepseek-recipe.
 	Recipe bool
 }
@@ -136,6 +146,8 @@ func SGLang(model Model) *Encoder {
 		return &sglangDeepSeekV4
 	case strings.Contains(arch, "DeepseekV3") && !model.HasTemplate:
 		return &sglangDeepSeekV32
+	case isGLM53(arch, model.Template):
+		return &sglangGLM53
 	}
 	return nil
 }

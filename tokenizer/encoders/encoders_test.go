@@ -183,10 +183,46 @@ func TestImages(t *testing.T) {
 	}
 }
 
+// TestGLM53 shows what SGLang makes of a chat. test/parity compares with its own code.
+func TestGLM53(t *testing.T) {
+	const template = "[gMASK]<sop>Reasoning Effort: <tool_call><arg_key><arg_value>"
+	e := SGLang(Model{Architecture: "GlmMoeDsaForCausalLM", HasTemplate: true, Template: template})
+	if e != &sglangGLM53 {
+		t.Fatalf("SGLang chooses %+v", e)
+	}
+	for name, model := range map[string]Model{
+		"a template with images for a model without": {
+			Architecture: "GlmMoeDsaForCausalLM", Template: template + "<|begin_of_image|>",
+		},
+		"a template without images for one with them": {
+			Architecture: "Glm5NextForConditionalGeneration", Template: template,
+		},
+		"another template of GLM-5": {Architecture: "GlmMoeDsaForCausalLM", Template: template + "enable_thinking"},
+	} {
+		if e := SGLang(model); e != nil {
+			t.Errorf("%s: SGLang chooses %s, want its template", name, e.Name)
+		}
+	}
+	const chat = `{"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"u"}]},` +
+		`{"role":"assistant","content":"<think>t</think> a ","tool_calls":[{"id":"1","function":{"name":"f",` +
+		`"arguments":{"x":"y","n":[1]}}},{"id":"2","function":{"name":"g","arguments":{}}}]},` +
+		`{"role":"tool","tool_call_id":"2","content":"two"},{"role":"tool","tool_call_id":"1","content":"one"}],` +
+		`"tools":[{"type":"function","function":{"strict":true,"name":"f"}},{"function":{"name":"g",` +
+		`"defer_loading":true}}],"kwargs":{"reasoning_effort":"high"}}`
+	want := "[gMASK]<sop><|system|>Reasoning Effort: High<|system|>" + glmToolsBefore + "{\"name\": \"f\"}\n" +
+		glmToolsAfter + "<|system|>s<|user|>u<|assistant|><think>t</think>a<tool_call>f<arg_key>x</arg_key><arg_value>y" +
+		"</arg_value><arg_key>n</arg_key><arg_value>[1]</arg_value></tool_call><tool_call>g</tool_call>" +
+		"<|observation|><tool_response>one</tool_response><tool_response>two</tool_response><|assistant|><think>"
+	if got, err := encoded(t, e, chatOf(t, chat)); got != want || err != nil {
+		t.Errorf(" got %q, %v\nwant %q", got, err, want)
+	}
+}
+
 // TestBounds stops at the bound of the prompt, and at the end of the context.
 func TestBounds(t *testing.T) {
 	chat := chatOf(t, `{"messages":[{"role":"user","content":"`+strings.Repeat("x", 5000)+`"}]}`)
-	chat.Tools = chattemplate.NewList(chattemplate.DictOf("function", strings.Repeat("y", 5000)))
+	chat.Tools = chattemplate.NewList(chattemplate.DictOf("function",
+		chattemplate.DictOf("description", strings.Repeat("y", 5000))))
 	for _, e := range all() {
 		whole, err := encoded(t, e, chat)
 		if err != nil {
@@ -209,7 +245,7 @@ func TestBounds(t *testing.T) {
 
 // all returns every encoder.
 func all() []*Encoder {
-	every := []*Encoder{&sglangDeepSeekV32, &sglangDeepSeekV4}
+	every := []*Encoder{&sglangDeepSeekV32, &sglangDeepSeekV4, &sglangGLM53}
 	for _, e := range vllm {
 		every = append(every, e)
 	}
