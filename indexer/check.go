@@ -206,6 +206,33 @@ func (c *checker) filters() {
 	if !equal || starts.n != t.startFilter.n {
 		c.errorf("startFilter differs from the first blocks of runs: %d, counted as %d", starts.n, t.startFilter.n)
 	}
+	c.lookupFilter()
+}
+
+// lookupFilter compares the filter of lookups with a filter of the blocks that there are.
+func (c *checker) lookupFilter() {
+	f := c.tier.lookupFilter
+	if f == nil {
+		return
+	}
+	got, want := f.counts.Load(), []uint64(nil)
+	if got != nil {
+		want = make([]uint64, len(*got))
+		for _, seq := range c.bySeq {
+			countIn(want, kvblock.SequenceHash(seq), c.tier.bySeq.seed)
+		}
+	}
+	for i := range want {
+		for shift := 0; shift < 64; shift += 4 {
+			is, wanted := (*got)[i]>>shift&fullLookup, want[i]>>shift&fullLookup
+			if is != wanted && is != fullLookup {
+				c.errorf("lookupFilter, word %d: %x, want %x", i, (*got)[i], want[i])
+			}
+		}
+	}
+	if f.n != len(c.bySeq) || (f.n == 0) != (got == nil) {
+		c.errorf("lookupFilter counts %d blocks, want %d", f.n, len(c.bySeq))
+	}
 }
 
 // sizes checks the tier's counts of blocks, records and bytes.

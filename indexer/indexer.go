@@ -143,6 +143,9 @@ func New(c Config) (*Index, error) {
 	for i := range x.tiers {
 		// Below the device a lookup enters a prompt in its middle, where the worker's blocks in the tiers above end.
 		x.tiers[i].allIndexed.Store(i != int(kvblock.TierDevice))
+		if i >= memoryTiers {
+			x.tiers[i].lookupFilter = new(lookupFilter)
+		}
 	}
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})

@@ -112,3 +112,29 @@ func (t *tier) matchRun(at ref, chain []kvblock.SequenceHash, i int, s *OverlapS
 	}
 	return k
 }
+
+// eachHolder calls f with each worker of a holders' record and the mask of the run's blocks that it holds. It reports
+// false if the record is torn by a writer.
+func eachHolder(record []uint64, f func(w kvblock.Worker, mask uint64)) bool {
+	bitset, groups, list := holderParts(record)
+	if bitset == nil {
+		return false
+	}
+	for j := range bitset {
+		for word := atomic.LoadUint64(&bitset[j]); word != 0; word &= word - 1 {
+			f(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
+		}
+	}
+	for g := 0; g < len(groups); g += groupWords {
+		first := kvblock.Worker(64 * atomic.LoadUint64(&groups[g]))
+		for members := atomic.LoadUint64(&groups[g+1]); members != 0; members &= members - 1 {
+			at := bits.TrailingZeros64(members)
+			lead := uint8(atomic.LoadUint64(&groups[g+2+at/8]) >> (at % 8 * 8))
+			f(first+kvblock.Worker(at), ones(min(int(lead), maxRun)))
+		}
+	}
+	for j := 0; j < len(list); j += 2 {
+		f(kvblock.Worker(atomic.LoadUint64(&list[j])), atomic.LoadUint64(&list[j+1]))
+	}
+	return true
+}

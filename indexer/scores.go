@@ -1,10 +1,8 @@
 package indexer
 
 import (
-	"cmp"
 	"iter"
 	"math/bits"
-	"slices"
 	"sync/atomic"
 
 	"kvepp/kvblock"
@@ -41,9 +39,10 @@ type OverlapScores struct {
 	extensions []extension // scratch
 	frontier   []uint64    // scratch, by block of the prompt
 
-	cuts    []workerCut // of workers of hybrid models, by number
-	classes classScores // scratch
-	prompt  Prompt      // of FindMatches, while it runs
+	cuts     []Cut       // by worker number, of workers in cutKnown
+	cutKnown []uint64    // by worker number / 64: workers of hybrid models; empty: none
+	classes  classScores // scratch
+	prompt   Prompt      // of FindMatches, while it runs
 }
 
 // tierScores has the number of leading blocks that workers hold in one tier. Setting the counts of eight workers takes
@@ -89,13 +88,10 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 
 // Cut returns what the classes of a worker of a hybrid model did to its count; the zero value for other workers.
 func (s *OverlapScores) Cut(w kvblock.Worker) Cut {
-	at, found := slices.BinarySearchFunc(s.cuts, w, func(c workerCut, w kvblock.Worker) int {
-		return cmp.Compare(c.worker, w)
-	})
-	if !found {
+	if int(w/64) >= len(s.cutKnown) || s.cutKnown[w/64]>>(w%64)&1 == 0 {
 		return Cut{}
 	}
-	return s.cuts[at].Cut
+	return s.cuts[w]
 }
 
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.
@@ -119,10 +115,7 @@ func (s *OverlapScores) reset() {
 		s.lower[w] = [memoryTiers]uint32{}
 	}
 	s.extended = s.extended[:0]
-	if len(s.cuts) > 0 {
-		s.cuts = s.cuts[:0]
-		s.classes.reset()
-	}
+	s.cutKnown = s.cutKnown[:0]
 }
 
 // reach returns how many leading blocks w holds in the tiers looked at so far.
@@ -168,6 +161,15 @@ func (a *tierScores) depth(w int) int {
 		return int(a.exact[w])
 	}
 	return int(o.base) + int(uint8(o.extra>>(w%8*8)))
+}
+
+// alike returns the count of worker w, and the workers of w's eight in set that are known to have the same one. set
+// has w; it is a word like those of known.
+func (a *tierScores) alike(w int, set uint64) (n int, same uint64) {
+	if o := &a.octets[w/8]; o.extra == 0 && o.base != notPacked {
+		return int(o.base), set & (0xff << (w % 64 &^ 7))
+	}
+	return a.depth(w), 1 << (w % 64)
 }
 
 // fit makes room for this many words of known.

@@ -188,6 +188,19 @@ func (t *seqTable) eachTag(f func(tag uint32)) {
 	}
 }
 
+// eachBlock calls f with the address of every block.
+func (t *seqTable) eachBlock(f func(ref)) {
+	for i := range t.slots {
+		if slots := t.slots[i].Load(); slots != nil {
+			for _, slot := range *slots {
+				if slot != slotEmpty && slot != slotDeleted {
+					f(ref(slot))
+				}
+			}
+		}
+	}
+}
+
 // slotOf returns the index of the slot with address r, which must be in the table.
 func slotOf(slots []uint64, m uint64, r ref) uint32 {
 	mask := uint32(len(slots) - 1)

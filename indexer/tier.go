@@ -33,8 +33,9 @@ type tier struct {
 
 	// bySeq finds a block by its sequence hash without a walk along its prompt. It has all blocks if allIndexed is set,
 	// which is never unset; else the blocks for which indexBlock was called, such as those with aliases.
-	bySeq      seqTable
-	allIndexed atomic.Bool
+	bySeq        seqTable
+	allIndexed   atomic.Bool
+	lookupFilter *lookupFilter // of bySeq, in classes' tiers; nil elsewhere
 
 	// scratch of lookAhead
 	seqs          [maxAhead]kvblock.SequenceHash
@@ -85,7 +86,11 @@ func (t *tier) unlock() {
 
 // tableBytes returns the bytes of all tables.
 func (t *tier) tableBytes() int {
-	return t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
+	size := t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
+	if t.lookupFilter != nil {
+		size += t.lookupFilter.bytes()
+	}
+	return size
 }
 
 // indexAll adds all blocks to bySeq, and makes writers add all later ones. Other writers wait meanwhile, some tens of
@@ -103,11 +108,19 @@ func (t *tier) indexAll() {
 		words := t.arena.record(r)
 		for m := ones(length(words[0])) &^ t.indexedBlocks(r); m != 0; m &= m - 1 {
 			at := runHeader + bits.TrailingZeros64(m)
-			t.bySeq.insert(kvblock.SequenceHash(words[at]), r+ref(at))
+			t.insertBySeq(kvblock.SequenceHash(words[at]), r+ref(at))
 		}
 		return true
 	})
 	t.allIndexed.Store(true)
+}
+
+// insertBySeq adds the block seq, which is at r, to bySeq.
+func (t *tier) insertBySeq(seq kvblock.SequenceHash, r ref) {
+	t.bySeq.insert(seq, r)
+	if t.lookupFilter != nil {
+		t.lookupFilter.add(seq, &t.bySeq, &t.arena)
+	}
 }
 
 // indexBlock adds the block at r to bySeq, for as long as it has a holder.
@@ -115,7 +128,7 @@ func (t *tier) indexBlock(r ref) {
 	of, i := t.runOf(r)
 	if t.indexedBlocks(of)>>i&1 == 0 {
 		headOf(t.arena.storedOf(of)).indexed |= 1 << i
-		t.bySeq.insert(t.seqAt(r), r)
+		t.insertBySeq(t.seqAt(r), r)
 	}
 }
 
@@ -451,7 +464,7 @@ func (t *tier) appendBlocks(
 	}
 	if t.allIndexed.Load() {
 		for i := range k {
-			t.bySeq.insert(seqs[i], r+ref(from+i))
+			t.insertBySeq(seqs[i], r+ref(from+i))
 		}
 	}
 	t.latest, t.latestOf = r+ref(from+k-1), w
@@ -652,6 +665,9 @@ func (t *tier) removeFromTables(r run, words []uint64, at int) {
 	stored := t.arena.storedOf(r)
 	if i := at - runHeader; t.indexedBlocks(r)>>i&1 != 0 {
 		t.bySeq.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+		if t.lookupFilter != nil {
+			t.lookupFilter.remove(kvblock.SequenceHash(words[at]), &t.bySeq, &t.arena)
+		}
 		if stored != nil {
 			headOf(stored).indexed &^= 1 << i
 		}
