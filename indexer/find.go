@@ -45,9 +45,7 @@ const maxRetries = 64
 //
 // FindMatches takes no lock unless writers spoil maxRetries reads. It allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
-	scores.prompt = Prompt{Chain: chain, Tokens: math.MaxInt} // not on the stack, from where it would escape
-	x.FindPrompt(&scores.prompt, scores)
-	scores.prompt = Prompt{}
+	x.findPrompt(chain, nil, scores)
 }
 
 // Prompt is a prompt to look up.
@@ -64,7 +62,11 @@ type Prompt struct {
 // FindPrompt is FindMatches for a prompt of known length. An engine computes a prompt's last token in any case, so a
 // worker of a hybrid model counts as many blocks as it can reuse of one token less (classes.go).
 func (x *Index) FindPrompt(p *Prompt, scores *OverlapScores) {
-	chain := p.Chain
+	x.findPrompt(p.Chain, p, scores)
+}
+
+// findPrompt is FindPrompt for the prompt p with this chain, and FindMatches if p is nil.
+func (x *Index) findPrompt(chain []kvblock.SequenceHash, p *Prompt, scores *OverlapScores) {
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
@@ -74,7 +76,12 @@ func (x *Index) FindPrompt(p *Prompt, scores *OverlapScores) {
 		}
 	}
 	if hybrids := x.hybrids.Load(); hybrids != nil {
+		if p == nil {
+			scores.prompt = Prompt{Chain: chain, Tokens: math.MaxInt} // not on the stack, from where it would escape
+			p = &scores.prompt
+		}
 		x.applyClasses(*hybrids, p, scores)
+		scores.prompt = Prompt{}
 	}
 }
 

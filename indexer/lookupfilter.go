@@ -12,7 +12,7 @@ import (
 //
 // A counter counts to fullLookup, where it stays until rebuild.
 type lookupFilter struct {
-	// 2^n words of 16 counters, one or more for each block up to maxLookupWords; nil: no blocks
+	// 2^n words of 16 counters: two words or more for each block, up to maxLookupWords; nil: no blocks
 	counts atomic.Pointer[[]uint64]
 	n      int // blocks
 }
@@ -30,7 +30,7 @@ func (f *lookupFilter) mayContain(seqs []kvblock.SequenceHash, seed uint64) (fou
 		return 0
 	}
 	words := *counts
-	mask := uint32(len(words) - 1)
+	mask := uint64(len(words) - 1)
 	for i, seq := range seqs { // without a branch that depends on seq
 		at, shift := counterOf(seq, seed, mask)
 		if atomic.LoadUint64(&words[at])>>shift&fullLookup != 0 {
@@ -46,7 +46,7 @@ func (f *lookupFilter) add(seq kvblock.SequenceHash, of *seqTable, a *arena) {
 	counts := f.counts.Load()
 	if counts == nil {
 		f.rebuild(minLookupWords, of, a)
-	} else if size := len(*counts); f.n > size && size < maxLookupWords {
+	} else if size := len(*counts); 2*f.n > size && size < maxLookupWords {
 		f.rebuild(2*size, of, a)
 	} else {
 		countIn(*counts, seq, of.seed)
@@ -59,9 +59,9 @@ func (f *lookupFilter) remove(seq kvblock.SequenceHash, of *seqTable, a *arena) 
 	counts := *f.counts.Load()
 	if f.n == 0 {
 		f.counts.Store(nil)
-	} else if size := len(counts); 8*f.n < size && size > minLookupWords {
+	} else if size := len(counts); 16*f.n < size && size > minLookupWords {
 		f.rebuild(size/2, of, a)
-	} else if at, shift := counterOf(seq, of.seed, uint32(len(counts)-1)); counts[at]>>shift&fullLookup != fullLookup {
+	} else if at, shift := counterOf(seq, of.seed, uint64(len(counts)-1)); counts[at]>>shift&fullLookup != fullLookup {
 		publishWord(&counts[at], counts[at]-1<<shift)
 	}
 }
@@ -86,7 +86,7 @@ func (f *lookupFilter) bytes() int {
 
 // countIn counts a block in counters.
 func countIn(counts []uint64, seq kvblock.SequenceHash, seed uint64) {
-	if at, shift := counterOf(seq, seed, uint32(len(counts)-1)); counts[at]>>shift&fullLookup != fullLookup {
+	if at, shift := counterOf(seq, seed, uint64(len(counts)-1)); counts[at]>>shift&fullLookup != fullLookup {
 		publishWord(&counts[at], counts[at]+1<<shift)
 	}
 }
@@ -94,7 +94,7 @@ func countIn(counts []uint64, seq kvblock.SequenceHash, seed uint64) {
 // counterOf returns the index of the word with a block's counter, and the counter's lowest bit. mask is the number of
 // words - 1. One multiplication is a weaker hash than mix and takes a third of the time. Contents that collide cost
 // lookups in the table.
-func counterOf(seq kvblock.SequenceHash, seed uint64, mask uint32) (word, shift uint32) {
-	h := uint32((uint64(seq) ^ seed) * 0x9e3779b97f4a7c15 >> 32)
-	return h >> 4 & mask, h % 16 * 4
+func counterOf(seq kvblock.SequenceHash, seed, mask uint64) (word, shift uint64) {
+	h := (uint64(seq) ^ seed) * 0x9e3779b97f4a7c15
+	return h >> 32 & mask, h >> 58 & 60
 }

@@ -25,8 +25,10 @@ func TestLookupFilter(t *testing.T) {
 	may := func(chain []kvblock.SequenceHash) uint64 { return tier.lookupFilter.mayContain(chain, tier.bySeq.seed) }
 	largest := tier.lookupFilter.bytes()
 	for left := prompts; left > 0; left-- {
-		if err := tier.check(); err != nil {
-			t.Fatalf("%d prompts: %v", left, err)
+		if left%32 == 0 || left < 8 {
+			if err := tier.check(); err != nil {
+				t.Fatalf("%d prompts: %v", left, err)
+			}
 		}
 		for id := range left {
 			if may(chains[id]) != 1<<n-1 {
