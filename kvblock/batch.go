@@ -1,7 +1,6 @@
 package kvblock
 
 import (
-	"bytes"
 	"math"
 	"math/bits"
 	"slices"
@@ -122,7 +121,7 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	if s.p != len(payload) {
 		return s.fail("%d bytes after the batch", len(payload)-s.p)
 	}
-	b.latest = tokenList{} // do not keep the payload
+	b.latest = tokenList{}
 	return nil
 }
 
@@ -702,28 +701,30 @@ func (b *Batch) decodeHashes(s *scanner, e *Event) error {
 	return err
 }
 
-// tokenList is a list of token ids and its encoding. The zero value is none.
+// tokenList is where a list of token ids is: in Batch.tokens, and its encoding in the payload. It has no pointers,
+// because each store of a batch writes one. The zero value is none.
 type tokenList struct {
-	encoded []byte
-	tokens  []Token
-	bigram  bool
+	first, end  int // of Batch.tokens
+	begin, size int // of the payload
+	bigram      bool
 }
 
 // decodeTokens reads token ids. Each layer group of a hybrid model repeats those of the group before, in the same
 // encoding, which is then not decoded again: no encoding is the beginning of another one.
 func (b *Batch) decodeTokens(s *scanner, e *Event) (err error) {
 	at, begin := len(b.tokens), s.p
-	if l := &b.latest; len(l.encoded) > 0 && bytes.HasPrefix(s.b[s.p:], l.encoded) {
-		s.p += len(l.encoded)
-		e.Tokens, e.Bigram = l.tokens, l.bigram
+	if l := &b.latest; l.size > 0 && s.repeats(l.begin, l.size) {
+		s.p += l.size
+		e.Tokens, e.Bigram = b.tokens[l.first:l.end:l.end], l.bigram
 		return nil
 	}
 	b.tokens, e.Bigram, err = s.tokens(b.tokens)
 	e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
 	if err == nil {
-		b.latest = tokenList{s.b[begin:s.p], e.Tokens, e.Bigram}
+		b.latest = tokenList{at, len(b.tokens), begin, s.p - begin, e.Bigram}
+		return nil
 	}
-	if err != nil && s.p > begin && !e.Bigram && s.peek() == kindString {
+	if s.p > begin && !e.Bigram && s.peek() == kindString {
 		// TensorRT-LLM sends a digest where an image or another medium is. The tokens before it are text.
 		e.noteMedia(math.MaxInt)
 		s.p = begin

@@ -1,6 +1,7 @@
 package kvblock
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -129,6 +130,16 @@ func (s *scanner) skipNil() bool {
 	return false
 }
 
+// repeats reports whether the next n bytes are those at begin. They mostly differ early: the first eight bytes decide
+// then, without a call.
+func (s *scanner) repeats(begin, n int) bool {
+	rest := s.b[s.p:]
+	if len(rest) < n || n >= 8 && binary.LittleEndian.Uint64(rest) != binary.LittleEndian.Uint64(s.b[begin:]) {
+		return false
+	}
+	return bytes.Equal(rest[:n], s.b[begin:begin+n])
+}
+
 // integer reads an integer. It returns its 64 bits in two's complement, and whether it is negative.
 func (s *scanner) integer(what string) (v uint64, negative bool, err error) {
 	if err := s.want(kindInt, what); err != nil {
@@ -169,6 +180,11 @@ func (s *scanner) uint32(what string) (uint32, error) {
 
 // text reads a string. The result aliases the input and is not nil.
 func (s *scanner) text(what string) ([]byte, error) {
+	if b := s.b[s.p:]; len(b) > 0 && b[0]&0xe0 == 0xa0 && int(b[0]&0x1f) < len(b) { // the usual encoding
+		n := 1 + int(b[0]&0x1f)
+		s.p += n
+		return b[1:n:n], nil
+	}
 	if err := s.want(kindString, what); err != nil {
 		return nil, err
 	}
@@ -201,6 +217,13 @@ func (s *scanner) sized(n int) ([]byte, error) {
 
 // array reads an array's header and returns its length.
 func (s *scanner) array(what string) (int, error) {
+	if b := s.b[s.p:]; len(b) > 0 && b[0]&0xf0 == 0x90 && int(b[0]&0x0f) < len(b) { // the usual encoding
+		s.p++
+		return int(b[0] & 0x0f), nil
+	} else if len(b) >= 3 && b[0] == 0xdc && int(binary.BigEndian.Uint16(b[1:])) <= len(b)-3 {
+		s.p += 3
+		return int(binary.BigEndian.Uint16(b[1:])), nil
+	}
 	if err := s.want(kindArray, what); err != nil {
 		return 0, err
 	}
@@ -412,6 +435,10 @@ func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
 // hash reads an engine hash: an integer of either sign, whose 64 bits are the hash, or a digest. vLLM sends the last 8
 // bytes of the digest when it is configured to send integers.
 func (s *scanner) hash() (EngineHash, error) {
+	if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // the usual encoding
+		s.p += 9
+		return EngineHash(binary.BigEndian.Uint64(b[1:])), nil
+	}
 	if s.peek() != kindBytes {
 		v, _, err := s.integer("block hash")
 		return EngineHash(v), err

@@ -191,7 +191,6 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		switch e.Kind {
 		case BlockStored:
 			ops = n.appendStored(b, i, tier, ns, ops)
-			n.droppedMain = n.droppedMain || len(ops) > 0 && ops[len(ops)-1].Kind == OpDropped
 		case BlockRemoved:
 			hashes := e.Hashes
 			if len(n.tails) > 0 && tier == TierDevice {
@@ -377,6 +376,7 @@ func (n *Normalizer) resolveNamespace(e *Event) (ns namespace, reason string) {
 func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops []Operation) []Operation {
 	e := &b.Events[i]
 	drop := func(reason string) []Operation {
+		n.droppedMain = true
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: reason})
 	}
 	if len(e.Hashes) == 0 {
@@ -394,6 +394,7 @@ func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops 
 		if n.isPromptTail(e, tier) {
 			return drop(DropPromptTail)
 		}
+		n.droppedMain = true
 		return append(
 			ops,
 			Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize},
