@@ -1,8 +1,12 @@
 package indexer
 
 import (
+	"compress/gzip"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"kvepp/kvblock"
@@ -114,6 +118,83 @@ func BenchmarkFindHybrid(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkHybridEvents reads, normalises and applies the events that vLLM's scheduler sent for hybrid models, from an
+// empty cache on. decode only reads them.
+func BenchmarkHybridEvents(b *testing.B) {
+	for _, name := range []string{"gemma3", "gpt-oss", "llama4", "qwen3next"} {
+		batches := hybridBatches(b, name)
+		var batch kvblock.Batch
+		run := func(b *testing.B, each func(payload []byte)) {
+			bytes := 0
+			for b.Loop() {
+				bytes = 0
+				for _, payload := range batches {
+					if err := kvblock.DecodeBatch(payload, &batch); err != nil {
+						b.Fatal(err)
+					}
+					each(payload)
+					bytes += len(payload)
+				}
+			}
+			b.SetBytes(int64(bytes))
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(batches)), "ns/batch")
+		}
+		b.Run(name+"/decode", func(b *testing.B) { run(b, func([]byte) {}) })
+		b.Run(name+"/apply", func(b *testing.B) {
+			x := newIndex(b)
+			n := kvblock.NewNormalizer(0)
+			var ops []kvblock.Operation
+			run(b, func(payload []byte) {
+				if &payload[0] == &batches[0][0] {
+					x.Cleared(3)
+					n.Reset()
+				}
+				ops = n.Normalize(&batch, ops[:0])
+				for rest := ops; len(rest) > 0; {
+					did, _ := x.Apply(3, rest, false)
+					rest = rest[max(did, 1):]
+				}
+			})
+		})
+	}
+}
+
+// hybridBatches returns the event batches of one case of testdata/hybrid-vectors.jsonl.gz.
+func hybridBatches(b *testing.B, name string) (batches [][]byte) {
+	f, err := os.Open("testdata/hybrid-vectors.jsonl.gz")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		b.Fatal(err)
+	}
+	lines, in := json.NewDecoder(z), false
+	for lines.More() {
+		var v struct {
+			Case  string
+			Batch string
+		}
+		if err := lines.Decode(&v); err != nil {
+			b.Fatal(err)
+		}
+		if v.Case != "" {
+			in = v.Case == name
+		} else if in && v.Batch != "" {
+			payload, err := hex.DecodeString(v.Batch)
+			if err != nil {
+				b.Fatal(err)
+			}
+			batches = append(batches, payload)
+		}
+	}
+	if len(batches) == 0 {
+		b.Fatalf("no batches of %s", name)
+	}
+	return batches
 }
 
 // BenchmarkFindMatchesBesideWriter runs one reader beside one writer that stores and removes as fast as it can.
