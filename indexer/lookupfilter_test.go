@@ -6,7 +6,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// The filter of a class's tier names each block that the tier has, whatever its size was before, and few others.
+// The filter of a class's tier names each block that the tier has, also after it grew or shrank, and few others.
 func TestLookupFilter(t *testing.T) {
 	x := newIndex(t)
 	tier := &x.tiers[kvblock.ClassTier(0)]
