@@ -106,7 +106,7 @@ bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers an
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
 
-bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro tree10m": only these)
+bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro hybrid tree10m": only these)
 	@bench/index.sh $(WORKLOADS)
 
 bench-events: libzmq ## compares KV events from the wire to the index, hashing and selection with libzmq's binding and Dynamo's crate

@@ -25,7 +25,7 @@ import tempfile
 from report import Engine, goal, median, once, turns
 
 KVEPP, CRTC, RADIX = "kvepp", "CRTC", "RadixTree"
-LOAD, FIND, MIXED, REMOVE, REMOVE_ONES, FULL, HALF, NONE = map(str, range(8))
+LOAD, FIND, MIXED, REMOVE, REMOVE_ONES, FULL, HALF, NONE, CUT = map(str, range(9))
 SHAPES, WORKERS = ("flat", "turns", "stagger"), (8, 64, 512)
 THREAD_ROUNDS = 7
 RATE = 2.5e6  # blocks a second that a writer applies beside a reader
@@ -185,11 +185,46 @@ def threads(name, path, programs, met):
     met.append(goal("I5 a reader beside %.2g million blocks a second, percent lost (to another process %.1f):" % (median(rates[KVEPP]) / 1e6, lost(elsewhere)), lost(beside), 10))
 
 
+CLASSES = ("none", "window128", "window1024", "state")
+
+
+def hybrid(programs, rounds, met):
+    """Compares hybrid models with a model that has full attention alone. Dynamo's indexes know no such models."""
+    rows = (
+        ("store a prompt of 512 blocks", LOAD, "store_ns", None),
+        ("find, all match", FULL, "find_ns", "queries"),
+        ("find, half match", HALF, "find_ns", "queries"),
+        ("find, none match", NONE, "find_ns", "queries"),
+        ("find, the class cuts 448 to 256", CUT, "find_ns", "queries"),
+        ("remove half of a prompt", REMOVE, "remove_ns", None),
+    )
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(workload(programs, "-kind", "hybrid", "-class", name)) for name in CLASSES}
+        runs = {name: [] for name in CLASSES}
+        for r in range(rounds):
+            for name in turns(list(CLASSES), r):
+                touch((256 << 20) + 4 * os.path.getsize(files[name]))
+                runs[name].append(once(programs.kvepp, "run " + files[name]))
+        takes = {name: once(programs.kvepp, "memory " + files[name]) for name in CLASSES}
+    print("\n%-36s%12s%12s%12s%12s" % ("hybrid: ns of CPU, 64 workers", *CLASSES))
+    ns = {}
+    for label, phase, what, count in rows:
+        prompts = runs["none"][0][phase]["stored" if phase == LOAD else "removed"] / (512 if phase == LOAD else 256)
+        ns[label] = {name: median(p[phase][what] / (p[phase][count] if count else prompts) for p in runs[name]) for name in CLASSES}
+        print("  %-34s" % label + "".join("%12.4g" % ns[label][name] for name in CLASSES))
+    print("  %-34s" % "bytes alive, a block of a prompt" + "".join("%12.1f" % (takes[name]["live"] / takes["none"]["entries"]) for name in CLASSES))
+    for label, _, what, _ in rows:
+        if what == "find_ns":
+            more = {name: ns[label][name] - ns[label]["none"] for name in CLASSES[1:]}
+            worst = max(more, key=more.get)
+            met.append(goal("I6 hybrid, %s, microseconds more than full attention (most, %s):" % (label, worst), more[worst] / 1000, 3))
+
+
 class workload:
     """A workload file that exists during a with statement."""
 
     def __init__(self, programs, *arguments):
-        self.path = os.path.join(programs.folder, "workload")
+        self.path = os.path.join(programs.folder, "workload" + "".join(arguments))
         subprocess.run([programs.go, "generate", "-o", self.path, *arguments], check=True, stderr=subprocess.DEVNULL)
 
     def __enter__(self):
@@ -204,7 +239,7 @@ def main():
     arguments.add_argument("--go", required=True, help="the program bench-index")
     arguments.add_argument("--rs", required=True, help="the program index-rs")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("workloads", nargs="+", choices=("tree1m", "trace", "micro", "tree10m"))
+    arguments.add_argument("workloads", nargs="+", choices=("tree1m", "trace", "micro", "hybrid", "tree10m"))
     programs = arguments.parse_args()
     programs.kvepp, programs.crtc, programs.radix = [programs.go, "engine"], [programs.rs, "crtc"], [programs.rs, "radix"]
     print("CPU time, median of %d rounds in which all engines took turns, each run in a new process; all gave the same answers.\n"
@@ -219,6 +254,8 @@ def main():
             trace(programs, programs.rounds, met)
         if "micro" in programs.workloads:
             micro(programs, programs.rounds, met)
+        if "hybrid" in programs.workloads:
+            hybrid(programs, programs.rounds, met)
         if "tree10m" in programs.workloads:
             tree("tree10m", 93000, programs, programs.rounds, met, False)
     print("\nGoals")

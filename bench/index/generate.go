@@ -20,14 +20,15 @@ import (
 func generate(args []string, stderr io.Writer) error {
 	flags := flag.NewFlagSet("generate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	kind := flags.String("kind", "tree", "tree, trace or micro")
+	kind := flags.String("kind", "tree", "tree, trace, micro or hybrid")
 	out := flags.String("o", "", "the file")
 	users := flags.Int("users", 9300, "tree: users; each has about 100 blocks")
 	requests := flags.Int("requests", 20_000, "trace: requests")
 	cache := flags.Int("cache", 16_384, "trace: blocks that a worker holds")
 	shape := flags.String("shape", "flat", "micro: flat, turns or stagger")
-	queries := flags.Int("queries", 0, "of each phase that has nothing else; 0: tree 20,000, micro 4,096")
-	entries := flags.Int("entries", 1<<22, "micro: blocks stored, all workers together")
+	class := flags.String("class", "none", "hybrid: none, window128, window1024 or state")
+	queries := flags.Int("queries", 0, "of each phase that has nothing else; 0: tree 20,000, micro and hybrid 4,096")
+	entries := flags.Int("entries", 1<<22, "micro and hybrid: blocks stored, all workers together")
 	workers := flags.Int("workers", 64, "workers")
 	seed := flags.Uint64("seed", 42, "of everything random")
 	if err := flags.Parse(args); err != nil {
@@ -52,6 +53,8 @@ func generate(args []string, stderr io.Writer) error {
 		g.micro(*workers, *entries, cmp.Or(*queries, 4096), g.turns)
 	case *kind == "micro" && *shape == "stagger":
 		g.micro(*workers, *entries, cmp.Or(*queries, 4096), g.stagger)
+	case *kind == "hybrid" && hybridClasses[*class] != nil:
+		g.hybrid(*workers, *entries, cmp.Or(*queries, 4096), hybridClasses[*class])
 	default:
 		return fmt.Errorf("no workload is called %s %s", *kind, *shape)
 	}
@@ -71,6 +74,8 @@ func generate(args []string, stderr io.Writer) error {
 type generator struct {
 	out *bufio.Writer
 	rng *rand.Rand
+
+	class int // of the blocks that are stored and removed
 
 	stored, removed, queries, queried int
 }
@@ -112,7 +117,7 @@ func (g *generator) store(worker int, c chain, from, to int) {
 	if from >= to {
 		return
 	}
-	g.word(opStore | uint64(worker)<<8 | uint64(to-from)<<32)
+	g.word(opStore | uint64(worker)<<8 | uint64(g.class)<<24 | uint64(to-from)<<32)
 	if from == 0 {
 		g.word(0)
 	} else {
@@ -129,7 +134,7 @@ func (g *generator) store(worker int, c chain, from, to int) {
 func (g *generator) remove(worker int, blocks []kvblock.SequenceHash, batch int) {
 	for len(blocks) > 0 {
 		n := min(batch, len(blocks))
-		g.word(opRemove | uint64(worker)<<8 | uint64(n)<<32)
+		g.word(opRemove | uint64(worker)<<8 | uint64(g.class)<<24 | uint64(n)<<32)
 		for _, seq := range blocks[:n] {
 			g.word(uint64(seq))
 		}
@@ -379,4 +384,65 @@ func (g *generator) turns(prompt, worker, workers int, c chain) {
 // stagger: every worker stores a little more of the prompt than the one before it.
 func (g *generator) stagger(_, worker, workers int, c chain) {
 	g.store(worker, c, 0, (microLength*(worker+1)+workers-1)/workers)
+}
+
+// hybridClass is a class of layers beside full attention.
+type hybridClass struct {
+	kind   kvblock.ClassKind // 0: there are only layers with full attention
+	window int               // in tokens
+	need   int               // blocks that it needs before a place where a prompt may go on
+}
+
+var hybridClasses = map[string]*hybridClass{
+	"none":       {},
+	"window128":  {kvblock.ClassWindow, 128, 8},
+	"window1024": {kvblock.ClassWindow, 1024, 64},
+	"state":      {kvblock.ClassState, 0, 1},
+}
+
+// hybrid writes prompts of 8,192 tokens that all workers of a hybrid model store in two turns of half the length. Full
+// attention holds all blocks, the class those that it needs at the end of each turn. Queries match the whole prompt,
+// its first turn, and nothing. A fourth kind leaves the prompt an eighth before its end: full attention holds what comes
+// before, but the class does not hold its end, so that the engine can reuse only the first turn. Then the workers remove
+// blocks.
+func (g *generator) hybrid(workers, entries, queries int, class *hybridClass) {
+	const turn = microLength / 2
+	if class.kind != 0 {
+		g.word(opClass | uint64(class.kind)<<8 | 1<<32)
+		g.word(uint64(class.window))
+	}
+	prompts := make([]chain, max(1, entries/microLength/workers))
+	ends := func(f func(worker int, c chain, from, to int), worker int, c chain, to int) {
+		if class.kind != 0 {
+			g.class = 1
+			f(worker, c, to-class.need, to)
+			g.class = 0
+		}
+	}
+	g.phase(phaseLoad)
+	for p := range prompts {
+		prompts[p] = g.grow(chain{}, microLength)
+		for worker := range workers {
+			for to := turn; to <= microLength; to += turn {
+				g.store(worker, prompts[p], to-turn, to)
+				ends(g.store, worker, prompts[p], to)
+			}
+		}
+	}
+	for _, q := range []struct{ phase, matching int }{{phaseFull, microLength}, {phaseHalf, turn}, {phaseNone, 0},
+		{phaseCut, microLength * 7 / 8}} {
+		g.phase(q.phase)
+		for range queries {
+			c := prompts[g.rng.IntN(len(prompts))]
+			g.query(g.grow(c.to(q.matching), microLength-q.matching))
+		}
+	}
+	g.phase(phaseRemove)
+	for _, c := range prompts[:(len(prompts)+3)/4] {
+		for worker := range workers {
+			ends(func(worker int, c chain, from, to int) { g.remove(worker, reversed(c.seq[from:to]), 8) }, worker, c,
+				microLength)
+			g.remove(worker, reversed(c.seq[turn:]), 8)
+		}
+	}
 }

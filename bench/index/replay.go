@@ -60,7 +60,7 @@ func replay(path string) (map[int]*result, error) {
 		return nil, err
 	}
 	r := &replayer{
-		index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch),
+		index: x, workers: int(w.words[1]), phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch),
 		messages: make([]message, 0, eventBatch),
 		blocks:   make([]kvblock.StoredBlock, 0, 2*eventBatch), hashes: make([]kvblock.EngineHash, 0, 2*eventBatch),
 	}
@@ -105,10 +105,11 @@ const (
 
 // replayer applies operations and measures their time. Consecutive operations of one kind are timed together.
 type replayer struct {
-	index  *indexer.Index
-	phases map[int]*result
-	id     int
-	now    *result
+	index   *indexer.Index
+	workers int // of the workload
+	phases  map[int]*result
+	id      int
+	now     *result
 
 	entered   float64
 	gcEntered float64
@@ -130,6 +131,10 @@ func (r *replayer) step(op *operation) error {
 	switch op.kind {
 	case opPhase:
 		return r.enter(op.phase)
+	case opClass:
+		for w := range r.workers {
+			r.index.SetHybrid(kvblock.Worker(w), &op.hybrid)
+		}
 	case opQuery:
 		if r.id != phaseMixed {
 			if err := r.apply(); err != nil {

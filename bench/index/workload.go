@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"unsafe"
 
+	"kvepp/indexer"
 	"kvepp/kvblock"
 )
 
@@ -14,10 +15,14 @@ import (
 // then operations until one of kind 0.
 //
 //	header   workloadMagic, number of workers
-//	store    opStore  | worker<<8 | n<<32, parent (0: none), n times (engine hash, local hash)
-//	remove   opRemove | worker<<8 | n<<32, n engine hashes
+//	store    opStore  | worker<<8 | class<<24 | n<<32, parent (0: none), n times (engine hash, local hash)
+//	remove   opRemove | worker<<8 | class<<24 | n<<32, n engine hashes
 //	query    opQuery  | n<<32, n local hashes
 //	phase    opPhase  | id<<32
+//	class    opClass  | kind<<8 | n<<32, n words: the attention window in tokens
+//
+// Blocks of class 0 are full attention's. All workers have the class that an opClass names, whose blocks are of class 1.
+// Dynamo's indexes know no classes, so only kvepp runs such a workload.
 //
 // The engine hash of a block is its sequence hash, as with Dynamo's publishers, so that engines' names for blocks
 // favour no index.
@@ -29,7 +34,11 @@ const (
 	opRemove
 	opQuery
 	opPhase
+	opClass
 )
+
+// blockTokens is the size of all blocks where classes have windows in tokens.
+const blockTokens = 16
 
 // Phases. Operations of phaseMixed run in windows of mixedWindow, the events first and then the queries. Stopping
 // Dynamo's writer thread for each single query would cost more than the operations.
@@ -42,6 +51,7 @@ const (
 	phaseFull              // micro: queries that match whole
 	phaseHalf              // micro: queries that match half
 	phaseNone              // micro: queries that do not match
+	phaseCut               // hybrid: queries that full attention matches further than the class
 	phases
 )
 
@@ -55,6 +65,7 @@ type operation struct {
 	store  kvblock.Stored
 	remove kvblock.Removed
 	query  []kvblock.LocalHash
+	hybrid indexer.Hybrid
 }
 
 // workload is a mapped file with a read position.
@@ -105,23 +116,32 @@ func (w *workload) next(op *operation) error {
 	head := w.words[w.at]
 	w.at++
 	n := int(head >> 32)
-	op.kind, op.worker = uint8(head), kvblock.Worker(head>>8&0xffffff)
+	op.kind, op.worker = uint8(head), kvblock.Worker(head>>8&0xffff)
+	tier := kvblock.TierDevice
+	if class := int(head >> 24 & 0xff); class > 0 {
+		tier = kvblock.ClassTier(class - 1)
+	}
 	switch op.kind {
 	case opStore:
 		parent := w.words[w.at]
 		op.store = kvblock.Stored{
 			HasParent: parent != 0, Parent: kvblock.EngineHash(parent),
 			Blocks: unsafe.Slice((*kvblock.StoredBlock)(unsafe.Pointer(&w.words[w.at+1])), n),
+			Tier:   tier,
 		}
 		w.at += 1 + 2*n
 	case opRemove:
-		op.remove = kvblock.Removed{Hashes: unsafe.Slice((*kvblock.EngineHash)(&w.words[w.at]), n)}
+		op.remove = kvblock.Removed{Hashes: unsafe.Slice((*kvblock.EngineHash)(&w.words[w.at]), n), Tier: tier}
 		w.at += n
 	case opQuery:
 		op.query = unsafe.Slice((*kvblock.LocalHash)(&w.words[w.at]), n)
 		w.at += n
 	case opPhase:
 		op.phase = n
+	case opClass:
+		op.hybrid = indexer.Hybrid{BlockSize: blockTokens, Classes: kvblock.Classes{{
+			Kind: kvblock.ClassKind(head >> 8), Window: uint32(w.words[w.at]), BlockSize: blockTokens}}}
+		w.at += n
 	case opEnd:
 		return io.EOF
 	default:

@@ -116,7 +116,7 @@ var hybrids = []hybrid{
 
 const (
 	hybridAlone    = 60 // requests of each model that are sent one at a time
-	hybridTogether = 40 // and those that run four at once
+	hybridTogether = 80 // and those that run four at once
 	hybridLongest  = 1500
 )
 
@@ -135,7 +135,7 @@ func TestHybrids(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(all[0].Close)
-	cut, right := 0, 0
+	cut := 0
 	for i, h := range hybrids {
 		t.Run(h.name, func(t *testing.T) {
 			if err := all[i].Await(t.Context()); err != nil {
@@ -146,7 +146,7 @@ func TestHybrids(t *testing.T) {
 			r := &hybridRun{bench: b, hybrid: &h, traffic: newTraffic()}
 			r.first()
 			cut += r.alone()
-			right += r.together()
+			r.together()
 			t.Logf("done %v after the start", time.Since(began).Round(time.Second))
 		})
 	}
@@ -155,10 +155,6 @@ func TestHybrids(t *testing.T) {
 	}
 	if cut < len(hybrids) {
 		t.Errorf("the other layers cut only %d prompts: these requests do not show what this test is for", cut)
-	}
-	// 97 of 100 are usual. How many requests race depends on the machine, so that a few more are no fault.
-	if all := len(hybrids) * hybridTogether; 100*right < 90*all {
-		t.Errorf("four at once, only %d of %d requests were predicted exactly", right, all)
 	}
 }
 
@@ -304,8 +300,8 @@ func (r *hybridRun) alone() (cut int) {
 
 // together sends requests, four at once. Few predictions are wrong, each for a reason that no router can
 // know of: another request computed the blocks, or evicted them, between the decision and the engine's own lookup.
-func (r *hybridRun) together() (right int) {
-	t := r.t
+func (r *hybridRun) together() {
+	t, right := r.t, 0
 	var mu sync.Mutex // guards traffic and all
 	var all []*sent
 	var running sync.WaitGroup
@@ -360,7 +356,9 @@ func (r *hybridRun) together() (right int) {
 		}
 	}
 	t.Logf("four at once: %d of %d requests predicted exactly", right, len(all))
-	return right
+	if 100*right < 95*len(all) {
+		t.Errorf("four at once, only %d of %d requests were predicted exactly", right, len(all))
+	}
 }
 
 // eventsTake is how long the events of a request may be on their way to kvepp, on a busy machine.
