@@ -402,9 +402,9 @@ var hybridClasses = map[string]*hybridClass{
 
 // hybrid writes prompts of 8,192 tokens that all workers of a hybrid model store in two turns of half the length. Full
 // attention holds all blocks, the class those that it needs at the end of each turn. Queries match the whole prompt,
-// its first turn, and nothing. A fourth kind leaves the prompt an eighth before its end: full attention holds what comes
-// before, but the class does not hold its end, so that the engine can reuse only the first turn. Then the workers remove
-// blocks.
+// its first turn, and nothing. A fourth kind leaves the prompt an eighth before its end. Full attention holds what
+// comes before, but the class does not hold its end, so that the engine can reuse only the first turn. Then the workers
+// remove blocks.
 func (g *generator) hybrid(workers, entries, queries int, class *hybridClass) {
 	const turn = microLength / 2
 	if class.kind != 0 {
@@ -440,8 +440,8 @@ func (g *generator) hybrid(workers, entries, queries int, class *hybridClass) {
 	g.phase(phaseRemove)
 	for _, c := range prompts[:(len(prompts)+3)/4] {
 		for worker := range workers {
-			ends(func(worker int, c chain, from, to int) { g.remove(worker, reversed(c.seq[from:to]), 8) }, worker, c,
-				microLength)
+			remove := func(worker int, c chain, from, to int) { g.remove(worker, reversed(c.seq[from:to]), 8) }
+			ends(remove, worker, c, microLength)
 			g.remove(worker, reversed(c.seq[turn:]), 8)
 		}
 	}

@@ -21,8 +21,8 @@ import (
 //	phase    opPhase  | id<<32
 //	class    opClass  | kind<<8 | n<<32, n words: the attention window in tokens
 //
-// Blocks of class 0 are full attention's. All workers have the class that an opClass names, whose blocks are of class 1.
-// Dynamo's indexes know no classes, so only kvepp runs such a workload.
+// Blocks of class 0 are full attention's. All workers have the class that an opClass names, and its blocks are of class
+// 1. Dynamo's indexes know no classes, so only kvepp runs such a workload.
 //
 // The engine hash of a block is its sequence hash, as with Dynamo's publishers, so that engines' names for blocks
 // favour no index.
