@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"compress/gzip"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -121,10 +122,13 @@ func BenchmarkFindHybrid(b *testing.B) {
 }
 
 // BenchmarkHybridEvents reads, normalises and applies the events that vLLM's scheduler sent for hybrid models, from an
-// empty cache on. decode only reads them.
+// empty cache on; and those of a prompt of 8,192 tokens. decode only reads them.
 func BenchmarkHybridEvents(b *testing.B) {
-	for _, name := range []string{"gemma3", "gpt-oss", "llama4", "qwen3next"} {
-		batches := hybridBatches(b, name)
+	for _, name := range []string{"gemma3", "gpt-oss", "llama4", "qwen3next", "prompt8k"} {
+		batches := longPrompt()
+		if name != "prompt8k" {
+			batches = hybridBatches(b, name)
+		}
 		var batch kvblock.Batch
 		run := func(b *testing.B, each func(payload []byte)) {
 			bytes := 0
@@ -159,6 +163,51 @@ func BenchmarkHybridEvents(b *testing.B) {
 			})
 		})
 	}
+}
+
+// longPrompt returns the batches of a prompt of 8,192 tokens in four steps, as vLLM sends them for a model with five
+// groups of a window of 1,024 tokens and one of full attention, in blocks of 16. At the end the windows' groups keep
+// the last 64 blocks.
+func longPrompt() (batches [][]byte) {
+	const block, step, steps, groups = 16, 2048, 4, 6
+	text := func(to []byte, s string) []byte { return append(append(to, 0xd9, byte(len(s))), s...) }
+	list := func(to []byte, n int) []byte { return append(to, 0xdc, byte(n>>8), byte(n)) }
+	number := func(to []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(append(to, 0xcf), n) }
+	hash := func(i int) uint64 { return mix(uint64(i+1), 1) }
+	for s := range steps {
+		b := list(append([]byte{0x93}, 0), groups)
+		for group := range groups {
+			kind, kept := "sliding_window", 0
+			if s == steps-1 {
+				kept = 64
+			}
+			if group == groups-1 {
+				kind, kept = "full_attention", step/block
+			}
+			last := (s + 1) * step / block // behind the last block
+			b = text(text(append(b, 0x88), "type"), "BlockStored")
+			b = list(text(b, "block_hashes"), kept)
+			for i := last - kept; i < last; i++ {
+				b = number(b, hash(i))
+			}
+			b = text(b, "parent_block_hash")
+			if s == 0 {
+				b = append(b, 0xc0)
+			} else {
+				b = number(b, hash(last-step/block-1))
+			}
+			b = list(text(b, "token_ids"), step)
+			for i := range step {
+				b = binary.BigEndian.AppendUint32(append(b, 0xce), uint32(mix(uint64(s*step+i), 2)%262_144))
+			}
+			b = append(text(b, "block_size"), block)
+			b = append(text(b, "group_idx"), byte(group))
+			b = text(text(b, "kv_cache_spec_kind"), kind)
+			b = append(text(b, "kv_cache_spec_sliding_window"), 0xcd, 1024>>8, 0)
+		}
+		batches = append(batches, append(b, 0xc0))
+	}
+	return batches
 }
 
 // hybridBatches returns the event batches of one case of testdata/hybrid-vectors.jsonl.gz.

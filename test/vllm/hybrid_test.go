@@ -24,7 +24,7 @@ type hybrid struct {
 	name    string
 	config  map[string]any
 	numbers string // their type; "": float32
-	blocks  int    // of vLLM's cache, which is too small for all prompts
+	blocks  int    // of vLLM's cache, which is too small for all prompts, but holds what four running requests need
 	block   int    // tokens of full attention's blocks, as vLLM chooses them
 	classes string // as kvepp says them
 }
@@ -62,7 +62,7 @@ var hybrids = []hybrid{
 			"rope_local_base_freq":  float("10000.0"),
 			"query_pre_attn_scalar": 32, "sliding_window": 128, "sliding_window_pattern": 6,
 		}),
-		blocks: 600, block: 32, classes: "window of 128 tokens in blocks of 32",
+		blocks: 800, block: 32, classes: "window of 128 tokens in blocks of 32",
 	},
 	{
 		name: "gpt-oss",
@@ -77,7 +77,7 @@ var hybrids = []hybrid{
 					"original_max_position_embeddings": 4096, "truncate": false},
 				"router_aux_loss_coef": 0.9, "output_router_logits": false,
 			}),
-		numbers: "bfloat16", blocks: 300, block: 32, classes: "window of 128 tokens in blocks of 32",
+		numbers: "bfloat16", blocks: 400, block: 32, classes: "window of 128 tokens in blocks of 32",
 	},
 	{
 		name: "llama4",
@@ -88,7 +88,7 @@ var hybrids = []hybrid{
 			"moe_layers": []int{}, "num_local_experts": 1, "num_experts_per_tok": 1, "use_qk_norm": true,
 			"attn_temperature_tuning": false, "for_llm_compressor": false,
 		}),
-		blocks: 420, block: 32, classes: "chunk in blocks of 32",
+		blocks: 640, block: 32, classes: "chunk in blocks of 32",
 	},
 	{
 		name: "qwen3-next",
