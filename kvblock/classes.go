@@ -268,7 +268,7 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			break
 		}
 	}
-	n.placeBlocks(ops)
+	n.placeBlocks(b, ops)
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		g, known := n.classGroups[e.Group]
@@ -323,10 +323,12 @@ func (n *Normalizer) learnGroup(number uint32, c Class) (late bool) {
 	return late
 }
 
-// placeBlocks records where the blocks of n.mains are.
-func (n *Normalizer) placeBlocks(ops []Operation) {
+// placeBlocks records where the blocks of n.mains are, if a store in n.passing has blocks. Most have none, because only
+// the end of a prompt is kept.
+func (n *Normalizer) placeBlocks(b *Batch, ops []Operation) {
 	clear(n.places)
-	if n.traits.UpperBound {
+	stores := func(i int) bool { return b.Events[i].Kind == BlockStored && len(b.Events[i].Hashes) > 0 }
+	if n.traits.UpperBound || !slices.ContainsFunc(n.passing, stores) {
 		return
 	}
 	if n.places == nil {
