@@ -76,6 +76,9 @@
 // Tiers below the device (lower.go) count where they continue what the tiers above them hold. Prompts are entered there
 // in the middle, so these tiers keep every block in a hash table (tier.bySeq).
 //
+// Workers of hybrid models also have tiers for the other layers' blocks, one for each class (classes.go). A lookup asks
+// them last, for 64 workers at once (classsweep.go), and asks a filter before the hash table (lookupfilter.go).
+//
 // # Structural checks
 //
 // tier.check (check.go) compares the runs, tables, filters and counts of a tier with each other. The tests call it.

@@ -321,12 +321,18 @@ var decodeCases = []struct {
 			pairs{"type", "BlockStored", "block_hashes", []any{2}, "token_ids", ints(1, 2), "block_size", 2},
 			pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 3), "block_size", 3},
 			pairs{"type", "BlockStored", "block_hashes", []any{4}, "token_ids", ints(1, 2), "block_size", 2},
+			pairs{"type", "BlockStored", "block_hashes", []any{5}, "token_ids", ints(1, 12), "block_size", 12},
+			pairs{"type", "BlockStored", "block_hashes", []any{6}, "token_ids", append(ints(1, 11), 77), "block_size", 12},
+			pairs{"type", "BlockStored", "block_hashes", []any{7}, "token_ids", append(ints(1, 11), 77), "block_size", 12},
 		),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
 			{Kind: BlockStored, Hashes: []EngineHash{1}, Tokens: countingTokens(1, 2), BlockSize: 2},
 			{Kind: BlockStored, Hashes: []EngineHash{2}, Tokens: countingTokens(1, 2), BlockSize: 2},
 			{Kind: BlockStored, Hashes: []EngineHash{3}, Tokens: countingTokens(1, 3), BlockSize: 3},
 			{Kind: BlockStored, Hashes: []EngineHash{4}, Tokens: countingTokens(1, 2), BlockSize: 2},
+			{Kind: BlockStored, Hashes: []EngineHash{5}, Tokens: countingTokens(1, 12), BlockSize: 12},
+			{Kind: BlockStored, Hashes: []EngineHash{6}, Tokens: append(countingTokens(1, 11), 77), BlockSize: 12},
+			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: append(countingTokens(1, 11), 77), BlockSize: 12},
 		}},
 	},
 	{
