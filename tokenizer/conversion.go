@@ -49,8 +49,9 @@ func (m *Model) reserveConversion(request *apibody.Request) (*apibody.Request, e
 	lists := []*chattemplate.List{request.Messages}
 	if request.API != apibody.ChatCompletions { // its messages become a chat's messages first
 		for _, name := range []string{"messages", "input"} {
-			list, _ := get[*chattemplate.List](request.Body, name)
-			lists = append(lists, list)
+			if list, _ := get[*chattemplate.List](request.Body, name); list != request.Messages {
+				lists = append(lists, list)
+			}
 		}
 	}
 	for _, list := range lists {

@@ -327,9 +327,13 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 	}
 	for k, v := range m.defaultKwargs.All() {
 		name, _ := k.(string)
-		// A default reasoning_effort wins over the request's, which SGLang has removed from the arguments by then.
-		if _, given := kwargs.Get(name); (!given || name == "reasoning_effort") &&
-			!slices.Contains(transformersParameters, name) {
+		// A default reasoning_effort wins over the request's, which SGLang has removed from the arguments by then,
+		// but not over one among the variables of a request to Responses.
+		_, given := kwargs.Get(name)
+		if name == "reasoning_effort" {
+			given = request.API == apibody.Responses && field(request.ChatTemplateKwargs, name) != nil
+		}
+		if !given && !slices.Contains(transformersParameters, name) {
 			kwargs.Set(name, v)
 		}
 	}

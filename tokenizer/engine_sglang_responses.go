@@ -68,7 +68,31 @@ func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Reques
 	if err := sglangResponsesTools(request.Body, body); err != nil {
 		return nil, err
 	}
-	return chatOf(request, body), nil
+	m.dropOwnEffort(body)
+	chat := chatOf(request, body)
+	chat.API = apibody.Responses // see sglangKwargs
+	return chat, nil
+}
+
+// dropOwnEffort removes the reasoning_effort among the template's variables where SGLang does not use it. For other
+// APIs it is the request's effort. Here encoders do not see it, unless the server has variables of its own, and the
+// request's effort wins over it; the latter holds for MiniMax M3, too.
+func (m *Model) dropOwnEffort(body *chattemplate.Dict) {
+	encodes := m.native != nil && !m.native.LikeTemplate
+	given, _ := get[*chattemplate.Dict](body, "chat_template_kwargs")
+	if _, own := given.Get("reasoning_effort"); !own || !encodes && !m.preparesM3() {
+		return
+	}
+	if field(body, "reasoning_effort") == nil && (!encodes || m.defaultKwargs.Len() > 0) {
+		return
+	}
+	kept := chattemplate.NewDict()
+	for k, v := range given.All() {
+		if name, _ := k.(string); name != "reasoning_effort" {
+			kept.Set(name, v)
+		}
+	}
+	body.Set("chat_template_kwargs", kept)
 }
 
 // sglangUnusedTools are the types of tools that SGLang leaves out of the chat.

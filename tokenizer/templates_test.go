@@ -59,7 +59,7 @@ func TestTemplateFiles(t *testing.T) {
 			"own\n1"},
 		"images, SGLang": {map[string]string{"config.json": `{"vision_config":{}}`,
 			"chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
-		"own encoding, vLLM": {map[string]string{"config.json": `{"architectures":["DeepseekV32ForCausalLM"]}`},
+		"own encoding, vLLM": {map[string]string{"config.json": `{"architectures":["MoonshotKimiaForCausalLM"]}`},
 			Options{}, noTemplate, noTemplate},
 		"gpt-oss, SGLang": {map[string]string{"config.json": `{"model_type":"gpt_oss"}`,
 			"chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},

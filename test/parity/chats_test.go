@@ -253,7 +253,7 @@ func (g *chatGenerator) variables() object {
 	if g.oneIn(4) {
 		v["drop_thinking"] = choose[any](g, true, false, 0)
 	}
-	if g.oneIn(6) {
+	if g.oneIn(4) {
 		v["reasoning_effort"] = choose[any](g, "low", "high", "max", "none")
 	}
 	if g.oneIn(8) {

@@ -14,7 +14,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-var encoderChats = flag.Int("encoder-chats", 500, "chats that TestEncoders compares for each encoder and version")
+var encoderChats = flag.Int("encoder-chats", 300, "chats that TestEncoders compares for each encoder and version")
 
 // encoderCase is a model that an engine encodes without a Jinja template.
 type encoderCase struct {
@@ -86,6 +86,7 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 		Responses bool            `json:"responses"`
 		Encoder   any             `json:"encoder"`
 		Template  *string         `json:"template,omitempty"`
+		Defaults  json.RawMessage `json:"defaults,omitempty"`
 		name      string
 		path      string
 		model     *tokenizer.Model
@@ -97,6 +98,12 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 		}
 		loaded := encoderFolder(t, folder, c)
 		m, err := tokenizer.Load(loaded, tokenizer.Options{Engine: engine, Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const defaults = `{"thinking":true,"reasoning_effort":"max"}`
+		preset, err := tokenizer.Load(loaded, tokenizer.Options{Engine: engine, Version: version,
+			DefaultChatTemplateKwargs: defaults})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,6 +119,9 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 			}
 			if c.template != "" {
 				q.Template = &c.template
+			}
+			if i%4 == 3 {
+				q.model, q.Defaults = preset, json.RawMessage(defaults)
 			}
 			var body map[string]any
 			switch {
