@@ -47,6 +47,7 @@ var fetched = []string{
 	"chat_template.jinja",
 	"chat_template.json",
 	"additional_chat_templates/*.jinja",
+	"encoding/encoding_dsv4.py",
 	"special_tokens_map.json",
 	"added_tokens.json",
 	"generation_config.json",

@@ -76,7 +76,8 @@ func TestFetch(t *testing.T) {
 	url := modelHub(t, map[string]string{
 		"tokenizer.json": "{}", "tokenizer_config.json": "[]", "chat_template.jinja": "{{ x }}",
 		"additional_chat_templates/rag.jinja": "{{ y }}",
-		"model-00001-of-00002.safetensors":    "weights", "model.safetensors.index.json": "weights",
+		"encoding/encoding_dsv4.py":           "efforts", "encoding/README.md": "words",
+		"model-00001-of-00002.safetensors": "weights", "model.safetensors.index.json": "weights",
 		"pytorch_model.bin": "weights",
 		"README.md":         "words", "../../escaped.json": "bad", "sub/tokenizer.json": "another",
 	}, func(w http.ResponseWriter, r *http.Request) bool {
@@ -99,7 +100,7 @@ func TestFetch(t *testing.T) {
 		&stderr, noEnvironment); status != 0 {
 		t.Fatal(status, stderr.String())
 	}
-	if out.String() != "qwen: org/model at c0ffee, 4 files, 0.0 MB\n" {
+	if out.String() != "qwen: org/model at c0ffee, 5 files, 0.0 MB\n" {
 		t.Errorf("printed %q", out.String())
 	}
 	want := map[string]string{
@@ -107,6 +108,7 @@ func TestFetch(t *testing.T) {
 		"qwen/tokenizer_config.json":               "[]",
 		"qwen/chat_template.jinja":                 "{{ x }}",
 		"qwen/additional_chat_templates/rag.jinja": "{{ y }}",
+		"qwen/encoding/encoding_dsv4.py":           "efforts",
 		"qwen/model-00001-of-00002.safetensors":    "",
 	}
 	if got := tree(t, to); !maps.Equal(got, want) {
