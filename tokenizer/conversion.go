@@ -88,6 +88,9 @@ func (m *Model) conversionBytes(message *chattemplate.Dict) int {
 	if tools, ok := get[*chattemplate.List](message, "tools"); ok {
 		bytes += toolBytes * len(tools.Items)
 	}
+	if text, ok := content.(string); ok && m.mistral != nil && role(message) == "tool" {
+		bytes += argumentBytes(len(text)) // see pythonValue
+	}
 	calls, _ := get[*chattemplate.List](message, "tool_calls")
 	for i := range calls.Len() {
 		call, _ := calls.Items[i].(*chattemplate.Dict)

@@ -61,6 +61,9 @@ type Options struct {
 	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, like the
 	// engines' --default-chat-template-kwargs; "" means none. Dynamo has no such flag.
 	DefaultChatTemplateKwargs string
+	// TokenizerMode is TokenizerAuto (also ""), TokenizerHF or TokenizerMistral: which of the folder's tokenizers to
+	// use, like vLLM's --tokenizer-mode. Other engines have no such flag.
+	TokenizerMode string
 	// RequestChatTemplate lets a request bring a template of its own, like vLLM's --trust-request-chat-template.
 	// Without it, such a request gets an error.
 	RequestChatTemplate bool
@@ -96,6 +99,17 @@ func (o *Options) check() error {
 	default:
 		return fmt.Errorf("tokenizer: chat template content format %q is none of %s, %s, %s",
 			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
+	}
+	switch o.TokenizerMode {
+	case "":
+		o.TokenizerMode = TokenizerAuto
+	case TokenizerAuto, TokenizerHF, TokenizerMistral:
+	default:
+		return fmt.Errorf("tokenizer: tokenizer mode %q is none of %s, %s, %s", o.TokenizerMode, TokenizerAuto,
+			TokenizerHF, TokenizerMistral)
+	}
+	if o.TokenizerMode != TokenizerAuto && o.Engine != VLLM {
+		return errors.New("tokenizer: only vLLM has tokenizer modes")
 	}
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
 		return errors.New("tokenizer: only SGLang chooses a Hugging Face chat template by name")
@@ -168,6 +182,8 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 // tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
+	case m.mistralCommon:
+		return m.tokenizeMistral(ctx, request)
 	case request.HasMedia && m.media == nil && (m.native == nil || !m.native.Media):
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q",
 			ErrMedia, m.options.Engine, m.architecture)
@@ -209,9 +225,10 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 // usesHarmony reports whether the engine encodes the model's chats in OpenAI's harmony format instead of a template.
 func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelType == "gpt_oss" }
 
-// renderChat returns the text that the engine makes of a chat; "" for a chat in harmony, which never is one text.
+// renderChat returns the text that the engine makes of a chat; "" for a chat in harmony or in Mistral's
+// own format, which never is one text.
 func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (string, error) {
-	if m.usesHarmony() {
+	if m.usesHarmony() || m.mistralCommon {
 		return "", nil
 	}
 	if m.native != nil {

@@ -44,6 +44,9 @@ func (m *Model) mergesSystem() (bool, error) {
 	case m.nativeMerges():
 		return true, nil
 	}
+	if m.mistralCommon && m.chat == nil {
+		return true, nil // vLLM looks at --chat-template alone
+	}
 	templates := []*chatTemplate{m.chat}
 	late, mustShow := "t", ""
 	if m.options.Engine == SGLang {

@@ -27,8 +27,8 @@ var vllmOwnEncoding = []string{
 // givenVLLM returns the ids that a decoding vLLM takes over from the vLLM that prefilled; nil if the request brings
 // none. A field whose effect in vLLM is not known here is an error.
 func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
-	if m.mistralCommon {
-		return nil, errNotReproduced("a folder with Mistral's own tokenizer")
+	if m.mistralCommon && m.mistral == nil {
+		return nil, errNotReproduced("a folder with Mistral's own SentencePiece tokenizer")
 	}
 	for _, name := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"} {
 		if field(request.Body, name) != nil {

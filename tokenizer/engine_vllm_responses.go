@@ -41,7 +41,7 @@ func (m *Model) chatOfResponsesVLLM(request *apibody.Request) (*apibody.Request,
 	if err := checkResponses(request); err != nil {
 		return nil, err
 	}
-	c := &responsesChat{}
+	c := &responsesChat{textsOnly: m.mistralCommon}
 	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
 		c.messages = append(c.messages, dict("role", "system", "content", instructions))
 	}
@@ -126,7 +126,11 @@ func responsesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 }
 
 // responsesChat collects the chat's messages.
-type responsesChat struct{ messages []any }
+type responsesChat struct {
+	messages []any
+	// textsOnly says that the engine refuses messages of the user's and the system's that are lists of parts.
+	textsOnly bool
+}
 
 // assistant returns the last message if it is the assistant's, else nil.
 func (c *responsesChat) assistant() *chattemplate.Dict {
@@ -288,6 +292,8 @@ func (c *responsesChat) message(item *chattemplate.Dict, typed bool) error {
 		return nil
 	case !isList:
 		return errRefused("content is neither a string nor a list of parts")
+	case c.textsOnly && list.Len() > 0:
+		return errRefused("a part of type input_text with Mistral's own tokenizer")
 	}
 	parts := make([]any, list.Len())
 	for i, item := range list.Items {

@@ -53,8 +53,10 @@ type Model struct {
 	configured, sglangHybrid bool
 	layers                   Layers // see Layers
 	layersKnown              bool
-	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
+	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json. mistral are its rules; nil if
+	// it encodes with Mistral's SentencePiece tokenizer.
 	mistralCommon bool
+	mistral       *mistralTokenizer
 	// media are the marks of images, video and sound in the model's prompts. certain finds the ids before a mark that
 	// do not depend on it. Both are nil if the marks are not known.
 	media   *mediaMarks
@@ -88,7 +90,7 @@ const (
 	modelConfigFile     = "config.json"
 )
 
-// Load reads a model's Hugging Face folder: tokenizer.json or tiktoken.model, and the optional files
+// Load reads a model's Hugging Face folder: tokenizer.json, tiktoken.model or tekken.json, and the optional files
 // tokenizer_config.json, config.json, chat_template.jinja and chat_template.json. A folder without a chat template
 // loads; its chats fail with ErrNoChatTemplate.
 //
@@ -99,11 +101,11 @@ func Load(dir string, o Options) (*Model, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	e, err := loadEncoder(dir)
-	if err != nil {
+	m := &Model{options: o, dynamoWorkers: new(atomic.Pointer[[]DynamoSettings])}
+	m.mistralCommon = usesMistralCommon(dir, &o)
+	if err := m.loadTokenizer(dir); err != nil {
 		return nil, err
 	}
-	m := &Model{encoder: e, options: o, dynamoWorkers: new(atomic.Pointer[[]DynamoSettings])}
 	i, _, err := matchRelease(o.Engine, o.Version)
 	if err != nil {
 		return nil, err
@@ -121,12 +123,16 @@ func Load(dir string, o Options) (*Model, error) {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
 	}
 	m.findMarks()
-	templates, err := m.readConfig(filepath.Join(dir, tokenizerConfigFile))
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+	var templates []namedTemplate
+	if m.mistral == nil {
+		if templates, err = m.readConfig(filepath.Join(dir, tokenizerConfigFile)); err != nil {
+			return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+		}
 	}
-	if err := m.readTemplates(dir, templates); err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+	if m.mistral == nil || o.ChatTemplate != "" {
+		if err := m.readTemplates(dir, templates); err != nil {
+			return nil, fmt.Errorf("tokenizer: %w", err)
+		}
 	}
 	if m.options.Engine == Dynamo {
 		m.dynamo = m.newDynamoChat()
@@ -138,6 +144,22 @@ func Load(dir string, o Options) (*Model, error) {
 	m.messages = m.probeMessages()
 	m.makeFamily()
 	return m, nil
+}
+
+// loadTokenizer sets the encoder. A folder with Mistral's SentencePiece tokenizer loads by its tokenizer.json, and its
+// prompts are not known.
+func (m *Model) loadTokenizer(dir string) (err error) {
+	if m.mistralCommon {
+		err = m.loadMistral(dir)
+		if err != nil && (!errors.Is(err, fs.ErrNotExist) || m.options.TokenizerMode == TokenizerMistral) {
+			return fmt.Errorf("tokenizer: %w", err)
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	m.encoder, err = loadEncoder(dir)
+	return err
 }
 
 // loadEncoder reads tokenizer.json, or tiktoken.model if there is no tokenizer.json.
@@ -245,14 +267,6 @@ func (m *Model) readModelConfig(dir string) error {
 			m.architecture = config.Architectures[0]
 		}
 	}
-	// vLLM uses Mistral's own tokenizer if the folder also has Mistral's own weights. Without any weights in the
-	// folder, kvepp assumes that it does. Source: vLLM 0.33.0, tokenizers/registry.
-	has := func(pattern string) bool {
-		names, err := filepath.Glob(filepath.Join(dir, pattern))
-		return err == nil && len(names) > 0
-	}
-	m.mistralCommon = (has("tekken.json") || has("tokenizer.model.v*")) &&
-		(has("consolidated*.safetensors") || !has("*.safetensors"))
 	return nil
 }
 

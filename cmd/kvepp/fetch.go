@@ -280,10 +280,11 @@ func (h *hub) model(
 		}
 		size += n
 		tokenizer = tokenizer || name == "tokenizer.json" || strings.HasSuffix(name, ".tiktoken") ||
-			name == "tiktoken.model"
+			name == "tiktoken.model" || name == "tekken.json"
 	}
 	if !tokenizer {
-		return "", 0, 0, errors.New("it has no tokenizer.json or tiktoken.model, and kvepp reads no other tokenizer")
+		return "", 0, 0, errors.New("it has no tokenizer.json, tiktoken.model or tekken.json, and kvepp reads no " +
+			"other tokenizer")
 	}
 	return listing.SHA, files, size, nil
 }

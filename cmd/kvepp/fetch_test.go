@@ -149,7 +149,7 @@ func TestFetchFails(t *testing.T) {
 		{[]string{"--hub=" + plain, "--to=DIR", "m=org/model@v2"}, 1, "no such model or revision"},
 		{[]string{"--hub=" + plain, "--to=DIR", "a=org/other", "m=org/model"}, 1, "org/other of"},
 		{[]string{"--hub=" + plain, "--to=DIR", "--optional", "a=org/other"}, 0, "org/other of"},
-		{[]string{"--hub=" + none, "--to=DIR", "m=org/model"}, 1, "no tokenizer.json or tiktoken.model"},
+		{[]string{"--hub=" + none, "--to=DIR", "m=org/model"}, 1, "no tokenizer.json, tiktoken.model or tekken.json"},
 		{[]string{"--hub=" + closed, "--to=DIR", "m=org/model"}, 1, "wants a token (--token-file)"},
 		{[]string{"--hub=" + website, "--to=DIR", "m=org/model"}, 1, "does not answer as a model hub does"},
 		{[]string{"--hub=" + down, "--to=DIR", "--timeout=50ms", "m=org/model"}, 1, "--timeout is over"},

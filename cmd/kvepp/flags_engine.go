@@ -21,6 +21,7 @@ type promptFlags struct {
 	defaultChatTemplateKwargs string
 	trustRequestChatTemplate  bool
 	excludeTools              bool
+	tokenizerMode             string
 	reasoningEffortMap        string
 	disabledThinkingEffort    string
 	hfChatTemplateName        string
@@ -55,6 +56,10 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 			"vLLM's value")
 	f.StringVar(&p.disabledThinkingEffort, "anthropic-disabled-thinking-effort", "auto",
 		"the reasoning `EFFORT` that stands for disabled thinking in /v1/messages; give vLLM's value")
+	f.StringVar(&p.tokenizerMode, "tokenizer-mode", tokenizer.TokenizerAuto,
+		"which of a model folder's tokenizers to use: auto (Mistral's own, if the folder also has Mistral's own "+
+			"weights), hf or mistral; give vLLM's value, and auto for its other `MODE`s")
+	values(f, "tokenizer-mode", tokenizer.TokenizerAuto, tokenizer.TokenizerHF, tokenizer.TokenizerMistral)
 	f.StringVar(&p.hfChatTemplateName, "hf-chat-template-name", "",
 		"`NAME` of the chat template, if the model's folder has several; give SGLang's value. Empty: the first")
 }
@@ -69,6 +74,7 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 		ChatTemplate:                   p.chatTemplate,
 		ChatTemplateContentFormat:      p.chatTemplateContentFormat,
 		DefaultChatTemplateKwargs:      p.defaultChatTemplateKwargs,
+		TokenizerMode:                  p.tokenizerMode,
 		RequestChatTemplate:            p.trustRequestChatTemplate,
 		ExcludeToolsWhenToolChoiceNone: p.excludeTools,
 		ReasoningEffortMap:             p.reasoningEffortMap,
@@ -91,6 +97,8 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 		return o, errors.New("--exclude-tools-when-tool-choice-none is vLLM's flag: it needs --engine vllm")
 	case p.reasoningEffortMap != "" && engine != tokenizer.VLLM:
 		return o, errors.New("--reasoning-effort-map is vLLM's flag: it needs --engine vllm")
+	case p.tokenizerMode != tokenizer.TokenizerAuto && engine != tokenizer.VLLM:
+		return o, errors.New("--tokenizer-mode is vLLM's flag: it needs --engine vllm")
 	case p.hfChatTemplateName != "" && engine != tokenizer.SGLang:
 		return o, errors.New("--hf-chat-template-name is SGLang's flag: it needs --engine sglang")
 	case p.dynamoRuntimeConfig != "" && engine != tokenizer.Dynamo:
@@ -100,12 +108,11 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 	if o.Dynamo, err = tokenizer.ParseDynamoSettings([]byte(p.dynamoRuntimeConfig)); err != nil {
 		return o, fmt.Errorf("--dynamo-runtime-config: %w", err)
 	}
-	return o, oneOf(
-		"chat-template-content-format",
-		p.chatTemplateContentFormat,
-		tokenizer.ContentAuto,
-		tokenizer.ContentString,
-		tokenizer.ContentOpenAI,
+	return o, errors.Join(
+		oneOf("chat-template-content-format", p.chatTemplateContentFormat, tokenizer.ContentAuto,
+			tokenizer.ContentString, tokenizer.ContentOpenAI),
+		oneOf("tokenizer-mode", p.tokenizerMode, tokenizer.TokenizerAuto, tokenizer.TokenizerHF,
+			tokenizer.TokenizerMistral),
 	)
 }
 

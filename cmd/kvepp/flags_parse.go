@@ -214,6 +214,7 @@ var toolVariables = []string{
 	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PARITY", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_ROOTFS", "KVEPP_TOOLS",
 	"KVEPP_VLLM",
 	"KVEPP_VLLM_MEDIA",
+	"KVEPP_VLLM_MISTRAL",
 }
 
 // checkEnvironment returns an error that names each variable KVEPP_* in environ (NAME=VALUE each) that belongs to no

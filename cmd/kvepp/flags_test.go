@@ -231,6 +231,13 @@ var settings = []struct {
 		func(o *options) any { return o.unknownVersion },
 	},
 	{
+		"tokenizer-mode",
+		"KVEPP_TOKENIZER_MODE",
+		"",
+		[3]string{"hf", "mistral", "hf"},
+		func(o *options) any { return o.tokenizerMode },
+	},
+	{
 		"hf-chat-template-name",
 		"KVEPP_HF_CHAT_TEMPLATE_NAME",
 		"",

@@ -8,6 +8,7 @@
 #   install.sh shells     zsh and fish, which the test of "kvepp completion" asks
 #   install.sh oracles    the Python tokenizers that kvepp's is compared with
 #   install.sh vllm       a whole vLLM for the CPU
+#   install.sh mistral    what vLLM's Python code needs for Mistral's own tokenizers, beside engines
 #   install.sh media      the dependencies of vLLM's media processors
 #   install.sh engines    the Python code of vLLM and SGLang that reads requests, its imports, and real chat templates
 #   install.sh versions [ENGINE [VERSION]]
@@ -125,6 +126,14 @@ fill_engines() {
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
 	unpack "$1"
 }
+
+# mistral prints a folder of packages for the virtual environment of vLLM in engines.
+mistral() {
+	engines=$(engines)
+	once "$cache/mistral-$(key "$here/oracles/vllm-mistral.txt")" "installing mistral-common (60 MB, once)" fill_mistral
+}
+
+fill_mistral() { packages "$engines/vllm" --no-deps --target "$1" -r "$here/oracles/vllm-mistral.txt"; }
 
 # versions prints, for each list in oracles/versions, a folder with a virtual environment and, in sources, the engine's
 # own files. The folder's name begins with the list's.
@@ -280,10 +289,11 @@ engines) engines ;;
 versions) shift; versions "$@" ;;
 vllm) vllm ;;
 media) media ;;
+mistral) mistral ;;
 kube) shift; kube "$@" ;;
 manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|shells|oracles|engines|versions|vllm|media|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|shells|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
 esac

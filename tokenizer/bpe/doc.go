@@ -1,6 +1,6 @@
 // Package bpe turns text into token ids by byte-pair encoding: byte-level BPE and SentencePiece-style BPE, exact to the
-// id, in Go without cgo. It reads the contents of tokenizer.json and tiktoken.model. It knows nothing of chats, engines
-// or files; package tokenizer does.
+// id, in Go without cgo. It reads the contents of tokenizer.json, tiktoken.model and tekken.json. It knows nothing of
+// chats, engines or files; package tokenizer does.
 //
 // It never guesses. Loading refuses, by name, a component that it cannot reproduce exactly, because one wrong id makes
 // every later block hash wrong.
@@ -19,8 +19,8 @@
 //	smallmerge.go, model.go, mergetable.go
 //	                  merge the symbols of the other pieces
 //
-// Errors of encoding begin with "tokenizer:". Errors of ParseTokenizerJSON and ParseTiktoken do not: the caller puts
-// that and the file's path before them.
+// Errors of encoding begin with "tokenizer:". Errors of ParseTokenizerJSON, ParseTiktoken and ParseTekken do not: the
+// caller puts that and the file's path before them.
 //
 // An Encoder is safe for concurrent use. Its memory is bounded: at most 64 MiB for the ids of segments, and about 1 MiB
 // for each encoding that runs at the same time, up to one for each processor.

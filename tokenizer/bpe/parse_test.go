@@ -180,6 +180,76 @@ func TestTiktoken(t *testing.T) {
 	}
 }
 
+// tekkenOf returns a tekken.json whose vocabulary are the bytes and further tokens.
+func tekkenOf(version, specials string, more ...string) string {
+	var vocab strings.Builder
+	for b := range 256 {
+		fmt.Fprintf(&vocab, `{"rank":%d,"token_bytes":%q},`, b, base64.StdEncoding.EncodeToString([]byte{byte(b)}))
+	}
+	for i, token := range more {
+		fmt.Fprintf(&vocab, `{"rank":%d,"token_bytes":%q},`, 256+i, base64.StdEncoding.EncodeToString([]byte(token)))
+	}
+	pattern, _ := json.Marshal(regexTekken)
+	return fmt.Sprintf(`{"config":{"pattern":%s,"default_vocab_size":%d,"default_num_special_tokens":30,`+
+		`"version":%q},"vocab":[%s]%s}`, pattern, 286+len(more), version, strings.TrimSuffix(vocab.String(), ","),
+		specials)
+}
+
+func TestTekken(t *testing.T) {
+	e, info, err := ParseTekken([]byte(tekkenOf("v3", `,"image":{"a":1},"audio":null`, "he", "ll", "hell", "o w")))
+	if err != nil || info.Version != 3 || !info.Image || info.Audio || info.Settings != nil {
+		t.Fatalf("got %+v, %v", info, err)
+	}
+	ids, err := e.AppendEncode(nil, "<s>hello w", true)
+	const first = 30
+	want := []kvblock.Token{
+		1, first + '<', first + 's', first + '>', first + 258, first + 'o', first + ' ', first + 'w',
+	}
+	if err != nil || !slices.Equal(ids, want) {
+		t.Errorf("got %v, %v; want %v", ids, err, want)
+	}
+	if id, ok := e.AddedID("[TOOL_CONTENT]"); !ok || id != 19 {
+		t.Errorf("got %v, %v for a special token", id, ok)
+	}
+	special := func(text string, rank int) string { return fmt.Sprintf(`{"token_str":%q,"rank":%d}`, text, rank) }
+	bos := special("<s>", 1)
+	for _, c := range []struct{ file, want string }{
+		{`{"config":1}`, "cannot unmarshal"},
+		{`{}`, `version ""`},
+		{tekkenOf("v13", ""), "v13 has no special_tokens"},
+		{tekkenOf("v13", `,"multimodal":{"a":1},"special_tokens":[`+bos+`]`), "no field multimodal"},
+		{tekkenOf("v13", `,"special_tokens":[`+special("x", 0)+`]`), `no special token "<s>"`},
+		{tekkenOf("v13", `,"special_tokens":[`+bos+","+bos+`]`), `two special tokens are "<s>"`},
+		{tekkenOf("v13", `,"special_tokens":[`+special("<s>", 30)+`]`), "rank 30, which is not below 30"},
+		{tekkenOf("v3", "", "he", "he"), "vocab[257] repeats an earlier token"},
+		{tekkenOf("v3", "", ""), "vocab[256] has 0 bytes"},
+		{strings.Replace(tekkenOf("v3", "", "he"), `"rank":256`, `"rank":5`, 1), "vocab[256] has the rank 5"},
+		{strings.Replace(tekkenOf("v3", ""), `"AQ=="`, `"Ag=="`, 1), "vocab[1] is not the byte 0x01"},
+		{strings.Replace(tekkenOf("v3", ""), `":286`, `":285`, 1), "not a token for each byte"},
+		{strings.Replace(tekkenOf("v3", ""), `":286`, `":287`, 1), "default_vocab_size 287"},
+		{strings.Replace(tekkenOf("v3", ""), `"pattern":"`, `"pattern":"x`, 1), "pattern"},
+	} {
+		if _, _, err := ParseTekken([]byte(c.file)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.60q: got %v, want ...%s...", c.file, err, c.want)
+		}
+	}
+}
+
+func FuzzTekken(f *testing.F) {
+	f.Add([]byte(tekkenOf("v3", "", "he", "ll")), "hello")
+	f.Add([]byte(`{"config":{"default_vocab_size":-1,"default_num_special_tokens":-9,"version":"v3"}}`), "")
+	f.Fuzz(func(t *testing.T, raw []byte, text string) {
+		e, _, err := ParseTekken(raw)
+		if err != nil {
+			return
+		}
+		if ids, err := e.append(Budget{}, []kvblock.Token{7}, text, true, nil); err == nil &&
+			(len(ids) == 0 || ids[0] != 7) {
+			t.Fatalf("append changed what was there: %v", ids)
+		}
+	})
+}
+
 func FuzzTiktoken(f *testing.F) {
 	var lines strings.Builder
 	for b := range 256 {

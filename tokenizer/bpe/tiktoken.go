@@ -55,19 +55,7 @@ func ParseTiktoken(model, config []byte) (*Encoder, error) {
 		}
 		b.byteToken[c] = id
 	}
-	var merges []merge
-	for _, token := range tokens {
-		for n := 1; n < len(token.text); n++ {
-			left, okLeft := ids[token.text[:n]]
-			right, okRight := ids[token.text[n:]]
-			if okLeft && okRight {
-				merges = append(merges, merge{left, right, token.id})
-			}
-		}
-	}
-	b.merges = newMergeTable(merges, true)
-	b.byteMerges = newByteMerges(&b.merges, &b.byteToken)
-	b.vocabulary = newVocabulary(tokens)
+	b.setRankedMerges(tokens, ids)
 
 	e := newEncoder()
 	e.model, e.kimiLimits = b, true
