@@ -127,11 +127,49 @@ func (m *Model) nativeVLLM(request *apibody.Request) (*encoders.Chat, error) {
 	case c.continueFinalMessage && c.addGenerationPrompt:
 		return nil, errContinuePrompt
 	}
-	messages, err := convertMessages(request, m.vllmMessage, m.native.WantsParts)
+	convert := m.vllmMessage
+	if m.native.Raw {
+		convert = vllmRawMessage
+		c.kwargs.Set("add_generation_prompt", c.addGenerationPrompt)
+		c.kwargs.Set("continue_final_message", c.continueFinalMessage)
+	}
+	messages, err := convertMessages(request, convert, m.native.WantsParts)
 	if err != nil {
 		return nil, err
 	}
 	return &encoders.Chat{Messages: messages, Tools: c.tools, Variables: c.kwargs}, nil
+}
+
+// vllmRawMessage returns a message as vLLM hands it to an encoder that gets the request's own messages.
+func vllmRawMessage(given *chattemplate.Dict, _ bool) (*chattemplate.Dict, error) {
+	if name, has := given.Get("name"); has && name == nil {
+		if _, isList := get[*chattemplate.List](given, "content"); isList {
+			return nil, errRefused("parts beside a name that is null") // they are an iterator, not a list
+		}
+	}
+	reasoning := firstField(given, "reasoning", "reasoning_content")
+	if _, isText := reasoning.(string); reasoning != nil && !isText {
+		return nil, errNotReproduced("reasoning that is not a string")
+	}
+	content, _ := get[*chattemplate.List](given, "content")
+	for i := range content.Len() {
+		part, isObject := content.Items[i].(*chattemplate.Dict)
+		text, hasText := part.Get("text")
+		if _, isText := text.(string); !isObject || field(part, "uuid") != nil || hasText && !isText {
+			return nil, errNotReproduced("such a content part")
+		}
+	}
+	calls := field(given, "tool_calls")
+	if calls == nil || role(given) != "assistant" {
+		return given, nil
+	}
+	list, err := vllmToolCalls(calls)
+	if err != nil {
+		return nil, err
+	}
+	message := given.Clone()
+	message.Set("tool_calls", list)
+	return message, nil
 }
 
 // requestTemplate returns the template for a chat: the request's own, which must be allowed, else the model's.

@@ -3,11 +3,9 @@ package tokenizer
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"kvepp/chattemplate"
 )
@@ -376,16 +374,7 @@ func (t *mistralTokenizer) joinContents(messages []mistralMessage) mistralConten
 	return mistralContent{chunks: chunks}
 }
 
-// jsonDumpsText is a template that prints a value like Python's json.dumps with ensure_ascii=False.
-var jsonDumpsText = sync.OnceValues(func() (*chattemplate.Template, error) {
-	return chattemplate.Compile("json.dumps", "{{ value | tojson }}")
-})
-
 // dumpJSON returns a value as Python's json.dumps prints it with ensure_ascii=False.
 func dumpJSON(ctx context.Context, value any, limits chattemplate.Limits) (string, error) {
-	t, err := jsonDumpsText()
-	if err != nil {
-		return "", fmt.Errorf("tokenizer: %w", err)
-	}
-	return t.Render(ctx, dict("value", value), limits)
+	return chattemplate.PythonJSON(ctx, value, chattemplate.JSONFormat{}, limits)
 }

@@ -243,6 +243,9 @@ func (m *Model) piecesIDs(budget *bpe.Budget, pieces []encoders.Piece, special b
 			out, err = m.encoder.AppendOrdinary(budget, out, piece.Text)
 		case encoders.Special:
 			id, ok := m.encoder.AddedID(piece.Text)
+			if other := encoders.OtherName(piece.Text); !ok && other != "" {
+				id, ok = m.encoder.AddedID(other)
+			}
 			if !ok {
 				return Prompt{}, errNotReproduced("a vocabulary without " + piece.Text)
 			}

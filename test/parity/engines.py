@@ -48,6 +48,8 @@ REAL = {
         "vllm.renderers.deepseek_v32",
         "vllm.renderers.deepseek_v4",
         "vllm.renderers.hf",
+        "vllm.renderers.inkling",
+        "vllm.renderers.inkling_encoding",
         "vllm.renderers.params",
         "vllm.tokenizers.deepseek_v32",
         "vllm.tokenizers.deepseek_v32_encoding",
@@ -242,6 +244,8 @@ class VLLM:
 
     def encode_chat(self, request, params):
         """What the renderer of the tokenizer mode in self.encoder does, with the engine's own encoder below it."""
+        if self.encoder == "inkling":
+            return self.inkling(request, params)
         module, name, wrap = self.ENCODERS[self.encoder]
         renderers = importlib.import_module("vllm.renderers." + module)
         renderers.parse_dec_only_prompt = lambda prompt: {"prompt": prompt}
@@ -252,6 +256,20 @@ class VLLM:
         if prompt.get("multi_modal_data"):
             raise ValueError("media")
         return prompt["prompt"]
+
+    def inkling(self, request, params):
+        """InklingRenderer.render_messages, up to the first image or sound."""
+        import vllm.renderers.inkling as inkling
+
+        inkling.parse_dec_only_prompt = lambda ids: {"ids": ids}
+        inkling.parse_chat_messages = self.hf.parse_chat_messages
+        self.placeholder = lambda modality, i: None
+        renderer = object.__new__(inkling.InklingRenderer)
+        renderer.__dict__.update(model_config=self.config, _inkling_tokenizer=inkling._HfBackedTmlTokenizer(self.tokenizer))
+        ids = renderer.render_messages(request.messages, params)[1]["ids"]
+        marks = [self.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|content_image|>", "<|content_audio_input|>")]
+        media = any(part.get("type") == "image_url" for message in request.messages if isinstance(message.get("content"), list) for part in message["content"])
+        return ids[:next((i for i, token in enumerate(ids) if media and token in marks), len(ids))]
 
     def messages(self, template, given_format, defaults, body, flags):
         """After AnthropicServingMessages.create_messages."""
@@ -311,7 +329,7 @@ class VLLM:
         if self.encoder:
             params = request.build_chat_params(None, "auto", *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
             prompt = self.encode_chat(request, params)
-            return prompt, self.encode(request, prompt)
+            return (prompt, self.encode(request, prompt)) if isinstance(prompt, str) else (None, prompt)
         params = request.build_chat_params(None, given_format, *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),

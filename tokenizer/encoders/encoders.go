@@ -65,12 +65,23 @@ type Piece struct {
 	Text string
 }
 
+// OtherName returns another name under which a vocabulary may have a special token; "" if there is none.
+func OtherName(special string) string {
+	if special == inklingXML {
+		return inklingUnnamed
+	}
+	return ""
+}
+
 // Encoder is one encoder of an engine.
 type Encoder struct {
 	// Name names it for people: the model and the engine's name for the encoder.
 	Name string
 	// WantsParts says that the engine hands over message content as a list of parts. Otherwise it is one string.
 	WantsParts bool
+	// Raw says that the engine hands over the request's own messages, and only turns the arguments of tool calls into
+	// objects. The variables then include add_generation_prompt and continue_final_message.
+	Raw bool
 	// AddsSpecial says that the engine encodes the prompt with the tokenizer's special tokens around it, also if the
 	// request says otherwise.
 	AddsSpecial bool
@@ -110,8 +121,10 @@ func VLLM(architecture string) *Encoder {
 }
 
 var vllm = map[string]*Encoder{
-	"DeepseekV32ForCausalLM": {Name: "DeepSeek V3.2 (vLLM's deepseek_v32)", Encode: deepSeekV32VLLM},
-	"DeepseekV4ForCausalLM":  &vllmDeepSeekV4,
+	"InklingForCausalLM":              &vllmInkling,
+	"InklingForConditionalGeneration": &vllmInkling,
+	"DeepseekV32ForCausalLM":          {Name: "DeepSeek V3.2 (vLLM's deepseek_v32)", Encode: deepSeekV32VLLM},
+	"DeepseekV4ForCausalLM":           &vllmDeepSeekV4,
 	"DeepseekV4ForConditionalGeneration": {
 		Name: vllmDeepSeekV4.Name, WantsParts: true, Media: true, Encode: deepSeekV4VLLM,
 	},
@@ -120,6 +133,8 @@ var vllm = map[string]*Encoder{
 var vllmDeepSeekV4 = Encoder{
 	Name: "DeepSeek V4 (vLLM's deepseek_v4)", WantsParts: true, Encode: deepSeekV4VLLM,
 }
+
+var vllmInkling = Encoder{Name: "Inkling (vLLM's inkling)", Raw: true, Media: true, Encode: inklingVLLM}
 
 // Model is what SGLang looks at when it chooses an encoder.
 type Model struct {

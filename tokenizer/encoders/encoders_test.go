@@ -36,6 +36,51 @@ func encoded(t testing.TB, e *Encoder, chat *Chat) (string, error) {
 	return strings.Join(texts, ""), err
 }
 
+// TestInkling shows what vLLM makes of a chat. test/parity compares with vLLM's own code.
+func TestInkling(t *testing.T) {
+	for _, c := range []struct{ chat, want string }{
+		{
+			`{"messages":[{"role":"user","content":"u"}]}`,
+			"<|message_system|><|content_text|>Thinking effort level: 0.9<|end_message|>" +
+				"<|message_user|><|content_text|>u<|end_message|><|message_model|>",
+		},
+		{
+			`{"messages":[{"role":"developer","content":"d","tools":[{"type":"function","function":{"name":"g"}}]},` +
+				`{"role":"assistant","reasoning":"r","content":["a",{"type":"text","text":""}],` +
+				`"tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1,"a":"ü"}}}]},{"role":"tool","tool_call_id":"1",` +
+				`"content":[{"type":"text","text":"x"},"y"]}],"tools":[{"function":{"name":"f","description":null}}],` +
+				`"kwargs":{"reasoning_effort":0,"add_generation_prompt":false}}`,
+			"<|message_system|>tool_declare<|content_xml|>" +
+				`[{"description":"","name":"f","parameters":{},"type":"function"},` +
+				`{"description":"","name":"g","parameters":{},"type":"function"}]<|end_message|>` +
+				"<|message_system|><|content_text|>d<|end_message|>" +
+				"<|message_system|><|content_text|>Thinking effort level: 0.0<|end_message|>" +
+				"<|message_model|><|content_thinking|>r<|end_message|>" +
+				"<|message_model|><|content_text|>a<|end_message|>" +
+				"<|message_model|><|content_text|><|end_message|>" +
+				`<|message_model|>f<|content_invoke_tool_json|>{"name":"f","args":{"a":"ü","b":1}}<|end_message|>` +
+				"<|content_model_end_sampling|><|message_tool|>f<|content_text|>xy<|end_message|>",
+		},
+		{
+			`{"messages":[{"role":"system","content":""}],"kwargs":{"reasoning_effort":"odd"}}`,
+			"<|message_model|>",
+		},
+		{`{"messages":[{"role":"user","content":"u"}],"kwargs":{"reasoning_effort":1}}`, "refused"},
+		{`{"messages":[{"role":"robot","content":"u"}]}`, "refused"},
+		{`{"messages":[{"role":"user","content":"u"}],"kwargs":{"continue_final_message":true}}`, "refused"},
+		{`{"messages":[{"role":"tool","content":[{"type":"image_url"}]}]}`, "refused"},
+		{`{"messages":[{"role":"user","content":[{"type":"video_url"}]}]}`, "refused"},
+	} {
+		got, err := encoded(t, VLLM("InklingForCausalLM"), chatOf(t, c.chat))
+		if isRefused := errors.As(err, new(Refused)); isRefused {
+			got = "refused"
+		}
+		if got != c.want {
+			t.Errorf("%s\n got %q, %v\nwant %q", c.chat, got, err, c.want)
+		}
+	}
+}
+
 // TestDeepSeekV32 shows what both engines make of a chat. test/parity compares with the engines' own code.
 func TestDeepSeekV32(t *testing.T) {
 	const call = `{"role":"assistant","content":"","tool_calls":[{"id":"c","type":"function","function":{"name":"f",` +
@@ -222,7 +267,7 @@ func TestGLM53(t *testing.T) {
 func TestBounds(t *testing.T) {
 	chat := chatOf(t, `{"messages":[{"role":"user","content":"`+strings.Repeat("x", 5000)+`"}]}`)
 	chat.Tools = chattemplate.NewList(chattemplate.DictOf("function",
-		chattemplate.DictOf("description", strings.Repeat("y", 5000))))
+		chattemplate.DictOf("name", "f", "description", strings.Repeat("y", 5000))))
 	for _, e := range all() {
 		whole, err := encoded(t, e, chat)
 		if err != nil {

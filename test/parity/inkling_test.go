@@ -1,0 +1,120 @@
+package parity
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/tokenizer"
+)
+
+// inklingTokens are the special tokens of Inkling's prompts. One of them has another name in the vocabulary.
+var inklingTokens = []string{
+	"<|message_user|>", "<|message_model|>", "<|message_system|>", "<|message_tool|>", "<|content_text|>",
+	"<|content_image|>", "<|content_model_end_sampling|>", "<|content_thinking|>", "<|content_audio_input|>",
+	"<|unused_200024|>", "<|content_invoke_tool_json|>", "<|end_message|>", "<|audio_end|>",
+}
+
+// takesImages is an architecture whose messages may have images, which say nothing about its marks to Inkling.
+const takesImages = "LlavaForConditionalGeneration"
+
+// TestInkling compares chats for Inkling on vLLM with vLLM's own renderer, over each API.
+func TestInkling(t *testing.T) {
+	if testing.Short() {
+		t.Log("make parity runs the engine's own encoder")
+		return
+	}
+	folder := mediaFolder(t, "InklingForConditionalGeneration", inklingTokens)
+	type question struct {
+		Body         json.RawMessage `json:"body"`
+		Messages     bool            `json:"messages"`
+		Responses    bool            `json:"responses"`
+		Encoder      string          `json:"encoder"`
+		Architecture string          `json:"architecture"`
+		path         string
+	}
+	for _, version := range compared(t, tokenizer.VLLM) {
+		m, err := tokenizer.Load(folder, tokenizer.Options{Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &chatGenerator{Rand: rand.New(rand.NewPCG(25, 11)), engine: tokenizer.VLLM}
+		var questions []any
+		for i := range *encoderChats {
+			q := question{Encoder: "inkling", Architecture: takesImages, path: "/v1/chat/completions"}
+			var body map[string]any
+			switch {
+			case i%7 == 5:
+				q.Messages, q.path, body = true, "/v1/messages", g.messages()
+			case i%7 == 6:
+				q.Responses, q.path, body = true, "/v1/responses", g.responses()
+			default:
+				body = g.inkling()
+			}
+			if q.Body, err = json.Marshal(body); err != nil {
+				t.Fatal(err)
+			}
+			questions = append(questions, q)
+		}
+		equal, media, refused, unknown, wrong := 0, 0, 0, 0, 0
+		for i, answer := range engineAnswers[rendered](t, tokenizer.VLLM, version, folder, questions) {
+			q, _ := questions[i].(question)
+			if answer.Error != "" {
+				refused++
+				continue
+			}
+			request, err := apibody.ParseRequest(q.path, q.Body)
+			if err != nil {
+				t.Errorf("%s: %v", q.Body, err)
+				continue
+			}
+			prompts, err := m.Tokenize(t.Context(), request)
+			switch {
+			case tokenizer.IsUnknown(err):
+				unknown++
+			case err != nil || !slices.Equal(prompts[0].IDs[:prompts[0].Certain], answer.IDs):
+				if wrong++; wrong <= 5 {
+					t.Errorf("%s\n got %v, %v\nwant %v", q.Body, prompts, err, answer.IDs)
+				}
+			default:
+				equal++
+				if prompts[0].Certain < len(prompts[0].IDs) {
+					media++
+				}
+			}
+		}
+		t.Logf("vLLM %s, Inkling: %d equal (%d with images), %d refused by vLLM, %d not known here, %d differ",
+			version, equal, media, refused, unknown, wrong)
+		if equal < 2*refused || unknown > equal/50 {
+			t.Error("too few results are equal for a conclusion")
+		}
+		count(equal+wrong, 0, wrong)
+	}
+}
+
+// inkling is a chat for Inkling: with images, efforts that are numbers, and less of what vLLM refuses there.
+func (g *chatGenerator) inkling() object {
+	body := g.chat()
+	if !g.oneIn(20) {
+		delete(body, "continue_final_message")
+	}
+	variables, _ := body["chat_template_kwargs"].(object)
+	if variables != nil && g.oneIn(3) {
+		variables["reasoning_effort"] = choose[any](g, 0, 0.5, 0.99, 0.125, 0.005, 0.3, "medium", "odd", true, nil,
+			json.Number("0.0"), 1, -0.001)
+	}
+	messages, _ := body["messages"].([]any)
+	for _, item := range messages {
+		message, _ := item.(object)
+		if message["role"] == "user" && g.oneIn(25) {
+			message["content"] = []any{object{"type": "text", "text": g.text()}, object{"type": "image_url",
+				"image_url": object{"url": "http://host/image.png"}}, object{"type": "text", "text": g.text()}}
+		}
+		if message["role"] == "tool" && g.oneIn(4) {
+			message["name"] = choose(g, toolNames...)
+		}
+	}
+	return body
+}

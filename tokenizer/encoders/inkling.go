@@ -1,0 +1,373 @@
+package encoders
+
+import (
+	"context"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// Inkling. Its prompts are token ids: texts between special tokens, each encoded by itself. Source: vLLM 0.33.0,
+// renderers/inkling and inkling_encoding.
+
+const (
+	inklingText     = "<|content_text|>"
+	inklingThinking = "<|content_thinking|>"
+	inklingCall     = "<|content_invoke_tool_json|>"
+	inklingXML      = "<|content_xml|>"
+	inklingImage    = "<|content_image|>"
+	inklingAudio    = "<|content_audio_input|>"
+	inklingAudioEnd = "<|audio_end|>"
+	inklingEnd      = "<|end_message|>"
+	inklingEndTurn  = "<|content_model_end_sampling|>"
+	inklingModel    = "<|message_model|>"
+	// inklingUnnamed is another name of inklingXML in the vocabulary.
+	inklingUnnamed = "<|unused_200024|>"
+	// inklingEffort begins the message that says how much to think, and inklingMost is the most.
+	inklingEffort = "Thinking effort level: "
+	inklingMost   = 0.99
+)
+
+// inklingRoles are the tokens that begin a message of each role.
+var inklingRoles = map[string]string{
+	"user": "<|message_user|>", "assistant": inklingModel, "system": "<|message_system|>",
+	"developer": "<|message_system|>", "tool": "<|message_tool|>",
+}
+
+// inklingEfforts are the numbers that stand for names of efforts.
+var inklingEfforts = map[string]float64{
+	"none": 0, "minimal": 0.1, "low": 0.2, "medium": 0.7, "high": 0.9, "xhigh": 0.99, "max": 0.99,
+}
+
+// inklingPart is a part of a message, which becomes a message of its own.
+type inklingPart struct{ kind, text string }
+
+// inklingPrompt collects a prompt's pieces.
+type inklingPrompt struct {
+	ctx    context.Context
+	most   int // bytes
+	bytes  int
+	pieces []Piece
+	names  map[string]string // called functions, by the call's id
+}
+
+// inklingVLLM renders a chat for vLLM.
+func inklingVLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
+	p := newInkling(ctx, chat)
+	if chattemplate.Truth(field(chat.Variables, "continue_final_message")) {
+		return nil, refused("continue_final_message for Inkling")
+	}
+	effort, err := inklingEffortVLLM(chat.Variables)
+	if err != nil {
+		return nil, err
+	}
+	tools := append([]any(nil), items(chat.Tools)...)
+	for _, item := range chat.Messages {
+		message, _ := item.(*chattemplate.Dict)
+		if own, _ := get[*chattemplate.List](message, "tools"); roleOf(message) == "developer" {
+			tools = append(tools, items(own)...)
+		}
+	}
+	if err := p.tools(tools); err != nil {
+		return nil, err
+	}
+	for _, item := range chat.Messages {
+		message, _ := item.(*chattemplate.Dict)
+		role := roleOf(message)
+		if role != "system" && role != "developer" && effort != "" {
+			p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
+			effort = ""
+		}
+		if err := p.add(message, role); err != nil {
+			return nil, err
+		}
+		if role == "assistant" {
+			p.special(inklingEndTurn)
+		}
+	}
+	if effort != "" {
+		p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
+	}
+	if begin, given := chat.Variables.Get("add_generation_prompt"); !given || chattemplate.Truth(begin) {
+		p.special(inklingModel)
+	}
+	return p.done()
+}
+
+// inklingEffortVLLM returns the effort as vLLM shows it; "" for none.
+func inklingEffortVLLM(variables *chattemplate.Dict) (string, error) {
+	value := 0.9
+	switch given := field(variables, "reasoning_effort").(type) {
+	case nil:
+	case string:
+		named, known := inklingEfforts[given]
+		if !known {
+			return "", nil
+		}
+		value = named
+	case int64:
+		value = float64(given)
+	case float64:
+		value = given
+	case *big.Int:
+		value = math.Inf(given.Sign())
+	default:
+		return "", nil
+	}
+	if !(value >= 0 && value <= inklingMost) {
+		return "", refused("the effort %v for Inkling, which is not between 0 and 0.99", value)
+	}
+	text := strings.TrimRight(strings.TrimRight(strconv.FormatFloat(value, 'f', 2, 64), "0"), ".")
+	if text == "0" || text == "-0" {
+		text = "0.0"
+	}
+	return text, nil
+}
+
+func newInkling(ctx context.Context, chat *Chat) *inklingPrompt {
+	p := &inklingPrompt{ctx: ctx, most: chat.MaxBytes, names: map[string]string{}}
+	if p.most <= 0 {
+		p.most = maxBytes
+	}
+	return p
+}
+
+// items returns a list's items; none for nil.
+func items(list *chattemplate.List) []any {
+	if list == nil {
+		return nil
+	}
+	return list.Items
+}
+
+func roleOf(message *chattemplate.Dict) string {
+	role, _ := get[string](message, "role")
+	return role
+}
+
+// inklingPieceBytes is the memory of a piece without its text.
+const inklingPieceBytes = 64
+
+// piece appends a piece, unless the prompt is too long already.
+func (p *inklingPrompt) piece(piece Piece) {
+	if p.bytes += inklingPieceBytes + len(piece.Text); p.bytes <= p.most {
+		p.pieces = append(p.pieces, piece)
+	}
+}
+
+// special appends a special token.
+func (p *inklingPrompt) special(name string) { p.piece(Piece{Kind: Special, Text: name}) }
+
+// text appends a text.
+func (p *inklingPrompt) text(text string) {
+	if text != "" {
+		p.piece(Piece{Kind: Text, Text: text})
+	}
+}
+
+// done returns the pieces.
+func (p *inklingPrompt) done() ([]Piece, error) {
+	if p.bytes > p.most {
+		return nil, chattemplate.ErrLimit
+	}
+	return p.pieces, p.ctx.Err()
+}
+
+// message appends a part as a message of a role. author is the function that it is about; "" for none.
+func (p *inklingPrompt) message(role, author string, part inklingPart) {
+	p.special(inklingRoles[role])
+	p.text(author)
+	switch part.kind {
+	case inklingXML:
+		p.special(inklingXML)
+		p.text(part.text)
+	case inklingImage, inklingAudio: // the engine puts the media's own ids behind the token
+		p.piece(Piece{Kind: Media})
+		p.special(part.kind)
+		if part.kind == inklingAudio {
+			p.special(inklingAudioEnd)
+		}
+	default:
+		p.special(part.kind)
+		p.text(part.text)
+	}
+	p.special(inklingEnd)
+}
+
+// json returns a value as JSON without spaces, with the keys in order.
+func (p *inklingPrompt) json(value any) (string, error) {
+	return chattemplate.PythonJSON(p.ctx, value, chattemplate.JSONFormat{Compact: true, SortKeys: true},
+		chattemplate.Limits{OutputBytes: max(1, p.most-p.bytes)})
+}
+
+// tools appends the message that declares tools.
+func (p *inklingPrompt) tools(tools []any) error {
+	if len(tools) == 0 {
+		return nil
+	}
+	declared := make([]any, len(tools))
+	for i, item := range tools {
+		tool, _ := item.(*chattemplate.Dict)
+		function, _ := get[*chattemplate.Dict](tool, "function")
+		name, given := function.Get("name")
+		if !given {
+			return refused("a tool without a name")
+		}
+		spec := chattemplate.DictOf("description", any(""), "name", name, "parameters", chattemplate.NewDict(),
+			"type", "function")
+		for _, field := range []string{"description", "parameters"} {
+			if value, _ := function.Get(field); chattemplate.Truth(value) {
+				spec.Set(field, value)
+			}
+		}
+		if kind, given := tool.Get("type"); given {
+			spec.Set("type", kind)
+		}
+		declared[i] = spec
+	}
+	text, err := p.json(chattemplate.NewList(declared...))
+	if err != nil {
+		return err
+	}
+	p.message("system", "tool_declare", inklingPart{inklingXML, text})
+	return nil
+}
+
+// add appends what becomes of one message.
+func (p *inklingPrompt) add(message *chattemplate.Dict, role string) error {
+	if inklingRoles[role] == "" {
+		return refused("the role %q for Inkling", role)
+	}
+	if role == "tool" {
+		return p.result(message)
+	}
+	if role == "assistant" {
+		reasoning := field(message, "reasoning")
+		if reasoning == nil {
+			reasoning = field(message, "reasoning_content")
+		}
+		text, isText := reasoning.(string)
+		if !isText && chattemplate.Truth(reasoning) {
+			return refused("reasoning that is not text")
+		}
+		if text != "" {
+			p.message(role, "", inklingPart{inklingThinking, text})
+		}
+	}
+	parts, err := p.parts(field(message, "content"))
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		p.message(role, "", part)
+	}
+	if role != "assistant" {
+		return nil
+	}
+	calls, _ := get[*chattemplate.List](message, "tool_calls")
+	for _, item := range items(calls) {
+		call, _ := item.(*chattemplate.Dict)
+		if err := p.call(call); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// call appends a call of a function.
+func (p *inklingPrompt) call(call *chattemplate.Dict) error {
+	function, _ := get[*chattemplate.Dict](call, "function")
+	name, ok := get[string](function, "name")
+	if !ok {
+		return refused("a tool call without a name")
+	}
+	arguments, _ := get[*chattemplate.Dict](function, "arguments")
+	if arguments == nil {
+		arguments = chattemplate.NewDict()
+	}
+	if id, _ := get[string](call, "id"); id != "" {
+		p.names[id] = name
+	}
+	quoted, err := p.json(name)
+	if err != nil {
+		return err
+	}
+	text, err := p.json(arguments)
+	if err != nil {
+		return err
+	}
+	p.message("assistant", name, inklingPart{inklingCall, `{"name":` + quoted + `,"args":` + text + `}`})
+	return nil
+}
+
+// result appends a tool's result as one text.
+func (p *inklingPrompt) result(message *chattemplate.Dict) error {
+	name, _ := get[string](message, "name")
+	if name == "" {
+		id, _ := get[string](message, "tool_call_id")
+		name = p.names[id]
+	}
+	parts, err := p.parts(field(message, "content"))
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, part := range parts {
+		if part.kind != inklingText {
+			return refused("a tool's result that is not text")
+		}
+		text.WriteString(part.text)
+	}
+	p.message("tool", name, inklingPart{inklingText, text.String()})
+	return nil
+}
+
+// parts returns the parts of a content.
+func (p *inklingPrompt) parts(content any) ([]inklingPart, error) {
+	switch content := content.(type) {
+	case nil:
+		return nil, nil
+	case string:
+		if content == "" {
+			return nil, nil
+		}
+		return []inklingPart{{inklingText, content}}, nil
+	case *chattemplate.List:
+		parts := make([]inklingPart, content.Len())
+		for i, item := range content.Items {
+			var err error
+			if parts[i], err = p.part(item); err != nil {
+				return nil, err
+			}
+		}
+		return parts, nil
+	}
+	return nil, refused("content that is neither a text nor a list of parts")
+}
+
+// part returns one part.
+func (p *inklingPrompt) part(item any) (inklingPart, error) {
+	if text, ok := item.(string); ok {
+		return inklingPart{inklingText, text}, nil
+	}
+	part, ok := item.(*chattemplate.Dict)
+	if !ok {
+		return inklingPart{}, refused("a part that is neither a text nor an object")
+	}
+	text, _ := get[string](part, "text")
+	switch kind := field(part, "type"); kind {
+	case "text", "input_text":
+		return inklingPart{inklingText, text}, nil
+	case "image", "input_image", "image_url":
+		return inklingPart{kind: inklingImage}, nil
+	case "audio", "input_audio", "audio_url":
+		return inklingPart{kind: inklingAudio}, nil
+	case nil:
+		return inklingPart{}, Unknown("a content part without a type")
+	default:
+		return inklingPart{}, refused("a content part of type %v for Inkling", kind)
+	}
+}
