@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,15 +32,29 @@ func main() {
 	flag.StringVar(&o.out, "out", "", "folder for runs.jsonl, to which runs are added, and for quality.md and "+
 		"quality.svg, the tables and a chart of all runs there")
 	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
+	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and print "+
+		"what it predicts beside what clients measured")
+	plan := flag.Bool("plan", false, "play nothing: write the traces that the scenarios would send, with estimated "+
+		"numbers of tokens, to -out, and print their names and the flags with which kvepp replay models the workers")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := o.check(flag.Args())
-	if err == nil && !*table {
-		err = o.play(ctx)
-	}
-	if err == nil {
-		err = o.report(os.Stdout)
+	switch {
+	case err != nil:
+	case (*replay || *plan) && o.out == "":
+		err = errors.New("-replay and -plan need -out")
+	case *replay:
+		err = o.compareWithReplay(ctx, os.Stdout)
+	case *plan:
+		err = o.plan(os.Stdout)
+	default:
+		if !*table {
+			err = o.play(ctx)
+		}
+		if err == nil {
+			err = o.report(os.Stdout)
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "make quality:", err)
@@ -79,6 +95,8 @@ var systems = []system{
 	{name: baseline, frontend: "kv"},
 	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo"}},
 	{name: "kvepp time", flags: []string{"--router-policy=time"}},
+	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time",
+		"--router-admission=working-set"}},
 	{name: "round-robin", frontend: "round-robin", extra: true},
 	{name: "kvepp, token ids", only: "burst", extra: true, flags: []string{"--inject-token-data"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
@@ -103,9 +121,15 @@ func (o *options) check(args []string) error {
 	return nil
 }
 
+// named reports whether a scenario is to be played.
+func (o *options) named(sc *scenario) bool {
+	return slices.ContainsFunc(strings.Split(o.only, ","), func(name string) bool {
+		return strings.HasPrefix(sc.name, name)
+	})
+}
+
 func (o *options) plays(sys *system, sc *scenario) bool {
-	named := func(name string) bool { return strings.HasPrefix(sc.name, name) }
-	if !slices.ContainsFunc(strings.Split(o.only, ","), named) || sys.only != "" && sys.only != sc.name {
+	if !o.named(sc) || sys.only != "" && sys.only != sc.name {
 		return false
 	}
 	switch o.routers {
@@ -132,7 +156,7 @@ func (o *options) play(ctx context.Context) error {
 				if !o.plays(sys, sc) {
 					continue
 				}
-				r, err := play(ctx, root, sys, sc, uint64(seed))
+				r, err := o.playOnce(ctx, root, sys, sc, uint64(seed))
 				if err != nil {
 					return fmt.Errorf("%s, %s, seed %d: %w", sc.name, sys.name, seed, err)
 				}
@@ -147,21 +171,25 @@ func (o *options) play(ctx context.Context) error {
 	return nil
 }
 
-// play starts one system, so that all begin with empty caches, and plays one scenario through it.
-func play(ctx context.Context, root string, sys *system, sc *scenario, seed uint64) (*run, error) {
+// playOnce starts one system, so that all begin with empty caches, and plays one scenario through it. The trace of what
+// it sent goes to the folder.
+func (o *options) playOnce(
+	ctx context.Context, root string, sys *system, sc *scenario, seed uint64,
+) (*run, error) {
 	dir, err := os.MkdirTemp("", "kvepp-quality-")
 	if err != nil {
 		return nil, err
 	}
+	e := sc.engines()
 	cfg := stack.Config{
 		Root:          root,
 		Tools:         os.Getenv("KVEPP_TOOLS"),
 		Dir:           dir,
-		Workers:       cmp.Or(sc.workers, 4),
-		Blocks:        cmp.Or(sc.blocks, 1024),
-		Speedup:       cmp.Or(sc.speedup, speedup),
+		Workers:       e.workers,
+		Blocks:        e.blocks,
+		Speedup:       e.speedup,
 		Speeds:        sc.speeds,
-		DecodeSpeedup: cmp.Or(sc.decode, decodeSpeedup),
+		DecodeSpeedup: e.decode,
 		Frontend:      sys.frontend,
 		Gateway:       sys.gateway,
 		Kill:          true,
@@ -191,6 +219,11 @@ func play(ctx context.Context, root string, sys *system, sc *scenario, seed uint
 		return nil, err
 	}
 	p.run.Busy, p.run.Own = busyShares(before, cpuTime())
+	if o.out != "" {
+		if err := p.recorder.write(o.out, p.run.traceFile()); err != nil {
+			return nil, err
+		}
+	}
 	return &p.run, ctx.Err()
 }
 
@@ -202,6 +235,7 @@ type player struct {
 
 	mu       sync.Mutex // guards the rest
 	run      run
+	recorder recorder
 	failed   error            // why the first request failed
 	systems  map[string]bool  // system prompts that were sent
 	contexts map[*session]int // tokens of the conversations that are being held
@@ -219,7 +253,7 @@ func (p *player) playAll(ctx context.Context, sys *system, sessions []session) e
 	for i := range sessions {
 		wait.Go(func() {
 			if sleep(ctx, sessions[i].at-time.Since(begin)) == nil {
-				p.hold(ctx, &sessions[i], i)
+				p.hold(ctx, &sessions[i], i, strconv.Itoa(i), nil)
 			}
 		})
 	}
@@ -249,20 +283,25 @@ func join(ctx context.Context, s *stack.Stack, sys *system, after time.Duration)
 	return s.WriteEndpoints(s.Workers...)
 }
 
-// hold holds one conversation, and those of its subagents. All count as conversation n.
-func (p *player) hold(ctx context.Context, s *session, n int) {
+// hold holds one conversation, and those of its subagents. All count as conversation n. name and after are those of its
+// first request in the trace. hold returns the name of its last one; empty: a request failed.
+func (p *player) hold(ctx context.Context, s *session, n int, name string, after []dependency) (last string) {
 	messages := s.messages()
-	known := 0 // tokens of the conversation so far
+	known := 0       // tokens of the conversation so far
+	var blocks []int // full blocks of the prompt before
 	defer func() { p.grow(s, 0) }()
 	for i, t := range s.turns {
+		if i > 0 {
+			after = []dependency{{last, "completion", ms(t.think)}}
+		}
 		if sleep(ctx, t.think) != nil {
-			return
+			return ""
 		}
-		var wait sync.WaitGroup
-		for j := range t.subagents {
-			wait.Go(func() { p.hold(ctx, &t.subagents[j], n) })
+		if len(t.subagents) > 0 {
+			if after = p.delegate(ctx, t.subagents, n, turnOf(name, i), after); after == nil {
+				return ""
+			}
 		}
-		wait.Wait()
 		messages = append(messages, stack.Message{Role: "user", Content: t.text})
 		repeated := i == 0 && p.repeats(s.system)
 		a, err := stack.Chat(ctx, p.client, p.stack.URL(), nil, messages, true, map[string]any{"max_tokens": t.output,
@@ -270,17 +309,54 @@ func (p *player) hold(ctx context.Context, s *session, n int) {
 		if err == nil && (a.Status != http.StatusOK || !a.Finished || a.PromptTokens < 0) {
 			err = fmt.Errorf("status %d: %.300s", a.Status, a.Body)
 		}
-		if repeated && err == nil { // the system prompt's share of the first prompt
-			known = a.PromptTokens * len(s.system) / (len(s.system) + len(t.text))
+		shared := 0 // tokens of the system prompt
+		if i == 0 && err == nil && s.system != "" {
+			shared = a.PromptTokens * len(s.system) / (len(s.system) + len(t.text))
+		}
+		if repeated {
+			known = shared
 		}
 		p.add(n, a, err, known)
 		if err != nil {
-			return
+			return ""
 		}
+		last = turnOf(name, i)
+		blocks = p.record(s, last, after, blocks, shared, a)
 		known = a.PromptTokens // the mockers' answers are random tokens, whose text has other tokens
 		p.grow(s, a.PromptTokens+a.CompletionTokens)
 		messages = append(messages, stack.Message{Role: "assistant", Content: a.Text})
 	}
+	return last
+}
+
+// delegate holds the conversations of subagents at the same time. It returns what the next turn of their conversation
+// waits for; nil: a request failed.
+func (p *player) delegate(ctx context.Context, all []session, n int, name string, after []dependency) []dependency {
+	last := make([]dependency, len(all))
+	var wait sync.WaitGroup
+	for j := range all {
+		wait.Go(func() {
+			last[j] = dependency{p.hold(ctx, &all[j], n, turnOf(name, j), after), "completion", 0}
+		})
+	}
+	wait.Wait()
+	if slices.ContainsFunc(last, func(d dependency) bool { return d.RequestID == "" }) {
+		return nil
+	}
+	return last
+}
+
+// record adds a request to the trace, and returns the full blocks of its prompt. blocks are those of the prompt before;
+// of a first prompt, shared tokens are the system prompt's.
+func (p *player) record(
+	s *session, name string, after []dependency, blocks []int, shared int, a *stack.Answer,
+) []int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if shared > 0 {
+		blocks = p.recorder.system(s.system, shared)
+	}
+	return p.recorder.add(name, s.at, after, blocks, a.PromptTokens, a.CompletionTokens)
 }
 
 // repeats reports whether a system prompt was sent before, and notes that it was.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -41,6 +42,17 @@ type scenario struct {
 	refusals bool
 }
 
+// engines are a scenario's workers with the usual values where it has none.
+type engines struct {
+	workers, blocks int
+	speedup, decode float64
+}
+
+func (sc *scenario) engines() engines {
+	return engines{cmp.Or(sc.workers, 4), cmp.Or(sc.blocks, 1024), cmp.Or(sc.speedup, speedup),
+		cmp.Or(sc.decode, decodeSpeedup)}
+}
+
 var scenarios = []scenario{
 	{
 		name: "chat 4",
@@ -75,10 +87,10 @@ var scenarios = []scenario{
 	},
 	{
 		name: "overload",
-		about: "conversations of four turns that together hold about twice the KV blocks of 4 workers with 1,700; " +
+		about: "conversations of four turns that together hold about twice the KV blocks of 4 workers with 2,200; " +
 			"answers of 60 to 120 tokens, 10 s to think",
 		make:   func(w *writer) []session { return w.overload(20*time.Second, 5) },
-		blocks: 1700,
+		blocks: 2200,
 		// A refusal is an answer to too much traffic.
 		refusals: true,
 	},
@@ -261,7 +273,7 @@ func (w *writer) overload(end time.Duration, rate float64) (all []session) {
 }
 
 // tokensPerWord is measured with the workers' tokenizer.
-const tokensPerWord = 2.0
+const tokensPerWord = 1.5
 
 // text returns unique text with about this many tokens.
 func (w *writer) text(tokens int) string {

@@ -83,7 +83,7 @@ var may = map[string]string{
 	"bench/events/binding": "bench/cputime",
 	"bench/index":          "bench/cputime indexer kvblock",
 	"bench/path":           "test/harness/apiserver test/harness/process",
-	"bench/quality":        "internal/chart test/harness/stack",
+	"bench/quality":        "internal/chart replay test/harness/stack",
 	"bench/tokenizers":     "tokenizer kvblock internal/apibody",
 	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
 		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
