@@ -380,7 +380,7 @@ func (r *Router) Workers() []metrics.Worker {
 				WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
 				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
 				PrefillSpeed: r.book.PrefillSpeed(w.Worker), SecondsPerToken: pace.SecondsPerToken,
-				GapPerToken: pace.GapPerToken, Reuse: pace.Reuse},
+				StepSeconds: pace.StepSeconds, GapPerToken: pace.GapPerToken, Reuse: pace.Reuse},
 		)
 	}
 	return all

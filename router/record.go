@@ -45,9 +45,10 @@ func (c *Cost) String() string {
 		multiplier(t),
 	)
 	if p := PaceOf(t); p != nil {
-		text = fmt.Sprintf("%s, decoding_requests %d, prefill_ms_per_1000_tokens %.3g, gap_us_per_1000_held_tokens "+
-			"%.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)", text[:len(text)-1],
-			p.DecodingRequests, p.PrefillMS, p.GapUS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse, p.EvictMS)
+		text = fmt.Sprintf("%s, decoding_requests %d, prefill_ms_per_1000_tokens %.3g, prefill_step_ms %.3g, "+
+			"gap_us_per_1000_held_tokens %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)", text[:len(text)-1],
+			p.DecodingRequests, p.PrefillMS, p.StepMS, p.GapUS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse,
+			p.EvictMS)
 	}
 	return text
 }
@@ -56,6 +57,7 @@ func (c *Cost) String() string {
 type Pace struct {
 	DecodingRequests int     `json:"decoding_requests"`
 	PrefillMS        float64 `json:"prefill_ms_per_1000_tokens"`
+	StepMS           float64 `json:"prefill_step_ms"`             // of a prefill, beside the time for its tokens
 	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
 	AnswerTokens     float64 `json:"answer_tokens"`               // mean
 	AnswerSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
@@ -69,7 +71,7 @@ func PaceOf(t *scoring.Terms) *Pace {
 	if *x == (scoring.TimeTerms{}) {
 		return nil
 	}
-	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds,
+	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e3 * x.StepSeconds, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds,
 		x.Reuse, 1e3 * t.EvictSeconds()}
 }
 

@@ -686,7 +686,7 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 	for i := range candidates {
 		a.terms(&t, &candidates[i], a.added[i])
 		if cfg.Policy == Time {
-			a.timeTerms(&t, &candidates[i])
+			a.timeTerms(&t, &candidates[i], a.added[i])
 		}
 		costs[i] = cfg.Cost(&t)
 	}
@@ -705,7 +705,7 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 		}
 		a.terms(&t, c, added)
 		if cfg.Policy == Time {
-			a.timeTerms(&t, c)
+			a.timeTerms(&t, c, added)
 		}
 		req.Terms[i] = t
 	}
@@ -875,6 +875,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 		load.ActiveTokens += b.ownBlocks * b.blockSize
 	}
 	load.ActiveBlocks += sel.ActiveBlocks
+	a.reprice(c.Worker)
 	a.closeWalks()
 	if cfg.Policy == Time && c.Prompt != nil {
 		a.beginUse(b, c.Prompt)
@@ -898,6 +899,7 @@ func (a *ActiveSequences) end(index uint32) {
 	load.ActiveTokens -= b.ownBlocks * b.blockSize
 	a.endOutput(b)
 	a.releaseChains(b)
+	a.reprice(b.worker)
 	if load.Requests == 0 {
 		a.dropAdjustment(b.worker)
 	}

@@ -10,8 +10,9 @@ import (
 // request was booked, when its first token came, how long its answer was. Nothing of it is configured.
 
 const (
-	// enoughPrefills and enoughGaps are how many samples are needed before a learned number is used.
-	enoughPrefills = 10
+	// enoughPrefills, enoughAnswers and enoughGaps are how many samples are needed before a learned number is used.
+	enoughPrefills = 5
+	enoughAnswers  = 10
 	enoughGaps     = 20
 	// safeSecondsPerToken is the time to prefill a token until it is learned.
 	safeSecondsPerToken = 1e-4
@@ -19,7 +20,7 @@ const (
 	// seconds. leastGapPerToken is the least that is learned, so that load always has a price.
 	safeGapPerToken  = 1e-8
 	leastGapPerToken = 1e-10
-	// safeAnswerTokens is the length of an answer until enoughPrefills answers ended.
+	// safeAnswerTokens is the length of an answer until enoughAnswers answers ended.
 	safeAnswerTokens = 100
 	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
@@ -36,9 +37,10 @@ type line struct {
 	weight       float64
 	x, y, xx, xy float64 // weighted sums
 	slope        float64 // b; 0 before enough samples
+	constant     float64 // a, at least 0
 }
 
-// add adds a sample. From enough samples on it sets slope, to a value from least times y/x to y/x of the sums: the
+// add adds a sample. From enough samples on it sets slope and constant. slope is set to a value from least times y/x to y/x of the sums: the
 // steepest sensible line goes through the origin, and noise must not give one that is nearly flat.
 func (l *line) add(x, y, keep float64, enough int, least float64) {
 	l.samples = min(l.samples+1, enough)
@@ -53,6 +55,7 @@ func (l *line) add(x, y, keep float64, enough int, least float64) {
 	if d := l.weight*l.xx - l.x*l.x; d > 1e-9*l.weight*l.xx { // else all samples have one x
 		l.slope = min(max((l.weight*l.xy-l.x*l.y)/d, least*ratio), ratio)
 	}
+	l.constant = max((l.y-l.slope*l.x)/l.weight, 0)
 }
 
 // mean is a mean of all samples at first, later of about the last 100.
@@ -79,11 +82,21 @@ type learned struct {
 	reuse   reuse
 }
 
-// prices are a worker's times, and the number of its requests without a first token.
+// prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
+// need no conversion. ActiveSequences.reprice keeps the load.
 type prices struct {
 	secondsPerToken, gapPerToken float64 // 0: not learned
+	stepSeconds                  float64 // known if secondsPerToken is
 	reuse                        float64 // reuse.chanceOf
-	prefilling                   int
+	waiting, decoding, held      float64 // prefill tokens, requests with a first token, tokens
+	prefilling                   int     // requests without a first token
+}
+
+// reprice copies a worker's load to its prices. Call it after each change of the load.
+func (a *ActiveSequences) reprice(w kvblock.Worker) {
+	load, p := &a.loads[w], &a.learned.prices[w]
+	p.waiting, p.held = float64(load.PrefillTokens), float64(load.ActiveTokens)
+	p.decoding = float64(load.Requests - p.prefilling)
 }
 
 // fit makes room for workers numbered below n.
@@ -98,7 +111,7 @@ func (l *learned) forget(w kvblock.Worker) {
 	if int(w) < len(l.workers) {
 		l.workers[w] = pace{}
 		l.reuse.evicted[w] = evictions{}
-		l.prices[w].secondsPerToken, l.prices[w].gapPerToken, l.prices[w].reuse = 0, 0, 0
+		l.prices[w].secondsPerToken, l.prices[w].stepSeconds, l.prices[w].gapPerToken, l.prices[w].reuse = 0, 0, 0, 0
 	}
 }
 
@@ -106,7 +119,7 @@ func (l *learned) forget(w kvblock.Worker) {
 func (l *learned) common() prices {
 	p := prices{secondsPerToken: safeSecondsPerToken, gapPerToken: safeGapPerToken}
 	if s := l.all.prefill.slope; s > 0 {
-		p.secondsPerToken = s
+		p.secondsPerToken, p.stepSeconds = s, l.all.prefill.constant
 	}
 	if l.all.gap.samples >= enoughGaps {
 		p.gapPerToken = max(l.all.gap.slope, leastGapPerToken)
@@ -114,12 +127,14 @@ func (l *learned) common() prices {
 	return p
 }
 
-// secondsPerToken returns the time in which a worker prefills one more token.
-func (l *learned) secondsPerToken(w kvblock.Worker) float64 {
-	if s := l.prices[w].secondsPerToken; s > 0 {
-		return s
+// prefillTimes returns the time in which a worker prefills one more token, and that which each prefill step takes
+// besides, in seconds.
+func (l *learned) prefillTimes(w kvblock.Worker) (perToken, perStep float64) {
+	if p := &l.prices[w]; p.secondsPerToken > 0 {
+		return p.secondsPerToken, p.stepSeconds
 	}
-	return l.common().secondsPerToken
+	p := l.common()
+	return p.secondsPerToken, p.stepSeconds
 }
 
 // gapPerToken returns by how much each token held on a worker lengthens the time between two tokens, in seconds.
@@ -131,7 +146,7 @@ func (l *learned) gapPerToken(w kvblock.Worker) float64 {
 }
 
 func (l *learned) answerTokens() float64 {
-	if l.answer.samples < enoughPrefills {
+	if l.answer.samples < enoughAnswers {
 		return safeAnswerTokens
 	}
 	return l.answer.value
@@ -145,7 +160,8 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	}
 	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
 	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
-	l.prices[w].secondsPerToken = l.workers[w].prefill.slope
+	own := &l.workers[w].prefill
+	l.prices[w].secondsPerToken, l.prices[w].stepSeconds = own.slope, own.constant
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
@@ -185,6 +201,7 @@ func (b Booking) LearnAnswer(tokens int) {
 // Pace is what the book has learned about a worker's speed, or what it assumes until then.
 type Pace struct {
 	SecondsPerToken float64 // of prefill
+	StepSeconds     float64 // of a prefill step, beside the time for its tokens
 	GapPerToken     float64 // seconds by which each held token lengthens the time between two tokens
 	Reuse           float64 // chance that what it evicts next is asked for again; 0: it evicts nothing
 }
@@ -196,5 +213,6 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	if int(w) >= len(a.learned.workers) {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
-	return Pace{a.learned.secondsPerToken(w), a.learned.gapPerToken(w), a.learned.prices[w].reuse}
+	perToken, perStep := a.learned.prefillTimes(w)
+	return Pace{perToken, perStep, a.learned.gapPerToken(w), a.learned.prices[w].reuse}
 }

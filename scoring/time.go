@@ -54,23 +54,30 @@ const (
 type TimeTerms struct {
 	DecodingRequests int     // active requests whose first token has come
 	HeldBlocks       float64 // Terms.DecodeBlocks without this request
-	SecondsPerToken  float64 // of prefill on this worker
-	GapPerToken      float64 // seconds by which each held token lengthens the time between two tokens
-	AnswerTokens     float64 // mean length of an answer
-	LifeSeconds      float64 // mean time from the first token to the end of an answer
-	Reuse            float64 // chance that a block that this worker evicts is asked for again
+	// ActivePromptBlocks is how many blocks of the prompt active requests of the worker hold, computed or not.
+	ActivePromptBlocks int
+	SecondsPerToken    float64 // of prefill on this worker
+	StepSeconds        float64 // of a prefill step on this worker, beside the time for its tokens
+	GapPerToken        float64 // seconds by which each held token lengthens the time between two tokens
+	AnswerTokens       float64 // mean length of an answer
+	LifeSeconds        float64 // mean time from the first token to the end of an answer
+	Reuse              float64 // chance that a block that this worker evicts is asked for again
 }
 
 // timeCost prices a request on one worker by time, in milliseconds; lower is better:
 //
-//	new    = prompt tokens - credit for cached blocks
-//	delay  = seconds per token * (waiting prefill tokens + new + interference * decoding requests * new)
+//	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
+//	         that its active requests hold
+//	steps  = 1, or 2 if another prefill waits on the worker or runs there
+//	delay  = steps * seconds per step + seconds per token * (waiting prefill tokens + new + interference * decoding requests * new)
 //	evict  = seconds per token * reuse * (new + answer)
 //	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2))
 //	memory = blocks above the capacity / held blocks * life
 //	cost   = 1000 * (delay + evict + decode + memory)
 //
-// delay is the prefill that waits before this request's, its own, and what it delays the answers there. evict is the
+// delay is the prefill that waits before this request's, its own, and what it delays the answers there. All that waits
+// is computed in one step, after the step that runs: so the constant part of a step counts at most twice, and the
+// blocks of a prompt that waits there need not be computed again. evict is the
 // time to compute again what the worker evicts for this request and is asked for later. decode is what
 // held tokens cost this answer, and this one's tokens the others. memory is the wait until enough blocks become free,
 // if the worker's number of blocks is known; each active request is expected to need half an answer more.
@@ -85,9 +92,15 @@ func (c *Config) timeCost(t *Terms) float64 {
 	cost := 0.0
 	if c.TrackPrefillTokens {
 		credit, _ := c.worth(t)
+		steps := 1.0
+		if requests > int(decoding) {
+			steps = 2
+			credit = max(credit, float64(c.OverlapScoreCredit*float64(t.Time.ActivePromptBlocks)))
+		}
 		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
-		cost = float64(t.Time.SecondsPerToken * (waiting + float64(fresh*(1+float64(interference*decoding))) +
-			float64(t.Time.Reuse*(fresh+t.Time.AnswerTokens))))
+		tokens := waiting + float64(fresh*(1+float64(interference*decoding))) +
+			float64(t.Time.Reuse*(fresh+t.Time.AnswerTokens))
+		cost = float64(steps*t.Time.StepSeconds) + float64(t.Time.SecondsPerToken*tokens)
 	}
 	if c.TrackActiveBlocks {
 		answer := t.Time.AnswerTokens
@@ -114,18 +127,21 @@ func (t *Terms) EvictSeconds() float64 {
 	return t.Time.SecondsPerToken * t.Time.Reuse * (float64(fresh) + t.Time.AnswerTokens)
 }
 
-// timeTerms sets the terms of the policy Time for a candidate.
-func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
+// timeTerms sets the terms of the policy Time for a candidate. added is how many blocks the request would add there.
+func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 	load := &a.loads[c.Worker]
 	t.Time = TimeTerms{
 		DecodingRequests: load.Requests - a.learned.prices[c.Worker].prefilling,
 		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
-		SecondsPerToken:  a.learned.secondsPerToken(c.Worker),
 		GapPerToken:      a.learned.gapPerToken(c.Worker),
 		AnswerTokens:     a.learned.answerTokens(),
 		LifeSeconds:      a.learned.life.value,
 		Reuse:            a.learned.prices[c.Worker].reuse,
 	}
+	if v := a.variantOf(c.Prompt); v != nil {
+		t.Time.ActivePromptBlocks = v.distinct - added
+	}
+	t.Time.SecondsPerToken, t.Time.StepSeconds = a.learned.prefillTimes(c.Worker)
 }
 
 // chooseAlikeByTime sets the costs of candidates that are alike, right after open, and chooses one: what timeCost and
@@ -134,11 +150,10 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate) {
 func (a *ActiveSequences) chooseAlikeByTime(
 	req Request, candidates []Candidate, cfg *Config, blockSize int, rng *rand.Rand, costs []float64,
 ) (int, error) {
-	loads := a.loads
-	held, learned := a.walker.held[:len(loads)], a.learned.prices[:len(loads)]
+	learned, held, distinct := a.learned.prices, a.walker.held, int64(a.variants[0].distinct)
 	costs = costs[:len(candidates)]
 	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.life.value
-	distinct, isl, size := int64(a.variants[0].distinct), float64(req.ISLTokens), float64(blockSize)
+	isl, size := float64(req.ISLTokens), float64(blockSize)
 	credit := cfg.OverlapScoreCredit * size
 	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)
 	linear, now := a.Prefill.Linear, a.now
@@ -148,30 +163,33 @@ func (a *ActiveSequences) chooseAlikeByTime(
 	}
 	for i := range candidates {
 		c := &candidates[i]
-		load, p := &loads[c.Worker], &learned[c.Worker]
-		perToken, perHeld := p.secondsPerToken, p.gapPerToken
+		p := &learned[c.Worker]
+		perToken, perStep, perHeld := p.secondsPerToken, p.stepSeconds, p.gapPerToken
 		if perToken == 0 {
-			perToken = common.secondsPerToken
+			perToken, perStep = common.secondsPerToken, common.stepSeconds
 		}
 		if perHeld == 0 {
 			perHeld = common.gapPerToken
 		}
-		waiting := load.PrefillTokens
+		waiting := p.waiting
 		if linear {
-			waiting = a.waiting(c.Worker, now)
+			waiting = float64(a.waiting(c.Worker, now))
 		}
-		fresh := isl - float64(credit*float64(c.DeviceBlocks))
+		known := c.DeviceBlocks
+		if p.prefilling > 0 {
+			perStep += perStep
+			known = max(known, int(held[c.Worker]))
+		}
+		fresh := isl - float64(credit*float64(known))
 		if fresh < 0 { // faster than max
 			fresh = 0
 		}
-		decoding := float64(load.Requests - p.prefilling)
-		tokens := float64(load.ActiveTokens)
-		cost := float64(perToken * (float64(waiting) + float64(fresh*(1+float64(interference*decoding))) +
+		cost := perStep + float64(perToken*(waiting+float64(fresh*(1+float64(interference*p.decoding)))+
 			float64(p.reuse*(fresh+answer))))
-		cost += float64(gapWeight * perHeld * (tokens + float64(decoding*own)))
+		cost += float64(gapWeight * perHeld * (p.held + float64(p.decoding*own)))
 		if c.KVBlocks > 0 {
-			blocks := tokens / size
-			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64(float64(load.Requests+1)*half)
+			blocks := p.held / size
+			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64((p.decoding+float64(p.prefilling)+1)*half)
 			if above := expected - float64(c.KVBlocks); above > 0 {
 				cost += float64(above / max(blocks, 1) * life)
 			}

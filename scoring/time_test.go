@@ -53,6 +53,25 @@ func TestTimeCost(t *testing.T) {
 		{"half of what is evicted is asked for again", byTime(), with(func(t *Terms) {
 			t.DeviceBlocks, t.Time.Reuse = 50, 0.5
 		}), 20 + 0.5*(20+20)},
+		{"a step of 20 ms", byTime(), with(func(t *Terms) { t.Time.StepSeconds = 0.02 }), 120},
+		{"a step of 20 ms after those of two that wait", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests = 0.02, 500, 2
+		}), 190},
+		{"a step of 20 ms on a worker that only decodes for others", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
+		}), 20 + 100 + 2*0.2*100},
+		{"a step of 20 ms and an unknown load", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.LoadUnknown, t.ActiveRequests, t.Time.DecodingRequests = 0.02, true, 4, 2
+		}), 120},
+		{"40 blocks that a waiting prefill computes", byTime(), with(func(t *Terms) {
+			t.PrefillTokens, t.ActiveRequests, t.Time.ActivePromptBlocks = 640, 1, 40
+		}), 64 + 36},
+		{"fewer of them than are cached", byTime(), with(func(t *Terms) {
+			t.DeviceBlocks, t.PrefillTokens, t.ActiveRequests, t.Time.ActivePromptBlocks = 50, 200, 1, 40
+		}), 20 + 20},
+		{"40 blocks that only decoding requests hold", byTime(), with(func(t *Terms) {
+			t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests, t.Time.ActivePromptBlocks = 0, 1, 1, 40
+		}), 100 + 20},
 		{"a preferred taint", byTime(), with(func(t *Terms) { t.CostMultiplier = 0.5 }), 50},
 		{"the load is unknown", byTime(), with(func(t *Terms) {
 			t.LoadUnknown, t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = true, 500, 4, 4
@@ -103,6 +122,9 @@ func paceIsLearned(t *testing.T) {
 		p := a.Pace(candidate(w).Worker)
 		if math.Abs(p.SecondsPerToken-want) > want/50 {
 			t.Errorf("worker %d: %v seconds for each token, want %v", w, p.SecondsPerToken, want)
+		}
+		if math.Abs(p.StepSeconds-0.02) > 0.002 {
+			t.Errorf("worker %d: a step of %v s, want 0.02", w, p.StepSeconds)
 		}
 		if math.Abs(p.GapPerToken-1e-6) > 5e-8 {
 			t.Errorf("worker %d: the gap grows by %v seconds for each token, want 1e-06", w, p.GapPerToken)

@@ -432,8 +432,8 @@ type Worker struct {
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
 	PrefillSpeed      float64 // estimated tokens per second; 0: unknown
-	// SecondsPerToken, GapPerToken and Reuse are what --router-policy=time prices the worker with.
-	SecondsPerToken, GapPerToken, Reuse float64
+	// SecondsPerToken, StepSeconds, GapPerToken and Reuse are what --router-policy=time prices the worker with.
+	SecondsPerToken, StepSeconds, GapPerToken, Reuse float64
 }
 
 // CollectWorkers exports the workers that read returns at each scrape.
@@ -482,6 +482,13 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,
 		),
+		perStep: prometheus.NewDesc(
+			"kvepp_worker_prefill_step_seconds",
+			"Time that a prefill takes on a worker beside the time for its tokens, as --router-policy=time prices it: "+
+				"learned from times to first token, 0 until then.",
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		),
 		gap: prometheus.NewDesc(
 			"kvepp_worker_gap_seconds_per_held_token",
 			"Time by which each token that a worker holds lengthens the gap between two tokens of an answer, as "+
@@ -516,14 +523,14 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 type workers struct {
 	read func() []Worker
 
-	blocks, tokens, ttft, itl, isl, speed, perToken, gap, reuse, registered, mismatch *prometheus.Desc
+	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, reuse, registered, mismatch *prometheus.Desc
 
 	identity Identity
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.gap,
-		w.reuse, w.registered, w.mismatch} {
+	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.perStep,
+		w.gap, w.reuse, w.registered, w.mismatch} {
 		to <- d
 	}
 }
@@ -554,7 +561,7 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
 			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
-			{w.perToken, x.SecondsPerToken}, {w.gap, x.GapPerToken}, {w.reuse, x.Reuse},
+			{w.perToken, x.SecondsPerToken}, {w.perStep, x.StepSeconds}, {w.gap, x.GapPerToken}, {w.reuse, x.Reuse},
 			{w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
