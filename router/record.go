@@ -46,7 +46,8 @@ func (c *Cost) String() string {
 	)
 	if p := PaceOf(t); p != nil {
 		text = fmt.Sprintf("%s, decoding_requests %d, prefill_ms_per_1000_tokens %.3g, prefill_step_ms %.3g, "+
-			"gap_us_per_1000_held_tokens %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)", text[:len(text)-1],
+			"gap_us_per_1000_held_tokens %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, "+
+			"evict_ms %.3g)", text[:len(text)-1],
 			p.DecodingRequests, p.PrefillMS, p.StepMS, p.GapUS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse,
 			p.EvictMS)
 	}
@@ -71,8 +72,8 @@ func PaceOf(t *scoring.Terms) *Pace {
 	if *x == (scoring.TimeTerms{}) {
 		return nil
 	}
-	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e3 * x.StepSeconds, 1e9 * x.GapPerToken, x.AnswerTokens, x.LifeSeconds,
-		x.Reuse, 1e3 * t.EvictSeconds()}
+	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken, 1e3 * x.StepSeconds, 1e9 * x.GapPerToken,
+		x.AnswerTokens, x.LifeSeconds, x.Reuse, 1e3 * t.EvictSeconds()}
 }
 
 func multiplier(t *scoring.Terms) float64 {

@@ -40,8 +40,9 @@ type line struct {
 	constant     float64 // a, at least 0
 }
 
-// add adds a sample. From enough samples on it sets slope and constant. slope is set to a value from least times y/x to y/x of the sums: the
-// steepest sensible line goes through the origin, and noise must not give one that is nearly flat.
+// add adds a sample. From enough samples on it sets slope and constant. slope is set to a
+// value from least times y/x to y/x of the sums: the steepest sensible line goes through the origin, and noise must not
+// give one that is nearly flat.
 func (l *line) add(x, y, keep float64, enough int, least float64) {
 	l.samples = min(l.samples+1, enough)
 	l.weight = keep*l.weight + 1

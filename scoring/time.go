@@ -69,7 +69,8 @@ type TimeTerms struct {
 //	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
 //	         that its active requests hold
 //	steps  = 1, or 2 if another prefill waits on the worker or runs there
-//	delay  = steps * seconds per step + seconds per token * (waiting prefill tokens + new + interference * decoding requests * new)
+//	delay  = steps * seconds per step + seconds per token *
+//	         (waiting prefill tokens + new + interference * decoding requests * new)
 //	evict  = seconds per token * reuse * (new + answer)
 //	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2))
 //	memory = blocks above the capacity / held blocks * life
@@ -189,7 +190,8 @@ func (a *ActiveSequences) chooseAlikeByTime(
 		cost += float64(gapWeight * perHeld * (p.held + float64(p.decoding*own)))
 		if c.KVBlocks > 0 {
 			blocks := p.held / size
-			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64((p.decoding+float64(p.prefilling)+1)*half)
+			requests := p.decoding + float64(p.prefilling)
+			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64((requests+1)*half)
 			if above := expected - float64(c.KVBlocks); above > 0 {
 				cost += float64(above / max(blocks, 1) * life)
 			}

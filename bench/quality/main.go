@@ -32,8 +32,8 @@ func main() {
 	flag.StringVar(&o.out, "out", "", "folder for runs.jsonl, to which runs are added, and for quality.md and "+
 		"quality.svg, the tables and a chart of all runs there")
 	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
-	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and print "+
-		"what it predicts beside what clients measured")
+	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and "+
+		"print what it predicts beside what clients measured")
 	plan := flag.Bool("plan", false, "play nothing: write the traces that the scenarios would send, with estimated "+
 		"numbers of tokens, to -out, and print their names and the flags with which kvepp replay models the workers")
 	flag.Parse()
