@@ -9,13 +9,14 @@ import (
 // They search the template's nodes. A macro or a variable between can hide the answer from them; this file gives the
 // same wrong answer then.
 
-// LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments,
-// namespaces, filters, slices and macro parameters.
+// LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments, filters,
+// slices and macro parameters, and namespaces if asked to; without them it gives up at messages in a namespace's
+// attribute.
 //
-// Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_content_item.
-func (t *Template) LoopsOverContent() bool {
+// Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_content_item; 0.32.0 does not follow namespaces.
+func (t *Template) LoopsOverContent(followNamespaces bool) bool {
 	nodes := t.nodes()
-	items, ok := messageNames(nodes)
+	items, ok := messageNames(nodes, followNamespaces)
 	if !ok {
 		return false
 	}
@@ -103,8 +104,11 @@ func (m *macro) contentParameters(calls map[string]contentArguments) []string {
 
 // messageNames returns the names of the items of loops over messages. ok is false if such a loop has several names,
 // where vLLM gives up.
-func messageNames(nodes []any) (names map[string]bool, ok bool) {
-	lists := messageLists(nodes)
+func messageNames(nodes []any, followNamespaces bool) (names map[string]bool, ok bool) {
+	lists := messageLists(nodes, followNamespaces)
+	if lists[""] {
+		return nil, false
+	}
 	names = map[string]bool{}
 	for _, node := range nodes {
 		loop, isLoop := node.(*forNode)
@@ -124,7 +128,8 @@ func messageNames(nodes []any) (names map[string]bool, ok bool) {
 }
 
 // messageLists returns "messages" and every other name, "a" or "a.b", to which messages or a part of it is assigned.
-func messageLists(nodes []any) map[string]bool {
+// Without namespaces, "" stands for all targets that are no name.
+func messageLists(nodes []any, followNamespaces bool) map[string]bool {
 	given := map[string][]string{} // the names to which a name is assigned
 	assigned := func(value expression, to string) {
 		if p := pathOf(value); p.text != "" && p.reads(p.text, "") {
@@ -136,9 +141,18 @@ func messageLists(nodes []any) map[string]bool {
 		if !ok || set.value == nil {
 			continue
 		}
+		name, isName := set.target.(nameTarget)
+		switch {
+		case isName:
+			assigned(set.value, string(name))
+		case !followNamespaces:
+			assigned(set.value, "")
+		}
+		if !followNamespaces {
+			continue
+		}
 		switch target := set.target.(type) {
 		case nameTarget:
-			assigned(set.value, string(target))
 			c, isChain := set.value.(*chain)
 			if !isChain || c.first != variable("namespace") || len(c.links) != 1 {
 				continue

@@ -1,6 +1,9 @@
 package chattemplate
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestLoopsOver finds loops over content through assignments, macros and other indirections. Package test/parity
 // compares more cases with the engines themselves.
@@ -38,11 +41,30 @@ func TestLoopsOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := compiled.LoopsOverContent(); got != want.anywhere {
+		if got := compiled.LoopsOverContent(true); got != want.anywhere {
 			t.Errorf("%s: LoopsOverContent %v", source, got)
+		}
+		byName := want.anywhere && !strings.Contains(source, "ns.")
+		if got := compiled.LoopsOverContent(false); got != byName {
+			t.Errorf("%s: LoopsOverContent without namespaces %v", source, got)
 		}
 		if got := compiled.LoopsOver("m", "content"); got != want.ofM {
 			t.Errorf("%s: LoopsOver(m, content) %v", source, got)
+		}
+	}
+	// Without namespaces, messages in an attribute hide the loop that follows; other values there do not.
+	for source, want := range map[string]bool{
+		`{% set ns.r = messages %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}`:    false,
+		`{% set ns.r = messages[0] %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}`: true,
+		`{% set ns = namespace(r=messages) %}{% for m in messages %}{% for c in m.content %}{% endfor %}` +
+			`{% endfor %}`: true,
+	} {
+		compiled, err := Compile("test", source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := compiled.LoopsOverContent(false); got != want {
+			t.Errorf("%s: LoopsOverContent without namespaces %v", source, got)
 		}
 	}
 }

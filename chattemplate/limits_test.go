@@ -290,7 +290,8 @@ func TestHostileSources(t *testing.T) {
 			start, before := threadCPU(), allocated()
 			tmpl, err := dialect.Compile("t", source)
 			if err == nil {
-				tmpl.LoopsOverContent()
+				tmpl.LoopsOverContent(true)
+				tmpl.LoopsOverContent(false)
 				tmpl.LoopsOver("message", "content")
 				_, err = tmpl.Render(t.Context(), NewDict(), Limits{})
 			}

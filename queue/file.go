@@ -28,6 +28,8 @@ type File struct {
 	models map[string]*Profile // each replaces root for its model
 	// Router is the file's section "router", in its order: settings that are also flags.
 	Router []Setting
+	// Selection is the file's section "worker_selection"; nil: none.
+	Selection *Selection
 }
 
 // Setting is a key with one value.
@@ -42,7 +44,7 @@ func (f *File) HasRoot() bool { return f.root != nil }
 // The keys of the file, as in Dynamo.
 var (
 	profileKeys = []string{"default_policy_family", "uncached_isl_buckets", "policy_classes"}
-	fileKeys    = append(slices.Clone(profileKeys), "models", "router")
+	fileKeys    = append(slices.Clone(profileKeys), "models", "router", "worker_selection")
 	bucketKeys  = []string{"min_tokens", "bucket"}
 	classKeys   = []string{
 		"name",
@@ -61,6 +63,7 @@ var (
 // examples are values of keys, for error texts.
 var examples = map[string]string{
 	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short",
+	"type":         costFunction,
 	"cache_bucket": "short",
 	"min_tokens":   "0", "quantum": "8192", "prefill_busy_threshold": "16384", "prefill_busy_threshold_frac": "2.0",
 	"request_queue_limit_per_worker": "64", "raw_isl_token_queue_limit_per_worker": "1000000",
@@ -69,7 +72,6 @@ var examples = map[string]string{
 
 // refused maps keys of Dynamo's that kvepp does not support to the reason.
 var refused = map[string]string{
-	"worker_selection": "kvepp has one policy of choosing a worker, Dynamo's default; leave this key out",
 	"request_classifier": "kvepp runs no classifier; a request's class comes from the header " +
 		"x-dynamo-meta-policy-class and its tokens; leave this key out",
 }
@@ -82,7 +84,7 @@ func ParseFile(text []byte) (*File, error) {
 	var doc yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		return nil, errors.New("the file is empty: it must define policy_classes, models or router")
+		return nil, errors.New("the file is empty: it must define policy_classes, models, router or worker_selection")
 	} else if err != nil {
 		// the line stays in front
 		return nil, errors.New(strings.Replace(strings.TrimPrefix(err.Error(), "yaml: "), ": ", ": not valid YAML: ",
@@ -92,7 +94,7 @@ func ParseFile(text []byte) (*File, error) {
 		return nil, errors.New("more than one YAML document in the file")
 	}
 	if len(doc.Content) == 0 {
-		return nil, errors.New("the file is empty: it must define policy_classes, models or router")
+		return nil, errors.New("the file is empty: it must define policy_classes, models, router or worker_selection")
 	}
 	r := &reader{}
 	top, err := r.mapping(doc.Content[0], "the policy file", fileKeys)
@@ -124,24 +126,17 @@ func ParseFile(text []byte) (*File, error) {
 		}
 	}
 	if n := top.values["router"]; n != nil {
-		keys, values, err := r.pairs(n, "router")
-		if err != nil {
+		if f.Router, err = r.settings(n, "router", "None"); err != nil {
 			return nil, err
 		}
-		for i, key := range keys {
-			value := resolve(values[i])
-			if value.Kind != yaml.ScalarNode {
-				return nil, wrong(value, "%s: must be one value", key.Value)
-			}
-			text := value.Value
-			if value.Tag == "!!null" {
-				text = "None"
-			}
-			f.Router = append(f.Router, Setting{Key: key.Value, Value: text, Line: key.Line})
+	}
+	if n := top.values["worker_selection"]; n != nil {
+		if f.Selection, err = r.selection(n); err != nil {
+			return nil, err
 		}
 	}
-	if f.root == nil && len(f.models) == 0 && f.Router == nil {
-		return nil, wrong(doc.Content[0], "the file must define policy_classes, models or router")
+	if f.root == nil && len(f.models) == 0 && f.Router == nil && f.Selection == nil {
+		return nil, wrong(doc.Content[0], "the file must define policy_classes, models, router or worker_selection")
 	}
 	return f, nil
 }

@@ -148,14 +148,32 @@ func TestRefusedFiles(t *testing.T) {
 		{example, "models: {}\n", "must define"},
 		{example, "a: [\n", "line 1"},
 		{example, example + "---\na: 1\n", "more than one YAML document"},
-		{"router:\n", "worker_selection: {}\nrouter:\n", "line 2: worker_selection: kvepp has one"},
+		{"router:\n", "worker_selection: {}\nrouter:\n", "line 2: worker_selection: must have instances"},
+		{"router:\n", "worker_selection: {aggregated: null}\nrouter:\n", "line 2: worker_selection: must have instances"},
+		{"router:\n", "worker_selection: {instances: []}\nrouter:\n", "line 2: worker_selection: must have instances"},
+		{"router:\n", "worker_selection: 7\nrouter:\n", "line 2: worker_selection: must be a mapping"},
+		{"router:\n", "worker_selection: {weights: 1}\nrouter:\n",
+			`line 2: "weights" is not a key of worker_selection, which has: aggregated, prefill, decode, encode, instances`},
+		{"router:\n", "worker_selection: {decode: x}\nrouter:\n",
+			`line 2: decode: "x" is no instance of worker_selection in a policy file, which has: default`},
+		{"router:\n", "worker_selection: {decode: [x]}\nrouter:\n", "line 2: decode: must be the name of an instance"},
+		{"router:\n", "worker_selection: {instances: {x: 1}}\nrouter:\n", "line 2: instances: must be a list"},
+		{"router:\n", "worker_selection: {instances: [{name: x}]}\nrouter:\n", "type is missing"},
+		{"router:\n", "worker_selection: {instances: [{type: x}]}\nrouter:\n", "name is missing"},
+		{"router:\n", "worker_selection: {instances: [{name: default, type: x}]}\nrouter:\n", "choose another name"},
+		{"router:\n", "worker_selection: {instances: [{name: a, type: x}, {name: a, type: x}]}\nrouter:\n",
+			`line 2: instance "a" is in line 2 already`},
+		{"router:\n", "worker_selection: {instances: [{name: a, type: x, weight: 1}]}\nrouter:\n",
+			`line 2: "weight" is not a key of an instance of worker_selection, which has: name, type, parameters`},
+		{"router:\n", "worker_selection: {instances: [{name: a, type: x, parameters: 1}]}\nrouter:\n",
+			"line 2: parameters: must be a mapping"},
 		{"router:\n", "request_classifier: {type: x}\nrouter:\n", "line 2: request_classifier: kvepp runs no"},
 		{"router:\n", "routers: {}\nrouter:\n",
 			`line 2: "routers" is not a key of the policy file, which has: default_policy_family, ` +
-				`uncached_isl_buckets, policy_classes, models, router; did you mean router?`},
+				`uncached_isl_buckets, policy_classes, models, router, worker_selection; did you mean router?`},
 		{"policy_classes:", "policy_class:",
 			`line 10: "policy_class" is not a key of the policy file, which has: default_policy_family, ` +
-				`uncached_isl_buckets, policy_classes, models, router; did you mean policy_classes?`},
+				`uncached_isl_buckets, policy_classes, models, router, worker_selection; did you mean policy_classes?`},
 		{"a", "a: b: c\n", "line 3: not valid YAML: mapping values are not allowed in this context"},
 		{"router_ttl_secs: 60.5", "router_ttl_secs: [1]", "line 4: router_ttl_secs: must be one value"},
 		{example, "router: 7\n", "line 1: router: must be a mapping"},
@@ -255,6 +273,7 @@ func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("models: &a {m: *a}\n"))
 	f.Add([]byte("router: {x: 1}"))
+	f.Add([]byte("worker_selection: {decode: a, instances: [{name: a, type: dynamo-default-cost-fn, parameters: {x: 1}}]}"))
 	f.Add([]byte("? [a]\n: b"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		file, err := ParseFile(text)
@@ -263,6 +282,9 @@ func FuzzParseFile(f *testing.F) {
 				t.Error("an error without words")
 			}
 			return
+		}
+		if _, err := file.Selection.Parameters(Overrides{Prefill: "a"}); err != nil && err.Error() == "" {
+			t.Error("an error without words")
 		}
 		all := file.Profiles(Single(FCFS, nil))
 		for _, model := range append(slices.Collect(maps.Keys(file.models)), "") {

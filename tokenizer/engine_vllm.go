@@ -259,9 +259,9 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	return kwargs, nil
 }
 
-// mappedEffort returns a reasoning effort as --reasoning-effort-map replaces it.
+// mappedEffort returns a reasoning effort as --reasoning-effort-map replaces it, if the version has that flag.
 func (m *Model) mappedEffort(effort string) string {
-	if mapped, ok := m.efforts[effort]; ok {
+	if mapped, ok := m.efforts[effort]; ok && !m.release.rules.byNameOnly {
 		return mapped
 	}
 	return effort
@@ -390,7 +390,7 @@ func (m *Model) vllmContent(given *chattemplate.Dict, role string, wantsParts bo
 	case nil:
 	case string:
 		switch {
-		case role == "system" && strings.HasPrefix(content, billingHeader):
+		case role == "system" && !m.release.rules.keepsBillingHeader && strings.HasPrefix(content, billingHeader):
 			items = []any{textPart(content)}
 		case wantsParts:
 			return chattemplate.NewList(textPart(content)), nil
@@ -402,7 +402,7 @@ func (m *Model) vllmContent(given *chattemplate.Dict, role string, wantsParts bo
 	default:
 		return nil, errRefused("content is neither a string nor a list of parts")
 	}
-	if role == "system" {
+	if role == "system" && !m.release.rules.keepsBillingHeader {
 		items = dropBillingHeader(items)
 	}
 	var parts []any

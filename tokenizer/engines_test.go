@@ -29,6 +29,7 @@ func TestEngineGoldens(t *testing.T) {
 		version, file string
 	}{
 		{VLLM, "", "vllm"}, {TRTLLM, "", "trtllm"},
+		{VLLM, "0.31.0", "vllm-0.31.0"}, {VLLM, "0.32.0", "vllm"},
 		{SGLang, "0.5.21", "sglang"}, {SGLang, "0.5.22", "sglang"}, {SGLang, "0.5.23", "sglang-0.5.23"},
 	} {
 		engine := c.engine

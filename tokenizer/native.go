@@ -22,6 +22,9 @@ import (
 func (m *Model) chooseNative() *encoders.Encoder {
 	switch m.options.Engine {
 	case VLLM:
+		if m.release.rules.byNameOnly { // its encoders were not compared with kvepp's
+			return nil
+		}
 		return encoders.VLLM(m.architecture)
 	case SGLang:
 		model := encoders.Model{

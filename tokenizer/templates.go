@@ -182,16 +182,24 @@ func (m *Model) compile(name, source string) (*chatTemplate, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &chatTemplate{Template: t, source: source}
+	return m.withForm(&chatTemplate{Template: t, source: source}), nil
+}
+
+// withForm returns the template with the form of content that the engine's version gives it; nil for nil.
+func (m *Model) withForm(given *chatTemplate) *chatTemplate {
+	if given == nil || given.Template == nil {
+		return given
+	}
+	c := *given
 	switch {
 	case m.options.Engine == SGLang:
-		c.wantsParts = sglangWantsParts(c)
+		c.wantsParts = sglangWantsParts(&c)
 	case m.options.ChatTemplateContentFormat != ContentAuto:
 		c.wantsParts = m.options.ChatTemplateContentFormat == ContentOpenAI
 	default:
-		c.wantsParts = t.LoopsOverContent()
+		c.wantsParts = c.LoopsOverContent(!m.release.rules.byNameOnly)
 	}
-	return c, nil
+	return &c
 }
 
 // ContentFormat returns the form in which the engine passes message content to the model's template: ContentString or

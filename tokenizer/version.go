@@ -14,7 +14,8 @@ type release struct {
 	rules   rules
 }
 
-// rules are the differences between the versions of an engine. Each is named by what the newer versions do.
+// rules are the differences between the versions of an engine. Each is named by what the newer versions of SGLang, and the
+// older ones of vLLM, do, so that an engine with one version has none.
 type rules struct {
 	// keepsLateSystem: /v1/responses leaves later system messages in their place if the template shows them there.
 	// Source: SGLang 0.5.22, serving_responses, _construct_input_messages.
@@ -28,12 +29,23 @@ type rules struct {
 	// Messages may have the role root and the field prefix, and an effort may be ultra.
 	// Source: SGLang 0.5.23, entrypoints/openai/protocol.
 	toolsAsSent bool
+	// keepsBillingHeader: a system message keeps the line that Claude Code puts before it. True for older versions.
+	// Source: vLLM 0.32.0, renderers/chat_utils, _strip_claude_code_billing_header, which 0.31.0 does not have.
+	keepsBillingHeader bool
+	// byNameOnly: whether a template takes content as a list of parts is found without namespaces, and there is no
+	// --reasoning-effort-map. True for older versions.
+	// Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_var_or_elems; 0.32.0 follows names only.
+	byNameOnly bool
 }
 
 // releases are the versions that kvepp follows, oldest first. This is the only list of them: flags, discovery, the
 // parity tests and docs/engines.md go by it. docs/contributing.md says what a new row takes.
 var releases = map[Engine][]release{
-	VLLM: {{version: "0.33.0"}},
+	VLLM: {
+		{version: "0.31.0", rules: rules{keepsBillingHeader: true, byNameOnly: true}},
+		{version: "0.32.0", rules: rules{byNameOnly: true}},
+		{version: "0.33.0"},
+	},
 	SGLang: {
 		{version: "0.5.21"},
 		{version: "0.5.22", rules: rules{keepsLateSystem: true, hidesTools: true}},
@@ -172,6 +184,7 @@ func (m *Model) makeFamily() {
 			variant := *m
 			variant.release = r
 			variant.native = variant.chooseNative()
+			variant.chat, variant.chatTools = variant.withForm(m.chat), variant.withForm(m.chatTools)
 			variant.messages = variant.probeMessages()
 			m.family[i] = &variant
 		}

@@ -25,7 +25,9 @@ func TestMatchVersion(t *testing.T) {
 		{SGLang, "0.5.9", "0.5.21", false, false},
 		{VLLM, "0.33.0", "0.33.0", true, false},
 		{VLLM, "0.33.1.dev7+gabc", "0.33.0", false, false},
-		{VLLM, "0.10.2", "0.33.0", false, false},
+		{VLLM, "0.32.0", "0.32.0", true, false},
+		{VLLM, "0.32.1", "0.32.0", false, false},
+		{VLLM, "0.10.2", "0.31.0", false, false},
 		{TRTLLM, "1.3", "1.3", true, false},
 		{TRTLLM, "1.3.0rc2", "1.3", false, false},
 		{Dynamo, "2.0.0", "1.6.1", false, false},
@@ -130,5 +132,54 @@ func TestSGLangVersions(t *testing.T) {
 	}
 	if again, err := base.At("0.5.23"); err != nil || again != base || !base.HasVersions() {
 		t.Errorf("the newest version is another model: %v", err)
+	}
+}
+
+// TestVLLMVersions is TestSGLangVersions for vLLM.
+func TestVLLMVersions(t *testing.T) {
+	template := filepath.Join(t.TempDir(), "t.jinja")
+	source := `{% set ns = namespace(m=messages) %}{% for m in ns.m %}{% for p in m.content %}{{ p }}{% endfor %}` +
+		`{% endfor %}{{ reasoning_effort }}`
+	if err := os.WriteFile(template, []byte(source), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	base, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: VLLM, ChatTemplate: template,
+		ReasoningEffortMap: `{"max":"high"}`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const billing = `"x-anthropic-billing-header: a\nhi"`
+	for _, c := range []struct {
+		body  string
+		texts [3]string // of 0.31.0, 0.32.0 and 0.33.0
+	}{
+		{`{"model":"m","messages":[{"role":"user","content":"hi"}]}`,
+			[3]string{"hi", "hi", "{'type': 'text', 'text': 'hi'}"}},
+		{`{"model":"m","messages":[{"role":"user","content":"hi"}],"reasoning_effort":"max"}`,
+			[3]string{"himax", "himax", "{'type': 'text', 'text': 'hi'}high"}},
+		{`{"model":"m","messages":[{"role":"system","content":` + billing + `}]}`,
+			[3]string{"x-anthropic-billing-header: a\nhi", "hi", "{'type': 'text', 'text': 'hi'}"}},
+		{`{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":` + billing + `}]}]}`,
+			[3]string{"x-anthropic-billing-header: a\nhi", "hi", "{'type': 'text', 'text': 'hi'}"}},
+	} {
+		for i, version := range Versions(VLLM) {
+			m, err := base.At(version)
+			if err != nil || m.Version() != version {
+				t.Fatalf("%s: %v, %v", version, m.Version(), err)
+			}
+			request, err := apibody.ParseRequest("/v1/chat/completions", []byte(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			prompts, err := m.Tokenize(t.Context(), request)
+			if err != nil {
+				t.Errorf("%s: %s: %v", version, c.body, err)
+				continue
+			}
+			want, err := m.Encode(c.texts[i], false)
+			if err != nil || len(prompts) != 1 || !slices.Equal(prompts[0].IDs, want) {
+				t.Errorf("%s: %s: %v, want the ids of %q", version, c.body, prompts, c.texts[i])
+			}
+		}
 	}
 }

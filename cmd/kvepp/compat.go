@@ -53,8 +53,7 @@ const (
 		"frontends " +
 		"in direct mode answer 500 to one without; leave out --router-conditional-disagg and " +
 		"--router-conditional-disagg-config (an aggregated worker still serves a request alone where that costs less)"
-	onlyDefaultPolicy = "must be default: kvepp chooses by Dynamo's built-in policy and loads no other; leave it out"
-	noTrackingKey     = "kvepp has no tracking hash with a key; leave them out: --router-tracking-key-file and " +
+	noTrackingKey = "kvepp has no tracking hash with a key; leave them out: --router-tracking-key-file and " +
 		"--router-tracking-key-id"
 	noPluginConfig = "kvepp reads no EndpointPickerConfig; leave it out. In place of scorers it has Dynamo's cost " +
 		"function (--router-kv-overlap-score-credit and others), in place of flow control --router-queue-threshold " +
@@ -98,20 +97,13 @@ var compatFlags = append([]compatFlag{
 			return nil
 		}},
 
-	// Disaggregation and policies.
+	// Disaggregation.
 	{commands: onServe, from: ofDynamo, name: "router-conditional-disagg", byDefault: false,
 		help: "refused: where there are prefill workers, every request gets one. Dynamo's frontends in direct mode " +
 			"answer 500 to a request without one",
 		refused: conditionalDisagg},
 	{commands: onServe, from: ofDynamo, name: "router-conditional-disagg-config", byDefault: "",
 		help: "`JSON`; refused, as --router-conditional-disagg", refused: conditionalDisagg},
-	{commands: onServe, from: ofDynamo, name: "router-prefill-policy", byDefault: "default",
-		help: "`NAME` of the policy that chooses prefill workers; only default, because kvepp loads no other " +
-			"policies",
-		refused: onlyDefaultPolicy},
-	{commands: onServe, from: ofDynamo, name: "router-decode-policy", byDefault: "default",
-		help:    "`NAME` of the policy that chooses decode workers; only default",
-		refused: onlyDefaultPolicy},
 
 	// What replicas tell each other.
 	{commands: onServe, from: ofDynamo, name: "router-replica-sync", byDefault: false,

@@ -130,10 +130,10 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := parse(f, args, &o.file, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
+	o.applyPresets()
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
-	o.applyPresets()
 	err := o.check()
 	o.settings = changedSettings(f) // with the values that presets have set
 	return withSource(f, err)

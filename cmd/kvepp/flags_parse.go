@@ -339,6 +339,7 @@ var dynamoEnv = map[string]string{
 	"enable-session-prefix-index":          "DYN_ENABLE_SESSION_PREFIX_INDEX",
 	"router-conditional-disagg":            "DYN_ROUTER_CONDITIONAL_DISAGG",
 	"router-conditional-disagg-config":     "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+	"router-worker-selection-policy":       "DYN_ROUTER_WORKER_SELECTION_POLICY",
 	"router-prefill-policy":                "DYN_ROUTER_PREFILL_POLICY",
 	"router-decode-policy":                 "DYN_ROUTER_DECODE_POLICY",
 	"router-tracking-hash":                 "DYN_ROUTER_TRACKING_HASH",

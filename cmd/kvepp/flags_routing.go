@@ -337,7 +337,9 @@ type busy struct {
 	admissionMode string // noAdmission or byWorkingSet
 	admissionFill float64
 
-	policies *queue.File // what policyConfig holds; nil without one
+	policies   *queue.File // what policyConfig holds; nil without one
+	instances  queue.Overrides
+	overridden []string // a line for each flag that was given, and that policyConfig sets otherwise
 }
 
 // Values of --router-admission.
@@ -365,6 +367,7 @@ func (b *busy) add(f *pflag.FlagSet) {
 	)
 	values(f, "overload-status-code", "429", "503", "529")
 	b.addQueue(f)
+	b.addInstances(f)
 }
 
 // addThresholds declares the busy thresholds.
@@ -410,9 +413,9 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 		&b.policyConfig,
 		"router-policy-config",
 		"",
-		"YAML `FILE` of Dynamo's queue policy, not of flags (--config): when requests of each policy class wait, in "+
-			"which order, how many, and how the classes take turns. Read at start only. Its section router takes "+
-			"precedence over flags",
+		"YAML `FILE` of Dynamo's router policy, not of flags (--config): when requests of each policy class wait, in "+
+			"which order, how many, and how the classes take turns; and the weights of its worker_selection. Read at "+
+			"start only. Its sections router and worker_selection take precedence over flags",
 	)
 	f.DurationVar(
 		&b.queueTimeout,
@@ -426,6 +429,29 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 		65536,
 		"at most `N` requests wait for the workers of one model, each with its body in memory; further requests are "+
 			"refused",
+	)
+}
+
+// addInstances declares the flags that name instances of the policy file's worker_selection.
+func (b *busy) addInstances(f *pflag.FlagSet) {
+	f.StringVar(
+		&b.instances.All,
+		"router-worker-selection-policy",
+		"",
+		"instance `NAME` of worker_selection in --router-policy-config whose weights apply, in place of those that the "+
+			"file selects; default: only the flags' weights",
+	)
+	f.StringVar(
+		&b.instances.Prefill,
+		"router-prefill-policy",
+		"",
+		"the same for prefill workers. kvepp has one set of weights, so that --router-decode-policy must select it too",
+	)
+	f.StringVar(
+		&b.instances.Decode,
+		"router-decode-policy",
+		"",
+		"the same for decode workers",
 	)
 }
 
@@ -473,9 +499,29 @@ var settingFlags = map[string]string{
 	"enable_session_prefix_index":     "enable-session-prefix-index",
 }
 
-// readPolicies reads the policy file, if there is one, and sets the flags of f that the file has keys for.
+// parameterFlags maps each parameter of Dynamo's policy of costs in a policy file to the flag that it sets. A parameter
+// that is absent leaves the flag as it is. Source: ai-dynamo 1.6.1, type dynamo-default-cost-fn, by its errors, and by
+// the costs that a frontend logs.
+var parameterFlags = map[string]string{
+	"overlap_score_credit":         "router-kv-overlap-score-credit",
+	"overlap_score_credit_decay":   "router-kv-overlap-score-credit-decay",
+	"prefill_load_scale":           "router-prefill-load-scale",
+	"decode_active_request_weight": "router-decode-active-request-weight",
+	"host_cache_hit_weight":        "router-host-cache-hit-weight",
+	"disk_cache_hit_weight":        "router-disk-cache-hit-weight",
+	"shared_cache_multiplier":      "shared-cache-multiplier",
+	"router_temperature":           "router-temperature",
+}
+
+// readPolicies reads the policy file, if there is one, and sets the flags of f that the file has keys for. The flags
+// that others stand for must be set before, because the file takes precedence over them.
 func (b *busy) readPolicies(f *pflag.FlagSet) error {
 	if b.policyConfig == "" {
+		_, err := (*queue.Selection)(nil).Parameters(b.instances)
+		if err != nil {
+			return fmt.Errorf("--router-worker-selection-policy, --router-prefill-policy or --router-decode-policy: %w",
+				err)
+		}
 		return nil
 	}
 	text, err := os.ReadFile(b.policyConfig)
@@ -485,21 +531,36 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 	if b.policies, err = queue.ParseFile(text); err != nil {
 		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
 	}
-	for _, s := range b.policies.Router {
-		if err := set(f, s); err != nil {
-			return fmt.Errorf("--router-policy-config %s: line %d: %w", b.policyConfig, s.Line, err)
+	parameters, err := b.policies.Selection.Parameters(b.instances)
+	if err != nil {
+		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
+	}
+	for _, part := range []struct {
+		settings []queue.Setting
+		what     string
+		flags    map[string]string
+	}{
+		{b.policies.Router, "router", settingFlags},
+		{parameters, "the parameters of dynamo-default-cost-fn", parameterFlags},
+	} {
+		for _, s := range part.settings {
+			if err := b.set(f, s, part.what, part.flags); err != nil {
+				return fmt.Errorf("--router-policy-config %s: line %d: %w", b.policyConfig, s.Line, err)
+			}
 		}
 	}
 	return nil
 }
 
-func set(f *pflag.FlagSet, s queue.Setting) error {
-	name, known := settingFlags[s.Key]
+// set sets the flag of a key in the part of the policy file that is named what.
+func (b *busy) set(f *pflag.FlagSet, s queue.Setting, what string, flags map[string]string) error {
+	name, known := flags[s.Key]
 	if !known {
-		keys := slices.Sorted(maps.Keys(settingFlags))
+		keys := slices.Sorted(maps.Keys(flags))
 		return fmt.Errorf(
-			"%q is not a key of router, which has: %s%s",
+			"%q is not a key of %s, which has: %s%s",
 			s.Key,
+			what,
 			strings.Join(keys, ", "),
 			suggest.DidYouMean(s.Key, "", keys),
 		)
@@ -508,11 +569,18 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 	if flag == nil {
 		return fmt.Errorf("%s: %s has no --%s; leave this key out", s.Key, f.Name(), name)
 	}
-	var err error
+	var (
+		err           error
+		before, given = flag.Value.String(), flag.Changed
+	)
 	if s.Value == "None" {
 		flag.Changed, err = false, flag.Value.Set(flag.DefValue)
 	} else {
 		err = f.Set(name, s.Value)
+	}
+	if given && flag.Value.String() != before {
+		b.overridden = append(b.overridden, fmt.Sprintf("--%s: %s in --router-policy-config, line %d, takes precedence",
+			name, s.Key, s.Line))
 	}
 	annotate(flag, setBy, follows+"--router-policy-config")
 	if err != nil {
@@ -616,6 +684,7 @@ func (b *busy) countsTokens() bool {
 
 // unused says what was given and means nothing. tracked says that prompt tokens are counted.
 func (b *busy) unused(unused *unusedFlags, tracked bool) {
+	unused.lines = append(unused.lines, b.overridden...)
 	switch {
 	case b.queue() == nil && b.admission() != nil:
 		unused.add(

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -700,18 +701,25 @@ var settings = []struct {
 		compatValue("router-conditional-disagg-config"),
 	},
 	{
+		"router-worker-selection-policy",
+		"KVEPP_ROUTER_WORKER_SELECTION_POLICY",
+		"DYN_ROUTER_WORKER_SELECTION_POLICY",
+		[3]string{"default", "default", "default"},
+		func(o *options) any { return o.instances.All },
+	},
+	{
 		"router-prefill-policy",
 		"KVEPP_ROUTER_PREFILL_POLICY",
 		"DYN_ROUTER_PREFILL_POLICY",
-		[3]string{"a", "b", "c"},
-		compatValue("router-prefill-policy"),
+		[3]string{"default", "default", "default"},
+		func(o *options) any { return o.instances.Prefill },
 	},
 	{
 		"router-decode-policy",
 		"KVEPP_ROUTER_DECODE_POLICY",
 		"DYN_ROUTER_DECODE_POLICY",
-		[3]string{"a", "b", "c"},
-		compatValue("router-decode-policy"),
+		[3]string{"default", "default", "default"},
+		func(o *options) any { return o.instances.Decode },
 	},
 	{
 		"router-tracking-hash",
@@ -1372,6 +1380,10 @@ func TestQueueFlags(t *testing.T) {
 		o.scoring.HostCacheHitWeight != 0.5 {
 		t.Errorf("%+v", o.scoring)
 	}
+	// The section goes before presets too.
+	if o = parsed(t, append(base, "--router-policy-config=testdata/policy3.yaml", "--load-aware"), nil); !o.kvEvents {
+		t.Error("--load-aware goes before use_kv_events of the policy file")
+	}
 	classes := parsed(
 		t,
 		append(base, "--router-policy-config=testdata/policy.yaml"),
@@ -1379,6 +1391,42 @@ func TestQueueFlags(t *testing.T) {
 	).busy.queue().Profiles.Classes()
 	if strings.Join(classes, " ") != "cached uncached" {
 		t.Errorf("classes %v", classes)
+	}
+}
+
+// TestWorkerSelection: the parameters of the instance that is selected take precedence over flags and presets, and the
+// others leave the flags as they are, as in Dynamo.
+func TestWorkerSelection(t *testing.T) {
+	base := []string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml", "--router-prefill-load-scale=3",
+		"--router-decode-active-request-weight=2"}
+	for _, c := range []struct {
+		args                       []string
+		env                        map[string]string
+		credit, scale, temperature float64
+		unused                     int
+	}{
+		{nil, nil, 0.5, 7, 0, 1},
+		{[]string{"--router-temperature=0.2"}, nil, 0.5, 7, 0.2, 1},
+		{[]string{"--kv-overlap-score-weight=4"}, nil, 0.5, 7, 0, 1},
+		{[]string{"--router-worker-selection-policy=default"}, nil, 1, 3, 0, 0},
+		{nil, map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "hot"}, 1, 3, 0.9, 1},
+		{[]string{"--router-prefill-policy=hot", "--router-decode-policy=hot",
+			"--router-worker-selection-policy=hot"}, nil, 1, 3, 0.9, 1},
+	} {
+		o := parsed(t, append(slices.Clone(base), c.args...), c.env)
+		if w := o.scoring; w.OverlapScoreCredit != c.credit || w.PrefillLoadScale != c.scale ||
+			w.Temperature != c.temperature || w.DecodeActiveRequestWeight != 2 {
+			t.Errorf("%v %v: %+v", c.args, c.env, w)
+		}
+		if unused := o.withoutEffect(); len(unused) != c.unused {
+			t.Errorf("%v %v: without effect: %q", c.args, c.env, unused)
+		}
+	}
+	f := serveFlags(new(options))
+	for key, flag := range parameterFlags {
+		if f.Lookup(flag) == nil {
+			t.Errorf("%s: no flag --%s", key, flag)
+		}
 	}
 }
 
@@ -1781,7 +1829,17 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--pick-timeout=0s"}, nil, "--pick-timeout 0s: must be above 0"},
 		{[]string{"--endpoints=x", "--max-streams=-1"}, nil, "may not be negative"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil,
-			"testdata/refused.yaml: line 3: worker_selection: kvepp"},
+			"testdata/refused.yaml: line 3: worker_selection: must have instances"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml", "--router-prefill-policy=other"}, nil,
+			`instance "other" (line 6) has the type thunderagent, which kvepp does not have`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml", "--router-prefill-policy=tuned"}, nil,
+			`select different weights, "tuned" and "default"`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml"},
+			map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "wrong"},
+			`selection.yaml: line 8: "overlap_credit" is not a key of the parameters of dynamo-default-cost-fn, which has`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml",
+			"--router-worker-selection-policy=negative"}, nil, "--router-temperature -1: must be a finite number"},
+		{[]string{"--endpoints=x", "--router-worker-selection-policy=tuned"}, nil, "loads no other"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil,
 			`--router-tracking-hash "keyed": must be public-xxh3-v1`},
 		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil, "leave them out"},

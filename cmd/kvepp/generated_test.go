@@ -70,8 +70,9 @@ Each flag of ` + "`kvepp serve`" + ` can be given in four ways. If several give 
 4. Dynamo's environment variable, if the flag has one. It comes last because a process often inherits Dynamo's variables,
    but the file is written for kvepp.
 
-If none of them gives it, the default holds. One exception: settings in the section ` + "`router`" + ` of
-` + "`--router-policy-config`" + ` take precedence over all of these. That file is Dynamo's queue policy; the file ` +
+If none of them gives it, the default holds. One exception: settings in the sections ` + "`router`" + ` and ` +
+	"`worker_selection`" + ` of
+` + "`--router-policy-config`" + ` take precedence over all of these. That file is Dynamo's router policy; the file ` +
 	`of ` +
 	"`--config`" + ` has
 kvepp's flags.

@@ -93,6 +93,9 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 
 // apply checks the flags of f and sets what they say in c.
 func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
+	if !math.IsNaN(v.weight) {
+		v.scoring.SetOverlapScoreWeight(v.weight)
+	}
 	if err := v.busy.readPolicies(f); err != nil {
 		return err
 	}
@@ -112,9 +115,6 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		c.Policy = v.policy
 	} else if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
 		return oneOf("router-policy", v.policy, append(scoring.PolicyNames(), replay.PolicyNames()...)...)
-	}
-	if !math.IsNaN(v.weight) {
-		v.scoring.SetOverlapScoreWeight(v.weight)
 	}
 	if err := checkWeights(&v.scoring, v.weight); err != nil {
 		return err

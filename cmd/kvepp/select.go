@@ -115,6 +115,9 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := parse(f, args, &o.file, getenv); err != nil {
 		return err
 	}
+	if !math.IsNaN(o.overlapWeight) {
+		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
@@ -125,9 +128,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		return err
 	}
 	o.selector.Queue = o.busy.queue()
-	if !math.IsNaN(o.overlapWeight) {
-		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
-	}
 	o.selector.Scoring.DecodeRole = true // for all roles of workers, as in dynamo.select_service
 	if err := checkWeights(&o.selector.Scoring, o.overlapWeight); err != nil {
 		return err

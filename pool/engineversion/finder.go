@@ -7,6 +7,7 @@
 package engineversion
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,13 +48,16 @@ const (
 // PathsOf returns the paths at which an engine tells its version, in the order in which they are asked; nil for an
 // engine that does not tell it.
 //
-// Source: vLLM 0.33.0, entrypoints/serve/instrumentator/basic; SGLang 0.5.23, entrypoints/http_server.
+// Source: vLLM 0.33.0, entrypoints/serve/instrumentator/basic; SGLang 0.5.23, entrypoints/http_server; a running frontend
+// of Dynamo 1.6.1.
 func PathsOf(engine string) []string {
 	switch engine {
 	case "vllm", "trtllm":
 		return []string{"/version"}
 	case "sglang":
 		return []string{"/server_info", "/get_server_info"}
+	case "dynamo":
+		return []string{"/openapi.json"}
 	}
 	return nil
 }
@@ -234,15 +238,22 @@ func (f *Finder) get(ctx context.Context, url string) (string, error) {
 		return "", err
 	}
 	var said struct {
-		Version string `json:"version"`
+		Version string   `json:"version"`
+		Info    struct { // of an OpenAPI document
+			Version string `json:"version"`
+		} `json:"info"`
 	}
 	switch {
 	case resp.StatusCode != http.StatusOK:
 		return "", statusError(fmt.Sprintf("engineversion: %s answers %s", url, resp.Status))
 	case len(body) > maxBytes:
 		return "", statusError(fmt.Sprintf("engineversion: %s answers more than %d bytes", url, maxBytes))
-	case json.Unmarshal(body, &said) != nil, said.Version == "", len(said.Version) > maxVersionBytes:
+	case json.Unmarshal(body, &said) != nil:
 		return "", statusError(fmt.Sprintf("engineversion: %s answers no JSON object with a version", url))
 	}
-	return said.Version, nil
+	version := cmp.Or(said.Version, said.Info.Version)
+	if version == "" || len(version) > maxVersionBytes {
+		return "", statusError(fmt.Sprintf("engineversion: %s answers no JSON object with a version", url))
+	}
+	return version, nil
 }

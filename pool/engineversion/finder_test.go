@@ -131,6 +131,20 @@ func TestSeveral(t *testing.T) {
 	})
 }
 
+// TestDynamo: a frontend of Dynamo tells its version in its OpenAPI document.
+func TestDynamo(t *testing.T) {
+	e := newEngines()
+	e.set("http://a/openapi.json", `200 {"openapi":"3.1.0","info":{"title":"t","version":"1.6.1"},"paths":{}}`)
+	e.set("http://b/openapi.json", `200 {"openapi":"3.1.0","info":{}}`)
+	f := New(PathsOf("dynamo"), &http.Client{Transport: e}, func() {})
+	if a, err := f.Ask(t.Context(), "http://a"); err != nil || a.Version != "1.6.1" {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if a, err := f.Ask(t.Context(), "http://b"); err == nil {
+		t.Errorf("a document without a version gives %+v", a)
+	}
+}
+
 // TestAsk: a server can be asked at once, and is not asked again if its version is known.
 func TestAsk(t *testing.T) {
 	e := newEngines()

@@ -21,12 +21,14 @@ import importlib.abc
 import importlib.machinery
 import json
 import logging
+import os
 import sys
 import types
 
 REAL = {
     "vllm": [
         "vllm.config.utils",
+        "vllm.entrypoints.chat_utils",  # up to 0.31
         "vllm.entrypoints.anthropic.protocol",
         "vllm.entrypoints.anthropic.serving",
         "vllm.entrypoints.generate.base.protocol",
@@ -156,6 +158,8 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def stand_in(engine, sources):
     """Makes importable what REAL lists. The packages around those modules are empty, but say where they are."""
+    REAL[engine] = [name for name in REAL[engine] if any(
+        os.path.exists(sources + "/" + name.replace(".", "/") + end) for end in (".py", "/__init__.py"))]
     sys.meta_path.insert(0, StubFinder(engine))
     packages = {name.rsplit(".", depth)[0] for name in REAL[engine] for depth in range(1, name.count(".") + 1)} - set(REAL[engine])
     for name in sorted(packages):
@@ -177,7 +181,8 @@ class VLLM:
         import vllm.renderers.params as params
 
         for name in ("ChatParams", "TokenizeParams", "ReasoningEffort", "merge_kwargs", "map_reasoning_effort"):
-            setattr(vllm.renderers, name, getattr(params, name))
+            if hasattr(params, name):  # the efforts came with 0.33
+                setattr(vllm.renderers, name, getattr(params, name))
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         import pydantic
         import vllm.entrypoints.openai.completion.protocol as completion
@@ -195,8 +200,10 @@ class VLLM:
             is_multimodal_model=True, allowed_local_media_path="", allowed_media_domains=None,
         )
         self.models = sources + "/vllm/model_executor/models/"
-        from vllm.renderers.chat_utils import item_tracker
-
+        for module in ("vllm.renderers.chat_utils.item_tracker", "vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils"):
+            if module in REAL["vllm"]:  # it moved with 0.32 and with 0.33
+                item_tracker = importlib.import_module(module)
+                break
         item_tracker.BaseMultiModalItemTracker.model_cls = property(
             lambda tracker: types.SimpleNamespace(get_placeholder_str=self.placeholder))
         self.placeholder = self.encoder = None
@@ -286,9 +293,15 @@ class VLLM:
                 return None
 
         request = protocol.AnthropicMessagesRequest.model_validate(body)
-        resolver = serving.DisabledThinkingEffortResolver(None)
-        resolver._render_probe_prompt = probed
-        effort = asyncio.run(resolver.resolve_for(request))
+        if hasattr(serving, "DisabledThinkingEffortResolver"):
+            resolver = serving.DisabledThinkingEffortResolver(None)
+            resolver._render_probe_prompt = probed
+            effort = asyncio.run(resolver.resolve_for(request))
+        else:  # up to 0.32; after create_messages
+            resolver = serving.AnthropicServingMessages.__new__(serving.AnthropicServingMessages)
+            resolver._render_probe_prompt = probed
+            disabled = request.thinking is not None and request.thinking.type == "disabled"
+            effort = asyncio.run(resolver._probe_disabled_thinking_effort()) if disabled else "none"
         merge = serving.AnthropicServingMessages._detect_merge_inline_system(template)
         chat = serving.AnthropicServingMessages.to_chat_completion_request(request, merge_inline_system=merge, disabled_thinking_effort=effort)
         return self.chat(chat, given_format, defaults, **flags)

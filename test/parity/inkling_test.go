@@ -36,6 +36,9 @@ func TestInkling(t *testing.T) {
 		path         string
 	}
 	for _, version := range compared(t, tokenizer.VLLM) {
+		if version < "0.33" {
+			continue // kvepp routes the model's chats by load
+		}
 		m, err := tokenizer.Load(folder, tokenizer.Options{Version: version})
 		if err != nil {
 			t.Fatal(err)

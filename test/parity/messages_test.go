@@ -262,6 +262,7 @@ func compareAPIVersion(
 		}
 		sources = append(sources, string(source))
 	}
+	sources = append(sources, namespacedTemplate)
 	random := rand.New(rand.NewPCG(7, 7))
 	pick := func(from []string, n int) []string {
 		var chosen []string
@@ -283,7 +284,7 @@ func compareAPIVersion(
 	for _, field := range more {
 		body(items[:1], field)
 	}
-	for range 60 {
+	for range atLeast(60, len(sources)) {
 		fields := pick(more, random.IntN(4))
 		names := map[string]bool{}
 		fields = slices.DeleteFunc(fields, func(field string) bool {

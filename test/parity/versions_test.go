@@ -1,6 +1,7 @@
 package parity
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,14 +11,25 @@ import (
 	"kvepp/tokenizer"
 )
 
-// oracle returns the Python and the folder of sources of an engine's version; "": the oldest that kvepp follows, which
-// is the one of KVEPP_ENGINES. The others are in KVEPP_ENGINE_VERSIONS, a folder each.
+// requests is how many random requests each test sends to each engine's version and API.
+var requests = flag.Int("requests", 0, "at least `N` random requests to each engine's version and API; 0: fewer, for "+
+	"CI's time")
+
+// atLeast returns how many random requests to make for each template, so that there are -requests, and no fewer than n.
+func atLeast(n, templates int) int { return max(n, (*requests+templates-1)/templates) }
+
+// oracle returns the Python and the folder of sources of an engine's version; "": the one of KVEPP_ENGINES. The others
+// are in KVEPP_ENGINE_VERSIONS, a folder each.
 func oracle(t *testing.T, engine tokenizer.Engine, version string) (python, sources string) {
 	t.Helper()
 	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
 		engine, version = tokenizer.VLLM, ""
 	}
-	if all := tokenizer.Versions(engine); version == "" || version == all[0] {
+	sourcesList, err := os.ReadFile("../tools/oracles/sources.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version == "" || strings.Contains(string(sourcesList), "\n"+string(engine)+"=="+version+"\n") {
 		home := environment(t, "KVEPP_ENGINES")
 		return filepath.Join(home, string(engine), "bin/python"), filepath.Join(home, "sources")
 	}
@@ -73,24 +85,56 @@ const versionedRequests = `` +
 {"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},"bootstrap_room":3}
 `
 
+// versionedVLLM are the same for vLLM.
+const versionedVLLM = `` +
+	`{"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1\nBe brief."},{"role":"user","content":"a"}]}
+{"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1"},{"role":"user","content":"b"}]}
+{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 2\n\nkept"},{"type":"text","text":"more"}]},{"role":"user","content":"c"}]}
+{"model":"m","messages":[{"role":"system","content":["x-anthropic-billing-header: 3\nkept","more"]},{"role":"user","content":[{"type":"text","text":"d"},{"type":"text","text":"e"}]}]}
+{"model":"m","messages":[{"role":"developer","content":"x-anthropic-billing-header: 4\nkept"},{"role":"user","content":"x-anthropic-billing-header: 5\nkept"}]}
+{"model":"m","messages":[{"role":"user","content":"f"}],"min_p":0.1,"stop_token_ids":[1],"mm_payload":"none","return_mm_kwargs":false,"top_logprobs":3}
+{"model":"m","messages":[{"role":"user","content":"g"}],"watermarking":true,"skip_special_tokens":null,"reasoning_effort":"max"}
+`
+
+// namespacedTemplate takes content as parts where an engine's version looks into namespaces.
+const namespacedTemplate = `{%- set ns = namespace(rest=messages) -%}{%- for m in ns.rest -%}<|im_start|>{{ m.role }}` +
+	`{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content -%}[{{ p }}]{%- endfor -%}` +
+	`{%- endif -%}{{ m.tool_calls }}{{ m.reasoning }}{%- endfor -%}{{ tools }}{{ reasoning_effort }}{{ enable_thinking }}`
+
+// versionedTemplate returns a file with namespacedTemplate.
+func versionedTemplate(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "namespaced.jinja")
+	if err := os.WriteFile(path, []byte(namespacedTemplate), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // newestOnly are defaults of template variables that only the newest version of an engine is compared with, for time.
 const newestOnly = `{"custom":{"a":[1]}}`
 
-// withVersioned returns chats, for SGLang with those of versionedRequests and others mixed from them and requests.
+// withVersioned returns chats, for SGLang and vLLM with those that their versions treat differently, and others mixed
+// from them and requests.
 func withVersioned(t *testing.T, engine tokenizer.Engine, chats, requests []byte) []byte {
 	t.Helper()
-	if engine != tokenizer.SGLang {
+	var versioned []byte
+	switch engine {
+	case tokenizer.SGLang:
+		versioned = []byte(versionedRequests)
+	case tokenizer.VLLM:
+		versioned = []byte(versionedVLLM)
+	default:
 		return chats
 	}
-	versioned := []byte(versionedRequests)
 	return slices.Concat(chats, versioned, mixed(t, slices.Concat(versioned, requests), 300))
 }
 
 // goldenOf returns the name of the golden file of an engine's version. Versions that make the same text of all requests
 // share one.
 func goldenOf(engine tokenizer.Engine, version string) string {
-	if engine == tokenizer.SGLang && version == "0.5.23" {
-		return "sglang-0.5.23.jsonl"
+	if engine == tokenizer.SGLang && version == "0.5.23" || engine == tokenizer.VLLM && version == "0.31.0" {
+		return string(engine) + "-" + version + ".jsonl"
 	}
 	return string(engine) + ".jsonl"
 }
