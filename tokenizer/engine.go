@@ -182,9 +182,11 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 // tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
+	case m.mistralCommon && m.release.rules.byNameOnly: // not compared with these versions
+		return Prompt{}, errNotReproduced("a folder with Mistral's own tokenizer on vLLM " + m.release.version)
 	case m.mistralCommon:
 		return m.tokenizeMistral(ctx, request)
-	case request.HasMedia && m.media == nil && (m.native == nil || !m.native.Media):
+	case request.HasMedia && (m.media == nil || m.marksMediaOtherwise()) && (m.native == nil || !m.native.Media):
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q",
 			ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
@@ -220,6 +222,12 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 	}
 	certain, err := m.certainIDs(&budget, text, place, special)
 	return Prompt{IDs: ids, Certain: certain}, text, err
+}
+
+// marksMediaOtherwise reports whether this version of vLLM marks the model's media by another text than newer ones do.
+// Source: vLLM 0.32.0, model_executor/models/gemma4_mm, get_placeholder_str.
+func (m *Model) marksMediaOtherwise() bool {
+	return m.release.rules.byNameOnly && m.architecture == "Gemma4ForConditionalGeneration"
 }
 
 // usesHarmony reports whether the engine encodes the model's chats in OpenAI's harmony format instead of a template.
