@@ -9,9 +9,9 @@ import (
 // They search the template's nodes. A macro or a variable between can hide the answer from them; this file gives the
 // same wrong answer then.
 
-// LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments, filters,
-// slices and macro parameters, and namespaces if asked to; without them it gives up at messages in a namespace's
-// attribute.
+// LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments,
+// filters, slices and macro parameters, and namespaces if asked to; without them it gives up at messages in a
+// namespace's attribute.
 //
 // Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_content_item; 0.32.0 does not follow namespaces.
 func (t *Template) LoopsOverContent(followNamespaces bool) bool {

@@ -149,11 +149,13 @@ func TestRefusedFiles(t *testing.T) {
 		{example, "a: [\n", "line 1"},
 		{example, example + "---\na: 1\n", "more than one YAML document"},
 		{"router:\n", "worker_selection: {}\nrouter:\n", "line 2: worker_selection: must have instances"},
-		{"router:\n", "worker_selection: {aggregated: null}\nrouter:\n", "line 2: worker_selection: must have instances"},
+		{"router:\n", "worker_selection: {aggregated: null}\nrouter:\n",
+			"line 2: worker_selection: must have instances"},
 		{"router:\n", "worker_selection: {instances: []}\nrouter:\n", "line 2: worker_selection: must have instances"},
 		{"router:\n", "worker_selection: 7\nrouter:\n", "line 2: worker_selection: must be a mapping"},
 		{"router:\n", "worker_selection: {weights: 1}\nrouter:\n",
-			`line 2: "weights" is not a key of worker_selection, which has: aggregated, prefill, decode, encode, instances`},
+			`line 2: "weights" is not a key of worker_selection, which has: aggregated, prefill, decode, encode, ` +
+				`instances`},
 		{"router:\n", "worker_selection: {decode: x}\nrouter:\n",
 			`line 2: decode: "x" is no instance of worker_selection in a policy file, which has: default`},
 		{"router:\n", "worker_selection: {decode: [x]}\nrouter:\n", "line 2: decode: must be the name of an instance"},
@@ -273,7 +275,8 @@ func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("models: &a {m: *a}\n"))
 	f.Add([]byte("router: {x: 1}"))
-	f.Add([]byte("worker_selection: {decode: a, instances: [{name: a, type: dynamo-default-cost-fn, parameters: {x: 1}}]}"))
+	f.Add([]byte("worker_selection: {decode: a, instances: [{name: a, type: dynamo-default-cost-fn, " +
+		"parameters: {x: 1}}]}"))
 	f.Add([]byte("? [a]\n: b"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		file, err := ParseFile(text)

@@ -105,8 +105,8 @@ func (s *Selection) parametersOf(name string) ([]Setting, error) {
 		return nil, fmt.Errorf("%q is no instance of worker_selection in a policy file, which has: %s; kvepp loads "+
 			"no other policies%s", name, strings.Join(known, ", "), suggest.DidYouMean(name, "", known))
 	case own.policyType != costFunction:
-		return nil, fmt.Errorf("instance %q (line %d) has the type %s, which kvepp does not have: it prices workers by "+
-			"%s only; select that, or default", name, own.line, own.policyType, costFunction)
+		return nil, fmt.Errorf("instance %q (line %d) has the type %s, which kvepp does not have: it prices workers "+
+			"by %s only; select that, or default", name, own.line, own.policyType, costFunction)
 	}
 	return own.parameters, nil
 }

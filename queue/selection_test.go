@@ -31,7 +31,7 @@ func TestSelection(t *testing.T) {
 		{"prefill: a", Overrides{}, "", `prefill and decode select different weights, "a" and "default"`},
 		{"prefill: c", Overrides{}, "[]", ""},
 		{"decode: a", Overrides{Prefill: "a"}, ofA, ""},
-		{"aggregated: d", Overrides{}, "", `line 2: aggregated: instance "d" (line 7) has the type dynamo-two-tier-cost-fn`},
+		{"aggregated: d", Overrides{}, "", `line 2: aggregated: instance "d" (line 7) has the type dynamo-two`},
 		{"aggregated: d", Overrides{All: "a"}, ofA, ""},
 		{"aggregated: a", Overrides{All: "default"}, "[]", ""},
 		{"", Overrides{All: "e"}, "", `policy of aggregated workers: "e" is no instance`},

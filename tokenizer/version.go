@@ -14,8 +14,8 @@ type release struct {
 	rules   rules
 }
 
-// rules are the differences between the versions of an engine. Each is named by what the newer versions of SGLang, and the
-// older ones of vLLM, do, so that an engine with one version has none.
+// rules are the differences between the versions of an engine. Each is named by what the newer versions of
+// SGLang, and the older ones of vLLM, do, so that an engine with one version has none.
 type rules struct {
 	// keepsLateSystem: /v1/responses leaves later system messages in their place if the template shows them there.
 	// Source: SGLang 0.5.22, serving_responses, _construct_input_messages.

@@ -445,7 +445,8 @@ func (b *busy) addInstances(f *pflag.FlagSet) {
 		&b.instances.Prefill,
 		"router-prefill-policy",
 		"",
-		"the same for prefill workers. kvepp has one set of weights, so that --router-decode-policy must select it too",
+		"the same for prefill workers. kvepp has one set of weights, so that --router-decode-policy must select "+
+			"it too",
 	)
 	f.StringVar(
 		&b.instances.Decode,

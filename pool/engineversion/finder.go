@@ -48,8 +48,8 @@ const (
 // PathsOf returns the paths at which an engine tells its version, in the order in which they are asked; nil for an
 // engine that does not tell it.
 //
-// Source: vLLM 0.33.0, entrypoints/serve/instrumentator/basic; SGLang 0.5.23, entrypoints/http_server; a running frontend
-// of Dynamo 1.6.1.
+// Source: vLLM 0.33.0, entrypoints/serve/instrumentator/basic; SGLang 0.5.23, entrypoints/http_server; a running
+// frontend of Dynamo 1.6.1.
 func PathsOf(engine string) []string {
 	switch engine {
 	case "vllm", "trtllm":

@@ -99,7 +99,8 @@ const versionedVLLM = `` +
 // namespacedTemplate takes content as parts where an engine's version looks into namespaces.
 const namespacedTemplate = `{%- set ns = namespace(rest=messages) -%}{%- for m in ns.rest -%}<|im_start|>{{ m.role }}` +
 	`{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content -%}[{{ p }}]{%- endfor -%}` +
-	`{%- endif -%}{{ m.tool_calls }}{{ m.reasoning }}{%- endfor -%}{{ tools }}{{ reasoning_effort }}{{ enable_thinking }}`
+	`{%- endif -%}{{ m.tool_calls }}{{ m.reasoning }}{%- endfor -%}{{ tools }}{{ reasoning_effort }}` +
+	`{{ enable_thinking }}`
 
 // versionedTemplate returns a file with namespacedTemplate.
 func versionedTemplate(t *testing.T) string {
