@@ -438,8 +438,8 @@ func (b *busy) addInstances(f *pflag.FlagSet) {
 		&b.instances.All,
 		"router-worker-selection-policy",
 		"",
-		"instance `NAME` of worker_selection in --router-policy-config whose weights apply, in place of those that the "+
-			"file selects; default: only the flags' weights",
+		"instance `NAME` of worker_selection in --router-policy-config whose weights apply, in place of those that "+
+			"the file selects; default: only the flags' weights",
 	)
 	f.StringVar(
 		&b.instances.Prefill,
