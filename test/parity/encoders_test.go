@@ -14,7 +14,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-var encoderChats = flag.Int("encoder-chats", 300, "chats that TestEncoders compares for each encoder and version")
+var encoderChats = flag.Int("encoder-chats", 150, "chats that TestEncoders compares for each encoder and version")
 
 // encoderCase is a model that an engine encodes without a Jinja template.
 type encoderCase struct {

@@ -18,7 +18,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-var mistralChats = flag.Int("mistral-chats", 500, "chats to compare for each of Mistral's tokenizers")
+var mistralChats = flag.Int("mistral-chats", 200, "chats to compare for each of Mistral's tokenizers")
 
 // TestMistral compares the ids of chats, responses, messages and completions for Mistral's own tokenizer, in each of
 // its versions, with those of vLLM's own code over mistral-common. The requests are generated, with tools, tool calls,
