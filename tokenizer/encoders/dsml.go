@@ -16,8 +16,6 @@ const (
 	dsThink     = "<think>"
 	dsThinkEnd  = "</think>"
 	dsml        = "｜DSML｜"
-
-	dsResponseFormat = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 )
 
 // dsMessage holds the fields of a message that DeepSeek's encoders read.
