@@ -17,6 +17,7 @@ what its source says; OpenAI's types, pydantic and Transformers are the real one
 
 import ast
 import collections
+import functools
 import importlib.abc
 import importlib.machinery
 import json
@@ -212,6 +213,7 @@ class VLLM:
         with open(self.models + module + ".py") as file:
             return ast.parse(file.read())
 
+    @functools.cache  # reading the sources takes longer than a request
     def placeholder_of(self, architecture):
         """The method of the model's class that says what stands for media in a text, without the class around it."""
         for node in ast.walk(self.parse("registry")):
