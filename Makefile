@@ -51,8 +51,9 @@ unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -timeout $(TIMEOUT) ./indexer && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)') && \
+	go test -timeout $(TIMEOUT) ./indexer ./replay && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
+	go test -race -short -timeout $(TIMEOUT) ./replay && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/replay$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
