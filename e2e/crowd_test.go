@@ -38,11 +38,11 @@ type crowd struct {
 }
 
 func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c.arrived.Add(1)
 	if r.Method == http.MethodGet { // kvepp asks for the engine's version
 		http.NotFound(w, r)
 		return
 	}
+	c.arrived.Add(1)
 	wait := func(until chan struct{}) bool {
 		select {
 		case <-until:
