@@ -127,7 +127,7 @@ func (x *execution) titleWords(s string) (string, error) {
 	})
 }
 
-func isTitleBreak(r rune) bool { return isSpace(r) || strings.ContainsRune("-({[<", r) }
+func isTitleBreak(r rune) bool { return IsSpace(r) || strings.ContainsRune("-({[<", r) }
 
 func filterAbs(_ *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
@@ -433,7 +433,7 @@ func filterLast(x *execution, v any, a *arguments) (any, error) {
 // pythonNumberText removes what float() and int() allow in the text of a number: white space around it and underscores
 // between digits. ok is false if the text is not a number.
 func pythonNumberText(s string) (string, bool) {
-	s = strings.TrimFunc(s, isSpace)
+	s = strings.TrimFunc(s, IsSpace)
 	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") ||
 		strings.ContainsAny(s, "xXpP") {
 		return "", false
@@ -459,7 +459,7 @@ func (x *execution) numberText(v any) (bool, error) {
 		if len(c) <= mostNumberText {
 			return true, x.alloc(2 * len(c))
 		}
-		if c, err := x.trim(c, isSpace, true, true); err != nil {
+		if c, err := x.trim(c, IsSpace, true, true); err != nil {
 			return false, err
 		} else if long, err := x.allRunes(c, func(r rune) bool {
 			return strings.ContainsRune("0123456789+-._eE",

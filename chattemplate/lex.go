@@ -167,12 +167,12 @@ func findTag(s string, from int) int {
 func (l *lexer) stripBefore(text string, sign, kind byte) string {
 	switch {
 	case sign == '-':
-		return strings.TrimRightFunc(text, isSpace)
+		return strings.TrimRightFunc(text, IsSpace)
 	case sign == '+' || kind == '{':
 		return text
 	}
 	line := strings.LastIndexByte(text, '\n') + 1
-	if (line > 0 || l.lineStart) && strings.TrimFunc(text[line:], isSpace) == "" {
+	if (line > 0 || l.lineStart) && strings.TrimFunc(text[line:], IsSpace) == "" {
 		return text[:line]
 	}
 	return text
@@ -183,7 +183,7 @@ func (l *lexer) after(end int, sign byte, trimNewline bool) {
 	l.pos = end
 	switch {
 	case sign == '-':
-		l.pos += len(l.source[end:]) - len(strings.TrimLeftFunc(l.source[end:], isSpace))
+		l.pos += len(l.source[end:]) - len(strings.TrimLeftFunc(l.source[end:], IsSpace))
 	case sign != '+' && trimNewline && end < len(l.source) && l.source[end] == '\n':
 		l.pos++
 	}
@@ -213,14 +213,14 @@ func (l *lexer) comment() error {
 
 // rawBegin reports whether the tag at pos is {% raw %}, and returns its end.
 func (l *lexer) rawBegin() (int, bool) {
-	rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
+	rest := strings.TrimLeftFunc(l.source[l.pos:], IsSpace)
 	rest, ok := strings.CutPrefix(rest, "raw")
 	if !ok {
 		return 0, false
 	}
-	rest = strings.TrimLeftFunc(rest, isSpace)
+	rest = strings.TrimLeftFunc(rest, IsSpace)
 	if after, ok := strings.CutPrefix(rest, "-%}"); ok {
-		return len(l.source) - len(strings.TrimLeftFunc(after, isSpace)), true
+		return len(l.source) - len(strings.TrimLeftFunc(after, IsSpace)), true
 	}
 	after, ok := strings.CutPrefix(rest, "%}")
 	return len(l.source) - len(after), ok
@@ -246,11 +246,11 @@ func (l *lexer) raw(start int) error {
 			sign = l.source[inside]
 			inside++
 		}
-		rest, ok := strings.CutPrefix(strings.TrimLeftFunc(l.source[inside:], isSpace), "endraw")
+		rest, ok := strings.CutPrefix(strings.TrimLeftFunc(l.source[inside:], IsSpace), "endraw")
 		if !ok {
 			continue
 		}
-		rest = strings.TrimLeftFunc(rest, isSpace)
+		rest = strings.TrimLeftFunc(rest, IsSpace)
 		close := byte(0)
 		if rest != "" && (rest[0] == '-' || rest[0] == '+') {
 			close = rest[0]
@@ -271,7 +271,7 @@ func (l *lexer) raw(start int) error {
 func (l *lexer) tag(kind byte) error {
 	var open []byte // the closing brackets of the open ones
 	for {
-		rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
+		rest := strings.TrimLeftFunc(l.source[l.pos:], IsSpace)
 		l.pos = len(l.source) - len(rest)
 		if rest == "" {
 			return errors.New("tag is not closed")

@@ -40,7 +40,7 @@ func init() {
 		"islower":      caseMethod(isLowerText),
 		"isnumeric":    unsupportedMethod,
 		"isprintable":  unsupportedMethod,
-		"isspace":      testMethod(isSpace),
+		"isspace":      testMethod(IsSpace),
 		"istitle":      unsupportedMethod,
 		"isupper":      caseMethod(isUpperText),
 		"join":         methodJoin,
@@ -366,7 +366,7 @@ func stripMethod(left, right bool) builtin {
 // strip strips the characters in chars, or white space if it is None or absent.
 func (x *execution) strip(s string, chars any, left, right bool) (any, error) {
 	if chars = orDefault(chars, nil); chars == nil {
-		return x.trim(s, isSpace, left, right)
+		return x.trim(s, IsSpace, left, right)
 	}
 	set, err := wantString("strip arg", chars)
 	if err != nil {

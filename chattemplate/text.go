@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// isSpace is str.isspace. It also decides what strip() removes and \s matches.
-func isSpace(r rune) bool {
+// IsSpace is Python's str.isspace for one character. It also decides what strip() removes and \s matches.
+func IsSpace(r rune) bool {
 	switch {
 	case r <= ' ':
 		return r == ' ' || r >= '\t' && r <= '\r' || r >= 0x1C && r <= 0x1F
@@ -366,7 +366,7 @@ func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
 	}
 }
 
-func notSpace(r rune) bool { return !isSpace(r) }
+func notSpace(r rune) bool { return !IsSpace(r) }
 
 // splitSpace is str.split, or str.rsplit if fromRight, without a separator. A limit of 0 or more bounds the splits.
 func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, error) {
@@ -375,7 +375,7 @@ func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, erro
 	if fromRight {
 		next = x.trailing
 	}
-	rest, err := x.trim(s, isSpace, !fromRight, fromRight)
+	rest, err := x.trim(s, IsSpace, !fromRight, fromRight)
 	for ; err == nil && rest != "" && limit != 0; limit-- {
 		var size int
 		if size, err = next(rest, notSpace); err != nil || size == len(rest) {
@@ -388,7 +388,7 @@ func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, erro
 		if err = words.add(word); err != nil {
 			break
 		}
-		rest, err = x.trim(others, isSpace, !fromRight, fromRight)
+		rest, err = x.trim(others, IsSpace, !fromRight, fromRight)
 	}
 	if err == nil && rest != "" {
 		err = words.add(rest)

@@ -182,7 +182,7 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 // tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
-	case m.mistralCommon && m.release.rules.byNameOnly: // not compared with these versions
+	case m.mistralCommon && m.release.rules.onlyTemplates:
 		return Prompt{}, errNotReproduced("a folder with Mistral's own tokenizer on vLLM " + m.release.version)
 	case m.mistralCommon:
 		return m.tokenizeMistral(ctx, request)
@@ -225,9 +225,8 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 }
 
 // marksMediaOtherwise reports whether this version of vLLM marks the model's media by another text than newer ones do.
-// Source: vLLM 0.32.0, model_executor/models/gemma4_mm, get_placeholder_str.
 func (m *Model) marksMediaOtherwise() bool {
-	return m.release.rules.byNameOnly && m.architecture == "Gemma4ForConditionalGeneration"
+	return m.release.rules.softImageTokens && m.architecture == "Gemma4ForConditionalGeneration"
 }
 
 // usesHarmony reports whether the engine encodes the model's chats in OpenAI's harmony format instead of a template.

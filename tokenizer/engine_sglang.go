@@ -285,7 +285,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 			thinking = true
 		}
 	case string:
-		text := strings.ToLower(strings.TrimFunc(enabled, isPythonSpace))
+		text := strings.ToLower(strings.TrimFunc(enabled, chattemplate.IsSpace))
 		if slices.Contains([]string{"1", "true", "yes", "y", "on"}, text) {
 			thinking = true
 		}

@@ -15,7 +15,7 @@ var m3Efforts = []string{"low", "medium", "high", "xhigh", "max"}
 
 // preparesM3 reports whether SGLang prepares the model's chats like this.
 func (m *Model) preparesM3() bool {
-	return m.modelType == "minimax_m3_vl" && m.release.rules.toolsAsSent
+	return m.modelType == "minimax_m3_vl" && m.release.rules.replacesTemplates
 }
 
 // m3Kwargs returns the template's variables, with thinking_mode by the request's thinking and effort. kwargs are those
@@ -56,12 +56,7 @@ func (m *Model) m3Kwargs(request *apibody.Request, kwargs *chattemplate.Dict) (*
 		effort = field(m.defaultKwargs, "reasoning_effort")
 	}
 	settle()
-	prepared := chattemplate.NewDict()
-	for k, v := range kwargs.All() {
-		if name, _ := k.(string); name != "reasoning_effort" && name != "thinking_mode" {
-			prepared.Set(name, v)
-		}
-	}
+	prepared := without(kwargs, "reasoning_effort", "thinking_mode")
 	if settled {
 		prepared.Set("thinking_mode", mode)
 	}

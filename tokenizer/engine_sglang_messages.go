@@ -135,7 +135,7 @@ var sglangMessagesRules = messagesRules{
 	systemTexts: func(content any) ([]string, error) {
 		switch content := content.(type) {
 		case string:
-			if strings.TrimFunc(content, isPythonSpace) == "" {
+			if strings.TrimFunc(content, chattemplate.IsSpace) == "" {
 				return nil, nil
 			}
 			return []string{content}, nil
@@ -154,7 +154,7 @@ var sglangMessagesRules = messagesRules{
 			err = errBlocks("content")
 		}
 		for i := range texts {
-			texts[i] = strings.TrimFunc(texts[i], isPythonSpace)
+			texts[i] = strings.TrimFunc(texts[i], chattemplate.IsSpace)
 		}
 		return slices.DeleteFunc(texts, func(text string) bool { return text == "" }), err
 	},

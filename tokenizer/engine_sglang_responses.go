@@ -86,13 +86,7 @@ func (m *Model) dropOwnEffort(body *chattemplate.Dict) {
 	if field(body, "reasoning_effort") == nil && (!encodes || m.defaultKwargs.Len() > 0) {
 		return
 	}
-	kept := chattemplate.NewDict()
-	for k, v := range given.All() {
-		if name, _ := k.(string); name != "reasoning_effort" {
-			kept.Set(name, v)
-		}
-	}
-	body.Set("chat_template_kwargs", kept)
+	body.Set("chat_template_kwargs", without(given, "reasoning_effort"))
 }
 
 // sglangUnusedTools are the types of tools that SGLang leaves out of the chat.

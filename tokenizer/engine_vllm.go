@@ -261,7 +261,7 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 
 // mappedEffort returns a reasoning effort as --reasoning-effort-map replaces it, if the version has that flag.
 func (m *Model) mappedEffort(effort string) string {
-	if mapped, ok := m.efforts[effort]; ok && !m.release.rules.byNameOnly {
+	if mapped, ok := m.efforts[effort]; ok && !m.release.rules.noEffortMap {
 		return mapped
 	}
 	return effort
@@ -670,12 +670,7 @@ func developerToSystem(messages []any) []any {
 			continue
 		}
 		message, _ := item.(*chattemplate.Dict)
-		system := chattemplate.NewDict()
-		for k, v := range message.All() {
-			if name, _ := k.(string); name != "tools" {
-				system.Set(name, v)
-			}
-		}
+		system := without(message, "tools")
 		system.Set("role", "system")
 		converted[i] = system
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"kvepp/internal/apibody"
-	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
 )
 
@@ -44,9 +43,10 @@ func usesMistralCommon(dir string, o *Options) bool {
 
 // mistralTokenizer is what a tekken.json says about chats.
 type mistralTokenizer struct {
-	version      int  // of the rules: one of mistralVersions
-	image, audio bool // the model takes these
-	think        bool // there are tokens around reasoning
+	version      int    // of the rules: one of mistralVersions
+	image, audio bool   // the model takes these
+	mark         string // the token that stands for the ids of media, which are not known
+	think        bool   // there are tokens around reasoning
 	// settings are those of version 15. hasSettings says that the file has some; a chat of version 15 fails without.
 	settings    mistralSettings
 	hasSettings bool
@@ -122,6 +122,10 @@ func (m *Model) loadMistral(dir string) error {
 	if !known {
 		return fmt.Errorf("%s: version v%d is not supported, so ids could differ from the engine's", path, t.version)
 	}
+	t.mark = "[IMG]"
+	if _, ok := encoder.AddedID(t.mark); !ok {
+		t.mark = mistralInst // any token that there is
+	}
 	_, begins := encoder.AddedID(mistralThink)
 	_, ends := encoder.AddedID(mistralThinkEnd)
 	t.think = begins && ends && t.version >= 13
@@ -187,37 +191,12 @@ func (m *Model) tokenizeMistral(ctx context.Context, request *apibody.Request) (
 	if err := w.chat(chat, tools, effort); err != nil {
 		return Prompt{}, err
 	}
-	bytes := 0
+	bytes := mistralPieceBytes * len(w.pieces)
 	for _, piece := range w.pieces {
-		bytes += len(piece.text)
+		bytes += len(piece.Text)
 	}
-	budget := budgetFor(ctx, request, bytes+mistralPieceBytes*len(w.pieces))
-	out := budget.NewIDs(bytes+len(w.pieces), bytes/3+len(w.pieces)) // English has about four bytes a token
-	certain := -1
-	for _, piece := range w.pieces {
-		switch piece.kind {
-		case mistralText:
-			if out, err = m.encoder.AppendOrdinary(&budget, out, piece.text); err != nil {
-				return Prompt{}, err
-			}
-		case mistralToken, mistralMedia:
-			if piece.kind == mistralMedia && certain < 0 {
-				certain = len(out)
-			}
-			out = append(out, m.mistralID(piece.text))
-		}
-	}
-	if certain < 0 {
-		certain = len(out)
-	}
-	return Prompt{IDs: out, Certain: certain}, nil
-}
-
-// mistralID returns the id of a special token. loadMistral and readChat have made sure that there is one for all that
-// counts; a mark of media stands for ids that are not known.
-func (m *Model) mistralID(token string) kvblock.Token {
-	id, _ := m.encoder.AddedID(token)
-	return id
+	budget := budgetFor(ctx, request, bytes)
+	return m.piecesIDs(&budget, w.pieces, false)
 }
 
 // mistralPieceBytes is the memory of a piece without its text, in bytes.

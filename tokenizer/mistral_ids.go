@@ -8,41 +8,27 @@ import (
 	"strings"
 
 	"kvepp/chattemplate"
+	"kvepp/tokenizer/encoders"
 )
 
 // How mistral-common joins the messages of a chat, and in which order it writes their tokens. Source: mistral-common
 // 1.13.1, protocol/instruct/normalize and tokens/tokenizers/instruct.
-
-// mistralPieceKind is the kind of a mistralPiece.
-type mistralPieceKind int
-
-const (
-	mistralText  mistralPieceKind = iota // a text that is encoded by itself, as ordinary text
-	mistralToken                         // a special token
-	mistralMedia                         // stands for the tokens of an image or of sound
-)
-
-// mistralPiece is a part of the prompt.
-type mistralPiece struct {
-	kind mistralPieceKind
-	text string
-}
 
 // mistralWriter writes a prompt.
 type mistralWriter struct {
 	ctx    context.Context
 	rules  *mistralTokenizer
 	limits chattemplate.Limits
-	pieces []mistralPiece
+	pieces []encoders.Piece
 }
 
 func (w *mistralWriter) token(token string) {
-	w.pieces = append(w.pieces, mistralPiece{mistralToken, token})
+	w.pieces = append(w.pieces, encoders.Piece{Kind: encoders.Special, Text: token})
 }
 
 func (w *mistralWriter) text(text string) {
 	if text != "" {
-		w.pieces = append(w.pieces, mistralPiece{mistralText, text})
+		w.pieces = append(w.pieces, encoders.Piece{Kind: encoders.Ordinary, Text: text})
 	}
 }
 
@@ -159,7 +145,8 @@ func (w *mistralWriter) content(content mistralContent) {
 				w.token(mistralThinkEnd)
 			}
 		case chunkImage, chunkAudio:
-			w.pieces = append(w.pieces, mistralPiece{mistralMedia, "[IMG]"})
+			w.pieces = append(w.pieces, encoders.Piece{Kind: encoders.Media})
+			w.token(w.rules.mark)
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 func (m *Model) chooseNative() *encoders.Encoder {
 	switch m.options.Engine {
 	case VLLM:
-		if m.release.rules.byNameOnly { // its encoders were not compared with kvepp's
+		if m.release.rules.onlyTemplates {
 			return nil
 		}
 		return encoders.VLLM(m.architecture)
@@ -30,7 +30,7 @@ func (m *Model) chooseNative() *encoders.Encoder {
 		model := encoders.Model{
 			Architecture: m.architecture, Type: m.modelType, HasTemplate: m.chat != nil, Recipe: m.release.rules.recipe,
 		}
-		if m.release.rules.toolsAsSent && m.chat != nil && m.options.ChatTemplate == "" {
+		if m.release.rules.replacesTemplates && m.chat != nil && m.options.ChatTemplate == "" {
 			model.Template = m.chat.source
 		}
 		return encoders.SGLang(model)
@@ -185,15 +185,15 @@ func (m *Model) tokenizeNativeSGLang(ctx context.Context, request *apibody.Reque
 		return Prompt{}, errNotReproduced(
 			"a chat of a model that also takes images, whose text SGLang reads back from ids and encodes again,")
 	}
-	prompt, err := m.tokenizeNative(ctx, request)
-	if err != nil || !again {
-		return prompt, err
+	c, err := m.encodeNative(ctx, request)
+	if err != nil {
+		return Prompt{}, err
 	}
-	if text, err := m.renderNative(ctx, request); err != nil || !m.encoder.IsNormalized(text) {
+	if again && !m.encoder.IsNormalized(c.text()) {
 		return Prompt{}, errNotReproduced(
 			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
 	}
-	return prompt, nil
+	return m.nativeIDs(ctx, request, c)
 }
 
 // tokenizeNative returns a chat's prompt. Its ids are certain up to the first image, video or sound.
@@ -202,6 +202,11 @@ func (m *Model) tokenizeNative(ctx context.Context, request *apibody.Request) (P
 	if err != nil {
 		return Prompt{}, err
 	}
+	return m.nativeIDs(ctx, request, c)
+}
+
+// nativeIDs turns an encoded chat into the prompt's ids.
+func (m *Model) nativeIDs(ctx context.Context, request *apibody.Request, c nativeChat) (Prompt, error) {
 	bytes := len(c.prefix)
 	for _, piece := range c.pieces {
 		bytes += len(piece.Text)

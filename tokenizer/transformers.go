@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
@@ -128,16 +127,13 @@ func tagFinal(message *chattemplate.Dict) (*chattemplate.Dict, string, error) {
 
 // cutContinued returns the rendered text up to the end of the final message.
 func cutContinued(text, final string) (string, error) {
-	at := strings.LastIndex(text, strings.TrimFunc(continueTag, isPythonSpace))
-	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, isPythonSpace)) {
+	at := strings.LastIndex(text, strings.TrimFunc(continueTag, chattemplate.IsSpace))
+	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, chattemplate.IsSpace)) {
 		return "", errNotContinued
 	}
 	if strings.HasPrefix(text[at:], continueTag) {
 		return text[:at], nil
 	}
 	// The template trimmed the message, so its own trailing space is not part of the prompt either.
-	return strings.TrimRightFunc(text[:at], isPythonSpace), nil
+	return strings.TrimRightFunc(text[:at], chattemplate.IsSpace), nil
 }
-
-// isPythonSpace is str.isspace: Go's white space and the four separators of ASCII.
-func isPythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }

@@ -59,6 +59,17 @@ func onlyFields(d *chattemplate.Dict, names ...string) bool {
 	return true
 }
 
+// without returns an object without the named fields.
+func without(d *chattemplate.Dict, names ...string) *chattemplate.Dict {
+	kept := chattemplate.NewDict()
+	for k, v := range d.All() {
+		if name, _ := k.(string); !slices.Contains(names, name) {
+			kept.Set(name, v)
+		}
+	}
+	return kept
+}
+
 // inOrder returns an object with the named fields first, in that order, and then the others. Pydantic orders a
 // TypedDict that allows further fields like this.
 func inOrder(d *chattemplate.Dict, names ...string) *chattemplate.Dict {

@@ -32,24 +32,36 @@ type rules struct {
 	// keepsBillingHeader: a system message keeps the line that Claude Code puts before it. True for older versions.
 	// Source: vLLM 0.32.0, renderers/chat_utils, _strip_claude_code_billing_header, which 0.31.0 does not have.
 	keepsBillingHeader bool
-	// byNameOnly: whether a template takes content as a list of parts is found without namespaces, and there is no
-	// --reasoning-effort-map. True for older versions.
-	// Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_var_or_elems; 0.32.0 follows names only.
+	// replacesTemplates: code takes the place of GLM-5.3's template, and prepares the chats of MiniMax M3.
+	// Source: SGLang 0.5.23, parser/python_chat_template, serving_chat.
+	replacesTemplates bool
+	// byNameOnly: whether a template takes content as a list of parts is found without namespaces. True for older
+	// versions. Source: vLLM 0.33.0, renderers/hf, _iter_nodes_assign_var_or_elems; 0.32.0 follows names only.
 	byNameOnly bool
+	// noEffortMap: there is no --reasoning-effort-map. True for older versions.
+	noEffortMap bool
+	// softImageTokens: Gemma 4's media have marks that are not known here. True for older versions.
+	// Source: vLLM 0.32.0, model_executor/models/gemma4_mm, get_placeholder_str.
+	softImageTokens bool
+	// onlyTemplates: the version's encoders that are not templates were not compared with kvepp's.
+	onlyTemplates bool
 }
 
 // releases are the versions that kvepp follows, oldest first. This is the only list of them: flags, discovery, the
 // parity tests and docs/engines.md go by it. docs/contributing.md says what a new row takes.
 var releases = map[Engine][]release{
 	VLLM: {
-		{version: "0.31.0", rules: rules{keepsBillingHeader: true, byNameOnly: true}},
-		{version: "0.32.0", rules: rules{byNameOnly: true}},
+		{version: "0.31.0", rules: rules{keepsBillingHeader: true, byNameOnly: true, noEffortMap: true,
+			softImageTokens: true, onlyTemplates: true}},
+		{version: "0.32.0", rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true,
+			onlyTemplates: true}},
 		{version: "0.33.0"},
 	},
 	SGLang: {
 		{version: "0.5.21"},
 		{version: "0.5.22", rules: rules{keepsLateSystem: true, hidesTools: true}},
-		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true}},
+		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true,
+			replacesTemplates: true}},
 	},
 	TRTLLM: {{version: "1.3"}},
 	Dynamo: {{version: "1.6.1"}},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"unicode"
 
 	"kvepp/chattemplate"
 )
@@ -179,7 +178,7 @@ func (p *prompt) glmAssistant(c *glmChat, at int) {
 	if hasReasoning && (c.keep || at > c.last) {
 		p.add(reasoning)
 	}
-	p.add(dsThinkEnd, strings.TrimFunc(content, isPythonSpace))
+	p.add(dsThinkEnd, strings.TrimFunc(content, chattemplate.IsSpace))
 	calls, err := listField(m, "tool_calls")
 	if err != nil {
 		p.fail(err)
@@ -218,9 +217,6 @@ func afterLast(text, word string) int {
 	}
 	return -1
 }
-
-// isPythonSpace reports whether Python's strip removes a character.
-func isPythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
 // glmResults writes the messages of tools from a position to before another: in the order of the calls, if each answers
 // one call and both have ids that occur once.
