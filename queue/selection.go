@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -51,9 +52,9 @@ func (s *Selection) Parameters(by Overrides) ([]Setting, error) {
 	if s == nil {
 		s = &Selection{}
 	}
-	names := map[string]string{"aggregated": first(by.All, s.selects["aggregated"]),
-		"prefill": first(by.Prefill, by.All, s.selects["prefill"]),
-		"decode":  first(by.Decode, by.All, s.selects["decode"])}
+	names := map[string]string{"aggregated": cmp.Or(by.All, s.selects["aggregated"]),
+		"prefill": cmp.Or(by.Prefill, by.All, s.selects["prefill"]),
+		"decode":  cmp.Or(by.Decode, by.All, s.selects["decode"])}
 	var used []string // the stages that decide
 	if names["aggregated"] != "" {
 		used = append(used, "aggregated")
@@ -63,7 +64,7 @@ func (s *Selection) Parameters(by Overrides) ([]Setting, error) {
 	}
 	var common []Setting
 	for i, stage := range used {
-		own, err := s.parametersOf(first(names[stage], builtIn))
+		own, err := s.parametersOf(cmp.Or(names[stage], builtIn))
 		switch {
 		case err != nil && s.lines[stage] > 0 && names[stage] == s.selects[stage]:
 			return nil, fmt.Errorf("line %d: %s: %w", s.lines[stage], stage, err)
@@ -74,19 +75,10 @@ func (s *Selection) Parameters(by Overrides) ([]Setting, error) {
 		case !slices.EqualFunc(common, own, func(a, b Setting) bool { return a.Key == b.Key && a.Value == b.Value }):
 			return nil, fmt.Errorf("%s and %s select different weights, %q and %q, but kvepp has one set for all "+
 				"workers: select the same instance for both", used[0], stage,
-				first(names[used[0]], builtIn), first(names[stage], builtIn))
+				cmp.Or(names[used[0]], builtIn), cmp.Or(names[stage], builtIn))
 		}
 	}
 	return common, nil
-}
-
-func first(names ...string) string {
-	for _, name := range names {
-		if name != "" {
-			return name
-		}
-	}
-	return ""
 }
 
 // parametersOf returns the parameters of an instance, sorted by key.

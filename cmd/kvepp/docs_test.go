@@ -126,20 +126,9 @@ func TestPagesNameFlags(t *testing.T) {
 // addSourceMetrics adds the metrics that the sources name, without labels, to those that are there.
 func addSourceMetrics(t *testing.T, labels map[string]map[string]bool) {
 	t.Helper()
-	sources, err := filepath.Glob("../../internal/metrics/*.go")
-	if err != nil || len(sources) == 0 {
-		t.Fatalf("no sources of metrics (%v)", err)
-	}
-	for _, source := range sources {
-		text, err := os.ReadFile(source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, literal := range regexp.MustCompile(
-			`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
-			if labels[literal[1]] == nil && !strings.HasSuffix(source, "_test.go") {
-				labels[literal[1]] = map[string]bool{}
-			}
+	for _, name := range metricLiterals(t) {
+		if labels[name] == nil {
+			labels[name] = map[string]bool{}
 		}
 	}
 }

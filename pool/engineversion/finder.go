@@ -248,11 +248,10 @@ func (f *Finder) get(ctx context.Context, url string) (string, error) {
 		return "", statusError(fmt.Sprintf("engineversion: %s answers %s", url, resp.Status))
 	case len(body) > maxBytes:
 		return "", statusError(fmt.Sprintf("engineversion: %s answers more than %d bytes", url, maxBytes))
-	case json.Unmarshal(body, &said) != nil:
-		return "", statusError(fmt.Sprintf("engineversion: %s answers no JSON object with a version", url))
 	}
+	err = json.Unmarshal(body, &said)
 	version := cmp.Or(said.Version, said.Info.Version)
-	if version == "" || len(version) > maxVersionBytes {
+	if err != nil || version == "" || len(version) > maxVersionBytes {
 		return "", statusError(fmt.Sprintf("engineversion: %s answers no JSON object with a version", url))
 	}
 	return version, nil
