@@ -42,7 +42,7 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 	}
 	start := time.Now()
 	text, err := tmpl.Render(t.Context(), vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
-	if took := time.Since(start); took > 2*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Fatalf("took %v", took)
 	}
 	if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {

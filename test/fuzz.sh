@@ -1,14 +1,14 @@
 #!/bin/sh
-# Runs each fuzz target of the module for FUZZTIME (default 6s).
+# Runs each fuzz target of the module for FUZZTIME (default 4s).
 set -eu
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for package in $(go list ./...); do
 	for target in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
-		echo "fuzzing $package $target for ${FUZZTIME:-6s}"
+		echo "fuzzing $package $target for ${FUZZTIME:-4s}"
 		# By default, Go may spend a minute on minimizing each input that reaches new code.
-		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-6s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
+		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-4s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
 			tail -n 2 "$log"
 			continue
 		fi
