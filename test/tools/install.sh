@@ -78,12 +78,13 @@ once() {
 	printf '%s\n' "$1"
 }
 
-# packages FOLDER ARGUMENT...: installs with pip into a folder's virtual environment, which is created if missing.
+# packages FOLDER ARGUMENT...: installs with pip into a folder's virtual environment, which is created if missing. Python
+# compiles the modules that are imported, at their first import.
 packages() {
 	into=$1
 	shift
 	[ -e "$into/bin/pip" ] || python3 -m venv "$into" >&2
-	"$into/bin/pip" --disable-pip-version-check install --progress-bar off --quiet "$@" >&2
+	"$into/bin/pip" --disable-pip-version-check install --progress-bar off --quiet --no-compile "$@" >&2
 }
 
 tools() {
@@ -117,9 +118,9 @@ engines() {
 
 fill_engines() {
 	mkdir "$1/wheels"
-	for engine in vllm sglang; do
-		packages "$1/$engine" -r "$here/oracles/$engine.txt"
-	done
+	packages "$1/vllm" -r "$here/oracles/vllm.txt" &
+	packages "$1/sglang" -r "$here/oracles/sglang.txt"
+	wait $!
 	say "  fetching the engines' own packages"
 	# Only Python files are used, so the package of any platform is good.
 	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
@@ -139,12 +140,22 @@ fill_mistral() { packages "$engines/vllm" --no-deps --target "$1" -r "$here/orac
 # own files. The folder's name begins with the list's.
 versions() {
 	python
+	started=""
 	for list in "$here"/oracles/versions/${1:-*}-${2:-*}.txt; do
 		[ -e "$list" ] || continue
-		name=${list##*/}
-		name=${name%.txt}
-		once "$cache/$name-$(key "$list")" "fetching the Python files of $name (about 150 MB to fetch, once)" fill_version
+		version >/dev/null &
+		started="$started $!"
 	done
+	for process in $started; do wait "$process"; done
+	for list in "$here"/oracles/versions/${1:-*}-${2:-*}.txt; do
+		[ ! -e "$list" ] || version
+	done
+}
+
+version() {
+	name=${list##*/}
+	name=${name%.txt}
+	once "$cache/$name-$(key "$list")" "fetching the Python files of $name (about 150 MB to fetch, once)" fill_version
 }
 
 fill_version() {
