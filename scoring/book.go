@@ -162,6 +162,12 @@ type ActiveSequences struct {
 	expired         uint64
 	blocks          activeBlocks
 	learned         learned
+	numbered        uint64        // bookings of this book so far; numbers of bookings
+	observer        func(*Change) // nil: none
+	change          Change        // scratch memory of the observer's argument
+	copied          []Load        // indexed by worker: the part of loads that other books' bookings brought
+	copies          copiesTotal
+	copiedParts     []copied // indexed like bookings, as far as there were copies
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -192,6 +198,8 @@ type booking struct {
 	prefilling links // links among the worker's bookings with prefillTokens
 	expiring   links // links among the bookings that expire
 	expires    bool
+	number     uint64  // of this book, or of the one that it was copied from
+	from       *Copies // nil: the booking is this book's own
 }
 
 // variant is one distinct Prompt among the candidates. Its chains end with the runs walker.leaves[from:to].
@@ -341,12 +349,12 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 // of the answer comes: the time since the booking is learned, see PrefillModel. The request still holds its blocks.
 // Only the first call of this and ReleasePrefill has an effect, and none after Free or Forget.
 func (b Booking) MarkPrefillCompleted() {
-	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, true) })
+	b.do(func(a *ActiveSequences) { a.endPrefill(b.index, PrefillDone) })
 }
 
 // ReleasePrefill is MarkPrefillCompleted for a prefill that ended at an unknown time.
 func (b Booking) ReleasePrefill() {
-	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, false) })
+	b.do(func(a *ActiveSequences) { a.endPrefill(b.index, PrefillReleased) })
 }
 
 // Free ends the request and takes its load off the worker. Only the first call has an effect, and none after Forget.
@@ -473,11 +481,11 @@ func (a *ActiveSequences) PotentialLoads(
 	return dst, nil
 }
 
-// Len returns the number of active requests.
+// Len returns the number of the book's own active requests, without copies.
 func (a *ActiveSequences) Len() int {
 	a.lock()
 	defer a.mu.Unlock()
-	return len(a.bookings) - 1 - len(a.free)
+	return len(a.bookings) - 1 - len(a.free) - a.copies.bookings
 }
 
 // Expired returns how many bookings have ended by Expiry so far.
@@ -649,6 +657,7 @@ func (a *ActiveSequences) fit(n int) {
 		return
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
+	a.copied = append(a.copied, make([]Load, n-len(a.copied))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
 	a.learned.fit(n)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
@@ -834,17 +843,9 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	c := &candidates[i]
 	a.version++
 	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
-	var index uint32
-	if n := len(a.free); n > 0 {
-		index = a.free[n-1]
-		a.free = a.free[:n-1]
-	} else {
-		index = uint32(len(a.bookings))
-		a.bookings = append(a.bookings, booking{})
-	}
-	b := &a.bookings[index]
-	b.generation++
-	b.id, b.worker, b.since, b.blockSize = req.ID, c.Worker, a.now, blockSize
+	index, b := a.newBooking()
+	a.numbered++
+	b.id, b.worker, b.since, b.blockSize, b.number = req.ID, c.Worker, a.now, blockSize, a.numbered
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}
@@ -857,30 +858,58 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	if b.expires = req.Expires && a.Expiry > 0; b.expires {
 		a.expiring.push(a.bookings, index, expiringLinks)
 	}
-	if v := a.variantOf(c.Prompt); v != nil {
+	v := a.variantOf(c.Prompt)
+	if v != nil {
 		b.leaves = append(b.leaves[:0], a.walker.leaves[v.from:v.to]...)
-		a.blocks.pass()
-		for _, id := range b.leaves {
-			for ; id != 0 && a.blocks.meet(id); id = a.blocks.runs[id].parent {
-				if a.blocks.hold(id, c.Worker) {
-					r := &a.blocks.runs[id]
-					sel.ActiveBlocks += len(r.hashes)
-					load.ActiveTokens += len(r.hashes) * int(r.tokens)
-				}
-			}
-		}
+		sel.ActiveBlocks = a.holdChains(b)
 	} else {
 		b.ownBlocks = a.added[i]
 		sel.ActiveBlocks = b.ownBlocks
 		load.ActiveTokens += b.ownBlocks * b.blockSize
+		load.ActiveBlocks += b.ownBlocks
 	}
-	load.ActiveBlocks += sel.ActiveBlocks
 	a.reprice(c.Worker)
 	a.closeWalks()
 	if cfg.Policy == Time && c.Prompt != nil {
 		a.beginUse(b, c.Prompt)
 	}
+	if a.observer != nil {
+		a.tellBooked(b, v)
+	}
 	return sel, Booking{book: a, index: index, generation: b.generation}
+}
+
+// newBooking returns an unused booking, which is active from now on. The pointer is valid until the next newBooking.
+func (a *ActiveSequences) newBooking() (uint32, *booking) {
+	var index uint32
+	if n := len(a.free); n > 0 {
+		index = a.free[n-1]
+		a.free = a.free[:n-1]
+	} else {
+		index = uint32(len(a.bookings))
+		a.bookings = append(a.bookings, booking{})
+	}
+	b := &a.bookings[index]
+	b.generation++
+	return index, b
+}
+
+// holdChains has a new booking hold the chains that end with its leaves. It returns how many blocks its worker did not
+// hold before.
+func (a *ActiveSequences) holdChains(b *booking) (blocks int) {
+	load := &a.loads[b.worker]
+	a.blocks.pass()
+	for _, id := range b.leaves {
+		for ; id != 0 && a.blocks.meet(id); id = a.blocks.runs[id].parent {
+			if a.blocks.hold(id, b.worker) {
+				r := &a.blocks.runs[id]
+				blocks += len(r.hashes)
+				load.ActiveTokens += len(r.hashes) * int(r.tokens)
+			}
+		}
+	}
+	load.ActiveBlocks += blocks
+	return blocks
 }
 
 // active reports whether the booking is in use.
@@ -890,6 +919,12 @@ func (b *booking) active() bool { return b.generation%2 == 1 }
 func (a *ActiveSequences) end(index uint32) {
 	a.completePrefill(index, false)
 	b := &a.bookings[index]
+	if a.observer != nil {
+		a.tell(Freed, b)
+	}
+	if b.from != nil {
+		a.endCopy(index)
+	}
 	if b.expires {
 		a.expiring.remove(a.bookings, index, expiringLinks)
 	}

@@ -19,6 +19,11 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	a.version++
 	a.now = a.clock()
 	b := &a.bookings[index]
+	copied := b.from != nil
+	if copied {
+		a.uncount(index)
+	}
+	before := a.loads[to]
 	waiting, generated := b.prefillTokens, b.output.blocks
 	a.completePrefill(index, false)
 	a.endOutput(b)
@@ -59,11 +64,20 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	here.ActiveBlocks += b.ownBlocks
 	here.ActiveTokens += b.ownBlocks * b.blockSize
 	b.worker = to
+	if copied {
+		a.count(index, here.ActiveBlocks-before.ActiveBlocks, here.ActiveTokens-before.ActiveTokens)
+	} else if a.observer != nil {
+		a.change = Change{Kind: Moved, Number: b.number, Worker: to, BlockSize: blockSize}
+		a.observer(&a.change)
+	}
 	if !b.expires { // those that expire are listed in the order in which they were made
 		b.since = a.now // time spent elsewhere must not count for this worker's speed
 	}
 	if waiting > 0 {
 		a.beginPrefill(index, waiting)
+		if copied {
+			a.copied[to].PrefillTokens += waiting
+		}
 	}
 	if generated > 0 {
 		b.output = output{blocks: generated, weight: float64(generated)}

@@ -36,13 +36,23 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 			return
 		}
 		booked := &a.bookings[b.index]
-		booked.output.blocks += n
-		booked.output.weight += float64(n)
-		a.adjust(booked.worker, float64(n), booked.blockSize)
-		if left >= 0 {
-			a.weigh(booked, min(left, 1))
+		a.addOutput(booked, n, left)
+		if a.observer != nil {
+			a.change = Change{Kind: Output, Number: booked.number, Worker: booked.worker,
+				Output: booked.output.blocks, Left: left}
+			a.observer(&a.change)
 		}
 	})
+}
+
+// addOutput is AddOutputBlocks for n above 0.
+func (a *ActiveSequences) addOutput(b *booking, n int, left float64) {
+	b.output.blocks += n
+	b.output.weight += float64(n)
+	a.adjust(b.worker, float64(n), b.blockSize)
+	if left >= 0 {
+		a.weigh(b, min(left, 1))
+	}
 }
 
 // weigh sets the weight of the blocks that only this request holds on its worker.

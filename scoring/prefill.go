@@ -113,6 +113,14 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	a.loads[b.worker].PrefillTokens += tokens
 }
 
+// endPrefill is completePrefill, by PrefillDone or PrefillReleased. It tells the observer.
+func (a *ActiveSequences) endPrefill(index uint32, by ChangeKind) {
+	if b := &a.bookings[index]; a.observer != nil && b.prefillTokens > 0 {
+		a.tell(by, b)
+	}
+	a.completePrefill(index, by == PrefillDone)
+}
+
 // completePrefill takes the booking's tokens off, if they are still booked. seen says that the prefill ended just now.
 func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	b := &a.bookings[index]
@@ -125,7 +133,9 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	}
 	p := &a.prefills[b.worker]
 	a.learned.prices[b.worker].prefilling--
-	if seen && b.alone {
+	if b.from != nil {
+		a.copied[b.worker].PrefillTokens -= b.prefillTokens
+	} else if seen && b.alone { // the owner of a copy learns from it
 		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
 	}
 	if seen {

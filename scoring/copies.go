@@ -1,0 +1,275 @@
+package scoring
+
+const (
+	// MaxCopies bounds the bookings that a book copies from others, over all of them. Further ones are ignored.
+	MaxCopies = 1 << 18
+	// MaxCopiedBlocks bounds the hashes of their blocks. A booking beyond it is copied without hashes: its blocks count
+	// as ones that no other request shares.
+	MaxCopiedBlocks = 1 << 25
+	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.
+	maxCopiedTokens = 2 * MaxISLTokens
+)
+
+// copiesTotal is what all Copies of a book hold.
+type copiesTotal struct{ bookings, blocks int }
+
+// copied is what a booking has besides if it was copied from another book.
+type copied struct {
+	blocks   int // of ActiveSequences.copied: those that its worker did not hold before
+	tokens   int // the same
+	hashes   int // of copiesTotal.blocks
+	flat     bool
+	snapshot uint32 // the latest of Copies.snapshot that had it
+}
+
+// Copies are one other book's bookings in this book: its origin's Changes, applied. They are priced as own bookings,
+// and the busy thresholds and the queue see them. Make one with NewCopies for each origin. Its methods may be called
+// concurrently with the book's, but not with one another.
+type Copies struct {
+	book *ActiveSequences
+
+	// the book's lock guards all below
+	byNumber table // number -> index in bookings
+	bookings int
+	flat     int    // bookings that were copied without their hashes
+	snapshot uint32 // number of the latest one
+	open     bool   // the snapshot has not ended
+}
+
+// NewCopies returns an empty set of copies.
+func (a *ActiveSequences) NewCopies() *Copies { return &Copies{book: a} }
+
+// Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
+// known, if a Booked one is known already, or if a number is out of range or beyond MaxCopies. Nothing passed in is
+// kept.
+func (c *Copies) Apply(changes []Change) (applied, ignored int) {
+	all := len(changes)
+	for len(changes) > 0 {
+		n := min(len(changes), atOnce)
+		applied += c.apply(changes[:n])
+		changes = changes[n:]
+	}
+	return applied, all - applied
+}
+
+func (c *Copies) apply(changes []Change) (applied int) {
+	a := c.book
+	a.lock()
+	defer a.mu.Unlock()
+	for i := range changes {
+		if c.applyOne(&changes[i]) {
+			applied++
+		}
+	}
+	return applied
+}
+
+func (c *Copies) applyOne(ch *Change) bool {
+	a := c.book
+	index := uint32(0)
+	if at := c.byNumber.find(ch.Number); at != nil {
+		index = *at
+	}
+	if ch.Kind == Booked {
+		return c.add(index, ch)
+	}
+	if index == 0 {
+		return false
+	}
+	b := &a.bookings[index]
+	switch ch.Kind {
+	case PrefillDone, PrefillReleased:
+		a.completePrefill(index, ch.Kind == PrefillDone)
+	case Freed:
+		a.end(index)
+	case Moved:
+		if ch.Worker >= MaxWorkers || ch.BlockSize < 0 || ch.BlockSize > MaxBlockSize {
+			return false
+		}
+		if b.worker != ch.Worker {
+			a.move(index, ch.Worker, ch.BlockSize)
+		}
+	case Output:
+		if n := ch.Output - b.output.blocks; n > 0 && ch.Output <= MaxISLTokens {
+			a.addOutput(b, n, ch.Left)
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// add copies a booking. index is that of the same number, whose state a snapshot replaces; 0: there is none.
+func (c *Copies) add(index uint32, ch *Change) bool {
+	a := c.book
+	if index != 0 && !c.open || !ch.inRange() {
+		return false
+	}
+	if index != 0 {
+		a.end(index)
+	}
+	if a.copies.bookings >= MaxCopies {
+		return false
+	}
+	a.fit(int(ch.Worker) + 1)
+	a.version++
+	a.now = a.clock() - min(max(ch.Age, 0), seconds(maxSampleSeconds*24))
+	index, b := a.newBooking()
+	b.worker, b.since, b.blockSize, b.number = ch.Worker, a.now, ch.BlockSize, ch.Number
+	b.from = c
+	if n := len(a.bookings); n > len(a.copiedParts) {
+		a.copiedParts = append(a.copiedParts, make([]copied, n-len(a.copiedParts))...)
+	}
+	part := &a.copiedParts[index]
+	*part = copied{snapshot: c.snapshot}
+	*c.byNumber.insert(ch.Number) = index
+	c.bookings++
+	a.copies.bookings++
+
+	load := &a.loads[b.worker]
+	load.Requests++
+	if ch.PrefillTokens > 0 {
+		a.beginPrefill(index, ch.PrefillTokens)
+		a.copied[b.worker].PrefillTokens += ch.PrefillTokens
+	}
+	hashes := 0
+	for _, chain := range ch.Chains {
+		hashes += len(chain)
+	}
+	blocks, tokens := load.ActiveBlocks, load.ActiveTokens
+	b.ownBlocks = ch.Blocks
+	if part.flat = a.copies.blocks+hashes > MaxCopiedBlocks; part.flat {
+		b.ownBlocks += hashes
+		c.flat++
+	} else {
+		part.hashes = hashes
+		a.copies.blocks += hashes
+		c.hold(b, ch)
+	}
+	load.ActiveBlocks += b.ownBlocks
+	load.ActiveTokens += b.ownBlocks * b.blockSize
+	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
+	a.reprice(b.worker)
+	if n := ch.Output; n > 0 && n <= MaxISLTokens {
+		a.addOutput(b, n, ch.Left)
+	}
+	return true
+}
+
+// hold has a new copy hold its chains.
+func (c *Copies) hold(b *booking, ch *Change) {
+	a := c.book
+	a.walker.made, b.leaves = a.walker.made[:0], b.leaves[:0]
+	for _, chain := range ch.Chains {
+		var leaf uint32
+		leaf, a.walker.made = a.blocks.descend(chain, uint32(b.blockSize), a.walker.made)
+		if leaf != 0 {
+			b.leaves = append(b.leaves, leaf)
+		}
+	}
+	a.holdChains(b)
+	a.closeWalks()
+	if a.learned.reuse.blocks != nil && len(ch.Chains) > 0 { // the policy Time is in use
+		a.beginUse(b, &Prompt{BlockSize: b.blockSize, Chains: ch.Chains})
+	}
+}
+
+// inRange reports whether a Booked's numbers are valid. They come from another process.
+func (ch *Change) inRange() bool {
+	return ch.Worker < MaxWorkers && ch.BlockSize >= 1 && ch.BlockSize <= MaxBlockSize &&
+		ch.PrefillTokens >= 0 && ch.PrefillTokens <= MaxISLTokens &&
+		ch.Blocks >= 0 && ch.Blocks <= maxCopiedTokens/ch.BlockSize
+}
+
+// count adds a copy to its worker's part of copied. blocks and tokens are what the worker did not hold before.
+func (a *ActiveSequences) count(index uint32, blocks, tokens int) {
+	part, load := &a.copiedParts[index], &a.copied[a.bookings[index].worker]
+	part.blocks, part.tokens = blocks, tokens
+	load.Requests++
+	load.ActiveBlocks += blocks
+	load.ActiveTokens += tokens
+}
+
+// uncount is the reverse of count.
+func (a *ActiveSequences) uncount(index uint32) {
+	part, load := &a.copiedParts[index], &a.copied[a.bookings[index].worker]
+	load.Requests--
+	load.ActiveBlocks -= part.blocks
+	load.ActiveTokens -= part.tokens
+}
+
+// endCopy takes an ending copy out of its Copies.
+func (a *ActiveSequences) endCopy(index uint32) {
+	a.uncount(index)
+	b, part := &a.bookings[index], &a.copiedParts[index]
+	c := b.from
+	c.byNumber.remove(b.number)
+	c.bookings--
+	a.copies.bookings--
+	a.copies.blocks -= part.hashes
+	if part.flat {
+		c.flat--
+	}
+}
+
+// BeginSnapshot begins a snapshot: the Booked changes applied until EndSnapshot replace copies of the same number.
+func (c *Copies) BeginSnapshot() {
+	c.book.lock()
+	defer c.book.mu.Unlock()
+	c.snapshot++
+	c.open = true
+}
+
+// EndSnapshot frees the copies that the snapshot did not have, and returns their number.
+func (c *Copies) EndSnapshot() (freed int) {
+	c.book.lock()
+	c.open = false
+	c.book.mu.Unlock()
+	return c.free(func(part *copied) bool { return part.snapshot != c.snapshot })
+}
+
+// FreeAll frees all copies and returns their number. The caller then lets requests go that wait.
+func (c *Copies) FreeAll() (freed int) { return c.free(func(*copied) bool { return true }) }
+
+// free frees the copies that which selects.
+func (c *Copies) free(which func(*copied) bool) (freed int) {
+	a := c.book
+	a.lock()
+	defer a.mu.Unlock()
+	// A peer dies rarely: a pass over all bookings is cheaper than a list for each origin, kept at every booking.
+	for i, since := 1, 0; i < len(a.bookings) && c.bookings > 0; i++ {
+		if a.bookings[i].from == c && which(&a.copiedParts[i]) {
+			a.end(uint32(i))
+			freed++
+			since += scannedAtOnce / atOnce
+		}
+		if since++; since >= scannedAtOnce {
+			a.mu.Unlock()
+			a.lock()
+			since = 0
+		}
+	}
+	return freed
+}
+
+// Len returns how many copies there are.
+func (c *Copies) Len() int {
+	c.book.lock()
+	defer c.book.mu.Unlock()
+	return c.bookings
+}
+
+// Flat returns how many of them have no hashes because of MaxCopiedBlocks.
+func (c *Copies) Flat() int {
+	c.book.lock()
+	defer c.book.mu.Unlock()
+	return c.flat
+}
+
+// CopiedLoads appends to dst the part of each load that copies brought, indexed by worker. A block counts for the
+// request that was the first to hold it there.
+func (a *ActiveSequences) CopiedLoads(dst []Load) []Load {
+	a.lock()
+	defer a.mu.Unlock()
+	return append(dst, a.copied...)
+}
