@@ -1,7 +1,8 @@
 // Package session binds conversations to workers, so that the requests of one conversation go to the worker that has
 // its blocks cached.
 //
-// It owns the table of sessions: which worker each is bound to, how many of its requests run, and when it expires. It
+// It owns the table of sessions: which worker each is bound to, how many of its requests run, and when it expires; and
+// the order in which bindings of several tables replace each other. It
 // never chooses a worker, never reads a request and starts no goroutine.
 //
 // Concurrency: a Table and a Leases are safe for concurrent use.
@@ -49,6 +50,12 @@ type Table struct {
 	// oldest first.
 	idle, held list.List
 	stats      Stats
+
+	origin   uint64 // of this table, see Observe
+	lamport  uint64 // the highest of all versions seen
+	observer func(*Event)
+	event    Event // scratch memory of its argument
+	ended    endedSessions
 }
 
 // Key identifies a session. It has a fixed size, however long the session's id and its model's name are.
@@ -77,6 +84,8 @@ type session struct {
 	running int           // requests
 	expires time.Time     // valid while running is 0
 	place   *list.Element // in idle or held; nil after the session has ended
+	version Version
+	told    time.Time // when the observer was told last
 }
 
 // Stats counts what became of sessions.
@@ -86,6 +95,8 @@ type Stats struct {
 	// Sessions that ended: by a request's wish, after their TTL, evicted from a full table, and because their worker
 	// left.
 	Final, Expired, Evicted, WorkerLeft uint64
+	// Sessions that another table's event bound here, and those that it moved, see Apply.
+	ByPeers, MovedByPeers uint64
 }
 
 // Outcome is what a request did to its session. Empty: it holds none.
@@ -167,10 +178,10 @@ func (t *Table) Hold(
 		return Lease{}, ""
 	case s != nil:
 		t.stats.Moved++
-		s.worker, outcome = to, Moved
+		s.worker, s.version, outcome = to, t.nextVersion(), Moved
 	default:
 		t.makeRoom(now)
-		s = &session{key: key, worker: to, ttl: t.cfg.TTL}
+		s = &session{key: key, worker: to, ttl: t.cfg.TTL, version: t.nextVersion()}
 		t.byKey[key] = s
 		t.stats.New++
 		outcome = New
@@ -180,6 +191,11 @@ func (t *Table) Hold(
 	}
 	s.running++
 	t.moveToBack(s, &t.held)
+	if outcome == Kept {
+		t.tell(Used, s, now)
+	} else {
+		t.tell(Bound, s, now)
+	}
 	return Lease{t, s}, outcome
 }
 
@@ -195,15 +211,18 @@ func (l Lease) Release(final bool) {
 	if s.running--; s.place == nil {
 		return // the session has ended already
 	}
+	now := t.cfg.Clock()
 	if final {
+		t.tell(Ended, s, now)
 		t.end(s, &t.stats.Final)
 		return
 	}
+	t.tell(Used, s, now)
 	if s.running > 0 {
 		t.held.MoveToBack(s.place)
 		return
 	}
-	s.expires = t.cfg.Clock().Add(s.ttl)
+	s.expires = now.Add(s.ttl)
 	t.moveToBack(s, &t.idle)
 }
 
@@ -254,6 +273,7 @@ func (t *Table) End(key Key) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s := t.byKey[key]; s != nil {
+		t.tell(Ended, s, t.cfg.Clock())
 		t.end(s, &t.stats.Final)
 	}
 }

@@ -1,0 +1,246 @@
+package session
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"kvepp/kvblock"
+)
+
+// clock is a clock that tests move.
+type clock struct{ now time.Time }
+
+func (c *clock) read() time.Time { return c.now }
+
+// shared is one of several tables that share sessions, with the events that it told.
+type shared struct {
+	*Table
+	told []Event
+	read []int // by table: how many of its events were applied
+}
+
+func newShared(n int, c *clock, cfg Config) []*shared {
+	cfg.Clock = c.read
+	all := make([]*shared, n)
+	for i := range all {
+		s := &shared{Table: NewTable(cfg), read: make([]int, n)}
+		s.Observe(uint64(100+i), func(e *Event) { s.told = append(s.told, *e) })
+		all[i] = s
+	}
+	return all
+}
+
+// catchUp applies up to n further events of another table.
+func (s *shared) catchUp(all []*shared, of, n int) {
+	for ; n > 0 && s.read[of] < len(all[of].told); n-- {
+		s.Apply(&all[of].told[s.read[of]])
+		s.read[of]++
+	}
+}
+
+func catchUpAll(all []*shared) {
+	for i, s := range all {
+		for of := range all {
+			if of != i {
+				s.catchUp(all, of, 1<<30)
+			}
+		}
+	}
+}
+
+// use holds a session where it is bound, or binds it to w.
+func (s *shared) use(t *testing.T, key Key, w kvblock.Worker) Lease {
+	t.Helper()
+	was, bound := s.Find(key)
+	if bound {
+		w = was
+	}
+	lease, outcome := s.Hold(key, was, bound, w, 0)
+	if outcome == "" {
+		t.Fatal("not held")
+	}
+	return lease
+}
+
+func wantAt(t *testing.T, s *shared, key Key, want kvblock.Worker) {
+	t.Helper()
+	if w, bound := s.Find(key); !bound || w != want {
+		t.Errorf("bound to %d (%v), want %d", w, bound, want)
+	}
+}
+
+// Two tables bind a session at once: both end with the binding of the higher origin. The next binding replaces it
+// everywhere, also if the other table is the one that makes it.
+func TestTwoThatBindAtOnceAgree(t *testing.T) {
+	all := newShared(2, &clock{time.Unix(1, 0)}, Config{TTL: time.Minute})
+	key := Key{1}
+	all[0].use(t, key, 1)
+	all[1].use(t, key, 2)
+	catchUpAll(all)
+	for _, s := range all {
+		wantAt(t, s, key, 2)
+	}
+	if n := all[0].Stats().MovedByPeers; n != 1 {
+		t.Errorf("%d moved at the loser", n)
+	}
+	if n := all[1].Stats().MovedByPeers; n != 0 {
+		t.Errorf("%d moved at the winner", n)
+	}
+	all[0].Hold(key, 2, true, 3, 0)
+	catchUpAll(all)
+	for _, s := range all {
+		wantAt(t, s, key, 3)
+	}
+}
+
+// A session that another table uses stays alive, also while a request of it runs for longer than the TTL.
+func TestAUseElsewhereKeepsASession(t *testing.T) {
+	c := &clock{time.Unix(1, 0)}
+	all := newShared(3, c, Config{TTL: 4 * time.Second})
+	key := Key{1}
+	all[0].use(t, key, 1).Release(false)
+	for range 10 {
+		catchUpAll(all)
+		c.now = c.now.Add(3 * time.Second)
+		all[2].use(t, key, 9).Release(false)
+	}
+	lease := all[1].use(t, key, 9)
+	for range 10 {
+		c.now = c.now.Add(time.Second)
+		all[1].Refresh()
+		catchUpAll(all)
+	}
+	for _, s := range all {
+		wantAt(t, s, key, 1)
+	}
+	lease.Release(false)
+	catchUpAll(all)
+	c.now = c.now.Add(4 * time.Second)
+	for i, s := range all {
+		if n := s.Active(); n != 0 {
+			t.Errorf("table %d still has %d", i, n)
+		}
+	}
+}
+
+// A session that ended stays ended if an earlier use comes later; a new binding opens it.
+func TestAnEndIsNotUndone(t *testing.T) {
+	all := newShared(3, &clock{time.Unix(1, 0)}, Config{TTL: time.Minute})
+	key := Key{1}
+	all[0].use(t, key, 1).Release(false)
+	catchUpAll(all)
+	all[2].use(t, key, 1) // the others hear of it after the end
+	all[0].use(t, key, 1).Release(true)
+	all[1].catchUp(all, 0, 1<<30)
+	catchUpAll(all)
+	for i, s := range all {
+		if _, bound := s.Find(key); bound {
+			t.Errorf("table %d still has it", i)
+		}
+	}
+	all[1].use(t, key, 2)
+	catchUpAll(all)
+	for _, s := range all {
+		wantAt(t, s, key, 2)
+	}
+}
+
+// A version from far ahead is refused, and does not carry the table's own numbers away.
+func TestAVersionFarAheadIsRefused(t *testing.T) {
+	all := newShared(2, &clock{time.Unix(1, 0)}, Config{TTL: time.Minute})
+	for _, c := range []struct {
+		e    Event
+		want Applied
+	}{
+		{Event{Kind: Bound, Version: Version{1<<64 - 1, 5}}, Refused},
+		{Event{Kind: Bound, Version: Version{MaxAhead + 1, 5}}, Refused},
+		{Event{Kind: 0, Version: Version{1, 5}}, Refused},
+		{Event{Kind: Ended + 1, Version: Version{1, 5}}, Refused},
+		{Event{Kind: Bound, Version: Version{7, 5}}, Fresh},
+		{Event{Kind: Used, Version: Version{7, 5}}, Refreshed},
+		{Event{Kind: Bound, Version: Version{7, 4}, Worker: 3}, Stale},
+		{Event{Kind: Bound, Version: Version{8, 1}, Worker: 3, TTL: -5, Age: -5}, Fresh},
+		{Event{Kind: Bound, Version: Version{9, 1}, Key: Key{2}, Age: time.Hour}, Stale},
+	} {
+		if got := all[0].Apply(&c.e); got != c.want {
+			t.Errorf("%+v: %d, want %d", c.e, got, c.want)
+		}
+	}
+	if all[0].lamport != 9 {
+		t.Errorf("the own number is %d", all[0].lamport)
+	}
+	wantAt(t, all[0], Key{}, 3)
+}
+
+// A table that joins knows all sessions from one snapshot, also those that the teller adopted, and the time for which
+// they were not used. A full table keeps sessions that were used since.
+func TestASnapshotOfSessions(t *testing.T) {
+	c := &clock{time.Unix(1, 0)}
+	all := newShared(2, c, Config{TTL: time.Minute, Max: 3})
+	for i := range byte(3) {
+		all[i%2].use(t, Key{i}, kvblock.Worker(i)).Release(false)
+		c.now = c.now.Add(10 * time.Second)
+		catchUpAll(all)
+	}
+	joiner := newShared(1, c, Config{TTL: time.Minute, Max: 3})[0]
+	joiner.use(t, Key{9}, 9).Release(false)
+	begun := false
+	all[1].Table.Snapshot(func() { begun = true }, func(e *Event) { joiner.Apply(e) })
+	if _, bound := joiner.Find(Key{9}); !begun || !bound || joiner.Active() != 3 {
+		t.Errorf("begun %v, its own session is kept: %v, %d sessions", begun, bound, joiner.Active())
+	}
+	wantAt(t, joiner, Key{1}, 1)
+	wantAt(t, joiner, Key{2}, 2)
+	c.now = c.now.Add(39 * time.Second)
+	if _, bound := joiner.Find(Key{1}); !bound {
+		t.Error("expired early")
+	}
+	if c.now = c.now.Add(time.Second); joiner.Active() != 2 {
+		t.Errorf("%d sessions, want one expired", joiner.Active())
+	}
+}
+
+// Three tables use the same few sessions at random, and hear each other late. When all was heard, each session is bound
+// to the same worker everywhere, or nowhere.
+func TestSharedSessionsAgree(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		c := &clock{time.Unix(1, 0)}
+		all := newShared(3, c, Config{TTL: time.Hour})
+		var leases []Lease
+		for range 400 {
+			c.now = c.now.Add(time.Millisecond)
+			i, key := rng.IntN(3), Key{byte(rng.IntN(5))}
+			switch rng.IntN(8) {
+			case 0, 1:
+				was, bound := all[i].Find(key)
+				to := kvblock.Worker(rng.IntN(4))
+				if lease, outcome := all[i].Hold(key, was, bound, to, 0); outcome != "" {
+					leases = append(leases, lease)
+				}
+			case 2, 3:
+				leases = append(leases, all[i].use(t, key, kvblock.Worker(rng.IntN(4))))
+			case 4:
+				if len(leases) > 0 {
+					leases[0].Release(rng.IntN(8) == 0)
+					leases = leases[1:]
+				}
+			default:
+				if of := rng.IntN(3); of != i {
+					all[i].catchUp(all, of, 1+rng.IntN(10))
+				}
+			}
+		}
+		catchUpAll(all)
+		for k := range byte(5) {
+			w, bound := all[0].Find(Key{k})
+			for i, s := range all[1:] {
+				if other, also := s.Find(Key{k}); also != bound || other != w {
+					t.Fatalf("seed %d: session %d: %d (%v), but at table %d: %d (%v)",
+						seed, k, w, bound, i+1, other, also)
+				}
+			}
+		}
+	}
+}
