@@ -36,6 +36,18 @@ type criteria struct {
 	stockPrefill, pinned, constrained bool
 }
 
+// criteria returns those for a request. The standings are those in sc.
+func (r *Router) criteria(sc *scratch, req *Request, p *prompt) criteria {
+	return criteria{
+		req:          req,
+		p:            p,
+		standings:    &sc.standings,
+		stockPrefill: r.cfg.StockPrefill,
+		pinned:       p.pins.Given(),
+		constrained:  len(p.constraints.Required) > 0,
+	}
+}
+
 // destination judges a worker that the request could be sent to. The proxy's subset binds destinations alone.
 func (c *criteria) destination(w *pool.Worker, busy bool) verdict {
 	switch {
@@ -128,14 +140,7 @@ func (r *Router) classify(
 	}
 	sc.standings = r.standings()
 	explains := r.explains()
-	c := criteria{
-		req:          req,
-		p:            p,
-		standings:    &sc.standings,
-		stockPrefill: r.cfg.StockPrefill,
-		pinned:       p.pins.Given(),
-		constrained:  len(p.constraints.Required) > 0,
-	}
+	c := r.criteria(sc, req, p)
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
 		busy := over != nil && over[i]

@@ -26,6 +26,7 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	if r.explains() {
 		sc.explainExcluded(route)
 	}
+	r.climb(sc, snapshot, req, p, route)
 	if r.predictable(p, &route.computes) {
 		r.predict(sc, route)
 	}
@@ -51,6 +52,7 @@ const maxLooks = 64
 func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target) (*Route, error) {
 	for look := 1; ; look++ {
 		over := r.overloaded(sc, snapshot, p.model)
+		sc.over = over
 		if look == maxLooks {
 			sc.version = 0
 		}

@@ -95,6 +95,8 @@ type Config struct {
 	Picker *metrics.Picker
 	// Recorder gets each request that has ended. nil: nothing is recorded.
 	Recorder *record.Recorder
+	// Ladder counts where cached tokens are lost. nil: not counted.
+	Ladder *Ladder
 	// Explain makes every Decision list its candidates with the terms of their costs. Keep and a log at debug level do
 	// the same.
 	Explain bool

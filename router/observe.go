@@ -287,6 +287,7 @@ func (r *Route) Answered(a Answer) {
 	if r.recorded != nil {
 		r.endRecording(&a)
 	}
+	r.reachDelivered(&a)
 	for _, c := range r.health.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}

@@ -25,6 +25,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
+	"kvepp/internal/ladder"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/record"
@@ -174,6 +175,7 @@ type Route struct {
 	output         outputTracker
 	observed       observed
 	recorded       *record.Request // without its end; nil: it is not recorded
+	climb          ladder.Climb    // the zero value without Config.Ladder
 	health         health
 
 	turn         *admission.Turn // of its conversation; nil: admission does not apply

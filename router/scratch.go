@@ -25,6 +25,7 @@ type scratch struct {
 	loads                   []scoring.Load  // indexed by worker number
 	usage                   []float64       // KV usage that the engines report, 0..1, indexed by worker number
 	overloaded              []bool          // indexed like the snapshot's workers
+	over                    []bool          // overloaded; nil: no thresholds are set
 	version                 scoring.Version // of the loads behind overloaded; 0: any
 
 	// The prompt, see match.

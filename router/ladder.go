@@ -1,0 +1,220 @@
+package router
+
+import (
+	"hash/maphash"
+	"sync/atomic"
+
+	"kvepp/indexer"
+	"kvepp/internal/ladder"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// Ladder is what a Router needs to count where cached tokens are lost.
+type Ladder struct {
+	Sums *ladder.Ladder
+	Seen *ladder.Seen
+
+	salted atomic.Bool // a request had a salt or an adapter
+}
+
+var modelSpaces = maphash.MakeSeed()
+
+// climb notes how many of the request's prompt tokens reach each rung of the ladder, up to the chosen worker, and why
+// not more.
+func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, route *Route) {
+	if r.cfg.Ladder == nil {
+		return
+	}
+	c := &route.climb
+	c.Tokens[ladder.Prompt], c.Tokens[ladder.Delivered] = p.isl, -1
+	v := sc.variantOf(&route.computes)
+	if p.tokens == nil || v == nil {
+		return
+	}
+	c.Known, c.Unusable = true, route.UnusableTokens
+	l := &sc.aggregated
+	if route.Prefill != nil {
+		l = &sc.prefill
+	}
+	chosen, best := -1, 0
+	for i := range l.candidates {
+		if l.workers[i].Worker == route.computes.Worker {
+			chosen = i
+		}
+		if cachedBlocks(&l.candidates[i]) > cachedBlocks(&l.candidates[best]) && l.candidates[i].Prompt == &v.prompt {
+			best = i
+		}
+	}
+	if chosen < 0 {
+		return
+	}
+	if cachedBlocks(&l.candidates[best]) > cachedBlocks(&l.candidates[chosen]) {
+		c.NotChosen = l.whyNotChosen(best, chosen)
+	} else {
+		best = chosen
+	}
+	eligible := cachedBlocks(&l.candidates[best])
+	fleet := eligible
+	if holder, blocks := r.bestHolder(sc, snapshot, v, p, eligible); holder >= 0 {
+		fleet = blocks
+		c.NotEligible = r.whyNotEligible(sc, &snapshot.Workers[holder], holder, req, p)
+	}
+	c.NotInFleet = r.whyNotInFleet(snapshot, v)
+	seen, plain := r.noteSeen(v, p)
+	c.OtherSalt = max(plain-seen, 0) * v.blockSize
+	c.Tokens[ladder.Reusable] = max(seen, fleet) * v.blockSize
+	c.Tokens[ladder.Fleet] = fleet * v.blockSize
+	c.Tokens[ladder.Eligible] = eligible * v.blockSize
+	c.Tokens[ladder.Chosen] = cachedBlocks(&l.candidates[chosen]) * v.blockSize
+}
+
+func cachedBlocks(c *scoring.Candidate) int { return c.DeviceBlocks + c.HostBlocks + c.DiskBlocks }
+
+// noteSeen returns how many of the prompt's blocks were requested before, with the same salt and adapter, and with any.
+func (r *Router) noteSeen(v *variant, p *prompt) (seen, plain int) {
+	space := maphash.String(modelSpaces, p.model)
+	// Blocks without regard to salts are remembered beside the others, and only once a request has a salt.
+	plainSpace := ^space
+	for i := range v.prompts {
+		chain := v.prompts[i].Chain
+		seen += r.cfg.Ladder.Seen.Note(space, chain)
+		switch {
+		case p.salt != "" || p.lora != "":
+			r.cfg.Ladder.salted.Store(true)
+			options := v.prompts[i].Options
+			options.LoRAName, options.CacheNamespace = "", ""
+			local := kvblock.AppendLocalHashes(nil, v.prompts[i].IDs, options)
+			plain += r.cfg.Ladder.Seen.Note(plainSpace, kvblock.AppendSequenceHashes(nil, local))
+		case r.cfg.Ladder.salted.Load():
+			plain += r.cfg.Ladder.Seen.Note(plainSpace, chain)
+		}
+	}
+	return seen, plain
+}
+
+// bestHolder returns the index in the snapshot of the worker of the model that has most of the prompt cached, and how
+// many blocks, if that is more than so many; -1 if there is none.
+func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prompt, more int) (holder, blocks int) {
+	holder, blocks = -1, more
+	any := false
+	for i := range v.overlap {
+		any = any || v.overlap[i].blocks() > more
+	}
+	if !any {
+		return holder, blocks
+	}
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if n := v.overlapOf(w.Worker).blocks(); n > blocks && (w.Model == p.model || w.Model == "") &&
+			sc.variantOf(w) == v {
+			holder, blocks = i, n
+		}
+	}
+	return holder, blocks
+}
+
+func (o overlap) blocks() int { return int(o.device + o.host + o.disk) }
+
+// whyNotEligible says why a worker of the request's model is no candidate.
+func (r *Router) whyNotEligible(sc *scratch, w *pool.Worker, index int, req *Request, p *prompt) ladder.Cause {
+	c := r.criteria(sc, req, p)
+	busy := index < len(sc.over) && sc.over[index]
+	var v verdict
+	if w.Role == pool.Prefill {
+		v = c.prefill(w, busy)
+	} else {
+		v = c.destination(w, busy)
+	}
+	switch v {
+	case notPinned:
+		return ladder.Pinned
+	case untainted:
+		return ladder.Taints
+	case cordoned:
+		return ladder.Cordoned
+	case ejected:
+		return ladder.Ejected
+	case overloaded:
+		return ladder.Busy
+	case candidate:
+		if p.affinity.wanted {
+			return ladder.Session
+		}
+	}
+	return ladder.Role
+}
+
+// whyNotInFleet says why no worker has blocks that were requested before.
+func (r *Router) whyNotInFleet(s *pool.Snapshot, v *variant) ladder.Cause {
+	if !r.cfg.asksIndex() {
+		return ladder.NotMatched
+	}
+	if r.cfg.Predict.Alone || len(v.overlap) > 0 {
+		return ladder.Evicted
+	}
+	for i := range s.Workers {
+		if w := &s.Workers[i]; w.Announces() && !w.Silent || r.cfg.Predict.lifetime(w) != (indexer.Lifetime{}) {
+			return ladder.Evicted
+		}
+	}
+	return ladder.NoEvents
+}
+
+// whyNotChosen says what decided against the candidate with the most cached blocks.
+func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
+	a, b := &l.candidates[best], &l.candidates[chosen]
+	switch {
+	case l.costs[best] <= l.costs[chosen]:
+		return ladder.Random
+	case worth(&l.cfg, a) <= worth(&l.cfg, b):
+		return ladder.Tier
+	case max(a.CostMultiplier, 1) > max(b.CostMultiplier, 1):
+		return ladder.Preference
+	case len(l.terms) == 0:
+		return ladder.Load
+	}
+	x, y := &l.terms[best], &l.terms[chosen]
+	waiting := l.cfg.PrefillLoadScale * float64(x.PrefillTokens-y.PrefillTokens) / float64(max(x.BlockSize, 1))
+	active := x.DecodeBlocks - y.DecodeBlocks + l.cfg.DecodeActiveRequestWeight*float64(x.ActiveRequests-y.ActiveRequests)
+	if l.cfg.Policy == scoring.Time {
+		milliseconds := 1e3 * x.Time.SecondsPerToken
+		waiting = milliseconds * float64(x.PrefillTokens-y.PrefillTokens)
+		if evicts := 1e3 * (x.EvictSeconds() - y.EvictSeconds()); evicts > 0 && evicts >= waiting {
+			return ladder.Capacity
+		}
+		if waiting > 0 {
+			return ladder.Waiting
+		}
+		return ladder.Load
+	}
+	if usage := l.cfg.KVUsageWeight * (usageOf(x) - usageOf(y)); usage > 0 && usage >= waiting && usage >= active {
+		return ladder.Capacity
+	}
+	if waiting >= active {
+		return ladder.Waiting
+	}
+	return ladder.Load
+}
+
+// usageOf returns the share of the worker's KV blocks that its requests would hold; 0 if it is not known.
+func usageOf(t *scoring.Terms) float64 {
+	if t.KVBlocks <= 0 {
+		return 0
+	}
+	return t.DecodeBlocks / float64(t.KVBlocks)
+}
+
+// reachDelivered completes the request's climb with what the answer reports, and counts it.
+func (r *Route) reachDelivered(a *Answer) {
+	l := r.observed.router.cfg.Ladder
+	if l == nil {
+		return
+	}
+	r.climb.Model = r.observed.model
+	if a.Status == "200" {
+		r.climb.Tokens[ladder.Delivered] = a.CachedTokens
+	}
+	l.Sums.Add(&r.climb)
+}
