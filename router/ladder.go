@@ -177,7 +177,8 @@ func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
 	}
 	x, y := &l.terms[best], &l.terms[chosen]
 	waiting := l.cfg.PrefillLoadScale * float64(x.PrefillTokens-y.PrefillTokens) / float64(max(x.BlockSize, 1))
-	active := x.DecodeBlocks - y.DecodeBlocks + l.cfg.DecodeActiveRequestWeight*float64(x.ActiveRequests-y.ActiveRequests)
+	active := x.DecodeBlocks - y.DecodeBlocks +
+		l.cfg.DecodeActiveRequestWeight*float64(x.ActiveRequests-y.ActiveRequests)
 	if l.cfg.Policy == scoring.Time {
 		milliseconds := 1e3 * x.Time.SecondsPerToken
 		waiting = milliseconds * float64(x.PrefillTokens-y.PrefillTokens)

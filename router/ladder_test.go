@@ -60,7 +60,7 @@ func TestLadder(t *testing.T) {
 		tokens rungs
 		lost   map[string]uint64
 	}{
-		"a prompt that nobody sent before": {
+		"a prompt that is new": {
 			func(h *house) *Request { return completion("m", prompt) }, 0,
 			rungs{40, 0, 0, 0, 0, 0}, map[string]uint64{"first_time": 40},
 		},

@@ -272,6 +272,9 @@ func New(
 	cfg.Metrics.CollectWorkers(r.Workers)
 	cfg.Metrics.CollectQueues(r.Queues)
 	for model := range cfg.modelLabels() {
+		if cfg.Ladder != nil {
+			cfg.Ladder.Sums.Init(model)
+		}
 		cfg.Picker.InitModel(model)
 		for _, phase := range []string{phaseAggregated, phasePrefill, phaseDecode} {
 			cfg.Metrics.InitModel(phase, model)

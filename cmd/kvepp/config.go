@@ -14,6 +14,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/kvblock"
@@ -69,6 +70,7 @@ type options struct {
 	tokenizerCheck      int
 
 	debugDecisions    int
+	ladderBytes       int64 // of the memory of requested blocks; 0: no ladder
 	dynamoNamespace   string
 	dynamoComponent   string
 	routerID          uint64
@@ -273,6 +275,9 @@ func (o *options) checkListeners() error {
 		)
 	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
+	case o.ladderBytes != 0 && (o.ladderBytes < ladder.MinSeenBytes || o.ladderBytes > maxLadderBytes):
+		return fmt.Errorf("--ladder-max-bytes %d: must be 0, or from %d to %d", o.ladderBytes, ladder.MinSeenBytes,
+			maxLadderBytes)
 	case o.enablePprof && o.adminAddress == "":
 		return errors.New(
 			"--enable-pprof: profiles are shown at the admin address; give --admin-address too, 127.0.0.1:9091 for " +
@@ -575,6 +580,9 @@ func (o *options) parseRewrites() ([]modelrewrite.Rule, error) {
 	}
 	return rules, nil
 }
+
+// maxLadderBytes bounds --ladder-max-bytes.
+const maxLadderBytes = 1 << 30
 
 // maxDebugDecisions bounds the memory of the decisions that kvepp keeps.
 const maxDebugDecisions = 100_000

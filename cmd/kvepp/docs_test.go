@@ -286,7 +286,7 @@ func TestPagesRun(t *testing.T) {
 					err = parseFetch(new(fetchOptions), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
-				case "workers", "cordon", "drain", "uncordon":
+				case "workers", "cordon", "drain", "uncordon", "ladder":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])

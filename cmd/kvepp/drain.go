@@ -41,10 +41,11 @@ process has its own cordons: with several replicas, run the command for each of 
 the Pod with kvepp/cordon=true, which all replicas follow.
 `
 
-// adminOptions are the flags of the commands workers, cordon, drain and uncordon.
+// adminOptions are the flags of the commands workers, cordon, drain, uncordon and ladder.
 type adminOptions struct {
 	address, tokenFile string
 	timeout            time.Duration
+	asJSON             bool
 
 	name string // of the endpoint; empty for workers
 }
@@ -72,6 +73,9 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 				"0: no limit",
 		)
 	}
+	if command == "ladder" {
+		f.BoolVar(&o.asJSON, "json", false, "print the answer of /debug/ladder")
+	}
 	section(f, "Flags of kvepp "+command)
 	documentEnvironment(f, "")
 	return f
@@ -94,7 +98,9 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	switch {
 	case command == "workers" && f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: kvepp workers lists all endpoints", f.Arg(0))
-	case command == "workers":
+	case command == "ladder" && f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: kvepp ladder shows all models", f.Arg(0))
+	case command == "workers", command == "ladder":
 	case f.NArg() == 0 || f.Arg(0) == "":
 		return fmt.Errorf("name the endpoint: kvepp %s NAME (\"kvepp workers\" lists the names)", command)
 	case f.NArg() > 1:
@@ -105,7 +111,7 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	return nil
 }
 
-// runAdmin runs the command workers, cordon, drain or uncordon. It returns the exit status.
+// runAdmin runs the command workers, cordon, drain, uncordon or ladder. It returns the exit status.
 func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var o adminOptions
 	switch err := parseAdmin(&o, command, args, getenv); {
@@ -133,6 +139,8 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 		switch command {
 		case "workers":
 			return c.workers(ctx, stdout)
+		case "ladder":
+			return c.ladder(ctx, o.asJSON, stdout)
 		case "drain":
 			return c.drain(ctx, o.name, o.timeout, stdout)
 		}

@@ -170,6 +170,7 @@ var helpTexts = map[string]string{
 	"cordon":   drainHelp,
 	"drain":    drainHelp,
 	"uncordon": drainHelp,
+	"ladder":   ladderHelp,
 }
 
 // writeSections writes the flags of a command, by section. Flags that are refused or ignored are a list of names.

@@ -173,6 +173,7 @@ func init() {
 		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},
 		{"drain", "cordon an endpoint, and wait until no request runs on it", "", adminCommand("drain")},
 		{"uncordon", "send an endpoint requests again", "", adminCommand("uncordon")},
+		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", adminCommand("ladder")},
 		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,
 			func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
 		{"select", "run choosing and booking alone, in place of python -m dynamo.select_service", selectPrefix,

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
+	"kvepp/internal/ladder"
 )
 
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.
@@ -152,6 +153,10 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 	o.hosts.add(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false,
 		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")
+	f.Int64Var(&o.ladderBytes, "ladder-max-bytes", ladder.DefaultSeenBytes,
+		"memory, in `BYTES`, in which kvepp remembers which blocks were requested in the last 24 hours, for the "+
+			"hit-rate ladder (\"kvepp ladder\"). If it is full, kvepp remembers one of 2, 4 ... 256 blocks and "+
+			"estimates. 0: no ladder")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100,
 		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`; about 150 bytes a candidate. 0, or "+
 			"no "+

@@ -360,6 +360,13 @@ var settings = []struct {
 		func(o *options) any { return o.debugDecisions },
 	},
 	{
+		"ladder-max-bytes",
+		"KVEPP_LADDER_MAX_BYTES",
+		"",
+		[3]string{"0", "1000000", "2000000"},
+		func(o *options) any { return o.ladderBytes },
+	},
+	{
 		"index-peers",
 		"KVEPP_INDEX_PEERS",
 		"",
@@ -1797,6 +1804,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--tokenizer-check=-1"}, nil, "negative"},
 		{[]string{"--endpoints=x", "--tokenizer-url-timeout=0"}, nil, "above 0"},
 		{[]string{"--endpoints=x", "--index-max-bytes=1000"}, nil, "at least 1048576"},
+		{[]string{"--endpoints=x", "--ladder-max-bytes=1000"}, nil, "must be 0, or from 65536"},
 		{[]string{"--endpoints=x", "--router-ttl-secs=0"}, nil, "positive number of seconds"},
 		{[]string{"--endpoints=x", "--router-ttl-secs=inf"}, nil, "positive number of seconds"},
 		{[]string{"--endpoints=x", "--router-predicted-ttl-secs=-1"}, nil, "positive number of seconds"},

@@ -269,7 +269,7 @@ var metricSections = []struct {
 		`engine|unseen|overloaded|lora)`), ""},
 	{"KV events and the index", regexp.MustCompile(`^kvepp_(events|index|subscriptions|silent)`), ""},
 	{"Tokens, tokenizers and models", regexp.MustCompile(`^kvepp_(tokenizer|general|model|predicted|reported|` +
-		`prompt|upper|unread|untested|unusable|injected)`), ""},
+		`prompt|upper|unread|untested|unusable|injected|ladder)`), ""},
 	{"The process", regexp.MustCompile(`^kvepp_(build|memory|log|access|recorded|trace|cert|tls|conn|proxy|` +
 		`kube|leader|token_)`),
 		""},

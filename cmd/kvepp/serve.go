@@ -74,6 +74,7 @@ type server struct {
 	tokenizers               map[string]*remote.Client
 	accessLog                *slog.Logger
 	recorder                 *record.Recorder  // nil: none
+	ladder                   *router.Ladder    // nil: none
 	admission                *router.Admission // nil: none
 	tracer                   *tracing.Tracer
 	proxies                  *proxies
@@ -273,6 +274,7 @@ func (s *server) decide(ctx context.Context) {
 		Admission:       s.admission,
 		CountTokens:     s.busy.countsTokens() || s.recorder != nil,
 		Recorder:        s.recorder,
+		Ladder:          s.newLadder(),
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.Watch(forgetter{s.router.Forget})
@@ -309,6 +311,9 @@ func (s *server) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.reader.Handle(mux)
 	admin.HandleDecisions(mux, s.router)
+	if s.ladder != nil {
+		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen)
+	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
 	if s.enablePprof {

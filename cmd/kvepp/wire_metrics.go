@@ -12,6 +12,7 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
@@ -53,6 +54,31 @@ func sessions(c session.Config, m *metrics.Metrics) *session.Table {
 		},
 	)
 	return s
+}
+
+// newLadder makes the hit-rate ladder and exports it; nil with --ladder-max-bytes 0.
+func (s *server) newLadder() *router.Ladder {
+	if s.ladderBytes == 0 {
+		return nil
+	}
+	s.ladder = &router.Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(int(s.ladderBytes))}
+	s.m.CollectLadder(func() []metrics.LadderSum { return ladderSums(s.ladder.Sums) }, s.ladder.Seen.Sampling)
+	return s.ladder
+}
+
+func ladderSums(l *ladder.Ladder) []metrics.LadderSum {
+	var all []metrics.LadderSum
+	for _, sum := range l.Sums() {
+		out := metrics.LadderSum{Model: sum.Model, Unpredicted: sum.Unpredicted}
+		for r, n := range sum.Tokens {
+			out.Tokens = append(out.Tokens, metrics.Named{Name: ladder.Rung(r).String(), Count: n})
+		}
+		for c, n := range sum.Lost {
+			out.Lost = append(out.Lost, metrics.Named{Name: ladder.Cause(c).String(), Count: n})
+		}
+		all = append(all, out)
+	}
+	return all
 }
 
 // withoutPool is the pool's name in labels if there is no InferencePool.

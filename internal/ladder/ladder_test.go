@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestLossesAddUp: whatever a climb says, its losses and the delivered tokens add up to the prompt's.
+// TestLossesAddUp: the losses of any climb and the delivered tokens add up to the prompt's.
 func TestLossesAddUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var l Ladder

@@ -33,9 +33,10 @@ const (
 //
 // While it has room it knows every block. If it has to forget blocks that are younger than Lookback, it goes over to
 // keeping one of 2, 4 ... 256 blocks, chosen by their hash. The boundary between the known and the new blocks of a
-// prompt then lies between two such blocks; Note takes the middle, or 0 if it knows none. So with one of N blocks kept, a
-// prompt's number is off by about N/4 blocks on average, either way. A block that was never requested is taken for known
-// with a probability below 1e-9 at the default size (at least 36 further bits of its hash are compared in 8 places).
+// prompt then lies between two such blocks; Note takes the middle, or 0 if it knows none. So with one of N blocks kept,
+// a prompt's number is off by about N/4 blocks on average, either way. A block that was never requested is taken for
+// known with a probability below 1e-9 at the default size (36 or more further bits of its hash are compared in 8
+// places).
 type Seen struct {
 	mu       sync.Mutex // guards all below
 	buckets  [][slots]uint64

@@ -27,7 +27,10 @@ func TestSeen(t *testing.T) {
 		space uint64
 		chain []kvblock.SequenceHash
 		want  int
-	}{{1, first, 0}, {1, second, 60}, {1, first, 100}, {1, second[:80], 80}, {2, first, 0}, {2, second, 60}, {1, nil, 0}} {
+	}{
+		{1, first, 0}, {1, second, 60}, {1, first, 100}, {1, second[:80], 80}, {1, nil, 0},
+		{2, first, 0}, {2, second, 60},
+	} {
 		if got := s.Note(c.space, c.chain); got != c.want {
 			t.Errorf("%d of %d blocks are known in space %d, want %d", got, len(c.chain), c.space, c.want)
 		}
@@ -41,15 +44,15 @@ func TestSeenExpires(t *testing.T) {
 		s := NewSeen(1 << 20)
 		c := chain(rng, nil, 10)
 		s.Note(0, c)
-		time.Sleep(Lookback - time.Hour)
+		<-time.After(Lookback - time.Hour)
 		if got := s.Note(0, c); got != 10 {
 			t.Errorf("%d blocks are known after 23 hours, want 10", got)
 		}
-		time.Sleep(Lookback - time.Hour)
+		<-time.After(Lookback - time.Hour)
 		if got := s.Note(0, c[:5]); got != 5 {
 			t.Errorf("%d blocks are known 23 hours after the second request, want 5", got)
 		}
-		time.Sleep(2 * time.Hour)
+		<-time.After(2 * time.Hour)
 		if got := s.Note(0, c); got != 5 {
 			t.Errorf("%d blocks are known after 25 hours, want the 5 that were requested in between", got)
 		}

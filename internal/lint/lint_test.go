@@ -61,18 +61,19 @@ var may = map[string]string{
 	"session":         "kvblock",
 	"admission":       "kvblock",
 	"internal/record": "kvblock",
+	"internal/ladder": "kvblock internal/prefetch",
 	"internal/chart":  "",
 	"modelrewrite":    "",
 	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
-		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/record internal/tracing " +
-		"internal/loglimit",
+		"tokenizer/remote internal/apibody internal/budget internal/ladder internal/metrics internal/record " +
+		"internal/tracing internal/loglimit",
 	"replay":               "admission indexer kvblock queue scoring session",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",
 	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",
 	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
 		"queue router scoring session",
-	"internal/api/admin": "internal/api internal/suggest router router/eject scoring",
+	"internal/api/admin": "internal/api internal/ladder internal/suggest router router/eject scoring",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":     "*",
