@@ -189,13 +189,13 @@ func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Pro
 	case request.HasMedia && (m.media == nil || m.marksMediaOtherwise()) && (m.native == nil || !m.native.Media):
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q",
 			ErrMedia, m.options.Engine, m.architecture)
+	case m.inHarmony(request):
+		ids, err := m.harmonyIDs(ctx, request, time.Now())
+		return Prompt{IDs: ids, Certain: len(ids)}, err
 	case m.options.Engine == SGLang:
 		return m.tokenizeSGLang(ctx, request)
 	case m.native != nil:
 		return m.tokenizeNative(ctx, request)
-	case m.usesHarmony():
-		ids, err := m.harmonyIDs(ctx, request, time.Now())
-		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
 	prompt, _, err := m.tokenizeText(ctx, request)
 	return prompt, err
@@ -232,10 +232,16 @@ func (m *Model) marksMediaOtherwise() bool {
 // usesHarmony reports whether the engine encodes the model's chats in OpenAI's harmony format instead of a template.
 func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelType == "gpt_oss" }
 
+// inHarmony reports whether the engine encodes a request in the harmony format. SGLang does so for Responses only.
+func (m *Model) inHarmony(request *apibody.Request) bool {
+	return m.usesHarmony() ||
+		m.options.Engine == SGLang && m.modelType == "gpt_oss" && request.API == apibody.Responses
+}
+
 // renderChat returns the text that the engine makes of a chat; "" for a chat in harmony or in Mistral's
 // own format, which never is one text.
 func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (string, error) {
-	if m.usesHarmony() || m.mistralCommon {
+	if m.inHarmony(request) || m.mistralCommon {
 		return "", nil
 	}
 	if m.native != nil {

@@ -125,12 +125,12 @@ func (m *Model) asChat(request *apibody.Request) (*apibody.Request, error) {
 	switch {
 	case request.API == apibody.ChatCompletions || m.options.Engine == Dynamo:
 		return request, nil
+	case request.API == apibody.Responses && m.inHarmony(request):
+		return request, nil // see harmonyMessages
 	case m.options.Engine == SGLang && request.API == apibody.Responses:
 		return m.chatOfResponsesSGLang(request)
 	case m.options.Engine == SGLang:
 		return m.chatOfMessagesSGLang(request)
-	case m.usesHarmony() && request.API == apibody.Responses:
-		return request, nil // see harmonyMessages
 	case m.options.Engine != VLLM:
 		return nil, errNotReproduced(request.API.String())
 	case request.API == apibody.Responses:

@@ -120,6 +120,9 @@ func (m *Model) sglangChat(ctx context.Context, request *apibody.Request) (sglan
 	if err != nil {
 		return done, err
 	}
+	if m.alwaysThinksSGLang(source) {
+		return done, nil
+	}
 	for _, vars := range sglangThinking(request, source) {
 		if other, _, err := m.sglangChatWith(ctx, request, vars); err != nil || other != done {
 			return sglangChat{}, errNotReproduced(
@@ -127,6 +130,13 @@ func (m *Model) sglangChat(ctx context.Context, request *apibody.Request) (sglan
 		}
 	}
 	return done, nil
+}
+
+// alwaysThinksSGLang reports whether a request cannot turn gpt-oss's thinking on or off: SGLang refuses such requests
+// or does nothing. Source: SGLang 0.5.21 to 0.5.23, parser/template_detection, REASONING_MODE_RULES, and serving_chat,
+// apply_reasoning_enabled.
+func (m *Model) alwaysThinksSGLang(source string) bool {
+	return m.modelType == "gpt_oss" && strings.Contains(source, "<|channel|>")
 }
 
 // sglangChatWith renders a chat with further variables. It also returns the template's source.

@@ -19,9 +19,6 @@ import (
 
 // chatOfResponsesSGLang returns the chat that SGLang makes of a request to Responses.
 func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Request, error) {
-	if m.modelType == "gpt_oss" {
-		return nil, errNotReproduced("responses of gpt_oss on SGLang")
-	}
 	if field(request.Body, "previous_response_id") != nil {
 		return nil, errNotReproduced("previous_response_id")
 	}
@@ -173,9 +170,8 @@ type sglangResponses struct {
 	messages []any    // the other messages; with inPlace all
 	// open says that the last item ended up in the last message. The next item then joins that message if both are the
 	// assistant's.
-	open bool
-	// unpacked counts the bytes of reasoning that came compressed.
-	unpacked int64
+	open   bool
+	packed packedReasoning
 }
 
 // maxUnpacked bounds the reasoning that is unpacked for one request, in bytes. Compressed reasoning can expand to a
@@ -451,6 +447,14 @@ func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
 			return strings.Join(texts, "\n"), nil
 		}
 	}
+	return c.packed.unpack(item)
+}
+
+// packedReasoning unpacks reasoning that came compressed. bytes counts what it unpacked for a request.
+type packedReasoning struct{ bytes int64 }
+
+// unpack returns the reasoning in an item's encrypted_content; "" if SGLang cannot read it either.
+func (p *packedReasoning) unpack(item *chattemplate.Dict) (string, error) {
 	packed, _ := get[string](item, "encrypted_content")
 	packed, own := strings.CutPrefix(packed, "sglang-reasoning-v1.")
 	if !own {
@@ -464,9 +468,9 @@ func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
 	if err != nil {
 		return "", nil // SGLang cannot read it either
 	}
-	text, err := io.ReadAll(io.LimitReader(reader, maxUnpacked-c.unpacked+1))
-	switch c.unpacked += int64(len(text)); {
-	case c.unpacked > maxUnpacked:
+	text, err := io.ReadAll(io.LimitReader(reader, maxUnpacked-p.bytes+1))
+	switch p.bytes += int64(len(text)); {
+	case p.bytes > maxUnpacked:
 		return "", errNotReproduced("packed reasoning of that length")
 	case err != nil || !utf8.Valid(text):
 		return "", nil

@@ -12,9 +12,9 @@ import (
 )
 
 // gpt-oss uses the harmony format: messages with an author, a channel and a recipient between special tokens. vLLM
-// builds them from a chat without the model's Jinja template. It encodes each text as ordinary text, so that nothing in
-// a message becomes a special token. Source: vLLM 0.33.0, renderers/online_renderer and
-// entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
+// builds them from a chat without the model's Jinja template; SGLang does so for requests to Responses. It encodes each
+// text as ordinary text, so that nothing in a message becomes a special token. Source: vLLM 0.31.0 to 0.33.0,
+// renderers/online_renderer and entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
 
 // harmonyMessage is one message of a conversation.
 type harmonyMessage struct {
@@ -39,12 +39,12 @@ type harmonyPiece struct {
 	text    string
 }
 
-// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. The prompt contains the date of now. vLLM
-// ignores the request's template, its variables and add_generation_prompt here.
+// harmonyIDs returns the token ids that the engine makes of a request for gpt-oss. The prompt contains the date of now.
+// vLLM ignores the request's template, its variables and add_generation_prompt here.
 //
 // Errors: ErrMedia, ErrInvalidUTF8, errors for requests that vLLM refuses, and those of IsUnknown.
 func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
-	messages, err := m.harmonyMessages(request, now)
+	messages, err := m.harmonyMessages(ctx, request, now)
 	if err != nil {
 		return nil, err
 	}
@@ -73,9 +73,16 @@ func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now ti
 // harmonyPieceBytes is the memory of a piece without its text, in bytes.
 const harmonyPieceBytes = 3 * 24
 
-// harmonyMessages returns the messages that vLLM makes of a chat or of a request to Responses.
-func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
-	if request.API == apibody.Responses {
+// harmonyMessages returns the messages that the engine makes of a chat or of a request to Responses.
+func (m *Model) harmonyMessages(
+	ctx context.Context,
+	request *apibody.Request,
+	now time.Time,
+) ([]harmonyMessage, error) {
+	switch {
+	case m.options.Engine == SGLang:
+		return m.harmonyOfSGLang(ctx, request, now)
+	case request.API == apibody.Responses:
 		return m.harmonyOfResponses(request, now)
 	}
 	return m.harmonyConversation(request, now)
@@ -129,7 +136,10 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 	if request.ContinueFinalMessage && request.AddGenerationPrompt != nil && *request.AddGenerationPrompt {
 		return nil, errRefused("continue_final_message and add_generation_prompt exclude each other")
 	}
-	effort := field(request.Body, "reasoning_effort")
+	effort, err := m.harmonyEffort(field(request.Body, "reasoning_effort"))
+	if err != nil {
+		return nil, err
+	}
 	tools, err := m.vllmTools(request)
 	if err != nil {
 		return nil, err
@@ -151,7 +161,7 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 		instructions = chat[0].joined()
 		chat = chat[1:]
 	}
-	messages, err := m.harmonyPreamble(effort, instructions, tools, now)
+	messages, err := harmonyPreambleVLLM(effort, instructions, tools, now)
 	if err != nil {
 		return nil, err
 	}
@@ -170,33 +180,51 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 
 const instructionsTitle = "# Instructions"
 
-// harmonyPreamble returns the system's message and, with instructions or tools, the developer's. A nil effort is
-// medium.
-func (m *Model) harmonyPreamble(
-	effort any,
+// harmonyEffort returns the effort of vLLM's system message; a nil effort is medium.
+func (m *Model) harmonyEffort(effort any) (string, error) {
+	switch given := effort.(type) {
+	case nil:
+		return "medium", nil
+	case string:
+		level := m.mappedEffort(given)
+		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, level) {
+			return "", errRefused("a reasoning effort that is not low, medium or high")
+		}
+		return level, nil
+	}
+	return "", errRefused("the reasoning effort is not a string")
+}
+
+// harmonyPreambleVLLM returns the first messages of a conversation on vLLM. Instructions that are empty do not make a
+// developer's message.
+func harmonyPreambleVLLM(
+	effort string,
 	instructions *string,
 	tools *chattemplate.List,
 	now time.Time,
 ) ([]harmonyMessage, error) {
-	level := "medium"
-	switch given := effort.(type) {
-	case nil:
-	case string:
-		level = m.mappedEffort(given)
-		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, level) {
-			return nil, errRefused("a reasoning effort that is not low, medium or high")
-		}
-	default:
-		return nil, errRefused("the reasoning effort is not a string")
+	if tools == nil && instructions != nil && *instructions == "" {
+		instructions = nil
 	}
+	return harmonyPreamble(effort, instructions, tools, now)
+}
+
+// harmonyPreamble returns the system's message and, with instructions or tools, the developer's. effort is low, medium
+// or high.
+func harmonyPreamble(
+	effort string,
+	instructions *string,
+	tools *chattemplate.List,
+	now time.Time,
+) ([]harmonyMessage, error) {
 	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
-		now.Format(time.DateOnly) + "\n\nReasoning: " + level +
+		now.Format(time.DateOnly) + "\n\nReasoning: " + effort +
 		"\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
 	if tools != nil {
 		system += "\nCalls to these tools must go to the commentary channel: 'functions'."
 	}
 	messages := []harmonyMessage{{author: "system", texts: []string{system}}}
-	if tools == nil && (instructions == nil || *instructions == "") {
+	if tools == nil && instructions == nil {
 		return messages, nil
 	}
 	var sections []string

@@ -9,8 +9,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// How vLLM turns a request to OpenAI's /v1/responses for gpt-oss into a harmony conversation. Source: vLLM 0.33.0,
-// renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
+// How vLLM turns a request to OpenAI's /v1/responses for gpt-oss into a harmony conversation. Source: vLLM 0.31.0 to
+// 0.33.0, renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
 
 // harmonyOfResponses returns the messages that vLLM makes of a request to Responses.
 func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
@@ -18,7 +18,10 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 		return nil, err
 	}
 	reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning")
-	effort := field(reasoning, "effort")
+	effort, err := m.harmonyEffort(field(reasoning, "effort"))
+	if err != nil {
+		return nil, err
+	}
 	tools, err := responsesTools(request.Body)
 	if err != nil {
 		return nil, err
@@ -43,7 +46,7 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 			items = items[1:]
 		}
 	}
-	messages, err := m.harmonyPreamble(effort, instructions, tools, now)
+	messages, err := harmonyPreambleVLLM(effort, instructions, tools, now)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,9 +26,9 @@ type harmonyCase struct {
 	Error string
 }
 
-func harmonyCases(t *testing.T) []harmonyCase {
+func harmonyCases(t *testing.T, name string) []harmonyCase {
 	t.Helper()
-	file, err := os.Open(filepath.Join("testdata", "harmony.jsonl"))
+	file, err := os.Open(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func harmonyCases(t *testing.T) []harmonyCase {
 	return cases
 }
 
-func harmonyText(body []byte, now time.Time) (string, error) {
+func harmonyText(engine Engine, body []byte, now time.Time) (string, error) {
 	var named struct {
 		Input     json.RawMessage
 		MaxTokens int `json:"max_tokens"`
@@ -67,12 +68,12 @@ func harmonyText(body []byte, now time.Time) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m := &Model{modelType: "gpt_oss", options: Options{Engine: VLLM}}
+	m := &Model{modelType: "gpt_oss", options: Options{Engine: engine}}
 	m.messages = m.probeMessages()
 	if request, err = m.asChat(request); err != nil {
 		return "", err
 	}
-	messages, err := m.harmonyMessages(request, now)
+	messages, err := m.harmonyMessages(context.Background(), request, now)
 	if err != nil {
 		return "", err
 	}
@@ -89,8 +90,8 @@ var harmonyDay = time.Date(2026, 11, 21, 23, 59, 0, 0, time.UTC)
 // compared in test/parity, which has the real vocabulary.)
 func TestHarmonyText(t *testing.T) {
 	equal, refused, unknown := 0, 0, 0
-	for _, c := range harmonyCases(t) {
-		text, err := harmonyText(c.Body, harmonyDay)
+	for _, c := range harmonyCases(t, "harmony.jsonl") {
+		text, err := harmonyText(VLLM, c.Body, harmonyDay)
 		switch {
 		case c.Error != "":
 			if err == nil {
@@ -110,6 +111,59 @@ func TestHarmonyText(t *testing.T) {
 	t.Logf("%d equal, %d refused by both, %d not known here", equal, refused, unknown)
 	if equal < 250 || unknown > equal/50 {
 		t.Errorf("%d equal, %d not known here", equal, unknown)
+	}
+}
+
+// TestHarmonyTextSGLang compares the text of requests to Responses with SGLang's.
+func TestHarmonyTextSGLang(t *testing.T) {
+	equal, refused := 0, 0
+	for _, c := range harmonyCases(t, "harmony-sglang.jsonl") {
+		text, err := harmonyText(SGLang, c.Body, harmonyDay)
+		switch {
+		case c.Error != "": // it needs no text
+			refused++
+		case err != nil || text != c.Text:
+			t.Errorf("%s\n got %q, %v\nwant %q", c.Body, text, err, c.Text)
+		default:
+			equal++
+		}
+	}
+	if equal < 2*refused {
+		t.Errorf("%d equal, %d refused", equal, refused)
+	}
+	for part, want := range map[string]string{
+		`"input":"a","previous_response_id":"resp_1"`:                 "previous_response_id",
+		`"input":"a","tools":[{"type":"web_search"}]`:                 "--tool-server",
+		`"input":"a","tools":[{"type":"code_interpreter"}]`:           "--tool-server",
+		`"input":[{"type":null,"role":"user","content":"a"}]`:         "type is null",
+		`"input":[{"role":"user","content":null}]`:                    "without content",
+		`"input":[{"role":"user","content":[{"type":"input_file"}]}]`: "other than text",
+		`"input":[{"role":"user","content":"a","name":"n"}]`:          "role user",
+		`"input":[{"role":"assistant","content":"a","phase":"x"}]`:    "another phase",
+		`"input":[{"type":"function_call","call_id":"c","name":"f"}]`: "such a call",
+		`"input":[{"type":"function_call_output","call_id":"c"}]`:     "output that is not text",
+		`"input":[{"type":"reasoning","summary":"a"}]`:                "such reasoning",
+		`"input":[{"type":"reasoning","summary":[{}]}]`:               "such reasoning",
+	} {
+		body := `{"model":"m",` + part + `}`
+		if _, err := harmonyText(SGLang, []byte(body), harmonyDay); !IsUnknown(err) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	for _, body := range []string{
+		`{"model":"m","input":"a","tool_choice":"none"}`,
+		`{"model":"m","input":"a","tool_choice":{"type":"function","function":{"name":"f"}}}`,
+		`{"model":"m","input":"a","tools":{}}`,
+		`{"model":"m","input":"a","tools":[{"type":"other"}]}`,
+		`{"model":"m","input":"a","tools":[{"type":"function","name":"f"}]}`,
+		`{"model":"m","input":["a"]}`,
+		`{"model":"m","input":[{"type":"item_reference","id":"i"}]}`,
+		`{"model":"m","input":[{"type":"function_call_output","call_id":"c","output":"x"}]}`,
+	} {
+		if _, err := harmonyText(SGLang, []byte(body), harmonyDay); err == nil || IsUnknown(err) {
+			t.Errorf("%s: %v", body, err)
+		}
 	}
 }
 
@@ -356,7 +410,7 @@ func FuzzHarmony(f *testing.F) {
 		),
 	)
 	f.Fuzz(func(t *testing.T, body []byte) {
-		text, err := harmonyText(body, harmonyDay)
+		text, err := harmonyText(VLLM, body, harmonyDay)
 		if err == nil && !strings.HasSuffix(text, harmonyStart+"assistant") {
 			t.Errorf("%q", text)
 		}

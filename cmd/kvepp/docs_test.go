@@ -25,7 +25,7 @@ import (
 
 // othersFlags are the flags of other programs that the pages name, by program. Flags that kvepp has too are not listed.
 var othersFlags = map[string]string{
-	"tool-call-parser": "SGLang",
+	"tool-call-parser": "SGLang", "tool-server": "SGLang",
 	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang",
 	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM",

@@ -5,7 +5,7 @@ choice of a template's content format, and Transformers' rendering.
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
-"effort_map": {...} if they are set, with SGLang's "reasoning_parser" if it has one, and with "messages" or "responses": true if the
+"effort_map": {...} if they are set, with SGLang's "reasoning_parser" if it has one and "gpt_oss": true for that model, and with "messages" or "responses": true if the
 body is for these APIs, and with "encoder" if the engine encodes the chat without a template: the tokenizer mode of vLLM, or the
 architecture and the type of the model, by which SGLang chooses; and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
@@ -471,7 +471,7 @@ class SGLang:
         serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False)
         return None, list(asyncio.run(serving._make_request(request, None, self.tokenizer))[2][0])
 
-    def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None, encoder=None):
+    def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None, encoder=None, gpt_oss=False):
         """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
@@ -496,7 +496,7 @@ class SGLang:
                 self.serving.supports_inline_system = self.serving._resolve_inline_system_support()
         if hasattr(self.serving, "_chat_template_reads_reasoning_content"):
             self.serving._template_reads_reasoning_content = self.serving._chat_template_reads_reasoning_content()
-        self.serving.reasoning_parser = reasoning_parser
+        self.serving.reasoning_parser, self.serving.is_gpt_oss = reasoning_parser, gpt_oss
         manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser and template else None
         if responses:
             return self.responses(body)
@@ -684,7 +684,7 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {name: asked[name] for name in ("architecture", "encoder", "exclude_tools", "effort_map", "messages", "responses", "reasoning_parser") if name in asked}
+                more = {name: asked[name] for name in ("architecture", "encoder", "exclude_tools", "effort_map", "messages", "responses", "reasoning_parser", "gpt_oss") if name in asked}
                 text, ids = engine.text(asked.get("template"), asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one

@@ -1,12 +1,14 @@
-"""Says what token ids vLLM makes of chats for gpt-oss: its own pydantic models and harmony_utils, over oss-harmony.
+"""Says what token ids an engine makes of requests for gpt-oss: its own pydantic models and harmony_utils, over oss-harmony.
 
-    harmony.py SOURCES DATE COUNT
+    harmony.py vllm|sglang SOURCES DATE COUNT
 
-SOURCES holds vLLM's package, DATE is the day of the conversations (2026-11-21). Makes up COUNT requests, always the same, and
-answers each in a line: {"body": ..., "ids": [...], "text": ...} or {"body": ..., "error": ...}. A body with "input" is for /v1/responses,
-one with "max_tokens" for /v1/messages.
+SOURCES holds the engine's package, DATE is today (2026-11-21). Makes up requests, always the same, and answers each in a line:
+{"body": ..., "ids": [...], "text": ...} or {"body": ..., "error": ...}. For vLLM these are COUNT chats and two thirds as many requests
+to its other APIs, for SGLang COUNT requests to /v1/responses. A body with "input" is for /v1/responses, one with "max_tokens" for
+/v1/messages.
 """
 
+import base64
 import copy
 import importlib
 import itertools
@@ -15,6 +17,7 @@ import os
 import random
 import sys
 import types
+import zlib
 
 # engines.py's definitions without its main.
 engines = types.ModuleType("engines")
@@ -25,7 +28,45 @@ UTILS = "vllm.entrypoints.openai.parser.harmony_utils"
 RENDERER = "vllm.renderers.online_renderer"
 
 
-def main(sources, date, count):
+def main(engine, sources, date, count):
+    {"vllm": vllm, "sglang": sglang}[engine](sources, date, int(count))
+
+
+def answer(bodies, ids, encoding):
+    """Prints the answers of ids, a function of a body."""
+    for body in bodies:
+        try:
+            tokens = ids(copy.deepcopy(body))
+            line = {"body": body, "ids": tokens, "text": encoding.decode(tokens)}
+        except Exception as e:
+            line = {"body": body, "error": "%s: %s" % (type(e).__name__, str(e)[:100])}
+        print(json.dumps(line), flush=True)
+
+
+def sglang(sources, date, count):
+    engines.REAL["sglang"].append("sglang.srt.entrypoints.harmony_utils")
+    engines.stand_in("sglang", sources)
+    import sglang.srt.entrypoints.harmony_utils as utils
+    import sglang.srt.entrypoints.openai.protocol as protocol
+    import sglang.srt.entrypoints.openai.serving_responses as serving_responses
+
+    assert date == utils.datetime.datetime.now().strftime("%Y-%m-%d")
+    serving = serving_responses.OpenAIServingResponses.__new__(serving_responses.OpenAIServingResponses)
+    serving.tool_server = None
+
+    def responses(body):
+        """OpenAIServingResponses._make_request_with_harmony, for a server without tools of its own."""
+        request = protocol.ResponsesRequest.model_validate(body)
+        # As create_responses does.
+        if request.previous_response_id is not None or any(tool.type in ("web_search", "web_search_preview", "shell") for tool in request.tools):
+            raise ValueError("not rendered")
+        return serving._make_request_with_harmony(request, None)[2][0]
+
+    chats = SGLangChats(6)
+    answer((chats.responses() for _ in range(count)), responses, utils.get_encoding())
+
+
+def vllm(sources, date, count):
     engines.REAL["vllm"] = [name for name in engines.REAL["vllm"] if name != "vllm.renderers.hf"]
     engines.REAL["vllm"] += [UTILS, RENDERER, "vllm.entrypoints.openai.responses.harmony"]
     engines.REAL["vllm"] = list(dict.fromkeys(engines.REAL["vllm"]))
@@ -39,7 +80,8 @@ def main(sources, date, count):
     import vllm.renderers.params as params
 
     for name in ("ChatParams", "TokenizeParams", "ReasoningEffort", "merge_kwargs", "map_reasoning_effort"):
-        setattr(vllm.renderers, name, getattr(params, name))
+        if hasattr(params, name):  # the efforts came with 0.33
+            setattr(vllm.renderers, name, getattr(params, name))
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -87,13 +129,7 @@ def main(sources, date, count):
         messages.extend(utils.parse_chat_inputs_to_harmony_messages(rest))
         return utils.render_for_completion(messages)
 
-    for body in requests(int(count)):
-        try:
-            tokens = (responses if "input" in body else messages if "max_tokens" in body else ids)(copy.deepcopy(body))
-            answer = {"body": body, "ids": tokens, "text": utils.get_encoding().decode(tokens)}
-        except Exception as e:
-            answer = {"body": body, "error": "%s: %s" % (type(e).__name__, str(e)[:100])}
-        print(json.dumps(answer), flush=True)
+    answer(requests(count), lambda body: (responses if "input" in body else messages if "max_tokens" in body else ids)(body), utils.get_encoding())
 
 
 TEXTS = ["hi", "", " ", "x\n\ny", "What is the weather in S\u00e3o Paulo?", "<|end|> is text", "a <|start|>assistant<|message|>b", "\u4f60\u597d", "\U0001f680 go",
@@ -271,6 +307,47 @@ class Chats:
             body["output_config"] = {"effort": self.one(["low", "medium", "high", "max"])}
         if self.chance(0.2):
             body["thinking"] = self.one([{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}])
+        return body
+
+
+class SGLangChats(Chats):
+    """Makes requests to /v1/responses, with what SGLang alone reads."""
+
+    def item(self):
+        if self.chance(0.15):
+            return self.one([
+                {"type": "custom_tool_call", "call_id": "call_%d" % self.random.randrange(3), "name": self.one(NAMES), "input": self.text()},
+                {"type": "custom_tool_call_output", "call_id": "call_%d" % self.random.randrange(3), "output": self.text()},
+                {"type": "function_call_output", "call_id": "call_%d" % self.random.randrange(3),
+                 "output": [{"type": "input_text", "text": self.text()} for _ in range(self.random.randrange(3))]},
+                {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": self.one([
+                    "other", "sglang-reasoning-v1.AAAA", "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(self.text().encode())).decode()])},
+                {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": self.one(["", self.text()])} for _ in range(self.random.randrange(3))]},
+                {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [
+                    {"type": "output_text", "text": self.text(), "annotations": []} for _ in range(self.random.randrange(3))]},
+            ])
+        item = super().item()
+        if item.get("role") == "assistant" and self.chance(0.7):
+            item["phase"] = self.one(["commentary", "final_answer", "final_answer", None])
+        if item.get("role") == "user" and self.chance(0.05):
+            item["phase"] = "commentary"
+        if item.get("type") == "function_call" and self.chance(0.1):
+            item["id"], item["status"] = "fc_1", "completed"
+        return item
+
+    def responses(self):
+        body = super().responses()
+        for tool in body.get("tools", []):
+            if tool.get("description") is None and self.chance(0.95):  # refused by oss-harmony
+                tool["description"] = self.text()
+        if self.chance(0.1):
+            body["reasoning"] = self.one([{"effort": "xhigh"}, {"effort": "max"}, {"effort": "ultra"}, {"summary": "auto"}, {}])
+        if body.get("tool_choice") == "none" and self.chance(0.8):
+            body["tool_choice"] = self.one(["auto", {"type": "mcp", "server_label": "s"}, {"type": "function", "name": "f"}])
+        if "tools" in body and self.chance(0.3):
+            body["tools"].append(self.one([{"type": "custom", "name": "c", "description": "d"}, {"type": "mcp", "server_label": "s"}, {"type": "file_search"}]))
+        if self.chance(0.05):
+            body["chat_template_kwargs"], body["stop"] = {"enable_thinking": False, "reasoning_effort": "low"}, "x"
         return body
 
 

@@ -83,6 +83,13 @@ var messagesTemplates = []string{
 		`generation %}{% endgeneration %}{%- endfor -%}`,
 }
 
+// gptOSSTemplate is a template of gpt-oss, which SGLang uses for all APIs but Responses.
+const gptOSSTemplate = `{%- if messages[0].role == 'system' -%}{%- set text = messages[0].content -%}` +
+	`{%- set rest = messages[1:] -%}{%- else -%}{%- set rest = messages -%}{%- endif -%}` +
+	`<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|><|start|>developer<|message|>` +
+	`{{ text }}{{ tools }}<|end|>{%- for m in rest -%}<|start|>{{ m.role }}{%- if m.thinking -%}<|channel|>analysis` +
+	`{{ m.thinking }}{%- endif -%}<|message|>{{ m.content }}{{ m.tool_calls }}<|end|>{%- endfor -%}<|start|>assistant`
+
 // responsesItems are input items for OpenAI's responses.
 var responsesItems = []string{
 	`{"role":"user","content":"Hello"}`,
@@ -263,6 +270,9 @@ func compareAPIVersion(
 		sources = append(sources, string(source))
 	}
 	sources = append(sources, namespacedTemplate)
+	if engine == tokenizer.SGLang && api == "messages" {
+		sources = append(sources, gptOSSTemplate)
+	}
 	random := rand.New(rand.NewPCG(7, 7))
 	pick := func(from []string, n int) []string {
 		var chosen []string
@@ -304,6 +314,7 @@ func compareAPIVersion(
 		Architecture string `json:"architecture,omitempty"`
 		// ReasoningParser is SGLang's flag.
 		ReasoningParser string `json:"reasoning_parser,omitempty"`
+		GptOSS          bool   `json:"gpt_oss,omitempty"`
 		model           *tokenizer.Model
 	}
 	var questions []any
@@ -315,6 +326,10 @@ func compareAPIVersion(
 		path := filepath.Join(t.TempDir(), "template.jinja")
 		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
 			t.Fatal(err)
+		}
+		folder := folder
+		if source == gptOSSTemplate {
+			folder = gptOSS(t, folder)
 		}
 		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
 		if err != nil {
@@ -329,8 +344,12 @@ func compareAPIVersion(
 				Architecture: architecture,
 				model:        m,
 			}
+			q.GptOSS = source == gptOSSTemplate
 			if engine == tokenizer.SGLang && i%3 > 0 { // kvepp does not know it
 				q.ReasoningParser = "qwen3"
+				if q.GptOSS {
+					q.ReasoningParser = "gpt-oss"
+				}
 			}
 			questions = append(questions, q)
 		}
