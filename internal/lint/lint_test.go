@@ -58,6 +58,7 @@ var may = map[string]string{
 	"indexer/feed":    "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
 	"router/eject":    "kvblock pool",
 	"queue":           "internal/suggest",
+	"replica":         "kvblock",
 	"session":         "kvblock",
 	"admission":       "kvblock",
 	"internal/record": "kvblock",
