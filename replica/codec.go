@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"kvepp/kvblock"
@@ -14,11 +15,11 @@ import (
 // they may be negative), hashes and origins 8 bytes little-endian, times microseconds of the sender's monotonic clock,
 // texts a length and bytes. A message begins with its type:
 //
-//	hello     type, "KVRP", lowest and highest version, origin, epoch, group, proof, origin, epoch and seq that are had
+//	hello     type, "KVRP", lowest and highest version, origin, epoch, group, proof; what it has: origin, epoch, seq
 //	welcome   type, version, origin, epoch, name, proof, next: the log continues there; 0: a snapshot comes
 //	refusal   type, code
 //	batch     type, seq of the first entry, sent, staleness, entries, then each entry; none: a heartbeat
-//	snapshot  type, flags (1: the first part, 2: the last), seq that it equals, sent, staleness, entries, each entry
+//	snapshot  type, flags (1: the first part, 2: the last), seq that it equals, then as a batch
 //	goodbye   type
 //	ack       type, seq, sent (of the message that it answers), time that it was held
 //
@@ -519,3 +520,6 @@ func (d *decoder) chainsOf(room *arena) [][]kvblock.SequenceHash {
 	}
 	return room.chains[first:len(room.chains):len(room.chains)]
 }
+
+// Lasts reports whether a connection that ended for this reason would end again at once.
+func (r Reason) Lasts() bool { return slices.Contains(refusals, r) }

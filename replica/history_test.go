@@ -482,8 +482,8 @@ func (s *simulation) check() {
 			}
 		}
 		if bookings, _, parked := n.receiver.Held(); bookings != held || parked != 0 {
-			s.t.Fatalf("seed %d: %s counts %d bookings and %d parked; there are %d", s.seed, n.address, bookings, parked,
-				held)
+			s.t.Fatalf("seed %d: %s counts %d bookings and %d parked; there are %d", s.seed, n.address, bookings,
+				parked, held)
 		}
 	}
 }

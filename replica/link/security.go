@@ -1,0 +1,173 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+)
+
+// Security says how replicas recognise one another. With Authorities, a peer must have a certificate of theirs that
+// shares a name with one's own; with Token, each side proves that it has the token, without sending it. Both may be
+// required. The zero value is plaintext, for loopback alone.
+type Security struct {
+	// Certificate returns this process's certificate. It may change; nil: plaintext.
+	Certificate func() *tls.Certificate
+	// Authorities returns those of the peers' certificates; nil, or nil returned: certificates are not verified.
+	Authorities func() *x509.CertPool
+	// Token returns the secret that all replicas share; nil or empty: none.
+	Token func() string
+}
+
+// Plaintext reports whether connections are not encrypted.
+func (s *Security) Plaintext() bool { return s.Certificate == nil }
+
+func (s *Security) authorities() *x509.CertPool {
+	if s.Authorities == nil {
+		return nil
+	}
+	return s.Authorities()
+}
+
+// Mode says in a word how replicas recognise one another.
+func (s *Security) Mode() string {
+	switch token := s.Token != nil && s.Token() != ""; {
+	case s.Plaintext():
+		return "off"
+	case s.authorities() != nil && token:
+		return "mutual TLS and token"
+	case s.authorities() != nil:
+		return "mutual TLS"
+	default:
+		return "TLS and token"
+	}
+}
+
+// config returns the TLS configuration for either end of a connection. TLS 1.3: its exporter binds the proof of a token
+// to a connection.
+func (s *Security) config() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: []string{"h2"},
+		// VerifyConnection verifies: peers are found by their addresses, which certificates do not name.
+		InsecureSkipVerify: true,
+		VerifyConnection:   s.verify,
+		GetCertificate:     func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.Certificate(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return s.Certificate(), nil
+		},
+		ClientAuth:             tls.RequestClientCert,
+		SessionTicketsDisabled: true, // a resumed session would outlive a removed authority
+	}
+}
+
+// verify verifies the peer's certificate, if there are authorities.
+func (s *Security) verify(state tls.ConnectionState) error {
+	roots := s.authorities()
+	if roots == nil {
+		return nil
+	}
+	if len(state.PeerCertificates) == 0 {
+		return errors.New("the peer has no certificate")
+	}
+	leaf, others := state.PeerCertificates[0], x509.NewCertPool()
+	for _, c := range state.PeerCertificates[1:] {
+		others.AddCert(c)
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: others,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		return err
+	}
+	own := s.Certificate()
+	if bytes.Equal(own.Certificate[0], leaf.Raw) {
+		return nil
+	}
+	mine, err := x509.ParseCertificate(own.Certificate[0])
+	if err != nil {
+		return err
+	}
+	if !shareName(mine, leaf) {
+		return fmt.Errorf("the peer's certificate (%s) shares no name with this replica's (%s): give all replicas "+
+			"certificates with one DNS name or URI in common", leaf.Subject, mine.Subject)
+	}
+	return nil
+}
+
+// shareName reports whether two certificates have a subject alternative name in common, or without such names, the
+// subject. Other clients of the same authority, such as proxies, have other names.
+func shareName(a, b *x509.Certificate) bool {
+	for _, name := range a.DNSNames {
+		if slices.Contains(b.DNSNames, name) {
+			return true
+		}
+	}
+	for _, u := range a.URIs {
+		for _, v := range b.URIs {
+			if u.String() == v.String() {
+				return true
+			}
+		}
+	}
+	for _, ip := range a.IPAddresses {
+		if slices.ContainsFunc(b.IPAddresses, func(other net.IP) bool { return ip.Equal(other) }) {
+			return true
+		}
+	}
+	none := func(c *x509.Certificate) bool { return len(c.DNSNames)+len(c.URIs)+len(c.IPAddresses) == 0 }
+	return none(a) && none(b) && a.Subject.String() == b.Subject.String()
+}
+
+// credentials returns gRPC's for either end.
+func (s *Security) credentials() credentials.TransportCredentials {
+	if s.Plaintext() {
+		return insecure.NewCredentials()
+	}
+	return credentials.NewTLS(s.config())
+}
+
+// Sides of a proof.
+const (
+	receiverProof = "kvepp replica receiver"
+	senderProof   = "kvepp replica sender"
+)
+
+// proof returns what shows to the other end of a stream's connection that this process has the token: a MAC of key
+// material that only the two ends of the connection have, so that it is worth nothing on another connection. It is nil
+// without a token.
+func (s *Security) proof(ctx context.Context, side string) ([]byte, error) {
+	if s.Token == nil || s.Token() == "" {
+		return nil, nil
+	}
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("link: the stream has no connection")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok {
+		return nil, errors.New("link: a token needs TLS")
+	}
+	material, err := info.State.ExportKeyingMaterial("EXPORTER-kvepp-replica", nil, 32)
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	mac := hmac.New(sha256.New, []byte(s.Token()))
+	mac.Write([]byte(side))
+	mac.Write(material)
+	return mac.Sum(nil), nil
+}
+
+// proves reports whether the other end of a stream has the token. Without a token it does not look.
+func (s *Security) proves(ctx context.Context, side string, proof []byte) bool {
+	want, err := s.proof(ctx, side)
+	return err == nil && (want == nil || hmac.Equal(want, proof))
+}
