@@ -131,7 +131,7 @@ func TestAllCordoned(t *testing.T) {
 	if !errors.Is(err, ErrCordoned) {
 		t.Errorf("all are cordoned: %v", err)
 	}
-	if last := h.Records(1, "")[0]; !slices.Equal(last.Cordoned, []string{"w0", "w1"}) || last.Error == "" {
+	if last := h.Records(1, Query{})[0]; !slices.Equal(last.Cordoned, []string{"w0", "w1"}) || last.Error == "" {
 		t.Errorf("record: %+v", last)
 	}
 	if _, err := h.Route(t.Context(), completion("other", tokens(0, 40))); !errors.Is(err, ErrUnknownModel) {

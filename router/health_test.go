@@ -89,7 +89,7 @@ func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 			}
 			defer r.Free()
 		}
-		if record := h.Records(1, "")[0]; !slices.Equal(record.Ejected, []string{"w1"}) {
+		if record := h.Records(1, Query{})[0]; !slices.Equal(record.Ejected, []string{"w1"}) {
 			t.Errorf("record %+v", record)
 		}
 		<-time.After(time.Second)

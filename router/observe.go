@@ -288,6 +288,7 @@ func (r *Route) Answered(a Answer) {
 		r.endRecording(&a)
 	}
 	r.reachDelivered(&a)
+	now := time.Now()
 	for _, c := range r.health.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}
@@ -301,7 +302,7 @@ func (r *Route) Answered(a Answer) {
 	}
 	var between time.Duration
 	if !o.firstToken.IsZero() && a.Tokens > 1 {
-		between = time.Since(o.firstToken) / time.Duration(a.Tokens-1)
+		between = now.Sub(o.firstToken) / time.Duration(a.Tokens-1)
 		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
@@ -309,7 +310,7 @@ func (r *Route) Answered(a Answer) {
 		Model:    o.named,
 		Target:   o.target,
 		Failed:   a.Status != "" && a.Status != "200",
-		Duration: time.Since(o.received),
+		Duration: now.Sub(o.received),
 		Bytes:    a.Bytes,
 		Input:    a.PromptTokens,
 		Output:   a.Tokens,
@@ -319,6 +320,11 @@ func (r *Route) Answered(a Answer) {
 		end.FirstToken = o.firstToken.Sub(o.received)
 	}
 	o.router.cfg.Picker.Ended(&end)
+	if r.record != nil {
+		o.router.records.end(r, &Outcome{Status: a.Status, Complete: a.Complete, TTFT: end.FirstToken, ITL: between,
+			Duration: end.Duration, PromptTokens: a.PromptTokens, Tokens: a.Tokens, CachedTokens: a.CachedTokens,
+			Climb: r.climb})
+	}
 }
 
 // lastAnswers holds what the latest answers of workers showed.

@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"kvepp/scoring"
@@ -93,7 +92,10 @@ type Record struct {
 	Pinned     bool       // the request named its worker
 	Error      string     // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
 	AnsweredBy AnsweredBy // the zero value: not known yet, or the proxy does not report it
+	Outcome    *Outcome   // nil: the request still runs, or it was refused
 	Decision
+
+	slot int // in the ring
 }
 
 // Ties returns how many candidates had the lowest cost. One of them was drawn at random.
@@ -108,59 +110,6 @@ func (r *Record) Ties() int {
 		}
 	}
 	return ties
-}
-
-// records is a ring buffer of the latest decisions.
-type records struct {
-	mu   sync.Mutex // guards all below
-	ring []*Record
-	next int // index in ring of the next record
-}
-
-// add stores a record in place of the oldest, and returns its slot.
-func (r *records) add(record *Record) (slot int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	slot = r.next
-	r.ring[slot] = record
-	r.next = (slot + 1) % len(r.ring)
-	return slot
-}
-
-// setAnsweredBy stores the endpoint that answered a request in the request's record, if the ring still has it. It
-// replaces the record by a changed copy, because records are immutable.
-func (r *records) setAnsweredBy(route *Route) {
-	if route.record == nil {
-		return
-	}
-	changed := *route.record
-	changed.AnsweredBy = route.AnsweredBy
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.ring[route.slot] == route.record {
-		r.ring[route.slot] = &changed
-	}
-	route.record = nil // the proxy reports it once
-}
-
-// Records returns at most n of the latest decisions, the newest first. If a request id is given: only those of that
-// request. Records do not change. Without Config.Keep there are none.
-func (r *Router) Records(n int, requestID string) []*Record {
-	r.records.mu.Lock()
-	defer r.records.mu.Unlock()
-	var out []*Record
-	size := len(r.records.ring)
-	requestID = Clip(requestID)
-	for i := 1; i <= size && len(out) < n; i++ {
-		record := r.records.ring[(r.records.next-i+size)%size]
-		if record == nil {
-			break
-		}
-		if requestID == "" || record.RequestID == requestID {
-			out = append(out, record)
-		}
-	}
-	return out
 }
 
 // explains reports whether decisions list the terms of their costs.
@@ -196,8 +145,10 @@ func (r *Router) record(
 		} else {
 			record.Decision = route.Decision
 		}
-		if slot := r.records.add(record); err == nil {
-			route.record, route.slot = record, slot
+		if r.records.add(record); err == nil {
+			route.record = record
+		} else {
+			r.records.publish(record)
 		}
 	}
 	if err != nil || !r.log.Enabled(ctx, slog.LevelDebug) {

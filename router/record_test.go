@@ -31,7 +31,7 @@ func TestRecords(t *testing.T) {
 	h.warm("w1", 0, tokens(0, 8), blocksOfFour)
 	ids := func(n int, id string) string {
 		var all []string
-		for _, r := range h.Records(n, id) {
+		for _, r := range h.Records(n, Query{RequestID: id}) {
 			all = append(all, r.RequestID)
 		}
 		return strings.Join(all, " ")
@@ -61,7 +61,7 @@ func TestRecordHasAllTerms(t *testing.T) {
 	req := completion("m", tokens(0, 10))
 	req.ID, req.Path = "first", "/v1/completions?secret=1"
 	defer h.route(req).Free()
-	r := h.Records(1, "")[0]
+	r := h.Records(1, Query{})[0]
 	if r.Path != "/v1/completions" || r.Model != "m" || r.Reason != ReasonKV || r.Name != "w1" || r.Error != "" ||
 		r.Time.IsZero() {
 		t.Errorf("record: %+v", r)
@@ -147,7 +147,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	if _, err := h.Route(context.Background(), req); !errors.Is(err, ErrUnknownModel) {
 		t.Fatal(err)
 	}
-	r := h.Records(1, long)
+	r := h.Records(1, Query{RequestID: long})
 	if len(r) != 1 || len(r[0].RequestID) > maxText || len(r[0].Model) > maxText || len(r[0].Error) > maxText {
 		t.Fatalf("%d records, or longer than %d bytes", len(r), maxText)
 	}
@@ -164,7 +164,7 @@ func TestTies(t *testing.T) {
 	h.warm("w1", 0, tokens(0, 4), blocksOfFour)
 	h.warm("w2", 0, tokens(0, 4), blocksOfFour)
 	h.route(completion("m", tokens(0, 10))).Free()
-	if r := h.Records(1, "")[0]; r.Ties() != 2 || r.Costs[r.Chosen].Cost != 3.5 {
+	if r := h.Records(1, Query{})[0]; r.Ties() != 2 || r.Costs[r.Chosen].Cost != 3.5 {
 		t.Errorf("%d ties, want 2: %+v", r.Ties(), r)
 	}
 }
@@ -175,7 +175,7 @@ func TestNothingIsExplainedToNobody(t *testing.T) {
 	h.cfg.Explain = false
 	r := h.route(completion("m", tokens(0, 10)))
 	defer r.Free()
-	if r.Costs != nil || h.Records(1, "") != nil {
-		t.Errorf("listed %+v, kept %+v", r.Costs, h.Records(1, ""))
+	if r.Costs != nil || h.Records(1, Query{}) != nil {
+		t.Errorf("listed %+v, kept %+v", r.Costs, h.Records(1, Query{}))
 	}
 }

@@ -167,7 +167,6 @@ type Route struct {
 	instance      uint64         // of destination
 
 	record *Record // nil: none is kept
-	slot   int     // of record
 
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool

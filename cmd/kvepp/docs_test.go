@@ -83,6 +83,8 @@ func TestPagesNameFlags(t *testing.T) {
 		fetchFlags(new(fetchOptions)),
 		replayFlags(new(replayOptions)),
 		adminFlags(new(adminOptions), "drain"),
+		adminFlags(new(adminOptions), "ladder"),
+		adminFlags(new(adminOptions), "decisions"),
 	}
 	known := func(name string) bool {
 		return name == "help" ||
@@ -286,7 +288,7 @@ func TestPagesRun(t *testing.T) {
 					err = parseFetch(new(fetchOptions), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
-				case "workers", "cordon", "drain", "uncordon", "ladder":
+				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])

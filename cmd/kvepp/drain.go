@@ -41,11 +41,12 @@ process has its own cordons: with several replicas, run the command for each of 
 the Pod with kvepp/cordon=true, which all replicas follow.
 `
 
-// adminOptions are the flags of the commands workers, cordon, drain, uncordon and ladder.
+// adminOptions are the flags of the commands that talk to a running kvepp.
 type adminOptions struct {
 	address, tokenFile string
 	timeout            time.Duration
 	asJSON             bool
+	decisions          decisionOptions
 
 	name string // of the endpoint; empty for workers
 }
@@ -73,8 +74,12 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 				"0: no limit",
 		)
 	}
-	if command == "ladder" {
+	switch command {
+	case "ladder":
 		f.BoolVar(&o.asJSON, "json", false, "print the answer of /debug/ladder")
+	case "decisions":
+		f.BoolVar(&o.asJSON, "json", false, "print each decision as one line of JSON, as in /debug/decisions")
+		o.decisions.add(f)
 	}
 	section(f, "Flags of kvepp "+command)
 	documentEnvironment(f, "")
@@ -98,8 +103,10 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	switch {
 	case command == "workers" && f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: kvepp workers lists all endpoints", f.Arg(0))
-	case command == "ladder" && f.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q: kvepp ladder shows all models", f.Arg(0))
+	case (command == "ladder" || command == "decisions") && f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: \"kvepp %s --help\" lists the flags", f.Arg(0), command)
+	case command == "decisions":
+		return o.decisions.check()
 	case command == "workers", command == "ladder":
 	case f.NArg() == 0 || f.Arg(0) == "":
 		return fmt.Errorf("name the endpoint: kvepp %s NAME (\"kvepp workers\" lists the names)", command)
@@ -111,7 +118,7 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	return nil
 }
 
-// runAdmin runs the command workers, cordon, drain, uncordon or ladder. It returns the exit status.
+// runAdmin runs a command that talks to a running kvepp. It returns the exit status.
 func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var o adminOptions
 	switch err := parseAdmin(&o, command, args, getenv); {
@@ -141,6 +148,8 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 			return c.workers(ctx, stdout)
 		case "ladder":
 			return c.ladder(ctx, o.asJSON, stdout)
+		case "decisions":
+			return c.decisions(ctx, &o.decisions, o.asJSON, stdout)
 		case "drain":
 			return c.drain(ctx, o.name, o.timeout, stdout)
 		}
@@ -164,16 +173,37 @@ type adminClient struct {
 // send sends a request and decodes the response into v. Errors say what to do. An error that may be temporary wraps
 // errUnreachable.
 func (c *adminClient) send(ctx context.Context, method, path string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
+	resp, err := c.open(ctx, c.http, method, path)
 	if err != nil {
 		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return c.refused(resp, method, path)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return fmt.Errorf("%w at %s: its response is incomplete (%w)", errUnreachable, c.address, err)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("%s does not answer as kvepp serve does (%w); is it the address of another program?",
+			c.address, err)
+	}
+	return nil
+}
+
+// open sends a request and returns the answer of any status.
+func (c *adminClient) open(ctx context.Context, client *http.Client, method, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
+	if err != nil {
+		return nil, err
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	resp, err := c.http.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf(
+		return nil, fmt.Errorf(
 			"%w at %s (%w); a running kvepp serve listens there if its --admin-address says so. Give the address "+
 				"that it has as --admin-address HOST:PORT",
 			errUnreachable,
@@ -181,8 +211,12 @@ func (c *adminClient) send(ctx context.Context, method, path string, v any) erro
 			errors.Unwrap(err),
 		)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	return resp, nil
+}
+
+// refused returns the error for an answer with another status than 200.
+func (c *adminClient) refused(resp *http.Response, method, path string) error {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
 		return fmt.Errorf("%w at %s: its response is incomplete (%w)", errUnreachable, c.address, err)
 	}
@@ -190,15 +224,6 @@ func (c *adminClient) send(ctx context.Context, method, path string, v any) erro
 		Error string `json:"error"`
 	}
 	switch {
-	case resp.StatusCode == http.StatusOK:
-		if err := json.Unmarshal(body, v); err != nil {
-			return fmt.Errorf(
-				"%s does not answer as kvepp serve does (%w); is it the address of another program?",
-				c.address,
-				err,
-			)
-		}
-		return nil
 	case resp.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf(
 			"%s wants another token: give --admin-token-file with the token of the running kvepp's --admin-token-file",

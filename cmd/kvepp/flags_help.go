@@ -171,6 +171,8 @@ var helpTexts = map[string]string{
 	"drain":    drainHelp,
 	"uncordon": drainHelp,
 	"ladder":   ladderHelp,
+
+	"decisions": decisionsHelp,
 }
 
 // writeSections writes the flags of a command, by section. Flags that are refused or ignored are a list of names.

@@ -173,6 +173,8 @@ func init() {
 		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},
 		{"drain", "cordon an endpoint, and wait until no request runs on it", "", adminCommand("drain")},
 		{"uncordon", "send an endpoint requests again", "", adminCommand("uncordon")},
+		{"decisions", "show the latest decisions of a running kvepp, or follow them", "",
+			adminCommand("decisions")},
 		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", adminCommand("ladder")},
 		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,
 			func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},

@@ -157,10 +157,9 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 		"memory, in `BYTES`, in which kvepp remembers which blocks were requested in the last 24 hours, for the "+
 			"hit-rate ladder (\"kvepp ladder\"). If it is full, kvepp remembers one of 2, 4 ... 256 blocks and "+
 			"estimates. 0: no ladder")
-	f.IntVar(&o.debugDecisions, "debug-decisions", 100,
-		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`; about 150 bytes a candidate. 0, or "+
-			"no "+
-			"--admin-address: none")
+	f.IntVar(&o.debugDecisions, "debug-decisions", 1000,
+		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`, in at most 32 MiB; about 300 bytes a "+
+			"candidate. 0, or no --admin-address: none")
 }
 
 func (o *options) addIndexPeers(f *pflag.FlagSet) {

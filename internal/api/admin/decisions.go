@@ -1,41 +1,171 @@
 package admin
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"math"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"kvepp/internal/api"
+	"kvepp/internal/ladder"
 	"kvepp/router"
 	"kvepp/scoring"
 )
 
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each
-// candidate's cost. ?n=N limits their number; ?request_id=ID selects those of one request.
+// candidate's cost and what became of the request. ?n=N limits their number; queryOf lists the parameters that select
+// some. With ?follow=1 the answer is a stream of server-sent events: each decision when its request has ended.
 func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
-		query := req.URL.Query()
+		values := req.URL.Query()
 		n := 20
-		if given := query.Get("n"); given != "" {
-			var err error
+		query, err := queryOf(values)
+		if given := values.Get("n"); given != "" && err == nil {
 			if n, err = strconv.Atoi(given); err != nil || n < 1 {
-				api.Reply(w, 0, nil, api.Refuse(http.StatusBadRequest, "n must be a number of decisions, at least 1"))
-				return
+				err = api.Refuse(http.StatusBadRequest, "n must be a number of decisions, at least 1")
 			}
 		}
+		if err != nil {
+			api.Reply(w, 0, nil, err)
+			return
+		}
+		if on, _ := strconv.ParseBool(values.Get("follow")); on {
+			follow(w, req, r, query)
+			return
+		}
 		found := struct {
-			Decisions []decision `json:"decisions"`
-		}{[]decision{}}
-		for _, record := range r.Records(n, query.Get("request_id")) {
+			Decisions []Decision `json:"decisions"`
+		}{[]Decision{}}
+		for _, record := range r.Records(n, query) {
 			found.Decisions = append(found.Decisions, asJSON(record))
 		}
 		api.Reply(w, http.StatusOK, found, nil)
 	})
 }
 
-// decision is a router.Record as JSON.
-type decision struct {
+// parameters are those that select decisions.
+var parameters = []string{"request_id", "worker", "model", "session", "reason", "status", "cold", "wrong", "slow"}
+
+// queryOf reads the parameters that select decisions: request_id, worker (NAME or NAME/RANK), model, session (new, kept
+// or moved), reason, status (404, or 4xx), cold and wrong (true), slow (a duration such as 500ms).
+func queryOf(values url.Values) (q router.Query, err error) {
+	for name := range values {
+		if !slices.Contains(parameters, name) && name != "n" && name != "follow" {
+			return q, api.Refuse(http.StatusBadRequest, "unknown parameter %q: the parameters are n, follow, %s", name,
+				strings.Join(parameters, ", "))
+		}
+	}
+	q = router.Query{RequestID: values.Get("request_id"), Worker: values.Get("worker"), Model: values.Get("model"),
+		Session: values.Get("session"), Reason: router.Reason(values.Get("reason")), Status: values.Get("status")}
+	for name, to := range map[string]*bool{"cold": &q.Cold, "wrong": &q.Wrong} {
+		if given := values.Get(name); given != "" {
+			if *to, err = strconv.ParseBool(given); err != nil {
+				return q, api.Refuse(http.StatusBadRequest, "%s must be true or false", name)
+			}
+		}
+	}
+	if given := values.Get("slow"); given != "" {
+		if q.Slow, err = time.ParseDuration(given); err != nil || q.Slow <= 0 {
+			return q, api.Refuse(http.StatusBadRequest, "slow must be a duration above 0, such as 500ms")
+		}
+	}
+	return q, nil
+}
+
+const (
+	// beat is the interval at which a stream without decisions shows that it lives.
+	beat = 10 * time.Second
+
+	// writeWithin bounds the time until a reader has taken what it was sent.
+	writeWithin = 30 * time.Second
+)
+
+// follow writes decisions as server-sent events until the client leaves or does not read.
+func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router.Query) {
+	f := r.Follow(q)
+	if f == nil {
+		api.Reply(w, 0, nil, api.Refuse(http.StatusServiceUnavailable,
+			"at most %d requests follow decisions at once, and none if --debug-decisions is 0", router.MaxFollowers))
+		return
+	}
+	defer f.Close()
+	control := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	send := func(event string) bool {
+		// A server that does not support deadlines has none.
+		err := control.SetWriteDeadline(time.Now().Add(writeWithin))
+		if err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return false
+		}
+		_, err = io.WriteString(w, event)
+		return err == nil && control.Flush() == nil
+	}
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for ok := send(": decisions\n\n"); ok; {
+		select {
+		case <-req.Context().Done():
+			return
+		case <-tick.C:
+			ok = send(": no decision\n\n")
+		case record := <-f.C:
+			text, err := json.Marshal(asJSON(record))
+			if err != nil { // asJSON has only values that JSON can express
+				return
+			}
+			event := "data: " + string(text) + "\n\n"
+			if n := f.Missed(); n > 0 {
+				event = fmt.Sprintf("event: missed\ndata: %d\n\n%s", n, event)
+			}
+			ok = send(event)
+		}
+	}
+}
+
+// Outcome is what became of a request.
+type Outcome struct {
+	Status   string `json:"status,omitempty"` // absent: there was no answer
+	Complete bool   `json:"complete"`
+	// milliseconds; absent: not known
+	TTFT         float64 `json:"time_to_first_token_ms,omitempty"`
+	ITL          float64 `json:"inter_token_ms,omitempty"`
+	Duration     float64 `json:"duration_ms"`
+	PromptTokens int     `json:"prompt_tokens,omitempty"` // as the engine reports
+	Tokens       int     `json:"output_tokens,omitempty"`
+	CachedTokens *int    `json:"cached_tokens"`    // as the engine reports; null: it does not
+	Ladder       []Rung  `json:"ladder,omitempty"` // the request's rungs; absent without --ladder-max-bytes
+}
+
+func outcomeOf(o *router.Outcome) *Outcome {
+	if o == nil {
+		return nil
+	}
+	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+	out := &Outcome{Status: o.Status, Complete: o.Complete, TTFT: milliseconds(o.TTFT), ITL: milliseconds(o.ITL),
+		Duration: milliseconds(o.Duration), PromptTokens: o.PromptTokens, Tokens: o.Tokens}
+	if o.CachedTokens >= 0 {
+		out.CachedTokens = &o.CachedTokens
+	}
+	if o.Climb != (ladder.Climb{}) {
+		var one ladder.Ladder
+		climb := o.Climb
+		one.Add(&climb)
+		sum := ladder.Total(one.Sums())
+		out.Ladder = ladderSumOf(&sum).Rungs
+	}
+	return out
+}
+
+// Decision is a router.Record as JSON.
+type Decision struct {
 	Time                  time.Time     `json:"time"`
 	RequestID             string        `json:"request_id"`
 	Path                  string        `json:"path"`
@@ -53,10 +183,10 @@ type decision struct {
 	UnusableBy     string       `json:"unusable_by,omitempty"`
 	IndexAtBound   bool         `json:"index_at_bound,omitempty"`
 	WaitedSeconds  float64      `json:"waited_seconds,omitempty"` // in the queue
-	Worker         *destination `json:"worker,omitempty"`
+	Worker         *Destination `json:"worker,omitempty"`
 	// the endpoint that answered, as the proxy reports it; absent: not known yet
-	AnsweredBy *answeredBy `json:"served,omitempty"`
-	Fallbacks  []string    `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
+	AnsweredBy *AnsweredEndpoint `json:"served,omitempty"`
+	Fallbacks  []string          `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
 	// endpoints that were no candidates because they are ejected
 	Ejected []string `json:"ejected,omitempty"`
 	// EjectedServe means that every endpoint was ejected, and they were candidates despite that.
@@ -66,24 +196,27 @@ type decision struct {
 	Trial bool `json:"trial,omitempty"`
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
-	Weights    *weights    `json:"weights,omitempty"`
+	Weights    *Weights    `json:"weights,omitempty"`
 	Pinned     bool        `json:"pinned,omitempty"`  // the request named its worker
 	Session    string      `json:"session,omitempty"` // new, kept or moved
 	Ties       int         `json:"ties"`
-	Candidates []candidate `json:"candidates"`
+	Candidates []Candidate `json:"candidates"`
 	// Prefill is the leg of the prefill worker, if it is not the destination.
-	Prefill *prefillLeg `json:"prefill,omitempty"`
+	Prefill *PrefillLeg `json:"prefill,omitempty"`
+	// Outcome is absent while the request runs, and if it was refused.
+	Outcome *Outcome `json:"outcome,omitempty"`
 }
 
-type prefillLeg struct {
-	Worker     destination `json:"worker"`
+// PrefillLeg is the choice of the worker that computes the prompt.
+type PrefillLeg struct {
+	Worker     Destination `json:"worker"`
 	UnitTokens int         `json:"unit_tokens,omitempty"`
-	Weights    *weights    `json:"weights,omitempty"`
-	Candidates []candidate `json:"candidates"`
+	Weights    *Weights    `json:"weights,omitempty"`
+	Candidates []Candidate `json:"candidates"`
 }
 
-// weights are the factors of the costs' terms, by flag name.
-type weights struct {
+// Weights are the factors of the costs' terms, by flag name.
+type Weights struct {
 	Mode                      string  `json:"mode"`
 	Policy                    string  `json:"policy"` // costs are in blocks with dynamo, in milliseconds with time
 	OverlapScoreCredit        float64 `json:"kv_overlap_score_credit"`
@@ -100,11 +233,11 @@ type weights struct {
 	AssumeKVReuse             bool    `json:"assume_kv_reuse"`
 }
 
-func weightsOf(c *scoring.Config) *weights {
+func weightsOf(c *scoring.Config) *Weights {
 	if c == nil {
 		return nil
 	}
-	return &weights{
+	return &Weights{
 		c.Mode.String(),
 		c.Policy.String(),
 		c.OverlapScoreCredit,
@@ -122,21 +255,23 @@ func weightsOf(c *scoring.Config) *weights {
 	}
 }
 
-type destination struct {
+// Destination is a chosen worker.
+type Destination struct {
 	Name       string `json:"name"`
 	Rank       uint32 `json:"dp_rank"`
 	InstanceID uint64 `json:"instance_id"`
 	Address    string `json:"address"`
 }
 
-type answeredBy struct {
+// AnsweredEndpoint is the endpoint that answered.
+type AnsweredEndpoint struct {
 	Address string `json:"address"`
 	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp has no endpoint with this address
 	Outcome string `json:"outcome"` // as_chosen, moved or unknown
 }
 
-// candidate is a worker's cost and its terms. Blocks are the worker's blocks.
-type candidate struct {
+// Candidate is a worker's cost and its terms. Blocks are the worker's blocks.
+type Candidate struct {
 	Name   string   `json:"name"`
 	Rank   uint32   `json:"dp_rank"`
 	Chosen bool     `json:"chosen,omitempty"`
@@ -161,8 +296,9 @@ type candidate struct {
 	Pace *router.Pace `json:"pace,omitempty"`
 }
 
-func asJSON(r *router.Record) decision {
-	d := decision{
+func asJSON(r *router.Record) Decision {
+	d := Decision{
+		Outcome:               outcomeOf(r.Outcome),
 		Time:                  r.Time,
 		RequestID:             r.RequestID,
 		Path:                  r.Path,
@@ -189,14 +325,14 @@ func asJSON(r *router.Record) decision {
 		d.UnusableTokens, d.UnusableBy = r.UnusableTokens, r.UnusableBy.String()
 	}
 	if r.Error == "" {
-		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
+		d.Worker = &Destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
 	if r.AnsweredBy.Outcome != "" {
-		d.AnsweredBy = &answeredBy{r.AnsweredBy.Address, r.AnsweredBy.Worker, r.AnsweredBy.Outcome}
+		d.AnsweredBy = &AnsweredEndpoint{r.AnsweredBy.Address, r.AnsweredBy.Worker, r.AnsweredBy.Outcome}
 	}
 	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
 	if x := r.Prefill; x != nil {
-		d.Prefill = &prefillLeg{Worker: destination{x.Name, x.Rank, x.InstanceID, x.Address}}
+		d.Prefill = &PrefillLeg{Worker: Destination{x.Name, x.Rank, x.InstanceID, x.Address}}
 		d.Prefill.Weights = weightsOf(x.Weights)
 		d.Prefill.Candidates, d.Prefill.UnitTokens = candidates(x.Costs, x.Chosen)
 	}
@@ -204,8 +340,8 @@ func asJSON(r *router.Record) decision {
 }
 
 // candidates returns the candidates of one leg, and the block size in tokens in which their costs are expressed.
-func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
-	all = []candidate{}
+func candidates(costs []router.Cost, chosen int) (all []Candidate, unit int) {
+	all = []Candidate{}
 	for i := range costs {
 		c := &costs[i]
 		t := &c.Terms
@@ -214,7 +350,7 @@ func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 			multiplier = 1
 		}
 		unit = t.UnitTokens
-		all = append(all, candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: finite(c.Cost),
+		all = append(all, Candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: finite(c.Cost),
 			BlockSize: t.BlockSize, RequestTokens: t.ISLTokens, PrefillTokens: t.PrefillTokens,
 			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks,
 			SharedBlocks: t.SharedBlocks,

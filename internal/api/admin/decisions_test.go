@@ -1,12 +1,16 @@
 package admin
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
+	"strings"
 	"testing"
 
 	"kvepp/indexer"
@@ -60,7 +64,7 @@ func TestDecisions(t *testing.T) {
 	if status, list := get(""); status != http.StatusOK || len(list) != 2 || list[0]["request_id"] != "b" {
 		t.Errorf("%d, %v: want b, then a", status, list)
 	}
-	for _, bad := range []string{"?n=0", "?n=x"} {
+	for _, bad := range []string{"?n=0", "?n=x", "?cold=maybe", "?slow=5", "?slow=-1s", "?wroker=w0"} {
 		if status, _ := get(bad); status != http.StatusBadRequest {
 			t.Errorf("%s: %d", bad, status)
 		}
@@ -91,6 +95,63 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
+// TestFollowDecisions: the stream has each decision when its request has ended, and ends with its client.
+func TestFollowDecisions(t *testing.T) {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pool.New(log)
+	p.Update([]pool.Endpoint{{Name: "w0", Address: "10.0.0.1:8000", BlockSize: 4}})
+	m := metrics.New()
+	r := router.New(router.Config{Scoring: scoring.DefaultConfig(), Keep: 5, Metrics: m.NewRouter(metrics.Identity{}),
+		Picker: m.NewPicker()}, p, index, scoring.NewActiveSequences(), m, log)
+	mux := http.NewServeMux()
+	HandleDecisions(mux, r)
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(ctx, "GET", server.URL+"/debug/decisions?follow=1&status=5xx", nil)
+	resp, err := server.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	if !lines.Scan() || lines.Text() != ": decisions" || resp.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatalf("the stream begins with %q, %v", lines.Text(), resp.Header)
+	}
+	for _, status := range []string{"200", "503"} {
+		route, err := r.Route(t.Context(), &router.Request{ID: "r" + status, Path: "/v1/completions",
+			Body: []byte(`{"model":"m","prompt":[1,2,3,4,5,6]}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		route.Free()
+		route.Answered(router.Answer{Status: status, Complete: true, CachedTokens: 4, Tokens: 2})
+	}
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
+	}
+	var d Decision
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(lines.Text(), "data: ")), &d); err != nil {
+		t.Fatalf("%q: %v", lines.Text(), err)
+	}
+	if o := d.Outcome; d.RequestID != "r503" || o == nil || o.Status != "503" || *o.CachedTokens != 4 || o.Tokens != 2 {
+		t.Errorf("followed %+v", d)
+	}
+	leave()
+	for range router.MaxFollowers { // the place of the client that left is free again
+		for f := r.Follow(router.Query{}); ; f = r.Follow(router.Query{}) {
+			if f != nil {
+				defer f.Close()
+				break
+			}
+			runtime.Gosched()
+		}
+	}
+}
+
 // A request with a prefill and a decode worker has both legs.
 func TestDecisionOfTwoLegs(t *testing.T) {
 	cost := func(name string, cost float64) []router.Cost {
@@ -102,7 +163,7 @@ func TestDecisionOfTwoLegs(t *testing.T) {
 	d := asJSON(&router.Record{Decision: router.Decision{Name: "d", Costs: cost("d", 2), Chosen: 1,
 		Prefill: &router.Prefill{Name: "p", Rank: 3, InstanceID: 9, Costs: cost("p", 1), Chosen: 1}}})
 	x := d.Prefill
-	if x == nil || x.Worker != (destination{"p", 3, 9, ""}) || len(x.Candidates) != 2 || !x.Candidates[1].Chosen ||
+	if x == nil || x.Worker != (Destination{"p", 3, 9, ""}) || len(x.Candidates) != 2 || !x.Candidates[1].Chosen ||
 		x.Candidates[0].Chosen ||
 		*x.Candidates[1].Cost != 1 ||
 		x.UnitTokens != 4 {

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+const endedDecision = `{"time":"2026-01-02T03:04:05.678Z","request_id":"r1","reason":"kv","prompt_tokens":100,` +
+	`"predicted_cached_tokens":96,"worker":{"name":"w0","dp_rank":1},"candidates":[],` +
+	`"outcome":{"status":"200","complete":true,"time_to_first_token_ms":12.3,"duration_ms":456,"cached_tokens":80}}`
+
+// TestDecisionsCommand: the flags select decisions, and the table has the newest last.
+func TestDecisionsCommand(t *testing.T) {
+	var asked string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch asked = req.URL.String(); {
+		case strings.Contains(asked, "bogus"):
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"error":"no such reason"}`)
+		case strings.Contains(asked, "follow=true"):
+			fmt.Fprintf(w, ": decisions\n\nevent: missed\ndata: 7\n\ndata: %s\n\n", endedDecision)
+		default:
+			fmt.Fprintf(w, `{"decisions":[{"time":"2026-01-02T03:04:06Z","request_id":"r2","error":"no endpoint",`+
+				`"reason":"kv","candidates":[]},%s]}`, endedDecision)
+		}
+	}))
+	defer server.Close()
+	for _, c := range []struct {
+		args   string
+		status int
+		asked  string
+		out    []string // in this order
+		err    string
+	}{
+		{"--number=5 --worker=w0/1 --cold --slow=1s", 0, "/debug/decisions?cold=true&n=5&slow=1s&worker=w0%2F1",
+			[]string{"TIME", "w0/1", "200", "100", "80/96", "12ms", "456ms", "r1", "refused", "r2 no endpoint"}, ""},
+		{"--json", 0, "/debug/decisions?n=20", []string{endedDecision + "\n", `"r2"`}, ""},
+		{"--follow --status=5xx --wrong", 1, "/debug/decisions?follow=true&status=5xx&wrong=true",
+			[]string{"TIME", "r1"}, "7 decisions are left out"},
+		{"--reason=bogus", 1, "/debug/decisions?n=20&reason=bogus", nil, "no such reason"},
+		{"--number=0", 2, "", nil, "must be at least 1"},
+		{"r1", 2, "", nil, `unexpected argument "r1"`},
+	} {
+		asked = ""
+		var out, errs bytes.Buffer
+		args := append(strings.Fields(c.args), "--admin-address="+strings.TrimPrefix(server.URL, "http://"))
+		status := runAdmin("decisions", args, &out, &errs, func(string) string { return "" })
+		if status != c.status || asked != c.asked || !strings.Contains(errs.String(), c.err) {
+			t.Errorf("%s: status %d, asked %q, errors %s", c.args, status, asked, errs.String())
+		}
+		rest := out.String()
+		for _, want := range c.out {
+			_, after, found := strings.Cut(rest, want)
+			if !found {
+				t.Errorf("%s: %q is not in, or not in this order:\n%s", c.args, want, out.String())
+			}
+			rest = after
+		}
+	}
+}
