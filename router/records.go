@@ -107,10 +107,11 @@ func (r *records) end(route *Route, o *Outcome) {
 type Query struct {
 	RequestID, Worker, Model, Session string // empty: any. Worker is a name, or NAME/RANK
 	Reason                            Reason
-	Status                            string        // of the answer: "404", or "4xx" for all from 400 to 499
-	Cold                              bool          // the chosen worker had none of the prompt cached
-	Wrong                             bool          // the engine reports another number of cached tokens than predicted
-	Slow                              time.Duration // at least so long to the first token, or in all if that is not known
+	Status                            string // of the answer: "404", or "4xx" for all from 400 to 499
+	Cold                              bool   // the chosen worker had none of the prompt cached
+	Wrong                             bool   // the engine reports another number of cached tokens than predicted
+	// Slow is the least time to the first token, or in all if that is not known.
+	Slow time.Duration
 }
 
 // selects reports whether the query selects a record.

@@ -541,13 +541,19 @@ func BenchmarkRoute(b *testing.B) {
 			text.String(),
 		)
 	}
-	for name, differs := range map[string]int{"again": 0, "new": 1} {
+	for name, c := range map[string]struct {
+		differs int
+		ladder  bool
+	}{"again": {0, false}, "new": {1, false}, "again/ladder": {0, true}, "new/ladder": {1, true}} {
 		b.Run(name, func(b *testing.B) {
 			es := workers(64)
 			for i := range es {
 				es[i].BlockSize = 16
 			}
 			h := newHouse(b, es...)
+			if c.ladder {
+				h.withLadder()
+			}
 			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
 			p, err := h.prepare(b.Context(), &Request{Path: "/v1/chat/completions", Body: body(0)}, nil)
 			if err != nil || p.reason != ReasonKV {
@@ -564,7 +570,7 @@ func BenchmarkRoute(b *testing.B) {
 			b.ReportMetric(float64(p.isl), "tokens")
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				h.route(&Request{Path: "/v1/chat/completions", Body: body(i * differs)}).Free()
+				h.route(&Request{Path: "/v1/chat/completions", Body: body(i * c.differs)}).Free()
 			}
 		})
 	}
