@@ -10,6 +10,8 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/mod
 TIMEOUT := 20m
 # The packages whose tests need programs that install.sh installs.
 REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$
+# The packages whose long tests are single-threaded: the race detector slows these tests down tenfold and finds nothing.
+LONG := ./chattemplate ./indexer ./replay ./tokenizer/bpe
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How many times `make quality` plays each scenario.
@@ -51,11 +53,11 @@ unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -timeout $(TIMEOUT) ./indexer ./replay && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
-	go test -race -short -timeout $(TIMEOUT) ./replay && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/replay$$') && \
+	go test -timeout $(TIMEOUT) $(LONG) && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
+	go test -race -short -timeout $(TIMEOUT) $(LONG) && go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|replay|tokenizer/bpe)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
+	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories 5m && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
