@@ -23,7 +23,10 @@ import (
 // An engine that drafts with EAGLE may drop the last cached block (kvblock.EAGLEDrop). The prefix is then one block
 // shorter than what full attention holds, or what windows need ends one block behind the prefix.
 //
-// Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_longest_cache_hit), vLLM 0.32 and 0.33.
+// A model may have no full attention, only classes. Its workers accept any prefix that the classes accept.
+//
+// Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_longest_cache_hit, and
+// UnitaryKVCacheCoordinator's), vLLM 0.32 and 0.33.
 
 // Hybrid describes the classes of a worker.
 type Hybrid struct {
@@ -31,6 +34,9 @@ type Hybrid struct {
 	BlockSize int             // of full attention, in tokens; the classes' are multiples of it or whole parts
 	Drop      kvblock.EAGLEDrop
 	Chunk     int // of classes of kind ClassChunk, in tokens; 0: not known
+	// WithoutFull says that the model has no full attention; BlockSize is that of the classes. Stores of such a worker
+	// have a Place.
+	WithoutFull bool
 	// Incomplete says that the index does not have all blocks of the classes. Full attention's blocks then count, which
 	// are an upper bound.
 	Incomplete bool
@@ -69,7 +75,8 @@ func gcd(a, b int) int {
 // Cut is what the classes of a worker did to its count of leading blocks.
 type Cut struct {
 	// Held are the leading blocks that full attention holds on the device. They may be more than the count and Blocks,
-	// because a prefix is a multiple of all block sizes and shorter than the prompt.
+	// because a prefix is a multiple of all block sizes and shorter than the prompt. 0 if there is no full attention:
+	// the whole Cut is then zero.
 	Held int
 	// Blocks are full attention's leading blocks that the engine cannot reuse, because classes have not kept what they
 	// need at the end of this prefix.
@@ -98,6 +105,7 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 	next := make([]*hybrid, max(len(all), int(w)+1))
 	copy(next, all)
 	next[w] = nil
+	x.setWithoutFull(w, h != nil && h.WithoutFull)
 	if h != nil {
 		at := slices.IndexFunc(all, func(o *hybrid) bool { return o != nil && o.Hybrid == *h })
 		if at >= 0 {
@@ -113,4 +121,23 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 		}
 	}
 	x.hybrids.Store(nil)
+}
+
+// setWithoutFull notes whether w's model has no full attention. workersMu is held.
+func (x *Index) setWithoutFull(w kvblock.Worker, is bool) {
+	var old []uint64
+	if p := x.withoutFull.Load(); p != nil {
+		old = *p
+	}
+	if had := int(w/64) < len(old) && old[w/64]>>(w%64)&1 != 0; had == is {
+		return
+	}
+	next := append(make([]uint64, 0, len(old)+1), old...)
+	next = grow(next, int(w/64)+1)
+	next[w/64] ^= 1 << (w % 64)
+	if slices.ContainsFunc(next, func(word uint64) bool { return word != 0 }) {
+		x.withoutFull.Store(&next)
+	} else {
+		x.withoutFull.Store(nil)
+	}
 }

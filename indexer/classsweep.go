@@ -8,13 +8,25 @@ import (
 
 // applyClasses replaces the counts of workers of hybrid models by what they can reuse.
 func (x *Index) applyClasses(hybrids []*hybrid, p *Prompt, s *OverlapScores) {
+	var alone []uint64 // workers without full attention
+	if of := x.withoutFull.Load(); of != nil {
+		alone = *of
+		s.device.fit(len(alone))
+	}
 	s.classes.begin(len(p.Chain), len(s.device.known))
 	s.cutKnown = grow(s.cutKnown, len(s.device.known))
-	for j, rest := range s.device.known {
+	for j, known := range s.device.known {
+		rest := known
+		if j < len(alone) {
+			rest |= alone[j]
+		}
 		for rest != 0 {
 			h, members := sameHybrid(hybrids, j, rest)
 			rest &^= members
-			if h != nil {
+			if h != nil && !h.WithoutFull {
+				members &= known // alone may be older or newer than hybrids
+			}
+			if h != nil && members != 0 {
 				w := classSweep{x: x, p: p, s: s, scratch: &s.classes, h: h, word: j}
 				w.run(members)
 			}
@@ -71,7 +83,7 @@ func (c *classSweep) run(members uint64) {
 	size, scratch := c.h.BlockSize, c.scratch
 	c.limit = max(c.p.Tokens-1, 0)
 	c.most, c.align = min(c.limit/size, len(c.p.Chain)), c.h.align/size
-	if c.h.classes > 0 {
+	if c.h.classes > 1 || c.h.classes == 1 && !c.h.WithoutFull { // the engine has more than one group
 		c.limit = c.p.Tokens / c.h.unit * c.h.unit
 	}
 	known := !c.h.Incomplete && c.h.chunkKnown && (!c.h.parts || c.p.IDs != nil)
@@ -83,6 +95,18 @@ func (c *classSweep) run(members uint64) {
 		scratch.lost = [64][kvblock.MaxClasses]int{}
 	}
 	held, whole, deepest := 0, 0, 0
+	if c.h.WithoutFull {
+		deepest = c.longest(c.most)
+		for rest := members; rest != 0; rest &= rest - 1 {
+			b := bits.TrailingZeros64(rest)
+			cuts[b], scratch.whole[b] = Cut{}, deepest
+		}
+		if !known {
+			deepest = 0
+		}
+		scratch.add(deepest, members)
+		members = 0
+	}
 	for rest := members; rest != 0; {
 		n, same := c.s.device.alike(64*c.word+bits.TrailingZeros64(rest), rest)
 		rest &^= same
@@ -119,7 +143,7 @@ func (c *classSweep) run(members uint64) {
 
 // longest returns the number of blocks of the longest prefix that full attention accepts, if it holds this many.
 func (c *classSweep) longest(blocks int) int {
-	if c.h.Drop&kvblock.EAGLEDropFull != 0 {
+	if c.h.Drop&kvblock.EAGLEDropFull != 0 && !c.h.WithoutFull {
 		blocks = max(min(blocks, c.limit/c.h.BlockSize)-1, 0)
 	}
 	if blocks = min(blocks, c.most); c.align > 1 {
@@ -151,6 +175,10 @@ func (c *classSweep) try(n int, set uint64) {
 // settle records that the workers in set can reuse n blocks.
 func (c *classSweep) settle(n int, set uint64) {
 	cuts, device := (*[64]Cut)(c.s.cuts[64*c.word:]), &c.s.device
+	if c.h.WithoutFull {
+		c.settleAlone(n, set)
+		return
+	}
 	changed := uint64(0)
 	for rest := set; rest != 0; rest &= rest - 1 {
 		b := bits.TrailingZeros64(rest)
@@ -178,6 +206,19 @@ func (c *classSweep) settle(n int, set uint64) {
 			if cut.Blocks = c.scratch.whole[b] - more; cut.Blocks == 0 {
 				cut.Kind = 0
 			}
+		}
+	}
+}
+
+// settleAlone is settle for workers without full attention. Their count so far is that of predictions.
+func (c *classSweep) settleAlone(n int, set uint64) {
+	device := &c.s.device
+	for rest := set; rest != 0; rest &= rest - 1 {
+		w := kvblock.Worker(64*c.word + bits.TrailingZeros64(rest))
+		if most := max(n, c.longest(device.blocks(w))); most > 0 {
+			device.record(w, most)
+		} else {
+			device.known[c.word] &^= 1 << (w % 64)
 		}
 	}
 }

@@ -93,6 +93,9 @@ type Index struct {
 
 	// hybrids has the classes of workers of hybrid models by number, replaced as a whole; nil: there are none.
 	hybrids atomic.Pointer[[]*hybrid]
+	// withoutFull has a bit for each worker in hybrids without full attention, by worker number / 64; nil: there are
+	// none.
+	withoutFull atomic.Pointer[[]uint64]
 
 	predictions predictions
 
@@ -107,7 +110,8 @@ type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
 	forgotten bool       // set by Forget: a caller with this pointer must look the worker up again
 	held      [tiers]held
-	usedTiers int // as Index.usedTiers, for this worker
+	usedTiers int  // as Index.usedTiers, for this worker
+	placed    bool // stores have a Place, and the blocks have digests, which count as this worker's bytes
 	orphans   orphans
 	bytes     int // this worker's part of Index.workerBytes
 }
@@ -197,6 +201,11 @@ func (x *Index) unlockWorker(wk *worker) {
 	for i := range wk.held[:wk.usedTiers] {
 		h := &wk.held[i]
 		bytes += h.aliases.bytes() + h.aliasCounts.bytes() + mapEntry*len(h.copies)
+	}
+	if wk.placed {
+		for i := range wk.held[memoryTiers:wk.usedTiers] {
+			bytes += kvblock.DigestBytes * wk.held[memoryTiers+i].names // of its kvblock.Normalizer
+		}
 	}
 	if bytes != wk.bytes {
 		x.workerBytes.Add(int64(bytes - wk.bytes))
@@ -368,7 +377,14 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load boo
 	}
 	t := &x.tiers[e.Tier]
 	var p insertPoint
-	if e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p) {
+	switch {
+	case e.Place != nil:
+		wk.placed = true
+		if e.HasParent {
+			p.after, p.seq, p.depth = true, e.Place.Before, e.Place.Depth
+			t.relocate(&p)
+		}
+	case e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p):
 		return x.addOrphan(wk, e)
 	}
 	o := storeOptions{load: load}
@@ -495,7 +511,7 @@ func (x *Index) clear(w kvblock.Worker, wk *worker) {
 		}
 		*h = held{aliases: aliasMap{seed: h.aliases.seed}, aliasCounts: aliasMap{seed: h.aliasCounts.seed}}
 	}
-	wk.orphans = orphans{}
+	wk.orphans, wk.placed = orphans{}, false
 }
 
 // WorkerEntries returns the number of entries of one worker, over all tiers.
@@ -507,6 +523,26 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	all[w].mu.Lock()
 	defer all[w].mu.Unlock()
 	return all[w].entries()
+}
+
+// Holds reports whether w holds a block by this engine hash in the tier of a class.
+func (x *Index) Holds(w kvblock.Worker, e kvblock.EngineHash) bool {
+	wk := x.lock(w, false)
+	if wk == nil {
+		return false
+	}
+	defer wk.mu.Unlock()
+	for i := memoryTiers; i < wk.usedTiers; i++ {
+		t := &x.tiers[i]
+		var at position
+		t.mu.Lock()
+		ok := t.findNamed(w, &wk.held[i], e, &at)
+		t.mu.Unlock()
+		if ok {
+			return true
+		}
+	}
+	return false
 }
 
 // used returns the bytes of records and tables in use.

@@ -128,6 +128,8 @@ type Group struct {
 
 // Groups returns the groups that the Normalizer knows, those of full attention first, then class by class. ok is false
 // if the blocks of classes are not known.
+//
+// They are not if the model has no full attention: stores of such a model cannot be placed by what Groups returns.
 func (n *Normalizer) Groups() (groups []Group, ok bool) {
 	for number, kind := range n.groups {
 		if kind == specMain {
@@ -144,7 +146,7 @@ func (n *Normalizer) Groups() (groups []Group, ok bool) {
 			}
 		}
 	}
-	return groups, !n.traits.UpperBound
+	return groups, !n.traits.UpperBound && !n.traits.WithoutFull
 }
 
 // LoadGroups takes over groups as another Normalizer of the same worker returned them, before the first event.
@@ -235,12 +237,14 @@ type placed struct{ main, block int }
 
 // giveUpClasses makes the worker's overlap an upper bound: from now on only full attention's blocks count.
 func (n *Normalizer) giveUpClasses() {
-	n.traits.UpperBound, n.traits.Classes = true, Classes{}
+	n.traits.UpperBound, n.traits.Classes, n.traits.WithoutFull = true, Classes{}, false
 	n.classes, n.classGroups = [MaxClasses]classState{}, nil
+	n.computed.clear()
 }
 
 // clearClasses forgets the blocks of all classes.
 func (n *Normalizer) clearClasses() {
+	n.computed.clear()
 	for i := range n.classes {
 		n.classes[i].copies = nil
 	}
@@ -250,6 +254,7 @@ func (n *Normalizer) clearClasses() {
 // n.mains are full attention's stores in the same batch.
 func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 	defer func() { n.passing = n.passing[:0] }()
+	withoutFull := len(n.passing) > 0 && n.withoutFull()
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		if n.traits.UpperBound {
@@ -261,6 +266,9 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			n.mains, n.droppedMain = n.mains[:0], true
 			n.clearClasses()
 		}
+	}
+	if withoutFull {
+		return n.appendComputed(b, n.fitComputed(ops))
 	}
 	for _, c := range n.traits.Classes[:n.traits.Classes.Len()] {
 		if size := n.traits.BlockSize; size > 0 && !c.fits(size) {

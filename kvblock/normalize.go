@@ -100,6 +100,7 @@ type Normalizer struct {
 
 	classes     [MaxClasses]classState // of traits.Classes
 	classGroups map[uint32]classGroup
+	computed    computedHashes
 
 	*buffers // the batch's, during Normalize; otherwise nil
 }
@@ -117,6 +118,10 @@ type buffers struct {
 	mains       []mainStore           // full attention's stores on the device since the last clear, in order
 	places      map[EngineHash]placed // of the blocks in mains
 	droppedMain bool                  // since the last clear, a store of full attention or a part of one was dropped
+
+	stretch       stretch // of the latest store of a worker without full attention
+	stretchPlaces []Place
+	serialised    []byte
 }
 
 // Traits describe how a worker cuts prompts into blocks, as its events show. A lookup for the worker must cut prompts
@@ -134,6 +139,8 @@ type Traits struct {
 	Window int
 	// Classes are the layer groups beside full attention. A class's blocks are in tier ClassTier of its index.
 	Classes Classes
+	// WithoutFull says that the model has no full attention: Classes are all its layers.
+	WithoutFull bool
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. A size below 1 means unknown: the
@@ -162,6 +169,7 @@ func (n *Normalizer) Reset() {
 		uncertainSize:  n.uncertainSize,
 		finestOther:    n.finestOther,
 		tailLimit:      n.tailLimit,
+		computed:       computedHashes{of: n.computed.of},
 	}
 }
 
@@ -173,6 +181,7 @@ func (n *Normalizer) Reset() {
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
 	n.blocks, n.passing, n.mains, n.droppedMain = n.blocks[:0], n.passing[:0], n.mains[:0], false
+	n.stretchPlaces = n.stretchPlaces[:0]
 	if n.traits.BlockSize == 0 {
 		n.noteOtherGroups(b)
 	}
@@ -182,6 +191,10 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		if reason == passing {
 			n.passing = append(n.passing, i)
 			continue
+		}
+		if n.traits.WithoutFull && e.Kind == BlockStored && tier == TierDevice &&
+			(reason == "" || specKindOf(e.SpecKind) == specMain) {
+			ops = n.endWithoutFull(e, ops)
 		}
 		if reason != "" {
 			n.droppedMain = n.droppedMain || e.Kind == BlockStored

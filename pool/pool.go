@@ -594,7 +594,8 @@ func (p *Pool) ReportTraits(w kvblock.Worker, t kvblock.Traits) {
 		if t.Classes.Len() == 0 {
 			x.Classes = nil
 		} else if x.Classes == nil || *x.Classes != t.Classes {
-			p.log.Info("this worker's model is a hybrid one", "worker", x.String(), "classes", t.Classes.String())
+			p.log.Info("this worker's model is a hybrid one", "worker", x.String(), "classes", t.Classes.String(),
+				"full_attention", !t.WithoutFull)
 			x.Classes = &t.Classes
 		}
 	})

@@ -199,6 +199,7 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 		Names:         names,
 		Engine:        c.config.engine.Engine,
 		WithoutEvents: !c.kvEvents,
+		EngineHashes:  c.feed.EngineHashes,
 		Probe:         c.probe,
 		Predictor:     predictor,
 		Wait:          c.wait,

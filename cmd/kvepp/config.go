@@ -37,7 +37,7 @@ type options struct {
 	hosts                            webHosts
 	adminTokenFile                   string
 	enablePprof, tracing             bool
-	indexPeers                       []string
+	indexPeers, vllmHashSeeds        []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
 	transport
@@ -363,6 +363,12 @@ func (o *options) checkKVEvents() error {
 	case o.feed.Threads < 1:
 		return fmt.Errorf("--router-event-threads %d: must be at least 1, for example 4", o.feed.Threads)
 	}
+	if len(o.vllmHashSeeds) > 0 {
+		var err error
+		if o.feed.EngineHashes, err = kvblock.NewEngineHashes(o.vllmHashSeeds); err != nil {
+			return fmt.Errorf("--vllm-hash-seeds: %w", err)
+		}
+	}
 	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
 		return err
 	}
@@ -655,6 +661,7 @@ var indexFlags = []string{
 	"router-predicted-ttl-secs",
 	"router-event-threads",
 	"index-max-bytes",
+	"vllm-hash-seeds",
 	"index-peers",
 	"warmup-timeout",
 }
@@ -720,7 +727,7 @@ func (o *options) withoutEffect() []string {
 		)
 	default:
 		unused.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
-			"index-peers", "warmup-timeout")
+			"vllm-hash-seeds", "index-peers", "warmup-timeout")
 	}
 	return unused.lines
 }

@@ -215,6 +215,11 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 			"burst of requests with one new prefix finds its first copy before any event. 0: off")
 	f.IntVar(&o.feed.Threads, "router-event-threads", 4,
 		"the most workers whose KV events are decoded and applied at the same time, `N`")
+	f.StringSliceVar(&o.vllmHashSeeds, "vllm-hash-seeds", nil,
+		"compute vLLM's block hashes for workers whose model has no full attention (sliding windows in all layers), "+
+			"whose KV events alone do not tell which blocks they hold. `SEEDS`, separated by commas: the values of "+
+			"PYTHONHASHSEED that the workers may have, and default for vLLM's own seed, which kvepp always tries. "+
+			"Takes about 110 bytes for each block that such a worker holds. Empty: off")
 	f.StringVar(&o.feed.EventPlane, "event-plane", "",
 		"the event `PLANE` of Dynamo's workers, zmq or nats, for endpoints that Dynamo's discovery knows and that "+
 			"have "+

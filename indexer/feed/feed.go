@@ -72,6 +72,9 @@ type Config struct {
 	// Adapter, if not nil, is called with each LoRA adapter that a store names. It may be called repeatedly with the
 	// same one.
 	Adapter func(w kvblock.Worker, name string)
+	// EngineHashes, if not nil, are the ways in which vLLM workers may compute their block hashes. kvepp then computes
+	// those of workers whose model has no full attention, and so knows which blocks they hold.
+	EngineHashes *kvblock.EngineHashes
 	// Layers returns what config.json says about a model's layers. nil: nothing is known of any model.
 	Layers func(model string) Layers
 	// Connection, if not nil, is called when the subscription to a worker's own event socket connects or disconnects,
@@ -304,6 +307,7 @@ type subscriber struct {
 	adapter    string         // the last adapter passed to Config.Adapter
 	otherRank  bool           // already logged that batches name another rank
 	malformed  bool           // already logged that a message cannot be decoded
+	foreign    bool           // already logged that its block hashes cannot be computed
 	online     bool           // between Connected and Disconnected
 
 	gaps, restarts, cuts loglimit.Limiter // of log lines
@@ -317,6 +321,7 @@ type subscriber struct {
 func (s *subscriber) reset() {
 	if s.normalizer == nil {
 		s.normalizer = kvblock.NewNormalizer(s.blockSize)
+		s.normalizer.ComputeHashes(s.feed.config.EngineHashes)
 		return
 	}
 	s.normalizer.Reset()
@@ -364,9 +369,23 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	f.metrics.Event("unknown", "skipped_field", batch.UnknownKeys)
 	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
 	s.setClasses(s.normalizer.Traits())
-	if s.apply(d.operations) {
+	stores := s.apply(d.operations)
+	s.boundDigests()
+	if stores {
 		s.compareLayers()
 		s.reportAdapters(batch)
+		s.reportTraits(s.normalizer.Traits())
+	}
+	if s.normalizer.HashesUnknown() && !s.foreign {
+		s.foreign = true
+		f.log.Warn(
+			"a worker's model has no full attention, and kvepp cannot compute its block hashes, so it does not know "+
+				"what the worker has cached. Name the PYTHONHASHSEED of vLLM in --vllm-hash-seeds, and use "+
+				"--prefix-caching-hash-algo sha256 or sha256_cbor (the prompts may also all have adapters, media or "+
+				"cache salts)",
+			"worker",
+			s.name,
+		)
 		s.reportTraits(s.normalizer.Traits())
 	}
 }

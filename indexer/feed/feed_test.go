@@ -108,14 +108,16 @@ type fixture struct {
 }
 
 // newFixture returns a fixture whose Feed logs to lines, from level info.
-func newFixture(t *testing.T, lines io.Writer) *fixture {
+func newFixture(t *testing.T, lines io.Writer) *fixture { return newFixtureWith(t, Config{}, lines) }
+
+func newFixtureWith(t *testing.T, config Config, lines io.Writer) *fixture {
 	log := slog.New(slog.NewTextHandler(lines, nil))
 	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &fixture{t: t, pool: pool.New(log), index: index, m: metrics.New()}
-	if h.Feed, err = New(Config{}, h.pool, index, h.m, log); err != nil {
+	if h.Feed, err = New(config, h.pool, index, h.m, log); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.Close() })

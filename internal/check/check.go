@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
+	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/tokenizer"
 	"kvepp/zmqsub"
@@ -84,6 +85,8 @@ type Config struct {
 	Names map[string]string
 	// Engine is the configured engine (--engine).
 	Engine tokenizer.Engine
+	// EngineHashes are those of feed.Config.
+	EngineHashes *kvblock.EngineHashes
 	// WithoutEvents is true if kvepp is configured not to use KV events.
 	WithoutEvents bool
 	// Probe sends each worker two short chats with the same beginning.

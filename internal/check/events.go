@@ -29,8 +29,10 @@ type eventRecorder struct {
 	operations []kvblock.Operation
 }
 
-func newEventRecorder(rank uint32) *eventRecorder {
-	return &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
+func newEventRecorder(rank uint32, hashes *kvblock.EngineHashes) *eventRecorder {
+	r := &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
+	r.normalizer.ComputeHashes(hashes)
+	return r
 }
 
 // update applies f under the lock and wakes the waiting goroutines.
@@ -79,8 +81,10 @@ func (r *eventRecorder) Message(_ uint64, _, payload []byte) {
 		}
 		r.operations = r.normalizer.Normalize(&r.batch, r.operations[:0])
 		for i := range r.operations {
-			if r.operations[i].Kind == kvblock.OpStored {
-				r.stores++
+			op := &r.operations[i]
+			if op.Kind == kvblock.OpStored || op.Kind == kvblock.OpDropped && op.Event == kvblock.BlockStored &&
+				(op.Reason == kvblock.DropUnplaced || op.Reason == kvblock.DropNonMainAttention) {
+				r.stores++ // of a model without full attention too, whose blocks kvepp may not know
 			}
 		}
 	})
@@ -101,7 +105,7 @@ func (r *eventRecorder) Disconnected()       { r.update(func() { r.connected = f
 // askEvents subscribes to the worker's events for a short time, and sends the probe meanwhile.
 func (q *workerCheck) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
-	events := newEventRecorder(q.w.Rank)
+	events := newEventRecorder(q.w.Rank, q.EngineHashes)
 	if q.WithoutEvents {
 		q.report(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
 		q.probe(ctx, events)
@@ -254,9 +258,14 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 // otherLayers says what the events show of layers without full attention.
 func otherLayers(t kvblock.Traits) string {
 	switch {
+	case t.UpperBound && t.BlockSize == 0:
+		return ", but none of full attention, so kvepp does not know the worker's cache. If all layers of the model " +
+			"have sliding windows, set --vllm-hash-seeds to default, or to the PYTHONHASHSEED of vLLM"
 	case t.UpperBound:
 		return "; the model also has layers without full attention, and they do not tell enough of these: " +
 			"predictions are an upper bound"
+	case t.WithoutFull:
+		return " of a model without full attention: " + t.Classes.String()
 	case t.Classes.Len() > 0:
 		return " of a hybrid model: beside full attention, " + t.Classes.String()
 	}

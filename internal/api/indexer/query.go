@@ -162,7 +162,7 @@ type InstanceOverlap struct {
 // HybridOverlap is how much of a prompt one rank of a hybrid model holds, in tokens. Dynamo has no such answer.
 type HybridOverlap struct {
 	Classes       []string `json:"classes"`        // of layers beside full attention
-	FullAttention int      `json:"full_attention"` // held on the device by full attention
+	FullAttention int      `json:"full_attention"` // held on the device by full attention; without it: reusable
 	// Unusable tokens of these cannot be reused, because layers of the kind UnusableBy do not hold what they need.
 	Unusable   int    `json:"unusable"`
 	UnusableBy string `json:"unusable_by,omitempty"` // window, state or chunk
