@@ -30,6 +30,7 @@ var othersFlags = map[string]string{
 	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM",
 	"lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
+	"prefix-caching-hash-algo": "vLLM", "prefix-cache-retention-interval": "vLLM",
 	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
 	"disable-hybrid-swa-memory": "SGLang",
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
