@@ -59,7 +59,7 @@ func upstream(t *testing.T) (address string, last func() seen) {
 	return server.Listener.Addr().String(), func() seen { mu.Lock(); defer mu.Unlock(); return s }
 }
 
-// TestManifestsAreValid lets Envoy validate the unchanged files.
+// TestManifestsAreValid lets Envoy validate the unchanged files, and what `kvepp envoy` prints.
 func TestManifestsAreValid(t *testing.T) {
 	files, err := filepath.Glob("../manifests/envoy/*.yaml")
 	if err != nil || len(files) < 2 {
@@ -67,6 +67,28 @@ func TestManifestsAreValid(t *testing.T) {
 	}
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "envoy")
+	endpoints := filepath.Join(certificates, "endpoints")
+	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: a, address: 'a.example:8000'}\n"+
+		"- {name: b, address: '[::1]:8000'}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, flags := range [][]string{
+		{"--engine=dynamo", "--envoy-admin-port=0"},
+		{"--engine=vllm", "--engine-tls", "--kvepp-address=kvepp.example:9002"},
+		{"--engine=sglang", "--secure-serving=false", "--engine-tls",
+			"--engine-ca=" + filepath.Join(certificates, "ca.crt")},
+	} {
+		text, err := exec.CommandContext(t.Context(), "../bin/kvepp",
+			append([]string{"envoy", "--endpoints", endpoints}, flags...)...).Output()
+		if err != nil {
+			t.Fatalf("kvepp envoy %v: %v", flags, err)
+		}
+		file := filepath.Join(certificates, fmt.Sprintf("printed-%d.yaml", i))
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {

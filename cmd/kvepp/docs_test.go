@@ -83,6 +83,7 @@ func TestPagesNameFlags(t *testing.T) {
 		tokenizeFlags(new(tokenizeOptions)),
 		fetchFlags(new(fetchOptions)),
 		replayFlags(new(replayOptions)),
+		envoyFlags(new(envoyOptions)),
 		adminFlags(new(adminOptions), "drain"),
 		adminFlags(new(adminOptions), "ladder"),
 		adminFlags(new(adminOptions), "decisions"),
@@ -289,6 +290,8 @@ func TestPagesRun(t *testing.T) {
 					err = parseFetch(new(fetchOptions), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
+				case "envoy":
+					err = parseEnvoy(new(envoyOptions), args, none)
 				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:

@@ -166,6 +166,7 @@ var helpTexts = map[string]string{
 	"select":   selectHelp,
 	"fetch":    fetchHelp,
 	"replay":   replayHelp,
+	"envoy":    envoyHelp,
 	"workers":  drainHelp,
 	"cordon":   drainHelp,
 	"drain":    drainHelp,

@@ -168,6 +168,8 @@ func init() {
 			func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
 		{"replay", "predict what a setting of the router does to recorded or synthetic traffic", replayPrefix,
 			func() *pflag.FlagSet { return replayFlags(new(replayOptions)) }},
+		{"envoy", "print an Envoy configuration for an endpoints file", "",
+			func() *pflag.FlagSet { return envoyFlags(new(envoyOptions)) }},
 		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
 			adminCommand("workers")},
 		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},

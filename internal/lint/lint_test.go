@@ -64,6 +64,7 @@ var may = map[string]string{
 	"admission":       "kvblock",
 	"internal/record": "kvblock",
 	"internal/ladder": "kvblock internal/prefetch",
+	"manifests/envoy": "",
 	"internal/chart":  "",
 	"modelrewrite":    "",
 	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
