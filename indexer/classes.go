@@ -87,6 +87,19 @@ type Cut struct {
 	UpperBound bool
 }
 
+// hybridTable has the classes of all workers of hybrid models. It is immutable.
+type hybridTable struct {
+	workers []*hybrid       // by number; nil: full attention alone
+	words   [][]hybridGroup // by number / 64: the workers by their classes
+	alone   bool            // a model has no full attention
+}
+
+// hybridGroup are workers with the same classes, a bit each.
+type hybridGroup struct {
+	h       *hybrid
+	members uint64
+}
+
 // SetHybrid sets the classes of w. nil: its model has full attention alone. Clearing a worker keeps
 // them; Forget removes them.
 func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
@@ -95,49 +108,52 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 	}
 	x.workersMu.Lock()
 	defer x.workersMu.Unlock()
-	var all []*hybrid
-	if old := x.hybrids.Load(); old != nil {
-		all = *old
+	old := x.hybrids.Load()
+	if old == nil {
+		old = new(hybridTable)
 	}
-	if int(w) >= len(all) && h == nil {
+	if int(w) >= len(old.workers) && h == nil {
 		return
 	}
-	next := make([]*hybrid, max(len(all), int(w)+1))
-	copy(next, all)
-	next[w] = nil
-	x.setWithoutFull(w, h != nil && h.WithoutFull)
+	next := hybridTable{workers: make([]*hybrid, max(len(old.workers), int(w)+1))}
+	copy(next.workers, old.workers)
+	next.workers[w] = nil
 	if h != nil {
-		at := slices.IndexFunc(all, func(o *hybrid) bool { return o != nil && o.Hybrid == *h })
+		at := slices.IndexFunc(old.workers, func(o *hybrid) bool { return o != nil && o.Hybrid == *h })
 		if at >= 0 {
-			next[w] = all[at] // equal Hybrids are one, so that a lookup takes their workers together
+			next.workers[w] = old.workers[at] // equal Hybrids are one, so that a lookup takes their workers together
 		} else {
-			next[w] = newHybrid(h)
+			next.workers[w] = newHybrid(h)
 		}
 	}
-	for _, h := range next {
-		if h != nil {
-			x.hybrids.Store(&next)
-			return
-		}
+	if next.group(old, int(w/64)) {
+		x.hybrids.Store(&next)
+	} else {
+		x.hybrids.Store(nil)
 	}
-	x.hybrids.Store(nil)
 }
 
-// setWithoutFull notes whether w's model has no full attention. workersMu is held.
-func (x *Index) setWithoutFull(w kvblock.Worker, is bool) {
-	var old []uint64
-	if p := x.withoutFull.Load(); p != nil {
-		old = *p
+// group sets the table's words, of which only one differs from those of old. It reports whether there are hybrids.
+func (t *hybridTable) group(old *hybridTable, changed int) (any bool) {
+	t.words = make([][]hybridGroup, (len(t.workers)+63)/64)
+	copy(t.words, old.words)
+	t.words[changed] = nil
+	for b, h := range t.workers[64*changed : min(64*changed+64, len(t.workers))] {
+		if h == nil {
+			continue
+		}
+		word := t.words[changed]
+		at := slices.IndexFunc(word, func(g hybridGroup) bool { return g.h == h })
+		if at < 0 {
+			at = len(word)
+			t.words[changed] = append(word, hybridGroup{h: h})
+		}
+		t.words[changed][at].members |= 1 << b
 	}
-	if had := int(w/64) < len(old) && old[w/64]>>(w%64)&1 != 0; had == is {
-		return
+	for _, word := range t.words {
+		for i := range word {
+			any, t.alone = true, t.alone || word[i].h.WithoutFull
+		}
 	}
-	next := append(make([]uint64, 0, len(old)+1), old...)
-	next = grow(next, int(w/64)+1)
-	next[w/64] ^= 1 << (w % 64)
-	if slices.ContainsFunc(next, func(word uint64) bool { return word != 0 }) {
-		x.withoutFull.Store(&next)
-	} else {
-		x.withoutFull.Store(nil)
-	}
+	return any
 }

@@ -7,53 +7,27 @@ import (
 )
 
 // applyClasses replaces the counts of workers of hybrid models by what they can reuse.
-func (x *Index) applyClasses(hybrids []*hybrid, p *Prompt, s *OverlapScores) {
-	var alone []uint64 // workers without full attention
-	if of := x.withoutFull.Load(); of != nil {
-		alone = *of
-		s.device.fit(len(alone))
+func (x *Index) applyClasses(hybrids *hybridTable, p *Prompt, s *OverlapScores) {
+	if hybrids.alone {
+		s.device.fit(len(hybrids.words))
 	}
-	s.classes.begin(len(p.Chain), len(s.device.known))
-	s.cutKnown = grow(s.cutKnown, len(s.device.known))
-	for j, known := range s.device.known {
-		rest := known
-		if j < len(alone) {
-			rest |= alone[j]
-		}
-		for rest != 0 {
-			h, members := sameHybrid(hybrids, j, rest)
-			rest &^= members
-			if h != nil && !h.WithoutFull {
-				members &= known // alone may be older or newer than hybrids
+	known := s.device.known
+	s.classes.begin(len(p.Chain), len(known))
+	s.cutKnown = grow(s.cutKnown, len(known))
+	for j, word := range hybrids.words[:min(len(hybrids.words), len(known))] {
+		had := known[j]
+		for i := range word {
+			g := &word[i]
+			members := g.members
+			if !g.h.WithoutFull {
+				members &= had
 			}
-			if h != nil && members != 0 {
-				w := classSweep{x: x, p: p, s: s, scratch: &s.classes, h: h, word: j}
+			if members != 0 {
+				w := classSweep{x: x, p: p, s: s, scratch: &s.classes, h: g.h, word: j}
 				w.run(members)
 			}
 		}
 	}
-}
-
-// sameHybrid returns the classes of the first worker in set, which is not empty, and all workers in set with the same
-// ones. Worker b of set has number 64 * j + b.
-func sameHybrid(hybrids []*hybrid, j int, set uint64) (h *hybrid, members uint64) {
-	of := hybrids[min(64*j, len(hybrids)):min(64*j+64, len(hybrids))]
-	if first := bits.TrailingZeros64(set); first < len(of) {
-		h = of[first]
-	}
-	for rest := set; rest != 0; rest &= rest - 1 {
-		b := bits.TrailingZeros64(rest)
-		if b >= len(of) {
-			if h == nil {
-				members |= rest
-			}
-			break
-		}
-		if of[b] == h {
-			members |= 1 << b
-		}
-	}
-	return h, members
 }
 
 // classSweep looks a prompt up for up to 64 workers with the same classes, numbers 64 * word and up. A set of them is a
@@ -121,10 +95,9 @@ func (c *classSweep) run(members uint64) {
 		for each := same; each != 0; each &= each - 1 {
 			b := bits.TrailingZeros64(each)
 			cuts[b], scratch.whole[b] = Cut{Held: n}, whole
-			if !known || len(c.s.extended) > 0 && c.s.Extension(kvblock.Worker(64*c.word+b)).Total() > 0 {
-				cuts[b].UpperBound = true
-				same &^= 1 << b
-			}
+		}
+		if !known || len(c.s.extended) > 0 {
+			same = c.upperBounds(known, same)
 		}
 		if same != 0 {
 			scratch.add(whole, same)
@@ -139,6 +112,19 @@ func (c *classSweep) run(members uint64) {
 			c.try(n, set)
 		}
 	}
+}
+
+// upperBounds marks those of these workers for which full attention's blocks count, because their classes are not known
+// or lower tiers extend the prefix. It returns the others.
+func (c *classSweep) upperBounds(known bool, set uint64) uint64 {
+	for rest := set; rest != 0; rest &= rest - 1 {
+		w := 64*c.word + bits.TrailingZeros64(rest)
+		if !known || c.s.Extension(kvblock.Worker(w)).Total() > 0 {
+			c.s.cuts[w].UpperBound = true
+			set &^= 1 << (w % 64)
+		}
+	}
+	return set
 }
 
 // longest returns the number of blocks of the longest prefix that full attention accepts, if it holds this many.
@@ -294,12 +280,31 @@ func (c *classSweep) holding(i, size, first, end int, set uint64) (all uint64, m
 	return set, missing
 }
 
+// minJump is from how many blocks on jump is faster than a look at each block.
+const minJump = 4
+
+// jump returns a bound for the prefixes of at most end blocks that a window of need blocks or more accepts for a worker
+// in set. All prefixes of the last need blocks need the first of these. If no worker holds it, the bound is before it.
+func (l *classLayer) jump(c *classSweep, end, need int, set uint64) int {
+	for end > need {
+		first := end - need
+		if s := l.segment(c, first); s != nil && s.lastHeld(c, first, set) == first+1 {
+			break
+		}
+		end = first
+	}
+	return end
+}
+
 // lastHeld returns the end of the last block of class i that ends at most at end, as far behind a block of full
 // attention as past, and that a worker in set holds; 0: none.
 func (c *classSweep) lastHeld(i, size, end, past int, set uint64) int {
 	of := c.h.BlockSize
 	part := past % of
 	l := c.scratch.layer(i, part)
+	if need := int(c.h.Classes[i].Window) / size; need > minJump && past == 0 && size == of {
+		end = of * l.jump(c, end/of, need, set)
+	}
 	if size <= of {
 		at := l.lastHeld(c, (end-part)/of+min(part, 1), set)
 		if at > 0 && part > 0 {

@@ -70,9 +70,11 @@ func (x *Index) findPrompt(chain []kvblock.SequenceHash, p *Prompt, scores *Over
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
-	for i := kvblock.TierHostPinned; int(i) < memoryTiers; i++ {
-		if x.tiers[i].nonEmpty.Load() {
-			x.tiers[i].extend(chain, scores, i)
+	if lower := x.lower.Load(); lower != 0 {
+		for i := kvblock.TierHostPinned; int(i) < memoryTiers; i++ {
+			if lower>>i&1 != 0 {
+				x.tiers[i].extend(chain, scores, i)
+			}
 		}
 	}
 	if hybrids := x.hybrids.Load(); hybrids != nil {
@@ -80,7 +82,7 @@ func (x *Index) findPrompt(chain []kvblock.SequenceHash, p *Prompt, scores *Over
 			scores.prompt = Prompt{Chain: chain, Tokens: math.MaxInt} // not on the stack, from where it would escape
 			p = &scores.prompt
 		}
-		x.applyClasses(*hybrids, p, scores)
+		x.applyClasses(hybrids, p, scores)
 		scores.prompt = Prompt{}
 	}
 }

@@ -91,11 +91,12 @@ type Index struct {
 	workers   atomic.Pointer[[]*worker] // by number, nil for workers without blocks; replaced as a whole
 	workersMu sync.Mutex                // held while workers or hybrids is replaced
 
-	// hybrids has the classes of workers of hybrid models by number, replaced as a whole; nil: there are none.
-	hybrids atomic.Pointer[[]*hybrid]
-	// withoutFull has a bit for each worker in hybrids without full attention, by worker number / 64; nil: there are
-	// none.
-	withoutFull atomic.Pointer[[]uint64]
+	// lower has a bit for each tier of memory below the device that has blocks. Most indexes have none, and a lookup then
+	// reads one word instead of a flag of each tier.
+	lower atomic.Uint32
+
+	// hybrids has the classes of workers of hybrid models, replaced as a whole; nil: there are none.
+	hybrids atomic.Pointer[hybridTable]
 
 	predictions predictions
 
@@ -147,6 +148,9 @@ func New(c Config) (*Index, error) {
 	for i := range x.tiers {
 		// Below the device a lookup enters a prompt in its middle, where the worker's blocks in the tiers above end.
 		x.tiers[i].allIndexed.Store(i != int(kvblock.TierDevice))
+		if i != int(kvblock.TierDevice) && i < memoryTiers {
+			x.tiers[i].lower, x.tiers[i].lowerBit = &x.lower, 1<<i
+		}
 		if i >= memoryTiers {
 			x.tiers[i].lookupFilter = new(lookupFilter)
 		}

@@ -51,6 +51,9 @@ type tier struct {
 	usedBytes  atomic.Int64 // bytes in use after the latest change
 	spareBytes atomic.Int64 // free bytes in the arena's pages
 	nonEmpty   atomic.Bool  // lookups skip a tier without blocks
+
+	lower    *atomic.Uint32 // Index.lower, in tiers below the device; nil elsewhere
+	lowerBit uint32
 }
 
 // memoryLine is padding of one cache line.
@@ -75,6 +78,11 @@ func (t *tier) unlock() {
 	}
 	if busy := t.blocks > 0; busy != t.nonEmpty.Load() {
 		t.nonEmpty.Store(busy)
+		if t.lower != nil && busy {
+			t.lower.Or(t.lowerBit)
+		} else if t.lower != nil {
+			t.lower.And(^t.lowerBit)
+		}
 	}
 	if invariants && t.checks.due(t.blocks) {
 		if err := t.check(); err != nil {

@@ -256,7 +256,7 @@ func TestWindowsAreForgotten(t *testing.T) {
 	for o := range s.Overlaps() {
 		t.Errorf("%+v after Forget", o)
 	}
-	if w.x.withoutFull.Load() != nil || w.x.hybrids.Load() != nil {
+	if w.x.hybrids.Load() != nil {
 		t.Error("the classes of a forgotten worker are kept")
 	}
 }

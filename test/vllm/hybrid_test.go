@@ -27,6 +27,8 @@ type hybrid struct {
 	blocks  int    // of vLLM's cache, which is too small for all prompts, but holds what four running requests need
 	block   int    // tokens of full attention's blocks, as vLLM chooses them
 	classes string // as kvepp says them
+	// withoutFull says that the model has no full attention, so that kvepp computes vLLM's block hashes.
+	withoutFull bool
 }
 
 // common are properties that all of these models have.
@@ -36,11 +38,13 @@ var common = map[string]any{
 	"eos_token_id": 151645, "attention_bias": false, "tie_word_embeddings": true,
 }
 
-// model returns the configuration of a tiny model with these layers.
+// model returns the configuration of a tiny model with these layers; nil: more says what they are.
 func model(architecture, kind string, layers []string, more map[string]any) map[string]any {
 	c := maps.Clone(common)
-	maps.Copy(c, map[string]any{"architectures": []string{architecture}, "model_type": kind, "layer_types": layers,
-		"num_hidden_layers": len(layers), "intermediate_size": 256})
+	maps.Copy(c, map[string]any{"architectures": []string{architecture}, "model_type": kind, "intermediate_size": 256})
+	if layers != nil {
+		maps.Copy(c, map[string]any{"layer_types": layers, "num_hidden_layers": len(layers)})
+	}
 	maps.Copy(c, more)
 	return c
 }
@@ -112,6 +116,13 @@ var hybrids = []hybrid{
 		}),
 		blocks: 300, block: 32, classes: "state in blocks of 32",
 	},
+	{
+		name: "mistral",
+		config: model("MistralForCausalLM", "mistral", nil, map[string]any{
+			"num_hidden_layers": 4, "hidden_act": "silu", "rope_theta": float("10000.0"), "sliding_window": 128,
+		}),
+		blocks: 160, block: 32, classes: "window of 128 tokens in blocks of 32", withoutFull: true,
+	},
 }
 
 const (
@@ -143,7 +154,11 @@ func TestHybrids(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("it serves %v after the start", time.Since(began).Round(time.Second))
-			b := newBench(t, all[i], configs[i].ModelFolder(), nil)
+			var flags []string
+			if h.withoutFull {
+				flags = []string{"--vllm-hash-seeds=default"}
+			}
+			b := newBench(t, all[i], configs[i].ModelFolder(), nil, flags...)
 			r := &hybridRun{bench: b, hybrid: &h, traffic: newTraffic()}
 			r.first()
 			cut += r.alone()
@@ -175,7 +190,8 @@ type sent struct {
 	evicted             bool // vLLM removed blocks meanwhile
 }
 
-// held is how much of a prompt full attention holds, and the classes that kvepp names.
+// heldByFull is how much of a prompt full attention holds, and the classes that kvepp names. For a model without full
+// attention it is how much can be reused.
 func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []string) {
 	var answer struct {
 		Instances map[string]struct {
@@ -202,7 +218,18 @@ func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []strin
 func (r *hybridRun) settle(s *sent) {
 	r.t.Helper()
 	computed := s.all[:len(s.all)-1]
-	want := len(computed) / r.block * r.block
+	if r.withoutFull {
+		// Only a part of these blocks is kept. Events of a request that follows are behind all of this one's.
+		next, err := r.send(r.traffic.fresh(r.block+1), 1)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		computed = next.prompt
+	}
+	want := (len(computed) - 1) / r.block * r.block
+	if !r.withoutFull {
+		want = len(computed) / r.block * r.block
+	}
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	err := process.Until(ctx, func() error {
@@ -274,6 +301,9 @@ func (r *hybridRun) alone() (cut int) {
 	for n := range hybridAlone {
 		prompt := r.traffic.next()
 		full, _ := r.heldByFull(prompt)
+		if r.withoutFull {
+			full = 0
+		}
 		s, err := r.send(prompt, 1+r.traffic.IntN(6))
 		if err != nil {
 			t.Fatalf("request %d: %v", n, err)
