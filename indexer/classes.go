@@ -133,7 +133,7 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 	}
 }
 
-// group sets the table's words, of which only one differs from those of old. It reports whether there are hybrids.
+// group sets the table's words. Only one, changed, differs from those of old. It reports whether there are hybrids.
 func (t *hybridTable) group(old *hybridTable, changed int) (any bool) {
 	t.words = make([][]hybridGroup, (len(t.workers)+63)/64)
 	copy(t.words, old.words)

@@ -91,8 +91,8 @@ type Index struct {
 	workers   atomic.Pointer[[]*worker] // by number, nil for workers without blocks; replaced as a whole
 	workersMu sync.Mutex                // held while workers or hybrids is replaced
 
-	// lower has a bit for each tier of memory below the device that has blocks. Most indexes have none, and a lookup then
-	// reads one word instead of a flag of each tier.
+	// lower has a bit for each tier of memory below the device that has blocks. Most indexes have none, and a lookup
+	// then reads one word instead of a flag of each tier.
 	lower atomic.Uint32
 
 	// hybrids has the classes of workers of hybrid models, replaced as a whole; nil: there are none.
