@@ -182,8 +182,6 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 // tokenizeChat returns a chat's prompt as the engine will see it.
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
-	case m.mistralCommon && m.release.rules.onlyTemplates:
-		return Prompt{}, errNotReproduced("a folder with Mistral's own tokenizer on vLLM " + m.release.version)
 	case m.mistralCommon:
 		return m.tokenizeMistral(ctx, request)
 	case request.HasMedia && (m.media == nil || m.marksMediaOtherwise()) && (m.native == nil || !m.native.Media):

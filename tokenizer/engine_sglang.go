@@ -243,11 +243,19 @@ func (m *Model) nativeSGLang(
 	if c.Efforts = m.efforts4; request.API == apibody.ChatCompletions {
 		c.Task = field(request.Body, "task")
 	}
-	if c.Messages, err = convertMessages(request, m.sglangMessage, m.native.WantsParts); err != nil {
+	convert := m.sglangMessage
+	if m.native.Raw {
+		convert = m.sglangRawMessage
+	}
+	if c.Messages, err = convertMessages(request, convert, m.native.WantsParts); err != nil {
 		return nil, "", err
 	}
 	if c.Tools, err = m.sglangTools(request); err != nil {
 		return nil, "", err
+	}
+	if m.native.Raw {
+		c.Variables.Set("continue_final_message", request.ContinueFinalMessage)
+		return c, "", nil
 	}
 	// Encoders get all tools, also if tool_choice names one.
 	if !m.native.LikeTemplate && (c.Tools != nil || !m.release.rules.hidesTools) {
@@ -486,45 +494,92 @@ func (m *Model) sglangRoles() []string {
 	return roles
 }
 
-// sglangMessage returns a message with the fields that SGLang knows.
-func (m *Model) sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {
+// sglangFields returns a message's role, and its fields but role and content, as far as SGLang knows them.
+func (m *Model) sglangFields(given *chattemplate.Dict) (role string, fields *chattemplate.Dict, err error) {
 	role, ok := get[string](given, "role")
 	if !ok {
-		return nil, errRefused("a message without a role")
+		return "", nil, errRefused("a message without a role")
 	}
-	if role != "user" {
-		role = strings.ToLower(role)
-		if !slices.Contains(m.sglangRoles(), role) {
-			return nil, errRefused("the role %q", role)
+	fields = chattemplate.NewDict()
+	if role == "user" {
+		return role, fields, nil
+	}
+	role = strings.ToLower(role)
+	if !slices.Contains(m.sglangRoles(), role) {
+		return "", nil, errRefused("the role %q", role)
+	}
+	copyFields(fields, given, "tool_call_id", "name", "phase", "reasoning_content")
+	calls, err := sglangToolCalls(given, role)
+	if err != nil {
+		return "", nil, err
+	}
+	if calls != nil {
+		fields.Set("tool_calls", calls)
+	}
+	if tools := field(given, "tools"); tools != nil {
+		list, ok := tools.(*chattemplate.List)
+		if !ok {
+			return "", nil, errRefused("a message's tools are not a list")
 		}
-	}
-	fields := chattemplate.NewDict()
-	if role != "user" {
-		copyFields(fields, given, "tool_call_id", "name", "phase", "reasoning_content")
-		calls, err := sglangToolCalls(given, role)
+		dumped, err := m.sglangDumpTools(list)
 		if err != nil {
-			return nil, err
+			return "", nil, err
 		}
-		if calls != nil {
-			fields.Set("tool_calls", calls)
+		fields.Set("tools", chattemplate.NewList(dumped...))
+	}
+	if prefix := field(given, "prefix"); prefix != nil && m.release.rules.toolsAsSent {
+		if _, isBool := prefix.(bool); !isBool {
+			return "", nil, errNotReproduced("a message's prefix that is no boolean")
 		}
-		if tools := field(given, "tools"); tools != nil {
-			list, ok := tools.(*chattemplate.List)
-			if !ok {
-				return nil, errRefused("a message's tools are not a list")
+		fields.Set("prefix", prefix)
+	}
+	return role, fields, nil
+}
+
+// sglangRawMessage returns a message for an encoder that reads the request's own content.
+func (m *Model) sglangRawMessage(given *chattemplate.Dict, _ bool) (*chattemplate.Dict, error) {
+	role, message, err := m.sglangFields(given)
+	if err != nil {
+		return nil, err
+	}
+	content := field(given, "content")
+	switch parts := content.(type) {
+	case nil:
+		if role == "user" {
+			return nil, errRefused("a user's message without content")
+		}
+	case string:
+	case *chattemplate.List:
+		for _, item := range parts.Items {
+			part, _ := item.(*chattemplate.Dict)
+			kind, _ := get[string](part, "type")
+			name, isThinking := "text", kind == "thinking" || kind == "reasoning"
+			if isThinking && field(part, "thinking") != nil {
+				name = "thinking"
 			}
-			dumped, err := m.sglangDumpTools(list)
-			if err != nil {
-				return nil, err
+			_, isText := get[string](part, name)
+			switch {
+			case part == nil || kind == "":
+				return nil, errRefused("a content part without a type")
+			case (kind == "text" || isThinking) && !isText:
+				return nil, errRefused("a %s part without text", kind)
+			case isThinking && (role == "user" || name == "thinking" && field(part, "text") != nil):
+				return nil, errRefused("such a thinking part")
 			}
-			fields.Set("tools", chattemplate.NewList(dumped...))
 		}
-		if prefix := field(given, "prefix"); prefix != nil && m.release.rules.toolsAsSent {
-			if _, isBool := prefix.(bool); !isBool {
-				return nil, errNotReproduced("a message's prefix that is no boolean")
-			}
-			fields.Set("prefix", prefix)
-		}
+	default:
+		return nil, errRefused("content is neither a string nor a list of parts")
+	}
+	message.Set("role", role)
+	message.Set("content", content)
+	return message, nil
+}
+
+// sglangMessage returns a message with the fields that SGLang knows.
+func (m *Model) sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {
+	role, fields, err := m.sglangFields(given)
+	if err != nil {
+		return nil, err
 	}
 	content := field(given, "content")
 	last := false // content given as parts is the last field where the template wants parts

@@ -109,6 +109,12 @@ func (m *Model) sglangMessagesTools(body *chattemplate.Dict) (*chattemplate.List
 	return chattemplate.NewList(tools...), names, nil
 }
 
+// thinkingEnabled reports whether a request to Messages that has the field thinking turns it on.
+func thinkingEnabled(request *apibody.Request) bool {
+	thinking, _ := get[*chattemplate.Dict](request.Body, "thinking")
+	return field(thinking, "type") != "disabled"
+}
+
 // sglangThinking returns the variables that a request's thinking may give the template. SGLang chooses one of them by
 // its --reasoning-parser and by what it detects in the template. The ids are known only if all render the same text.
 func sglangThinking(request *apibody.Request, source string) []*chattemplate.Dict {
@@ -116,7 +122,7 @@ func sglangThinking(request *apibody.Request, source string) []*chattemplate.Dic
 	if thinking == nil || request.API != apibody.Messages {
 		return nil
 	}
-	enabled := field(thinking, "type") != "disabled"
+	enabled := thinkingEnabled(request)
 	var all []*chattemplate.Dict
 	if strings.Contains(source, "thinking") {
 		all = append(all, dict("enable_thinking", enabled), dict("thinking", enabled),

@@ -19,8 +19,8 @@ import (
 
 // trtllmOwnEncoding are prefixes of model types. TensorRT-LLM may encode chats of these without a Jinja template or
 // with variables of its own, or it replaces their tokenizer. Source: TensorRT-LLM, tokenizer, serve/extensions and
-// serve/chat_tokenization.
-var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi"}
+// serve/chat_tokenization. Its source at that time does not have Inkling and GLM-5.3-Flash.
+var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5", "kimi", "inkling"}
 
 // givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled; nil if the request
 // brings none. A field whose effect in TensorRT-LLM is not known here is an error.

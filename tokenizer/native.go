@@ -22,9 +22,6 @@ import (
 func (m *Model) chooseNative() *encoders.Encoder {
 	switch m.options.Engine {
 	case VLLM:
-		if m.release.rules.onlyTemplates {
-			return nil
-		}
 		return encoders.VLLM(m.architecture)
 	case SGLang:
 		model := encoders.Model{
@@ -104,6 +101,9 @@ func (m *Model) encodeNative(ctx context.Context, request *apibody.Request) (nat
 	done, err := m.encodeNativeWith(ctx, request, nil)
 	if err != nil || m.options.Engine != SGLang || m.native.AlwaysThinks {
 		return done, err
+	}
+	if m.native.CannotEnable && thinkingEnabled(request) {
+		return done, nil
 	}
 	for _, vars := range sglangThinking(request, nativeThinking) {
 		if other, err := m.encodeNativeWith(ctx, request, vars); err != nil || other.text() != done.text() {
@@ -258,6 +258,8 @@ func (m *Model) piecesIDs(budget *bpe.Budget, pieces []encoders.Piece, special b
 				return Prompt{}, errNotReproduced("a vocabulary without " + piece.Text)
 			}
 			out = append(out, id)
+		case encoders.Fixed:
+			out = append(out, kvblock.Token(piece.ID))
 		case encoders.Media:
 			if certain < 0 {
 				certain = len(out)

@@ -62,7 +62,26 @@ func TestChatEncoder(t *testing.T) {
 		{SGLang, "0.5.22", "DeepseekV4ForCausalLM", "deepseek_v4", template, "DeepSeek V4 (SGLang's dsv4)"},
 		{SGLang, "0.5.22", "DeepseekV4ForCausalLM", "deepseek_v41", template, unknown},
 		{SGLang, "0.5.23", "DeepseekV4ForCausalLM", "deepseek_v4", template, unknown},
+		{VLLM, "0.31.0", "DeepseekV32ForCausalLM", "deepseek_v32", nil, "DeepSeek V3.2 (vLLM's deepseek_v32)"},
+		{SGLang, "0.5.21", "InklingForConditionalGeneration", "inkling", nil, "Inkling (SGLang's inkling)"},
+		{SGLang, "0.5.22", "InklingForConditionalGeneration", "inkling", template, "Inkling (SGLang's inkling)"},
+		// What docs/limits.md says goes by load.
+		{VLLM, "", "DeepseekV41ForCausalLM", "deepseek_v41", template, unknown},
+		{VLLM, "", "KimiK3ForConditionalGeneration", "kimi_k3", template, unknown},
+		{VLLM, "", "MistralForCausalLM", "mistral", map[string]string{"tokenizer.model.v3": "x"}, unknown},
+		{SGLang, "0.5.21", "KimiK3ForConditionalGeneration", "kimi_k3", template, unknown},
+		{SGLang, "0.5.23", "KimiK3ForConditionalGeneration", "kimi_k3", template, unknown},
+		{SGLang, "0.5.23", "InklingForConditionalGeneration", "inkling", template, unknown},
+		{SGLang, "0.5.23", "DeepseekV41ForCausalLM", "deepseek_v41", template, unknown},
 		{SGLang, "0.5.23", "MuseSparkForConditionalGeneration", "muse", template, unknown},
+		{SGLang, "0.5.23", "BeamForCausalLM", "beam", template, unknown},
+		{SGLang, "0.5.23", "InternVLChatModel", "internvl_chat", template, unknown},
+		{TRTLLM, "", "DeepseekV32ForCausalLM", "deepseek_v32", template, unknown},
+		{TRTLLM, "", "DeepseekV4ForCausalLM", "deepseek_v4", template, unknown},
+		{TRTLLM, "", "KimiK3ForConditionalGeneration", "kimi_k3", template, unknown},
+		{TRTLLM, "", "InklingForConditionalGeneration", "inkling", template, unknown},
+		{TRTLLM, "", "GptOssForCausalLM", "gpt_oss", template, unknown},
+		{TRTLLM, "", "Glm5NextForConditionalGeneration", "glm5_next", template, unknown},
 	} {
 		name := fmt.Sprintf("%s %s, %s", c.engine, c.version, c.architecture)
 		dir := nativeFolder(t, c.architecture, c.modelType, c.files)

@@ -23,7 +23,8 @@ type rules struct {
 	// hidesTools: a tool_choice of none hides the tools from encoders that are not templates, too.
 	// Source: SGLang 0.5.22, serving_chat, _apply_jinja_template.
 	hidesTools bool
-	// recipe: DeepSeek V4 is encoded by the package deepseek-recipe. Source: SGLang 0.5.23, chat_encoding_adapters.
+	// recipe: compiled packages, deepseek-recipe and tml-renderers, encode DeepSeek V4 and Inkling.
+	// Source: SGLang 0.5.23, chat_encoding_adapters, parser/inkling_renderer.
 	recipe bool
 	// toolsAsSent: a tool's function keeps the client's order of keys and has no strict unless the client sent one.
 	// Messages may have the role root and the field prefix, and an effort may be ultra.
@@ -43,8 +44,6 @@ type rules struct {
 	// softImageTokens: Gemma 4's media have marks that are not known here. True for older versions.
 	// Source: vLLM 0.32.0, model_executor/models/gemma4_mm, get_placeholder_str.
 	softImageTokens bool
-	// onlyTemplates: the version's encoders that are not templates were not compared with kvepp's.
-	onlyTemplates bool
 }
 
 // releases are the versions that kvepp follows, oldest first. This is the only list of them: flags, discovery, the
@@ -52,9 +51,8 @@ type rules struct {
 var releases = map[Engine][]release{
 	VLLM: {
 		{version: "0.31.0", rules: rules{keepsBillingHeader: true, byNameOnly: true, noEffortMap: true,
-			softImageTokens: true, onlyTemplates: true}},
-		{version: "0.32.0", rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true,
-			onlyTemplates: true}},
+			softImageTokens: true}},
+		{version: "0.32.0", rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true}},
 		{version: "0.33.0"},
 	},
 	SGLang: {

@@ -199,7 +199,11 @@ func (g *chatGenerator) turn(messages []any) []any {
 func (g *chatGenerator) conversation() []any {
 	var messages []any
 	if g.oneIn(2) {
-		m := object{"role": "system", "content": g.content(g.text())}
+		text := g.text()
+		if g.engine == tokenizer.VLLM && g.oneIn(12) {
+			text = "x-anthropic-billing-header: cch=1\n" + text
+		}
+		m := object{"role": "system", "content": g.content(text)}
 		if g.engine == tokenizer.SGLang && g.oneIn(6) {
 			m["tools"] = g.tools()
 		}

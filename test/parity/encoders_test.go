@@ -73,9 +73,6 @@ func TestEncoders(t *testing.T) {
 	}
 	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
 		for _, version := range compared(t, engine) {
-			if engine == tokenizer.VLLM && version < "0.33" {
-				continue // kvepp routes these models' chats by load
-			}
 			t.Run(string(engine)+"/"+version, func(t *testing.T) { compareEncoders(t, engine, version, chats) })
 		}
 	}

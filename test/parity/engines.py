@@ -76,6 +76,8 @@ REAL = {
         "sglang.srt.entrypoints.openai.serving_tokenize",
         "sglang.srt.parser.glm53_chat_template",
         "sglang.srt.parser.hunyuan_reasoning",
+        "sglang.srt.parser.inkling_renderer",
+        "sglang.srt.parser.inkling_tokenizer",
         "sglang.srt.parser.jinja_template_utils",
         "sglang.srt.parser.python_chat_template",
         "sglang.srt.parser.template_detection",
@@ -414,6 +416,7 @@ class SGLang:
         serving.template_manager = types.SimpleNamespace(chat_template_name=None, reasoning_config=None)
         serving.default_chat_template_kwargs = serving.reasoning_parser = serving.tool_call_parser = serving.chat_encoding_spec = None
         serving.is_gpt_oss = serving.is_gemma4 = serving._prompt_text_round_trip_is_lossy = False
+        serving._inkling_default_reasoning_effort = 0.9
         serving._tokenizer_auto_adds_specials = len(tokenizer.encode("")) > 0
         serving._reasoning_detector = None
         # What later versions ask besides.
@@ -469,7 +472,13 @@ class SGLang:
         serving = serving_responses.OpenAIServingResponses.__new__(serving_responses.OpenAIServingResponses)
         serving.__dict__.update(self.serving.__dict__)
         serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False)
-        return None, list(asyncio.run(serving._make_request(request, None, self.tokenizer))[2][0])
+        ids = list(asyncio.run(serving._make_request(request, None, self.tokenizer))[2][0])
+        return "" if serving.chat_encoding_spec == "inkling" else None, ids
+
+    @staticmethod
+    def before_media(ids):
+        """Inkling's ids before the mark of the first image or sound, which is followed by a placeholder."""
+        return list(ids[:next((i for i, token in enumerate(ids) if token < 0), len(ids) + 1) - 1])
 
     def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None, encoder=None, gpt_oss=False):
         """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
@@ -507,6 +516,8 @@ class SGLang:
         if effort is not None:
             request.reasoning_effort = effort
         result = self.serving._process_messages(request, bool(architecture))
+        if self.serving.chat_encoding_spec == "inkling":
+            return "", self.before_media(result.prompt_ids)
         if not architecture:
             return None, list(result.prompt_ids)
         kind, prompt = self.serving._engine_prompt(result, True)

@@ -85,6 +85,14 @@ def make_folders(folder):
     return list(contents)
 
 
+def chat_modules():
+    """The modules with parse_chat_messages and with the tracker of media, which moved with 0.32 and with 0.33."""
+    if "vllm.renderers.chat_utils.chat_message" in engines.REAL["vllm"]:
+        return [importlib.import_module("vllm.renderers.chat_utils." + name) for name in ("chat_message", "item_tracker")]
+    name = next(name for name in ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils") if name in engines.REAL["vllm"])
+    return [importlib.import_module(name)] * 2
+
+
 def main(sources, folder, count):
     for name in ("mistral_common", "PIL", "jsonschema"):
         engines.ABSENT.remove(name)
@@ -98,29 +106,30 @@ def main(sources, folder, count):
     import vllm.renderers.params as params
 
     for name in ("ChatParams", "TokenizeParams", "ReasoningEffort", "merge_kwargs", "map_reasoning_effort"):
-        setattr(vllm.renderers, name, getattr(params, name))
+        if hasattr(params, name):  # the efforts came with 0.33
+            setattr(vllm.renderers, name, getattr(params, name))
     import vllm.tokenizers.mistral as mistral
     import vllm.utils.mistral
 
     vllm.utils.mistral.mt = mistral
     import vllm.entrypoints.anthropic.protocol as anthropic
     import vllm.renderers.mistral as renderers
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages, DisabledThinkingEffortResolver
+    import vllm.entrypoints.anthropic.serving as serving
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
-    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
-    from vllm.renderers.chat_utils import chat_message, item_tracker
+
+    chat_utils, trackers = chat_modules()
 
     online = importlib.import_module(RENDERER)
     renderers.parse_dec_only_prompt = lambda ids: {"ids": ids}
-    renderers.parse_chat_messages = chat_message.parse_chat_messages
+    renderers.parse_chat_messages = chat_utils.parse_chat_messages
     online.ResponsesRenderResult = lambda messages, engine_input: engine_input
     online.validate_request_mm_kwargs = lambda **given: None
     import mistral_common.tokens.tokenizers.image as images
 
     images.transform_image = lambda image, size: numpy.zeros(1)  # what the model sees, which needs more packages
-    item_tracker.BaseMultiModalItemTracker.model_cls = property(
+    trackers.BaseMultiModalItemTracker.model_cls = property(
         lambda tracker: types.SimpleNamespace(get_placeholder_str=lambda modality, i: None))
 
     class Renderer:
@@ -148,7 +157,7 @@ def main(sources, folder, count):
         made.trust_request_mm_kwargs = False
         made.default_chat_template_kwargs, made.reasoning_effort_map = {}, {}
         made.create_error_response = lambda message, *more, **named: ValueError(message)
-        made.disabled = DisabledThinkingEffortResolver(made)
+        made.disabled = serving.AnthropicServingMessages.__new__(serving.AnthropicServingMessages) if older else serving.DisabledThinkingEffortResolver(made)
 
         async def probed(effort):
             try:
@@ -180,10 +189,18 @@ def main(sources, folder, count):
         if "max_tokens" in body:
             # After AnthropicServingMessages.create_messages, for a server without --chat-template.
             request = anthropic.AnthropicMessagesRequest.model_validate(body)
-            effort = await server.disabled.resolve_for(request)
-            return await rendered(server, AnthropicServingMessages.to_chat_completion_request(
+            effort = await disabled_effort(server.disabled, request)
+            return await rendered(server, serving.AnthropicServingMessages.to_chat_completion_request(
                 request, merge_inline_system=True, disabled_thinking_effort=effort))
         return await rendered(server, ChatCompletionRequest.model_validate(body))
+
+    older = not hasattr(serving, "DisabledThinkingEffortResolver")  # up to 0.32
+
+    async def disabled_effort(resolver, request):
+        if not older:
+            return await resolver.resolve_for(request)
+        # After create_messages.
+        return await resolver._probe_disabled_thinking_effort() if request.thinking is not None and request.thinking.type == "disabled" else "none"
 
     def before_media(server, found):
         """The ids before the first token of an image or of sound."""

@@ -55,6 +55,8 @@ const (
 	Ordinary
 	// Special is the name of one added token.
 	Special
+	// Fixed is the name of a token whose id the engine knows without a look at the vocabulary.
+	Fixed
 	// Media stands for an image, a video or sound. The ids from here on are not known.
 	Media
 )
@@ -63,6 +65,7 @@ const (
 type Piece struct {
 	Kind Kind
 	Text string
+	ID   uint32 // of a piece of kind Fixed
 }
 
 // OtherName returns another name under which a vocabulary may have a special token; "" if there is none.
@@ -90,6 +93,8 @@ type Encoder struct {
 	// LikeTemplate says that the encoder takes the place of the model's Jinja template: SGLang gives it the tools that
 	// tool_choice allows and all template variables, and writes an assistant's thinking in /v1/messages itself.
 	LikeTemplate bool
+	// CannotEnable says that turning thinking on in /v1/messages changes no prompt on SGLang. Turning it off may.
+	CannotEnable bool
 	// AlwaysThinks says that no choice of SGLang's about thinking in /v1/messages changes the prompt.
 	AlwaysThinks bool
 	// RendersIDs says that SGLang keeps the encoder's ids, also of models that take images, instead of decoding them to
@@ -144,7 +149,7 @@ type Model struct {
 	HasTemplate bool
 	// Template is the source of the folder's chat template, if SGLang may replace it by code of its own.
 	Template string
-	// Recipe says that this version encodes DeepSeek V4 with the package deepseek-recipe.
+	// Recipe says that this version encodes DeepSeek V4 and Inkling with compiled packages.
 	Recipe bool
 }
 
@@ -159,12 +164,19 @@ func SGLang(model Model) *Encoder {
 			return nil
 		}
 		return &sglangDeepSeekV4
+	case strings.Contains(arch, "InklingForConditionalGeneration") && !model.Recipe:
+		return &sglangInkling
 	case strings.Contains(arch, "DeepseekV3") && !model.HasTemplate:
 		return &sglangDeepSeekV32
 	case isGLM53(arch, model.Template):
 		return &sglangGLM53
 	}
 	return nil
+}
+
+var sglangInkling = Encoder{
+	Name: "Inkling (SGLang's inkling)", Raw: true, Media: true, RendersIDs: true, CannotEnable: true,
+	Encode: inklingSGLang,
 }
 
 var sglangDeepSeekV4 = Encoder{
@@ -227,7 +239,7 @@ func (p *prompt) content(text string) {
 			break
 		}
 		p.add(before)
-		p.pieces = append(p.pieces, Piece{Text, string(p.text[p.cut:])}, Piece{Media, dsImage})
+		p.pieces = append(p.pieces, Piece{Kind: Text, Text: string(p.text[p.cut:])}, Piece{Kind: Media, Text: dsImage})
 		p.cut, text = len(p.text), after
 	}
 	p.add(text)
@@ -256,7 +268,7 @@ func (p *prompt) done() ([]Piece, error) {
 		return nil, p.err
 	}
 	last := p.text[p.cut:]
-	return append(p.pieces, Piece{Text, unsafe.String(unsafe.SliceData(last), len(last))}), nil
+	return append(p.pieces, Piece{Kind: Text, Text: unsafe.String(unsafe.SliceData(last), len(last))}), nil
 }
 
 // get returns a field if the object has it and its value is of type T.

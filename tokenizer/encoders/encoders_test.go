@@ -81,6 +81,67 @@ func TestInkling(t *testing.T) {
 	}
 }
 
+// TestInklingSGLang is TestInkling for SGLang.
+func TestInklingSGLang(t *testing.T) {
+	const effort = "<|message_system|><|content_text|>Thinking effort level: 0.9<|end_message|>"
+	const user = `{"role":"user","content":"u"}`
+	for _, c := range []struct{ chat, want string }{
+		{`{"messages":[` + user + `]}`, effort + "<|message_user|><|content_text|>u<|end_message|>"},
+		{
+			`{"messages":[{"role":"system","content":"s"},{"role":"assistant","reasoning_content":"r","content":null,` +
+				`"tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1,"a":"ü"}}}]},` +
+				`{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"},{"type":"text","text":"y"}]},` +
+				`{"role":"tool","name":"g","content":[]}],"tools":[{"function":{"name":"f"}}],` +
+				`"kwargs":{"reasoning_effort":0}}`,
+			"<|message_system|>tool_declare<|content_xml|>" +
+				`[{"description":"","name":"f","parameters":{},"type":"function"}]<|end_message|>` +
+				"<|message_system|><|content_text|>s<|end_message|>" +
+				"<|message_system|><|content_text|>Thinking effort level: 0<|end_message|>" +
+				"<|message_model|><|content_thinking|>r<|end_message|>" +
+				`<|message_model|>f<|content_invoke_tool_json|>{"name":"f","args":{"a":"ü","b":1}}<|end_message|>` +
+				"<|content_model_end_sampling|><|message_tool|>f<|content_text|>x<|end_message|>" +
+				"<|message_tool|>f<|content_text|>y<|end_message|><|message_tool|>g<|content_text|><|end_message|>",
+		},
+		{
+			`{"messages":[` + user + `,{"role":"assistant","content":[{"type":"reasoning","text":"r"},` +
+				`{"type":"thinking","thinking":"t"},{"type":"text","text":"a"}]},{"role":"assistant","content":""}]}`,
+			effort + "<|message_user|><|content_text|>u<|end_message|>" +
+				"<|message_model|><|content_thinking|>r<|end_message|><|message_model|><|content_thinking|>t" +
+				"<|end_message|><|message_model|><|content_text|>a<|end_message|><|content_model_end_sampling|>",
+		},
+		{
+			`{"messages":[` + user + `,{"role":"assistant","content":"so"}],"kwargs":{"continue_final_message":true}}`,
+			effort + "<|message_user|><|content_text|>u<|end_message|><|message_model|><|content_text|>so",
+		},
+		{
+			`{"messages":[{"role":"system","content":"s"}],"kwargs":{"reasoning_effort":"0.125"}}`,
+			"<|message_system|><|content_text|>s<|end_message|>" +
+				"<|message_system|><|content_text|>Thinking effort level: 0.12<|end_message|>",
+		},
+		{
+			`{"messages":[{"role":"assistant","reasoning_content":"r","content":[{"type":"thinking","text":"t"}]}]}`,
+			"refused",
+		},
+		{`{"messages":[{"role":"tool","content":[{"type":"thinking","text":"t"}]}]}`, "refused"},
+		{`{"messages":[` + user + `],"kwargs":{"reasoning_effort":1}}`, "refused"},
+		{`{"messages":[` + user + `],"kwargs":{"reasoning_effort":true}}`, "refused"},
+		{`{"messages":[` + user + `],"kwargs":{"reasoning_effort":"1e-1"}}`, "unknown"},
+		{`{"messages":[{"role":"latest_reminder","content":"u"}]}`, "refused"},
+		{`{"messages":[{"role":"user","content":[{"type":"video_url"}]}]}`, "refused"},
+	} {
+		got, err := encoded(t, &sglangInkling, chatOf(t, c.chat))
+		switch {
+		case errors.As(err, new(Refused)):
+			got = "refused"
+		case errors.As(err, new(Unknown)):
+			got = "unknown"
+		}
+		if got != c.want {
+			t.Errorf("%s\n got %q, %v\nwant %q", c.chat, got, err, c.want)
+		}
+	}
+}
+
 // TestDeepSeekV32 shows what both engines make of a chat. test/parity compares with the engines' own code.
 func TestDeepSeekV32(t *testing.T) {
 	const call = `{"role":"assistant","content":"","tool_calls":[{"id":"c","type":"function","function":{"name":"f",` +
@@ -215,11 +276,12 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Piece{
-		{Text, "<｜begin▁of▁sentence｜>" + dsEffortHigh + "<｜User｜>see\n\n"}, {Media, dsImage}, {Text, "\n\nand\n\n"},
-		{Media, dsImage}, {Text, "<｜Assistant｜><think>"},
+		{Kind: Text, Text: "<｜begin▁of▁sentence｜>" + dsEffortHigh + "<｜User｜>see\n\n"}, {Kind: Media, Text: dsImage},
+		{Kind: Text, Text: "\n\nand\n\n"}, {Kind: Media, Text: dsImage},
+		{Kind: Text, Text: "<｜Assistant｜><think>"},
 	}
 	if !slices.Equal(pieces, want) {
-		t.Errorf(" got %q\nwant %q", pieces, want)
+		t.Errorf(" got %+v\nwant %+v", pieces, want)
 	}
 	var unknown Unknown
 	_, err = e.Encode(t.Context(), chatOf(t, strings.ReplaceAll(images, "%s", dsImage)))
@@ -290,7 +352,7 @@ func TestBounds(t *testing.T) {
 
 // all returns every encoder.
 func all() []*Encoder {
-	every := []*Encoder{&sglangDeepSeekV32, &sglangDeepSeekV4, &sglangGLM53}
+	every := []*Encoder{&sglangDeepSeekV32, &sglangDeepSeekV4, &sglangGLM53, &sglangInkling}
 	for _, e := range vllm {
 		every = append(every, e)
 	}

@@ -10,8 +10,8 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Inkling. Its prompts are token ids: texts between special tokens, each encoded by itself. Source: vLLM 0.33.0,
-// renderers/inkling and inkling_encoding.
+// Inkling. Its prompts are token ids: texts between special tokens, each encoded by itself. Source: vLLM 0.31.0 to
+// 0.33.0, renderers/inkling and inkling_encoding.
 
 const (
 	inklingText     = "<|content_text|>"
@@ -52,6 +52,9 @@ type inklingPrompt struct {
 	bytes  int
 	pieces []Piece
 	names  map[string]string // called functions, by the call's id
+	// sglang says that SGLang renders: special tokens have fixed ids, each part of a tool's result becomes a message,
+	// and an assistant's parts may be thinking.
+	sglang bool
 }
 
 // inklingVLLM renders a chat for vLLM.
@@ -127,6 +130,95 @@ func inklingEffortVLLM(variables *chattemplate.Dict) (string, error) {
 	return text, nil
 }
 
+// inklingIDs are the ids of special tokens that SGLang has in its code. Source: SGLang 0.5.21 and 0.5.22,
+// parser/inkling_tokenizer.
+var inklingIDs = map[string]uint32{
+	"<|message_user|>": 200000, inklingModel: 200001, "<|message_system|>": 200002, "<|message_tool|>": 200003,
+	inklingText: 200004, inklingImage: 200005, inklingEndTurn: 200006, inklingThinking: 200008, inklingEnd: 200010,
+	inklingAudio: 200020, inklingXML: 200024, inklingAudioEnd: 200043, inklingCall: 200049,
+}
+
+// inklingSGLang renders a chat for SGLang, where the model itself begins its message.
+// Source: SGLang 0.5.21 and 0.5.22, parser/inkling_renderer and serving_chat, _encode_messages.
+func inklingSGLang(ctx context.Context, chat *Chat) ([]Piece, error) {
+	p := newInkling(ctx, chat)
+	p.sglang = true
+	effort, err := inklingEffortSGLang(field(chat.Variables, "reasoning_effort"))
+	if err != nil {
+		return nil, err
+	}
+	if err := p.tools(items(chat.Tools)); err != nil {
+		return nil, err
+	}
+	messages, prefix, continues := inklingPrefix(chat)
+	for _, item := range messages {
+		message, _ := item.(*chattemplate.Dict)
+		role := roleOf(message)
+		if role != "system" && role != "developer" && effort != "" {
+			p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
+			effort = ""
+		}
+		before := p.bytes
+		if err := p.add(message, role); err != nil {
+			return nil, err
+		}
+		if role == "assistant" && p.bytes > before {
+			p.special(inklingEndTurn)
+		}
+	}
+	if effort != "" {
+		p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
+	}
+	if continues {
+		p.special(inklingModel)
+		p.special(inklingText)
+		p.text(prefix)
+	}
+	return p.done()
+}
+
+// inklingPrefix returns a chat's messages, without the last one if it is to be continued, and the text of that one.
+func inklingPrefix(chat *Chat) (messages []any, prefix string, continues bool) {
+	messages = chat.Messages
+	if len(messages) == 0 || field(chat.Variables, "continue_final_message") != true {
+		return messages, "", false
+	}
+	last, _ := messages[len(messages)-1].(*chattemplate.Dict)
+	prefix, isText := get[string](last, "content")
+	if roleOf(last) != "assistant" || !isText || chattemplate.Truth(field(last, "tool_calls")) ||
+		chattemplate.Truth(field(last, "reasoning_content")) {
+		return messages, "", false
+	}
+	return messages[:len(messages)-1], prefix, true
+}
+
+// inklingEffortSGLang returns the effort as SGLang shows it.
+func inklingEffortSGLang(effort any) (string, error) {
+	value := 0.9
+	switch given := effort.(type) {
+	case nil:
+	case string:
+		named, known := inklingEfforts[given]
+		if !known {
+			var err error
+			if named, err = strconv.ParseFloat(given, 64); err != nil || strings.Trim(given, "0123456789.") != "" {
+				return "", Unknown("such a name of an effort for Inkling")
+			}
+		}
+		value = named
+	case int64:
+		value = float64(given)
+	case float64:
+		value = given
+	default:
+		return "", refused("an effort for Inkling that is neither a name nor a number")
+	}
+	if !(value >= 0 && value <= inklingMost) {
+		return "", refused("the effort %v for Inkling, which is not between 0 and 0.99", value)
+	}
+	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(value, 'f', 2, 64), "0"), "."), nil
+}
+
 func newInkling(ctx context.Context, chat *Chat) *inklingPrompt {
 	p := &inklingPrompt{ctx: ctx, most: chat.MaxBytes, names: map[string]string{}}
 	if p.most <= 0 {
@@ -159,7 +251,13 @@ func (p *inklingPrompt) piece(piece Piece) {
 }
 
 // special appends a special token.
-func (p *inklingPrompt) special(name string) { p.piece(Piece{Kind: Special, Text: name}) }
+func (p *inklingPrompt) special(name string) {
+	if p.sglang {
+		p.piece(Piece{Kind: Fixed, Text: name, ID: inklingIDs[name]})
+		return
+	}
+	p.piece(Piece{Kind: Special, Text: name})
+}
 
 // text appends a text.
 func (p *inklingPrompt) text(text string) {
@@ -244,6 +342,7 @@ func (p *inklingPrompt) add(message *chattemplate.Dict, role string) error {
 	if role == "tool" {
 		return p.result(message)
 	}
+	reasons := false
 	if role == "assistant" {
 		reasoning := field(message, "reasoning")
 		if reasoning == nil {
@@ -253,7 +352,7 @@ func (p *inklingPrompt) add(message *chattemplate.Dict, role string) error {
 		if !isText && chattemplate.Truth(reasoning) {
 			return refused("reasoning that is not text")
 		}
-		if text != "" {
+		if reasons = text != ""; reasons {
 			p.message(role, "", inklingPart{inklingThinking, text})
 		}
 	}
@@ -262,6 +361,9 @@ func (p *inklingPrompt) add(message *chattemplate.Dict, role string) error {
 		return err
 	}
 	for _, part := range parts {
+		if part.kind == inklingThinking && reasons {
+			return refused("reasoning_content beside parts that are thinking")
+		}
 		p.message(role, "", part)
 	}
 	if role != "assistant" {
@@ -303,7 +405,7 @@ func (p *inklingPrompt) call(call *chattemplate.Dict) error {
 	return nil
 }
 
-// result appends a tool's result as one text.
+// result appends a tool's result, as one text on vLLM.
 func (p *inklingPrompt) result(message *chattemplate.Dict) error {
 	name, _ := get[string](message, "name")
 	if name == "" {
@@ -313,6 +415,18 @@ func (p *inklingPrompt) result(message *chattemplate.Dict) error {
 	parts, err := p.parts(field(message, "content"))
 	if err != nil {
 		return err
+	}
+	if p.sglang {
+		if len(parts) == 0 {
+			parts = []inklingPart{{kind: inklingText}}
+		}
+		for _, part := range parts {
+			if part.kind == inklingThinking {
+				return refused("a tool's thinking")
+			}
+			p.message("tool", name, part)
+		}
+		return nil
 	}
 	var text strings.Builder
 	for _, part := range parts {
@@ -361,6 +475,14 @@ func (p *inklingPrompt) part(item any) (inklingPart, error) {
 	switch kind := field(part, "type"); kind {
 	case "text", "input_text":
 		return inklingPart{inklingText, text}, nil
+	case "thinking", "reasoning":
+		if !p.sglang {
+			return inklingPart{}, refused("a content part of type %v for Inkling", kind)
+		}
+		if thinking, ok := get[string](part, "thinking"); ok {
+			text = thinking
+		}
+		return inklingPart{inklingThinking, text}, nil
 	case "image", "input_image", "image_url":
 		return inklingPart{kind: inklingImage}, nil
 	case "audio", "input_audio", "audio_url":
