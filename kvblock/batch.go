@@ -544,7 +544,7 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 		return err
 	}
 	start := s.p
-	for range n { // find the type
+	for i := range n { // find the type
 		key, err := s.text("event key")
 		if err != nil {
 			return err
@@ -554,7 +554,9 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 			if err != nil {
 				return err
 			}
-			e.Kind = kindOf(tag)
+			if e.Kind = kindOf(tag); i == 0 {
+				start, n = s.p, n-1
+			}
 			break
 		}
 		if err := s.skip(); err != nil {

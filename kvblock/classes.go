@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unsafe"
 )
 
 // A hybrid model has layers that do not keep the whole prompt: they attend to a window or a chunk of it, or keep a
@@ -276,7 +277,7 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			break
 		}
 	}
-	n.placeBlocks(b, ops)
+	n.placed = false
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		g, known := n.classGroups[e.Group]
@@ -289,7 +290,7 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			if c := &n.traits.Classes[g.class]; int(c.BlockSize) < n.traits.BlockSize {
 				ops = n.appendPartStore(b, e, g, ops)
 			} else {
-				ops = n.appendClassStore(e, g, ops)
+				ops = n.appendClassStore(b, e, g, ops)
 			}
 		default:
 			ops = n.appendClassRemoval(e, g, ops)
@@ -331,15 +332,14 @@ func (n *Normalizer) learnGroup(number uint32, c Class) (late bool) {
 	return late
 }
 
-// placeBlocks records where the blocks of n.mains are, if a store in n.passing has blocks. Most have none, because only
-// the end of a prompt is kept.
-func (n *Normalizer) placeBlocks(b *Batch, ops []Operation) {
-	clear(n.places)
-	stores := func(i int) bool { return b.Events[i].Kind == BlockStored && len(b.Events[i].Hashes) > 0 }
-	if n.traits.UpperBound || !slices.ContainsFunc(n.passing, stores) {
-		return
+// placeOf returns the place of a block in n.mains. The first call for a batch records the places of all blocks.
+func (n *Normalizer) placeOf(ops []Operation, h EngineHash) (at placed, ok bool) {
+	if n.placed {
+		at, ok = n.places[h]
+		return at, ok
 	}
-	if n.places == nil {
+	n.placed = true
+	if clear(n.places); n.places == nil {
 		n.places = map[EngineHash]placed{}
 	}
 	for i := range n.mains {
@@ -347,15 +347,51 @@ func (n *Normalizer) placeBlocks(b *Batch, ops []Operation) {
 			n.places[ops[n.mains[i].op].Stored.Blocks[j].Engine] = placed{i, j}
 		}
 	}
+	at, ok = n.places[h]
+	return at, ok
+}
+
+// placeSearch finds the places of a store's blocks, which come in the order of the prompt.
+type placeSearch struct {
+	main  int // full attention's store of the same tokens; -1: there is none
+	block int // the next one in it
+}
+
+// searchOf returns the search for the blocks of e, which is in b.
+func (n *Normalizer) searchOf(b *Batch, e *Event) placeSearch {
+	for i := range n.mains {
+		full := &b.Events[n.mains[i].event]
+		if len(full.Tokens) == len(e.Tokens) && unsafe.SliceData(full.Tokens) == unsafe.SliceData(e.Tokens) &&
+			full.HasParent == e.HasParent && full.Parent == e.Parent && full.BlockSize == e.BlockSize {
+			return placeSearch{main: i}
+		}
+	}
+	return placeSearch{main: -1}
+}
+
+// next returns the place of a block behind the one before.
+func (p *placeSearch) next(n *Normalizer, ops []Operation, h EngineHash) (placed, bool) {
+	if p.main >= 0 {
+		blocks := ops[n.mains[p.main].op].Stored.Blocks
+		for i := p.block; i < len(blocks); i++ {
+			if blocks[i].Engine == h {
+				p.block = i + 1
+				return placed{p.main, i}, true
+			}
+		}
+		p.main = -1
+	}
+	return n.placeOf(ops, h)
 }
 
 // appendClassStore appends the stores of the blocks of e that all groups of its class hold now, in stretches without a
 // gap. Their size is full attention's or a multiple.
-func (n *Normalizer) appendClassStore(e *Event, g classGroup, ops []Operation) []Operation {
+func (n *Normalizer) appendClassStore(b *Batch, e *Event, g classGroup, ops []Operation) []Operation {
 	class := &n.classes[g.class]
 	var last placed
 	stretch := false // the last operation is a stretch that ends with the block at last
 	class.stored = class.stored || len(e.Hashes) > 0
+	search := n.searchOf(b, e)
 	for _, h := range e.Hashes {
 		if complete, ok := class.add(h, int(g.member)); !ok {
 			n.giveUpClasses()
@@ -364,7 +400,7 @@ func (n *Normalizer) appendClassStore(e *Event, g classGroup, ops []Operation) [
 			stretch = false
 			continue
 		}
-		at, ok := n.places[h]
+		at, ok := search.next(n, ops, h)
 		if !ok {
 			if ops, ok = n.appendUnplaced(ops); !ok {
 				return ops
@@ -413,7 +449,7 @@ func (n *Normalizer) appendPartStore(b *Batch, e *Event, g classGroup, ops []Ope
 	of := -1                   // the store that media belongs to
 	for i := len(e.Hashes) - 1; i >= 0; i-- {
 		h := e.Hashes[i]
-		if found, ok := n.places[h]; ok {
+		if found, ok := n.placeOf(ops, h); ok {
 			at, back = found, 0
 		} else {
 			back += size

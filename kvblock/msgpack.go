@@ -320,6 +320,9 @@ func (s *scanner) skipNested(depth int) error {
 		return err
 	}
 	for range n {
+		if s.skipNil() { // the most usual element: extra keys of a block of text
+			continue
+		}
 		if err := s.skipNested(depth + 1); err != nil {
 			return err
 		}

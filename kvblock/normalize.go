@@ -116,8 +116,9 @@ type buffers struct {
 
 	passing     []int                 // events of groups other than full attention, by index, since the last clear
 	mains       []mainStore           // full attention's stores on the device since the last clear, in order
-	places      map[EngineHash]placed // of the blocks in mains
-	droppedMain bool                  // since the last clear, a store of full attention or a part of one was dropped
+	places      map[EngineHash]placed // of the blocks in mains, if placed
+	placed      bool
+	droppedMain bool // since the last clear, a store of full attention or a part of one was dropped
 
 	stretch       stretch // of the latest store of a worker without full attention
 	stretchPlaces []Place
