@@ -56,7 +56,8 @@ func subscribe(
 			l, known := model.Layers()
 			// Other engines keep windows and states in other ways, and announce less.
 			known = known && engine == tokenizer.VLLM
-			return feed.Layers{Known: known, Windows: l.Windows, Chunk: l.Chunk, State: l.State}
+			return feed.Layers{Known: known, Windows: l.Windows, Chunk: l.Chunk, State: l.State,
+				Other: len(l.Windows) > 0 || l.Chunk > 0 || l.State}
 		}
 		return feed.Layers{}
 	}

@@ -90,6 +90,8 @@ type Layers struct {
 	Windows []int // of layers with a sliding window, in tokens
 	Chunk   int   // of layers that attend to a chunk, in tokens; 0: there are none. Events do not tell it
 	State   bool  // some keep a state
+	// Other says that some of the layers are not full attention's, even if Known is not set.
+	Other bool
 }
 
 // subscription is one worker's subscription, with the subscriber that applies its events.

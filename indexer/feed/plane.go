@@ -27,7 +27,7 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 		)
 		return
 	}
-	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID}
+	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID, eagle: w.EAGLE}
 	var leave func()
 	var err error
 	if c.ZMQ == "" {
@@ -50,6 +50,8 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 type planeSubscriber struct {
 	*subscriber
 	instance uint64
+	eagle    bool // of its blocks, as the pool knows
+	warned   bool // already logged that the plane does not have all of the model's layers
 }
 
 // Message decodes and applies one message of a publisher's own socket.
@@ -91,5 +93,17 @@ func (s *planeSubscriber) events(seq uint64, d *decoding) {
 		}
 		d.operations = append(d.operations, e.Operation)
 	}
-	s.apply(d.operations)
+	if s.apply(d.operations) && s.layers.Other {
+		if !s.warned {
+			s.warned = true
+			s.feed.log.Warn(
+				"a worker's model has layers with windows, chunks or states, but Dynamo's event plane has only full "+
+					"attention's blocks: predictions are an upper bound. Give the worker kvEvents, the engine's own "+
+					"socket",
+				"worker",
+				s.name,
+			)
+		}
+		s.reportTraits(kvblock.Traits{EAGLE: s.eagle, UpperBound: true})
+	}
 }

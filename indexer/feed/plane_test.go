@@ -3,6 +3,7 @@ package feed
 import (
 	"encoding/binary"
 	"io"
+	"strings"
 	"testing"
 
 	"kvepp/kvblock"
@@ -67,6 +68,40 @@ func (h *fixture) plane(c pool.EventChannel) {
 			},
 		},
 	)
+}
+
+// The event plane has full attention's blocks alone, so that the overlap of a hybrid model's worker is an upper bound.
+func TestEventPlaneOfAHybrid(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		var lines lockedBuffer
+		h := newFixtureWith(t, Config{Layers: func(string) Layers { return Layers{Other: other} }}, &lines)
+		e := newEngine(t, 0)
+		h.plane(pool.EventChannel{Publisher: publisher, ZMQ: e.address()})
+		h.connected(1)
+		upper := func() bool {
+			s := h.pool.Acquire()
+			defer s.Release()
+			return s.Workers[0].UpperBound
+		}
+		eventually(t, "a first store", func() bool {
+			message := envelope(e.seq, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4))
+			frame := append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message))), message...)
+			if _, err := e.socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, publisher),
+				binary.BigEndian.AppendUint64(nil, e.seq), frame); err != nil {
+				t.Fatal(err)
+			}
+			e.seq++
+			return h.match(4, 1, 2, 3, 4) == 1 && (upper() || !other)
+		})
+		want := 0
+		if other {
+			want = 1
+		}
+		says := strings.Count(lines.String(), "Dynamo's event plane has only full attention's blocks")
+		if upper() != other || says != want {
+			t.Errorf("other layers %v: upper bound %v, %d warnings", other, upper(), says)
+		}
+	}
 }
 
 // TestEventPlaneOverZMQ publishes as a Dynamo worker's own socket does.
