@@ -81,6 +81,9 @@ const (
 	PeerLeft Cause = "goodbye"
 )
 
+// Causes returns all causes.
+func Causes() []Cause { return []Cause{PeerDead, PeerLeft} }
+
 // Effect is one thing to do, in order.
 type Effect struct {
 	Kind    EffectKind

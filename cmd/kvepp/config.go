@@ -43,6 +43,7 @@ type options struct {
 	transport
 	drainTimeout, drainDelay time.Duration
 	modelLoadTimeout         time.Duration
+	replicaFlags
 
 	endpoints       string
 	dnsLookupFamily string
@@ -370,6 +371,9 @@ func (o *options) checkKVEvents() error {
 		}
 	}
 	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
+		return err
+	}
+	if err := o.checkReplicas(); err != nil {
 		return err
 	}
 	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")

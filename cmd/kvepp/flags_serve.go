@@ -37,6 +37,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 			o.addIndexPeers(f)
 		}},
 		{"Sessions", o.addSessions},
+		{"Replicas", o.replicaFlags.add},
 		{"What clients may say", o.addHints},
 		{"Overload and the queue", o.addBusy},
 		{"Ejection of failing endpoints", o.ejection.add},

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/metrics"
+	"kvepp/test/harness/process"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write docs/configuration.md and docs/metrics.md from the flags and metrics")
@@ -268,6 +269,9 @@ var metricSections = []struct {
 	{"Workers and endpoints", regexp.MustCompile(`^kvepp_(worker|eject|cordon|unresolved|endpoints|ignored|refused|` +
 		`engine|unseen|overloaded|lora)`), ""},
 	{"KV events and the index", regexp.MustCompile(`^kvepp_(events|index|subscriptions|silent)`), ""},
+	{"Replicas", regexp.MustCompile(`^kvepp_replica_`), `
+These exist with ` + "`--replica-peers` or `--replica-service`" + `, see [replicas](replicas.md).
+`},
 	{"Tokens, tokenizers and models", regexp.MustCompile(`^kvepp_(tokenizer|general|model|predicted|reported|` +
 		`prompt|upper|unread|untested|unusable|injected|ladder)`), ""},
 	{"The process", regexp.MustCompile(`^kvepp_(build|memory|log|access|recorded|trace|cert|tls|conn|proxy|` +
@@ -351,10 +355,16 @@ func TestMetricsPage(t *testing.T) {
 	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: w, address: 127.0.0.1:1}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	port, err := process.Ports(1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	o := new(options)
 	if err := parseServe(o, []string{"--endpoints=" + endpoints, "--model=m=" + folder, "--tokenizer-check=1",
 		"--tokenizer-url=http://127.0.0.1:1", "--router-queue-threshold=2",
-		"--access-log=" + filepath.Join(folder, "log")}, func(string) string { return "" }); err != nil {
+		"--access-log=" + filepath.Join(folder, "log"), "--bind-address=127.0.0.1", "--warmup-timeout=1ms",
+		"--replica-peers=127.0.0.1:1", fmt.Sprint("--replica-port=", port)},
+		func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}
 	o.lines = &lineWriter{out: io.Discard}

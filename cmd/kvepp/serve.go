@@ -93,6 +93,7 @@ type server struct {
 	reader     *indexerapi.Reader
 	rewrites   *modelrewrite.Rules
 	objectives *router.Objectives
+	replicas   *replicas // nil: kvepp shares nothing
 
 	// Set by decide.
 	router *router.Router
@@ -201,6 +202,9 @@ func (s *server) discover(ctx context.Context) error {
 	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
 		return err
 	}
+	if s.replicas, err = s.newReplicas(ctx); err != nil {
+		return err
+	}
 	first := awaitWorkers(s.pool, s.minInitialWorkers)
 	s.ready.await("as many endpoints as --router-min-initial-workers", first.reached)
 	s.pool.Watch(first)
@@ -222,16 +226,27 @@ func (s *server) discover(ctx context.Context) error {
 		}
 	}
 	s.reader = indexerapi.NewReader(s.pool, index, s.events, s.log)
-	if s.events != nil && len(s.indexPeers) > 0 {
-		warm, cancel := context.WithTimeout(ctx, s.warmUpTimeout)
-		s.cluster.await(warm) // kvepp can only use a peer's blocks of workers that it knows
-		s.reader.WarmUp(warm, s.indexPeers, s.adminToken.token())
-		cancel()
-	}
+	s.warmUp(ctx)
 	exportCounts(s.m, s.book, index, s.pool, s.events)
 	exportModels(s.m, s.models, s.adapters)
 	exportGauges(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
 	return nil
+}
+
+// warmUp takes over what other replicas and --index-peers have.
+func (s *server) warmUp(ctx context.Context) {
+	if len(s.indexPeers) == 0 && s.replicas == nil {
+		return
+	}
+	warm, cancel := context.WithTimeout(ctx, s.warmUpTimeout)
+	defer cancel()
+	s.cluster.await(warm) // kvepp can only use what a peer says of workers that it knows
+	s.replicas.follow(ctx, s.cluster)
+	if s.events != nil {
+		s.reader.WarmUpFrom(warm, slices.Concat(indexerapi.Sources(s.indexPeers, s.adminToken.token()),
+			s.replicas.sources()))
+		s.replicas.serveIndex(s.reader)
+	}
 }
 
 // decide creates the router, and the external processor that uses it.
@@ -316,6 +331,7 @@ func (s *server) adminHandler() http.Handler {
 	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
+	mux.HandleFunc("GET /debug/replicas", s.replicas.handle)
 	if s.enablePprof {
 		handleProfiles(mux)
 	}

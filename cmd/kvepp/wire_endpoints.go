@@ -62,7 +62,7 @@ func subscribe(
 		return feed.Layers{}
 	}
 	events, err := feed.New(o.feed, p, index, m, log)
-	if err == nil && len(o.indexPeers) > 0 {
+	if err == nil && (len(o.indexPeers) > 0 || o.shares()) {
 		events.Hold()
 	}
 	return events, err

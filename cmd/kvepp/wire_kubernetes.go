@@ -30,6 +30,7 @@ type kubernetes struct {
 	policies  *kube.Policies // nil: there is no pool
 	election  *kube.Election // nil: every replica is active
 	reviewer  *kube.Reviewer // nil: kvepp does not ask the API server who may read metrics
+	replicas  *kube.Service  // nil: --replica-service is not given
 }
 
 // connect creates the followers of a cluster; nil without a cluster. It sends no requests yet.
@@ -88,6 +89,9 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	if o.metricsAuth && o.metricsTokenFile == "" {
 		k.reviewer = kube.NewReviewer(client, log)
 		kinds = append(kinds, k.reviewer.Kind())
+	}
+	if k.replicas = k.newService(o, log); k.replicas != nil {
+		kinds = append(kinds, k.replicas.Kind())
 	}
 	for _, kind := range kinds {
 		labels := prometheus.Labels{"kind": kind.Name}

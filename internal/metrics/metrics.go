@@ -70,6 +70,8 @@ type Metrics struct {
 	ModelFileMismatches prometheus.Gauge
 	// UntestedVersions is the number of endpoints whose engine has a version that kvepp was not tested with.
 	UntestedVersions prometheus.Gauge
+
+	replicaStaleness prometheus.Histogram // set by CollectReplicas
 }
 
 // event identifies a counter of events.

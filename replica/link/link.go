@@ -80,6 +80,7 @@ type Node struct {
 	stop   context.CancelFunc
 	server *grpc.Server
 	lines  loglimit.Limiter
+	said   map[string]bool // hosts and reasons of refusals that are logged; guarded by sending
 
 	changed chan struct{} // holds a token if changes wait to be drained
 
@@ -138,6 +139,7 @@ type address struct {
 // New returns a node without peers. It sends nothing before Serve and SetPeers.
 func New(config Config) *Node {
 	n := &Node{config: config, start: time.Now(), changed: make(chan struct{}, 1),
+		said:   map[string]bool{},
 		sender: replica.NewSender(config.Self, config.Group, config.Name), readers: map[*reader]bool{},
 		served: map[replica.SnapshotReason]uint64{}, refused: map[replica.Reason]uint64{},
 		receiver: replica.NewReceiver(replica.ReceiverConfig{Self: config.Self, Group: config.Group,
@@ -467,3 +469,9 @@ func (n *Node) Close() {
 func (n *Node) Serve(at net.Listener, options ...grpc.ServerOption) error {
 	return n.newServer(options).Serve(at)
 }
+
+// Self returns this process's identity.
+func (n *Node) Self() replica.Identity { return n.config.Self }
+
+// Group returns Config.Group.
+func (n *Node) Group() string { return n.config.Group }

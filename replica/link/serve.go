@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"time"
 
@@ -71,10 +72,15 @@ func (n *Node) admit(s grpc.ServerStream) (hello replica.Hello, proof []byte, wh
 
 // refuse tells a peer why it is refused.
 func (n *Node) refuse(s grpc.ServerStream, why replica.Reason) error {
+	host, _, _ := net.SplitHostPort(addressOf(s.Context()))
 	n.sending.Lock()
 	n.refused[why]++
+	known := n.said[host+string(why)] || len(n.said) >= maxSaid
+	if !known {
+		n.said[host+string(why)] = true
+	}
 	n.sending.Unlock()
-	if why != replica.Self {
+	if why != replica.Self && !known {
 		n.warn("a peer that wants to read this replica's log is refused", "peer", addressOf(s.Context()), "reason", why,
 			"fix", adviceOf(why))
 	}
@@ -83,6 +89,9 @@ func (n *Node) refuse(s grpc.ServerStream, why replica.Reason) error {
 	}
 	return status.Error(codes.PermissionDenied, string(why))
 }
+
+// maxSaid bounds the refused hosts that are remembered, so that each is logged once.
+const maxSaid = 1024
 
 // warn logs what peers can cause.
 func (n *Node) warn(text string, about ...any) {

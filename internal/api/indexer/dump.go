@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -35,7 +36,25 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	defer r.dumping.Unlock()
-	classes := req.URL.Query().Get("classes") == "true"
+	w.Header().Set("Content-Type", "application/json")
+	control := http.NewResponseController(w)
+	_ = r.dump(w, req.URL.Query().Get("classes") == "true", func() {
+		// Some connections have no deadlines; a failed write reports the rest.
+		_ = control.SetWriteDeadline(time.Now().Add(dumpPatience))
+	})
+}
+
+// WriteDump writes what Dump answers, with classes. ErrBusy: another dump is being written.
+func (r *Reader) WriteDump(w io.Writer) error {
+	if !r.dumping.TryLock() {
+		return ErrBusy
+	}
+	defer r.dumping.Unlock()
+	return r.dump(w, true, func() {})
+}
+
+// dump writes a dump. It calls before ahead of each write. The caller holds r.dumping.
+func (r *Reader) dump(w io.Writer, classes bool, before func()) error {
 	snapshot := r.pool.Acquire() // until the end: worker numbers must not be reused meanwhile
 	defer snapshot.Release()
 	workers := snapshot.Workers
@@ -50,8 +69,6 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	}
 	slices.SortFunc(names, func(a, b api.ModelGroup) int { return strings.Compare(a.String(), b.String()) })
 
-	w.Header().Set("Content-Type", "application/json")
-	control := http.NewResponseController(w)
 	var part bytes.Buffer
 	for i, name := range names {
 		key, _ := json.Marshal(name.String())
@@ -59,10 +76,9 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 		d := dumper{out: &part, classes: classes}
 		for _, worker := range groups[name] {
 			d.worker(r.feed, worker)
-			// Some connections have no deadlines; a failed write reports the rest.
-			_ = control.SetWriteDeadline(time.Now().Add(dumpPatience))
+			before()
 			if _, err := part.WriteTo(w); err != nil {
-				return // the client closed the connection
+				return err // the client closed the connection
 			}
 		}
 		part.WriteString("]}")
@@ -71,7 +87,8 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 		part.WriteByte('{')
 	}
 	part.WriteByte('}')
-	_, _ = part.WriteTo(w)
+	_, err := part.WriteTo(w)
+	return err
 }
 
 // dumper writes the events of one model.

@@ -26,7 +26,34 @@ const connectFirst = 2 * time.Second
 // done or ctx ends. If no peer has a dump, the index stays empty; that is not an error. token may be empty. There must
 // be a feed. The workers must have joined after the feed's Hold; WarmUp calls its Release.
 func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
+	r.WarmUpFrom(ctx, Sources(peers, token))
+}
+
+// Sources returns peers at URLs. token may be empty.
+func Sources(peers []string, token string) []Source {
+	sources := make([]Source, 0, len(peers))
+	for _, peer := range peers {
+		url := strings.TrimRight(peer, "/") + "/dump?classes=true"
+		sources = append(sources, Source{peer, func(ctx context.Context) (io.ReadCloser, error) {
+			return openDump(ctx, url, token)
+		}})
+	}
+	return sources
+}
+
+// Source is a peer that gives its dump.
+type Source struct {
+	Name string
+	// Open begins a dump. ErrBusy: the peer is asked again.
+	Open func(context.Context) (io.ReadCloser, error)
+}
+
+// WarmUpFrom is WarmUp for peers of any kind.
+func (r *Reader) WarmUpFrom(ctx context.Context, peers []Source) {
 	defer r.feed.Release()
+	if len(peers) == 0 {
+		return
+	}
 	connected, cancel := context.WithTimeout(ctx, connectFirst)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -42,21 +69,21 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 	}
 	l := r.newLoader()
 	for len(peers) > 0 && ctx.Err() == nil {
-		var busy []string // peers that write a dump for another client
+		var busy []Source // peers that write a dump for another client
 		for _, peer := range peers {
 			if len(l.wanted) == 0 {
 				return
 			}
 			begin, before := time.Now(), l.blocks
-			err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump?classes=true", token)
+			err := l.load(ctx, peer)
 			switch {
-			case errors.Is(err, errBusy):
+			case errors.Is(err, ErrBusy):
 				busy = append(busy, peer)
 			case err != nil:
 				r.log.Warn(
 					"cannot copy a peer's index; kvepp asks the next peer, or begins with an empty index",
 					"peer",
-					peer,
+					peer.Name,
 					"error",
 					err,
 				)
@@ -64,7 +91,7 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 				r.log.Info(
 					"a peer's index was taken over",
 					"peer",
-					peer,
+					peer.Name,
 					"blocks",
 					l.blocks-before,
 					"took",
@@ -79,16 +106,16 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 				r.log.Warn(
 					"peers that could have given their index were busy all the time; it begins empty",
 					"peers",
-					peers,
+					len(peers),
 				)
 			}
 		}
 	}
 }
 
-// errBusy means that a peer is writing a dump for another client. A peer writes one dump at a time, and replicas that
+// ErrBusy means that a peer is writing a dump for another client. A peer writes one dump at a time, and replicas that
 // start together all request it.
-var errBusy = errors.New("service: the peer writes another dump")
+var ErrBusy = errors.New("service: the peer writes another dump")
 
 // busyPause is the time until a busy peer is asked again.
 const busyPause = 250 * time.Millisecond
@@ -134,27 +161,37 @@ func (r *Reader) newLoader() *loader {
 	return l
 }
 
-// load loads one peer's dump. Events before an error stay in the index: they are correct.
-func (l *loader) load(ctx context.Context, url, token string) error {
+// openDump begins a peer's dump over HTTP.
+func openDump(ctx context.Context, url, token string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := peerClient.Do(req)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode == http.StatusOK:
+		return resp.Body, nil
+	}
+	resp.Body.Close()
+	if resp.StatusCode == http.StatusTooManyRequests {
+		return nil, ErrBusy
+	}
+	return nil, fmt.Errorf("%s answered %s", url, resp.Status)
+}
+
+// load loads one peer's dump. Events before an error stay in the index: they are correct.
+func (l *loader) load(ctx context.Context, peer Source) error {
+	dump, err := peer.Open(ctx)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusTooManyRequests {
-		return errBusy
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answered %s", url, resp.Status)
-	}
-	err = readDump(bufio.NewReaderSize(io.LimitReader(resp.Body, maxDumpBytes), 1<<16), l.event)
+	defer dump.Close()
+	err = readDump(bufio.NewReaderSize(io.LimitReader(dump, maxDumpBytes), 1<<16), l.event)
 	for key, w := range l.wanted {
 		if w.begun {
 			delete(l.wanted, key)

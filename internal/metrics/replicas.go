@@ -1,0 +1,108 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Replicas is what kvepp shares with its replicas at one moment. Keys are values of labels.
+type Replicas struct {
+	Peers                    map[string]int // by state
+	Bookings, Blocks, Parked int
+	Events                   map[[2]string]uint64 // by kind and outcome
+	Snapshots                map[string]uint64    // by reason
+	Refused, Closed          map[string]uint64    // by reason
+	Freed                    map[string]uint64    // by cause
+	Sent, Received           uint64               // bytes
+	ConnectFailures, Flat    uint64
+}
+
+func replicaDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+var (
+	replicaPeers = replicaDesc("kvepp_replica_peers",
+		"Other replicas by state: live, joining (their bookings have not come whole), suspect (silent for a second, "+
+			"or the connection ended; their bookings still count), absent (an address where no replica answers).",
+		"state")
+	replicaBookings = replicaDesc("kvepp_replica_bookings",
+		"Running requests of other replicas that kvepp's load book counts.")
+	replicaBlocks = replicaDesc("kvepp_replica_blocks",
+		"KV blocks with hashes of other replicas' running requests.")
+	replicaParked = replicaDesc("kvepp_replica_parked_bookings",
+		"Running requests of other replicas at workers that this one does not know yet.")
+	replicaEvents = replicaDesc("kvepp_replica_events_total",
+		"Changes that other replicas sent, by kind and outcome: applied, ignored (the request had ended), parked (the "+
+			"worker is not known yet), lapsed (parked for a minute, or too many), refused (beyond a bound), duplicate.",
+		"kind", "outcome")
+	replicaSnapshots = replicaDesc("kvepp_replica_snapshots_total",
+		"Snapshots sent to other replicas, by reason: joined, fell_behind (it read too slowly or was away), future.",
+		"reason")
+	replicaRefused = replicaDesc("kvepp_replica_refused_total",
+		"Replicas that wanted to read from this one and were refused or disconnected, by reason.", "reason")
+	replicaClosed = replicaDesc("kvepp_replica_closed_total",
+		"Connections to other replicas that ended for a reason of the protocol, by reason.", "reason")
+	replicaFreed = replicaDesc("kvepp_replica_freed_total",
+		"Running requests of other replicas that were freed together, by cause: peer_dead, goodbye.", "cause")
+	replicaBytes = replicaDesc("kvepp_replica_bytes_total",
+		"Bytes of messages between replicas, by direction: sent, received.", "direction")
+	replicaFailures = replicaDesc("kvepp_replica_connect_failures_total",
+		"Attempts to reach another replica that failed; a rise means that its address, certificate or token is wrong.")
+	replicaFlat = replicaDesc("kvepp_replica_flat_bookings_total",
+		"Running requests of other replicas that count without their blocks' hashes, because there were too many.")
+)
+
+// replicaCollector exports Replicas at each scrape.
+type replicaCollector struct{ read func() Replicas }
+
+// CollectReplicas exports what read returns at each scrape.
+func (m *Metrics) CollectReplicas(read func() Replicas) {
+	m.replicaStaleness = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "kvepp_replica_staleness_seconds",
+		Help: "How old another replica's changes are when this one applies them, measured several times a second for " +
+			"each replica; above 0.02, replicas choose by old loads.",
+		Buckets: prometheus.ExponentialBuckets(5e-4, 2, 14), // 0.5 ms .. 4 s
+	})
+	m.Registry.MustRegister(replicaCollector{read}, m.replicaStaleness)
+}
+
+func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaBlocks, replicaParked, replicaEvents,
+		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaBytes, replicaFailures, replicaFlat} {
+		out <- d
+	}
+}
+
+func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
+	now := c.read()
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for state, n := range now.Peers {
+		gauge(replicaPeers, n, state)
+	}
+	gauge(replicaBookings, now.Bookings)
+	gauge(replicaBlocks, now.Blocks)
+	gauge(replicaParked, now.Parked)
+	for labels, n := range now.Events {
+		count(replicaEvents, n, labels[0], labels[1])
+	}
+	for d, all := range map[*prometheus.Desc]map[string]uint64{replicaSnapshots: now.Snapshots,
+		replicaRefused: now.Refused, replicaClosed: now.Closed, replicaFreed: now.Freed} {
+		for label, n := range all {
+			count(d, n, label)
+		}
+	}
+	count(replicaBytes, now.Sent, "sent")
+	count(replicaBytes, now.Received, "received")
+	count(replicaFailures, now.ConnectFailures)
+	count(replicaFlat, now.Flat)
+}
+
+// ReplicaStaleness, after CollectReplicas, observes how old another replica's changes are when this one applies them.
+func (m *Metrics) ReplicaStaleness(d time.Duration) { m.replicaStaleness.Observe(d.Seconds()) }
