@@ -2,6 +2,7 @@ package extproc
 
 import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"strings"
 
 	"kvepp/router/eject"
 )
@@ -68,4 +69,10 @@ func causeOf(flags uint64) eject.Cause {
 		return eject.Timeout
 	}
 	return ""
+}
+
+// showsWorker reports whether an answer with this status shows that its worker works. A Dynamo frontend refuses requests
+// itself: a bad request, and with 400 also a request for a worker that it has lost.
+func (s *Server) showsWorker(status string) bool {
+	return !s.cfg.Frontends || !strings.HasPrefix(status, "4")
 }

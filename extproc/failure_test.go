@@ -74,3 +74,15 @@ func TestBrokenBy(t *testing.T) {
 	f(&accesslogdata.ResponseFlags{UpstreamRequestTimeout: true}, eject.Timeout)
 	f(&accesslogdata.ResponseFlags{StreamIdleTimeout: true}, "") // of a client that does not read, perhaps
 }
+
+// TestStatusOfFrontend: a client error of a Dynamo frontend does not readmit a worker; an engine's does.
+func TestStatusOfFrontend(t *testing.T) {
+	for status, byFrontend := range map[string]bool{"200": true, "400": false, "404": false, "429": false, "invalid": true} {
+		for frontends, want := range map[bool]bool{true: byFrontend, false: true} {
+			s := &Server{cfg: Config{Frontends: frontends}}
+			if got := s.showsWorker(status); got != want {
+				t.Errorf("%s with frontends %v: %v", status, frontends, got)
+			}
+		}
+	}
+}

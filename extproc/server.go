@@ -342,7 +342,7 @@ func (x *exchange) observe(e *effect) {
 		}
 		x.upstreamStatus = x.code
 		if x.route != nil {
-			x.route.Responding(e.Failure, e.OfEndpoint)
+			x.route.Responding(e.Failure, e.OfEndpoint && x.Server.showsWorker(x.code))
 		}
 		switch {
 		case x.route == nil:

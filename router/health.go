@@ -180,7 +180,7 @@ func (h *health) stopTimer() {
 }
 
 // Responding notes that the response headers have come. failure is what they say of the endpoint; empty: no failure so
-// far. ofEndpoint is false if the proxy answered by itself, for a reason that says nothing of the endpoint. Only the
+// far. ofEndpoint is false if the proxy or a frontend answered by itself, which says nothing of the endpoint. Only the
 // goroutine that follows the answer calls it, Heard and Answered.
 func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	h := &r.health
