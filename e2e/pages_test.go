@@ -296,6 +296,9 @@ var notRun = []struct{ page, begins, because string }{
 		"needs Dynamo; TestCheck runs it"},
 	{"docs/operations.md", "bin/kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen --gateway",
 		"needs Envoy; TestCheckGateway runs it"},
+	{"docs/tracing.md", "kvepp decisions --worker worker-0 --slow 2s --follow", "has no end; TestDecisionsCommand runs it"},
+	{"docs/envoy.md", "envoy -c ", "TestManifestsAreValid has Envoy read what kvepp envoy prints"},
+	{"docs/hybrid-models.md", "kvepp serve ... --vllm-hash-seeds", "has an ellipsis; make test-vllm runs it"},
 	{"docs/tracing.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "has an ellipsis; TestTraces runs it"},
 	{"docs/replay.md", "kvepp serve --record", "has an ellipsis; TestRecordAndReplay runs it"},
 	{"docs/replay.md", "kvepp replay /var/lib/kvepp", "reads what that one wrote; TestRecordAndReplay runs it"},
@@ -312,6 +315,8 @@ var statesBefore = map[string]pageState{
 	"docs/sglang.md":             {like: "sglang"},
 	"docs/overload-and-queue.md": adminState,
 	"docs/operations.md":         adminState,
+	"docs/hit-rate.md":           adminState,
+	"docs/tracing.md":            adminState,
 	"docs/tokenizers.md": {commands: []string{
 		`echo '{"model": "qwen", "messages": [{"role": "user", "content": "hello"}]}' >body.json`}},
 }
