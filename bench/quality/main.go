@@ -96,7 +96,7 @@ var systems = []system{
 	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo"}},
 	{name: "kvepp time", flags: []string{"--router-policy=time"}},
 	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time",
-		"--router-admission=working-set"}},
+		"--router-admission=working-set", "--router-queue-timeout=4s"}},
 	{name: "round-robin", frontend: "round-robin", extra: true},
 	{name: "kvepp, token ids", only: "burst", extra: true, flags: []string{"--inject-token-data"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
