@@ -14,6 +14,8 @@ REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kin
 LONG := ./chattemplate ./indexer ./replay ./tokenizer/bpe
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
+# How long `make test-long` plays random histories of replicas.
+HISTORIES := 2m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
 # The number of random requests that `make storm` sends, and the seed of its random generator.
@@ -57,10 +59,10 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	go test -race -short -timeout $(TIMEOUT) $(LONG) && go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|replay|tokenizer/bpe)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
+	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e ./e2e/manifests
 
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories 5m && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code (ENGINE=sglang VERSION=0.5.23: only requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
@@ -85,6 +87,18 @@ test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the
 
 test-image: ## the image's root file system, and kvepp in it alone as a user without rights
 	@manifests/image/rootfs.sh bin/rootfs && KVEPP_ROOTFS="$$(pwd)/bin/rootfs" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestImage$$' ./e2e/manifests
+
+test-release: build ## what make release makes, twice: equal bytes, and each part run (arm64 under qemu-user; ARCHES=amd64: only that)
+	@$(INSTALL) release
+	@rm -rf bin/release bin/again && mkdir -p bin/again && \
+	VERSION=0.0.1-test && commit=$$(git describe --always --abbrev=40 --dirty=-modified --exclude='*') && time=$$(git log -1 --format=%ct) && \
+	manifests/release/release.sh $$VERSION bin/release && tar -c --exclude=./bin --exclude=./.git . | tar -x -C bin/again && \
+	COMMIT=$$commit SOURCE_DATE_EPOCH=$$time bin/again/manifests/release/release.sh $$VERSION bin/again/release && \
+	KVEPP_RELEASE="$$(pwd)/bin/release" KVEPP_RELEASE_AGAIN="$$(pwd)/bin/again/release" KVEPP_TOOLS="$(TOOLS)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" \
+	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestRelease' ./e2e/manifests; status=$$?; rm -rf bin/again; exit $$status
+
+release: ## programs, image, packages, chart, SBOM and checksums of a release, in bin/release-VERSION (VERSION=1.2.3; ARCHES="amd64 arm64")
+	@manifests/release/release.sh "$(VERSION)"
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./test/kube
@@ -133,4 +147,4 @@ replay-charts: ## makes the trace of examples/replay and the charts of docs/char
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table replay-charts libzmq
+.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table replay-charts libzmq

@@ -77,7 +77,9 @@ func TestBrokenBy(t *testing.T) {
 
 // TestStatusOfFrontend: a client error of a Dynamo frontend does not readmit a worker; an engine's does.
 func TestStatusOfFrontend(t *testing.T) {
-	for status, byFrontend := range map[string]bool{"200": true, "400": false, "404": false, "429": false, "invalid": true} {
+	for status, byFrontend := range map[string]bool{
+		"200": true, "400": false, "404": false, "429": false, "invalid": true,
+	} {
 		for frontends, want := range map[bool]bool{true: byFrontend, false: true} {
 			s := &Server{cfg: Config{Frontends: frontends}}
 			if got := s.showsWorker(status); got != want {

@@ -173,6 +173,9 @@ func version() string {
 // commit is set by the linker (-X main.commit=...): builds in containers and in git worktrees record none themselves.
 var commit string
 
+// release is the version of a release, set by the linker in the same way. Empty: this is none.
+var release string
+
 // build is what Go recorded when it built this binary. A field is "unknown" where Go recorded nothing.
 type build struct {
 	version string // of the module
@@ -188,6 +191,9 @@ func readBuild() build {
 	}
 	if info.Main.Version != "" {
 		b.version = info.Main.Version
+	}
+	if release != "" {
+		b.version = "v" + release
 	}
 	modified := false
 	for _, s := range info.Settings {

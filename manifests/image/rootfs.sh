@@ -2,15 +2,25 @@
 # Builds the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the certificates
 # of authorities for TLS, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
 #
+# GOARCH is the processor: amd64 or arm64; default: this machine's. VERSION is that of a release; default: none.
 # COMMIT is the git commit that `kvepp version` prints; default: that of the sources, if they are in a git repository.
 # LIBZMQ is the folder of a static libzmq (libzmq.sh); default: the script builds one in the cache.
 set -eu
 root=${1:?usage: rootfs.sh DIR}
 source=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
 here=$source/manifests/image
+processor=${GOARCH:-$(go env GOHOSTARCH)}
+triplet=""
+if [ "$processor" != "$(go env GOHOSTARCH)" ]; then
+	case $processor in
+	amd64) triplet=x86_64-linux-gnu ;;
+	arm64) triplet=aarch64-linux-gnu ;;
+	*) echo "GOARCH=$processor: give amd64 or arm64" >&2; exit 1 ;;
+	esac
+fi
 if [ -z "${LIBZMQ:-}" ]; then
-	LIBZMQ=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}/libzmq-$(cksum <"$here/libzmq.sh" | cut -d' ' -f1)
-	"$here/libzmq.sh" "$LIBZMQ"
+	LIBZMQ=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}/libzmq-$(cksum <"$here/libzmq.sh" | cut -d' ' -f1)${triplet:+-$processor}
+	"$here/libzmq.sh" "$LIBZMQ" $triplet
 fi
 authorities=/etc/ssl/certs/ca-certificates.crt
 [ -e "$authorities" ] || { echo "missing: $authorities; install ca-certificates, then run this again." >&2; exit 1; }
@@ -26,7 +36,7 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 # if only PKG_CONFIG_PATH changes.
 cd "$source"
 : "${COMMIT:=$(git describe --always --abbrev=40 --dirty=-modified --exclude='*' 2>/dev/null || true)}"
-PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \
-	-ldflags "-s -w -X main.commit=$COMMIT -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
+PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 GOARCH=$processor CC=${triplet:+$triplet-}gcc CXX=${triplet:+$triplet-}g++ go build -trimpath -buildvcs=false -tags netgo,osusergo,timetzdata \
+	-ldflags "-s -w -X main.commit=$COMMIT -X main.release=${VERSION:-} -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
 	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -f "$root.log"

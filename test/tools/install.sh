@@ -6,6 +6,7 @@
 #   install.sh libzmq     libzmq, which the build needs
 #   install.sh tools      libzmq, and the end-to-end tests' programs: Envoy, Dynamo's frontend and mocker, a NATS server
 #   install.sh shells     zsh and fish, which the test of "kvepp completion" asks
+#   install.sh release    qemu-user, which runs programs for arm64, and systemd, which checks the unit
 #   install.sh oracles    the Python tokenizers that kvepp's is compared with
 #   install.sh vllm       a whole vLLM for the CPU
 #   install.sh mistral    what vLLM's Python code needs for Mistral's own tokenizers, beside engines
@@ -47,6 +48,10 @@ apt() {
 
 libzmq() {
 	command -v gcc >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists libzmq || apt gcc pkg-config libzmq3-dev
+}
+
+release() {
+	command -v dpkg-deb >/dev/null && command -v qemu-aarch64 >/dev/null && command -v systemd-analyze >/dev/null || apt dpkg qemu-user systemd
 }
 
 shells() {
@@ -294,6 +299,7 @@ fill_crds() {
 case "${1:-}" in
 libzmq) libzmq ;;
 shells) shells ;;
+release) release ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
@@ -306,5 +312,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|shells|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|shells|release|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
 esac
