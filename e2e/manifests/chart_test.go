@@ -132,6 +132,8 @@ func TestRights(t *testing.T) {
 		"active": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "vllm-agg-pool"), optional,
 			rule("nvidia.com", "dynamoworkermetadatas", read)},
 		"selector": {pods},
+		"sharing": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional,
+			rule("discovery.k8s.io", "endpointslices", read)},
 	} {
 		r, err := helm(t, "-f", filepath.Join("testdata", file+".yaml"))
 		if err != nil {

@@ -77,7 +77,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Whether one of several replicas decides: "true" or nothing. */}}
 {{- define "kvepp.leaderElection" -}}
 {{- if kindIs "invalid" .Values.leaderElection.enabled -}}
-{{- if gt (int .Values.replicas) 1 }}true{{ end -}}
+{{- if and (gt (int .Values.replicas) 1) (not .Values.sharing.enabled) }}true{{ end -}}
 {{- else if .Values.leaderElection.enabled -}}
 true
 {{- end -}}
@@ -90,6 +90,15 @@ true
 {{- if include "kvepp.leaderElection" . }}{{ fail "podDisruptionBudget.enabled: under leader election only one replica is Ready, and a budget would prevent drains of its node; set leaderElection.enabled=false, or leave the budget out" }}{{ end -}}
 true
 {{- end -}}
+{{- end -}}
+
+{{/* The headless Service of the replicas, and the Secret with their token. */}}
+{{- define "kvepp.replicas" -}}
+{{- printf "%s-replicas" (include "kvepp.name" .) -}}
+{{- end -}}
+
+{{- define "kvepp.replicaSecret" -}}
+{{- default (include "kvepp.replicas" .) .Values.sharing.tokenSecret.name -}}
 {{- end -}}
 
 {{/* The Lease that replicas elect a leader by. */}}

@@ -45,18 +45,20 @@
 {{- if not (kindIs "invalid" $value) }}{{ fail (printf "router.eject.%s has no effect with router.eject.enabled=false; leave it out" $key) }}{{ end }}
 {{- end }}
 {{- end }}
+{{- if and $v.sharing.tokenSecret.name (not $v.sharing.enabled) }}{{ fail "sharing.tokenSecret has no effect with sharing.enabled=false; leave one of them out" }}{{ end }}
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra have no effect with networkPolicy.enabled=false; leave them out" }}{{ end }}
 {{- end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
   "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds"
+  "replica-service" "sharing.enabled" "replica-token-file" "sharing.tokenSecret"
   "eject" "router.eject.enabled" "eject-consecutive-failures" "router.eject.consecutiveFailures" "eject-failure-percent" "router.eject.failurePercent" "eject-max-percent" "router.eject.maxPercent"
   "eject-time" "router.eject.time" "eject-first-byte" "router.eject.firstByte" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}
 {{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: do not set --drain-delay here under leader election; set the value preStopSeconds, which the pod's grace period uses too" }}{{ end }}
-{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
+{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address" "replica-port" "replica-peers") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
 {{- end }}
 {{- end -}}
