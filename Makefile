@@ -54,6 +54,7 @@ unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
+	@$(INSTALL) chromium || echo "going on without chromium: TestPage of cmd/kvepp will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) $(LONG) && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
 	go test -race -short -timeout $(TIMEOUT) $(LONG) && go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \

@@ -4,6 +4,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/eject"
+	"kvepp/scoring"
 )
 
 // EndpointState is the current state of one endpoint, for people.
@@ -18,15 +19,19 @@ type EndpointState struct {
 type WorkerState struct {
 	Worker   kvblock.Worker
 	Rank     uint32
-	Running  int // requests, by the load book
-	Sessions int // bound to it
+	Load     scoring.Load // by the load book
+	Busy     bool         // above a busy threshold
+	Silent   bool         // see pool.Worker
+	Sessions int          // bound to it
+	// BlockSize is in tokens, 0: not known. Announced is that of its events if it differs, else 0.
+	BlockSize, Announced int
 }
 
 // Running returns how many requests run on the endpoint. A request with two legs runs on the prefill worker until its
 // first token.
 func (e *EndpointState) Running() (n int) {
 	for _, w := range e.Workers {
-		n += w.Running
+		n += w.Load.Requests
 	}
 	return n
 }
@@ -44,6 +49,9 @@ func (e *EndpointState) Sessions() (n int) {
 func (r *Router) Endpoints() []EndpointState {
 	s := r.pool.Acquire()
 	defer s.Release()
+	sc := r.takeScratch(nil)
+	defer r.putScratch(sc)
+	over := r.overloaded(sc, s, "")
 	loads, sessions := r.book.Loads(nil), r.cfg.Sessions.CountByWorker()
 	health, inPool := map[string]eject.Health{}, map[string]bool{}
 	tracked := r.cfg.Eject.Endpoints()
@@ -63,10 +71,14 @@ func (r *Router) Endpoints() []EndpointState {
 		e.Workers = append(
 			e.Workers,
 			WorkerState{
-				Worker:   w.Worker,
-				Rank:     w.Rank,
-				Running:  loadOf(loads, w).Requests,
-				Sessions: sessions[w.Worker],
+				Worker:    w.Worker,
+				Rank:      w.Rank,
+				Load:      *loadOf(loads, w),
+				Busy:      over != nil && over[i],
+				Silent:    w.Silent,
+				Sessions:  sessions[w.Worker],
+				BlockSize: w.BlockSize,
+				Announced: w.Announced,
 			},
 		)
 	}

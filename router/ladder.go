@@ -52,6 +52,11 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	}
 	if cachedBlocks(&l.candidates[best]) > cachedBlocks(&l.candidates[chosen]) {
 		c.NotChosen = l.whyNotChosen(best, chosen)
+		// With affinity the conversation's later turns would stay with its worker.
+		if p.hints.Session != "" && route.Session == "" && c.NotChosen != ladder.Tier &&
+			c.NotChosen != ladder.Preference {
+			c.NotChosen = ladder.NoAffinity
+		}
 	} else {
 		best = chosen
 	}

@@ -292,8 +292,14 @@ func (r *Route) Answered(a Answer) {
 	for _, c := range r.health.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}
+	if r.Prefill != nil {
+		r.health.counts[1].computed(&a, &r.Decision)
+	} else {
+		r.health.counts[0].computed(&a, &r.Decision)
+	}
 	if a.Status == "200" && o.count.reported(r, a.PromptTokens, o.router.log) {
 		o.router.metrics.PromptTokenMismatches.Inc()
+		o.router.miscounted.Add(1)
 	}
 	m := o.router.cfg.Metrics
 	m.Finished()

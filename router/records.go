@@ -175,12 +175,15 @@ type Follower struct {
 	C       <-chan *Record
 	to      chan<- *Record
 	query   Query
-	missed  int // since the last call of Missed; guarded by records.mu
+	pause   time.Duration // least time between two records; 0: none
+	latest  time.Time     // when the latest record was sent; guarded by records.mu
+	missed  int           // since the last call of Missed; guarded by records.mu
 	records *records
 }
 
-// Follow returns a new follower; nil if there are MaxFollowers, or if no decisions are kept. Call Close at its end.
-func (r *Router) Follow(q Query) *Follower {
+// Follow returns a new follower; nil if there are MaxFollowers, or if no decisions are kept. It gets at most so many
+// records a second, and misses the others; 0: no limit. Call Close at its end.
+func (r *Router) Follow(q Query, perSecond int) *Follower {
 	r.records.mu.Lock()
 	defer r.records.mu.Unlock()
 	if len(r.records.followers) >= MaxFollowers || len(r.records.ring) == 0 {
@@ -188,6 +191,9 @@ func (r *Router) Follow(q Query) *Follower {
 	}
 	c := make(chan *Record, followerQueue)
 	f := &Follower{C: c, to: c, query: q, records: &r.records}
+	if perSecond > 0 {
+		f.pause = time.Second / time.Duration(perSecond)
+	}
 	if r.records.followers == nil {
 		r.records.followers = map[*Follower]struct{}{}
 	}
@@ -202,7 +208,8 @@ func (f *Follower) Close() {
 	delete(f.records.followers, f)
 }
 
-// Missed returns how many records did not fit into C since the last call, because their reader is too slow.
+// Missed returns how many records the follower has not got since the last call, because its reader is too slow, or
+// because they came faster than its limit.
 func (f *Follower) Missed() (n int) {
 	f.records.mu.Lock()
 	defer f.records.mu.Unlock()
@@ -217,6 +224,14 @@ func (r *records) publish(record *Record) {
 	for f := range r.followers {
 		if !f.query.selects(record) {
 			continue
+		}
+		if f.pause > 0 {
+			now := time.Now()
+			if now.Sub(f.latest) < f.pause {
+				f.missed++
+				continue
+			}
+			f.latest = now
 		}
 		select {
 		case f.to <- record:

@@ -82,7 +82,7 @@ func TestRecordsAreBoundedInBytes(t *testing.T) {
 // TestFollow: a follower gets each selected record once, at the request's end, and learns how many it missed.
 func TestFollow(t *testing.T) {
 	h, _ := keeping(t, 5, workers(2)...)
-	all, cold := h.Follow(Query{}), h.Follow(Query{Status: "5xx"})
+	all, cold := h.Follow(Query{}, 0), h.Follow(Query{Status: "5xx"}, 0)
 	h.ended("a", completion("m", tokens(0, 10)), Answer{Status: "200"})
 	h.ended("b", completion("m", tokens(0, 10)), Answer{Status: "500"})
 	if a, b := <-all.C, <-all.C; a.RequestID != "a" || b.RequestID != "b" || a.Outcome == nil {
@@ -99,13 +99,13 @@ func TestFollow(t *testing.T) {
 		t.Errorf("missed %d, want 7; the closed follower has %d", n, len(cold.C))
 	}
 	for range MaxFollowers - 1 {
-		if f := h.Follow(Query{}); f == nil {
+		if f := h.Follow(Query{}, 0); f == nil {
 			t.Fatal("a follower is refused")
 		} else {
 			defer f.Close()
 		}
 	}
-	if h.Follow(Query{}) != nil {
+	if h.Follow(Query{}, 0) != nil {
 		t.Errorf("more than %d followers", MaxFollowers)
 	}
 }

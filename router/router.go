@@ -221,7 +221,11 @@ type Router struct {
 	tokens       atomic.Uint64 // the latest Route.Token
 	broken       brokenAnswers
 	counts       workerCounts
+	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
 }
+
+// Miscounted returns how many answers reported another number of prompt tokens than kvepp counts.
+func (r *Router) Miscounted() uint64 { return r.miscounted.Load() }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
 func New(

@@ -15,7 +15,41 @@ type workerCounts struct {
 }
 
 // workerCount counts for one worker. Requests that end after their worker left count in one that is no longer reported.
-type workerCount struct{ all, errors, incomplete atomic.Uint64 }
+type workerCount struct {
+	all, errors, incomplete atomic.Uint64
+	prompt, cached          atomic.Uint64 // tokens of requests whose prompt the worker computed
+}
+
+// WorkerTokens counts the prompt tokens of the ended requests whose prompts a worker computed.
+type WorkerTokens struct {
+	Prompt uint64
+	Cached uint64 // as the engine reports, or else as kvepp predicted
+}
+
+// WorkerTokens returns the prompt tokens of a worker's ended requests.
+func (r *Router) WorkerTokens(w kvblock.Worker) WorkerTokens {
+	r.counts.mu.RLock()
+	defer r.counts.mu.RUnlock()
+	if int(w) >= len(r.counts.byWorker) || r.counts.byWorker[w] == nil {
+		return WorkerTokens{}
+	}
+	c := r.counts.byWorker[w]
+	return WorkerTokens{Prompt: c.prompt.Load(), Cached: c.cached.Load()}
+}
+
+// computed counts the prompt of a request that has ended. A failed request computed nothing.
+func (c *workerCount) computed(a *Answer, d *Decision) {
+	if c == nil || a.Status != "200" {
+		return
+	}
+	cached := a.CachedTokens
+	if cached < 0 {
+		cached = d.PredictedCachedTokens
+	}
+	prompt := max(a.PromptTokens, d.PromptTokens)
+	c.prompt.Add(uint64(prompt))
+	c.cached.Add(uint64(min(cached, prompt)))
+}
 
 // of returns the counts of a worker. The worker must be in a snapshot that the caller holds.
 func (c *workerCounts) of(w kvblock.Worker) *workerCount {

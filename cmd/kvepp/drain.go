@@ -279,20 +279,12 @@ func stateOf(e *admin.Endpoint) string {
 	if !e.InPool {
 		parts = append(parts, "not in the pool")
 	}
-	if c := e.Cordon; c != nil {
-		parts = append(parts, fmt.Sprintf("%s (%s)", c.As, strings.Join(c.By, ", ")))
-	}
-	if x := e.Ejected; x != nil {
-		next := "next trial with the next request"
-		switch {
-		case x.WaitsFor != "":
-			next = "waits for " + x.WaitsFor
-		case x.InTrial:
-			next = "in trial"
-		case x.NextTrial > 0:
-			next = fmt.Sprintf("next trial in %.0fs", x.NextTrial)
+	for _, c := range admin.ConditionsOf(e) {
+		if e.Cordon != nil && c.State == e.Cordon.As {
+			parts = append(parts, fmt.Sprintf("%s (%s)", c.State, strings.Join(e.Cordon.By, ", ")))
+		} else {
+			parts = append(parts, c.State+": "+c.Detail)
 		}
-		parts = append(parts, fmt.Sprintf("ejected: %s, %s", x.Cause, next))
 	}
 	if len(parts) == 0 {
 		return "serving"

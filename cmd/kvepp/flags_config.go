@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"kvepp/internal/api/admin"
 	"kvepp/internal/suggest"
 )
 
@@ -221,27 +223,49 @@ func writeConfig(out io.Writer, f *pflag.FlagSet) {
 // configLines returns the lines of a section.
 func configLines(s flagSection) (lines []string) {
 	for _, flag := range s.flags {
-		_, older := flag.Value.(alias)
-		source := annotation(flag, setBy)
-		switch {
-		case older || flag.Name == "config" || flag.Name == "print-config":
-			continue
-		case source == "" && s.title == sectionCompat || flag.Value.String() == "NaN": // NaN: not given
+		setting, shown := settingOf(s.title, flag)
+		if !shown {
 			continue
 		}
-		line := flag.Name + ": " + yamlValue(flag)
-		if !flag.Changed || source == "" || strings.HasPrefix(source, follows) {
+		line := setting.Name + ": " + setting.Value
+		if setting.Default {
 			line = "# " + line
 		}
-		if source == "" {
-			source = "default"
-		}
-		if strings.Contains(line, "://***@") {
-			source += "; user and password are not shown"
-		}
-		lines = append(lines, fmt.Sprintf("%-56s # %s", line, source))
+		lines = append(lines, fmt.Sprintf("%-56s # %s", line, setting.Source))
 	}
 	return lines
+}
+
+// settingOf returns the effective value of a flag and where it comes from; false for flags that are no settings.
+func settingOf(section string, flag *pflag.Flag) (setting admin.Setting, shown bool) {
+	_, older := flag.Value.(alias)
+	source := annotation(flag, setBy)
+	switch {
+	case older || flag.Name == "config" || flag.Name == "print-config":
+		return setting, false
+	case source == "" && section == sectionCompat || flag.Value.String() == "NaN": // NaN: not given
+		return setting, false
+	}
+	setting = admin.Setting{Section: section, Name: flag.Name, Value: yamlValue(flag),
+		Source:  cmp.Or(source, "default"),
+		Default: !flag.Changed || source == "" || strings.HasPrefix(source, follows)}
+	if strings.Contains(setting.Value, "://***@") {
+		setting.Source += "; user and password are not shown"
+	}
+	return setting, true
+}
+
+// effective returns the settings.
+func (s *settingsFile) effective() []admin.Setting {
+	all := []admin.Setting{}
+	for _, section := range sectionsOf(s.flags) {
+		for _, flag := range section.flags {
+			if setting, shown := settingOf(section.title, flag); shown {
+				all = append(all, setting)
+			}
+		}
+	}
+	return all
 }
 
 // yamlValue returns the value of a flag in YAML, on one line. Users and passwords in URLs are masked.

@@ -143,14 +143,15 @@ func (o *options) addMetrics(f *pflag.FlagSet) {
 
 func (o *options) addAdmin(f *pflag.FlagSet) {
 	f.StringVar(&o.adminAddress, "admin-address", "",
-		"`HOST:PORT` for kvepp workers, cordon and drain, and for index and decision queries. Its paths: /workers, "+
-			"/debug/decisions, /busy_threshold as in dynamo.frontend, and /query, /query_by_hash, /dump and /health "+
+		"`HOST:PORT` of a page for browsers (/), and for kvepp workers, cordon and drain, and index and decision "+
+			"queries. Its paths: /workers, /debug/fleet, /debug/decisions, /busy_threshold as in "+
+			"dynamo.frontend, and /query, /query_by_hash, /dump and /health "+
 			"as "+
 			"in dynamo.indexer. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "",
 		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
-			"Bearer TOKEN\"; kvepp reads it again when it changes. Without it --admin-address must be a loopback "+
-			"address")
+			"Bearer TOKEN\"; the page asks for it once. kvepp reads it again when it changes. Without it "+
+			"--admin-address must be a loopback address")
 	o.hosts.add(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false,
 		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")

@@ -27,30 +27,6 @@ The rungs: prompt (all tokens), reusable (requested before), fleet (cached by a 
 Counts are since the start of kvepp. Each kvepp process has its own.
 `
 
-// advice says for each cause what an operator can do. Causes that are as they should be have none.
-var advice = [ladder.Causes]string{
-	ladder.BlocksUnknown: "kvepp could not tokenize these prompts: kvepp_decisions_total{reason} says why",
-	ladder.OtherSalt:     "tenants, salts or adapters keep equal prompts apart; engines share no blocks between them",
-	ladder.NotMatched:    "--router-mode or a weight of 0 leaves cached blocks out of the choice",
-	ladder.NoEvents:      "workers publish no KV events: kvepp check says how to turn them on",
-	ladder.Evicted:       "the caches are too small for what is asked for again: add memory, workers or host offload",
-	ladder.Unusable:      "layers of a hybrid model did not keep their blocks: docs/hybrid-models.md",
-	ladder.Role:          "workers that other roles, pairs or the gateway's subset exclude have the blocks",
-	ladder.Pinned:        "clients name the worker themselves",
-	ladder.Taints:        "required taints exclude workers that have the blocks",
-	ladder.Cordoned:      "cordoned workers have the blocks: kvepp workers",
-	ladder.Ejected:       "ejected workers have the blocks: kvepp workers says why they failed",
-	ladder.Busy:          "busy thresholds exclude workers that have the blocks",
-	ladder.Session:       "sessions stay with workers that have fewer blocks",
-	ladder.Load:          "workers with the blocks hold more requests: see docs/routing.md for --router-policy time",
-	ladder.Waiting:       "prompts wait at workers with the blocks: see docs/routing.md for --router-policy time",
-	ladder.Capacity:      "workers with the blocks have the fuller caches",
-	ladder.Tier:          "blocks in host memory or on disk count less than the device's",
-	ladder.Random:        "the temperature spreads requests",
-	ladder.NotConfirmed:  "answers do not report cached tokens: vLLM needs --enable-prompt-tokens-details",
-	ladder.IndexWrong:    "the engines reuse less than the index has: kvepp check compares tokenizer and template",
-}
-
 // ladder writes the hit-rate ladder of each model.
 func (c *adminClient) ladder(ctx context.Context, asJSON bool, to io.Writer) error {
 	var answer admin.Ladder
@@ -73,6 +49,9 @@ func (c *adminClient) ladder(ctx context.Context, asJSON bool, to io.Writer) err
 			fmt.Fprint(&text, "all models, ")
 			writeLadder(&text, &answer.Total)
 		}
+		for _, finding := range answer.Total.Findings {
+			fmt.Fprintf(&text, "=> %s\n", finding)
+		}
 		if answer.Sampling > 1 {
 			fmt.Fprintf(&text, "kvepp remembers one of %d requested blocks: \"reusable\" is an estimate. "+
 				"--ladder-max-bytes gives it more memory.\n", answer.Sampling)
@@ -90,8 +69,7 @@ func writeLadder(to io.Writer, sum *admin.LadderSum) {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, rung := range sum.Rungs {
 		for _, loss := range rung.Lost {
-			fmt.Fprintf(t, "  - %s\t%d\t%5.1f %%\t%s\n", loss.Cause, loss.Tokens, share(loss.Tokens),
-				adviceFor(loss.Cause))
+			fmt.Fprintf(t, "  - %s\t%d\t%5.1f %%\t%s\n", loss.Cause, loss.Tokens, share(loss.Tokens), loss.Advice)
 		}
 		fmt.Fprintf(t, "%s\t%d\t%5.1f %%\t%s\n", rung.Rung, rung.Tokens, share(rung.Tokens),
 			strings.Repeat("#", int(share(rung.Tokens)/2.5+0.5)))
@@ -102,13 +80,4 @@ func writeLadder(to io.Writer, sum *admin.LadderSum) {
 	}
 	t.Flush() // to memory: cannot fail
 	fmt.Fprintln(to)
-}
-
-func adviceFor(cause string) string {
-	for c := range ladder.Causes {
-		if c.String() == cause {
-			return advice[c]
-		}
-	}
-	return "" // a cause of another version
 }

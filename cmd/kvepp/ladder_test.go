@@ -19,7 +19,7 @@ func TestLadderTable(t *testing.T) {
 	sums.Add(&ladder.Climb{Model: "m", Known: true, NotInFleet: ladder.Evicted, NotChosen: ladder.Load,
 		Tokens: [ladder.Rungs]int{1000, 800, 600, 600, 400, 400}})
 	mux := http.NewServeMux()
-	admin.HandleLadder(mux, sums, ladder.NewSeen(0))
+	admin.HandleLadder(mux, sums, ladder.NewSeen(0), func() uint64 { return 1 })
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	c := &adminClient{address: strings.TrimPrefix(server.URL, "http://"), http: server.Client()}
@@ -33,6 +33,7 @@ func TestLadderTable(t *testing.T) {
 		"  - first_time  200    20.0 %  \n",
 		"  - evicted     200    20.0 %  the caches are too small",
 		"  - load        200    20.0 %  workers with the blocks hold more requests",
+		"=> wrong template: ", "=> evicted loses the most that can be changed, 20 % of the prompt tokens: the caches",
 		"delivered       400    40.0 %  " + strings.Repeat("#", 16) + "\n",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -55,8 +56,8 @@ func TestLadderAdvice(t *testing.T) {
 		if !strings.Contains(string(page), "`"+c.String()+"`") {
 			t.Errorf("docs/hit-rate.md does not name %s", c)
 		}
-		if none := c == ladder.FirstTime || c == ladder.Preference; (advice[c] == "") != none {
-			t.Errorf("%s: advice %q", c, advice[c])
+		if none := c == ladder.FirstTime || c == ladder.Preference; (c.Advice() == "") != none {
+			t.Errorf("%s: advice %q", c, c.Advice())
 		}
 	}
 }

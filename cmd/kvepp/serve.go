@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -23,6 +24,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/record"
 	"kvepp/internal/tracing"
+	"kvepp/internal/web"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
@@ -96,8 +98,10 @@ type server struct {
 	replicas   *replicas // nil: kvepp shares nothing
 
 	// Set by decide.
-	router *router.Router
-	picker *extproc.Server
+	router  *router.Router
+	picker  *extproc.Server
+	started time.Time
+	history admin.History
 
 	closers []func() // close calls these, the latest first
 }
@@ -319,6 +323,10 @@ func (s *server) decide(ctx context.Context) {
 		AccessLog:       s.accessLog,
 	}, s.router, s.m, s.log)
 	exportPicker(s.m, s.picker)
+	s.started = time.Now()
+	if s.adminAddress != "" {
+		go s.remember(ctx)
+	}
 }
 
 // adminHandler answers requests at --admin-address.
@@ -327,15 +335,21 @@ func (s *server) adminHandler() http.Handler {
 	s.reader.Handle(mux)
 	admin.HandleDecisions(mux, s.router)
 	if s.ladder != nil {
-		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen)
+		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen, s.router.Miscounted)
 	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
 	mux.HandleFunc("GET /debug/replicas", s.replicas.handle)
+	admin.HandleFleet(mux, s.fleet, &s.history)
+	admin.HandleSettings(mux, s.effective())
+	web.Handle(mux)
 	if s.enablePprof {
 		handleProfiles(mux)
 	}
-	return guarded(mux, s.adminToken)
+	if s.adminToken == nil {
+		return mux
+	}
+	return web.NewGuard(s.adminToken.token).Protect(mux, guarded(mux, s.adminToken))
 }
 
 // metricsHandler answers requests for metrics. An invalid series does not hide the others.

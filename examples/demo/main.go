@@ -185,7 +185,8 @@ func printHints(s *stack.Stack, dir string) {
 		strings.Repeat("Tell me about KV caches. ", 4),
 	)
 	fmt.Printf(
-		"logs and configurations: %s\nmetrics:                 curl %s\n",
+		"the page:                %s\nlogs and configurations: %s\nmetrics:                 curl %s\n",
+		s.Admin(),
 		filepath.Join(dir, "*.log"),
 		s.MetricsURL(),
 	)

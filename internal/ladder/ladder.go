@@ -54,6 +54,7 @@ const (
 	Ejected                    // a worker that has them is ejected
 	Busy                       // a worker that has them is above a busy threshold
 	Session                    // the request's session is bound to another worker
+	NoAffinity                 // as the next three or Random, and the request names a session that kvepp does not keep
 	Load                       // a candidate that has them has more active blocks
 	Waiting                    // a candidate that has them has more prompt tokens to compute first
 	Capacity                   // a candidate that has them has a fuller KV cache
@@ -67,8 +68,8 @@ const (
 
 var causeNames = [Causes]string{
 	"blocks_unknown", "first_time", "other_salt", "not_matched", "no_events", "evicted", "unusable", "role", "pinned",
-	"taints", "cordoned", "ejected", "busy", "session", "load", "waiting", "capacity", "tier", "preference", "random",
-	"not_confirmed", "index_wrong",
+	"taints", "cordoned", "ejected", "busy", "session", "no_affinity", "load", "waiting", "capacity", "tier",
+	"preference", "random", "not_confirmed", "index_wrong",
 }
 
 // String returns the cause's name in metrics and JSON.

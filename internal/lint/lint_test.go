@@ -76,6 +76,7 @@ var may = map[string]string{
 	"internal/api/indexer": "indexer indexer/feed internal/api kvblock pool scoring",
 	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
 		"queue router scoring session",
+	"internal/web":       "",
 	"internal/api/admin": "internal/api internal/ladder internal/suggest router router/eject scoring",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
@@ -92,6 +93,7 @@ var may = map[string]string{
 	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
 		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
 	"test/harness/process": "",
+	"test/harness/browser": "",
 	"test/harness/parts":   "",
 	"test/harness/stack":   "test/harness/process",
 	"examples/demo":        "test/harness/process test/harness/stack",

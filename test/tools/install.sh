@@ -7,6 +7,7 @@
 #   install.sh tools      libzmq, and the end-to-end tests' programs: Envoy, Dynamo's frontend and mocker, a NATS server
 #   install.sh shells     zsh and fish, which the test of "kvepp completion" asks
 #   install.sh release    qemu-user, which runs programs for arm64, and systemd, which checks the unit
+#   install.sh chromium   a browser, for the tests of the page on the admin address
 #   install.sh oracles    the Python tokenizers that kvepp's is compared with
 #   install.sh vllm       a whole vLLM for the CPU
 #   install.sh mistral    what vLLM's Python code needs for Mistral's own tokenizers, beside engines
@@ -56,6 +57,10 @@ release() {
 
 shells() {
 	command -v zsh >/dev/null && command -v fish >/dev/null || apt zsh fish
+}
+
+chromium() {
+	command -v chromium >/dev/null || apt chromium
 }
 
 python() {
@@ -300,6 +305,7 @@ case "${1:-}" in
 libzmq) libzmq ;;
 shells) shells ;;
 release) release ;;
+chromium) chromium ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
@@ -312,5 +318,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|shells|release|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|shells|release|chromium|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
 esac

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -21,7 +22,8 @@ import (
 
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each
 // candidate's cost and what became of the request. ?n=N limits their number; queryOf lists the parameters that select
-// some. With ?follow=1 the answer is a stream of server-sent events: each decision when its request has ended.
+// some. With ?follow=1 the answer is a stream of server-sent events: each decision when its request has ended, at most
+// ?rate=N a second.
 func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
 		values := req.URL.Query()
@@ -37,7 +39,15 @@ func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 			return
 		}
 		if on, _ := strconv.ParseBool(values.Get("follow")); on {
-			follow(w, req, r, query)
+			rate := 0
+			if given := values.Get("rate"); given != "" {
+				if rate, err = strconv.Atoi(given); err != nil || rate < 1 {
+					err = api.Refuse(http.StatusBadRequest, "rate must be a number of decisions, at least 1")
+					api.Reply(w, 0, nil, err)
+					return
+				}
+			}
+			follow(w, req, r, query, rate)
 			return
 		}
 		found := struct {
@@ -57,9 +67,9 @@ var parameters = []string{"request_id", "worker", "model", "session", "reason", 
 // or moved), reason, status (404, or 4xx), cold and wrong (true), slow (a duration such as 500ms).
 func queryOf(values url.Values) (q router.Query, err error) {
 	for name := range values {
-		if !slices.Contains(parameters, name) && name != "n" && name != "follow" {
-			return q, api.Refuse(http.StatusBadRequest, "unknown parameter %q: the parameters are n, follow, %s", name,
-				strings.Join(parameters, ", "))
+		if !slices.Contains(parameters, name) && name != "n" && name != "follow" && name != "rate" {
+			return q, api.Refuse(http.StatusBadRequest, "unknown parameter %q: the parameters are n, follow, rate, %s",
+				name, strings.Join(parameters, ", "))
 		}
 	}
 	q = router.Query{RequestID: values.Get("request_id"), Worker: values.Get("worker"), Model: values.Get("model"),
@@ -88,8 +98,8 @@ const (
 )
 
 // follow writes decisions as server-sent events until the client leaves or does not read.
-func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router.Query) {
-	f := r.Follow(q)
+func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router.Query, rate int) {
+	f := r.Follow(q, rate)
 	if f == nil {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusServiceUnavailable,
 			"at most %d requests follow decisions at once, and none if --debug-decisions is 0", router.MaxFollowers))
@@ -294,6 +304,16 @@ type Candidate struct {
 	LoadUnknown    bool     `json:"load_unknown,omitempty"`
 	// Pace is what the policy time knew about the worker's speed.
 	Pace *router.Pace `json:"pace,omitempty"`
+	// Parts add up to the cost but for rounding; see scoring.Part.
+	Parts []Part `json:"parts,omitempty"`
+	// Lost says why another worker was chosen; absent for the chosen one.
+	Lost string `json:"lost,omitempty"`
+}
+
+// Part is one term of a cost.
+type Part struct {
+	Name  string  `json:"part"`
+	Value float64 `json:"value"` // in blocks, or in milliseconds with the policy time
 }
 
 func asJSON(r *router.Record) Decision {
@@ -330,17 +350,17 @@ func asJSON(r *router.Record) Decision {
 	if r.AnsweredBy.Outcome != "" {
 		d.AnsweredBy = &AnsweredEndpoint{r.AnsweredBy.Address, r.AnsweredBy.Worker, r.AnsweredBy.Outcome}
 	}
-	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
+	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen, r.Weights)
 	if x := r.Prefill; x != nil {
 		d.Prefill = &PrefillLeg{Worker: Destination{x.Name, x.Rank, x.InstanceID, x.Address}}
 		d.Prefill.Weights = weightsOf(x.Weights)
-		d.Prefill.Candidates, d.Prefill.UnitTokens = candidates(x.Costs, x.Chosen)
+		d.Prefill.Candidates, d.Prefill.UnitTokens = candidates(x.Costs, x.Chosen, x.Weights)
 	}
 	return d
 }
 
 // candidates returns the candidates of one leg, and the block size in tokens in which their costs are expressed.
-func candidates(costs []router.Cost, chosen int) (all []Candidate, unit int) {
+func candidates(costs []router.Cost, chosen int, weights *scoring.Config) (all []Candidate, unit int) {
 	all = []Candidate{}
 	for i := range costs {
 		c := &costs[i]
@@ -359,7 +379,73 @@ func candidates(costs []router.Cost, chosen int) (all []Candidate, unit int) {
 			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown,
 			Pace: router.PaceOf(t)})
 	}
+	if weights != nil && chosen < len(costs) {
+		explainLosses(all, costs, chosen, weights)
+	}
 	return all, unit
+}
+
+// explainLosses sets the parts of each candidate's cost, and why it lost to the chosen one.
+func explainLosses(all []Candidate, costs []router.Cost, chosen int, weights *scoring.Config) {
+	partsOf := func(i int) []scoring.Part {
+		if weights.Mode != scoring.KV || all[i].Cost == nil {
+			return nil // not priced
+		}
+		return weights.Parts(&costs[i].Terms)
+	}
+	won := map[string]float64{}
+	for _, p := range partsOf(chosen) {
+		won[p.Name] = p.Value
+	}
+	unit := "blocks"
+	if weights.Policy == scoring.Time {
+		unit = "ms"
+	}
+	for i := range all {
+		parts := partsOf(i)
+		most, by := 0.0, ""
+		left := maps.Clone(won) // of the chosen worker's parts, those that this one lacks
+		for _, p := range parts {
+			all[i].Parts = append(all[i].Parts, Part{p.Name, p.Value})
+			if more := p.Value - won[p.Name]; more > most {
+				most, by = more, p.Name
+			}
+			delete(left, p.Name)
+		}
+		for name, value := range left {
+			if -value > most || -value == most && by > name {
+				most, by = -value, name
+			}
+		}
+		more := costs[i].Cost - costs[chosen].Cost
+		switch {
+		case i == chosen || weights.Mode != scoring.KV:
+		case all[i].Cost == nil || all[chosen].Cost == nil:
+			all[i].Lost = "it was not eligible"
+		case more < 0:
+			all[i].Lost = fmt.Sprintf("it costs %.3g %s less: the temperature, or a trial, decided", -more, unit)
+		case more == 0:
+			all[i].Lost = "it costs the same: one of the cheapest is drawn at random"
+		case by == "":
+			all[i].Lost = fmt.Sprintf("it costs %.3g %s more", more, unit)
+		default:
+			all[i].Lost = fmt.Sprintf("it costs %.3g %s more: %s", more, unit, lostBy[by])
+		}
+	}
+}
+
+// lostBy says for each part of a cost what it means that a worker has more of it.
+var lostBy = map[string]string{
+	scoring.PartPrompt:   "its blocks have another size",
+	scoring.PartCached:   "it has less of the prompt cached",
+	scoring.PartWaiting:  "more prompt tokens wait there",
+	scoring.PartHeld:     "its active requests hold more blocks",
+	scoring.PartRequests: "more requests run there",
+	scoring.PartUsage:    "its KV cache is fuller",
+	scoring.PartSteps:    "a prefill step takes longer there, or runs now",
+	scoring.PartDelays:   "the prompt would delay more answers there",
+	scoring.PartEvicts:   "it would evict more that is asked for again",
+	scoring.PartMemory:   "its KV cache has no room",
 }
 
 // finite returns nil for NaN and infinities, which JSON cannot encode.

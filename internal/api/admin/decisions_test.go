@@ -142,7 +142,7 @@ func TestFollowDecisions(t *testing.T) {
 	}
 	leave()
 	for range router.MaxFollowers { // the place of the client that left is free again
-		for f := r.Follow(router.Query{}); ; f = r.Follow(router.Query{}) {
+		for f := r.Follow(router.Query{}, 0); ; f = r.Follow(router.Query{}, 0) {
 			if f != nil {
 				defer f.Close()
 				break

@@ -30,6 +30,8 @@ type LadderSum struct {
 	Rungs    []Rung `json:"rungs"`
 	// UnpredictedTokens were delivered, but not expected of the chosen worker.
 	UnpredictedTokens uint64 `json:"unpredicted_tokens"`
+	// Findings are sentences: what to look at, the most important first.
+	Findings []string `json:"findings,omitempty"`
 }
 
 // Rung is one rung.
@@ -43,14 +45,17 @@ type Rung struct {
 type Loss struct {
 	Cause  string `json:"cause"`
 	Tokens uint64 `json:"tokens"`
+	Advice string `json:"advice,omitempty"` // what to do about it
 }
 
-// HandleLadder adds GET /debug/ladder.
-func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen) {
+// HandleLadder adds GET /debug/ladder. miscounts returns how many answers reported another number of prompt tokens than
+// kvepp counts.
+func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen, miscounts func() uint64) {
 	mux.HandleFunc("GET /debug/ladder", func(w http.ResponseWriter, _ *http.Request) {
 		all := sums.Sums()
 		total := ladder.Total(all)
 		answer := Ladder{Sampling: seen.Sampling(), Total: ladderSumOf(&total), Models: []LadderModel{}}
+		answer.Total.Findings = total.Findings(miscounts())
 		for i := range all {
 			answer.Models = append(answer.Models, LadderModel{all[i].Model, ladderSumOf(&all[i])})
 		}
@@ -64,7 +69,7 @@ func ladderSumOf(s *ladder.Sum) LadderSum {
 		rung := Rung{Rung: r.String(), Tokens: s.Tokens[r], Lost: []Loss{}}
 		for c := range ladder.Causes {
 			if r != ladder.Prompt && c.Below() == r && s.Lost[c] > 0 {
-				rung.Lost = append(rung.Lost, Loss{c.String(), s.Lost[c]})
+				rung.Lost = append(rung.Lost, Loss{c.String(), s.Lost[c], c.Advice()})
 			}
 		}
 		slices.SortStableFunc(rung.Lost, func(a, b Loss) int { return cmp.Compare(b.Tokens, a.Tokens) })

@@ -152,7 +152,7 @@ func endpointOf(s *router.EndpointState) Endpoint {
 		), p.Namespace, p.InstanceID
 	}
 	for _, w := range s.Workers {
-		e.Workers = append(e.Workers, Worker{uint32(w.Worker), w.Rank, w.Running, w.Sessions})
+		e.Workers = append(e.Workers, Worker{uint32(w.Worker), w.Rank, w.Load.Requests, w.Sessions})
 	}
 	h := &s.Health
 	if h.Cordon != "" {
