@@ -429,7 +429,7 @@ func TestPageLogin(t *testing.T) {
 		x.run("document.querySelector('form').requestSubmit()")
 	}
 	log("wrong")
-	x.shows("#wrong", "This is not the token.")
+	x.shows("#wrong:target", "This is not the token.")
 	x.fits("login")
 	log("the-secret")
 	x.shows("main tbody", "w0/0")

@@ -339,11 +339,18 @@ func errOrNone(err error) error {
 	return err
 }
 
-// Picture returns a PNG of the window.
+// Picture returns a PNG of the window. Chromium does not answer if the page is left meanwhile; it is then asked again.
 func (p *Page) Picture(ctx context.Context) ([]byte, error) {
-	var r struct{ Data string }
-	if err := p.call(ctx, "Page.captureScreenshot", map[string]any{"format": "png"}, &r); err != nil {
-		return nil, err
+	for {
+		var r struct{ Data string }
+		within, cancel := context.WithTimeout(ctx, 15*time.Second)
+		err := p.call(within, "Page.captureScreenshot", map[string]any{"format": "png"}, &r)
+		cancel()
+		switch {
+		case err == nil:
+			return base64.StdEncoding.DecodeString(r.Data)
+		case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
+			return nil, err
+		}
 	}
-	return base64.StdEncoding.DecodeString(r.Data)
 }
