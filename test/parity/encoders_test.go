@@ -73,7 +73,10 @@ func TestEncoders(t *testing.T) {
 	}
 	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
 		for _, version := range compared(t, engine) {
-			t.Run(string(engine)+"/"+version, func(t *testing.T) { compareEncoders(t, engine, version, chats) })
+			t.Run(string(engine)+"/"+version, func(t *testing.T) {
+				t.Parallel()
+				compareEncoders(t, engine, version, chats)
+			})
 		}
 	}
 }

@@ -209,7 +209,7 @@ class VLLM:
                 break
         item_tracker.BaseMultiModalItemTracker.model_cls = property(
             lambda tracker: types.SimpleNamespace(get_placeholder_str=self.placeholder))
-        self.placeholder = self.encoder = None
+        self.placeholder = self.encoder = self.detected = None
 
     def parse(self, module):
         with open(self.models + module + ".py") as file:
@@ -342,7 +342,9 @@ class VLLM:
             shown = request.tools is not None and not (exclude_tools and request.tool_choice == "none")
             tools = [tool.model_dump() for tool in request.tools] if shown else None
         self.placeholder = self.placeholder_of(architecture) if architecture else None
-        self.hf._CONTENT_FORMATS.clear()
+        if self.tokenizer.chat_template != self.detected:  # else vLLM knows the format, as a server with one template does
+            self.hf._CONTENT_FORMATS.clear()
+            self.detected = self.tokenizer.chat_template
         if self.encoder:
             params = request.build_chat_params(None, "auto", *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
             prompt = self.encode_chat(request, params)
@@ -452,6 +454,17 @@ class SGLang:
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
 
+    @functools.cache  # as the server, which has one template; it takes longer than a request
+    def about(self, template):
+        """What SGLang finds out about a template when it starts."""
+        source = template or ""
+        return types.SimpleNamespace(
+            content_format=self.detect(source), may_reorder_tool_results=self.utils.jinja_template_may_reorder_tool_results(source),
+            supports_inline_system=self.detection.detect_inline_system_support(template),
+            reasoning_config=self.detection.detect_reasoning_pattern(template)[1],
+            # Since 0.5.23.
+            reads_reasoning_content=getattr(self.utils, "jinja_template_reads_reasoning_content", lambda template: False)(template))
+
     def messages(self, body):
         """AnthropicServing._convert_to_chat_completion_request."""
         import sglang.srt.entrypoints.anthropic.protocol as protocol
@@ -484,10 +497,11 @@ class SGLang:
         """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
-        manager.jinja_template_content_format = self.detect(template or "")
-        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template or "")
+        found = self.about(template)
+        manager.jinja_template_content_format = found.content_format
+        manager.jinja_template_may_reorder_tool_results = found.may_reorder_tool_results
         self.serving.default_chat_template_kwargs = defaults or {}
-        self.serving.supports_inline_system = self.detection.detect_inline_system_support(template)
+        self.serving.supports_inline_system = found.supports_inline_system
         self.serving.chat_encoding_spec = None
         if encoder:
             config = types.SimpleNamespace(architectures=[encoder[0]], model_type=encoder[1])
@@ -503,10 +517,9 @@ class SGLang:
                 self.serving._dsv4_reasoning_effort_profile = self.efforts_of(encoder[2])
             if hasattr(self.serving, "_resolve_inline_system_support"):
                 self.serving.supports_inline_system = self.serving._resolve_inline_system_support()
-        if hasattr(self.serving, "_chat_template_reads_reasoning_content"):
-            self.serving._template_reads_reasoning_content = self.serving._chat_template_reads_reasoning_content()
+        self.serving._template_reads_reasoning_content = found.reads_reasoning_content
         self.serving.reasoning_parser, self.serving.is_gpt_oss = reasoning_parser, gpt_oss
-        manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser and template else None
+        manager.reasoning_config = found.reasoning_config if reasoning_parser and template else None
         if responses:
             return self.responses(body)
         request = self.messages(body) if messages else self.request.model_validate(body)

@@ -158,6 +158,9 @@ func TestEngines(t *testing.T) {
 		}
 		for _, version := range versions {
 			t.Run(string(c.engine)+"/"+version+"/"+c.folder, func(t *testing.T) {
+				if !*rewrite { // versions share golden files
+					t.Parallel()
+				}
 				engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
 				body, templates := body, templates
 				if c.folder != "tiny-bytelevel" { // its answers are the golden files

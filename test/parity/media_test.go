@@ -145,7 +145,10 @@ func TestMedia(t *testing.T) {
 	}
 	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
 		for _, version := range compared(t, engine) {
-			t.Run(string(engine)+"/"+version, func(t *testing.T) { testMedia(t, engine, version, requests) })
+			t.Run(string(engine)+"/"+version, func(t *testing.T) {
+				t.Parallel()
+				testMedia(t, engine, version, requests)
+			})
 		}
 	}
 }

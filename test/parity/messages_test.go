@@ -247,7 +247,10 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		return
 	}
 	for _, version := range compared(t, engine) {
-		compareAPIVersion(t, engine, version, api, list, folder, items, more)
+		t.Run(string(engine)+"/"+version, func(t *testing.T) {
+			t.Parallel()
+			compareAPIVersion(t, engine, version, api, list, folder, items, more)
+		})
 	}
 }
 
