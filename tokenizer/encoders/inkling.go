@@ -243,9 +243,13 @@ func roleOf(message *chattemplate.Dict) string {
 // inklingPieceBytes is the memory of a piece without its text.
 const inklingPieceBytes = 64
 
-// piece appends a piece, unless the prompt is too long already.
+// piece appends a piece, unless the prompt is too long already. The names of special tokens take no memory of their
+// own.
 func (p *inklingPrompt) piece(piece Piece) {
-	if p.bytes += inklingPieceBytes + len(piece.Text); p.bytes <= p.most {
+	if piece.Kind == Text {
+		p.bytes += len(piece.Text)
+	}
+	if p.bytes += inklingPieceBytes; p.bytes <= p.most {
 		p.pieces = append(p.pieces, piece)
 	}
 }
