@@ -28,7 +28,7 @@ func (s *Simulation) admit() {
 		return
 	}
 	for s.held.Len() > 0 {
-		s.loads = s.book.Loads(s.loads[:0])
+		s.loads = s.replicas[0].book.Loads(s.loads[:0])
 		item := s.held.Pop(func(_ *queue.Class, i *queue.Item[*flight]) bool { return s.hasRoom(i.Value) })
 		if item == nil {
 			return

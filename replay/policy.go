@@ -89,7 +89,7 @@ func (unlearning) firstToken(int, int, float64) {}
 func (s *Simulation) look(f *flight) *view {
 	v := &s.view
 	v.prompt, v.blockSize, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.rng, s.now.Seconds()
-	s.loads = s.book.Loads(s.loads[:0])
+	s.loads = s.replicas[0].book.Loads(s.loads[:0])
 	v.cached, v.loads, v.engines = v.cached[:0], v.loads[:0], v.engines[:0]
 	for i := range s.candidates {
 		w, load := int(s.candidates[i].Worker), scoring.Load{}

@@ -128,8 +128,10 @@ func (r *Report) completed(s *Simulation, f *flight) {
 }
 
 func (r *Report) finish(s *Simulation) {
-	if s.sessions != nil {
-		r.Sessions = s.sessions.Stats()
+	for _, router := range s.replicas {
+		if router.sessions != nil {
+			r.Sessions.Add(router.sessions.Stats())
+		}
 	}
 	for i, e := range s.engines {
 		w := &r.Workers[i]

@@ -50,6 +50,11 @@ type Config struct {
 	EventLag time.Duration
 	// ArrivalSpeed divides the times of the trace: arrivals, and delays between turns. 1: as recorded.
 	ArrivalSpeed float64
+	// Replicas is how many routers share the engines; 0: one. Each request arrives at one of them, drawn at random.
+	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never.
+	Replicas     int
+	ReplicaDelay time.Duration
+	Unshared     bool
 	// Seed makes ties, and modes that draw, repeatable.
 	Seed uint64
 	// Decided, if set, is called when a request has ended. The Decision is valid during the call.
@@ -101,6 +106,12 @@ func (c *Config) Validate() error {
 		return errors.New("a step must take at least one sequence")
 	case !(c.ArrivalSpeed >= 1e-6 && c.ArrivalSpeed <= 1e6):
 		return fmt.Errorf("a speed of %v: must be 1e-6 to 1e6", c.ArrivalSpeed)
+	case c.Replicas < 0 || c.Replicas > maxReplicas:
+		return fmt.Errorf("%d replicas: must be 1 to %d", c.Replicas, maxReplicas)
+	case c.Replicas > 1 && (c.Policy != "" || c.Admission != nil):
+		return errors.New("several replicas: not with another project's policy or with admission")
+	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
+		return errors.New("the replicas' delay must be 0 to ten years")
 	case c.EventLag < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 || c.EventLag > maxSpan:
 		return errors.New("times must be at least 0, and those of events at most ten years")
 	}
@@ -138,6 +149,7 @@ func (c *Config) engine(w int) EngineConfig {
 type flight struct {
 	*Request
 	sequence
+	via     *replica
 	arrived time.Duration
 	sent    time.Duration
 	worker  int
@@ -164,12 +176,13 @@ type Simulation struct {
 	largest int         // blocks of the engine with the most
 	lagging [][]stepped // by worker: KV events that the index does not know yet
 	index   *indexer.Index
-	book    *scoring.ActiveSequences
-	queue   *queue.Queue[*flight]
+	// at least one
+	replicas []*replica
+	rate     arrivalRate // of all requests
+	draws    *rand.Rand  // of the replica at that a request arrives
 	// conversations, and the requests that wait for their admission; nil: without
 	admission *admission.Controller
 	held      *queue.Queue[*flight]
-	sessions  *session.Table // nil: sessions are not bound
 	rng       *rand.Rand
 	report    *Report
 	policy    policy // nil: the book chooses
@@ -243,29 +256,24 @@ func newSimulation(cfg Config) (*Simulation, error) {
 		seen:       map[kvblock.SequenceHash]struct{}{},
 	}
 	var err error
-	s.book = scoring.NewActiveSequences()
-	s.book.Prefill = cfg.Prefill
-	s.book.Clock = func() time.Duration { return s.now }
-	s.index, err = indexer.New(indexer.Config{MaxBytes: 64 << 30, OnRemoved: s.book.BlockRemoved})
+	s.newReplicas()
+	s.index, err = indexer.New(indexer.Config{
+		MaxBytes: 64 << 30,
+		OnRemoved: func(w kvblock.Worker, seq kvblock.SequenceHash) {
+			for _, r := range s.replicas {
+				r.book.BlockRemoved(w, seq)
+			}
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
 	s.policy = newPolicy(cfg.Policy, cfg.Workers)
-	if cfg.Queue != nil {
-		s.queue = queue.New[*flight](cfg.Queue, max(cfg.QueueBound, 1))
-	}
 	if cfg.Admission != nil {
 		c := *cfg.Admission
-		c.Clock = s.book.Clock
+		c.Clock = func() time.Duration { return s.now }
 		s.admission = admission.New(c)
 		s.held = queue.New[*flight](queue.Single(queue.FCFS, nil), max(cfg.QueueBound, 1))
-	}
-	if cfg.SessionTTL > 0 {
-		s.sessions = session.NewTable(session.Config{
-			TTL:   cfg.SessionTTL,
-			Soft:  cfg.SessionSoft,
-			Clock: func() time.Time { return time.Unix(0, 0).Add(s.now) },
-		})
 	}
 	for w := range cfg.Workers {
 		e := newEngine(cfg.engine(w))
@@ -353,7 +361,7 @@ func (s *Simulation) release(q *Request, dispatch bool) {
 
 // arrive is a request's arrival: it is chosen for, or waits.
 func (s *Simulation) arrive(f *flight) {
-	f.arrived = s.now
+	f.arrived, f.via = s.now, s.via()
 	s.release(f.Request, true)
 	if blocksOf(f.Prompt+f.Output, s.cfg.Engine.BlockSize) > s.largest {
 		s.report.TooLarge++
@@ -368,7 +376,7 @@ func (s *Simulation) arrive(f *flight) {
 
 // enqueue sends a request on, or has it wait while every worker is busy.
 func (s *Simulation) enqueue(f *flight) {
-	if s.queue == nil {
+	if f.via.queue == nil {
 		s.send(f)
 		return
 	}
@@ -378,12 +386,12 @@ func (s *Simulation) enqueue(f *flight) {
 	if w, bound := s.boundTo(f); bound && !s.cfg.SessionSoft {
 		lane = w
 	}
-	s.loads = s.book.Loads(s.loads[:0])
+	s.loads = f.via.book.Loads(s.loads[:0])
 	if f.Priority < 0 && s.busy(&s.cfg.Queue.Classes[class], f) { // such requests never wait
 		s.refuse(f, RefusedQueue)
 		return
 	}
-	s.wait(s.queue, f, queue.Request{
+	s.wait(f.via.queue, f, queue.Request{
 		Class:          class,
 		Lane:           lane,
 		Tokens:         f.Prompt,
@@ -391,7 +399,7 @@ func (s *Simulation) enqueue(f *flight) {
 		Jump:           f.Priority,
 		StrictPriority: f.StrictPriority,
 	})
-	s.serveQueue()
+	s.serveQueue(f.via)
 }
 
 // wait adds a request to a queue, or refuses it.
@@ -427,14 +435,14 @@ func (s *Simulation) busy(c *queue.Class, f *flight) bool {
 	return c.Waits()
 }
 
-// serveQueue sends the requests on that a worker is ready for.
-func (s *Simulation) serveQueue() {
-	if s.queue == nil {
+// serveQueue sends the requests of a replica on that a worker is ready for.
+func (s *Simulation) serveQueue(r *replica) {
+	if r.queue == nil {
 		return
 	}
-	for s.queue.Len() > 0 {
-		s.loads = s.book.Loads(s.loads[:0])
-		item := s.queue.Pop(func(c *queue.Class, i *queue.Item[*flight]) bool { return !s.busy(c, i.Value) })
+	for r.queue.Len() > 0 {
+		s.loads = r.book.Loads(s.loads[:0])
+		item := r.queue.Pop(func(c *queue.Class, i *queue.Item[*flight]) bool { return !s.busy(c, i.Value) })
 		if item == nil {
 			return
 		}
@@ -445,10 +453,10 @@ func (s *Simulation) serveQueue() {
 
 // boundTo returns the worker that a request's session is bound to; false: it is to none.
 func (s *Simulation) boundTo(f *flight) (worker int, bound bool) {
-	if s.sessions == nil || f.Session == "" {
+	if f.via.sessions == nil || f.Session == "" {
 		return 0, false
 	}
-	w, bound := s.sessions.Find(session.KeyOf("", f.Session))
+	w, bound := f.via.sessions.Find(session.KeyOf("", f.Session))
 	return int(w), bound
 }
 
@@ -462,7 +470,7 @@ func (s *Simulation) gather(f *flight, prompt *scoring.Prompt) bool {
 	blocks := blocksOf(f.Prompt+f.Output, s.cfg.Engine.BlockSize)
 	only, bound := s.boundTo(f)
 	if !s.cfg.Busy.none() {
-		s.loads = s.book.Loads(s.loads[:0])
+		s.loads = f.via.book.Loads(s.loads[:0])
 	}
 	s.candidates = s.candidates[:0]
 	for w, e := range s.engines {
@@ -518,7 +526,8 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	chosen, booking, err := s.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
+	s.measure(f.via)
+	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
 		s.failed = err
 		return
@@ -531,10 +540,10 @@ func (s *Simulation) send(f *flight) {
 	if f.turn != nil {
 		f.turn.Start(kvblock.Worker(f.worker), f.overlap*size)
 	}
-	if s.sessions != nil && f.Session != "" {
+	if sessions := f.via.sessions; sessions != nil && f.Session != "" {
 		key := session.KeyOf("", f.Session)
-		was, bound := s.sessions.Find(key)
-		f.lease, _ = s.sessions.Hold(key, was, bound, kvblock.Worker(f.worker), 0)
+		was, bound := sessions.Find(key)
+		f.lease, _ = sessions.Hold(key, was, bound, kvblock.Worker(f.worker), 0)
 	}
 	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
@@ -615,7 +624,9 @@ func (s *Simulation) endStep(w int) {
 		s.admit()
 	}
 	if len(first)+len(complete) > 0 {
-		s.serveQueue()
+		for _, r := range s.replicas {
+			s.serveQueue(r)
+		}
 	}
 }
 
@@ -696,6 +707,7 @@ const (
 	stepBegins
 	stepEnds
 	cacheChanges // reach the index
+	heard        // news of a replica, which event.worker numbers, reach the others
 )
 
 func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.order < o.order }
@@ -713,6 +725,8 @@ func (s *Simulation) happen(e *event) {
 		s.beginStep(e.worker)
 	case stepEnds:
 		s.endStep(e.worker)
+	case heard:
+		s.hear(e.worker)
 	case cacheChanges:
 		waiting := s.lagging[e.worker]
 		s.apply(e.worker, waiting[0].changes)

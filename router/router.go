@@ -222,6 +222,7 @@ type Router struct {
 	broken       brokenAnswers
 	counts       workerCounts
 	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
+	peers        peers
 }
 
 // Miscounted returns how many answers reported another number of prompt tokens than kvepp counts.

@@ -165,9 +165,10 @@ type ActiveSequences struct {
 	numbered        uint64        // bookings of this book so far; numbers of bookings
 	observer        func(*Change) // nil: none
 	change          Change        // scratch memory of the observer's argument
-	copied          []Load        // indexed by worker: the part of loads that other books' bookings brought
+	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
 	copies          copiesTotal
 	copiedParts     []copied // indexed like bookings, as far as there were copies
+	guard           guard
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -268,7 +269,7 @@ func (a *ActiveSequences) SelectAndAdd(
 	if req.IfVersion != 0 && req.IfVersion != a.version {
 		return Selection{}, Booking{}, ErrChanged
 	}
-	all.alike = all.alike && a.adjustedWorkers == 0
+	all.alike = all.alike && a.adjustedWorkers == 0 && !a.guard.stale
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -296,6 +297,9 @@ func (a *ActiveSequences) SelectAndAdd(
 	if err != nil {
 		a.closeWalks()
 		return Selection{}, Booking{}, err
+	}
+	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
+		i = a.spread(candidates, cfg, &all, i, rng, costs)
 	}
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
@@ -657,7 +661,7 @@ func (a *ActiveSequences) fit(n int) {
 		return
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
-	a.copied = append(a.copied, make([]Load, n-len(a.copied))...)
+	a.copied = append(a.copied, make([]copiedLoad, n-len(a.copied))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
 	a.learned.fit(n)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
@@ -697,6 +701,12 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 		if cfg.Policy == Time {
 			a.timeTerms(&t, &candidates[i], a.added[i])
 		}
+		if a.guard.stale {
+			t.Peers = a.peerTerms(&t, &candidates[i])
+			own := t.WithoutPeers()
+			costs[i] = cfg.Cost(&own)
+			continue
+		}
 		costs[i] = cfg.Cost(&t)
 	}
 }
@@ -715,6 +725,9 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 		a.terms(&t, c, added)
 		if cfg.Policy == Time {
 			a.timeTerms(&t, c, added)
+		}
+		if a.copies.bookings > 0 {
+			a.explainPeers(&t, c)
 		}
 		req.Terms[i] = t
 	}
@@ -867,6 +880,9 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 		sel.ActiveBlocks = b.ownBlocks
 		load.ActiveTokens += b.ownBlocks * b.blockSize
 		load.ActiveBlocks += b.ownBlocks
+	}
+	if a.guard.Rate > 0 {
+		a.guard.learn(sel.PrefillTokens, sel.ActiveBlocks*b.blockSize)
 	}
 	a.reprice(c.Worker)
 	a.closeWalks()

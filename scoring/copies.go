@@ -1,5 +1,7 @@
 package scoring
 
+import "kvepp/kvblock"
+
 const (
 	// MaxCopies bounds the bookings that a book copies from others, over all of them. Further ones are ignored.
 	MaxCopies = 1 << 18
@@ -22,6 +24,18 @@ type copied struct {
 	snapshot uint32 // the latest of Copies.snapshot that had it
 }
 
+// copiedLoad is the part of a worker's load that copies brought.
+type copiedLoad struct {
+	Load
+	prefilling int // requests with PrefillTokens
+}
+
+// prefill adds prompt tokens of requests.
+func (l *copiedLoad) prefill(tokens, requests int) {
+	l.PrefillTokens += tokens
+	l.prefilling += requests
+}
+
 // Copies are one other book's bookings in this book: its origin's Changes, applied. They are priced as own bookings,
 // and the busy thresholds and the queue see them. Make one with NewCopies for each origin. Its methods may be called
 // concurrently with the book's, but not with one another.
@@ -34,6 +48,8 @@ type Copies struct {
 	flat     int    // bookings that were copied without their hashes
 	snapshot uint32 // number of the latest one
 	open     bool   // the snapshot has not ended
+	lessons  map[kvblock.Worker]*lesson
+	latest   *lesson // of lessons
 }
 
 // NewCopies returns an empty set of copies.
@@ -130,7 +146,7 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.Requests++
 	if ch.PrefillTokens > 0 {
 		a.beginPrefill(index, ch.PrefillTokens)
-		a.copied[b.worker].PrefillTokens += ch.PrefillTokens
+		a.copied[b.worker].prefill(ch.PrefillTokens, 1)
 	}
 	hashes := 0
 	for _, chain := range ch.Chains {
@@ -149,6 +165,9 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
+	if a.guard.Rate > 0 {
+		a.guard.learn(ch.PrefillTokens, load.ActiveTokens-tokens)
+	}
 	a.reprice(b.worker)
 	if n := ch.Output; n > 0 && n <= MaxISLTokens {
 		a.addOutput(b, n, ch.Left)
@@ -229,7 +248,14 @@ func (c *Copies) EndSnapshot() (freed int) {
 }
 
 // FreeAll frees all copies and returns their number. The caller then lets requests go that wait.
-func (c *Copies) FreeAll() (freed int) { return c.free(func(*copied) bool { return true }) }
+//
+// What the origin has learned of workers is kept, and fades as this book learns more.
+func (c *Copies) FreeAll() (freed int) {
+	c.book.lock()
+	c.book.learned.bequeath(c)
+	c.book.mu.Unlock()
+	return c.free(func(*copied) bool { return true })
+}
 
 // free frees the copies that which selects.
 func (c *Copies) free(which func(*copied) bool) (freed int) {
@@ -271,5 +297,8 @@ func (c *Copies) Flat() int {
 func (a *ActiveSequences) CopiedLoads(dst []Load) []Load {
 	a.lock()
 	defer a.mu.Unlock()
-	return append(dst, a.copied...)
+	for w := range a.copied {
+		dst = append(dst, a.copied[w].Load)
+	}
+	return dst
 }

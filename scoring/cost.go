@@ -25,6 +25,9 @@ type Terms struct {
 
 	Time TimeTerms // of the policy Time; else zero
 
+	// Peers is what copies of other replicas' bookings have in the terms above. Cost does not read it.
+	Peers PeerTerms
+
 	// CostMultiplier scales the finished cost, as preferred taints do. 0 means 1.
 	CostMultiplier float64
 

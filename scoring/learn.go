@@ -40,23 +40,12 @@ type line struct {
 	constant     float64 // a, at least 0
 }
 
-// add adds a sample. From enough samples on it sets slope and constant. slope is set to a
-// value from least times y/x to y/x of the sums: the steepest sensible line goes through the origin, and noise must not
-// give one that is nearly flat.
-func (l *line) add(x, y, keep float64, enough int, least float64) {
+// add adds a sample. fit then sets slope and constant.
+func (l *line) add(x, y, keep float64, enough int) {
 	l.samples = min(l.samples+1, enough)
 	l.weight = keep*l.weight + 1
 	l.x, l.y = keep*l.x+x, keep*l.y+y
 	l.xx, l.xy = keep*l.xx+x*x, keep*l.xy+x*y
-	if l.samples < enough {
-		return
-	}
-	ratio := l.y / l.x
-	l.slope = ratio
-	if d := l.weight*l.xx - l.x*l.x; d > 1e-9*l.weight*l.xx { // else all samples have one x
-		l.slope = min(max((l.weight*l.xy-l.x*l.y)/d, least*ratio), ratio)
-	}
-	l.constant = max((l.y-l.slope*l.x)/l.weight, 0)
 }
 
 // mean is a mean of all samples at first, later of about the last 100.
@@ -71,6 +60,8 @@ func (m *mean) add(x float64) {
 type pace struct {
 	prefill line // seconds to the first token by new prompt tokens, of requests that found no prefill waiting
 	gap     line // mean seconds between tokens by tokens held at the end, of answers
+
+	samples, told uint64 // how many came, and how many had come when LearnedNumbers was called; of one worker only
 }
 
 // learned is what the book has learned about workers.
@@ -81,6 +72,7 @@ type learned struct {
 	answer  mean     // tokens
 	life    mean     // seconds from the first token to the end
 	reuse   reuse
+	peers   *peerLessons // nil: none
 }
 
 // prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
@@ -113,6 +105,7 @@ func (l *learned) forget(w kvblock.Worker) {
 		l.workers[w] = pace{}
 		l.reuse.evicted[w] = evictions{}
 		l.prices[w].secondsPerToken, l.prices[w].stepSeconds, l.prices[w].gapPerToken, l.prices[w].reuse = 0, 0, 0, 0
+		l.forgetPeers(w)
 	}
 }
 
@@ -122,7 +115,7 @@ func (l *learned) common() prices {
 	if s := l.all.prefill.slope; s > 0 {
 		p.secondsPerToken, p.stepSeconds = s, l.all.prefill.constant
 	}
-	if l.all.gap.samples >= enoughGaps {
+	if l.all.gap.samples >= enoughGaps || l.peers != nil && l.all.gap.samples+l.peers.all.gap.samples >= enoughGaps {
 		p.gapPerToken = max(l.all.gap.slope, leastGapPerToken)
 	}
 	return p
@@ -147,10 +140,22 @@ func (l *learned) gapPerToken(w kvblock.Worker) float64 {
 }
 
 func (l *learned) answerTokens() float64 {
-	if l.answer.samples < enoughAnswers {
+	answer := l.answer
+	if l.peers != nil {
+		answer = meanOf(answer, l.peers.answer)
+	}
+	if answer.samples < enoughAnswers {
 		return safeAnswerTokens
 	}
-	return l.answer.value
+	return answer.value
+}
+
+// lifeSeconds returns the mean time from the first token to the end.
+func (l *learned) lifeSeconds() float64 {
+	if l.peers != nil {
+		return meanOf(l.life, l.peers.life).value
+	}
+	return l.life.value
 }
 
 // firstToken learns from a request that found no prefill waiting on its worker.
@@ -159,10 +164,11 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
 		return
 	}
-	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
-	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills, 0.1)
-	own := &l.workers[w].prefill
-	l.prices[w].secondsPerToken, l.prices[w].stepSeconds = own.slope, own.constant
+	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
+	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
+	l.workers[w].samples++
+	l.fade(w, keepPrefill)
+	l.refit(w)
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
@@ -175,11 +181,10 @@ func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, hel
 	l.life.add(s)
 	if tokens > 1 && held > 0 {
 		gap := s / float64(tokens-1)
-		l.workers[w].gap.add(float64(held), gap, keepGap, enoughGaps, 0)
-		l.all.gap.add(float64(held), gap, keepGap, enoughGaps, 0)
-		if own := &l.workers[w].gap; own.samples >= enoughGaps {
-			l.prices[w].gapPerToken = max(own.slope, leastGapPerToken)
-		}
+		l.workers[w].gap.add(float64(held), gap, keepGap, enoughGaps)
+		l.all.gap.add(float64(held), gap, keepGap, enoughGaps)
+		l.workers[w].samples++
+		l.refit(w)
 	}
 }
 

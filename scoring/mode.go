@@ -96,7 +96,13 @@ func (a *ActiveSequences) takeTurn(w kvblock.Worker) {
 	a.turns[w] = a.turn
 }
 
-func (a *ActiveSequences) requests(c *Candidate) int { return a.loads[c.Worker].Requests }
+// requests returns how many requests count as active on a worker.
+func (a *ActiveSequences) requests(c *Candidate) int {
+	if a.guard.stale {
+		return a.loads[c.Worker].Requests - a.copied[c.Worker].Requests
+	}
+	return a.loads[c.Worker].Requests
+}
 
 func (a *ActiveSequences) lessLoadedOfTwo(candidates []Candidate, rng *rand.Rand) int {
 	n := len(candidates)

@@ -76,7 +76,7 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	if waiting > 0 {
 		a.beginPrefill(index, waiting)
 		if copied {
-			a.copied[to].PrefillTokens += waiting
+			a.copied[to].prefill(waiting, 1)
 		}
 	}
 	if generated > 0 {

@@ -134,7 +134,7 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	p := &a.prefills[b.worker]
 	a.learned.prices[b.worker].prefilling--
 	if b.from != nil {
-		a.copied[b.worker].PrefillTokens -= b.prefillTokens
+		a.copied[b.worker].prefill(-b.prefillTokens, -1)
 	} else if seen && b.alone { // the owner of a copy learns from it
 		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
 	}

@@ -136,7 +136,7 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
 		GapPerToken:      a.learned.gapPerToken(c.Worker),
 		AnswerTokens:     a.learned.answerTokens(),
-		LifeSeconds:      a.learned.life.value,
+		LifeSeconds:      a.learned.lifeSeconds(),
 		Reuse:            a.learned.prices[c.Worker].reuse,
 	}
 	if v := a.variantOf(c.Prompt); v != nil {
@@ -153,7 +153,7 @@ func (a *ActiveSequences) chooseAlikeByTime(
 ) (int, error) {
 	learned, held, distinct := a.learned.prices, a.walker.held, int64(a.variants[0].distinct)
 	costs = costs[:len(candidates)]
-	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.life.value
+	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.lifeSeconds()
 	isl, size := float64(req.ISLTokens), float64(blockSize)
 	credit := cfg.OverlapScoreCredit * size
 	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)

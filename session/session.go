@@ -99,6 +99,14 @@ type Stats struct {
 	ByPeers, MovedByPeers uint64
 }
 
+// Add adds the counts of another table.
+func (s *Stats) Add(o Stats) {
+	s.New, s.Kept, s.Moved = s.New+o.New, s.Kept+o.Kept, s.Moved+o.Moved
+	s.Final, s.Expired, s.Evicted = s.Final+o.Final, s.Expired+o.Expired, s.Evicted+o.Evicted
+	s.WorkerLeft += o.WorkerLeft
+	s.ByPeers, s.MovedByPeers = s.ByPeers+o.ByPeers, s.MovedByPeers+o.MovedByPeers
+}
+
 // Outcome is what a request did to its session. Empty: it holds none.
 type Outcome = string
 

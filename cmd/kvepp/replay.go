@@ -71,6 +71,8 @@ type variantOptions struct {
 	busy       busy
 	affinity   affinity
 	lag        time.Duration
+	replicas   int
+	delay      string // of replicas; off: nothing is shared
 }
 
 func (v *variantOptions) add(f *pflag.FlagSet) {
@@ -88,6 +90,10 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	v.busy.addThresholds(f)
 	v.busy.addQueue(f)
 	v.busy.addAdmission(f)
+	f.IntVar(&v.replicas, "replicas", 1,
+		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
+	f.StringVar(&v.delay, "replica-delay", "5ms",
+		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
 
@@ -127,6 +133,15 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	}
 	if err := v.scheduling.checkPrefill(&v.scoring); err != nil {
 		return err
+	}
+	if c.Replicas = v.replicas; v.replicas < 1 {
+		return fmt.Errorf("--replicas %d: must be at least 1", v.replicas)
+	}
+	c.ReplicaDelay, c.Unshared = 0, v.delay == "off"
+	if !c.Unshared {
+		if c.ReplicaDelay, err = time.ParseDuration(v.delay); err != nil || c.ReplicaDelay < 0 {
+			return fmt.Errorf("--replica-delay %q: must be a time of at least 0 such as 5ms, or off", v.delay)
+		}
 	}
 	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
 	c.Busy = replay.Thresholds(v.busy.thresholds)

@@ -85,11 +85,12 @@ var may = map[string]string{
 	"bench/cputime": "",
 	"bench/events": "bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub " +
 		"internal/metrics",
-	"bench/events/binding": "bench/cputime",
-	"bench/index":          "bench/cputime indexer kvblock",
-	"bench/path":           "test/harness/apiserver test/harness/process",
-	"bench/quality":        "internal/chart replay test/harness/stack",
-	"bench/tokenizers":     "tokenizer kvblock internal/apibody",
+	"bench/events/binding":  "bench/cputime",
+	"bench/index":           "bench/cputime indexer kvblock",
+	"bench/path":            "test/harness/apiserver test/harness/process",
+	"bench/quality":         "internal/chart replay test/harness/stack",
+	"bench/replicas-replay": "replay scoring",
+	"bench/tokenizers":      "tokenizer kvblock internal/apibody",
 	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
 		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
 	"test/harness/process": "",

@@ -308,6 +308,26 @@ type Candidate struct {
 	Parts []Part `json:"parts,omitempty"`
 	// Lost says why another worker was chosen; absent for the chosen one.
 	Lost string `json:"lost,omitempty"`
+	// Peers is the part that the requests of other replicas have in these terms and in the cost; absent: none.
+	Peers *PeersPart `json:"peers,omitempty"`
+}
+
+// PeersPart is the part that other replicas' requests have in a candidate's terms and cost.
+type PeersPart struct {
+	Requests      int      `json:"active_requests"`
+	PrefillTokens int      `json:"waiting_prefill_tokens"`
+	DecodeBlocks  *float64 `json:"decode_blocks"`
+	Cost          *float64 `json:"cost"`
+}
+
+// peersOf returns the part that other replicas' requests have in a cost; nil without any. weights are the cost's.
+func peersOf(c *router.Cost, weights *scoring.Config) *PeersPart {
+	t := &c.Terms.Peers
+	if *t == (scoring.PeerTerms{}) || weights == nil {
+		return nil
+	}
+	alone := c.Terms.WithoutPeers()
+	return &PeersPart{t.Requests, t.PrefillTokens, finite(t.DecodeBlocks), finite(c.Cost - weights.Cost(&alone))}
 }
 
 // Part is one term of a cost.
@@ -377,7 +397,7 @@ func candidates(costs []router.Cost, chosen int, weights *scoring.Config) (all [
 			Credit:       finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
 			KVBlocks:     t.KVBlocks,
 			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown,
-			Pace: router.PaceOf(t)})
+			Pace: router.PaceOf(t), Peers: peersOf(c, weights)})
 	}
 	if weights != nil && chosen < len(costs) {
 		explainLosses(all, costs, chosen, weights)

@@ -1,0 +1,239 @@
+package scoring
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// Copies of other replicas' bookings come late. If several replicas see one worker as the cheapest, all choose it until
+// they hear of each other's choices. The guard keeps them apart. Each replica has a share of the workers, which it
+// prefers among those whose costs differ by less than the bookings that it does not know yet. If none of its share is
+// among them, it draws. It gives no cached block away for that.
+
+const (
+	// staleAfter is how late copies may be to be priced, and freshBefore when they are priced again.
+	staleAfter  = 250 * time.Millisecond
+	freshBefore = 200 * time.Millisecond
+	// leastUnseen is how many unknown bookings the guard heeds.
+	leastUnseen = 0.001
+	// shareLead is by how many times the unknown bookings a worker of the own share may cost more than the cheapest.
+	// It is at most one booking and twice the unknown ones of a worker. Measured by bench/replicas-replay.
+	shareLead = 8
+)
+
+// Peers is what is known of the other replicas.
+type Peers struct {
+	// Rate is how many bookings a second they make. 0: there are none.
+	Rate float64
+	// Staleness is how late this book knows of one.
+	Staleness time.Duration
+	// Share has true for the workers that this replica prefers, indexed by worker. The shares of the replicas do not
+	// overlap, and are about equal in size. It must not change after the call. nil: none.
+	Share []bool
+}
+
+// guard is what is known of other replicas' bookings.
+type guard struct {
+	Peers
+	stale bool // copies are not priced
+	// What a booking adds to its worker, own or copied, in tokens. Learned while Rate is above 0.
+	prefill, active mean
+	near            []option // scratch memory
+}
+
+// option is a candidate that the guard may choose.
+type option struct {
+	cost  float64
+	index int
+}
+
+// SetPeers says what is known of the other replicas. Call it a few times a second. If copies are later than 250 ms,
+// their loads are in Load and not in costs.
+func (a *ActiveSequences) SetPeers(p Peers) {
+	a.lock()
+	defer a.mu.Unlock()
+	g := &a.guard
+	limit := staleAfter
+	if g.stale {
+		limit = freshBefore
+	}
+	g.stale = p.Staleness > limit
+	if !(p.Rate > 0 && p.Rate <= math.MaxFloat64 && p.Staleness > 0) {
+		p.Rate = 0
+	}
+	g.Peers = p
+}
+
+// PeersStale reports whether copies are too late to be priced.
+func (a *ActiveSequences) PeersStale() bool {
+	a.lock()
+	defer a.mu.Unlock()
+	return a.guard.stale
+}
+
+// learn learns from a booking what it added to its worker.
+func (g *guard) learn(prefillTokens, activeTokens int) {
+	g.prefill.add(float64(prefillTokens))
+	g.active.add(float64(activeTokens))
+}
+
+// bookingCost returns the mean cost that a booking adds to its worker, in the unit of the costs.
+func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
+	prefill, active := 0.0, 0.0
+	if cfg.TrackPrefillTokens {
+		prefill = a.guard.prefill.value
+	}
+	if cfg.TrackActiveBlocks {
+		active = a.guard.active.value
+	}
+	if cfg.Policy == Time {
+		common := a.learned.common()
+		return 1000 * (common.secondsPerToken*prefill +
+			decodeInterference*a.learned.answerTokens()*common.gapPerToken*active)
+	}
+	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
+}
+
+// spread returns the candidate that takes the place of i, the cheapest. Only candidates that have as much of the prompt
+// take part.
+//
+// A worker of the own share is chosen if it costs little more than the cheapest. Otherwise the other replicas are
+// expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
+// probability of its part: then all that are drawn cost the same on average.
+func (a *ActiveSequences) spread(
+	candidates []Candidate, cfg *Config, all *overview, i int, rng *rand.Rand, costs []float64,
+) int {
+	g := &a.guard
+	unseen, each := g.Rate*g.Staleness.Seconds(), a.bookingCost(cfg, all.unit)
+	if unseen < leastUnseen || g.stale || !(each > 0) || len(candidates) == 1 {
+		return i
+	}
+	lead := min(shareLead*unseen, 1+2*unseen/float64(len(candidates))) * each
+	water := unseen * each
+	shared := option{costs[i] + lead, -1}
+	own := a.ownPart(candidates, cfg, all, i)
+	for j := range candidates {
+		if cost := costs[j]; cost <= shared.cost && g.has(&candidates[j]) && (cost < shared.cost || shared.index < 0) &&
+			a.ownPart(candidates, cfg, all, j) <= own {
+			shared = option{cost, j}
+		}
+	}
+	if shared.index >= 0 {
+		return shared.index
+	}
+	g.near = g.near[:0]
+	limit := costs[i] + water
+	for j, cost := range costs[:len(candidates)] {
+		if cost < limit && a.ownPart(candidates, cfg, all, j) <= own {
+			g.near = append(g.near, option{cost, j})
+		}
+	}
+	return g.draw(i, water, rng)
+}
+
+// has reports whether a worker is of the own share.
+func (g *guard) has(c *Candidate) bool { return int(c.Worker) < len(g.Share) && g.Share[c.Worker] }
+
+// draw draws one of g.near. water is the cost of the unknown bookings.
+func (g *guard) draw(i int, water float64, rng *rand.Rand) int {
+	if len(g.near) < 2 {
+		return i
+	}
+	// Candidates above the level get no water. Each pass drops some, which lowers the level for the others.
+	level, near := 0.0, g.near
+	for {
+		sum := 0.0
+		for _, o := range near {
+			sum += o.cost
+		}
+		level = (water + sum) / float64(len(near))
+		below := near[:0]
+		for _, o := range near {
+			if o.cost < level {
+				below = append(below, o)
+			}
+		}
+		if len(below) == len(near) || len(below) == 0 {
+			break
+		}
+		near = below
+	}
+	rest := float(rng) * water
+	for _, o := range near {
+		if rest -= level - o.cost; rest < 0 {
+			return o.index
+		}
+	}
+	return i
+}
+
+// ownPart returns the part of a candidate's cost that depends on what it has of the prompt, less a constant, in tokens.
+func (a *ActiveSequences) ownPart(candidates []Candidate, cfg *Config, all *overview, i int) float64 {
+	c := &candidates[i]
+	if all.alike && cfg.Policy == Dynamo { // the same as below, without the terms that are zero
+		added := a.variants[0].distinct - int(a.walker.held[c.Worker])
+		credit := cfg.OverlapScoreCredit * float64(c.DeviceBlocks)
+		return (float64(added) - cfg.PrefillLoadScale*credit) * float64(all.unit)
+	}
+	size := float64(c.blockSize(all.unit))
+	credit := cfg.OverlapScoreCredit*float64(c.DeviceBlocks) + cfg.HostCacheHitWeight*float64(c.HostBlocks) +
+		cfg.DiskCacheHitWeight*float64(c.DiskBlocks) + cfg.SharedCacheMultiplier*float64(c.SharedBlocks)
+	held, added := 0, 0
+	switch v := a.variantOf(c.Prompt); {
+	case all.alike:
+		held = int(a.walker.held[c.Worker])
+		added = v.distinct - held
+	case v != nil:
+		held, added = v.distinct-a.added[i], a.added[i]
+	default:
+		added = a.added[i]
+	}
+	if cfg.Policy == Time {
+		if a.learned.prices[c.Worker].prefilling > 0 {
+			credit = max(credit, float64(held))
+		}
+		return -credit * size
+	}
+	return (float64(added) - cfg.PrefillLoadScale*credit) * size
+}
+
+// PeerTerms is the part of a candidate's terms that copies of other replicas' bookings brought.
+type PeerTerms struct {
+	Requests         int
+	PrefillTokens    int
+	DecodeBlocks     float64 // blocks that their requests were the first to hold
+	DecodingRequests int     // of Requests, those whose first token has come
+}
+
+// peerTerms returns the part of the worker's load that copies brought. t has the candidate's terms.
+func (a *ActiveSequences) peerTerms(t *Terms, c *Candidate) PeerTerms {
+	part := &a.copied[c.Worker]
+	return PeerTerms{
+		Requests:         part.Requests,
+		PrefillTokens:    min(part.PrefillTokens, t.PrefillTokens),
+		DecodeBlocks:     min(float64(part.ActiveTokens)/float64(t.BlockSize), t.DecodeBlocks),
+		DecodingRequests: part.Requests - part.prefilling,
+	}
+}
+
+// WithoutPeers returns the terms as if no other replica had booked: Cost of them is what the cost would be.
+func (t *Terms) WithoutPeers() Terms {
+	own := *t
+	own.Peers = PeerTerms{}
+	own.PrefillTokens -= t.Peers.PrefillTokens
+	own.DecodeBlocks -= t.Peers.DecodeBlocks
+	own.ActiveRequests -= t.Peers.Requests
+	own.Time.HeldBlocks = max(own.Time.HeldBlocks-t.Peers.DecodeBlocks, 0)
+	own.Time.DecodingRequests = max(own.Time.DecodingRequests-t.Peers.DecodingRequests, 0)
+	return own
+}
+
+// explainPeers sets the part of a candidate's terms that copies brought. If they are not priced, the terms lose it, so
+// that Cost of them is the cost.
+func (a *ActiveSequences) explainPeers(t *Terms, c *Candidate) {
+	t.Peers = a.peerTerms(t, c)
+	if a.guard.stale {
+		*t = t.WithoutPeers()
+	}
+}

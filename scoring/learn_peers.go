@@ -1,0 +1,258 @@
+package scoring
+
+import (
+	"math"
+	"slices"
+
+	"kvepp/kvblock"
+)
+
+// Replicas learn from their own requests alone. They tell each other their sums, which add up: a fit over the sums of
+// all replicas is a fit over all requests. Each replica's sums replace what it told before, so that nothing counts
+// twice.
+
+// lesson is what one origin has learned: of a worker, and of all.
+type lesson struct {
+	worker, all  pace
+	answer, life mean
+}
+
+// learnedNumbers is the length of a lesson as numbers.
+const learnedNumbers = 4*6 + 2*2
+
+// numbers appends the lesson to dst.
+func (l *lesson) numbers(dst []float64) []float64 {
+	for _, f := range []*line{&l.worker.prefill, &l.worker.gap, &l.all.prefill, &l.all.gap} {
+		dst = append(dst, float64(f.samples), f.weight, f.x, f.y, f.xx, f.xy)
+	}
+	return append(dst, l.answer.samples, l.answer.value, l.life.samples, l.life.value)
+}
+
+// lessonOf is the reverse of numbers. false: the numbers are no lesson. They come from another process.
+func lessonOf(values []float64) (l lesson, ok bool) {
+	if len(values) != learnedNumbers {
+		return l, false
+	}
+	for _, v := range values {
+		if !(v >= 0 && v <= 1e24) { // also NaN
+			return l, false
+		}
+	}
+	next := func() float64 {
+		v := values[0]
+		values = values[1:]
+		return v
+	}
+	for _, f := range []*line{&l.worker.prefill, &l.worker.gap, &l.all.prefill, &l.all.gap} {
+		*f = line{samples: int(min(next(), enoughGaps)), weight: next(), x: next(), y: next(), xx: next(), xy: next()}
+		if f.samples > 0 && !(f.weight >= 1 && f.weight <= 1/(1-keepGap)+1 && f.x > 0 && f.y > 0) {
+			return l, false
+		}
+	}
+	l.answer, l.life = mean{next(), next()}, mean{next(), next()}
+	return l, l.answer.samples <= 100 && l.life.samples <= 100 &&
+		l.answer.value <= maxSampleTokens && l.life.value <= maxSampleSeconds
+}
+
+// plus adds the sums of o to l.
+func (l *line) plus(o *line) {
+	l.samples = min(l.samples+o.samples, enoughGaps)
+	l.weight += o.weight
+	l.x, l.y, l.xx, l.xy = l.x+o.x, l.y+o.y, l.xx+o.xx, l.xy+o.xy
+}
+
+// plus adds the samples of o.
+func (m *mean) plus(o *mean) {
+	if all := m.samples + o.samples; all > 0 {
+		m.value = (m.samples*m.value + o.samples*o.value) / all
+		m.samples = all
+	}
+}
+
+// peerLessons is what other origins have learned.
+type peerLessons struct {
+	origins []*Copies
+	// Sums over all origins, with those of dead ones.
+	workers      []pace // indexed by worker
+	all          pace
+	answer, life mean
+	// dead is what origins had learned that have died, by worker. It fades with each further sample of the worker.
+	dead map[kvblock.Worker]*lesson
+}
+
+// LearnedNumbers appends to dst what the book has learned of a worker from its own requests, for Copies.Learned of the
+// other replicas: the policy Time prices by it. changed: it learned more since the last call.
+func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) (values []float64, changed bool) {
+	a.lock()
+	defer a.mu.Unlock()
+	if int(w) >= len(a.learned.workers) || a.learned.workers[w].samples == 0 {
+		return dst, false
+	}
+	p := &a.learned.workers[w]
+	changed = p.samples != p.told
+	p.told = p.samples
+	l := lesson{*p, a.learned.all, a.learned.answer, a.learned.life}
+	return l.numbers(dst), changed
+}
+
+// Learned notes what the origin has learned of a worker. It replaces what the origin told of that worker before. false:
+// the values are not those of LearnedNumbers.
+func (c *Copies) Learned(w kvblock.Worker, values []float64) bool {
+	l, ok := lessonOf(values)
+	if !ok || w >= MaxWorkers {
+		return false
+	}
+	a := c.book
+	a.lock()
+	defer a.mu.Unlock()
+	a.fit(int(w) + 1)
+	if a.learned.peers == nil {
+		a.learned.peers = &peerLessons{dead: map[kvblock.Worker]*lesson{}}
+	}
+	p := a.learned.peers
+	if c.lessons == nil {
+		c.lessons = map[kvblock.Worker]*lesson{}
+		p.origins = append(p.origins, c)
+	}
+	c.lessons[w], c.latest = &l, &l
+	a.learned.sum(w)
+	return true
+}
+
+// sum adds up what other origins have learned of a worker, and of all, and prices the worker anew.
+func (l *learned) sum(w kvblock.Worker) {
+	p := l.peers
+	if n := len(l.workers); n > len(p.workers) {
+		p.workers = append(p.workers, make([]pace, n-len(p.workers))...)
+	}
+	var worker, all pace
+	var answer, life mean
+	for _, c := range p.origins {
+		if own := c.lessons[w]; own != nil {
+			worker.plus(&own.worker)
+		}
+		if c.latest != nil {
+			all.plus(&c.latest.all)
+			answer.plus(&c.latest.answer)
+			life.plus(&c.latest.life)
+		}
+	}
+	if dead := p.dead[w]; dead != nil {
+		worker.plus(&dead.worker)
+		all.plus(&dead.all)
+		answer.plus(&dead.answer)
+		life.plus(&dead.life)
+	}
+	p.workers[w], p.all, p.answer, p.life = worker, all, answer, life
+	l.refit(w)
+}
+
+func (p *pace) plus(o *pace) {
+	p.prefill.plus(&o.prefill)
+	p.gap.plus(&o.gap)
+}
+
+// of returns the sums of other origins for a worker.
+func (p *peerLessons) of(w kvblock.Worker) pace {
+	if p == nil || int(w) >= len(p.workers) {
+		return pace{}
+	}
+	return p.workers[w]
+}
+
+// fade lessens what dead origins had learned of a worker, when a sample of it comes. keep is the weight that earlier
+// samples keep.
+func (l *learned) fade(w kvblock.Worker, keep float64) {
+	if l.peers == nil || l.peers.dead[w] == nil {
+		return
+	}
+	d := l.peers.dead[w]
+	for _, f := range []*line{&d.worker.prefill, &d.worker.gap, &d.all.prefill, &d.all.gap} {
+		if f.weight *= keep; f.weight < 1 {
+			*f = line{}
+		}
+		f.x, f.y, f.xx, f.xy = keep*f.x, keep*f.y, keep*f.xx, keep*f.xy
+	}
+	l.sum(w)
+}
+
+// bequeath keeps what a dead origin had learned, unless an earlier dead one had learned more.
+func (l *learned) bequeath(c *Copies) {
+	p := l.peers
+	if p == nil || c.lessons == nil {
+		return
+	}
+	p.origins = slices.DeleteFunc(p.origins, func(o *Copies) bool { return o == c })
+	for w, own := range c.lessons {
+		if before := p.dead[w]; before == nil || before.worker.prefill.weight <= own.worker.prefill.weight {
+			p.dead[w] = own
+		}
+	}
+	for w := range c.lessons {
+		l.sum(w)
+	}
+	c.lessons, c.latest = nil, nil
+}
+
+// forgetPeers clears what other origins have learned of a worker.
+func (l *learned) forgetPeers(w kvblock.Worker) {
+	p := l.peers
+	if p == nil {
+		return
+	}
+	delete(p.dead, w)
+	for _, c := range p.origins {
+		delete(c.lessons, w)
+	}
+	if int(w) < len(p.workers) {
+		p.workers[w] = pace{}
+	}
+}
+
+// refit sets the prices of a worker and of all by the sums of all origins.
+func (l *learned) refit(w kvblock.Worker) {
+	peers := l.peers.of(w)
+	own := &l.workers[w]
+	own.prefill.fit(&peers.prefill, enoughPrefills, 0.1)
+	l.prices[w].secondsPerToken, l.prices[w].stepSeconds = own.prefill.slope, own.prefill.constant
+	own.gap.fit(&peers.gap, enoughGaps, 0)
+	if own.gap.samples+peers.gap.samples >= enoughGaps {
+		l.prices[w].gapPerToken = max(own.gap.slope, leastGapPerToken)
+	}
+	all := pace{}
+	if l.peers != nil {
+		all = l.peers.all
+	}
+	l.all.prefill.fit(&all.prefill, enoughPrefills, 0.1)
+	l.all.gap.fit(&all.gap, enoughGaps, 0)
+}
+
+// meanOf returns a mean of own samples with those of other origins.
+func meanOf(own, peers mean) mean {
+	if peers.samples > 0 {
+		own.plus(&peers)
+	}
+	return own
+}
+
+// fit sets the line's slope and constant by its own sums and those of other origins, if these are enough samples. slope
+// is from least times y/x to y/x of the sums: the steepest sensible line goes through the origin, and noise must not
+// give one that is nearly flat.
+func (l *line) fit(others *line, enough int, least float64) {
+	all := *l
+	if others.samples > 0 {
+		all.plus(others)
+	}
+	if all.samples < enough {
+		return
+	}
+	ratio := all.y / all.x
+	l.slope = ratio
+	if d := all.weight*all.xx - all.x*all.x; d > 1e-9*all.weight*all.xx { // else all samples have one x
+		l.slope = min(max((all.weight*all.xy-all.x*all.y)/d, least*ratio), ratio)
+	}
+	l.constant = max((all.y-l.slope*all.x)/all.weight, 0)
+	if math.IsInf(l.slope, 0) || math.IsNaN(l.slope) || math.IsInf(l.constant, 0) || math.IsNaN(l.constant) {
+		l.slope, l.constant = 0, 0
+	}
+}

@@ -1,0 +1,108 @@
+package scoring
+
+import (
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/kvblock"
+)
+
+// teach has a book serve n requests on a worker that takes base and perToken for a prompt.
+func teach(t *testing.T, a *ActiveSequences, w kvblock.Worker, n int, base, perToken time.Duration) {
+	t.Helper()
+	for i := range n {
+		tokens := 100 + 50*(i%7)
+		b := mustAdd(t, a, Request{ISLTokens: tokens}, Candidate{Worker: w})
+		wait(base + time.Duration(tokens)*perToken)
+		b.MarkPrefillCompleted()
+		wait(time.Second)
+		b.LearnAnswer(100)
+		b.Free()
+	}
+}
+
+func wantPace(t *testing.T, a *ActiveSequences, w kvblock.Worker, step, perToken float64) {
+	t.Helper()
+	p := a.Pace(w)
+	if math.Abs(p.StepSeconds-step) > 1e-4 || math.Abs(p.SecondsPerToken-perToken) > perToken/50 {
+		t.Errorf("worker %d: %v s a step and %v s a token, want %v and %v",
+			w, p.StepSeconds, p.SecondsPerToken, step, perToken)
+	}
+}
+
+// tellAll has a book's copies at another learn of two workers.
+func tellAll(t *testing.T, from *ActiveSequences, to *Copies) {
+	t.Helper()
+	for w := range kvblock.Worker(2) {
+		if values, _ := from.LearnedNumbers(w, nil); values != nil && !to.Learned(w, values) {
+			t.Errorf("refused %v", values)
+		}
+	}
+}
+
+// A book prices by what other books have learned, also of workers that it sent nothing to; told twice, it counts once.
+// After the origin's death the numbers stay, until the book's own samples say otherwise.
+func TestBooksLearnFromEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		teacher, a := NewActiveSequences(), NewActiveSequences()
+		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
+		teach(t, teacher, 1, 30, 10*time.Millisecond, 300*time.Microsecond)
+		if _, changed := teacher.LearnedNumbers(0, nil); !changed {
+			t.Error("nothing new")
+		}
+		if _, changed := teacher.LearnedNumbers(0, nil); changed {
+			t.Error("new without a sample")
+		}
+		copies := a.NewCopies()
+		tellAll(t, teacher, copies)
+		wantPace(t, a, 0, 0.02, 1e-4)
+		wantPace(t, a, 1, 0.01, 3e-4)
+		weight := a.learned.peers.workers[0].prefill.weight
+		tellAll(t, teacher, copies)
+		if again := a.learned.peers.workers[0].prefill.weight; again != weight || a.learned.answerTokens() != 100 {
+			t.Errorf("weight %v, then %v; answers of %v tokens", weight, again, a.learned.answerTokens())
+		}
+		teach(t, a, 0, 10, 20*time.Millisecond, 100*time.Microsecond)
+		wantPace(t, a, 0, 0.02, 1e-4)
+
+		copies.FreeAll()
+		wantPace(t, a, 0, 0.02, 1e-4)
+		wantPace(t, a, 1, 0.01, 3e-4)
+		teach(t, a, 1, 600, 40*time.Millisecond, 500*time.Microsecond)
+		wantPace(t, a, 1, 0.04, 5e-4)
+		a.Forget(0)
+		if d := a.learned.peers.dead[0]; d != nil {
+			t.Error("a worker that left is still known")
+		}
+	})
+}
+
+// Numbers that are no lesson are refused and change nothing.
+func TestBadLessonsAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		teacher, a := NewActiveSequences(), NewActiveSequences()
+		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
+		good, _ := teacher.LearnedNumbers(0, nil)
+		before := a.Pace(0)
+		for i := range good {
+			for _, v := range []float64{-1, math.NaN(), math.Inf(1), 1e30} {
+				bad := append([]float64(nil), good...)
+				if bad[i] = v; a.NewCopies().Learned(0, bad) {
+					t.Errorf("took %v for number %d", v, i)
+				}
+			}
+		}
+		zero := append([]float64(nil), good...)
+		zero[2] = 0
+		for _, bad := range [][]float64{nil, good[1:], append(good, 1), zero} {
+			if a.NewCopies().Learned(0, bad) {
+				t.Errorf("took %v", bad)
+			}
+		}
+		if a.NewCopies().Learned(MaxWorkers, good) || a.Pace(0) != before {
+			t.Errorf("the pace is %+v, was %+v", a.Pace(0), before)
+		}
+	})
+}
