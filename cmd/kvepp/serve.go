@@ -297,6 +297,7 @@ func (s *server) decide(ctx context.Context) {
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.Watch(forgetter{s.router.Forget})
+	s.replicas.routedBy(s.router)
 	exportRouter(s.m, s.busy.queue(), s.router)
 	if s.admission != nil {
 		s.pool.Watch(admissionWatcher{s.admission, s.log})

@@ -26,6 +26,7 @@ import (
 	"kvepp/pool/kube"
 	"kvepp/replica"
 	"kvepp/replica/link"
+	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/session"
 )
@@ -33,6 +34,7 @@ import (
 const (
 	resolveEvery   = 5 * time.Second        // host names of --replica-peers
 	tellBookEvery  = 250 * time.Millisecond // how stale the copies are
+	teachEvery     = time.Second            // what the book has learned
 	namesEvery     = 100 * time.Millisecond // workers that joined or left
 	snapshotWithin = 3 * time.Second        // the start waits for the peers' bookings
 )
@@ -45,7 +47,9 @@ type replicas struct {
 	book     *scoring.ActiveSequences
 	sessions *session.Table
 	log      *slog.Logger
-	warmed   atomic.Bool                       // the index of this process may be copied
+	warmed   atomic.Bool                   // the index of this process may be copied
+	router   atomic.Pointer[router.Router] // nil: not yet
+	origin   uint64
 	reader   atomic.Pointer[indexerapi.Reader] // gives the index; nil: there is none yet
 
 	mu      sync.Mutex // guards what follows; the innermost lock of the process
@@ -128,6 +132,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, log: s.log,
 		copies: map[uint64]*scoring.Copies{}}
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
+	r.origin = self.Origin
 	r.node = link.New(link.Config{Self: self, Group: s.replicaGroup(), Timeout: s.replicaTimeout, Security: security,
 		Name: cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", host, s.replicaPort)), Known: r.known, Drain: r.drain,
 		Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
@@ -277,7 +282,7 @@ func (r *replicas) drain(add func(*replica.Entry)) time.Duration {
 	for i := range d.entries {
 		e := &d.entries[i]
 		switch e.Kind {
-		case replica.Booked, replica.Moved, replica.Bound, replica.Used:
+		case replica.Booked, replica.Moved, replica.Bound, replica.Used, replica.Learned:
 			var known bool
 			if e.Worker, known = r.own.byNumber[e.worker]; !known {
 				continue // it has left, and its requests have ended
@@ -334,8 +339,10 @@ func (r *replicas) apply(e *replica.Effect) {
 		c.BeginSnapshot()
 	case replica.EndSnapshot:
 		c.EndSnapshot()
+		r.released()
 	case replica.FreeAll:
 		c.FreeAll()
+		r.released()
 		delete(r.copies, e.Origin)
 	case replica.Apply:
 		r.applyEntries(c, e.Entries)
@@ -356,6 +363,9 @@ func (r *replicas) applyEntries(c *scoring.Copies, entries []replica.Entry) {
 			}
 			continue
 		case replica.Learned:
+			if w, known := r.theirs.byName[e.Worker]; known && !c.Learned(w, e.Values) {
+				r.refused.Add(1)
+			}
 			continue
 		}
 		x := scoring.Change{Kind: changeKinds[e.Kind], Number: e.Number, BlockSize: e.BlockSize,
@@ -372,7 +382,66 @@ func (r *replicas) applyEntries(c *scoring.Copies, entries []replica.Entry) {
 		r.scratch = append(r.scratch, x)
 	}
 	c.Apply(r.scratch)
+	if to := r.router.Load(); to != nil {
+		to.PeersBooked(r.scratch)
+	}
+	r.released()
 	clear(r.scratch)
+}
+
+// routedBy gives the router, which hears of the peers' bookings from now on.
+func (r *replicas) routedBy(to *router.Router) {
+	if r != nil {
+		r.router.Store(to)
+	}
+}
+
+// released lets requests go that wait.
+func (r *replicas) released() {
+	if to := r.router.Load(); to != nil {
+		to.PeersReleased()
+	}
+}
+
+// tellRouter tells the router how many replicas there are and how stale the copies are.
+func (r *replicas) tellRouter(rates *peerRates) {
+	to := r.router.Load()
+	if to == nil {
+		return
+	}
+	number, of := 0, 1
+	for _, x := range r.node.Peers() {
+		if x.State == replica.Live {
+			if of++; x.Origin < r.origin {
+				number++
+			}
+		}
+	}
+	to.SetPeers(rates.rate, rates.staleness, number, of)
+}
+
+// teach tells the peers what the book has learned since.
+func (r *replicas) teach() {
+	if r.scoring.Policy != scoring.Time {
+		return
+	}
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	taught := false
+	for i := range snapshot.Workers {
+		w := snapshot.Workers[i].Worker
+		values, changed := r.book.LearnedNumbers(w, nil)
+		if !changed {
+			continue
+		}
+		r.mu.Lock()
+		r.add(replica.Learned, w).Values = values
+		r.mu.Unlock()
+		taught = true
+	}
+	if taught {
+		r.node.Changed()
+	}
 }
 
 // keep follows the pool's workers, and tells the book how stale the copies are, until ctx ends. While the last requests
@@ -381,7 +450,8 @@ func (r *replicas) keep(ctx context.Context) {
 	tick := time.NewTicker(namesEvery)
 	defer tick.Stop()
 	var rates peerRates
-	for told := time.Now(); ; {
+	taught := time.Now()
+	for told := taught; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -392,6 +462,11 @@ func (r *replicas) keep(ctx context.Context) {
 			rates.update(now, r.node.Peers())
 			told = now
 			r.sessions.Refresh()
+			r.tellRouter(&rates)
+			if now.Sub(taught) >= teachEvery {
+				taught = now
+				r.teach()
+			}
 		}
 	}
 }
