@@ -58,6 +58,9 @@ func exported(t *testing.T) series {
 		"--grpc-port="+port(free(t)),
 		"--grpc-health-port="+port(free(t)),
 		"--metrics-address="+address,
+		"--replica-peers=127.0.0.1:1",
+		"--replica-port="+port(free(t)),
+		"--warmup-timeout=1ms",
 	)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer
