@@ -101,6 +101,9 @@ test-release: build ## what make release makes, twice: equal bytes, and each par
 release: ## programs, image, packages, chart, SBOM and checksums of a release, in bin/release-VERSION (VERSION=1.2.3; ARCHES="amd64 arm64")
 	@manifests/release/release.sh "$(VERSION)"
 
+bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay
+	KVEPP_BENCH_REPLICAS=10s go test ./replica/link -run TestBenchReplicas -count 1 -v
+
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./test/kube
 	@KVEPP_KUBE="$$($(INSTALL) kube)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" KVEPP_CRDS="$$($(INSTALL) crds)" \
@@ -148,4 +151,4 @@ replay-charts: ## makes the trace of examples/replay and the charts of docs/char
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality replay-table replay-charts libzmq
+.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-replicas quality replay-table replay-charts libzmq

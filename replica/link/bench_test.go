@@ -1,0 +1,95 @@
+package link
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/replica"
+)
+
+// TestBenchReplicas measures eight replicas in one process that share 10,000 requests a second of 128 blocks each, over
+// loopback and mutual TLS: CPU time and bytes of a replica, and how long a booking takes from one to another. It
+// asserts nothing about speed. KVEPP_BENCH_REPLICAS is how long it runs.
+func TestBenchReplicas(t *testing.T) {
+	length, err := time.ParseDuration(os.Getenv("KVEPP_BENCH_REPLICAS"))
+	if err != nil {
+		t.Skip("make bench-replicas runs it")
+	}
+	const replicas, rate, blocks, step = 8, 10_000, 128, 2 * time.Millisecond
+	ca := newAuthority(t)
+	var nodes []*testNode
+	begin := time.Now()
+	var mu sync.Mutex
+	var late []time.Duration
+	for range replicas {
+		n := startNode(t, ca.mutual(t, "kvepp"), nil)
+		n.applied = func(e *replica.Entry) {
+			if e.Kind == replica.Booked && e.Number%64 < replicas {
+				d := time.Since(begin) - time.Duration(e.Number/64*64)
+				mu.Lock()
+				late = append(late, d)
+				mu.Unlock()
+			}
+		}
+		nodes = append(nodes, n)
+	}
+	connectAll(nodes...)
+	for _, n := range nodes {
+		<-n.Synced()
+	}
+	chains := [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, blocks)}
+	var before, after syscall.Rusage
+	sent := func() (bytes uint64) {
+		for _, n := range nodes {
+			bytes += n.Stats().Sent
+		}
+		return bytes
+	}
+	bytes := sent()
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
+		t.Fatal(err)
+	}
+	from := time.Now()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	requests := 0
+	for time.Since(from) < length {
+		<-tick.C
+		for due := int(time.Since(from).Seconds() * rate); requests < due; requests++ {
+			// The number has the time of the booking, in units of 64 ns, and which requests are measured.
+			number := uint64(time.Since(begin)) / 64 * 64
+			n := nodes[requests%replicas]
+			number += uint64(requests % 64)
+			n.add(replica.Entry{Kind: replica.Booked, Number: number, Worker: replica.Worker{Name: "w"}, BlockSize: 16,
+				PrefillTokens: 16 * blocks, Chains: chains})
+			n.add(replica.Entry{Kind: replica.PrefillDone, Number: number})
+			n.add(replica.Entry{Kind: replica.Freed, Number: number})
+		}
+	}
+	took := time.Since(from).Seconds()
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
+		t.Fatal(err)
+	}
+	seconds := func(r *syscall.Rusage) float64 {
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
+	}
+	cores := (seconds(&after) - seconds(&before)) / took / replicas
+	bytes = sent() - bytes // before mu, which Apply takes under the lock of receiving
+	mu.Lock()
+	defer mu.Unlock()
+	if len(late) == 0 {
+		t.Fatal("no booking came")
+	}
+	slices.Sort(late)
+	at := func(q float64) time.Duration { return late[int(q*float64(len(late)-1))].Round(10 * time.Microsecond) }
+	fmt.Printf("%d replicas, %.0f requests/s of %d blocks, mutual TLS, %.0f s:\n"+
+		"a replica: %.3f cores, %.1f MB/s each way\nbooked at one to known at another: p50 %v, p99 %v\n",
+		replicas, float64(requests)/took, blocks, took, cores, float64(bytes)/took/replicas/1e6, at(0.5),
+		at(0.99))
+}
