@@ -298,6 +298,8 @@ var notRun = []struct{ page, begins, because string }{
 		"needs Envoy; TestCheckGateway runs it"},
 	{"docs/tracing.md", "kvepp decisions --worker worker-0 --slow 2s --follow",
 		"has no end; TestDecisionsCommand runs it"},
+	{"docs/replicas.md", "openssl ", "writes a token for the next command"},
+	{"docs/replicas.md", "kvepp serve ", "needs three machines; TestReplicas starts several processes"},
 	{"docs/envoy.md", "envoy -c ", "TestManifestsAreValid has Envoy read what kvepp envoy prints"},
 	{"docs/hybrid-models.md", "kvepp serve ... --vllm-hash-seeds", "has an ellipsis; make test-vllm runs it"},
 	{"docs/tracing.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "has an ellipsis; TestTraces runs it"},
