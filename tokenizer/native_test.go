@@ -11,7 +11,7 @@ import (
 )
 
 // nativeFolder returns a folder with a byte-level tokenizer, this architecture and type, and further files.
-func nativeFolder(t *testing.T, architecture, modelType string, files map[string]string) string {
+func nativeFolder(t testing.TB, architecture, modelType string, files map[string]string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
 	if err != nil {

@@ -269,7 +269,8 @@ func BenchmarkEncodeCold(b *testing.B) {
 
 // BenchmarkTokenizeChat measures the time from a body of about 32 kB, a chat of 20 messages, to ids: the same body each
 // time ("repeated"), the same chat with a new answer and question each time ("grown"), and a new number in each message
-// ("unseen", though words repeat).
+// ("unseen", though words repeat). The models of "repeated/..." have the same tokenizer, and encode chats without a
+// template.
 func BenchmarkTokenizeChat(b *testing.B) {
 	m := loadModel(b, "tiny-bytelevel")
 	text := prose(1600)
@@ -285,10 +286,22 @@ func BenchmarkTokenizeChat(b *testing.B) {
 		}
 		return fmt.Appendf(nil, `{"model":"m","messages":[%s]}`, out[1:])
 	}
-	for _, c := range []struct {
+	type row struct {
 		name         string
+		model        *Model
 		common, last int // increment of the numbers in the messages
-	}{{"repeated", 0, 0}, {"grown", 0, 1}, {"unseen", 1, 1}} {
+	}
+	rows := []row{{"repeated", m, 0, 0}, {"grown", m, 0, 1}, {"unseen", m, 1, 1}}
+	for _, native := range [][2]string{
+		{"DeepseekV32ForCausalLM", "deepseek_v32"}, {"DeepseekV4ForCausalLM", "deepseek_v4"},
+	} {
+		model, err := Load(nativeFolder(b, native[0], native[1], nil), Options{Engine: VLLM})
+		if err != nil {
+			b.Fatal(err)
+		}
+		rows = append(rows, row{"repeated/" + native[1], model, 0, 0})
+	}
+	for _, c := range rows {
 		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(body(0, 0))))
 			b.ReportAllocs()
@@ -300,7 +313,7 @@ func BenchmarkTokenizeChat(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := m.Tokenize(b.Context(), request); err != nil {
+				if _, err := c.model.Tokenize(b.Context(), request); err != nil {
 					b.Fatal(err)
 				}
 			}
