@@ -2,7 +2,9 @@ package router
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,14 +92,16 @@ func TestReplicasThatWakeTogether(t *testing.T) {
 			houses, copies[h] = append(houses, h), map[*house]*scoring.Copies{}
 		}
 		for _, from := range houses {
-			var told []scoring.Change
+			var delivery sync.Mutex
+			told := make(chan scoring.Change, 1000)
 			from.book.Observe(func(c *scoring.Change) {
 				x := *c
 				x.Chains = nil
-				told = append(told, x)
+				told <- x
 				time.AfterFunc(late, func() {
-					next := told[:1]
-					told = told[1:]
+					delivery.Lock() // one change after the other
+					defer delivery.Unlock()
+					next := []scoring.Change{<-told}
 					for _, to := range houses {
 						if to != from {
 							copies[to][from].Apply(next)
@@ -150,7 +154,10 @@ func TestReplicasThatWakeTogether(t *testing.T) {
 			went = n
 			release = func() {
 				for _, a := range waiting {
-					for _, r := range a.by {
+					a.mu.Lock()
+					routes := slices.Collect(maps.Values(a.by))
+					a.mu.Unlock()
+					for _, r := range routes {
 						r.MarkPrefillCompleted()
 					}
 				}
