@@ -108,7 +108,10 @@ func TestComputedHashes(t *testing.T) {
 					x := &s.Workers[0]
 					return x.Classes != nil && x.BlockSize > 0 && !x.UpperBound
 				})
-				size := int(h.subscriptions[w].normalizer.Traits().BlockSize)
+				x := h.subscriptions[w]
+				x.applying.Lock()
+				size := int(x.normalizer.Traits().BlockSize)
+				x.applying.Unlock()
 				o := kvblock.HashOptions{BlockSize: size}
 				p := indexer.Prompt{Tokens: len(prompt), Chain: kvblock.AppendSequenceHashes(nil,
 					kvblock.AppendLocalHashes(nil, prompt, o))}
