@@ -269,15 +269,11 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 		}
 	}
 	if withoutFull {
-		return n.appendComputed(b, n.fitComputed(ops))
+		ops = n.fitComputed(ops)
+	} else {
+		n.fitClasses()
 	}
-	for _, c := range n.traits.Classes[:n.traits.Classes.Len()] {
-		if size := n.traits.BlockSize; size > 0 && !c.fits(size) {
-			n.giveUpClasses()
-			break
-		}
-	}
-	n.placed = false
+	n.placed, n.stretch.ok, n.stretch.tokens = false, false, nil
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		g, known := n.classGroups[e.Group]
@@ -286,17 +282,30 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainAttention})
 		case !known:
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainGroup})
-		case e.Kind == BlockStored:
-			if c := &n.traits.Classes[g.class]; int(c.BlockSize) < n.traits.BlockSize {
-				ops = n.appendPartStore(b, e, g, ops)
-			} else {
-				ops = n.appendClassStore(b, e, g, ops)
+		case e.Kind != BlockStored:
+			if withoutFull {
+				n.computed.remove(e.Hashes)
 			}
-		default:
 			ops = n.appendClassRemoval(e, g, ops)
+		case withoutFull:
+			ops = n.appendComputedStore(e, g, ops)
+		case int(n.traits.Classes[g.class].BlockSize) < n.traits.BlockSize:
+			ops = n.appendPartStore(b, e, g, ops)
+		default:
+			ops = n.appendClassStore(b, e, g, ops)
 		}
 	}
 	return ops
+}
+
+// fitClasses checks the block sizes of the classes against full attention's.
+func (n *Normalizer) fitClasses() {
+	for _, c := range n.traits.Classes[:n.traits.Classes.Len()] {
+		if size := n.traits.BlockSize; size > 0 && !c.fits(size) {
+			n.giveUpClasses()
+			return
+		}
+	}
 }
 
 // learnClass notes the class of a store's group. It reports whether the class already has blocks without this group.

@@ -136,11 +136,13 @@ func (c *computedHashes) remember(h EngineHash, d blockDigest) {
 	}
 }
 
-// remove discounts a physical block.
-func (c *computedHashes) remove(h EngineHash) {
-	if d, ok := c.digests[h]; ok && d.copies > 0 {
-		d.copies--
-		c.put(h, d)
+// remove discounts a physical block of each hash.
+func (c *computedHashes) remove(hashes []EngineHash) {
+	for _, h := range hashes {
+		if d, ok := c.digests[h]; ok && d.copies > 0 {
+			d.copies--
+			c.put(h, d)
+		}
 	}
 }
 
@@ -183,29 +185,6 @@ func (n *Normalizer) endWithoutFull(e *Event, ops []Operation) []Operation {
 	n.traits.Classes, n.classes, n.classGroups = Classes{}, [MaxClasses]classState{}, nil
 	n.computed = computedHashes{of: n.computed.of}
 	return append(ops, Operation{Kind: OpCleared, Event: BlockStored, BlockSize: e.BlockSize})
-}
-
-// appendComputed is appendClasses for a worker without full attention.
-func (n *Normalizer) appendComputed(b *Batch, ops []Operation) []Operation {
-	n.stretch.ok, n.stretch.tokens = false, nil
-	for _, i := range n.passing {
-		e := &b.Events[i]
-		g, known := n.classGroups[e.Group]
-		switch {
-		case n.traits.UpperBound && e.Kind == BlockStored:
-			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainAttention})
-		case !known:
-			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainGroup})
-		case e.Kind == BlockStored:
-			ops = n.appendComputedStore(e, g, ops)
-		default:
-			for _, h := range e.Hashes {
-				n.computed.remove(h)
-			}
-			ops = n.appendClassRemoval(e, g, ops)
-		}
-	}
-	return ops
 }
 
 // fitComputed checks the block sizes of a worker without full attention, which must be equal, and takes them as the
