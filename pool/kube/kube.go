@@ -154,7 +154,7 @@ type Source struct {
 
 	pools, podKind, workerKind *Kind
 	synced                     chan struct{} // closed after the first call of apply
-	changed                    chan struct{} // holds one token if apply is due
+	changed                    changes
 
 	lists, recomputed, changes, updates atomic.Uint64
 
@@ -190,7 +190,7 @@ func NewSource(c *Client, config Config, log *slog.Logger) *Source {
 	return &Source{client: c, config: config, log: log,
 		frontends: newFrontends(), pools: newKind("inferencepools", log), podKind: newKind("pods", log),
 		workerKind: newKind("dynamoworkermetadatas", log),
-		synced:     make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*knownPod{}}
+		synced:     make(chan struct{}), changed: newChanges(), pods: map[string]*knownPod{}}
 }
 
 // Synced returns a channel that is closed after Run has applied the first state of the pool and its Pods. The pool must
@@ -266,15 +266,7 @@ func (s *Source) Run(ctx context.Context, apply func(State)) {
 // applyChanges calls apply with new states until ctx ends.
 func (s *Source) applyChanges(ctx context.Context, apply func(State)) {
 	applied := false
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.changed:
-		}
-		if !pause(ctx, settleDelay) {
-			return
-		}
+	for s.changed.await(ctx) {
 		state, ready := s.state()
 		if state == nil {
 			continue
@@ -308,12 +300,7 @@ func (s *Source) state() (state *State, ready bool) {
 }
 
 // wake makes applyChanges call apply.
-func (s *Source) wake() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) wake() { s.changed.note() }
 
 // setSpec stores the pool's spec, nil if the pool does not exist. The caller holds s.mu.
 func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec) {
@@ -398,6 +385,30 @@ func (s *Source) recompute(k *knownPod) {
 	if !reflect.DeepEqual(before, k.endpoints) || !reflect.DeepEqual(instances, k.instances) {
 		s.changes.Add(1)
 		s.wake()
+	}
+}
+
+// changes holds one token if there were changes that are not applied.
+type changes chan struct{}
+
+func newChanges() changes { return make(changes, 1) }
+
+// note notes a change. It does not wait.
+func (c changes) note() {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// await waits for a change and then for settleDelay, so that changes that come together are applied together. It
+// returns false if ctx ends first.
+func (c changes) await(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-c:
+		return pause(ctx, settleDelay)
 	}
 }
 

@@ -39,7 +39,7 @@ type Policies struct {
 	log             *slog.Logger
 	objectives      [2]policyKind // in the order of policyGroups
 	rewrites        [2]policyKind
-	changed         chan struct{} // holds one token if apply is due
+	changed         changes
 	// problems holds the last logged error of each object. Only Run's goroutine uses it.
 	problems map[string]string
 }
@@ -61,7 +61,7 @@ func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies 
 		namespace: namespace,
 		pool:      pool,
 		log:       log,
-		changed:   make(chan struct{}, 1),
+		changed:   newChanges(),
 		problems:  map[string]string{},
 	}
 	for i, group := range policyGroups {
@@ -99,15 +99,7 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 	for _, k := range p.all() {
 		running.Go(func() { p.follow(ctx, k) })
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.changed:
-		}
-		if !pause(ctx, settleDelay) {
-			return
-		}
+	for p.changed.await(ctx) {
 		apply(p.policy())
 		if !pause(ctx, applyInterval-settleDelay) {
 			return
@@ -116,12 +108,7 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 }
 
 // wake makes Run call apply.
-func (p *Policies) wake() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
+func (p *Policies) wake() { p.changed.note() }
 
 func (p *Policies) follow(ctx context.Context, k *policyKind) {
 	put := func(o any, there bool) {

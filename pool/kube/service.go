@@ -25,7 +25,7 @@ type Service struct {
 	family          string // "ipv4", "ipv6", or empty for both
 	kind            *Kind
 	log             *slog.Logger
-	changed         chan struct{} // holds one token if apply is due
+	changed         changes
 
 	mu     sync.Mutex
 	slices map[string][]string // by the slice's name; guarded by mu
@@ -35,7 +35,7 @@ type Service struct {
 // NewService returns a follower of a Service. family is as in Config.
 func NewService(c *Client, namespace, name, family string, log *slog.Logger) *Service {
 	return &Service{client: c, namespace: namespace, name: name, family: family, log: log,
-		kind: newKind("endpointslices", log), changed: make(chan struct{}, 1), slices: map[string][]string{}}
+		kind: newKind("endpointslices", log), changed: newChanges(), slices: map[string][]string{}}
 }
 
 // Kind returns the kind of objects that is followed.
@@ -46,15 +46,7 @@ func (s *Service) Run(ctx context.Context, apply func([]string)) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { s.follow(ctx) })
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.changed:
-		}
-		if !pause(ctx, settleDelay) {
-			return
-		}
+	for s.changed.await(ctx) {
 		if addresses, listed := s.addresses(); listed {
 			apply(addresses)
 		}
@@ -84,10 +76,7 @@ func (s *Service) follow(ctx context.Context) {
 		s.mu.Lock()
 		f()
 		s.mu.Unlock()
-		select {
-		case s.changed <- struct{}{}:
-		default:
-		}
+		s.changed.note()
 	}
 	put := func(o any) {
 		if slice, ok := o.(*discoveryv1.EndpointSlice); ok {
