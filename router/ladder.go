@@ -75,8 +75,6 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	c.Tokens[ladder.Chosen] = cachedBlocks(&l.candidates[chosen]) * v.blockSize
 }
 
-func cachedBlocks(c *scoring.Candidate) int { return c.DeviceBlocks + c.HostBlocks + c.DiskBlocks }
-
 // noteSeen returns how many of the prompt's blocks were requested before, with the same salt and adapter, and with any.
 func (r *Router) noteSeen(v *variant, p *prompt) (seen, plain int) {
 	space := maphash.String(modelSpaces, p.model)

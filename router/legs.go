@@ -212,7 +212,7 @@ func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selectio
 	if w.Silent && reason == ReasonKV {
 		reason = ReasonApproximate
 	}
-	cached := chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks
+	cached := cachedBlocks(chosen)
 	route.Reason, route.PromptTokens = reason, p.isl
 	if p.version != nil {
 		route.EngineVersion = p.version.Version()

@@ -93,10 +93,7 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *promp
 			if candidate.Worker == route.computes.Worker {
 				chosen = blocks
 			}
-			c.BestTokens = max(
-				c.BestTokens,
-				(candidate.DeviceBlocks+candidate.HostBlocks+candidate.DiskBlocks)*candidate.Prompt.BlockSize,
-			)
+			c.BestTokens = max(c.BestTokens, cachedBlocks(candidate)*candidate.Prompt.BlockSize)
 		}
 		c.LostBlocks = most - chosen
 		if p.isl > 0 {
@@ -123,6 +120,9 @@ func (r *Router) countDecision(route *Route) {
 		r.metrics.Unusable(route.UnusableBy.String(), route.UnusableTokens)
 	}
 }
+
+// cachedBlocks counts the prompt blocks that a candidate holds, in any tier.
+func cachedBlocks(c *scoring.Candidate) int { return c.DeviceBlocks + c.HostBlocks + c.DiskBlocks }
 
 // worth counts the prompt blocks that a candidate holds, weighted by tier.
 func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {

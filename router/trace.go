@@ -66,7 +66,7 @@ func traceChoice(span *tracing.Span, from, to time.Time, l *leg, sel scoring.Sel
 		tracing.Int("kvepp.candidates", len(l.candidates)),
 		tracing.Text("kvepp.endpoint", w.Name),
 		tracing.Text("kvepp.worker", workerID(w.InstanceID, w.Rank)),
-		tracing.Int("kvepp.overlap_blocks", c.DeviceBlocks+c.HostBlocks+c.DiskBlocks),
+		tracing.Int("kvepp.overlap_blocks", cachedBlocks(c)),
 		tracing.Float("kvepp.cost", sel.Cost),
 	)
 }
