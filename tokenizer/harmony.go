@@ -249,9 +249,14 @@ func dropAnalysis(messages []harmonyMessage) []harmonyMessage {
 			last = i
 		}
 	}
+	return dropAnalysisBefore(messages, last)
+}
+
+// dropAnalysisBefore removes the messages of the channel "analysis" before this one.
+func dropAnalysisBefore(messages []harmonyMessage, before int) []harmonyMessage {
 	kept := messages[:0]
 	for i, message := range messages {
-		if i >= last || message.channel != "analysis" {
+		if i >= before || message.channel != "analysis" {
 			kept = append(kept, message)
 		}
 	}

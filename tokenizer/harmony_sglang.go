@@ -136,13 +136,7 @@ func dropEarlyAnalysis(messages []harmonyMessage) []harmonyMessage {
 	if last != "final" {
 		return messages
 	}
-	kept := messages[:0]
-	for i, message := range messages {
-		if i >= first || message.channel != "analysis" {
-			kept = append(kept, message)
-		}
-	}
-	return kept
+	return dropAnalysisBefore(messages, first)
 }
 
 // sglangHarmony reads input items. names are the functions called so far, by the call's id.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"kvepp/internal/api/admin"
@@ -66,7 +65,8 @@ func (s *server) fleetWorker(e *admin.Endpoint, of *router.EndpointState, w *rou
 	}
 	if s.gauges != nil {
 		load := s.gauges.Of(w.Worker)
-		out.Running, out.Waiting, out.KVUsage = known(load.Running), known(load.Waiting), known(load.Usage)
+		out.Running, out.Waiting, out.KVUsage = admin.Finite(load.Running), admin.Finite(load.Waiting),
+			admin.Finite(load.Usage)
 	}
 	add := func(state, detail, level string) {
 		out.States = append(out.States, admin.WorkerCondition{State: state, Detail: detail, Level: level})
@@ -105,12 +105,4 @@ func (s *server) addSubscription(out *admin.FleetWorker, w *router.WorkerState, 
 	case !subscription.Connected:
 		add("connecting", "the subscription to its KV events is not connected", admin.LevelBad)
 	}
-}
-
-// known returns nil for a number that is not known.
-func known(x float64) *float64 {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return nil
-	}
-	return &x
 }

@@ -327,7 +327,7 @@ func peersOf(c *router.Cost, weights *scoring.Config) *PeersPart {
 		return nil
 	}
 	alone := c.Terms.WithoutPeers()
-	return &PeersPart{t.Requests, t.PrefillTokens, finite(t.DecodeBlocks), finite(c.Cost - weights.Cost(&alone))}
+	return &PeersPart{t.Requests, t.PrefillTokens, Finite(t.DecodeBlocks), Finite(c.Cost - weights.Cost(&alone))}
 }
 
 // Part is one term of a cost.
@@ -390,13 +390,13 @@ func candidates(costs []router.Cost, chosen int, weights *scoring.Config) (all [
 			multiplier = 1
 		}
 		unit = t.UnitTokens
-		all = append(all, Candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: finite(c.Cost),
+		all = append(all, Candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: Finite(c.Cost),
 			BlockSize: t.BlockSize, RequestTokens: t.ISLTokens, PrefillTokens: t.PrefillTokens,
 			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks,
 			SharedBlocks: t.SharedBlocks,
-			Credit:       finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
+			Credit:       Finite(c.Credit), DecodeBlocks: Finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
 			KVBlocks:     t.KVBlocks,
-			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown,
+			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: Finite(multiplier), LoadUnknown: t.LoadUnknown,
 			Pace: router.PaceOf(t), Peers: peersOf(c, weights)})
 	}
 	if weights != nil && chosen < len(costs) {
@@ -468,8 +468,8 @@ var lostBy = map[string]string{
 	scoring.PartMemory:   "its KV cache has no room",
 }
 
-// finite returns nil for NaN and infinities, which JSON cannot encode.
-func finite(x float64) *float64 {
+// Finite returns nil for NaN and infinities, which JSON cannot encode.
+func Finite(x float64) *float64 {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return nil
 	}

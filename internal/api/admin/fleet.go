@@ -203,7 +203,7 @@ func (h *History) fill(f *Fleet) {
 			past.RequestsPerSecond = append(past.RequestsPerSecond, float64(b.requests-a.requests)/seconds)
 			var share *float64
 			if prompt := b.prompt - a.prompt; prompt > 0 {
-				share = finite(float64(b.cached-a.cached) / float64(prompt))
+				share = Finite(float64(b.cached-a.cached) / float64(prompt))
 			}
 			past.HitShare = append(past.HitShare, share)
 			past.Booked = append(past.Booked, b.booked)
