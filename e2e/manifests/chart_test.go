@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -75,44 +76,102 @@ func TestPods(t *testing.T) {
 // TestReplicas checks the settings for more than one replica.
 func TestReplicas(t *testing.T) {
 	for _, x := range []struct {
-		args                  []string
+		values                string
+		replicas              int
 		elects, budget        bool
+		trust                 string// token: of the chart's Secret; certificates; the name of a Secret; "": none
 		unavailable, spreadBy int
 	}{
-		{nil, false, false, 0, 0},
-		{[]string{"--set", "replicas=2"}, true, false, 100, 2},
-		{[]string{"--set", "replicas=2", "--set", "leaderElection.enabled=false"}, false, true, 0, 2},
-		{[]string{"--set", "leaderElection.enabled=true"}, true, false, 100, 0},
-		{[]string{"--set", "podDisruptionBudget.enabled=true"}, false, true, 0, 0},
-		{[]string{"--set", "replicas=3", "--set", "leaderElection.enabled=false", "--set",
-			"podDisruptionBudget.enabled=false"}, false, false, 0, 2},
+		{"", 2, false, true, "token", 0, 2},
+		{"replicas=1", 1, false, false, "", 0, 0},
+		{"replicas=5", 5, false, true, "token", 0, 2},
+		{"leaderElection.enabled=false", 2, false, true, "token", 0, 2},
+		{"leaderElection.enabled=true", 2, true, false, "", 100, 2},
+		{"leaderElection.enabled=true,replicas=1", 1, true, false, "", 100, 0},
+		{"leaderElection.enabled=true,sharing.enabled=true", 2, true, false, "token", 100, 2},
+		{"sharing.enabled=true", 2, false, true, "token", 0, 2},
+		{"sharing.enabled=true,replicas=1", 1, false, false, "token", 0, 0},
+		{"sharing.enabled=false", 1, false, false, "", 0, 0},
+		{"sharing.enabled=false,replicas=3", 3, true, false, "", 100, 2},
+		{"sharing.enabled=false,leaderElection.enabled=false", 1, false, false, "", 0, 0},
+		{"sharing.enabled=false,leaderElection.enabled=false,replicas=2", 2, false, true, "", 0, 2},
+		{"sharing.enabled=false,leaderElection.enabled=true", 2, true, false, "", 100, 2},
+		{"sharing.tokenSecret.name=ours", 2, false, true, "ours", 0, 2},
+		{"sharing.trust=certificates,tls.secretName=own,tls.clientCA.secretName=ca", 2, false, true, "certificates", 0,
+			2},
+		{"replicas=1,podDisruptionBudget.enabled=true", 1, false, true, "", 0, 0},
+		{"replicas=3,podDisruptionBudget.enabled=false", 3, false, false, "token", 0, 2},
 	} {
-		r, err := helm(t, append([]string{"--set", "pool.selector.app=vllm"}, x.args...)...)
+		r, err := helm(t, "--set", "pool.selector.app=vllm,"+x.values)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d := r.kvepp(t)
+		if got := d.at("spec", "replicas"); got != x.replicas {
+			t.Errorf("%q: %v replicas, want %d", x.values, got, x.replicas)
+		}
+		if got := trust(r, d); got != x.trust {
+			t.Errorf("%q: replicas recognise one another by %q, want %q", x.values, got, x.trust)
+		}
 		if elects := slices.Contains(d.strings("spec", "template", "spec", "containers", 0, "args"),
 			"--ha-enable-leader-election"); elects != x.elects {
-			t.Errorf("%v: elects a leader: %v", x.args, elects)
+			t.Errorf("%q: elects a leader: %v", x.values, elects)
 		}
 		if waits := d.at("spec", "template", "spec", "containers", 0, "lifecycle",
 			"preStop") != nil; waits == x.elects {
-			t.Errorf("%v: a deleted pod does not get SIGTERM at once: %v", x.args, waits)
+			t.Errorf("%q: a deleted pod does not get SIGTERM at once: %v", x.values, waits)
 		}
 		if budget := len(r.all("PodDisruptionBudget")) == 1; budget != x.budget {
-			t.Errorf("%v: has a budget: %v", x.args, budget)
+			t.Errorf("%q: has a budget: %v", x.values, budget)
 		}
 		want := any(x.unavailable)
 		if x.unavailable == 100 {
 			want = "100%"
 		}
 		if got := d.at("spec", "strategy", "rollingUpdate", "maxUnavailable"); got != want {
-			t.Errorf("%v: maxUnavailable %v, want %v", x.args, got, want)
+			t.Errorf("%q: maxUnavailable %v, want %v", x.values, got, want)
 		}
 		if spread := d.list("spec", "template", "spec", "topologySpreadConstraints"); len(spread) != x.spreadBy {
-			t.Errorf("%v: spread by %v", x.args, spread)
+			t.Errorf("%q: spread by %v", x.values, spread)
+		} else if len(spread) > 0 && (spread[0].text("topologyKey") != "kubernetes.io/hostname" ||
+			spread[0].text("whenUnsatisfiable") != "ScheduleAnyway") {
+			t.Errorf("%q: spread by %v", x.values, spread)
 		}
+	}
+}
+
+// trust says how the replicas of a Deployment recognise one another: by the token of the chart's own Secret, by
+// certificates, or by the token of a Secret, which it names. It returns "" if they do not share.
+func trust(r *rendered, d object) string {
+	args := strings.Join(d.strings("spec", "template", "spec", "containers", 0, "args"), " ")
+	by := ""
+	for _, v := range d.list("spec", "template", "spec", "volumes") {
+		if v.text("name") == "replica-token" {
+			by = v.text("secret", "secretName")
+		}
+	}
+	peers := slices.ContainsFunc(r.all("Service"), func(s object) bool {
+		return s.text("metadata", "name") == "kvepp-peers" && s.text("spec", "clusterIP") == "None" &&
+			s.at("spec", "publishNotReadyAddresses") == true
+	})
+	made := slices.ContainsFunc(r.all("Secret"), func(s object) bool {
+		return s.text("metadata", "name") == by && s.text("data", "token") != ""
+	})
+	switch {
+	case !peers && by == "" && !made && !strings.Contains(args, "--replica-"):
+		return ""
+	case !peers || !strings.Contains(args, "--replica-service=kvepp-peers"):
+		return "nothing, without a Service"
+	case strings.Contains(args, "--replica-token-file=/var/run/secrets/replicas/token") != (by != ""):
+		return "a token that is not there"
+	case made:
+		return "token"
+	case by != "":
+		return by
+	case strings.Contains(args, "--cert-path=") && strings.Contains(args, "--tls-client-ca="):
+		return "certificates"
+	default:
+		return "nothing"
 	}
 }
 
@@ -125,13 +184,14 @@ func TestRights(t *testing.T) {
 	pods := rule("", "pods", read)
 	optional := rule("llm-d.ai inference.networking.x-k8s.io", "inferenceobjectives inferencemodelrewrites", read)
 	for file, want := range map[string][]string{
-		"plain": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional},
 		"leader": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional,
 			rule("coordination.k8s.io", "leases", "create"), rule("coordination.k8s.io", "leases", "get update",
 				"kvepp-kvepp")},
 		"active": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "vllm-agg-pool"), optional,
 			rule("nvidia.com", "dynamoworkermetadatas", read)},
 		"selector": {pods},
+		"plain": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional,
+			rule("discovery.k8s.io", "endpointslices", read)},
 		"sharing": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional,
 			rule("discovery.k8s.io", "endpointslices", read)},
 	} {
@@ -307,7 +367,16 @@ func TestRefused(t *testing.T) {
 		{set("router.mode=fastest"), "/router/mode"},
 		{set("extraArgs={serve}"), "/extraArgs/0"},
 		{set("drainSeconds=5m"), "/drainSeconds"},
-		{set("replicas=2", "podDisruptionBudget.enabled=true"), "under leader election"},
+		{set("leaderElection.enabled=true", "podDisruptionBudget.enabled=true"), "under leader election"},
+		{set("sharing.enabled=false", "sharing.tokenSecret.name=x"), "sharing.tokenSecret has no effect"},
+		{set("replicas=1", "sharing.tokenSecret.name=x"), "sharing.tokenSecret has no effect"},
+		{set("leaderElection.enabled=true", "sharing.trust=certificates"), "sharing.trust has no effect"},
+		{set("sharing.trust=certificates"), "sharing.trust=certificates needs tls.secretName and tls.clientCA"},
+		{set("sharing.trust=certificates", "tls.secretName=a", "tls.clientCA.secretName=b",
+			"sharing.tokenSecret.name=x"), "sharing.tokenSecret has no effect with sharing.trust=certificates"},
+		{set("sharing.trust=none"), "/sharing/trust"},
+		{set("sharing.enabled=yes"), "/sharing/enabled"},
+		{set("extraArgs={--replica-peers=a:1}"), "--replica-peers must not be changed"},
 		{set("gateway.create=true"), "gateway.className"},
 		{set("pool.inferencePool=false", "httpRoute.create=true"), "httpRoute.create"},
 		{set("image.digest=latest"), "/image/digest"},
@@ -518,6 +587,12 @@ func TestNetworkPolicy(t *testing.T) {
 			t.Errorf("%v: policy types %v", x.args, types)
 		}
 		rules := policy.list("spec", "egress")
+		own := r.kvepp(t).labels("spec", "selector", "matchLabels")
+		if to := rules[0]; ports(to) != "9004" || len(to.list("to")) != 1 ||
+			!maps.Equal(to.labels("to", 0, "podSelector", "matchLabels"), own) {
+			t.Errorf("%v: replicas may reach %v", x.args, to)
+		}
+		rules = rules[1:]
 		named := ""
 		if len(rules) == 4 {
 			named = ports(rules[3])
@@ -530,7 +605,11 @@ func TestNetworkPolicy(t *testing.T) {
 			t.Errorf("%v: kvepp may reach %v, want ports %q and others %q", x.args, rules, x.engines, x.named)
 		}
 		for _, rule := range policy.list("spec", "ingress") {
-			if rule.at("from") != nil {
+			if ports(rule) == "replica" {
+				if !maps.Equal(rule.labels("from", 0, "podSelector", "matchLabels"), own) {
+					t.Errorf("%v: not only replicas may reach their port: %v", x.args, rule)
+				}
+			} else if rule.at("from") != nil {
 				t.Errorf("%v: only %v may reach kvepp", x.args, rule.at("from"))
 			}
 		}

@@ -216,10 +216,14 @@ func connectAll(nodes ...*testNode) {
 // what runs, and the bookings of one that says goodbye or dies end.
 func TestNodes(t *testing.T) {
 	ca := newAuthority(t)
+	// All replicas have one certificate, and the authority is that of proxies.
+	same := newAuthority(t).mutual(t, "kvepp")
+	same.Authorities, same.Token = ca.mutual(t, "envoy").Authorities, func() string { return "secret" }
 	for name, security := range map[string]func() Security{
-		"plaintext": func() Security { return Security{} },
-		"mTLS":      func() Security { return ca.mutual(t, "kvepp") },
-		"token":     func() Security { return withToken(t, "secret") },
+		"one certificate": func() Security { return same },
+		"plaintext":       func() Security { return Security{} },
+		"mTLS":            func() Security { return ca.mutual(t, "kvepp") },
+		"token":           func() Security { return withToken(t, "secret") },
 		"both": func() Security {
 			s := ca.mutual(t, "kvepp")
 			s.Token = func() string { return "secret" }

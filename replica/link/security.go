@@ -81,16 +81,16 @@ func (s *Security) verify(state tls.ConnectionState) error {
 		return errors.New("the peer has no certificate")
 	}
 	leaf, others := state.PeerCertificates[0], x509.NewCertPool()
+	own := s.Certificate()
+	if bytes.Equal(own.Certificate[0], leaf.Raw) {
+		return nil // the peer has proved that it has this replica's key; the authorities may be those of proxies alone
+	}
 	for _, c := range state.PeerCertificates[1:] {
 		others.AddCert(c)
 	}
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: others,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		return err
-	}
-	own := s.Certificate()
-	if bytes.Equal(own.Certificate[0], leaf.Raw) {
-		return nil
 	}
 	mine, err := x509.ParseCertificate(own.Certificate[0])
 	if err != nil {

@@ -113,7 +113,7 @@ func TestEngines(t *testing.T) {
 			sayExactEach(t, talk)
 		}},
 		{"two replicas elect a leader", func(t *testing.T) {
-			n.install("pool.selector.app=engine", "replicas=2")
+			n.install("pool.selector.app=engine", "replicas=2", "leaderElection.enabled=true")
 			var leader string
 			one := func() error {
 				pods, ready := n.pods(kvepp)
@@ -170,7 +170,7 @@ func TestEngines(t *testing.T) {
 			sayExactEach(t, talk)
 		}},
 		{"two replicas decide", func(t *testing.T) {
-			n.install("pool.selector.app=engine", "replicas=2", "leaderElection.enabled=false")
+			n.install("pool.selector.app=engine", "replicas=2")
 			n.eventually("both are ready", func() error {
 				if pods, ready := n.pods(kvepp); len(pods) != 2 || len(ready) != 2 {
 					return fmt.Errorf("of %v ready: %v", pods, ready)

@@ -132,6 +132,7 @@ func istioChart(t *testing.T, istiod *namespace) {
 		"httpRoute.create=true",
 		"istio.destinationRule=true",
 		"replicas=2",
+		"leaderElection.enabled=true",
 	)
 	n.findEnvoy("inference-istio")
 	n.awaitConditions("gateway/inference", "Accepted", "Programmed")

@@ -74,10 +74,35 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toJson $flags -}}
 {{- end -}}
 
+{{/* The number of replicas. By default two, if the second one is of use: if they share their load, or elect a leader. */}}
+{{- define "kvepp.replicaCount" -}}
+{{- if not (kindIs "invalid" .Values.replicas) -}}
+{{- int .Values.replicas -}}
+{{- else if and (eq (toString .Values.sharing.enabled) "false") (not .Values.leaderElection.enabled) -}}
+1
+{{- else -}}
+2
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the replicas share their running requests: "true" or nothing. */}}
+{{- define "kvepp.sharing" -}}
+{{- if kindIs "invalid" .Values.sharing.enabled -}}
+{{- if and (gt (int (include "kvepp.replicaCount" .)) 1) (not .Values.leaderElection.enabled) }}true{{ end -}}
+{{- else if .Values.sharing.enabled -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the replicas share, and recognise one another by a token: "true" or nothing. */}}
+{{- define "kvepp.sharingToken" -}}
+{{- if and (include "kvepp.sharing" .) (eq .Values.sharing.trust "token") }}true{{ end -}}
+{{- end -}}
+
 {{/* Whether one of several replicas decides: "true" or nothing. */}}
 {{- define "kvepp.leaderElection" -}}
 {{- if kindIs "invalid" .Values.leaderElection.enabled -}}
-{{- if and (gt (int .Values.replicas) 1) (not .Values.sharing.enabled) }}true{{ end -}}
+{{- if and (gt (int (include "kvepp.replicaCount" .)) 1) (not (include "kvepp.sharing" .)) }}true{{ end -}}
 {{- else if .Values.leaderElection.enabled -}}
 true
 {{- end -}}
@@ -85,20 +110,20 @@ true
 
 {{- define "kvepp.podDisruptionBudget" -}}
 {{- if kindIs "invalid" .Values.podDisruptionBudget.enabled -}}
-{{- if and (gt (int .Values.replicas) 1) (not (include "kvepp.leaderElection" .)) }}true{{ end -}}
+{{- if and (gt (int (include "kvepp.replicaCount" .)) 1) (not (include "kvepp.leaderElection" .)) }}true{{ end -}}
 {{- else if .Values.podDisruptionBudget.enabled -}}
 {{- if include "kvepp.leaderElection" . }}{{ fail "podDisruptionBudget.enabled: under leader election only one replica is Ready, and a budget would prevent drains of its node; set leaderElection.enabled=false, or leave the budget out" }}{{ end -}}
 true
 {{- end -}}
 {{- end -}}
 
-{{/* The headless Service of the replicas, and the Secret with their token. */}}
-{{- define "kvepp.replicas" -}}
-{{- printf "%s-replicas" (include "kvepp.name" .) -}}
+{{/* The headless Service by which replicas find one another, and the Secret with their token. */}}
+{{- define "kvepp.peers" -}}
+{{- printf "%s-peers" (include "kvepp.name" .) -}}
 {{- end -}}
 
 {{- define "kvepp.replicaSecret" -}}
-{{- default (include "kvepp.replicas" .) .Values.sharing.tokenSecret.name -}}
+{{- default (include "kvepp.peers" .) .Values.sharing.tokenSecret.name -}}
 {{- end -}}
 
 {{/* The Lease that replicas elect a leader by. */}}

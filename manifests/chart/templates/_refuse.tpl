@@ -45,7 +45,13 @@
 {{- if not (kindIs "invalid" $value) }}{{ fail (printf "router.eject.%s has no effect with router.eject.enabled=false; leave it out" $key) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if and $v.sharing.tokenSecret.name (not $v.sharing.enabled) }}{{ fail "sharing.tokenSecret has no effect with sharing.enabled=false; leave one of them out" }}{{ end }}
+{{- if not (include "kvepp.sharing" .) }}
+{{- if $v.sharing.tokenSecret.name }}{{ fail "sharing.tokenSecret has no effect, because the replicas share nothing (sharing.enabled=false, one replica, or leader election); leave it out" }}{{ end }}
+{{- if eq $v.sharing.trust "certificates" }}{{ fail "sharing.trust has no effect, because the replicas share nothing (sharing.enabled=false, one replica, or leader election); leave it out" }}{{ end }}
+{{- else if eq $v.sharing.trust "certificates" }}
+{{- if $v.sharing.tokenSecret.name }}{{ fail "sharing.tokenSecret has no effect with sharing.trust=certificates; leave one of them out" }}{{ end }}
+{{- if not (and $v.tls.enabled $v.tls.secretName $v.tls.clientCA.secretName) }}{{ fail "sharing.trust=certificates needs tls.secretName and tls.clientCA.secretName: replicas recognise one another by a certificate of that authority; or use sharing.trust=token" }}{{ end }}
+{{- end }}
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra have no effect with networkPolicy.enabled=false; leave them out" }}{{ end }}
 {{- end }}
