@@ -21,27 +21,27 @@ table() { # NAME GENERATE REPLAY
                 for (i = 1; i <= NF; i++) if ($i ~ /^[0-9.]+$/ && $(i + 1) == "%") possible = $i
             }
             { sub(/^ *as given/, "as-given") }
-            NF == 11 && $2 + 0 == $2 { first[$1] = $0 }
-            NF == 9 && $2 + 0 == $2 {
+            NF == 12 && $2 + 0 == $2 { first[$1] = $0 }
+            NF == 11 && $2 + 0 == $2 {
                 split(first["as-given"], base); split(first[$1], row)
-                if ($1 == "as-given") { given = $6; next }
+                if ($1 == "as-given") { given = $7; next }
                 cached = possible > 0 ? 100 * row[2] / possible : 0
-                print $1, cached, row[3] / base[3], row[5] / base[5], row[6] / base[6], $6 / given, row[7]
+                print $1, cached, row[3] / base[3], row[5] / base[5], row[6] / base[6], row[7] / base[7], $7 / given, row[8]
             }' "$work/table"
     done | sort -k1,1 >"$work/rows"
     for policy in $(cut -d' ' -f1 "$work/rows" | uniq); do
         printf '| %s | %s |' "$1" "$policy"
-        for column in 2 3 4 5 6 7; do
+        for column in 2 3 4 5 6 7 8; do
             awk -v p="$policy" -v c=$column '$1 == p { print $c }' "$work/rows" | sort -g |
                 awk -v c=$column '{ v[NR] = $1 } END {
-                    printf c == 2 || c == 7 ? " %.0f |" : " %.2f |", (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2
+                    printf c == 2 || c == 8 ? " %.0f |" : " %.2f |", (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2
                 }'
         done
-        echo
+        awk -v p="$policy" '$1 == p && $6 > worst { worst = $6 } END { printf " %.1f |\n", worst }' "$work/rows"
     done
 }
-echo '| traffic | policy | cached, % of possible | TTFT mean | p90 | p99 | end to end | goodput % |'
-echo '|---|---|---|---|---|---|---|---|'
+echo '| traffic | policy | cached, % of possible | TTFT mean | p90 | p99 | max | end to end | goodput % | max of the worst seed |'
+echo '|---|---|---|---|---|---|---|---|---|---|'
 table chat 'chat --rate 72 --requests 8000' "--workers 16 --block-size 32 --blocks 7800 $chat"
 table chat-low 'chat --rate 72 --requests 8000' "--workers 16 --block-size 32 --blocks 37500 $chatlow"
 table agents 'agents --rate 8 --requests 4000' "--workers 8 --blocks 6000 $large"

@@ -33,10 +33,10 @@ json.dump(answers, open("answers.json", "w"))
 `
 
 // replayLine is a line of the first table of kvepp replay: name, cached share, TTFT mean. e2eLine is one of the second:
-// name, gap mean, p50, p90 and p99, and end to end mean.
+// name, gap mean, p50, p90, p99 and max, and end to end mean.
 var (
-	replayLine = regexp.MustCompile(`(?m)^ *([a-z0-9-]+) +([0-9.]+) +([0-9]+)(?: +[0-9.]+){8}$`)
-	e2eLine    = regexp.MustCompile(`(?m)^ *([a-z0-9-]+)(?: +[0-9.]+){4} +([0-9.]+)(?: +[0-9.]+){3}$`)
+	replayLine = regexp.MustCompile(`(?m)^ *([a-z0-9-]+) +([0-9.]+) +([0-9]+)(?: +[0-9.]+){9}$`)
+	e2eLine    = regexp.MustCompile(`(?m)^ *([a-z0-9-]+)(?: +[0-9.]+){5} +([0-9.]+)(?: +[0-9.]+){4}$`)
 )
 
 // replayRuns is how many runs of the kv router are averaged, of Dynamo's replay and of kvepp's.

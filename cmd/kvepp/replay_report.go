@@ -37,8 +37,8 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 		}
 		return w.Flush()
 	}
-	err := table("cached\tTTFT ms\t\t\t\tgoodput\tbusiest\tqueued ms\t\trefused",
-		"%\tmean\tp50\tp90\tp99\t%\tby mean\tp90\tp99\t%", func(r *replay.Report) string {
+	err := table("cached\tTTFT ms\t\t\t\t\tgoodput\tbusiest\tqueued ms\t\trefused",
+		"%\tmean\tp50\tp90\tp99\tmax\t%\tby mean\tp90\tp99\t%", func(r *replay.Report) string {
 			return fmt.Sprintf("%.1f\t%s\t%.1f\t%.2f\t%.0f\t%.0f\t%.1f", 100*r.CachedShare(), times(&r.TTFT, 1e3, 0),
 				100*r.Goodput(o.ttft, o.tpot), r.Imbalance(), 1e3*r.Queued.P90, 1e3*r.Queued.P99,
 				100*float64(r.Refused())/float64(max(r.Requests, 1)))
@@ -47,7 +47,7 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 		return err
 	}
 	fmt.Fprintln(to)
-	err = table("ITL ms\t\t\t\tend to end s\t\t\t", "mean\tp50\tp90\tp99\tmean\tp50\tp90\tp99",
+	err = table("ITL ms\t\t\t\t\tend to end s\t\t\t\t", "mean\tp50\tp90\tp99\tmax\tmean\tp50\tp90\tp99\tmax",
 		func(r *replay.Report) string { return times(&r.TPOT, 1e3, 1) + "\t" + times(&r.E2E, 1, 2) })
 	if err != nil {
 		return err
@@ -61,10 +61,10 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 	return nil
 }
 
-// times formats mean, median, 90th and 99th percentile.
+// times formats mean, median, 90th and 99th percentile, and the greatest value.
 func times(d *replay.Distribution, scale float64, digits int) string {
-	return fmt.Sprintf("%.*f\t%.*f\t%.*f\t%.*f", digits, scale*d.Mean, digits, scale*d.P50, digits, scale*d.P90, digits,
-		scale*d.P99)
+	return fmt.Sprintf("%.*f\t%.*f\t%.*f\t%.*f\t%.*f", digits, scale*d.Mean, digits, scale*d.P50, digits,
+		scale*d.P90, digits, scale*d.P99, digits, scale*d.Max)
 }
 
 // decisions is the file of --out.
