@@ -40,12 +40,13 @@ image: ## the container image, from the Dockerfile (IMAGE=kvepp:dev; BASE=none: 
 run: ## a demonstration: kvepp with real Envoy, Dynamo frontends and mockers; stays up (CHECK=1: ends)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./examples/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)
 
-check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of internal/lint
+check: libzmq ## formatting, vet, staticcheck, errorlint, the rules of internal/lint, and known vulnerabilities
 	@unformatted=$$(gofmt -l .) && if [ -n "$$unformatted" ]; then echo "not gofmt'd:" $$unformatted; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
 	go tool go-errorlint ./...
 	go test ./internal/lint
+	test/vulncheck.sh
 
 # Each change would link the packages of real parts again, and run all of cmd/kvepp and internal/lint. cmd/kvepp's tests
 # start the whole program: make test runs them. make check vets all packages and runs the lint.

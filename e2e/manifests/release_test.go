@@ -225,8 +225,9 @@ func programOf(t *testing.T, arch string) []byte {
 		t.Fatal(err)
 	}
 	files := unpacked(t, gunzipped(t, text))
-	if len(files[name+"/LICENSE"]) == 0 || len(files[name+"/README.md"]) == 0 {
-		t.Errorf("%s has no LICENSE or README.md", name)
+	if len(files[name+"/LICENSE"]) == 0 || len(files[name+"/README.md"]) == 0 ||
+		!bytes.Contains(files[name+"/THIRD-PARTY-LICENSES"], []byte("google.golang.org/grpc")) {
+		t.Errorf("%s has no LICENSE, README.md or THIRD-PARTY-LICENSES", name)
 	}
 	return files[name+"/kvepp"]
 }

@@ -52,12 +52,35 @@ if ! grep -q . "$work/notes"; then
 fi
 sed -e '/./,$!d' "$work/notes" | grep -v '^Next: ' >"$out/NOTES.md"
 
+# The licences of what is in the static program: Go and its modules, libzmq, the C and C++ libraries.
+licences() {
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/kvepp | sort -u >"$work/modules"
+	{
+		printf 'Go %s %s\n' "$(go env GOVERSION)" "$(go env GOROOT)"
+		grep . "$work/modules"
+		for package in libzmq3-dev libc6-dev libstdc++6; do
+			printf '%s - /usr/share/doc/%s\n' "$package" "$package"
+		done
+	} | while read -r name of dir; do
+		found=
+		for file in "$dir"/LICENSE* "$dir"/NOTICE* "$dir/copyright"; do
+			[ -f "$file" ] || continue
+			found=yes
+			printf '\n======== %s %s: %s\n\n' "$name" "$of" "${file##*/}"
+			cat "$file"
+		done
+		[ "$found" ] || die "$dir has no licence of $name"
+	done
+}
+licences >"$work/THIRD-PARTY-LICENSES"
+[ -s "$work/THIRD-PARTY-LICENSES" ] || die "no licences were found"
+
 for arch in $arches; do
 	say "building kvepp for $arch (minutes, at first)"
 	GOARCH=$arch VERSION=$version manifests/image/rootfs.sh "$work/$arch"
 	name=kvepp-$version-linux-$arch
 	mkdir "$work/$name"
-	cp "$work/$arch/kvepp" LICENSE README.md CHANGELOG.md "$work/$name"
+	cp "$work/$arch/kvepp" LICENSE "$work/THIRD-PARTY-LICENSES" README.md CHANGELOG.md "$work/$name"
 	archive "$out/$name.tar.gz" "$work" "$name"
 
 	deb=$work/deb-$arch
@@ -65,7 +88,7 @@ for arch in $arches; do
 	cp "$work/$arch/kvepp" "$deb/usr/bin/kvepp"
 	cp manifests/release/kvepp.service "$deb/lib/systemd/system/kvepp.service"
 	cp manifests/release/kvepp.yaml manifests/release/endpoints.yaml "$deb/etc/kvepp/"
-	cp LICENSE "$deb/usr/share/doc/kvepp/copyright"
+	cat LICENSE "$work/THIRD-PARTY-LICENSES" >"$deb/usr/share/doc/kvepp/copyright"
 	gzip -9nc CHANGELOG.md >"$deb/usr/share/doc/kvepp/changelog.gz"
 	printf '%s\n' /etc/kvepp/kvepp.yaml /etc/kvepp/endpoints.yaml >"$deb/DEBIAN/conffiles"
 	cat >"$deb/DEBIAN/control" <<-END
