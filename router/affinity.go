@@ -64,6 +64,10 @@ func (r *Router) chooseInSession(sc *scratch, snapshot *pool.Snapshot, req *Requ
 		if err != nil || !a.binds && !t.bound {
 			return route, err
 		}
+		if r.dry {
+			route.Session = wouldBe(t, route)
+			return route, nil
+		}
 		lease, outcome := sessions.Hold(a.key, t.worker, t.bound, route.destination, a.ttl)
 		if outcome != "" {
 			route.Session, route.lease, route.final = outcome, lease, a.final

@@ -26,6 +26,9 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	if r.explains() {
 		sc.explainExcluded(route)
 	}
+	if r.dry {
+		return route, nil
+	}
 	r.climb(sc, snapshot, req, p, route)
 	if r.predictable(p, &route.computes) {
 		r.predict(sc, route)

@@ -89,6 +89,11 @@ func (r *Router) watch(sc *scratch, route *Route, p *prompt) bool {
 	if !t.Ejects() {
 		return true
 	}
+	if r.dry {
+		route.Trial = !p.pins.Given() && (sc.onTrial(route.destination) ||
+			route.Prefill != nil && sc.onTrial(route.computes.Worker))
+		return true
+	}
 	h := &route.health
 	*h = health{tracker: t, router: r, streams: !p.whole, legs: legs{endpoint: t.Of(route.destination)}}
 	claim := func(w kvblock.Worker) (trial uint64, ok bool) {

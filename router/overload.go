@@ -118,7 +118,7 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 	if !slices.Contains(r.Models(), model) {
 		return Thresholds{}, false
 	}
-	t := &r.thresholds
+	t := r.thresholds
 	t.changing.Lock()
 	defer t.changing.Unlock()
 	now := t.current.Load()

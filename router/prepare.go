@@ -242,6 +242,11 @@ func (r *Router) tokenize(
 	req *Request,
 ) (prompts []tokenizer.Prompt, versions []versioned, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
+	offer := func() {
+		if !r.dry {
+			check.Offer(req.Path, req.Body)
+		}
+	}
 	running := r.running.of(r.pool, r.cfg.Models, name)
 	switch {
 	case body.TooLarge != nil:
@@ -255,14 +260,14 @@ func (r *Router) tokenize(
 	case len(running) > 1:
 		prompts, versions, err = r.tokenizeByVersion(ctx, until, g, running, body)
 		if err == nil {
-			check.Offer(req.Path, req.Body)
+			offer()
 		}
 	case model != nil:
 		if len(running) == 1 {
 			model = running[0]
 		}
 		if prompts, err = g.tokenize(ctx, until, model, body); err == nil {
-			check.Offer(req.Path, req.Body)
+			offer()
 		}
 	default:
 		given := *body

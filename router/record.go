@@ -128,23 +128,7 @@ func (r *Router) record(
 	err error,
 ) {
 	if r.cfg.Keep > 0 {
-		path, _, _ := strings.Cut(req.Path, "?")
-		record := &Record{
-			Time:      time.Now(),
-			RequestID: Clip(req.ID),
-			Path:      Clip(path),
-			Model:     Clip(p.model),
-			LoRA:      Clip(p.lora),
-			Pinned:    p.pins.Given(),
-		}
-		if err != nil {
-			record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
-			if errors.Is(err, ErrCordoned) {
-				record.Cordoned = slices.Clone(sc.cordoned)
-			}
-		} else {
-			record.Decision = route.Decision
-		}
+		record := recordOf(sc, req, p, route, waited, err)
 		if r.records.add(record); err == nil {
 			route.record = record
 		} else {
@@ -200,6 +184,28 @@ func (r *Router) record(
 		route.Trial,
 		logged("costs", route.Costs),
 	)
+}
+
+// recordOf returns the record of a decision. route is nil if err is not.
+func recordOf(sc *scratch, req *Request, p *prompt, route *Route, waited time.Duration, err error) *Record {
+	path, _, _ := strings.Cut(req.Path, "?")
+	record := &Record{
+		Time:      time.Now(),
+		RequestID: Clip(req.ID),
+		Path:      Clip(path),
+		Model:     Clip(p.model),
+		LoRA:      Clip(p.lora),
+		Pinned:    p.pins.Given(),
+	}
+	if err == nil {
+		record.Decision = route.Decision
+		return record
+	}
+	record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
+	if errors.Is(err, ErrCordoned) {
+		record.Cordoned = slices.Clone(sc.cordoned)
+	}
+	return record
 }
 
 // logged returns a leg's costs as a log attribute.

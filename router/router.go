@@ -209,7 +209,7 @@ type Router struct {
 	scratches    sync.Pool // *scratch
 	slots        slots
 	records      records
-	thresholds   thresholds
+	thresholds   *thresholds
 	room         *queue.Room[waitingRequest] // nil: no request waits for a worker that is not busy
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
@@ -223,6 +223,8 @@ type Router struct {
 	counts       workerCounts
 	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
 	peers        peers
+	dry          bool // see Explain: it books and counts nothing
+	rehearsal    func() *Router
 }
 
 // Miscounted returns how many answers reported another number of prompt tokens than kvepp counts.
@@ -241,7 +243,9 @@ func New(
 		cfg.Memory = budget.New(0)
 	}
 	cfg.BytesPerToken = cmp.Or(cfg.BytesPerToken, DefaultBytesPerToken)
-	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
+	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log,
+		thresholds: new(thresholds)}
+	r.rehearsal = sync.OnceValue(r.newRehearsal)
 	named := cfg.modelNames()
 	if cfg.Adapters != nil {
 		for adapter := range cfg.Adapters.named {

@@ -48,7 +48,7 @@ func TestDecisionsCommand(t *testing.T) {
 		asked = ""
 		var out, errs bytes.Buffer
 		args := append(strings.Fields(c.args), "--admin-address="+strings.TrimPrefix(server.URL, "http://"))
-		status := runAdmin("decisions", args, &out, &errs, func(string) string { return "" })
+		status := runAdmin("decisions", args, nil, &out, &errs, func(string) string { return "" })
 		if status != c.status || asked != c.asked || !strings.Contains(errs.String(), c.err) {
 			t.Errorf("%s: status %d, asked %q, errors %s", c.args, status, asked, errs.String())
 		}

@@ -87,6 +87,7 @@ func TestPagesNameFlags(t *testing.T) {
 		adminFlags(new(adminOptions), "drain"),
 		adminFlags(new(adminOptions), "ladder"),
 		adminFlags(new(adminOptions), "decisions"),
+		adminFlags(new(adminOptions), "explain"),
 	}
 	known := func(name string) bool {
 		return name == "help" ||
@@ -292,7 +293,7 @@ func TestPagesRun(t *testing.T) {
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":
 					err = parseEnvoy(new(envoyOptions), args, none)
-				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions":
+				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])

@@ -47,6 +47,7 @@ type adminOptions struct {
 	timeout            time.Duration
 	asJSON             bool
 	decisions          decisionOptions
+	explain            explainOptions
 
 	name string // of the endpoint; empty for workers
 }
@@ -80,6 +81,9 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 	case "decisions":
 		f.BoolVar(&o.asJSON, "json", false, "print each decision as one line of JSON, as in /debug/decisions")
 		o.decisions.add(f)
+	case "explain":
+		f.BoolVar(&o.asJSON, "json", false, "print the answer of POST /pick")
+		o.explain.add(f)
 	}
 	section(f, "Flags of kvepp "+command)
 	documentEnvironment(f, "")
@@ -103,10 +107,12 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	switch {
 	case command == "workers" && f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: kvepp workers lists all endpoints", f.Arg(0))
-	case (command == "ladder" || command == "decisions") && f.NArg() > 0:
+	case slices.Contains(viewCommands, command) && f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: \"kvepp %s --help\" lists the flags", f.Arg(0), command)
 	case command == "decisions":
 		return o.decisions.check()
+	case command == "explain":
+		return o.explain.check()
 	case command == "workers", command == "ladder":
 	case f.NArg() == 0 || f.Arg(0) == "":
 		return fmt.Errorf("name the endpoint: kvepp %s NAME (\"kvepp workers\" lists the names)", command)
@@ -118,8 +124,17 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 	return nil
 }
 
-// runAdmin runs a command that talks to a running kvepp. It returns the exit status.
-func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+// viewCommands show something and take no argument.
+var viewCommands = []string{"ladder", "decisions", "explain"}
+
+// runAdmin runs a command that talks to a running kvepp. It returns the exit status. Only kvepp explain reads stdin.
+func runAdmin(
+	command string,
+	args []string,
+	stdin io.Reader,
+	stdout, stderr io.Writer,
+	getenv func(string) string,
+) int {
 	var o adminOptions
 	switch err := parseAdmin(&o, command, args, getenv); {
 	case errors.Is(err, pflag.ErrHelp):
@@ -150,6 +165,8 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 			return c.ladder(ctx, o.asJSON, stdout)
 		case "decisions":
 			return c.decisions(ctx, &o.decisions, o.asJSON, stdout)
+		case "explain":
+			return c.explain(ctx, &o.explain, o.asJSON, stdin, stdout)
 		case "drain":
 			return c.drain(ctx, o.name, o.timeout, stdout)
 		}
@@ -198,6 +215,11 @@ func (c *adminClient) open(ctx context.Context, client *http.Client, method, pat
 	if err != nil {
 		return nil, err
 	}
+	return c.do(client, req)
+}
+
+// do sends a request with the token.
+func (c *adminClient) do(client *http.Client, req *http.Request) (*http.Response, error) {
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}

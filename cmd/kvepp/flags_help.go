@@ -174,6 +174,7 @@ var helpTexts = map[string]string{
 	"ladder":   ladderHelp,
 
 	"decisions": decisionsHelp,
+	"explain":   explainHelp,
 }
 
 // writeSections writes the flags of a command, by section. Flags that are refused or ignored are a list of names.

@@ -111,7 +111,7 @@ func ReadBody(w http.ResponseWriter, req *http.Request, v any) error {
 	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return Refuse(http.StatusUnsupportedMediaType, "the body must be JSON, and the Content-Type application/json")
 	}
-	err := withBody(w, req, func(body []byte) error { return decode(body, v) })
+	err := WithBody(w, req, func(body []byte) error { return decode(body, v) })
 	syntax, kind, refused := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil), (*Refusal)(nil)
 	switch {
 	case errors.As(err, &refused):

@@ -30,8 +30,9 @@ var errBodies = Refuse(
 	"the bodies of other requests take all the memory that there is for them; try again",
 )
 
-// withBody calls use with the body of a request, within the bounds above.
-func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {
+// WithBody calls use with the body of a request, at most MaxBody bytes, within the bounds above. Errors: use's; a
+// *Refusal for a body that is too long, ends early, or finds no memory.
+func WithBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {
 	from := http.MaxBytesReader(w, req.Body, MaxBody)
 	body := make([]byte, 0, initialBodyBytes)
 	held := int64(0)

@@ -77,7 +77,7 @@ var may = map[string]string{
 	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
 		"queue router scoring session",
 	"internal/web":       "",
-	"internal/api/admin": "internal/api internal/ladder internal/suggest router router/eject scoring",
+	"internal/api/admin": "internal/api internal/apibody internal/ladder internal/suggest router router/eject scoring",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":     "*",
