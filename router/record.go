@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"kvepp/kvblock"
 	"kvepp/scoring"
 )
 
@@ -96,6 +97,10 @@ type Record struct {
 	Decision
 
 	slot int // in the ring
+	// chain are the hashes of the prompt's first blocks, at most maxChain, and session is a hash of the session's name;
+	// 0: it has none. See Router.Prefixes.
+	chain   []kvblock.SequenceHash
+	session uint64
 }
 
 // Ties returns how many candidates had the lowest cost. One of them was drawn at random.
@@ -129,6 +134,7 @@ func (r *Router) record(
 ) {
 	if r.cfg.Keep > 0 {
 		record := recordOf(sc, req, p, route, waited, err)
+		record.keepChain(sc, p, route)
 		if r.records.add(record); err == nil {
 			route.record = record
 		} else {

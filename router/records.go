@@ -69,7 +69,7 @@ func (r *Record) bytes() int {
 		costs += len(r.Prefill.Costs)
 	}
 	return int(unsafe.Sizeof(*r)+unsafe.Sizeof(Outcome{})) + costs*int(unsafe.Sizeof(Cost{})) +
-		len(r.RequestID) + len(r.Path) + len(r.Model) + len(r.LoRA) + len(r.Error)
+		8*cap(r.chain) + len(r.RequestID) + len(r.Path) + len(r.Model) + len(r.LoRA) + len(r.Error)
 }
 
 // change replaces a route's record by a changed copy, because records are immutable, and returns the copy; nil without

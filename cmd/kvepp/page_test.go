@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -331,6 +332,53 @@ func TestPage(t *testing.T) {
 	x.visit("configuration", "Configuration")
 	x.shows("main tbody", "router-session-affinity-ttl-secs", "600", "flag")
 	x.fits("configuration")
+	x.quiet()
+}
+
+// TestPagePrefixes: the view of prefixes shows the numbers of the API: the tree, and who holds how much of a prefix.
+func TestPagePrefixes(t *testing.T) {
+	b := newBrowser(t)
+	s := serveHere(t, threeWorkers, "--load-aware=false")
+	system := tokenIDs(1000, 80)
+	s.store("w1", system)
+	s.store("w2", system[:40])
+	for i := range 6 {
+		prompt := append(append([]kvblock.Token(nil), system...), tokenIDs(5000+1000*(i/2), 20*(1+i%2))...)
+		answer(s.route(tokensRequest(fmt.Sprintf("request-%d", i), prompt, "")), len(prompt), 80)
+	}
+	var found admin.Prefixes
+	s.get("/debug/prefixes", &found)
+	root := found.Roots[0]
+	if found.Requests != 6 || len(found.Roots) != 1 || root.Blocks != 20 || root.Requests != 6 ||
+		len(root.Children) != 3 || root.Cached != 120 || len(root.Workers) != 2 || root.Workers[1].Blocks != 10 {
+		t.Fatalf("%+v", found)
+	}
+	x := s.open(t, b, "/#/prefixes")
+	x.shows("#t-prefix-requests", "6")
+	x.shows("#t-prefixes", "7")
+	x.shows("main tbody tr", root.Hash[:8], "0 + 20", "120", "100.0 %", "w1/0: 20, w2/0: 10")
+	var widths map[string]float64
+	x.must(x.Run(x.ctx, `Object.fromEntries([...document.querySelectorAll('.flame-bar')].map(r =>
+		[r.dataset.prefix, Number(r.getAttribute('width'))]))`, &widths))
+	var check func(p *admin.Prefix)
+	bars := 0
+	check = func(p *admin.Prefix) {
+		bars++
+		if want := 1000*float64(p.Requests)/6 - 1.5; math.Abs(widths[p.Hash]-want) > 0.01 {
+			t.Errorf("the bar of %s is %v wide, want %v", p.Hash, widths[p.Hash], want)
+		}
+		for i := range p.Children {
+			check(&p.Children[i])
+		}
+	}
+	if check(&root); bars != 7 || len(widths) != 7 {
+		t.Errorf("%d prefixes, %d bars", bars, len(widths))
+	}
+	x.run(fmt.Sprintf(`document.querySelector('[data-prefix="%s"]').dispatchEvent(
+		new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}))`, root.Hash))
+	x.shows("#prefix", root.Hash, "Requests\n6", "Blocks x requests\n120", "20 of 4 tokens")
+	x.shows("[data-holder='w2/0']", "10 of 20 blocks")
+	x.fits("prefixes")
 	x.quiet()
 }
 

@@ -335,6 +335,7 @@ func (s *server) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.reader.Handle(mux)
 	admin.HandleDecisions(mux, s.router)
+	admin.HandlePrefixes(mux, s.router)
 	admin.HandlePick(mux, s.router, hostName())
 	if s.ladder != nil {
 		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen, s.router.Miscounted)

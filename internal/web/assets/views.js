@@ -483,4 +483,101 @@ function tree(value) {
   return el("dl", {class: "facts"}, entries.map(([k, v]) => el("div", {}, el("dt", {}, outside(k)), el("dd", {}, tree(v)))));
 }
 
-export const views = [fleet, requests, ladder, queue, sessions, replicas, configuration];
+// prefixes draws the radix tree of the kept decisions' prompts as a flame graph: a row for each level, as wide as its
+// share of the requests.
+const prefixes = {
+  name: "prefixes", title: "Prefixes",
+  start(root, page) {
+    const top = el("div"), graph = el("div", {class: "flame"}), opened = el("div", {id: "prefix"});
+    let chosen = null;
+    const grid = table([
+      {title: "Prefix", cell: p => pick(p, shortHash(p)), key: p => p.hash},
+      {title: "Model", cell: p => outside(p.lora || p.model || "-"), key: p => p.lora || p.model},
+      {title: "Blocks", number: true, cell: p => number(p.depth) + " + " + number(p.blocks), key: p => p.depth + p.blocks},
+      {title: "Requests", number: true, cell: p => number(p.requests), key: p => p.requests},
+      {title: "Blocks x requests", number: true, cell: p => number(p.heat), key: p => p.heat},
+      {title: "Cached", number: true, cell: p => percent(share(p.cached_blocks, p.heat)), key: p => share(p.cached_blocks, p.heat)},
+      {title: "Sessions", number: true, cell: p => number(p.sessions), key: p => p.sessions},
+      {title: "Held by", cell: held, key: p => p.workers.length},
+    ], "The hottest prefixes. Blocks: those before it in its prompts, and its own.", prefixOrder);
+    root.append(el("h2", {}, "Prefixes"),
+      el("p", {class: "dim"}, "What the kept decisions' prompts begin with. A bar is a prefix, as wide as its share of ",
+        "the requests; the prefixes below it go on from it. The stronger its color, the more of it was cached by the chosen workers."),
+      top, graph, opened, grid.node);
+    const shortHash = p => p.hash.slice(0, 8);
+    const show = p => {
+      chosen = p.hash;
+      for (const r of graph.querySelectorAll("[data-prefix]")) {
+        r.classList.toggle("chosen", r.dataset.prefix === chosen);
+      }
+      opened.replaceChildren(el("div", {class: "detail"}, el("h3", {}, "Prefix " + p.hash),
+        facts([["Model", p.model ? outside(p.model) : null], ["Adapter", p.lora ? outside(p.lora) : null],
+          ["Blocks before it", number(p.depth)], ["Its blocks", number(p.blocks) + " of " + p.block_size + " tokens"],
+          ["Requests", number(p.requests)], ["Blocks x requests", number(p.heat)],
+          ["Of these cached", number(p.cached_blocks)], ["Sessions", number(p.sessions)], ["Session", p.session]]),
+        p.workers.length ? p.workers.map(w => el("div", {class: "rung", "data-holder": keyOf(w)},
+          el("span", {class: "name"}, outside(keyOf(w))), bar(share(w.blocks, p.blocks), keyOf(w) + " holds " + number(w.blocks) + " of " + number(p.blocks) + " blocks"),
+          el("span", {class: "value"}, number(w.blocks) + " of " + number(p.blocks) + " blocks")))
+          : el("p", {}, "No worker holds it now."),
+        p.more_workers ? el("p", {}, number(p.more_workers) + " more workers hold some of it.") : null));
+    };
+    function pick(p, text) {
+      const button = el("button", {type: "button", class: "hash"}, text);
+      button.addEventListener("click", () => show(p));
+      return button;
+    }
+    page.poll("/debug/prefixes", 5, found => {
+      const all = [];
+      const walk = list => list.forEach(p => { all.push(p); walk(p.children || []); });
+      walk(found.roots);
+      top.replaceChildren(tiles([["Requests", number(found.requests), "t-prefix-requests"],
+        ["Prefixes", number(all.length), "t-prefixes"], ["Left out", number(found.cut_nodes), "t-cut"],
+        ["Since", found.since ? new Date(found.since).toLocaleTimeString() : "-"]]));
+      const focused = document.activeElement && document.activeElement.dataset.prefix;
+      graph.replaceChildren(flame(found, show, chosen));
+      const again = focused && graph.querySelector(`[data-prefix="${focused}"]`);
+      if (again) again.focus();
+      grid.show(all);
+    });
+  },
+};
+
+const prefixOrder = {column: 4, down: true};
+
+const held = p => p.workers.length
+  ? outside(p.workers.slice(0, 3).map(w => keyOf(w) + ": " + number(w.blocks)).join(", ") +
+    (p.workers.length > 3 || p.more_workers ? ", ..." : ""))
+  : el("span", {class: "dim"}, "no worker");
+
+// flame draws the tree. Each bar is a button for the keyboard too.
+function flame(found, show, chosen) {
+  const row = 22, width = 1000, bars = [];
+  let levels = 0;
+  const place = (list, x, unit, level) => {
+    for (const p of list) {
+      const w = p.requests * unit;
+      levels = Math.max(levels, level + 1);
+      const cached = share(p.cached_blocks, p.heat) || 0;
+      const rect = svg("rect", {x: x.toFixed(2), y: level * row, width: Math.max(w - 1.5, 0.5).toFixed(2), height: row - 2,
+        class: "flame-bar" + (p.hash === chosen ? " chosen" : ""), "fill-opacity": (0.25 + 0.75 * cached).toFixed(3),
+        tabindex: 0, role: "button", "data-prefix": p.hash,
+        "aria-label": `prefix ${p.hash.slice(0, 8)}: ${p.blocks} blocks, ${p.requests} requests, ` +
+          `${Math.round(100 * cached)} % cached`},
+        svg("title", {}, `${p.hash.slice(0, 8)}: ${p.blocks} blocks x ${p.requests} requests`));
+      rect.addEventListener("click", () => show(p));
+      rect.addEventListener("keydown", e => {
+        if (e.key === "Enter" || e.key === " ") { e.preventDefault(); show(p); }
+      });
+      bars.push(rect);
+      place(p.children || [], x, unit, level + 1);
+      x += w;
+    }
+  };
+  const sum = found.roots.reduce((n, p) => n + p.requests, 0);
+  if (!sum) return el("p", {}, "No kept decision has known blocks: kvepp keeps --debug-decisions of them.");
+  place(found.roots, 0, width / sum, 0);
+  return svg("svg", {viewBox: `0 0 ${width} ${levels * row}`, preserveAspectRatio: "none", height: Math.min(levels * row, 480),
+    role: "group", "aria-label": "Flame graph of prefixes"}, bars);
+}
+
+export const views = [fleet, requests, prefixes, ladder, queue, sessions, replicas, configuration];
