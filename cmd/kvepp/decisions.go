@@ -166,26 +166,34 @@ func (w *decisionWriter) write(raw []byte) error {
 			return err
 		}
 	}
-	worker, status, cached, ttft, duration := "-", "running", "-", "-", "-"
-	if d.Worker != nil {
-		worker = fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank)
-	}
-	if d.Error != "" {
-		status = "refused"
-	}
-	if o := d.Outcome; o != nil {
-		status, duration = cmp.Or(o.Status, "none"), milliseconds(o.Duration)
-		if o.TTFT > 0 {
-			ttft = milliseconds(o.TTFT)
-		}
-		if o.CachedTokens != nil {
-			cached = strconv.Itoa(*o.CachedTokens)
-		}
-	}
-	_, err := fmt.Fprintf(w.to, decisionFormat, d.Time.Local().Format("15:04:05.000"), worker, d.Reason, status,
-		strconv.Itoa(d.PromptTokens), cached+"/"+strconv.Itoa(d.PredictedCachedTokens), ttft, duration,
+	x := endOf(&d)
+	_, err := fmt.Fprintf(w.to, decisionFormat, d.Time.Local().Format("15:04:05.000"), x.worker, d.Reason, x.status,
+		strconv.Itoa(d.PromptTokens), x.cached+"/"+strconv.Itoa(d.PredictedCachedTokens), x.ttft, x.duration,
 		strings.TrimSpace(d.RequestID+" "+d.Error))
 	return err
+}
+
+// decisionEnd is where a request went and what became of it, as text; "-": not known.
+type decisionEnd struct{ worker, status, cached, ttft, duration string }
+
+func endOf(d *admin.Decision) decisionEnd {
+	x := decisionEnd{"-", "running", "-", "-", "-"}
+	if d.Worker != nil {
+		x.worker = fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank)
+	}
+	if d.Error != "" {
+		x.status = "refused"
+	}
+	if o := d.Outcome; o != nil {
+		x.status, x.duration = cmp.Or(o.Status, "none"), milliseconds(o.Duration)
+		if o.TTFT > 0 {
+			x.ttft = milliseconds(o.TTFT)
+		}
+		if o.CachedTokens != nil {
+			x.cached = strconv.Itoa(*o.CachedTokens)
+		}
+	}
+	return x
 }
 
 func milliseconds(n float64) string { return strconv.FormatFloat(n, 'f', 0, 64) + "ms" }

@@ -88,6 +88,7 @@ func TestPagesNameFlags(t *testing.T) {
 		adminFlags(new(adminOptions), "ladder"),
 		adminFlags(new(adminOptions), "decisions"),
 		adminFlags(new(adminOptions), "explain"),
+		adminFlags(new(adminOptions), "top"),
 	}
 	known := func(name string) bool {
 		return name == "help" ||
@@ -293,7 +294,7 @@ func TestPagesRun(t *testing.T) {
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":
 					err = parseEnvoy(new(envoyOptions), args, none)
-				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain":
+				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])

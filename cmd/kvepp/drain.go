@@ -48,6 +48,7 @@ type adminOptions struct {
 	asJSON             bool
 	decisions          decisionOptions
 	explain            explainOptions
+	top                topOptions
 
 	name string // of the endpoint; empty for workers
 }
@@ -84,6 +85,8 @@ func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 	case "explain":
 		f.BoolVar(&o.asJSON, "json", false, "print the answer of POST /pick")
 		o.explain.add(f)
+	case "top":
+		o.top.add(f)
 	}
 	section(f, "Flags of kvepp "+command)
 	documentEnvironment(f, "")
@@ -113,6 +116,8 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 		return o.decisions.check()
 	case command == "explain":
 		return o.explain.check()
+	case command == "top":
+		return o.top.check()
 	case command == "workers", command == "ladder":
 	case f.NArg() == 0 || f.Arg(0) == "":
 		return fmt.Errorf("name the endpoint: kvepp %s NAME (\"kvepp workers\" lists the names)", command)
@@ -125,9 +130,10 @@ func parseAdmin(o *adminOptions, command string, args []string, getenv func(stri
 }
 
 // viewCommands show something and take no argument.
-var viewCommands = []string{"ladder", "decisions", "explain"}
+var viewCommands = []string{"ladder", "decisions", "explain", "top"}
 
-// runAdmin runs a command that talks to a running kvepp. It returns the exit status. Only kvepp explain reads stdin.
+// runAdmin runs a command that talks to a running kvepp. It returns the exit status. kvepp
+// explain and top read stdin.
 func runAdmin(
 	command string,
 	args []string,
@@ -167,6 +173,8 @@ func runAdmin(
 			return c.decisions(ctx, &o.decisions, o.asJSON, stdout)
 		case "explain":
 			return c.explain(ctx, &o.explain, o.asJSON, stdin, stdout)
+		case "top":
+			return c.top(ctx, &o.top, stdin, stdout)
 		case "drain":
 			return c.drain(ctx, o.name, o.timeout, stdout)
 		}

@@ -175,6 +175,7 @@ var helpTexts = map[string]string{
 
 	"decisions": decisionsHelp,
 	"explain":   explainHelp,
+	"top":       topHelp,
 }
 
 // writeSections writes the flags of a command, by section. Flags that are refused or ignored are a list of names.

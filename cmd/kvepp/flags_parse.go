@@ -177,6 +177,8 @@ func init() {
 		{"uncordon", "send an endpoint requests again", "", adminCommand("uncordon")},
 		{"decisions", "show the latest decisions of a running kvepp, or follow them", "",
 			adminCommand("decisions")},
+		{"top", "show the workers and the latest requests of a running kvepp in the terminal", "",
+			adminCommand("top")},
 		{"explain", "show which worker a running kvepp would choose for a request, and each one's cost", "",
 			adminCommand("explain")},
 		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", adminCommand("ladder")},

@@ -97,7 +97,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return replayTraces(args[1:], stdout, stderr, getenv)
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
-	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain":
+	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
 		return runAdmin(args[0], args[1:], stdin, stdout, stderr, getenv)
 	case "envoy":
 		return printEnvoy(args[1:], stdout, stderr, getenv)
