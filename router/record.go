@@ -90,6 +90,7 @@ type Record struct {
 	Path       string // without the query
 	Model      string // after rewriting; empty: the body was not read
 	LoRA       string
+	TraceID    string     // of the request's trace; empty: it is not exported
 	Pinned     bool       // the request named its worker
 	Error      string     // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
 	AnsweredBy AnsweredBy // the zero value: not known yet, or the proxy does not report it
@@ -201,6 +202,7 @@ func recordOf(sc *scratch, req *Request, p *prompt, route *Route, waited time.Du
 		Path:      Clip(path),
 		Model:     Clip(p.model),
 		LoRA:      Clip(p.lora),
+		TraceID:   req.Trace.TraceID(),
 		Pinned:    p.pins.Given(),
 	}
 	if err == nil {

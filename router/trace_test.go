@@ -100,3 +100,35 @@ func BenchmarkSpans(b *testing.B) {
 		})
 	}
 }
+
+// TestTraceOfRecord: a kept decision has the id of its exported trace.
+func TestTraceOfRecord(t *testing.T) {
+	c := tracingtest.Start(t, "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+	h, _ := keeping(t, 9, workers(1)...)
+	for sampler, exported := range map[string]bool{"always_on": true, "always_off": false} {
+		t.Setenv("OTEL_TRACES_SAMPLER", sampler)
+		tracer, err := tracing.New(t.Context(), "", slog.New(slog.NewTextHandler(io.Discard, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := completion("m", tokens(0, 8))
+		req.Trace = tracer.Request("request", tracing.Context{})
+		h.route(req).Free()
+		want := ""
+		if exported {
+			want = req.Trace.Context().Traceparent[3:35] // version, trace id, parent id, flags
+		}
+		if got := h.Records(1, Query{})[0].TraceID; got != want {
+			t.Errorf("%s: trace id %q, want %q", sampler, got, want)
+		}
+		if err := tracer.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.route(completion("m", tokens(0, 8))).Free()
+	if got := h.Records(1, Query{})[0].TraceID; got != "" {
+		t.Errorf("without a tracer: %q", got)
+	}
+}

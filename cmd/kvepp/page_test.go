@@ -382,6 +382,47 @@ func TestPagePrefixes(t *testing.T) {
 	x.quiet()
 }
 
+// TestPageReplicas: the view of replicas shows the numbers of the API of a real process, whose peer has requests.
+func TestPageReplicas(t *testing.T) {
+	browser := newBrowser(t)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all, peers := reserveReplicas(t, 2)
+	a, b := all[0], all[1]
+	a.startReplica(peers, "--replica-token-file", token)
+	a.awaitReady()
+	_, cancel := a.runRequests(5)
+	defer cancel()
+	b.startReplica(peers, "--replica-token-file", token)
+	b.awaitReady()
+	_, cancelOwn := b.runRequests(2)
+	defer cancelOwn()
+	b.awaitMetric("b to have a's requests", copied, 5)
+	a.awaitMetric("a to have b's requests", copied, 2)
+	var state struct {
+		Self  struct{ Replica string }
+		Peers []replicaState
+	}
+	resp, err := http.Get(b.adminURL() + "/debug/replicas")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&state); err != nil || len(state.Peers) != 1 ||
+		state.Peers[0].Bookings != 5 {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	x := (&served{web: &httptest.Server{URL: b.adminURL()}}).open(t, browser, "/#/replicas")
+	x.shows("#t-own", "2")
+	x.shows("#t-copied", "5")
+	x.shows("main", state.Self.Replica)
+	x.shows("main tbody tr", state.Peers[0].Name, "live", state.Peers[0].Address, "5")
+	x.fits("replicas")
+	x.quiet()
+}
+
 // TestPageWorlds: for each of these mistakes, the page's own text names the cause.
 func TestPageWorlds(t *testing.T) {
 	b := newBrowser(t)

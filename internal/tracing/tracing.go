@@ -258,6 +258,15 @@ func (s *Span) Context() Context {
 	return Context{carrier[Traceparent], carrier[Tracestate]}
 }
 
+// TraceID returns the id of the span's trace, 32 hexadecimal digits; empty for a nil Span, and if the trace is not
+// exported.
+func (s *Span) TraceID() string {
+	if s == nil || !s.span.SpanContext().IsSampled() {
+		return ""
+	}
+	return s.span.SpanContext().TraceID().String()
+}
+
 // Child begins a child span at the given time. It returns nil if the span is not recorded.
 func (s *Span) Child(name string, at time.Time) *Span {
 	if s == nil || !s.span.IsRecording() {

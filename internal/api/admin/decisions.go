@@ -181,6 +181,7 @@ type Decision struct {
 	Path                  string        `json:"path"`
 	Model                 string        `json:"model,omitempty"`
 	LoRA                  string        `json:"lora,omitempty"`
+	TraceID               string        `json:"trace_id,omitempty"` // absent: its trace is not exported
 	Error                 string        `json:"error,omitempty"`
 	Reason                router.Reason `json:"reason"`
 	PromptTokens          int           `json:"prompt_tokens"`
@@ -344,6 +345,7 @@ func asJSON(r *router.Record) Decision {
 		Path:                  r.Path,
 		Model:                 r.Model,
 		LoRA:                  r.LoRA,
+		TraceID:               r.TraceID,
 		Error:                 r.Error,
 		Reason:                r.Reason,
 		PromptTokens:          r.PromptTokens,

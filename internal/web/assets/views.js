@@ -296,6 +296,7 @@ function detail(d) {
     facts([
       ["Request", outside(d.request_id)], ["Model", outside(d.model || "-")], ["Adapter", d.lora ? outside(d.lora) : null],
       ["Path", outside(d.path)], ["Reason", d.reason], ["Session", d.session], ["Prompt tokens", number(d.prompt_tokens)],
+      ["Trace", d.trace_id],
       ["Waited", d.waited_seconds ? milliseconds(1000 * d.waited_seconds) : null],
       ["Ejected, left out", d.ejected ? names(d.ejected) : null], ["Cordoned, left out", d.cordoned ? names(d.cordoned) : null],
       ["Refused", d.error ? outside(d.error) : null],
@@ -469,19 +470,41 @@ const configuration = {
 const replicas = {
   name: "replicas", title: "Replicas", needs: "/debug/replicas",
   start(root, page) {
-    const body = el("div");
-    root.append(el("h2", {}, "Replicas"), body);
-    page.poll("/debug/replicas", 2, r => body.replaceChildren(tree(r)));
+    const top = el("div");
+    const peers = table([
+      {title: "Replica", cell: p => outside(p.name || p.replica), key: p => p.name || p.replica},
+      {title: "State", cell: p => el("span", {class: "state " + (p.state === "live" ? "ok" : "bad")}, p.state), key: p => p.state},
+      {title: "Address", cell: p => outside(p.address), key: p => p.address},
+      {title: "Its running requests", number: true, cell: p => number(p.bookings), key: p => p.bookings},
+      {title: "Of them for unknown workers", number: true, cell: p => number(p.parked), key: p => p.parked},
+      {title: "Staleness", number: true, cell: p => milliseconds(p.staleness_ms), key: p => p.staleness_ms},
+      {title: "Heard", number: true, cell: p => duration(p.heard_ago_seconds) + " ago", key: p => p.heard_ago_seconds},
+      {title: "Changes", number: true, cell: p => number(p.seq), key: p => p.seq},
+    ], "Replicas that this one reads: it counts their running requests as load.");
+    const readers = table([
+      {title: "Replica", cell: p => outside(p.replica), key: p => p.replica},
+      {title: "Changes behind", number: true, cell: p => number(p.behind), key: p => p.behind},
+      {title: "Staleness", number: true, cell: p => milliseconds(p.staleness_ms), key: p => p.staleness_ms},
+    ], "Replicas that read this one.");
+    root.append(el("h2", {}, "Replicas"), top);
+    page.poll("/debug/replicas", 2, r => {
+      if (!r.shares) {
+        top.replaceChildren(el("p", {}, "This kvepp shares nothing with other replicas: --replica-peers or " +
+          "--replica-service turns it on."));
+        return;
+      }
+      if (!peers.node.isConnected) root.append(peers.node, el("h3", {}, "Readers"), readers.node);
+      top.replaceChildren(tiles([["Own running requests", number(r.self.bookings), "t-own"],
+        ["Replicas read", number(r.peers.length), "t-peers"],
+        ["Their running requests", number(r.peers.reduce((n, p) => n + p.bookings, 0)), "t-copied"],
+        ["Addresses", number((r.addresses || []).length), "t-addresses"], ["Own changes", number(r.self.seq)],
+        ["Flush", milliseconds(r.self.flush_ms)]]),
+        facts([["This replica", r.self.replica], ["Group", r.self.group ? outside(String(r.self.group)) : null]]));
+      peers.show(r.peers);
+      readers.show(r.readers);
+    });
   },
 };
-
-// tree shows any JSON as nested lists.
-function tree(value) {
-  if (value === null || typeof value !== "object") return outside(String(value));
-  const entries = Array.isArray(value) ? value.map((v, i) => [String(i + 1), v]) : Object.entries(value);
-  if (!entries.length) return "none";
-  return el("dl", {class: "facts"}, entries.map(([k, v]) => el("div", {}, el("dt", {}, outside(k)), el("dd", {}, tree(v)))));
-}
 
 // prefixes draws the radix tree of the kept decisions' prompts as a flame graph: a row for each level, as wide as its
 // share of the requests.
