@@ -30,13 +30,16 @@ type batch struct {
 const batchSize = 704
 
 // piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
-// scratch.pieces.
+// scratch.cache.
 type piece struct {
 	low, high uint64 // its bytes, if it is of at most 16
 	start     uint32
 	size      uint32
 	slot      uint32
 }
+
+// text returns the piece's text, in s.
+func (p *piece) text(s string) string { return s[p.start : p.start+p.size] }
 
 // isToken is the size of an entry that is not a piece but a token between pieces. Its id is in low.
 const isToken = ^uint32(0)
@@ -132,7 +135,7 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 	if batch.count == 0 {
 		return out
 	}
-	others := b.vocabulary.find(batch)
+	others := b.vocabulary.find(batch, s)
 	need := batch.count + maxShort*len(others)
 	if cap(out)-len(out) < need && sc.budget.err == nil {
 		out = sc.budget.grow(out, need, int(batch.pieces[0].start))
@@ -142,9 +145,7 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 		return out
 	}
 	for i, k := range others {
-		p := &batch.pieces[k]
-		p.slot = shortPieceSlot(p.low, p.high, p.size)
-		batch.addresses[i] = uintptr(unsafe.Pointer(&sc.cache.short[p.slot]))
+		batch.addresses[i] = sc.cache.place(&batch.pieces[k], s)
 	}
 	prefetch.Words(&batch.addresses[0], len(others))
 	done := 0
@@ -154,10 +155,14 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 		var merged [maxGroup]bool
 		words := sc.group[:0]
 		for i, k := range group {
-			if p := &batch.pieces[k]; p.size <= maxShort && !sc.cache.short[p.slot].holds(p) {
+			p := &batch.pieces[k]
+			if p.size > maxLongPiece {
+				continue
+			}
+			if _, found := sc.cache.find(p, s); !found {
 				words = words[:len(words)+1]
 				merged[i] = true
-				b.begin(&words[len(words)-1], s[p.start:p.start+p.size], sc) // short enough for any symbols
+				b.begin(&words[len(words)-1], p.text(s), sc) // short enough for any symbols
 			}
 		}
 		mergeInterleaved(&b.merges, words)
@@ -165,17 +170,17 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 			p := &batch.pieces[k]
 			out = append(out, batch.ids[done:k]...)
 			done = int(k) + 1
-			switch {
-			case merged[i]:
-				before := len(out)
+			before := len(out)
+			if merged[i] {
 				out = words[0].appendTo(out)
 				words = words[1:]
-				sc.cache.short[p.slot].store(p, out[before:])
-			case p.size <= maxShort:
-				out = b.appendShort(out, s, p, sc)
-			default:
-				out = b.appendLong(out, s, int(p.start), int(p.start+p.size), sc)
+			} else if ids, found := sc.cache.find(p, s); found {
+				out = append(out, ids...)
+				continue
+			} else { // another piece of the group took its slot, or it is too long
+				out = b.encode(out, s, int(p.start), int(p.start+p.size), sc)
 			}
+			sc.cache.store(p, s, out[before:])
 		}
 	}
 	out = append(out, batch.ids[done:batch.count]...)
@@ -193,8 +198,9 @@ func (v *vocabulary) place(p *piece) uintptr {
 	return uintptr(unsafe.Pointer(&v.middle[p.slot]))
 }
 
-// find looks up the pieces of the batch. It stores the ids of those that are tokens, and returns the others.
-func (v *vocabulary) find(batch *batch) []uint16 {
+// find looks up the pieces of the batch, which lie in s. It stores the ids of those that are tokens, and returns the
+// others.
+func (v *vocabulary) find(batch *batch, s string) []uint16 {
 	pieces := batch.pieces[:batch.count]
 	others := 0
 	for k := range pieces {
@@ -206,6 +212,8 @@ func (v *vocabulary) find(batch *batch) []uint16 {
 			batch.ids[k], found = v.findMiddle(p.slot, p.low, p.high, p.size)
 		} else if p.size == isToken {
 			batch.ids[k], found = kvblock.Token(p.low), true
+		} else {
+			batch.ids[k], found = v.long[p.text(s)]
 		}
 		if !found {
 			batch.others[others] = uint16(k)

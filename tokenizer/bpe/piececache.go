@@ -1,6 +1,10 @@
 package bpe
 
-import "kvepp/kvblock"
+import (
+	"unsafe"
+
+	"kvepp/kvblock"
+)
 
 // pieceCache remembers the ids of pieces that are not a token by themselves. Pieces repeat, and the tables of a large
 // vocabulary do not fit into a processor's caches. The cache consists of direct-mapped tables without pointers, and
@@ -35,53 +39,46 @@ type longPiece struct {
 	count uint8 // of ids
 }
 
-func shortPieceSlot(low, high uint64, size uint32) uint32 {
-	return uint32(mix2(low, high+uint64(size)) % shortPieceSlots)
+// place finds the slot of a piece of s in the cache, if the cache keeps pieces of its size, and returns its address.
+func (c *pieceCache) place(p *piece, s string) uintptr {
+	switch {
+	case p.size <= maxShort:
+		p.slot = uint32(mix2(p.low, p.high+uint64(p.size)) % shortPieceSlots)
+		return uintptr(unsafe.Pointer(&c.short[p.slot]))
+	case p.size <= maxLongPiece:
+		p.slot = uint32(hashText(p.text(s)) % longPieceSlots)
+		return uintptr(unsafe.Pointer(&c.long[p.slot]))
+	}
+	return 0
 }
 
-// holds reports whether the entry is that of the piece.
-func (e *shortPiece) holds(p *piece) bool {
-	return e.low == p.low && e.high == p.high && uint32(e.size) == p.size
+// find returns the ids of a piece of s, and whether the cache has them. They are valid until store. place must have
+// been called.
+func (c *pieceCache) find(p *piece, s string) (ids []kvblock.Token, found bool) {
+	if p.size <= maxShort {
+		e := &c.short[p.slot]
+		found = e.low == p.low && e.high == p.high && uint32(e.size) == p.size
+		return e.ids[:e.count], found
+	}
+	if p.size > maxLongPiece {
+		return nil, false
+	}
+	e := &c.long[p.slot]
+	found = uint32(e.size) == p.size && string(e.text[:p.size]) == p.text(s)
+	return e.ids[:e.count], found
 }
 
-// store replaces the entry by a piece and its ids, if the ids fit.
-func (e *shortPiece) store(p *piece, ids []kvblock.Token) {
-	if len(ids) <= len(e.ids) {
-		e.low, e.high, e.size = p.low, p.high, uint16(p.size)
-		e.count = uint16(copy(e.ids[:], ids))
+// store replaces the entry in the slot of a piece of s, if the piece and its ids fit. place must have been called.
+func (c *pieceCache) store(p *piece, s string, ids []kvblock.Token) {
+	if p.size <= maxShort {
+		if e := &c.short[p.slot]; len(ids) <= len(e.ids) {
+			e.low, e.high, e.size = p.low, p.high, uint16(p.size)
+			e.count = uint16(copy(e.ids[:], ids))
+		}
+	} else if p.size <= maxLongPiece {
+		if e := &c.long[p.slot]; len(ids) <= len(e.ids) {
+			e.size = uint8(copy(e.text[:], p.text(s)))
+			e.count = uint8(copy(e.ids[:], ids))
+		}
 	}
-}
-
-// appendShort appends the ids of a piece of at most maxShort bytes that is not a token by itself.
-func (b *bpeModel) appendShort(out []kvblock.Token, s string, p *piece, sc *scratch) []kvblock.Token {
-	e := &sc.cache.short[p.slot]
-	if e.holds(p) {
-		return append(out, e.ids[:e.count]...)
-	}
-	before := len(out)
-	out = b.encode(out, s, int(p.start), int(p.start+p.size), sc)
-	e.store(p, out[before:])
-	return out
-}
-
-// appendLong appends the ids of a piece of more than maxShort bytes.
-func (b *bpeModel) appendLong(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	n := j - i
-	if id, ok := b.vocabulary.long[s[i:j]]; ok {
-		return append(out, id)
-	}
-	if n > maxLongPiece {
-		return b.encode(out, s, i, j, sc)
-	}
-	e := &sc.cache.long[hashText(s[i:j])%longPieceSlots]
-	if int(e.size) == n && string(e.text[:n]) == s[i:j] {
-		return append(out, e.ids[:e.count]...)
-	}
-	before := len(out)
-	out = b.encode(out, s, i, j, sc)
-	if len(out)-before <= maxLongPieceIDs {
-		e.size = uint8(copy(e.text[:], s[i:j]))
-		e.count = uint8(copy(e.ids[:], out[before:]))
-	}
-	return out
 }

@@ -50,6 +50,7 @@ const windowSize = 64
 // window has a word for each class. The lowest bit stands for the first byte.
 type window struct {
 	letter  uint64
+	upper   uint64 // the letters A to Z
 	number  uint64
 	space   uint64 // white space, newlines included
 	newline uint64 // \r and \n
@@ -73,10 +74,10 @@ func equal(a uint64, c byte) uint64 { return highBits - (a ^ lanes*uint64(c)) }
 // gather collects the marks of eight lanes in the highest byte. The multiplication moves each mark to its bit.
 func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 &^ (1<<56 - 1) }
 
-// readWindow classifies the bytes of a window.
-func readWindow(text *[windowSize]byte) window {
-	var letter, number, space, newline, blank uint64
-	others := uint64(0)
+// readWindowLanes is readWindow for processors without assembly here. It classifies eight bytes at a time. At bytes that
+// are other, and behind them, the other words have arbitrary bits.
+func readWindowLanes(text *[windowSize]byte, w *window) {
+	*w = window{}
 	for k := 0; k < windowSize; k += 8 {
 		raw := binary.LittleEndian.Uint64(text[k : k+8])
 		a := raw &^ highBits
@@ -84,29 +85,14 @@ func readWindow(text *[windowSize]byte) window {
 		blanks := equal(a, ' ')
 		spaces := atLeast(a, '\t')&^atLeast(a, '\r'+1) | blanks
 		// Each step adds eight bits at the top, and moves the earlier ones down.
-		letter = letter>>8 | gather(atLeast(small, 'a')&^atLeast(small, 'z'+1))
-		number = number>>8 | gather(atLeast(a, '0')&^atLeast(a, '9'+1))
-		space = space>>8 | gather(spaces)
-		newline = newline>>8 | gather(equal(a, '\n')|equal(a, '\r'))
-		blank = blank>>8 | gather(blanks)
-		others |= raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | spaces)
+		w.letter = w.letter>>8 | gather(atLeast(small, 'a')&^atLeast(small, 'z'+1))
+		w.upper = w.upper>>8 | gather(atLeast(a, 'A')&^atLeast(a, 'Z'+1))
+		w.number = w.number>>8 | gather(atLeast(a, '0')&^atLeast(a, '9'+1))
+		w.space = w.space>>8 | gather(spaces)
+		w.newline = w.newline>>8 | gather(equal(a, '\n')|equal(a, '\r'))
+		w.blank = w.blank>>8 | gather(blanks)
+		w.other = w.other>>8 | gather(raw|atLeast(a, 0x7F)|^(atLeast(a, ' ')|spaces))
 	}
-	w := window{letter: letter, number: number, space: space, newline: newline, blank: blank}
-	if others&highBits != 0 {
-		w.other = mark(text, func(raw, a uint64) uint64 {
-			return raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | atLeast(a, '\t')&^atLeast(a, '\r'+1))
-		})
-	}
-	return w
-}
-
-// mark returns the bits of the bytes that class marks, given eight of them and the same without their highest bits.
-func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64) {
-	for k := 0; k < windowSize; k += 8 {
-		raw := binary.LittleEndian.Uint64(text[k : k+8])
-		bits = bits>>8 | gather(class(raw, raw&^highBits))
-	}
-	return bits
 }
 
 // starts finds the starts of pieces in s[i:end]; a piece starts at s[i]. It returns a bit for each byte from i at which
@@ -120,7 +106,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 		text = new([windowSize]byte) // the rest is zeros, which belong to no class
 		copy(text[:], s[i:end])
 	}
-	w := readWindow(text)
+	var w window
+	readWindow(text, &w)
 	size = bits.TrailingZeros64(w.other)
 	if size == 0 {
 		return 0, 0
@@ -183,7 +170,7 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	alone := symbolStart &^ (symbol >> 1)
 	starts |= symbolStart | letter&^((letter|inLine|alone)<<1)
 	if r.cased {
-		upper := letter & mark(text, func(_, a uint64) uint64 { return atLeast(a, 'A') &^ atLeast(a, 'Z'+1) })
+		upper := letter & w.upper
 		starts |= upper & ((letter &^ upper) << 1)
 	}
 
