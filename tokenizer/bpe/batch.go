@@ -190,12 +190,9 @@ func (b *bpeModel) flushOne(out []kvblock.Token, s string, batch *batch, sc *scr
 
 // place finds the slot of a piece, and returns its address.
 func (v *vocabulary) place(p *piece) uintptr {
-	if p.size <= 8 {
-		p.slot = v.shortSlot(p.low, p.size)
-		return uintptr(unsafe.Pointer(&v.short[p.slot]))
-	}
-	p.slot = v.middleSlot(p.low, p.high, p.size)
-	return uintptr(unsafe.Pointer(&v.middle[p.slot]))
+	t := &v.tables[(8-p.size)>>31]                               // the difference is negative above 8 bytes
+	p.slot = uint32(mix2(p.low, p.high+uint64(p.size))) & t.mask // shortSlot or middleSlot
+	return t.address + uintptr(p.slot*t.entry)
 }
 
 // find looks up the pieces of the batch, which lie in s. It stores the ids of those that are tokens, and returns the

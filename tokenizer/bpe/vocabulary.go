@@ -16,6 +16,14 @@ type vocabulary struct {
 	short  []shortEntry // up to 8 bytes
 	middle []middleEntry
 	long   map[string]kvblock.Token
+	tables [2]table // of short and middle
+}
+
+// table says where the search for a piece begins, without a branch on the piece's size, which is hard to predict.
+type table struct {
+	address uintptr // of the first entry; short or middle keeps it alive
+	mask    uint32  // of the hash
+	entry   uint32  // size of an entry in bytes
 }
 
 type shortEntry struct {
@@ -92,6 +100,10 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 		middle: hugepage.Slice[middleEntry](tableSize(middle)),
 		long:   map[string]kvblock.Token{},
 	}
+	v.tables = [2]table{
+		{uintptr(unsafe.Pointer(&v.short[0])), uint32(len(v.short)-1) &^ 3, uint32(unsafe.Sizeof(shortEntry{}))},
+		{uintptr(unsafe.Pointer(&v.middle[0])), uint32(len(v.middle) - 1), uint32(unsafe.Sizeof(middleEntry{}))},
+	}
 	for _, token := range tokens {
 		n := len(token.text)
 		switch {
@@ -120,7 +132,7 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 // shortSlot and middleSlot return where the search for a text of the given bytes and size begins: at the start of a
 // cache line, so that most searches read one line.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
-	return uint32(mix(text+uint64(size))&uint64(len(v.short)-1)) &^ 3
+	return uint32(mix2(text, uint64(size))&uint64(len(v.short)-1)) &^ 3
 }
 
 func (v *vocabulary) middleSlot(low, high uint64, size uint32) uint32 {
