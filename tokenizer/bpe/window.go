@@ -74,8 +74,8 @@ func equal(a uint64, c byte) uint64 { return highBits - (a ^ lanes*uint64(c)) }
 // gather collects the marks of eight lanes in the highest byte. The multiplication moves each mark to its bit.
 func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 &^ (1<<56 - 1) }
 
-// readWindowLanes is readWindow for processors without assembly here. It classifies eight bytes at a time. At bytes that
-// are other, and behind them, the other words have arbitrary bits.
+// readWindowLanes is readWindow for processors without assembly here. It classifies eight bytes at a time. At bytes
+// that are other, and behind them, the other words have arbitrary bits.
 func readWindowLanes(text *[windowSize]byte, w *window) {
 	*w = window{}
 	for k := 0; k < windowSize; k += 8 {

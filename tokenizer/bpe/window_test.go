@@ -47,8 +47,13 @@ func TestReadWindow(t *testing.T) {
 			}
 		}
 		if keep(got) != keep(want) || keep(portable) != keep(want) {
-			t.Fatalf("%q\nreadWindow       %x\nreadWindowLanes  %x\nwant             %x", text[:], keep(got), keep(portable),
-				keep(want))
+			t.Fatalf(
+				"%q\nreadWindow       %x\nreadWindowLanes  %x\nwant             %x",
+				text[:],
+				keep(got),
+				keep(portable),
+				keep(want),
+			)
 		}
 	}
 	for b := range 256 {
