@@ -226,7 +226,8 @@ func (w *Welcome) Append(b []byte) []byte {
 	return binary.AppendUvarint(b, w.Next)
 }
 
-func parseWelcome(data []byte) (w Welcome, err error) {
+// ParseWelcome decodes the first message of a sender that accepts a receiver.
+func ParseWelcome(data []byte) (w Welcome, err error) {
 	d := &decoder{data: data}
 	d.byte("type")
 	if w.Version = d.uint(math.MaxUint32, "version"); d.err == nil && (w.Version < MinVersion || w.Version > Version) {
@@ -244,7 +245,7 @@ func WelcomeProof(message []byte) []byte {
 	if len(message) == 0 || message[0] != typeWelcome {
 		return nil
 	}
-	w, err := parseWelcome(message)
+	w, err := ParseWelcome(message)
 	if err != nil {
 		return nil
 	}
@@ -291,8 +292,9 @@ func Refusal(why Reason) []byte {
 	return []byte{typeRefusal, 0}
 }
 
-func parseRefusal(data []byte) (Reason, error) {
-	if len(data) != 2 || int(data[1]) >= len(refusals) {
+// ParseRefusal decodes the first message of a sender that refuses a receiver.
+func ParseRefusal(data []byte) (Reason, error) {
+	if len(data) != 2 || data[0] != typeRefusal || int(data[1]) >= len(refusals) {
 		return Malformed, fmt.Errorf("%w: refusal", errMalformed)
 	}
 	return refusals[data[1]], nil

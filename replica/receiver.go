@@ -284,7 +284,7 @@ func (r *Receiver) receive(id Stream, s *stream, now time.Duration, message []by
 		case typeWelcome:
 			return r.welcome(id, s, now, message)
 		case typeRefusal:
-			why, err := parseRefusal(message)
+			why, err := ParseRefusal(message)
 			return why, err
 		}
 		return Malformed, errMalformed
@@ -323,7 +323,7 @@ func (r *Receiver) receive(id Stream, s *stream, now time.Duration, message []by
 
 // welcome handles a sender's first message.
 func (r *Receiver) welcome(id Stream, s *stream, now time.Duration, message []byte) (Reason, error) {
-	w, err := parseWelcome(message)
+	w, err := ParseWelcome(message)
 	switch {
 	case err != nil || w.Self.Origin == 0:
 		return Malformed, cmp.Or(err, errMalformed)

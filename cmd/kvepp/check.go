@@ -38,7 +38,8 @@ import (
 
 const checkHelp = `kvepp check tests once what routing depends on. It prints each problem and its fix. It tests for
 each worker: address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and
-prefix caching; and it compares kvepp's token ids of a text and of a chat with the engine's.
+prefix caching; and it compares kvepp's token ids of a text and of a chat with the engine's. It asks
+other replicas (--replica-peers, --replica-service) whether they would share their load.
 
 Usage:       kvepp check [the flags of kvepp serve] [flags]
 Example:     kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen --probe
@@ -212,7 +213,8 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 	for _, a := range asked { // askGateway may have changed them
 		findings = append(findings, a.Findings...)
 	}
-	return slices.Concat(findings, unresolved(hostNames, workers), throughGateway), ctx.Err()
+	sharing := c.replicaFindings(ctx, cluster, log)
+	return slices.Concat(findings, unresolved(hostNames, workers), sharing, throughGateway), ctx.Err()
 }
 
 // runWorkerChecks checks the workers, checksAtOnce at the same time.

@@ -207,6 +207,22 @@ func TestStrangeReplicas(t *testing.T) {
 		}
 		return nil
 	})
+	var c checkOptions
+	if err := parseWith(&c.options, checkFlags(&c), []string{"--endpoints", "none", "--replica-peers", peers,
+		"--replica-token-file", filepath.Join(folder, "right")}, func(string) string { return "" }); err != nil {
+		t.Fatal(err)
+	}
+	says := map[string]string{}
+	for _, f := range c.replicaFindings(t.Context(), nil, quiet) {
+		says[f.Worker] = string(f.State) + " " + f.Says
+	}
+	for who, want := range map[string]string{fmt.Sprintf("replica 127.0.0.1:%d", a.port): "ok ",
+		fmt.Sprintf("replica 127.0.0.1:%d", b.port): "wrong shares nothing: token",
+		"replica " + nonsense.Addr().String():       "wrong does not answer"} {
+		if !strings.HasPrefix(says[who], want) {
+			t.Errorf("kvepp check says of %s: %q, want %q", who, says[who], want)
+		}
+	}
 	a.eventually("a to fail to reach the nonsense", func() error {
 		if n, err := a.metric("kvepp_replica_connect_failures_total"); err != nil || n < 2 {
 			return fmt.Errorf("%v failures, %w", n, err)

@@ -124,7 +124,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	if !s.shares() {
 		return nil, nil
 	}
-	security, err := s.replicaSecurity(ctx)
+	security, err := replicaSecurity(ctx, s.options, s.log)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		copies: map[uint64]*scoring.Copies{}}
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
-	r.node = link.New(link.Config{Self: self, Group: s.replicaGroup(), Timeout: s.replicaTimeout, Security: security,
+	r.node = link.New(link.Config{Self: self, Group: replicaGroup(s.options, s.cluster), Timeout: s.replicaTimeout, Security: security,
 		Name: cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", host, s.replicaPort)), Known: r.known, Drain: r.drain,
 		Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
@@ -159,37 +159,34 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 }
 
 // replicaGroup names whose endpoints this process picks from.
-func (s *server) replicaGroup() string {
-	switch namespace := ""; {
-	case s.cluster == nil:
+func replicaGroup(o *options, cluster *kubernetes) string {
+	if cluster == nil {
 		return "endpoints file"
-	default:
-		namespace = s.cluster.namespace
-		return namespace + "/" + cmp.Or(s.poolName, s.endpointSelector)
 	}
+	return cluster.namespace + "/" + cmp.Or(o.poolName, o.endpointSelector)
 }
 
 // replicaSecurity returns how replicas recognise one another. The certificates and the token follow their files.
-func (s *server) replicaSecurity(ctx context.Context) (link.Security, error) {
-	token, err := newTokenFile("--replica-token-file", s.replicaTokenFile)
+func replicaSecurity(ctx context.Context, o *options, log *slog.Logger) (link.Security, error) {
+	token, err := newTokenFile("--replica-token-file", o.replicaTokenFile)
 	if err != nil {
 		return link.Security{}, err
 	}
-	certified := s.certPath != "" && s.clientCA != ""
+	certified := o.certPath != "" && o.clientCA != ""
 	if token == nil && !certified {
 		return link.Security{}, nil
 	}
-	certs, err := newCertificates(s.transport)
+	certs, err := newCertificates(o.transport)
 	if err != nil {
 		return link.Security{}, err
 	}
-	go certs.follow(ctx, reloadEvery, s.log)
+	go certs.follow(ctx, reloadEvery, log)
 	security := link.Security{Certificate: func() *tls.Certificate { return &certs.current.Load().Certificates[0] }}
 	if certified {
 		security.Authorities = func() *x509.CertPool { return certs.current.Load().ClientCAs }
 	}
 	if token != nil {
-		go repeat(ctx, reloadEvery, func() { token.reload(s.log) })
+		go repeat(ctx, reloadEvery, func() { token.reload(log) })
 		security.Token = token.token
 	}
 	return security, nil

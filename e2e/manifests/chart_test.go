@@ -79,7 +79,7 @@ func TestReplicas(t *testing.T) {
 		values                string
 		replicas              int
 		elects, budget        bool
-		trust                 string// token: of the chart's Secret; certificates; the name of a Secret; "": none
+		trust                 string // token: of the chart's Secret; certificates; the name of a Secret; "": none
 		unavailable, spreadBy int
 	}{
 		{"", 2, false, true, "token", 0, 2},

@@ -17,9 +17,11 @@ import (
 )
 
 // dial returns a connection to an address, which is not connected yet.
-func (n *Node) dial(at string) (*grpc.ClientConn, error) {
+func (n *Node) dial(at string) (*grpc.ClientConn, error) { return dial(&n.config.Security, at) }
+
+func dial(security *Security, at string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+at,
-		grpc.WithTransportCredentials(n.config.Security.credentials()),
+		grpc.WithTransportCredentials(security.credentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(replica.MaxMessage+64<<10)),
 		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes),
 		grpc.WithDisableRetry(), grpc.WithNoProxy(),

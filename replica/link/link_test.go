@@ -293,6 +293,14 @@ func TestStrangers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, stranger := startNode(t, good, nil), startNode(t, test.security, test.change)
+			if said, err := Probe(t.Context(), &good, "pool", stranger.address); (err == nil) != (test.refused != "") ||
+				err == nil && said.Refused != test.refused && said.Refused != replica.BadToken {
+				t.Errorf("the stranger says %+v, %v", said, err)
+			}
+			if said, err := Probe(t.Context(), &good, "pool", a.address); err != nil || said.Refused != "" ||
+				said.Version != replica.Version || said.Origin != a.Self().Origin || said.Name != a.address {
+				t.Errorf("a says %+v, %v", said, err)
+			}
 			a.book(1)
 			stranger.book(2)
 			connectAll(a, stranger)

@@ -184,6 +184,18 @@ func sayAll(t *testing.T, conversations []*conversation, text string) {
 	}
 }
 
+// failedRequest is a request that failed.
+type failedRequest struct {
+	began time.Time
+	err   error
+}
+
+func (f *failedRequest) Error() string {
+	return fmt.Sprintf("at %s: %v", f.began.Format("15:04:05.000"), f.err)
+}
+
+func (f *failedRequest) Unwrap() error { return f.err }
+
 // startTraffic holds conversations with answers of half a second until stop is called. stop returns the number of
 // requests, and the errors of the failed ones.
 func (n *namespace) startTraffic(clients int) (stop func() (requests int, failures []error)) {
@@ -204,7 +216,7 @@ func (n *namespace) startTraffic(clients int) (stop func() (requests int, failur
 					mu.Lock()
 					requests++
 					if err != nil {
-						failures = append(failures, fmt.Errorf("at %s: %w", began.Format("15:04:05.000"), err))
+						failures = append(failures, &failedRequest{began, err})
 					}
 					mu.Unlock()
 					if err != nil {
