@@ -293,7 +293,7 @@ func (c *Copies) Flat() int {
 }
 
 // CopiedLoads appends to dst the part of each load that copies brought, indexed by worker. A block counts for the
-// request that was the first to hold it there.
+// request that was the first to hold it there. Blocks that the requests generated are left out.
 func (a *ActiveSequences) CopiedLoads(dst []Load) []Load {
 	a.lock()
 	defer a.mu.Unlock()

@@ -49,7 +49,7 @@ func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kubernetes,
 			case a.Refused != "":
 				asked[i] = finding("replica "+at, check.Wrong, a.Fix(), "shares nothing: %s", a.Refused)
 			default:
-				asked[i] = finding("replica "+at, check.OK, "", "%q shares, with version %d of the protocol; security: %s",
+				asked[i] = finding("replica "+at, check.OK, "", "%q shares (protocol %d; security: %s)",
 					a.Name, a.Version, security.Mode())
 			}
 		})

@@ -133,7 +133,8 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		copies: map[uint64]*scoring.Copies{}}
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
-	r.node = link.New(link.Config{Self: self, Group: replicaGroup(s.options, s.cluster), Timeout: s.replicaTimeout, Security: security,
+	group := replicaGroup(s.options, s.cluster)
+	r.node = link.New(link.Config{Self: self, Group: group, Timeout: s.replicaTimeout, Security: security,
 		Name: cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", host, s.replicaPort)), Known: r.known, Drain: r.drain,
 		Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
@@ -655,6 +656,15 @@ func exportReplicas(m *metrics.Metrics, r *replicas) {
 		}
 		for _, p := range s.Peers {
 			now.Peers[string(p.State)]++
+			now.ByPeer = append(now.ByPeer,
+				metrics.ReplicaPeer{Name: p.Name, Bookings: p.Bookings, Staleness: p.Staleness})
+		}
+		now.Unpriced = r.book.PeersStale()
+		now.Load = map[string]int{"requests": 0, "prefill_tokens": 0, "active_blocks": 0}
+		for _, l := range r.book.CopiedLoads(nil) {
+			now.Load["requests"] += l.Requests
+			now.Load["prefill_tokens"] += l.PrefillTokens
+			now.Load["active_blocks"] += l.ActiveBlocks
 		}
 		now.Peers["absent"] = max(s.Known-len(s.Peers), 0)
 		for kind := replica.Booked; kind <= replica.Learned; kind++ {

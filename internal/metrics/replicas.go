@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +18,34 @@ type Replicas struct {
 	Freed                    map[string]uint64    // by cause
 	Sent, Received           uint64               // bytes
 	ConnectFailures, Flat    uint64
+	ByPeer                   []ReplicaPeer
+	Load                     map[string]int // of all workers, by kind
+	Unpriced                 bool           // the copies are too late to be priced
+}
+
+// ReplicaPeer is what kvepp has of one peer.
+type ReplicaPeer struct {
+	Name      string // by its own words
+	Bookings  int
+	Staleness time.Duration
+}
+
+// maxPeerName bounds the values of the label peer, in bytes.
+const maxPeerName = 128
+
+// byName returns the peers with valid and different names. Two processes with one name, such as a container and its
+// successor, are one: with the bookings of both, and the greater staleness.
+func byName(peers []ReplicaPeer) (all []ReplicaPeer) {
+	for _, p := range peers {
+		p.Name = strings.ToValidUTF8(p.Name[:min(len(p.Name), maxPeerName)], "")
+		if i := slices.IndexFunc(all, func(x ReplicaPeer) bool { return x.Name == p.Name }); i >= 0 {
+			all[i].Bookings += p.Bookings
+			all[i].Staleness = max(all[i].Staleness, p.Staleness)
+			continue
+		}
+		all = append(all, p)
+	}
+	return all
 }
 
 func replicaDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -31,6 +61,16 @@ var (
 		"Running requests of other replicas that kvepp's load book counts.")
 	replicaBlocks = replicaDesc("kvepp_replica_blocks",
 		"KV blocks with hashes of other replicas' running requests.")
+	replicaPeerBookings = replicaDesc("kvepp_replica_peer_bookings",
+		"Running requests of one other replica that kvepp's load book counts, by its name.", "peer")
+	replicaPeerStaleness = replicaDesc("kvepp_replica_peer_staleness_seconds",
+		"How old one other replica's latest changes were when this one applied them, by its name; 0: not known yet.",
+		"peer")
+	replicaLoad = replicaDesc("kvepp_replica_load",
+		"The part of all workers' load that other replicas' running requests brought, by kind: requests, "+
+			"prefill_tokens, active_blocks.", "kind")
+	replicaUnpriced = replicaDesc("kvepp_replica_unpriced",
+		"1 while the other replicas' requests are known more than 0.25 s late, so that costs leave them out; else 0.")
 	replicaParked = replicaDesc("kvepp_replica_parked_bookings",
 		"Running requests of other replicas at workers that this one does not know yet.")
 	replicaEvents = replicaDesc("kvepp_replica_events_total",
@@ -70,7 +110,8 @@ func (m *Metrics) CollectReplicas(read func() Replicas) {
 
 func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaBlocks, replicaParked, replicaEvents,
-		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaBytes, replicaFailures, replicaFlat} {
+		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaBytes, replicaFailures, replicaFlat,
+		replicaPeerBookings, replicaPeerStaleness, replicaLoad, replicaUnpriced} {
 		out <- d
 	}
 }
@@ -89,6 +130,18 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 	gauge(replicaBookings, now.Bookings)
 	gauge(replicaBlocks, now.Blocks)
 	gauge(replicaParked, now.Parked)
+	for _, p := range byName(now.ByPeer) {
+		gauge(replicaPeerBookings, p.Bookings, p.Name)
+		out <- prometheus.MustNewConstMetric(replicaPeerStaleness, prometheus.GaugeValue, p.Staleness.Seconds(), p.Name)
+	}
+	for kind, n := range now.Load {
+		gauge(replicaLoad, n, kind)
+	}
+	unpriced := 0
+	if now.Unpriced {
+		unpriced = 1
+	}
+	gauge(replicaUnpriced, unpriced)
 	for labels, n := range now.Events {
 		count(replicaEvents, n, labels[0], labels[1])
 	}
