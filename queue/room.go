@@ -89,6 +89,15 @@ type line[T any] struct {
 	name    string
 	profile *Profile
 	*Queue[*Waiter[T]]
+	arrived []*Waiter[T] // those that wait, in order of arrival, among some that do not wait any more
+}
+
+// note adds a request that begins to wait. The caller holds the room's lock.
+func (l *line[T]) note(w *Waiter[T]) {
+	if len(l.arrived) > 2*l.Len()+64 {
+		l.arrived = slices.DeleteFunc(l.arrived, func(w *Waiter[T]) bool { return w.gone })
+	}
+	l.arrived = append(l.arrived, w)
 }
 
 // Entry describes a request that enters a Room. The room sets Request.Arrival.
@@ -111,6 +120,8 @@ type Waiter[T any] struct {
 	after      uint64        // without item: once there were this many turns, it goes before requests in lines
 	turn       chan struct{} // receives the turn; with refused, only the news of it
 	refused    error         // set before turn receives
+	arrival    float64       // in seconds after Room.began
+	gone       bool          // it does not wait in line any more; guarded by the room's lock
 }
 
 // InLine reports whether the request stands, or stood, in a line. A request that may not wait stands in none.
@@ -138,6 +149,7 @@ func (m *Room[T]) Enter(e Entry, value T) (*Waiter[T], error) {
 		class:      e.Class,
 		workers:    e.Workers,
 		mayNotWait: e.MayNotWait,
+		arrival:    e.Arrival,
 		turn:       make(chan struct{}, 1),
 	}
 	free, err := m.add(w, &e)
@@ -161,7 +173,7 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 	defer m.mu.Unlock()
 	l := m.byName[e.Line]
 	if l == nil {
-		l = &line[T]{e.Line, e.Profile, New[*Waiter[T]](e.Profile, m.cfg.Bound)}
+		l = &line[T]{name: e.Line, profile: e.Profile, Queue: New[*Waiter[T]](e.Profile, m.cfg.Bound)}
 		m.byName[e.Line] = l
 		m.lines = append(m.lines, l)
 	}
@@ -173,6 +185,7 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 		if w.item, err = l.Push(e.Request, w.workers, w); err != nil {
 			return false, err
 		}
+		l.note(w)
 		m.waiting.Add(1)
 	}
 	free = !m.taken
@@ -226,6 +239,7 @@ func (m *Room[T]) leave(w *Waiter[T]) bool {
 	}
 	left := w.line.Remove(w.item)
 	if left {
+		w.gone = true
 		m.waiting.Add(-1)
 	}
 	m.mu.Unlock()
@@ -282,6 +296,7 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		if item := l.Pop(ready); item != nil {
 			m.taken = true
 			m.turns++
+			item.Value.gone = true
 			m.waiting.Add(-1)
 			return item.Value, false
 		}
@@ -340,6 +355,26 @@ func (m *Room[T]) keepTicking() {
 
 // Waiting returns how many requests wait in lines.
 func (m *Room[T]) Waiting() int { return int(m.waiting.Load()) }
+
+// Oldest returns when the request that has waited longest began to wait, and how many wait; 0: none does.
+func (m *Room[T]) Oldest() (since time.Time, waiting int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		for len(l.arrived) > 0 && l.arrived[0].gone {
+			l.arrived[0] = nil
+			l.arrived = l.arrived[1:]
+		}
+		if len(l.arrived) == 0 {
+			continue
+		}
+		at := m.began.Add(time.Duration(l.arrived[0].arrival * float64(time.Second)))
+		if waiting += l.Len(); since.IsZero() || at.Before(since) {
+			since = at
+		}
+	}
+	return since, waiting
+}
 
 // ClassLoad is what waits in one policy class of a line.
 type ClassLoad struct {

@@ -233,3 +233,38 @@ func TestRoomPanicOfTheJudge(t *testing.T) {
 		g.want(a, nil)
 	})
 }
+
+// TestOldest: the room says since when its oldest request waits, over all lines, and forgets those that went or left.
+func TestOldest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t)
+		began := time.Now()
+		check := func(when string, waiting int, after time.Duration) {
+			t.Helper()
+			since, n := g.room.Oldest()
+			if n != waiting || n > 0 && since.Sub(began).Round(time.Millisecond) != after {
+				t.Errorf("%s: %d wait, the oldest since %v; want %d, %v", when, n, since.Sub(began), waiting, after)
+			}
+		}
+		check("at first", 0, 0)
+		<-g.visit(t.Context(), g.entry(0))
+		other := g.entry(0)
+		other.Line = "other"
+		ctx, leave := context.WithCancel(t.Context())
+		left := g.visit(ctx, other)
+		<-time.After(time.Second)
+		second := g.visit(t.Context(), g.entry(0))
+		<-time.After(time.Second)
+		third := g.visit(t.Context(), other)
+		check("three wait", 3, 0)
+		leave()
+		<-left
+		check("the first one has left", 2, time.Second)
+		g.release()
+		<-second
+		check("the second one has gone", 1, 2*time.Second)
+		g.release()
+		<-third
+		check("all have gone", 0, 0)
+	})
+}

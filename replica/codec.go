@@ -402,6 +402,8 @@ func appendEntry(b []byte, e *Entry, worker uint32) []byte {
 		for _, v := range e.Values {
 			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
 		}
+	case Waits:
+		b = appendTime(binary.AppendUvarint(b, uint64(e.Blocks)), e.At)
 	}
 	return b
 }
@@ -467,11 +469,14 @@ func (d *decoder) entry(e *Entry, words *dictionary, room *arena, sent time.Dura
 			room.values = append(room.values, math.Float64frombits(d.fixed("value")))
 		}
 		e.Values = room.values[from:len(room.values):len(room.values)]
+	case Waits:
+		e.Blocks = int(d.uint(maxCount, "waiting requests"))
+		e.At = d.time("time")
 	default:
 		d.fail("kind")
 	}
 	switch e.Kind {
-	case Booked, Moved, Bound, Used:
+	case Booked, Moved, Bound, Used, Waits:
 		e.Age = min(max(sent-e.At, 0), maxAge)
 	}
 	return d.err == nil

@@ -40,7 +40,7 @@ func naiveApply(book map[uint64]*naiveBooking, e *Entry, at time.Duration) {
 		}
 		book[e.Number] = n
 		return
-	case Bound, Used, Ended, Learned:
+	case Bound, Used, Ended, Learned, Waits:
 		return
 	}
 	if b == nil {

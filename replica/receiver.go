@@ -437,7 +437,7 @@ func (r *Receiver) take(o *origin, e *Entry, now time.Duration) {
 		}
 		r.apply(e)
 		return
-	case Ended:
+	case Ended, Waits:
 		r.apply(e)
 		return
 	}

@@ -48,12 +48,13 @@ const (
 	Used                            // a request of a session was served
 	Ended                           // a session ended
 	Learned                         // what the owner has learned of a worker
+	Waits                           // how many requests wait in its queue, and since when the oldest
 	kinds
 	named Kind = 0xff // a stream's number of a worker; not part of the log
 )
 
 var kindNames = [kinds]string{"", "booked", "prefill_done", "prefill_released", "freed", "moved", "output",
-	"bound", "used", "ended", "learned"}
+	"bound", "used", "ended", "learned", "waits"}
 
 // String returns the kind as a label's value.
 func (k Kind) String() string {
@@ -74,7 +75,7 @@ type Entry struct {
 
 	BlockSize     int // tokens: Booked, Moved
 	PrefillTokens int // Booked
-	// Blocks are blocks without hashes: of a Booked prompt, or all that were generated so far: Output.
+	// Blocks are blocks without hashes: of a Booked prompt, or all that were generated so far: Output. Waits: requests.
 	Blocks int
 	// Left is the share of the answer still to come, 0..1; below 0: not known. Output.
 	Left float64
@@ -83,7 +84,7 @@ type Entry struct {
 	Chains [][]kvblock.SequenceHash
 
 	// At is when the change happened, on the owner's clock; Age is the time since, for a receiver. Booked, Moved,
-	// Bound, Used.
+	// Bound, Used. Waits: of the oldest request.
 	At, Age time.Duration
 
 	// A session: Bound, Used, Ended.

@@ -124,6 +124,7 @@ func TestTranscript(t *testing.T) {
 		At: second(3)})
 	c.sender.Append(second(3), &Entry{Kind: Ended, Key: [32]byte{7}, Version: 10, Writer: 3})
 	c.sender.Append(second(3), &Entry{Kind: Learned, Worker: a, Values: []float64{1.5, -2}})
+	c.sender.Append(second(3), &Entry{Kind: Waits, Blocks: 4, At: second(2)})
 	c.pump(second(3))
 	c.sender.Tick(second(4))
 	c.pump(second(4))

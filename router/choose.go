@@ -33,7 +33,7 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	if r.predictable(p, &route.computes) {
 		r.predict(sc, route)
 	}
-	route.released = r.onRelease
+	route.released = r.onOwnRelease
 	if p.whole {
 		route.expectPrefill()
 	}

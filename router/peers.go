@@ -21,6 +21,7 @@ type peers struct {
 	late       atomic.Int64  // nanoseconds until a booking is known elsewhere
 	released   atomic.Uint64 // number of the booking that released load last
 	pending    atomic.Bool   // a look at the requests that wait is planned
+	waits      atomic.Pointer[[]time.Time]
 }
 
 // Between the looks of two replicas lies at least twice the time until a booking is known elsewhere, within limits.
@@ -33,21 +34,96 @@ const (
 // waits.
 //
 // All replicas hear of the same release. If each sent a request on at once, the worker would get as many as there are
-// replicas. So they look one after the other, in an order that is drawn from the number of the booking and is the same
-// everywhere: each sees what those before it have booked. The owner of the booking looks first, at its release.
+// replicas. So they look one after the other, in an order that is the same everywhere: each sees what those before it
+// have booked. The replica whose oldest request has waited longest looks first; those where none is known to wait
+// follow, in an order that is drawn from the number of the booking. The owner of the booking looks first, at its
+// release, unless another one has an older request.
 func (r *Router) PeersReleased() {
 	if (r.room == nil || r.room.Waiting() == 0) && (r.admissions == nil || r.admissions.Waiting() == 0) {
 		return
 	}
-	turn := min(max(2*time.Duration(r.peers.late.Load()), leastTurn), mostTurn)
-	place := turnOf(r.peers.released.Load(), int(r.peers.number.Load()), int(r.peers.of.Load()))
+	place, _ := r.place()
+	r.lookAfter(time.Duration(place+1) * r.turn())
+}
+
+// turn is the time between the looks of two replicas.
+func (r *Router) turn() time.Duration {
+	return min(max(2*time.Duration(r.peers.late.Load()), leastTurn), mostTurn)
+}
+
+// place returns this replica's place, from 0, in the order in which all look after a release. older: another replica
+// has a request that has waited longer than all that wait here.
+func (r *Router) place() (place int, older bool) {
+	number, of := int(r.peers.number.Load()), int(r.peers.of.Load())
+	drawn := turnOf(r.peers.released.Load(), number, of)
+	waits := r.peers.waits.Load()
+	if waits == nil || len(*waits) != of || number >= of {
+		return drawn, false
+	}
+	own := (*waits)[number]
+	for replica, since := range *waits {
+		switch {
+		case replica == number:
+		case since.IsZero() && own.IsZero():
+			if turnOf(r.peers.released.Load(), replica, of) < drawn {
+				place++
+			}
+		case own.IsZero() && !since.IsZero(), !since.IsZero() && since.Before(own),
+			since.Equal(own) && replica < number:
+			place++
+			older = true
+		}
+	}
+	return place, older
+}
+
+// lookAfter looks at the requests that wait after a time, unless a look is planned already.
+func (r *Router) lookAfter(d time.Duration) {
 	if r.peers.pending.Swap(true) {
 		return
 	}
-	time.AfterFunc(time.Duration(place+1)*turn, func() {
+	time.AfterFunc(d, func() {
 		r.peers.pending.Store(false)
 		r.onRelease()
 	})
+}
+
+// ownReleased looks at the requests that wait, after a booking of this replica released load. A replica with an older
+// request looks first.
+func (r *Router) ownReleased() {
+	if r.peers.waits.Load() != nil {
+		if place, older := r.place(); older {
+			r.lookAfter(time.Duration(r.peers.late.Load()) + time.Duration(place+1)*r.turn())
+			return
+		}
+	}
+	r.onRelease()
+}
+
+// SetPeersWaits says since when the oldest request waits at each replica, by its number as of SetPeers: as all have
+// been told it, this one's own part, too. The zero time: none waits there. nil: not known. waits must not change after
+// the call.
+func (r *Router) SetPeersWaits(waits []time.Time) {
+	if waits == nil {
+		r.peers.waits.Store(nil)
+		return
+	}
+	r.peers.waits.Store(&waits)
+}
+
+// Oldest returns since when the oldest request waits for its turn, and how many wait; 0: none does.
+func (r *Router) Oldest() (since time.Time, waiting int) {
+	if r.room != nil {
+		since, waiting = r.room.Oldest()
+	}
+	if r.admissions != nil {
+		if at, n := r.admissions.Oldest(); n > 0 {
+			if waiting += n; since.IsZero() || at.Before(since) {
+				since = at
+			}
+		}
+	}
+	return since, waiting
 }
 
 // turnOf returns the place of a replica, from 0, in the order in which all look after the release of a booking.

@@ -81,8 +81,15 @@ func TestSharesOfReplicas(t *testing.T) {
 }
 
 // Four replicas with waiting requests hear of one release at once, and of each other's bookings late. One request goes
-// for each release, as with one replica; in the end all went, and each replica got its turns.
+// for each release, as with one replica; in the end all went, and each replica got its turns. If they know who has
+// waited longest, the requests go in the order in which they came, over all replicas.
 func TestReplicasThatWakeTogether(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) { replicasWakeTogether(t, known) })
+	}
+}
+
+func replicasWakeTogether(t *testing.T, known bool) {
 	synctest.Test(t, func(t *testing.T) {
 		const replicas, each, late = 4, 5, 2 * time.Millisecond
 		var houses []*house
@@ -127,9 +134,21 @@ func TestReplicasThatWakeTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-time.After(10 * late)
-		for i, a := range waiting {
-			for j := range each {
+		for j := range each {
+			for i, a := range waiting {
 				a.send(t.Context(), fmt.Sprint(j), completion("m", tokens(1000*(i+1)+100*j, 400)))
+				<-time.After(10 * late)
+			}
+		}
+		publish := func() {
+			waits := make([]time.Time, replicas)
+			for i, h := range houses {
+				waits[i], _ = h.Oldest()
+			}
+			for _, h := range houses {
+				if known {
+					h.SetPeersWaits(waits)
+				}
 			}
 		}
 		running := func() (n int) {
@@ -145,11 +164,20 @@ func TestReplicasThatWakeTogether(t *testing.T) {
 		}
 		release, went := func() { first.MarkPrefillCompleted() }, 0
 		for went < replicas*each {
+			publish()
 			release()
 			<-time.After(20 * late)
 			n := running()
 			if n != went+1 {
 				t.Fatalf("%d went at once, after %d", n-went, went)
+			}
+			if a := waiting[went%replicas]; known {
+				a.mu.Lock()
+				oldest := a.by[fmt.Sprint(went/replicas)]
+				a.mu.Unlock()
+				if oldest == nil {
+					t.Fatalf("after %d requests another one went than the oldest", went)
+				}
 			}
 			went = n
 			release = func() {
@@ -164,6 +192,44 @@ func TestReplicasThatWakeTogether(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The replica whose oldest request has waited longest looks first; without such requests the order is drawn. What one
+// replica computes agrees with what the others compute.
+func TestOldestLooksFirst(t *testing.T) {
+	now := time.Now()
+	ago := func(seconds int) time.Time { return now.Add(-time.Duration(seconds) * time.Second) }
+	for _, x := range []struct {
+		waits []time.Time
+		want  []int // places; -1: drawn, after these
+	}{
+		{[]time.Time{ago(1), ago(3), ago(2)}, []int{2, 0, 1}},
+		{[]time.Time{ago(1), ago(1), ago(1)}, []int{0, 1, 2}},
+		{[]time.Time{{}, ago(1), {}}, []int{-1, 0, -1}},
+		{[]time.Time{{}, {}, {}}, []int{-1, -1, -1}},
+	} {
+		for booking := range uint64(20) {
+			seen := map[int]bool{}
+			for number, want := range x.want {
+				r := &Router{}
+				r.peers.number.Store(int64(number))
+				r.peers.of.Store(int64(len(x.waits)))
+				r.peers.released.Store(booking)
+				r.SetPeersWaits(x.waits)
+				place, older := r.place()
+				if want >= 0 && (place != want || older != (want > 0)) || seen[place] || place >= len(x.waits) {
+					t.Errorf("%v: replica %d has place %d, older %v, want %d", x.waits, number, place, older, want)
+				}
+				seen[place] = true
+			}
+		}
+	}
+	r := &Router{}
+	r.peers.of.Store(3)
+	r.SetPeersWaits([]time.Time{ago(1)}) // of another number of replicas
+	if _, older := r.place(); older {
+		t.Error("times of other replicas count")
+	}
 }
 
 // The order in which replicas look is a permutation, and each is first equally often.

@@ -214,6 +214,7 @@ type Router struct {
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
 	onRelease    func()                      // Released of the rooms; nil without any
+	onOwnRelease func()                      // ownReleased; nil without rooms
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -272,6 +273,9 @@ func New(
 				others()
 			}
 		}
+	}
+	if r.onRelease != nil {
+		r.onOwnRelease = r.ownReleased
 	}
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {

@@ -62,6 +62,80 @@ type replicas struct {
 	copies  map[uint64]*scoring.Copies
 	scratch []scoring.Change
 	refused atomic.Uint64 // sessions with a version too far ahead
+	waits   waits
+}
+
+// waits says since when the oldest request waits in each replica's queue, as it was told.
+type waits struct {
+	mu     sync.Mutex // guards all
+	peers  map[uint64]waitsSince
+	own    time.Time
+	waited bool // own was told last, and not that none waits
+}
+
+// waitsSince is what a peer told, and when.
+type waitsSince struct{ since, told time.Time }
+
+// waitsHold is how long what a peer told holds. It tells it again every tellBookEvery while a request waits.
+const waitsHold = 4 * tellBookEvery
+
+// hear takes what a peer tells.
+func (w *waits) hear(origin uint64, e *replica.Entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.Blocks == 0 {
+		delete(w.peers, origin)
+		return
+	}
+	if w.peers == nil {
+		w.peers = map[uint64]waitsSince{}
+	}
+	now := time.Now()
+	w.peers[origin] = waitsSince{now.Add(-e.Age), now}
+}
+
+// forget forgets a peer.
+func (w *waits) forget(origin uint64) {
+	w.mu.Lock()
+	delete(w.peers, origin)
+	w.mu.Unlock()
+}
+
+// of returns since when the oldest request waits at each of these replicas. This one has the index number.
+func (w *waits) of(origins []uint64, number int) []time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := make([]time.Time, len(origins))
+	for i, origin := range origins {
+		if x := w.peers[origin]; time.Since(x.told) < waitsHold {
+			all[i] = x.since
+		}
+	}
+	all[number] = w.own
+	return all
+}
+
+// tellWaits tells the peers since when the oldest request waits here.
+func (r *replicas) tellWaits() {
+	to := r.router.Load()
+	if to == nil {
+		return
+	}
+	since, waiting := to.Oldest()
+	r.waits.mu.Lock()
+	told := r.waits.waited
+	r.waits.own, r.waits.waited = since, waiting > 0
+	r.waits.mu.Unlock()
+	if waiting == 0 && !told {
+		return
+	}
+	r.mu.Lock()
+	e := r.add(replica.Waits, 0)
+	if e.Blocks = waiting; waiting > 0 {
+		e.At -= time.Since(since)
+	}
+	r.mu.Unlock()
+	r.node.Changed()
 }
 
 // changes are what the book and the sessions have told since the log was written.
@@ -230,7 +304,7 @@ var bookKinds = [...]replica.Kind{
 }
 
 // changeKinds are the changes of a book for kinds of entries; 0: none.
-var changeKinds = func() (kinds [replica.Learned + 1]scoring.ChangeKind) {
+var changeKinds = func() (kinds [replica.Waits + 1]scoring.ChangeKind) {
 	for change, kind := range bookKinds {
 		kinds[kind] = scoring.ChangeKind(change)
 	}
@@ -340,14 +414,15 @@ func (r *replicas) apply(e *replica.Effect) {
 		r.released()
 	case replica.FreeAll:
 		c.FreeAll()
+		r.waits.forget(e.Origin)
 		r.released()
 		delete(r.copies, e.Origin)
 	case replica.Apply:
-		r.applyEntries(c, e.Entries)
+		r.applyEntries(c, e.Origin, e.Entries)
 	}
 }
 
-func (r *replicas) applyEntries(c *scoring.Copies, entries []replica.Entry) {
+func (r *replicas) applyEntries(c *scoring.Copies, origin uint64, entries []replica.Entry) {
 	r.scratch = r.scratch[:0]
 	for i := range entries {
 		e := &entries[i]
@@ -359,6 +434,9 @@ func (r *replicas) applyEntries(c *scoring.Copies, entries []replica.Entry) {
 			if r.sessions.Apply(&x) == session.Refused {
 				r.refused.Add(1)
 			}
+			continue
+		case replica.Waits:
+			r.waits.hear(origin, e)
 			continue
 		case replica.Learned:
 			if w, known := r.theirs.byName[e.Worker]; known && !c.Learned(w, e.Values) {
@@ -407,15 +485,16 @@ func (r *replicas) tellRouter(rates *peerRates) {
 	if to == nil {
 		return
 	}
-	number, of := 0, 1
+	origins := []uint64{r.origin}
 	for _, x := range r.node.Peers() {
 		if x.State == replica.Live {
-			if of++; x.Origin < r.origin {
-				number++
-			}
+			origins = append(origins, x.Origin)
 		}
 	}
-	to.SetPeers(rates.rate, rates.staleness, number, of)
+	slices.Sort(origins)
+	number := slices.Index(origins, r.origin)
+	to.SetPeers(rates.rate, rates.staleness, number, len(origins))
+	to.SetPeersWaits(r.waits.of(origins, number))
 }
 
 // teach tells the peers what the book has learned since.
@@ -460,6 +539,7 @@ func (r *replicas) keep(ctx context.Context) {
 			rates.update(now, r.node.Peers())
 			told = now
 			r.sessions.Refresh()
+			r.tellWaits()
 			r.tellRouter(&rates)
 			if now.Sub(taught) >= teachEvery {
 				taught = now
@@ -667,7 +747,7 @@ func exportReplicas(m *metrics.Metrics, r *replicas) {
 			now.Load["active_blocks"] += l.ActiveBlocks
 		}
 		now.Peers["absent"] = max(s.Known-len(s.Peers), 0)
-		for kind := replica.Booked; kind <= replica.Learned; kind++ {
+		for kind := replica.Booked; kind <= replica.Waits; kind++ {
 			now.Events[[2]string{kind.String(), "applied"}] = s.Outcomes.AppliedBy(kind)
 		}
 		for outcome, n := range map[string]uint64{"ignored": s.Outcomes.Ignored, "parked": s.Outcomes.Parked,
