@@ -109,7 +109,9 @@ const (
 //
 // Sources: vLLM 0.11 to 0.33 and SGLang 0.5.21, kv_events; dynamo-kv-router 1.6.1, zmq_wire.
 func DecodeBatch(payload []byte, b *Batch) error {
-	*b = Batch{Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0], local: b.local[:0], buffers: b.buffers}
+	// An assignment of a whole Batch would take longer than the rest of a short batch's header.
+	b.Timestamp, b.HasRank, b.Rank, b.UnknownTags, b.UnknownKeys, b.latest = 0, false, 0, 0, 0, tokenList{}
+	b.Events, b.hashes, b.tokens, b.local = b.Events[:0], b.hashes[:0], b.tokens[:0], b.local[:0]
 	s := &scanner{b: payload}
 	if s.peek() == kindMap {
 		if err := b.decodeMap(s); err != nil {
