@@ -185,7 +185,9 @@ func (t *tier) storeOne(
 		if p.at != 0 {
 			t.indexBlock(p.at) // removeNames may move or remove it
 		}
-		t.removeNames(w, h, []kvblock.EngineHash{e})
+		rm := noRemoval
+		t.removeNames(w, h, &rm, []kvblock.EngineHash{e})
+		t.endRemoval(w, &rm)
 		if p.at != 0 {
 			t.relocate(p)
 		}
@@ -232,9 +234,46 @@ func (t *tier) storeOne(
 	return 0, true
 }
 
-// removeNames removes these engine hashes from w. A block that w has no other name for loses w as a holder. It returns
-// the number of engine hashes that w did not have.
-func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
+// removal collects blocks that a worker loses, while they are in one run. Engines remove a prompt's blocks from the end
+// back, often in an event each, and changing a run once for all of them takes less time. Begin with noRemoval.
+type removal struct {
+	run  run    // of the blocks in mask
+	mask uint64 // blocks that are to lose the worker
+
+	in    run // run and place of the latest block found
+	i     int
+	holds uint64 // the worker's mask of that run
+}
+
+var noRemoval = removal{in: noRun}
+
+// release adds block i of run in to the blocks that w loses. w has no name for it any more.
+func (t *tier) release(w kvblock.Worker, h *held, rm *removal, in run, i int) {
+	if rm.mask != 0 && in != rm.run {
+		t.clearMask(rm.run, w, rm.mask) // does not move blocks of other runs
+		rm.mask = 0
+	}
+	rm.run, rm.mask = in, rm.mask|1<<i
+	h.blocks--
+	if t.onRemoved != nil {
+		if seq := kvblock.SequenceHash(t.arena.record(in)[runHeader+i]); kvblock.Sampled(seq) {
+			t.onRemoved(w, seq)
+		}
+	}
+}
+
+// endRemoval removes w from the holders of the blocks in rm, which is empty afterwards. Until then nothing but
+// removeNames may change the tier.
+func (t *tier) endRemoval(w kvblock.Worker, rm *removal) {
+	if rm.mask != 0 {
+		t.clearMask(rm.run, w, rm.mask)
+	}
+	*rm = noRemoval
+}
+
+// removeNames removes these engine hashes from w. A block that w has no other name for loses w as a holder, at the
+// latest when endRemoval is called. It returns the number of engine hashes that w did not have.
+func (t *tier) removeNames(w kvblock.Worker, h *held, rm *removal, hashes []kvblock.EngineHash) (unknown int) {
 	t.latestOf = noWorker
 	if len(hashes) > maxPrefetchNames { // otherwise prefetchBatch has prefetched them
 		near := t.addrs[:0]
@@ -242,22 +281,6 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 			near = append(near, t.names.slotAddr(t.names.mix(e)))
 		}
 		prefetch.Words(&near[0], len(near))
-	}
-	var r run
-	var mask uint64                     // blocks of r that lose w
-	in, i, holds := noRun, 0, uint64(0) // run and place of the latest block found; w's mask of that run
-	release := func(in run, i int) {
-		if mask != 0 && in != r {
-			t.clearMask(r, w, mask) // does not move blocks of other runs
-			mask = 0
-		}
-		r, mask = in, mask|1<<i
-		h.blocks--
-		if t.onRemoved != nil {
-			if seq := kvblock.SequenceHash(t.arena.record(in)[runHeader+i]); kvblock.Sampled(seq) {
-				t.onRemoved(w, seq)
-			}
-		}
 	}
 	for _, e := range hashes {
 		if len(h.copies) > 0 && h.takeCopy(e) {
@@ -273,44 +296,42 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, hashes []kvblock.EngineHas
 			}
 			h.aliasCounts.remove(key)
 			if at, ok := t.bySeq.find(&t.arena, seq); ok && a == 0 {
-				release(t.runOf(at))
-				in, i = noRun, 0 // the run may be gone
+				in, i := t.runOf(at)
+				t.release(w, h, rm, in, i)
+				rm.in, rm.i = noRun, 0 // the run may be gone
 			}
 			continue
 		}
 		// removals often run from the last block back
-		if i > 0 && e != 0 && t.arena.nameAt(in+ref(runHeader+i-1)) == e {
-			i--
+		if rm.i > 0 && e != 0 && t.arena.nameAt(rm.in+ref(runHeader+rm.i-1)) == e {
+			rm.i--
 		} else {
 			at, ok := t.names.find(&t.arena, e)
 			if !ok {
 				unknown++
 				continue
 			}
-			was := in
-			if in, i = t.runOf(at); in != was {
-				holds = t.maskOf(in, w)
+			was := rm.in
+			if rm.in, rm.i = t.runOf(at); rm.in != was {
+				rm.holds = t.maskOf(rm.in, w)
 			}
 		}
 		var key, a = kvblock.EngineHash(0), kvblock.SequenceHash(0)
 		aliased := false
 		if h.aliasCounts.n > 0 {
-			key = kvblock.EngineHash(t.arena.record(in)[runHeader+i])
+			key = kvblock.EngineHash(t.arena.record(rm.in)[runHeader+rm.i])
 			a, aliased = h.aliasCounts.get(key)
 		}
 		switch {
-		case holds>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
+		case rm.holds>>rm.i&1 == 0, rm.in == rm.run && rm.mask>>rm.i&1 != 0, aliased && a&1 == 0:
 			unknown++
 		case aliased:
 			h.aliasCounts.put(key, a&^1)
 			h.names--
 		default:
 			h.names--
-			release(in, i)
+			t.release(w, h, rm, rm.in, rm.i)
 		}
-	}
-	if mask != 0 {
-		t.clearMask(r, w, mask)
 	}
 	return unknown
 }

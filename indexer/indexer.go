@@ -304,9 +304,21 @@ func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n i
 		t := &x.tiers[in]
 		t.mu.Lock()
 		t.prefetchBatch(ops)
+		rm := noRemoval
 		for i := range ops {
-			x.applyOne(w, wk, &ops[i], load, &a)
+			if op := &ops[i]; op.Kind == kvblock.OpRemoved {
+				a.Removed++
+				a.Unknown += x.removed(w, wk, &rm, &op.Removed)
+				continue
+			}
+			t.endRemoval(w, &rm)
+			if err := x.stored(w, wk, &ops[i].Stored, load); err != nil {
+				a.Failed = append(a.Failed, err)
+			} else {
+				a.Stored++
+			}
 		}
+		t.endRemoval(w, &rm)
 		t.unlock()
 		x.unlockWorker(wk)
 	}
@@ -359,18 +371,6 @@ func (a *Applied) refuse(ops []kvblock.Operation, err error) {
 			a.Removed++
 			a.Unknown += len(ops[i].Removed.Hashes)
 		}
-	}
-}
-
-// applyOne applies one store or removal. The tier is locked.
-func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, load bool, a *Applied) {
-	if op.Kind == kvblock.OpRemoved {
-		a.Removed++
-		a.Unknown += x.removed(w, wk, &op.Removed)
-	} else if err := x.stored(w, wk, &op.Stored, load); err != nil {
-		a.Failed = append(a.Failed, err)
-	} else {
-		a.Stored++
 	}
 }
 
@@ -460,8 +460,9 @@ func (x *Index) store(
 	return n
 }
 
-// removed applies one removal. The tier is locked. It does not count the unknown hashes in x.unknownRemoved.
-func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unknown int) {
+// removed applies one removal, whose last blocks may stay in rm. The tier is locked. It does not count the unknown
+// hashes in x.unknownRemoved.
+func (x *Index) removed(w kvblock.Worker, wk *worker, rm *removal, e *kvblock.Removed) (unknown int) {
 	hashes := e.Hashes
 	if wk.orphans.count > 0 {
 		hashes = nil
@@ -471,7 +472,7 @@ func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unkno
 			}
 		}
 	}
-	return x.tiers[e.Tier].removeNames(w, &wk.held[e.Tier], hashes)
+	return x.tiers[e.Tier].removeNames(w, &wk.held[e.Tier], rm, hashes)
 }
 
 // Cleared records that w no longer holds a block in any tier.
