@@ -103,11 +103,15 @@ func (c *checker) holders(r run, n int, at ref) {
 
 // table checks that a table contains these blocks and no others.
 func (c *checker) table(name string, of *seqTable, want map[ref]uint64) {
-	total := 0
+	total, size, spare := 0, 0, 0
 	for i := range of.segments {
 		seg := &of.segments[i]
 		live, deleted := 0, 0
 		if slots := of.slots[i].Load(); slots != nil {
+			size += 8 * len(*slots)
+			if seg.live == 0 {
+				spare += 8 * len(*slots)
+			}
 			for _, slot := range *slots {
 				switch slot {
 				case slotEmpty:
@@ -126,6 +130,9 @@ func (c *checker) table(name string, of *seqTable, want map[ref]uint64) {
 				name, i, live, deleted, seg.live, seg.deleted)
 		}
 		total += live
+	}
+	if size != of.size || spare != of.spare {
+		c.errorf("%s has %d bytes, %d in empty segments, counted as %d and %d", name, size, spare, of.size, of.spare)
 	}
 	if total != len(want) {
 		c.errorf("%s has %d blocks, want %d", name, total, len(want))
@@ -174,7 +181,7 @@ func (c *checker) nameTable() {
 			at++
 		}
 	}
-	if total != len(c.names) || pages != names.pages || total == 0 && pages > 0 {
+	if total != len(c.names) || pages != names.pages || total == 0 && pages > 1 {
 		c.errorf("names has %d blocks, want %d; %d pages, counted as %d", total, len(c.names), pages, names.pages)
 	}
 	for r, e := range c.names {
@@ -230,7 +237,7 @@ func (c *checker) lookupFilter() {
 			}
 		}
 	}
-	if f.n != len(c.bySeq) || (f.n == 0) != (got == nil) {
+	if f.n != len(c.bySeq) || f.n > 0 && got == nil {
 		c.errorf("lookupFilter counts %d blocks, want %d", f.n, len(c.bySeq))
 	}
 }
@@ -248,7 +255,7 @@ func (c *checker) sizes() {
 	if used != c.records {
 		c.errorf("%d records in use, but runs and holders are %d", used, c.records)
 	}
-	if got := int64(t.arena.used() + t.tableBytes()); got != t.usedBytes.Load() || t.arena.bytes() < t.arena.used() {
+	if got := int64(t.arena.used() + t.tableBytes() - t.spareTables()); got != t.usedBytes.Load() || t.arena.bytes() < t.arena.used() {
 		c.errorf("%d bytes in use, counted as %d; the arena has %d bytes, %d in use",
 			got, t.usedBytes.Load(), t.arena.bytes(), t.arena.used())
 	}

@@ -12,7 +12,7 @@ import (
 //
 // A counter counts to fullLookup, where it stays until rebuild.
 type lookupFilter struct {
-	// 2^n words of 16 counters: two words or more for each block, up to maxLookupWords; nil: no blocks
+	// 2^n words of 16 counters: two words or more for each block, up to maxLookupWords; nil until there is a block
 	counts atomic.Pointer[[]uint64]
 	n      int // blocks
 }
@@ -57,9 +57,7 @@ func (f *lookupFilter) add(seq kvblock.SequenceHash, of *seqTable, a *arena) {
 func (f *lookupFilter) remove(seq kvblock.SequenceHash, of *seqTable, a *arena) {
 	f.n--
 	counts := *f.counts.Load()
-	if f.n == 0 {
-		f.counts.Store(nil)
-	} else if size := len(counts); 16*f.n < size && size > minLookupWords {
+	if size := len(counts); 16*f.n < size && size > minLookupWords {
 		f.rebuild(size/2, of, a)
 	} else if at, shift := counterOf(seq, of.seed, uint64(len(counts)-1)); counts[at]>>shift&fullLookup != fullLookup {
 		publishWord(&counts[at], counts[at]-1<<shift)

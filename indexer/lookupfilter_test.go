@@ -52,7 +52,7 @@ func TestLookupFilter(t *testing.T) {
 			}
 		}
 	}
-	if tier.lookupFilter.bytes() != 0 || largest < 8*prompts*n/16 {
+	if tier.lookupFilter.bytes() != 8*minLookupWords || largest < 8*prompts*n/16 {
 		t.Errorf("%d bytes at most, %d in the end", largest, tier.lookupFilter.bytes())
 	}
 }

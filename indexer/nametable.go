@@ -20,7 +20,7 @@ type nameTable struct {
 	seed    uint64
 	pages   int                // number of pages
 	bits    uint8              // number of tag bits that select the page
-	dir     []dirEntry         // 1<<bits, by the tag's highest bits; nil without names
+	dir     []dirEntry         // 1<<bits, by the tag's highest bits; nil until there is a name
 	scratch *[nameSlots]uint64 // names that are moved between pages
 }
 
@@ -277,8 +277,8 @@ func (t *nameTable) merge(at int) {
 		}
 		t.pages--
 	}
-	if t.dir[at].live == 0 {
-		t.dir, t.pages = nil, 0
+	if t.dir[at].live == 0 { // this page is the last one, which stays
+		t.dir, t.bits = []dirEntry{t.dir[at]}, 0
 	}
 }
 

@@ -20,10 +20,11 @@ type seqTable struct {
 	seed uint64
 	// at least half empty, so that searches without a result are short
 	sparse bool
-	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil if it is empty
+	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil until it has a block
 
 	_        memoryLine // separates what lookups read from what writers write
 	size     int        // bytes of all slots
+	spare    int        // of these, bytes of segments without a block
 	segments [1 << segmentBits]segment
 }
 
@@ -128,6 +129,8 @@ func (t *seqTable) insert(h kvblock.SequenceHash, r ref) {
 	seg := &t.segments[at]
 	if slots := t.slots[at].Load(); slots == nil || (seg.live+seg.deleted+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
 		t.rebuild(at, seg.live+1)
+	} else if seg.live == 0 {
+		t.spare -= 8 * minSlots
 	}
 	slots := *t.slots[at].Load()
 	mask := uint32(len(slots) - 1)
@@ -167,8 +170,11 @@ func (t *seqTable) remove(h kvblock.SequenceHash, r ref) {
 			seg.deleted--
 		}
 	}
-	if len(slots) > minSlots && seg.live*10 < len(slots) || seg.live == 0 {
+	if len(slots) > minSlots && seg.live*10 < len(slots) {
 		t.rebuild(at, seg.live)
+	}
+	if seg.live == 0 {
+		t.spare += 8 * minSlots
 	}
 }
 
@@ -218,11 +224,6 @@ func (t *seqTable) rebuild(segment uint64, live int) {
 	at, seg := &t.slots[segment], &t.segments[segment]
 	if old := at.Load(); old != nil {
 		t.size -= 8 * len(*old)
-	}
-	if live == 0 {
-		at.Store(nil)
-		seg.deleted = 0
-		return
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)

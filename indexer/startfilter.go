@@ -33,9 +33,7 @@ func (f *startFilter) add(tag uint32, of *seqTable) {
 
 // remove uncounts a block that was removed from the table.
 func (f *startFilter) remove(tag uint32, of *seqTable) {
-	if f.n--; f.n == 0 {
-		f.counts = nil
-	} else if 64*f.n < len(f.counts) && len(f.counts) > minCounts {
+	if f.n--; 64*f.n < len(f.counts) && len(f.counts) > minCounts {
 		f.rebuild(len(f.counts)/2, of)
 	} else if n := &f.counts[int(tag)&(len(f.counts)-1)]; *n != fullCount {
 		*n--

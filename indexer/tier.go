@@ -70,7 +70,8 @@ func (t *tier) init() {
 
 // unlock ends a change. With the build tag invariants it checks the tier first.
 func (t *tier) unlock() {
-	if size := t.arena.used() + t.tableBytes(); size != int(t.usedBytes.Load()) { // most changes leave it as it is
+	// most changes leave the sizes as they are
+	if size := t.arena.used() + t.tableBytes() - t.spareTables(); size != int(t.usedBytes.Load()) {
 		t.usedBytes.Store(int64(size))
 	}
 	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spareBytes.Load()) {
@@ -95,6 +96,20 @@ func (t *tier) unlock() {
 // tableBytes returns the bytes of all tables.
 func (t *tier) tableBytes() int {
 	size := t.starts.size + len(t.startFilter.counts) + t.names.bytes() + t.bySeq.size
+	if t.lookupFilter != nil {
+		size += t.lookupFilter.bytes()
+	}
+	return size
+}
+
+// spareTables returns the bytes of tables without a block. They stay, so that one block more or less does not allocate
+// and free them each time.
+func (t *tier) spareTables() int {
+	size := t.starts.spare + t.bySeq.spare
+	if t.blocks > 0 {
+		return size
+	}
+	size += len(t.startFilter.counts) + t.names.bytes()
 	if t.lookupFilter != nil {
 		size += t.lookupFilter.bytes()
 	}
