@@ -1,6 +1,7 @@
 package kvblock
 
 import (
+	"encoding/binary"
 	"math"
 	"math/bits"
 	"slices"
@@ -50,7 +51,9 @@ type Batch struct {
 	tokens []Token
 	local  []LocalHash
 
-	latest tokenList // during DecodeBatch: the latest list of token ids
+	// during DecodeBatch
+	latest  tokenList // the latest list of token ids
+	removal removal   // the latest one
 
 	buffers buffers
 }
@@ -112,6 +115,7 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	// An assignment of a whole Batch would take longer than the rest of a short batch's header.
 	b.Timestamp, b.HasRank, b.Rank, b.UnknownTags, b.UnknownKeys, b.latest = 0, false, 0, 0, 0, tokenList{}
 	b.Events, b.hashes, b.tokens, b.local = b.Events[:0], b.hashes[:0], b.tokens[:0], b.local[:0]
+	b.removal = removal{}
 	s := &scanner{b: payload}
 	if s.peek() == kindMap {
 		if err := b.decodeMap(s); err != nil {
@@ -123,7 +127,7 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	if s.p != len(payload) {
 		return s.fail("%d bytes after the batch", len(payload)-s.p)
 	}
-	b.latest = tokenList{}
+	b.latest, b.removal = tokenList{}, removal{}
 	return nil
 }
 
@@ -216,9 +220,13 @@ func (b *Batch) decodeEvents(s *scanner) error {
 		return s.fail("%d events, want at most %d", n, maxEvents)
 	}
 	for range n {
+		if b.repeatRemoval(s) {
+			continue
+		}
 		// Events grows one at a time: an Event is far larger than the few bytes that announce one.
 		b.Events = append(b.Events, Event{})
 		e := &b.Events[len(b.Events)-1]
+		begin, unknownKeys := s.p, b.UnknownKeys
 		if s.peek() == kindMap {
 			err = b.decodeEventMap(s, e)
 		} else {
@@ -231,8 +239,37 @@ func (b *Batch) decodeEvents(s *scanner) error {
 			b.UnknownTags++
 			b.Events = b.Events[:len(b.Events)-1]
 		}
+		if e.Kind == BlockRemoved && b.removal.hash > begin && b.UnknownKeys == unknownKeys {
+			b.removal.event, b.removal.begin, b.removal.end = len(b.Events)-1, begin, s.p
+		}
 	}
 	return nil
+}
+
+// removal is where a removal of one block is in the payload. Engines send one for each block, and many differ in the
+// hash alone. The zero value is none.
+type removal struct {
+	event      int // of Batch.Events
+	begin, end int // end is 0 until the event has been read
+	hash       int // where its eight bytes are
+}
+
+// repeatRemoval reads an event that differs from the latest removal in the hash alone. It reports whether there is one.
+func (b *Batch) repeatRemoval(s *scanner) bool {
+	l := &b.removal
+	size, at := l.end-l.begin, len(b.hashes)
+	if l.end == 0 || size > len(s.b)-s.p || at == maxHashes {
+		return false
+	}
+	was, now, hash := s.b[l.begin:l.end], s.b[s.p:s.p+size], l.hash-l.begin
+	if string(now[:hash]) != string(was[:hash]) || string(now[hash+8:]) != string(was[hash+8:]) {
+		return false
+	}
+	b.hashes = append(b.hashes, EngineHash(binary.BigEndian.Uint64(now[hash:])))
+	b.Events = append(b.Events, b.Events[l.event])
+	b.Events[len(b.Events)-1].Hashes = b.hashes[at : at+1 : at+1]
+	s.p += size
+	return true
 }
 
 // field is a field of an event. The order matters: the fields from fieldHashes to fieldExtraKeys are a positional
@@ -699,6 +736,9 @@ func (b *Batch) decodeHashes(s *scanner, e *Event) error {
 	at := len(b.hashes)
 	if at+n > maxHashes {
 		return s.fail("more than %d block hashes", maxHashes)
+	}
+	if e.Kind == BlockRemoved && n == 1 && s.b[s.p] == 0xcf {
+		b.removal = removal{hash: s.p + 1}
 	}
 	b.hashes, err = s.hashes(b.hashes, n)
 	e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
