@@ -255,7 +255,8 @@ func (c *checker) sizes() {
 	if used != c.records {
 		c.errorf("%d records in use, but runs and holders are %d", used, c.records)
 	}
-	if got := int64(t.arena.used() + t.tableBytes() - t.spareTables()); got != t.usedBytes.Load() || t.arena.bytes() < t.arena.used() {
+	got := int64(t.arena.used() + t.tableBytes() - t.spareTables())
+	if got != t.usedBytes.Load() || t.arena.bytes() < t.arena.used() {
 		c.errorf("%d bytes in use, counted as %d; the arena has %d bytes, %d in use",
 			got, t.usedBytes.Load(), t.arena.bytes(), t.arena.used())
 	}
