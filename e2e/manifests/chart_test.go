@@ -1,6 +1,8 @@
 package manifests
 
 import (
+	"cmp"
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"os"
@@ -172,6 +174,54 @@ func trust(r *rendered, d object) string {
 		return "certificates"
 	default:
 		return "nothing"
+	}
+}
+
+// TestAdmin checks that the admin address is at loopback and behind the token of a Secret, if there is one.
+func TestAdmin(t *testing.T) {
+	for _, x := range []struct {
+		values, address, file, secret string
+		made                          bool
+	}{
+		{"", "", "", "", false},
+		{",admin.enabled=true", "127.0.0.1:9091", "token", "kvepp-admin", true},
+		{",admin.enabled=true,admin.port=9999,admin.tokenSecret.key=own", "127.0.0.1:9999", "own", "kvepp-admin", true},
+		{",admin.enabled=true,admin.tokenSecret.name=ours,replicas=1", "127.0.0.1:9091", "token", "ours", false},
+	} {
+		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := r.kvepp(t)
+		address, file, secret, mounted := "", "", "", ""
+		for _, arg := range d.strings("spec", "template", "spec", "containers", 0, "args") {
+			if v, ok := strings.CutPrefix(arg, "--admin-address="); ok {
+				address = v
+			}
+			if v, ok := strings.CutPrefix(arg, "--admin-token-file="); ok {
+				file = v
+			}
+		}
+		for _, v := range d.list("spec", "template", "spec", "volumes") {
+			if v.text("name") == "admin-token" {
+				secret = v.text("secret", "secretName")
+			}
+		}
+		for _, v := range d.list("spec", "template", "spec", "containers", 0, "volumeMounts") {
+			if v.text("name") == "admin-token" {
+				mounted = v.text("mountPath") + "/" + x.file
+			}
+		}
+		if address != x.address || file != mounted || secret != x.secret || (mounted != "") != (x.secret != "") {
+			t.Errorf("%q: admin address %q, token in %q of Secret %q at %q", x.values, address, file, secret, mounted)
+		}
+		made := slices.ContainsFunc(r.all("Secret"), func(s object) bool {
+			token, err := base64.StdEncoding.DecodeString(s.text("data", cmp.Or(x.file, "token")))
+			return s.text("metadata", "name") == "kvepp-admin" && err == nil && len(token) == 48
+		})
+		if made != x.made {
+			t.Errorf("%q: the chart makes a Secret: %v", x.values, made)
+		}
 	}
 }
 
@@ -374,6 +424,10 @@ func TestRefused(t *testing.T) {
 		{set("sharing.trust=certificates"), "sharing.trust=certificates needs tls.secretName and tls.clientCA"},
 		{set("sharing.trust=certificates", "tls.secretName=a", "tls.clientCA.secretName=b",
 			"sharing.tokenSecret.name=x"), "sharing.tokenSecret has no effect with sharing.trust=certificates"},
+		{set("admin.tokenSecret.name=x"), "admin.tokenSecret has no effect"},
+		{set("admin.enabled=true", "admin.port=9090"), "admin.port: 9090 is another port of kvepp's"},
+		{set("admin.enabled=true", "admin.port=80"), "/admin/port"},
+		{set("admin.enabled=true", "extraArgs={--admin-address=:9091}"), "set the values admin.port"},
 		{set("sharing.trust=none"), "/sharing/trust"},
 		{set("sharing.enabled=yes"), "/sharing/enabled"},
 		{set("extraArgs={--replica-peers=a:1}"), "--replica-peers must not be changed"},
@@ -486,8 +540,10 @@ func TestOddValues(t *testing.T) {
 			t.Errorf("no %s in %v", arg, c.strings("args"))
 		}
 	}
-	if path := c.at("volumeMounts", 0, "subPath"); path != "1" {
-		t.Errorf("the folder in the claim is %#v", path)
+	if !slices.ContainsFunc(c.list("volumeMounts"), func(m object) bool {
+		return m.text("name") == "models" && m.at("subPath") == "1"
+	}) {
+		t.Errorf("the folder in the claim is not mounted: %v", c.list("volumeMounts"))
 	}
 	var last []any // the last port of each range
 	for _, rule := range r.one(t, "NetworkPolicy").list("spec", "egress") {

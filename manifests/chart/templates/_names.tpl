@@ -126,6 +126,11 @@ true
 {{- default (include "kvepp.peers" .) .Values.sharing.tokenSecret.name -}}
 {{- end -}}
 
+{{/* The Secret with the token of the admin address. */}}
+{{- define "kvepp.adminSecret" -}}
+{{- default (printf "%s-admin" (include "kvepp.name" .)) .Values.admin.tokenSecret.name -}}
+{{- end -}}
+
 {{/* The Lease that replicas elect a leader by. */}}
 {{- define "kvepp.lease" -}}
 {{- printf "kvepp-%s" (include "kvepp.pool" .) -}}

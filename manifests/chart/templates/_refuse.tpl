@@ -52,6 +52,14 @@
 {{- if $v.sharing.tokenSecret.name }}{{ fail "sharing.tokenSecret has no effect with sharing.trust=certificates; leave one of them out" }}{{ end }}
 {{- if not (and $v.tls.enabled $v.tls.secretName $v.tls.clientCA.secretName) }}{{ fail "sharing.trust=certificates needs tls.secretName and tls.clientCA.secretName: replicas recognise one another by a certificate of that authority; or use sharing.trust=token" }}{{ end }}
 {{- end }}
+{{- if $v.admin.enabled }}
+{{- if has (int $v.admin.port) (list 9002 9003 9004 (int $v.metrics.port)) }}{{ fail (printf "admin.port: %d is another port of kvepp's; choose a free one" (int $v.admin.port)) }}{{ end }}
+{{- range $v.extraArgs }}
+{{- $flag := regexReplaceAll "^--|=.*$" . "" }}
+{{- if has $flag (list "admin-address" "admin-token-file") }}{{ fail (printf "extraArgs: do not set --%s here with admin.enabled=true; set the values admin.port and admin.tokenSecret" $flag) }}{{ end }}
+{{- end }}
+{{- else if $v.admin.tokenSecret.name }}{{ fail "admin.tokenSecret has no effect with admin.enabled=false; leave it out" }}
+{{- end }}
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra have no effect with networkPolicy.enabled=false; leave them out" }}{{ end }}
 {{- end }}
