@@ -149,7 +149,10 @@ replay-table: ## replays generated traffic with each policy and prints their rat
 replay-charts: ## makes the trace of examples/replay and the charts of docs/charts
 	@$(MAKE) --no-print-directory build && bench/replay-charts.sh
 
+pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's programs, other conversations, Chromium (three minutes)
+	@$(INSTALL) chromium && tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./examples/demo && KVEPP_TOOLS="$$tools" exec bin/demo -pictures docs/pictures
+
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-replicas quality replay-table replay-charts libzmq
+.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-replicas quality replay-table replay-charts pictures libzmq

@@ -21,10 +21,11 @@ import (
 
 func main() {
 	check := flag.Bool("check", false, "exit after the run; the exit status is 0 if all went well")
+	folder := flag.String("pictures", "", "take pictures of kvepp's page into this folder instead, and exit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	if err := run(ctx, *check); err != nil && ctx.Err() == nil {
+	if err := run(ctx, *check, *folder); err != nil && ctx.Err() == nil {
 		fmt.Fprintln(os.Stderr, "make run:", err)
 		os.Exit(1)
 	}
@@ -36,8 +37,9 @@ const (
 	turns         = 4
 )
 
-// run starts the programs, plays the demonstration, and then waits for the end of ctx unless check is set.
-func run(ctx context.Context, check bool) error {
+// run starts the programs, plays the demonstration, and then waits for the end of ctx unless check is set. With a
+// folder it takes the pictures instead.
+func run(ctx context.Context, check bool, folder string) error {
 	root, err := os.Getwd()
 	if err != nil {
 		return err
@@ -47,8 +49,12 @@ func run(ctx context.Context, check bool) error {
 	if err != nil {
 		return err
 	}
+	blocks, pages := 0, 0 // the stack's own numbers
+	if folder != "" {
+		blocks, pages = smallCache, workers
+	}
 	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers,
-		Progress: func(format string, args ...any) {
+		Blocks: blocks, Pages: pages, Progress: func(format string, args ...any) {
 			fmt.Printf("%5.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		}})
 	if err != nil {
@@ -60,6 +66,9 @@ func run(ctx context.Context, check bool) error {
 	}()
 	if err := warmUp(ctx, s); err != nil {
 		return err
+	}
+	if folder != "" {
+		return takePictures(ctx, s, folder)
 	}
 	routed := throughKvepp(ctx, s)
 	rotated := roundRobin(ctx, s)

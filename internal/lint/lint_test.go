@@ -97,7 +97,7 @@ var may = map[string]string{
 	"test/harness/browser": "",
 	"test/harness/parts":   "",
 	"test/harness/stack":   "test/harness/process",
-	"examples/demo":        "test/harness/process test/harness/stack",
+	"examples/demo":        "test/harness/browser test/harness/process test/harness/stack",
 	"test/kube": "test/harness/apiserver test/harness/process test/harness/stack kvblock " +
 		"kvblock/kvblocktest pool/kube",
 	"test/harness/apiserver": "test/harness/process",
