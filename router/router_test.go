@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -622,6 +623,44 @@ func BenchmarkPick(b *testing.B) {
 				},
 			)
 		}
+	}
+}
+
+// BenchmarkPickWithPeers measures the same part with the running requests of seven other replicas, which decide 8,750
+// times a second, and alone. Each worker runs 16 requests, and 16 workers have half of the prompt.
+func BenchmarkPickWithPeers(b *testing.B) {
+	const n, blocks = 64, 128
+	for _, replicas := range []int{1, 8} {
+		b.Run(fmt.Sprintf("8k-tokens/64-workers/block-64/replicas-%d", replicas), func(b *testing.B) {
+			es := workers(n)
+			for i := range es {
+				es[i].BlockSize = 64
+			}
+			h := newHouse(b, es...)
+			ids, rng, share := tokens(0, 64*blocks), rand.New(rand.NewPCG(4, 4)), make([]bool, n)
+			for i := range es {
+				share[i] = i%replicas == 0
+				h.warm(es[i].Name, 0, ids[:(1+i%4)*1024], kvblock.HashOptions{BlockSize: 64})
+			}
+			for i := range 16 * n {
+				hashes := make([]kvblock.SequenceHash, blocks)
+				for j := range hashes {
+					hashes[j] = kvblock.SequenceHash(rng.Uint64())
+				}
+				h.book.NewCopies().Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
+					Worker: kvblock.Worker(i % n), BlockSize: 64, Chains: [][]kvblock.SequenceHash{hashes}}})
+			}
+			if replicas > 1 {
+				h.book.Observe(func(*scoring.Change) {})
+				h.book.SetPeers(scoring.Peers{Rate: 8750, Staleness: 2 * time.Millisecond, Share: share})
+			}
+			p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids),
+				reason: ReasonKV}
+			b.ReportAllocs()
+			for b.Loop() {
+				h.pick(&p)
+			}
+		})
 	}
 }
 

@@ -98,7 +98,7 @@ var systems = []system{
 	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time",
 		"--router-admission=working-set", "--router-queue-timeout=4s"}},
 	{name: "round-robin", frontend: "round-robin", extra: true},
-	{name: "kvepp, token ids", only: "burst", extra: true, flags: []string{"--inject-token-data"}},
+	{name: "kvepp token ids", extra: true, flags: []string{"--router-policy=time", "--inject-token-data"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
 	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse", extra: true},
 }

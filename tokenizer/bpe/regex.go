@@ -777,6 +777,9 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 	for from := 0; from <= len(letters) && sc.budget.err == nil; {
 		begin := time.Now()
 		m, err := p.engine.FindRunesMatchStartingAt(letters, from)
+		if err != nil { // again: on a starved machine a search may reach its time limit without having run
+			m, err = p.engine.FindRunesMatchStartingAt(letters, from)
+		}
 		if sc.searched += time.Since(begin); err != nil ||
 			sc.searched > max(matchTimeout, time.Duration(sc.budget.total)*searchPerByte) {
 			return errMatch
