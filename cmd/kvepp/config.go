@@ -630,12 +630,17 @@ func (o *options) wantsEvents() bool {
 	return o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV
 }
 
+// hostName returns the name of this machine or Pod; empty: not known.
+func hostName() string {
+	name, _ := os.Hostname()
+	return name
+}
+
 // identity returns the labels of the metrics that have Dynamo's names.
 func (o *options) identity() metrics.Identity {
 	id := o.routerID
 	if id == 0 {
-		host, _ := os.Hostname() // without a name, the id of the empty one
-		id = kvblock.InstanceID(host)
+		id = kvblock.InstanceID(hostName()) // without a name, the id of the empty one
 	}
 	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -59,15 +58,6 @@ func (o *explainOptions) check() error {
 		}
 	}
 	return nil
-}
-
-// hostName returns the name of this machine or Pod; empty: not known.
-func hostName() string {
-	name, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return name
 }
 
 // explain sends a body for a dry run and writes the decision.

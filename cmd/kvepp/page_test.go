@@ -385,10 +385,7 @@ func TestPagePrefixes(t *testing.T) {
 // TestPageReplicas: the view of replicas shows the numbers of the API of a real process, whose peer has requests.
 func TestPageReplicas(t *testing.T) {
 	browser := newBrowser(t)
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	token := replicaToken(t)
 	all, peers := reserveReplicas(t, 2)
 	a, b := all[0], all[1]
 	a.startReplica(peers, "--replica-token-file", token)

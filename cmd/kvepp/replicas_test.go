@@ -23,6 +23,16 @@ type replicaProcess struct {
 	port int
 }
 
+// replicaToken writes a file for --replica-token-file.
+func replicaToken(t *testing.T) string {
+	t.Helper()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
 // reserveReplicas reserves the ports of n replicas.
 func reserveReplicas(t testing.TB, n int) (all []*replicaProcess, addresses string) {
 	t.Helper()
@@ -88,10 +98,7 @@ func TestReplicas(t *testing.T) {
 		t.Skip("slow: make test runs it")
 	}
 	t.Parallel()
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	token := replicaToken(t)
 	all, peers := reserveReplicas(t, 2)
 	a, b := all[0], all[1]
 	a.startReplica(peers, "--replica-token-file", token)

@@ -78,8 +78,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 		// A restarted container has the same identity, so that it leads again at once if it led before.
 		identity := os.Getenv("POD_NAME")
 		if identity == "" {
-			host, _ := os.Hostname()
-			identity = fmt.Sprintf("%s_%08x", host, rand.Uint32())
+			identity = fmt.Sprintf("%s_%08x", hostName(), rand.Uint32())
 		}
 		if k.election, err = kube.NewElection(client, k.namespace, o.lease(), identity, leads, log); err != nil {
 			return nil, err

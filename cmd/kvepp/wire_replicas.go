@@ -202,15 +202,14 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, _ := os.Hostname()
 	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, log: s.log,
 		copies: map[uint64]*scoring.Copies{}}
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
 	group := replicaGroup(s.options, s.cluster)
 	r.node = link.New(link.Config{Self: self, Group: group, Timeout: s.replicaTimeout, Security: security,
-		Name: cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", host, s.replicaPort)), Known: r.known, Drain: r.drain,
-		Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
+		Name:  cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.replicaPort)),
+		Known: r.known, Drain: r.drain, Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
 	r.book.Observe(r.observeBook)
 	r.sessions.Observe(self.Origin, r.observeSession)
