@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -170,15 +169,21 @@ func TestAPIServer(t *testing.T) {
 		}
 	})
 
-	t.Run("rights", func(t *testing.T) { testRights(t, s, audit) })
+	t.Run("rights with shared requests", func(t *testing.T) { testRights(t, s, audit, true) })
+	t.Run("rights with a leader", func(t *testing.T) { testRights(t, s, audit, false) })
 }
 
 // testRights runs two kvepps with the chart's rights and arguments. It checks that they request nothing else, and that
-// they use all their rights.
-func testRights(t *testing.T, s *apiserver.Server, audit string) {
-	const namespace = "rights"
+// they use all their rights. With sharing, both replicas decide, which is the chart's default; otherwise one leads.
+func testRights(t *testing.T, s *apiserver.Server, audit string, sharing bool) {
+	namespace, values := "rights-leader", "pool.selector.app=engine,replicas=2,engine=dynamo"
+	if sharing {
+		namespace = "rights-sharing"
+	} else {
+		values += ",sharing.enabled=false,leaderElection.enabled=true"
+	}
 	ctx := t.Context()
-	r, err := helm(t, "-n", namespace, "--set", "pool.selector.app=engine,replicas=2,engine=dynamo")
+	r, err := helm(t, "-n", namespace, "--set", values)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,10 +200,15 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := func(name string) (metrics string, cmd *exec.Cmd, ended chan error, out *bytes.Buffer) {
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("the secret that both replicas have\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := strings.NewReplacer("$(POD_NAMESPACE)", namespace, "/var/run/secrets/replicas/token", token)
+	start := func(name string) (metrics string, cmd *exec.Cmd, ended chan error) {
 		var args []string
 		for _, arg := range r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args") {
-			args = append(args, strings.ReplaceAll(arg, "$(POD_NAMESPACE)", namespace))
+			args = append(args, files.Replace(arg))
 		}
 		metrics = free(t)
 		args = append(
@@ -208,19 +218,35 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			"--grpc-port="+port(free(t)),
 			"--grpc-health-port="+port(free(t)),
 			"--metrics-address="+metrics,
-			"--drain-delay=1s",
-			"--ha-handover-timeout=2s",
-		) // no gateway uses the second
+		)
+		if sharing {
+			// An EndpointSlice cannot hold loopback addresses, so the replicas do not find one another here.
+			args = append(args, "--replica-port="+port(free(t)))
+		} else {
+			args = append(args, "--drain-delay=1s", "--ha-handover-timeout=2s") // no gateway uses the second
+		}
 		cmd = exec.Command("../../bin/kvepp", args...)
 		cmd.Env = append(os.Environ(), "POD_NAME="+name)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		out, ended = &bytes.Buffer{}, make(chan error, 1)
+		out := &bytes.Buffer{}
+		ended = make(chan error, 1)
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		go func() { ended <- cmd.Wait() }()
-		return metrics, cmd, ended, out
+		done := make(chan struct{})
+		go func() {
+			ended <- cmd.Wait()
+			close(done)
+		}()
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // it has ended unless the test failed
+			<-done
+			if t.Failed() {
+				t.Logf("%s:\n%s", name, out)
+			}
+		})
+		return metrics, cmd, ended
 	}
 	leader := func() string {
 		lease, err := s.Client.CoordinationV1().Leases(namespace).Get(ctx, "kvepp-kvepp", metav1.GetOptions{})
@@ -243,9 +269,10 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		}
 	}
 	// Metrics are read as the chart's notes say: with the token of an account that is bound to the chart's role.
-	if err := s.Apply(ctx, "", `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: kvepp-rights-metrics},
-  roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kvepp-rights-metrics-reader},
-  subjects: [{kind: ServiceAccount, name: prometheus, namespace: rights}]}`); err != nil {
+	if err := s.Apply(ctx, "", strings.ReplaceAll(`{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding,
+  metadata: {name: kvepp-NAMESPACE-metrics},
+  roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kvepp-NAMESPACE-metrics-reader},
+  subjects: [{kind: ServiceAccount, name: prometheus, namespace: NAMESPACE}]}`, "NAMESPACE", namespace)); err != nil {
 		t.Fatal(err)
 	}
 	prometheus, err := s.AccountKubeconfig(ctx, namespace, "prometheus")
@@ -256,9 +283,9 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics, first, firstEnded, firstOut := start("kvepp-0")
-	read := func(token string) (status int, text string) {
-		req, err := http.NewRequestWithContext(ctx, "GET", "http://"+metrics+"/metrics", nil)
+	metrics, first, firstEnded := start("kvepp-0")
+	read := func(address, token string) (status int, text string) {
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://"+address+"/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,37 +303,42 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	eventually(
-		"metrics ask for a token",
-		func() bool { status, _ := read(""); return status == http.StatusUnauthorized },
-	)
-	knows := func(n int) func() bool {
+	asksForToken := func(address string) func() bool {
+		return func() bool { status, _ := read(address, ""); return status == http.StatusUnauthorized }
+	}
+	eventually("metrics ask for a token", asksForToken(metrics))
+	has := func(sample string) func() bool {
 		return func() bool {
-			status, text := read(account.BearerToken)
-			return status == http.StatusOK &&
-				regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).MatchString(text)
+			status, text := read(metrics, account.BearerToken)
+			return status == http.StatusOK && slices.Contains(strings.Split(text, "\n"), sample)
 		}
 	}
-	eventually("two workers are known", knows(2))
-	eventually("a leader holds the lease", func() bool { return leader() != "" })
-	one := leader()
-	_, second, secondEnded, secondOut := start("kvepp-1")
+	eventually("two workers are known", has("kvepp_workers 2"))
+	one := ""
+	if !sharing {
+		eventually("a leader holds the lease", func() bool { return leader() != "" })
+		one = leader()
+	}
+	secondMetrics, second, secondEnded := start("kvepp-1")
+	eventually("the second replica's metrics ask for a token", asksForToken(secondMetrics))
 	if err := s.RemovePod(ctx, namespace, "engine-1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually("one worker is known", knows(1))
+	eventually("one worker is known", has("kvepp_workers 1"))
 	if err := first.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-firstEnded; err != nil {
-		t.Errorf("%v\n%s", err, firstOut)
+		t.Error(err)
 	}
-	eventually("the other leads", func() bool { return leader() != "" && leader() != one })
+	if !sharing {
+		eventually("the other leads", func() bool { return leader() != "" && leader() != one })
+	}
 	if err := second.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-secondEnded; err != nil {
-		t.Errorf("%v\n%s", err, secondOut)
+		t.Error(err)
 	}
 
 	used := map[string]bool{}
@@ -355,6 +387,6 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		}
 	}
 	if t.Failed() {
-		t.Logf("%v\n%s\n%s", used, firstOut, secondOut)
+		t.Logf("rights used: %v", used)
 	}
 }
