@@ -341,6 +341,12 @@ func testRights(t *testing.T, s *apiserver.Server, audit string, sharing bool) {
 		t.Error(err)
 	}
 
+	checkRights(t, r, audit, "system:serviceaccount:"+namespace+":kvepp")
+}
+
+// checkRights reads the API server's audit log. The user must have been refused nothing, and must have used each right of
+// the chart's Role.
+func checkRights(t *testing.T, r *rendered, audit, user string) {
 	used := map[string]bool{}
 	text, err := os.ReadFile(audit)
 	if err != nil {
@@ -357,7 +363,7 @@ func testRights(t *testing.T, s *apiserver.Server, audit string, sharing bool) {
 		if err := json.Unmarshal(line, &event); err != nil {
 			t.Fatal(err)
 		}
-		if event.User.Username != "system:serviceaccount:"+namespace+":kvepp" {
+		if event.User.Username != user {
 			continue
 		}
 		if event.ResponseStatus.Code == 403 {

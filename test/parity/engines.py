@@ -53,12 +53,14 @@ REAL = {
         "vllm.renderers.hf",
         "vllm.renderers.inkling",
         "vllm.renderers.inkling_encoding",
+        "vllm.renderers.inputs.preprocess",
         "vllm.renderers.params",
         "vllm.tokenizers.deepseek_v32",
         "vllm.tokenizers.deepseek_v32_encoding",
         "vllm.tokenizers.deepseek_v4",
         "vllm.tokenizers.deepseek_v4_encoding",
         "vllm.tool_parsers.utils",
+        "vllm.utils.collection_utils",
         "vllm.utils.func_utils",
     ],
     "sglang": [
@@ -72,6 +74,7 @@ REAL = {
         "sglang.srt.entrypoints.openai.protocol",
         "sglang.srt.entrypoints.openai.responses_adapters",
         "sglang.srt.entrypoints.openai.serving_chat",
+        "sglang.srt.entrypoints.openai.serving_completions",
         "sglang.srt.entrypoints.openai.serving_responses",
         "sglang.srt.entrypoints.openai.serving_tokenize",
         "sglang.srt.parser.glm53_chat_template",
@@ -179,7 +182,7 @@ class VLLM:
         stand_in("vllm", sources)
         import vllm.envs
 
-        vllm.envs.VLLM_MAX_STOP_STRINGS = 128
+        vllm.envs.VLLM_MAX_STOP_STRINGS, vllm.envs.VLLM_MAX_COMPLETION_PROMPTS = 128, 1024
         import vllm.renderers
         import vllm.renderers.params as params
 
@@ -376,6 +379,25 @@ class VLLM:
         prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         return [generate(self.encode(request, prompt)) for prompt in prompts]
 
+    def completions(self, body):
+        """After OnlineRenderer.render_completion and preprocess_cmpl, and BaseRenderer.tokenize_prompt."""
+        import vllm.renderers.inputs.preprocess as preprocess
+
+        preprocess.TextPrompt = preprocess.TokensPrompt = dict  # what these TypedDicts make
+        request = self.completion.CompletionRequest.model_validate(body)
+        if request.suffix is not None or request.prompt_embeds is not None:
+            raise ValueError("not rendered")
+        params, prompts = request.build_tok_params(self.config), []
+        if request.prompt is None:
+            raise ValueError("no prompt")
+        for given in preprocess.prompt_to_seq(request.prompt):
+            prompt = preprocess.parse_dec_only_prompt(given)
+            if "prompt_token_ids" not in prompt:
+                prompt = params.apply_pre_tokenization(None, prompt)
+                prompt["prompt_token_ids"] = self.tokenizer.encode(prompt["prompt"], **params.get_encode_kwargs())
+            prompts.append(params.apply_post_tokenization(None, prompt)["prompt_token_ids"])
+        return prompts
+
     def tokenize(self, template, given_format, defaults, body):
         """After ServingTokenization.create_tokenize."""
         self.tokenizer.chat_template = template
@@ -536,6 +558,25 @@ class SGLang:
         kind, prompt = self.serving._engine_prompt(result, True)
         assert kind == "text"
         return prompt, self.tokenizer([prompt])["input_ids"][0]
+
+    def completions(self, body):
+        """After OpenAIServingCompletion._convert_to_internal_request and TokenizerManager._tokenize_texts."""
+        import sglang.srt.entrypoints.openai.serving_completions as serving_completions
+
+        serving_completions.GenerateReqInput = lambda **fields: types.SimpleNamespace(**fields)
+        serving = serving_completions.OpenAIServingCompletion.__new__(serving_completions.OpenAIServingCompletion)
+        serving.template_manager = types.SimpleNamespace(completion_template_name=None)
+        serving.tokenizer_manager = self.serving.tokenizer_manager
+        serving._build_sampling_params = lambda request: {}
+        serving._resolve_lora_path = lambda model, path: None
+        request = self.protocol.CompletionRequest.model_validate(body)
+        error = serving._validate_request(request)
+        if error:
+            raise ValueError(error)
+        asked, _ = serving._convert_to_internal_request(request)
+        if hasattr(asked, "text"):
+            return self.tokenizer([asked.text] if isinstance(asked.text, str) else asked.text)["input_ids"]
+        return [asked.input_ids] if isinstance(asked.input_ids[0], int) else asked.input_ids
 
     def tokenize(self, template, given_format, defaults, body):
         """OpenAIServingTokenize.handle_request, with the body as FastAPI reads it."""
@@ -701,6 +742,11 @@ def main(engine, sources, folder):
         asked = json.loads(line)
         if "detect" in asked:
             answer = {"format": engine.detect(asked["detect"])}
+        elif "completions" in asked:
+            try:
+                answer = {"prompts": [list(ids) for ids in engine.completions(asked["completions"])]}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         elif "endpoint" in asked:
             try:
                 answer = getattr(engine, asked["endpoint"])(asked["template"], "auto", asked.get("defaults"), asked["body"])
