@@ -344,8 +344,8 @@ func testRights(t *testing.T, s *apiserver.Server, audit string, sharing bool) {
 	checkRights(t, r, audit, "system:serviceaccount:"+namespace+":kvepp")
 }
 
-// checkRights reads the API server's audit log. The user must have been refused nothing, and must have used each right of
-// the chart's Role.
+// checkRights reads the API server's audit log. The user must have been refused nothing, and must have used each right
+// of the chart's Role.
 func checkRights(t *testing.T, r *rendered, audit, user string) {
 	used := map[string]bool{}
 	text, err := os.ReadFile(audit)

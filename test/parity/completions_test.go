@@ -24,8 +24,8 @@ var completionFields = []string{
 	`"extra_key":"k"`, `"priority":1`, `"return_token_offsets":true`, `"prompt_logprobs":1`, `"unknown":{"a":1}`,
 }
 
-// completionPrompts returns a random value of the field prompt. It has no ids such as 1.0 and true, which vLLM and SGLang
-// read as numbers, and kvepp refuses, as OpenAI's API does.
+// completionPrompts returns a random value of the field prompt. It has no ids such as 1.0 and true, which vLLM and
+// SGLang read as numbers, and kvepp refuses, as OpenAI's API does.
 func completionPrompts(random *rand.Rand) string {
 	text := func() string {
 		var b strings.Builder
