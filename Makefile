@@ -63,8 +63,9 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e ./e2e/manifests
 
+# The tests of events mostly wait, so they run beside parity.
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code (ENGINE=sglang VERSION=0.5.23: only requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
