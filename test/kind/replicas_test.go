@@ -17,8 +17,8 @@ import (
 )
 
 // TestReplicas runs three replicas that share their running requests, behind the chart's Envoy. Under load one is
-// killed, two are cut off from each other, and one is added. Only requests that the killed replica handled may fail.
-// After each change the replicas' copies are equal.
+// killed, two are cut off from each other, all are replaced by a rolling update, and one is added. Only requests that
+// the killed replica handled may fail. After each change the replicas' copies are equal.
 func TestReplicas(t *testing.T) {
 	n := newNamespace(t, "kvepp-e2e-replicas")
 	n.apply(read(t, "testdata/hub.yaml"))
@@ -38,6 +38,23 @@ func TestReplicas(t *testing.T) {
 	}{
 		{"one is killed", r.kill},
 		{"two are cut off from each other", r.partition},
+		{"all are replaced", func() {
+			old := r.pods
+			n.duringTraffic(func() {
+				n.kubectl("rollout", "restart", "deployment/kvepp")
+				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
+				// Requests that began before still run at replicas that end.
+				n.eventually("the old replicas are gone", func() error {
+					left := strings.Fields(n.kubectl("get", "pods", "-l", kvepp, "-o", "jsonpath={.items[*].metadata.name}"))
+					if slices.ContainsFunc(left, func(pod string) bool { return slices.Contains(old, pod) }) {
+						return fmt.Errorf("there are %v, and there were %v", left, old)
+					}
+					return nil
+				})
+			})
+			r.follow()
+			r.awaitEqual(3)
+		}},
 		{"one is added", func() {
 			n.duringTraffic(func() {
 				n.kubectl("scale", "deployment/kvepp", "--replicas=4")
@@ -80,12 +97,13 @@ func (v *replicaView) of(replica string) (state string, bookings int) {
 // watchedReplicas are the Pods of kvepp with the addresses at which the test reaches their admin ports.
 type watchedReplicas struct {
 	*namespace
+	ctx   context.Context // of the whole test: the forwarded ports outlive its parts
 	pods  []string
 	admin map[string]string
 }
 
 func (n *namespace) watchReplicas() *watchedReplicas {
-	r := &watchedReplicas{namespace: n, admin: map[string]string{}}
+	r := &watchedReplicas{namespace: n, ctx: n.t.Context(), admin: map[string]string{}}
 	r.follow()
 	return r
 }
@@ -98,8 +116,7 @@ func (r *watchedReplicas) follow() {
 		if r.admin[pod] != "" {
 			continue
 		}
-		forward := exec.CommandContext(r.t.Context(), "kubectl", "--namespace", r.name, "port-forward", "pod/"+pod,
-			":9091")
+		forward := exec.CommandContext(r.ctx, "kubectl", "--namespace", r.name, "port-forward", "pod/"+pod, ":9091")
 		says, err := forward.StdoutPipe()
 		if err == nil {
 			err = forward.Start()
