@@ -17,6 +17,15 @@ COPY . .
 ARG COMMIT=
 RUN LIBZMQ=/libzmq COMMIT=$COMMIT manifests/image/rootfs.sh /rootfs
 
+# The stand-in engine of examples/compose: docker build --target engine. A build of kvepp leaves these two stages out.
+FROM build AS engine-build
+RUN LIBZMQ=/libzmq PROGRAM=examples/engine manifests/image/rootfs.sh /engine-rootfs
+
+FROM scratch AS engine
+COPY --from=engine-build /engine-rootfs/ /
+USER 65532:65532
+ENTRYPOINT ["/engine"]
+
 FROM scratch
 COPY --from=build /rootfs/ /
 USER 65532:65532

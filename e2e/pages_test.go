@@ -286,6 +286,7 @@ var notRun = []struct{ page, begins, because string }{
 	{"*", "kubectl ", "needs a cluster; make e2e-kind"},
 	{"*", "make ", "is a target of its own"},
 	{"docs/kubernetes.md", "", "needs a cluster; make e2e-kind"},
+	{"examples/compose/README.md", "", "needs Docker; TestCompose runs its services as processes"},
 	{"docs/security.md", "docker ", "needs Docker and a registry"},
 	{"docs/dynamo.md", "python3 -m dynamo.", "needs a GPU; the tests of this package start Dynamo's mocker"},
 	{"docs/dynamo.md", "export DYN_", "belongs to Dynamo's commands"},
@@ -345,7 +346,8 @@ var harmless = regexp.MustCompile(`^([A-Z_]+=\S+ )*(bin/kvepp|kvepp|curl|vllm|ca
 // marked sh, or console if they show output too. TestReadmeStart runs those of the README, and TestMistakes those of
 // docs/mistakes.md.
 func TestPageCommands(t *testing.T) {
-	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md", "bench/README.md"}
+	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md", "bench/README.md",
+		"examples/compose/README.md"}
 	for _, pattern := range []string{"../docs/*.md", "../docs/*/*.md"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

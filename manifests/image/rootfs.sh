@@ -5,11 +5,13 @@
 # GOARCH is the processor: amd64 or arm64; default: this machine's. VERSION is that of a release; default: none.
 # COMMIT is the git commit that `kvepp version` prints; default: that of the sources, if they are in a git repository.
 # LIBZMQ is the folder of a static libzmq (libzmq.sh); default: the script builds one in the cache.
+# PROGRAM is the folder of the program; default: cmd/kvepp. The stand-in engine of examples/compose is examples/engine.
 set -eu
 root=${1:?usage: rootfs.sh DIR}
 source=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
 here=$source/manifests/image
 processor=${GOARCH:-$(go env GOHOSTARCH)}
+program=${PROGRAM:-cmd/kvepp}
 triplet=""
 if [ "$processor" != "$(go env GOHOSTARCH)" ]; then
 	case $processor in
@@ -37,6 +39,6 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 cd "$source"
 : "${COMMIT:=$(git describe --always --abbrev=40 --dirty=-modified --exclude='*' 2>/dev/null || true)}"
 PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 GOARCH=$processor CC=${triplet:+$triplet-}gcc CXX=${triplet:+$triplet-}g++ go build -trimpath -buildvcs=false -tags netgo,osusergo,timetzdata \
-	-ldflags "-s -w -X main.commit=$COMMIT -X main.release=${VERSION:-} -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
+	-ldflags "-s -w -X main.commit=$COMMIT -X main.release=${VERSION:-} -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/${program##*/}" "./$program" 2>"$root.log" ||
 	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -f "$root.log"
