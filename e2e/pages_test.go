@@ -23,7 +23,7 @@ import (
 //   - A port P of the page becomes a free port: in HOST:P, "port P", "port=P" and "port_value: P", in commands, in
 //     files of the page and in manifests/envoy. The addresses 10.0.0.x are on loopback, each with ports of its own.
 //     kvepp gets its default ports by KVEPP_*.
-//   - vllm is the stand-in of testdata/standins.
+//   - vllm, and python3 with the modules of engines, are the stand-ins of testdata/standins.
 //   - make and go run in the tree itself, so that Go's build cache serves. curl fails if the answer is an error.
 //   - /models and /run are in the folder, and https://HUB is a stand-in's hub.
 type terminal struct {
@@ -65,11 +65,15 @@ func openTerminal(t *testing.T, engine string) *terminal {
 		c.write(filepath.Join("manifests/envoy", filepath.Base(f)), c.mapped(string(text)))
 	}
 	for tool, script := range map[string]string{
-		"make": "cd '" + root + "' && exec '%s' \"$@\"",
-		"go":   "cd '" + root + "' && exec '%s' \"$@\"",
-		"curl": "exec '%s' -sS --fail-with-body \"$@\"",
+		"make":  "cd '" + root + "' && exec '%s' \"$@\"",
+		"go":    "cd '" + root + "' && exec '%s' \"$@\"",
+		"curl":  "exec '%s' -sS --fail-with-body \"$@\"",
+		"envoy": "exec '%s' \"$@\"",
 	} {
 		program, err := exec.LookPath(tool)
+		if tool == "envoy" {
+			program, err = filepath.Abs(filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy"))
+		}
 		c.must(err)
 		c.write("standins/"+tool, "#!/bin/sh\n"+fmt.Sprintf(script, program)+"\n")
 	}
@@ -77,10 +81,16 @@ func openTerminal(t *testing.T, engine string) *terminal {
 	c.must(os.MkdirAll(filepath.Join(c.dir, "page/models"), 0o755))
 	c.must(os.MkdirAll(filepath.Join(c.dir, "page/run/dynamo"), 0o755))
 	c.must(os.Symlink(model, filepath.Join(c.dir, "page/models/qwen")))
+	python, err := exec.LookPath("python3")
+	c.must(err)
 	c.env = []string{
 		fmt.Sprintf("PATH=%s:%s:%s:%s", filepath.Join(c.dir, "standins"), filepath.Join(root, "e2e/testdata/standins"),
 			filepath.Join(root, "bin"), os.Getenv("PATH")),
-		"STANDIN_ENGINE=" + engine, "STANDIN_MODEL=" + model,
+		"STANDIN_ENGINE=" + engine, "STANDIN_MODEL=" + model, "STANDIN_PYTHON=" + python,
+		"STANDIN_DYNAMO=" + filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/python"),
+		fmt.Sprintf("KVEPP_LISTEN_PORT=%d", c.port("", "10080")), // these three: of kvepp envoy
+		fmt.Sprintf("KVEPP_ENVOY_ADMIN_PORT=%d", c.port("", "19900")),
+		fmt.Sprintf("KVEPP_KVEPP_ADDRESS=127.0.0.1:%d", c.port("", "9002")),
 		fmt.Sprintf("KVEPP_GRPC_PORT=%d", c.port("", "9002")),
 		fmt.Sprintf("KVEPP_GRPC_HEALTH_PORT=%d", c.port("", "9003")),
 		fmt.Sprintf("KVEPP_METRICS_PORT=%d", c.port("", "9090")),
@@ -161,10 +171,13 @@ func (c *terminal) serving(command string) (ports []int) {
 		return nil
 	case strings.Contains(command, "kvepp serve "):
 		return []int{c.port("", "9002"), c.port("", "9090")}
-	case strings.Contains(command, "/bin/envoy\" "):
+	case strings.Contains(command, "/bin/envoy\" "), strings.HasPrefix(command, "envoy "):
 		return []int{c.port("", "10080")}
-	case regexp.MustCompile(`(^| )(vllm serve|bin/engine|bin/kvepp (indexer|select)) `).MatchString(command):
+	case regexp.MustCompile(`(^| )(vllm serve|bin/engine|bin/kvepp (indexer|select)|` +
+		`python3 -m (sglang\.launch_server|dynamo\.frontend)) `).MatchString(command):
 		return []int{port()}
+	case strings.Contains(command, " dynamo.vllm "): // the page waits for it
+		return nil
 	case strings.HasSuffix(command, "&"):
 		c.t.Fatalf("it is not known when this command is ready: %s", command)
 	}
@@ -366,7 +379,7 @@ func TestPageCommands(t *testing.T) {
 		for _, b := range blocksOf(t, page) {
 			switch b.language {
 			case "sh":
-				if page == "README.md" && slices.Contains(readmeStarts(t), b.text) {
+				if page == "README.md" && slices.Contains(readmeStarts(t), b.text) || b.text == quickStart(t, page) {
 					continue
 				}
 				commands = append(commands, commandsOf(t, b.text)...)

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -93,6 +95,22 @@ func (r reply) cached() int {
 	return n
 }
 
+// request runs a curl -i, which must succeed, and returns its answer.
+func (c *terminal) request(command string) reply {
+	c.t.Helper()
+	head, body, _ := strings.Cut(c.output(command), "\r\n\r\n")
+	status, headers, _ := strings.Cut(head, "\r\n")
+	if !strings.HasPrefix(status, "HTTP/1.1 200") {
+		c.t.Fatalf("%s\n%s", head, body)
+	}
+	r := reply{"": body}
+	for header := range strings.SplitSeq(headers, "\r\n") {
+		name, value, _ := strings.Cut(header, ": ")
+		r[name] = value
+	}
+	return r
+}
+
 // startOf runs the commands of a start, the last of them twice. The second answer must have cached tokens.
 func startOf(c *terminal, commands []string) (first, second reply) {
 	c.t.Helper()
@@ -100,21 +118,7 @@ func startOf(c *terminal, commands []string) (first, second reply) {
 		c.t.Errorf("%d commands, want at most %d:\n%s", n, most, strings.Join(commands, "\n"))
 	}
 	c.run(commands[:len(commands)-1])
-	request := func() reply {
-		c.t.Helper()
-		head, body, _ := strings.Cut(c.output(commands[len(commands)-1]),
-			"\r\n\r\n")
-		status, headers, _ := strings.Cut(head, "\r\n")
-		if !strings.HasPrefix(status, "HTTP/1.1 200") {
-			c.t.Fatalf("%s\n%s", head, body)
-		}
-		r := reply{"": body}
-		for header := range strings.SplitSeq(headers, "\r\n") {
-			name, value, _ := strings.Cut(header, ": ")
-			r[name] = value
-		}
-		return r
-	}
+	request := func() reply { c.t.Helper(); return c.request(commands[len(commands)-1]) }
 	first = request()
 	if first.cached() >= 100 { // the beginning of the template is cached since kvepp check --probe
 		c.t.Errorf("the first request already had %d cached tokens", first.cached())
@@ -143,4 +147,59 @@ func startOf(c *terminal, commands []string) (first, second reply) {
 		c.t.Errorf("the second request had %d cached tokens:\n%s", second.cached(), second[""])
 	}
 	return first, second
+}
+
+// quickStart returns the block of commands below the title "Quick start" of an engine's page; "" of other pages.
+func quickStart(t *testing.T, page string) string {
+	t.Helper()
+	if !slices.Contains(enginePages, page) {
+		return ""
+	}
+	text, err := os.ReadFile(filepath.Join("..", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, found := strings.Cut(string(text), "\n## Quick start\n")
+	title := 2 + strings.Count(before, "\n")
+	for _, b := range blocksOf(t, page) {
+		if found && b.line > title && b.language == "sh" {
+			return b.text
+		}
+	}
+	t.Fatalf("%s has no quick start any more", page)
+	return ""
+}
+
+var enginePages = []string{"docs/vllm.md", "docs/sglang.md", "docs/dynamo.md"}
+
+// TestQuickStarts runs the quick start of each engine's page, from the page's own text, to a request that is routed by
+// cache. Only what needs a GPU is replaced (testdata/standins).
+func TestQuickStarts(t *testing.T) {
+	engine := buildEngine(t)
+	for _, page := range enginePages {
+		t.Run(strings.TrimSuffix(filepath.Base(page), ".md"), func(t *testing.T) {
+			c := openTerminal(t, engine)
+			c.hub = "http://" + standIn(t, engine, "hub").Address
+			commands := commandsOf(t, quickStart(t, page))
+			last := commands[len(commands)-1]
+			if !strings.HasPrefix(last, "curl -i ") {
+				t.Fatalf("the quick start ends with %s", last)
+			}
+			c.run(commands[:len(commands)-1])
+			first := c.request(last)
+			if first["x-kvepp-predicted-cached-tokens"] == "" {
+				t.Fatalf("kvepp did not choose: %v", first)
+			}
+			// The reader sends the second request by hand. Until then kvepp has applied the events of the first.
+			eventually(t, func() error {
+				again := c.request(last)
+				predicted, err := strconv.Atoi(again["x-kvepp-predicted-cached-tokens"])
+				if err != nil || predicted < 100 || again.cached() < 100 || predicted < again.cached() {
+					return fmt.Errorf("predicted %q, and the engine had %d (%v)",
+						again["x-kvepp-predicted-cached-tokens"], again.cached(), err)
+				}
+				return nil
+			})
+		})
+	}
 }

@@ -35,8 +35,8 @@ var othersFlags = map[string]string{
 	"disable-hybrid-swa-memory": "SGLang",
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
 	"publish-kv-events":   "Dynamo's worker of TensorRT-LLM",
-	"disable-hot-restart": "Envoy",
-	"set":                 "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"disable-hot-restart": "Envoy", "retry": "curl", "retry-connrefused": "curl",
+	"set": "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics of other endpoint pickers that the pages name.
@@ -264,7 +264,7 @@ func TestPagesLink(t *testing.T) {
 
 // TestPagesRun checks that kvepp accepts the commands in the pages.
 func TestPagesRun(t *testing.T) {
-	command := regexp.MustCompile(`(?m)(?:bin|-- )/kvepp ([a-z]+)([^\n<]*)`)
+	command := regexp.MustCompile(`(?m)(?:bin|-- )/kvepp ([a-z]+)([^\n<>]*)`)
 	commands := map[string]int{}
 	sample, _ := configSample(t)
 	for name, text := range pages(t) {
