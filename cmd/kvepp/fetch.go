@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -308,12 +310,23 @@ func escaped(p string) string {
 	return strings.Join(parts, "/")
 }
 
-// file downloads one file. The file is written completely or not at all.
+// staleParts is the age at which a part of a file is an ended process's. No fetch takes so long.
+const staleParts = 24 * time.Hour
+
+// file downloads one file. The file is written completely or not at all, also if other processes fetch into the same
+// folder: the init containers of several replicas share a claim.
 func (h *hub) file(ctx context.Context, address string, root *os.Root, name string) (size int64, err error) {
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return 0, err
 	}
-	part := name + ".part"
+	if parts, err := fs.Glob(root.FS(), name+".*.part"); err == nil {
+		for _, part := range parts {
+			if info, err := root.Stat(part); err == nil && time.Since(info.ModTime()) > staleParts {
+				_ = root.Remove(part) // another process may have removed it
+			}
+		}
+	}
+	part := name + "." + rand.Text() + ".part"
 	err = h.get(ctx, address, func(body io.Reader) error {
 		f, err := root.Create(part)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // modelHub starts a hub with one model, whose files belong to one commit, and returns its URL. before may answer a
@@ -117,6 +118,61 @@ func TestFetch(t *testing.T) {
 	if !strings.Contains(stderr.String(), "503 Service Unavailable; again in 1s") ||
 		strings.Contains(stderr.String(), "s3cr3t") {
 		t.Errorf("stderr %q", stderr.String())
+	}
+}
+
+// TestFetchTogether: two replicas fetch into the same claim. The first has half of a file when the second fetches it;
+// both end with the whole file, and no parts remain but those that may be another process's.
+func TestFetchTogether(t *testing.T) {
+	text := strings.Repeat("x", 1<<20)
+	half, rest := make(chan struct{}), make(chan struct{})
+	var asked atomic.Int32
+	hub := modelHub(t, map[string]string{"tokenizer.json": text}, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/tokenizer.json") || asked.Add(1) > 1 {
+			return false
+		}
+		fmt.Fprint(w, text[:len(text)/2])
+		w.(http.Flusher).Flush()
+		close(half)
+		<-rest
+		fmt.Fprint(w, text[len(text)/2:])
+		return true
+	})
+	folder := t.TempDir()
+	for name, age := range map[string]time.Duration{"tokenizer.json.old.part": 2 * staleParts,
+		"tokenizer.json.new.part": 0} {
+		file := filepath.Join(folder, name)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func() int {
+		var out bytes.Buffer
+		code := fetch([]string{"--hub=" + hub, "--to=" + folder, ".=org/model"}, &out, &out, noEnvironment)
+		if code != 0 {
+			t.Error(out.String())
+		}
+		return code
+	}
+	first := make(chan int)
+	go func() { first <- run() }()
+	<-half
+	run()
+	if got := tree(t, folder)["tokenizer.json"]; got != text {
+		t.Errorf("the second has %d bytes, want %d", len(got), len(text))
+	}
+	close(rest)
+	<-first
+	got := tree(t, folder)
+	if got["tokenizer.json"] != text {
+		t.Errorf("the first has %d bytes, want %d", len(got["tokenizer.json"]), len(text))
+	}
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, []string{"tokenizer.json",
+		"tokenizer.json.new.part"}) {
+		t.Errorf("files %q", names)
 	}
 }
 

@@ -225,6 +225,187 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
+// TestScaling checks which loads the chart's autoscalers follow, and with which replicas kvepp then starts.
+func TestScaling(t *testing.T) {
+	const keda = ",autoscaling.by=keda,metrics.prometheus.address=http://p:9090"
+	const engines = ",engineAutoscaling.enabled=true,engineAutoscaling.target.name=vllm," +
+		"metrics.prometheus.address=http://p:9090,engineAutoscaling.prefillTokens=9000"
+	const samples = `{namespace="default",pod=~"kvepp-[a-z0-9]+(-[a-z0-9]+)?"}`
+	for _, x := range []struct {
+		values   string
+		replicas any // of the Deployment; nil: the autoscaler's
+		scales   []string
+	}{
+		{"", 2, nil},
+		{",autoscaling.enabled=true", nil, []string{"HorizontalPodAutoscaler Deployment kvepp 2-6: cpu 70"}},
+		{",autoscaling.enabled=true,autoscaling.cpuPercent=null,autoscaling.streams=3000000,autoscaling.minReplicas=1",
+			nil, []string{"HorizontalPodAutoscaler Deployment kvepp 1-6: kvepp_streams 3000000"}},
+		{",autoscaling.enabled=true,autoscaling.by=keda", nil, []string{"ScaledObject Deployment kvepp 2-6: cpu 70"}},
+		{",autoscaling.enabled=true,autoscaling.streams=300,autoscaling.requestsPerSecond=1000" + keda, nil,
+			[]string{"ScaledObject Deployment kvepp 2-6: cpu 70, sum(kvepp_streams" + samples + ") 300, " +
+				"sum(rate(kvepp_requests_total" + samples + "[1m])) 1000"}},
+		{engines, 2, []string{"ScaledObject Deployment vllm 1-8: sum(max by (worker_id, dp_rank, worker_type) (" +
+			"dynamo_frontend_worker_active_prefill_tokens" + samples + ")) 9000"}},
+		{engines + ",leaderElection.enabled=true,engineAutoscaling.target.kind=StatefulSet", 2, []string{
+			"ScaledObject StatefulSet vllm 1-8: sum(dynamo_frontend_worker_active_prefill_tokens" + samples + ") 9000"}},
+	} {
+		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := r.kvepp(t)
+		if got := d.at("spec", "replicas"); got != x.replicas {
+			t.Errorf("%q: %v replicas, want %v", x.values, got, x.replicas)
+		}
+		elects := strings.Contains(x.values, "leaderElection")
+		if by := trust(r, d); (by == "token") == elects || len(r.all("PodDisruptionBudget")) == 1 == elects {
+			t.Errorf("%q: replicas recognise one another by %q, %d budgets", x.values, by,
+				len(r.all("PodDisruptionBudget")))
+		}
+		if got := scales(r); !slices.Equal(got, x.scales) {
+			t.Errorf("%q:\n%q, want\n%q", x.values, got, x.scales)
+		}
+	}
+}
+
+// scales returns what each autoscaler scales, between which numbers of replicas, and by which loads.
+func scales(r *rendered) (all []string) {
+	for _, o := range append(r.all("HorizontalPodAutoscaler"), r.all("ScaledObject")...) {
+		from, to := o.at("spec", "minReplicas"), o.at("spec", "maxReplicas")
+		var loads []string
+		for _, m := range o.list("spec", "metrics") {
+			loads = append(loads, m.text("resource", "name")+m.text("pods", "metric", "name")+" "+fmt.Sprint(
+				cmp.Or(m.at("resource", "target", "averageUtilization"), m.at("pods", "target", "averageValue"))))
+		}
+		if o.text("kind") == "ScaledObject" {
+			from, to = o.at("spec", "minReplicaCount"), o.at("spec", "maxReplicaCount")
+		}
+		for _, trigger := range o.list("spec", "triggers") {
+			of := trigger.text("metadata", "query")
+			if of != "" && (trigger.text("metadata", "serverAddress") == "" ||
+				trigger.text("metricType") != "AverageValue") {
+				of += ", which is not asked for each pod at an address"
+			}
+			loads = append(loads, cmp.Or(of, trigger.text("type"))+" "+
+				cmp.Or(trigger.text("metadata", "threshold"), trigger.text("metadata", "value")))
+		}
+		all = append(all, fmt.Sprintf("%s %s %s %v-%v: %s", o.text("kind"), o.text("spec", "scaleTargetRef", "kind"),
+			o.text("spec", "scaleTargetRef", "name"), from, to, strings.Join(loads, ", ")))
+	}
+	return all
+}
+
+// TestReaders checks that each reader of metrics sends a token that kvepp accepts, and gets the rights for it.
+func TestReaders(t *testing.T) {
+	const create = "metrics.readerToken.create=true,"
+	for _, x := range []struct {
+		values, kind, credentials string
+		creates                   bool
+	}{
+		{"metrics.serviceMonitor.enabled=true", "ServiceMonitor", "the reader's own token", false},
+		{"metrics.serviceMonitor.enabled=true,metrics.auth=false", "ServiceMonitor", "", false},
+		{create + "metrics.serviceMonitor.enabled=true", "ServiceMonitor", "kvepp-metrics-reader token", true},
+		{create + "metrics.podMonitor.enabled=true", "PodMonitor", "kvepp-metrics-reader token", true},
+		{"metrics.podMonitor.enabled=true,metrics.auth=false", "PodMonitor", "", false},
+		{"metrics.podMonitor.enabled=true,metrics.readerToken.secretName=ours,metrics.readerToken.key=t", "PodMonitor",
+			"ours t", false},
+		{create + "metrics.podMonitoring.enabled=true", "PodMonitoring", "kvepp-metrics-reader token", true},
+		{"metrics.podMonitoring.enabled=true,metrics.auth=false", "PodMonitoring", "", false},
+	} {
+		r, err := helm(t, "--set", "pool.selector.app=vllm,"+x.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := r.one(t, x.kind)
+		endpoint := append(o.list("spec", "endpoints"), o.list("spec", "podMetricsEndpoints")...)[0]
+		got := ""
+		if endpoint.at("bearerTokenFile") != nil {
+			got = "the reader's own token"
+		}
+		for _, at := range [][]any{{"authorization", "credentials"}, {"authorization", "credentials", "secret"}} {
+			name, key := endpoint.text(append(at, "name")...), endpoint.text(append(at, "key")...)
+			if name != "" && endpoint.text("authorization", "type") == "Bearer" {
+				got += name + " " + key
+			}
+		}
+		if got != x.credentials {
+			t.Errorf("%s: sends %q, want %q", x.values, got, x.credentials)
+		}
+		const reader = "kvepp-metrics-reader"
+		accounts := slices.DeleteFunc(r.all("ServiceAccount"), func(o object) bool {
+			return o.text("metadata", "name") != reader || o.at("automountServiceAccountToken") != false
+		})
+		tokens := slices.DeleteFunc(r.all("Secret"), func(o object) bool {
+			return o.text("metadata", "name") != reader || o.text("type") != "kubernetes.io/service-account-token" ||
+				o.text("metadata", "annotations", "kubernetes.io/service-account.name") != reader
+		})
+		bindings := slices.DeleteFunc(r.all("ClusterRoleBinding"), func(o object) bool {
+			return o.text("roleRef", "name") != "kvepp-default-metrics-reader" ||
+				o.text("subjects", 0, "name") != reader || o.text("subjects", 0, "namespace") != "default"
+		})
+		want := map[bool]int{true: 1}[x.creates]
+		if len(accounts) != want || len(tokens) != want || len(bindings) != want {
+			t.Errorf("%s: accounts %v, tokens %v, rights %v, want %d of each", x.values, accounts, tokens, bindings, want)
+		}
+		collector := slices.DeleteFunc(r.all("RoleBinding"), func(o object) bool {
+			return o.text("subjects", 0, "name") != "collector" || o.text("subjects", 0, "namespace") != "gmp-system"
+		})
+		roles := slices.DeleteFunc(r.all("Role"), func(o object) bool {
+			return !slices.Equal(o.strings("rules", 0, "resourceNames"), []string{reader}) ||
+				!slices.Equal(o.strings("rules", 0, "resources"), []string{"secrets"}) || len(o.list("rules")) != 1
+		})
+		if reads := x.kind == "PodMonitoring" && x.creates; reads != (len(collector) == 1) || reads != (len(roles) == 1) {
+			t.Errorf("%s: the collector's rights: %v %v", x.values, collector, roles)
+		}
+	}
+}
+
+// TestTokenizerVolumes checks where the pods find tokenizers, for each source.
+func TestTokenizerVolumes(t *testing.T) {
+	const models = "models[0].name=q,models[0].repository=q,"
+	const fetch = models + "model.source=fetch,model.fetch.hub=https://hub"
+	for values, want := range map[string]string{
+		models + "model.source=pvc,model.pvc.claimName=c":       "persistentVolumeClaim map[claimName:c readOnly:true]",
+		models + "model.source=image,model.image.reference=i:1": "image map[pullPolicy:IfNotPresent reference:i:1]",
+		fetch:                               "emptyDir map[sizeLimit:512Mi]",
+		fetch + ",model.fetch.claim.name=c": "persistentVolumeClaim map[claimName:c]",
+		fetch + ",model.fetch.claim.name=c,model.fetch.claim.create=true": "persistentVolumeClaim map[claimName:c], " +
+			"created [ReadWriteMany]",
+	} {
+		r, err := helm(t, "--set", "pool.selector.app=vllm,"+values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := object(r.kvepp(t).at("spec", "template", "spec").(map[string]any))
+		got := ""
+		for _, v := range pod.list("volumes") {
+			if v.text("name") == "models" {
+				for _, kind := range []string{"persistentVolumeClaim", "image", "emptyDir"} {
+					if v.at(kind) != nil {
+						got += fmt.Sprint(kind, " ", v.at(kind))
+					}
+				}
+			}
+		}
+		for _, c := range r.all("PersistentVolumeClaim") {
+			if c.text("metadata", "name") == "c" && c.at("metadata", "annotations", "helm.sh/resource-policy") == "keep" {
+				got += fmt.Sprint(", created ", c.at("spec", "accessModes"))
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", values, got, want)
+		}
+		for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
+			if !slices.ContainsFunc(c.list("volumeMounts"), func(m object) bool {
+				return m.text("name") == "models" && m.text("mountPath") == "/models" &&
+					(m.at("readOnly") == true) == (c.text("name") == "kvepp")
+			}) {
+				t.Errorf("%s: %s mounts %v", values, c.text("name"), c.list("volumeMounts"))
+			}
+		}
+	}
+}
+
 // TestRights checks that kvepp has exactly the rights that it needs, for each setting.
 func TestRights(t *testing.T) {
 	rule := func(group, resource, verbs string, names ...string) string {
@@ -472,6 +653,43 @@ func TestRefused(t *testing.T) {
 		{set("envoy.create=true", "tls.clientCA.secretName=x"), "envoy.create: this Envoy uses TLS"},
 		{set("envoy.create=true", "pool.appProtocol=kubernetes.io/h2c"), "set pool.appProtocol=http"},
 		{[]string{"--set", "envoy.create=true,pool.create=false,pool.name=x"}, "envoy.create needs pool.selector"},
+		{set("autoscaling.enabled=true", "replicas=3"), "replicas has no effect with autoscaling.enabled=true"},
+		{set("autoscaling.enabled=true", "autoscaling.minReplicas=9"),
+			"autoscaling.minReplicas is 9, and autoscaling.maxReplicas only 6"},
+		{set("autoscaling.enabled=true", "leaderElection.enabled=true"), "autoscaling.enabled: under leader election"},
+		{set("autoscaling.enabled=true", "sharing.enabled=false"), "autoscaling.enabled: under leader election"},
+		{set("autoscaling.enabled=true", "autoscaling.cpuPercent=null"), "autoscaling needs a load to follow"},
+		{set("autoscaling.enabled=true", "resources.requests.cpu=null"), "resources.requests.cpu, which is missing"},
+		{set("autoscaling.enabled=true", "autoscaling.requestsPerSecond=5"), "only with autoscaling.by=keda"},
+		{set("autoscaling.enabled=true", "autoscaling.by=keda", "autoscaling.streams=5"),
+			"metrics.prometheus.address is missing"},
+		{set("autoscaling.enabled=true", "autoscaling.minReplicas=0"), "/autoscaling/minReplicas"},
+		{set("autoscaling.by=vpa"), "/autoscaling/by"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.runningRequests=5"),
+			"engineAutoscaling.target.name is missing"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm"),
+			"engineAutoscaling needs a load to follow"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
+			"engineAutoscaling.queuedRequests=5"), "requests never wait in kvepp without --router-queue-threshold"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
+			"engineAutoscaling.runningRequests=5"), "metrics.prometheus.address is missing: engineAutoscaling"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
+			"engineAutoscaling.minReplicas=9"), "engineAutoscaling.maxReplicas only 8"},
+		{set("metrics.prometheus.address=http://p:9090"), "nothing here asks Prometheus"},
+		{set("metrics.prometheus.authentication=p"), "no effect without metrics.prometheus.address"},
+		{set("metrics.prometheus.address=p:9090"), "/metrics/prometheus/address"},
+		{set("metrics.podMonitor.enabled=true"), "metrics.podMonitor: with metrics.auth=true a reader must send"},
+		{set("metrics.podMonitoring.enabled=true"), "metrics.podMonitoring: with metrics.auth=true a reader must"},
+		{set("metrics.podMonitor.enabled=true", "metrics.serviceMonitor.enabled=true"), "read each replica twice"},
+		{set("metrics.readerToken.create=true"), "metrics.readerToken has no effect: no reader uses it"},
+		{set("metrics.readerToken.create=true", "metrics.readerToken.secretName=x"),
+			"metrics.readerToken.secretName has no effect"},
+		{set("metrics.readerToken.create=true", "metrics.readerToken.key=x"), "metrics.readerToken.key: the Secret"},
+		{set("metrics.readerToken.create=true", "metrics.auth=false", "metrics.podMonitor.enabled=true"),
+			"metrics.readerToken.create has no effect with metrics.auth=false"},
+		{set("model.fetch.claim.create=true"), "model.fetch.claim.name is missing"},
+		{set("model.fetch.claim.name=x"), "model.fetch.claim.name is used only with model.source=fetch"},
+		{set("model.fetch.claim.storageClassName=x"), "model.fetch.claim.storageClassName has no effect"},
 		{set("envoy.retries=2"), "additional properties 'retries' not allowed"},
 	} {
 		_, err := helm(t, x.args...)

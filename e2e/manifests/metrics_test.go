@@ -240,6 +240,24 @@ func TestQueries(t *testing.T) {
 		}
 	}
 
+	queries := 0
+	for _, r := range everything(t) {
+		for _, o := range r.all("ScaledObject") {
+			for _, trigger := range o.list("spec", "triggers") {
+				if trigger.text("type") != "prometheus" {
+					continue
+				}
+				queries++
+				for _, fault := range all.check(trigger.text("metadata", "query")) {
+					t.Errorf("%s: %s: %s", r.name, o, fault)
+				}
+			}
+		}
+	}
+	if queries < 4 {
+		t.Errorf("KEDA asks only %d queries", queries)
+	}
+
 	var dashboard struct {
 		Panels []struct {
 			Title   string

@@ -286,7 +286,7 @@ func TestTypes(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"Deployment", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role",
+	for _, kind := range []string{"Deployment", "HorizontalPodAutoscaler", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role",
 		"RoleBinding", "Service"} {
 		if !decoded[kind] {
 			t.Errorf("no %s was decoded", kind)
@@ -324,7 +324,7 @@ func TestReferences(t *testing.T) {
 					t.Errorf("%s selects no pod", s)
 				}
 			}
-			for _, kind := range []string{"PodDisruptionBudget", "ServiceMonitor"} {
+			for _, kind := range []string{"PodDisruptionBudget", "ServiceMonitor", "PodMonitor", "PodMonitoring"} {
 				for _, o := range r.all(kind) {
 					if !selected(o.labels("spec", "selector", "matchLabels")) {
 						t.Errorf("%s selects nothing", o)
@@ -376,6 +376,11 @@ func TestReferences(t *testing.T) {
 			}
 			for _, b := range append(r.all("RoleBinding"), r.all("ClusterRoleBinding")...) {
 				subject := b.list("subjects")[0]
+				if slices.ContainsFunc([]string{"-metrics-reader", "-collector"}, func(of string) bool {
+					return strings.HasSuffix(b.text("roleRef", "name"), of)
+				}) {
+					continue // rights of readers of metrics; TestReaders
+				}
 				if subject.text("namespace") != r.kvepp(t).text("metadata", "namespace") ||
 					subject.text("name") != r.kvepp(t).text("spec", "template", "spec", "serviceAccountName") {
 					t.Errorf("%s binds %v, but kvepp runs as another account", b, subject)

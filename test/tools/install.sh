@@ -16,7 +16,7 @@
 #   install.sh versions [ENGINE [VERSION]]
 #                         the same of the engines' further versions, one folder a line: all of oracles/versions, or those named
 #   install.sh manifests  Helm and kustomize
-#   install.sh crds       the CustomResourceDefinitions of gateways and of the Prometheus operator
+#   install.sh crds       the CustomResourceDefinitions of gateways, of readers of metrics and of KEDA
 #   install.sh kube [PROGRAM...]
 #                         Kubernetes' programs, built from their Go modules: those named, such as kubectl, kubelet and kind;
 #                         by default etcd and kube-apiserver. The folder has all programs that were requested before
@@ -286,10 +286,11 @@ fill_manifests() {
 	done <"$here/requirements-manifests.txt"
 }
 
-# crds prints a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, from their Go modules.
+# crds prints a folder with the CustomResourceDefinitions of gateways, of readers of metrics (the Prometheus operator's and
+# Google Cloud's) and of KEDA, from their Go modules.
 crds() {
 	command -v go >/dev/null || die "Go is needed to fetch modules."
-	once "$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)" "fetching CustomResourceDefinitions (15 MB to fetch, once)" fill_crds
+	once "$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)" "fetching CustomResourceDefinitions (110 MB to fetch, once)" fill_crds
 }
 
 fill_crds() {

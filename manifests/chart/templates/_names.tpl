@@ -74,9 +74,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toJson $flags -}}
 {{- end -}}
 
-{{/* The number of replicas. By default two, if the second one is of use: if they share their load, or elect a leader. */}}
+{{/* The number of replicas, the greatest one if it follows the load. By default two, if the second one is of use: if they
+share their load, or elect a leader. */}}
 {{- define "kvepp.replicaCount" -}}
-{{- if not (kindIs "invalid" .Values.replicas) -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- int .Values.autoscaling.maxReplicas -}}
+{{- else if not (kindIs "invalid" .Values.replicas) -}}
 {{- int .Values.replicas -}}
 {{- else if and (eq (toString .Values.sharing.enabled) "false") (not .Values.leaderElection.enabled) -}}
 1
@@ -129,6 +132,34 @@ true
 {{/* The Secret with the token of the admin address. */}}
 {{- define "kvepp.adminSecret" -}}
 {{- default (printf "%s-admin" (include "kvepp.name" .)) .Values.admin.tokenSecret.name -}}
+{{- end -}}
+
+{{/* The Secret with a token that may read metrics: its name or nothing. */}}
+{{- define "kvepp.readerSecret" -}}
+{{- if .Values.metrics.readerToken.create -}}
+{{- include "kvepp.name" . }}-metrics-reader
+{{- else -}}
+{{- .Values.metrics.readerToken.secretName -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The samples of kvepp's pods in Prometheus, however it finds them. The names of pods whose Deployment has a long name
+are cut within the ReplicaSet's hash. */}}
+{{- define "kvepp.samples" -}}
+{namespace={{ .Release.Namespace | quote }},pod=~"{{ include "kvepp.name" . }}-[a-z0-9]+(-[a-z0-9]+)?"}
+{{- end -}}
+
+{{/* A trigger of KEDA's: the sum of QUERY over all pods should be THRESHOLD for each pod of the target. */}}
+{{- define "kvepp.trigger" -}}
+- type: prometheus
+  metricType: AverageValue
+  metadata:
+    serverAddress: {{ .root.Values.metrics.prometheus.address | quote }}
+    query: {{ .query | quote }}
+    threshold: {{ int64 .threshold | quote }}
+  {{- with .root.Values.metrics.prometheus.authentication }}
+  authenticationRef: {name: {{ . }}}
+  {{- end }}
 {{- end -}}
 
 {{/* The Lease that replicas elect a leader by. */}}

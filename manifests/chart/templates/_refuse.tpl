@@ -25,6 +25,13 @@
 {{- $_ := set $folders $folder $from }}
 {{- end }}
 {{- end }}
+{{- with $v.model.fetch.claim }}
+{{- if and .create (not .name) }}{{ fail "model.fetch.claim.name is missing: with model.fetch.claim.create=true, name the claim to create" }}{{ end }}
+{{- if and .name (ne $source "fetch") }}{{ fail (printf "model.fetch.claim.name is used only with model.source=fetch, but model.source is %s; for a claim that has the tokenizers set model.source=pvc and model.pvc.claimName" $source) }}{{ end }}
+{{- if and .storageClassName (not .create) }}{{ fail "model.fetch.claim.storageClassName has no effect with model.fetch.claim.create=false; leave it out" }}{{ end }}
+{{- end }}
+{{- include "kvepp.refuseScaling" . }}
+{{- include "kvepp.refuseReaders" . }}
 {{- if $v.kvEvents.replayPort }}
 {{- if not $v.kvEvents.enabled }}{{ fail "kvEvents.replayPort has no effect with kvEvents.enabled=false; leave it out" }}{{ end }}
 {{- if eq (int $v.kvEvents.replayPort) (int $v.kvEvents.port) }}{{ fail "kvEvents.replayPort equals kvEvents.port; the engines' replay socket needs a port of its own" }}{{ end }}
@@ -74,5 +81,58 @@
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}
 {{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: do not set --drain-delay here under leader election; set the value preStopSeconds, which the pod's grace period uses too" }}{{ end }}
 {{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address" "replica-port" "replica-peers") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
+{{- end }}
+{{- end -}}
+
+
+{{- define "kvepp.refuseScaling" -}}
+{{- $v := .Values }}
+{{- $address := $v.metrics.prometheus.address }}
+{{- $asked := "" }}{{/* a value that needs metrics.prometheus.address */}}
+{{- with $v.autoscaling }}
+{{- if .enabled }}
+{{- if not (kindIs "invalid" $v.replicas) }}{{ fail "replicas has no effect with autoscaling.enabled=true; leave it out, and set autoscaling.minReplicas and autoscaling.maxReplicas" }}{{ end }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}{{ fail (printf "autoscaling.minReplicas is %d, and autoscaling.maxReplicas only %d" (int .minReplicas) (int .maxReplicas)) }}{{ end }}
+{{- if include "kvepp.leaderElection" $ }}{{ fail "autoscaling.enabled: under leader election only one replica decides, so more of them take no load; leave leaderElection.enabled and sharing.enabled out" }}{{ end }}
+{{- if not (or .cpuPercent .streams .requestsPerSecond) }}{{ fail "autoscaling needs a load to follow: set autoscaling.cpuPercent, streams or requestsPerSecond" }}{{ end }}
+{{- if and .cpuPercent (not (dig "requests" "cpu" "" $v.resources)) }}{{ fail "autoscaling.cpuPercent is a share of resources.requests.cpu, which is missing; set it, or autoscaling.cpuPercent=null" }}{{ end }}
+{{- if and .requestsPerSecond (eq .by "hpa") }}{{ fail "autoscaling.requestsPerSecond works only with autoscaling.by=keda" }}{{ end }}
+{{- if and (eq .by "keda") (or .streams .requestsPerSecond) }}{{ $asked = "autoscaling.streams and requestsPerSecond" }}{{ end }}
+{{- end }}
+{{- end }}
+{{- with $v.engineAutoscaling }}
+{{- if .enabled }}
+{{- if not .target.name }}{{ fail "engineAutoscaling.target.name is missing: the name of the Deployment that has the engines' pods" }}{{ end }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}{{ fail (printf "engineAutoscaling.minReplicas is %d, and engineAutoscaling.maxReplicas only %d" (int .minReplicas) (int .maxReplicas)) }}{{ end }}
+{{- if not (or .runningRequests .prefillTokens .queuedRequests) }}{{ fail "engineAutoscaling needs a load to follow: set engineAutoscaling.runningRequests, prefillTokens or queuedRequests" }}{{ end }}
+{{- if .queuedRequests }}
+{{- $queue := false }}
+{{- range $v.extraArgs }}{{ if regexMatch "^--router-(queue-threshold|policy-config|admission)(=|$)" . }}{{ $queue = true }}{{ end }}{{ end }}
+{{- range $v.extraEnv }}{{ if regexMatch "^(KVEPP|DYN)_ROUTER_(QUEUE_THRESHOLD|POLICY_CONFIG|ADMISSION)$" .name }}{{ $queue = true }}{{ end }}{{ end }}
+{{- if not $queue }}{{ fail "engineAutoscaling.queuedRequests: requests never wait in kvepp without --router-queue-threshold, --router-policy-config or --router-admission in extraArgs; set one of them, or use engineAutoscaling.runningRequests" }}{{ end }}
+{{- end }}
+{{- $asked = "engineAutoscaling" }}
+{{- end }}
+{{- end }}
+{{- if and $asked (not $address) }}{{ fail (printf "metrics.prometheus.address is missing: %s of KEDA's need the address of the Prometheus that has kvepp's metrics" $asked) }}{{ end }}
+{{- if and $address (not $asked) }}{{ fail "metrics.prometheus.address has no effect: nothing here asks Prometheus (engineAutoscaling, or autoscaling.by=keda with streams or requestsPerSecond); leave it out" }}{{ end }}
+{{- if and $v.metrics.prometheus.authentication (not $address) }}{{ fail "metrics.prometheus.authentication has no effect without metrics.prometheus.address; leave it out" }}{{ end }}
+{{- end -}}
+
+{{- define "kvepp.refuseReaders" -}}
+{{- with .Values.metrics }}
+{{- $token := include "kvepp.readerSecret" $ }}
+{{- if and .serviceMonitor.enabled .podMonitor.enabled }}{{ fail "metrics.serviceMonitor and metrics.podMonitor would make Prometheus read each replica twice; enable one of them" }}{{ end }}
+{{- if .readerToken.create }}
+{{- if .readerToken.secretName }}{{ fail "metrics.readerToken.secretName has no effect with metrics.readerToken.create=true; leave one of them out" }}{{ end }}
+{{- if ne .readerToken.key "token" }}{{ fail "metrics.readerToken.key: the Secret that the chart creates has the key token; leave this value out" }}{{ end }}
+{{- if not .auth }}{{ fail "metrics.readerToken.create has no effect with metrics.auth=false: kvepp would not ask the cluster who the token's owner is; leave it out" }}{{ end }}
+{{- end }}
+{{- if and $token (not (or .serviceMonitor.enabled .podMonitor.enabled .podMonitoring.enabled)) }}{{ fail "metrics.readerToken has no effect: no reader uses it (metrics.serviceMonitor, podMonitor or podMonitoring); leave it out" }}{{ end }}
+{{- if and .auth (not $token) }}
+{{- range $key := list "podMonitor" "podMonitoring" }}
+{{- if (get $.Values.metrics $key).enabled }}{{ fail (printf "metrics.%s: with metrics.auth=true a reader must send a token, which it takes from a Secret; set metrics.readerToken.create=true, or metrics.readerToken.secretName to a Secret with a token of a ServiceAccount that may get /metrics, or metrics.auth=false" $key) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end -}}
