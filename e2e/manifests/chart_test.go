@@ -247,7 +247,8 @@ func TestScaling(t *testing.T) {
 		{engines, 2, []string{"ScaledObject Deployment vllm 1-8: sum(max by (worker_id, dp_rank, worker_type) (" +
 			"dynamo_frontend_worker_active_prefill_tokens" + samples + ")) 9000"}},
 		{engines + ",leaderElection.enabled=true,engineAutoscaling.target.kind=StatefulSet", 2, []string{
-			"ScaledObject StatefulSet vllm 1-8: sum(dynamo_frontend_worker_active_prefill_tokens" + samples + ") 9000"}},
+			"ScaledObject StatefulSet vllm 1-8: sum(dynamo_frontend_worker_active_prefill_tokens" + samples +
+				") 9000"}},
 	} {
 		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
 		if err != nil {
@@ -345,7 +346,8 @@ func TestReaders(t *testing.T) {
 		})
 		want := map[bool]int{true: 1}[x.creates]
 		if len(accounts) != want || len(tokens) != want || len(bindings) != want {
-			t.Errorf("%s: accounts %v, tokens %v, rights %v, want %d of each", x.values, accounts, tokens, bindings, want)
+			t.Errorf("%s: accounts %v, tokens %v, rights %v, want %d of each", x.values, accounts, tokens, bindings,
+				want)
 		}
 		collector := slices.DeleteFunc(r.all("RoleBinding"), func(o object) bool {
 			return o.text("subjects", 0, "name") != "collector" || o.text("subjects", 0, "namespace") != "gmp-system"
@@ -354,7 +356,8 @@ func TestReaders(t *testing.T) {
 			return !slices.Equal(o.strings("rules", 0, "resourceNames"), []string{reader}) ||
 				!slices.Equal(o.strings("rules", 0, "resources"), []string{"secrets"}) || len(o.list("rules")) != 1
 		})
-		if reads := x.kind == "PodMonitoring" && x.creates; reads != (len(collector) == 1) || reads != (len(roles) == 1) {
+		reads := x.kind == "PodMonitoring" && x.creates
+		if reads != (len(collector) == 1) || reads != (len(roles) == 1) {
 			t.Errorf("%s: the collector's rights: %v %v", x.values, collector, roles)
 		}
 	}
@@ -388,7 +391,8 @@ func TestTokenizerVolumes(t *testing.T) {
 			}
 		}
 		for _, c := range r.all("PersistentVolumeClaim") {
-			if c.text("metadata", "name") == "c" && c.at("metadata", "annotations", "helm.sh/resource-policy") == "keep" {
+			if c.text("metadata", "name") == "c" &&
+				c.at("metadata", "annotations", "helm.sh/resource-policy") == "keep" {
 				got += fmt.Sprint(", created ", c.at("spec", "accessModes"))
 			}
 		}

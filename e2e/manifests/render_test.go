@@ -286,8 +286,8 @@ func TestTypes(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"Deployment", "HorizontalPodAutoscaler", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role",
-		"RoleBinding", "Service"} {
+	for _, kind := range []string{"Deployment", "HorizontalPodAutoscaler", "InferencePool", "NetworkPolicy",
+		"PodDisruptionBudget", "Role", "RoleBinding", "Service"} {
 		if !decoded[kind] {
 			t.Errorf("no %s was decoded", kind)
 		}
