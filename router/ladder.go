@@ -73,6 +73,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	c.Tokens[ladder.Fleet] = fleet * v.blockSize
 	c.Tokens[ladder.Eligible] = eligible * v.blockSize
 	c.Tokens[ladder.Chosen] = cachedBlocks(&l.candidates[chosen]) * v.blockSize
+	c.Fit()
 }
 
 // noteSeen returns how many of the prompt's blocks were requested before, with the same salt and adapter, and with any.

@@ -8,6 +8,7 @@ import (
 	"kvepp/internal/ladder"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/tokenizer"
 )
 
 // withLadder makes the house count where cached tokens are lost.
@@ -191,5 +192,63 @@ func TestLadderOfPair(t *testing.T) {
 	got, lost := h.climbed(completion("m", tokens(0, 40)), 24)
 	if got != [ladder.Rungs]uint64{40, 24, 24, 24, 24, 24} || lost["first_time"] != 16 {
 		t.Errorf("tokens %v, lost %v", got, lost)
+	}
+}
+
+// TestLadderOfDynamosNames: Dynamo's counters of cached tokens are the ladder's rungs, for each model, with aggregated
+// workers and pairs, for requests whose best candidate was not chosen, whose blocks nobody has, whose answer reports
+// too much, fails or reports nothing, and whose token ids are not known.
+func TestLadderOfDynamosNames(t *testing.T) {
+	pairs := workers(6)
+	pairs[3].Role, pairs[4].Role, pairs[5].Role = pool.Prefill, pool.Prefill, pool.Decode
+	for i := range pairs[3:] {
+		pairs[3+i].Model = "pair"
+	}
+	sums := &Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(1 << 20)}
+	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil, "pair": nil}, Ladder: sums}, pairs...)
+	h.cfg.Ladder = sums
+	h.warm("w1", 0, tokens(0, 40), blocksOfFour)
+	h.warm("w2", 0, tokens(0, 24), blocksOfFour)
+	h.warm("w4", 0, tokens(0, 32), blocksOfFour)
+	end := func(req *Request, a Answer) {
+		r := h.route(req)
+		r.Free()
+		r.Answered(a)
+	}
+	ok := func(cached int) Answer { return Answer{Status: "200", Complete: true, CachedTokens: cached} }
+	end(completion("m", tokens(0, 44)), ok(36))
+	end(completion("pair", tokens(0, 44)), ok(28))
+	end(completion("m", tokens(100, 44)), ok(0))
+	end(completion("m", tokens(0, 44)), ok(400))
+	end(completion("m", tokens(0, 44)), Answer{Status: "500", CachedTokens: -1})
+	end(completion("m", tokens(0, 44)), ok(-1))
+	end(&Request{Body: []byte(`{"model":"pair","prompt":"text, which no tokenizer reads"}`), Path: "/v1/completions"},
+		ok(3))
+	h.busy("w1", tokens(1000, 40_000), false)
+	end(completion("m", tokens(0, 44)), ok(20)) // w2, because w1 has too much to compute
+	all := sums.Sums.Sums()
+	if len(all) != 2 {
+		t.Fatalf("ladders %+v, want those of m and pair", all)
+	}
+	for _, s := range all {
+		if s.Tokens[ladder.Eligible] == 0 || s.Tokens[ladder.Delivered] == 0 {
+			t.Errorf("%s has no tokens to compare: %+v", s.Model, s)
+		}
+		if s.Model == "m" && s.Tokens[ladder.Chosen] >= s.Tokens[ladder.Eligible] {
+			t.Errorf("the best candidate was always chosen: %+v", s)
+		}
+		for rung, name := range map[ladder.Rung]string{
+			ladder.Eligible:  "kv_best_eligible_cached_prefix_tokens_total",
+			ladder.Chosen:    "kv_selected_cached_prefix_tokens_total",
+			ladder.Delivered: "kv_worker_reused_tokens_total",
+		} {
+			got := 0.0
+			for _, phase := range []string{"aggregated", "prefill", "decode"} {
+				got += sample("dynamo_component_router_"+name, "model="+s.Model, "phase="+phase)
+			}
+			if got != float64(s.Tokens[rung]) {
+				t.Errorf("%s: %s is %v, and the rung %v %d", s.Model, name, got, rung, s.Tokens[rung])
+			}
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -94,6 +95,9 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *promp
 				chosen = blocks
 			}
 			c.BestTokens = max(c.BestTokens, cachedBlocks(candidate)*candidate.Prompt.BlockSize)
+		}
+		if r.cfg.Ladder != nil { // so that Dynamo's names say what the ladder says
+			c.BestTokens, c.CachedTokens = route.climb.Tokens[ladder.Eligible], route.climb.Tokens[ladder.Chosen]
 		}
 		c.LostBlocks = most - chosen
 		if p.isl > 0 {
@@ -303,8 +307,12 @@ func (r *Route) Answered(a Answer) {
 	}
 	m := o.router.cfg.Metrics
 	m.Finished()
-	if a.CachedTokens >= 0 {
-		m.Reused(o.phase, o.model, a.CachedTokens)
+	reused := a.CachedTokens
+	if o.router.cfg.Ladder != nil {
+		reused = r.climb.Tokens[ladder.Delivered]
+	}
+	if reused >= 0 {
+		m.Reused(o.phase, o.model, reused)
 	}
 	var between time.Duration
 	if !o.firstToken.IsZero() && a.Tokens > 1 {

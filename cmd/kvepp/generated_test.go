@@ -286,7 +286,9 @@ start, at zero; a worker's series exist while it is in the pool. ` +
 		"`--router-id`" + ` set their labels. Times to first token and between tokens are those of streamed answers that
 Envoy shows to kvepp. kvepp counts the time between tokens for all of these; Dynamo counts it only with
 ` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index and shared books do not
-exist here.
+exist here. The counters of best eligible, selected and reused tokens are the rungs eligible, chosen and delivered of the
+[hit-rate ladder](hit-rate.md), so that both views agree; kvepp counts the ladder when a request has ended, and the first
+two counters when it chooses.
 `},
 	{"Names of the Gateway API Inference Extension's endpoint picker", regexp.MustCompile(`^inference_`), `
 Dashboards made for that endpoint picker, or llm-d's, find its series here. Names, labels and buckets are those of its

@@ -130,8 +130,8 @@ func (c *Climb) Losses() (lost [Causes]int, unpredicted int) {
 	return lost, unpredicted
 }
 
-// fit makes each rung at most the one before, and at least 0.
-func (c *Climb) fit() {
+// Fit makes each rung at most the one before, and at least 0.
+func (c *Climb) Fit() {
 	t := &c.Tokens
 	t[Prompt] = max(t[Prompt], 0)
 	for r := Reusable; r < Delivered; r++ {
@@ -173,7 +173,7 @@ func (l *Ladder) of(model string) *sums {
 
 // Add counts a request that has ended.
 func (l *Ladder) Add(c *Climb) {
-	c.fit()
+	c.Fit()
 	lost, unpredicted := c.Losses()
 	s := l.of(c.Model)
 	s.requests.Add(1)

@@ -140,17 +140,20 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 		best: declare.NewCounterVec(
 			counter(
 				"kv_best_eligible_cached_prefix_tokens_total",
-				"Prompt tokens that the index had for the candidate with the most.",
+				"Prompt tokens that the index had for the candidate with the most: the rung eligible of "+
+					"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode.",
 			),
 			perModel,
 		),
 		selected: declare.NewCounterVec(
 			counter("kv_selected_cached_prefix_tokens_total",
-				"Prompt tokens that the index had for the chosen worker."),
+				"Prompt tokens that the index had for the chosen worker: the rung chosen of "+
+					"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode."),
 			perModel,
 		),
 		reused: declare.NewCounterVec(
-			counter("kv_worker_reused_tokens_total", "Prompt tokens that responses reported as cached."),
+			counter("kv_worker_reused_tokens_total", "Prompt tokens that responses reported as cached: the rung "+
+				"delivered of kvepp_ladder_tokens_total."),
 			perModel,
 		),
 
