@@ -196,7 +196,7 @@ func TestLadderOfPair(t *testing.T) {
 }
 
 // TestLadderOfDynamosNames: Dynamo's counters of cached tokens are the ladder's rungs, for each model, with aggregated
-// workers and pairs, for requests whose best candidate was not chosen, whose blocks nobody has, whose answer reports
+// workers and pairs, for requests whose best candidate was not chosen, whose blocks no worker has, whose answer reports
 // too much, fails or reports nothing, and whose token ids are not known.
 func TestLadderOfDynamosNames(t *testing.T) {
 	pairs := workers(6)
@@ -205,7 +205,8 @@ func TestLadderOfDynamosNames(t *testing.T) {
 		pairs[3+i].Model = "pair"
 	}
 	sums := &Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(1 << 20)}
-	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil, "pair": nil}, Ladder: sums}, pairs...)
+	models := map[string]*tokenizer.Model{"m": nil, "pair": nil}
+	h, sample := exportingAs(t, Config{Models: models, Ladder: sums}, pairs...)
 	h.cfg.Ladder = sums
 	h.warm("w1", 0, tokens(0, 40), blocksOfFour)
 	h.warm("w2", 0, tokens(0, 24), blocksOfFour)
