@@ -627,40 +627,59 @@ func BenchmarkPick(b *testing.B) {
 }
 
 // BenchmarkPickWithPeers measures the same part with the running requests of seven other replicas, which decide 8,750
-// times a second, and alone. Each worker runs 16 requests, and 16 workers have half of the prompt.
+// times a second, and alone with as much load. Each worker runs 16 requests, and 16 workers have half of the prompt.
+// With peers, an observer copies each booking's hashes, as cmd/kvepp does to send them.
 func BenchmarkPickWithPeers(b *testing.B) {
-	const n, blocks = 64, 128
-	for _, replicas := range []int{1, 8} {
-		b.Run(fmt.Sprintf("8k-tokens/64-workers/block-64/replicas-%d", replicas), func(b *testing.B) {
-			es := workers(n)
-			for i := range es {
-				es[i].BlockSize = 64
+	for _, policy := range []scoring.Policy{scoring.Dynamo, scoring.Time} {
+		for _, replicas := range []int{1, 8} {
+			b.Run(fmt.Sprintf("8k-tokens/64-workers/policy=%v/replicas=%d", policy, replicas), func(b *testing.B) {
+				benchmarkPickWithPeers(b, policy, replicas)
+			})
+		}
+	}
+}
+
+func benchmarkPickWithPeers(b *testing.B, policy scoring.Policy, replicas int) {
+	const n, blocks, blockSize = 64, 128, 64
+	const length = blocks * blockSize
+	es := workers(n)
+	for i := range es {
+		es[i].BlockSize = blockSize
+	}
+	h := newHouse(b, es...)
+	h.cfg.Scoring.Policy = policy
+	ids, rng, share := tokens(0, length), rand.New(rand.NewPCG(4, 4)), make([]bool, n)
+	for i := range es {
+		share[i] = i%replicas == 0
+		h.warm(es[i].Name, 0, ids[:(1+i%4)*length/8], kvblock.HashOptions{BlockSize: blockSize})
+	}
+	for i := range 16 * n {
+		hashes := make([]kvblock.SequenceHash, blocks)
+		for j := range hashes {
+			hashes[j] = kvblock.SequenceHash(rng.Uint64())
+		}
+		h.book.NewCopies().Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
+			Worker: kvblock.Worker(i % n), BlockSize: blockSize, Chains: [][]kvblock.SequenceHash{hashes}}})
+	}
+	if replicas > 1 {
+		var mu sync.Mutex
+		var copied []kvblock.SequenceHash
+		h.book.Observe(func(c *scoring.Change) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(copied) > 1<<15 {
+				copied = copied[:0]
 			}
-			h := newHouse(b, es...)
-			ids, rng, share := tokens(0, 64*blocks), rand.New(rand.NewPCG(4, 4)), make([]bool, n)
-			for i := range es {
-				share[i] = i%replicas == 0
-				h.warm(es[i].Name, 0, ids[:(1+i%4)*1024], kvblock.HashOptions{BlockSize: 64})
-			}
-			for i := range 16 * n {
-				hashes := make([]kvblock.SequenceHash, blocks)
-				for j := range hashes {
-					hashes[j] = kvblock.SequenceHash(rng.Uint64())
-				}
-				h.book.NewCopies().Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
-					Worker: kvblock.Worker(i % n), BlockSize: 64, Chains: [][]kvblock.SequenceHash{hashes}}})
-			}
-			if replicas > 1 {
-				h.book.Observe(func(*scoring.Change) {})
-				h.book.SetPeers(scoring.Peers{Rate: 8750, Staleness: 2 * time.Millisecond, Share: share})
-			}
-			p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids),
-				reason: ReasonKV}
-			b.ReportAllocs()
-			for b.Loop() {
-				h.pick(&p)
+			for _, chain := range c.Chains {
+				copied = append(copied, chain...)
 			}
 		})
+		h.book.SetPeers(scoring.Peers{Rate: 8750, Staleness: 2 * time.Millisecond, Share: share})
+	}
+	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
+	b.ReportAllocs()
+	for b.Loop() {
+		h.pick(&p)
 	}
 }
 

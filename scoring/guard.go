@@ -111,53 +111,108 @@ func (a *ActiveSequences) spread(
 	}
 	lead := min(shareLead*unseen, 1+2*unseen/float64(len(candidates))) * each
 	water := unseen * each
-	shared := option{costs[i] + lead, -1}
-	own := a.ownPart(candidates, cfg, all, i)
-	for j := range candidates {
-		if cost := costs[j]; cost <= shared.cost && g.has(&candidates[j]) && (cost < shared.cost || shared.index < 0) &&
-			a.ownPart(candidates, cfg, all, j) <= own {
-			shared = option{cost, j}
+	shared, limit := option{costs[i] + lead, -1}, costs[i]+water
+	near := a.nearest(candidates, cfg, all, i, max(shared.cost, limit), costs)
+	for _, o := range near {
+		if o.cost <= shared.cost && g.has(&candidates[o.index]) && (o.cost < shared.cost || shared.index < 0) {
+			shared = o
 		}
 	}
 	if shared.index >= 0 {
 		return shared.index
 	}
-	g.near = g.near[:0]
-	limit := costs[i] + water
-	for j, cost := range costs[:len(candidates)] {
-		if cost < limit && a.ownPart(candidates, cfg, all, j) <= own {
-			g.near = append(g.near, option{cost, j})
+	return pour(near[:below(near, limit)], i, water, rng)
+}
+
+// nearest returns the candidates that cost at most bound and have as much of the prompt as candidates[i], in order.
+//
+// Which candidates take part is as good as random, so that the processor would guess half of the branches wrong. So the
+// usual cases have none: each candidate is written, and the next one overwrites it if it does not take part.
+func (a *ActiveSequences) nearest(
+	candidates []Candidate, cfg *Config, all *overview, i int, bound float64, costs []float64,
+) []option {
+	near, n := grown(&a.guard.near, len(candidates)), 0
+	costs = costs[:len(candidates)]
+	switch held := a.walker.held; {
+	case all.alike && cfg.Policy == Dynamo:
+		// As ownPart, without the factor that is the same for all, a power of two.
+		distinct, scale, credit := a.variants[0].distinct, cfg.PrefillLoadScale, cfg.OverlapScoreCredit
+		part := func(c *Candidate) float64 {
+			return float64(distinct-int(held[c.Worker])) - float64(scale*float64(credit*float64(c.DeviceBlocks)))
+		}
+		own := part(&candidates[i])
+		for j := range candidates {
+			near[n] = option{costs[j], j}
+			n += one(costs[j] <= bound) & one(part(&candidates[j]) <= own)
+		}
+	case all.alike:
+		prices, credit := a.learned.prices, cfg.OverlapScoreCredit
+		part := func(c *Candidate) float64 {
+			has := float64(credit * float64(c.DeviceBlocks))
+			if prices[c.Worker].prefilling > 0 {
+				has = max(has, float64(held[c.Worker]))
+			}
+			return -has
+		}
+		own := part(&candidates[i])
+		for j := range candidates {
+			near[n] = option{costs[j], j}
+			n += one(costs[j] <= bound) & one(part(&candidates[j]) <= own)
+		}
+	default:
+		own := a.ownPart(candidates, cfg, all, i)
+		for j := range candidates {
+			if costs[j] <= bound && a.ownPart(candidates, cfg, all, j) <= own {
+				near[n] = option{costs[j], j}
+				n++
+			}
 		}
 	}
-	return g.draw(i, water, rng)
+	return near[:n]
+}
+
+// one is 1 for true, without a branch.
+func one(b bool) (n int) {
+	if b {
+		n = 1
+	}
+	return n
+}
+
+// below moves the options that cost less than limit to the front, in order, and returns how many they are. What is
+// behind them is undefined.
+func below(near []option, limit float64) (n int) {
+	for _, o := range near {
+		near[n] = o
+		n += one(o.cost < limit)
+	}
+	return n
 }
 
 // has reports whether a worker is of the own share.
 func (g *guard) has(c *Candidate) bool { return int(c.Worker) < len(g.Share) && g.Share[c.Worker] }
 
-// draw draws one of g.near. water is the cost of the unknown bookings.
-func (g *guard) draw(i int, water float64, rng *rand.Rand) int {
-	if len(g.near) < 2 {
+// pour draws one of the candidates near, to which the unknown bookings are expected to be added like water. i is the
+// cheapest candidate. It overwrites near.
+func pour(near []option, i int, water float64, rng *rand.Rand) int {
+	if len(near) < 2 {
 		return i
 	}
 	// Candidates above the level get no water. Each pass drops some, which lowers the level for the others.
-	level, near := 0.0, g.near
+	level := 0.0
 	for {
 		sum := 0.0
 		for _, o := range near {
 			sum += o.cost
 		}
 		level = (water + sum) / float64(len(near))
-		below := near[:0]
-		for _, o := range near {
-			if o.cost < level {
-				below = append(below, o)
-			}
-		}
-		if len(below) == len(near) || len(below) == 0 {
+		n := below(near, level)
+		if n == len(near) {
 			break
 		}
-		near = below
+		if near = near[:n]; n == 0 { // too little water to change a cost
+			break
+		}
 	}
 	rest := float(rng) * water
 	for _, o := range near {
@@ -168,26 +223,16 @@ func (g *guard) draw(i int, water float64, rng *rand.Rand) int {
 	return i
 }
 
-// ownPart returns the part of a candidate's cost that depends on what it has of the prompt, less a constant, in tokens.
+// ownPart returns the part of a candidate's cost that depends on what it has of the prompt, less a constant, in tokens,
+// for candidates that are not alike.
 func (a *ActiveSequences) ownPart(candidates []Candidate, cfg *Config, all *overview, i int) float64 {
 	c := &candidates[i]
-	if all.alike && cfg.Policy == Dynamo { // the same as below, without the terms that are zero
-		added := a.variants[0].distinct - int(a.walker.held[c.Worker])
-		credit := cfg.OverlapScoreCredit * float64(c.DeviceBlocks)
-		return (float64(added) - cfg.PrefillLoadScale*credit) * float64(all.unit)
-	}
 	size := float64(c.blockSize(all.unit))
 	credit := cfg.OverlapScoreCredit*float64(c.DeviceBlocks) + cfg.HostCacheHitWeight*float64(c.HostBlocks) +
 		cfg.DiskCacheHitWeight*float64(c.DiskBlocks) + cfg.SharedCacheMultiplier*float64(c.SharedBlocks)
-	held, added := 0, 0
-	switch v := a.variantOf(c.Prompt); {
-	case all.alike:
-		held = int(a.walker.held[c.Worker])
-		added = v.distinct - held
-	case v != nil:
-		held, added = v.distinct-a.added[i], a.added[i]
-	default:
-		added = a.added[i]
+	held, added := 0, a.added[i]
+	if v := a.variantOf(c.Prompt); v != nil {
+		held = v.distinct - added
 	}
 	if cfg.Policy == Time {
 		if a.learned.prices[c.Worker].prefilling > 0 {

@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -183,4 +184,148 @@ func TestStaleCopiesAreNotPriced(t *testing.T) {
 			t.Errorf("the load is %+v", load)
 		}
 	}
+}
+
+// spreadByDefinition is spread in several passes, as its comment says it, with the part of each cost computed in one
+// way for all candidates. held has the blocks of each candidate's prompt that its worker holds.
+func spreadByDefinition(
+	a *ActiveSequences, candidates []Candidate, cfg *Config, unit, i int, rng *rand.Rand, costs []float64, held []int,
+) int {
+	unseen, each := a.guard.Rate*a.guard.Staleness.Seconds(), a.bookingCost(cfg, unit)
+	if unseen < leastUnseen || a.guard.stale || !(each > 0) || len(candidates) == 1 {
+		return i
+	}
+	part := func(j int) float64 {
+		c := &candidates[j]
+		size := float64(c.blockSize(unit))
+		credit := cfg.OverlapScoreCredit*float64(c.DeviceBlocks) + cfg.HostCacheHitWeight*float64(c.HostBlocks) +
+			cfg.DiskCacheHitWeight*float64(c.DiskBlocks) + cfg.SharedCacheMultiplier*float64(c.SharedBlocks)
+		if cfg.Policy == Time {
+			if a.learned.prices[c.Worker].prefilling > 0 {
+				credit = max(credit, float64(held[j]))
+			}
+			return -credit * size
+		}
+		return (float64(len(c.Prompt.Chains[0])-held[j]) - cfg.PrefillLoadScale*credit) * size
+	}
+	limit, chosen := costs[i]+min(shareLead*unseen, 1+2*unseen/float64(len(candidates)))*each, -1
+	for j, cost := range costs {
+		w := int(candidates[j].Worker)
+		if w < len(a.guard.Share) && a.guard.Share[w] && part(j) <= part(i) &&
+			(cost < limit || cost == limit && chosen < 0) {
+			limit, chosen = cost, j
+		}
+	}
+	if chosen >= 0 {
+		return chosen
+	}
+	var near []int
+	for j, cost := range costs {
+		if cost < costs[i]+unseen*each && part(j) <= part(i) {
+			near = append(near, j)
+		}
+	}
+	if len(near) < 2 {
+		return i
+	}
+	level := 0.0
+	for {
+		level = 0
+		for _, j := range near {
+			level += costs[j]
+		}
+		level = (unseen*each + level) / float64(len(near))
+		kept := slices.DeleteFunc(slices.Clone(near), func(j int) bool { return !(costs[j] < level) })
+		if len(kept) == len(near) || len(kept) == 0 {
+			break
+		}
+		near = kept
+	}
+	rest := rng.Float64() * (unseen * each)
+	for _, j := range near {
+		if rest -= level - costs[j]; rest < 0 {
+			return j
+		}
+	}
+	return i
+}
+
+// The guard's passes without branches choose what its definition chooses, and draw the same numbers, for candidates
+// that are alike and for others.
+func TestTheGuardEqualsItsDefinition(t *testing.T) {
+	moved := map[string]int{}
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 6))
+		a, n := NewActiveSequences(), 2+rng.IntN(40)
+		cfg := defaults()
+		cfg.Policy = []Policy{Dynamo, Time}[seed%2]
+		cfg.OverlapScoreCredit = []float64{0, 0.7, 1}[rng.IntN(3)]
+		share := make([]bool, rng.IntN(n+1))
+		for w := range share {
+			share[w] = rng.IntN(4) == 0
+		}
+		for i := range 6 * n {
+			c := Candidate{Worker: workers(n, nil)[rng.IntN(n)].Worker, Prompt: prompt(16, chain(i%9, 1+rng.IntN(12)))}
+			b := mustAdd(t, a, Request{ISLTokens: 16 * len(c.Prompt.Chains[0])}, c)
+			if rng.IntN(3) > 0 {
+				b.ReleasePrefill()
+			}
+		}
+		a.SetPeers(late(math.Exp(rng.Float64()*12-3), share...))
+		a.guard.prefill.value, a.guard.active.value = float64(rng.IntN(3)*40), float64(rng.IntN(200))
+		for k := range 40 {
+			alike := k%2 == 0
+			candidates := workers(n, prompt(16, chain(k%11, 1+rng.IntN(12))))
+			for j := range candidates {
+				candidates[j].DeviceBlocks = rng.IntN(4) * rng.IntN(2)
+				if !alike {
+					candidates[j].HostBlocks = rng.IntN(3)
+					if j%3 == 1 {
+						candidates[j].Prompt = prompt(32, chain(k%11, 1+rng.IntN(6)))
+					}
+				}
+			}
+			req := Request{ISLTokens: 200}
+			all, err := look(req, candidates, cfg)
+			if err != nil || all.alike != alike {
+				t.Fatal(all, err)
+			}
+			costs, held := make([]float64, n), make([]int, n)
+			a.lock()
+			if err := a.open(req, candidates, cfg, &all); err != nil {
+				t.Fatal(err)
+			}
+			for j := range candidates {
+				if held[j] = int(a.walker.held[candidates[j].Worker]); !alike {
+					held[j] = len(candidates[j].Prompt.Chains[0]) - a.added[j]
+				}
+			}
+			var i int
+			switch {
+			case !alike:
+				a.price(req, candidates, cfg, all.unit, costs)
+				i, err = Choose(costs, 0, rng)
+			case cfg.Policy == Time:
+				i, err = a.chooseAlikeByTime(req, candidates, cfg, all.unit, rng, costs)
+			default:
+				i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
+			}
+			one, other := rand.New(rand.NewPCG(seed, uint64(k))), rand.New(rand.NewPCG(seed, uint64(k)))
+			got := a.spread(candidates, cfg, &all, i, one, costs)
+			want := spreadByDefinition(a, candidates, cfg, all.unit, i, other, costs, held)
+			a.closeWalks()
+			a.mu.Unlock()
+			if err != nil || got != want || one.Uint64() != other.Uint64() {
+				t.Fatalf("seed %d, %d: chose %d (%v), want %d instead of %d: costs %v", seed, k, got, err, want, i,
+					costs)
+			}
+			if got != i {
+				moved[fmt.Sprintf("%v alike=%v", cfg.Policy, alike)]++
+			}
+		}
+	}
+	if len(moved) != 4 {
+		t.Errorf("the guard chose another candidate for %v only: this shows little", moved)
+	}
+	t.Log(moved)
 }
