@@ -142,8 +142,8 @@ bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fasto
 bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
 	@PEER=$(PEER) bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
-quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLAY=1 OUT=folder: kvepp replay of what it sent)
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
+quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLICAS=4: one kvepp and four behind one Envoy; REPLAY=1 OUT=folder: kvepp replay of what it sent)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
 
 replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
 	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" bench/replay-table.sh

@@ -32,18 +32,26 @@ var measures = []measure{
 	{"goodput", func(s []sample, _ float64) float64 { return goodput(s) }},
 }
 
-// pair is one seed's run of a router, and that of the baseline.
+// sharedMeasures are those of the table of replicas.
+var sharedMeasures = []measure{
+	{"cached share", func(s []sample, _ float64) float64 { c, _ := cachedOf(s); return c }},
+	{"TTFT p50", func(s []sample, _ float64) float64 { return percentile(values(s, ttft), 0.5) }},
+	{"p90", func(s []sample, _ float64) float64 { return percentile(values(s, ttft), 0.9) }},
+	{"p99", func(s []sample, _ float64) float64 { return percentile(values(s, ttft), 0.99) }},
+}
+
+// pair is one seed's run of a router, and that of the router that it is compared with.
 type pair struct{ run, base *run }
 
 // floor is what both runs' floors have in common: the lesser one, which makes ratios above it less favourable.
 func (p *pair) floor() float64 { return min(p.run.Floor, p.base.Floor) }
 
-// pairs returns the pairs of a scenario and router, by seed.
-func pairs(runs []run, scenario, router string) (all []pair) {
+// pairs returns the pairs of a scenario and two routers, by seed.
+func pairs(runs []run, scenario, router, base string) (all []pair) {
 	for i := range runs {
 		if r := &runs[i]; r.Scenario == scenario && r.Router == router {
 			for j := range runs {
-				if b := &runs[j]; b.Scenario == scenario && b.Router == baseline && b.Seed == r.Seed {
+				if b := &runs[j]; b.Scenario == scenario && b.Router == base && b.Seed == r.Seed {
 					all = append(all, pair{r, b})
 				}
 			}
@@ -114,7 +122,8 @@ func (o *options) report(to io.Writer) error {
 	}
 	var text bytes.Buffer
 	results(&text, runs)
-	ratios(&text, runs)
+	ratios(&text, runs, baseline, measures, func(*system) bool { return true })
+	ratios(&text, runs, single, sharedMeasures, func(sys *system) bool { return sys.replicas > 0 })
 	for _, sc := range scenarios {
 		if slices.ContainsFunc(runs, func(r run) bool { return r.Scenario == sc.name }) {
 			fmt.Fprintf(&text, "- %s: %s.\n", sc.name, sc.about)
@@ -138,7 +147,7 @@ func (o *options) draw(runs []run) error {
 		XLabel: "median of the ratios of the seeds; less is better", To: 1.2, Mark: 1, MarkName: baseline}
 	for _, sc := range scenarios {
 		for _, sys := range systems {
-			all := pairs(runs, sc.name, sys.name)
+			all := pairs(runs, sc.name, sys.name, baseline)
 			if len(all) == 0 || sys.name == baseline {
 				continue
 			}
@@ -218,29 +227,39 @@ func results(to io.Writer, runs []run) {
 	fmt.Fprintln(to)
 }
 
-// ratios prints each router's ratios to the baseline, in Markdown.
-func ratios(to io.Writer, runs []run) {
+// ratios prints the ratios of these routers to another one, in Markdown; nothing without pairs.
+func ratios(to io.Writer, runs []run, base string, measures []measure, shown func(*system) bool) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	fmt.Fprintf(to, "Ratios to %s, paired by seed: the median and its 95 %% interval.\n\n| | |", baseline)
-	for _, m := range measures {
-		fmt.Fprintf(to, " %s |", m.title)
+	begun, format := false, " %.2f (%.2f-%.2f) |"
+	if base == single {
+		format = " %.3f (%.3f-%.3f) |" // the goal is 3 %
 	}
-	fmt.Fprintf(to, "\n|%s\n", strings.Repeat("---|", 2+len(measures)))
 	for _, sc := range scenarios {
 		title := sc.name
-		for _, sys := range systems {
-			all := pairs(runs, sc.name, sys.name)
-			if len(all) == 0 || sys.name == baseline {
+		for i := range systems {
+			sys := &systems[i]
+			all := pairs(runs, sc.name, sys.name, base)
+			if len(all) == 0 || sys.name == base || !shown(sys) {
 				continue
+			}
+			if !begun {
+				fmt.Fprintf(to, "Ratios to %s, paired by seed: the median and its 95 %% interval.\n\n| | |", base)
+				for _, m := range measures {
+					fmt.Fprintf(to, " %s |", m.title)
+				}
+				fmt.Fprintf(to, "\n|%s\n", strings.Repeat("---|", 2+len(measures)))
+				begun = true
 			}
 			fmt.Fprintf(to, "| %s | %s |", title, sys.name)
 			title = ""
 			for i := range measures {
 				median, low, high := measures[i].ratio(all, rng)
-				fmt.Fprintf(to, " %.2f (%.2f-%.2f) |", median, low, high)
+				fmt.Fprintf(to, format, median, low, high)
 			}
 			fmt.Fprintln(to)
 		}
 	}
-	fmt.Fprintln(to)
+	if begun {
+		fmt.Fprintln(to)
+	}
 }

@@ -27,7 +27,7 @@ func played(router string, seed uint64, ttft float64) run {
 func TestRatio(t *testing.T) {
 	runs := []run{played(baseline, 1, 200), played("kvepp time", 1, 100), played(baseline, 2, 400),
 		played("kvepp time", 2, 300), played(baseline, 3, 400), played("kvepp time", 3, 240), played(baseline, 4, 400)}
-	all := pairs(runs, "burst", "kvepp time")
+	all := pairs(runs, "burst", "kvepp time", baseline)
 	if len(all) != 3 {
 		t.Fatalf("%d pairs, want 3", len(all))
 	}
@@ -75,5 +75,30 @@ func TestRunsAreKept(t *testing.T) {
 	if !strings.Contains(text.String(), "| burst | kvepp time | 0.7") || err != nil ||
 		!strings.Contains(string(chart), "burst, kvepp time") {
 		t.Errorf("%v\n%s\n%s", err, text.String(), chart)
+	}
+}
+
+// TestReplicasAreComparedWithOne: runs of several replicas give a table of ratios to one kvepp, without runs of Dynamo.
+func TestReplicasAreComparedWithOne(t *testing.T) {
+	two := replicated(2)
+	before := systems
+	systems = append(systems[:len(systems):len(systems)], two...)
+	defer func() { systems = before }()
+	o := options{runs: []run{played(single, 1, 200), played(two[0].name, 1, 210), played(two[1].name, 1, 300)}}
+	for i := range o.runs[2].Samples {
+		o.runs[2].Samples[i].Cached = 300
+	}
+	var text bytes.Buffer
+	if err := o.report(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Ratios to kvepp time,", "| burst | kvepp time 2 replicas | 1.000 (1.000-1.000) | 1.050",
+		"|  | kvepp time 2 replicas unshared | 0.750 (0.750-0.750) | 1.500"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, text.String())
+		}
+	}
+	if strings.Contains(text.String(), "Ratios to "+baseline) {
+		t.Errorf("ratios to a router that did not play:\n%s", text.String())
 	}
 }

@@ -31,12 +31,18 @@ func main() {
 		"scenario")
 	flag.StringVar(&o.out, "out", "", "folder for runs.jsonl, to which runs are added, and for quality.md and "+
 		"quality.svg, the tables and a chart of all runs there")
+	replicas := flag.Int("replicas", 0, "play only one kvepp, so `MANY` behind an Envoy that spreads requests evenly, "+
+		"and as many that share nothing; print what sharing keeps of one kvepp's routing")
 	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
 	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and "+
 		"print what it predicts beside what clients measured")
 	plan := flag.Bool("plan", false, "play nothing: write the traces that the scenarios would send, with estimated "+
 		"numbers of tokens, to -out, and print their names and the flags with which kvepp replay models the workers")
 	flag.Parse()
+	systems = append(systems, replicated(cmp.Or(*replicas, 4))...)
+	if *replicas > 0 && o.routers == "" {
+		o.routers = single + "," + systems[len(systems)-2].name + "," + systems[len(systems)-1].name
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := o.check(flag.Args())
@@ -85,6 +91,8 @@ type system struct {
 	gateway  bool     // an Envoy in front of Dynamo's frontend
 	only     string   // the only scenario for it; empty: all
 	extra    bool     // plays only if it is named, or with all
+	replicas int      // kvepps behind one Envoy; 0: 1
+	unshared bool     // these share nothing
 	flags    []string // of kvepp
 }
 
@@ -101,6 +109,17 @@ var systems = []system{
 	{name: "kvepp token ids", extra: true, flags: []string{"--router-policy=time", "--inject-token-data"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
 	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse", extra: true},
+}
+
+// single is the system that several replicas are compared with.
+const single = "kvepp time"
+
+// replicated returns the systems of n kvepps behind one Envoy.
+func replicated(n int) []system {
+	name := fmt.Sprintf("%s %d replicas", single, n)
+	flags := []string{"--router-policy=time"}
+	return []system{{name: name, extra: true, replicas: n, flags: flags},
+		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags}}
 }
 
 func (o *options) check(args []string) error {
@@ -163,7 +182,7 @@ func (o *options) play(ctx context.Context) error {
 				if err := o.keep(*r); err != nil {
 					return err
 				}
-				fmt.Printf("%5.0fs  seed %d, %-12s %-16s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name,
+				fmt.Printf("%5.0fs  seed %d, %-12s %-30s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name,
 					r.line())
 			}
 		}
@@ -192,6 +211,8 @@ func (o *options) playOnce(
 		DecodeSpeedup: e.decode,
 		Frontend:      sys.frontend,
 		Gateway:       sys.gateway,
+		Replicas:      sys.replicas,
+		Unshared:      sys.unshared,
 		Kill:          true,
 		KveppFlags:    append([]string{"--log-level", "info"}, sys.flags...),
 	}
@@ -218,6 +239,9 @@ func (o *options) playOnce(
 	if err := p.playAll(ctx, sys, sc.make(newWriter(seed))); err != nil {
 		return nil, err
 	}
+	if err := evenly(ctx, s, sys); err != nil {
+		return nil, err
+	}
 	p.run.Busy, p.run.Own = busyShares(before, cpuTime())
 	if o.out != "" {
 		if err := p.recorder.write(o.out, p.run.traceFile()); err != nil {
@@ -225,6 +249,28 @@ func (o *options) playOnce(
 		}
 	}
 	return &p.run, ctx.Err()
+}
+
+// evenly returns an error if a replica had less than half of its share of the requests, or heard of too few of those of
+// the others: then the run does not show what it is for.
+func evenly(ctx context.Context, s *stack.Stack, sys *system) error {
+	own, copied, err := s.Decided(ctx)
+	if err != nil {
+		return err
+	}
+	all := 0
+	for _, n := range own {
+		all += n
+	}
+	for i, n := range own {
+		if 2*n*len(own) < all {
+			return fmt.Errorf("unequal numbers of requests reached the replicas: %v", own)
+		}
+		if !sys.unshared && 2*copied[i] < all-n || sys.unshared && copied[i] > 0 {
+			return fmt.Errorf("the replicas routed %v requests, but heard of %v from the others", own, copied)
+		}
+	}
+	return nil
 }
 
 // player plays one scenario through one system.

@@ -217,7 +217,11 @@ func (s *Stack) extProc() []string {
 	if len(s.cfg.ExtProc) > 0 {
 		return s.cfg.ExtProc
 	}
-	return []string{s.ExtProc()}
+	addresses := []string{s.ExtProc()}
+	for _, r := range s.others() {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", r.grpc))
+	}
+	return addresses
 }
 
 // AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line when the request has ended.

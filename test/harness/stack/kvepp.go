@@ -63,18 +63,24 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	args := append(
-		append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags()...),
-		append([]string{"--bind-address", "127.0.0.1",
-			"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port",
-			strconv.Itoa(s.prom),
-			"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(),
-			"--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"},
-			s.cfg.KveppFlags...)...)
-	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
+	first := &replica{grpc: s.grpc, health: s.health, prom: s.prom, admin: s.admin}
+	if len(s.replicas) > 0 {
+		first = s.replicas[0]
+	}
+	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, s.kveppArgs(first)...); err != nil {
 		return err
 	}
 	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
+}
+
+// kveppArgs returns the command line of a kvepp.
+func (s *Stack) kveppArgs(r *replica) []string {
+	return slices.Concat([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags(),
+		[]string{"--bind-address", "127.0.0.1",
+			"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port",
+			strconv.Itoa(r.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", r.admin), "--nats-server", s.natsURL(),
+			"--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"},
+		s.sharing(r), s.cfg.KveppFlags)
 }
 
 // EndpointFlags returns the flags with which kvepp finds the workers and their model.
@@ -108,12 +114,17 @@ func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 		if err != nil {
 			return err
 		}
-		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) ||
-			on != float64(subscriptions) {
-			return fmt.Errorf("%v workers of %d, %v subscriptions connected of %d", got, workers, on, subscriptions)
-		}
-		return nil
+		return serves(m, workers, subscriptions)
 	}, s.kvepp)
+}
+
+// serves returns an error unless a kvepp with these metrics has so many workers and subscriptions.
+func serves(m map[string]float64, workers, subscriptions int) error {
+	if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) ||
+		on != float64(subscriptions) {
+		return fmt.Errorf("%v workers of %d, %v subscriptions connected of %d", got, workers, on, subscriptions)
+	}
+	return nil
 }
 
 // KillKvepp kills kvepp.

@@ -65,6 +65,11 @@ type Config struct {
 	// Endpoints, if not empty, is the text of the endpoints file in place of the generated one. Start then waits until
 	// kvepp serves, and not until it is connected to workers.
 	Endpoints string
+	// Replicas is how many kvepps Envoy calls in turn; 0: 1. The others than the first are known to Start, Close and the
+	// waits for workers only.
+	Replicas int
+	// Unshared makes these kvepps share nothing; otherwise they share bookings and sessions.
+	Unshared bool
 	// WithoutEnvoy makes Start start no Envoy.
 	WithoutEnvoy bool
 	// ExtProc are addresses of external processors that the caller starts itself. Envoy then calls a healthy one of
@@ -110,6 +115,7 @@ type Stack struct {
 
 	kvepp                     *process.Process
 	grpc, health, prom, admin int // kvepp's ports
+	replicas                  []*replica
 	natsPort                  int
 	Envoy                     *Envoy // the first
 	envoys                    []*Envoy
@@ -126,6 +132,7 @@ func (cfg *Config) setDefaults() {
 		cfg.SharedFrontend, cfg.EventPlane = true, "zmq"
 	}
 	cfg.Ranks = cmp.Or(cfg.Ranks, 1)
+	cfg.Replicas = max(cfg.Replicas, 1)
 	cfg.Blocks = cmp.Or(cfg.Blocks, 2048)
 	cfg.Speedup = cmp.Or(cfg.Speedup, 1)
 	cfg.Model = cmp.Or(cfg.Model, "test/models/tiny-bytelevel")
@@ -216,6 +223,9 @@ func (s *Stack) startProxies(ctx context.Context) (err error) {
 		if err := s.StartKvepp(ctx); err != nil {
 			return err
 		}
+		if err := s.startReplicas(ctx); err != nil {
+			return err
+		}
 	}
 	if !s.cfg.WithoutEnvoy {
 		s.Envoy, err = s.StartEnvoy(ctx, s.cfg.Manifest, nil)
@@ -239,6 +249,9 @@ func (s *Stack) awaitReady(ctx context.Context, running []*Worker) error {
 	if err := s.settled(ctx, workers, (s.announcing()-s.cfg.Later)*s.cfg.Ranks); err != nil {
 		return err
 	}
+	if err := s.replicasSettled(ctx, workers, (s.announcing()-s.cfg.Later)*s.cfg.Ranks); err != nil {
+		return err
+	}
 	if s.Envoy == nil {
 		s.cfg.Progress("kvepp is subscribed to all workers")
 		return nil
@@ -256,6 +269,13 @@ func (s *Stack) allocate() (err error) {
 		return first
 	}
 	s.grpc, s.health, s.prom, s.admin, s.natsPort = take(1), take(1), take(1), take(1), take(1)
+	s.replicas = make([]*replica, s.cfg.Replicas-1)
+	for i := range s.replicas {
+		s.replicas[i] = &replica{grpc: take(1), health: take(1), prom: take(1), admin: take(1), port: take(1)}
+	}
+	if len(s.replicas) > 0 {
+		s.replicas = append([]*replica{{s.grpc, s.health, s.prom, s.admin, take(1), nil}}, s.replicas...)
+	}
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
 		w := &Worker{
@@ -314,6 +334,9 @@ func (s *Stack) Close() {
 	s.closing.Do(func() {
 		var all []*process.Process
 		all = append(all, s.kvepp, s.shared, s.nats)
+		for _, r := range s.others() {
+			all = append(all, r.process)
+		}
 		for _, e := range s.envoys {
 			all = append(all, e.process)
 		}
