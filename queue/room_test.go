@@ -234,37 +234,86 @@ func TestRoomPanicOfTheJudge(t *testing.T) {
 	})
 }
 
-// TestOldest: the room says since when its oldest request waits, over all lines, and forgets those that went or left.
-func TestOldest(t *testing.T) {
+// TestWaits: the room says since when the oldest request of each class waits, by line, and forgets those that went or
+// left.
+func TestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(t)
 		began := time.Now()
-		check := func(when string, waiting int, after time.Duration) {
+		check := func(when string, want ...ClassWait) {
 			t.Helper()
-			since, n := g.room.Oldest()
-			if n != waiting || n > 0 && since.Sub(began).Round(time.Millisecond) != after {
-				t.Errorf("%s: %d wait, the oldest since %v; want %d, %v", when, n, since.Sub(began), waiting, after)
+			got := g.room.Waits(nil)
+			for i := range got {
+				got[i].Since = began.Add(got[i].Since.Sub(began).Round(time.Millisecond))
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %+v wait, want %+v", when, got, want)
 			}
 		}
-		check("at first", 0, 0)
+		waits := func(line string, class, requests int, after time.Duration, cost int) ClassWait {
+			c := &g.entry(class).Profile.Classes[class]
+			return ClassWait{line, c.Name, requests, began.Add(after), cost, c.Quantum}
+		}
+		check("at first")
 		<-g.visit(t.Context(), g.entry(0))
 		other := g.entry(0)
-		other.Line = "other"
+		other.Line, other.Tokens = "other", 70
 		ctx, leave := context.WithCancel(t.Context())
 		left := g.visit(ctx, other)
 		<-time.After(time.Second)
 		second := g.visit(t.Context(), g.entry(0))
 		<-time.After(time.Second)
+		other.Tokens = 50
 		third := g.visit(t.Context(), other)
-		check("three wait", 3, 0)
+		line := g.entry(0).Line
+		cost := max(g.entry(0).Tokens, 1)
+		check("three wait", waits(line, 0, 1, time.Second, cost), waits("other", 0, 2, 0, 70))
 		leave()
 		<-left
-		check("the first one has left", 2, time.Second)
+		check("the first one has left", waits(line, 0, 1, time.Second, cost), waits("other", 0, 1, 2*time.Second, 50))
 		g.release()
 		<-second
-		check("the second one has gone", 1, 2*time.Second)
+		check("the second one has gone", waits("other", 0, 1, 2*time.Second, 50))
 		g.release()
 		<-third
-		check("all have gone", 0, 0)
+		check("all have gone")
+	})
+}
+
+// TestReleasedFor: a release for one class lets no other go, until the next release or arrival.
+func TestReleasedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t, Class{Name: "a", Policy: FCFS, Quantum: 1}, Class{Name: "b", Policy: FCFS, Quantum: 1})
+		g.room.cfg.Bound = 10
+		only := func(class string) func(string, *Class) bool {
+			return func(line string, c *Class) bool { return line == "" && c.Name == class }
+		}
+		g.want(g.visit(t.Context(), g.entry(0)), nil)
+		a1, a2 := g.visit(t.Context(), g.entry(0)), g.visit(t.Context(), g.entry(0))
+		b1, b2 := g.visit(t.Context(), g.entry(1)), g.visit(t.Context(), g.entry(1))
+		releaseFor := func(class string) {
+			g.set(false)
+			g.room.ReleasedFor(only(class))
+			synctest.Wait()
+		}
+		releaseFor("b")
+		g.want(b1, nil)
+		g.wantWaiting(a1)
+		releaseFor("c")
+		g.wantWaiting(a1)
+		g.wantWaiting(b2)
+		g.release() // no limit is left of the others
+		g.want(a1, nil)
+		g.wantWaiting(b2)
+		releaseFor("c")
+		b3 := g.visit(t.Context(), g.entry(1)) // the worker is free: an arrival is no release for class c alone
+		g.want(b2, nil)
+		g.wantWaiting(b3)
+		g.wantWaiting(a2)
+		for range 2 {
+			g.release()
+		}
+		g.want(b3, nil)
+		g.want(a2, nil)
 	})
 }

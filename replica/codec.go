@@ -33,10 +33,14 @@ import (
 //	bound, used    key (32 bytes), worker, version, writer, TTL in ms, at
 //	ended          key, version, writer
 //	learned        worker, number of values, values (IEEE 754)
+//	waits          requests, at of the oldest; from version 2: classes, then for each: class (8 bytes), quantum, cost, at
+//
+// A sender speaks the lower one of its version and the receiver's highest. A receiver of version 1 gets the beginning
+// of an entry `waits`, which is all that it knows.
 const (
 	magic = "KVRP"
 	// Version is the version of the protocol; MinVersion is the oldest that is still spoken.
-	Version    = 1
+	Version    = 2
 	MinVersion = 1
 )
 
@@ -64,8 +68,9 @@ var errMalformed = errors.New("replica: the message is malformed")
 
 // decoder reads a message. After the first error all its results are zero.
 type decoder struct {
-	data []byte
-	err  error
+	data    []byte
+	version uint64 // of the stream, for entries; 0: Version
+	err     error
 }
 
 func (d *decoder) fail(what string) {
@@ -403,19 +408,33 @@ func appendEntry(b []byte, e *Entry, worker uint32) []byte {
 			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
 		}
 	case Waits:
-		b = appendTime(binary.AppendUvarint(b, uint64(e.Blocks)), e.At)
+		b = appendWaits(b, e)
+		b = binary.AppendUvarint(b, uint64(min(len(e.Classes), MaxClasses)))
+		for _, c := range e.Classes[:min(len(e.Classes), MaxClasses)] {
+			b = binary.LittleEndian.AppendUint64(b, c.Class)
+			b = binary.AppendUvarint(b, uint64(c.Quantum))
+			b = appendTime(binary.AppendUvarint(b, uint64(c.Cost)), c.At)
+		}
 	}
 	return b
 }
 
-// arena holds the chains and values of the entries of one message.
-type arena struct {
-	hashes []kvblock.SequenceHash
-	chains [][]kvblock.SequenceHash
-	values []float64
+// appendWaits appends what version 1 has of an entry Waits, after its kind.
+func appendWaits(b []byte, e *Entry) []byte {
+	return appendTime(binary.AppendUvarint(b, uint64(e.Blocks)), e.At)
 }
 
-func (a *arena) reset() { a.hashes, a.chains, a.values = a.hashes[:0], a.chains[:0], a.values[:0] }
+// arena holds the chains, values and classes of the entries of one message.
+type arena struct {
+	hashes  []kvblock.SequenceHash
+	chains  [][]kvblock.SequenceHash
+	values  []float64
+	classes []ClassWait
+}
+
+func (a *arena) reset() {
+	a.hashes, a.chains, a.values, a.classes = a.hashes[:0], a.chains[:0], a.values[:0], a.classes[:0]
+}
 
 // dictionary has the workers of a stream by number.
 type dictionary []Worker
@@ -472,6 +491,9 @@ func (d *decoder) entry(e *Entry, words *dictionary, room *arena, sent time.Dura
 	case Waits:
 		e.Blocks = int(d.uint(maxCount, "waiting requests"))
 		e.At = d.time("time")
+		if d.version != 1 {
+			e.Classes = d.classesOf(room, sent)
+		}
 	default:
 		d.fail("kind")
 	}
@@ -480,6 +502,17 @@ func (d *decoder) entry(e *Entry, words *dictionary, room *arena, sent time.Dura
 		e.Age = min(max(sent-e.At, 0), maxAge)
 	}
 	return d.err == nil
+}
+
+func (d *decoder) classesOf(room *arena, sent time.Duration) []ClassWait {
+	from := len(room.classes)
+	for range d.uint(MaxClasses, "number of classes") {
+		c := ClassWait{Class: d.fixed("class"), Quantum: int(d.uint(maxCount, "quantum")),
+			Cost: int(d.uint(maxCount, "cost")), At: d.time("time")}
+		c.Age = min(max(sent-c.At, 0), maxAge)
+		room.classes = append(room.classes, c)
+	}
+	return room.classes[from:len(room.classes):len(room.classes)]
 }
 
 func (d *decoder) named(words *dictionary) {

@@ -177,6 +177,13 @@ func (s *simulation) step(n *node, in Input) {
 					delete(c.of, x.Number)
 				case Bound, Used, Ended:
 					n.sessions[x.Key]++
+				case Waits:
+					s.counts["waits"] += len(x.Classes)
+					for i, w := range x.Classes {
+						if want := (ClassWait{uint64(i), x.Blocks, i, x.At, x.Age}); w != want || len(x.Classes) != x.Blocks {
+							s.t.Fatalf("seed %d: %d classes, %+v, want %+v", s.seed, len(x.Classes), w, want)
+						}
+					}
 				}
 			}
 		}
@@ -342,8 +349,15 @@ func (s *simulation) act() {
 	case k < 18:
 		e.Kind, e.Blocks, e.Left = Output, 1+s.rng.IntN(30), []float64{-1, 0, 0.25, 1}[s.rng.IntN(4)]
 	default:
-		e.Kind = []Kind{Bound, Used, Ended}[s.rng.IntN(3)]
+		e.Kind = []Kind{Bound, Used, Ended, Waits}[s.rng.IntN(4)]
 		e.Key[0], e.TTL = byte(s.rng.IntN(8)), time.Minute
+		if e.Kind == Waits {
+			e.Blocks = s.rng.IntN(20)
+			e.Classes = make([]ClassWait, e.Blocks)
+			for i := range e.Classes {
+				e.Classes[i] = ClassWait{Class: uint64(i), Quantum: e.Blocks, Cost: i, At: e.At}
+			}
+		}
 	}
 	naiveApply(n.book, &e, s.now)
 	n.sender.Append(n.clock(s), &e)
@@ -521,7 +535,7 @@ func TestHistories(t *testing.T) {
 	for seed := uint64(0); seed < seeds || time.Since(begin) < *histories; seed++ {
 		run(t, seed, counts)
 	}
-	for _, what := range []string{"snapshot", "behind", "stalled", "open ", "open joined", "open fell_behind",
+	for _, what := range []string{"snapshot", "behind", "waits", "stalled", "open ", "open joined", "open fell_behind",
 		"free peer_dead", "free goodbye", "close silent", "close resync"} {
 		if counts[what] == 0 {
 			t.Errorf("no history had %q: %v", what, counts)

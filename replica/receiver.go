@@ -147,6 +147,7 @@ type stream struct {
 	address string
 	asked   uint64  // the sequence number of the hello; 0: a snapshot
 	origin  *origin // nil before the welcome
+	version uint64  // as of the welcome
 	words   dictionary
 	heard   time.Duration
 	sent    time.Duration // of the latest message, on the peer's clock
@@ -368,7 +369,7 @@ func (r *Receiver) welcome(id Stream, s *stream, now time.Duration, message []by
 	if !o.snapshot {
 		o.state = Live
 	}
-	s.origin, s.heard = o, now
+	s.origin, s.version, s.heard = o, w.Version, now
 	r.last[s.address] = o.Identity
 	return "", nil
 }
@@ -376,7 +377,7 @@ func (r *Receiver) welcome(id Stream, s *stream, now time.Duration, message []by
 // batch handles entries.
 func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte) (Reason, error) {
 	snapshot := message[0] == typeSnapshot
-	d := &decoder{data: message[1:]}
+	d := &decoder{data: message[1:], version: s.version}
 	head := d.batch(snapshot)
 	switch {
 	case d.err != nil:

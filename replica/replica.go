@@ -94,6 +94,15 @@ type Entry struct {
 	TTL     time.Duration
 
 	Values []float64 // Learned
+	// Classes are the policy classes in which requests wait, at most MaxClasses: Waits. nil: a peer of version 1 told it.
+	Classes []ClassWait
+}
+
+// ClassWait is what waits in one policy class of a queue.
+type ClassWait struct {
+	Class         uint64        // identifies model and class
+	Quantum, Cost int           // tokens: of the class, and of the work for its oldest request
+	At, Age       time.Duration // of its oldest request, as Entry's
 }
 
 // hashes returns how many hashes the chains have.
@@ -112,6 +121,7 @@ const (
 	maxGroup   = 512 // bytes
 	maxWorkers = 1 << 16
 	maxValues  = 64
+	MaxClasses = 64      // of Waits
 	maxCount   = 1 << 40 // tokens, blocks
 	maxRank    = 1 << 20
 	maxEntries = 1 << 16 // of a message

@@ -52,6 +52,7 @@ type Sender struct {
 type record struct {
 	data   []byte
 	worker int32 // its number; below 0: none
+	first  int32 // bytes of it that a peer of version 1 gets; 0: all
 }
 
 // liveBooking is what a snapshot needs of a booking that has not ended.
@@ -214,6 +215,9 @@ func (s *Sender) encode(e *Entry) record {
 		r.worker = int32(s.numberOf(e.Worker))
 	}
 	s.scratch = appendEntry(s.scratch[:0], e, uint32(max(r.worker, 0)))
+	if e.Kind == Waits {
+		r.first = int32(1 + len(appendWaits(nil, e)))
+	}
 	if e.Kind == Booked || e.Kind == Moved || len(s.scratch) > 1024 {
 		r.data = slices.Clone(s.scratch)
 		return r
@@ -261,6 +265,7 @@ func (s *Sender) Renew() {
 type Cursor struct {
 	log        *Sender
 	peer       Identity
+	version    uint64 // of the stream
 	next       uint64
 	dictionary uint64
 	known      []bool // workers that the stream has named
@@ -316,7 +321,7 @@ func (s *Sender) Admit(message []byte) (Hello, Reason) {
 // Open returns the place of an admitted peer, and the welcome to send to it. If a snapshot is due, more returns the
 // entries that it has beside the bookings, such as sessions; it is called after the place is fixed.
 func (s *Sender) Open(h *Hello, proof []byte, more func() []Entry) (*Cursor, []byte) {
-	c := &Cursor{log: s, peer: h.Self, dictionary: s.dictionary}
+	c := &Cursor{log: s, peer: h.Self, version: min(h.Highest, Version), dictionary: s.dictionary}
 	switch {
 	case h.Have != s.self || h.Seq == 0:
 		c.Reason = Joined
@@ -327,7 +332,7 @@ func (s *Sender) Open(h *Hello, proof []byte, more func() []Entry) (*Cursor, []b
 	default:
 		c.next = h.Seq + 1
 	}
-	w := Welcome{Version: min(h.Highest, Version), Self: s.self, Name: s.name, Proof: proof, Next: c.next}
+	w := Welcome{Version: c.version, Self: s.self, Name: s.name, Proof: proof, Next: c.next}
 	if c.Reason != "" {
 		c.next, c.seq, c.rest = s.next, s.next-1, true
 		c.snapshot = s.snapshotOf(more)
@@ -441,6 +446,9 @@ func (c *Cursor) append(b []byte, r *record) []byte {
 			c.known[r.worker] = true
 			b = appendNamed(b, uint32(r.worker), c.log.workers[r.worker])
 		}
+	}
+	if c.version == 1 && r.first > 0 {
+		return append(b, r.data[:r.first]...)
 	}
 	return append(b, r.data...)
 }

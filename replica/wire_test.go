@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +73,10 @@ func (c *talk) step(in Input) {
 				c.applied = append(c.applied, x)
 				c.lines = append(c.lines, fmt.Sprintf("applied  %s %d %s/%d tokens %d blocks %d chains %d age %v",
 					x.Kind, x.Number, x.Worker.Name, x.Worker.Rank, x.PrefillTokens, x.Blocks, len(x.Chains), x.Age))
+				for _, w := range x.Classes {
+					c.lines = append(c.lines, fmt.Sprintf("applied  class %x quantum %d cost %d age %v", w.Class,
+						w.Quantum, w.Cost, w.Age))
+				}
 			}
 		case Close:
 			c.closed = e.Reason
@@ -124,7 +129,8 @@ func TestTranscript(t *testing.T) {
 		At: second(3)})
 	c.sender.Append(second(3), &Entry{Kind: Ended, Key: [32]byte{7}, Version: 10, Writer: 3})
 	c.sender.Append(second(3), &Entry{Kind: Learned, Worker: a, Values: []float64{1.5, -2}})
-	c.sender.Append(second(3), &Entry{Kind: Waits, Blocks: 4, At: second(2)})
+	c.sender.Append(second(3), &Entry{Kind: Waits, Blocks: 4, At: second(2),
+		Classes: []ClassWait{{Class: 0xc1a55, Quantum: 1000, Cost: 300, At: second(2)}}})
 	c.pump(second(3))
 	c.sender.Tick(second(4))
 	c.pump(second(4))
@@ -256,6 +262,66 @@ func TestTwoAddresses(t *testing.T) {
 	}
 	if peers := r.Peers(); len(peers) != 1 || peers[0].Address != "a" {
 		t.Errorf("%+v", peers)
+	}
+}
+
+// TestOlderVersion: a receiver of version 1 gets of a queue what it can read, and a sender of version 1 is understood.
+func TestOlderVersion(t *testing.T) {
+	s := NewSender(Identity{Origin: 0xabcd, Epoch: 1}, "pool", "kvepp-0")
+	waits := Entry{Kind: Waits, Blocks: 4, At: 2 * time.Second}
+	for i := range MaxClasses + 6 { // the last ones are not sent
+		waits.Classes = append(waits.Classes,
+			ClassWait{Class: uint64(i), Quantum: 1 + i, Cost: 300, At: 2 * time.Second})
+	}
+	for _, version := range []uint64{1, 2} {
+		hello := Hello{Lowest: 1, Highest: version, Self: Identity{Origin: 5, Epoch: 6}, Group: "pool"}
+		admitted, why := s.Admit(hello.Append(nil))
+		if why != "" {
+			t.Fatal(why)
+		}
+		c, welcome := s.Open(&admitted, nil, nil)
+		first, err := c.Next(0, nil) // the snapshot
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Append(0, &Entry{Kind: Ended, Version: 7})
+		s.Append(0, &waits)
+		s.Append(0, &Entry{Kind: Ended, Version: 8})
+		second, err := c.Next(3*time.Second, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, err := ParseWelcome(welcome); err != nil || w.Version != version {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		r := NewReceiver(ReceiverConfig{Self: Identity{Origin: 5, Epoch: 6}, Group: "pool", Known: all})
+		r.Step(Input{Kind: Opened, Stream: 1, Address: "a"})
+		var got []Entry
+		for _, m := range [][]byte{welcome, first, second} {
+			for _, e := range r.Step(Input{Kind: Received, Stream: 1, Message: m}) {
+				if e.Kind == Close {
+					t.Fatalf("version %d: closed: %v, %v", version, e.Reason, e.Err)
+				}
+				for i := range e.Entries {
+					e.Entries[i].Classes = slices.Clone(e.Entries[i].Classes)
+					got = append(got, e.Entries[i])
+				}
+			}
+		}
+		if len(got) != 3 || got[0].Version != 7 || got[2].Version != 8 || got[1].Blocks != 4 ||
+			got[1].Age != time.Second {
+			t.Fatalf("version %d: %+v", version, got)
+		}
+		classes := got[1].Classes
+		if version == 1 && classes != nil || version == 2 && (len(classes) != MaxClasses ||
+			classes[63] != (ClassWait{63, 64, 300, 2 * time.Second, time.Second})) {
+			t.Errorf("version %d: classes %+v", version, classes)
+		}
+	}
+	// All bytes of version 1 are what a process of that version wrote and read.
+	d := decoder{data: appendWaits([]byte{byte(Waits)}, &waits), version: 1}
+	if e := (Entry{}); !d.entry(&e, new(dictionary), new(arena), 0) || d.end() != nil || e.Blocks != 4 {
+		t.Errorf("%+v, %v", e, d.err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"time"
 
 	"kvepp/scoring"
@@ -28,7 +29,7 @@ func (r *Route) endPrefill() {
 	r.booking.ReleasePrefill()
 	r.prefill.Free() // the prefill worker has done its part
 	if r.released != nil && !r.computed.Swap(true) {
-		r.released()
+		r.released(cmp.Or(r.prefill.Number(), r.booking.Number()))
 	}
 }
 
@@ -107,6 +108,6 @@ func (r *Route) Free() {
 		r.turn.End(r.answerTokens)
 	}
 	if r.released != nil {
-		r.released()
+		r.released(r.booking.Number())
 	}
 }

@@ -2,8 +2,9 @@ package router
 
 import (
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -80,154 +81,272 @@ func TestSharesOfReplicas(t *testing.T) {
 	}
 }
 
+// fleet is several replicas over one worker, which takes one prompt at a time. Each hears of the others' bookings late.
+type fleet struct {
+	t       *testing.T
+	houses  []*house
+	waiting []*arrivals
+	known   string // what replicas know of each other's queues: nothing, ages, classes
+	running []*Route
+	settled time.Duration // how often
+}
+
+const fleetLate = 2 * time.Millisecond
+
+// newFleet returns a fleet whose worker is busy. It is for use in a bubble.
+func newFleet(t *testing.T, replicas int, known string, profiles *queue.Profiles) *fleet {
+	f := &fleet{t: t, known: known}
+	copies := map[*house]map[*house]*scoring.Copies{}
+	for range replicas {
+		h := withProfiles(t, profiles, maxed(workers(1), 100)...)
+		f.houses, copies[h] = append(f.houses, h), map[*house]*scoring.Copies{}
+	}
+	for _, from := range f.houses {
+		var delivery sync.Mutex
+		told := make(chan scoring.Change, 1000)
+		from.book.Observe(func(c *scoring.Change) {
+			x := *c
+			x.Chains = nil
+			told <- x
+			time.AfterFunc(fleetLate, func() {
+				delivery.Lock() // one change after the other
+				defer delivery.Unlock()
+				next := []scoring.Change{<-told}
+				for _, to := range f.houses {
+					if to != from {
+						copies[to][from].Apply(next)
+						to.PeersBooked(next)
+						to.PeersReleased()
+					}
+				}
+			})
+		})
+		for _, to := range f.houses {
+			if to != from {
+				copies[to][from] = to.book.NewCopies()
+			}
+		}
+	}
+	for i, h := range f.houses {
+		h.SetPeers(10, fleetLate, i, replicas)
+		f.waiting = append(f.waiting, arriveAt(h))
+	}
+	first, err := f.houses[0].Route(t.Context(), completion("m", tokens(0, 400)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.running = []*Route{first}
+	f.settle()
+	return f
+}
+
+// settle waits until nothing happens any more but the regular looks. These come at other moments than what follows.
+func (f *fleet) settle() {
+	f.settled++
+	<-time.After(time.Duration(10*len(f.houses))*fleetLate + f.settled*7*time.Microsecond)
+}
+
+// send sends a request of a class to a replica, where it waits.
+func (f *fleet) send(replica int, name, class string) {
+	req := completion("m", tokens(1000+100*len(name)+replica, 400))
+	req.Body = append([]byte(`{"stream":true,`), req.Body[1:]...) // no estimate ends its prefill
+	req.Hints.PolicyClass = class
+	f.waiting[replica].send(f.t.Context(), name, req)
+	f.settle()
+}
+
+// release ends what the worker computes. It returns the names of the requests that have gone since: with their
+// replica, where they were sent.
+func (f *fleet) release() (went []string) {
+	waits := make([]Waits, len(f.houses))
+	for i, h := range f.houses {
+		if waits[i], _ = h.Waits(); f.known == "ages" {
+			waits[i].Classes = nil
+		}
+	}
+	for _, h := range f.houses {
+		if f.known != "nothing" {
+			h.SetPeersWaits(waits)
+		}
+	}
+	for _, r := range f.running {
+		r.MarkPrefillCompleted()
+	}
+	f.running = nil
+	f.settle()
+	for i, a := range f.waiting {
+		a.mu.Lock()
+		for name, r := range a.by {
+			went = append(went, fmt.Sprint(i, " ", name))
+			f.running = append(f.running, r)
+			delete(a.by, name)
+		}
+		a.mu.Unlock()
+	}
+	return went
+}
+
 // Four replicas with waiting requests hear of one release at once, and of each other's bookings late. One request goes
-// for each release, as with one replica; in the end all went, and each replica got its turns. If they know who has
-// waited longest, the requests go in the order in which they came, over all replicas.
+// for each release, as with one replica; in the end all went. If they know who has waited longest, the requests go in
+// the order in which they came, over all replicas.
 func TestReplicasThatWakeTogether(t *testing.T) {
-	for _, known := range []bool{false, true} {
-		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) { replicasWakeTogether(t, known) })
+	for _, known := range []string{"nothing", "ages", "classes"} {
+		t.Run("known="+known, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const replicas, each = 4, 5
+				f := newFleet(t, replicas, known, (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))))
+				for j := range each {
+					for i := range replicas {
+						f.send(i, fmt.Sprint(j), "")
+					}
+				}
+				for n := range replicas * each {
+					went := f.release()
+					if len(went) != 1 {
+						t.Fatalf("release %d let %q go", n, went)
+					}
+					if want := fmt.Sprint(n%replicas, " ", n/replicas); known != "nothing" && went[0] != want {
+						t.Fatalf("release %d let %q go, want %q", n, went, want)
+					}
+				}
+			})
+		})
 	}
 }
 
-func replicasWakeTogether(t *testing.T, known bool) {
-	synctest.Test(t, func(t *testing.T) {
-		const replicas, each, late = 4, 5, 2 * time.Millisecond
-		var houses []*house
-		copies := map[*house]map[*house]*scoring.Copies{}
-		for range replicas {
-			h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
-			houses, copies[h] = append(houses, h), map[*house]*scoring.Copies{}
-		}
-		for _, from := range houses {
-			var delivery sync.Mutex
-			told := make(chan scoring.Change, 1000)
-			from.book.Observe(func(c *scoring.Change) {
-				x := *c
-				x.Chains = nil
-				told <- x
-				time.AfterFunc(late, func() {
-					delivery.Lock() // one change after the other
-					defer delivery.Unlock()
-					next := []scoring.Change{<-told}
-					for _, to := range houses {
-						if to != from {
-							copies[to][from].Apply(next)
-							to.PeersBooked(next)
-							to.PeersReleased()
-						}
+const twoClasses = `
+default_policy_family: all
+uncached_isl_buckets: [{min_tokens: 0, bucket: any}]
+policy_classes:
+- {name: interactive, policy_family: all, cache_bucket: any, quantum: 3000, prefill_busy_threshold: 0}
+- {name: batch, quantum: 1000, prefill_busy_threshold: 0}
+`
+
+// One replica has a long queue of old requests of class batch, the other gets requests of class interactive. If they
+// know only since when the oldest request waits, the first one's queue starves the other's class until it is empty.
+// With classes, both get their turns, as from one queue, by the classes' quanta.
+func TestNoQueueStarvesAnothersClass(t *testing.T) {
+	for known, wanted := range map[string][2]int{"ages": {0, 0}, "classes": {20, 37}} {
+		t.Run("known="+known, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				profiles, err := queue.ParseFile([]byte(twoClasses))
+				if err != nil {
+					t.Fatal(err)
+				}
+				f := newFleet(t, 2, known, profiles.Profiles(nil))
+				const all = 40
+				for j := range all {
+					f.send(0, fmt.Sprint("batch", j), "batch")
+				}
+				for j := range all {
+					f.send(1, fmt.Sprint("interactive", j), "interactive")
+				}
+				interactive, next := 0, [2]int{}
+				for n := range all {
+					went := f.release()
+					if len(went) != 1 {
+						t.Fatalf("release %d let %q go", n, went)
 					}
-				})
+					i := int(went[0][0] - '0')
+					if want := fmt.Sprint(i, " ", [2]string{"batch", "interactive"}[i], next[i]); went[0] != want {
+						t.Fatalf("release %d let %q go, want %q: the oldest of its class", n, went, want)
+					}
+					next[i]++
+					interactive += i
+				}
+				if interactive < wanted[0] || interactive > wanted[1] {
+					t.Errorf("%d of %d releases let an interactive request go, want %d to %d", interactive, all,
+						wanted[0], wanted[1])
+				}
 			})
-			for _, to := range houses {
-				if to != from {
-					copies[to][from] = to.book.NewCopies()
+		})
+	}
+}
+
+// Random requests of two classes arrive at three replicas, while the worker serves them one by one. For each release
+// one request goes, it is the oldest of its class anywhere, and in the end none waits.
+func TestHistoriesOfQueues(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			profiles, err := queue.ParseFile([]byte(twoClasses))
+			if err != nil {
+				t.Fatal(err)
+			}
+			rng := rand.New(rand.NewPCG(seed, 22))
+			const replicas = 3
+			f := newFleet(t, replicas, "classes", profiles.Profiles(nil))
+			left := map[string][]string{} // by class, in order of arrival
+			sent, went := 0, 0
+			for step := 0; step < 60 || went < sent; step++ {
+				if step < 60 && rng.IntN(5) < 3 {
+					class, replica := []string{"interactive", "batch"}[rng.IntN(2)], rng.IntN(replicas)
+					sent++
+					f.send(replica, fmt.Sprint(class, sent), class)
+					left[class] = append(left[class], fmt.Sprint(replica, " ", class, sent))
+					continue
 				}
-			}
-		}
-		var waiting []*arrivals
-		for i, h := range houses {
-			h.SetPeers(10, late, i, replicas)
-			waiting = append(waiting, arriveAt(h))
-		}
-		first, err := houses[0].Route(t.Context(), completion("m", tokens(0, 400)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		<-time.After(10 * late)
-		for j := range each {
-			for i, a := range waiting {
-				a.send(t.Context(), fmt.Sprint(j), completion("m", tokens(1000*(i+1)+100*j, 400)))
-				<-time.After(10 * late)
-			}
-		}
-		publish := func() {
-			waits := make([]time.Time, replicas)
-			for i, h := range houses {
-				waits[i], _ = h.Oldest()
-			}
-			for _, h := range houses {
-				if known {
-					h.SetPeersWaits(waits)
+				if went == sent {
+					continue // the worker stays busy, so that no arrival goes at once
 				}
-			}
-		}
-		running := func() (n int) {
-			for _, a := range waiting {
-				a.mu.Lock()
-				n += len(a.by)
-				a.mu.Unlock()
-			}
-			return n
-		}
-		if n := running(); n != 0 {
-			t.Fatalf("%d went while the worker was busy", n)
-		}
-		release, went := func() { first.MarkPrefillCompleted() }, 0
-		for went < replicas*each {
-			publish()
-			release()
-			<-time.After(20 * late)
-			n := running()
-			if n != went+1 {
-				t.Fatalf("%d went at once, after %d", n-went, went)
-			}
-			if a := waiting[went%replicas]; known {
-				a.mu.Lock()
-				oldest := a.by[fmt.Sprint(went/replicas)]
-				a.mu.Unlock()
-				if oldest == nil {
-					t.Fatalf("after %d requests another one went than the oldest", went)
+				got := f.release()
+				if went++; len(got) != 1 {
+					t.Fatalf("seed %d, step %d: %q went, of %v", seed, step, got, left)
 				}
-			}
-			went = n
-			release = func() {
-				for _, a := range waiting {
-					a.mu.Lock()
-					routes := slices.Collect(maps.Values(a.by))
-					a.mu.Unlock()
-					for _, r := range routes {
-						r.MarkPrefillCompleted()
-					}
+				class := strings.TrimRight(got[0][2:], "0123456789")
+				if got[0] != left[class][0] {
+					t.Fatalf("seed %d, step %d: %q went before %q", seed, step, got, left[class][0])
 				}
+				left[class] = left[class][1:]
 			}
-		}
-	})
+		})
+	}
 }
 
 // The replica whose oldest request has waited longest looks first; without such requests the order is drawn. What one
 // replica computes agrees with what the others compute.
 func TestOldestLooksFirst(t *testing.T) {
 	now := time.Now()
-	ago := func(seconds int) time.Time { return now.Add(-time.Duration(seconds) * time.Second) }
+	ago := func(seconds int, classes ...ClassWait) Waits {
+		return Waits{now.Add(-time.Duration(seconds) * time.Second), classes}
+	}
+	class := func(id uint64, seconds int) ClassWait {
+		return ClassWait{Class: id, Since: now.Add(-time.Duration(seconds) * time.Second), Quantum: 1, Cost: 1}
+	}
 	for _, x := range []struct {
-		waits []time.Time
-		want  []int // places; -1: drawn, after these
+		waits   []Waits
+		want    []int // places; -1: drawn, after these
+		byClass bool
 	}{
-		{[]time.Time{ago(1), ago(3), ago(2)}, []int{2, 0, 1}},
-		{[]time.Time{ago(1), ago(1), ago(1)}, []int{0, 1, 2}},
-		{[]time.Time{{}, ago(1), {}}, []int{-1, 0, -1}},
-		{[]time.Time{{}, {}, {}}, []int{-1, -1, -1}},
+		{[]Waits{ago(1), ago(3), ago(2)}, []int{2, 0, 1}, false},
+		{[]Waits{ago(1), ago(1), ago(1)}, []int{0, 1, 2}, false},
+		{[]Waits{{}, ago(1), {}}, []int{-1, 0, -1}, false},
+		{[]Waits{{}, {}, {}}, []int{-1, -1, -1}, false},
+		{[]Waits{ago(1, class(7, 1)), ago(3, class(7, 3)), ago(2, class(7, 2))}, []int{2, 0, 1}, true},
+		// The third one does not tell its classes.
+		{[]Waits{ago(1, class(7, 1)), ago(3, class(8, 3)), ago(2)}, []int{2, 0, 1}, false},
+		// The order of the two classes is drawn, and in each the older one is first.
+		{[]Waits{ago(9, class(7, 1), class(8, 9)), ago(3, class(7, 3)), {}}, nil, true},
 	} {
-		for booking := range uint64(20) {
+		firsts := map[int]int{}
+		for booking := range uint64(200) {
 			seen := map[int]bool{}
-			for number, want := range x.want {
-				r := &Router{}
-				r.peers.number.Store(int64(number))
-				r.peers.of.Store(int64(len(x.waits)))
-				r.peers.released.Store(booking)
-				r.SetPeersWaits(x.waits)
-				place, older := r.place()
-				if want >= 0 && (place != want || older != (want > 0)) || seen[place] || place >= len(x.waits) {
-					t.Errorf("%v: replica %d has place %d, older %v, want %d", x.waits, number, place, older, want)
+			for number := range x.waits {
+				p := placeOf(x.waits, booking, number, len(x.waits))
+				if x.want != nil && x.want[number] >= 0 && p.before != x.want[number] || seen[p.before] ||
+					p.before >= len(x.waits) || !p.known ||
+					p.byClass != (x.byClass && p.others) {
+					t.Errorf("%v: replica %d has place %+v, want %v", x.waits, number, p, x.want)
 				}
-				seen[place] = true
+				if seen[p.before] = true; p.before == 0 {
+					firsts[number]++
+				}
 			}
 		}
+		if x.want == nil && (firsts[0] < 70 || firsts[1] < 70 || firsts[2] > 0) {
+			t.Errorf("%v: replicas are first %v times", x.waits, firsts)
+		}
 	}
-	r := &Router{}
-	r.peers.of.Store(3)
-	r.SetPeersWaits([]time.Time{ago(1)}) // of another number of replicas
-	if _, older := r.place(); older {
+	if p := placeOf([]Waits{ago(1)}, 1, 0, 3); p.known {
 		t.Error("times of other replicas count")
 	}
 }

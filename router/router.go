@@ -184,7 +184,8 @@ type Route struct {
 	final bool          // the session ends with this request
 	freed atomic.Bool
 
-	released func()      // called when load was released; nil: no request ever waits
+	// released is called with the number of the booking that released load; nil: no request ever waits
+	released func(uint64)
 	computed atomic.Bool // released was called for the end of the prefill
 }
 
@@ -214,7 +215,7 @@ type Router struct {
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
 	onRelease    func()                      // Released of the rooms; nil without any
-	onOwnRelease func()                      // ownReleased; nil without rooms
+	onOwnRelease func(uint64)                // ownReleased; nil without rooms
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -262,10 +263,12 @@ func New(
 	r.tokens.Store(mathrand.Uint64()) // an earlier process had other tokens
 	if cfg.Queue != nil {
 		r.room = r.newRoom()
+		r.room.Tick = r.ticked(r.room.Released)
 		r.onRelease = r.room.Released
 	}
 	if cfg.Admission != nil {
 		r.admissions = r.newAdmissionRoom()
+		r.admissions.Tick = r.ticked(r.admissions.Released)
 		others := r.onRelease
 		r.onRelease = func() {
 			r.admissions.Released()

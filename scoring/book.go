@@ -227,7 +227,11 @@ type Booking struct {
 	book       *ActiveSequences
 	index      uint32
 	generation uint64
+	number     uint64
 }
+
+// Number returns the booking's number in its book, as Change has it; 0 of the zero value.
+func (b Booking) Number() uint64 { return b.number }
 
 // SelectAndAdd prices every candidate, chooses one and books the request on it, in one atomic step: of two concurrent
 // requests, the second sees the load of the first.
@@ -346,7 +350,8 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 	if !ok {
 		return Booking{}, false
 	}
-	return Booking{book: a, index: index, generation: a.bookings[index].generation}, true
+	b := &a.bookings[index]
+	return Booking{a, index, b.generation, b.number}, true
 }
 
 // MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load. Call it when the first content
@@ -892,7 +897,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	if a.observer != nil {
 		a.tellBooked(b, v)
 	}
-	return sel, Booking{book: a, index: index, generation: b.generation}
+	return sel, Booking{a, index, b.generation, b.number}
 }
 
 // newBooking returns an unused booking, which is active from now on. The pointer is valid until the next newBooking.

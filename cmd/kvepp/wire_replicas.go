@@ -35,7 +35,7 @@ const (
 	resolveEvery   = 5 * time.Second        // host names of --replica-peers
 	tellBookEvery  = 250 * time.Millisecond // how stale the copies are
 	teachEvery     = time.Second            // what the book has learned
-	namesEvery     = 100 * time.Millisecond // workers that joined or left
+	namesEvery     = 100 * time.Millisecond // workers that joined or left, and what waits in the queues
 	snapshotWithin = 3 * time.Second        // the start waits for the peers' bookings
 )
 
@@ -65,19 +65,22 @@ type replicas struct {
 	waits   waits
 }
 
-// waits says since when the oldest request waits in each replica's queue, as it was told.
+// waits says what waits in each replica's queue, as it was told.
 type waits struct {
 	mu     sync.Mutex // guards all
-	peers  map[uint64]waitsSince
-	own    time.Time
+	peers  map[uint64]peerWaits
+	own    router.Waits
 	waited bool // own was told last, and not that none waits
 }
 
-// waitsSince is what a peer told, and when.
-type waitsSince struct{ since, told time.Time }
+// peerWaits is what a peer told, and when.
+type peerWaits struct {
+	router.Waits
+	told time.Time
+}
 
-// waitsHold is how long what a peer told holds. It tells it again every tellBookEvery while a request waits.
-const waitsHold = 4 * tellBookEvery
+// waitsHold is how long what a peer told holds. It tells it again every namesEvery while a request waits.
+const waitsHold = time.Second
 
 // hear takes what a peer tells.
 func (w *waits) hear(origin uint64, e *replica.Entry) {
@@ -88,10 +91,15 @@ func (w *waits) hear(origin uint64, e *replica.Entry) {
 		return
 	}
 	if w.peers == nil {
-		w.peers = map[uint64]waitsSince{}
+		w.peers = map[uint64]peerWaits{}
 	}
 	now := time.Now()
-	w.peers[origin] = waitsSince{now.Add(-e.Age), now}
+	all := peerWaits{router.Waits{Since: now.Add(-e.Age)}, now}
+	for _, c := range e.Classes {
+		all.Classes = append(all.Classes,
+			router.ClassWait{Class: c.Class, Since: now.Add(-c.Age), Quantum: c.Quantum, Cost: c.Cost})
+	}
+	w.peers[origin] = all
 }
 
 // forget forgets a peer.
@@ -101,30 +109,33 @@ func (w *waits) forget(origin uint64) {
 	w.mu.Unlock()
 }
 
-// of returns since when the oldest request waits at each of these replicas. This one has the index number.
-func (w *waits) of(origins []uint64, number int) []time.Time {
+// of returns what waits at each of these replicas. This one has the index number.
+func (w *waits) of(origins []uint64, number int) []router.Waits {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	all := make([]time.Time, len(origins))
+	all := make([]router.Waits, len(origins))
 	for i, origin := range origins {
 		if x := w.peers[origin]; time.Since(x.told) < waitsHold {
-			all[i] = x.since
+			all[i] = x.Waits
 		}
 	}
 	all[number] = w.own
 	return all
 }
 
-// tellWaits tells the peers since when the oldest request waits here.
+// tellWaits tells the peers what waits here: how many requests, and since when the oldest of each class. Of more than
+// replica.MaxClasses classes it tells those whose oldest requests have waited longest.
 func (r *replicas) tellWaits() {
 	to := r.router.Load()
 	if to == nil {
 		return
 	}
-	since, waiting := to.Oldest()
+	own, waiting := to.Waits()
+	slices.SortFunc(own.Classes, func(a, b router.ClassWait) int { return a.Since.Compare(b.Since) })
+	own.Classes = own.Classes[:min(len(own.Classes), replica.MaxClasses)]
 	r.waits.mu.Lock()
 	told := r.waits.waited
-	r.waits.own, r.waits.waited = since, waiting > 0
+	r.waits.own, r.waits.waited = own, waiting > 0
 	r.waits.mu.Unlock()
 	if waiting == 0 && !told {
 		return
@@ -132,7 +143,11 @@ func (r *replicas) tellWaits() {
 	r.mu.Lock()
 	e := r.add(replica.Waits, 0)
 	if e.Blocks = waiting; waiting > 0 {
-		e.At -= time.Since(since)
+		for _, c := range own.Classes {
+			e.Classes = append(e.Classes, replica.ClassWait{Class: c.Class, Quantum: c.Quantum, Cost: c.Cost,
+				At: e.At - time.Since(c.Since)})
+		}
+		e.At -= time.Since(own.Since)
 	}
 	r.mu.Unlock()
 	r.node.Changed()
@@ -478,7 +493,8 @@ func (r *replicas) released() {
 	}
 }
 
-// tellRouter tells the router how many replicas there are and how stale the copies are.
+// tellRouter tells the router what waits at the replicas and, with rates, how many replicas there are and how stale the
+// copies are.
 func (r *replicas) tellRouter(rates *peerRates) {
 	to := r.router.Load()
 	if to == nil {
@@ -492,7 +508,9 @@ func (r *replicas) tellRouter(rates *peerRates) {
 	}
 	slices.Sort(origins)
 	number := slices.Index(origins, r.origin)
-	to.SetPeers(rates.rate, rates.staleness, number, len(origins))
+	if rates != nil {
+		to.SetPeers(rates.rate, rates.staleness, number, len(origins))
+	}
 	to.SetPeersWaits(r.waits.of(origins, number))
 }
 
@@ -534,17 +552,19 @@ func (r *replicas) keep(ctx context.Context) {
 		case <-tick.C:
 		}
 		r.refreshNames()
+		r.tellWaits()
 		if now := time.Now(); now.Sub(told) >= tellBookEvery {
 			rates.update(now, r.node.Peers())
 			told = now
 			r.sessions.Refresh()
-			r.tellWaits()
 			r.tellRouter(&rates)
 			if now.Sub(taught) >= teachEvery {
 				taught = now
 				r.teach()
 			}
+			continue
 		}
+		r.tellRouter(nil)
 	}
 }
 

@@ -2,12 +2,15 @@ package main
 
 import (
 	"log/slog"
+	"reflect"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/replica"
+	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/session"
 )
@@ -44,4 +47,42 @@ func TestApplyEntries(t *testing.T) {
 	if got := r.book.CopiedLoads(nil)[number]; got != (scoring.Load{}) || len(r.copies) != 0 {
 		t.Errorf("after its death the peer's copies bring %+v", got)
 	}
+}
+
+// TestWaitsOfPeers: what peers tell of their queues reaches the router by their order, with their ages, as long as it
+// holds. A peer of an older version tells no classes.
+func TestWaitsOfPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		r := &replicas{waits: waits{own: router.Waits{Since: began}}, sessions: session.NewTable(session.Config{}),
+			book: scoring.NewActiveSequences(), copies: map[uint64]*scoring.Copies{}}
+		tell := func(origin uint64, e replica.Entry) {
+			e.Kind = replica.Waits
+			r.apply(&replica.Effect{Kind: replica.Apply, Origin: origin, Entries: []replica.Entry{e}})
+		}
+		classes := []replica.ClassWait{{Class: 5, Quantum: 10, Cost: 20, Age: time.Second}}
+		tell(1, replica.Entry{Blocks: 3, Age: 2 * time.Second, Classes: classes})
+		classes[0] = replica.ClassWait{} // its memory is used again
+		tell(3, replica.Entry{Blocks: 1, Age: 4 * time.Second})
+		check := func(when string, first, third router.Waits) {
+			t.Helper()
+			want := []router.Waits{first, {Since: began}, third}
+			if got := r.waits.of([]uint64{1, 2, 3}, 1); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %+v, want %+v", when, got, want)
+			}
+		}
+		one := router.Waits{Since: began.Add(-2 * time.Second), Classes: []router.ClassWait{{Class: 5,
+			Since: began.Add(-time.Second), Quantum: 10, Cost: 20}}}
+		three := router.Waits{Since: began.Add(-4 * time.Second)}
+		check("told", one, three)
+		tell(3, replica.Entry{})
+		check("none waits at the third", one, router.Waits{})
+		<-time.After(waitsHold)
+		check("too long ago", router.Waits{}, router.Waits{})
+		tell(1, replica.Entry{Blocks: 3, Age: waitsHold + 2*time.Second,
+			Classes: []replica.ClassWait{{Class: 5, Quantum: 10, Cost: 20, Age: waitsHold + time.Second}}})
+		check("told again", one, router.Waits{})
+		r.apply(&replica.Effect{Kind: replica.FreeAll, Origin: 1})
+		check("its replica died", router.Waits{}, router.Waits{})
+	})
 }
