@@ -33,7 +33,8 @@ import (
 //	bound, used    key (32 bytes), worker, version, writer, TTL in ms, at
 //	ended          key, version, writer
 //	learned        worker, number of values, values (IEEE 754)
-//	waits          requests, at of the oldest; from version 2: classes, then for each: class (8 bytes), quantum, cost, at
+//	waits          requests, at of the oldest; from version 2: classes, then for each: class (8 bytes), quantum,
+//	               cost, at
 //
 // A sender speaks the lower one of its version and the receiver's highest. A receiver of version 1 gets the beginning
 // of an entry `waits`, which is all that it knows.

@@ -180,7 +180,8 @@ func (s *simulation) step(n *node, in Input) {
 				case Waits:
 					s.counts["waits"] += len(x.Classes)
 					for i, w := range x.Classes {
-						if want := (ClassWait{uint64(i), x.Blocks, i, x.At, x.Age}); w != want || len(x.Classes) != x.Blocks {
+						want := ClassWait{uint64(i), x.Blocks, i, x.At, x.Age}
+						if w != want || len(x.Classes) != x.Blocks {
 							s.t.Fatalf("seed %d: %d classes, %+v, want %+v", s.seed, len(x.Classes), w, want)
 						}
 					}

@@ -94,7 +94,8 @@ type Entry struct {
 	TTL     time.Duration
 
 	Values []float64 // Learned
-	// Classes are the policy classes in which requests wait, at most MaxClasses: Waits. nil: a peer of version 1 told it.
+	// Classes are the policy classes in which requests wait, at most MaxClasses: Waits. nil: a peer of version 1 told
+	// it.
 	Classes []ClassWait
 }
 

@@ -92,7 +92,8 @@ func TestReplicasAreComparedWithOne(t *testing.T) {
 	if err := o.report(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Ratios to kvepp time,", "| burst | kvepp time 2 replicas | 1.000 (1.000-1.000) | 1.050",
+	for _, want := range []string{"Ratios to kvepp time,",
+		"| burst | kvepp time 2 replicas | 1.000 (1.000-1.000) | 1.050",
 		"|  | kvepp time 2 replicas unshared | 0.750 (0.750-0.750) | 1.500"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, text.String())

@@ -65,8 +65,8 @@ type Config struct {
 	// Endpoints, if not empty, is the text of the endpoints file in place of the generated one. Start then waits until
 	// kvepp serves, and not until it is connected to workers.
 	Endpoints string
-	// Replicas is how many kvepps Envoy calls in turn; 0: 1. Methods about kvepp concern the first one, except for Start
-	// and Close.
+	// Replicas is how many kvepps Envoy calls in turn; 0: 1. Methods about kvepp concern the first one, except for
+	// Start and Close.
 	Replicas int
 	// Unshared makes these kvepps share nothing; otherwise they share bookings and sessions.
 	Unshared bool
