@@ -45,7 +45,8 @@ func TestReplicas(t *testing.T) {
 				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
 				// Requests that began before still run at replicas that end.
 				n.eventually("the old replicas are gone", func() error {
-					left := strings.Fields(n.kubectl("get", "pods", "-l", kvepp, "-o", "jsonpath={.items[*].metadata.name}"))
+					left := strings.Fields(n.kubectl("get", "pods", "-l", kvepp, "-o",
+						"jsonpath={.items[*].metadata.name}"))
 					if slices.ContainsFunc(left, func(pod string) bool { return slices.Contains(old, pod) }) {
 						return fmt.Errorf("there are %v, and there were %v", left, old)
 					}
