@@ -18,6 +18,8 @@ SOAK := 2m
 HISTORIES := 2m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
+# The folder for the charts of benchmarks.
+CHARTS = $(or $(OUT),bin/bench)
 # The number of random requests that `make storm` sends, and the seed of its random generator.
 STORM := 10000
 SEED := 7
@@ -104,7 +106,7 @@ release: ## programs, image, packages, chart, SBOM and checksums of a release, i
 	@manifests/release/release.sh "$(VERSION)"
 
 bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay; the time of a pick with seven peers and alone
-	KVEPP_BENCH_REPLICAS=10s go test ./replica/link -run TestBenchReplicas -count 1 -v
+	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./replica/link -run TestBenchReplicas -count 1 -v
 	go test ./router -run '^$$' -bench BenchmarkPickWithPeers -count 8
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
@@ -128,7 +130,8 @@ bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers an
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
-	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
+	@go build -o bin/ ./bench/charts
+	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub | bin/charts -out $(CHARTS) -go go
 
 bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro hybrid tree10m": only these)
 	@bench/index.sh $(WORKLOADS)

@@ -1,5 +1,5 @@
 # index.sh and events.sh source this file. They set here and part. It builds their programs in the cache folder, and sets rs
-# (the program of Dynamo's crate) and go (the program of kvepp, bench/$part).
+# (the program of Dynamo's crate) and go (the program of kvepp, bench/$part), and what charts.sh sets.
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 say() { printf '%s\n' "$*" >&2; }
 
@@ -10,3 +10,4 @@ CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path 
 rs=$target/release/index-rs
 go=$cache/bench-$part
 (cd "$here/.." && go build -o "$go" "./bench/$part")
+. "$here/charts.sh"

@@ -26,7 +26,7 @@ import sys
 import tempfile
 
 import texts
-from report import goal
+from report import bar, draw, goal
 
 SIZES = {"1k": (1024, 32), "8k": (8192, 8), "64k": (65536, 2), "128k": (131072, 1)}  # tokens, and texts in a round
 HARMONY = "gptoss"
@@ -161,6 +161,8 @@ def measure(model, folder, programs, rounds):
             own, fast, hf = (median_of(took, name) for name in (KVEPP, peer, CRATE))
             print("  %-18s %11s" % (label, ms(own)) + "".join("%12s" % ms(median_of(took, e.name)) for e in engines[1:])
                   + "    %14.1f   %6.2f %-10s   %14.1f" % (own / tokens, own / fast, peer, hf / own))
+            for engine in engines[1:]:
+                bar("CPU of tokenizing, " + model, "%s: %s" % (label, engine.name), median_of(took, engine.name) / own, log=True)
             if label == "8k unseen":
                 met.append(goal("8k unseen, times fastokens:", own / fast, 1.5 if model in BYTE_LEVEL else 1.3))
                 met.append(goal("8k unseen, times less than the HF crate:", hf / own, 15 if model in BYTE_LEVEL else 5, True))
@@ -246,6 +248,7 @@ def main():
     for model in programs.models:
         name, _, folder = model.partition("=")
         measure(name, folder, programs, programs.rounds)
+    draw("tokenizers")
 
 
 main()

@@ -17,7 +17,7 @@ import argparse
 import subprocess
 import sys
 
-from report import Engine, goal, median, once, turns
+from report import Engine, bar, draw, goal, median, once, turns
 
 KINDS = {"prefill16": 64, "prefill64": 16, "decode16": 40}  # number of blocks that a message announces
 MODES = ("binding", "zmqsub", "index")
@@ -52,6 +52,7 @@ def wire(programs, rounds, met):
         parts = [median(s[part] for s in steps) for part in ("decode_ns", "normalize_ns", "apply_ns")]
         print("%-12s%27.2f%10.2f%10.2f%34.3f%32s" % (
             kind, binding / 1e3, zmqsub / 1e3, binding / zmqsub, block / 1e3, "  ".join("%.3f" % (p / 1e3) for p in parts)))
+        bar("CPU of receiving and hashing", "receive, %s: libzmq's Go binding" % kind, binding / zmqsub)
         sys.stdout.flush()
         if kind != "prefill64":
             met.append(goal("E2 %s, receive, times less CPU than the binding:" % kind, binding / zmqsub, 1.5, True))
@@ -75,6 +76,7 @@ def hashing(programs, rounds, met):
             own, other = (median(t[what] for t in took[name]) for name in ("kvepp", "Dynamo"))
             ns[size, what] = own, other
             print("%-44s%12.2f%12.2f%16.2f" % (label, own, other, other / own))
+            bar("CPU of receiving and hashing", (label if what == "local_ns" else label + " (%d tokens)" % size) + ": Dynamo", other / own)
         own, other = ns[size, "local_ns"]
         met.append(goal("E3 block of %d tokens, hash, times Dynamo's:" % size, own / other, 1))
     took = {name: [] for name in engines}
@@ -82,6 +84,7 @@ def hashing(programs, rounds, met):
         for name in turns(list(engines), r):
             took[name].append(engines[name].ask("select 1024")["select_ns"])
     own, other = (median(took[name]) for name in ("kvepp", "Dynamo"))
+    bar("CPU of receiving and hashing", "choose among 1,024 workers: Dynamo", other / own)
     print("%-44s%12.2f%12.2f%16.2f" % ("choose among 1,024 workers, a worker", own, other, other / own))
     met.append(goal("S1 choose, ns a worker:", own, 4))
     sys.stdout.flush()
@@ -112,6 +115,7 @@ def main():
     print("\nGoals")
     for line in met:
         print("  " + line)
+    draw("events")
 
 
 main()

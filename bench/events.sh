@@ -3,6 +3,7 @@
 # programs in the cache folder, which takes some minutes.
 #
 # ROUNDS       measurements of each kind (default 7)
+# OUT          the folder for charts of the tables, in SVG (default bin/bench)
 # KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)

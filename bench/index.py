@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-from report import Engine, goal, median, once, turns
+from report import Engine, bar, draw, goal, median, once, turns
 
 KVEPP, CRTC, RADIX = "kvepp", "CRTC", "RadixTree"
 LOAD, FIND, MIXED, REMOVE, REMOVE_ONES, FULL, HALF, NONE, CUT = map(str, range(9))
@@ -66,6 +66,10 @@ class Runs:
         """Prints the times of all engines, and returns CRTC's time divided by kvepp's."""
         ns = {engine: self.ns(engine, phase, [what], count) for engine in self.rounds}
         ratio = ns[CRTC] / ns[KVEPP]
+        for engine in ns:
+            if engine != KVEPP:
+                bar("CPU of Dynamo's index, " + (self.name if self.name in ("tree1m", "trace", "tree10m") else "shared blocks"),
+                    "%s: %s" % (label, engine), ns[engine] / ns[KVEPP])
         line = "  %-34s" % label + "".join("%12s" % ("%.4g" % ns[engine] if engine in ns else "") for engine in (KVEPP, CRTC, RADIX))
         line += "%14.2f" % ratio
         if what == "find_ns":
@@ -212,6 +216,8 @@ def hybrid(programs, rounds, met):
         prompts = runs["none"][0][phase]["stored" if phase == LOAD else "removed"] / (512 if phase == LOAD else 256)
         ns[label] = {name: median(p[phase][what] / (p[phase][count] if count else prompts) for p in runs[name]) for name in CLASSES}
         print("  %-34s" % label + "".join("%12.4g" % ns[label][name] for name in CLASSES))
+        for name in CLASSES:
+            bar("kvepp's index and hybrid models", "%s: %s" % (label, name), ns[label][name], "ns of CPU (logarithmic)", "", True)
     print("  %-34s" % "bytes alive, a block of a prompt" + "".join("%12.1f" % (takes[name]["live"] / takes["none"]["entries"]) for name in CLASSES))
     for label, _, what, _ in rows:
         if what == "find_ns":
@@ -261,6 +267,7 @@ def main():
     print("\nGoals")
     for line in met:
         print("  " + line)
+    draw("index")
 
 
 main()

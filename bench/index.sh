@@ -6,6 +6,7 @@
 #   index.sh tree10m ...       the named workloads; tree10m takes 4 GiB of memory and some minutes
 #
 # ROUNDS       measurements of each kind (default 5)
+# OUT          the folder for charts of the tables, in SVG (default bin/bench)
 # KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)

@@ -8,6 +8,7 @@
 # PEER=gaie    also measures the Gateway API's endpoint picker, which needs a Kubernetes API server. The first such run compiles
 #              both, which takes about 15 minutes
 # ROUNDS       measurements of each kind (default 5)
+# OUT          the folder for charts of the tables, in SVG (default bin/bench)
 # KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
@@ -38,4 +39,4 @@ gaie)
 	;;
 esac
 (cd "$here/.." && go build -o "$cache/bench-path" ./bench/path && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
-exec "$cache/bench-path" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"
+exec "$cache/bench-path" -out "${OUT:-$here/../bin/bench}" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -57,3 +58,21 @@ def median(values):
 def goal(text, value, limit, at_least=False):
     good = value >= limit if at_least else value <= limit
     return "%s %.3g (goal: %s %g) %s" % (text, value, "at least" if at_least else "at most", limit, "met" if good else "NOT MET")
+
+
+charts = {}
+
+
+def bar(title, name, value, x="CPU time of the others, in multiples of kvepp's: more is better for kvepp", mark="kvepp", log=False):
+    """Adds a bar to the chart of this title."""
+    charts.setdefault(title, {"title": title, "x": x, "mark": mark, "log": log, "bars": []})["bars"].append({"name": name, "value": value})
+
+
+def draw(part):
+    """Draws all charts into the folder OUT, with the program KVEPP_CHARTS that the scripts build. Without it, draws nothing."""
+    program, out = os.environ.get("KVEPP_CHARTS"), os.environ.get("OUT")
+    if not program or not out:
+        return
+    lines = [json.dumps(dict(chart, file=part + "-" + re.sub("[^a-z0-9]+", "-", title.lower()).strip("-"))) for title, chart in charts.items()]
+    sys.stdout.flush()
+    subprocess.run([program, "-out", out], input="\n".join(lines), text=True, check=True)

@@ -6,6 +6,7 @@
 #   tokenizers.sh qwen3 ...    the named models
 #
 # ROUNDS       measurements of each kind (default 7)
+# OUT          the folder for charts of the tables, in SVG (default bin/bench)
 # KVEPP_CACHE  the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
@@ -27,6 +28,7 @@ CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path 
 go=$cache/bench-tokenizers
 (cd "$here/.." && go build -o "$go" ./bench/tokenizers)
 
+. "$here/charts.sh"
 python=$("$here/../test/tools/install.sh" oracles)/bin/python # has tokenizers
 
 IFS='

@@ -20,6 +20,7 @@ import (
 // options are the settings of a run.
 type options struct {
 	root, kvepp, envoy, model string
+	out                       string // the folder for charts; empty: none
 	rounds                    int
 	length                    time.Duration // of one measurement
 	streams, chunks           int           // of server-sent events
@@ -42,6 +43,7 @@ func main() {
 	flag.StringVar(&o.kvepp, "kvepp", "bin/kvepp", "kvepp's program")
 	flag.StringVar(&o.envoy, "envoy", "", "Envoy's program")
 	flag.StringVar(&o.model, "model", "", "folder of a real model's tokenizer")
+	flag.StringVar(&o.out, "out", "", "folder for charts of the tables, in SVG; empty: none")
 	flag.IntVar(&o.rounds, "rounds", 5, "number of measurements of each kind")
 	flag.DurationVar(&o.length, "length", time.Second, "time of one measurement")
 	flag.IntVar(&o.streams, "streams", 500, "number of concurrent streams")

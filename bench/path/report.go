@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"kvepp/internal/chart"
 )
 
 // result is one measurement.
@@ -107,7 +111,13 @@ func median(rs []result, of func(result) float64) float64 {
 	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 }
 
-func show(title string, columns []*column, results map[*column]result, echo *column) {
+// show prints a table, and draws the processors' CPU time as the chart with this name.
+func (o *options) show(
+	name, title string,
+	columns []*column,
+	results map[*column]result,
+	echo *column,
+) error {
 	fmt.Printf("\n%s\n", title)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\ta second\tp50 ms\tp99 ms\tprocessor us\tof echo's\tallocations\tKB\tEnvoy us\t")
@@ -123,6 +133,18 @@ func show(title string, columns []*column, results map[*column]result, echo *col
 		fmt.Fprintf(t, "%.0f\t\n", r.envoy)
 	}
 	t.Flush()
+	if o.out == "" {
+		return nil
+	}
+	bars := chart.Bars{Title: "CPU of the processor: " + name, XLabel: "us for each request or piece", Letters: 32}
+	for _, c := range columns {
+		if c.processor != nil {
+			bars.Bars = append(bars.Bars, chart.Bar{Name: c.name, Value: results[c].processor})
+		}
+	}
+	file := filepath.Join(o.out, "path-"+strings.ReplaceAll(strings.ReplaceAll(name, ",", ""), " ", "-")+".svg")
+	fmt.Println("  chart: " + file)
+	return chart.Save(file, &bars)
 }
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }
@@ -173,12 +195,15 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 			if err != nil {
 				return err
 			}
-			show(
+			if err := o.show(
+				fmt.Sprintf("bodies of %d KB, %d connections", size>>10, connections),
 				fmt.Sprintf("chats of %d KB, %d connections; unseen text; for each request:", size>>10, connections),
 				p.columns,
 				results,
 				p.echo,
-			)
+			); err != nil {
+				return err
+			}
 			ratio := results[p.leastLoaded].processor / results[p.echo].processor
 			goal("P1 CPU of least-loaded beside the echo's", ratio, 1.3)
 			goal("P2 the same, further", ratio, 0.67)
@@ -234,7 +259,8 @@ func chats(ctx context.Context, o *options, p *programs) error {
 		if err != nil {
 			return err
 		}
-		show(
+		if err := o.show(
+			"chats "+kind.name,
 			fmt.Sprintf(
 				"chats of about 8,000 tokens, %s, 1 connection; times of these, the rest for every request:",
 				kind.name,
@@ -242,7 +268,9 @@ func chats(ctx context.Context, o *options, p *programs) error {
 			columns,
 			results,
 			p.echo,
-		)
+		); err != nil {
+			return err
+		}
 		goal("P3 added to the echo's p50, ms", ms(results[p.kv].p50-results[p.echo].p50), kind.most)
 	}
 	return nil
@@ -285,7 +313,8 @@ func streams(ctx context.Context, o *options, p *programs) error {
 	if err != nil {
 		return err
 	}
-	show(
+	if err := o.show(
+		"streams",
 		fmt.Sprintf(
 			"%d streams of %d pieces, ten a second each; for each piece, p50 and p99 from upstream to client:",
 			o.streams,
@@ -294,7 +323,9 @@ func streams(ctx context.Context, o *options, p *programs) error {
 		columns,
 		results,
 		p.echo,
-	)
+	); err != nil {
+		return err
+	}
 	goal("P5 CPU of least-loaded beside the echo's", results[p.leastLoaded].processor/results[p.echo].processor, 1.2)
 	goal("P5 CPU of kv beside the echo's", results[p.kv].processor/results[p.echo].processor, 1.2)
 	goal("P5 added to the echo's p99, ms", ms(results[p.kv].p99-results[p.echo].p99), 1)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -114,7 +115,8 @@ func middle(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// report writes the tables of all runs to a stream, and to the folder if there is one.
+// report writes the tables of all runs to a stream, and to the folder if there is one. It draws the chart there, else
+// into the folder of the other benchmarks' charts.
 func (o *options) report(to io.Writer) error {
 	runs, err := o.load()
 	if err != nil {
@@ -133,16 +135,18 @@ func (o *options) report(to io.Writer) error {
 		if err := os.WriteFile(filepath.Join(o.out, "quality.md"), text.Bytes(), 0o644); err != nil {
 			return err
 		}
-		if err := o.draw(runs); err != nil {
-			return err
-		}
 	}
+	file := filepath.Join(cmp.Or(o.out, o.charts), "quality.svg")
+	if err := chart.Save(file, ratioBars(runs)); err != nil {
+		return err
+	}
+	fmt.Fprintf(&text, "\nchart: %s\n", file)
 	_, err = fmt.Fprintf(to, "\n%s", text.Bytes())
 	return err
 }
 
-// draw writes a chart of the ratios of the 90th percentile of times to first token to the folder.
-func (o *options) draw(runs []run) error {
+// ratioBars returns a chart of the ratios of the 90th percentile of times to first token.
+func ratioBars(runs []run) *chart.Bars {
 	bars := chart.Bars{Title: "90th percentile of times to first token, relative to " + baseline,
 		XLabel: "median of the ratios of the seeds; less is better", To: 1.2, Mark: 1, MarkName: baseline}
 	for _, sc := range scenarios {
@@ -161,15 +165,7 @@ func (o *options) draw(runs []run) error {
 			bars.To = max(bars.To, ratio)
 		}
 	}
-	f, err := os.Create(filepath.Join(o.out, "quality.svg"))
-	if err != nil {
-		return err
-	}
-	if err := bars.Write(f); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	return &bars
 }
 
 // columns are those of the table of results: medians over the seeds.

@@ -33,6 +33,7 @@ func main() {
 		"quality.svg, the tables and a chart of all runs there")
 	replicas := flag.Int("replicas", 0, "play only one kvepp, so `MANY` behind an Envoy that spreads requests evenly, "+
 		"and as many that share nothing; print what sharing keeps of one kvepp's routing")
+	flag.StringVar(&o.charts, "charts", "bin/bench", "folder for quality.svg without -out")
 	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
 	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and "+
 		"print what it predicts beside what clients measured")
@@ -72,7 +73,8 @@ func main() {
 type options struct {
 	first, seeds       int
 	only, routers, out string
-	runs               []run // without out
+	charts             string // the folder for the chart without out
+	runs               []run  // without out
 }
 
 const (

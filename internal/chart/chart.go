@@ -9,9 +9,12 @@ package chart
 
 import (
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -43,6 +46,8 @@ type Bar struct {
 type Bars struct {
 	Title, XLabel string
 	To            float64 // end of the scale
+	Log           bool    // a logarithmic scale; it begins at the power of ten below the least value above 0
+	Letters       int     // of names that are shown; 0: 20
 	Bars          []Bar
 	// Mark, if not 0, is a vertical line with MarkName.
 	Mark     float64
@@ -58,8 +63,8 @@ const (
 	bottom      = 52
 	legendLine  = 18
 	barLine     = 26
-	barName     = 150 // room for the names of bars
 	nameLetters = 20  // of a name that are shown
+	letter      = 7.2 // room for a letter of a bar's name
 )
 
 // colors are those of lines and bars, for a light and a dark ground. After the last one they begin again, dashed.
@@ -106,12 +111,24 @@ func escape(s string) string {
 
 func short(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
 
-// cut shortens a name that would not fit.
-func cut(name string) string {
-	if letters := []rune(name); len(letters) > nameLetters {
-		return string(letters[:nameLetters-1]) + "…"
+// cut shortens a name that would not fit to so many letters.
+func cut(name string, most int) string {
+	if letters := []rune(name); len(letters) > most {
+		return string(letters[:most-1]) + "…"
 	}
 	return name
+}
+
+// Save writes a chart to a file. It creates the file's folder.
+func Save(path string, c interface{ Write(to io.Writer) error }) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Write(f), f.Close())
 }
 
 func line(b *strings.Builder, class string, x1, y1, x2, y2 float64) {
@@ -215,7 +232,7 @@ func (c *Lines) Write(to io.Writer) error {
 		b.WriteString("\"/>\n")
 		lx, ly := float64(left+i%4*168), float64(top+plotHeight+bottom+i/4*legendLine)
 		fmt.Fprintf(&b, `<path %s d="M%s %sh24"/>`+"\n", style, short(lx), short(ly-4))
-		text(&b, lx+30, ly, "start", "ink", 12, cut(l.Name))
+		text(&b, lx+30, ly, "start", "ink", 12, cut(l.Name, nameLetters))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(to, b.String())
@@ -252,13 +269,12 @@ func (c *Lines) scales() (x, y scale) {
 
 // Write writes the chart.
 func (c *Bars) Write(to io.Writer) error {
-	x := scale{to: c.To, start: barName, end: width - right - 50}
-	for _, v := range c.Bars {
-		x.to = max(x.to, v.Value)
+	letters := c.Letters
+	if letters <= 0 {
+		letters = nameLetters
 	}
-	if !(x.to > 0) {
-		x.to = 1
-	}
+	room := 6 + letter*float64(letters)
+	x := c.scale(room)
 	end := float64(top + barLine*len(c.Bars))
 	var b strings.Builder
 	frame(&b, int(end)+bottom+8, c.Title)
@@ -274,12 +290,41 @@ func (c *Bars) Write(to io.Writer) error {
 	}
 	for i, v := range c.Bars {
 		y := float64(top + i*barLine)
-		text(&b, barName-8, y+17, "end", "ink", 12, cut(v.Name))
+		text(&b, room-8, y+17, "end", "ink", 12, cut(v.Name, letters))
 		fmt.Fprintf(&b, `<rect class="b0" x="%s" y="%s" width="%s" height="%d"/>`+"\n", short(x.start), short(y+4),
-			short(max(x.at(v.Value)-x.start, 0)), barLine-8)
-		text(&b, x.at(max(v.Value, 0))+6, y+17, "start", "ink halo", 12, strconv.FormatFloat(v.Value, 'f', 1, 64))
+			short(max(x.at(max(v.Value, x.from))-x.start, 0)), barLine-8)
+		text(&b, x.at(max(v.Value, x.from))+6, y+17, "start", "ink halo", 12, c.value(v.Value))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(to, b.String())
 	return err
+}
+
+// scale returns the scale of the values, for names with so much room.
+func (c *Bars) scale(room float64) scale {
+	x := scale{to: c.To, start: room, end: width - right - 50, log: c.Log}
+	least := math.Inf(1)
+	for _, v := range c.Bars {
+		x.to = max(x.to, v.Value)
+		if v.Value > 0 {
+			least = min(least, v.Value)
+		}
+	}
+	if !(x.to > 0) {
+		x.to = 1
+	}
+	if c.Log {
+		x.from = math.Pow(10, math.Floor(math.Log10(min(least, x.to))))
+		x.to = max(x.to, 10*x.from)
+	}
+	return x
+}
+
+// value writes the value of a bar. On a logarithmic scale values differ much, and have at least three digits.
+func (c *Bars) value(v float64) string {
+	digits := 1
+	if c.Log {
+		digits = min(max(2-int(math.Floor(math.Log10(max(v, 1e-9)))), 0), 4)
+	}
+	return strconv.FormatFloat(v, 'f', digits, 64)
 }

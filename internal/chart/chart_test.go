@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -115,4 +117,41 @@ func TestBars(t *testing.T) {
 		t.Fatal(err)
 	}
 	picture(t, none.Bytes(), "svg")
+}
+
+// TestLogBars: on a logarithmic scale each decade has the same width, a value that it cannot show has no bar, and
+// longer names get more room. Save creates the folder.
+func TestLogBars(t *testing.T) {
+	c := Bars{Title: "t", Log: true, Letters: 40, Bars: []Bar{{"decade", 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
+	for i := range c.Bars[:3] {
+		c.Bars[i].Value *= 1.5 // the scale begins at 10
+	}
+	file := filepath.Join(t.TempDir(), "new", "c.svg")
+	if err := Save(file, &c); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var widths []float64
+	for _, r := range picture(t, text, "rect")[1:] {
+		w, _ := strconv.ParseFloat(r["width"], 64)
+		widths = append(widths, w)
+		if x, _ := strconv.ParseFloat(r["x"], 64); x < 250 {
+			t.Errorf("names have room up to %v", x)
+		}
+	}
+	if len(widths) != 4 || widths[0] <= 0 || widths[3] != 0 ||
+		math.Abs(widths[2]-widths[1]-(widths[1]-widths[0])) > 0.2 {
+		t.Errorf("bars %v", widths)
+	}
+	for _, want := range []string{">15.0<", ">150<", ">1500<"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no value %s", want)
+		}
+	}
+	if err := Save(file+"/x.svg", &c); err == nil {
+		t.Error("a file is taken for a folder")
+	}
 }

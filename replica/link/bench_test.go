@@ -3,19 +3,21 @@ package link
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"kvepp/internal/chart"
 	"kvepp/kvblock"
 	"kvepp/replica"
 )
 
 // TestBenchReplicas measures eight replicas in one process that share 10,000 requests a second of 128 blocks each, over
 // loopback and mutual TLS: CPU time and bytes of a replica, and how long a booking takes from one to another. It
-// asserts nothing about speed. KVEPP_BENCH_REPLICAS is how long it runs.
+// asserts nothing about speed. KVEPP_BENCH_REPLICAS is how long it runs, and KVEPP_BENCH_OUT the folder for a chart.
 func TestBenchReplicas(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("KVEPP_BENCH_REPLICAS"))
 	if err != nil {
@@ -92,4 +94,18 @@ func TestBenchReplicas(t *testing.T) {
 		"a replica: %.3f cores, %.1f MB/s each way\nbooked at one to known at another: p50 %v, p99 %v\n",
 		replicas, float64(requests)/took, blocks, took, cores, float64(bytes)/took/replicas/1e6, at(0.5),
 		at(0.99))
+	if out := os.Getenv("KVEPP_BENCH_OUT"); out != "" {
+		line := chart.Line{Name: "bookings"}
+		for i := range 1001 {
+			line.X = append(line.X, float64(late[i*(len(late)-1)/1000])/1e6)
+			line.Y = append(line.Y, float64(i)/10)
+		}
+		file := filepath.Join(out, "replicas.svg")
+		if err := chart.Save(file, &chart.Lines{Title: "From a booking at one replica to its copy at another",
+			XLabel: "ms (logarithmic)", YLabel: "% of bookings within this time", LogX: true, YTo: 100,
+			Lines: []chart.Line{line}}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("chart: " + file)
+	}
 }
