@@ -14,6 +14,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/api/admin"
 	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
@@ -71,6 +72,7 @@ type options struct {
 	tokenizerCheck      int
 
 	debugDecisions    int
+	traceURL          string
 	ladderBytes       int64 // of the memory of requested blocks; 0: no ladder
 	dynamoNamespace   string
 	dynamoComponent   string
@@ -284,6 +286,9 @@ func (o *options) checkListeners() error {
 			"--enable-pprof: profiles are shown at the admin address; give --admin-address too, 127.0.0.1:9091 for " +
 				"example",
 		)
+	}
+	if err := checkTraceURL(o.traceURL); err != nil {
+		return fmt.Errorf("--trace-url %q: %w", o.traceURL, err)
 	}
 	if o.adminAddress != "" {
 		host, _, err := net.SplitHostPort(o.adminAddress)
@@ -739,4 +744,30 @@ func (o *options) withoutEffect() []string {
 			"vllm-hash-seeds", "index-peers", "warmup-timeout")
 	}
 	return unused.lines
+}
+
+// checkTraceURL checks the template of addresses of traces. The page shows it to each of its readers, as a link.
+func checkTraceURL(template string) error {
+	if template == "" {
+		return nil
+	}
+	const example = ", for example https://jaeger.example.com/trace/" + admin.TraceIDPart
+	before, _, found := strings.Cut(template, admin.TraceIDPart)
+	if !found {
+		return errors.New("must have " + admin.TraceIDPart + " in place of the trace's id" + example)
+	}
+	u, err := url.Parse(strings.ReplaceAll(template, admin.TraceIDPart, strings.Repeat("0", 32)))
+	switch at, urlErr := before, (*url.Error)(nil); {
+	case errors.As(err, &urlErr):
+		return urlErr.Err
+	case err != nil:
+		return err
+	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		return errors.New("must begin with http:// or https:// and a host" + example)
+	case u.User != nil:
+		return errors.New("must not have a user or password, which the page would show")
+	case !strings.ContainsAny(strings.TrimPrefix(at, u.Scheme+"://"), "/?#"):
+		return errors.New("must have " + admin.TraceIDPart + " after the host" + example)
+	}
+	return nil
 }

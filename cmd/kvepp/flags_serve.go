@@ -162,6 +162,9 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 	f.IntVar(&o.debugDecisions, "debug-decisions", 1000,
 		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`, in at most 32 MiB; about 300 bytes a "+
 			"candidate. 0, or no --admin-address: none")
+	f.StringVar(&o.traceURL, "trace-url", "",
+		"`URL` of a trace in Jaeger, Tempo or Grafana, with {trace_id} in place of its id: the page links each "+
+			"decision whose spans kvepp exports to it, and /debug/decisions has it as trace_url. None: no link")
 }
 
 func (o *options) addIndexPeers(f *pflag.FlagSet) {

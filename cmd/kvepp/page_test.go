@@ -11,12 +11,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"kvepp/internal/api/admin"
 	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/router"
 	"kvepp/test/harness/browser"
@@ -66,6 +68,22 @@ const threeWorkers = `endpoints:
 - {name: w1, address: "10.0.0.2:8000", model: m, blockSize: 4, kvEvents: "tcp://127.0.0.1:9", totalKvBlocks: 1000}
 - {name: w2, address: "10.0.0.3:8000", model: m, blockSize: 4, kvEvents: "tcp://127.0.0.1:9", totalKvBlocks: 1000}
 `
+
+// traced begins the span of a request with this trace id, which the caller samples and no collector takes.
+func traced(t *testing.T, id string) *tracing.Span {
+	t.Helper()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+	tracer, err := tracing.New(t.Context(), "test", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, stop := context.WithTimeout(context.Background(), time.Second)
+		defer stop()
+		_ = tracer.Close(ctx) // the collector is not there
+	})
+	return tracer.Request("test", tracing.Context{Traceparent: "00-" + id + "-b7ad6b7169203331-01"})
+}
 
 // store makes a worker hold the leading blocks of a prompt, as its events would.
 func (s *served) store(worker string, ids []kvblock.Token) {
@@ -246,7 +264,8 @@ func (x *tab) quiet() {
 // and without horizontal scrolling.
 func TestPage(t *testing.T) {
 	b := newBrowser(t)
-	s := serveHere(t, threeWorkers, "--router-session-affinity-ttl-secs=600", "--load-aware=false")
+	s := serveHere(t, threeWorkers, "--router-session-affinity-ttl-secs=600", "--load-aware=false",
+		`--trace-url=https://traces.example/t/{trace_id}?of="><img src=x>&again={trace_id}`)
 	s.store("w1", tokenIDs(1000, 400))
 	for i := range 4 {
 		req := tokensRequest(fmt.Sprintf("request-%d", i), tokenIDs(1000, 400), "")
@@ -287,7 +306,10 @@ func TestPage(t *testing.T) {
 	x.visit("requests", "Requests")
 	x.shows("tr[data-request='request-3']", "w1/0", "kv", "396 of 400", "200")
 	x.shows("#status", "following")
-	answer(s.route(tokensRequest("followed", tokenIDs(1000, 400), "")), 400, 396) // over the stream of events
+	const traceID = "0af7651916cd43dd8448eb211c80319c"
+	followed := tokensRequest("followed", tokenIDs(1000, 400), "")
+	followed.Trace = traced(t, traceID)
+	answer(s.route(followed), 400, 396) // over the stream of events
 	x.shows("tr[data-request='followed']", "w1/0", "396 of 400")
 	x.run("document.querySelector('tr[data-request=followed] button').click()")
 	var d struct{ Decisions []admin.Decision }
@@ -308,6 +330,22 @@ func TestPage(t *testing.T) {
 				t.Errorf("%s shows %q, want %q", name, shown, want)
 			}
 		}
+	}
+	// The link is the operator's address with the id, however it is written; a decision without a trace has none.
+	link := `https://traces.example/t/` + traceID + `?of="><img src=x>&again=` + traceID
+	if d.Decisions[0].TraceURL != link {
+		t.Errorf("the trace is at %q, want %q", d.Decisions[0].TraceURL, link)
+	}
+	var found []string
+	x.must(x.Run(x.ctx, "[...document.querySelectorAll('.detail a')].flatMap(a => [a.getAttribute('href'), "+
+		"a.textContent, a.target, a.rel])", &found))
+	if !slices.Equal(found, []string{link, traceID, "_blank", "noopener noreferrer"}) {
+		t.Errorf("links %q, want the trace's", found)
+	}
+	x.run("document.querySelector('tr[data-request=request-3] button').click()")
+	x.must(x.Run(x.ctx, "[...document.querySelectorAll('.detail a, .detail img')].map(a => a.outerHTML)", &found))
+	if len(found) != 1 {
+		t.Errorf("links and images in the details: %q, want that of the traced decision", found)
 	}
 	x.shows(".detail", "Cached, reported\n396", "Cached, predicted\n400", "Output tokens\n8")
 	x.fits("requests")

@@ -334,7 +334,7 @@ func (s *server) decide(ctx context.Context) {
 func (s *server) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.reader.Handle(mux)
-	admin.HandleDecisions(mux, s.router)
+	admin.HandleDecisions(mux, s.router, s.traceURL)
 	admin.HandlePrefixes(mux, s.router)
 	admin.HandlePick(mux, s.router, hostName())
 	if s.ladder != nil {

@@ -23,8 +23,8 @@ import (
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each
 // candidate's cost and what became of the request. ?n=N limits their number; queryOf lists the parameters that select
 // some. With ?follow=1 the answer is a stream of server-sent events: each decision when its request has ended, at most
-// ?rate=N a second.
-func HandleDecisions(mux *http.ServeMux, r *router.Router) {
+// ?rate=N a second. traceURL is the address of a trace, with TraceIDPart in place of its id; empty: there is none.
+func HandleDecisions(mux *http.ServeMux, r *router.Router, traceURL string) {
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
 		values := req.URL.Query()
 		n := 20
@@ -47,17 +47,29 @@ func HandleDecisions(mux *http.ServeMux, r *router.Router) {
 					return
 				}
 			}
-			follow(w, req, r, query, rate)
+			follow(w, req, r, query, rate, traceURL)
 			return
 		}
 		found := struct {
 			Decisions []Decision `json:"decisions"`
 		}{[]Decision{}}
 		for _, record := range r.Records(n, query) {
-			found.Decisions = append(found.Decisions, asJSON(record))
+			found.Decisions = append(found.Decisions, linked(record, traceURL))
 		}
 		api.Reply(w, http.StatusOK, found, nil)
 	})
+}
+
+// TraceIDPart stands for the id in the address of a trace.
+const TraceIDPart = "{trace_id}"
+
+// linked returns a decision with the address of its trace.
+func linked(r *router.Record, traceURL string) Decision {
+	d := asJSON(r)
+	if d.TraceID != "" {
+		d.TraceURL = strings.ReplaceAll(traceURL, TraceIDPart, url.QueryEscape(d.TraceID))
+	}
+	return d
 }
 
 // parameters are those that select decisions.
@@ -98,7 +110,14 @@ const (
 )
 
 // follow writes decisions as server-sent events until the client leaves or does not read.
-func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router.Query, rate int) {
+func follow(
+	w http.ResponseWriter,
+	req *http.Request,
+	r *router.Router,
+	q router.Query,
+	rate int,
+	traceURL string,
+) {
 	f := r.Follow(q, rate)
 	if f == nil {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusServiceUnavailable,
@@ -127,8 +146,8 @@ func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router
 		case <-tick.C:
 			ok = send(": no decision\n\n")
 		case record := <-f.C:
-			text, err := json.Marshal(asJSON(record))
-			if err != nil { // asJSON has only values that JSON can express
+			text, err := json.Marshal(linked(record, traceURL))
+			if err != nil { // a Decision has only values that JSON can express
 				return
 			}
 			event := "data: " + string(text) + "\n\n"
@@ -181,7 +200,8 @@ type Decision struct {
 	Path                  string        `json:"path"`
 	Model                 string        `json:"model,omitempty"`
 	LoRA                  string        `json:"lora,omitempty"`
-	TraceID               string        `json:"trace_id,omitempty"` // absent: its trace is not exported
+	TraceID               string        `json:"trace_id,omitempty"`  // absent: its trace is not exported
+	TraceURL              string        `json:"trace_url,omitempty"` // absent: without --trace-url, or a trace
 	Error                 string        `json:"error,omitempty"`
 	Reason                router.Reason `json:"reason"`
 	PromptTokens          int           `json:"prompt_tokens"`

@@ -41,7 +41,7 @@ func TestDecisions(t *testing.T) {
 		log,
 	)
 	mux := http.NewServeMux()
-	HandleDecisions(mux, r)
+	HandleDecisions(mux, r, "")
 	get := func(query string) (status int, list []map[string]any) {
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, httptest.NewRequest("GET", "/debug/decisions"+query, nil))
@@ -108,7 +108,7 @@ func TestFollowDecisions(t *testing.T) {
 	r := router.New(router.Config{Scoring: scoring.DefaultConfig(), Keep: 5, Metrics: m.NewRouter(metrics.Identity{}),
 		Picker: m.NewPicker()}, p, index, scoring.NewActiveSequences(), m, log)
 	mux := http.NewServeMux()
-	HandleDecisions(mux, r)
+	HandleDecisions(mux, r, "")
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	ctx, leave := context.WithCancel(t.Context())

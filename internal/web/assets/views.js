@@ -290,13 +290,20 @@ function outcome(d) {
   ]);
 }
 
+// trace is the id of a decision's trace, as a link if --trace-url says where it is shown. kvepp
+// checks its scheme at the start, and the page again.
+function trace(d) {
+  if (!d.trace_url || !/^https?:\/\//i.test(d.trace_url)) return d.trace_id;
+  return el("a", {href: d.trace_url, target: "_blank", rel: "noopener noreferrer"}, d.trace_id);
+}
+
 function detail(d) {
   const names = list => outside((list || []).join(", "));
   return el("div", {class: "detail"},
     facts([
       ["Request", outside(d.request_id)], ["Model", outside(d.model || "-")], ["Adapter", d.lora ? outside(d.lora) : null],
       ["Path", outside(d.path)], ["Reason", d.reason], ["Session", d.session], ["Prompt tokens", number(d.prompt_tokens)],
-      ["Trace", d.trace_id],
+      ["Trace", trace(d)],
       ["Waited", d.waited_seconds ? milliseconds(1000 * d.waited_seconds) : null],
       ["Ejected, left out", d.ejected ? names(d.ejected) : null], ["Cordoned, left out", d.cordoned ? names(d.cordoned) : null],
       ["Refused", d.error ? outside(d.error) : null],
