@@ -218,8 +218,8 @@ func commandsWith(flag string) (names []string) {
 // toolVariables are the variables of the Makefile, the scripts and the tests. A shell that builds and runs kvepp may
 // have set them.
 var toolVariables = []string{
-	"KVEPP_BENCH_REPLICAS",
-	"KVEPP_CACHE", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_ENGINE_VERSIONS", "KVEPP_KIND", "KVEPP_KIND_CONFIG",
+	"KVEPP_BENCH_OUT", "KVEPP_BENCH_REPLICAS",
+	"KVEPP_CACHE", "KVEPP_CHARTS", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_ENGINE_VERSIONS", "KVEPP_KIND", "KVEPP_KIND_CONFIG",
 	"KVEPP_KIND_IMAGE", "KVEPP_KUBE", "KVEPP_MANIFEST_TOOLS",
 	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PARITY", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_RELEASE",
 	"KVEPP_RELEASE_AGAIN", "KVEPP_ROOTFS", "KVEPP_TOOLS",
