@@ -3,7 +3,7 @@
 # programs in the cache folder, which takes some minutes.
 #
 #   path.sh                    everything (about twelve minutes)
-#   path.sh -only streams      one part: bodies, chats or streams
+#   path.sh -only streams      one part: bodies, chats or streams; page runs only so
 #
 # PEER=gaie    also measures the Gateway API's endpoint picker, which needs a Kubernetes API server. The first such run compiles
 #              both, which takes about 15 minutes

@@ -28,6 +28,7 @@ type programs struct {
 	folder                                     string
 	port                                       int // the next free one
 	upstream                                   int // port of the engines' stand-in
+	admin                                      int // port of kv's page; 0: it has none
 	started                                    []*program
 	envoy                                      *program
 	alone, echo, leastLoaded, kv, echoBodiless *column
@@ -134,7 +135,12 @@ func (p *programs) startProcessors(ctx context.Context, o *options) error {
 		return err
 	}
 	// Without events, kvepp assumes the blocks of earlier requests: a grown chat finds those of its first turn.
-	kv, err := p.startKvepp("kv", o, endpoints, "--model", "m="+o.model, "--no-router-kv-events")
+	flags := []string{"--model", "m=" + o.model, "--no-router-kv-events"}
+	if o.only == "page" {
+		p.admin = p.ports(1)
+		flags = append(flags, "--admin-address", "127.0.0.1:"+strconv.Itoa(p.admin))
+	}
+	kv, err := p.startKvepp("kv", o, endpoints, flags...)
 	if err != nil {
 		return err
 	}
