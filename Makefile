@@ -145,6 +145,9 @@ bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fasto
 bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
 	@PEER=$(PEER) bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
+bench-page: libzmq ## what an open web page costs kvepp's CPU at 1,000 requests a second, behind a real Envoy (three minutes)
+	@bench/path.sh -only page
+
 quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLICAS=4: one kvepp and four behind one Envoy; REPLAY=1 OUT=folder: kvepp replay of what it sent)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
 
@@ -160,4 +163,4 @@ pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's pr
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-replicas quality replay-table replay-charts pictures libzmq
+.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-charts pictures libzmq
