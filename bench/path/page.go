@@ -64,8 +64,8 @@ func page(ctx context.Context, o *options, p *programs) error {
 			}
 		}
 	}
-	fmt.Printf("\n%d requests a second of 4 KB, unseen text, 64 connections; medians of %d rounds of %s, ratios within "+
-		"a round:\n", pageRate, o.rounds, 10*o.length)
+	fmt.Printf("\n%d requests a second of 4 KB, unseen text, 64 connections; medians of %d rounds of %s, ratios "+
+		"within a round:\n", pageRate, o.rounds, 10*o.length)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\ta second\tkvepp's CPU us\ttimes\tpick us\ttimes\tpage's KB a second\t")
 	ratios := map[*pageView]float64{}
