@@ -116,7 +116,7 @@ func middle(values []float64) float64 {
 }
 
 // report writes the tables of all runs to a stream, and to the folder if there is one. It draws the chart there, else
-// into the folder of the other benchmarks' charts.
+// into charts, if it is not empty.
 func (o *options) report(to io.Writer) error {
 	runs, err := o.load()
 	if err != nil {
@@ -136,11 +136,13 @@ func (o *options) report(to io.Writer) error {
 			return err
 		}
 	}
-	file := filepath.Join(cmp.Or(o.out, o.charts), "quality.svg")
-	if err := chart.Save(file, ratioBars(runs)); err != nil {
-		return err
+	if folder := cmp.Or(o.out, o.charts); folder != "" {
+		file := filepath.Join(folder, "quality.svg")
+		if err := chart.Save(file, ratioBars(runs)); err != nil {
+			return err
+		}
+		fmt.Fprintf(&text, "\nchart: %s\n", file)
 	}
-	fmt.Fprintf(&text, "\nchart: %s\n", file)
 	_, err = fmt.Fprintf(to, "\n%s", text.Bytes())
 	return err
 }
