@@ -110,6 +110,9 @@ const (
 	// minOtherDescriptors and at most maxOtherDescriptors.
 	minOtherDescriptors = 256
 	maxOtherDescriptors = 8192
+
+	// MaxSubscriptions is the number of subscriptions for which libzmq has sockets.
+	MaxSubscriptions = (maxSockets - maxReplays) / 3
 )
 
 // timing holds the durations for which libzmq and this package wait, and the length of the receive queue.
@@ -232,7 +235,7 @@ func room() (int, error) {
 	}
 	files := int64(min(limit.Cur, math.MaxInt32))
 	others := max(minOtherDescriptors, min(files/8, maxOtherDescriptors))
-	return int(min((files-others-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
+	return int(min((files-others-2*maxReplays)/descriptorsEach, MaxSubscriptions)), nil
 }
 
 // Room returns an error if n subscriptions do not fit the limits of this process. The error says how many file
@@ -241,22 +244,24 @@ func (h *Hub) Room(n int) error {
 	if n <= h.room {
 		return nil
 	}
-	if n > (maxSockets-maxReplays)/3 {
-		return fmt.Errorf(
-			"zmqsub: %d subscriptions are too many: libzmq has sockets for %d",
-			n,
-			(maxSockets-maxReplays)/3,
-		)
+	if n > MaxSubscriptions {
+		return fmt.Errorf("zmqsub: %d subscriptions are too many: libzmq has sockets for %d", n, MaxSubscriptions)
 	}
-	subscribed := n*descriptorsEach + 2*maxReplays
-	others := max(minOtherDescriptors, min((subscribed+6)/7, maxOtherDescriptors)) // an eighth of both together
 	return fmt.Errorf(
 		"zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
 			"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)",
 		n,
-		subscribed+others,
+		Descriptors(n),
 		max(h.room, 0),
 	)
+}
+
+// Descriptors returns the number of file descriptors that a process with n subscriptions needs, with those for
+// listeners, connections and files.
+func Descriptors(n int) int {
+	subscribed := n*descriptorsEach + 2*maxReplays
+	// The others have an eighth of both together.
+	return subscribed + max(minOtherDescriptors, min((subscribed+6)/7, maxOtherDescriptors))
 }
 
 // Close closes all subscriptions. After it returned, no handler is called.

@@ -84,6 +84,7 @@ func TestPagesNameFlags(t *testing.T) {
 		fetchFlags(new(fetchOptions)),
 		replayFlags(new(replayOptions)),
 		envoyFlags(new(envoyOptions)),
+		sizeFlags(new(sizeOptions)),
 		adminFlags(new(adminOptions), "drain"),
 		adminFlags(new(adminOptions), "ladder"),
 		adminFlags(new(adminOptions), "decisions"),
@@ -294,6 +295,8 @@ func TestPagesRun(t *testing.T) {
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":
 					err = parseEnvoy(new(envoyOptions), args, none)
+				case "size":
+					err = parseSize(new(sizeOptions), args, none)
 				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
 					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:

@@ -167,6 +167,7 @@ var helpTexts = map[string]string{
 	"fetch":    fetchHelp,
 	"replay":   replayHelp,
 	"envoy":    envoyHelp,
+	"size":     sizeHelp,
 	"workers":  drainHelp,
 	"cordon":   drainHelp,
 	"drain":    drainHelp,

@@ -170,6 +170,8 @@ func init() {
 			func() *pflag.FlagSet { return replayFlags(new(replayOptions)) }},
 		{"envoy", "print an Envoy configuration for an endpoints file", "",
 			func() *pflag.FlagSet { return envoyFlags(new(envoyOptions)) }},
+		{"size", "print the CPU, memory and replicas that a load needs", sizePrefix,
+			func() *pflag.FlagSet { return sizeFlags(new(sizeOptions)) }},
 		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
 			adminCommand("workers")},
 		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},

@@ -37,7 +37,8 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: unknown flag --router-temprature; did you mean --router-temperature?" + lists},
 		{"serve --no-router-kv-event", "",
 			"kvepp serve: unknown flag --no-router-kv-event; did you mean --no-router-kv-events?" + lists},
-		{"serve --replicas=2", "", "kvepp serve: unknown flag --replicas: it is a flag of kvepp replay" + lists},
+		{"serve --replicas=2", "",
+			"kvepp serve: unknown flag --replicas: it is a flag of kvepp replay and kvepp size" + lists},
 		{"serve --probe", "", "kvepp serve: unknown flag --probe: it is a flag of kvepp check" + lists},
 		{"serve -grpc-port=9002", "", "kvepp serve: unknown flag -grpc-port: flags begin with two dashes, --grpc-port" +
 			lists},
