@@ -1,18 +1,25 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/replica"
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/session"
+	"kvepp/test/harness/process"
 )
 
 // TestApplyEntries: a peer's entries, as a snapshot and as the log have them, give its bookings the load that they have
@@ -84,5 +91,183 @@ func TestWaitsOfPeers(t *testing.T) {
 		check("told again", one, router.Waits{})
 		r.apply(&replica.Effect{Kind: replica.FreeAll, Origin: 1})
 		check("its replica died", router.Waits{}, router.Waits{})
+	})
+}
+
+// sharing starts n kvepps in this process whose flags make them replicas of each other.
+func sharing(t *testing.T, n int, endpoints string, flags ...string) (all []*served) {
+	t.Helper()
+	first, err := process.Ports(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peers []string
+	for i := range n {
+		peers = append(peers, fmt.Sprintf("127.0.0.1:%d", first+i))
+	}
+	for i := range n {
+		all = append(all, serveHere(t, endpoints, append([]string{"--bind-address=127.0.0.1",
+			fmt.Sprintf("--replica-port=%d", first+i), "--replica-peers=" + strings.Join(peers, ","),
+			"--warmup-timeout=10ms"}, flags...)...))
+	}
+	return all
+}
+
+// awaitThat waits for a condition.
+func awaitThat(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := process.Until(ctx, condition); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// TestSharedBooksGuard: with the flags of replicas, the book learns the peers' rate, how late they are known, and the
+// own share of the workers: while all workers cost the same, each replica keeps to its own.
+func TestSharedBooksGuard(t *testing.T) {
+	endpoints := "endpoints:\n"
+	for i := range 4 {
+		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
+	}
+	all := sharing(t, 2, endpoints)
+	next := 0
+	awaitThat(t, "each replica to keep to its own workers", func() error {
+		owners := map[string]map[int]bool{}
+		for range 20 {
+			for i, s := range all {
+				next += 100
+				route := s.route(tokensRequest("", tokenIDs(next, 42), ""))
+				if route.Free(); owners[route.Name] == nil {
+					owners[route.Name] = map[int]bool{}
+				}
+				owners[route.Name][i] = true
+			}
+		}
+		for name, of := range owners {
+			if len(of) > 1 {
+				return fmt.Errorf("both chose %s: %v", name, owners)
+			}
+		}
+		return nil
+	})
+}
+
+// TestSharedBooksPredict: in approximate mode, a replica assumes that a worker holds what a peer sent there.
+func TestSharedBooksPredict(t *testing.T) {
+	all := sharing(t, 2, threeWorkers, "--router-kv-events=false")
+	next := 0
+	awaitThat(t, "a peer's request to be predicted", func() error {
+		next += 100
+		request := tokensRequest("", tokenIDs(next, 42), "")
+		route := all[0].route(request)
+		route.Free()
+		<-time.After(20 * time.Millisecond)
+		e, err := all[1].router.Explain(t.Context(), request)
+		if err == nil && (e.Record.Name != route.Name || e.Record.PredictedCachedTokens != 40) {
+			err = fmt.Errorf("the peer's request went to %s; this one would go to %s with %d tokens cached", route.Name,
+				e.Record.Name, e.Record.PredictedCachedTokens)
+		}
+		return err
+	})
+}
+
+// TestSharedBooksHold: a request waits while a peer's request keeps the only worker busy, and goes after its end.
+func TestSharedBooksHold(t *testing.T) {
+	all := sharing(t, 2, "endpoints:\n- {name: a, address: '10.0.0.1:8000', model: m, blockSize: 4, "+
+		"maxNumBatchedTokens: 100}\n", "--router-queue-threshold=0")
+	for _, s := range all {
+		awaitThat(t, "the replicas to know each other", func() error {
+			if n := len(s.replicas.node.Peers()); n != 1 {
+				return fmt.Errorf("%d peers", n)
+			}
+			return nil
+		})
+	}
+	first := all[0].route(tokensRequest("", tokenIDs(1, 400), ""))
+	awaitThat(t, "the peer's copy", func() error {
+		if all[1].book.Load(0).PrefillTokens == 0 {
+			return errors.New("it has no tokens to prefill")
+		}
+		return nil
+	})
+	went := make(chan *router.Route, 1)
+	go func() {
+		r, err := all[1].router.Route(t.Context(), tokensRequest("", tokenIDs(1000, 400), ""))
+		if err != nil {
+			t.Error(err)
+		}
+		went <- r
+	}()
+	awaitThat(t, "the request to wait, and the other replica to hear of it", func() error {
+		all[0].replicas.waits.mu.Lock()
+		defer all[0].replicas.waits.mu.Unlock()
+		for _, w := range all[0].replicas.waits.peers {
+			if all[1].router.Waiting("default") == 1 && len(w.Classes) == 1 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d wait; heard of %v", all[1].router.Waiting("default"), all[0].replicas.waits.peers)
+	})
+	select {
+	case <-went:
+		t.Error("the request went while the worker was busy")
+	default:
+	}
+	first.MarkPrefillCompleted()
+	(<-went).Free()
+	first.Free()
+}
+
+// TestPeersReleaseWakes: a change that a peer sent wakes a request that waits here, long before the regular look.
+func TestPeersReleaseWakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pool.New(slog.New(slog.DiscardHandler))
+		p.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", Model: "m", MaxNumBatchedTokens: 100}})
+		index, err := indexer.New(indexer.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o options
+		if err := parseServe(&o, []string{"--endpoints=none", "--router-queue-threshold=0"},
+			func(string) string { return "" }); err != nil {
+			t.Fatal(err)
+		}
+		m, book := metrics.New(), scoring.NewActiveSequences()
+		r := &replicas{pool: p, book: book, sessions: session.NewTable(session.Config{}),
+			copies: map[uint64]*scoring.Copies{}}
+		to := router.New(router.Config{Scoring: o.scoring, Queue: o.busy.queue(),
+			Metrics: m.NewRouter(metrics.Identity{}), Picker: m.NewPicker()}, p, index, book, m, slog.New(slog.DiscardHandler))
+		r.routedBy(to)
+		r.theirs.refresh(p)
+		apply := func(e replica.Entry) {
+			r.apply(&replica.Effect{Kind: replica.Apply, Origin: 7, Entries: []replica.Entry{e}})
+		}
+		for number, release := range []func(){
+			func() { apply(replica.Entry{Kind: replica.PrefillDone, Number: 1}) },
+			func() { apply(replica.Entry{Kind: replica.Freed, Number: 2}) },
+			func() { r.apply(&replica.Effect{Kind: replica.FreeAll, Origin: 7}) },
+		} {
+			apply(replica.Entry{Kind: replica.Booked, Number: uint64(number + 1), Worker: replica.Worker{Name: "a"},
+				BlockSize: 16, PrefillTokens: 400})
+			went := make(chan *router.Route, 1)
+			go func() {
+				route, err := to.Route(t.Context(), tokensRequest("", tokenIDs(1, 42), ""))
+				if err != nil {
+					t.Error(err)
+				}
+				went <- route
+			}()
+			<-time.After(1300 * time.Millisecond) // the regular looks are each second
+			if n := to.Waiting("default"); n != 1 {
+				t.Fatalf("%d requests wait for booking %d of the peer, with a load of %+v", n, number+1, book.Load(0))
+			}
+			release()
+			<-time.After(200 * time.Millisecond)
+			if n := to.Waiting("default"); n != 0 {
+				t.Errorf("release %d woke none", number)
+			}
+			(<-went).Free()
+		}
 	})
 }
