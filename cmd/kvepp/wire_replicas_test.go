@@ -237,7 +237,8 @@ func TestPeersReleaseWakes(t *testing.T) {
 		r := &replicas{pool: p, book: book, sessions: session.NewTable(session.Config{}),
 			copies: map[uint64]*scoring.Copies{}}
 		to := router.New(router.Config{Scoring: o.scoring, Queue: o.busy.queue(),
-			Metrics: m.NewRouter(metrics.Identity{}), Picker: m.NewPicker()}, p, index, book, m, slog.New(slog.DiscardHandler))
+			Metrics: m.NewRouter(metrics.Identity{}), Picker: m.NewPicker()}, p, index, book, m,
+			slog.New(slog.DiscardHandler))
 		r.routedBy(to)
 		r.theirs.refresh(p)
 		apply := func(e replica.Entry) {
