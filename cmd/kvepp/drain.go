@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/api/admin"
+	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/router/eject"
 )
@@ -231,6 +232,7 @@ func (c *adminClient) do(client *http.Client, req *http.Request) (*http.Response
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
+	useragent.Add(req)
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf(

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/useragent"
 )
 
 const fetchHelp = `kvepp fetch downloads tokenizers from a model hub or its mirror: a few megabytes that kvepp reads,
@@ -383,7 +385,7 @@ func (h *hub) try(ctx context.Context, address string, read func(io.Reader) erro
 	if err != nil {
 		return final{err}
 	}
-	request.Header.Set("User-Agent", "kvepp")
+	useragent.Add(request)
 	if h.token != "" {
 		request.Header.Set("Authorization", "Bearer "+h.token)
 	}

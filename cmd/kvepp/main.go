@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/suggest"
+	"kvepp/internal/useragent"
 )
 
 const usage = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache. It is an
@@ -52,6 +53,7 @@ func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Envi
 // start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as
 // run does.
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
+	useragent.Set(readBuild().version)
 	// the command reads the environment
 	reads := len(args) > 0 &&
 		slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] && c.flags != nil })

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
 	"kvepp/tokenizer"
@@ -61,6 +62,7 @@ func (q *workerCheck) get(ctx context.Context, path string, read func(io.Reader)
 	if err != nil {
 		return err
 	}
+	useragent.Add(req)
 	resp, err := q.HTTP.Do(req)
 	if err != nil {
 		return err

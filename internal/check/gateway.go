@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kvepp/internal/useragent"
 )
 
 // ThroughGateway is the Worker of findings about the gateway itself.
@@ -523,6 +525,7 @@ func (g *gatewayCheck) readPage(ctx context.Context, url, token string, read fun
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
+	useragent.Add(req)
 	resp, err := g.HTTP.Do(req)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kvepp/internal/useragent"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/tokenizer"
@@ -162,7 +163,8 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 	if err != nil {
 		return nil, err
 	}
-	req.Header = header
+	req.Header = header.Clone()
+	useragent.Add(req)
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err

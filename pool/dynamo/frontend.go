@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kvepp/internal/useragent"
 )
 
 // View holds the workers and models that a frontend of Dynamo knows, from any kind of discovery.
@@ -105,6 +107,7 @@ func ask(ctx context.Context, url string, read func(io.Reader) error) error {
 	if err != nil {
 		return err
 	}
+	useragent.Add(req)
 	answer, err := frontendClient.Do(req)
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"kvepp/internal/useragent"
 )
 
 // outcome is the result of one read.
@@ -62,7 +64,7 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]rankValues, outcome, 
 		return nil, unreachable, err
 	}
 	req.Header.Set("Accept", "text/plain;version=0.0.4")
-	req.Header.Set("User-Agent", "kvepp")
+	useragent.Add(req)
 	resp, err := g.client.Do(req)
 	if err != nil {
 		return nil, outcomeOfFailure(ctx), err

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"kvepp/internal/useragent"
 )
 
 // Answer is what a server says of its engine.
@@ -227,7 +229,7 @@ func (f *Finder) get(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	req.Header.Set("User-Agent", "kvepp")
+	useragent.Add(req)
 	resp, err := f.client.Do(req)
 	if err != nil {
 		return "", err

@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
 )
@@ -78,7 +79,7 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 			c.Namespace = namespace
 		}
 	}
-	config.UserAgent = "kvepp"
+	config.UserAgent = useragent.Text()
 	config.QPS, config.Burst = 50, 100
 	config.Wrap(func(under http.RoundTripper) http.RoundTripper { return observedTransport{under} })
 	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"kvepp/internal/useragent"
 	"kvepp/replica"
 )
 
@@ -24,7 +25,7 @@ func dial(security *Security, at string) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(security.credentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(replica.MaxMessage+64<<10)),
 		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes),
-		grpc.WithDisableRetry(), grpc.WithNoProxy(),
+		grpc.WithDisableRetry(), grpc.WithNoProxy(), grpc.WithUserAgent(useragent.Text()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: handshakeIn, Backoff: backoff.Config{
 			BaseDelay: firstRetry, Multiplier: 1.6, Jitter: 0.2, MaxDelay: lastRetry}}),
 	)

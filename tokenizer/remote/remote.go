@@ -25,6 +25,7 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/internal/useragent"
 	"kvepp/kvblock"
 	"kvepp/tokenizer"
 )
@@ -309,6 +310,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 	if err != nil {
 		return nil, &Error{Outcome: Failed, err: err}
 	}
+	useragent.Add(request)
 	request.Header.Set("Content-Type", "application/json")
 	if c.cfg.APIKey != nil {
 		if key := c.cfg.APIKey(); key != "" {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kvepp/indexer/feed"
+	"kvepp/internal/useragent"
 	"kvepp/kvblock"
 )
 
@@ -170,6 +171,7 @@ func openDump(ctx context.Context, url, token string) (io.ReadCloser, error) {
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
+	useragent.Add(req)
 	resp, err := peerClient.Do(req)
 	switch {
 	case err != nil:
