@@ -18,19 +18,25 @@ import (
 
 // TestReplicas runs three replicas that share their running requests, behind the chart's Envoy. Under load one is
 // killed, two are cut off from each other, all are replaced by a rolling update, and one is added. Only requests that
-// the killed replica handled may fail. After each change the replicas' copies are equal.
+// the killed replica handled may fail. After each change the replicas' copies are equal. The test reads them at the
+// admin address that the chart opens.
 func TestReplicas(t *testing.T) {
 	n := newNamespace(t, "kvepp-e2e-replicas")
 	n.apply(read(t, "testdata/hub.yaml"))
 	n.apply(read(t, "testdata/engines.yaml"))
 	n.install("pool.selector.app=engine", "replicas=3", "envoy.create=true", "envoy.image=kvepp/envoy:e2e",
 		"envoy.replicas=1", "envoy.resources.requests.cpu=50m",
-		"extraArgs={--decision-headers,--admin-address=127.0.0.1:9091}")
+		"extraArgs={--decision-headers}", "admin.enabled=true")
 	n.kubectl("expose", "deployment", "kvepp-envoy", "--name=envoy", "--type=NodePort", "--port=80",
 		"--target-port=http")
 	n.findEnvoy("envoy")
 	n.awaitWorkers(3)
 	r := n.watchReplicas()
+	noToken := *r
+	noToken.token = "a guess"
+	if err := noToken.get(r.pods[0], "/workers", nil); err == nil || !strings.Contains(err.Error(), "401") {
+		t.Errorf("the admin address answered without the token: %v", err)
+	}
 
 	for _, part := range []struct {
 		name string
@@ -99,12 +105,14 @@ func (v *replicaView) of(replica string) (state string, bookings int) {
 type watchedReplicas struct {
 	*namespace
 	ctx   context.Context // of the whole test: the forwarded ports outlive its parts
+	token string          // of the admin ports
 	pods  []string
 	admin map[string]string
 }
 
 func (n *namespace) watchReplicas() *watchedReplicas {
-	r := &watchedReplicas{namespace: n, ctx: n.t.Context(), admin: map[string]string{}}
+	token := n.kubectl("get", "secret", "kvepp-admin", "-o", `go-template={{index .data "token" | base64decode}}`)
+	r := &watchedReplicas{namespace: n, ctx: n.t.Context(), token: token, admin: map[string]string{}}
 	r.follow()
 	return r
 }
@@ -144,6 +152,7 @@ func (r *watchedReplicas) get(pod, path string, into any) error {
 		return err
 	}
 	req.Close = true
+	req.Header.Set("Authorization", "Bearer "+r.token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
