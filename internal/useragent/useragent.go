@@ -1,14 +1,17 @@
 // Package useragent names kvepp, with its version, to the servers that it sends HTTP and gRPC requests to. It sends
-// nothing itself. Set may not be called beside the other functions, which are safe for concurrent use.
+// nothing itself. All functions are safe for concurrent use.
 package useragent
 
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 )
 
-// text is the value of the header. Set changes it at the start of the process.
-var text = "kvepp"
+const name = "kvepp"
+
+// text is the value of the header; nil before Set, which the start of the process calls.
+var text atomic.Pointer[string]
 
 // Set sets the version of this kvepp, such as "v1.2.3" or "(devel)". Characters that the header may not have in a
 // version are left out (RFC 9110, section 5.6.2). Without a version, the name stands alone.
@@ -24,14 +27,20 @@ func Set(version string) {
 	if len(version) > 1 && version[0] == 'v' && version[1] >= '0' && version[1] <= '9' {
 		version = version[1:]
 	}
-	text = "kvepp"
+	value := name
 	if version != "" {
-		text += "/" + version
+		value += "/" + version
 	}
+	text.Store(&value)
 }
 
 // Text returns the value of the header User-Agent: kvepp/1.2.3.
-func Text() string { return text }
+func Text() string {
+	if value := text.Load(); value != nil {
+		return *value
+	}
+	return name
+}
 
 // Add sets the header User-Agent of a request.
-func Add(r *http.Request) { r.Header.Set("User-Agent", text) }
+func Add(r *http.Request) { r.Header.Set("User-Agent", Text()) }
