@@ -276,8 +276,8 @@ for p in /proc/[0-9]*; do
 done
 exit 1`
 
-// kill kills a replica that handles requests. Only those that it had, and the next ones until Envoy sees its connections
-// break, may fail, one of each client. The others end its bookings.
+// kill kills a replica that handles requests. Only those that it had, and the next ones until Envoy sees its
+// connections break, may fail, one of each client. The others end its bookings.
 func (r *watchedReplicas) kill() {
 	r.t.Helper()
 	stop := r.startTraffic(12)
