@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -196,21 +197,36 @@ func (r *watchedReplicas) running(pod string) (map[string]int, error) {
 	return requests, err
 }
 
-// awaitEqual waits until so many replicas agree on who runs what, while requests run.
+// awaitEqual waits until so many replicas agree on who runs what, while requests run. When these end first, it begins
+// with others.
 func (r *watchedReplicas) awaitEqual(replicas int) {
 	r.t.Helper()
 	const requests = 9
 	var (
-		wg     sync.WaitGroup
-		errs   [requests]error
-		before = r.pods
+		wg      sync.WaitGroup
+		running atomic.Int64
+		mu      sync.Mutex
+		failed  []error
+		before  = r.pods
 	)
-	for i := range requests {
-		wg.Go(func() { _, errs[i] = r.newConversation().say(words(20), 800) })
-	}
-	r.eventually("all replicas have equal copies", func() error { return r.equal(replicas, requests) })
+	r.eventually("all replicas have equal copies", func() error {
+		if running.Load() == 0 {
+			running.Store(requests)
+			for range requests {
+				wg.Go(func() {
+					defer running.Add(-1)
+					if _, err := r.newConversation().say(words(20), 800); err != nil {
+						mu.Lock()
+						failed = append(failed, err)
+						mu.Unlock()
+					}
+				})
+			}
+		}
+		return r.equal(replicas, requests)
+	})
 	wg.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
+	if err := errors.Join(failed...); err != nil {
 		r.t.Errorf("requests failed while %v ran: %v", before, err)
 	}
 }
