@@ -98,17 +98,24 @@ func (r reply) cached() int {
 // request runs a curl -i, which must succeed, and returns its answer.
 func (c *terminal) request(command string) reply {
 	c.t.Helper()
-	head, body, _ := strings.Cut(c.output(command), "\r\n\r\n")
+	r, err := parseReply(c.output(command))
+	c.must(err)
+	return r
+}
+
+// parseReply reads what curl -i printed. A status other than 200 is an error.
+func parseReply(printed string) (reply, error) {
+	head, body, _ := strings.Cut(printed, "\r\n\r\n")
 	status, headers, _ := strings.Cut(head, "\r\n")
 	if !strings.HasPrefix(status, "HTTP/1.1 200") {
-		c.t.Fatalf("%s\n%s", head, body)
+		return nil, fmt.Errorf("not an answer with status 200: %s", printed)
 	}
 	r := reply{"": body}
 	for header := range strings.SplitSeq(headers, "\r\n") {
 		name, value, _ := strings.Cut(header, ": ")
 		r[name] = value
 	}
-	return r
+	return r, nil
 }
 
 // startOf runs the commands of a start, the last of them twice. The second answer must have cached tokens.

@@ -78,14 +78,20 @@ func drawLines(from io.Reader, to io.Writer, out string) error {
 		for _, b := range of.Bars {
 			bars.Bars = append(bars.Bars, chart.Bar{Name: b.Name, Value: b.Value})
 		}
-		file := filepath.Join(out, of.File+".svg")
-		if err := chart.Save(file, &bars); err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintln(to, "chart: "+file); err != nil {
+		if err := save(&bars, out, of.File, to); err != nil {
 			return err
 		}
 	}
+}
+
+// save writes a chart to the folder, and prints the file's name.
+func save(bars *chart.Bars, out, name string, to io.Writer) error {
+	file := filepath.Join(out, name+".svg")
+	if err := chart.Save(file, bars); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(to, "chart: "+file)
+	return err
 }
 
 // benchmark matches a line of `go test -bench`: the name, the number of processors, of runs, and of nanoseconds.
@@ -131,10 +137,5 @@ func drawBenchmarks(from io.Reader, to io.Writer, out, name string) error {
 		slices.Sort(all)
 		bars.Bars = append(bars.Bars, chart.Bar{Name: of, Value: (all[(len(all)-1)/2] + all[len(all)/2]) / 2})
 	}
-	file := filepath.Join(out, name+".svg")
-	if err := chart.Save(file, &bars); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(to, "chart: "+file)
-	return err
+	return save(&bars, out, name, to)
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -75,8 +74,7 @@ func page(ctx context.Context, o *options, p *programs) error {
 			for i, m := range all[v] {
 				values = append(values, value(m, all[views[0]][i]))
 			}
-			slices.Sort(values)
-			return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
+			return middle(values)
 		}
 		ratios[v] = of(func(m, without paged) float64 { return m.cpu / without.cpu })
 		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.3f\t%.1f\t%.3f\t%.1f\t\n", v.name,

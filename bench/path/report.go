@@ -107,6 +107,11 @@ func median(rs []result, of func(result) float64) float64 {
 	for i, r := range rs {
 		values[i] = of(r)
 	}
+	return middle(values)
+}
+
+// middle returns the median of values, which it sorts.
+func middle(values []float64) float64 {
 	slices.Sort(values)
 	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 }

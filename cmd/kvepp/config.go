@@ -757,7 +757,7 @@ func checkTraceURL(template string) error {
 		return errors.New("must have " + admin.TraceIDPart + " in place of the trace's id" + example)
 	}
 	u, err := url.Parse(strings.ReplaceAll(template, admin.TraceIDPart, strings.Repeat("0", 32)))
-	switch at, urlErr := before, (*url.Error)(nil); {
+	switch urlErr := (*url.Error)(nil); {
 	case errors.As(err, &urlErr):
 		return urlErr.Err
 	case err != nil:
@@ -766,7 +766,7 @@ func checkTraceURL(template string) error {
 		return errors.New("must begin with http:// or https:// and a host" + example)
 	case u.User != nil:
 		return errors.New("must not have a user or password, which the page would show")
-	case !strings.ContainsAny(strings.TrimPrefix(at, u.Scheme+"://"), "/?#"):
+	case !strings.ContainsAny(strings.TrimPrefix(before, u.Scheme+"://"), "/?#"):
 		return errors.New("must have " + admin.TraceIDPart + " after the host" + example)
 	}
 	return nil

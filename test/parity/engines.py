@@ -375,9 +375,7 @@ class VLLM:
 
         if "messages" in body:
             return generate(self.text(template, given_format, defaults, body)[1])
-        request = self.completion.CompletionRequest.model_validate(body)
-        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        return [generate(self.encode(request, prompt)) for prompt in prompts]
+        return [generate(ids) for ids in self.completions(body)]
 
     def completions(self, body):
         """After OnlineRenderer.render_completion and preprocess_cmpl, and BaseRenderer.tokenize_prompt."""
