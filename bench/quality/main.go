@@ -101,14 +101,18 @@ type system struct {
 // baseline is the system that the others are compared with.
 const baseline = "Dynamo kv"
 
+// tokenIDs makes kvepp send its token ids, as Dynamo's own endpoint picker does, so that Dynamo's frontends need not
+// tokenize again.
+const tokenIDs = "--inject-token-data"
+
 var systems = []system{
 	{name: baseline, frontend: "kv"},
-	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo"}},
-	{name: "kvepp time", flags: []string{"--router-policy=time"}},
-	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time",
+	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo", tokenIDs}},
+	{name: "kvepp time", flags: []string{"--router-policy=time", tokenIDs}},
+	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time", tokenIDs,
 		"--router-admission=working-set", "--router-queue-timeout=4s"}},
 	{name: "round-robin", frontend: "round-robin", extra: true},
-	{name: "kvepp token ids", extra: true, flags: []string{"--router-policy=time", "--inject-token-data"}},
+	{name: "kvepp text", extra: true, flags: []string{"--router-policy=time"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
 	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse", extra: true},
 }
@@ -119,7 +123,7 @@ const single = "kvepp time"
 // replicated returns the systems of n kvepps behind one Envoy.
 func replicated(n int) []system {
 	name := fmt.Sprintf("%s %d replicas", single, n)
-	flags := []string{"--router-policy=time"}
+	flags := []string{"--router-policy=time", tokenIDs}
 	return []system{{name: name, extra: true, replicas: n, flags: flags},
 		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags}}
 }

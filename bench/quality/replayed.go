@@ -43,7 +43,7 @@ func (sc *scenario) replayFlags() []string {
 func (sys *system) replayFlags() []string {
 	switch sys.frontend {
 	case "":
-		return slices.DeleteFunc(slices.Clone(sys.flags), func(f string) bool { return f == "--inject-token-data" })
+		return slices.DeleteFunc(slices.Clone(sys.flags), func(f string) bool { return f == tokenIDs })
 	case "kv":
 		return []string{"--router-policy=dynamo"}
 	}
