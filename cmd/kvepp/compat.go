@@ -107,8 +107,8 @@ var compatFlags = append([]compatFlag{
 
 	// What replicas tell each other.
 	{commands: onServe, from: ofDynamo, name: "router-replica-sync", byDefault: false,
-		help:    "no effect: kvepps do not share their load books",
-		ignored: "kvepps do not share their load books; each counts the requests that it routed"},
+		help:    "no effect: replicas of kvepp share their load by --replica-peers or --replica-service",
+		ignored: "replicas of kvepp share their load and sessions by --replica-peers or --replica-service"},
 	{commands: onServe, from: ofDynamo, name: "enable-session-prefix-index", byDefault: false,
 		help:    "no effect: an index that decides nothing in Dynamo either",
 		ignored: "kvepp has no index of sessions' prefixes; Dynamo has one, and decides nothing by it"},
@@ -129,7 +129,7 @@ var compatFlags = append([]compatFlag{
 			"reads " +
 			"what they hold; leave it out"},
 	{commands: onSelect, from: ofDynamo, name: "replica-sync-port", byDefault: 0, whenGiven: true,
-		help: "`PORT`; refused: kvepp does not share loads with other replicas", refused: noReplicaSync},
+		help: "`PORT`; refused: kvepp select does not share loads with other replicas", refused: noReplicaSync},
 	{commands: onSelect, from: ofDynamo, name: "replica-sync-peers", byDefault: "", whenGiven: true,
 		help: "`ADDRESSES`; refused, as --replica-sync-port", refused: noReplicaSync},
 	{commands: onHTTP, from: ofDynamo, name: "threads", byDefault: 4,
