@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"kvepp/test/harness/stack"
@@ -27,6 +29,13 @@ func TestEventPlane(t *testing.T) {
 				}
 				if plane != "nats" || shared {
 					return
+				}
+				// An operator of the server sees kvepp and its version beside the connection.
+				names, err := s.NATSClients(t.Context())
+				if err != nil || !slices.ContainsFunc(names, func(name string) bool {
+					return strings.HasPrefix(name, "kvepp/")
+				}) {
+					t.Errorf("NATS's clients are %q, %v", names, err)
 				}
 				// Events during the restart may be lost. Afterwards the index must be correct again.
 				if err := s.RestartNATS(t.Context(), func() { chat(t, s.Envoy.URL, novel(), false, nil) }); err != nil {

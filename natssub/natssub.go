@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"kvepp/internal/loglimit"
+	"kvepp/internal/useragent"
 )
 
 // Config configures a connection.
@@ -38,8 +39,9 @@ type Conn struct {
 	outageLogged bool             // the current outage was logged; used only by package nats's callback goroutine
 }
 
-// Connect starts to connect. The server may be absent: Connect returns at once, and the connection is retried every two
-// seconds until Close. An error means that Server is not a valid URL.
+// Connect starts to connect, under kvepp's name and version, which the server lists beside each connection. The server
+// may be absent: Connect returns at once, and the connection is retried every two seconds until Close. An error means
+// that Server is not a valid URL.
 func Connect(cfg Config) (*Conn, error) {
 	if cfg.Changed == nil {
 		cfg.Changed = func(bool) {}
@@ -49,7 +51,8 @@ func Connect(cfg Config) (*Conn, error) {
 		c.outageLogged = false
 		cfg.Changed(true)
 	}
-	conn, err := nats.Connect(cfg.Server, nats.Name("kvepp"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
+	conn, err := nats.Connect(cfg.Server, nats.Name(useragent.Text()), nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
 		nats.ConnectHandler(onConnect),
 		nats.ReconnectHandler(onConnect),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kvepp/internal/logtest"
+	"kvepp/internal/useragent"
 )
 
 // server implements the part of NATS's protocol that a subscriber needs. The end-to-end tests use a real server.
@@ -19,6 +20,7 @@ type server struct {
 	t       *testing.T
 	at      string
 	asked   chan string // subscriptions: "SUBJECT ID"
+	named   chan string // what CONNECT says of each client
 	mu      sync.Mutex
 	listens net.Listener // nil while the server is down; guarded by mu
 	conn    net.Conn     // the latest; guarded by mu
@@ -26,7 +28,7 @@ type server struct {
 
 func newServer(t *testing.T) *server {
 	t.Helper()
-	s := &server{t: t, at: "127.0.0.1:0", asked: make(chan string, 10)}
+	s := &server{t: t, at: "127.0.0.1:0", asked: make(chan string, 10), named: make(chan string, 10)}
 	s.begin()
 	t.Cleanup(s.end)
 	return s
@@ -75,6 +77,11 @@ func (s *server) talk(conn net.Conn) {
 		switch verb, rest, _ := strings.Cut(lines.Text(), " "); verb {
 		case "PING":
 			fmt.Fprint(conn, "PONG\r\n")
+		case "CONNECT":
+			select {
+			case s.named <- rest:
+			default: // the test does not read them
+			}
 		case "SUB":
 			s.asked <- strings.Join(strings.Fields(rest), " ")
 		}
@@ -100,6 +107,21 @@ func within[T any](t *testing.T, what string, c <-chan T) (v T) {
 		t.Fatalf("timeout waiting for %s", what)
 	}
 	return v
+}
+
+// TestName: the server is told kvepp's name and version.
+func TestName(t *testing.T) {
+	useragent.Set("v1.2.3")
+	t.Cleanup(func() { useragent.Set("") })
+	s := newServer(t)
+	c, err := Connect(Config{Server: "nats://" + s.at, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if said := within(t, "CONNECT", s.named); !strings.Contains(said, `"name":"kvepp/1.2.3"`) {
+		t.Errorf("CONNECT %s", said)
+	}
 }
 
 // A server that is absent at first, then starts, stops and starts again.

@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -22,12 +24,17 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/net/http/httpguts"
+	"google.golang.org/grpc"
+
+	"kvepp/internal/useragent"
 )
 
 // Tracer creates spans. A nil one creates none.
@@ -95,6 +102,35 @@ func configured() (wanted bool, protocol string, err error) {
 	return false, "", fmt.Errorf("%s=%q: must be grpc or http/protobuf", name, protocol)
 }
 
+// agent returns the value of User-Agent for the collector: kvepp's own, then the exporter's.
+//
+// Source: OpenTelemetry specification, OTLP exporter, user agent: a product's identifier comes before the exporter's.
+func agent() string { return useragent.Text() + " OTel OTLP Exporter Go/" + otlptrace.Version() }
+
+// headers returns the headers of OTEL_EXPORTER_OTLP_TRACES_HEADERS, or of OTEL_EXPORTER_OTLP_HEADERS if that is not
+// set, with User-Agent unless they have it. The library's option for headers replaces those that it reads from the
+// environment, so they are read here too. Pairs that cannot be read are left out; the library reports them.
+//
+// Source: OpenTelemetry specification, OTLP exporter, headers: name=value pairs with commas between them, values
+// percent-encoded.
+func headers() map[string]string {
+	all := map[string]string{"User-Agent": agent()}
+	text := strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS"))
+	if text == "" {
+		text = strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_HEADERS"))
+	}
+	for _, pair := range strings.Split(text, ",") {
+		name, value, found := strings.Cut(pair, "=")
+		name = strings.TrimSpace(name)
+		value, err := url.PathUnescape(value)
+		if !found || err != nil || !httpguts.ValidHeaderFieldName(name) {
+			continue
+		}
+		all[http.CanonicalHeaderKey(name)] = strings.TrimSpace(value)
+	}
+	return all
+}
+
 // New returns a tracer that exports spans as the environment configures it; nil if the environment does not ask for
 // spans. version is kvepp's. An unreachable collector is no error: until it can be reached, spans are dropped and count
 // as failed.
@@ -118,9 +154,9 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	}))
 	var exporter sdktrace.SpanExporter
 	if protocol == "grpc" {
-		exporter, err = otlptracegrpc.New(ctx)
+		exporter, err = otlptracegrpc.New(ctx, otlptracegrpc.WithDialOption(grpc.WithUserAgent(agent())))
 	} else {
-		exporter, err = otlptracehttp.New(ctx)
+		exporter, err = otlptracehttp.New(ctx, otlptracehttp.WithHeaders(headers()))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_*: %w", err)

@@ -9,6 +9,7 @@ import (
 
 	"kvepp/internal/logtest"
 	"kvepp/internal/tracing/tracingtest"
+	"kvepp/internal/useragent"
 )
 
 // environment sets OpenTelemetry's variables for the test, and clears all others that the machine may have.
@@ -124,6 +125,53 @@ func TestSpans(t *testing.T) {
 		}
 		if exported, failed := tracer.Spans(); exported != 3 || failed != 0 {
 			t.Errorf("%s: %d spans exported, %d failed", protocol, exported, failed)
+		}
+	}
+}
+
+// TestAgent: the collector sees kvepp's name and version in User-Agent and in the resource, over both protocols.
+// Headers of the environment arrive as well; over HTTP they may contain another User-Agent.
+func TestAgent(t *testing.T) {
+	useragent.Set("v1.2.3")
+	t.Cleanup(func() { useragent.Set("") })
+	const all, traces = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+	for _, c := range []struct {
+		protocol  string
+		variables map[string]string
+		agent     string            // a prefix
+		header    map[string]string // by names in lower case; empty: absent
+	}{
+		{"grpc", nil, "kvepp/1.2.3 OTel OTLP Exporter Go/", nil},
+		{"grpc", map[string]string{all: "x-team=a%20b"}, "kvepp/1.2.3 OTel OTLP Exporter Go/",
+			map[string]string{"x-team": "a b"}},
+		{"http/protobuf", nil, "kvepp/1.2.3 OTel OTLP Exporter Go/", nil},
+		{"http/protobuf", map[string]string{all: "x-team=a%20b, X-Key = k=,wrong,w%zz=1,x-bad=%zz"},
+			"kvepp/1.2.3 OTel OTLP Exporter Go/", map[string]string{"x-team": "a b", "x-key": "k=", "x-bad": ""}},
+		{"http/protobuf", map[string]string{all: "x-team=a", traces: "x-key=k"},
+			"kvepp/1.2.3 OTel OTLP Exporter Go/", map[string]string{"x-team": "", "x-key": "k"}},
+		{"http/protobuf", map[string]string{all: "user-agent=ours"}, "ours", nil},
+	} {
+		collector := tracingtest.Start(t, c.protocol)
+		environment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": collector.Endpoint,
+			"OTEL_EXPORTER_OTLP_PROTOCOL": c.protocol, all: c.variables[all], traces: c.variables[traces]})
+		tracer, _ := start(t)
+		tracer.Request("request", Context{}).End()
+		if err := tracer.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		spans := collector.Spans()
+		if len(spans) != 1 {
+			t.Fatalf("%s %v: spans %+v", c.protocol, c.variables, spans)
+		}
+		got := spans[0]
+		if got.Service != "kvepp" || got.Version != "1.2.3" || !strings.HasPrefix(got.Header["user-agent"], c.agent) {
+			t.Errorf("%s %v: service %q, version %q, header %v", c.protocol, c.variables, got.Service, got.Version,
+				got.Header)
+		}
+		for name, value := range c.header {
+			if got.Header[name] != value {
+				t.Errorf("%s %v: header %s is %q", c.protocol, c.variables, name, got.Header[name])
+			}
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package useragent names kvepp, with its version, to the servers that it sends HTTP and gRPC requests to. It sends
-// nothing itself. All functions are safe for concurrent use.
+// Package useragent names kvepp, with its version, to the servers that it sends HTTP and gRPC requests to, and to NATS
+// servers. It sends nothing itself. All functions are safe for concurrent use.
 package useragent
 
 import (

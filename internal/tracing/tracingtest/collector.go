@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -30,9 +32,10 @@ import (
 type Span struct {
 	Trace, ID, Parent string // hexadecimal; Parent is empty for the first of a trace
 	Name              string
-	Server            bool   // its kind
-	Error             string // its status's message; empty: it did not fail
-	Service           string // of the resource
+	Server            bool              // its kind
+	Error             string            // its status's message; empty: it did not fail
+	Service, Version  string            // of the resource
+	Header            map[string]string // of the request that brought it, by names in lower case
 	Attributes        map[string]string
 	Start, End        time.Time
 }
@@ -72,13 +75,18 @@ func Start(t testing.TB, protocol string) *Collector {
 
 // Export takes spans over gRPC.
 func (c *Collector) Export(
-	_ context.Context,
+	ctx context.Context,
 	in *collectorv1.ExportTraceServiceRequest,
 ) (*collectorv1.ExportTraceServiceResponse, error) {
 	if c.Refuse.Load() {
 		return nil, status.Error(codes.InvalidArgument, "refused") // which is not tried again
 	}
-	c.take(in)
+	header := map[string]string{}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for name, values := range md {
+		header[name] = strings.Join(values, ",")
+	}
+	c.take(in, header)
 	return &collectorv1.ExportTraceServiceResponse{}, nil
 }
 
@@ -92,11 +100,15 @@ func (c *Collector) post(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprint("refused ", err), http.StatusBadRequest)
 		return
 	}
-	c.take(in)
+	header := map[string]string{}
+	for name, values := range r.Header {
+		header[strings.ToLower(name)] = strings.Join(values, ",")
+	}
+	c.take(in, header)
 	w.Header().Set("content-type", "application/x-protobuf")
 }
 
-func (c *Collector) take(in *collectorv1.ExportTraceServiceRequest) {
+func (c *Collector) take(in *collectorv1.ExportTraceServiceRequest, header map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range in.ResourceSpans {
@@ -110,6 +122,8 @@ func (c *Collector) take(in *collectorv1.ExportTraceServiceRequest) {
 					Name:       s.Name,
 					Server:     s.Kind == tracev1.Span_SPAN_KIND_SERVER,
 					Service:    about["service.name"],
+					Version:    about["service.version"],
+					Header:     header,
 					Attributes: attributes(s.Attributes),
 					Start:      time.Unix(0, int64(s.StartTimeUnixNano)),
 					End:        time.Unix(0, int64(s.EndTimeUnixNano)),

@@ -116,7 +116,7 @@ type Stack struct {
 	kvepp                     *process.Process
 	grpc, health, prom, admin int // kvepp's ports
 	replicas                  []*replica
-	natsPort                  int
+	natsPort, natsPage        int
 	Envoy                     *Envoy // the first
 	envoys                    []*Envoy
 	closing                   sync.Once
@@ -268,7 +268,8 @@ func (s *Stack) allocate() (err error) {
 		}
 		return first
 	}
-	s.grpc, s.health, s.prom, s.admin, s.natsPort = take(1), take(1), take(1), take(1), take(1)
+	s.grpc, s.health, s.prom, s.admin = take(1), take(1), take(1), take(1)
+	s.natsPort, s.natsPage = take(1), take(1)
 	s.replicas = make([]*replica, s.cfg.Replicas-1)
 	for i := range s.replicas {
 		s.replicas[i] = &replica{grpc: take(1), health: take(1), prom: take(1), admin: take(1), port: take(1)}
