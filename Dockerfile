@@ -2,10 +2,12 @@
 #
 #   docker build -t kvepp:dev .
 #
-# BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources; set it if images come from a mirror. Without any base
-# image, use manifests/image/import.sh. A tag may move to another image; for a reproducible build, give the digest
-# (docs/security.md#the-image).
-ARG BUILD_IMAGE=golang:1.26-bookworm
+# BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources; set it if images come from a mirror. Its default is the
+# first stage, which has Go by its digest (docs/security.md#the-image); BuildKit leaves that stage out if it is not used.
+# Dependabot updates a FROM, but not an ARG. Without any base image, use manifests/image/import.sh.
+ARG BUILD_IMAGE=go
+FROM golang:1.26.8-bookworm@sha256:a688600ca24f8a4d3ca77f95b0dd40704a9fc787c826660eb7ba0b641b8b175d AS go
+
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
 COPY manifests/image/libzmq.sh manifests/image/

@@ -185,7 +185,7 @@ func TestComposeFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	versioned := regexp.MustCompile(`:[a-z-]*v?\d+\.\d+\.\d+$`)
+	versioned := regexp.MustCompile(`:[a-z-]*v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?$`)
 	for name, s := range services {
 		switch {
 		case s.Build == nil && !versioned.MatchString(s.Image):
