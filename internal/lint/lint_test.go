@@ -228,8 +228,8 @@ func TestTableIsDrawn(t *testing.T) {
 	}
 }
 
-// TestTableHasLines compares the table's numbers of lines with the packages. A number may be off by half, so that not
-// every commit changes it.
+// TestTableHasLines compares the table's numbers of lines with the packages. A number may be off by a quarter, so that
+// not every commit changes it.
 func TestTableHasLines(t *testing.T) {
 	stated := map[string]int{}
 	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]* \\| (\\d+) \\|")
@@ -249,7 +249,7 @@ func TestTableHasLines(t *testing.T) {
 		for _, f := range slices.Concat(p.GoFiles, p.CgoFiles) {
 			lines += strings.Count(read(t, filepath.Join(name, f)), "\n")
 		}
-		if got := stated[name]; got < lines*2/3-50 || got > lines*3/2+50 {
+		if got := stated[name]; got < lines*4/5-50 || got > lines*5/4+50 {
 			t.Errorf("ARCHITECTURE.md: %s has %d lines of Go, and the table says %d", name, lines, got)
 		}
 	}
