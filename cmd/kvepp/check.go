@@ -36,10 +36,10 @@ import (
 	"kvepp/zmqsub"
 )
 
-const checkHelp = `kvepp check tests once what routing depends on. It prints each problem and its fix. It tests for
-each worker: address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and
-prefix caching; and it compares kvepp's token ids of a text and of a chat with the engine's. It asks
-other replicas (--replica-peers, --replica-service) whether they would share their load.
+const checkHelp = `kvepp check tests everything that routing depends on, once, and prints each problem and its fix. For
+each worker it tests address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance
+id and prefix caching, and compares kvepp's token ids of a text and of a chat with the engine's. It
+also asks other replicas (--replica-peers, --replica-service) whether they would share their load.
 
 Usage:       kvepp check [the flags of kvepp serve] [flags]
 Example:     kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen --probe

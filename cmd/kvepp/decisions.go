@@ -21,7 +21,7 @@ import (
 	"kvepp/internal/api/admin"
 )
 
-const decisionsHelp = `Show the latest decisions of a running kvepp serve and what became of their requests, the newest
+const decisionsHelp = `Show the latest decisions of a running kvepp serve and how their requests ended, the newest
 last. The command asks its --admin-address.
 
 Usage:       kvepp decisions [flags]
@@ -53,8 +53,9 @@ func (o *decisionOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.status, "status", "", "only those answered with this HTTP `STATUS`, such as 404 or 5xx")
 	f.StringVar(&o.requestID, "request-id", "", "only those of this request, by the proxy's x-request-id, `ID`")
 	f.BoolVar(&o.cold, "cold", false, "only those that found nothing cached on their worker")
-	f.BoolVar(&o.wrong, "wrong", false, "only those where the engine reports other cached tokens than predicted")
-	f.DurationVar(&o.slow, "slow", 0, "only those that took at least so long to the first token; 0: all")
+	f.BoolVar(&o.wrong, "wrong", false, "only those where the engine reports another number of cached tokens than "+
+		"kvepp predicted")
+	f.DurationVar(&o.slow, "slow", 0, "only those whose first token took at least `DURATION`; 0: all")
 }
 
 func (o *decisionOptions) check() error {

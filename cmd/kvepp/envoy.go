@@ -18,7 +18,7 @@ import (
 	"kvepp/tokenizer"
 )
 
-const envoyHelp = `Print an Envoy configuration for the endpoints of a file: their addresses stand in one place.
+const envoyHelp = `Print an Envoy configuration for the endpoints of a file, so that you write their addresses once.
 
 Usage:       kvepp envoy --endpoints FILE [flags]
 Example:     kvepp envoy --endpoints endpoints.yaml --engine vllm >envoy.yaml && envoy -c envoy.yaml
@@ -41,7 +41,7 @@ func envoyFlags(o *envoyOptions) *pflag.FlagSet {
 	f.StringVar(&o.endpoints, "endpoints", "", "the endpoints `FILE` of kvepp serve")
 	f.StringVar(&o.engine, "engine", string(tokenizer.Dynamo),
 		"the `ENGINE` behind the endpoints: vllm, sglang, trtllm or dynamo. For all but dynamo Envoy retries failed "+
-			"requests on the next endpoints, and serves without kvepp while that is unavailable")
+			"requests on the next endpoints, and serves without kvepp while kvepp is unavailable")
 	values(f, "engine", engineNames()...)
 	f.Uint16Var(&o.port, "listen-port", 10080, "`PORT` for clients, on all addresses")
 	f.Uint16Var(&o.adminPort, "envoy-admin-port", 19900,

@@ -27,7 +27,7 @@ it in no metric. The command asks its --admin-address.
 Usage:       kvepp explain [flags] < body.json
 Example:     kvepp explain --header "x-session-id: s1" < body.json
              kvepp explain --path /v1/messages < body.json
-Exit status: 0 if a worker would be chosen, 1 if not, or if kvepp is not reached, 2 for wrong usage
+Exit status: 0 if a worker would be chosen, 1 if not or kvepp cannot be reached, 2 for wrong usage
 Precedence:  flag, variable KVEPP_<FLAG>, default
 
 The body is that of the client's request. A cost is in blocks of the size that the first line gives,

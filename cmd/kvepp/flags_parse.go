@@ -181,7 +181,7 @@ func init() {
 			adminCommand("decisions")},
 		{"top", "show the workers and the latest requests of a running kvepp in the terminal", "",
 			adminCommand("top")},
-		{"explain", "show which worker a running kvepp would choose for a request, and each one's cost", "",
+		{"explain", "show which worker a running kvepp would choose for a request, and the cost of each", "",
 			adminCommand("explain")},
 		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", adminCommand("ladder")},
 		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,

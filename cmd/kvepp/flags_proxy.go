@@ -35,15 +35,15 @@ func (p *proxied) add(f *pflag.FlagSet) {
 			"the queue does not count")
 	f.IntVar(&p.maxParseBytes, "max-parse-bytes", 0,
 		"kvepp does not read request bodies above this many `BYTES`: it streams them through and routes them by load. "+
-			"At most a fourteenth of --max-buffered-bytes. 0: that, and 32 MiB at most")
+			"At most a fourteenth of --max-buffered-bytes. 0: a fourteenth of it, but at most 32 MiB")
 	f.IntVar(&p.maxBodyBytes, "max-body-bytes", 0,
 		"kvepp answers 413 to request bodies above this many `BYTES`. 0: no limit besides Envoy's own")
 	f.IntVar(&p.maxStreams, "max-streams", 20_000,
 		"the most requests, `N`, that kvepp follows at once, each until its response has ended; it refuses further "+
 			"ones with --overload-status-code. 0: no limit")
 	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 0,
-		"the most `BYTES` of memory that requests take until they are routed: three tenths for bodies, beyond which "+
-			"kvepp answers --overload-status-code, and the rest for reading them, for which requests wait. 0: a "+
+		"the most `BYTES` of memory that requests take until they are routed. Three tenths are for bodies: beyond "+
+			"that, kvepp answers --overload-status-code. The rest is for reading them: requests wait for it. 0: a "+
 			"quarter of GOMEMLIMIT or of 7/8 of the container's memory, at most 512 MiB")
 	f.BoolVar(&p.conformance, "conformance", false,
 		"let clients restrict the endpoints (header test-epp-endpoint-selection) and show them the endpoint that "+

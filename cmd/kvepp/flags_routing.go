@@ -98,7 +98,7 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		&c.OverlapScoreCreditDecay,
 		"router-kv-overlap-score-credit-decay",
 		d.OverlapScoreCreditDecay,
-		"how much the credit shrinks on workers with more waiting prefill than the least busy one. 0: not",
+		"how much the credit shrinks on workers with more waiting prefill than the least busy one. 0: not at all",
 	)
 	f.Float64Var(
 		&c.HostCacheHitWeight,
@@ -136,8 +136,9 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		&c.KVUsageWeight,
 		"router-kv-usage-weight",
 		d.KVUsageWeight,
-		"cost of a worker whose KV blocks active requests would all hold, in blocks; in proportion if they hold a "+
-			"part. 0: none. Without effect on workers whose number of blocks (totalKvBlocks, model card) is not known",
+		"cost, in blocks, of a worker whose KV blocks are all held by active requests; in proportion if they hold a "+
+			"part of them. 0: none. Without effect on workers whose number of blocks (totalKvBlocks, model card) is "+
+			"not known",
 	)
 	f.Float64Var(
 		&c.Temperature,
@@ -445,8 +446,8 @@ func (b *busy) addInstances(f *pflag.FlagSet) {
 		&b.instances.Prefill,
 		"router-prefill-policy",
 		"",
-		"the same for prefill workers. kvepp has one set of weights, so that --router-decode-policy must select "+
-			"it too",
+		"the same for prefill workers. kvepp has one set of weights, so --router-decode-policy must select the "+
+			"same",
 	)
 	f.StringVar(
 		&b.instances.Decode,
@@ -462,9 +463,9 @@ func (b *busy) addAdmission(f *pflag.FlagSet) {
 		&b.admissionMode,
 		"router-admission",
 		noAdmission,
-		"whether new conversations wait while the workers' KV caches are full of others that go on, `MODE`: none, or "+
-			"working-set. A waiting one is refused after --router-queue-timeout. Without effect on workers whose "+
-			"number of KV blocks is not known (totalKvBlocks, model card)",
+		"whether new conversations wait while the workers' KV caches are full of others that continue, `MODE`: none, "+
+			"or working-set. kvepp refuses a request that has waited for --router-queue-timeout. Without effect on "+
+			"workers whose number of KV blocks is not known (totalKvBlocks, model card)",
 	)
 	values(f, "router-admission", noAdmission, byWorkingSet)
 	f.Float64Var(

@@ -143,10 +143,9 @@ func (o *options) addMetrics(f *pflag.FlagSet) {
 
 func (o *options) addAdmin(f *pflag.FlagSet) {
 	f.StringVar(&o.adminAddress, "admin-address", "",
-		"`HOST:PORT` of a page for browsers (/), and for kvepp workers, cordon and drain, and index and decision "+
-			"queries. Its paths: /workers, /debug/fleet, /debug/decisions, /busy_threshold as in "+
-			"dynamo.frontend, and /query, /query_by_hash, /dump and /health "+
-			"as "+
+		"`HOST:PORT` of the web page (/), for kvepp workers, cordon and drain, and for queries about the index and "+
+			"decisions. Its paths: /workers, /debug/fleet, /debug/decisions, /busy_threshold as in "+
+			"dynamo.frontend, and /query, /query_by_hash, /dump and /health as "+
 			"in dynamo.indexer. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "",
 		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
@@ -164,7 +163,7 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 			"candidate. 0, or no --admin-address: none")
 	f.StringVar(&o.traceURL, "trace-url", "",
 		"`URL` of a trace in Jaeger, Tempo or Grafana, with {trace_id} in place of its id: the page links each "+
-			"decision whose spans kvepp exports to it, and /debug/decisions has it as trace_url. None: no link")
+			"decision to it whose spans kvepp exports, and /debug/decisions has it as trace_url. None: no link")
 }
 
 func (o *options) addIndexPeers(f *pflag.FlagSet) {
@@ -216,8 +215,8 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 			"worker with a known number of blocks has more than that; other workers as with ttl)")
 	values(f, "router-approximate-cache-policy", "ttl", "lru")
 	f.Float64Var(&o.predictedTTLSecs, "router-predicted-ttl-secs", 0,
-		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds what it was sent, so that a "+
-			"burst of requests with one new prefix finds its first copy before any event. 0: off")
+		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds the prompts sent to it, "+
+			"so that a burst of requests with one new prefix finds its first copy before any event. 0: off")
 	f.IntVar(&o.feed.Threads, "router-event-threads", 4,
 		"the most workers whose KV events are decoded and applied at the same time, `N`")
 	f.StringSliceVar(&o.vllmHashSeeds, "vllm-hash-seeds", nil,

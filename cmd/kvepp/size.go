@@ -28,9 +28,9 @@ Precedence:  flag, variable KVEPP_SIZE_<FLAG>, default
 prompt; kvepp reads all of it, cached or not. A worker is one KV cache: an engine, or one of its
 data-parallel ranks. An engine logs its number of KV blocks at start.
 
-The figures are those of one machine (AMD EPYC, Zen 5, 2 vCPUs). Every prompt counts as unseen text,
-and without TLS. CPU requests are twice the mean use, so that bursts do not wait. Compare with
-container_cpu_usage_seconds_total and kvepp_memory_limit_bytes afterwards.
+The figures are those of one machine (AMD EPYC, Zen 5, 2 vCPUs). They hold for prompts of
+unseen text, without TLS. CPU requests are twice the mean use, so that bursts do not wait. Compare
+with container_cpu_usage_seconds_total and kvepp_memory_limit_bytes afterwards.
 `
 
 // sizePrefix is part of the names of its environment variables: KVEPP_SIZE_RPS.
@@ -108,8 +108,8 @@ func sizeFlags(o *sizeOptions) *pflag.FlagSet {
 		"answers are not streamed, or Envoy does not show them to kvepp")
 	f.IntVar(&o.tokenizers, "tokenizers", 1, "models with a tokenizer (--model)")
 	f.IntVar(&o.vocabulary, "vocabulary", 150000, "tokens in the vocabulary of a model")
-	f.IntVar(&o.replicas, "replicas", 0, "replicas that all decide; 0: at least 2, and so many that each requests at "+
-		"most 4 cores. With more than 1 the others carry all requests while one is away")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, which all choose workers. 0: at least 2, and enough "+
+		"that each requests at most 4 cores. If there are several, each is sized for the time while one is down")
 	f.StringVarP(&o.output, "output", "o", "text", "`FORMAT`: text, or yaml for values of the Helm chart")
 	values(f, "output", "text", "yaml")
 	section(f, "Flags of kvepp size")

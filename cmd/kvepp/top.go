@@ -36,7 +36,7 @@ Precedence:  flag, variable KVEPP_<FLAG>, default
 
 RUN and WAIT are the engine's running and waiting requests, or those that kvepp has booked. PREFILL
 counts prompt tokens that wait. HIT is the share of prompt tokens that were cached since the worker
-joined, REQ/S is of the last seconds. EVENT is the age of the latest KV event.
+joined, REQ/S the rate of the last seconds. EVENT is the age of the latest KV event.
 Without a terminal on standard output, the command prints both tables once.
 `
 

@@ -40,7 +40,7 @@ func (r *recording) add(f *pflag.FlagSet) {
 		"how many files --record has at most, `N`: FILE, FILE.1 and so on, the oldest last")
 	f.StringVar(&r.recordHashes, "record-hashes", keyedHashes,
 		"the block hashes in --record, `KIND`: keyed (with a random key that ends with the process, so that they do "+
-			"not tell prompts) or plain (those of KV events; readers can then test whether a prompt that "+
+			"not reveal prompts) or plain (those of KV events; readers can then test whether a prompt that "+
 			"they know was sent)")
 	values(f, "record-hashes", keyedHashes, plainHashes)
 }
