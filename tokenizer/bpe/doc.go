@@ -14,14 +14,15 @@
 //	                  cut into pieces: a scanner for known patterns, 64 bytes at once for ASCII, else stages that may
 //	                  use a general pattern engine
 //	sentencepiece.go  cut into pieces where there is no pre-tokenizer: at places that no merge crosses
+//	wordsets.go       look up the pieces that occurred recently: most of a text
 //	batch.go, vocabulary.go, piececache.go
-//	                  look up whole pieces, in batches that hide the latency of memory
+//	                  look up the other pieces, in batches that hide the latency of memory
 //	smallmerge.go, model.go, mergetable.go
 //	                  merge the symbols of the other pieces
 //
 // Errors of encoding begin with "tokenizer:". Errors of ParseTokenizerJSON, ParseTiktoken and ParseTekken do not: the
 // caller puts that and the file's path before them.
 //
-// An Encoder is safe for concurrent use. Its memory is bounded: at most 64 MiB for the ids of segments, and about 1 MiB
-// for each encoding that runs at the same time, up to one for each processor.
+// An Encoder is safe for concurrent use. Its memory is bounded: at most 64 MiB for the ids of segments, and about 2.5
+// MiB for each encoding that runs at the same time, up to one for each processor.
 package bpe

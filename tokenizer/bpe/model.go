@@ -5,6 +5,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -35,10 +36,10 @@ const (
 
 // scratch holds the caches and buffers of one encoding. It belongs to one model.
 type scratch struct {
-	cache   pieceCache
-	batches batches
-	merge   smallMerge
-	group   [maxGroup]smallMerge // pieces of a batch that merge in turn
+	cache *pieceCache
+	batch batch
+	merge smallMerge
+	group [maxGroup]smallMerge // pieces of a batch that merge in turn
 
 	budget Budget
 
@@ -56,7 +57,7 @@ type scratch struct {
 	letters     []rune        // texts in a pattern's alphabet
 }
 
-func newScratch() *scratch { return &scratch{} }
+func newScratch() *scratch { return &scratch{cache: &hugepage.Slice[pieceCache](1)[0]} }
 
 // trim drops buffers that a long text made large.
 func (sc *scratch) trim() {

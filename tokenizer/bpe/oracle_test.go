@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"regexp"
@@ -254,6 +255,30 @@ func TestWindowsOfMergesAgainstDefinition(t *testing.T) {
 				if got := b.mergeMany(nil, text.String(), size, sc); !slices.Equal(got, want) {
 					t.Fatalf("%s: %q in windows of %d: %v, want %v", name, text.String(), size, got, want)
 				}
+			}
+		}
+	}
+}
+
+// TestTokensBetweenNewWords puts an added token between any two of many pieces that the caches do not know.
+func TestTokensBetweenNewWords(t *testing.T) {
+	for _, name := range modelNames {
+		b := loadEncoder(t, name).model
+		sc, other := newScratch(), newScratch()
+		for _, pass := range []string{"cold", "warm"} {
+			var text strings.Builder
+			for i := range 3000 {
+				fmt.Fprintf(&text, "q%05dz%dx", i, i*i%10)
+			}
+			s := text.String()
+			var got, want []kvblock.Token
+			for i := 0; i < len(s); i += 9 {
+				got = b.add(got, s, i, i+9, sc)
+				got = b.addToken(got, s, 7, sc)
+				want = append(b.appendPiece(want, s, i, i+9, other), 7)
+			}
+			if got = b.flush(got, s, sc); !slices.Equal(got, want) {
+				t.Errorf("%s, %s: %d ids, want %d", name, pass, len(got), len(want))
 			}
 		}
 	}

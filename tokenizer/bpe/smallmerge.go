@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"unsafe"
 
-	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -19,6 +18,8 @@ type smallMerge struct {
 	into       [smallMergeSymbols]kvblock.Token // what the symbol and its right neighbour become, if they merge
 	places     uint64                           // one bit for each place that is not empty
 	count      int                              // number of places at the beginning
+
+	other uint16 // the piece's index among the others of the batch
 
 	pending      [smallMergeSymbols]pendingLookup
 	addresses    [smallMergeSymbols]uintptr // of the slots where the pending lookups begin
@@ -147,25 +148,4 @@ func (f *smallMerge) appendTo(out []kvblock.Token) []kvblock.Token {
 		out = append(out, f.symbols[bits.TrailingZeros64(places)%smallMergeSymbols])
 	}
 	return out
-}
-
-// mergeInterleaved runs at most maxGroup merges in turn, one step of each at a time.
-func mergeInterleaved(t *mergeTable, merges []smallMerge) {
-	var running [maxGroup]uint8
-	for k := range merges {
-		running[k] = uint8(k)
-		prefetch.Words(&merges[k].addresses[0], merges[k].pendingCount)
-	}
-	for count := len(merges); count > 0; {
-		still := 0
-		for _, k := range running[:count] {
-			f := &merges[k]
-			if f.step(t) {
-				running[still] = k
-				still++
-				prefetch.Words(&f.addresses[0], f.pendingCount)
-			}
-		}
-		count = still
-	}
 }

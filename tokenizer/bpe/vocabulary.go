@@ -132,11 +132,11 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 // shortSlot and middleSlot return where the search for a text of the given bytes and size begins: at the start of a
 // cache line, so that most searches read one line.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
-	return uint32(mix2(text, uint64(size))&uint64(len(v.short)-1)) &^ 3
+	return uint32(pieceHash(text, 0, int(size))) & v.tables[0].mask
 }
 
 func (v *vocabulary) middleSlot(low, high uint64, size uint32) uint32 {
-	return uint32(mix2(low, high+uint64(size)) & uint64(len(v.middle)-1))
+	return uint32(pieceHash(low, high, int(size))) & v.tables[1].mask
 }
 
 func (v *vocabulary) nextShort(slot uint32) uint32 { return (slot + 1) & uint32(len(v.short)-1) }
