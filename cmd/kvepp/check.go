@@ -117,7 +117,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n", err)
+		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help-all\" lists the flags.\n", err)
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -61,7 +61,7 @@ func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []s
 		if err := checkEnvironment(environ); err != nil {
 			fmt.Fprintf(
 				stderr,
-				"kvepp %s: %v\n\"kvepp %s --help\" lists the flags with their environment variables.\n",
+				"kvepp %s: %v\n\"kvepp %s --help-all\" lists the flags with their environment variables.\n",
 				args[0],
 				err,
 				args[0],
@@ -144,7 +144,7 @@ func daemon[O any](
 		showHelp(stdout, flags(new(O)), err)
 		return 0
 	case err != nil:
-		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags.\n", name, err, name)
+		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help-all\" lists the flags.\n", name, err, name)
 		return 2
 	case any(&o).(interface{ printsConfig(io.Writer) bool }).printsConfig(stdout):
 		return 0

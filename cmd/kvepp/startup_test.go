@@ -20,8 +20,8 @@ import (
 
 // TestStartupErrors checks the exact error text of each kind of mistake on the command line and in the environment.
 func TestStartupErrors(t *testing.T) {
-	const lists = "\n\"kvepp serve --help\" lists the flags.\n"
-	const variables = "\n\"kvepp serve --help\" lists the flags with their environment variables.\n"
+	const lists = "\n\"kvepp serve --help-all\" lists the flags.\n"
+	const variables = "\n\"kvepp serve --help-all\" lists the flags with their environment variables.\n"
 	for _, c := range []struct {
 		args string
 		env  string // entries NAME=VALUE
@@ -122,7 +122,7 @@ func TestStartupErrors(t *testing.T) {
 				"kubernetes; for Dynamo's other backends, give a frontend; did you mean kubernetes?" + lists},
 		{"select --router-temperature=-1", "",
 			"kvepp select: --router-temperature -1: must be a finite number of at least 0, for example 0\n\"kvepp " +
-				"select --help\" lists the flags.\n"},
+				"select --help-all\" lists the flags.\n"},
 		{"fetch --hub=https://hub.example.com --to=d --timeout=0 a=b", "",
 			"kvepp fetch: --timeout 0s: must be above 0, for example 2s\n\"kvepp fetch --help\" shows how to use " +
 				"it.\n"},
@@ -184,8 +184,8 @@ func TestStartupErrors(t *testing.T) {
 				"unknown environment variable KVEPP_SELECT_PROT; did you mean KVEPP_SELECT_PORT?" + variables},
 
 		{"check --endpoints=x --prob", "",
-			"kvepp check: unknown flag --prob; did you mean --probe?\n\"kvepp check --help\" and \"kvepp serve " +
-				"--help\" list the flags.\n"},
+			"kvepp check: unknown flag --prob; did you mean --probe?\n\"kvepp check --help-all\" lists the " +
+				"flags.\n"},
 		{"tokenize --modelpath=x", "", "kvepp tokenize: unknown flag --modelpath; did you mean " +
 			"--model-path?\n\"kvepp tokenize --help\" shows how to use it.\n"},
 		{"tokenize --model-path=x --api=chats", "",
@@ -198,17 +198,18 @@ func TestStartupErrors(t *testing.T) {
 			"how to use it.\n"},
 		{"fetch --timeout=5", "", "kvepp fetch: --timeout \"5\": must be a duration with a unit (ms, s, m or h), for " +
 			"example 5m\n\"kvepp fetch --help\" shows how to use it.\n"},
-		{"indexer --prot=1", "", "kvepp indexer: unknown flag --prot; did you mean --port?\n\"kvepp indexer --help\" " +
-			"lists the flags.\n"},
+		{"indexer --prot=1", "", "kvepp indexer: unknown flag --prot; did you mean --port?\n\"kvepp indexer " +
+			"--help-all\" lists the flags.\n"},
 		{"indexer --grpc-port=1", "", "kvepp indexer: unknown flag --grpc-port: it is a flag of kvepp serve and " +
-			"kvepp check\n\"kvepp indexer --help\" lists the flags.\n"},
+			"kvepp check\n\"kvepp indexer --help-all\" lists the flags.\n"},
 		{"indexer --log-format=yaml", "",
-			"kvepp indexer: --log-format \"yaml\": must be text or json\n\"kvepp indexer --help\" lists the flags.\n"},
+			"kvepp indexer: --log-format \"yaml\": must be text or json\n\"kvepp indexer --help-all\" lists the " +
+				"flags.\n"},
 		{"select --port=http", "", "kvepp select: --port \"http\": must be a whole number from 0 to 65535, for " +
-			"example 8092\n\"kvepp select --help\" lists the flags.\n"},
+			"example 8092\n\"kvepp select --help-all\" lists the flags.\n"},
 		{"select", "KVEPP_SELECT_PORT=http",
 			"kvepp select: environment variable KVEPP_SELECT_PORT \"http\": must be a whole number from 0 to 65535, " +
-				"for example 8092\n\"kvepp select --help\" lists the flags.\n"},
+				"for example 8092\n\"kvepp select --help-all\" lists the flags.\n"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := start(strings.Fields(c.args), nil, &stdout, &stderr, strings.Fields(c.env)); code != 2 ||
