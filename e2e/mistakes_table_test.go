@@ -415,7 +415,7 @@ func otherAddress(group, kind, name, address, envoys string) mistake {
 			})
 			s.send(e, stack.Model, 1)
 			return []quote{
-				s.logs("another endpoint answered", "127.0.0.2:"),
+				s.logs("an endpoint that kvepp did not choose answered", "127.0.0.2:"),
 				s.checksGateway(e, "--dns-lookup-family=v4_only"),
 			}
 		},
@@ -585,7 +585,7 @@ func tokenizerMistakes() []mistake {
 			sees:  wrongCache,
 			fix:   "Give kvepp the engine's template. `kvepp tokenize` shows the prompt that kvepp renders.",
 			names: []string{
-				"the engine counts other prompt tokens than kvepp",
+				"the engine counts a different number of prompt tokens than kvepp",
 				"ids of a chat differ from the engine's",
 				"give kvepp the engine's template: --chat-template FILE",
 			},
@@ -594,7 +594,7 @@ func tokenizerMistakes() []mistake {
 				template := "--chat-template=" + s.shown(write(t, "other.jinja", anotherTemplate), "other.jinja")
 				s.behind(s.entries(), template)
 				s.send(s.Envoy, stack.Model, 3)
-				return []quote{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(template)}
+				return []quote{s.logs("the engine counts a different number of prompt tokens"), s.checks(template)}
 			},
 		},
 		{
@@ -675,7 +675,7 @@ func tokenizerMistakes() []mistake {
 			sees:  wrongCache,
 			fix:   "Give `--model` the folder of the model that the engine serves, in the same version.",
 			names: []string{
-				"the engine counts other prompt tokens than kvepp",
+				"the engine counts a different number of prompt tokens than kvepp",
 				"ids of a text differ from the engine's",
 				"give --model the engine's own folder and version",
 			},
@@ -684,7 +684,7 @@ func tokenizerMistakes() []mistake {
 				model := "--model=tiny=" + s.shown("../test/models/tiny-sentencepiece", "/models/other")
 				s.behind(s.entries(), model)
 				s.send(s.Envoy, stack.Model, 3)
-				return []quote{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(model)}
+				return []quote{s.logs("the engine counts a different number of prompt tokens"), s.checks(model)}
 			},
 		},
 		{
@@ -879,8 +879,8 @@ func envoyMistakes() []mistake {
 					locality := stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints", 0).(map[string]any)
 					locality["lb_endpoints"] = locality["lb_endpoints"].([]any)[1:]
 				})
-				s.sendCached(e, s.engines[0], "another endpoint answered")
-				return []quote{s.logs("another endpoint answered"), s.checksGateway(e)}
+				s.sendCached(e, s.engines[0], "an endpoint that kvepp did not choose answered")
+				return []quote{s.logs("an endpoint that kvepp did not choose answered"), s.checksGateway(e)}
 			},
 		},
 		bodyMode(group, "NONE"), bodyMode(group, "STREAMED"),

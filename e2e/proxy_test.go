@@ -203,7 +203,7 @@ func TestServedElsewhere(t *testing.T) {
 				logLine(
 					t,
 					s,
-					"another endpoint answered a request than kvepp chose",
+					"an endpoint that kvepp did not choose answered a request",
 					"level=WARN",
 					"chosen="+chosen,
 					"served="+c.cluster,

@@ -33,8 +33,8 @@ func (x *exchange) reconcile(e *effect) {
 	x.log.Log(
 		context.Background(),
 		level,
-		"another endpoint answered a request than kvepp chose. kvepp logs further such requests of the same chosen "+
-			"endpoint at debug level",
+		"an endpoint that kvepp did not choose answered a request. kvepp logs further such requests of the same "+
+			"chosen endpoint at debug level",
 		"request_id",
 		x.head.id,
 		"chosen",

@@ -60,10 +60,9 @@ func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool 
 	}
 	if c.inRow.Add(1) >= differentCounts && !c.logged.Swap(true) {
 		log.Warn(
-			"the engine counts other prompt tokens than kvepp, so cached prefixes are not found. Give kvepp the "+
-				"engine's model folder (--model), "+
-				"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for "+
-				"each model and API",
+			"the engine counts a different number of prompt tokens than kvepp, so cached prefixes are not found. Give "+
+				"kvepp the engine's model folder (--model), chat template (--chat-template) and --engine; kvepp check "+
+				"compares the token ids. Logged once for each model and API",
 			"model",
 			c.model,
 			"api",

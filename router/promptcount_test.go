@@ -43,7 +43,7 @@ func TestPromptCounts(t *testing.T) {
 	}
 	lines := func(want int) {
 		t.Helper()
-		if n := log.Count("the engine counts other prompt tokens than kvepp"); n != want {
+		if n := log.Count("the engine counts a different number of prompt tokens than kvepp"); n != want {
 			t.Fatalf("%d lines, want %d:\n%s", n, want, log.String())
 		}
 		if got := sample("kvepp_prompt_token_mismatches_total"); got != differing {
