@@ -36,7 +36,9 @@ var othersFlags = map[string]string{
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
 	"publish-kv-events":   "Dynamo's worker of TensorRT-LLM",
 	"disable-hot-restart": "Envoy", "retry": "curl", "retry-connrefused": "curl",
-	"set": "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"profile": "docker compose", "detach": "docker compose", "rm": "docker compose", "no-deps": "docker compose",
+	"input": "docker load",
+	"set":   "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics of other endpoint pickers that the pages name.
@@ -55,7 +57,8 @@ var othersMetrics = []string{
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "manifests/*.md", "bench/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "manifests/*.md", "bench/*.md",
+		"examples/*/*.md"} {
 		files, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil || len(files) == 0 && pattern != "docs/*/*.md" {
 			t.Fatalf("%s: no pages (%v)", pattern, err)
@@ -311,6 +314,34 @@ func TestPagesRun(t *testing.T) {
 	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize", "fetch", "workers", "drain"} {
 		if commands[c] == 0 {
 			t.Errorf("no page runs kvepp %s", c)
+		}
+	}
+}
+
+// TestPartsAreShown wants each part of a cost explained: words in decisions, a colour and a name on the web page.
+func TestPartsAreShown(t *testing.T) {
+	text := map[string]string{}
+	for _, name := range []string{"scoring/parts.go", "internal/api/admin/decisions.go",
+		"internal/web/assets/kvepp.css", "docs/web-page.md"} {
+		b, err := os.ReadFile(filepath.Join("../..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text[name] = string(b)
+	}
+	parts := regexp.MustCompile(`(?m)^\t(Part[A-Z]\w*) += "(\w+)"`).FindAllStringSubmatch(text["scoring/parts.go"], -1)
+	if len(parts) < 10 {
+		t.Fatalf("found %d parts in scoring/parts.go, want at least 10", len(parts))
+	}
+	for _, part := range parts {
+		for name, want := range map[string]string{
+			"internal/api/admin/decisions.go": "scoring." + part[1] + ":",
+			"internal/web/assets/kvepp.css":   ".p-" + part[2],
+			"docs/web-page.md":                "`" + part[2] + "`",
+		} {
+			if !strings.Contains(text[name], want) {
+				t.Errorf("%s lacks %s for scoring.%s", name, want, part[1])
+			}
 		}
 	}
 }

@@ -6,17 +6,20 @@ import (
 	"testing"
 )
 
-// TestPagesBeginAndEnd checks that each page of docs begins with what it is for, as a sentence below its title, and
-// ends with a link to a next step.
+// TestPagesBeginAndEnd checks that each page of docs and examples begins with what it is for, as a sentence below its
+// title, and ends with a link to a next step.
 func TestPagesBeginAndEnd(t *testing.T) {
 	for page, most := range map[string]int{"README.md": 200, "ARCHITECTURE.md": 200} {
 		if lines := strings.Count(read(t, page), "\n"); lines > most {
 			t.Errorf("%s has %d lines, and may have %d", page, lines, most)
 		}
 	}
+	if words := len(strings.Fields(read(t, "README.md"))); words > 2000 {
+		t.Errorf("README.md has %d words, and may have 2000", words)
+	}
 	pages := 0
 	for _, name := range treeFiles(t) {
-		if !strings.HasPrefix(name, "docs/") || !strings.HasSuffix(name, ".md") {
+		if !regexp.MustCompile(`^(docs|examples)/.*\.md$`).MatchString(name) {
 			continue
 		}
 		pages++
