@@ -48,7 +48,7 @@ func (o *decisionOptions) add(f *pflag.FlagSet) {
 	f.BoolVar(&o.follow, "follow", false, "show each decision when its request has ended, until Ctrl-C")
 	f.StringVar(&o.worker, "worker", "", "only those of this worker, `NAME` or NAME/RANK")
 	f.StringVar(&o.model, "of-model", "", "only those of this `MODEL`")
-	f.StringVar(&o.session, "session", "", "only those whose session is `new`, kept or moved")
+	f.StringVar(&o.session, "session", "", "only those with this `STATE` of their session: new, kept or moved")
 	f.StringVar(&o.reason, "reason", "", "only those with this `REASON`, as in kvepp_decisions_total")
 	f.StringVar(&o.status, "status", "", "only those answered with this HTTP `STATUS`, such as 404 or 5xx")
 	f.StringVar(&o.requestID, "request-id", "", "only those of this request, by the proxy's x-request-id, `ID`")

@@ -446,14 +446,14 @@ func (b *busy) addInstances(f *pflag.FlagSet) {
 		&b.instances.Prefill,
 		"router-prefill-policy",
 		"",
-		"the same for prefill workers. kvepp has one set of weights, so --router-decode-policy must select the "+
-			"same",
+		"the same for prefill workers, `NAME`. kvepp has one set of weights, so --router-decode-policy must select "+
+			"the same",
 	)
 	f.StringVar(
 		&b.instances.Decode,
 		"router-decode-policy",
 		"",
-		"the same for decode workers",
+		"the same for decode workers, `NAME`",
 	)
 }
 

@@ -97,8 +97,8 @@ func (o *options) addModels(f *pflag.FlagSet) {
 	values(f, "engine", engineNames()...)
 	o.promptFlags.add(f)
 	f.StringVar(&o.unknownVersion, "unknown-engine-version", nearestVersion,
-		"what kvepp does for an engine of a version that it was not tested with: nearest (the rules of the newest "+
-			"tested version that is not newer) or load (routes to it by load only)")
+		"what kvepp does for an engine of a version that it was not tested with, `MODE`: nearest (the rules of the "+
+			"newest tested version that is not newer) or load (routes to it by load only)")
 	values(f, "unknown-engine-version", nearestVersion, loadOnlyVersion)
 }
 
