@@ -2,7 +2,10 @@ package lint
 
 import (
 	"maps"
+	"os"
+	"os/exec"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -159,5 +162,18 @@ func TestDependabot(t *testing.T) {
 				t.Errorf("dependabot.yml: %s has no file of %s", pattern, ecosystem)
 			}
 		}
+	}
+}
+
+// TestVulncheck: a database that GOVULNDB names and that is absent is an error, not a reason to look for nothing.
+func TestVulncheck(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles govulncheck: make check runs it")
+	}
+	cmd := exec.Command(filepath.Join(root, "test/vulncheck.sh"))
+	cmd.Env = append(os.Environ(), "GOVULNDB=file://"+filepath.Join(t.TempDir(), "absent"))
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "GOVULNDB=file:///") {
+		t.Errorf("%v, %s", err, out)
 	}
 }
