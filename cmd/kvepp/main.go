@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/internal/useragent"
 )
@@ -53,7 +54,9 @@ func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Envi
 // start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as
 // run does.
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
-	useragent.Set(readBuild().version)
+	built := readBuild()
+	useragent.Set(built.version)
+	metrics.SetBuild(built.version, built.commit)
 	// the command reads the environment
 	reads := len(args) > 0 &&
 		slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] && c.flags != nil })

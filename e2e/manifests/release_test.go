@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -347,7 +348,8 @@ func TestReleaseSBOM(t *testing.T) {
 }
 
 // TestReleasePrograms runs each processor's program: version, token ids as the build of this tree gives them, and a
-// request through Envoy by the configuration that the program prints. A foreign one runs under qemu-user.
+// request through Envoy by the configuration that the program prints. Metrics and the requests that the program itself
+// sends to engines have the release's version. A foreign program runs under qemu-user.
 func TestReleasePrograms(t *testing.T) {
 	tools := os.Getenv("KVEPP_TOOLS")
 	if tools == "" {
@@ -396,7 +398,11 @@ func TestReleasePrograms(t *testing.T) {
 // routesOne sends a request through Envoy and a program to a server.
 func routesOne(t *testing.T, tools string, kvepp []string, call func(string, ...string) string) {
 	t.Helper()
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	var asked atomic.Pointer[string] // User-Agent of the latest request for the engine's metrics
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if agent := r.UserAgent(); r.URL.Path == "/metrics" {
+			asked.Store(&agent)
+		}
 		fmt.Fprint(w, `{"choices":[{"message":{"content":"ok"}}]}`)
 	}))
 	defer engine.Close()
@@ -444,5 +450,23 @@ func routesOne(t *testing.T, tools string, kvepp []string, call func(string, ...
 	})
 	if err != nil {
 		t.Error(err)
+	}
+	err = process.Until(ctx, func() error {
+		if agent := asked.Load(); agent == nil || *agent != "kvepp/"+testVersion {
+			return fmt.Errorf("an engine is asked by another than kvepp/%s: %v", testVersion, agent)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	answer, err := http.Get("http://" + metrics + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	page, err := io.ReadAll(answer.Body)
+	if err != nil || !strings.Contains(string(page), `kvepp_build_info{version="v`+testVersion+`"} 1`) {
+		t.Errorf("kvepp_build_info has not the version v%s: %v", testVersion, err)
 	}
 }

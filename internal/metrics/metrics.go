@@ -7,7 +7,6 @@ package metrics
 
 import (
 	"maps"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -77,6 +76,22 @@ type Metrics struct {
 // event identifies a counter of events.
 type event struct{ kind, outcome string }
 
+// build says what the program was built from.
+type build struct{ version, commit string }
+
+var buildSet atomic.Pointer[build] // nil before SetBuild
+
+// SetBuild sets the version and the commit of the program, as `kvepp version` prints them, for the series that name
+// them. It takes effect in metrics that are declared later. Safe for concurrent use.
+func SetBuild(version, commit string) { buildSet.Store(&build{version, commit}) }
+
+func built() build {
+	if b := buildSet.Load(); b != nil {
+		return *b
+	}
+	return build{"unknown", "unknown"}
+}
+
 // New declares the metrics on a new registry, together with Go's runtime and process metrics.
 func New() *Metrics {
 	m := &Metrics{Registry: prometheus.NewRegistry()}
@@ -92,12 +107,8 @@ func New() *Metrics {
 		Help: "KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for their " +
 			"transport) and outcome (applied, or the reason why not).",
 	}, []string{"kind", "outcome"})
-	version := "unknown"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		version = info.Main.Version
-	}
 	declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
+		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": built().version},
 	}).Set(1)
 	m.Registry.MustRegister(
 		collectors.NewGoCollector(),

@@ -8,6 +8,23 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
+// TestBuild: the series that name the program have the version and commit that the program sets.
+func TestBuild(t *testing.T) {
+	t.Cleanup(func() { buildSet.Store(nil) })
+	for _, b := range []build{{"unknown", "unknown"}, {"v1.2.3", "abc"}} {
+		if b.version != "unknown" {
+			SetBuild(b.version, b.commit)
+		}
+		m := New()
+		m.NewPicker()
+		series := metricstest.Read(t, m.Registry)
+		if len(series.Of("kvepp_build_info", "version="+b.version)) != 1 ||
+			len(series.Of("inference_extension_info", "build_ref="+b.version, "commit="+b.commit)) != 1 {
+			t.Errorf("%v: %v, %v", b, series.Of("kvepp_build_info"), series.Of("inference_extension_info"))
+		}
+	}
+}
+
 // TestEventsAreAllCounted checks that concurrent calls lose no event, even when several of them create a series.
 func TestEventsAreAllCounted(t *testing.T) {
 	m := New()

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -170,20 +169,11 @@ func (m *Metrics) NewPicker() *Picker {
 
 // declarePickerInfo declares the series that names the version of the picker.
 func declarePickerInfo(declare promauto.Factory) {
-	version, commit := "unknown", "unknown"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		version = info.Main.Version
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				commit = s.Value
-			}
-		}
-	}
 	declare.NewGauge(
 		prometheus.GaugeOpts{
 			Name:        "inference_extension_info",
 			Help:        "Always 1.",
-			ConstLabels: prometheus.Labels{"commit": commit, "build_ref": version},
+			ConstLabels: prometheus.Labels{"commit": built().commit, "build_ref": built().version},
 		},
 	).Set(1)
 }
