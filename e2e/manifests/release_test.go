@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -227,8 +228,9 @@ func programOf(t *testing.T, arch string) []byte {
 	}
 	files := unpacked(t, gunzipped(t, text))
 	if len(files[name+"/LICENSE"]) == 0 || len(files[name+"/README.md"]) == 0 ||
+		len(files[name+"/docs/install.md"]) == 0 ||
 		!bytes.Contains(files[name+"/THIRD-PARTY-LICENSES"], []byte("google.golang.org/grpc")) {
-		t.Errorf("%s has no LICENSE, README.md or THIRD-PARTY-LICENSES", name)
+		t.Errorf("%s has no LICENSE, README.md, docs or THIRD-PARTY-LICENSES", name)
 	}
 	return files[name+"/kvepp"]
 }
@@ -260,6 +262,24 @@ func TestReleasePackage(t *testing.T) {
 	unit, err := os.ReadFile(filepath.Join(root, "lib/systemd/system/kvepp.service"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	// The files that the package's own files name are in it.
+	names := unit
+	for _, file := range []string{"kvepp.yaml", "endpoints.yaml"} {
+		text, err := os.ReadFile(filepath.Join(root, "etc/kvepp", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, text...)
+	}
+	named := regexp.MustCompile(`/usr/[a-z/.-]*[a-z]|/etc/kvepp/[a-z.]*[a-z]`).FindAll(names, -1)
+	for _, path := range named {
+		if _, err := os.Stat(filepath.Join(root, string(path))); err != nil {
+			t.Errorf("the package names %s, which it does not have: %v", path, err)
+		}
+	}
+	if len(named) < 5 {
+		t.Errorf("the package's files name only %q", named)
 	}
 	// systemd looks for the program, which is installed only here.
 	unit = bytes.ReplaceAll(unit, []byte("/usr/bin/kvepp"), []byte(filepath.Join(root, "usr/bin/kvepp")))

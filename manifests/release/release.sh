@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes what a release of kvepp consists of: release.sh VERSION [DIR] (default: bin/release-VERSION).
 #
-#   kvepp-VERSION-linux-ARCH.tar.gz   the program, static, for amd64 and arm64
+#   kvepp-VERSION-linux-ARCH.tar.gz   the program, static, for amd64 and arm64, and its documentation
 #   kvepp-VERSION-image.tar           an OCI archive of the image for both (skopeo copy, docker load, ctr images import)
 #   kvepp_VERSION_ARCH.deb            the program with a systemd unit
 #   kvepp-VERSION.tgz                 the Helm chart, with this version and image
@@ -80,7 +80,8 @@ for arch in $arches; do
 	GOARCH=$arch VERSION=$version manifests/image/rootfs.sh "$work/$arch"
 	name=kvepp-$version-linux-$arch
 	mkdir "$work/$name"
-	cp "$work/$arch/kvepp" LICENSE "$work/THIRD-PARTY-LICENSES" README.md CHANGELOG.md "$work/$name"
+	cp "$work/$arch/kvepp" LICENSE "$work/THIRD-PARTY-LICENSES" README.md CHANGELOG.md SECURITY.md "$work/$name"
+	cp -r docs "$work/$name"
 	archive "$out/$name.tar.gz" "$work" "$name"
 
 	deb=$work/deb-$arch
@@ -89,6 +90,7 @@ for arch in $arches; do
 	cp manifests/release/kvepp.service "$deb/lib/systemd/system/kvepp.service"
 	cp manifests/release/kvepp.yaml manifests/release/endpoints.yaml "$deb/etc/kvepp/"
 	cat LICENSE "$work/THIRD-PARTY-LICENSES" >"$deb/usr/share/doc/kvepp/copyright"
+	cp -r README.md SECURITY.md docs "$deb/usr/share/doc/kvepp"
 	gzip -9nc CHANGELOG.md >"$deb/usr/share/doc/kvepp/changelog.gz"
 	printf '%s\n' /etc/kvepp/kvepp.yaml /etc/kvepp/endpoints.yaml >"$deb/DEBIAN/conffiles"
 	cat >"$deb/DEBIAN/control" <<-END
