@@ -38,7 +38,8 @@ var othersFlags = map[string]string{
 	"disable-hot-restart": "Envoy", "retry": "curl", "retry-connrefused": "curl",
 	"profile": "docker compose", "detach": "docker compose", "rm": "docker compose", "no-deps": "docker compose",
 	"input": "docker load",
-	"set":   "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"set":   "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl and skopeo",
+	"ignore-missing": "sha256sum", "now": "systemctl",
 }
 
 // othersMetrics are the metrics of other endpoint pickers that the pages name.

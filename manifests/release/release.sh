@@ -2,7 +2,7 @@
 # Makes what a release of kvepp consists of: release.sh VERSION [DIR] (default: bin/release-VERSION).
 #
 #   kvepp-VERSION-linux-ARCH.tar.gz   the program, static, for amd64 and arm64, and its documentation
-#   kvepp-VERSION-image.tar           an OCI archive of the image for both (skopeo copy, docker load, ctr images import)
+#   kvepp-VERSION-image.tar           an OCI archive of the image for both (skopeo copy --all, ctr images import)
 #   kvepp_VERSION_ARCH.deb            the program with a systemd unit
 #   kvepp-VERSION.tgz                 the Helm chart, with this version and image
 #   kvepp-VERSION-kustomize.tar.gz    the kustomize base, components and overlays
