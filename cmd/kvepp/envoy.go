@@ -39,9 +39,10 @@ type envoyOptions struct {
 func envoyFlags(o *envoyOptions) *pflag.FlagSet {
 	f := newFlags("kvepp envoy")
 	f.StringVar(&o.endpoints, "endpoints", "", "the endpoints `FILE` of kvepp serve")
-	f.StringVar(&o.engine, "engine", string(tokenizer.Dynamo),
-		"the `ENGINE` behind the endpoints: vllm, sglang, trtllm or dynamo. For all but dynamo Envoy retries failed "+
-			"requests on the next endpoints, and serves without kvepp while kvepp is unavailable")
+	f.StringVar(&o.engine, "engine", "",
+		"the `ENGINE` behind the endpoints: vllm, sglang, trtllm or dynamo (default: dynamo if an endpoint has the "+
+			"key dynamo, else vllm). For all but dynamo Envoy retries failed requests on the next endpoints, and "+
+			"serves without kvepp while kvepp is unavailable")
 	values(f, "engine", engineNames()...)
 	f.Uint16Var(&o.port, "listen-port", 10080, "`PORT` for clients, on all addresses")
 	f.Uint16Var(&o.adminPort, "envoy-admin-port", 19900,
@@ -74,7 +75,7 @@ func parseEnvoy(o *envoyOptions, args []string, getenv func(string) string) erro
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.endpoints == "":
 		return errors.New("give the endpoints file: --endpoints FILE")
-	case !slices.Contains(engineNames(), o.engine):
+	case o.engine != "" && !slices.Contains(engineNames(), o.engine):
 		return fmt.Errorf("--engine %s: give one of %s", o.engine, strings.Join(engineNames(), ", "))
 	case !slices.Contains(families, o.family):
 		return fmt.Errorf("--dns-lookup-family %s: give one of %s", o.family, strings.Join(families, ", "))
@@ -141,7 +142,9 @@ func (o *envoyOptions) configuration(entries []pool.Entry) (string, error) {
 		return "", errors.New("no endpoint has an address")
 	}
 	base, comment := envoy.OverrideHost, ""
-	if o.engine != string(tokenizer.Dynamo) {
+	dynamos := o.engine == string(tokenizer.Dynamo) ||
+		o.engine == "" && slices.ContainsFunc(entries, func(e pool.Entry) bool { return e.Dynamo != "" })
+	if !dynamos {
 		base, comment = envoy.StockEngines, " Start kvepp serve with --fallback-endpoints 2."
 	}
 	if at := strings.Index(base, "admin:\n"); at >= 0 { // the comment before it is for people who adapt the file

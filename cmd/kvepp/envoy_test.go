@@ -49,7 +49,11 @@ func TestEnvoyConfiguration(t *testing.T) {
 		args       []string
 		has, lacks []string
 	}{
-		{envoyEndpoints, nil,
+		// Without --engine the endpoints say what the engine is.
+		{"endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n", nil, []string{"previous_hosts"}, nil},
+		{"endpoints:\n- {name: a, address: '10.0.0.1:8000', dynamo: d/backend/generate}\n", nil, nil,
+			[]string{"previous_hosts"}},
+		{envoyEndpoints, []string{"--engine=dynamo"},
 			[]string{`{address: "10.0.0.1", port_value: 8000}`, `{address: "fd00::1", port_value: 8000}`,
 				`{address: "127.0.0.1", port_value: 9002}`, "port_value: 10080", "19900", "self-signed",
 				"for 2 endpoints"},
