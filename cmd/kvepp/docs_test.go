@@ -37,8 +37,7 @@ var othersFlags = map[string]string{
 	"publish-kv-events":   "Dynamo's worker of TensorRT-LLM",
 	"disable-hot-restart": "Envoy", "retry": "curl", "retry-connrefused": "curl",
 	"profile": "docker compose", "detach": "docker compose", "rm": "docker compose", "no-deps": "docker compose",
-	"input": "docker load",
-	"set":   "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl and skopeo",
+	"set": "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl and skopeo",
 	"ignore-missing": "sha256sum", "now": "systemctl",
 }
 
