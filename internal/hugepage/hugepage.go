@@ -16,8 +16,8 @@ const Size = 2 << 20
 const minPopulate = 32 << 10
 
 // Slice returns n zero elements of T, which must have no pointers. A slice of at least Size bytes begins at a multiple
-// of Size, and the kernel is asked for huge pages there. The memory skipped for the alignment is never touched, so it
-// is never resident.
+// of Size, and the kernel is asked for huge pages there, also if the memory is resident already. The memory skipped for
+// the alignment is never touched, so it is never resident.
 func Slice[T any](n int) []T {
 	var zero T
 	size := n * int(unsafe.Sizeof(zero))
@@ -27,6 +27,7 @@ func Slice[T any](n int) []T {
 	room := make([]byte, size+Size)
 	room = room[-uintptr(unsafe.Pointer(unsafe.SliceData(room)))%Size:]
 	advise(unsafe.Pointer(unsafe.SliceData(room)), size&^(Size-1))
+	collapse(unsafe.Pointer(unsafe.SliceData(room)), size&^(Size-1))
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(room))), n)
 }
 

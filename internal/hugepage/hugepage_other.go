@@ -7,3 +7,5 @@ import "unsafe"
 func advise(unsafe.Pointer, int) {}
 
 func populate(unsafe.Pointer, int) {}
+
+func collapse(unsafe.Pointer, int) {}

@@ -1,21 +1,28 @@
 package bpe
 
 import (
+	"math/bits"
+
 	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
-// mergeTable maps a pair of neighbouring tokens to the rank and the result of their merge. It is an open-addressing
-// hash table whose length is a power of two.
+// mergeTable maps a pair of neighbouring tokens to the rank and the result of their merge. It is a hash table of
+// buckets. A bucket fills from its beginning; what does not fit goes to the next one.
 type mergeTable struct {
-	slots []pairSlot
+	buckets []mergeBucket // their number is a power of two
+	idBits  uint          // of an id in an entry
+	limit   uint64        // ranks are below it, and fit into the bits of an entry that the ids leave
+	// The table has ranks of its own, in the order of the model's. If it can, it makes them from the resulting tokens,
+	// so that no other table is needed to find a result: the rank is the token's id << groupBits, plus a number for
+	// each of the merges that result in that token. Else into has the results by rank.
+	groupBits uint
+	into      []kvblock.Token
 }
 
-// pairSlot is a pair and its merge.
-type pairSlot struct {
-	pair uint64 // see pairKey; freeSlot: none
-	mergeResult
-}
+// mergeBucket has merges. An entry is a pair, see key, and in the lowest bits the rank; or it is free. Two buckets are
+// a cache line.
+type mergeBucket [4]uint64
 
 // mergeResult is the merge of a pair.
 type mergeResult struct {
@@ -25,67 +32,141 @@ type mergeResult struct {
 
 const (
 	// noRank is the rank of a pair that does not merge. It is above every rank of a merge.
-	noRank uint32 = 1<<24 - 1
-	// maxID is the highest id that a token may have.
-	maxID = 1<<20 - 2
-	// freeSlot marks a free slot.
-	freeSlot = ^uint64(0)
+	noRank uint32 = 1<<rankBits - 1
+	// rankBits is the most bits of a rank.
+	rankBits = 26
+	// maxIDBits is the most bits of an id; maxID is the highest id that a token may have.
+	maxIDBits = 20
+	maxID     = 1<<maxIDBits - 2
+	// maxMerges is the most merges that a model may have.
+	maxMerges = 1<<(64-2*maxIDBits) - 2
+	// freeEntry marks a free place. No pair has its bits, because no id has all bits.
+	freeEntry = ^uint64(0)
 )
 
-func pairKey(left, right kvblock.Token) uint64 { return uint64(left)<<32 | uint64(right) }
-
-// newMergeTable indexes merges. A merge's rank is its index, and the later of two merges of one pair counts, as in
-// Hugging Face tokenizers. If byToken is set, the rank is the id of the resulting token, as in tiktoken.
-func newMergeTable(merges []merge, byToken bool) mergeTable {
-	t := mergeTable{slots: hugepage.Slice[pairSlot](tableSize(len(merges) * 3 / 4))}
-	for i := range t.slots {
-		t.slots[i].pair = freeSlot
+// newMergeTable indexes at most maxMerges merges. A merge's rank is its index, and the later of two merges of one pair
+// counts, as in Hugging Face tokenizers. If byToken is set, the rank is the id of the resulting token, as in tiktoken.
+// largest is the highest id of the vocabulary, at most maxID.
+func newMergeTable(merges []merge, byToken bool, largest kvblock.Token) mergeTable {
+	t := mergeTable{
+		buckets: hugepage.Slice[mergeBucket](tableSize(len(merges)*3/4) / len(mergeBucket{})),
+		idBits:  uint(bits.Len(uint(largest) + 1)),
 	}
+	t.limit = 1<<min(rankBits, 64-2*t.idBits) - 1
+	for i := range t.buckets {
+		for k := range t.buckets[i] {
+			t.buckets[i][k] = freeEntry
+		}
+	}
+	if !byToken {
+		t.groupBits, byToken = groupBits(merges)
+		byToken = byToken && (uint64(largest)+1)<<t.groupBits <= t.limit
+	}
+	if !byToken {
+		t.into = make([]kvblock.Token, len(merges))
+	}
+	group := uint32(0)
 	for rank, m := range merges {
+		r := uint32(rank)
 		if byToken {
-			rank = int(m.into)
+			if group++; t.groupBits == 0 || rank == 0 || m.into != merges[rank-1].into {
+				group = 0
+			}
+			r = uint32(m.into)<<t.groupBits + group
+		} else {
+			t.into[rank] = m.into
 		}
-		key := pairKey(m.left, m.right)
-		h := t.slot(key)
-		for t.slots[h].pair != freeSlot && t.slots[h].pair != key {
-			h = t.next(h)
-		}
-		t.slots[h] = pairSlot{key, mergeResult{uint32(rank), m.into}}
+		key := t.key(m.left, m.right)
+		*t.placeOf(key) = key | uint64(r)
 	}
 	return t
 }
 
-// slot returns where the search for a pair begins: at the start of a cache line, so that most searches read one line.
-func (t *mergeTable) slot(key uint64) uint32 { return uint32(mix(key)&uint64(len(t.slots)-1)) &^ 3 }
-
-func (t *mergeTable) next(slot uint32) uint32 { return (slot + 1) & uint32(len(t.slots)-1) }
-
-// get returns the merge of a pair.
-func (t *mergeTable) get(left, right kvblock.Token) mergeResult {
-	key := pairKey(left, right)
-	return t.search(key, t.slot(key))
+// groupBits returns the number of bits that number the merges with the same result. It reports whether results of later
+// merges have higher ids, so that these put merges in order.
+func groupBits(merges []merge) (count uint, ordered bool) {
+	group, largest := 0, 0
+	for rank, m := range merges {
+		if group++; rank == 0 || m.into > merges[rank-1].into {
+			group = 0
+		} else if m.into < merges[rank-1].into {
+			return 0, false
+		}
+		largest = max(largest, group)
+	}
+	return uint(bits.Len(uint(largest))), true
 }
 
-// search returns the merge of a pair. slot is the result of slot.
-func (t *mergeTable) search(key uint64, slot uint32) mergeResult {
-	for ; ; slot = t.next(slot) {
-		s := &t.slots[slot]
-		if s.pair == key {
-			return s.mergeResult
-		}
-		if s.pair == freeSlot {
-			return mergeResult{rank: noRank}
+// key returns a pair as the higher bits of an entry.
+func (t *mergeTable) key(left, right kvblock.Token) uint64 {
+	return (uint64(left)<<t.idBits | uint64(right)) << (64 - 2*t.idBits)
+}
+
+// placeOf returns the place of a pair, or the free place where it belongs.
+func (t *mergeTable) placeOf(key uint64) *uint64 {
+	for i := t.bucket(key); ; i = t.next(i) {
+		for k := range t.buckets[i] {
+			place := &t.buckets[i][k]
+			if *place == freeEntry || (*place^key)>>(64-2*t.idBits) == 0 {
+				return place
+			}
 		}
 	}
 }
 
-// newByteMerges returns the merges of pairs of bytes, indexed by first byte << 8 | second byte. Merging begins with
+// bucket returns the index of the bucket where the search for a pair begins.
+func (t *mergeTable) bucket(key uint64) uint32 { return uint32(mix(key)) & uint32(len(t.buckets)-1) }
+
+func (t *mergeTable) next(bucket uint32) uint32 { return (bucket + 1) & uint32(len(t.buckets)-1) }
+
+// get returns the merge of a pair.
+func (t *mergeTable) get(left, right kvblock.Token) mergeResult {
+	key := t.key(left, right)
+	rank := t.rank(key, t.bucket(key))
+	if rank == noRank {
+		return mergeResult{rank: noRank}
+	}
+	return mergeResult{rank, t.result(rank)}
+}
+
+// result returns what the pair of a rank becomes.
+func (t *mergeTable) result(rank uint32) kvblock.Token {
+	if t.into != nil {
+		return t.into[rank]
+	}
+	return kvblock.Token(rank >> t.groupBits)
+}
+
+// rank returns the rank of a pair. bucket is where the search begins. There is no branch on the place of an entry,
+// because it would be hard to predict.
+func (t *mergeTable) rank(key uint64, bucket uint32) uint32 {
+	for {
+		b := &t.buckets[bucket]
+		found := t.rankPlusOne(b[0]-key) | t.rankPlusOne(b[1]-key) | t.rankPlusOne(b[2]-key) | t.rankPlusOne(b[3]-key)
+		if found != 0 {
+			return found - 1
+		}
+		if b[len(b)-1] == freeEntry {
+			return noRank
+		}
+		bucket = t.next(bucket)
+	}
+}
+
+// rankPlusOne takes the difference of an entry and the key of a pair. This is the rank if the entry is of the pair, and
+// else, as a number without a sign, above every rank. rankPlusOne returns the rank plus one, or else 0.
+func (t *mergeTable) rankPlusOne(difference uint64) uint32 {
+	isRank := int64(^difference&(difference-t.limit)) >> 63 // all bits, or none
+	return uint32(difference+1) & uint32(isRank)
+}
+
+// newByteMerges returns the ranks of pairs of bytes, indexed by first byte << 8 | second byte. Merging begins with
 // these, and text has few different ones, so this table stays in the fast caches, which the table of all pairs does not
 // fit.
-func newByteMerges(t *mergeTable, byteToken *[256]kvblock.Token) []mergeResult {
-	all := make([]mergeResult, 1<<16)
+func newByteMerges(t *mergeTable, byteToken *[256]kvblock.Token) []uint32 {
+	all := make([]uint32, 1<<16)
 	for i := range all {
-		all[i] = t.get(byteToken[i>>8], byteToken[i&0xFF])
+		all[i] = t.get(byteToken[i>>8], byteToken[i&0xFF]).rank
 	}
 	return all
 }

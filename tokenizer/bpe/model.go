@@ -16,7 +16,7 @@ type bpeModel struct {
 	merges     mergeTable
 
 	byteLevel  bool
-	byteMerges []mergeResult      // byte level: by first byte << 8 | second byte
+	byteMerges []uint32           // byte level: ranks by first byte << 8 | second byte
 	byteToken  [256]kvblock.Token // byte level: the token of each byte; else: of its fallback, such as <0x0A>
 	byteKnown  [256]bool          // whether byteToken has a token for the byte
 	fallback   bool

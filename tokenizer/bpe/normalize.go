@@ -190,8 +190,9 @@ func normalForm(form norm.Form, s string) string {
 }
 
 // isNormal returns form.IsNormalString(s), faster. It skips characters that are normal in every text: ASCII, and for
-// NFC all characters below the combining ones. It passes the rest to form.IsNormalString in stretches. A stretch begins
-// with the character before, and ends at the next ASCII character, which never combines with an earlier one.
+// NFC all characters below the combining ones, most Chinese ones (U+4000 to U+9FFF), and dashes and quotes (U+2010 to
+// U+203F). It passes the rest to form.IsNormalString in stretches. A stretch begins with the character before, and ends
+// at the next ASCII character, which never combines with an earlier one.
 func isNormal(form norm.Form, s string) bool {
 	const (
 		highBits = 0x8080808080808080
@@ -205,6 +206,10 @@ func isNormal(form norm.Form, s string) bool {
 	before := 0 // where the character before i begins
 	for i := 0; i < len(s); {
 		switch c := s[i]; {
+		case i+32 <= len(s) && (binary.LittleEndian.Uint64(text[i:])|binary.LittleEndian.Uint64(text[i+8:])|
+			binary.LittleEndian.Uint64(text[i+16:])|binary.LittleEndian.Uint64(text[i+24:]))&highBits == 0:
+			before = i + 31
+			i += 32
 		case i+8 <= len(s) && binary.LittleEndian.Uint64(text[i:])&highBits == 0:
 			before = i + 7
 			i += 8
@@ -214,6 +219,9 @@ func isNormal(form norm.Form, s string) bool {
 		case c < lowest:
 			before = i
 			i += 2
+		case form == norm.NFC && (c >= 0xE4 && c <= 0xE9 || c == 0xE2 && s[i+1] == 0x80 && s[i+2] >= 0x90):
+			before = i
+			i += 3
 		default:
 			end := min(i+stretch, len(s))
 			for end < len(s) && s[end] >= utf8.RuneSelf {

@@ -8,6 +8,17 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
+// TestIsNormalCharacters compares isNormal with NFC's IsNormalString for every character, alone and before a mark.
+func TestIsNormalCharacters(t *testing.T) {
+	for r := rune(0x80); r <= 0xFFFF; r++ {
+		for _, s := range []string{string(r), string(r) + "\u0301", "e" + string(r) + "\u3099"} {
+			if got, want := isNormal(norm.NFC, s), norm.NFC.IsNormalString(s); got != want {
+				t.Fatalf("%+q: %v, want %v", s, got, want)
+			}
+		}
+	}
+}
+
 // TestIsNormal compares isNormal with the form's IsNormalString.
 func TestIsNormal(t *testing.T) {
 	if testing.Short() {

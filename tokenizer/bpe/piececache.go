@@ -24,10 +24,10 @@ const (
 
 // longPiece is a piece of at most maxLongPiece bytes that is not a token.
 type longPiece struct {
-	ids   [maxLongPieceIDs]kvblock.Token
-	text  [maxLongPiece]byte
 	size  uint8 // in bytes; 0: a free slot
 	count uint8 // of ids
+	text  [maxLongPiece]byte
+	ids   [maxLongPieceIDs]kvblock.Token
 }
 
 // storeToken stores the id of a piece that is a token.

@@ -15,22 +15,21 @@ type smallMerge struct {
 	// candidates has, for each place, the possible merge of that symbol with its right neighbour: the rank, and in the
 	// lowest bits the place. The smallest candidate is the next merge.
 	candidates [smallMergeSymbols]uint32
-	into       [smallMergeSymbols]kvblock.Token // what the symbol and its right neighbour become, if they merge
-	places     uint64                           // one bit for each place that is not empty
-	count      int                              // number of places at the beginning
+	places     uint64 // one bit for each place that is not empty
+	count      int    // number of places at the beginning
 
 	other uint16 // the piece's index among the others of the batch
 
 	pending      [smallMergeSymbols]pendingLookup
-	addresses    [smallMergeSymbols]uintptr // of the slots where the pending lookups begin
+	addresses    [smallMergeSymbols]uintptr // of the buckets where the pending lookups begin
 	pendingCount int
 }
 
 // pendingLookup is a pair that the next step looks up.
 type pendingLookup struct {
-	pair  uint64 // see pairKey
-	place uint32 // of its left symbol
-	slot  uint32 // where the search begins
+	key    uint64 // of the pair
+	place  uint32 // of its left symbol
+	bucket uint32 // where the search begins
 }
 
 const (
@@ -43,7 +42,7 @@ const (
 	// not.
 	noCandidate = noRank << placeBits
 	// maxGroup is the number of pieces that merge in turn.
-	maxGroup = 32
+	maxGroup = 64
 	// minStride is the number of candidates that are compared at once.
 	minStride = 8
 )
@@ -89,18 +88,18 @@ func (f *smallMerge) beginSymbols(t *mergeTable, symbols []kvblock.Token) {
 	f.begin(n)
 }
 
-// set stores the merge of the symbol at a place with its right neighbour.
-func (f *smallMerge) set(place uint32, m mergeResult) {
-	f.candidates[place%smallMergeSymbols] = m.rank<<placeBits | place
-	f.into[place%smallMergeSymbols] = m.into
+// set stores the rank of the merge of the symbol at a place with its right neighbour.
+func (f *smallMerge) set(place, rank uint32) {
+	f.candidates[place%smallMergeSymbols] = rank<<placeBits | place
 }
 
 // queueLookup makes the next step look up the pair of the symbols at two places.
 func (f *smallMerge) queueLookup(t *mergeTable, left, right int) {
-	key := pairKey(f.symbols[left%smallMergeSymbols], f.symbols[right%smallMergeSymbols])
-	slot := t.slot(key)
-	f.pending[f.pendingCount%smallMergeSymbols] = pendingLookup{key, uint32(left), slot}
-	f.addresses[f.pendingCount%smallMergeSymbols] = uintptr(unsafe.Pointer(&t.slots[slot]))
+	key := t.key(f.symbols[left%smallMergeSymbols], f.symbols[right%smallMergeSymbols])
+	bucket := t.bucket(key)
+	lookup := &f.pending[f.pendingCount%smallMergeSymbols]
+	lookup.key, lookup.place, lookup.bucket = key, uint32(left), bucket
+	f.addresses[f.pendingCount%smallMergeSymbols] = uintptr(unsafe.Pointer(&t.buckets[bucket]))
 	f.pendingCount++
 }
 
@@ -108,7 +107,7 @@ func (f *smallMerge) queueLookup(t *mergeTable, left, right int) {
 func (f *smallMerge) step(t *mergeTable) bool {
 	for k := range f.pending[:f.pendingCount] {
 		lookup := &f.pending[k]
-		f.set(lookup.place, t.search(lookup.pair, lookup.slot))
+		f.set(lookup.place, t.rank(lookup.key, lookup.bucket))
 	}
 	f.pendingCount = 0
 	best := uint32(noCandidate)
@@ -131,7 +130,7 @@ func (f *smallMerge) step(t *mergeTable) bool {
 	f.candidates[bits.TrailingZeros64(behind)%smallMergeSymbols] = noCandidate
 	behind &= behind - 1
 	f.places = before | 1<<uint(at) | behind
-	f.symbols[at] = f.into[at]
+	f.symbols[at] = t.result(best >> placeBits)
 	f.candidates[at] = noCandidate
 	if before != 0 {
 		f.queueLookup(t, bits.Len64(before)-1, at)

@@ -182,7 +182,9 @@ func (f *tekkenJSON) model() (*bpeModel, error) {
 // bytes together are a token. It sets the vocabulary, too.
 func (b *bpeModel) setRankedMerges(tokens []vocabularyToken, ids map[string]kvblock.Token) {
 	var merges []merge
+	largest := kvblock.Token(0)
 	for _, token := range tokens {
+		largest = max(largest, token.id)
 		for n := 1; n < len(token.text); n++ {
 			left, okLeft := ids[token.text[:n]]
 			right, okRight := ids[token.text[n:]]
@@ -191,7 +193,7 @@ func (b *bpeModel) setRankedMerges(tokens []vocabularyToken, ids map[string]kvbl
 			}
 		}
 	}
-	b.merges = newMergeTable(merges, true)
+	b.merges = newMergeTable(merges, true, largest)
 	b.byteMerges = newByteMerges(&b.merges, &b.byteToken)
 	b.vocabulary = newVocabulary(tokens)
 }

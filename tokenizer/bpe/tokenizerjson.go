@@ -690,10 +690,14 @@ func (e *Encoder) parseModel(m *modelJSON, byteLevel bool) error {
 			return fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
 		}
 	}
-	if len(m.merges) >= int(noRank) {
+	if len(m.merges) > maxMerges {
 		return errUnsupported("a model of", fmt.Sprint(len(m.merges), " merges"))
 	}
-	b.merges = newMergeTable(m.merges, false)
+	largest := kvblock.Token(0)
+	for _, token := range m.vocab.tokens {
+		largest = max(largest, token.id)
+	}
+	b.merges = newMergeTable(m.merges, false, largest)
 	if byteLevel {
 		return b.initByteLevel(m.vocab.tokens, m.IgnoreMerges)
 	}

@@ -54,7 +54,7 @@ piece:
 
 	SHRQ       $(64-const_wordSetBits), AX
 	SHLQ       $6, AX // the size of a set
-	PREFETCHT0 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*1)
 	ADDQ       $piece__size, DI
 	TESTQ      BX, BX
 	JNZ        piece
