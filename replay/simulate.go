@@ -48,6 +48,9 @@ type Config struct {
 	SessionSoft bool
 	// EventLag is the time from the end of an engine's step until the index knows its KV events.
 	EventLag time.Duration
+	// DeliveryDelay is the most time from the choice of a worker until its engine has the request. Each request takes a
+	// random part of it.
+	DeliveryDelay time.Duration
 	// ArrivalSpeed divides the times of the trace: arrivals, and delays between turns. 1: as recorded.
 	ArrivalSpeed float64
 	// Replicas is how many routers share the engines; 0: one. Each request arrives at one of them, drawn at random.
@@ -112,8 +115,9 @@ func (c *Config) Validate() error {
 		return errors.New("several replicas: not with another project's policy or with admission")
 	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
 		return errors.New("the replicas' delay must be 0 to ten years")
-	case c.EventLag < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 || c.EventLag > maxSpan:
-		return errors.New("times must be at least 0, and those of events at most ten years")
+	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
+		max(c.EventLag, c.DeliveryDelay) > maxSpan:
+		return errors.New("times must be at least 0, and those of events and deliveries at most ten years")
 	}
 	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
 		return fmt.Errorf("policy %q is not known", c.Policy)
@@ -507,7 +511,7 @@ func (t *Thresholds) exceeded(l *scoring.Load, e *EngineConfig) bool {
 		t.ActiveDecodeBlocks != nil && float64(l.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.Blocks)
 }
 
-// send chooses a worker, books the request on it, and hands it to the engine.
+// send chooses a worker, books the request on it, and sends it to the engine.
 func (s *Simulation) send(f *flight) {
 	s.match(f)
 	size := s.cfg.Engine.BlockSize
@@ -548,6 +552,16 @@ func (s *Simulation) send(f *flight) {
 	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
 	f.chain, f.locals = s.withAnswer(f.Request)
+	if s.cfg.DeliveryDelay == 0 {
+		s.deliver(f)
+		return
+	}
+	delay := time.Duration(s.rng.Float64() * float64(s.cfg.DeliveryDelay))
+	s.at(s.now+delay, event{what: delivery, of: f})
+}
+
+// deliver hands a request to the engine of its worker.
+func (s *Simulation) deliver(f *flight) {
 	s.engines[f.worker].submit(&f.sequence)
 	s.step(f.worker)
 }
@@ -702,8 +716,9 @@ type event struct {
 type happening uint8
 
 const (
-	arrival happening = iota
-	timeout           // of a request that waits
+	arrival  happening = iota
+	timeout            // of a request that waits
+	delivery           // of a request to its engine
 	stepBegins
 	stepEnds
 	cacheChanges // reach the index
@@ -721,6 +736,8 @@ func (s *Simulation) happen(e *event) {
 			f.item = nil
 			s.refuse(f, RefusedQueue)
 		}
+	case delivery:
+		s.deliver(e.of)
 	case stepBegins:
 		s.beginStep(e.worker)
 	case stepEnds:

@@ -50,15 +50,20 @@ func (sys *system) replayFlags() []string {
 	return []string{"--router-mode=" + sys.frontend}
 }
 
-// replayed returns what kvepp replay predicts of a run's requests.
-func (o *options) replayed(ctx context.Context, sc *scenario, sys *system, r *run) ([]sample, error) {
+// Each run is replayed with replaySeeds seeds, because ties and times of delivery are drawn. A request reaches its
+// engine up to replayDelay after the choice: the bursts of the bench take that long to pass Envoy and kvepp.
+const replaySeeds, replayDelay = 5, "10ms"
+
+// replayed returns what kvepp replay predicts of a run's requests with a seed.
+func (o *options) replayed(ctx context.Context, sc *scenario, sys *system, r *run, seed int) ([]sample, error) {
 	out, err := os.CreateTemp("", "kvepp-quality-*.jsonl")
 	if err != nil {
 		return nil, err
 	}
 	defer os.Remove(out.Name())
 	defer out.Close()
-	args := append([]string{"replay", filepath.Join(o.out, r.traceFile()), "--out", out.Name()}, sc.replayFlags()...)
+	args := append([]string{"replay", filepath.Join(o.out, r.traceFile()), "--out", out.Name(),
+		"--seed", strconv.Itoa(seed), "--delivery-delay", replayDelay}, sc.replayFlags()...)
 	var said bytes.Buffer
 	c := exec.CommandContext(ctx, "bin/kvepp", append(args, sys.replayFlags()...)...)
 	c.Stderr = &said
@@ -91,15 +96,21 @@ func (o *options) replayed(ctx context.Context, sc *scenario, sys *system, r *ru
 	return all, nil
 }
 
+// replays are the runs of a router in a scenario: of each column, the values that clients measured, and those that kvepp
+// replay predicts, of each run the mean of its seeds.
+type replays struct {
+	scenario, router    string
+	measured, predicted [len(replayColumns)][]float64
+}
+
 // compareWithReplay replays the traces of all runs that the folder has, and prints what clients measured beside what
-// kvepp replay predicts, in Markdown.
+// kvepp replay predicts, in Markdown: means of all runs, and by how much the prediction is more.
 func (o *options) compareWithReplay(ctx context.Context, to io.Writer) error {
 	runs, err := o.load()
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(to, "| scenario | router | seed | requests | cached %: measured, replayed | TTFT mean, ms | p90 | "+
-		"end to end, s | goodput % |\n|---|---|---|---|---|---|---|---|---|\n")
+	var all []*replays
 	for i := range runs {
 		r := &runs[i]
 		sc, sys := r.origin()
@@ -107,15 +118,48 @@ func (o *options) compareWithReplay(ctx context.Context, to io.Writer) error {
 		if err != nil || sc == nil || sys == nil || sc.later > 0 { // kvepp replay has no worker that joins
 			continue
 		}
-		predicted, err := o.replayed(ctx, sc, sys, r)
+		at := slices.IndexFunc(all, func(x *replays) bool { return x.scenario == sc.name && x.router == sys.name })
+		if at < 0 {
+			at = len(all)
+			all = append(all, &replays{scenario: sc.name, router: sys.name})
+		}
+		if err := o.addReplays(ctx, all[at], sc, sys, r); err != nil {
+			return err
+		}
+	}
+	fmt.Fprint(to, "| scenario | router | runs | cached %: measured, replayed (points more) | TTFT mean, ms | p90 | "+
+		"end to end, s | goodput % |\n|---|---|---|---|---|---|---|---|\n")
+	for _, x := range all {
+		fmt.Fprintf(to, "| %s | %s | %d |", x.scenario, x.router, len(x.measured[0]))
+		for i, c := range replayColumns {
+			m, p := mean(x.measured[i]), mean(x.predicted[i])
+			fmt.Fprintf(to, " "+c.format+", "+c.format, m, p)
+			if c.share {
+				fmt.Fprintf(to, " (%+.1f) |", p-m)
+			} else {
+				fmt.Fprintf(to, " (%+.0f %%) |", 100*(p/m-1))
+			}
+		}
+		fmt.Fprintln(to)
+	}
+	return nil
+}
+
+// addReplays replays a run and adds it to x.
+func (o *options) addReplays(ctx context.Context, x *replays, sc *scenario, sys *system, r *run) error {
+	var predicted [len(replayColumns)]float64
+	for seed := range replaySeeds {
+		samples, err := o.replayed(ctx, sc, sys, r, seed)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(to, "| %s | %s | %d | %d |", sc.name, sys.name, r.Seed, len(predicted))
-		for _, c := range replayColumns {
-			fmt.Fprintf(to, " "+c.format+", "+c.format+" |", c.value(r.Samples), c.value(predicted))
+		for i, c := range replayColumns {
+			predicted[i] += c.value(samples) / replaySeeds
 		}
-		fmt.Fprintln(to)
+	}
+	for i, c := range replayColumns {
+		x.measured[i] = append(x.measured[i], c.value(r.Samples))
+		x.predicted[i] = append(x.predicted[i], predicted[i])
 	}
 	return nil
 }
@@ -131,16 +175,17 @@ func (r *run) origin() (sc *scenario, sys *system) {
 	return sc, sys
 }
 
-// replayColumns are what compareWithReplay compares.
-var replayColumns = []struct {
+// replayColumns are what compareWithReplay compares. The difference of shares is in points.
+var replayColumns = [...]struct {
 	value  func([]sample) float64
 	format string
+	share  bool
 }{
-	{func(s []sample) float64 { c, _ := cachedOf(s); return 100 * c }, "%.1f"},
-	{func(s []sample) float64 { return mean(values(s, ttft)) }, "%.0f"},
-	{func(s []sample) float64 { return percentile(values(s, ttft), 0.9) }, "%.0f"},
-	{func(s []sample) float64 { return mean(values(s, endToEnd)) / 1000 }, "%.2f"},
-	{func(s []sample) float64 { return 100 * goodput(s) }, "%.0f"},
+	{func(s []sample) float64 { c, _ := cachedOf(s); return 100 * c }, "%.1f", true},
+	{func(s []sample) float64 { return mean(values(s, ttft)) }, "%.0f", false},
+	{func(s []sample) float64 { return percentile(values(s, ttft), 0.9) }, "%.0f", false},
+	{func(s []sample) float64 { return mean(values(s, endToEnd)) / 1000 }, "%.2f", false},
+	{func(s []sample) float64 { return 100 * goodput(s) }, "%.0f", true},
 }
 
 // answerTokens is how many tokens the text of an answer token has when the next prompt repeats it, measured with the

@@ -71,6 +71,7 @@ type variantOptions struct {
 	busy       busy
 	affinity   affinity
 	lag        time.Duration
+	delivery   time.Duration
 	replicas   int
 	delay      string // of replicas; off: nothing is shared
 }
@@ -94,6 +95,9 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
 		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
+	f.DurationVar(&v.delivery, "delivery-delay", 0,
+		"the most `TIME` from the choice of an engine until it has the request; each takes a random part of it, so "+
+			"that requests of one moment arrive one after the other")
 	f.DurationVar(&v.lag, "event-lag", 0, "`TIME` from the end of an engine's step until the index knows its KV events")
 }
 
@@ -131,6 +135,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if v.lag < 0 {
 		return fmt.Errorf("--event-lag %v: must be at least 0", v.lag)
 	}
+	if v.delivery < 0 {
+		return fmt.Errorf("--delivery-delay %v: must be at least 0", v.delivery)
+	}
 	if err := v.scheduling.checkPrefill(&v.scoring); err != nil {
 		return err
 	}
@@ -144,6 +151,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		}
 	}
 	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
+	c.DeliveryDelay = v.delivery
 	c.Busy = replay.Thresholds(v.busy.thresholds)
 	sessions := v.affinity.config()
 	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft
