@@ -22,6 +22,12 @@ const (
 	leastGapPerToken = 1e-10
 	// safeAnswerTokens is the length of an answer until enoughAnswers answers ended.
 	safeAnswerTokens = 100
+	// A worker whose prefill takes up to alikeShare or alikeSeconds more or less than the average worker's counts as
+	// equally fast. Measured times of equal workers differ by some per cent: priced by these, an idle fleet would send
+	// every request to the worker that was lucky.
+	alikeShare, alikeSeconds = 0.1, 0.002
+	// pricedAgain is for how many other workers each sample repeats this comparison.
+	pricedAgain = 4
 	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
 	maxSampleSeconds = 3600.0
@@ -73,12 +79,13 @@ type learned struct {
 	life    mean     // seconds from the first token to the end
 	reuse   reuse
 	peers   *peerLessons // nil: none
+	next    int          // the worker that is compared with the average next, less 1
 }
 
 // prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
 // need no conversion. ActiveSequences.reprice keeps the load.
 type prices struct {
-	secondsPerToken, gapPerToken float64 // 0: not learned
+	secondsPerToken, gapPerToken float64 // 0: not learned, or secondsPerToken is that of the average worker
 	stepSeconds                  float64 // known if secondsPerToken is
 	reuse                        float64 // reuse.chanceOf
 	waiting, decoding, held      float64 // prefill tokens, requests with a first token, tokens
@@ -109,7 +116,7 @@ func (l *learned) forget(w kvblock.Worker) {
 	}
 }
 
-// common returns the times for workers with too few samples.
+// common returns the times for workers with too few samples, or of which prefill is as fast as on average.
 func (l *learned) common() prices {
 	p := prices{secondsPerToken: safeSecondsPerToken, gapPerToken: safeGapPerToken}
 	if s := l.all.prefill.slope; s > 0 {

@@ -214,7 +214,6 @@ func (l *learned) refit(w kvblock.Worker) {
 	peers := l.peers.of(w)
 	own := &l.workers[w]
 	own.prefill.fit(&peers.prefill, enoughPrefills, 0.1)
-	l.prices[w].secondsPerToken, l.prices[w].stepSeconds = own.prefill.slope, own.prefill.constant
 	own.gap.fit(&peers.gap, enoughGaps, 0)
 	if own.gap.samples+peers.gap.samples >= enoughGaps {
 		l.prices[w].gapPerToken = max(own.gap.slope, leastGapPerToken)
@@ -225,7 +224,27 @@ func (l *learned) refit(w kvblock.Worker) {
 	}
 	l.all.prefill.fit(&all.prefill, enoughPrefills, 0.1)
 	l.all.gap.fit(&all.gap, enoughGaps, 0)
+	usual := (l.all.prefill.x + all.prefill.x) / (l.all.prefill.weight + all.prefill.weight) // tokens
+	l.pricePrefill(w, usual)
+	for range pricedAgain { // the average has changed for the others too
+		l.next = (l.next + 1) % len(l.workers)
+		l.pricePrefill(kvblock.Worker(l.next), usual)
+	}
 }
+
+// pricePrefill sets what prefill takes on a worker: as long as on the average worker if the two are about equal for the
+// usual number of tokens.
+func (l *learned) pricePrefill(w kvblock.Worker, usual float64) {
+	own, p := &l.workers[w].prefill, &l.prices[w]
+	p.secondsPerToken, p.stepSeconds = own.slope, own.constant
+	took, average := own.at(usual), l.all.prefill.at(usual)
+	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds) {
+		p.secondsPerToken, p.stepSeconds = 0, 0
+	}
+}
+
+// at returns y at x.
+func (l *line) at(x float64) float64 { return l.constant + l.slope*x }
 
 // meanOf returns a mean of own samples with those of other origins.
 func meanOf(own, peers mean) mean {

@@ -3,6 +3,7 @@ package scoring
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,6 +85,33 @@ func TestTimeCost(t *testing.T) {
 		if got := c.cfg.Cost(c.t); math.Abs(got-c.want) > 1e-9*math.Abs(c.want) {
 			t.Errorf("%s: %v ms, want %v", c.name, got, c.want)
 		}
+	}
+}
+
+// TestEqualWorkersShareAnIdleFleet: times that differ by chance do not make one of several equal workers take all
+// requests, one after the other.
+func TestEqualWorkersShareAnIdleFleet(t *testing.T) { synctest.Test(t, equalWorkersShare) }
+
+func equalWorkersShare(t *testing.T) {
+	a, cfg := NewActiveSequences(), byTime()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var served [4]int
+	candidates := []Candidate{candidate(0), candidate(1), candidate(2), candidate(3)}
+	for range 2000 {
+		prompt := 100 + rng.IntN(4000)
+		chosen, b, err := a.SelectAndAdd(Request{ISLTokens: prompt}, candidates, cfg, rng, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served[chosen.Index]++
+		wait(seconds((0.02 + 1e-4*float64(prompt)) * (0.8 + 0.4*rng.Float64())))
+		b.MarkPrefillCompleted()
+		wait(2 * time.Second)
+		b.LearnAnswer(200)
+		b.Free()
+	}
+	if slices.Min(served[:]) < 300 {
+		t.Errorf("of 2,000 requests, one after the other, the workers served %v", served)
 	}
 }
 
