@@ -116,7 +116,7 @@ func (l *learned) forget(w kvblock.Worker) {
 	}
 }
 
-// common returns the times for workers with too few samples, or of which prefill is as fast as on average.
+// common returns the times of the average worker, for workers with too few samples and for those that are as fast.
 func (l *learned) common() prices {
 	p := prices{secondsPerToken: safeSecondsPerToken, gapPerToken: safeGapPerToken}
 	if s := l.all.prefill.slope; s > 0 {

@@ -96,8 +96,8 @@ func (o *options) replayed(ctx context.Context, sc *scenario, sys *system, r *ru
 	return all, nil
 }
 
-// replays are the runs of a router in a scenario: of each column, the values that clients measured, and those that kvepp
-// replay predicts, of each run the mean of its seeds.
+// replays are the runs of a router in a scenario: of each column, the values that clients measured, and those that
+// kvepp replay predicts, of each run the mean of its seeds.
 type replays struct {
 	scenario, router    string
 	measured, predicted [len(replayColumns)][]float64
@@ -118,7 +118,9 @@ func (o *options) compareWithReplay(ctx context.Context, to io.Writer) error {
 		if err != nil || sc == nil || sys == nil || sc.later > 0 { // kvepp replay has no worker that joins
 			continue
 		}
-		at := slices.IndexFunc(all, func(x *replays) bool { return x.scenario == sc.name && x.router == sys.name })
+		at := slices.IndexFunc(all, func(x *replays) bool {
+			return x.scenario == sc.name && x.router == sys.name
+		})
 		if at < 0 {
 			at = len(all)
 			all = append(all, &replays{scenario: sc.name, router: sys.name})
