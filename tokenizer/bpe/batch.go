@@ -33,7 +33,7 @@ type batch struct {
 const (
 	// maxWaiting is the number of waiting pieces at which a batch is full. About three of a hundred pieces must merge;
 	// maxWaiting makes these enough to merge in turn.
-	maxWaiting = 512
+	maxWaiting = 192
 	// maxFresh is the number of pieces at which they are looked up in the words; maxPieces is the most there can be.
 	maxFresh  = 128
 	maxPieces = maxFresh + windowSize
