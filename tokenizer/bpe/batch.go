@@ -201,7 +201,7 @@ func (b *bpeModel) mergeOthers(others []other, s string, batch *batch, sc *scrat
 	for k := range others {
 		o := &others[k]
 		p := &batch.pieces[o.piece]
-		o.to, o.same = 0, uint16(k)
+		*o = other{piece: o.piece, same: uint16(k)} // find sets the piece only
 		if p.size > maxLongPiece {
 			more += int(p.size) / 3
 			continue

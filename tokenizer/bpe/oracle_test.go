@@ -284,6 +284,32 @@ func TestTokensBetweenNewWords(t *testing.T) {
 	}
 }
 
+// TestLongPiecesAfterShortOnes puts pieces that are too long for the cache into batches after others that are not: they
+// have the same ids as alone, and the room for them is in proportion to their bytes.
+func TestLongPiecesAfterShortOnes(t *testing.T) {
+	for _, name := range modelNames {
+		b := loadEncoder(t, name).model
+		sc, other := newScratch(), newScratch()
+		for round := range 3 {
+			var text strings.Builder
+			size := 9 + 91*(round%2)
+			for i := range 1000 {
+				fmt.Fprintf(&text, "%0*dx", size-1, 1000*round+i)
+			}
+			s := text.String()
+			var got, want []kvblock.Token
+			for i := 0; i < len(s); i += size {
+				got = b.add(got, s, i, i+size, sc)
+				want = b.appendPiece(want, s, i, i+size, other)
+			}
+			if got = b.flush(got, s, sc); !slices.Equal(got, want) || cap(got) > 4*len(s) {
+				t.Errorf("%s: pieces of %d bytes: %d ids in room for %d, want %d ids", name, size, len(got), cap(got),
+					len(want))
+			}
+		}
+	}
+}
+
 func TestMergesAgainstDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	words := strings.Fields(
