@@ -201,7 +201,6 @@ func (b *bpeModel) mergeOthers(others []other, s string, batch *batch, sc *scrat
 	for k := range others {
 		o := &others[k]
 		p := &batch.pieces[o.piece]
-		*o = other{piece: o.piece, same: uint16(k)} // find sets the piece only
 		if p.size > maxLongPiece {
 			more += int(p.size) / 3
 			continue
@@ -300,7 +299,7 @@ func (v *vocabulary) find(batch *batch, s string, cache *pieceCache) []other {
 			batch.ids[p.at] = id
 			cache.storeToken(&p.piece, id)
 		} else {
-			batch.others[others].piece = uint16(k)
+			batch.others[others] = other{piece: uint16(k), same: uint16(others)}
 			others++
 		}
 	}

@@ -249,14 +249,13 @@ func (b *bpeModel) initRunes(m *modelJSON, spaced bool) bool {
 	if _, known := m.vocab.id(spaceMarker); !known || !exact {
 		spaced = false
 	}
-	largest, size := kvblock.Token(0), 0
+	size := 0
 	for _, token := range m.vocab.tokens {
-		largest = max(largest, token.id)
 		size += len(token.text)
 	}
 	tokens := make([]vocabularyToken, 0, len(m.vocab.tokens))
-	ends := make([]struct{ first, last rune }, largest+1) // by id
-	all := make([]byte, 0, size)                          // the texts of all tokens, concatenated
+	ends := make([]struct{ first, last rune }, m.vocab.highestID()+1) // by id
+	all := make([]byte, 0, size)                                      // the texts of all tokens, concatenated
 	for _, token := range m.vocab.tokens {
 		text, id := token.text, token.id
 		if spaced {

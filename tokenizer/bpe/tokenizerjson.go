@@ -693,11 +693,7 @@ func (e *Encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	if len(m.merges) > maxMerges {
 		return errUnsupported("a model of", fmt.Sprint(len(m.merges), " merges"))
 	}
-	largest := kvblock.Token(0)
-	for _, token := range m.vocab.tokens {
-		largest = max(largest, token.id)
-	}
-	b.merges = newMergeTable(m.merges, false, largest)
+	b.merges = newMergeTable(m.merges, false, m.vocab.highestID())
 	if byteLevel {
 		return b.initByteLevel(m.vocab.tokens, m.IgnoreMerges)
 	}

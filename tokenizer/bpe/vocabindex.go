@@ -88,6 +88,14 @@ func (v *vocabIndex) id(text string) (kvblock.Token, bool) {
 	return v.tokens[at].id, true
 }
 
+// highestID returns the highest id of the tokens; 0 without any.
+func (v *vocabIndex) highestID() (highest kvblock.Token) {
+	for i := range v.tokens {
+		highest = max(highest, v.tokens[i].id)
+	}
+	return highest
+}
+
 // findNear is find for a text that is probably at this index or the next: files list merges in the order of their
 // results.
 func (v *vocabIndex) findNear(text string, near int) (at int, found bool) {
