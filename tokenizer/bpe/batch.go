@@ -237,39 +237,40 @@ func (o *other) keep(batch *batch, ids []kvblock.Token) {
 
 // mergeQueue merges the others of these indexes, at most maxGroup of them in turn, one step of each at a time.
 func (b *bpeModel) mergeQueue(queue []uint16, others []other, s string, batch *batch, sc *scratch) {
-	var running [maxGroup]uint8 // indexes in sc.group
-	count := 0
-	begin := func(f *smallMerge) {
+	var running, done, begun [maxGroup]uint8 // indexes in sc.group
+	count, fresh := 0, 0                     // the number of those that are running, and that began since the last step
+	begin := func(k uint8) {
+		f := &sc.group[k]
 		f.other = queue[0]
 		queue = queue[1:]
 		b.begin(f, batch.pieces[others[f.other].piece].text(s), sc) // short enough for any symbols
-		prefetch.Words(&f.addresses[0], f.pendingCount)
+		running[count], begun[fresh] = k, k
+		count++
+		fresh++
 	}
-	for ; count < maxGroup && len(queue) > 0; count++ {
-		running[count] = uint8(count)
-		begin(&sc.group[count])
+	for count < maxGroup && len(queue) > 0 {
+		begin(uint8(count))
 	}
 	for count > 0 {
-		still := 0
-		for _, k := range running[:count] {
-			f := &sc.group[k]
-			if f.step(&b.merges) {
-				prefetch.Words(&f.addresses[0], f.pendingCount)
-			} else {
-				o := &others[f.other]
-				o.from = uint32(len(batch.merged))
-				batch.merged = f.appendTo(batch.merged)
-				o.to = uint32(len(batch.merged))
-				sc.cache.store(&batch.pieces[o.piece].piece, s, batch.merged[o.from:])
-				if len(queue) == 0 {
-					continue
-				}
-				begin(f)
+		for _, k := range begun[:fresh] {
+			if f := &sc.group[k]; f.unranked {
+				f.rankAll(&b.merges)
 			}
-			running[still] = k
-			still++
 		}
-		count = still
+		still := stepMerges(&b.merges, &sc.group, &running, &done, count)
+		finished := done[:count-still]
+		count, fresh = still, 0
+		for _, k := range finished {
+			f := &sc.group[k]
+			o := &others[f.other]
+			o.from = uint32(len(batch.merged))
+			batch.merged = f.appendTo(batch.merged)
+			o.to = uint32(len(batch.merged))
+			sc.cache.store(&batch.pieces[o.piece].piece, s, batch.merged[o.from:])
+			if len(queue) > 0 {
+				begin(k)
+			}
+		}
 	}
 }
 

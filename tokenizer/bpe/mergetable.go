@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"math/bits"
+	"unsafe"
 
 	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
@@ -12,7 +13,9 @@ import (
 type mergeTable struct {
 	buckets []mergeBucket // their number is a power of two
 	idBits  uint          // of an id in an entry
+	shift   uint          // of the pair in an entry
 	limit   uint64        // ranks are below it, and fit into the bits of an entry that the ids leave
+	noPair  uint64        // the key of no pair; its search ends in one bucket
 	// The table has ranks of its own, in the order of the model's. If it can, it makes them from the resulting tokens,
 	// so that no other table is needed to find a result: the rank is the token's id << groupBits, plus a number for
 	// each of the merges that result in that token. Else into has the results by rank.
@@ -34,7 +37,7 @@ const (
 	// noRank is the rank of a pair that does not merge. It is above every rank of a merge.
 	noRank uint32 = 1<<rankBits - 1
 	// rankBits is the most bits of a rank.
-	rankBits = 26
+	rankBits = 25
 	// maxIDBits is the most bits of an id; maxID is the highest id that a token may have.
 	maxIDBits = 20
 	maxID     = 1<<maxIDBits - 2
@@ -52,7 +55,8 @@ func newMergeTable(merges []merge, byToken bool, largest kvblock.Token) mergeTab
 		buckets: hugepage.Slice[mergeBucket](tableSize(len(merges)*3/4) / len(mergeBucket{})),
 		idBits:  uint(bits.Len(uint(largest) + 1)),
 	}
-	t.limit = 1<<min(rankBits, 64-2*t.idBits) - 1
+	t.shift = 64 - 2*t.idBits
+	t.limit = 1<<min(rankBits, t.shift) - 1
 	for i := range t.buckets {
 		for k := range t.buckets[i] {
 			t.buckets[i][k] = freeEntry
@@ -79,6 +83,13 @@ func newMergeTable(merges []merge, byToken bool, largest kvblock.Token) mergeTab
 		key := t.key(m.left, m.right)
 		*t.placeOf(key) = key | uint64(r)
 	}
+	none := kvblock.Token(1)<<t.idBits - 1 // no token has this id
+	for right := range none + 1 {
+		t.noPair = t.key(none, right)
+		if t.buckets[t.bucket(t.noPair)][len(mergeBucket{})-1] == freeEntry {
+			break
+		}
+	}
 	return t
 }
 
@@ -99,7 +110,7 @@ func groupBits(merges []merge) (count uint, ordered bool) {
 
 // key returns a pair as the higher bits of an entry.
 func (t *mergeTable) key(left, right kvblock.Token) uint64 {
-	return (uint64(left)<<t.idBits | uint64(right)) << (64 - 2*t.idBits)
+	return (uint64(left)<<(t.idBits%64) | uint64(right)) << (t.shift % 64)
 }
 
 // placeOf returns the place of a pair, or the free place where it belongs.
@@ -107,7 +118,7 @@ func (t *mergeTable) placeOf(key uint64) *uint64 {
 	for i := t.bucket(key); ; i = t.next(i) {
 		for k := range t.buckets[i] {
 			place := &t.buckets[i][k]
-			if *place == freeEntry || (*place^key)>>(64-2*t.idBits) == 0 {
+			if *place == freeEntry || (*place^key)>>t.shift == 0 {
 				return place
 			}
 		}
@@ -137,27 +148,27 @@ func (t *mergeTable) result(rank uint32) kvblock.Token {
 	return kvblock.Token(rank >> t.groupBits)
 }
 
-// rank returns the rank of a pair. bucket is where the search begins. There is no branch on the place of an entry,
-// because it would be hard to predict.
+// address returns the address of a bucket.
+func (t *mergeTable) address(bucket uint32) uintptr {
+	return uintptr(unsafe.Pointer(&t.buckets[bucket]))
+}
+
+// rank returns the rank of a pair. bucket is where the search begins. The difference of an entry and the key is the
+// rank if the entry is of this pair; else, as a number without a sign, it is at least limit. There is no branch on the
+// place of an entry, because it would be hard to predict.
 func (t *mergeTable) rank(key uint64, bucket uint32) uint32 {
 	for {
 		b := &t.buckets[bucket]
-		found := t.rankPlusOne(b[0]-key) | t.rankPlusOne(b[1]-key) | t.rankPlusOne(b[2]-key) | t.rankPlusOne(b[3]-key)
-		if found != 0 {
-			return found - 1
+		rank := min(min(b[0]-key, b[1]-key), min(b[2]-key, b[3]-key))
+		if rank >= t.limit {
+			if b[3] != freeEntry {
+				bucket = t.next(bucket)
+				continue
+			}
+			rank = uint64(noRank)
 		}
-		if b[len(b)-1] == freeEntry {
-			return noRank
-		}
-		bucket = t.next(bucket)
+		return uint32(rank)
 	}
-}
-
-// rankPlusOne takes the difference of an entry and the key of a pair. This is the rank if the entry is of the pair, and
-// else, as a number without a sign, above every rank. rankPlusOne returns the rank plus one, or else 0.
-func (t *mergeTable) rankPlusOne(difference uint64) uint32 {
-	isRank := int64(^difference&(difference-t.limit)) >> 63 // all bits, or none
-	return uint32(difference+1) & uint32(isRank)
 }
 
 // newByteMerges returns the ranks of pairs of bytes, indexed by first byte << 8 | second byte. Merging begins with

@@ -90,8 +90,7 @@ func (b *bpeModel) encode(out []kvblock.Token, s string, i, j int, sc *scratch) 
 	if !b.begin(&sc.merge, s[i:j], sc) {
 		return b.mergeMany(out, s[i:j], mergeWindow, sc)
 	}
-	for sc.merge.step(&b.merges) {
-	}
+	sc.merge.run(&b.merges)
 	return sc.merge.appendTo(out)
 }
 
@@ -315,8 +314,7 @@ func (b *bpeModel) stayApart(left, right []kvblock.Token, sc *scratch) bool {
 	}
 	f := &sc.merge
 	f.beginSymbols(&b.merges, both)
-	for f.step(&b.merges) {
-	}
+	f.run(&b.merges)
 	return f.places == 1|1<<uint(len(left))
 }
 

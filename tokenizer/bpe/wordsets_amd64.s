@@ -17,13 +17,15 @@ TEXT ·cutWords(SB), NOSPLIT, $0-56
 	MOVQ $0x8BB84B93962EACC9, R13
 	TESTQ BX, BX
 	JZ   cut
-	BSFQ BX, CX
+	TZCNTQ BX, CX // see stepMerges
 
 piece:
 	// CX is where the piece starts, BX are the starts from there on. DX becomes where the next one starts.
 	LEAQ    -1(BX), AX
 	ANDQ    AX, BX
-	BSFQ    BX, DX
+	XORL    DX, DX // so that BSFQ does not wait for the earlier value
+	TZCNTQ  BX, DX
+	TESTQ   BX, BX
 	CMOVQEQ R8, DX // the last one ends with the part
 
 	// R15 is its size; X0 its low and its key.
@@ -82,7 +84,7 @@ TEXT ·lookUpWordsSSE2(SB), NOSPLIT, $0-56
 find:
 	MOVOU piece_low(SI), X0
 	MOVQ  piece_hash(SI), AX
-	SHRQ  $(64-const_wordSetBits), AX
+	SHRQ       $(64-const_wordSetBits), AX
 	SHLQ  $6, AX
 	ADDQ  R10, AX
 
