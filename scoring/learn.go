@@ -87,16 +87,22 @@ type learned struct {
 type prices struct {
 	secondsPerToken, gapPerToken float64 // 0: not learned, or secondsPerToken is that of the average worker
 	stepSeconds                  float64 // known if secondsPerToken is
-	reuse                        float64 // reuse.chanceOf
 	waiting, decoding, held      float64 // prefill tokens, requests with a first token, tokens
-	prefilling                   int     // requests without a first token
+	reuse                        float32 // reuse.chanceOf
+	slowerPerToken               float32 // TimeTerms.SlowerPerToken
+	prefilling                   int32   // requests without a first token
+	paused                       float32 // requests that one more prompt's step would delay
 }
 
 // reprice copies a worker's load to its prices. Call it after each change of the load.
 func (a *ActiveSequences) reprice(w kvblock.Worker) {
 	load, p := &a.loads[w], &a.learned.prices[w]
 	p.waiting, p.held = float64(load.PrefillTokens), float64(load.ActiveTokens)
-	p.decoding = float64(load.Requests - p.prefilling)
+	p.decoding = float64(load.Requests - int(p.prefilling))
+	p.paused = float32(load.Requests)
+	if a.prefills[w].queued > 0 {
+		p.paused = 0
+	}
 }
 
 // fit makes room for workers numbered below n.
@@ -111,7 +117,8 @@ func (l *learned) forget(w kvblock.Worker) {
 	if int(w) < len(l.workers) {
 		l.workers[w] = pace{}
 		l.reuse.evicted[w] = evictions{}
-		l.prices[w].secondsPerToken, l.prices[w].stepSeconds, l.prices[w].gapPerToken, l.prices[w].reuse = 0, 0, 0, 0
+		p := &l.prices[w]
+		p.secondsPerToken, p.stepSeconds, p.gapPerToken, p.reuse, p.slowerPerToken = 0, 0, 0, 0, 0
 		l.forgetPeers(w)
 	}
 }
@@ -227,5 +234,5 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
 	perToken, perStep := a.learned.prefillTimes(w)
-	return Pace{perToken, perStep, a.learned.gapPerToken(w), a.learned.prices[w].reuse}
+	return Pace{perToken, perStep, a.learned.gapPerToken(w), float64(a.learned.prices[w].reuse)}
 }

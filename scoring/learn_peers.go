@@ -225,21 +225,29 @@ func (l *learned) refit(w kvblock.Worker) {
 	l.all.prefill.fit(&all.prefill, enoughPrefills, 0.1)
 	l.all.gap.fit(&all.gap, enoughGaps, 0)
 	usual := (l.all.prefill.x + all.prefill.x) / (l.all.prefill.weight + all.prefill.weight) // tokens
-	l.pricePrefill(w, usual)
+	gap := 0.0
+	if weight := l.all.gap.weight + all.gap.weight; weight > 0 {
+		gap = (l.all.gap.y + all.gap.y) / weight
+	}
+	l.pricePrefill(w, usual, gap)
 	for range pricedAgain { // the average has changed for the others too
 		l.next = (l.next + 1) % len(l.workers)
-		l.pricePrefill(kvblock.Worker(l.next), usual)
+		l.pricePrefill(kvblock.Worker(l.next), usual, gap)
 	}
 }
 
 // pricePrefill sets what prefill takes on a worker: as long as on the average worker if the two are about equal for the
-// usual number of tokens.
-func (l *learned) pricePrefill(w kvblock.Worker, usual float64) {
+// usual number of tokens. On a slower one answers are taken to be slower by the same factor. gap is the mean time
+// between two tokens of all answers, in seconds.
+func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	own, p := &l.workers[w].prefill, &l.prices[w]
 	p.secondsPerToken, p.stepSeconds = own.slope, own.constant
+	p.slowerPerToken = 0
 	took, average := own.at(usual), l.all.prefill.at(usual)
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds) {
 		p.secondsPerToken, p.stepSeconds = 0, 0
+	} else if average > 0 && took > average {
+		p.slowerPerToken = float32((took/average - 1) * gap)
 	}
 }
 

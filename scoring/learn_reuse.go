@@ -183,7 +183,7 @@ func (a *ActiveSequences) beginUse(b *booking, p *Prompt) {
 	if a.now-r.updated >= reuseEvery {
 		r.update(a.now)
 		for w := range a.learned.prices {
-			a.learned.prices[w].reuse = r.chanceOf(kvblock.Worker(w), a.now)
+			a.learned.prices[w].reuse = float32(r.chanceOf(kvblock.Worker(w), a.now))
 		}
 	}
 }

@@ -18,6 +18,7 @@ const (
 	PartDelays   = "delays"   // what this prefill delays answers on the worker
 	PartEvicts   = "evicts"   // time to compute again what the worker evicts for this request
 	PartMemory   = "memory"   // wait until enough blocks are free
+	PartSlower   = "slower"   // what the answer takes longer than on the average worker
 )
 
 // Parts splits the cost of a request on one worker, for people: the values add up to Cost but for rounding. Parts that
@@ -77,10 +78,13 @@ func (c *Config) timeParts(t *Terms) []Part {
 	if t.LoadUnknown {
 		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
 	}
-	var prompt, cached, steps, delays, evicts, answers, memory float64
+	var prompt, cached, steps, pauses, delays, evicts, answers, slower, memory float64
 	if c.TrackPrefillTokens {
 		credit, _ := c.worth(t)
 		steps = x.StepSeconds
+		if x.QueuedPrefills == 0 {
+			pauses = steps * pauseWeight(x.AnswerTokens) * requests
+		}
 		if requests > decoding {
 			steps *= 2
 			credit = max(credit, c.OverlapScoreCredit*float64(x.ActivePromptBlocks))
@@ -95,6 +99,7 @@ func (c *Config) timeParts(t *Terms) []Part {
 	if c.TrackActiveBlocks {
 		answers = decodeInterference * x.AnswerTokens * x.GapPerToken *
 			(held*size + decoding*(float64(t.ISLTokens)+x.AnswerTokens/2))
+		slower = slowerAnswer * x.AnswerTokens * x.SlowerPerToken
 		if t.KVBlocks > 0 {
 			expected := decodeBlocks + (requests+1)*x.AnswerTokens/(2*size)
 			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds
@@ -102,6 +107,6 @@ func (c *Config) timeParts(t *Terms) []Part {
 	}
 	token := 1000 * x.SecondsPerToken
 	return []Part{{PartPrompt, token * prompt}, {PartCached, token * cached}, {PartWaiting, token * waiting},
-		{PartHeld, 1000 * answers}, {PartSteps, 1000 * steps}, {PartDelays, token * delays},
-		{PartEvicts, token * evicts}, {PartMemory, 1000 * memory}}
+		{PartHeld, 1000 * answers}, {PartSteps, 1000 * steps}, {PartDelays, token*delays + 1000*pauses},
+		{PartEvicts, token * evicts}, {PartMemory, 1000 * memory}, {PartSlower, 1000 * slower}}
 }

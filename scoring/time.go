@@ -48,17 +48,24 @@ const (
 	interference = 0.2
 	// decodeInterference is the weight of the time that answers lose to each other's KV blocks.
 	decodeInterference = interference / 10
+	// slowerAnswer is the weight of the time that an answer takes longer on a slower worker.
+	slowerAnswer = interference / 2
+	// shortAnswer is the number of tokens up to which a prefill step's constant time counts in full for the answers
+	// that it delays. The longer an answer is, the more its reader is behind the engine and does not see the delay.
+	shortAnswer = 100.0
 )
 
 // TimeTerms are the terms that only the policy Time reads.
 type TimeTerms struct {
 	DecodingRequests int     // active requests whose first token has come
+	QueuedPrefills   int     // active requests that came after the running prefill step began: the next step has them
 	HeldBlocks       float64 // Terms.DecodeBlocks without this request
 	// ActivePromptBlocks is how many blocks of the prompt active requests of the worker hold, computed or not.
 	ActivePromptBlocks int
 	SecondsPerToken    float64 // of prefill on this worker
 	StepSeconds        float64 // of a prefill step on this worker, beside the time for its tokens
 	GapPerToken        float64 // seconds by which each held token lengthens the time between two tokens
+	SlowerPerToken     float64 // seconds between two tokens more than on the average worker, expected from the prefill
 	AnswerTokens       float64 // mean length of an answer
 	LifeSeconds        float64 // mean time from the first token to the end of an answer
 	Reuse              float64 // chance that a block that this worker evicts is asked for again
@@ -69,19 +76,22 @@ type TimeTerms struct {
 //	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
 //	         that its active requests hold
 //	steps  = 1, or 2 if another prefill waits on the worker or runs there
-//	delay  = steps * seconds per step + seconds per token *
+//	pauses = active requests * min(1, 100 / answer), or 0 if a prefill waits for the worker's next step
+//	delay  = (steps + interference * pauses) * seconds per step + seconds per token *
 //	         (waiting prefill tokens + new + interference * decoding requests * new)
 //	evict  = seconds per token * reuse * (new + answer)
-//	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2))
+//	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2)) +
+//	         slowerAnswer * answer * slower per token
 //	memory = blocks above the capacity / held blocks * life
 //	cost   = 1000 * (delay + evict + decode + memory)
 //
 // delay is the prefill that waits before this request's, its own, and what it delays the answers there. All that waits
 // is computed in one step, after the step that runs: so the constant part of a step counts at most twice, and the
-// blocks of a prompt that waits there need not be computed again. evict is the
-// time to compute again what the worker evicts for this request and is asked for later. decode is what
-// held tokens cost this answer, and this one's tokens the others. memory is the wait until enough blocks become free,
-// if the worker's number of blocks is known; each active request is expected to need half an answer more.
+// blocks of a prompt that waits there need not be computed again. pauses is what the constant part delays the active
+// requests; one more prompt in a step that another waits for delays none of them. evict is the time to compute again
+// what the worker evicts for this request and is asked for later. decode is what held tokens cost this answer, and this
+// one's tokens the others, and what the answer takes longer on a slower worker. memory is the wait until enough blocks
+// become free, if the worker's number of blocks is known; each active request is expected to need half an answer more.
 func (c *Config) timeCost(t *Terms) float64 {
 	size := float64(t.BlockSize)
 	waiting, requests := float64(t.PrefillTokens), t.ActiveRequests
@@ -101,12 +111,16 @@ func (c *Config) timeCost(t *Terms) float64 {
 		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
 		tokens := waiting + float64(fresh*(1+float64(interference*decoding))) +
 			float64(t.Time.Reuse*(fresh+t.Time.AnswerTokens))
+		if t.Time.QueuedPrefills == 0 {
+			steps += float64(pauseWeight(t.Time.AnswerTokens) * float64(requests))
+		}
 		cost = float64(steps*t.Time.StepSeconds) + float64(t.Time.SecondsPerToken*tokens)
 	}
 	if c.TrackActiveBlocks {
 		answer := t.Time.AnswerTokens
 		cost += float64(decodeInterference * answer * t.Time.GapPerToken *
 			(float64(held*size) + float64(decoding*(float64(t.ISLTokens)+answer/2))))
+		cost += float64(slowerAnswer * answer * t.Time.SlowerPerToken)
 		if t.KVBlocks > 0 {
 			expected := decodeBlocks + float64(float64(requests+1)*(answer/(2*size)))
 			if above := expected - float64(t.KVBlocks); above > 0 {
@@ -121,6 +135,9 @@ func (c *Config) timeCost(t *Terms) float64 {
 	return cost
 }
 
+// pauseWeight returns the weight of a prefill step's constant time for each request that it delays.
+func pauseWeight(answer float64) float64 { return interference * min(1, shortAnswer/answer) }
+
 // EvictSeconds returns the time to compute again what the worker evicts for this request and is asked for later, if all
 // cached blocks are credited in full. It is a term of the policy Time.
 func (t *Terms) EvictSeconds() float64 {
@@ -130,14 +147,16 @@ func (t *Terms) EvictSeconds() float64 {
 
 // timeTerms sets the terms of the policy Time for a candidate. added is how many blocks the request would add there.
 func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
-	load := &a.loads[c.Worker]
+	load, prices := &a.loads[c.Worker], &a.learned.prices[c.Worker]
 	t.Time = TimeTerms{
-		DecodingRequests: load.Requests - a.learned.prices[c.Worker].prefilling,
+		DecodingRequests: load.Requests - int(prices.prefilling),
+		QueuedPrefills:   a.prefills[c.Worker].queued,
+		SlowerPerToken:   float64(prices.slowerPerToken),
 		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
 		GapPerToken:      a.learned.gapPerToken(c.Worker),
 		AnswerTokens:     a.learned.answerTokens(),
 		LifeSeconds:      a.learned.lifeSeconds(),
-		Reuse:            a.learned.prices[c.Worker].reuse,
+		Reuse:            float64(prices.reuse),
 	}
 	if v := a.variantOf(c.Prompt); v != nil {
 		t.Time.ActivePromptBlocks = v.distinct - added
@@ -157,6 +176,7 @@ func (a *ActiveSequences) chooseAlikeByTime(
 	isl, size := float64(req.ISLTokens), float64(blockSize)
 	credit := cfg.OverlapScoreCredit * size
 	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)
+	slowerWeight, pause := slowerAnswer*answer, pauseWeight(answer)
 	linear, now := a.Prefill.Linear, a.now
 	l := newLowest()
 	if cfg.Temperature != 0 {
@@ -177,17 +197,20 @@ func (a *ActiveSequences) chooseAlikeByTime(
 			waiting = float64(a.waiting(c.Worker, now))
 		}
 		known := c.DeviceBlocks
+		steps := 1.0
 		if p.prefilling > 0 {
-			perStep += perStep
+			steps = 2
 			known = max(known, int(held[c.Worker]))
 		}
+		steps += float64(pause * float64(p.paused))
 		fresh := isl - float64(credit*float64(known))
 		if fresh < 0 { // faster than max
 			fresh = 0
 		}
-		cost := perStep + float64(perToken*(waiting+float64(fresh*(1+float64(interference*p.decoding)))+
-			float64(p.reuse*(fresh+answer))))
+		cost := float64(steps*perStep) + float64(perToken*(waiting+float64(fresh*(1+float64(interference*p.decoding)))+
+			float64(float64(p.reuse)*(fresh+answer))))
 		cost += float64(gapWeight * perHeld * (p.held + float64(p.decoding*own)))
+		cost += float64(slowerWeight * float64(p.slowerPerToken))
 		if c.KVBlocks > 0 {
 			blocks := p.held / size
 			requests := p.decoding + float64(p.prefilling)

@@ -55,12 +55,22 @@ func TestTimeCost(t *testing.T) {
 			t.DeviceBlocks, t.Time.Reuse = 50, 0.5
 		}), 20 + 0.5*(20+20)},
 		{"a step of 20 ms", byTime(), with(func(t *Terms) { t.Time.StepSeconds = 0.02 }), 120},
-		{"a step of 20 ms after those of two that wait", byTime(), with(func(t *Terms) {
+		{"a step of 20 ms after that of two prompts", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests = 0.02, 500, 2
+		}), 190 + 2*0.2*0.5*20},
+		{"a step of 20 ms that a prompt waits for already", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
 		}), 190},
 		{"a step of 20 ms on a worker that only decodes for others", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-		}), 20 + 100 + 2*0.2*100},
+		}), 20 + 100 + 2*0.2*100 + 2*0.2*0.5*20},
+		{"the same with short answers", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
+			t.Time.AnswerTokens = 60
+		}), 20 + 100 + 2*0.2*100 + 2*0.2*20},
+		{"10 ms more between tokens than on the average worker", byTime(), with(func(t *Terms) {
+			t.Time.SlowerPerToken = 0.01
+		}), 100 + 0.1*200*10},
 		{"a step of 20 ms and an unknown load", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.LoadUnknown, t.ActiveRequests, t.Time.DecodingRequests = 0.02, true, 4, 2
 		}), 120},
@@ -158,6 +168,14 @@ func paceIsLearned(t *testing.T) {
 			t.Errorf("worker %d: the gap grows by %v seconds for each token, want 1e-06", w, p.GapPerToken)
 		}
 	}
+	// Worker 1 prefills slower than the average of both, so its answers are expected to be slower too.
+	usual := a.learned.all.prefill.x / a.learned.all.prefill.weight
+	gap := a.learned.all.gap.y / a.learned.all.gap.weight
+	want := (a.learned.workers[1].prefill.at(usual)/a.learned.all.prefill.at(usual) - 1) * gap
+	p := a.learned.prices
+	if got := float64(p[1].slowerPerToken); want < 0.002 || math.Abs(got-want) > want/100 || p[0].slowerPerToken != 0 {
+		t.Errorf("answers expected to be slower by %v and %v s a token, want 0 and %v", p[0].slowerPerToken, got, want)
+	}
 	if math.Abs(a.learned.answerTokens()-200) > 1e-9 {
 		t.Errorf("answers of %v tokens, want 200", a.learned.answerTokens())
 	}
@@ -174,8 +192,9 @@ func paceIsLearned(t *testing.T) {
 		t.Errorf("nonsense was learned: %+v", a.learned.answer)
 	}
 	a.Forget(1)
-	if p := a.Pace(1); p.SecondsPerToken == before.workers[1].prefill.slope {
-		t.Errorf("a worker that left is remembered: %+v", p)
+	slower := a.learned.prices[1].slowerPerToken
+	if p := a.Pace(1); p.SecondsPerToken == before.workers[1].prefill.slope || slower != 0 {
+		t.Errorf("a worker that left is remembered: %+v, slower by %v s a token", p, slower)
 	}
 }
 
@@ -200,6 +219,53 @@ func onlyLonePrefillsAreLearned(t *testing.T) {
 	if n := a.learned.prices[0].prefilling; n != 0 {
 		t.Errorf("%d requests prefill, and none is active", n)
 	}
+}
+
+// TestQueuedPrefills checks which prompts count as waiting for the worker's next prefill step: those that came after
+// the oldest prompt's step began.
+func TestQueuedPrefills(t *testing.T) { synctest.Test(t, queuedPrefills) }
+
+func queuedPrefills(t *testing.T) {
+	a := NewActiveSequences()
+	want := func(worker, queued, prefilling int) {
+		t.Helper()
+		n, paused := int(a.learned.prices[worker].prefilling), a.loads[worker].Requests
+		if queued > 0 {
+			paused = 0
+		}
+		if q := a.prefills[worker].queued; q != queued || n != prefilling {
+			t.Errorf("worker %d: %d prefill, %d of them queued; want %d and %d", worker, n, q, prefilling, queued)
+		}
+		load, p := a.loads[worker], a.learned.prices[worker]
+		if p.paused != float32(paused) || p.waiting != float64(load.PrefillTokens) ||
+			p.held != float64(load.ActiveTokens) {
+			t.Errorf("worker %d with %+v is priced as %+v; one more prompt delays %d requests", worker, load, p, paused)
+		}
+	}
+	add := func(worker int) Booking { return mustAdd(t, a, Request{ISLTokens: 100}, candidate(worker)) }
+	first, together := add(0), add(0)
+	want(0, 0, 2) // one step has both
+	wait(time.Millisecond)
+	later, last := add(0), add(0)
+	want(0, 2, 4)
+	last.MoveTo(candidate(1).Worker, 0)
+	want(0, 1, 3)
+	want(1, 0, 1)
+	together.Free() // its client left
+	want(0, 1, 2)
+	first.MarkPrefillCompleted()
+	want(0, 0, 1) // the next step has begun
+	wait(time.Millisecond)
+	next := add(0)
+	want(0, 1, 2)
+	later.ReleasePrefill()
+	want(0, 0, 1)
+	for _, b := range []Booking{first, later, last, next} {
+		b.Free()
+	}
+	want(0, 0, 0)
+	want(1, 0, 0)
+	wantEmpty(t, a)
 }
 
 // TestTimeTemperature checks that temperature is in milliseconds.

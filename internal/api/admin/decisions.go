@@ -488,6 +488,7 @@ var lostBy = map[string]string{
 	scoring.PartDelays:   "the prompt would delay more answers there",
 	scoring.PartEvicts:   "it would evict more that is asked for again",
 	scoring.PartMemory:   "its KV cache has no room",
+	scoring.PartSlower:   "its answers are slower",
 }
 
 // Finite returns nil for NaN and infinities, which JSON cannot encode.
