@@ -89,8 +89,11 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 	}
 	if cfg.Policy == Time {
 		common := a.learned.common()
-		return 1000 * (common.secondsPerToken*prefill +
-			decodeInterference*a.learned.answerTokens()*common.gapPerToken*active)
+		cost := decodeInterference * a.learned.answerTokens() * common.gapPerToken * active
+		if cfg.TrackPrefillTokens {
+			cost += common.stepSeconds + common.secondsPerToken*prefill // the next prompt waits for both
+		}
+		return 1000 * cost
 	}
 	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
 }

@@ -73,6 +73,20 @@ func TestTheGuardPrefersTheOwnShare(t *testing.T) {
 	}
 }
 
+// By time, a booking costs the next one its prefill, with the constant part of a step.
+func TestTheGuardCountsAPrefillStep(t *testing.T) {
+	a, cfg := NewActiveSequences(), byTime()
+	a.guard.prefill.value = 1000
+	a.learned.all.prefill.slope, a.learned.all.prefill.constant = 1e-4, 0.02
+	if got := a.bookingCost(cfg, 16); math.Abs(got-120) > 1e-9 {
+		t.Errorf("a booking of 1,000 tokens costs %v ms, want 20 + 100", got)
+	}
+	cfg.TrackPrefillTokens = false
+	if got := a.bookingCost(cfg, 16); got != 0 {
+		t.Errorf("a booking on a decode worker costs %v ms, want 0", got)
+	}
+}
+
 // However late the others' bookings are known, a worker that has more of the prompt cached is not passed over.
 func TestTheGuardGivesNoHitAway(t *testing.T) {
 	for _, policy := range []Policy{Dynamo, Time} {
