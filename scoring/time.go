@@ -50,9 +50,11 @@ const (
 	decodeInterference = interference / 10
 	// slowerAnswer is the weight of the time that an answer takes longer on a slower worker.
 	slowerAnswer = interference / 2
-	// shortAnswer is the number of tokens up to which a prefill step's constant time counts in full for the answers
-	// that it delays. The longer an answer is, the more its reader is behind the engine and does not see the delay.
-	shortAnswer = 100.0
+	// pauseInterference is the weight of the constant time of this request's prefill step for each request that it
+	// delays. It is for answers of up to shortAnswer tokens. The longer an answer is, the more its reader is behind the
+	// engine and does not see the delay.
+	pauseInterference = 0.15
+	shortAnswer       = 100.0
 )
 
 // TimeTerms are the terms that only the policy Time reads.
@@ -77,7 +79,7 @@ type TimeTerms struct {
 //	         that its active requests hold
 //	steps  = 1, or 2 if another prefill waits on the worker or runs there
 //	pauses = active requests * min(1, 100 / answer), or 0 if a prefill waits for the worker's next step
-//	delay  = (steps + interference * pauses) * seconds per step + seconds per token *
+//	delay  = (steps + pauseInterference * pauses) * seconds per step + seconds per token *
 //	         (waiting prefill tokens + new + interference * decoding requests * new)
 //	evict  = seconds per token * reuse * (new + answer)
 //	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2)) +
@@ -136,7 +138,7 @@ func (c *Config) timeCost(t *Terms) float64 {
 }
 
 // pauseWeight returns the weight of a prefill step's constant time for each request that it delays.
-func pauseWeight(answer float64) float64 { return interference * min(1, shortAnswer/answer) }
+func pauseWeight(answer float64) float64 { return pauseInterference * min(1, shortAnswer/answer) }
 
 // EvictSeconds returns the time to compute again what the worker evicts for this request and is asked for later, if all
 // cached blocks are credited in full. It is a term of the policy Time.

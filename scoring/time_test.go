@@ -57,17 +57,17 @@ func TestTimeCost(t *testing.T) {
 		{"a step of 20 ms", byTime(), with(func(t *Terms) { t.Time.StepSeconds = 0.02 }), 120},
 		{"a step of 20 ms after that of two prompts", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests = 0.02, 500, 2
-		}), 190 + 2*0.2*0.5*20},
+		}), 190 + 2*0.15*0.5*20},
 		{"a step of 20 ms that a prompt waits for already", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
 		}), 190},
 		{"a step of 20 ms on a worker that only decodes for others", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-		}), 20 + 100 + 2*0.2*100 + 2*0.2*0.5*20},
+		}), 20 + 100 + 2*0.2*100 + 2*0.15*0.5*20},
 		{"the same with short answers", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
 			t.Time.AnswerTokens = 60
-		}), 20 + 100 + 2*0.2*100 + 2*0.2*20},
+		}), 20 + 100 + 2*0.2*100 + 2*0.15*20},
 		{"10 ms more between tokens than on the average worker", byTime(), with(func(t *Terms) {
 			t.Time.SlowerPerToken = 0.01
 		}), 100 + 0.1*200*10},
