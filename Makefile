@@ -63,7 +63,7 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	go test -race -short -timeout $(TIMEOUT) $(LONG) && go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|replay|tokenizer/bpe)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e ./e2e/manifests
+	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e ./e2e/manifests
 
 # The tests of events mostly wait, so they run beside parity.
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration

@@ -280,11 +280,12 @@ func composeMonitoring(t *testing.T, services map[string]*composeService) {
 }
 
 // TestCompose runs the parts of compose.yaml as processes, by the file's own commands and environment, and the commands
-// of its README through them. The sub-test "docker" starts the containers where a Docker daemon runs.
+// of its README through them. Envoy has the minor version of the file's image. The sub-test "docker" starts the
+// containers where a Docker daemon runs.
 func TestCompose(t *testing.T) {
 	c := &composed{t: t, dir: t.TempDir(), services: composeServices(t), ports: map[string]int{}}
 	programs := map[string]string{"kvepp": "../bin/kvepp", "engine-a": buildEngine(t),
-		"envoy": filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy")}
+		"envoy": filepath.Join(imageEnvoy(t), "bin/envoy")}
 	programs["engine-b"] = programs["engine-a"]
 	var environment []string // kvepp's
 	for _, name := range []string{"engine-a", "engine-b", "kvepp", "envoy"} {

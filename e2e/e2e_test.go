@@ -25,7 +25,9 @@ import (
 // main is the stack that most tests share: four workers with a frontend each.
 var main *stack.Stack
 
-func TestMain(m *testing.M) { os.Exit(parts.Run(withStack{m}, "test", "KVEPP_TOOLS")) }
+func TestMain(m *testing.M) {
+	os.Exit(parts.Run(withStack{m}, "test", "KVEPP_TOOLS", "KVEPP_IMAGE_ENVOY"))
+}
 
 // withStack runs the tests with main.
 type withStack struct{ *testing.M }

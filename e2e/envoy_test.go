@@ -59,7 +59,7 @@ func upstream(t *testing.T) (address string, last func() seen) {
 	return server.Listener.Addr().String(), func() seen { mu.Lock(); defer mu.Unlock(); return s }
 }
 
-// TestManifestsAreValid lets Envoy validate the unchanged files, and what `kvepp envoy` prints.
+// TestManifestsAreValid lets both versions of Envoy validate the unchanged files, and what `kvepp envoy` prints.
 func TestManifestsAreValid(t *testing.T) {
 	files, err := filepath.Glob("../manifests/envoy/*.yaml")
 	if err != nil || len(files) < 2 {
@@ -103,16 +103,12 @@ func TestManifestsAreValid(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		out, err := exec.CommandContext(
-			t.Context(),
-			filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy"),
-			"--mode",
-			"validate",
-			"-c",
-			file,
-		).CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "OK") {
-			t.Errorf("%s: %v\n%s", file, err, out)
+		for _, tools := range []string{os.Getenv("KVEPP_TOOLS"), imageEnvoy(t)} {
+			out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
+				file).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "OK") {
+				t.Errorf("%s: %v\n%s", file, err, out)
+			}
 		}
 	}
 }

@@ -137,13 +137,16 @@ func completion(size int) []byte {
 	return fmt.Appendf(nil, `{"model":%q,"prompt":"%s"}`, stack.Model, bytes.Repeat([]byte("brass "), size/6+1))
 }
 
-// TestTrailersAndRetries: Envoy 1.40 sends the body of a request with trailers twice if a retry_policy applies. With
-// stock-engines.yaml the body arrives once, and requests without trailers are retried with either client protocol.
-func TestTrailersAndRetries(t *testing.T) {
+// TestTrailersAndRetries: Envoy 1.39 and 1.40 send the body of a request with trailers twice if a retry_policy applies.
+// With stock-engines.yaml the body arrives once, and requests without trailers are retried with either client protocol.
+func TestTrailersAndRetries(t *testing.T) { bothEnvoys(t, trailersAndRetries) }
+
+func trailersAndRetries(t *testing.T, envoyTools string) {
 	endpoints := startScripted(t, 3)
 	s := start(
 		t,
-		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
+		stack.Config{Workers: -1, Servers: endpoints.addresses, EnvoyTools: envoyTools, Manifest: "stock-engines.yaml",
+			KveppFlags: stockFlags},
 	)
 	// A retry_policy for all requests.
 	everywhere, err := s.StartEnvoyOf(t.Context(), "stock-engines.yaml", func(config any) {
@@ -532,7 +535,7 @@ func TestNoRequestLost(t *testing.T) {
 }
 
 // TestStockEnginesByName: the configuration of the chart's Envoy, which finds engines and kvepp by names of Services,
-// retries like stock-engines.yaml. Here the names are the local host's.
+// retries like stock-engines.yaml, with the Envoy of the chart's image. Here the names are the local host's.
 func TestStockEnginesByName(t *testing.T) {
 	endpoints := startScripted(t, 3)
 	s := start(
@@ -540,6 +543,7 @@ func TestStockEnginesByName(t *testing.T) {
 		stack.Config{
 			Workers:    -1,
 			Servers:    endpoints.addresses,
+			EnvoyTools: imageEnvoy(t),
 			Manifest:   "../chart/envoy/stock-engines.yaml",
 			KveppFlags: stockFlags,
 			EditEnvoy: func(config any) {
@@ -547,10 +551,7 @@ func TestStockEnginesByName(t *testing.T) {
 					if kind := stack.At(c, "type"); kind != "STRICT_DNS" {
 						t.Errorf("cluster %v has type %v", stack.At(c, "name"), kind)
 					}
-					c.(map[string]any)["dns_lookup_family"] = "V4_ONLY" // the stack's servers have no IPv6
-					for _, e := range stack.At(c, "load_assignment", "endpoints", 0, "lb_endpoints").([]any) {
-						stack.At(e, "endpoint", "address", "socket_address").(map[string]any)["address"] = "localhost"
-					}
+					byLocalName(c)
 				}
 			},
 		},

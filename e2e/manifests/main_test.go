@@ -7,4 +7,6 @@ import (
 	"kvepp/test/harness/parts"
 )
 
-func TestMain(m *testing.M) { os.Exit(parts.Run(m, "test", "KVEPP_MANIFEST_TOOLS", "KVEPP_ROOTFS")) }
+func TestMain(m *testing.M) {
+	os.Exit(parts.Run(m, "test", "KVEPP_MANIFEST_TOOLS", "KVEPP_IMAGE_ENVOY", "KVEPP_ROOTFS"))
+}

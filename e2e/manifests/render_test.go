@@ -636,19 +636,20 @@ func withoutHelm(text []byte) string {
 	return b.String()
 }
 
-// validate makes Envoy validate a configuration.
+// validate makes an Envoy of the minor version of the manifests' image, and the one of the other tests, validate a
+// configuration.
 func validate(t *testing.T, name, file string) {
 	t.Helper()
-	tools := os.Getenv("KVEPP_TOOLS")
-	if tools == "" {
-		t.Fatal(
-			"Envoy is not installed: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` " +
-				"prints",
-		)
-	}
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
-		file).CombinedOutput(); err != nil {
-		t.Errorf("%s: Envoy does not accept %s: %v\n%s", name, file, err, out)
+	for variable, target := range map[string]string{"KVEPP_IMAGE_ENVOY": "envoy", "KVEPP_TOOLS": "tools"} {
+		tools := os.Getenv(variable)
+		if tools == "" {
+			t.Fatalf("Envoy is not installed: run this through make, or set %s to what "+
+				"`test/tools/install.sh %s` prints", variable, target)
+		}
+		if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
+			file).CombinedOutput(); err != nil {
+			t.Errorf("%s: the Envoy of %s does not accept %s: %v\n%s", name, variable, file, err, out)
+		}
 	}
 }
 

