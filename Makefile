@@ -67,7 +67,7 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 
 # The tests of events mostly wait, so they run beside parity.
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
-	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code (ENGINE=sglang VERSION=0.5.23: only requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
@@ -76,7 +76,7 @@ parity: build ## compares tokens of real models, chat templates and the reading 
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
 events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, which are killed and cut off for two minutes (SOAK=10m: for ten)
-	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)
 
 storm: build ## random requests through Envoy while all programs fail, and thousands at once (STORM: their number; SEED: others)
 	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000

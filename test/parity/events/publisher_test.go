@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -88,18 +89,19 @@ type publisher struct {
 	events, replay int // ports; replay 0: none
 }
 
-// newPublisher starts a publisher that keeps this number of batches for replays; 0: no replays.
-func newPublisher(t *testing.T, engine string, steps int) *publisher {
+// sourcesOf is the folder with the engines' own files in their main versions.
+func sourcesOf(t *testing.T) string { return filepath.Join(environment(t, "KVEPP_ENGINES"), "sources") }
+
+// newPublisher starts a publisher, whose files are in sources, that keeps this number of batches for replays; 0: no
+// replays.
+func newPublisher(t *testing.T, engine, sources string, steps int) *publisher {
 	t.Helper()
 	p := &publisher{script: &script{t: t}, events: freePort(t)}
 	if steps > 0 {
 		p.replay = freePort(t)
 	}
-	p.argv = []string{python(t), "publisher.py", engine,
-		filepath.Join(
-			environment(t, "KVEPP_ENGINES"),
-			"sources",
-		), fmt.Sprint(p.events), fmt.Sprint(p.replay), fmt.Sprint(max(steps, 1))}
+	p.argv = []string{python(t), "publisher.py", engine, sources, fmt.Sprint(p.events), fmt.Sprint(p.replay),
+		fmt.Sprint(max(steps, 1))}
 	p.start()
 	t.Cleanup(p.kill)
 	return p
@@ -262,131 +264,165 @@ func tokens(from, n int) []kvblock.Token {
 	return ids
 }
 
-// TestPublishers runs the publishers of vLLM 0.33.0 and SGLang 0.5.21, with and without replays.
+// publishers returns the folders of the engines' own files by engine and version: those of KVEPP_ENGINES, and the
+// further versions of KVEPP_ENGINE_VERSIONS.
+func publishers(t *testing.T) map[string]string {
+	t.Helper()
+	folders := map[string]string{"vllm": sourcesOf(t), "sglang": sourcesOf(t)}
+	for _, home := range strings.Fields(environment(t, "KVEPP_ENGINE_VERSIONS")) {
+		// The folder's name is ENGINE-VERSION-..., as test/tools/install.sh makes it.
+		if parts := strings.Split(filepath.Base(home), "-"); len(parts) > 2 {
+			folders[parts[0]+"-"+parts[1]] = filepath.Join(home, "sources")
+		}
+	}
+	return folders
+}
+
+// TestPublishers runs the publishers of vLLM 0.33.0, SGLang 0.5.21 and the engines' further versions, with and without
+// replays.
 func TestPublishers(t *testing.T) {
-	for _, engine := range []string{"vllm", "sglang"} {
+	for name, sources := range publishers(t) {
+		engine, _, _ := strings.Cut(name, "-")
 		for _, steps := range []int{1000, 0} {
-			t.Run(fmt.Sprintf("%s,replay=%v", engine, steps > 0), func(t *testing.T) {
-				h, p := newFixture(t), newPublisher(t, engine, steps)
-				plain := kvblock.HashOptions{}
-				holds := func(want int) func() bool {
-					return func() bool {
-						return h.match("a", tokens(0, 16),
-							plain) == want
-					}
-				}
-
-				// Batches published before kvepp connected are known by replay, or not at all.
-				p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8)))
-				h.pool.Update([]pool.Endpoint{p.endpoint("a")})
-				if steps > 0 {
-					eventually(t, "the batches published before", holds(2))
-				} else {
-					eventually(t, "a message heard",
-						func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
-				}
-				p.publish(false, p.store([]any{3}, 2, tokens(8, 4)), p.store([]any{4}, 3, tokens(12, 4)))
-				eventually(t, "four blocks", holds(4))
-
-				// A live message is lost, and the next one shows it.
-				p.publish(true, removed(4))
-				p.publish(false, removed(3))
-				if steps > 0 {
-					eventually(t, "two blocks", holds(2))
-					p.publish(false, p.store([]any{3, 4}, 2, tokens(8, 8)))
-					eventually(t, "four blocks again", holds(4))
-				} else {
-					eventually(t, "no block", holds(0))
-					p.publish(false, cleared, p.store([]any{1, 2, 3, 4}, nil, tokens(0, 16)))
-					eventually(t, "four blocks again", holds(4))
-				}
-
-				// A new epoch of the engine, which sends more messages than the first before kvepp connects.
-				p.kill()
-				p.start()
-				for i := range 20 {
-					p.publish(false, p.store([]any{100 + i}, nil, tokens(1000+4*i, 4)))
-				}
-				eventually(t, "a message of the new epoch", func() bool {
-					p.publish(false, p.store([]any{200}, nil, tokens(2000, 4)))
-					return h.match("a", tokens(2000, 4), plain) == 1
-				})
-				if steps > 0 {
-					eventually(t, "all blocks of the new epoch", func() bool {
-						for i := range 20 {
-							if h.match("a", tokens(1000+4*i, 4), plain) != 1 {
-								return false
-							}
-						}
-						return true
-					})
-				}
-				if !holds(0)() {
-					t.Error("the index has blocks of the engine's previous epoch")
-				}
-
-				// The fields of events.
-				salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
-				if engine == "vllm" {
-					digest := func(n int) string { return fmt.Sprintf("%064x", n) }
-					p.publish(
-						false,
-						p.store(
-							[]any{digest(7), digest(8)},
-							nil,
-							tokens(3000, 8),
-							"extra_keys",
-							[]any{[]any{"tenant-a"}, nil},
-						),
-						p.store([]any{digest(9)}, digest(8), tokens(3008, 4)),
-						p.store(
-							[]any{digest(10)},
-							nil,
-							tokens(3000, 4),
-							"lora_id",
-							1,
-							"lora_name",
-							"sql",
-							"extra_keys",
-							[]any{[]any{"sql"}},
-						),
-					)
-					eventually(
-						t,
-						"an adapter's block",
-						func() bool { return h.match("a", tokens(3000, 4), adapted) == 1 },
-					)
-				} else {
-					p.publish(false, p.store([]any{-7, -8}, nil, tokens(3000, 8), "cache_salt", "tenant-a"),
-						p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"))
-				}
-				eventually(t, "three salted blocks", func() bool { return h.match("a", tokens(3000, 12), salted) == 3 })
-				if h.match("a", tokens(3000, 12), plain) != 0 {
-					t.Error("salted blocks are found without the salt")
-				}
-				if engine == "sglang" {
-					var pairs [][2]int
-					for i := range 8 {
-						pairs = append(pairs, [2]int{4000 + i, 4001 + i})
-					}
-					p.publish(false, p.store([]any{11, 12}, nil, nil, "token_ids", pairs))
-				} else {
-					p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids",
-						[][]int{{4004}, {4008}}))
-				}
-				eventually(
-					t,
-					"two blocks of EAGLE's",
-					func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 },
-				)
-				eventually(t, "both reports to the pool", func() bool {
-					s := h.pool.Acquire()
-					defer s.Release()
-					return s.Workers[0].EAGLE && s.Workers[0].BlockSize == blockSize
-				})
+			t.Run(fmt.Sprintf("%s,replay=%v", name, steps > 0), func(t *testing.T) {
+				follow(t, engine, sources, steps)
 			})
 		}
 	}
+}
+
+// follow compares the index with what an engine's publisher sent, while messages are lost and the engine restarts.
+func follow(t *testing.T, engine, sources string, steps int) {
+	h, p := newFixture(t), newPublisher(t, engine, sources, steps)
+	plain := kvblock.HashOptions{}
+	holds := func(want int) func() bool {
+		return func() bool {
+			return h.match("a", tokens(0, 16),
+				plain) == want
+		}
+	}
+
+	// Batches published before kvepp connected are known by replay, or not at all.
+	p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8)))
+	h.pool.Update([]pool.Endpoint{p.endpoint("a")})
+	if steps > 0 {
+		eventually(t, "the batches published before", holds(2))
+	} else {
+		eventually(t, "a message heard",
+			func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
+	}
+	p.publish(false, p.store([]any{3}, 2, tokens(8, 4)), p.store([]any{4}, 3, tokens(12, 4)))
+	eventually(t, "four blocks", holds(4))
+
+	// A live message is lost, and the next one shows it.
+	p.publish(true, removed(4))
+	p.publish(false, removed(3))
+	if steps > 0 {
+		eventually(t, "two blocks", holds(2))
+		p.publish(false, p.store([]any{3, 4}, 2, tokens(8, 8)))
+		eventually(t, "four blocks again", holds(4))
+	} else {
+		eventually(t, "no block", holds(0))
+		p.publish(false, cleared, p.store([]any{1, 2, 3, 4}, nil, tokens(0, 16)))
+		eventually(t, "four blocks again", holds(4))
+	}
+
+	// A new epoch of the engine, which sends more messages than the first before kvepp connects.
+	p.kill()
+	p.start()
+	for i := range 20 {
+		p.publish(false, p.store([]any{100 + i}, nil, tokens(1000+4*i, 4)))
+	}
+	eventually(t, "a message of the new epoch", func() bool {
+		p.publish(false, p.store([]any{200}, nil, tokens(2000, 4)))
+		return h.match("a", tokens(2000, 4), plain) == 1
+	})
+	if steps > 0 {
+		eventually(t, "all blocks of the new epoch", func() bool {
+			for i := range 20 {
+				if h.match("a", tokens(1000+4*i, 4), plain) != 1 {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	if !holds(0)() {
+		t.Error("the index has blocks of the engine's previous epoch")
+	}
+	fields(t, h, p, engine, sources)
+}
+
+// fields checks that kvepp reads the fields of an engine's events.
+func fields(t *testing.T, h *fixture, p *publisher, engine, sources string) {
+	plain := kvblock.HashOptions{}
+	salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
+	if engine == "vllm" {
+		digest := func(n int) string { return fmt.Sprintf("%064x", n) }
+		p.publish(
+			false,
+			p.store(
+				[]any{digest(7), digest(8)},
+				nil,
+				tokens(3000, 8),
+				"extra_keys",
+				[]any{[]any{"tenant-a"}, nil},
+			),
+			p.store([]any{digest(9)}, digest(8), tokens(3008, 4)),
+			p.store(
+				[]any{digest(10)},
+				nil,
+				tokens(3000, 4),
+				"lora_id",
+				1,
+				"lora_name",
+				"sql",
+				"extra_keys",
+				[]any{[]any{"sql"}},
+			),
+		)
+		eventually(
+			t,
+			"an adapter's block",
+			func() bool { return h.match("a", tokens(3000, 4), adapted) == 1 },
+		)
+	} else {
+		p.publish(false, p.store([]any{-7, -8}, nil, tokens(3000, 8), "cache_salt", "tenant-a"),
+			p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"))
+	}
+	eventually(t, "three salted blocks", func() bool { return h.match("a", tokens(3000, 12), salted) == 3 })
+	if h.match("a", tokens(3000, 12), plain) != 0 {
+		t.Error("salted blocks are found without the salt")
+	}
+	eagle := true
+	if engine == "sglang" {
+		var pairs [][2]int
+		for i := range 8 {
+			pairs = append(pairs, [2]int{4000 + i, 4001 + i})
+		}
+		p.publish(false, p.store([]any{11, 12}, nil, nil, "token_ids", pairs))
+	} else if eagle = knowsLookahead(t, sources); eagle {
+		p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids", [][]int{{4004}, {4008}}))
+	}
+	if eagle {
+		eventually(t, "two blocks of EAGLE's",
+			func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 })
+	}
+	eventually(t, "the reports to the pool", func() bool {
+		s := h.pool.Acquire()
+		defer s.Release()
+		return s.Workers[0].EAGLE == eagle && s.Workers[0].BlockSize == blockSize
+	})
+}
+
+// knowsLookahead reports whether a vLLM's events have the field lookahead_token_ids, which 0.33 added.
+func knowsLookahead(t *testing.T, sources string) bool {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(sources, "vllm/distributed/kv_events.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(text), "lookahead_token_ids")
 }
 
 // The goldens of kvblock equal the output of their script.
@@ -410,7 +446,7 @@ func TestGoldens(t *testing.T) {
 func TestPromptTails(t *testing.T) {
 	for _, configured := range []int{0, blockSize} {
 		t.Run(fmt.Sprintf("configured=%d", configured), func(t *testing.T) {
-			h, p := newFixture(t), newPublisher(t, "vllm", 1000)
+			h, p := newFixture(t), newPublisher(t, "vllm", sourcesOf(t), 1000)
 			group := func(n int, kind string) []any { return []any{"group_idx", n, "kv_cache_spec_kind", kind} }
 			window := func(hashes []any, parent any, ids []kvblock.Token) event {
 				return p.store(

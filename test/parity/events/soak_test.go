@@ -26,7 +26,7 @@ func TestSoak(t *testing.T) {
 		for _, engine := range []string{"vllm", "sglang"} {
 			w := &soaked{
 				soak:      s,
-				publisher: newPublisher(t, engine, steps),
+				publisher: newPublisher(t, engine, sourcesOf(t), steps),
 				name:      fmt.Sprintf("%s-%d", engine, i),
 				exact:     steps > 1000,
 				rng:       rand.New(rand.NewPCG(uint64(i), uint64(len(engine)))),
