@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kvepp/test/harness/parts"
 	"kvepp/test/harness/stack"
 )
 
@@ -17,10 +18,9 @@ import (
 // examples/compose. The other tests run a newer one, because no digest of its image is confirmed (docs/security.md).
 func imageEnvoy(t *testing.T) string {
 	t.Helper()
-	folder := os.Getenv("KVEPP_IMAGE_ENVOY")
-	if folder == "" {
-		t.Fatal("the Envoy of the manifests' image is not installed: run this through make, or set " +
-			"KVEPP_IMAGE_ENVOY to what `test/tools/install.sh envoy` prints")
+	folder, err := parts.Folder("KVEPP_IMAGE_ENVOY", "envoy")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return folder
 }

@@ -21,6 +21,8 @@ import (
 	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	kinds "k8s.io/client-go/kubernetes/scheme"
 	inference "sigs.k8s.io/gateway-api-inference-extension/api/v1"
+
+	"kvepp/test/harness/parts"
 )
 
 var rewrite = flag.Bool(
@@ -636,20 +638,11 @@ func withoutHelm(text []byte) string {
 	return b.String()
 }
 
-// validate makes an Envoy of the minor version of the manifests' image, and the one of the other tests, validate a
-// configuration.
+// validate makes both Envoys validate a configuration.
 func validate(t *testing.T, name, file string) {
 	t.Helper()
-	for variable, target := range map[string]string{"KVEPP_IMAGE_ENVOY": "envoy", "KVEPP_TOOLS": "tools"} {
-		tools := os.Getenv(variable)
-		if tools == "" {
-			t.Fatalf("Envoy is not installed: run this through make, or set %s to what "+
-				"`test/tools/install.sh %s` prints", variable, target)
-		}
-		if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
-			file).CombinedOutput(); err != nil {
-			t.Errorf("%s: the Envoy of %s does not accept %s: %v\n%s", name, variable, file, err, out)
-		}
+	if err := parts.EnvoysAccept(t.Context(), file); err != nil {
+		t.Errorf("%s: %v", name, err)
 	}
 }
 

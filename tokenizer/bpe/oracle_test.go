@@ -215,15 +215,13 @@ func FuzzScanners(f *testing.F) {
 	})
 }
 
-// naiveEncode merges a whole text as one piece, the lowest rank first and the leftmost of equals: the definition of
-// BPE.
-func naiveEncode(b *bpeModel, text string) []kvblock.Token {
-	source := symbols{model: b, text: text}
-	ids := source.next(nil, len(text)+1)
+// mergeByDefinition merges the two neighbours with the lowest rank, the leftmost of equals, until none merge: the
+// definition of BPE. It overwrites ids.
+func mergeByDefinition(t *mergeTable, ids []kvblock.Token) []kvblock.Token {
 	for {
 		best, at, into := noRank, -1, kvblock.Token(0)
 		for i := 0; i+1 < len(ids); i++ {
-			if merge := b.merges.get(ids[i], ids[i+1]); merge.rank < best {
+			if merge := t.get(ids[i], ids[i+1]); merge.rank < best {
 				best, at, into = merge.rank, i, merge.into
 			}
 		}
@@ -232,6 +230,12 @@ func naiveEncode(b *bpeModel, text string) []kvblock.Token {
 		}
 		ids = slices.Replace(ids, at, at+2, into)
 	}
+}
+
+// naiveEncode merges a whole text as one piece.
+func naiveEncode(b *bpeModel, text string) []kvblock.Token {
+	source := symbols{model: b, text: text}
+	return mergeByDefinition(&b.merges, source.next(nil, len(text)+1))
 }
 
 // TestWindowsOfMergesAgainstDefinition: a piece of any length has the same ids for every size of window.

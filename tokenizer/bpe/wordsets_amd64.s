@@ -84,7 +84,7 @@ TEXT ·lookUpWordsSSE2(SB), NOSPLIT, $0-56
 find:
 	MOVOU piece_low(SI), X0
 	MOVQ  piece_hash(SI), AX
-	SHRQ       $(64-const_wordSetBits), AX
+	SHRQ  $(64-const_wordSetBits), AX
 	SHLQ  $6, AX
 	ADDQ  R10, AX
 

@@ -3,8 +3,13 @@
 package parts
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 )
 
 // Run runs the tests of m, a *testing.M or one that prepares something first, if at least one of the environment
@@ -25,4 +30,32 @@ func Run(m interface{ Run() int }, target string, variables ...string) int {
 		return 0
 	}
 	return m.Run()
+}
+
+// Folder returns the folder that a variable names: what `test/tools/install.sh TARGET` prints.
+func Folder(variable, target string) (string, error) {
+	if folder := os.Getenv(variable); folder != "" {
+		return folder, nil
+	}
+	return "", fmt.Errorf("%s is not set: run this through make, or set it to what `test/tools/install.sh %s` prints",
+		variable, target)
+}
+
+// EnvoysAccept lets the Envoy of most tests and that of the manifests' image validate a configuration.
+func EnvoysAccept(ctx context.Context, file string) error {
+	for _, envoy := range [][2]string{{"KVEPP_TOOLS", "tools"}, {"KVEPP_IMAGE_ENVOY", "envoy"}} {
+		folder, err := Folder(envoy[0], envoy[1])
+		if err != nil {
+			return err
+		}
+		out, err := exec.CommandContext(ctx, filepath.Join(folder, "bin/envoy"), "--mode", "validate", "-c",
+			file).CombinedOutput()
+		if err == nil && !strings.Contains(string(out), "OK") {
+			err = errors.New("it does not print OK")
+		}
+		if err != nil {
+			return fmt.Errorf("the Envoy of %s does not accept %s: %w\n%s", envoy[0], file, err, out)
+		}
+	}
+	return nil
 }
