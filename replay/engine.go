@@ -126,9 +126,11 @@ type engine struct {
 	active  int        // cached blocks with references
 
 	running, waiting []*sequence
-	inStep           bool     // a step is planned or runs; set by the simulation, cleared by end
-	parts            []part   // of the step that runs; set by the simulation
-	changes          []change // since the last step ended
+	coming           []*sequence   // were sent here and have not arrived
+	inStep           bool          // a step is planned or runs; set by the simulation, cleared by end
+	stepEnds         time.Duration // when the latest step ends or ended; set by the simulation
+	parts            []part        // of the step that runs; set by the simulation
+	changes          []change      // since the last step ended
 
 	computedPrompt int // tokens that were prefilled
 	preemptions    int

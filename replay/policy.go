@@ -4,22 +4,26 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"time"
 
+	"kvepp/kvblock"
 	"kvepp/scoring"
 )
 
-// Policies of other projects, for comparison. They are written from their papers and documentation, and see the same
-// index and book as kvepp's own. What they read from engines' metrics they get without delay here, which favours them.
+// Policies for comparison: those of other projects, and one that knows the engines. The former are written from their
+// papers and documentation, and see the same index and book as kvepp's own. What they read from engines' metrics they
+// get without delay here, which favours them.
 
 // view is what a policy sees when a request is to be sent. The slices are indexed by candidate.
 type view struct {
-	prompt    int // tokens
+	prompt    int                    // tokens
+	chain     []kvblock.SequenceHash // of the prompt's full blocks
 	blockSize int
 	cached    []int // tokens of the prompt
 	loads     []scoring.Load
 	engines   []*engine
 	rng       *rand.Rand
-	now       float64 // seconds
+	now       time.Duration
 }
 
 func (v *view) fresh(w int) int { return v.prompt - v.cached[w] }
@@ -60,9 +64,10 @@ var policies = []struct {
 	{"preble-e2", func(workers int) policy { return newPreble(workers) }},
 	{"lmetric", func(int) policy { return lmetric{} }},
 	{"sglang", func(int) policy { return sglang{} }},
+	{"clairvoyant", newClairvoyant},
 }
 
-// PolicyNames returns the names for Config.Policy: other projects' policies.
+// PolicyNames returns the names for Config.Policy.
 func PolicyNames() (names []string) {
 	for _, p := range policies {
 		names = append(names, p.name)
@@ -88,7 +93,8 @@ func (unlearning) firstToken(int, int, float64) {}
 // look returns what a policy sees of a request, after gather.
 func (s *Simulation) look(f *flight) *view {
 	v := &s.view
-	v.prompt, v.blockSize, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.rng, s.now.Seconds()
+	v.prompt, v.blockSize, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.rng, s.now
+	v.chain = f.Chain[:f.Prompt/v.blockSize]
 	s.loads = s.replicas[0].book.Loads(s.loads[:0])
 	v.cached, v.loads, v.engines = v.cached[:0], v.loads[:0], v.engines[:0]
 	for i := range s.candidates {

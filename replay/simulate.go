@@ -30,7 +30,7 @@ type Config struct {
 	// Scoring and Prefill configure the cost function and the load book.
 	Scoring scoring.Config
 	Prefill scoring.PrefillModel
-	// Policy, if set, is another project's policy, one of PolicyNames, instead of Scoring's.
+	// Policy, if set, is one of PolicyNames instead of Scoring's policy.
 	Policy string
 	// Queue says when requests wait. nil: none does.
 	Queue *queue.Profile
@@ -112,7 +112,7 @@ func (c *Config) Validate() error {
 	case c.Replicas < 0 || c.Replicas > maxReplicas:
 		return fmt.Errorf("%d replicas: must be 1 to %d", c.Replicas, maxReplicas)
 	case c.Replicas > 1 && (c.Policy != "" || c.Admission != nil):
-		return errors.New("several replicas: not with another project's policy or with admission")
+		return errors.New("several replicas: only with the policies of kvepp serve, and without admission")
 	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
 		return errors.New("the replicas' delay must be 0 to ten years")
 	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
@@ -556,6 +556,7 @@ func (s *Simulation) send(f *flight) {
 		s.deliver(f)
 		return
 	}
+	s.engines[f.worker].announce(&f.sequence)
 	delay := time.Duration(s.rng.Float64() * float64(s.cfg.DeliveryDelay))
 	s.at(s.now+delay, event{what: delivery, of: f})
 }
@@ -601,7 +602,8 @@ func (s *Simulation) beginStep(w int) {
 		return
 	}
 	s.report.busy(w, s.now, took)
-	s.at(s.now+took, event{what: stepEnds, worker: w})
+	e.stepEnds = s.now + took
+	s.at(e.stepEnds, event{what: stepEnds, worker: w})
 }
 
 // stepped is what a step changed in a worker's cache.
@@ -737,6 +739,7 @@ func (s *Simulation) happen(e *event) {
 			s.refuse(f, RefusedQueue)
 		}
 	case delivery:
+		s.engines[e.of.worker].arrived(&e.of.sequence)
 		s.deliver(e.of)
 	case stepBegins:
 		s.beginStep(e.worker)

@@ -17,9 +17,10 @@ const (
 	freshBefore = 200 * time.Millisecond
 	// leastUnseen is how many unknown bookings the guard heeds.
 	leastUnseen = 0.001
-	// shareLead is by how many times the unknown bookings a worker of the own share may cost more than the cheapest.
-	// It is at most one booking and twice the unknown ones of a worker. Measured by bench/replicas-replay.
-	shareLead = 8
+	// shareLead times the root of the number of unknown bookings is by how many bookings a worker of the own share may
+	// cost more than the cheapest; but at most one and twice the unknown ones of a worker. The root, because even few
+	// unknown bookings lengthen the p99 of prompts that share nothing. Measured by bench/replicas-replay.
+	shareLead = 2.5
 )
 
 // Peers is what is known of the other replicas.
@@ -112,7 +113,7 @@ func (a *ActiveSequences) spread(
 	if unseen < leastUnseen || g.stale || !(each > 0) || len(candidates) == 1 {
 		return i
 	}
-	lead := min(shareLead*unseen, 1+2*unseen/float64(len(candidates))) * each
+	lead := min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates))) * each
 	water := unseen * each
 	shared, limit := option{costs[i] + lead, -1}, costs[i]+water
 	near := a.nearest(candidates, cfg, all, i, max(shared.cost, limit), costs)

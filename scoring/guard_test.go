@@ -222,7 +222,7 @@ func spreadByDefinition(
 		}
 		return (float64(len(c.Prompt.Chains[0])-held[j]) - cfg.PrefillLoadScale*credit) * size
 	}
-	limit, chosen := costs[i]+min(shareLead*unseen, 1+2*unseen/float64(len(candidates)))*each, -1
+	limit, chosen := costs[i]+min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates)))*each, -1
 	for j, cost := range costs {
 		w := int(candidates[j].Worker)
 		if w < len(a.guard.Share) && a.guard.Share[w] && part(j) <= part(i) &&

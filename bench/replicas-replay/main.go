@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -70,6 +71,7 @@ func main() {
 	replicas := flag.Int("replicas", 4, "replicas, `N`")
 	delays := flag.String("delays", "2ms,5ms,20ms,off",
 		"`TIMES` until replicas know of each other, by comma; off: never")
+	intervals := flag.Bool("intervals", false, "print the 95 % interval of each median, from the ranks of the ratios")
 	policies := flag.String("policies", "dynamo,time", "`NAMES` of policies, by comma")
 	flag.Parse()
 	fmt.Println("| traffic | policy | delay | cached | TTFT mean | p50 | p90 | p99 |")
@@ -81,7 +83,7 @@ func main() {
 		for policy := range strings.SplitSeq(*policies, ",") {
 			p, err := scoring.ParsePolicy(policy)
 			if err == nil {
-				err = compare(&t, p, *replicas, strings.Split(*delays, ","), *from, *seeds)
+				err = compare(&t, p, *replicas, strings.Split(*delays, ","), *from, *seeds, *intervals)
 			}
 			if err != nil {
 				fmt.Fprintf(os.Stderr, "replicas-replay: %s: %v\n", t.name, err)
@@ -92,7 +94,9 @@ func main() {
 }
 
 // compare prints the lines of one traffic and policy.
-func compare(t *traffic, policy scoring.Policy, replicas int, delays []string, from uint64, seeds int) error {
+func compare(
+	t *traffic, policy scoring.Policy, replicas int, delays []string, from uint64, seeds int, intervals bool,
+) error {
 	ratios := make([][len(result{})][]float64, len(delays))
 	for seed := from; seed < from+uint64(seeds); seed++ {
 		var trace bytes.Buffer
@@ -121,7 +125,12 @@ func compare(t *traffic, policy scoring.Policy, replicas int, delays []string, f
 		fmt.Printf("| %s | %v | %s |", t.name, policy, delay)
 		for _, r := range ratios[i] {
 			slices.Sort(r)
-			fmt.Printf(" %.3f |", (r[(len(r)-1)/2]+r[len(r)/2])/2)
+			fmt.Printf(" %.3f", (r[(len(r)-1)/2]+r[len(r)/2])/2)
+			if intervals {
+				low := max(int(math.Round(float64(len(r))/2-0.98*math.Sqrt(float64(len(r))))), 0)
+				fmt.Printf(" (%.3f-%.3f)", r[low], r[len(r)-1-low])
+			}
+			fmt.Print(" |")
 		}
 		fmt.Println()
 	}

@@ -55,7 +55,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// checkDecisions checks the file of --out: a line for each of 200 requests and 15 settings, with the chosen candidate.
+// checkDecisions checks the file of --out: a line for each of 200 requests and 16 settings, with the chosen candidate.
 func checkDecisions(t *testing.T, path string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -84,7 +84,7 @@ func checkDecisions(t *testing.T, path string) {
 			t.Errorf("%s: %d lines", setting, n)
 		}
 	}
-	if len(count) != 15 || refused == 0 || refused > 200 {
+	if len(count) != 16 || refused == 0 || refused > 200 {
 		t.Errorf("%d settings, %d refused", len(count), refused)
 	}
 }
@@ -180,7 +180,7 @@ func TestReplayErrors(t *testing.T) {
 		{file + " --replicas=0", 2, "--replicas 0: must be at least 1"},
 		{file + " --replicas=65", 2, "65 replicas: must be 1 to 64"},
 		{file + " --replica-delay=never", 2, "--replica-delay \"never\": must be a time"},
-		{file + " --replicas=2 --router-policy=llm-d", 2, "several replicas: not with another project's policy"},
+		{file + " --replicas=2 --router-policy=llm-d", 2, "several replicas: only with the policies of kvepp serve"},
 		{file + " --trace-block-size=0", 2, "--trace-block-size 0"},
 		{file + " --compare=x=--event-lag=1s --compare=x=--event-lag=2s", 2, "--compare x: another line has this name"},
 		{file + " --active-decode-blocks-threshold=2", 2, "--active-decode-blocks-threshold must be between"},

@@ -1,0 +1,75 @@
+package replay
+
+import (
+	"slices"
+
+	"kvepp/kvblock"
+)
+
+// clairvoyant sends each request where its first token comes first. It knows what no router does: what each engine has
+// cached and queued now, how fast it is, and when its step ends. So it shows how much a better policy could still gain.
+// It is no bound: it thinks of one request at a time, and of no answer that is slower for it. It leaves out that
+// requests wait for memory, and that their number in a step is limited.
+type clairvoyant struct {
+	unlearning
+	planned map[kvblock.SequenceHash]struct{} // blocks that queued prompts will have computed
+}
+
+func newClairvoyant(int) policy {
+	return &clairvoyant{planned: map[kvblock.SequenceHash]struct{}{}}
+}
+
+func (c *clairvoyant) choose(v *view) int {
+	return v.least(func(w int) float64 { return c.timeToFirstToken(v, v.engines[w]) })
+}
+
+// timeToFirstToken returns what a request would have on an engine, in milliseconds.
+func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
+	clear(c.planned)
+	tokens, decodes, held := 0, 0, 0
+	for _, s := range e.running {
+		if rest := s.known() - s.computed; rest > 1 {
+			tokens += rest
+		}
+		decodes++
+		held += s.known()
+	}
+	for _, s := range slices.Concat(e.waiting, e.coming, []*sequence{{prompt: v.prompt, chain: v.chain}}) {
+		tokens += s.known() - c.plan(e, s)*e.cfg.BlockSize
+	}
+	took := 0.0
+	if e.inStep {
+		took = max(e.stepEnds-v.now, 0).Seconds() * 1000
+	}
+	decode := 0.0
+	if decodes > 0 {
+		decode = max(e.cfg.Decode.at(min(1, float64(held)/float64(e.cfg.Blocks*e.cfg.BlockSize))), minDecode)
+	}
+	for ; tokens > 0; tokens -= e.cfg.MaxBatchedTokens {
+		took += (e.cfg.Prefill.at(float64(min(tokens, e.cfg.MaxBatchedTokens))) + decode) / e.cfg.Speed
+	}
+	return took
+}
+
+// plan returns how many leading blocks of a sequence need not be computed, and counts the others as computed for those
+// behind it.
+func (c *clairvoyant) plan(e *engine, s *sequence) (known int) {
+	most := min((s.known()-1)/e.cfg.BlockSize, len(s.chain))
+	for ; known < most; known++ {
+		if _, planned := c.planned[s.chain[known]]; !planned && e.cached[s.chain[known]] == nil {
+			break
+		}
+	}
+	for _, h := range s.chain[known:most] {
+		c.planned[h] = struct{}{}
+	}
+	return known
+}
+
+// announce tells an engine of a request that is on its way, and arrived that it is there.
+func (e *engine) announce(s *sequence) { e.coming = append(e.coming, s) }
+
+func (e *engine) arrived(s *sequence) {
+	i := slices.Index(e.coming, s)
+	e.coming = slices.Delete(e.coming, i, i+1)
+}
