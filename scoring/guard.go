@@ -81,20 +81,17 @@ func (g *guard) learn(prefillTokens, activeTokens int) {
 
 // bookingCost returns the mean cost that a booking adds to its worker, in the unit of the costs.
 func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
-	prefill, active := 0.0, 0.0
+	prefill, active, steps := 0.0, 0.0, 0.0
 	if cfg.TrackPrefillTokens {
-		prefill = a.guard.prefill.value
+		prefill, steps = a.guard.prefill.value, 1
 	}
 	if cfg.TrackActiveBlocks {
 		active = a.guard.active.value
 	}
-	if cfg.Policy == Time {
+	if cfg.Policy == Time { // the next prompt waits for the step and for its tokens
 		common := a.learned.common()
-		cost := decodeInterference * a.learned.answerTokens() * common.gapPerToken * active
-		if cfg.TrackPrefillTokens {
-			cost += common.stepSeconds + common.secondsPerToken*prefill // the next prompt waits for both
-		}
-		return 1000 * cost
+		return 1000 * (steps*common.stepSeconds + common.secondsPerToken*prefill +
+			decodeInterference*a.learned.answerTokens()*common.gapPerToken*active)
 	}
 	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
 }

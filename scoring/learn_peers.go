@@ -224,11 +224,8 @@ func (l *learned) refit(w kvblock.Worker) {
 	}
 	l.all.prefill.fit(&all.prefill, enoughPrefills, 0.1)
 	l.all.gap.fit(&all.gap, enoughGaps, 0)
-	usual := (l.all.prefill.x + all.prefill.x) / (l.all.prefill.weight + all.prefill.weight) // tokens
-	gap := 0.0
-	if weight := l.all.gap.weight + all.gap.weight; weight > 0 {
-		gap = (l.all.gap.y + all.gap.y) / weight
-	}
+	usual, _ := l.all.prefill.means(&all.prefill)
+	_, gap := l.all.gap.means(&all.gap)
 	l.pricePrefill(w, usual, gap)
 	for range pricedAgain { // the average has changed for the others too
 		l.next = (l.next + 1) % len(l.workers)
@@ -253,6 +250,15 @@ func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 
 // at returns y at x.
 func (l *line) at(x float64) float64 { return l.constant + l.slope*x }
+
+// means returns the means of x and y of own samples with those of other origins; 0 without samples.
+func (l *line) means(others *line) (x, y float64) {
+	weight := l.weight + others.weight
+	if weight == 0 {
+		return 0, 0
+	}
+	return (l.x + others.x) / weight, (l.y + others.y) / weight
+}
 
 // meanOf returns a mean of own samples with those of other origins.
 func meanOf(own, peers mean) mean {
