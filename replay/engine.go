@@ -213,8 +213,16 @@ func (e *engine) publish(s *sequence, from, to int) {
 	}
 }
 
-// submit adds a request to those that wait.
-func (e *engine) submit(s *sequence) { e.waiting = append(e.waiting, s) }
+// announce notes a request that was sent to the engine and arrives later.
+func (e *engine) announce(s *sequence) { e.coming = append(e.coming, s) }
+
+// submit adds a request, announced or not, to those that wait.
+func (e *engine) submit(s *sequence) {
+	if i := slices.Index(e.coming, s); i >= 0 {
+		e.coming = slices.Delete(e.coming, i, i+1)
+	}
+	e.waiting = append(e.waiting, s)
+}
 
 // part is what one step computes of a sequence.
 type part struct {

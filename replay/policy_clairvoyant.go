@@ -65,11 +65,3 @@ func (c *clairvoyant) plan(e *engine, s *sequence) (known int) {
 	}
 	return known
 }
-
-// announce tells an engine of a request that is on its way, and arrived that it is there.
-func (e *engine) announce(s *sequence) { e.coming = append(e.coming, s) }
-
-func (e *engine) arrived(s *sequence) {
-	i := slices.Index(e.coming, s)
-	e.coming = slices.Delete(e.coming, i, i+1)
-}

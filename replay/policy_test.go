@@ -84,7 +84,6 @@ func TestClairvoyant(t *testing.T) {
 	sequenceOf := func(c []kvblock.SequenceHash, output int) *sequence {
 		return &sequence{prompt: 16 * len(c), output: output, chain: c, locals: make([]kvblock.LocalHash, len(c))}
 	}
-	long := chain(7, 900)
 	for name, c := range map[string]struct {
 		speed                   float64
 		before, waiting, coming []*sequence // before has a step of its own, which then runs
@@ -92,7 +91,7 @@ func TestClairvoyant(t *testing.T) {
 	}{
 		"idle":    {speed: 1, chain: chain(1, 100)},
 		"slow":    {speed: 0.5, chain: chain(1, 100)},
-		"chunked": {speed: 1, chain: long},
+		"chunked": {speed: 1, chain: chain(7, 900)},
 		"cached":  {speed: 1, before: []*sequence{sequenceOf(chain(1, 60), 5)}, chain: chain(1, 100)},
 		"decoding": {speed: 1, before: []*sequence{sequenceOf(chain(1, 60), 5), sequenceOf(chain(2, 60), 5)},
 			chain: chain(3, 10)},

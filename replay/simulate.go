@@ -739,7 +739,6 @@ func (s *Simulation) happen(e *event) {
 			s.refuse(f, RefusedQueue)
 		}
 	case delivery:
-		s.engines[e.of.worker].arrived(&e.of.sequence)
 		s.deliver(e.of)
 	case stepBegins:
 		s.beginStep(e.worker)

@@ -1,5 +1,5 @@
 // Command replicas-replay replays generated traffic with one replica of kvepp and with several, and prints what the
-// several have relative to the one: medians of ratios that are paired by seed. The page docs/replicas.md has its table.
+// several have relative to the one: medians of ratios that are paired by seed. The page docs/replay.md has its table.
 package main
 
 import (
