@@ -75,6 +75,12 @@ func (c *EngineConfig) validate() error {
 // minDecode is the least time, in milliseconds, of a step that continues answers.
 const minDecode = 1
 
+// decode returns the milliseconds of a step for the answers that it continues, without Speed. held is how many tokens
+// their requests hold.
+func (c *EngineConfig) decode(held int) float64 {
+	return max(c.Decode.at(min(1, float64(held)/float64(c.Blocks*c.BlockSize))), minDecode)
+}
+
 // sequence is a request on its engine.
 type sequence struct {
 	request *flight
@@ -158,11 +164,12 @@ func (e *engine) takePrivate(n int) bool {
 	return true
 }
 
-// findPrefix returns how many leading blocks of a sequence are cached. At least one token is left to compute.
-func (e *engine) findPrefix(s *sequence) int {
+// findPrefix returns how many leading blocks of a sequence are cached, or in also, which may be nil. At least one token
+// is left to compute.
+func (e *engine) findPrefix(s *sequence, also map[kvblock.SequenceHash]struct{}) int {
 	most := min((s.known()-1)/e.cfg.BlockSize, len(s.chain))
-	for n := range most {
-		if e.cached[s.chain[n]] == nil {
+	for n, h := range s.chain[:most] {
+		if _, ok := also[h]; !ok && e.cached[h] == nil {
 			return n
 		}
 	}
@@ -272,7 +279,7 @@ func (e *engine) begin() ([]part, time.Duration) {
 
 // admit references the cached prefix of a waiting sequence. false: the whole sequence does not fit now.
 func (e *engine) admit(s *sequence) bool {
-	hit := e.findPrefix(s)
+	hit := e.findPrefix(s, nil)
 	active := 0
 	for _, h := range s.chain[:hit] {
 		if e.cached[h].references > 0 {
@@ -360,7 +367,7 @@ func (e *engine) duration(st *step) time.Duration {
 		}
 	}
 	if decodes > 0 {
-		ms += max(e.cfg.Decode.at(min(1, float64(held)/float64(e.cfg.Blocks*e.cfg.BlockSize))), minDecode)
+		ms += e.cfg.decode(held)
 	}
 	return time.Duration(min(ms/e.cfg.Speed, maxStep) * float64(time.Millisecond))
 }

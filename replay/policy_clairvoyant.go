@@ -26,12 +26,11 @@ func (c *clairvoyant) choose(v *view) int {
 // timeToFirstToken returns what a request would have on an engine, in milliseconds.
 func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
 	clear(c.planned)
-	tokens, decodes, held := 0, 0, 0
+	tokens, held := 0, 0
 	for _, s := range e.running {
 		if rest := s.known() - s.computed; rest > 1 {
 			tokens += rest
 		}
-		decodes++
 		held += s.known()
 	}
 	for _, s := range slices.Concat(e.waiting, e.coming, []*sequence{{prompt: v.prompt, chain: v.chain}}) {
@@ -42,8 +41,8 @@ func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
 		took = max(e.stepEnds-v.now, 0).Seconds() * 1000
 	}
 	decode := 0.0
-	if decodes > 0 {
-		decode = max(e.cfg.Decode.at(min(1, float64(held)/float64(e.cfg.Blocks*e.cfg.BlockSize))), minDecode)
+	if len(e.running) > 0 {
+		decode = e.cfg.decode(held)
 	}
 	for ; tokens > 0; tokens -= e.cfg.MaxBatchedTokens {
 		took += (e.cfg.Prefill.at(float64(min(tokens, e.cfg.MaxBatchedTokens))) + decode) / e.cfg.Speed
@@ -51,16 +50,11 @@ func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
 	return took
 }
 
-// plan returns how many leading blocks of a sequence need not be computed, and counts the others as computed for those
-// behind it.
-func (c *clairvoyant) plan(e *engine, s *sequence) (known int) {
-	most := min((s.known()-1)/e.cfg.BlockSize, len(s.chain))
-	for ; known < most; known++ {
-		if _, planned := c.planned[s.chain[known]]; !planned && e.cached[s.chain[known]] == nil {
-			break
-		}
-	}
-	for _, h := range s.chain[known:most] {
+// plan returns how many leading blocks of a sequence need not be computed, and counts all its full blocks as computed
+// for those behind it.
+func (c *clairvoyant) plan(e *engine, s *sequence) int {
+	known := e.findPrefix(s, c.planned)
+	for _, h := range s.chain[known:min(s.known()/e.cfg.BlockSize, len(s.chain))] {
 		c.planned[h] = struct{}{}
 	}
 	return known
