@@ -253,11 +253,12 @@ func (l *line) at(x float64) float64 { return l.constant + l.slope*x }
 
 // means returns the means of x and y of own samples with those of other origins; 0 without samples.
 func (l *line) means(others *line) (x, y float64) {
-	weight := l.weight + others.weight
-	if weight == 0 {
+	all := *l
+	all.plus(others)
+	if all.weight == 0 {
 		return 0, 0
 	}
-	return (l.x + others.x) / weight, (l.y + others.y) / weight
+	return all.x / all.weight, all.y / all.weight
 }
 
 // meanOf returns a mean of own samples with those of other origins.
