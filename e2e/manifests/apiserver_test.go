@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/parts"
 	"kvepp/test/harness/process"
 )
 
@@ -34,12 +35,9 @@ const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [Req
 // appends its audit log to the file audit.
 func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	t.Helper()
-	folder := os.Getenv("KVEPP_CRDS")
-	if folder == "" {
-		t.Fatal(
-			"the CRDs of gateways are missing: run this through make (make test-kube), or set KVEPP_CRDS to what " +
-				"`test/tools/install.sh crds` prints",
-		)
+	folder, err := parts.Folder("KVEPP_CRDS", "crds")
+	if err != nil {
+		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	policy := filepath.Join(dir, "policy.yaml")
@@ -47,7 +45,7 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s, err := apiserver.Start(t.Context(), apiserver.Config{Programs: os.Getenv("KVEPP_KUBE"), Dir: t.TempDir(),
+	s, err = apiserver.Start(t.Context(), apiserver.Config{Programs: os.Getenv("KVEPP_KUBE"), Dir: t.TempDir(),
 		Flags: []string{
 			"--feature-gates=ImageVolume=true",
 			"--audit-policy-file=" + policy,

@@ -128,12 +128,9 @@ func (r *rendered) kvepp(t *testing.T) object {
 // program returns the path of Helm or kustomize.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	folder := os.Getenv("KVEPP_MANIFEST_TOOLS")
-	if folder == "" {
-		t.Fatal(
-			"Helm and kustomize are not installed: run this through make, or set KVEPP_MANIFEST_TOOLS to what " +
-				"`test/tools/install.sh manifests` prints",
-		)
+	folder, err := parts.Folder("KVEPP_MANIFEST_TOOLS", "manifests")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return filepath.Join(folder, name)
 }
