@@ -23,10 +23,11 @@ import (
 type hybrid struct {
 	name    string
 	config  map[string]any
-	numbers string // their type; "": float32
-	blocks  int    // of vLLM's cache, which is too small for all prompts, but holds what four running requests need
-	block   int    // tokens of full attention's blocks, as vLLM chooses them
-	classes string // as kvepp says them
+	numbers string   // their type; "": float32
+	blocks  int      // of vLLM's cache, which is too small for all prompts, but holds what four running requests need
+	block   int      // tokens of full attention's blocks, as vLLM chooses them
+	classes string   // as kvepp says them
+	flags   []string // of vLLM
 	// withoutFull says that the model has no full attention, so that kvepp computes vLLM's block hashes.
 	withoutFull bool
 }
@@ -105,6 +106,8 @@ var hybrids = []hybrid{
 			"output_router_logits": false, "mlp_only_layers": []int{}, "full_attention_interval": 4, "use_cache": true,
 		}),
 		numbers: "bfloat16", blocks: 160, block: 64, classes: "state in blocks of 64",
+		// Without this flag vLLM keeps states in float32 on CPUs with AVX-512 BF16, and its blocks have 96 tokens.
+		flags: []string{"--mamba-ssm-cache-dtype", "bfloat16"},
 	},
 	{
 		name: "lfm2",
@@ -140,7 +143,7 @@ func TestHybrids(t *testing.T) {
 	for _, h := range hybrids {
 		configs = append(configs, stack.VLLMConfig{Python: python(t), Dir: t.TempDir(), Tokenizer: folder,
 			Model: h.config, Type: h.numbers, Blocks: h.blocks,
-			Flags: []string{"--max-model-len", "2048", "--max-num-batched-tokens", "512"}})
+			Flags: append([]string{"--max-model-len", "2048", "--max-num-batched-tokens", "512"}, h.flags...)})
 	}
 	all, err := stack.StartVLLMs("serve.py", configs)
 	if err != nil {
