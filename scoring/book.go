@@ -314,6 +314,9 @@ func (a *ActiveSequences) SelectAndAdd(
 		sel, _ = a.selection(req, candidates, i, cfg, all.unit)
 		a.closeWalks()
 	} else {
+		if a.guard.Rate > 0 {
+			a.guard.unknown.chose(a.now)
+		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
 		sel.Version = a.version
 		if cfg.Mode == RoundRobin {

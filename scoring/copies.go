@@ -129,7 +129,8 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	}
 	a.fit(int(ch.Worker) + 1)
 	a.version++
-	a.now = a.clock() - min(max(ch.Age, 0), seconds(maxSampleSeconds*24))
+	heard := a.clock()
+	a.now = heard - min(max(ch.Age, 0), seconds(maxSampleSeconds*24))
 	index, b := a.newBooking()
 	b.worker, b.since, b.blockSize, b.number = ch.Worker, a.now, ch.BlockSize, ch.Number
 	b.from = c
@@ -165,8 +166,11 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
-	if a.guard.Rate > 0 {
-		a.guard.learn(ch.PrefillTokens, load.ActiveTokens-tokens)
+	if g := &a.guard; g.Rate > 0 {
+		g.learn(ch.PrefillTokens, load.ActiveTokens-tokens)
+		if age := max(ch.Age, g.Staleness); age <= staleAfter && !c.open {
+			g.unknown.heard(heard - age)
+		}
 	}
 	a.reprice(b.worker)
 	if n := ch.Output; n > 0 && n <= MaxISLTokens {

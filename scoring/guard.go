@@ -21,6 +21,10 @@ const (
 	// cost more than the cheapest; but at most one and twice the unknown ones of a worker. The root, because even few
 	// unknown bookings lengthen the p99 of prompts that share nothing. Measured by bench/replicas-replay.
 	shareLead = 2.5
+	// fade is what is left of the counts in unknown after each choice: their mean is over about 200 choices.
+	// leastChoices is how many it needs.
+	fade         = 0.995
+	leastChoices = 5
 )
 
 // Peers is what is known of the other replicas.
@@ -41,6 +45,46 @@ type guard struct {
 	// What a booking adds to its worker, own or copied, in tokens. Learned while Rate is above 0.
 	prefill, active mean
 	near            []option // scratch memory
+	unknown         unknown
+}
+
+// unknown counts the bookings of others that own choices did not know. Rate times staleness is right for arrivals that
+// do not depend on each other, but requests also come together, as those of an agent's subagents do.
+type unknown struct {
+	choices [16]time.Duration // when the latest own choices were made, a ring
+	next    int               // of choices, without the turns of the ring
+	// Faded counts: of own choices, and of their unknown bookings.
+	made, missed float64
+}
+
+// chose notes an own choice.
+func (u *unknown) chose(now time.Duration) {
+	u.choices[u.next%len(u.choices)] = now
+	u.next++
+	u.made, u.missed = fade*u.made+1, fade*u.missed
+}
+
+// heard notes that another replica made a booking at a time, which is known only now: the choices since did not know
+// it. Of two of the same time, either may have been the first.
+func (u *unknown) heard(booked time.Duration) {
+	for i := u.next - 1; i >= 0 && i >= u.next-len(u.choices); i-- {
+		switch at := u.choices[i%len(u.choices)]; {
+		case at > booked:
+			u.missed++
+		case at == booked:
+			u.missed += 0.5
+		default:
+			return
+		}
+	}
+}
+
+// mean returns how many bookings a choice does not know, on average; 0: there were too few choices.
+func (u *unknown) mean() float64 {
+	if u.made < leastChoices {
+		return 0
+	}
+	return u.missed / u.made
 }
 
 // option is a candidate that the guard may choose.
@@ -79,6 +123,9 @@ func (g *guard) learn(prefillTokens, activeTokens int) {
 	g.active.add(float64(activeTokens))
 }
 
+// unseen returns how many bookings of others are expected to be unknown now.
+func (g *guard) unseen() float64 { return max(g.Rate*g.Staleness.Seconds(), g.unknown.mean()) }
+
 // bookingCost returns the mean cost that a booking adds to its worker, in the unit of the costs.
 func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 	prefill, active, steps := 0.0, 0.0, 0.0
@@ -106,7 +153,7 @@ func (a *ActiveSequences) spread(
 	candidates []Candidate, cfg *Config, all *overview, i int, rng *rand.Rand, costs []float64,
 ) int {
 	g := &a.guard
-	unseen, each := g.Rate*g.Staleness.Seconds(), a.bookingCost(cfg, all.unit)
+	unseen, each := g.unseen(), a.bookingCost(cfg, all.unit)
 	if unseen < leastUnseen || g.stale || !(each > 0) || len(candidates) == 1 {
 		return i
 	}

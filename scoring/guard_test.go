@@ -73,6 +73,136 @@ func TestTheGuardPrefersTheOwnShare(t *testing.T) {
 	}
 }
 
+// The unknown bookings are those that came between the time of their booking and the time when they are known, counted
+// for each own choice. What snapshots bring, and what is later than copies may be, does not count.
+func TestTheGuardCountsUnknownBookings(t *testing.T) {
+	a, now := NewActiveSequences(), time.Duration(0)
+	a.Clock = func() time.Duration { return now }
+	a.SetPeers(Peers{Rate: 1e-6, Staleness: 2 * time.Millisecond})
+	peer, number := a.NewCopies(), uint64(0)
+	choose := func(ms int) {
+		now = time.Duration(ms) * time.Millisecond
+		if _, _, err := a.SelectAndAdd(Request{ISLTokens: 16}, workers(4, nil), defaults(), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear := func(ms, age int) {
+		now = time.Duration(ms) * time.Millisecond
+		number++
+		if n, _ := peer.Apply([]Change{{Kind: Booked, Number: number, Worker: 1, BlockSize: 16, Blocks: 1,
+			Age: time.Duration(age) * time.Millisecond}}); n != 1 {
+			t.Fatal("not applied")
+		}
+	}
+	want := func(made, missed float64) {
+		t.Helper()
+		if u := &a.guard.unknown; math.Abs(u.made-made) > 1e-9 || math.Abs(u.missed-missed) > 1e-9 {
+			t.Errorf("%v choices did not know %v bookings, want %v and %v", u.made, u.missed, made, missed)
+		}
+	}
+	choose(100)
+	hear(101, 0) // booked at 99, because copies are 2 ms late
+	want(1, 1)
+	hear(102, 0) // booked at the same time
+	want(1, 1.5)
+	hear(103, 0)
+	want(1, 1.5)
+	hear(110, 11) // the peer says that it is older
+	want(1, 2.5)
+	hear(360, 261) // this one has waited somewhere
+	peer.BeginSnapshot()
+	hear(111, 12)
+	peer.EndSnapshot()
+	want(1, 2.5)
+	choose(120)
+	want(1+fade, 2.5*fade)
+	for i := range 30 {
+		choose(200 + i)
+	}
+	made, missed := a.guard.unknown.made, a.guard.unknown.missed
+	hear(230, 200) // 31 choices since; the book knows the latest 16
+	want(made, missed+16)
+
+	if got, want := a.guard.unseen(), (missed+16)/made; got != want {
+		t.Errorf("%v bookings are expected to be unknown, want %v", got, want)
+	}
+	a.SetPeers(Peers{Rate: 1000, Staleness: 2 * time.Millisecond})
+	if got := a.guard.unseen(); got != 2 {
+		t.Errorf("%v bookings are expected to be unknown, want 2", got)
+	}
+	a.guard.unknown = unknown{made: 4.9, missed: 40}
+	if got := a.guard.unseen(); got != 2 {
+		t.Errorf("after 4 choices, %v bookings are expected to be unknown, want 2", got)
+	}
+}
+
+// Three requests that arrive at one moment at three replicas spread over workers that have as much cached, though the
+// rate of bookings is low: each replica counts what its choices did not know. All would choose the cheapest otherwise.
+func TestTheGuardSpreadsRequestsOfOneMoment(t *testing.T) {
+	now, rng := time.Duration(0), rand.New(rand.NewPCG(4, 4))
+	const replicas = 3
+	var books [replicas]*ActiveSequences
+	var copies [replicas][replicas]*Copies // by book, and by the origin of its copies
+	var told []Change
+	for r := range books {
+		a := NewActiveSequences()
+		a.Clock = func() time.Duration { return now }
+		a.Observe(func(c *Change) { told = append(told, *c) })
+		share := make([]bool, replicas)
+		share[r] = true
+		a.SetPeers(Peers{Rate: 0.2, Staleness: time.Millisecond, Share: share})
+		for of := range books {
+			copies[r][of] = a.NewCopies()
+		}
+		books[r] = a
+	}
+	tell := func(of int) {
+		for r := range books {
+			if r != of {
+				copies[r][of].Apply(told)
+			}
+		}
+		told = told[:0]
+	}
+	for w := range replicas - 1 {
+		c := Candidate{Worker: workers(replicas, nil)[w+1].Worker, Prompt: prompt(16, chain(100+w, 2))}
+		mustAdd(t, books[0], Request{ISLTokens: 32}, c).ReleasePrefill()
+	}
+	tell(0)
+	apart := 0
+	for round := range 60 {
+		now = time.Duration(round) * 10 * time.Second
+		var news [replicas][]Change
+		var bookings [replicas]Booking
+		chosen := map[int]bool{}
+		for r, a := range books {
+			candidates := workers(replicas, prompt(16, chain(1000*round+r, 8+rng.IntN(4))))
+			sel, b, err := a.SelectAndAdd(Request{ISLTokens: 160}, candidates, defaults(), rng, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bookings[r], chosen[sel.Index] = b, true
+			news[r], told = slices.Clone(told), told[:0]
+		}
+		if round >= 10 && len(chosen) == replicas {
+			apart++
+		}
+		now += time.Millisecond
+		for r := range books {
+			told = append(told, news[r]...)
+			tell(r)
+		}
+		now += time.Second
+		for r := range books {
+			bookings[r].Free()
+			tell(r)
+		}
+	}
+	if apart < 45 {
+		t.Errorf("in only %d of 50 rounds the requests of one moment went to different workers", apart)
+	}
+}
+
 // By time, a booking costs the next one its prefill, with the constant part of a step.
 func TestTheGuardCountsAPrefillStep(t *testing.T) {
 	a, cfg := NewActiveSequences(), byTime()
@@ -206,6 +336,9 @@ func spreadByDefinition(
 	a *ActiveSequences, candidates []Candidate, cfg *Config, unit, i int, rng *rand.Rand, costs []float64, held []int,
 ) int {
 	unseen, each := a.guard.Rate*a.guard.Staleness.Seconds(), a.bookingCost(cfg, unit)
+	if u := &a.guard.unknown; u.made >= 5 && u.missed/u.made > unseen {
+		unseen = u.missed / u.made
+	}
 	if unseen < leastUnseen || a.guard.stale || !(each > 0) || len(candidates) == 1 {
 		return i
 	}
@@ -287,6 +420,7 @@ func TestTheGuardEqualsItsDefinition(t *testing.T) {
 		}
 		a.SetPeers(late(math.Exp(rng.Float64()*12-3), share...))
 		a.guard.prefill.value, a.guard.active.value = float64(rng.IntN(3)*40), float64(rng.IntN(200))
+		a.guard.unknown = unknown{made: float64(rng.IntN(12)), missed: float64(rng.IntN(60) * rng.IntN(2))}
 		for k := range 40 {
 			alike := k%2 == 0
 			candidates := workers(n, prompt(16, chain(k%11, 1+rng.IntN(12))))
