@@ -117,6 +117,16 @@ func (a *ActiveSequences) PeersStale() bool {
 	return a.guard.stale
 }
 
+// UnknownBookings returns how many bookings of other replicas a choice does not know, on average: 0 without peers.
+func (a *ActiveSequences) UnknownBookings() float64 {
+	a.lock()
+	defer a.mu.Unlock()
+	if a.guard.Rate == 0 {
+		return 0
+	}
+	return a.guard.unseen()
+}
+
 // learn learns from a booking what it added to its worker.
 func (g *guard) learn(prefillTokens, activeTokens int) {
 	g.prefill.add(float64(prefillTokens))

@@ -758,7 +758,7 @@ func exportReplicas(m *metrics.Metrics, r *replicas) {
 			now.ByPeer = append(now.ByPeer,
 				metrics.ReplicaPeer{Name: p.Name, Bookings: p.Bookings, Staleness: p.Staleness})
 		}
-		now.Unpriced = r.book.PeersStale()
+		now.Unpriced, now.Unknown = r.book.PeersStale(), r.book.UnknownBookings()
 		now.Load = map[string]int{"requests": 0, "prefill_tokens": 0, "active_blocks": 0}
 		for _, l := range r.book.CopiedLoads(nil) {
 			now.Load["requests"] += l.Requests
