@@ -25,6 +25,8 @@ const (
 	// leastChoices is how many it needs.
 	fade         = 0.995
 	leastChoices = 5
+	// mostMissed is how many unknown bookings count for one choice.
+	mostMissed = 16
 )
 
 // Peers is what is known of the other replicas.
@@ -51,31 +53,40 @@ type guard struct {
 // unknown counts the bookings of others that own choices did not know. Rate times staleness is right for arrivals that
 // do not depend on each other, but requests also come together, as those of an agent's subagents do.
 type unknown struct {
-	choices [16]time.Duration // when the latest own choices were made, a ring
-	next    int               // of choices, without the turns of the ring
+	choices [16]choice // the latest own ones, a ring
+	next    int        // of choices, without the turns of the ring
 	// Faded counts: of own choices, and of their unknown bookings.
 	made, missed float64
 }
 
+// choice is an own choice.
+type choice struct {
+	at     time.Duration
+	missed float64 // bookings that it did not know
+}
+
 // chose notes an own choice.
 func (u *unknown) chose(now time.Duration) {
-	u.choices[u.next%len(u.choices)] = now
+	u.choices[u.next%len(u.choices)] = choice{at: now}
 	u.next++
 	u.made, u.missed = fade*u.made+1, fade*u.missed
 }
 
 // heard notes that another replica made a booking at a time, which is known only now: the choices since did not know
-// it. Of two of the same time, either may have been the first.
+// it. Of two of the same time, either may have been the first. What a choice missed is bounded, so that one flood does
+// not count for the next 200 choices.
 func (u *unknown) heard(booked time.Duration) {
 	for i := u.next - 1; i >= 0 && i >= u.next-len(u.choices); i-- {
-		switch at := u.choices[i%len(u.choices)]; {
-		case at > booked:
-			u.missed++
-		case at == booked:
-			u.missed += 0.5
-		default:
+		c := &u.choices[i%len(u.choices)]
+		if c.at < booked {
 			return
 		}
+		more := min(1, mostMissed-c.missed)
+		if c.at == booked {
+			more /= 2
+		}
+		c.missed += more
+		u.missed += more
 	}
 }
 

@@ -122,7 +122,13 @@ func TestTheGuardCountsUnknownBookings(t *testing.T) {
 	made, missed := a.guard.unknown.made, a.guard.unknown.missed
 	hear(230, 200) // 31 choices since; the book knows the latest 16
 	want(made, missed+16)
-
+	for range 8 * mostMissed { // a peer floods
+		hear(230, 2)
+	}
+	if got := a.guard.unknown.missed; got <= missed+16 || got > missed+16+2*mostMissed {
+		t.Errorf("%v bookings missed, %v before", got, missed+16)
+	}
+	missed = a.guard.unknown.missed - 16
 	if got, want := a.guard.unseen(), (missed+16)/made; got != want {
 		t.Errorf("%v bookings are expected to be unknown, want %v", got, want)
 	}
