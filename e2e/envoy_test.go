@@ -376,9 +376,16 @@ func TestFallbackEndpoints(t *testing.T) {
 	)
 	nothingLeft(t, s)
 	// The worker, and an endpoint that Envoy's cluster does not have: without a list Envoy would choose any endpoint.
-	// kvepp may choose both.
-	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: '127.0.0.1:9', instanceId: 9}\n",
-		s.Workers[0].Entry())); err != nil {
+	// kvepp may choose both. It reads the other's metrics page: if that refused connections, kvepp would eject it.
+	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			t.Errorf("%s %s reached an endpoint that is not in Envoy's cluster", r.Method, r.URL)
+		}
+		http.NotFound(w, r)
+	}))
+	defer away.Close()
+	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: %q, instanceId: 9}\n",
+		s.Workers[0].Entry(), away.Listener.Addr())); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
