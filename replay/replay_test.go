@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -106,6 +107,65 @@ func TestTurnsWait(t *testing.T) {
 	c.ArrivalSpeed = 4
 	if d := run(t, c, MooncakeDelta, text).Duration; d < 30*time.Second || d > 31*time.Second {
 		t.Errorf("four times as fast: took %v", d)
+	}
+}
+
+// TestArrivalJitter: each request arrives up to so much later, with several workers exactly as much as with one, and
+// with another seed otherwise. Turns with a delay, and those of an agentic trace that wait for others, are late too.
+func TestArrivalJitter(t *testing.T) {
+	const jitter = 10 * time.Millisecond
+	arrivals := func(c Config, format Format, text string) map[string]time.Duration {
+		all := map[string]time.Duration{}
+		c.Decided = func(d *Decision) { all[d.Request.ID] = d.Arrived }
+		run(t, c, format, text)
+		return all
+	}
+	var text strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&text, `{"timestamp": 5, "request_id": "%d", "hash_ids": [%d], "output_length": 5}`+"\n", i, i)
+	}
+	exact := arrivals(config(), Mooncake, text.String())
+	c := config()
+	c.ArrivalJitter = jitter
+	late := arrivals(c, Mooncake, text.String())
+	first, last := time.Hour, time.Duration(0)
+	for id, at := range late {
+		first, last = min(first, at-exact[id]), max(last, at-exact[id])
+	}
+	if len(late) != 100 || first < 0 || first > jitter/4 || last <= jitter*3/4 || last >= jitter {
+		t.Errorf("%d requests arrive %v to %v late", len(late), first, last)
+	}
+	c.Workers = 1
+	if other := arrivals(c, Mooncake, text.String()); !maps.Equal(other, late) {
+		t.Error("with one worker requests arrive at other times")
+	}
+	c.Seed++
+	if other := arrivals(c, Mooncake, text.String()); maps.Equal(other, late) {
+		t.Error("with another seed requests arrive at the same times")
+	}
+
+	turns := `{"timestamp": 0, "session_id": "s", "hash_ids": [1], "output_length": 5}
+{"delay": 1000, "session_id": "s", "hash_ids": [2], "output_length": 5}
+`
+	c = config()
+	before := run(t, c, MooncakeDelta, turns).Duration
+	c.ArrivalJitter = time.Hour
+	if after := run(t, c, MooncakeDelta, turns).Duration; after < before+time.Minute || after > before+2*time.Hour {
+		t.Errorf("two turns take %v, and %v with a jitter of an hour", before, after)
+	}
+	parents := `{"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 16, "hash_id_scope": "local"}
+{"request_id": "a", "play_id": "p", "not_before_ms": 0, "input_length": 16, "output_length": 5, "hash_ids": [1]}
+{"request_id": "b", "play_id": "p", "not_before_ms": 0, "dependencies": [{"request_id": "a", "trigger": "completion",
+ "delay_ms": 1000}], "input_length": 16, "output_length": 5, "hash_ids": [2]}
+`
+	parents = strings.Replace(parents, ",\n ", ", ", 1)
+	c.ArrivalJitter = 0
+	begun := arrivals(c, AgenticMooncake, parents)
+	c.ArrivalJitter = jitter
+	delayed := arrivals(c, AgenticMooncake, parents)
+	a, b := delayed["a"]-begun["a"], delayed["b"]-begun["b"]
+	if a <= 0 || a >= jitter || b <= a || b >= 2*jitter {
+		t.Errorf("a request is %v late, and one that waits for it %v", a, b)
 	}
 }
 

@@ -53,6 +53,9 @@ type Config struct {
 	DeliveryDelay time.Duration
 	// ArrivalSpeed divides the times of the trace: arrivals, and delays between turns. 1: as recorded.
 	ArrivalSpeed float64
+	// ArrivalJitter is the most time by which a request arrives later than in the trace. Each takes a random part of
+	// it, which depends on Seed and its place in the trace alone.
+	ArrivalJitter time.Duration
 	// Replicas is how many routers share the engines; 0: one. Each request arrives at one of them, drawn at random.
 	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never.
 	Replicas     int
@@ -115,9 +118,9 @@ func (c *Config) Validate() error {
 		return errors.New("several replicas: only with the policies of kvepp serve, and without admission")
 	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
 		return errors.New("the replicas' delay must be 0 to ten years")
-	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
-		max(c.EventLag, c.DeliveryDelay) > maxSpan:
-		return errors.New("times must be at least 0, and those of events and deliveries at most ten years")
+	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.ArrivalJitter < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
+		max(c.EventLag, c.DeliveryDelay, c.ArrivalJitter) > maxSpan:
+		return errors.New("times must be at least 0, and those of events, deliveries and arrivals at most ten years")
 	}
 	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
 		return fmt.Errorf("policy %q is not known", c.Policy)
@@ -184,6 +187,7 @@ type Simulation struct {
 	replicas []*replica
 	rate     arrivalRate // of all requests
 	draws    *rand.Rand  // of the replica at that a request arrives
+	lateness *rand.Rand  // of arrivals
 	// conversations, and the requests that wait for their admission; nil: without
 	admission *admission.Controller
 	held      *queue.Queue[*flight]
@@ -251,6 +255,7 @@ func newSimulation(cfg Config) (*Simulation, error) {
 	s := &Simulation{
 		cfg:        cfg,
 		rng:        rand.New(rand.NewPCG(cfg.Seed, 0x6b76657070)),
+		lateness:   rand.New(rand.NewPCG(cfg.Seed, 0x6c617465)),
 		report:     newReport(cfg.Workers),
 		lagging:    make([][]stepped, cfg.Workers),
 		starting:   make([]int, cfg.Workers),
@@ -331,6 +336,7 @@ func (s *Simulation) add(q *Request) error {
 		return fmt.Errorf("request %d: %d requests with %d blocks arrived and have not ended at %v: more arrives than "+
 			"the engines serve; set more --workers, or a --speed below 1", s.read, s.openCount, s.openBlocks, s.now)
 	}
+	q.late = time.Duration(s.lateness.Float64() * float64(s.cfg.ArrivalJitter))
 	f := &flight{Request: q}
 	at := s.scaled(q.At - s.first)
 	if q.Session != "" {
@@ -345,9 +351,14 @@ func (s *Simulation) add(q *Request) error {
 	}
 	q.ready, q.read = max(q.ready, at, s.now), true
 	if q.waits == 0 {
-		s.at(q.ready, event{what: arrival, of: f})
+		s.planArrival(q.ready, f)
 	}
 	return nil
+}
+
+// planArrival plans the arrival of a request that could arrive at a time.
+func (s *Simulation) planArrival(at time.Duration, f *flight) {
+	s.at(at+f.late, event{what: arrival, of: f})
 }
 
 // release lets those requests go that waited for a request to be sent, or to end.
@@ -358,7 +369,7 @@ func (s *Simulation) release(q *Request, dispatch bool) {
 		}
 		d.ready = max(d.ready, s.now+s.scaled(d.delay))
 		if d.waits--; d.waits == 0 && d.Request.read {
-			s.at(d.ready, event{what: arrival, of: &flight{Request: d.Request}})
+			s.planArrival(d.ready, &flight{Request: d.Request})
 		}
 	}
 }
@@ -665,7 +676,7 @@ func (s *Simulation) end(f *flight) {
 		} else {
 			s.waitingFor[f.Session] = waiting[1:]
 		}
-		s.at(s.now+s.scaled(next.Delay), event{what: arrival, of: next})
+		s.planArrival(s.now+s.scaled(next.Delay), next)
 	}
 }
 

@@ -88,6 +88,8 @@ type Request struct {
 	waits      int
 	ready      time.Duration
 	read       bool // by the simulation
+
+	late time.Duration // the simulation's Config.ArrivalJitter: how much later it arrives
 }
 
 // Reader reads the requests of a trace in the order of the file. It holds one line, and with sessions the hashes that

@@ -72,6 +72,7 @@ type variantOptions struct {
 	affinity   affinity
 	lag        time.Duration
 	delivery   time.Duration
+	jitter     time.Duration
 	replicas   int
 	delay      string // of replicas; off: nothing is shared
 }
@@ -95,6 +96,9 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
 		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
+	f.DurationVar(&v.jitter, "arrival-jitter", 0,
+		"the most `TIME` by which a request arrives later than in the trace; each takes a random part of it. Without "+
+			"it, replicas cannot know of requests that the trace has at the same microsecond")
 	f.DurationVar(&v.delivery, "delivery-delay", 0,
 		"the most `TIME` from the choice of an engine until it has the request; each takes a random part of it, so "+
 			"that requests of one moment arrive one after the other")
@@ -135,6 +139,9 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if v.lag < 0 {
 		return fmt.Errorf("--event-lag %v: must be at least 0", v.lag)
 	}
+	if v.jitter < 0 {
+		return fmt.Errorf("--arrival-jitter %v: must be at least 0", v.jitter)
+	}
 	if v.delivery < 0 {
 		return fmt.Errorf("--delivery-delay %v: must be at least 0", v.delivery)
 	}
@@ -151,7 +158,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		}
 	}
 	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
-	c.DeliveryDelay = v.delivery
+	c.DeliveryDelay, c.ArrivalJitter = v.delivery, v.jitter
 	c.Busy = replay.Thresholds(v.busy.thresholds)
 	sessions := v.affinity.config()
 	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft

@@ -177,6 +177,7 @@ func TestReplayErrors(t *testing.T) {
 		{file + " --compare=x=--workers=3", 2, "--compare x: unknown flag --workers"},
 		{file + " --compare=x=--router-temperature=-1", 2, "--compare x: "},
 		{file + " --event-lag=-1s", 2, "--event-lag -1s"},
+		{file + " --arrival-jitter=-1ms", 2, "--arrival-jitter -1ms: must be at least 0"},
 		{file + " --replicas=0", 2, "--replicas 0: must be at least 1"},
 		{file + " --replicas=65", 2, "65 replicas: must be 1 to 64"},
 		{file + " --replica-delay=never", 2, "--replica-delay \"never\": must be a time"},
