@@ -122,17 +122,7 @@ func (f *traffic) run(ctx context.Context) {
 // report logs the result of the run, and returns kvepp's metrics and their number of ejections.
 func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64) {
 	t.Helper()
-	m, err := f.s.Metrics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, v := range m {
-		if strings.HasPrefix(name, "kvepp_ejections_total{") {
-			if ejections += v; v > 0 {
-				t.Logf("%s %v", name, v)
-			}
-		}
-	}
+	m, ejections = countEjections(t, f.s)
 	t.Logf(
 		"%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v",
 		len(f.lost),
@@ -145,6 +135,23 @@ func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64)
 	for i, how := range slices.Compact(slices.Clone(f.lost)) {
 		if i < 10 {
 			t.Log("  ", how)
+		}
+	}
+	return m, ejections
+}
+
+// countEjections returns kvepp's metrics and their sum of ejections, and logs the causes.
+func countEjections(t *testing.T, s *stack.Stack) (m map[string]float64, ejections float64) {
+	t.Helper()
+	m, err := s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range m {
+		if strings.HasPrefix(name, "kvepp_ejections_total{") {
+			if ejections += v; v > 0 {
+				t.Logf("%s %v", name, v)
+			}
 		}
 	}
 	return m, ejections
@@ -340,7 +347,7 @@ func TestMockersGoBad(t *testing.T) {
 				// A fast machine may serve all requests before three of the bad worker's have failed; then further
 				// ones follow. A stopped worker may leave discovery before.
 				eventually(t, func() error {
-					m, ejections := load.report(t)
+					m, ejections := countEjections(t, s)
 					if left := name == "stopped" && m["kvepp_workers"] == 2; ejections > 0 || left {
 						return nil
 					}

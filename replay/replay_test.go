@@ -155,10 +155,9 @@ func TestArrivalJitter(t *testing.T) {
 	}
 	parents := `{"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 16, "hash_id_scope": "local"}
 {"request_id": "a", "play_id": "p", "not_before_ms": 0, "input_length": 16, "output_length": 5, "hash_ids": [1]}
-{"request_id": "b", "play_id": "p", "not_before_ms": 0, "dependencies": [{"request_id": "a", "trigger": "completion",
- "delay_ms": 1000}], "input_length": 16, "output_length": 5, "hash_ids": [2]}
+{"request_id": "b", "play_id": "p", "not_before_ms": 0, "input_length": 16, "output_length": 5, "hash_ids": [2],` +
+		` "dependencies": [{"request_id": "a", "trigger": "completion", "delay_ms": 1000}]}
 `
-	parents = strings.Replace(parents, ",\n ", ", ", 1)
 	c.ArrivalJitter = 0
 	begun := arrivals(c, AgenticMooncake, parents)
 	c.ArrivalJitter = jitter
