@@ -101,24 +101,38 @@ func TestReplayUnreachable(t *testing.T) {
 	}
 }
 
-// Messages that were lost while the replay socket was down are delivered when it is up.
+// When the replay socket is up again, messages that were lost while it was down are delivered. If the publisher no
+// longer has them, those after the loss stay.
 func TestReplayComesLater(t *testing.T) {
-	gone, free := reserve(t)
-	p := publish(t, "")
-	h := newHub(t)
-	h.timing.replayConnect, h.timing.replayPause = 50*time.Millisecond, 200*time.Millisecond
-	r := newRecorder()
-	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone}, r); err != nil {
-		t.Fatal(err)
+	for _, test := range []struct {
+		name   string
+		oldest uint64 // that the publisher still has
+		want   []string
+	}{
+		{"all", 0, []string{"restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3", "4 :p4", "5 :p5"}},
+		{"short buffer", 3, []string{"4 :p4", "5 :p5"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			gone, free := reserve(t)
+			p := publish(t, "")
+			h := newHub(t)
+			h.timing.replayConnect, h.timing.replayPause = 50*time.Millisecond, 200*time.Millisecond
+			r := newRecorder()
+			if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone}, r); err != nil {
+				t.Fatal(err)
+			}
+			p.subscribed(1)
+			p.send("", 2, "p2")
+			p.send("", 3, "p3")
+			before := []string{"gap 0-2", "2 :p2", "3 :p3"}
+			r.want(t, before...)
+			free()
+			offerReplayAt(t, gone, func(from uint64) [][]any { return threeFrames(max(from, test.oldest), 5) })
+			r.until(t, "the replay", func() bool { return r.count("4 :p4") == 1 })
+			p.send("", 5, "p5")
+			r.want(t, append(before, test.want...)...)
+		})
 	}
-	p.subscribed(1)
-	p.send("", 2, "p2")
-	r.want(t, "gap 0-2", "2 :p2")
-	free()
-	offerReplayAt(t, gone, func(from uint64) [][]any { return threeFrames(from, 3) })
-	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2")
-	p.send("", 3, "p3")
-	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3")
 }
 
 // A publisher whose socket is full drops the next messages of its answer, even the end.

@@ -18,6 +18,7 @@ type sequence struct {
 	replays bool // the publisher answers replay requests
 
 	next     uint64 // number of the next message to deliver; 0: nothing was delivered in this epoch
+	oldest   uint64 // if next > 0: all messages from oldest to next-1 were delivered, and oldest-1 was not
 	digest   uint64 // of the payload of message next-1
 	lastLive watermark
 
@@ -48,7 +49,7 @@ type replayState uint8
 const (
 	replayIncomplete replayState = iota // none ran, or a replay was needed and put off
 	replayVerifying                     // runs from message next-1, which must come first and be the same
-	replayFromStart                     // runs from message 0; its first message begins a new epoch
+	replayFromStart                     // runs from message 0; if it has older messages than oldest, a new epoch begins
 	replayDelivering                    // runs, and may bring any message
 	replayComplete                      // the publisher said that it sent everything it has
 )
@@ -128,8 +129,8 @@ func (q *sequence) onReconnect() {
 // onReplaySkipped notes that a replay was needed and put off: the publisher was not asked for what is missing now.
 func (q *sequence) onReplaySkipped() { q.replay = replayIncomplete }
 
-// onReplayStart returns the number from which to ask. If a gap is unanswered, that is 0: the order is lost already,
-// and everything that the publisher has is worth more than what came after the gap.
+// onReplayStart returns the number from which to ask. If a gap is unanswered, that is 0: the order is lost already, and
+// what the publisher has from before the gap is worth more than what came after it.
 func (q *sequence) onReplayStart() (from uint64) {
 	q.replayed, q.inFlight = 0, inFlightPossible
 	switch {
@@ -148,10 +149,15 @@ func (q *sequence) onReplayStart() (from uint64) {
 // one that runs is of no further use.
 func (q *sequence) onReplayed(seq, digest uint64) step {
 	var st step
-	switch {
-	case q.replay == replayFromStart:
-		q.newEpoch(&st)
+	if q.replay == replayFromStart {
 		q.missing, q.replay = missingNothing, replayDelivering
+		if q.next > 0 && seq >= q.oldest {
+			q.replay = replayVerifying // the publisher's buffer is short: it has nothing from before the gap
+		} else {
+			q.newEpoch(&st)
+		}
+	}
+	switch {
 	case q.replay == replayVerifying && seq < q.next-1:
 		return st // not requested
 	case q.replay == replayVerifying:
@@ -206,6 +212,9 @@ func (q *sequence) onSettled(seq uint64) step {
 
 // delivered must follow each message that a step said to deliver. The digest matters only with replays.
 func (q *sequence) delivered(seq, digest uint64) {
+	if q.next == 0 || seq != q.next {
+		q.oldest = seq
+	}
 	q.next, q.digest = seq+1, digest
 }
 

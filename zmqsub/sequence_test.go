@@ -317,6 +317,46 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2", "gap 3-4", "4", "restart", "0", "1", "2", "3", "4"},
 		},
 		{
+			name: "a replay that was put off has nothing older than what came after the gap", replays: true,
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.skip = true
+				r.live(message{1, 2})
+				r.live(message{1, 3})
+				r.live(message{1, 4})
+				r.skip, r.buffer = false, func() []message { return messages(1, 3, 4, 5) }
+				r.replay()
+				r.live(message{1, 6})
+			},
+			want: []string{"0", "gap 1-2", "2", "3", "4", "5", "6"},
+		},
+		{
+			name: "a replay that was put off has only the messages after the latest gap", replays: true,
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.skip = true
+				r.live(message{1, 2})
+				r.live(message{1, 4})
+				r.live(message{1, 5})
+				r.skip, r.buffer = false, func() []message { return messages(1, 3, 4, 5) }
+				r.replay()
+			},
+			want: []string{"0", "gap 1-2", "2", "gap 3-4", "4", "5", "restart", "gap 0-3", "3", "4", "5"},
+		},
+		{
+			name: "a replay that was put off shows another publisher, whose buffer begins after the gap", replays: true,
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.skip = true
+				r.live(message{1, 2})
+				r.live(message{1, 3})
+				r.live(message{1, 4})
+				r.skip, r.buffer = false, func() []message { return messages(2, 3, 4, 5) }
+				r.replay()
+			},
+			want: []string{"0", "gap 1-2", "2", "3", "4", "restart", "gap 0-3", "3", "4", "5"},
+		},
+		{
 			name: "numbers that go back",
 			do: func(r *reader) {
 				for _, n := range []int{2, 1, 0, 1} {
@@ -348,14 +388,27 @@ func (r *reader) deliverUpTo(n int) {
 	}
 }
 
+// consecutive returns how many messages were delivered since the latest report of a gap or restart, and the last one.
+func (r *reader) consecutive() (n int, last message) {
+	for n < len(r.messages) && r.messages[len(r.messages)-1-n].number >= 0 {
+		n++
+	}
+	if n > 0 {
+		last = r.messages[len(r.messages)-1]
+	}
+	return n, last
+}
+
 // For any order of sending, losing, restarting and reconnecting: messages that are delivered without a report between
-// them are consecutive messages of one epoch, and the newest message always arrives.
+// them are consecutive messages of one epoch, and the newest message always arrives. A replay does not lose what is
+// known, unless the publisher restarted or has forgotten the last message of it.
 func FuzzSequence(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 0, 2, 0, 1, 1, 0}, true)
 	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0}, false)
 	f.Add([]byte{0, 0, 4, 1, 0, 0, 6, 0, 0, 4, 0, 0}, true)
 	f.Add([]byte{0, 5, 0, 0, 6, 0, 0}, false)
 	f.Add([]byte{1, 1, 1, 1, 1, 1, 0, 3, 0, 2, 1, 1, 1, 1, 1, 1, 3, 0}, true)
+	f.Add([]byte{0, 7, 1, 0, 0, 0, 0, 0, 0, 7, 8, 0}, true)
 	f.Fuzz(func(t *testing.T, ops []byte, replays bool) {
 		const kept = 4
 		now := message{epoch: 1}
@@ -369,7 +422,7 @@ func FuzzSequence(f *testing.F) {
 			return m
 		}
 		var lies []message // replays send these after the true messages
-		jumps := 0
+		jumps, honest := 0, true
 		r := &reader{sequence: sequence{replays: replays}, buffer: func() []message {
 			if buffer == nil && lies == nil {
 				return []message{}
@@ -377,15 +430,15 @@ func FuzzSequence(f *testing.F) {
 			return slices.Concat(buffer, lies)
 		}}
 		for _, op := range ops {
-			switch op % 7 {
+			switch op % 9 {
 			case 4: // replays contain a far number that was never sent
-				lies = messages(now.epoch, now.number+maxAhead+2+int(op)<<40)
+				lies, honest = messages(now.epoch, now.number+maxAhead+2+int(op)<<40), false
 			case 5:
 				lies = nil
 			case 6: // the publisher itself jumps, ahead or back
 				jumps++
-				now.number = int(op/7%4)<<50 + jumps<<30
-				buffer = nil
+				now.number = int(op/9%4)<<50 + jumps<<30
+				buffer, honest = nil, false
 			case 0:
 				r.live(send())
 			case 1:
@@ -393,12 +446,25 @@ func FuzzSequence(f *testing.F) {
 			case 2: // a new epoch, which sends some messages before the connection is back
 				now = message{epoch: now.epoch + 1}
 				buffer = nil
-				for range op / 7 % 8 {
+				for range op / 9 % 8 {
 					send()
 				}
 				r.reconnect()
 			case 3: // the connection was lost and is back
 				r.reconnect()
+			case 7: // replays are put off from now on, or no longer
+				r.skip = !r.skip
+			case 8: // a replay that was put off is due
+				if !replays {
+					continue
+				}
+				before, last := r.consecutive()
+				r.replay()
+				after, _ := r.consecutive()
+				forgot := len(buffer) == 0 || buffer[0].number > last.number
+				if honest && last.epoch == now.epoch && !forgot && after < before {
+					t.Fatalf("a replay left %d messages of %d: %q", after, before, r.reports)
+				}
 			}
 		}
 		last := send()

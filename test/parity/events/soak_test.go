@@ -318,16 +318,16 @@ func (w *soaked) mark() *block {
 // settle makes a worker whose lost messages cannot be replayed restart, and compares the index with it.
 func (w *soaked) settle() {
 	if !w.exact {
-		clear(w.held)
-		w.all = nil
-		w.publish(false, cleared)
+		w.compare() // kvepp is connected
 		w.exact = true
-		w.compare() // all later messages arrive
 		w.publish(false, cleared)
 		clear(w.held)
 		w.all = nil
-		for range 50 {
+		// A replay may be late, and the shortest buffer has 6 batches. kvepp applies each round before the next one.
+		for range 20 {
 			w.batch(0)
+			w.batch(0)
+			w.compare()
 		}
 	}
 	w.compare()
