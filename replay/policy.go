@@ -65,6 +65,7 @@ var policies = []struct {
 	{"lmetric", func(int) policy { return lmetric{} }},
 	{"sglang", func(int) policy { return sglang{} }},
 	{"clairvoyant", newClairvoyant},
+	{"clairvoyant-fair", newFairClairvoyant},
 }
 
 // PolicyNames returns the names for Config.Policy.

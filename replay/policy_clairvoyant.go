@@ -8,23 +8,52 @@ import (
 
 // clairvoyant sends each request where its first token comes first. It knows what no router does: what each engine has
 // cached and queued now, how fast it is, and when its step ends. So it shows how much a better policy could still gain.
-// It is no bound: it thinks of one request at a time, and of no answer that is slower for it. It leaves out that
-// requests wait for memory, and that their number in a step is limited.
+// It is no bound: it thinks of one request at a time. It leaves out that requests wait for memory, and that their
+// number in a step is limited.
 type clairvoyant struct {
 	unlearning
+	// others is the weight of the time that the answers on the engine are delayed, all together. 0: it thinks of no
+	// answer that is slower for its choice.
+	others  float64
 	planned map[kvblock.SequenceHash]struct{} // blocks that queued prompts will have computed
 }
 
-func newClairvoyant(int) policy {
-	return &clairvoyant{planned: map[kvblock.SequenceHash]struct{}{}}
+func newClairvoyant(int) policy { return clairvoyantWith(0) }
+
+// newFairClairvoyant gives the delays of others about the weight at which the policy Time has its mean TTFT.
+func newFairClairvoyant(int) policy { return clairvoyantWith(0.1) }
+
+func clairvoyantWith(others float64) *clairvoyant {
+	return &clairvoyant{others: others, planned: map[kvblock.SequenceHash]struct{}{}}
 }
 
 func (c *clairvoyant) choose(v *view) int {
-	return v.least(func(w int) float64 { return c.timeToFirstToken(v, v.engines[w]) })
+	return v.least(func(w int) float64 {
+		took, own := c.timeToFirstToken(v, v.engines[w])
+		return took + c.others*delayOfAnswers(v.engines[w], own)
+	})
 }
 
-// timeToFirstToken returns what a request would have on an engine, in milliseconds.
-func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
+// delayOfAnswers returns by how much a prompt with so many new tokens delays the answers on an engine, all together, in
+// milliseconds: by the time for its tokens, and by the constant of a prefill step unless another prompt waits for the
+// next step.
+func delayOfAnswers(e *engine, tokens int) float64 {
+	answers, waits := 0, len(e.waiting)+len(e.coming) > 0
+	for _, s := range e.running {
+		if s.known()-s.computed <= 1 {
+			answers++
+		}
+	}
+	delay := e.cfg.Prefill[1] * float64(tokens)
+	if !waits {
+		delay += e.cfg.Prefill[0]
+	}
+	return float64(answers) * delay / e.cfg.Speed
+}
+
+// timeToFirstToken returns what a request would have on an engine, in milliseconds, and how many tokens of its prompt
+// the engine would compute.
+func (c *clairvoyant) timeToFirstToken(v *view, e *engine) (took float64, own int) {
 	clear(c.planned)
 	tokens, held := 0, 0
 	for _, s := range e.running {
@@ -34,9 +63,9 @@ func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
 		held += s.known()
 	}
 	for _, s := range slices.Concat(e.waiting, e.coming, []*sequence{{prompt: v.prompt, chain: v.chain}}) {
-		tokens += s.known() - c.plan(e, s)*e.cfg.BlockSize
+		own = s.known() - c.plan(e, s)*e.cfg.BlockSize // of the last one, in the end
+		tokens += own
 	}
-	took := 0.0
 	if e.inStep {
 		took = max(e.stepEnds-v.now, 0).Seconds() * 1000
 	}
@@ -47,7 +76,7 @@ func (c *clairvoyant) timeToFirstToken(v *view, e *engine) float64 {
 	for ; tokens > 0; tokens -= e.cfg.MaxBatchedTokens {
 		took += (e.cfg.Prefill.at(float64(min(tokens, e.cfg.MaxBatchedTokens))) + decode) / e.cfg.Speed
 	}
-	return took
+	return took, own
 }
 
 // plan returns how many leading blocks of a sequence need not be computed, and counts all its full blocks as computed

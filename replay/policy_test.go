@@ -112,7 +112,7 @@ func TestClairvoyant(t *testing.T) {
 		e.waiting = append(e.waiting, c.waiting...)
 		e.coming = c.coming
 		v := &view{prompt: 16 * len(c.chain), blockSize: 16, chain: c.chain, engines: []*engine{e}}
-		want := newClairvoyant(1).(*clairvoyant).timeToFirstToken(v, e)
+		want, _ := clairvoyantWith(0).timeToFirstToken(v, e)
 
 		for _, s := range c.coming {
 			e.submit(s)
@@ -133,6 +133,35 @@ func TestClairvoyant(t *testing.T) {
 		}
 		if got := own.firstToken.Seconds() * 1000; math.Abs(got-want) > 0.01*got {
 			t.Errorf("%s: first token after %.2f ms, clairvoyant expects %.2f", name, got, want)
+		}
+	}
+}
+
+// TestFairClairvoyant: of two engines on which the first token comes after nearly the same time, it chooses the one
+// with fewer answers to delay, or the one where another prompt waits for the next step anyway.
+func TestFairClairvoyant(t *testing.T) {
+	busy := func(answers, held int) *engine {
+		e := newEngine(DefaultEngineConfig())
+		for range answers {
+			e.running = append(e.running, &sequence{prompt: held, computed: held, generated: 1})
+		}
+		return e
+	}
+	waiting := busy(10, 100)
+	waiting.waiting = []*sequence{{prompt: 10}}
+	for _, c := range []struct {
+		name            string
+		engines         []*engine
+		alone, together int
+	}{
+		{"answers", []*engine{busy(10, 100), busy(1, 2000)}, 0, 1},
+		{"a prompt that waits", []*engine{busy(10, 100), waiting}, 0, 1},
+	} {
+		for others, want := range map[float64]int{0: c.alone, 0.1: c.together} {
+			v := &view{prompt: 100, engines: c.engines, rng: rand.New(rand.NewPCG(1, 1))}
+			if got := clairvoyantWith(others).choose(v); got != want {
+				t.Errorf("%s, weight %v: chose %d, want %d", c.name, others, got, want)
+			}
 		}
 	}
 }
