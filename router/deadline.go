@@ -56,6 +56,8 @@ type reading struct {
 	slot   chan struct{} // held; nil: none
 	cost   int           // bytes held in the budget's share for such bodies; 0: none
 	late   bool          // abandoned work still holds all of it, and releases it
+
+	arrival arrival
 }
 
 // begin waits until a time for memory to read a body of size bytes, and for a slot unless it is a quick one. A zero
@@ -67,7 +69,7 @@ func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading,
 	share, cost := r.cfg.Memory.ReadShare(size), apibody.ReadCost(size)
 	if size <= quickBytes {
 		if share.TryTake(cost) {
-			g.cost = cost
+			g.cost, g.arrival = cost, r.peers.arrive()
 			return g, nil
 		}
 	} else if err := g.takeSlot(ctx, until); err != nil {
@@ -78,7 +80,7 @@ func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading,
 	if err := share.Take(within, cost); err != nil {
 		return g, outOfTime(ctx)
 	}
-	g.cost = cost
+	g.cost, g.arrival = cost, r.peers.arrive()
 	return g, nil
 }
 

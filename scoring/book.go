@@ -50,6 +50,9 @@ type Request struct {
 	// Expires ends the booking after ActiveSequences.Expiry. It is for callers that may not learn of the request's end.
 	Expires bool
 
+	// Announced says that the other replicas heard of the request AnnouncedAfter their bookings' delay before this choice.
+	Announced bool
+
 	// DryRun chooses but books nothing.
 	DryRun bool
 
@@ -303,7 +306,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		return Selection{}, Booking{}, err
 	}
 	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
-		i = a.spread(candidates, cfg, &all, i, rng, costs)
+		i = a.spread(candidates, cfg, &all, i, req.Announced, rng, costs)
 	}
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
@@ -315,7 +318,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 	} else {
 		if a.guard.Rate > 0 {
-			a.guard.unknown.chose(a.now)
+			a.guard.unknown.chose(a.now, a.guard.arrivals)
 		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
 		sel.Version = a.version

@@ -25,8 +25,9 @@ const (
 	// leastChoices is how many it needs.
 	fade         = 0.995
 	leastChoices = 5
-	// mostMissed is how many unknown bookings count for one choice.
-	mostMissed = 16
+	// mostMissed is how many unknown bookings count for one choice, and mostArrivals how many arrivals.
+	mostMissed   = 16
+	mostArrivals = 16
 )
 
 // Peers is what is known of the other replicas.
@@ -47,6 +48,7 @@ type guard struct {
 	// What a booking adds to its worker, own or copied, in tokens. Learned while Rate is above 0.
 	prefill, active mean
 	near            []option // scratch memory
+	arrivals        int      // as of SetArrivals
 	unknown         unknown
 }
 
@@ -55,21 +57,22 @@ type guard struct {
 type unknown struct {
 	choices [16]choice // the latest own ones, a ring
 	next    int        // of choices, without the turns of the ring
-	// Faded counts: of own choices, and of their unknown bookings.
-	made, missed float64
+	// Faded counts: of own choices, of their unknown bookings, and of those that they expected.
+	made, missed, foreseen float64
 }
 
 // choice is an own choice.
 type choice struct {
-	at     time.Duration
-	missed float64 // bookings that it did not know
+	at       time.Duration
+	missed   float64 // bookings that it did not know
+	expected float64 // further ones that it expected, and that have not come
 }
 
-// chose notes an own choice.
-func (u *unknown) chose(now time.Duration) {
-	u.choices[u.next%len(u.choices)] = choice{at: now}
+// chose notes an own choice that expected so many bookings of others.
+func (u *unknown) chose(now time.Duration, expected int) {
+	u.choices[u.next%len(u.choices)] = choice{at: now, expected: float64(expected)}
 	u.next++
-	u.made, u.missed = fade*u.made+1, fade*u.missed
+	u.made, u.missed, u.foreseen = fade*u.made+1, fade*u.missed, fade*u.foreseen
 }
 
 // heard notes that another replica made a booking at a time, which is known only now: the choices since did not know
@@ -85,6 +88,11 @@ func (u *unknown) heard(booked time.Duration) {
 		if c.at == booked {
 			more /= 2
 		}
+		if c.expected > 0 {
+			c.expected -= more
+			u.foreseen += more
+			continue
+		}
 		c.missed += more
 		u.missed += more
 	}
@@ -96,6 +104,15 @@ func (u *unknown) mean() float64 {
 		return 0
 	}
 	return u.missed / u.made
+}
+
+// together returns how many bookings of others, on average, are so close to an own choice that it does not know them,
+// or could only expect them. 0: there were too few choices.
+func (u *unknown) together() float64 {
+	if u.made < leastChoices {
+		return 0
+	}
+	return (u.missed + u.foreseen) / u.made
 }
 
 // option is a candidate that the guard may choose.
@@ -119,6 +136,38 @@ func (a *ActiveSequences) SetPeers(p Peers) {
 		p.Rate = 0
 	}
 	g.Peers = p
+}
+
+// AnnouncedAfter is how long before a choice its request must have arrived, so that all replicas know of each other's
+// requests of the same moment. staleness is as of Peers.
+func AnnouncedAfter(staleness time.Duration) time.Duration { return staleness + staleness/2 }
+
+const (
+	// A request is held for leastHold to mostHold. Requests that come together keep all replicas busy for a moment, so that
+	// news takes longer than usual: holdFactor times.
+	leastHold, mostHold = 500 * time.Microsecond, time.Millisecond
+	holdFactor          = 3
+	// togetherFrom is from how many bookings of others on requests come together. See unknown.together.
+	togetherFrom = 0.02
+)
+
+// Hold returns for how long after a request's arrival its choice should wait, so that it is announced in time. 0: not at
+// all, because requests do not come together, or the copies are too late for that.
+func (a *ActiveSequences) Hold() time.Duration {
+	a.lock()
+	defer a.mu.Unlock()
+	g := &a.guard
+	if g.Rate == 0 || AnnouncedAfter(g.Staleness) > mostHold || g.unknown.together() < togetherFrom {
+		return 0
+	}
+	return min(max(holdFactor*g.Staleness, leastHold), mostHold)
+}
+
+// SetArrivals says how many requests have arrived at those other replicas that book before this one, and are not booked.
+func (a *ActiveSequences) SetArrivals(n int) {
+	a.lock()
+	defer a.mu.Unlock()
+	a.guard.arrivals = min(max(n, 0), mostArrivals)
 }
 
 // PeersStale reports whether copies are too late to be priced.
@@ -167,15 +216,26 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 // spread returns the candidate that takes the place of i, the cheapest. Only candidates that have as much of the prompt
 // take part.
 //
-// A worker of the own share is chosen if it costs little more than the cheapest. Otherwise the other replicas are
-// expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
+// If requests have arrived at replicas that book before this one, each is expected to take the worker that is then the
+// cheapest, as in one book. If the own request was announced in time, the others expect it in the same way, and nothing
+// else is unknown.
+//
+// Otherwise a worker of the own share is chosen if it costs little more than the cheapest. Without one, the
+// other replicas are expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
 // probability of its part: then all that are drawn cost the same on average.
 func (a *ActiveSequences) spread(
-	candidates []Candidate, cfg *Config, all *overview, i int, rng *rand.Rand, costs []float64,
+	candidates []Candidate, cfg *Config, all *overview, i int, announced bool, rng *rand.Rand, costs []float64,
 ) int {
 	g := &a.guard
 	unseen, each := g.unseen(), a.bookingCost(cfg, all.unit)
-	if unseen < leastUnseen || g.stale || !(each > 0) || len(candidates) == 1 {
+	if unseen < leastUnseen && g.arrivals == 0 || g.stale || !(each > 0) || len(candidates) == 1 {
+		return i
+	}
+	if g.arrivals > 0 {
+		bound := costs[i] + float64(g.arrivals)*each
+		return afterOthers(a.nearest(candidates, cfg, all, i, bound, costs), g.arrivals, each)
+	}
+	if announced {
 		return i
 	}
 	lead := min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates))) * each
@@ -191,6 +251,23 @@ func (a *ActiveSequences) spread(
 		return shared.index
 	}
 	return pour(near[:below(near, limit)], i, water, rng)
+}
+
+// afterOthers returns the cheapest candidate after n bookings, each of which costs the then cheapest one so much more. It
+// overwrites near.
+func afterOthers(near []option, n int, each float64) int {
+	for ; ; n-- {
+		cheapest := 0
+		for j := range near {
+			if near[j].cost < near[cheapest].cost {
+				cheapest = j
+			}
+		}
+		if n == 0 {
+			return near[cheapest].index
+		}
+		near[cheapest].cost += each
+	}
 }
 
 // nearest returns the candidates that cost at most bound and have as much of the prompt as candidates[i], in order.

@@ -461,7 +461,7 @@ func TestTheGuardEqualsItsDefinition(t *testing.T) {
 				i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
 			}
 			one, other := rand.New(rand.NewPCG(seed, uint64(k))), rand.New(rand.NewPCG(seed, uint64(k)))
-			got := a.spread(candidates, cfg, &all, i, one, costs)
+			got := a.spread(candidates, cfg, &all, i, false, one, costs)
 			want := spreadByDefinition(a, candidates, cfg, all.unit, i, other, costs, held)
 			a.closeWalks()
 			a.mu.Unlock()
