@@ -218,7 +218,7 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 //
 // If requests have arrived at replicas that book before this one, each is expected to take the worker that is then the
 // cheapest, as in one book. If the own request was announced in time, the others expect it in the same way, and nothing
-// else is unknown.
+// else is unknown: only of workers that cost the same, one of the own share is chosen.
 //
 // Otherwise a worker of the own share is chosen if it costs little more than the cheapest. Without one, the
 // other replicas are expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
@@ -235,11 +235,11 @@ func (a *ActiveSequences) spread(
 		bound := costs[i] + float64(g.arrivals)*each
 		return afterOthers(a.nearest(candidates, cfg, all, i, bound, costs), g.arrivals, each)
 	}
-	if announced {
-		return i
-	}
 	lead := min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates))) * each
 	water := unseen * each
+	if announced {
+		lead, water = 0, 0
+	}
 	shared, limit := option{costs[i] + lead, -1}, costs[i]+water
 	near := a.nearest(candidates, cfg, all, i, max(shared.cost, limit), costs)
 	for _, o := range near {
