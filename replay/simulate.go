@@ -121,9 +121,10 @@ func (c *Config) Validate() error {
 		return errors.New("several replicas: only with the policies of kvepp serve, and without admission")
 	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
 		return errors.New("the replicas' delay must be 0 to ten years")
-	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.ArrivalJitter < 0 || c.PickTime < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
+	case min(c.EventLag, c.DeliveryDelay, c.ArrivalJitter, c.PickTime, c.QueueTimeout, c.SessionTTL) < 0 ||
 		max(c.EventLag, c.DeliveryDelay, c.ArrivalJitter, c.PickTime) > maxSpan:
-		return errors.New("times must be at least 0, and those of events, deliveries and arrivals at most ten years")
+		return errors.New(
+			"times must be at least 0, and those of events, deliveries, arrivals and picks at most ten years")
 	}
 	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
 		return fmt.Errorf("policy %q is not known", c.Policy)

@@ -121,8 +121,8 @@ type simulation struct {
 func (s *simulation) start(address string) *node {
 	id := Identity{Origin: s.rng.Uint64() | 1, Epoch: uint64(s.now) + 1}
 	n := &node{address: address, sender: NewSender(id, "pool", address), book: map[uint64]*naiveBooking{},
-		known: map[Worker]bool{}, copies: map[uint64]*copies{}, sessions: map[[32]byte]int{}, arrivals: map[uint64]int{},
-		offset: time.Duration(s.rng.Int64N(int64(time.Hour)))}
+		known: map[Worker]bool{}, copies: map[uint64]*copies{}, sessions: map[[32]byte]int{},
+		arrivals: map[uint64]int{}, offset: time.Duration(s.rng.Int64N(int64(time.Hour)))}
 	n.sender.MaxEntries = 64 + s.rng.IntN(400) // so that readers fall behind
 	for _, w := range s.workers {
 		n.known[w] = s.rng.IntN(4) > 0

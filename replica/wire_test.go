@@ -139,7 +139,8 @@ func TestTranscript(t *testing.T) {
 	c.sender.SetArrivals(2)
 	c.pump(second(4))
 	c.sender.SetArrivals(1)
-	c.sender.Append(second(4), &Entry{Kind: Booked, Number: 4, Worker: a, BlockSize: 16, PrefillTokens: 7, At: second(4)})
+	c.sender.Append(second(4),
+		&Entry{Kind: Booked, Number: 4, Worker: a, BlockSize: 16, PrefillTokens: 7, At: second(4)})
 	c.pump(second(4))
 	c.step(Input{Kind: Received, Stream: 1, Now: second(4), Message: Goodbye()})
 	got := strings.Join(c.lines, "\n") + "\n"
@@ -275,8 +276,8 @@ func TestTwoAddresses(t *testing.T) {
 	}
 }
 
-// TestArrivals: the number of requests that are not booked goes out when it changes, and ends with the stream or when the
-// peer is silent.
+// TestArrivals: the number of requests that are not booked goes out when it changes. It ends with the stream, or when
+// the peer is silent.
 func TestArrivals(t *testing.T) {
 	for _, end := range []Input{{Kind: Closed, Stream: 1}, {Kind: Tick, Now: 2 * time.Second}} {
 		c := newTalk(t)

@@ -27,7 +27,7 @@ type peers struct {
 	released   atomic.Uint64 // number of the booking that released load last
 	pending    atomic.Bool   // a look at the requests that wait is planned
 	waits      atomic.Pointer[[]Waits]
-	arrivals   atomic.Pointer[Arrivals] // nil: nobody wants to know
+	arrivals   atomic.Pointer[Arrivals] // nil: they are not told
 	hold       atomic.Int64             // nanoseconds, as of scoring.ActiveSequences.Hold
 
 	mu      sync.Mutex
@@ -362,7 +362,7 @@ type Arrivals interface {
 	Settled() // the end of Arrived
 }
 
-// arrival is a request of which the other replicas hear. The zero value is one of which they do not.
+// arrival is a request that the other replicas hear of. The zero value is one that they do not.
 type arrival struct {
 	to Arrivals
 	at time.Time

@@ -384,8 +384,8 @@ type arrivalsOf struct{ arrived, settled int }
 func (a *arrivalsOf) Arrived() { a.arrived++ }
 func (a *arrivalsOf) Settled() { a.settled++ }
 
-// The other replicas hear of each request whose body is read, and that it has ended: before its booking, after an error,
-// and before an engine is asked for its tokens. Rehearsals are not told.
+// The other replicas hear of each request whose body is read, and of the end: before its booking, after an error, and
+// before an engine is asked for its tokens. Rehearsals are not told.
 func TestArrivalsAreToldOnce(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	told := &arrivalsOf{}
@@ -446,7 +446,7 @@ func TestRequestsThatComeTogetherAreHeld(t *testing.T) {
 			h.peers.hold.Store(int64(c.hold))
 			h.peers.late.Store(int64(c.late))
 			p := prompt{arrival: h.peers.arrive()}
-			time.Sleep(c.age)
+			<-time.After(c.age)
 			from := time.Now()
 			h.announce(&p)
 			if took := time.Since(from); took != c.want || p.announced != c.announced {

@@ -50,7 +50,7 @@ type Request struct {
 	// Expires ends the booking after ActiveSequences.Expiry. It is for callers that may not learn of the request's end.
 	Expires bool
 
-	// Announced says that the other replicas heard of the request AnnouncedAfter their bookings' delay before this choice.
+	// Announced says that the other replicas have known of the request for long enough: it is as old as AnnouncedAfter.
 	Announced bool
 
 	// DryRun chooses but books nothing.

@@ -143,16 +143,16 @@ func (a *ActiveSequences) SetPeers(p Peers) {
 func AnnouncedAfter(staleness time.Duration) time.Duration { return staleness + staleness/2 }
 
 const (
-	// A request is held for leastHold to mostHold. Requests that come together keep all replicas busy for a moment, so that
-	// news takes longer than usual: holdFactor times.
+	// A request is held for leastHold to mostHold. Requests that come together keep all replicas busy for a moment, so
+	// that news takes longer than usual: holdFactor times.
 	leastHold, mostHold = 500 * time.Microsecond, time.Millisecond
 	holdFactor          = 3
 	// togetherFrom is from how many bookings of others on requests come together. See unknown.together.
 	togetherFrom = 0.02
 )
 
-// Hold returns for how long after a request's arrival its choice should wait, so that it is announced in time. 0: not at
-// all, because requests do not come together, or the copies are too late for that.
+// Hold returns for how long after a request's arrival its choice should wait, so that it is announced in time. 0: not
+// at all, because requests do not come together, or the copies are too late for that.
 func (a *ActiveSequences) Hold() time.Duration {
 	a.lock()
 	defer a.mu.Unlock()
@@ -163,7 +163,7 @@ func (a *ActiveSequences) Hold() time.Duration {
 	return min(max(holdFactor*g.Staleness, leastHold), mostHold)
 }
 
-// SetArrivals says how many requests have arrived at those other replicas that book before this one, and are not booked.
+// SetArrivals says how many requests have arrived at the other replicas that book before this one, and are not booked.
 func (a *ActiveSequences) SetArrivals(n int) {
 	a.lock()
 	defer a.mu.Unlock()
@@ -220,9 +220,9 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 // cheapest, as in one book. If the own request was announced in time, the others expect it in the same way, and nothing
 // else is unknown: only of workers that cost the same, one of the own share is chosen.
 //
-// Otherwise a worker of the own share is chosen if it costs little more than the cheapest. Without one, the
-// other replicas are expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
-// probability of its part: then all that are drawn cost the same on average.
+// Otherwise a worker of the own share is chosen if it costs little more than the cheapest. Without one, the other
+// replicas are expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with
+// the probability of its part: then all that are drawn cost the same on average.
 func (a *ActiveSequences) spread(
 	candidates []Candidate, cfg *Config, all *overview, i int, announced bool, rng *rand.Rand, costs []float64,
 ) int {
@@ -233,7 +233,7 @@ func (a *ActiveSequences) spread(
 	}
 	if g.arrivals > 0 {
 		bound := costs[i] + float64(g.arrivals)*each
-		return afterOthers(a.nearest(candidates, cfg, all, i, bound, costs), g.arrivals, each)
+		return g.afterOthers(candidates, a.nearest(candidates, cfg, all, i, bound, costs), each)
 	}
 	lead := min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates))) * each
 	water := unseen * each
@@ -253,17 +253,20 @@ func (a *ActiveSequences) spread(
 	return pour(near[:below(near, limit)], i, water, rng)
 }
 
-// afterOthers returns the cheapest candidate after n bookings, each of which costs the then cheapest one so much more. It
-// overwrites near.
-func afterOthers(near []option, n int, each float64) int {
-	for ; ; n-- {
-		cheapest := 0
+// afterOthers returns the cheapest of near after the bookings of the arrivals. Each makes the option that is then the
+// cheapest so much more expensive. Of equal ones the others take those that are not of this replica's share, and this
+// one takes one that is. It overwrites near.
+func (g *guard) afterOthers(candidates []Candidate, near []option, each float64) int {
+	for n := g.arrivals; ; n-- {
+		cheapest, own := 0, n == 0
 		for j := range near {
-			if near[j].cost < near[cheapest].cost {
+			if c := near[cheapest].cost; near[j].cost < c ||
+				near[j].cost == c && g.has(&candidates[near[cheapest].index]) != own &&
+					g.has(&candidates[near[j].index]) == own {
 				cheapest = j
 			}
 		}
-		if n == 0 {
+		if own {
 			return near[cheapest].index
 		}
 		near[cheapest].cost += each

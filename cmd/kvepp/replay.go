@@ -98,8 +98,8 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&v.delay, "replica-delay", "5ms",
 		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
 	f.DurationVar(&v.pick, "pick-time", 0,
-		"`TIME` that a replica needs from a request's arrival to the choice of a worker; the others hear of the arrival "+
-			"after --replica-delay")
+		"`TIME` that a replica needs from a request's arrival to the choice of a worker; the others hear of the "+
+			"arrival after --replica-delay")
 	f.DurationVar(&v.jitter, "arrival-jitter", 0,
 		"the most `TIME` by which a request arrives later than in the trace; each takes a random part of it. Without "+
 			"it, replicas cannot know of requests that the trace has at the same microsecond")

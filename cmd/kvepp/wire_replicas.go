@@ -840,7 +840,8 @@ func (r *replicas) handle(w http.ResponseWriter, _ *http.Request) {
 		peers, readers := []replicaState{}, []readerState{}
 		for _, p := range s.Peers {
 			peers = append(peers, replicaState{fmt.Sprintf("%x", p.Origin), p.Name, p.Address, string(p.State),
-				p.Bookings, p.Parked, p.Seq, (r.node.Now() - p.Heard).Seconds(), inMilliseconds(p.Staleness), p.Arrivals})
+				p.Bookings, p.Parked, p.Seq, (r.node.Now() - p.Heard).Seconds(), inMilliseconds(p.Staleness),
+				p.Arrivals})
 		}
 		for _, p := range s.Readers {
 			readers = append(readers, readerState{fmt.Sprintf("%x", p.Origin), p.Behind, inMilliseconds(p.Staleness)})
