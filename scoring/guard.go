@@ -7,9 +7,10 @@ import (
 )
 
 // Copies of other replicas' bookings come late. If several replicas see one worker as the cheapest, all choose it until
-// they hear of each other's choices. The guard keeps them apart. Each replica has a share of the workers, which it
-// prefers among those whose costs differ by less than the bookings that it does not know yet. If none of its share is
-// among them, it draws. It gives no cached block away for that.
+// they hear of each other's choices. The guard keeps them apart. It expects the bookings of requests that others have
+// announced. Where that is too late, each replica has a share of the workers, which it prefers among those whose costs
+// differ by less than the bookings that it does not know yet. If none of its share is among them, it draws. It gives no
+// cached block away for that.
 
 const (
 	// staleAfter is how late copies may be to be priced, and freshBefore when they are priced again.
