@@ -55,7 +55,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// checkDecisions checks the file of --out: a line for each of 200 requests and 16 settings, with the chosen candidate.
+// checkDecisions checks the file of --out: a line for each of 200 requests and 17 settings, with the chosen candidate.
 func checkDecisions(t *testing.T, path string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -84,7 +84,7 @@ func checkDecisions(t *testing.T, path string) {
 			t.Errorf("%s: %d lines", setting, n)
 		}
 	}
-	if len(count) != 16 || refused == 0 || refused > 200 {
+	if len(count) != 17 || refused == 0 || refused > 200 {
 		t.Errorf("%d settings, %d refused", len(count), refused)
 	}
 }
