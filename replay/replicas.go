@@ -22,7 +22,6 @@ type replica struct {
 	queue    *queue.Queue[*flight] // nil: without
 	sessions *session.Table        // nil: sessions are not bound
 	copies   []*scoring.Copies     // by replica, of its bookings; nil: its own, and if nothing is shared
-	arrivals int                   // that the others have heard of, and that are not booked
 	share    []bool                // the workers that it prefers, by number
 	taught   time.Duration
 	told     []news // what the others have not heard yet, in order
@@ -36,9 +35,7 @@ type news struct {
 	change scoring.Change
 	event  session.Event
 	lesson []float64 // about the worker
-	// arrivals is by how much the number of requests changes that have arrived and are not booked.
-	arrivals int
-	worker   kvblock.Worker
+	worker kvblock.Worker
 }
 
 // newReplicas makes the replicas.
@@ -101,10 +98,6 @@ func (s *Simulation) hear(of int) {
 	n := teller.told[0]
 	teller.told[0] = news{}
 	teller.told = teller.told[1:]
-	if n.arrivals != 0 {
-		teller.arrivals += n.arrivals
-		return
-	}
 	for _, r := range s.replicas {
 		switch {
 		case r == teller:
@@ -144,21 +137,13 @@ func (a *arrivalRate) add(now time.Duration) float64 {
 	return float64(min(a.n-1, rateOver)) / (now - first).Seconds()
 }
 
-// shares reports whether there are several replicas that share.
-func (s *Simulation) shares() bool { return len(s.replicas) > 1 && !s.cfg.Unshared }
-
 // measure tells a replica's book how many bookings the others make, and how late it hears of them; and the others what
 // it has learned.
 func (s *Simulation) measure(r *replica) {
 	n := float64(len(s.replicas))
-	if !s.shares() {
+	if n == 1 || s.cfg.Unshared {
 		return
 	}
-	arrivals := 0
-	for _, before := range s.replicas[:r.number] {
-		arrivals += before.arrivals
-	}
-	r.book.SetArrivals(arrivals)
 	if s.cfg.Scoring.Policy == scoring.Time && s.now-r.taught >= teachEvery {
 		r.taught = s.now
 		for w := range kvblock.Worker(s.cfg.Workers) {

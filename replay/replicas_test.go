@@ -2,8 +2,6 @@ package replay
 
 import (
 	"bytes"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -69,52 +67,4 @@ func TestSharingPays(t *testing.T) {
 	if !(shared < unshared) || shared > 1.05*one {
 		t.Errorf("mean TTFT %v s of one, %v s shared, %v s unshared", one, shared, unshared)
 	}
-}
-
-// Of three requests of one moment, more go to idle workers of their own if the replicas hear of them before they
-// choose.
-func TestAnnouncedRequestsSpread(t *testing.T) {
-	var trace bytes.Buffer
-	hash := 0
-	for round := range 100 {
-		for range 3 {
-			hash += 20
-			fmt.Fprintf(&trace, `{"timestamp": %d, "input_length": 1280, "output_length": 2, "hash_ids": [%s]}`+"\n",
-				5000*round, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(numbers(hash, 20))), ", "), "[]"))
-		}
-	}
-	mean := func(change func(*Config)) float64 {
-		c := Config{Workers: 4, Engine: DefaultEngineConfig(), Scoring: scoring.DefaultConfig(), ArrivalSpeed: 1,
-			Seed: 1, PickTime: 3 * time.Millisecond}
-		c.Scoring.Policy = scoring.Time
-		change(&c)
-		reader, err := NewReader("trace", bytes.NewReader(trace.Bytes()), Mooncake,
-			ReaderOptions{BlockSize: c.Engine.BlockSize, TraceBlockSize: 64})
-		if err != nil {
-			t.Fatal(err)
-		}
-		report, err := Run(t.Context(), c, reader.Next, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return report.TTFT.Mean
-	}
-	one := mean(func(*Config) {})
-	four := func(delay time.Duration) float64 {
-		return mean(func(c *Config) { c.Replicas, c.ReplicaDelay = 4, delay })
-	}
-	inTime, late := four(2*time.Millisecond), four(4*time.Millisecond)
-	unshared := mean(func(c *Config) { c.Replicas, c.Unshared = 4, true })
-	if lost := late - one; inTime-one > lost/2 || lost < 0.1*one || unshared-one < 0.1*one {
-		t.Errorf("mean TTFT %v s of one replica; of four %v s if they hear of requests in time, %v s if they do not, "+
-			"and %v s if they share nothing", one, inTime, late, unshared)
-	}
-}
-
-// numbers returns n consecutive numbers.
-func numbers(from, n int) (all []int) {
-	for i := range n {
-		all = append(all, from+i)
-	}
-	return all
 }

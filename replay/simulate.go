@@ -60,10 +60,7 @@ type Config struct {
 	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never.
 	Replicas     int
 	ReplicaDelay time.Duration
-	// PickTime is how long a replica needs from a request's arrival to the choice of a worker. The other replicas hear
-	// of the arrival after ReplicaDelay.
-	PickTime time.Duration
-	Unshared bool
+	Unshared     bool
 	// Seed makes ties, and modes that draw, repeatable.
 	Seed uint64
 	// Decided, if set, is called when a request has ended. The Decision is valid during the call.
@@ -121,10 +118,9 @@ func (c *Config) Validate() error {
 		return errors.New("several replicas: only with the policies of kvepp serve, and without admission")
 	case c.ReplicaDelay < 0 || c.ReplicaDelay > maxSpan:
 		return errors.New("the replicas' delay must be 0 to ten years")
-	case min(c.EventLag, c.DeliveryDelay, c.ArrivalJitter, c.PickTime, c.QueueTimeout, c.SessionTTL) < 0 ||
-		max(c.EventLag, c.DeliveryDelay, c.ArrivalJitter, c.PickTime) > maxSpan:
-		return errors.New(
-			"times must be at least 0, and those of events, deliveries, arrivals and picks at most ten years")
+	case c.EventLag < 0 || c.DeliveryDelay < 0 || c.ArrivalJitter < 0 || c.QueueTimeout < 0 || c.SessionTTL < 0 ||
+		max(c.EventLag, c.DeliveryDelay, c.ArrivalJitter) > maxSpan:
+		return errors.New("times must be at least 0, and those of events, deliveries and arrivals at most ten years")
 	}
 	if c.Policy != "" && !slices.Contains(PolicyNames(), c.Policy) {
 		return fmt.Errorf("policy %q is not known", c.Policy)
@@ -388,21 +384,6 @@ func (s *Simulation) arrive(f *flight) {
 		return
 	}
 	s.report.arrived(s, f)
-	if s.cfg.PickTime == 0 {
-		s.pick(f)
-		return
-	}
-	if s.shares() {
-		s.tell(f.via, news{arrivals: 1})
-	}
-	s.at(s.now+s.cfg.PickTime, event{what: picking, of: f})
-}
-
-// pick has a request chosen for, or wait.
-func (s *Simulation) pick(f *flight) {
-	if s.cfg.PickTime > 0 && s.shares() {
-		s.tell(f.via, news{arrivals: -1}) // just before its booking
-	}
 	if !s.holds(f) {
 		s.enqueue(f)
 	}
@@ -561,7 +542,6 @@ func (s *Simulation) send(f *flight) {
 		request.Terms, costs = s.terms, s.costs
 	}
 	s.measure(f.via)
-	request.Announced = s.shares() && s.cfg.PickTime >= scoring.AnnouncedAfter(s.cfg.ReplicaDelay)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
 		s.failed = err
@@ -750,7 +730,6 @@ type happening uint8
 
 const (
 	arrival  happening = iota
-	picking            // a replica chooses for a request
 	timeout            // of a request that waits
 	delivery           // of a request to its engine
 	stepBegins
@@ -765,8 +744,6 @@ func (s *Simulation) happen(e *event) {
 	switch e.what {
 	case arrival:
 		s.arrive(e.of)
-	case picking:
-		s.pick(e.of)
 	case timeout:
 		if f := e.of; f.item != nil && s.now >= f.expires && f.waitsIn.Remove(f.item) {
 			f.item = nil

@@ -18,8 +18,7 @@ import (
 //	hello     type, "KVRP", lowest and highest version, origin, epoch, group, proof; what it has: origin, epoch, seq
 //	welcome   type, version, origin, epoch, name, proof, next: the log continues there; 0: a snapshot comes
 //	refusal   type, code
-//	batch     type, seq of the first entry, sent, staleness, from version 3 arrivals, entries, then each entry; none:
-//	          a heartbeat
+//	batch     type, seq of the first entry, sent, staleness, entries, then each entry; none: a heartbeat
 //	snapshot  type, flags (1: the first part, 2: the last), seq that it equals, then as a batch
 //	goodbye   type
 //	ack       type, seq, sent (of the message that it answers), time that it was held
@@ -37,18 +36,13 @@ import (
 //	waits          requests, at of the oldest; from version 2: classes, then for each: class (8 bytes), quantum,
 //	               cost, at
 //
-// Arrivals are the requests that have arrived at the sender and are not booked when it sends the message.
-//
 // A sender speaks the lower one of its version and the receiver's highest. A receiver of version 1 gets the beginning
 // of an entry `waits`, which is all that it knows.
 const (
 	magic = "KVRP"
 	// Version is the version of the protocol; MinVersion is the oldest that is still spoken.
-	Version    = 3
+	Version    = 2
 	MinVersion = 1
-
-	// arrivalsSince is the version that tells arrivals.
-	arrivalsSince = 3
 )
 
 // Types of messages.
@@ -341,7 +335,6 @@ type batch struct {
 	seq       uint64
 	sent      time.Duration
 	staleness time.Duration // the sender's estimate for this stream
-	arrivals  int
 	entries   int
 }
 
@@ -354,9 +347,6 @@ func (d *decoder) batch(snapshot bool) (b batch) {
 	b.seq = d.uint(math.MaxUint64, "sequence number")
 	b.sent = d.time("time")
 	b.staleness = time.Duration(d.uint(uint64(time.Hour/time.Microsecond), "staleness")) * time.Microsecond
-	if d.version >= arrivalsSince || d.version == 0 {
-		b.arrivals = int(d.uint(MaxArrivals, "arrivals"))
-	}
 	b.entries = int(d.uint(maxEntries, "number of entries"))
 	return b
 }

@@ -84,7 +84,6 @@ type node struct {
 	known    map[Worker]bool
 	copies   map[uint64]*copies
 	sessions map[[32]byte]int // entries about each session that were applied
-	arrivals map[uint64]int   // by origin, as it told
 }
 
 // pipe is a stream from a node that reads to one that sends.
@@ -122,7 +121,7 @@ func (s *simulation) start(address string) *node {
 	id := Identity{Origin: s.rng.Uint64() | 1, Epoch: uint64(s.now) + 1}
 	n := &node{address: address, sender: NewSender(id, "pool", address), book: map[uint64]*naiveBooking{},
 		known: map[Worker]bool{}, copies: map[uint64]*copies{}, sessions: map[[32]byte]int{},
-		arrivals: map[uint64]int{}, offset: time.Duration(s.rng.Int64N(int64(time.Hour)))}
+		offset: time.Duration(s.rng.Int64N(int64(time.Hour)))}
 	n.sender.MaxEntries = 64 + s.rng.IntN(400) // so that readers fall behind
 	for _, w := range s.workers {
 		n.known[w] = s.rng.IntN(4) > 0
@@ -166,10 +165,6 @@ func (s *simulation) step(n *node, in Input) {
 		case FreeAll:
 			s.counts["free "+string(e.Cause)]++
 			delete(n.copies, e.Origin)
-			delete(n.arrivals, e.Origin)
-		case Arrivals:
-			s.counts["arrivals"]++
-			n.arrivals[e.Origin] = e.Arrivals
 		case Apply:
 			c := n.of(e.Origin)
 			for i := range e.Entries {
@@ -327,7 +322,6 @@ func (s *simulation) act() {
 	if len(known) == 0 {
 		return
 	}
-	n.sender.SetArrivals(len(n.book) % 4)
 	worker := known[s.rng.IntN(len(known))]
 	e := Entry{At: n.clock(s), Worker: worker}
 	if len(n.book) > 0 {
@@ -500,16 +494,6 @@ func (s *simulation) check() {
 			}
 			if len(got) != len(book) {
 				s.t.Fatalf("seed %d: %s has %d copies of %d bookings", s.seed, n.address, len(got), len(book))
-			}
-		}
-		for _, owner := range s.nodes {
-			id := owner.sender.self.Origin
-			if want := owner.sender.arrivals; !owner.dead && owner != n && n.arrivals[id] != want {
-				s.t.Fatalf("seed %d: %s knows %d arrivals at %x, and there are %d", s.seed, n.address, n.arrivals[id],
-					id, want)
-			}
-			if owner.dead && n.arrivals[id] != 0 {
-				s.t.Fatalf("seed %d: %s knows arrivals at %x, which is dead", s.seed, n.address, id)
 			}
 		}
 		if bookings, _, parked := n.receiver.Held(); bookings != held || parked != 0 {

@@ -70,7 +70,6 @@ const (
 	BeginSnapshot                       // the copies of Origin will be replaced
 	EndSnapshot                         // those that the snapshot had not are freed
 	FreeAll                             // the copies of Origin are freed, for Cause
-	Arrivals                            // so many requests have arrived at Origin and are not booked
 )
 
 // Cause says why copies were freed. It is a label's value.
@@ -96,8 +95,6 @@ type Effect struct {
 	Entries []Entry // valid until the next step
 	Cause   Cause
 	Freed   int // bookings, with FreeAll
-	// Arrivals counts requests, with Arrivals. Effects FreeAll end them, too.
-	Arrivals int
 }
 
 // State is a peer's.
@@ -177,8 +174,6 @@ type origin struct {
 	lost    map[Worker]bool
 	lostAll bool
 	booked  uint64 // bookings that came, those of snapshots not counted
-	// arrivals is how many requests have arrived there and are not booked. 0 without a stream.
-	arrivals int
 }
 
 // booking is one of a peer.
@@ -273,7 +268,6 @@ func (r *Receiver) forgetStream(id Stream, s *stream) {
 		return
 	}
 	o.stream, o.state = 0, Suspect
-	r.setArrivals(o, 0)
 	if r.left[s.address] {
 		delete(r.left, s.address)
 		delete(r.last, s.address)
@@ -419,7 +413,6 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 	if err != nil {
 		return Malformed, err
 	}
-	r.setArrivals(o, head.arrivals)
 	if !snapshot {
 		o.seq += uint64(head.entries)
 		return "", nil
@@ -429,14 +422,6 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 		o.seq, o.snapshot, o.state = head.seq, false, Live
 	}
 	return "", nil
-}
-
-// setArrivals notes how many requests have arrived at an origin and are not booked.
-func (r *Receiver) setArrivals(o *origin, n int) {
-	if o.arrivals != n {
-		o.arrivals = n
-		r.effects = append(r.effects, Effect{Kind: Arrivals, Origin: o.Origin, Arrivals: n})
-	}
 }
 
 // take handles one entry.
@@ -678,7 +663,6 @@ func (r *Receiver) free(o *origin, cause Cause) {
 		r.drop(o, number, b)
 	}
 	delete(r.origins, o.Origin)
-	o.arrivals = 0
 	r.effects = append(r.effects, Effect{Kind: FreeAll, Origin: o.Origin, Cause: cause, Freed: freed})
 }
 
@@ -693,7 +677,6 @@ func (r *Receiver) tick(now time.Duration) {
 			}
 		case silent > suspectAfter && o.state == Live:
 			o.state = Suspect
-			r.setArrivals(o, 0)
 		}
 	}
 	for id, s := range r.streams {
@@ -751,7 +734,6 @@ type Peer struct {
 	Staleness        time.Duration // of entries when they are applied, as the peer measures; 0: not known
 	Bookings, Parked int
 	Booked           uint64 // bookings that came, those of snapshots not counted
-	Arrivals         int    // requests that have arrived there and are not booked
 }
 
 // Peers returns all peers in the order of their identities.
@@ -759,7 +741,7 @@ func (r *Receiver) Peers() []Peer {
 	peers := make([]Peer, 0, len(r.origins))
 	for _, o := range r.sorted() {
 		p := Peer{Identity: o.Identity, Name: o.name, Address: o.address, State: o.state, Seq: o.seq, Heard: o.heard,
-			Staleness: o.staleness, Bookings: len(o.bookings), Booked: o.booked, Arrivals: o.arrivals}
+			Staleness: o.staleness, Bookings: len(o.bookings), Booked: o.booked}
 		for _, w := range r.waiting {
 			if r.find(w) == o {
 				p.Parked++

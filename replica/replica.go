@@ -126,9 +126,7 @@ const (
 	maxCount   = 1 << 40 // tokens, blocks
 	maxRank    = 1 << 20
 	maxEntries = 1 << 16 // of a message
-	// MaxArrivals is how many arrivals a message tells at most.
-	MaxArrivals = 1 << 16
-	maxAge      = 30 * 24 * time.Hour
+	maxAge     = 30 * 24 * time.Hour
 
 	// MaxMessage is the most bytes of a message. An entry has at most MaxHashes hashes of 8 bytes.
 	MaxMessage = 1 << 20

@@ -41,10 +41,7 @@ type Sender struct {
 	// dictionary counts how often numbers began again: a cursor of an earlier one cannot go on.
 	dictionary uint64
 
-	live map[uint64]*liveBooking
-	// arrivals is how many requests have arrived and are not booked.
-	arrivals int
-
+	live    map[uint64]*liveBooking
 	dirty   []uint64 // bookings with output that was not logged
 	outputs time.Duration
 	room    []byte // memory for small entries
@@ -278,7 +275,6 @@ type Cursor struct {
 	seq        uint64
 	staleness  time.Duration
 	acked      uint64
-	arrivals   int // as the latest message told
 	// Reason says why the peer got a snapshot; empty: it went on.
 	Reason SnapshotReason
 	// Entries and Bytes count what was sent.
@@ -368,14 +364,8 @@ func (s *Sender) snapshotOf(more func() []Entry) []record {
 	return records
 }
 
-// SetArrivals says how many requests have arrived and are not booked. It is no entry of the log: each message tells the
-// present number.
-func (s *Sender) SetArrivals(n int) { s.arrivals = min(max(n, 0), MaxArrivals) }
-
 // Pending reports whether the cursor has something to send.
-func (c *Cursor) Pending() bool {
-	return c.rest || c.next < c.log.next || c.version >= arrivalsSince && c.arrivals != c.log.arrivals
-}
+func (c *Cursor) Pending() bool { return c.rest || c.next < c.log.next }
 
 // Snapshotting reports whether parts of a snapshot are still to send.
 func (c *Cursor) Snapshotting() bool { return c.rest }
@@ -443,10 +433,6 @@ func portion(n int, size func(int) int) int {
 func (c *Cursor) head(b []byte, seq uint64, now time.Duration, entries int) []byte {
 	b = appendTime(binary.AppendUvarint(b, seq), now)
 	b = binary.AppendUvarint(b, uint64(c.staleness/time.Microsecond))
-	if c.version >= arrivalsSince {
-		c.arrivals = c.log.arrivals
-		b = binary.AppendUvarint(b, uint64(c.arrivals))
-	}
 	return binary.AppendUvarint(b, uint64(entries))
 }
 

@@ -87,8 +87,6 @@ func (c *talk) step(in Input) {
 			c.lines = append(c.lines, "end snapshot")
 		case FreeAll:
 			c.lines = append(c.lines, fmt.Sprintf("free     %d %s", e.Freed, e.Cause))
-		case Arrivals:
-			c.lines = append(c.lines, fmt.Sprintf("arrivals %d", e.Arrivals))
 		}
 	}
 }
@@ -135,12 +133,6 @@ func TestTranscript(t *testing.T) {
 		Classes: []ClassWait{{Class: 0xc1a55, Quantum: 1000, Cost: 300, At: second(2)}}})
 	c.pump(second(3))
 	c.sender.Tick(second(4))
-	c.pump(second(4))
-	c.sender.SetArrivals(2)
-	c.pump(second(4))
-	c.sender.SetArrivals(1)
-	c.sender.Append(second(4),
-		&Entry{Kind: Booked, Number: 4, Worker: a, BlockSize: 16, PrefillTokens: 7, At: second(4)})
 	c.pump(second(4))
 	c.step(Input{Kind: Received, Stream: 1, Now: second(4), Message: Goodbye()})
 	got := strings.Join(c.lines, "\n") + "\n"
@@ -204,11 +196,9 @@ func TestBadSenders(t *testing.T) {
 	peer := Identity{Origin: 0xabcd, Epoch: 1}
 	batch := func(seq uint64) []byte {
 		c := &Cursor{log: NewSender(peer, "", ""), next: seq}
-		c.version = Version
 		return c.head([]byte{typeBatch}, seq, 0, 0)
 	}
-	nothing := &Cursor{log: NewSender(peer, "", ""), version: Version}
-	empty := nothing.head([]byte{typeSnapshot, flagFirst | flagLast}, 10, 0, 0)
+	empty := (&Cursor{}).head([]byte{typeSnapshot, flagFirst | flagLast}, 10, 0, 0)
 	for _, test := range []struct {
 		what     string
 		messages [][]byte
@@ -227,9 +217,8 @@ func TestBadSenders(t *testing.T) {
 		{"a refusal", [][]byte{Refusal(OtherGroup)}, OtherGroup},
 		{"a refusal without a reason", [][]byte{{typeRefusal}}, Malformed},
 		{"a truncated snapshot", [][]byte{welcome(peer, 0), empty[:4]}, Malformed},
-		{"too many arrivals", [][]byte{welcome(peer, 0), empty, {typeBatch, 11, 0, 0, 0x81, 0x80, 4, 0}}, Malformed},
 		{"bytes after a batch", [][]byte{welcome(peer, 0), append(empty[:len(empty):len(empty)], 1)}, Malformed},
-		{"a worker without a name", [][]byte{welcome(peer, 0), append(nothing.head(
+		{"a worker without a name", [][]byte{welcome(peer, 0), append((&Cursor{}).head(
 			[]byte{typeSnapshot, flagFirst | flagLast}, 10, 0, 1), byte(Booked), 1, 0, 16, 0, 0, 0, 0)}, Malformed},
 	} {
 		c := newTalk(t)
@@ -276,45 +265,6 @@ func TestTwoAddresses(t *testing.T) {
 	}
 }
 
-// TestArrivals: the number of requests that are not booked goes out when it changes. It ends with the stream, or when
-// the peer is silent.
-func TestArrivals(t *testing.T) {
-	for _, end := range []Input{{Kind: Closed, Stream: 1}, {Kind: Tick, Now: 2 * time.Second}} {
-		c := newTalk(t)
-		c.step(Input{Kind: Opened, Stream: 1, Address: "a"})
-		c.pump(0)
-		told := func(in Input) (n []int) {
-			for _, e := range c.receiver.Step(in) {
-				if e.Kind == Arrivals {
-					n = append(n, e.Arrivals)
-				}
-			}
-			return n
-		}
-		for _, n := range []int{3, 1, MaxArrivals} {
-			if c.sender.SetArrivals(n); !c.cursor.Pending() {
-				t.Errorf("%d arrivals are not to be told", n)
-			}
-			message, err := c.cursor.Next(0, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := told(Input{Kind: Received, Stream: 1, Message: message}); !slices.Equal(got, []int{n}) {
-				t.Errorf("heard of %v arrivals, want %d", got, n)
-			}
-		}
-		if c.sender.SetArrivals(MaxArrivals + 7); c.cursor.Pending() {
-			t.Error("more than MaxArrivals are told")
-		}
-		if peers := c.receiver.Peers(); peers[0].Arrivals != MaxArrivals {
-			t.Errorf("%+v", peers)
-		}
-		if got := told(end); !slices.Equal(got, []int{0}) {
-			t.Errorf("after %+v: %v arrivals", end, got)
-		}
-	}
-}
-
 // TestOlderVersion: a receiver of version 1 gets of a queue what it can read, and a sender of version 1 is understood.
 func TestOlderVersion(t *testing.T) {
 	s := NewSender(Identity{Origin: 0xabcd, Epoch: 1}, "pool", "kvepp-0")
@@ -323,8 +273,7 @@ func TestOlderVersion(t *testing.T) {
 		waits.Classes = append(waits.Classes,
 			ClassWait{Class: uint64(i), Quantum: 1 + i, Cost: 300, At: 2 * time.Second})
 	}
-	for _, version := range []uint64{1, 2, 3} {
-		s.SetArrivals(0)
+	for _, version := range []uint64{1, 2} {
 		hello := Hello{Lowest: 1, Highest: version, Self: Identity{Origin: 5, Epoch: 6}, Group: "pool"}
 		admitted, why := s.Admit(hello.Append(nil))
 		if why != "" {
@@ -338,7 +287,6 @@ func TestOlderVersion(t *testing.T) {
 		s.Append(0, &Entry{Kind: Ended, Version: 7})
 		s.Append(0, &waits)
 		s.Append(0, &Entry{Kind: Ended, Version: 8})
-		s.SetArrivals(5)
 		second, err := c.Next(3*time.Second, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -349,14 +297,10 @@ func TestOlderVersion(t *testing.T) {
 		r := NewReceiver(ReceiverConfig{Self: Identity{Origin: 5, Epoch: 6}, Group: "pool", Known: all})
 		r.Step(Input{Kind: Opened, Stream: 1, Address: "a"})
 		var got []Entry
-		arrivals := 0
 		for _, m := range [][]byte{welcome, first, second} {
 			for _, e := range r.Step(Input{Kind: Received, Stream: 1, Message: m}) {
 				if e.Kind == Close {
 					t.Fatalf("version %d: closed: %v, %v", version, e.Reason, e.Err)
-				}
-				if e.Kind == Arrivals {
-					arrivals = e.Arrivals
 				}
 				for i := range e.Entries {
 					e.Entries[i].Classes = slices.Clone(e.Entries[i].Classes)
@@ -368,11 +312,8 @@ func TestOlderVersion(t *testing.T) {
 			got[1].Age != time.Second {
 			t.Fatalf("version %d: %+v", version, got)
 		}
-		if c.Pending() || arrivals != map[uint64]int{3: 5}[version] {
-			t.Errorf("version %d: %d arrivals are heard, more to tell: %v", version, arrivals, c.Pending())
-		}
 		classes := got[1].Classes
-		if version == 1 && classes != nil || version > 1 && (len(classes) != MaxClasses ||
+		if version == 1 && classes != nil || version == 2 && (len(classes) != MaxClasses ||
 			classes[63] != (ClassWait{63, 64, 300, 2 * time.Second, time.Second})) {
 			t.Errorf("version %d: classes %+v", version, classes)
 		}

@@ -109,7 +109,6 @@ func (r *Router) waitAndDecide(
 		},
 	}, heldRequest{req, &held, turn})
 	if w != nil {
-		p.announced = false
 		waited, err = await(ctx, r, sc, r.admissions, w)
 		r.rematch(sc)
 	}

@@ -56,8 +56,6 @@ type reading struct {
 	slot   chan struct{} // held; nil: none
 	cost   int           // bytes held in the budget's share for such bodies; 0: none
 	late   bool          // abandoned work still holds all of it, and releases it
-
-	arrival arrival
 }
 
 // begin waits until a time for memory to read a body of size bytes, and for a slot unless it is a quick one. A zero
@@ -69,7 +67,7 @@ func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading,
 	share, cost := r.cfg.Memory.ReadShare(size), apibody.ReadCost(size)
 	if size <= quickBytes {
 		if share.TryTake(cost) {
-			g.cost, g.arrival = cost, r.peers.arrive()
+			g.cost = cost
 			return g, nil
 		}
 	} else if err := g.takeSlot(ctx, until); err != nil {
@@ -80,7 +78,7 @@ func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading,
 	if err := share.Take(within, cost); err != nil {
 		return g, outOfTime(ctx)
 	}
-	g.cost, g.arrival = cost, r.peers.arrive()
+	g.cost = cost
 	return g, nil
 }
 

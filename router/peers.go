@@ -27,8 +27,6 @@ type peers struct {
 	released   atomic.Uint64 // number of the booking that released load last
 	pending    atomic.Bool   // a look at the requests that wait is planned
 	waits      atomic.Pointer[[]Waits]
-	arrivals   atomic.Pointer[Arrivals] // nil: they are not told
-	hold       atomic.Int64             // nanoseconds, as of scoring.ActiveSequences.Hold
 
 	mu      sync.Mutex
 	rest    *time.Timer // looks at what is left; guarded by mu
@@ -356,54 +354,6 @@ func (r *Router) PeersBooked(changes []scoring.Change) {
 	}
 }
 
-// Arrivals hears of requests whose worker will be chosen soon: whose body is being read. Its methods must not block.
-type Arrivals interface {
-	Arrived()
-	Settled() // the end of Arrived
-}
-
-// arrival is a request that the other replicas hear of. The zero value is one that they do not.
-type arrival struct {
-	to Arrivals
-	at time.Time
-}
-
-func (p *peers) arrive() arrival {
-	to := p.arrivals.Load()
-	if to == nil {
-		return arrival{}
-	}
-	(*to).Arrived()
-	return arrival{*to, time.Now()}
-}
-
-// settle is the end of the arrival: the request is booked now, or not soon.
-func (a *arrival) settle() {
-	if a.to != nil {
-		a.to.Settled()
-		*a = arrival{}
-	}
-}
-
-// announce waits until the other replicas know of a request, if requests come together and its body was read so fast
-// that they do not yet. The wait does not depend on them, and is at most a millisecond.
-func (r *Router) announce(p *prompt) {
-	if p.arrival.to == nil {
-		return
-	}
-	age := time.Since(p.arrival.at)
-	if rest := time.Duration(r.peers.hold.Load()) - age; rest > 0 {
-		time.Sleep(rest)
-		age = time.Since(p.arrival.at)
-	}
-	late := time.Duration(r.peers.late.Load())
-	p.announced = late > 0 && age >= scoring.AnnouncedAfter(late)
-	p.arrival.settle()
-}
-
-// SetArrivals has another hear of this router's requests.
-func (r *Router) SetArrivals(a Arrivals) { r.peers.arrivals.Store(&a) }
-
 // SetPeers says what is known of the other replicas: how many bookings a second they make, and how late this one knows
 // of them. of is how many replicas there are with this one, and number, from 0, is this one's place in an order of them
 // that is the same for all. 0 of: there are no others. Call it a few times a second.
@@ -416,7 +366,6 @@ func (r *Router) SetPeers(rate float64, staleness time.Duration, number, of int)
 		peers.Share = r.share(number, of)
 	}
 	r.book.SetPeers(peers)
-	r.peers.hold.Store(int64(r.book.Hold()))
 }
 
 // share returns the workers that a replica prefers, see scoring.Peers. Replicas number workers differently, so that the

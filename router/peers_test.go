@@ -3,8 +3,6 @@ package router
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -376,87 +374,4 @@ func TestTurnsOfReplicas(t *testing.T) {
 	if turnOf(1, 0, 0) != 0 {
 		t.Error("without peers there is no order")
 	}
-}
-
-// arrivalsOf counts what an Arrivals hears.
-type arrivalsOf struct{ arrived, settled int }
-
-func (a *arrivalsOf) Arrived() { a.arrived++ }
-func (a *arrivalsOf) Settled() { a.settled++ }
-
-// The other replicas hear of each request whose body is read, and of the end: before its booking, after an error, and
-// before an engine is asked for its tokens. Rehearsals are not told.
-func TestArrivalsAreToldOnce(t *testing.T) {
-	h := newHouse(t, workers(2)...)
-	told := &arrivalsOf{}
-	h.SetArrivals(told)
-	open := -1 // requests that are told and have not ended, when one is booked
-	h.book.Observe(func(c *scoring.Change) {
-		if c.Kind == scoring.Booked {
-			open = told.arrived - told.settled
-		}
-	})
-	h.route(completion("m", tokens(0, 42))).Free()
-	if *told != (arrivalsOf{1, 1}) || open != 0 {
-		t.Errorf("after a request: %+v, %d open at its booking", told, open)
-	}
-	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte("{")}); err == nil {
-		t.Error("no error")
-	}
-	if *told != (arrivalsOf{2, 2}) {
-		t.Errorf("after a body that cannot be read: %+v", told)
-	}
-	h.route(&Request{Path: "/v1/completions", BodylessReason: ReasonNoBody}).Free()
-	if *told != (arrivalsOf{2, 2}) {
-		t.Errorf("after a request without a body: %+v", told)
-	}
-	if _, err := h.Explain(t.Context(), completion("m", tokens(0, 42))); err != nil || *told != (arrivalsOf{2, 2}) {
-		t.Errorf("after a rehearsal: %+v, %v", told, err)
-	}
-	open = -1
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		open = told.arrived - told.settled
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	defer engine.Close()
-	h.asks(engine.URL, time.Minute)
-	h.book.Observe(nil)
-	h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}).Free()
-	if *told != (arrivalsOf{3, 3}) || open != 0 {
-		t.Errorf("after a request that an engine was asked about: %+v, %d open when it was asked", told, open)
-	}
-}
-
-// A request is held until the other replicas know of it, if requests come together. It then counts as announced.
-func TestRequestsThatComeTogetherAreHeld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHouse(t, workers(2)...)
-		h.SetArrivals(&arrivalsOf{})
-		h.SetPeers(1, 200*time.Microsecond, 0, 2)
-		for _, c := range []struct {
-			hold, late, age, want time.Duration
-			announced             bool
-		}{
-			{0, 200 * time.Microsecond, 0, 0, false},
-			{0, 200 * time.Microsecond, 300 * time.Microsecond, 0, true},
-			{600 * time.Microsecond, 200 * time.Microsecond, 100 * time.Microsecond, 500 * time.Microsecond, true},
-			{600 * time.Microsecond, 200 * time.Microsecond, time.Second, 0, true},
-			{0, 0, time.Second, 0, false}, // no peers
-		} {
-			h.peers.hold.Store(int64(c.hold))
-			h.peers.late.Store(int64(c.late))
-			p := prompt{arrival: h.peers.arrive()}
-			<-time.After(c.age)
-			from := time.Now()
-			h.announce(&p)
-			if took := time.Since(from); took != c.want || p.announced != c.announced {
-				t.Errorf("%+v: held for %v, announced: %v", c, took, p.announced)
-			}
-			p.arrival.settle() // a second time
-		}
-		p := prompt{} // a request that was not told
-		if h.announce(&p); p.announced {
-			t.Error("a request that was not told is announced")
-		}
-	})
 }

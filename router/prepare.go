@@ -43,8 +43,6 @@ type prompt struct {
 	pins        apibody.Pins // none if pinning is not allowed
 	api         apibody.API  // zero: the body was not read
 	affinity    affinity     // of the request's session
-	arrival     arrival
-	announced   bool // the other replicas have known of the request for long enough: scoring.Request.Announced
 	constraints scoring.Constraints
 	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
 	whole  bool
@@ -82,7 +80,6 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 			p.heldIn = r.cfg.Memory.KeptShare(g.size)
 			p.heldIn.Add(p.held)
 		}
-		p.arrival = g.arrival
 		g.end()
 	}()
 	defer func() {
@@ -289,7 +286,6 @@ func (r *Router) tokenize(
 		return nil, nil, reason, err
 	}
 	g.leaveSlot() // let other bodies be read while the engine is asked
-	g.arrival.settle()
 	at := time.Now()
 	limited, cancel := by(ctx, until)
 	defer cancel()

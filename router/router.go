@@ -312,7 +312,6 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	defer span.End()
 	p, err := r.prepare(ctx, req, span) // parse, rewrite, tokenize
 	defer p.releaseMemory()
-	defer p.arrival.settle()
 	if err == nil {
 		err = ctx.Err() // do not book for a client that has gone
 	}
@@ -324,7 +323,6 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
 	r.settleVersion(sc, &p)
-	r.announce(&p)
 	route, waited, err := r.admitAndDecide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited = waited

@@ -67,8 +67,7 @@ func (r *Router) decide(
 	held := *p // a copy, so that p stays on the stack of requests that never wait
 	w, err := r.room.Enter(entry, waitingRequest{req, &held})
 	if w != nil {
-		p.announced = false // that was long ago
-		snapshot.Release()  // do not hold it while waiting: it keeps the numbers of workers that left
+		snapshot.Release() // do not hold it while waiting: it keeps the numbers of workers that left
 		waited, err = await(ctx, r, sc, r.room, w)
 		snapshot = r.pool.Acquire()
 		r.rematch(sc)

@@ -50,9 +50,6 @@ type Request struct {
 	// Expires ends the booking after ActiveSequences.Expiry. It is for callers that may not learn of the request's end.
 	Expires bool
 
-	// Announced says that the other replicas have known of the request for long enough: it is as old as AnnouncedAfter.
-	Announced bool
-
 	// DryRun chooses but books nothing.
 	DryRun bool
 
@@ -306,7 +303,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		return Selection{}, Booking{}, err
 	}
 	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
-		i = a.spread(candidates, cfg, &all, i, req.Announced, rng, costs)
+		i = a.spread(candidates, cfg, &all, i, rng, costs)
 	}
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
@@ -318,7 +315,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 	} else {
 		if a.guard.Rate > 0 {
-			a.guard.unknown.chose(a.now, a.guard.arrivals)
+			a.guard.unknown.chose(a.now)
 		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
 		sel.Version = a.version

@@ -7,10 +7,9 @@ import (
 )
 
 // Copies of other replicas' bookings come late. If several replicas see one worker as the cheapest, all choose it until
-// they hear of each other's choices. The guard keeps them apart. It expects the bookings of requests that others have
-// announced. Where that is too late, each replica has a share of the workers, which it prefers among those whose costs
-// differ by less than the bookings that it does not know yet. If none of its share is among them, it draws. It gives no
-// cached block away for that.
+// they hear of each other's choices. The guard keeps them apart. Each replica has a share of the workers, which it
+// prefers among those whose costs differ by less than the bookings that it does not know yet. If none of its share is
+// among them, it draws. It gives no cached block away for that.
 
 const (
 	// staleAfter is how late copies may be to be priced, and freshBefore when they are priced again.
@@ -26,9 +25,8 @@ const (
 	// leastChoices is how many it needs.
 	fade         = 0.995
 	leastChoices = 5
-	// mostMissed is how many unknown bookings count for one choice, and mostArrivals how many arrivals.
-	mostMissed   = 16
-	mostArrivals = 16
+	// mostMissed is how many unknown bookings count for one choice.
+	mostMissed = 16
 )
 
 // Peers is what is known of the other replicas.
@@ -49,7 +47,6 @@ type guard struct {
 	// What a booking adds to its worker, own or copied, in tokens. Learned while Rate is above 0.
 	prefill, active mean
 	near            []option // scratch memory
-	arrivals        int      // as of SetArrivals
 	unknown         unknown
 }
 
@@ -58,22 +55,21 @@ type guard struct {
 type unknown struct {
 	choices [16]choice // the latest own ones, a ring
 	next    int        // of choices, without the turns of the ring
-	// Faded counts: of own choices, of their unknown bookings, and of those that they expected.
-	made, missed, foreseen float64
+	// Faded counts: of own choices, and of their unknown bookings.
+	made, missed float64
 }
 
 // choice is an own choice.
 type choice struct {
-	at       time.Duration
-	missed   float64 // bookings that it did not know
-	expected float64 // further ones that it expected, and that have not come
+	at     time.Duration
+	missed float64 // bookings that it did not know
 }
 
-// chose notes an own choice that expected so many bookings of others.
-func (u *unknown) chose(now time.Duration, expected int) {
-	u.choices[u.next%len(u.choices)] = choice{at: now, expected: float64(expected)}
+// chose notes an own choice.
+func (u *unknown) chose(now time.Duration) {
+	u.choices[u.next%len(u.choices)] = choice{at: now}
 	u.next++
-	u.made, u.missed, u.foreseen = fade*u.made+1, fade*u.missed, fade*u.foreseen
+	u.made, u.missed = fade*u.made+1, fade*u.missed
 }
 
 // heard notes that another replica made a booking at a time, which is known only now: the choices since did not know
@@ -89,11 +85,6 @@ func (u *unknown) heard(booked time.Duration) {
 		if c.at == booked {
 			more /= 2
 		}
-		if c.expected > 0 {
-			c.expected -= more
-			u.foreseen += more
-			continue
-		}
 		c.missed += more
 		u.missed += more
 	}
@@ -105,15 +96,6 @@ func (u *unknown) mean() float64 {
 		return 0
 	}
 	return u.missed / u.made
-}
-
-// together returns how many bookings of others, on average, are so close to an own choice that it does not know them,
-// or could only expect them. 0: there were too few choices.
-func (u *unknown) together() float64 {
-	if u.made < leastChoices {
-		return 0
-	}
-	return (u.missed + u.foreseen) / u.made
 }
 
 // option is a candidate that the guard may choose.
@@ -137,38 +119,6 @@ func (a *ActiveSequences) SetPeers(p Peers) {
 		p.Rate = 0
 	}
 	g.Peers = p
-}
-
-// AnnouncedAfter is how long before a choice its request must have arrived, so that all replicas know of each other's
-// requests of the same moment. staleness is as of Peers.
-func AnnouncedAfter(staleness time.Duration) time.Duration { return staleness + staleness/2 }
-
-const (
-	// A request is held for leastHold to mostHold. Requests that come together keep all replicas busy for a moment, so
-	// that news takes longer than usual: holdFactor times.
-	leastHold, mostHold = 500 * time.Microsecond, time.Millisecond
-	holdFactor          = 3
-	// togetherFrom is from how many bookings of others on requests come together. See unknown.together.
-	togetherFrom = 0.02
-)
-
-// Hold returns for how long after a request's arrival its choice should wait, so that it is announced in time. 0: not
-// at all, because requests do not come together, or the copies are too late for that.
-func (a *ActiveSequences) Hold() time.Duration {
-	a.lock()
-	defer a.mu.Unlock()
-	g := &a.guard
-	if g.Rate == 0 || AnnouncedAfter(g.Staleness) > mostHold || g.unknown.together() < togetherFrom {
-		return 0
-	}
-	return min(max(holdFactor*g.Staleness, leastHold), mostHold)
-}
-
-// SetArrivals says how many requests have arrived at the other replicas that book before this one, and are not booked.
-func (a *ActiveSequences) SetArrivals(n int) {
-	a.lock()
-	defer a.mu.Unlock()
-	a.guard.arrivals = min(max(n, 0), mostArrivals)
 }
 
 // PeersStale reports whether copies are too late to be priced.
@@ -217,30 +167,19 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 // spread returns the candidate that takes the place of i, the cheapest. Only candidates that have as much of the prompt
 // take part.
 //
-// If requests have arrived at replicas that book before this one, each is expected to take the worker that is then the
-// cheapest, as in one book. If the own request was announced in time, the others expect it in the same way, and nothing
-// else is unknown: only of workers that cost the same, one of the own share is chosen.
-//
-// Otherwise a worker of the own share is chosen if it costs little more than the cheapest. Without one, the other
-// replicas are expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with
-// the probability of its part: then all that are drawn cost the same on average.
+// A worker of the own share is chosen if it costs little more than the cheapest. Otherwise the other replicas are
+// expected to fill up the cheapest candidates with the unknown bookings like water, and each is drawn with the
+// probability of its part: then all that are drawn cost the same on average.
 func (a *ActiveSequences) spread(
-	candidates []Candidate, cfg *Config, all *overview, i int, announced bool, rng *rand.Rand, costs []float64,
+	candidates []Candidate, cfg *Config, all *overview, i int, rng *rand.Rand, costs []float64,
 ) int {
 	g := &a.guard
 	unseen, each := g.unseen(), a.bookingCost(cfg, all.unit)
-	if unseen < leastUnseen && g.arrivals == 0 || g.stale || !(each > 0) || len(candidates) == 1 {
+	if unseen < leastUnseen || g.stale || !(each > 0) || len(candidates) == 1 {
 		return i
-	}
-	if g.arrivals > 0 {
-		bound := costs[i] + float64(g.arrivals)*each
-		return g.afterOthers(candidates, a.nearest(candidates, cfg, all, i, bound, costs), each)
 	}
 	lead := min(shareLead*math.Sqrt(unseen), 1+2*unseen/float64(len(candidates))) * each
 	water := unseen * each
-	if announced {
-		lead, water = 0, 0
-	}
 	shared, limit := option{costs[i] + lead, -1}, costs[i]+water
 	near := a.nearest(candidates, cfg, all, i, max(shared.cost, limit), costs)
 	for _, o := range near {
@@ -252,26 +191,6 @@ func (a *ActiveSequences) spread(
 		return shared.index
 	}
 	return pour(near[:below(near, limit)], i, water, rng)
-}
-
-// afterOthers returns the cheapest of near after the bookings of the arrivals. Each makes the option that is then the
-// cheapest so much more expensive. Of equal ones the others take those that are not of this replica's share, and this
-// one takes one that is. It overwrites near.
-func (g *guard) afterOthers(candidates []Candidate, near []option, each float64) int {
-	for n := g.arrivals; ; n-- {
-		cheapest, own := 0, n == 0
-		for j := range near {
-			if c := near[cheapest].cost; near[j].cost < c ||
-				near[j].cost == c && g.has(&candidates[near[cheapest].index]) != own &&
-					g.has(&candidates[near[j].index]) == own {
-				cheapest = j
-			}
-		}
-		if own {
-			return near[cheapest].index
-		}
-		near[cheapest].cost += each
-	}
 }
 
 // nearest returns the candidates that cost at most bound and have as much of the prompt as candidates[i], in order.

@@ -461,7 +461,7 @@ func TestTheGuardEqualsItsDefinition(t *testing.T) {
 				i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
 			}
 			one, other := rand.New(rand.NewPCG(seed, uint64(k))), rand.New(rand.NewPCG(seed, uint64(k)))
-			got := a.spread(candidates, cfg, &all, i, false, one, costs)
+			got := a.spread(candidates, cfg, &all, i, one, costs)
 			want := spreadByDefinition(a, candidates, cfg, all.unit, i, other, costs, held)
 			a.closeWalks()
 			a.mu.Unlock()
@@ -478,101 +478,4 @@ func TestTheGuardEqualsItsDefinition(t *testing.T) {
 		t.Errorf("the guard chose another candidate for %v only: this shows little", moved)
 	}
 	t.Log(moved)
-}
-
-// Three replicas with equal books choose for equal requests of one moment as one book does for the three in turn, if
-// each expects those that book before it.
-func TestArrivalsElsewhereAreExpected(t *testing.T) {
-	rng := rand.New(rand.NewPCG(9, 9))
-	same := map[int]bool{}
-	for round := range 200 {
-		held := make([]int, 2+rng.IntN(6))
-		for w, rest := range rng.Perm(20)[:len(held)] { // a booking adds 20 blocks: no costs are ever equal
-			held[w] = 20*rng.IntN(3) + rest
-		}
-		var candidates []Candidate
-		choose := func(a *ActiveSequences) int {
-			a.guard.prefill.value, a.guard.active.value = 160, 160 // what such a request adds
-			sel, _, err := a.SelectAndAdd(Request{ISLTokens: 160, Announced: true}, candidates, defaults(), rng, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return sel.Index
-		}
-		one := withLoads(t, Peers{}, held...)
-		var inTurn, atOnce []int
-		for arrivals := range 3 {
-			// Bookings share blocks in one book, and at replicas that do not know of each other they do not.
-			candidates = workers(len(held), prompt(16, chain(1000*arrivals, 10)))
-			inTurn = append(inTurn, choose(one))
-			a := withLoads(t, late(100, true), held...)
-			a.SetArrivals(arrivals)
-			atOnce = append(atOnce, choose(a))
-		}
-		if !slices.Equal(inTurn, atOnce) {
-			t.Errorf("round %d, with %d blocks: %v, and one book chooses %v", round, held, atOnce, inTurn)
-		}
-		same[inTurn[0]*100+inTurn[1]*10+inTurn[2]] = true
-	}
-	if len(same) < 20 {
-		t.Errorf("only %d different outcomes: this shows little", len(same))
-	}
-}
-
-// A request that arrived elsewhere costs this one no cached block. How many are heeded is bounded.
-func TestExpectedRequestsTakeNoHit(t *testing.T) {
-	a := withLoads(t, late(100), 0, 0, 0)
-	candidates := workers(3, prompt(16, chain(1, 10)))
-	candidates[1].DeviceBlocks = 10
-	for _, arrivals := range []int{1, 1 << 30, -1} {
-		a.SetArrivals(arrivals)
-		sel, _, err := a.SelectAndAdd(Request{ISLTokens: 160, DryRun: true}, candidates, defaults(), nil, nil)
-		if err != nil || sel.Index != 1 {
-			t.Errorf("with %d arrivals: candidate %d, %v", arrivals, sel.Index, err)
-		}
-		if n := a.guard.arrivals; n < 0 || n > mostArrivals {
-			t.Errorf("%d arrivals are heeded", n)
-		}
-	}
-}
-
-// Requests are held if bookings of others come close to own choices, expected or not, and if news is fast enough for it
-// to help. The bookings that a choice expected do not count as unknown.
-func TestTheGuardHoldsRequestsThatComeTogether(t *testing.T) {
-	for _, c := range []struct {
-		what       string
-		arrivals   int
-		bookings   int // of others, after each choice
-		staleness  time.Duration
-		want       time.Duration
-		unexpected float64
-	}{
-		{"apart", 0, 0, 100 * time.Microsecond, 0, 0},
-		{"together", 0, 1, 100 * time.Microsecond, leastHold, 1},
-		{"together and expected", 2, 2, 250 * time.Microsecond, 750 * time.Microsecond, 0},
-		{"more than expected", 2, 3, 500 * time.Microsecond, mostHold, 1},
-		{"late news", 2, 2, 700 * time.Microsecond, 0, 0},
-	} {
-		a, now := NewActiveSequences(), time.Duration(0)
-		a.Clock = func() time.Duration { return now }
-		a.SetPeers(Peers{Rate: 1e-6, Staleness: c.staleness})
-		peer := a.NewCopies()
-		a.SetArrivals(c.arrivals)
-		for i := range 20 {
-			now += time.Second
-			if _, _, err := a.SelectAndAdd(Request{ISLTokens: 16}, workers(4, nil), defaults(), nil, nil); err != nil {
-				t.Fatal(err)
-			}
-			now += c.staleness / 2
-			for k := range c.bookings {
-				peer.Apply([]Change{{Kind: Booked, Number: uint64(10*i + k), Worker: 1, BlockSize: 16, Blocks: 1}})
-			}
-		}
-		if got := a.Hold(); got != c.want {
-			t.Errorf("%s: held for %v, want %v", c.what, got, c.want)
-		}
-		if got := a.UnknownBookings(); math.Abs(got-c.unexpected) > 1e-4 {
-			t.Errorf("%s: %v unknown bookings, want %v", c.what, got, c.unexpected)
-		}
-	}
 }

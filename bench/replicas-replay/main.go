@@ -59,7 +59,6 @@ type setting struct {
 	policy   scoring.Policy
 	replicas int
 	delay    string // off: nothing is shared
-	pick     time.Duration
 }
 
 // result is what a replay had: the cached share, and the time to first token.
@@ -72,7 +71,6 @@ func main() {
 	replicas := flag.Int("replicas", 4, "replicas, `N`")
 	delays := flag.String("delays", "2ms,5ms,20ms,off",
 		"`TIMES` until replicas know of each other, by comma; off: never")
-	pick := flag.Duration("pick-time", 0, "`TIME` from a request's arrival to the choice, also of the one replica")
 	intervals := flag.Bool("intervals", false, "print the 95 % interval of each median, from the ranks of the ratios")
 	policies := flag.String("policies", "dynamo,time", "`NAMES` of policies, by comma")
 	flag.Parse()
@@ -85,8 +83,7 @@ func main() {
 		for policy := range strings.SplitSeq(*policies, ",") {
 			p, err := scoring.ParsePolicy(policy)
 			if err == nil {
-				several := setting{p, *replicas, "", *pick}
-				err = compare(&t, several, strings.Split(*delays, ","), *from, *seeds, *intervals)
+				err = compare(&t, p, *replicas, strings.Split(*delays, ","), *from, *seeds, *intervals)
 			}
 			if err != nil {
 				fmt.Fprintf(os.Stderr, "replicas-replay: %s: %v\n", t.name, err)
@@ -96,21 +93,22 @@ func main() {
 	}
 }
 
-// compare prints the lines of one traffic and setting, with each of the delays.
-func compare(t *traffic, s setting, delays []string, from uint64, seeds int, intervals bool) error {
+// compare prints the lines of one traffic and policy.
+func compare(
+	t *traffic, policy scoring.Policy, replicas int, delays []string, from uint64, seeds int, intervals bool,
+) error {
 	ratios := make([][len(result{})][]float64, len(delays))
 	for seed := from; seed < from+uint64(seeds); seed++ {
 		var trace bytes.Buffer
 		if err := replay.Generate(&trace, t.generate, t.requests, t.rate, 64, seed); err != nil {
 			return err
 		}
-		one, err := t.run(trace.Bytes(), setting{s.policy, 1, "off", s.pick}, seed)
+		one, err := t.run(trace.Bytes(), setting{policy, 1, "off"}, seed)
 		if err != nil {
 			return err
 		}
 		for i, delay := range delays {
-			s.delay = delay
-			several, err := t.run(trace.Bytes(), s, seed)
+			several, err := t.run(trace.Bytes(), setting{policy, replicas, delay}, seed)
 			if err != nil {
 				return err
 			}
@@ -124,7 +122,7 @@ func compare(t *traffic, s setting, delays []string, from uint64, seeds int, int
 		}
 	}
 	for i, delay := range delays {
-		fmt.Printf("| %s | %v | %s |", t.name, s.policy, delay)
+		fmt.Printf("| %s | %v | %s |", t.name, policy, delay)
 		for _, r := range ratios[i] {
 			slices.Sort(r)
 			fmt.Printf(" %.3f", (r[(len(r)-1)/2]+r[len(r)/2])/2)
@@ -142,8 +140,7 @@ func compare(t *traffic, s setting, delays []string, from uint64, seeds int, int
 // run replays a trace once.
 func (t *traffic) run(trace []byte, s setting, seed uint64) (result, error) {
 	c := replay.Config{Workers: t.workers, Engine: replay.DefaultEngineConfig(), Speeds: t.speeds,
-		Scoring: scoring.DefaultConfig(), ArrivalSpeed: 1, Seed: seed, Replicas: s.replicas, Unshared: s.delay == "off",
-		PickTime: s.pick}
+		Scoring: scoring.DefaultConfig(), ArrivalSpeed: 1, Seed: seed, Replicas: s.replicas, Unshared: s.delay == "off"}
 	t.engine(&c.Engine)
 	c.Scoring.Policy = s.policy
 	if !c.Unshared {

@@ -73,7 +73,6 @@ type variantOptions struct {
 	lag        time.Duration
 	delivery   time.Duration
 	jitter     time.Duration
-	pick       time.Duration
 	replicas   int
 	delay      string // of replicas; off: nothing is shared
 }
@@ -97,9 +96,6 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
 		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
-	f.DurationVar(&v.pick, "pick-time", 0,
-		"`TIME` that a replica needs from a request's arrival to the choice of a worker; the others hear of the "+
-			"arrival after --replica-delay")
 	f.DurationVar(&v.jitter, "arrival-jitter", 0,
 		"the most `TIME` by which a request arrives later than in the trace; each takes a random part of it. Without "+
 			"it, replicas cannot know of requests that the trace has at the same microsecond")
@@ -146,9 +142,6 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if v.jitter < 0 {
 		return fmt.Errorf("--arrival-jitter %v: must be at least 0", v.jitter)
 	}
-	if v.pick < 0 {
-		return fmt.Errorf("--pick-time %v: must be at least 0", v.pick)
-	}
 	if v.delivery < 0 {
 		return fmt.Errorf("--delivery-delay %v: must be at least 0", v.delivery)
 	}
@@ -165,7 +158,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 		}
 	}
 	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
-	c.DeliveryDelay, c.ArrivalJitter, c.PickTime = v.delivery, v.jitter, v.pick
+	c.DeliveryDelay, c.ArrivalJitter = v.delivery, v.jitter
 	c.Busy = replay.Thresholds(v.busy.thresholds)
 	sessions := v.affinity.config()
 	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft

@@ -58,13 +58,11 @@ type replicas struct {
 	own     workerNames // for one's own changes; used under the node's lock of sending
 	drained changes     // scratch memory; used under the node's lock of sending
 
-	theirs workerNames // for copies; used under the node's lock of receiving
-	copies map[uint64]*scoring.Copies
-	// arrivals are the requests that have arrived at other replicas and are not booked, by origin. Guarded as copies.
-	arrivals map[uint64]int
-	scratch  []scoring.Change
-	refused  atomic.Uint64 // sessions with a version too far ahead
-	waits    waits
+	theirs  workerNames // for copies; used under the node's lock of receiving
+	copies  map[uint64]*scoring.Copies
+	scratch []scoring.Change
+	refused atomic.Uint64 // sessions with a version too far ahead
+	waits   waits
 }
 
 // waits says what waits in each replica's queue, as it was told.
@@ -220,7 +218,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		return nil, err
 	}
 	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, log: s.log,
-		copies: map[uint64]*scoring.Copies{}, arrivals: map[uint64]int{}}
+		copies: map[uint64]*scoring.Copies{}}
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
 	group := replicaGroup(s.options, s.cluster)
@@ -433,29 +431,9 @@ func (r *replicas) apply(e *replica.Effect) {
 		r.waits.forget(e.Origin)
 		r.released()
 		delete(r.copies, e.Origin)
-		r.hearArrivals(e.Origin, 0)
-	case replica.Arrivals:
-		r.hearArrivals(e.Origin, e.Arrivals)
 	case replica.Apply:
 		r.applyEntries(c, e.Origin, e.Entries)
 	}
-}
-
-// hearArrivals notes how many requests have arrived at an origin and are not booked. Of two replicas, the one whose
-// origin is lower books first: so that each choice is made as if it came after those that it cannot know yet. It runs
-// under the node's lock of receiving.
-func (r *replicas) hearArrivals(origin uint64, n int) {
-	if origin > r.origin {
-		return
-	}
-	if r.arrivals[origin] = n; n == 0 {
-		delete(r.arrivals, origin)
-	}
-	before := 0
-	for _, n := range r.arrivals {
-		before += n
-	}
-	r.book.SetArrivals(before)
 }
 
 func (r *replicas) applyEntries(c *scoring.Copies, origin uint64, entries []replica.Entry) {
@@ -505,7 +483,6 @@ func (r *replicas) applyEntries(c *scoring.Copies, origin uint64, entries []repl
 func (r *replicas) routedBy(to *router.Router) {
 	if r != nil {
 		r.router.Store(to)
-		to.SetArrivals(r.node)
 	}
 }
 
@@ -822,7 +799,6 @@ type replicaState struct {
 	Seq         uint64  `json:"seq"`
 	HeardAgo    float64 `json:"heard_ago_seconds"`
 	StalenessMS float64 `json:"staleness_ms"`
-	Arrivals    int     `json:"arrivals"` // requests whose worker it will choose soon
 }
 
 // readerState is a replica that reads from this one.
@@ -840,8 +816,7 @@ func (r *replicas) handle(w http.ResponseWriter, _ *http.Request) {
 		peers, readers := []replicaState{}, []readerState{}
 		for _, p := range s.Peers {
 			peers = append(peers, replicaState{fmt.Sprintf("%x", p.Origin), p.Name, p.Address, string(p.State),
-				p.Bookings, p.Parked, p.Seq, (r.node.Now() - p.Heard).Seconds(), inMilliseconds(p.Staleness),
-				p.Arrivals})
+				p.Bookings, p.Parked, p.Seq, (r.node.Now() - p.Heard).Seconds(), inMilliseconds(p.Staleness)})
 		}
 		for _, p := range s.Readers {
 			readers = append(readers, readerState{fmt.Sprintf("%x", p.Origin), p.Behind, inMilliseconds(p.Staleness)})

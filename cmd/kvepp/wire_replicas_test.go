@@ -56,26 +56,6 @@ func TestApplyEntries(t *testing.T) {
 	}
 }
 
-// TestHearArrivals: the book expects the requests of those peers that book before this replica, by their origins.
-func TestHearArrivals(t *testing.T) {
-	r := &replicas{book: scoring.NewActiveSequences(), copies: map[uint64]*scoring.Copies{}, origin: 50,
-		arrivals: map[uint64]int{}}
-	for _, c := range []struct {
-		effect replica.Effect
-		want   map[uint64]int
-	}{
-		{replica.Effect{Kind: replica.Arrivals, Origin: 7, Arrivals: 2}, map[uint64]int{7: 2}},
-		{replica.Effect{Kind: replica.Arrivals, Origin: 9, Arrivals: 1}, map[uint64]int{7: 2, 9: 1}},
-		{replica.Effect{Kind: replica.Arrivals, Origin: 90, Arrivals: 4}, map[uint64]int{7: 2, 9: 1}},
-		{replica.Effect{Kind: replica.FreeAll, Origin: 7}, map[uint64]int{9: 1}},
-		{replica.Effect{Kind: replica.Arrivals, Origin: 9}, map[uint64]int{}},
-	} {
-		if r.apply(&c.effect); !reflect.DeepEqual(r.arrivals, c.want) {
-			t.Errorf("after %+v: %v, want %v", c.effect, r.arrivals, c.want)
-		}
-	}
-}
-
 // TestWaitsOfPeers: what peers tell of their queues reaches the router by their order, with their ages, as long as it
 // holds. A peer of an older version tells no classes.
 func TestWaitsOfPeers(t *testing.T) {

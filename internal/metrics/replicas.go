@@ -73,8 +73,8 @@ var (
 	replicaUnpriced = replicaDesc("kvepp_replica_unpriced",
 		"1 while the other replicas' requests are known more than 0.25 s late, so that costs leave them out; else 0.")
 	replicaUnknown = replicaDesc("kvepp_replica_unknown_bookings",
-		"How many new requests of other replicas a choice here neither knows nor expects, on average: the greater of "+
-			"their rate times their staleness, and of what the latest 200 choices or so neither knew nor expected.")
+		"How many new requests of other replicas a choice here does not know, on average: the greater of their rate "+
+			"times their staleness, and of what the latest 200 choices or so did not know.")
 	replicaParked = replicaDesc("kvepp_replica_parked_bookings",
 		"Running requests of other replicas at workers that this one does not know yet.")
 	replicaEvents = replicaDesc("kvepp_replica_events_total",

@@ -28,10 +28,8 @@ import (
 )
 
 const (
-	// FlushEvery is how long changes are collected at most. After a pause, up to savedFlushes go at once, so that the
-	// peers hear of a request's arrival and of its booking.
-	FlushEvery   = 4 * time.Millisecond
-	savedFlushes = 8
+	// FlushEvery is how long changes are collected at most. The first one after a pause of that length goes at once.
+	FlushEvery = 4 * time.Millisecond
 
 	tickEvery    = 50 * time.Millisecond
 	stalledAfter = 2 * time.Second // a peer that takes nothing for so long is disconnected
@@ -84,8 +82,7 @@ type Node struct {
 	lines  loglimit.Limiter
 	said   map[string]bool // hosts and reasons of refusals that are logged; guarded by sending
 
-	changed  chan struct{} // holds a token if changes wait to be drained, or a request arrived
-	arrivals atomic.Int64  // requests that have arrived and are not booked
+	changed chan struct{} // holds a token if changes wait to be drained
 
 	sending sync.Mutex // guards what follows, up to flush
 	sender  *replica.Sender
@@ -166,28 +163,18 @@ func (n *Node) Changed() {
 	}
 }
 
-// Arrived says that a request has arrived whose worker will be chosen soon. The peers hear of it. It never blocks.
-func (n *Node) Arrived() {
-	n.arrivals.Add(1)
-	n.Changed()
-}
-
-// Settled is the end of Arrived: the request is booked now, or not soon. The peers hear of it with the booking, or
-// within tickEvery.
-func (n *Node) Settled() { n.arrivals.Add(-1) }
-
 // pump drains changes into the log, and wakes the readers.
 func (n *Node) pump() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var due time.Duration // when the next flush would be due if none were saved
+	var last time.Duration
 	for {
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-n.changed:
 		}
-		if wait := due - savedFlushes*FlushEvery - n.Now(); wait > 0 {
+		if wait := FlushEvery - (n.Now() - last); wait > 0 {
 			timer.Reset(wait)
 			select {
 			case <-n.ctx.Done():
@@ -195,7 +182,7 @@ func (n *Node) pump() {
 			case <-timer.C:
 			}
 		}
-		due = max(due, n.Now()) + FlushEvery
+		last = n.Now()
 		n.sending.Lock()
 		n.drain()
 		n.sending.Unlock()
@@ -209,17 +196,13 @@ func (n *Node) drain() {
 	oldest := n.config.Drain(func(e *replica.Entry) { n.sender.Append(now, e) })
 	if n.sender.Last() != before {
 		n.flush += (oldest/2 - n.flush) / 16
+		n.wakeReaders()
 	}
-	n.wakeReaders()
 }
 
-// wakeReaders wakes the readers to which something is to be sent. The caller holds n.sending.
+// wakeReaders wakes the readers. The caller holds n.sending.
 func (n *Node) wakeReaders() {
-	n.sender.SetArrivals(int(n.arrivals.Load()))
 	for r := range n.readers {
-		if !r.cursor.Pending() && !n.closing {
-			continue
-		}
 		select {
 		case r.wake <- struct{}{}:
 		default:
@@ -239,11 +222,14 @@ func (n *Node) tick() {
 		}
 		n.sending.Lock()
 		now := n.Now()
+		before := n.sender.Last()
 		n.sender.Tick(now)
 		if count%1000 == 0 {
 			n.sender.Renew()
 		}
-		n.wakeReaders()
+		if n.sender.Last() != before {
+			n.wakeReaders()
+		}
 		for r := range n.readers {
 			switch since := time.Duration(r.since.Load()); {
 			case since != 0 && now-since > stalledAfter:

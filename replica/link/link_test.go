@@ -264,31 +264,6 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestArrivals: peers hear at once that a request has arrived, and within a tick that it ended without a booking.
-func TestArrivals(t *testing.T) {
-	a, b := startNode(t, Security{}, nil), startNode(t, Security{}, nil)
-	connectAll(a, b)
-	<-a.Synced()
-	<-b.Synced()
-	heard := func(n int) func() bool {
-		return func() bool { p := b.Peers(); return len(p) == 1 && p[0].Arrivals == n }
-	}
-	a.Arrived()
-	eventually(t, "b hears of a request", heard(1))
-	for range 100 {
-		a.Arrived()
-	}
-	eventually(t, "b hears of many", heard(101))
-	for range 100 {
-		a.Settled()
-	}
-	a.book(1)
-	eventually(t, "b hears of the booking", func() bool { return b.holds(a) == 1 })
-	eventually(t, "b hears that others ended", heard(1))
-	a.Settled()
-	eventually(t, "b hears that one ended without a booking", heard(0))
-}
-
 // TestStrangers: who must not share bookings gets none, and gives none.
 func TestStrangers(t *testing.T) {
 	ca := newAuthority(t)

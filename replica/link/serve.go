@@ -184,7 +184,6 @@ func (n *Node) sendLog(s grpc.ServerStream, r *reader, ctx context.Context, welc
 		closing := n.closing
 		var err error
 		data = data[:0]
-		n.sender.SetArrivals(int(n.arrivals.Load()))
 		pending := r.cursor.Pending()
 		if pending || beat {
 			data, err = r.cursor.Next(n.Now(), data)
