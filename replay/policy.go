@@ -64,8 +64,9 @@ var policies = []struct {
 	{"preble-e2", func(workers int) policy { return newPreble(workers) }},
 	{"lmetric", func(int) policy { return lmetric{} }},
 	{"sglang", func(int) policy { return sglang{} }},
-	{"clairvoyant", newClairvoyant},
-	{"clairvoyant-fair", newFairClairvoyant},
+	{"clairvoyant", func(int) policy { return newClairvoyant(0) }},
+	// about the weight at which it has the mean TTFT of the policy Time
+	{"clairvoyant-fair", func(int) policy { return newClairvoyant(0.1) }},
 }
 
 // PolicyNames returns the names for Config.Policy.

@@ -18,12 +18,7 @@ type clairvoyant struct {
 	planned map[kvblock.SequenceHash]struct{} // blocks that queued prompts will have computed
 }
 
-func newClairvoyant(int) policy { return clairvoyantWith(0) }
-
-// newFairClairvoyant gives the delays of others about the weight at which the policy Time has its mean TTFT.
-func newFairClairvoyant(int) policy { return clairvoyantWith(0.1) }
-
-func clairvoyantWith(others float64) *clairvoyant {
+func newClairvoyant(others float64) *clairvoyant {
 	return &clairvoyant{others: others, planned: map[kvblock.SequenceHash]struct{}{}}
 }
 

@@ -112,7 +112,7 @@ func TestClairvoyant(t *testing.T) {
 		e.waiting = append(e.waiting, c.waiting...)
 		e.coming = c.coming
 		v := &view{prompt: 16 * len(c.chain), blockSize: 16, chain: c.chain, engines: []*engine{e}}
-		want, _ := clairvoyantWith(0).timeToFirstToken(v, e)
+		want, _ := newClairvoyant(0).timeToFirstToken(v, e)
 
 		for _, s := range c.coming {
 			e.submit(s)
@@ -149,18 +149,11 @@ func TestFairClairvoyant(t *testing.T) {
 	}
 	waiting := busy(10, 100)
 	waiting.waiting = []*sequence{{prompt: 10}}
-	for _, c := range []struct {
-		name            string
-		engines         []*engine
-		alone, together int
-	}{
-		{"answers", []*engine{busy(10, 100), busy(1, 2000)}, 0, 1},
-		{"a prompt that waits", []*engine{busy(10, 100), waiting}, 0, 1},
-	} {
-		for others, want := range map[float64]int{0: c.alone, 0.1: c.together} {
-			v := &view{prompt: 100, engines: c.engines, rng: rand.New(rand.NewPCG(1, 1))}
-			if got := clairvoyantWith(others).choose(v); got != want {
-				t.Errorf("%s, weight %v: chose %d, want %d", c.name, others, got, want)
+	for name, other := range map[string]*engine{"fewer answers": busy(1, 2000), "a prompt that waits": waiting} {
+		for others, want := range map[float64]int{0: 0, 0.1: 1} {
+			v := &view{prompt: 100, engines: []*engine{busy(10, 100), other}, rng: rand.New(rand.NewPCG(1, 1))}
+			if got := newClairvoyant(others).choose(v); got != want {
+				t.Errorf("%s, weight %v: chose %d, want %d", name, others, got, want)
 			}
 		}
 	}

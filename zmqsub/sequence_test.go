@@ -309,10 +309,7 @@ func TestSequence(t *testing.T) {
 				r.buffer = func() []message { return messages(1, 0, 1) }
 				r.live(message{1, 0})
 				r.live(message{1, 2})
-				r.skip = true
-				r.live(message{1, 4})
-				r.skip, r.buffer = false, func() []message { return messages(1, 0, 1, 2, 3, 4) }
-				r.replay()
+				r.replayLate(messages(1, 4), messages(1, 0, 1, 2, 3, 4))
 			},
 			want: []string{"0", "1", "2", "gap 3-4", "4", "restart", "0", "1", "2", "3", "4"},
 		},
@@ -320,12 +317,7 @@ func TestSequence(t *testing.T) {
 			name: "a replay that was put off has nothing older than what came after the gap", replays: true,
 			do: func(r *reader) {
 				r.live(message{1, 0})
-				r.skip = true
-				r.live(message{1, 2})
-				r.live(message{1, 3})
-				r.live(message{1, 4})
-				r.skip, r.buffer = false, func() []message { return messages(1, 3, 4, 5) }
-				r.replay()
+				r.replayLate(messages(1, 2, 3, 4), messages(1, 3, 4, 5))
 				r.live(message{1, 6})
 			},
 			want: []string{"0", "gap 1-2", "2", "3", "4", "5", "6"},
@@ -334,12 +326,7 @@ func TestSequence(t *testing.T) {
 			name: "a replay that was put off has only the messages after the latest gap", replays: true,
 			do: func(r *reader) {
 				r.live(message{1, 0})
-				r.skip = true
-				r.live(message{1, 2})
-				r.live(message{1, 4})
-				r.live(message{1, 5})
-				r.skip, r.buffer = false, func() []message { return messages(1, 3, 4, 5) }
-				r.replay()
+				r.replayLate(messages(1, 2, 4, 5), messages(1, 3, 4, 5))
 			},
 			want: []string{"0", "gap 1-2", "2", "gap 3-4", "4", "5", "restart", "gap 0-3", "3", "4", "5"},
 		},
@@ -347,12 +334,7 @@ func TestSequence(t *testing.T) {
 			name: "a replay that was put off shows another publisher, whose buffer begins after the gap", replays: true,
 			do: func(r *reader) {
 				r.live(message{1, 0})
-				r.skip = true
-				r.live(message{1, 2})
-				r.live(message{1, 3})
-				r.live(message{1, 4})
-				r.skip, r.buffer = false, func() []message { return messages(2, 3, 4, 5) }
-				r.replay()
+				r.replayLate(messages(1, 2, 3, 4), messages(2, 3, 4, 5))
 			},
 			want: []string{"0", "gap 1-2", "2", "3", "4", "restart", "gap 0-3", "3", "4", "5"},
 		},
@@ -386,6 +368,16 @@ func (r *reader) deliverUpTo(n int) {
 	for i := int(r.sequence.next); i < n; i++ {
 		r.live(message{1, i})
 	}
+}
+
+// replayLate takes live messages while replays are put off, and then a replay of what the publisher has.
+func (r *reader) replayLate(live, has []message) {
+	r.skip = true
+	for _, m := range live {
+		r.live(m)
+	}
+	r.skip, r.buffer = false, func() []message { return has }
+	r.replay()
 }
 
 // consecutive returns how many messages were delivered since the latest report of a gap or restart, and the last one.
