@@ -72,7 +72,7 @@ func (s *Simulation) newReplicas() {
 		}
 		for i := range s.replicas {
 			if i != r.number {
-				r.copies[i] = r.book.NewCopies()
+				r.copies[i] = r.book.NewCopies(i < r.number)
 			}
 		}
 	}
@@ -135,6 +135,20 @@ func (a *arrivalRate) add(now time.Duration) float64 {
 		return 0
 	}
 	return float64(min(a.n-1, rateOver)) / (now - first).Seconds()
+}
+
+// mostAgain bounds how often a request is chosen for again because of other replicas' requests, as in package router.
+const mostAgain = 3
+
+// settle sends a booked request on, or chooses again for it if another replica's request came before it.
+func (s *Simulation) settle(f *flight) {
+	if !f.booking.Overtaken() {
+		s.dispatch(f)
+		return
+	}
+	f.booking.Free()
+	f.again++
+	s.send(f)
 }
 
 // measure tells a replica's book how many bookings the others make, and how late it hears of them; and the others what

@@ -169,6 +169,7 @@ type flight struct {
 	expires time.Duration         // when it has waited there for too long
 	turn    *admission.Turn       // nil: without admission, or the prompt has no full block
 	number  int                   // of the arrival, from 1
+	again   int                   // how often it was chosen for again, see settle
 	options []Candidate           // only with Config.Decided
 }
 
@@ -522,7 +523,7 @@ func (t *Thresholds) exceeded(l *scoring.Load, e *EngineConfig) bool {
 		t.ActiveDecodeBlocks != nil && float64(l.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.Blocks)
 }
 
-// send chooses a worker, books the request on it, and sends it to the engine.
+// send chooses a worker and books the request on it. It sends the request to the engine, or has it settle before.
 func (s *Simulation) send(f *flight) {
 	s.match(f)
 	size := s.cfg.Engine.BlockSize
@@ -541,19 +542,30 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
+	request.Again = f.again > 0
 	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
 		s.failed = err
 		return
 	}
-	f.worker, f.booking, f.sent = int(s.candidates[chosen.Index].Worker), booking, s.now
+	f.worker, f.booking = int(s.candidates[chosen.Index].Worker), booking
 	f.overlap = s.candidates[chosen.Index].DeviceBlocks
 	if s.cfg.Decided != nil {
 		f.options = s.options(chosen.Index)
 	}
+	if f.again < mostAgain && chosen.Settle > 0 && s.cfg.Queue == nil {
+		s.at(s.now+chosen.Settle, event{what: settled, of: f})
+		return
+	}
+	s.dispatch(f)
+}
+
+// dispatch sends a booked request to the engine.
+func (s *Simulation) dispatch(f *flight) {
+	f.sent = s.now
 	if f.turn != nil {
-		f.turn.Start(kvblock.Worker(f.worker), f.overlap*size)
+		f.turn.Start(kvblock.Worker(f.worker), f.overlap*s.cfg.Engine.BlockSize)
 	}
 	if sessions := f.via.sessions; sessions != nil && f.Session != "" {
 		key := session.KeyOf("", f.Session)
@@ -732,6 +744,7 @@ const (
 	arrival  happening = iota
 	timeout            // of a request that waits
 	delivery           // of a request to its engine
+	settled            // a request knows what other replicas booked meanwhile
 	stepBegins
 	stepEnds
 	cacheChanges // reach the index
@@ -755,6 +768,8 @@ func (s *Simulation) happen(e *event) {
 		s.beginStep(e.worker)
 	case stepEnds:
 		s.endStep(e.worker)
+	case settled:
+		s.settle(e.of)
 	case heard:
 		s.hear(e.worker)
 	case cacheChanges:

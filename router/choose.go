@@ -3,6 +3,8 @@ package router
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"time"
 
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -53,7 +55,9 @@ const maxLooks = 64
 //
 // With an error, or in a further round, what was booked before is in sc: see undo.
 func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target) (*Route, error) {
-	for look := 1; ; look++ {
+	sc.again, sc.settled = false, 0
+	for look, again := 1, 0; ; look++ {
+		sc.unsettled = sc.unsettled[:0]
 		over := r.overloaded(sc, snapshot, p.model)
 		sc.over = over
 		if look == maxLooks {
@@ -63,14 +67,41 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 			return nil, err
 		}
 		route, err := r.bookCandidates(sc, p)
+		if err == nil && again < mostAgain && r.settle(sc) {
+			again, sc.again = again+1, true
+			sc.undo()
+			continue
+		}
 		switch {
 		case err == nil && (!r.cordonedSince(sc, route) && r.watch(sc, route, p) || look >= maxLooks):
+			route.Settled = sc.settled
 			return route, nil
 		case err != nil && !errors.Is(err, scoring.ErrChanged):
 			return nil, err
 		}
 		sc.undo()
 	}
+}
+
+// mostAgain bounds how often a request is chosen for again because of other replicas' requests.
+const mostAgain = 3
+
+// settle waits, if bookings of the request are to settle, until it is known what other replicas booked meanwhile. It
+// reports whether a request that comes before this one went to the same worker. A request that has a turn, in the queue
+// or for admission, does not wait, because others wait for its turn.
+func (r *Router) settle(sc *scratch) (overtaken bool) {
+	if len(sc.unsettled) == 0 || r.room != nil || r.admissions != nil {
+		return false
+	}
+	from := time.Now()
+	time.Sleep(sc.settle)
+	done := r.metrics.Phase("settle", from)
+	sc.settled += done.Sub(from)
+	sc.span.Phase(spanSettle, from, done)
+	if overtaken = slices.ContainsFunc(sc.unsettled, scoring.Booking.Overtaken); overtaken {
+		r.metrics.ChosenAgain.Inc()
+	}
+	return overtaken
 }
 
 // bookCandidates books the cheapest of the candidates: an aggregated worker, or a prefill and a decode worker.

@@ -45,6 +45,63 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 	second.PeersReleased()
 }
 
+// Requests that come at one moment at several replicas go to different workers, each as a pair, too: those whose worker
+// another replica booked first are booked again. With a queue, or for an explanation, none waits for that.
+func TestRequestsOfOneMomentSettle(t *testing.T) {
+	for name, c := range map[string]struct {
+		endpoints []pool.Endpoint
+		queue     *queue.Profiles
+		legs      int           // of a request
+		workers   int           // that three requests of one moment go to; 0: any
+		settled   time.Duration // the longest
+	}{
+		"aggregated": {workers(3), nil, 1, 3, 2 * fleetLate * 3 / 2},
+		"pairs":      {disaggregated(3, 1), nil, 2, 3, 2 * fleetLate * 3 / 2},
+		"with a queue": {
+			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, 0, 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fleetOf(t, 3, func() *house {
+					if c.queue != nil {
+						return withProfiles(t, c.queue, c.endpoints...)
+					}
+					return newHouse(t, c.endpoints...)
+				})
+				for _, h := range f.houses {
+					h.route(completion("m", tokens(0, 400))).Free() // so that they know what a booking costs
+				}
+				f.settle()
+				routes := make([]*Route, len(f.houses))
+				var arrived sync.WaitGroup
+				for i, h := range f.houses {
+					arrived.Go(func() { routes[i] = h.route(completion("m", tokens(1000*i, 400))) })
+				}
+				arrived.Wait()
+				chosen, settled := map[string]bool{}, time.Duration(0)
+				for _, r := range routes {
+					chosen[r.computes.Name], settled = true, max(settled, r.Settled)
+				}
+				if c.workers > 0 && len(chosen) != c.workers || settled != c.settled {
+					t.Errorf("three requests went to %d workers and settled for up to %v; want %d, %v", len(chosen),
+						settled, c.workers, c.settled)
+				}
+				f.settle()
+				for i, h := range f.houses {
+					known := 0
+					for _, l := range h.book.Loads(nil) {
+						known += l.Requests
+					}
+					if known != len(routes)*c.legs {
+						t.Errorf("replica %d knows %d bookings of %d requests", i, known, len(routes))
+					}
+				}
+			})
+		})
+	}
+}
+
 // The shares of the replicas have each worker once, of each model and role about equally many, by name: the numbers of
 // workers differ from replica to replica.
 func TestSharesOfReplicas(t *testing.T) {
@@ -95,13 +152,29 @@ const fleetLate = 2 * time.Millisecond
 
 // newFleet returns a fleet whose worker is busy. It is for use in a bubble.
 func newFleet(t *testing.T, replicas int, known string, profiles *queue.Profiles) *fleet {
-	f := &fleet{t: t, known: known}
+	f := fleetOf(t, replicas, func() *house { return withProfiles(t, profiles, maxed(workers(1), 100)...) })
+	f.known = known
+	for _, h := range f.houses {
+		f.waiting = append(f.waiting, arriveAt(h))
+	}
+	first, err := f.houses[0].Route(t.Context(), completion("m", tokens(0, 400)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.running = []*Route{first}
+	f.settle()
+	return f
+}
+
+// fleetOf returns a fleet. It is for use in a bubble.
+func fleetOf(t *testing.T, replicas int, replica func() *house) *fleet {
+	f := &fleet{t: t}
 	copies := map[*house]map[*house]*scoring.Copies{}
 	for range replicas {
-		h := withProfiles(t, profiles, maxed(workers(1), 100)...)
+		h := replica()
 		f.houses, copies[h] = append(f.houses, h), map[*house]*scoring.Copies{}
 	}
-	for _, from := range f.houses {
+	for number, from := range f.houses {
 		var delivery sync.Mutex
 		told := make(chan scoring.Change, 1000)
 		from.book.Observe(func(c *scoring.Change) {
@@ -121,22 +194,15 @@ func newFleet(t *testing.T, replicas int, known string, profiles *queue.Profiles
 				}
 			})
 		})
-		for _, to := range f.houses {
+		for later, to := range f.houses {
 			if to != from {
-				copies[to][from] = to.book.NewCopies()
+				copies[to][from] = to.book.NewCopies(number < later)
 			}
 		}
 	}
 	for i, h := range f.houses {
 		h.SetPeers(10, fleetLate, i, replicas)
-		f.waiting = append(f.waiting, arriveAt(h))
 	}
-	first, err := f.houses[0].Route(t.Context(), completion("m", tokens(0, 400)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.running = []*Route{first}
-	f.settle()
 	return f
 }
 

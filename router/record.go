@@ -185,6 +185,8 @@ func (r *Router) record(
 		route.IndexAtBound,
 		"waited",
 		route.Waited,
+		"settled",
+		route.Settled,
 		"ejected",
 		route.Ejected,
 		"cordoned",

@@ -120,6 +120,7 @@ type Decision struct {
 	// Session is what the request did to its session, a session.Outcome. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
+	Settled time.Duration // until it was known what other replicas booked meanwhile, see scoring.Selection.Settle
 	// Ejected are the endpoints that would have been candidates but for their ejection; nil unless explained, as Costs.
 	// If EjectedAdmitted is set they were candidates all the same, because all were ejected.
 	Ejected         []string

@@ -658,7 +658,7 @@ func benchmarkPickWithPeers(b *testing.B, policy scoring.Policy, replicas int) {
 		for j := range hashes {
 			hashes[j] = kvblock.SequenceHash(rng.Uint64())
 		}
-		h.book.NewCopies().Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
+		h.book.NewCopies(false).Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
 			Worker: kvblock.Worker(i % n), BlockSize: blockSize, Chains: [][]kvblock.SequenceHash{hashes}}})
 	}
 	if replicas > 1 {

@@ -17,6 +17,7 @@ const (
 	spanHash     = "kvepp.hash"
 	spanLookUp   = "kvepp.lookup"
 	spanQueue    = "kvepp.queue"
+	spanSettle   = "kvepp.settle"
 	spanChoose   = "kvepp.choose"
 )
 

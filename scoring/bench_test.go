@@ -84,7 +84,7 @@ func BenchmarkSelectAndAddWithPeers(b *testing.B) {
 					share[w] = w%replicas == 0
 				}
 				for origin := range replicas - 1 {
-					c := a.NewCopies()
+					c := a.NewCopies(false)
 					for i := range 16 * n / (replicas - 1) {
 						hashes := make([]kvblock.SequenceHash, blocks)
 						for j := range hashes {

@@ -60,6 +60,9 @@ type Request struct {
 	// Terms, if not nil, must have the length of the candidates. It receives the terms of each one's cost at the time
 	// of the choice: Config.Cost of them is the cost. nil, the usual, costs nothing.
 	Terms []Terms
+
+	// Again says that the request was booked before and freed, because of Booking.Overtaken.
+	Again bool
 }
 
 // Prompt is a request's prompt cut into blocks of one block size. Candidates of the same block size share one Prompt,
@@ -116,6 +119,10 @@ type Selection struct {
 	// known among the candidates.
 	UnitTokens int
 
+	// Settle is the time after which bookings of other replicas are known that come together with this one and may
+	// change the choice: see Booking.Overtaken then. 0: none are expected.
+	Settle time.Duration
+
 	// Version is the book's version after this booking, for Request.IfVersion of a booking that must follow it
 	// directly. 0 after a DryRun.
 	Version Version
@@ -168,6 +175,7 @@ type ActiveSequences struct {
 	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
 	copies          copiesTotal
 	copiedParts     []copied // indexed like bookings, as far as there were copies
+	preceding       []uint32 // indexed by worker: how many bookings were copied from replicas that precede this one
 	guard           guard
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
@@ -200,6 +208,7 @@ type booking struct {
 	expiring   links // links among the bookings that expire
 	expires    bool
 	number     uint64  // of this book, or of the one that it was copied from
+	preceding  uint32  // ActiveSequences.preceding of the worker when it was made
 	from       *Copies // nil: the booking is this book's own
 }
 
@@ -302,8 +311,11 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 		return Selection{}, Booking{}, err
 	}
+	var settle time.Duration
 	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
-		i = a.spread(candidates, cfg, &all, i, rng, costs)
+		if settle = a.settle(req, cfg, all.unit, i, costs); settle == 0 {
+			i = a.spread(candidates, cfg, &all, i, rng, costs)
+		}
 	}
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
@@ -314,11 +326,11 @@ func (a *ActiveSequences) SelectAndAdd(
 		sel, _ = a.selection(req, candidates, i, cfg, all.unit)
 		a.closeWalks()
 	} else {
-		if a.guard.Rate > 0 {
+		if a.guard.Rate > 0 && !req.Again {
 			a.guard.unknown.chose(a.now)
 		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
-		sel.Version = a.version
+		sel.Version, sel.Settle = a.version, settle
 		if cfg.Mode == RoundRobin {
 			a.takeTurn(sel.Worker)
 		}
@@ -670,6 +682,7 @@ func (a *ActiveSequences) fit(n int) {
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 	a.copied = append(a.copied, make([]copiedLoad, n-len(a.copied))...)
+	a.preceding = append(a.preceding, make([]uint32, n-len(a.preceding))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
 	a.learned.fit(n)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
@@ -867,6 +880,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	index, b := a.newBooking()
 	a.numbered++
 	b.id, b.worker, b.since, b.blockSize, b.number = req.ID, c.Worker, a.now, blockSize, a.numbered
+	b.preceding = a.preceding[c.Worker]
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}

@@ -43,6 +43,7 @@ type Copies struct {
 	book *ActiveSequences
 
 	// the book's lock guards all below
+	precedes bool
 	byNumber table // number -> index in bookings
 	bookings int
 	flat     int    // bookings that were copied without their hashes
@@ -52,8 +53,11 @@ type Copies struct {
 	latest   *lesson // of lessons
 }
 
-// NewCopies returns an empty set of copies.
-func (a *ActiveSequences) NewCopies() *Copies { return &Copies{book: a} }
+// NewCopies returns an empty set of copies. precedes: of two bookings that do not know of each other, the one of the
+// other book counts as the first, see Booking.Overtaken.
+func (a *ActiveSequences) NewCopies(precedes bool) *Copies {
+	return &Copies{book: a, precedes: precedes}
+}
 
 // Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
 // known, if a Booked one is known already, or if a number is out of range or beyond MaxCopies. Nothing passed in is
@@ -166,6 +170,9 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
+	if c.precedes && !c.open {
+		a.preceding[b.worker]++
+	}
 	if g := &a.guard; g.Rate > 0 {
 		g.learn(ch.PrefillTokens, load.ActiveTokens-tokens)
 		if age := max(ch.Age, g.Staleness); age <= staleAfter && !c.open {

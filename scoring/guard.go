@@ -10,6 +10,11 @@ import (
 // they hear of each other's choices. The guard keeps them apart. Each replica has a share of the workers, which it
 // prefers among those whose costs differ by less than the bookings that it does not know yet. If none of its share is
 // among them, it draws. It gives no cached block away for that.
+//
+// That is for requests that do not depend on each other. Others come together, such as those of an agent's subagents:
+// most of their choices are wrong if none knows of the others. So they settle. A replica that has often seen such books
+// the cheapest worker and waits until it knows what the others booked meanwhile. If a replica that precedes it booked
+// the same worker, it chooses again. The requests then go where they would go if they had come one after the other.
 
 const (
 	// staleAfter is how late copies may be to be priced, and freshBefore when they are priced again.
@@ -27,6 +32,17 @@ const (
 	leastChoices = 5
 	// mostMissed is how many unknown bookings count for one choice.
 	mostMissed = 16
+	// A request settles if unknown bookings that come together would change one in 50 such choices, but not if a choice
+	// does not know more than two: the replicas would then choose again and again. Measured as shareLead.
+	leastTogether = 0.02
+	mostTogether  = 2.0
+	// farther times what a booking costs is how much more the second cheapest worker costs if the choice is certain.
+	farther = 3
+	// Until there are enough choices, one in ten does not know a booking: as if there had been this many more.
+	earlierMissed, earlierChoices = 0.5, 5
+	// settleFor times the staleness is how long a request settles; at most mostSettle, otherwise it does not.
+	settleFor  = 1.5
+	mostSettle = 3 * time.Millisecond
 )
 
 // Peers is what is known of the other replicas.
@@ -138,6 +154,13 @@ func (a *ActiveSequences) UnknownBookings() float64 {
 	return a.guard.unseen()
 }
 
+// together returns how many bookings of others a choice does not know because they come together with it. It leaves out
+// those that come independently, and half as many more, so that chance does not count.
+func (g *guard) together() float64 {
+	missed := (g.unknown.missed + earlierMissed) / (g.unknown.made + earlierChoices)
+	return missed - 1.5*g.Rate*g.Staleness.Seconds()
+}
+
 // learn learns from a booking what it added to its worker.
 func (g *guard) learn(prefillTokens, activeTokens int) {
 	g.prefill.add(float64(prefillTokens))
@@ -162,6 +185,42 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 			decodeInterference*a.learned.answerTokens()*common.gapPerToken*active)
 	}
 	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
+}
+
+// settle returns Selection.Settle if candidate i, the cheapest, is chosen.
+func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
+	g := &a.guard
+	wait := time.Duration(settleFor * float64(g.Staleness))
+	if g.stale || req.DryRun || wait > mostSettle || len(costs) == 1 {
+		return 0
+	}
+	if req.Again {
+		return wait
+	}
+	together, each := g.together(), a.bookingCost(cfg, unit)
+	if together < leastTogether || together > mostTogether || !(each > 0) {
+		return 0
+	}
+	second := math.Inf(1)
+	for j, cost := range costs {
+		if j != i {
+			second = min(second, cost)
+		}
+	}
+	if together*(1-(second-costs[i])/(farther*each)) >= leastTogether {
+		return wait
+	}
+	return 0
+}
+
+// Overtaken reports whether another replica, which precedes this one, booked the same worker since. Then free the
+// booking and choose again, with Request.Again.
+func (b Booking) Overtaken() (overtaken bool) {
+	b.do(func(a *ActiveSequences) {
+		own := &a.bookings[b.index]
+		overtaken = a.preceding[own.worker] != own.preceding
+	})
+	return overtaken
 }
 
 // spread returns the candidate that takes the place of i, the cheapest. Only candidates that have as much of the prompt

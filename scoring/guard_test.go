@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kvepp/kvblock"
 )
 
 // late are peers whose bookings this book knows after 20 ms.
@@ -79,7 +81,7 @@ func TestTheGuardCountsUnknownBookings(t *testing.T) {
 	a, now := NewActiveSequences(), time.Duration(0)
 	a.Clock = func() time.Duration { return now }
 	a.SetPeers(Peers{Rate: 1e-6, Staleness: 2 * time.Millisecond})
-	peer, number := a.NewCopies(), uint64(0)
+	peer, number := a.NewCopies(false), uint64(0)
 	choose := func(ms int) {
 		now = time.Duration(ms) * time.Millisecond
 		if _, _, err := a.SelectAndAdd(Request{ISLTokens: 16}, workers(4, nil), defaults(), nil, nil); err != nil {
@@ -141,67 +143,204 @@ func TestTheGuardCountsUnknownBookings(t *testing.T) {
 	}
 }
 
-// Three requests that arrive at one moment at three replicas spread over workers that have as much cached, though the
-// rate of bookings is low: each replica counts what its choices did not know. All would choose the cheapest otherwise.
-func TestTheGuardSpreadsRequestsOfOneMoment(t *testing.T) {
-	now, rng := time.Duration(0), rand.New(rand.NewPCG(4, 4))
-	const replicas = 3
-	var books [replicas]*ActiveSequences
-	var copies [replicas][replicas]*Copies // by book, and by the origin of its copies
-	var told [replicas][]Change            // by book: what the others have not heard
-	for r := range books {
+// Three requests that arrive at one moment at three replicas go to different workers. If bookings are known soon, those
+// of the replicas that others precede settle and are made again. Otherwise each replica counts what its choices did not
+// know, and prefers its own share. All would choose the cheapest worker otherwise.
+func TestRequestsOfOneMomentGoApart(t *testing.T) {
+	for _, c := range []struct {
+		staleness time.Duration
+		settles   bool
+		least     int // of 50 rounds
+	}{{time.Millisecond, true, 50}, {2 * time.Millisecond, true, 50}, {5 * time.Millisecond, false, 45}} {
+		m := newMoment(t, c.staleness)
+		apart := 0
+		for round := range 60 {
+			workers, settled := m.play(round)
+			if settled != c.settles {
+				t.Fatalf("staleness %v: in round %d requests settle: %v", c.staleness, round, settled)
+			}
+			if round >= 10 && workers == len(m.books) {
+				apart++
+			}
+		}
+		if apart < c.least {
+			t.Errorf("staleness %v: in %d of 50 rounds the requests of one moment went to different workers, want %d",
+				c.staleness, apart, c.least)
+		}
+	}
+}
+
+// moment is three replicas with three workers, at which requests arrive at one moment.
+type moment struct {
+	*testing.T
+	now       time.Duration
+	staleness time.Duration
+	rng       *rand.Rand
+	books     [3]*ActiveSequences
+	copies    [3][3]*Copies // by book, and by the origin of its copies
+	told      [3][]Change   // by book: what the others have not heard
+}
+
+func newMoment(t *testing.T, staleness time.Duration) *moment {
+	m := &moment{T: t, staleness: staleness, rng: rand.New(rand.NewPCG(4, 4))}
+	for r := range m.books {
 		a := NewActiveSequences()
-		a.Clock = func() time.Duration { return now }
-		a.Observe(func(c *Change) { told[r] = append(told[r], *c) })
-		share := make([]bool, replicas)
+		a.Clock = func() time.Duration { return m.now }
+		a.Observe(func(c *Change) { m.told[r] = append(m.told[r], *c) })
+		share := make([]bool, len(m.books))
 		share[r] = true
-		a.SetPeers(Peers{Rate: 0.2, Staleness: time.Millisecond, Share: share})
-		for of := range books {
-			copies[r][of] = a.NewCopies()
+		a.SetPeers(Peers{Rate: 0.2, Staleness: staleness, Share: share})
+		for of := range m.books {
+			m.copies[r][of] = a.NewCopies(of < r)
 		}
-		books[r] = a
+		m.books[r] = a
 	}
-	tell := func(of int) {
-		for r := range books {
+	for w := range len(m.books) - 1 {
+		c := Candidate{Worker: workers(3, nil)[w+1].Worker, Prompt: prompt(16, chain(100+w, 2))}
+		mustAdd(t, m.books[0], Request{ISLTokens: 32}, c).ReleasePrefill()
+	}
+	m.tell()
+	return m
+}
+
+// tell has all books hear what they have not heard.
+func (m *moment) tell() {
+	for of := range m.books {
+		for r := range m.books {
 			if r != of {
-				copies[r][of].Apply(told[of])
+				m.copies[r][of].Apply(m.told[of])
 			}
 		}
-		told[of] = nil
+		m.told[of] = nil
 	}
-	for w := range replicas - 1 {
-		c := Candidate{Worker: workers(replicas, nil)[w+1].Worker, Prompt: prompt(16, chain(100+w, 2))}
-		mustAdd(t, books[0], Request{ISLTokens: 32}, c).ReleasePrefill()
+}
+
+// play has a request arrive at each replica, and end. It returns to how many workers they went, and whether they
+// settled.
+func (m *moment) play(round int) (different int, settled bool) {
+	m.now = time.Duration(round) * 10 * time.Second
+	var bookings [3]Booking
+	var chosen [3]int
+	choose := func(r int, again bool) {
+		prompt := prompt(16, chain(1000*round+r, 8+m.rng.IntN(4)))
+		sel, b, err := m.books[r].SelectAndAdd(Request{ISLTokens: 160, Again: again}, workers(3, prompt), defaults(),
+			m.rng, nil)
+		if err != nil {
+			m.Fatal(err)
+		}
+		bookings[r], chosen[r], settled = b, sel.Index, sel.Settle > 0
+		if settled && sel.Settle < m.staleness {
+			m.Fatalf("a request settles for %v, but bookings are known %v late", sel.Settle, m.staleness)
+		}
 	}
-	tell(0)
-	apart := 0
-	for round := range 60 {
-		now = time.Duration(round) * 10 * time.Second
-		var bookings [replicas]Booking
-		chosen := map[int]bool{}
-		for r, a := range books {
-			candidates := workers(replicas, prompt(16, chain(1000*round+r, 8+rng.IntN(4))))
-			sel, b, err := a.SelectAndAdd(Request{ISLTokens: 160}, candidates, defaults(), rng, nil)
-			if err != nil {
-				t.Fatal(err)
+	for r := range m.books {
+		choose(r, false)
+	}
+	for again := true; again; {
+		m.now += m.staleness
+		m.tell()
+		again = false
+		for r, b := range bookings {
+			if settled && b.Overtaken() {
+				if again = true; r == 0 {
+					m.Fatal("the booking of the first replica was overtaken")
+				}
+				b.Free()
+				choose(r, true)
 			}
-			bookings[r], chosen[sel.Index] = b, true
-		}
-		if round >= 10 && len(chosen) == replicas {
-			apart++
-		}
-		now += time.Millisecond
-		for r := range books {
-			tell(r)
-		}
-		now += time.Second
-		for r := range books {
-			bookings[r].Free()
-			tell(r)
 		}
 	}
-	if apart < 45 {
-		t.Errorf("in only %d of 50 rounds the requests of one moment went to different workers", apart)
+	m.now += time.Second
+	for _, b := range bookings {
+		b.Free()
+	}
+	m.tell()
+	slices.Sort(chosen[:])
+	return len(slices.Compact(chosen[:])), settled
+}
+
+// A request settles only if unknown bookings of its moment can change its choice.
+func TestSettle(t *testing.T) {
+	const wait = 3 * time.Millisecond
+	for name, c := range map[string]struct {
+		second int // blocks that the second of two workers holds more
+		again  bool
+		change func(*guard, *Config) // of the usual case, in which a request settles
+		want   time.Duration
+	}{
+		"requests come together":           {5, false, nil, wait},
+		"not known yet":                    {5, false, func(g *guard, _ *Config) { g.unknown = unknown{} }, wait},
+		"they do not":                      {5, false, func(g *guard, _ *Config) { g.unknown.missed = 0 }, 0},
+		"they come at once by chance":      {5, false, func(g *guard, _ *Config) { g.Rate = 100 }, 0},
+		"too many come together":           {5, false, func(g *guard, _ *Config) { g.unknown.missed = 300 }, 0},
+		"the second worker costs far more": {100, false, nil, 0},
+		"it does, after a choice":          {100, true, nil, wait},
+		"no peers":                         {5, true, func(g *guard, _ *Config) { g.Rate = 0 }, 0},
+		"bookings are known late":          {5, true, func(g *guard, _ *Config) { g.Staleness *= 2 }, 0},
+		"copies are not priced":            {5, true, func(g *guard, _ *Config) { g.stale = true }, 0},
+		"a booking costs nothing":          {5, false, func(g *guard, _ *Config) { g.active.value = 0 }, 0},
+		"cheap workers are likely":         {5, true, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
+		"a worker is drawn":                {5, true, func(_ *guard, c *Config) { c.Mode = Random }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, cfg := withLoads(t, Peers{Rate: 2, Staleness: 2 * time.Millisecond}, 0, c.second), defaults()
+			a.guard.unknown = unknown{made: 100, missed: 30}
+			if c.change != nil {
+				c.change(&a.guard, cfg)
+			}
+			request := Request{ISLTokens: 128, Again: c.again}
+			candidates := workers(2, prompt(16, chain(1, 8)))
+			request.DryRun = true
+			if sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil); err != nil || sel.Settle != 0 {
+				t.Errorf("not booked, it settles for %v (%v)", sel.Settle, err)
+			}
+			request.DryRun = false
+			if sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil); err != nil || sel.Settle != c.want {
+				t.Errorf("settles for %v, want %v (%v)", sel.Settle, c.want, err)
+			}
+			if sel, _, err := a.SelectAndAdd(request, candidates[:1], cfg, nil, nil); err != nil || sel.Settle != 0 {
+				t.Errorf("with one worker, it settles for %v (%v)", sel.Settle, err)
+			}
+		})
+	}
+}
+
+// A booking is overtaken by one that a preceding replica makes at the same worker after it, and by no other.
+func TestOvertaken(t *testing.T) {
+	a := NewActiveSequences()
+	first, second := a.NewCopies(true), a.NewCopies(false)
+	booked := func(number uint64, worker kvblock.Worker) []Change {
+		return []Change{{Kind: Booked, Number: number, Worker: worker, BlockSize: 16, PrefillTokens: 10}}
+	}
+	first.Apply(booked(1, 0))
+	b := mustAdd(t, a, Request{ISLTokens: 100}, Candidate{Worker: 0, Prompt: prompt(16, chain(5, 6))})
+	for _, c := range []struct {
+		what string
+		do   func()
+		want bool
+	}{
+		{"one that was known", func() {}, false},
+		{"an own one", func() {
+			mustAdd(t, a, Request{ISLTokens: 100}, Candidate{Worker: 0, Prompt: prompt(16, chain(6, 6))})
+		}, false},
+		{"one of a replica that comes later", func() { second.Apply(booked(1, 0)) }, false},
+		{"one at another worker", func() { first.Apply(booked(2, 1)) }, false},
+		{"the end of one", func() { first.Apply([]Change{{Kind: Freed, Number: 1}}) }, false},
+		{"one in a snapshot", func() {
+			first.BeginSnapshot()
+			first.Apply(booked(2, 0))
+			first.EndSnapshot()
+		}, false},
+		{"one of a preceding replica", func() { first.Apply(booked(3, 0)) }, true},
+		{"one that has ended since", func() { first.Apply([]Change{{Kind: Freed, Number: 3}}) }, true},
+	} {
+		if c.do(); b.Overtaken() != c.want {
+			t.Errorf("after %s: overtaken: %v", c.what, !c.want)
+		}
+	}
+	b.Free()
+	if b.Overtaken() || (Booking{}).Overtaken() {
+		t.Error("a request that has ended is overtaken")
 	}
 }
 
@@ -257,6 +396,7 @@ func TestTheGuardIsOffWithoutPeers(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
+					sel.Settle = 0
 					if i%3 > 0 {
 						b.Free()
 					}
@@ -279,7 +419,7 @@ func TestStaleCopiesAreNotPriced(t *testing.T) {
 		for _, a := range []*ActiveSequences{own, both} {
 			mustAdd(t, a, Request{ISLTokens: 100}, Candidate{Worker: 1, Prompt: prompt(16, chain(5, 6))})
 		}
-		peer := both.NewCopies()
+		peer := both.NewCopies(false)
 		peer.Apply([]Change{
 			{Kind: Booked, Number: 1, Worker: 0, BlockSize: 16, PrefillTokens: 700, Blocks: 50},
 			{Kind: Booked, Number: 2, Worker: 0, BlockSize: 16, Blocks: 30},

@@ -55,7 +55,7 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		if _, changed := teacher.LearnedNumbers(0, nil); changed {
 			t.Error("new without a sample")
 		}
-		copies := a.NewCopies()
+		copies := a.NewCopies(false)
 		tellAll(t, teacher, copies)
 		wantPace(t, a, 0, 0.02, 1e-4)
 		wantPace(t, a, 1, 0.01, 3e-4)
@@ -89,7 +89,7 @@ func TestBadLessonsAreRefused(t *testing.T) {
 		for i := range good {
 			for _, v := range []float64{-1, math.NaN(), math.Inf(1), 1e30} {
 				bad := append([]float64(nil), good...)
-				if bad[i] = v; a.NewCopies().Learned(0, bad) {
+				if bad[i] = v; a.NewCopies(false).Learned(0, bad) {
 					t.Errorf("took %v for number %d", v, i)
 				}
 			}
@@ -97,11 +97,11 @@ func TestBadLessonsAreRefused(t *testing.T) {
 		zero := append([]float64(nil), good...)
 		zero[2] = 0
 		for _, bad := range [][]float64{nil, good[1:], append(good, 1), zero} {
-			if a.NewCopies().Learned(0, bad) {
+			if a.NewCopies(false).Learned(0, bad) {
 				t.Errorf("took %v", bad)
 			}
 		}
-		if a.NewCopies().Learned(MaxWorkers, good) || a.Pace(0) != before {
+		if a.NewCopies(false).Learned(MaxWorkers, good) || a.Pace(0) != before {
 			t.Errorf("the pace is %+v, was %+v", a.Pace(0), before)
 		}
 	})

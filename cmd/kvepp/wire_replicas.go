@@ -417,7 +417,7 @@ func (r *replicas) known(w replica.Worker) bool {
 func (r *replicas) apply(e *replica.Effect) {
 	c := r.copies[e.Origin]
 	if c == nil {
-		c = r.book.NewCopies()
+		c = r.book.NewCopies(e.Origin < r.origin) // the same order at all replicas
 		r.copies[e.Origin] = c
 	}
 	switch e.Kind {
