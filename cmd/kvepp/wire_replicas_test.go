@@ -134,8 +134,9 @@ func TestSharedBooksGuard(t *testing.T) {
 	next := 0
 	awaitThat(t, "each replica to keep to its own workers", func() error {
 		owners := map[string]map[int]bool{}
-		for range 20 {
-			for i, s := range all {
+		for i, s := range all {
+			<-time.After(10 * time.Millisecond) // requests that come together would settle
+			for range 20 {
 				next += 100
 				route := s.route(tokensRequest("", tokenIDs(next, 42), ""))
 				if route.Free(); owners[route.Name] == nil {
