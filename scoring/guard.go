@@ -32,8 +32,9 @@ const (
 	leastChoices = 5
 	// mostMissed is how many unknown bookings count for one choice.
 	mostMissed = 16
-	// A request settles if unknown bookings that come together would change one in 50 such choices, but not if a choice
-	// does not know more than two: the replicas would then choose again and again. Measured as shareLead.
+	// A request settles if unknown bookings that come together would change one in 50 such choices and, where costs are
+	// times, if they cost more than the wait. It does not if a choice does not know more than two: the replicas would
+	// then choose again and again. Measured as shareLead.
 	leastTogether = 0.02
 	mostTogether  = 2.0
 	// farther times what a booking costs is how much more the second cheapest worker costs if the choice is certain.
@@ -207,7 +208,8 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 			second = min(second, cost)
 		}
 	}
-	if together*(1-(second-costs[i])/(farther*each)) >= leastTogether {
+	gain := together * (each - (second-costs[i])/farther)
+	if gain >= leastTogether*each && (cfg.Policy != Time || gain > 1000*wait.Seconds()) {
 		return wait
 	}
 	return 0

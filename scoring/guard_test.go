@@ -279,8 +279,14 @@ func TestSettle(t *testing.T) {
 		"bookings are known late":          {5, true, func(g *guard, _ *Config) { g.Staleness *= 2 }, 0},
 		"copies are not priced":            {5, true, func(g *guard, _ *Config) { g.stale = true }, 0},
 		"a booking costs nothing":          {5, false, func(g *guard, _ *Config) { g.active.value = 0 }, 0},
-		"cheap workers are likely":         {5, true, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
-		"a worker is drawn":                {5, true, func(_ *guard, c *Config) { c.Mode = Random }, 0},
+		"a booking costs 100 ms": {5, false, func(g *guard, c *Config) {
+			c.Policy, g.prefill.value = Time, 1000
+		}, wait},
+		"a booking costs 5 ms": {5, false, func(g *guard, c *Config) {
+			c.Policy, g.prefill.value = Time, 50
+		}, 0},
+		"cheap workers are likely": {5, true, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
+		"a worker is drawn":        {5, true, func(_ *guard, c *Config) { c.Mode = Random }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, cfg := withLoads(t, Peers{Rate: 2, Staleness: 2 * time.Millisecond}, 0, c.second), defaults()
