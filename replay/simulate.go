@@ -542,7 +542,7 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	request.Again = f.again > 0
+	request.Settles, request.Again = f.again < mostAgain && s.cfg.Queue == nil, f.again > 0
 	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
@@ -554,7 +554,7 @@ func (s *Simulation) send(f *flight) {
 	if s.cfg.Decided != nil {
 		f.options = s.options(chosen.Index)
 	}
-	if f.again < mostAgain && chosen.Settle > 0 && s.cfg.Queue == nil {
+	if chosen.Settle > 0 {
 		s.at(s.now+chosen.Settle, event{what: settled, of: f})
 		return
 	}

@@ -55,8 +55,8 @@ const maxLooks = 64
 //
 // With an error, or in a further round, what was booked before is in sc: see undo.
 func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target) (*Route, error) {
-	sc.again, sc.settled = false, 0
-	for look, again := 1, 0; ; look++ {
+	sc.again, sc.settled = 0, 0
+	for look := 1; ; look++ {
 		sc.unsettled = sc.unsettled[:0]
 		over := r.overloaded(sc, snapshot, p.model)
 		sc.over = over
@@ -67,8 +67,8 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 			return nil, err
 		}
 		route, err := r.bookCandidates(sc, p)
-		if err == nil && again < mostAgain && r.settle(sc) {
-			again, sc.again = again+1, true
+		if err == nil && r.settle(sc) {
+			sc.again++
 			sc.undo()
 			continue
 		}
@@ -86,11 +86,16 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 // mostAgain bounds how often a request is chosen for again because of other replicas' requests.
 const mostAgain = 3
 
+// settles reports whether the next booking of a request may settle. One that has a turn, in the queue or for admission,
+// does not, because others wait for its turn.
+func (r *Router) settles(sc *scratch) bool {
+	return sc.again < mostAgain && r.room == nil && r.admissions == nil
+}
+
 // settle waits, if bookings of the request are to settle, until it is known what other replicas booked meanwhile. It
-// reports whether a request that comes before this one went to the same worker. A request that has a turn, in the queue
-// or for admission, does not wait, because others wait for its turn.
+// reports whether a request that comes before this one went to the same worker.
 func (r *Router) settle(sc *scratch) (overtaken bool) {
-	if len(sc.unsettled) == 0 || r.room != nil || r.admissions != nil {
+	if len(sc.unsettled) == 0 {
 		return false
 	}
 	from := time.Now()

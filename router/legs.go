@@ -175,7 +175,8 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 	// The booking has no ID: the client's x-request-id need not be unique.
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
-		scoring.Request{ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, Again: sc.again, DryRun: r.dry},
+		scoring.Request{ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry,
+			Settles: r.settles(sc), Again: sc.again > 0},
 		l.candidates,
 		&l.cfg,
 		nil,

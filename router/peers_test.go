@@ -46,7 +46,7 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 }
 
 // Requests that come at one moment at several replicas go to different workers, each as a pair, too: those whose worker
-// another replica booked first are booked again. With a queue, or for an explanation, none waits for that.
+// another replica booked first are booked again. With a queue, none waits for that.
 func TestRequestsOfOneMomentSettle(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoints []pool.Endpoint

@@ -61,8 +61,9 @@ type Request struct {
 	// of the choice: Config.Cost of them is the cost. nil, the usual, costs nothing.
 	Terms []Terms
 
-	// Again says that the request was booked before and freed, because of Booking.Overtaken.
-	Again bool
+	// Settles says that the caller heeds Selection.Settle. Again says that the request was booked before and freed,
+	// because of Booking.Overtaken.
+	Settles, Again bool
 }
 
 // Prompt is a request's prompt cut into blocks of one block size. Candidates of the same block size share one Prompt,

@@ -192,7 +192,7 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
 	wait := time.Duration(settleFor * float64(g.Staleness))
-	if g.stale || req.DryRun || wait > mostSettle || len(costs) == 1 {
+	if !req.Settles || req.DryRun || g.stale || wait > mostSettle || len(costs) == 1 {
 		return 0
 	}
 	if req.Again {

@@ -148,11 +148,17 @@ func TestTheGuardCountsUnknownBookings(t *testing.T) {
 // know, and prefers its own share. All would choose the cheapest worker otherwise.
 func TestRequestsOfOneMomentGoApart(t *testing.T) {
 	for _, c := range []struct {
-		staleness time.Duration
-		settles   bool
-		least     int // of 50 rounds
-	}{{time.Millisecond, true, 50}, {2 * time.Millisecond, true, 50}, {5 * time.Millisecond, false, 45}} {
+		staleness      time.Duration
+		heeds, settles bool // the callers heed Settle; requests settle
+		least          int  // of 50 rounds
+	}{
+		{time.Millisecond, true, true, 50},
+		{2 * time.Millisecond, true, true, 50},
+		{5 * time.Millisecond, true, false, 45},
+		{time.Millisecond, false, false, 45},
+	} {
 		m := newMoment(t, c.staleness)
+		m.heeds = c.heeds
 		apart := 0
 		for round := range 60 {
 			workers, settled := m.play(round)
@@ -164,8 +170,8 @@ func TestRequestsOfOneMomentGoApart(t *testing.T) {
 			}
 		}
 		if apart < c.least {
-			t.Errorf("staleness %v: in %d of 50 rounds the requests of one moment went to different workers, want %d",
-				c.staleness, apart, c.least)
+			t.Errorf("staleness %v, heeded %v: in %d of 50 rounds the requests went to different workers, want %d",
+				c.staleness, c.heeds, apart, c.least)
 		}
 	}
 }
@@ -175,6 +181,7 @@ type moment struct {
 	*testing.T
 	now       time.Duration
 	staleness time.Duration
+	heeds     bool // Request.Settles
 	rng       *rand.Rand
 	books     [3]*ActiveSequences
 	copies    [3][3]*Copies // by book, and by the origin of its copies
@@ -223,8 +230,8 @@ func (m *moment) play(round int) (different int, settled bool) {
 	var chosen [3]int
 	choose := func(r int, again bool) {
 		prompt := prompt(16, chain(1000*round+r, 8+m.rng.IntN(4)))
-		sel, b, err := m.books[r].SelectAndAdd(Request{ISLTokens: 160, Again: again}, workers(3, prompt), defaults(),
-			m.rng, nil)
+		request := Request{ISLTokens: 160, Settles: m.heeds, Again: again}
+		sel, b, err := m.books[r].SelectAndAdd(request, workers(3, prompt), defaults(), m.rng, nil)
 		if err != nil {
 			m.Fatal(err)
 		}
@@ -294,7 +301,7 @@ func TestSettle(t *testing.T) {
 			if c.change != nil {
 				c.change(&a.guard, cfg)
 			}
-			request := Request{ISLTokens: 128, Again: c.again}
+			request := Request{ISLTokens: 128, Settles: true, Again: c.again}
 			candidates := workers(2, prompt(16, chain(1, 8)))
 			request.DryRun = true
 			if sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil); err != nil || sel.Settle != 0 {
@@ -306,6 +313,10 @@ func TestSettle(t *testing.T) {
 			}
 			if sel, _, err := a.SelectAndAdd(request, candidates[:1], cfg, nil, nil); err != nil || sel.Settle != 0 {
 				t.Errorf("with one worker, it settles for %v (%v)", sel.Settle, err)
+			}
+			request.Settles = false
+			if sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil); err != nil || sel.Settle != 0 {
+				t.Errorf("without Settles, it settles for %v (%v)", sel.Settle, err)
 			}
 		})
 	}

@@ -264,8 +264,8 @@ var metricSections = []struct {
 	pattern *regexp.Regexp
 	lead    string
 }{
-	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conversation|decisions|hints|held|only|phase|queue|rejections|` +
-		`requests|selections|served|session|streams|unpaired)`), ""},
+	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conversation|decisions|hints|held|only|phase|` +
+		`queue|rejections|requests|selections|served|session|streams|unpaired)`), ""},
 	{"Workers and endpoints", regexp.MustCompile(`^kvepp_(worker|eject|cordon|unresolved|endpoints|ignored|refused|` +
 		`engine|unseen|overloaded|lora)`), ""},
 	{"KV events and the index", regexp.MustCompile(`^kvepp_(events|index|subscriptions|silent)`), ""},
