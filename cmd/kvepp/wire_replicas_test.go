@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/replica"
@@ -149,6 +151,38 @@ func TestSharedBooksGuard(t *testing.T) {
 			if len(of) > 1 {
 				return fmt.Errorf("both chose %s: %v", name, owners)
 			}
+		}
+		return nil
+	})
+}
+
+// TestSharedBooksSettle: of requests that come to three replicas at one moment, some are chosen for again, so that they
+// go to different workers.
+func TestSharedBooksSettle(t *testing.T) {
+	endpoints := "endpoints:\n"
+	for i := range 4 {
+		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
+	}
+	all := sharing(t, 3, endpoints)
+	next := 0
+	awaitThat(t, "requests of one moment to settle", func() error {
+		routes := make([]*router.Route, len(all))
+		var moment sync.WaitGroup
+		for i, s := range all {
+			next += 100
+			request := tokensRequest("", tokenIDs(next, 42), "")
+			moment.Go(func() { routes[i] = s.route(request) })
+		}
+		moment.Wait()
+		settled, again, workers := time.Duration(0), 0.0, map[string]bool{}
+		for i, r := range routes {
+			settled, workers[r.Name] = max(settled, r.Settled), true
+			again += metricstest.Read(t, all[i].m.Registry).Of("kvepp_chosen_again_total").Value()
+			r.Free()
+		}
+		if len(workers) < len(all) || settled == 0 || again == 0 {
+			return fmt.Errorf("they went to %v and settled for up to %v; choices made again: %v", workers, settled,
+				again)
 		}
 		return nil
 	})
