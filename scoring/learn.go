@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"math"
 	"time"
 
 	"kvepp/kvblock"
@@ -28,6 +29,12 @@ const (
 	alikeShare, alikeSeconds = 0.1, 0.002
 	// pricedAgain is for how many other workers each sample repeats this comparison.
 	pricedAgain = 4
+	// likeness is the weight of each of two samples by which a worker is taken to resemble the average worker. One
+	// sample of a prompt of the usual length outweighs them, and hundreds of short ones do not.
+	likeness = 0.05
+	// keepUnused is the weight that the samples of a worker keep with each sample of an average other worker, while it
+	// has none: a worker that was slow for a while would otherwise get no requests that show that it is not any more.
+	keepUnused = 0.95
 	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
 	maxSampleSeconds = 3600.0
@@ -54,6 +61,14 @@ func (l *line) add(x, y, keep float64, enough int) {
 	l.xx, l.xy = keep*l.xx+x*x, keep*l.xy+x*y
 }
 
+// keep lessens the samples to a part of their weight. Less than one sample is none.
+func (l *line) keep(part float64) {
+	if l.weight *= part; l.weight < 1 {
+		*l = line{}
+	}
+	l.x, l.y, l.xx, l.xy = part*l.x, part*l.y, part*l.xx, part*l.xy
+}
+
 // mean is a mean of all samples at first, later of about the last 100.
 type mean struct{ samples, value float64 }
 
@@ -67,7 +82,9 @@ type pace struct {
 	prefill line // seconds to the first token by new prompt tokens, of requests that found no prefill waiting
 	gap     line // mean seconds between tokens by tokens held at the end, of answers
 
-	samples, told uint64 // how many came, and how many had come when LearnedNumbers was called; of one worker only
+	// Of one worker only: how many samples came, how many had come when LearnedNumbers was called, and
+	// learned.prefills when the latest one of a prefill came, also to other origins.
+	samples, told, latest uint64
 }
 
 // learned is what the book has learned about workers.
@@ -75,11 +92,13 @@ type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
 	all     pace     // of all workers, for those with too few samples
-	answer  mean     // tokens
-	life    mean     // seconds from the first token to the end
-	reuse   reuse
-	peers   *peerLessons // nil: none
-	next    int          // the worker that is compared with the average next, less 1
+	// prefills is how many samples of prefills came.
+	prefills uint64
+	answer   mean // tokens
+	life     mean // seconds from the first token to the end
+	reuse    reuse
+	peers    *peerLessons // nil: none
+	next     int          // the worker that is compared with the average next, less 1
 }
 
 // prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
@@ -178,11 +197,29 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
 		return
 	}
+	l.prefills++
+	l.forgetUnused(w)
 	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
 	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
 	l.workers[w].samples++
 	l.fade(w, keepPrefill)
 	l.refit(w)
+}
+
+// kept returns the weight that the samples of a worker's prefills have kept since the latest one.
+func (l *learned) kept(w kvblock.Worker) float64 {
+	return math.Pow(keepUnused, float64(l.prefills-l.workers[w].latest)/float64(len(l.workers)))
+}
+
+// forgetUnused lessens the earlier samples of a worker that has a new one, here or at another origin, after a time in
+// which it had none.
+func (l *learned) forgetUnused(w kvblock.Worker) {
+	p := &l.workers[w]
+	if keep := l.kept(w); keep < 0.9 {
+		p.prefill.keep(keep)
+		p.told = 0 // other origins have the earlier sums
+	}
+	p.latest = l.prefills
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.

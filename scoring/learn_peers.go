@@ -115,6 +115,7 @@ func (c *Copies) Learned(w kvblock.Worker, values []float64) bool {
 		p.origins = append(p.origins, c)
 	}
 	c.lessons[w], c.latest = &l, &l
+	a.learned.forgetUnused(w)
 	a.learned.sum(w)
 	return true
 }
@@ -168,10 +169,7 @@ func (l *learned) fade(w kvblock.Worker, keep float64) {
 	}
 	d := l.peers.dead[w]
 	for _, f := range []*line{&d.worker.prefill, &d.worker.gap, &d.all.prefill, &d.all.gap} {
-		if f.weight *= keep; f.weight < 1 {
-			*f = line{}
-		}
-		f.x, f.y, f.xx, f.xy = keep*f.x, keep*f.y, keep*f.xx, keep*f.xy
+		f.keep(keep)
 	}
 	l.sum(w)
 }
@@ -211,13 +209,6 @@ func (l *learned) forgetPeers(w kvblock.Worker) {
 
 // refit sets the prices of a worker and of all by the sums of all origins.
 func (l *learned) refit(w kvblock.Worker) {
-	peers := l.peers.of(w)
-	own := &l.workers[w]
-	own.prefill.fit(&peers.prefill, enoughPrefills, 0.1)
-	own.gap.fit(&peers.gap, enoughGaps, 0)
-	if own.gap.samples+peers.gap.samples >= enoughGaps {
-		l.prices[w].gapPerToken = max(own.gap.slope, leastGapPerToken)
-	}
 	all := pace{}
 	if l.peers != nil {
 		all = l.peers.all
@@ -225,7 +216,12 @@ func (l *learned) refit(w kvblock.Worker) {
 	l.all.prefill.fit(&all.prefill, enoughPrefills, 0.1)
 	l.all.gap.fit(&all.gap, enoughGaps, 0)
 	usual, _ := l.all.prefill.means(&all.prefill)
-	_, gap := l.all.gap.means(&all.gap)
+	held, gap := l.all.gap.means(&all.gap)
+	peers, own := l.peers.of(w), &l.workers[w]
+	if own.gap.samples+peers.gap.samples >= enoughGaps {
+		own.gap.fitLike(&l.all.gap, &peers.gap, held, 1, 0)
+		l.prices[w].gapPerToken = max(own.gap.slope, leastGapPerToken)
+	}
 	l.pricePrefill(w, usual, gap)
 	for range pricedAgain { // the average has changed for the others too
 		l.next = (l.next + 1) % len(l.workers)
@@ -237,13 +233,18 @@ func (l *learned) refit(w kvblock.Worker) {
 // usual number of tokens. On a slower one answers are taken to be slower by the same factor. gap is the mean time
 // between two tokens of all answers, in seconds.
 func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
-	own, p := &l.workers[w].prefill, &l.prices[w]
-	p.secondsPerToken, p.stepSeconds = own.slope, own.constant
-	p.slowerPerToken = 0
+	peers, own, p := l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
+	p.secondsPerToken, p.stepSeconds, p.slowerPerToken = 0, 0, 0
+	if own.samples+peers.prefill.samples < enoughPrefills {
+		return
+	}
+	own.fitLike(&l.all.prefill, &peers.prefill, usual, l.kept(w), 0.1)
 	took, average := own.at(usual), l.all.prefill.at(usual)
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds) {
-		p.secondsPerToken, p.stepSeconds = 0, 0
-	} else if average > 0 && took > average {
+		return
+	}
+	p.secondsPerToken, p.stepSeconds = own.slope, own.constant
+	if average > 0 && took > average {
 		p.slowerPerToken = float32((took/average - 1) * gap)
 	}
 }
@@ -277,16 +278,44 @@ func (l *line) fit(others *line, enough int, least float64) {
 	if others.samples > 0 {
 		all.plus(others)
 	}
-	if all.samples < enough {
-		return
+	if all.samples >= enough {
+		l.slope, l.constant = all.solve(least * all.y / all.x)
 	}
-	ratio := all.y / all.x
-	l.slope = ratio
-	if d := all.weight*all.xx - all.x*all.x; d > 1e-9*all.weight*all.xx { // else all samples have one x
-		l.slope = min(max((all.weight*all.xy-all.x*all.y)/d, least*ratio), ratio)
+}
+
+// fitLike is fit for one worker. Samples of one size do not tell what another size takes: by chance, a few short
+// prompts may give any slope. So the average worker's line, as many times slower as the worker is, counts as two more
+// samples of little weight: at 0 and at twice the usual size. That factor, in turn, has one more sample of 1. keep is
+// the weight that the worker's samples have kept.
+func (l *line) fitLike(average, others *line, usual, keep, least float64) {
+	all := *l
+	if others.samples > 0 {
+		all.plus(others)
 	}
-	l.constant = max((all.y-l.slope*all.x)/all.weight, 0)
-	if math.IsInf(l.slope, 0) || math.IsNaN(l.slope) || math.IsInf(l.constant, 0) || math.IsNaN(l.constant) {
-		l.slope, l.constant = 0, 0
+	if expected := average.constant*all.weight + average.slope*all.x; expected > 0 {
+		weight := keep * all.weight
+		slower := (weight*all.y/expected + 1) / (weight + 1)
+		all = line{weight: weight, x: keep * all.x, y: keep * all.y, xx: keep * all.xx, xy: keep * all.xy}
+		for _, x := range [...]float64{0, 2 * usual} {
+			y := slower * average.at(x)
+			all.weight += likeness
+			all.x, all.y = all.x+likeness*x, all.y+likeness*y
+			all.xx, all.xy = all.xx+likeness*x*x, all.xy+likeness*x*y
+		}
 	}
+	l.slope, l.constant = all.solve(least * average.slope)
+}
+
+// solve returns the line that the sums give, which have samples, with at least this slope.
+func (l *line) solve(least float64) (slope, constant float64) {
+	ratio := l.y / l.x
+	slope = ratio
+	if d := l.weight*l.xx - l.x*l.x; d > 1e-9*l.weight*l.xx { // else all samples have one x
+		slope = min(max((l.weight*l.xy-l.x*l.y)/d, least), ratio)
+	}
+	constant = max((l.y-slope*l.x)/l.weight, 0)
+	if math.IsInf(slope, 0) || math.IsNaN(slope) || math.IsInf(constant, 0) || math.IsNaN(constant) {
+		return 0, 0
+	}
+	return slope, constant
 }

@@ -125,6 +125,55 @@ func equalWorkersShare(t *testing.T) {
 	}
 }
 
+// TestOneSlowStartIsForgotten: a worker whose first prompts were all short, or slow, gets its share of the longer ones
+// that come later.
+func TestOneSlowStartIsForgotten(t *testing.T) {
+	for name, c := range map[string]struct {
+		prompts, tokens int // of worker 0 at first
+		slower          float64
+		requests        int // later
+		least           int // of the last 200
+	}{
+		"short prompts":         {10, 30, 1, 200, 30},
+		"many short prompts":    {100, 30, 1, 200, 30},
+		"slow prompts":          {10, 1000, 10, 1000, 30},
+		"slow and short":        {10, 30, 10, 1000, 30},
+		"many slow, of a graph": {100, 1000, 10, 1000, 30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, cfg := NewActiveSequences(), byTime()
+				rng := rand.New(rand.NewPCG(1, 2))
+				serve := func(tokens int, slower float64, candidates ...Candidate) int {
+					chosen, b, err := a.SelectAndAdd(Request{ISLTokens: tokens}, candidates, cfg, rng, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					wait(seconds((0.15 + 1e-4*float64(tokens)) * (0.95 + 0.1*rng.Float64()) * slower))
+					b.MarkPrefillCompleted()
+					wait(time.Second)
+					b.LearnAnswer(200)
+					b.Free()
+					return chosen.Index
+				}
+				for range c.prompts {
+					serve(c.tokens-c.tokens/4+rng.IntN(1+c.tokens/2), c.slower, candidate(0))
+				}
+				all := []Candidate{candidate(0), candidate(1), candidate(2), candidate(3)}
+				served := 0
+				for i := range c.requests {
+					if serve(500+rng.IntN(2000), 1, all...) == 0 && i >= c.requests-200 {
+						served++
+					}
+				}
+				if served < c.least {
+					t.Errorf("of the last 200 requests, one after the other, the worker served %d", served)
+				}
+			})
+		})
+	}
+}
+
 // TestPaceIsLearned checks that the book finds the speeds of two unequal workers from the times of their requests.
 func TestPaceIsLearned(t *testing.T) { synctest.Test(t, paceIsLearned) }
 
