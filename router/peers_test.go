@@ -51,14 +51,13 @@ func TestRequestsOfOneMomentSettle(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoints []pool.Endpoint
 		queue     *queue.Profiles
-		legs      int           // of a request
-		workers   int           // that three requests of one moment go to; 0: any
-		settled   time.Duration // the longest
+		legs      int // of a request
+		settles   bool
 	}{
-		"aggregated": {workers(3), nil, 1, 3, 2 * fleetLate * 3 / 2},
-		"pairs":      {disaggregated(3, 1), nil, 2, 3, 2 * fleetLate * 3 / 2},
+		"aggregated": {workers(3), nil, 1, true},
+		"pairs":      {disaggregated(3, 1), nil, 2, true},
 		"with a queue": {
-			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, 0, 0,
+			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,9 +82,10 @@ func TestRequestsOfOneMomentSettle(t *testing.T) {
 				for _, r := range routes {
 					chosen[r.computes.Name], settled = true, max(settled, r.Settled)
 				}
-				if c.workers > 0 && len(chosen) != c.workers || settled != c.settled {
-					t.Errorf("three requests went to %d workers and settled for up to %v; want %d, %v", len(chosen),
-						settled, c.workers, c.settled)
+				const once = fleetLate * 3 / 2
+				if c.settles && (len(chosen) != len(routes) || settled < once || settled > mostAgain*once) ||
+					!c.settles && settled > 0 {
+					t.Errorf("three requests went to %d workers and settled for up to %v", len(chosen), settled)
 				}
 				f.settle()
 				for i, h := range f.houses {
