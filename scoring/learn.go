@@ -56,17 +56,26 @@ type line struct {
 // add adds a sample. fit then sets slope and constant.
 func (l *line) add(x, y, keep float64, enough int) {
 	l.samples = min(l.samples+1, enough)
-	l.weight = keep*l.weight + 1
-	l.x, l.y = keep*l.x+x, keep*l.y+y
-	l.xx, l.xy = keep*l.xx+x*x, keep*l.xy+x*y
+	l.scale(keep)
+	l.sum(x, y, 1)
 }
 
-// keep lessens the samples to a part of their weight. Less than one sample is none.
+// scale lessens the samples to a part of their weight.
+func (l *line) scale(part float64) {
+	l.weight, l.x, l.y, l.xx, l.xy = part*l.weight, part*l.x, part*l.y, part*l.xx, part*l.xy
+}
+
+// sum adds a sample of a weight to the sums.
+func (l *line) sum(x, y, weight float64) {
+	l.weight += weight
+	l.x, l.y, l.xx, l.xy = l.x+weight*x, l.y+weight*y, l.xx+weight*x*x, l.xy+weight*x*y
+}
+
+// keep is scale for good: less than one sample is none.
 func (l *line) keep(part float64) {
-	if l.weight *= part; l.weight < 1 {
+	if l.scale(part); l.weight < 1 {
 		*l = line{}
 	}
-	l.x, l.y, l.xx, l.xy = part*l.x, part*l.y, part*l.xx, part*l.xy
 }
 
 // mean is a mean of all samples at first, later of about the last 100.

@@ -61,6 +61,13 @@ func (l *line) plus(o *line) {
 	l.x, l.y, l.xx, l.xy = l.x+o.x, l.y+o.y, l.xx+o.xx, l.xy+o.xy
 }
 
+// with returns the line with the sums of other origins.
+func (l *line) with(others *line) line {
+	all := *l
+	all.plus(others)
+	return all
+}
+
 // plus adds the samples of o.
 func (m *mean) plus(o *mean) {
 	if all := m.samples + o.samples; all > 0 {
@@ -254,8 +261,7 @@ func (l *line) at(x float64) float64 { return l.constant + l.slope*x }
 
 // means returns the means of x and y of own samples with those of other origins; 0 without samples.
 func (l *line) means(others *line) (x, y float64) {
-	all := *l
-	all.plus(others)
+	all := l.with(others)
 	if all.weight == 0 {
 		return 0, 0
 	}
@@ -274,11 +280,7 @@ func meanOf(own, peers mean) mean {
 // is from least times y/x to y/x of the sums: the steepest sensible line goes through the origin, and noise must not
 // give one that is nearly flat.
 func (l *line) fit(others *line, enough int, least float64) {
-	all := *l
-	if others.samples > 0 {
-		all.plus(others)
-	}
-	if all.samples >= enough {
+	if all := l.with(others); all.samples >= enough {
 		l.slope, l.constant = all.solve(least * all.y / all.x)
 	}
 }
@@ -288,19 +290,12 @@ func (l *line) fit(others *line, enough int, least float64) {
 // samples of little weight: at 0 and at twice the usual size. That factor, in turn, has one more sample of 1. keep is
 // the weight that the worker's samples have kept.
 func (l *line) fitLike(average, others *line, usual, keep, least float64) {
-	all := *l
-	if others.samples > 0 {
-		all.plus(others)
-	}
+	all := l.with(others)
 	if expected := average.constant*all.weight + average.slope*all.x; expected > 0 {
-		weight := keep * all.weight
-		slower := (weight*all.y/expected + 1) / (weight + 1)
-		all = line{weight: weight, x: keep * all.x, y: keep * all.y, xx: keep * all.xx, xy: keep * all.xy}
+		slower := (keep*all.weight*all.y/expected + 1) / (keep*all.weight + 1)
+		all.scale(keep)
 		for _, x := range [...]float64{0, 2 * usual} {
-			y := slower * average.at(x)
-			all.weight += likeness
-			all.x, all.y = all.x+likeness*x, all.y+likeness*y
-			all.xx, all.xy = all.xx+likeness*x*x, all.xy+likeness*x*y
+			all.sum(x, slower*average.at(x), likeness)
 		}
 	}
 	l.slope, l.constant = all.solve(least * average.slope)
