@@ -137,9 +137,6 @@ func (a *arrivalRate) add(now time.Duration) float64 {
 	return float64(min(a.n-1, rateOver)) / (now - first).Seconds()
 }
 
-// mostAgain bounds how often a request is chosen for again because of other replicas' requests, as in package router.
-const mostAgain = 3
-
 // settle sends a booked request on, or chooses again for it if another replica's request came before it.
 func (s *Simulation) settle(f *flight) {
 	if !f.booking.Overtaken() {

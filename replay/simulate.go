@@ -169,7 +169,7 @@ type flight struct {
 	expires time.Duration         // when it has waited there for too long
 	turn    *admission.Turn       // nil: without admission, or the prompt has no full block
 	number  int                   // of the arrival, from 1
-	again   int                   // how often it was chosen for again, see settle
+	again   int                   // of scoring.Request, see settle
 	options []Candidate           // only with Config.Decided
 }
 
@@ -542,7 +542,7 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	request.Settles, request.Again = f.again < mostAgain && s.cfg.Queue == nil, f.again > 0
+	request.Settles, request.Again = s.cfg.Queue == nil, f.again
 	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {

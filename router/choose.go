@@ -83,14 +83,9 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 	}
 }
 
-// mostAgain bounds how often a request is chosen for again because of other replicas' requests.
-const mostAgain = 3
-
-// settles reports whether the next booking of a request may settle. One that has a turn, in the queue or for admission,
-// does not, because others wait for its turn.
-func (r *Router) settles(sc *scratch) bool {
-	return sc.again < mostAgain && r.room == nil && r.admissions == nil
-}
+// settles reports whether requests may settle. Those that have a turn, in the queue or for admission, do not, because
+// others wait for the turn.
+func (r *Router) settles() bool { return r.room == nil && r.admissions == nil }
 
 // settle waits, if bookings of the request are to settle, until it is known what other replicas booked meanwhile. It
 // reports whether a request that comes before this one went to the same worker.

@@ -176,7 +176,7 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
 		scoring.Request{ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry,
-			Settles: r.settles(sc), Again: sc.again > 0},
+			Settles: r.settles(), Again: sc.again},
 		l.candidates,
 		&l.cfg,
 		nil,

@@ -29,7 +29,7 @@ type scratch struct {
 	overloaded              []bool          // indexed like the snapshot's workers
 	over                    []bool          // overloaded; nil: no thresholds are set
 	version                 scoring.Version // of the loads behind overloaded; 0: any
-	again                   int             // how often the request was chosen for again because of other replicas
+	again                   int             // of scoring.Request
 
 	// The prompt, see match.
 	variants []variant

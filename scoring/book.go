@@ -61,9 +61,10 @@ type Request struct {
 	// of the choice: Config.Cost of them is the cost. nil, the usual, costs nothing.
 	Terms []Terms
 
-	// Settles says that the caller heeds Selection.Settle. Again says that the request was booked before and freed,
+	// Settles says that the caller heeds Selection.Settle. Again is how often the request was booked before and freed,
 	// because of Booking.Overtaken.
-	Settles, Again bool
+	Settles bool
+	Again   int
 }
 
 // Prompt is a request's prompt cut into blocks of one block size. Candidates of the same block size share one Prompt,
@@ -327,7 +328,7 @@ func (a *ActiveSequences) SelectAndAdd(
 		sel, _ = a.selection(req, candidates, i, cfg, all.unit)
 		a.closeWalks()
 	} else {
-		if a.guard.Rate > 0 && !req.Again {
+		if a.guard.Rate > 0 && req.Again == 0 {
 			a.guard.unknown.chose(a.now)
 		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)

@@ -36,7 +36,7 @@ func newReplicas(n int) []*replica {
 		r.book.Observe(func(ch *Change) { r.log = append(r.log, clone(ch)) })
 		for j := range n {
 			if j != i {
-				r.copies[j] = r.book.NewCopies(false)
+				r.copies[j] = r.book.NewCopies(j < i)
 			}
 		}
 		all[i] = r

@@ -44,6 +44,8 @@ const (
 	// settleFor times the staleness is how long a request settles; at most mostSettle, otherwise it does not.
 	settleFor  = 1.5
 	mostSettle = 3 * time.Millisecond
+	// mostAgain bounds how often a request settles, and is chosen for again.
+	mostAgain = 3
 )
 
 // Peers is what is known of the other replicas.
@@ -192,10 +194,10 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
 	wait := time.Duration(settleFor * float64(g.Staleness))
-	if !req.Settles || req.DryRun || g.stale || wait > mostSettle || len(costs) == 1 {
+	if !req.Settles || req.Again >= mostAgain || req.DryRun || g.stale || wait > mostSettle || len(costs) == 1 {
 		return 0
 	}
-	if req.Again {
+	if req.Again > 0 {
 		return wait
 	}
 	together, each := g.together(), a.bookingCost(cfg, unit)

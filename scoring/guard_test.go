@@ -165,7 +165,7 @@ func TestRequestsOfOneMomentGoApart(t *testing.T) {
 			if settled != c.settles {
 				t.Fatalf("staleness %v: in round %d requests settle: %v", c.staleness, round, settled)
 			}
-			if round >= 10 && workers == len(m.books) {
+			if round >= 10 && workers == len(m.replicas) {
 				apart++
 			}
 		}
@@ -183,28 +183,20 @@ type moment struct {
 	staleness time.Duration
 	heeds     bool // Request.Settles
 	rng       *rand.Rand
-	books     [3]*ActiveSequences
-	copies    [3][3]*Copies // by book, and by the origin of its copies
-	told      [3][]Change   // by book: what the others have not heard
+	replicas  []*replica
 }
 
 func newMoment(t *testing.T, staleness time.Duration) *moment {
-	m := &moment{T: t, staleness: staleness, rng: rand.New(rand.NewPCG(4, 4))}
-	for r := range m.books {
-		a := NewActiveSequences()
-		a.Clock = func() time.Duration { return m.now }
-		a.Observe(func(c *Change) { m.told[r] = append(m.told[r], *c) })
-		share := make([]bool, len(m.books))
-		share[r] = true
-		a.SetPeers(Peers{Rate: 0.2, Staleness: staleness, Share: share})
-		for of := range m.books {
-			m.copies[r][of] = a.NewCopies(of < r)
-		}
-		m.books[r] = a
+	m := &moment{T: t, staleness: staleness, rng: rand.New(rand.NewPCG(4, 4)), replicas: newReplicas(3)}
+	for i, r := range m.replicas {
+		r.book.Clock = func() time.Duration { return m.now }
+		share := make([]bool, len(m.replicas))
+		share[i] = true
+		r.book.SetPeers(Peers{Rate: 0.2, Staleness: staleness, Share: share})
 	}
-	for w := range len(m.books) - 1 {
+	for w := range len(m.replicas) - 1 {
 		c := Candidate{Worker: workers(3, nil)[w+1].Worker, Prompt: prompt(16, chain(100+w, 2))}
-		mustAdd(t, m.books[0], Request{ISLTokens: 32}, c).ReleasePrefill()
+		mustAdd(t, m.replicas[0].book, Request{ISLTokens: 32}, c).ReleasePrefill()
 	}
 	m.tell()
 	return m
@@ -212,13 +204,12 @@ func newMoment(t *testing.T, staleness time.Duration) *moment {
 
 // tell has all books hear what they have not heard.
 func (m *moment) tell() {
-	for of := range m.books {
-		for r := range m.books {
-			if r != of {
-				m.copies[r][of].Apply(m.told[of])
+	for of := range m.replicas {
+		for i, r := range m.replicas {
+			if i != of {
+				r.catchUp(m.T, m.replicas, of, math.MaxInt)
 			}
 		}
-		m.told[of] = nil
 	}
 }
 
@@ -228,10 +219,10 @@ func (m *moment) play(round int) (different int, settled bool) {
 	m.now = time.Duration(round) * 10 * time.Second
 	var bookings [3]Booking
 	var chosen [3]int
-	choose := func(r int, again bool) {
+	choose := func(r, again int) {
 		prompt := prompt(16, chain(1000*round+r, 8+m.rng.IntN(4)))
 		request := Request{ISLTokens: 160, Settles: m.heeds, Again: again}
-		sel, b, err := m.books[r].SelectAndAdd(request, workers(3, prompt), defaults(), m.rng, nil)
+		sel, b, err := m.replicas[r].book.SelectAndAdd(request, workers(3, prompt), defaults(), m.rng, nil)
 		if err != nil {
 			m.Fatal(err)
 		}
@@ -240,10 +231,10 @@ func (m *moment) play(round int) (different int, settled bool) {
 			m.Fatalf("a request settles for %v, but bookings are known %v late", sel.Settle, m.staleness)
 		}
 	}
-	for r := range m.books {
-		choose(r, false)
+	for r := range m.replicas {
+		choose(r, 0)
 	}
-	for again := true; again; {
+	for again, made := true, 1; again; made++ {
 		m.now += m.staleness
 		m.tell()
 		again = false
@@ -253,7 +244,7 @@ func (m *moment) play(round int) (different int, settled bool) {
 					m.Fatal("the booking of the first replica was overtaken")
 				}
 				b.Free()
-				choose(r, true)
+				choose(r, made)
 			}
 		}
 	}
@@ -271,29 +262,30 @@ func TestSettle(t *testing.T) {
 	const wait = 3 * time.Millisecond
 	for name, c := range map[string]struct {
 		second int // blocks that the second of two workers holds more
-		again  bool
+		again  int
 		change func(*guard, *Config) // of the usual case, in which a request settles
 		want   time.Duration
 	}{
-		"requests come together":           {5, false, nil, wait},
-		"not known yet":                    {5, false, func(g *guard, _ *Config) { g.unknown = unknown{} }, wait},
-		"they do not":                      {5, false, func(g *guard, _ *Config) { g.unknown.missed = 0 }, 0},
-		"they come at once by chance":      {5, false, func(g *guard, _ *Config) { g.Rate = 100 }, 0},
-		"too many come together":           {5, false, func(g *guard, _ *Config) { g.unknown.missed = 300 }, 0},
-		"the second worker costs far more": {100, false, nil, 0},
-		"it does, after a choice":          {100, true, nil, wait},
-		"no peers":                         {5, true, func(g *guard, _ *Config) { g.Rate = 0 }, 0},
-		"bookings are known late":          {5, true, func(g *guard, _ *Config) { g.Staleness *= 2 }, 0},
-		"copies are not priced":            {5, true, func(g *guard, _ *Config) { g.stale = true }, 0},
-		"a booking costs nothing":          {5, false, func(g *guard, _ *Config) { g.active.value = 0 }, 0},
-		"a booking costs 100 ms": {5, false, func(g *guard, c *Config) {
+		"requests come together":           {5, 0, nil, wait},
+		"not known yet":                    {5, 0, func(g *guard, _ *Config) { g.unknown = unknown{} }, wait},
+		"they do not":                      {5, 0, func(g *guard, _ *Config) { g.unknown.missed = 0 }, 0},
+		"they come at once by chance":      {5, 0, func(g *guard, _ *Config) { g.Rate = 100 }, 0},
+		"too many come together":           {5, 0, func(g *guard, _ *Config) { g.unknown.missed = 300 }, 0},
+		"the second worker costs far more": {100, 0, nil, 0},
+		"it does, after a choice":          {100, 1, nil, wait},
+		"it was chosen for often enough":   {5, 3, nil, 0},
+		"no peers":                         {5, 1, func(g *guard, _ *Config) { g.Rate = 0 }, 0},
+		"bookings are known late":          {5, 1, func(g *guard, _ *Config) { g.Staleness *= 2 }, 0},
+		"copies are not priced":            {5, 1, func(g *guard, _ *Config) { g.stale = true }, 0},
+		"a booking costs nothing":          {5, 0, func(g *guard, _ *Config) { g.active.value = 0 }, 0},
+		"a booking costs 100 ms": {5, 0, func(g *guard, c *Config) {
 			c.Policy, g.prefill.value = Time, 1000
 		}, wait},
-		"a booking costs 5 ms": {5, false, func(g *guard, c *Config) {
+		"a booking costs 5 ms": {5, 0, func(g *guard, c *Config) {
 			c.Policy, g.prefill.value = Time, 50
 		}, 0},
-		"cheap workers are likely": {5, true, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
-		"a worker is drawn":        {5, true, func(_ *guard, c *Config) { c.Mode = Random }, 0},
+		"cheap workers are likely": {5, 1, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
+		"a worker is drawn":        {5, 1, func(_ *guard, c *Config) { c.Mode = Random }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, cfg := withLoads(t, Peers{Rate: 2, Staleness: 2 * time.Millisecond}, 0, c.second), defaults()

@@ -115,6 +115,15 @@ func sharing(t *testing.T, n int, endpoints string, flags ...string) (all []*ser
 	return all
 }
 
+// fourWorkers returns an endpoints file with four equal workers.
+func fourWorkers() string {
+	endpoints := "endpoints:\n"
+	for i := range 4 {
+		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
+	}
+	return endpoints
+}
+
 // awaitThat waits for a condition.
 func awaitThat(t *testing.T, what string, condition func() error) {
 	t.Helper()
@@ -128,11 +137,7 @@ func awaitThat(t *testing.T, what string, condition func() error) {
 // TestSharedBooksGuard: with the flags of replicas, the book learns the peers' rate, how late they are known, and the
 // own share of the workers: while all workers cost the same, each replica keeps to its own.
 func TestSharedBooksGuard(t *testing.T) {
-	endpoints := "endpoints:\n"
-	for i := range 4 {
-		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
-	}
-	all := sharing(t, 2, endpoints)
+	all := sharing(t, 2, fourWorkers())
 	next := 0
 	awaitThat(t, "each replica to keep to its own workers", func() error {
 		owners := map[string]map[int]bool{}
@@ -159,11 +164,7 @@ func TestSharedBooksGuard(t *testing.T) {
 // TestSharedBooksSettle: of requests that come to three replicas at one moment, some are chosen for again, so that they
 // go to different workers.
 func TestSharedBooksSettle(t *testing.T) {
-	endpoints := "endpoints:\n"
-	for i := range 4 {
-		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
-	}
-	all := sharing(t, 3, endpoints)
+	all := sharing(t, 3, fourWorkers())
 	next := 0
 	awaitThat(t, "requests of one moment to settle", func() error {
 		routes := make([]*router.Route, len(all))
