@@ -27,6 +27,9 @@ const (
 	// equally fast. Measured times of equal workers differ by some per cent: priced by these, an idle fleet would send
 	// every request to the worker that was lucky.
 	alikeShare, alikeSeconds = 0.1, 0.002
+	// alikeErrors is by how many standard errors of its samples' mean a worker may also differ from the average one and
+	// count as equally fast. Few noisy samples would otherwise draw a conversation away from its cached blocks.
+	alikeErrors = 2
 	// pricedAgain is for how many other workers each sample repeats this comparison.
 	pricedAgain = 4
 	// likeness is the weight of each of two samples by which a worker is taken to resemble the average worker. One
@@ -101,6 +104,8 @@ type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
 	all     pace     // of all workers, for those with too few samples
+	// noise is by how many seconds prefills take more or less than priced: the mean of the amounts.
+	noise mean
 	// prefills is how many samples of prefills came.
 	prefills uint64
 	answer   mean // tokens
@@ -207,6 +212,10 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 		return
 	}
 	l.prefills++
+	if l.all.prefill.slope > 0 {
+		perToken, perStep := l.prefillTimes(w)
+		l.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
+	}
 	l.forgetUnused(w)
 	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
 	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)

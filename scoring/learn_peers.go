@@ -237,7 +237,7 @@ func (l *learned) refit(w kvblock.Worker) {
 }
 
 // pricePrefill sets what prefill takes on a worker: as long as on the average worker if the two are about equal for the
-// usual number of tokens. On a slower one answers are taken to be slower by the same factor. gap is the mean time
+// usual number of tokens, or if noise may be all that they differ by. On a slower one answers are taken to be slower by the same factor. gap is the mean time
 // between two tokens of all answers, in seconds.
 func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	peers, own, p := l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
@@ -247,7 +247,9 @@ func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	}
 	own.fitLike(&l.all.prefill, &peers.prefill, usual, l.kept(w), 0.1)
 	took, average := own.at(usual), l.all.prefill.at(usual)
-	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds) {
+	// The standard deviation is about 1.25 times the mean of the amounts.
+	standardError := 1.25 * l.noise.value / math.Sqrt(max(l.kept(w)*(own.weight+peers.prefill.weight), 1))
+	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds, alikeErrors*standardError) {
 		return
 	}
 	p.secondsPerToken, p.stepSeconds = own.slope, own.constant

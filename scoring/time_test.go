@@ -174,6 +174,56 @@ func TestOneSlowStartIsForgotten(t *testing.T) {
 	}
 }
 
+// TestNoiseMovesNoConversation: conversations on two equal, idle workers stay where their blocks are cached, although
+// the few times to first token that the book has seen differ much by chance.
+func TestNoiseMovesNoConversation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg, moved, turns := byTime(), 0, 0
+		for seed := range uint64(300) {
+			a, rng := NewActiveSequences(), rand.New(rand.NewPCG(seed, 3))
+			home := [4]int{}
+			for turn := range 4 {
+				for c := range home {
+					all := []Candidate{candidate(0), candidate(1)}
+					prompt := 300 + 60*turn
+					if turn > 0 {
+						all[home[c]].DeviceBlocks = (prompt - 60) / 16
+					} else { // new conversations are spread by those that came before
+						all = all[c%2 : c%2+1]
+					}
+					chosen, b, err := a.SelectAndAdd(Request{ISLTokens: prompt}, all, cfg, rng, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					w := int(chosen.Worker)
+					fresh := prompt
+					if turn > 0 {
+						if turns++; w != home[c] {
+							moved++
+						} else {
+							fresh = 60
+						}
+					}
+					home[c] = w
+					took := 0.005 + 0.01*rng.ExpFloat64() + 5e-5*float64(fresh)
+					if rng.IntN(10) == 0 {
+						took += 0.1
+					}
+					wait(seconds(took))
+					b.MarkPrefillCompleted()
+					wait(100 * time.Millisecond)
+					b.LearnAnswer(8)
+					b.Free()
+				}
+			}
+		}
+		t.Logf("%d of %d turns left their worker", moved, turns)
+		if moved > turns/100 {
+			t.Errorf("%d of %d turns left their worker", moved, turns)
+		}
+	})
+}
+
 // TestPaceIsLearned checks that the book finds the speeds of two unequal workers from the times of their requests.
 func TestPaceIsLearned(t *testing.T) { synctest.Test(t, paceIsLearned) }
 

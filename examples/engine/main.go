@@ -31,6 +31,7 @@ type engine struct {
 	model     *tokenizer.Model
 	blockSize int
 	pace      time.Duration // time for one token
+	prefills  time.Duration // time for one token of the prompt that is not cached
 	events    *publisher
 
 	withoutCache, withoutUsage bool // see the flags
@@ -54,6 +55,8 @@ func main() {
 	flag.BoolVar(&e.withoutCache, "no-prefix-caching", false, "keep no blocks, as an engine without prefix caching")
 	flag.BoolVar(&e.withoutUsage, "no-cached-tokens", false, "do not report cached tokens")
 	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "time for one token")
+	flag.DurationVar(&e.prefills, "prompt-token-time", 100*time.Microsecond,
+		"time for one token of the prompt that is not cached")
 	flag.Parse()
 	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
 		log.Fatalf("engine: %v", err)
@@ -95,6 +98,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
+	time.Sleep(time.Duration(len(prompt)-cached) * e.prefills)
 	tokens := max(request.MaxTokens, 1)
 	usage := map[string]any{
 		"prompt_tokens":     len(prompt),
