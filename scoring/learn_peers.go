@@ -237,8 +237,8 @@ func (l *learned) refit(w kvblock.Worker) {
 }
 
 // pricePrefill sets what prefill takes on a worker: as long as on the average worker if the two are about equal for the
-// usual number of tokens, or if noise may be all that they differ by. On a slower one answers are taken to be slower by the same factor. gap is the mean time
-// between two tokens of all answers, in seconds.
+// usual number of tokens, or if noise may be all that they differ by. On a slower one answers are taken to be slower by
+// the same factor. gap is the mean time between two tokens of all answers, in seconds.
 func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	peers, own, p := l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
 	p.secondsPerToken, p.stepSeconds, p.slowerPerToken = 0, 0, 0
