@@ -245,10 +245,11 @@ func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	if own.samples+peers.prefill.samples < enoughPrefills {
 		return
 	}
-	own.fitLike(&l.all.prefill, &peers.prefill, usual, l.kept(w), 0.1)
+	kept := l.kept(w)
+	own.fitLike(&l.all.prefill, &peers.prefill, usual, kept, 0.1)
 	took, average := own.at(usual), l.all.prefill.at(usual)
 	// The standard deviation is about 1.25 times the mean of the amounts.
-	standardError := 1.25 * l.noise.value / math.Sqrt(max(l.kept(w)*(own.weight+peers.prefill.weight), 1))
+	standardError := 1.25 * l.noise.value / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds, alikeErrors*standardError) {
 		return
 	}
