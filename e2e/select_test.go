@@ -433,17 +433,15 @@ func (x *selectors) waitInLine(round int, classes bool) {
 	}
 	urls := []string{x.Dynamo, x.Kvepp}
 	over := []chan wentOn{make(chan wentOn, 100), make(chan wentOn, 100)}
-	pending := func(want int) {
+	pending := func(want int) error { // nil: so many selections wait in both
 		x.t.Helper()
 		for _, url := range urls {
-			eventually(x.t, func() error {
-				loads := x.ask(url, "GET", "/loads", nil).body.([]any)[0].(object)
-				if n := int(integer(loads["pending_count"])); n != want {
-					return fmt.Errorf("%s: %d selections wait, want %d: %v", url, n, want, loads)
-				}
-				return nil
-			})
+			loads := x.ask(url, "GET", "/loads", nil).body.([]any)[0].(object)
+			if n := int(integer(loads["pending_count"])); n != want {
+				return fmt.Errorf("%s: %d selections wait, want %d: %v", url, n, want, loads)
+			}
 		}
+		return nil
 	}
 	next := func() (wentOn, wentOn) { // the next result, the same from both
 		x.t.Helper()
@@ -494,21 +492,17 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		}
 		// It waits, or its answer comes at once. Both services count it as waiting for an instant before a class that
 		// never waits lets it go on, so that only its answer tells.
-		atOnce := class == "free" || class == "refused"
+		answered := false
 		eventually(x.t, func() error {
-			if len(over[0]) > 0 {
-				atOnce = true
+			if answered = len(over[0]) > 0; answered {
 				return nil
 			}
-			for _, url := range urls {
-				loads := x.ask(url, "GET", "/loads", nil).body.([]any)[0].(object)
-				if n := int(integer(loads["pending_count"])); atOnce || n != total+1 {
-					return fmt.Errorf("%s (class %q) neither waits nor is answered: %v", name, class, loads)
-				}
+			if class == "free" || class == "refused" {
+				return fmt.Errorf("%s (class %q) is not answered", name, class)
 			}
-			return nil
+			return pending(total + 1)
 		})
-		if atOnce {
+		if answered {
 			theirs, _ := next()
 			x.counts[fmt.Sprintf("answered %d at once", theirs.status)]++
 			if theirs.status == http.StatusOK {
@@ -520,7 +514,6 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		total++
 		waiting[id]++
 		at[name] = id
-		pending(total)
 		x.same("POST", "/select_and_reserve", body) // the name is in use
 	}
 	x.class = ""
@@ -546,7 +539,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 			last[id] = theirs.name
 			waiting[at[theirs.name]]--
 			total--
-			pending(total)
+			eventually(x.t, func() error { return pending(total) })
 		}
 		x.same("DELETE", "/reservations/"+released, nil)
 	}
