@@ -104,7 +104,7 @@ type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
 	all     pace     // of all workers, for those with too few samples
-	// noise is by how many seconds prefills take more or less than priced: the mean of the amounts.
+	// noise is the mean absolute error of the prices of prefills, in seconds.
 	noise mean
 	// prefills is how many samples of prefills came.
 	prefills uint64

@@ -248,7 +248,7 @@ func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	kept := l.kept(w)
 	own.fitLike(&l.all.prefill, &peers.prefill, usual, kept, 0.1)
 	took, average := own.at(usual), l.all.prefill.at(usual)
-	// The standard deviation is about 1.25 times the mean of the amounts.
+	// The standard deviation of normal errors is 1.25 times their mean absolute value.
 	standardError := 1.25 * l.noise.value / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds, alikeErrors*standardError) {
 		return

@@ -217,7 +217,6 @@ func TestNoiseMovesNoConversation(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%d of %d turns left their worker", moved, turns)
 		if moved > turns/100 {
 			t.Errorf("%d of %d turns left their worker", moved, turns)
 		}

@@ -25,14 +25,14 @@ import (
 )
 
 type engine struct {
-	name      string
-	like      tokenizer.Engine // VLLM or SGLang
-	served    string           // the model's name
-	model     *tokenizer.Model
-	blockSize int
-	pace      time.Duration // time for one token
-	prefills  time.Duration // time for one token of the prompt that is not cached
-	events    *publisher
+	name       string
+	like       tokenizer.Engine // VLLM or SGLang
+	served     string           // the model's name
+	model      *tokenizer.Model
+	blockSize  int
+	pace       time.Duration // time for one token
+	promptPace time.Duration // time for one token of the prompt that is not cached
+	events     *publisher
 
 	withoutCache, withoutUsage bool // see the flags
 
@@ -55,7 +55,7 @@ func main() {
 	flag.BoolVar(&e.withoutCache, "no-prefix-caching", false, "keep no blocks, as an engine without prefix caching")
 	flag.BoolVar(&e.withoutUsage, "no-cached-tokens", false, "do not report cached tokens")
 	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "time for one token")
-	flag.DurationVar(&e.prefills, "prompt-token-time", 100*time.Microsecond,
+	flag.DurationVar(&e.promptPace, "prompt-token-time", 100*time.Microsecond,
 		"time for one token of the prompt that is not cached")
 	flag.Parse()
 	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
@@ -98,7 +98,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	time.Sleep(time.Duration(len(prompt)-cached) * e.prefills)
+	time.Sleep(time.Duration(len(prompt)-cached) * e.promptPace)
 	tokens := max(request.MaxTokens, 1)
 	usage := map[string]any{
 		"prompt_tokens":     len(prompt),
