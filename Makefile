@@ -105,9 +105,9 @@ test-release: build ## what make release makes, twice: equal bytes, and each par
 release: ## programs, image, packages, chart, SBOM and checksums of a release, in bin/release-VERSION (VERSION=1.2.3; ARCHES="amd64 arm64")
 	@manifests/release/release.sh "$(VERSION)"
 
-bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay; the time of a pick with seven peers and alone
+bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay; a pick with seven peers and alone
 	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./replica/link -run TestBenchReplicas -count 1 -v
-	go test ./router -run '^$$' -bench BenchmarkPickWithPeers -count 8
+	go test ./router -run '^$$' -bench BenchmarkPickWithPeers -count 5
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./test/kube
