@@ -636,27 +636,26 @@ func BenchmarkPickWithPeers(b *testing.B) {
 	for _, policy := range []scoring.Policy{scoring.Dynamo, scoring.Time} {
 		b.Run(fmt.Sprintf("8k-tokens/64-workers/policy=%v", policy), func(b *testing.B) {
 			const picks = 100
-			pick := []func(){pickAmong(b, policy, 1), pickAmong(b, policy, 8)}
-			var times [2][]float64
-			var ratios []float64
-			for b.Loop() {
-				for i, pick := range pick {
-					start := time.Now()
-					for range picks {
-						pick()
-					}
-					times[i] = append(times[i], float64(time.Since(start).Nanoseconds())/picks)
+			nanoseconds := func(pick func()) float64 {
+				start := time.Now()
+				for range picks {
+					pick()
 				}
-				last := len(ratios)
-				ratios = append(ratios, times[1][last]/times[0][last])
+				return float64(time.Since(start).Nanoseconds()) / picks
+			}
+			pickAlone, pickWithPeers := pickAmong(b, policy, 1), pickAmong(b, policy, 8)
+			var alone, peers, ratios []float64
+			for b.Loop() {
+				a, p := nanoseconds(pickAlone), nanoseconds(pickWithPeers)
+				alone, peers, ratios = append(alone, a), append(peers, p), append(ratios, p/a)
 			}
 			median := func(values []float64) float64 {
 				slices.Sort(values)
 				return values[len(values)/2]
 			}
 			b.ReportMetric(0, "ns/op") // 200 picks: tells nothing more
-			b.ReportMetric(median(times[0]), "alone-ns/pick")
-			b.ReportMetric(median(times[1]), "peers-ns/pick")
+			b.ReportMetric(median(alone), "alone-ns/pick")
+			b.ReportMetric(median(peers), "peers-ns/pick")
 			b.ReportMetric(median(ratios), "peers/alone")
 		})
 	}
