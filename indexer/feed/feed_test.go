@@ -134,6 +134,20 @@ func (h *fixture) connected(n int) {
 	)
 }
 
+// applied waits until the pool's only worker has applied all that e published. A block is in the index before the pool
+// knows what the same message says of the engine, and a message is counted before both.
+func (h *fixture) applied(e *engine) {
+	h.t.Helper()
+	eventually(h.t, fmt.Sprintf("message %d applied", e.seq-1), func() bool {
+		h.mu.Lock()
+		s := h.subscriptions[h.worker()]
+		h.mu.Unlock()
+		s.applying.Lock()
+		defer s.applying.Unlock()
+		return s.position.Next == e.seq
+	})
+}
+
 // match returns how many blocks of tokens the pool's only worker holds.
 func (h *fixture) match(blockSize int, tokens ...kvblock.Token) int {
 	s := h.pool.Acquire()
@@ -172,6 +186,7 @@ func TestEventsReachTheIndex(t *testing.T) {
 		"a first store",
 		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
 	)
+	h.applied(e)
 	s := h.pool.Acquire()
 	if got := s.Workers[0].BlockSize; got != 4 {
 		t.Errorf("block size %d, want the events' 4", got)
@@ -401,6 +416,7 @@ func TestLayersDiffer(t *testing.T) {
 			}
 			return h.match(4, 2, 2, 3, 4) == 1
 		})
+		h.applied(e)
 		text := lines.String()
 		if n := strings.Count(text, "differ about the model's layers"); n != min(len(c.says), 1) ||
 			!strings.Contains(text, c.says) {

@@ -134,7 +134,7 @@ func TestSeedOfAHybrid(t *testing.T) {
 			eventually(t, "the subscription", func() bool { return own.subscribed() })
 			own.publish(0, append(removed(103), 1))
 			own.publish(0, of(2, "full_attention", nil, 201)) // the end: group 2 is known
-			eventually(t, "the last message", func() bool { return h.count("batch", "received") == 2 })
+			h.applied(own)
 			if got := h.match(4, prompt...); got != c.want {
 				t.Errorf("%d blocks after a removal, want %d", got, c.want)
 			}

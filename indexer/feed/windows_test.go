@@ -99,15 +99,15 @@ func TestComputedHashes(t *testing.T) {
 			for _, payload := range batches {
 				e.send(payload)
 			}
-			eventually(t, "all batches", func() bool { return h.count("batch", "received") == float64(len(batches)) })
+			h.applied(e)
 			w := h.worker()
 			if c.known {
-				eventually(t, "the classes in the pool", func() bool {
-					s := h.pool.Acquire()
-					defer s.Release()
-					x := &s.Workers[0]
-					return x.Classes != nil && x.BlockSize > 0 && !x.UpperBound
-				})
+				workers := h.pool.Acquire()
+				if x := &workers.Workers[0]; x.Classes == nil || x.BlockSize == 0 || x.UpperBound {
+					t.Errorf("the pool's worker has classes %v, block size %d, upper bound %v", x.Classes, x.BlockSize,
+						x.UpperBound)
+				}
+				workers.Release()
 				x := h.subscriptions[w]
 				x.applying.Lock()
 				size := int(x.normalizer.Traits().BlockSize)
@@ -124,12 +124,6 @@ func TestComputedHashes(t *testing.T) {
 			if got := h.index.WorkerEntries(w) > 0; got != c.known {
 				t.Errorf("the index has blocks: %v", got)
 			}
-			eventually(t, "the end of the last batch", func() bool {
-				x := h.subscriptions[w]
-				x.applying.Lock()
-				defer x.applying.Unlock()
-				return x.position.Next == uint64(len(batches))
-			})
 			warned := strings.Contains(lines.String(), "kvepp cannot compute its block hashes")
 			if want := !c.known && c.seeds != ""; warned != want {
 				t.Errorf("warned: %v, want %v: %s", warned, want, lines.String())
