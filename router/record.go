@@ -45,11 +45,11 @@ func (c *Cost) String() string {
 		multiplier(t),
 	)
 	if p := PaceOf(t); p != nil {
-		text = fmt.Sprintf("%s, decoding_requests %d, queued_prefills %d, prefill_ms_per_1000_tokens %.3g, "+
-			"prefill_step_ms %.3g, gap_us_per_1000_held_tokens %.3g, slower_ms_per_token %.3g, answer_tokens %.0f, "+
-			"answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)", text[:len(text)-1],
-			p.DecodingRequests, p.QueuedPrefills, p.PrefillMS, p.StepMS, p.GapUS, p.SlowerMS, p.AnswerTokens,
-			p.AnswerSeconds, p.EvictedReuse, p.EvictMS)
+		text = fmt.Sprintf("%s, decoding_requests %d, queued_prefills %d, running_ms %.3g, "+
+			"prefill_ms_per_1000_tokens %.3g, prefill_step_ms %.3g, gap_us_per_1000_held_tokens %.3g, "+
+			"slower_ms_per_token %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)",
+			text[:len(text)-1], p.DecodingRequests, p.QueuedPrefills, p.RunningMS, p.PrefillMS, p.StepMS, p.GapUS,
+			p.SlowerMS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse, p.EvictMS)
 	}
 	return text
 }
@@ -58,6 +58,7 @@ func (c *Cost) String() string {
 type Pace struct {
 	DecodingRequests int     `json:"decoding_requests"`
 	QueuedPrefills   int     `json:"queued_prefills"` // those that came after the running prefill step began
+	RunningMS        float64 `json:"running_ms"`      // since that step began
 	PrefillMS        float64 `json:"prefill_ms_per_1000_tokens"`
 	StepMS           float64 `json:"prefill_step_ms"`             // of a prefill, beside the time for its tokens
 	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
@@ -74,8 +75,9 @@ func PaceOf(t *scoring.Terms) *Pace {
 	if *x == (scoring.TimeTerms{}) {
 		return nil
 	}
-	return &Pace{x.DecodingRequests, x.QueuedPrefills, 1e6 * x.SecondsPerToken, 1e3 * x.StepSeconds,
-		1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.AnswerTokens, x.LifeSeconds, x.Reuse, 1e3 * t.EvictSeconds()}
+	return &Pace{x.DecodingRequests, x.QueuedPrefills, 1e3 * x.RunningSeconds, 1e6 * x.SecondsPerToken,
+		1e3 * x.StepSeconds, 1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.AnswerTokens, x.LifeSeconds, x.Reuse,
+		1e3 * t.EvictSeconds()}
 }
 
 func multiplier(t *scoring.Terms) float64 {

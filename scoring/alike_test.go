@@ -28,7 +28,7 @@ func alikeEqualsOthers(t *testing.T) {
 		blockSize := 1 << rng.IntN(9)
 		n := 1 + rng.IntN(70)
 		books, draws := [2]*ActiveSequences{}, [2]*rand.Rand{}
-		answers := [2][]Booking{}
+		prefills, answers := [2][]Booking{}, [2][]Booking{}
 		model := PrefillModel{Linear: rng.IntN(3) == 0, TokensPerSecond: 1000 * rng.Float64()}
 		for k := range books {
 			books[k], draws[k] = NewActiveSequences(), rand.New(rand.NewPCG(9, 9))
@@ -36,6 +36,13 @@ func alikeEqualsOthers(t *testing.T) {
 		}
 		for step := range 30 {
 			wait(time.Duration(rng.IntN(1000)) * time.Millisecond)
+			for k := range books {
+				for _, b := range prefills[k] {
+					b.MarkPrefillCompleted()
+				}
+				prefills[k] = nil
+			}
+			wait(time.Duration(rng.IntN(100)) * time.Millisecond)
 			blocks := rng.IntN(40)
 			req := Request{ISLTokens: blocks*blockSize + rng.IntN(blockSize)}
 			p := prompt(blockSize, chain(rng.IntN(3), blocks))
@@ -71,7 +78,7 @@ func alikeEqualsOthers(t *testing.T) {
 					}
 				}
 				if step%3 == 0 {
-					b.MarkPrefillCompleted()
+					prefills[k] = append(prefills[k], b) // until the next request
 				}
 				if step%6 == 0 {
 					answers[k] = append(answers[k], b)

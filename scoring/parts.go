@@ -86,7 +86,7 @@ func (c *Config) timeParts(t *Terms) []Part {
 			pauses = steps * pauseWeight(x.AnswerTokens) * requests
 		}
 		if requests > decoding {
-			steps *= 2
+			steps *= prefillSteps(x.RunningSeconds, x.StepSeconds)
 			credit = max(credit, c.OverlapScoreCredit*float64(x.ActivePromptBlocks))
 		}
 		prompt = float64(t.ISLTokens)

@@ -6,6 +6,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"time"
+
+	"kvepp/kvblock"
 )
 
 // Policy is how the mode KV prices workers.
@@ -55,12 +58,16 @@ const (
 	// engine and does not see the delay.
 	pauseInterference = 0.15
 	shortAnswer       = 100.0
+	// leastRest is the least share of the constant time of a running prefill step that is assumed to be left. The step
+	// also computes tokens, and kvepp does not see its end before the first token comes.
+	leastRest = 0.5
 )
 
 // TimeTerms are the terms that only the policy Time reads.
 type TimeTerms struct {
 	DecodingRequests int     // active requests whose first token has come
 	QueuedPrefills   int     // active requests that came after the running prefill step began: the next step has them
+	RunningSeconds   float64 // since the running prefill step began; 0 without one
 	HeldBlocks       float64 // Terms.DecodeBlocks without this request
 	// ActivePromptBlocks is how many blocks of the prompt active requests of the worker hold, computed or not.
 	ActivePromptBlocks int
@@ -77,7 +84,7 @@ type TimeTerms struct {
 //
 //	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
 //	         that its active requests hold
-//	steps  = 1, or 2 if another prefill waits on the worker or runs there
+//	steps  = 1; or, if another prefill waits on the worker or runs there, 2 - min(1/2, running / seconds per step)
 //	pauses = active requests * min(1, 100 / answer), or 0 if a prefill waits for the worker's next step
 //	delay  = (steps + pauseInterference * pauses) * seconds per step + seconds per token *
 //	         (waiting prefill tokens + new + interference * decoding requests * new)
@@ -88,12 +95,13 @@ type TimeTerms struct {
 //	cost   = 1000 * (delay + evict + decode + memory)
 //
 // delay is the prefill that waits before this request's, its own, and what it delays the answers there. All that waits
-// is computed in one step, after the step that runs: so the constant part of a step counts at most twice, and the
-// blocks of a prompt that waits there need not be computed again. pauses is what the constant part delays the active
-// requests; one more prompt in a step that another waits for delays none of them. evict is the time to compute again
-// what the worker evicts for this request and is asked for later. decode is what held tokens cost this answer, and this
-// one's tokens the others, and what the answer takes longer on a slower worker. memory is the wait until enough blocks
-// become free, if the worker's number of blocks is known; each active request is expected to need half an answer more.
+// is computed in one step, after the step that runs: so the constant part of a step counts at most twice, less what has
+// passed of the running one, and the blocks of a prompt that waits there need not be computed again. pauses is what the
+// constant part delays the active requests; one more prompt in a step that another waits for delays none of them. evict
+// is the time to compute again what the worker evicts for this request and is asked for later. decode is what held
+// tokens cost this answer, and this one's tokens the others, and what the answer takes longer on a slower worker.
+// memory is the wait until enough blocks become free, if the worker's number of blocks is known; each active request is
+// expected to need half an answer more.
 func (c *Config) timeCost(t *Terms) float64 {
 	size := float64(t.BlockSize)
 	waiting, requests := float64(t.PrefillTokens), t.ActiveRequests
@@ -107,7 +115,7 @@ func (c *Config) timeCost(t *Terms) float64 {
 		credit, _ := c.worth(t)
 		steps := 1.0
 		if requests > int(decoding) {
-			steps = 2
+			steps = prefillSteps(t.Time.RunningSeconds, t.Time.StepSeconds)
 			credit = max(credit, float64(c.OverlapScoreCredit*float64(t.Time.ActivePromptBlocks)))
 		}
 		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
@@ -137,6 +145,15 @@ func (c *Config) timeCost(t *Terms) float64 {
 	return cost
 }
 
+// prefillSteps returns for how many prefill steps a prompt's first token waits if another prefill runs: the rest of
+// that step, and its own. running is for how many seconds the other has run, and step the constant time of one.
+func prefillSteps(running, step float64) float64 {
+	if running < leastRest*step {
+		return 2 - running/step
+	}
+	return 2 - leastRest
+}
+
 // pauseWeight returns the weight of a prefill step's constant time for each request that it delays.
 func pauseWeight(answer float64) float64 { return pauseInterference * min(1, shortAnswer/answer) }
 
@@ -160,10 +177,18 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 		LifeSeconds:      a.learned.lifeSeconds(),
 		Reuse:            float64(prices.reuse),
 	}
+	if prices.prefilling > 0 {
+		t.Time.RunningSeconds = a.runningSeconds(c.Worker)
+	}
 	if v := a.variantOf(c.Prompt); v != nil {
 		t.Time.ActivePromptBlocks = v.distinct - added
 	}
 	t.Time.SecondsPerToken, t.Time.StepSeconds = a.learned.prefillTimes(c.Worker)
+}
+
+// runningSeconds returns for how many seconds a worker's prefill step has run. The worker must have one.
+func (a *ActiveSequences) runningSeconds(w kvblock.Worker) float64 {
+	return float64(a.now-a.prefills[w].step) / float64(time.Second)
 }
 
 // chooseAlikeByTime sets the costs of candidates that are alike, right after open, and chooses one: what timeCost and
@@ -201,7 +226,7 @@ func (a *ActiveSequences) chooseAlikeByTime(
 		known := c.DeviceBlocks
 		steps := 1.0
 		if p.prefilling > 0 {
-			steps = 2
+			steps = prefillSteps(a.runningSeconds(c.Worker), perStep)
 			known = max(known, int(held[c.Worker]))
 		}
 		steps += float64(pause * float64(p.paused))

@@ -58,6 +58,14 @@ func TestTimeCost(t *testing.T) {
 		{"a step of 20 ms after that of two prompts", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests = 0.02, 500, 2
 		}), 190 + 2*0.15*0.5*20},
+		{"a step of 20 ms after one that has run for 5 ms", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
+			t.Time.RunningSeconds = 0.005
+		}), 20 + 15 + 150},
+		{"a step of 20 ms after one that has run for longer than that", byTime(), with(func(t *Terms) {
+			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
+			t.Time.RunningSeconds = 0.05
+		}), 20 + 10 + 150},
 		{"a step of 20 ms that a prompt waits for already", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
 		}), 190},
@@ -346,6 +354,9 @@ func queuedPrefills(t *testing.T) {
 	wait(time.Millisecond)
 	later, last := add(0), add(0)
 	want(0, 2, 4)
+	if s := a.runningSeconds(0); s != 0.001 {
+		t.Errorf("the running step began %v s ago, want 1 ms", s)
+	}
 	last.MoveTo(candidate(1).Worker, 0)
 	want(0, 1, 3)
 	want(1, 0, 1)
@@ -353,6 +364,9 @@ func queuedPrefills(t *testing.T) {
 	want(0, 1, 2)
 	first.MarkPrefillCompleted()
 	want(0, 0, 1) // the next step has begun
+	if s := a.runningSeconds(0); s != 0 {
+		t.Errorf("the next step began %v s ago, want now", s)
+	}
 	wait(time.Millisecond)
 	next := add(0)
 	want(0, 1, 2)
