@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -65,46 +66,52 @@ func TestAdminAddress(t *testing.T) {
 	})
 }
 
-// TestDecisions reads kvepp's record of a decision: each cost is the sum of its terms.
+// TestDecisions reads kvepp's records of decisions: each cost is the sum of its parts, and in blocks, of a request that
+// has a weight of Dynamo's cost, also what its terms make.
 func TestDecisions(t *testing.T) {
 	nothingLeft(t, main)
 	secret := fmt.Sprintf("a secret of %d", begun)
-	a, err := stack.Chat(
-		t.Context(),
-		http.DefaultClient,
-		main.Envoy.URL,
+	for _, extra := range []map[string]any{
 		nil,
-		[]stack.Message{{Role: "user", Content: strings.Repeat("Keep it: "+secret+". ", 20)}},
-		true,
-		nil,
-	)
-	if err != nil || a.Status != http.StatusOK {
-		t.Fatalf("%v: %+v", err, a)
-	}
-	d, err := main.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var chosen []string
-	for _, c := range d.Candidates {
-		block := float64(c.BlockSize)
-		want := max(float64(c.RequestTokens+c.WaitingTokens)/block-c.CreditBlocks, 0) + c.DecodeBlocks
-		if c.RequestTokens != a.PromptTokens || c.Cost < want-1e-9 || c.Cost > want+1e-9 {
-			t.Errorf("%+v: its terms make %v, and the prompt had %d tokens", c, want, a.PromptTokens)
+		{"nvext": map[string]any{"router_config_override": map[string]any{"prefill_load_scale": 1}}},
+	} {
+		messages := []stack.Message{{Role: "user", Content: strings.Repeat("Keep it: "+secret+". ", 20)}}
+		a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil, messages, true, extra)
+		if err != nil || a.Status != http.StatusOK {
+			t.Fatalf("%v: %+v", err, a)
 		}
-		if c.Chosen {
-			chosen = append(chosen, fmt.Sprintf("%s/%d", c.Name, c.Rank))
+		d, err := main.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if len(d.Candidates) != len(main.Workers) || len(chosen) != 1 || chosen[0] != a.Worker || d.Reason != a.Reason {
-		t.Errorf(
-			"the record has %v of %d candidates chosen for %q, the response has %s for %q",
-			chosen,
-			len(d.Candidates),
-			d.Reason,
-			a.Worker,
-			a.Reason,
-		)
+		var chosen []string
+		for _, c := range d.Candidates {
+			parts := 0.0
+			for _, p := range c.Parts {
+				parts += p.Value
+			}
+			if c.RequestTokens != a.PromptTokens || math.Abs(c.Cost-parts) > 1e-6 {
+				t.Errorf("%+v: its parts make %v, and the prompt had %d tokens", c, parts, a.PromptTokens)
+			}
+			terms := max(float64(c.RequestTokens+c.WaitingTokens)/float64(c.BlockSize)-c.CreditBlocks, 0) +
+				c.DecodeBlocks
+			if inBlocks := extra != nil; inBlocks && math.Abs(c.Cost-terms) > 1e-9 {
+				t.Errorf("%+v: its terms make %v", c, terms)
+			}
+			if c.Chosen {
+				chosen = append(chosen, fmt.Sprintf("%s/%d", c.Name, c.Rank))
+			}
+		}
+		if len(d.Candidates) != len(main.Workers) || len(chosen) != 1 || chosen[0] != a.Worker || d.Reason != a.Reason {
+			t.Errorf(
+				"the record has %v of %d candidates chosen for %q, the response has %s for %q",
+				chosen,
+				len(d.Candidates),
+				d.Reason,
+				a.Worker,
+				a.Reason,
+			)
+		}
 	}
 	resp, err := http.Get(main.Admin() + "/debug/decisions?n=1000")
 	if err != nil {

@@ -139,6 +139,7 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
+	o.selectPolicy()
 	err := o.check()
 	o.settings = changedSettings(f) // with the values that presets have set
 	return withSource(f, err)

@@ -26,8 +26,8 @@ func TestExplainCommand(t *testing.T) {
 		want       []string // on stdout or stderr, in this order
 	}{
 		{"", string(request.Body), 0, []string{"model m, 42 prompt tokens, reason kv, blocks of 4 tokens\n",
-			"=> w1/0 at 10.0.0.2:8000, 40 tokens cached\n", "w0/0", "0+0+0", "it costs 10 blocks more", "w1/0",
-			"10+0+0", "prompt 10.50", "cached -10.00", "chosen"}},
+			"=> w1/0 at 10.0.0.2:8000, 40 tokens cached\n", "w0/0", "0+0+0", "it costs 4 ms more", "w1/0",
+			"10+0+0", "prompt 4.20", "cached -4.00", "chosen"}},
 		{"--header=x-session-id:s1 --path=/v1/completions", string(request.Body), 0,
 			[]string{"session new\n", "=> w1/0"}},
 		{"--json", string(request.Body), 0, []string{`"predicted_cached_tokens":40`, `"would_wait":false`}},

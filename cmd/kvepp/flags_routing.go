@@ -60,6 +60,37 @@ var dynamosWeights = []string{
 	"router-prefill-load-scale", "router-decode-active-request-weight", "router-kv-usage-weight",
 }
 
+// dynamosFlags are the flags that are meant for Dynamo's cost: they set a weight of it, select it by name, or have its
+// unit.
+var dynamosFlags = append([]string{"load-aware", "router-temperature", "router-worker-selection-policy",
+	"router-prefill-policy", "router-decode-policy"}, dynamosWeights...)
+
+// selectPolicy sets --router-policy to dynamo if it is not given and another setting is meant for Dynamo's cost.
+func (o *options) selectPolicy() {
+	if o.given("router-policy") {
+		return
+	}
+	selectDynamo := func(because string) {
+		_ = attribute(o.flags, because, func() error {
+			o.scheduling.policy = scoring.Dynamo.String()
+			return nil
+		})
+	}
+	if o.scheduling.mode != scoring.KV.String() { // prices no worker
+		selectDynamo("--router-mode")
+	}
+	if o.busy.policies != nil && o.busy.policies.Selection != nil {
+		selectDynamo("worker_selection in --router-policy-config")
+	}
+	for _, flag := range dynamosFlags {
+		off := slices.Contains([]string{"", "0", "false"}, o.flags.Lookup(flag).Value.String())
+		weight := slices.Contains(dynamosWeights, flag)
+		if o.given(flag) && (weight || !off) {
+			selectDynamo("--" + flag)
+		}
+	}
+}
+
 // checkPolicy returns an error if the policy time is beside a setting that it does not read.
 func checkPolicy(c *scoring.Config, given func(flag string) bool) error {
 	if c.Policy != scoring.Time {
@@ -190,11 +221,11 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 			"request names). Only kv reads prompts and KV events; direct needs --allow-client-pinning. kvepp ignores "+
 			"DYN_ROUTER_MODE=direct, which is meant for the frontends behind it")
 	values(f, "router-mode", scoring.ModeNames()...)
-	f.StringVar(&s.policy, "router-policy", d.Policy.String(),
-		"how the mode kv prices workers, `POLICY`: dynamo (in blocks, as Dynamo does) or time (by the time that a "+
-			"choice "+
-			"costs the request and those on the worker, at speeds that kvepp learns). With time, the weights of "+
-			"Dynamo's cost are refused, and --router-temperature is in milliseconds")
+	f.StringVar(&s.policy, "router-policy", scoring.Time.String(),
+		"how the mode kv prices workers, `POLICY`: time (by the time that a choice costs the request and those on the "+
+			"worker, at speeds that kvepp learns) or dynamo (in blocks, as Dynamo does). Without this flag, a weight "+
+			"of Dynamo's cost, a temperature, --load-aware or another mode selects dynamo. With time, these weights "+
+			"are refused, and --router-temperature is in milliseconds")
 	values(f, "router-policy", scoring.PolicyNames()...)
 	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio,
 		"with device-aware-weighted, how many times as many requests a worker with an accelerator gets as one on a "+

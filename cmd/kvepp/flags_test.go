@@ -655,7 +655,7 @@ var settings = []struct {
 		"router-policy",
 		"KVEPP_ROUTER_POLICY",
 		"",
-		[3]string{"time", "dynamo", "time"},
+		[3]string{"dynamo", "time", "dynamo"},
 		func(o *options) any { return o.scoring.Policy },
 	},
 	{
@@ -1576,6 +1576,41 @@ func TestLoadAware(t *testing.T) {
 	if c := o.scoring; o.kvEvents || c.OverlapScoreCredit != 0 || c.AssumeKVReuse || !c.TrackActiveBlocks ||
 		!c.TrackPrefillTokens {
 		t.Errorf("%+v, events %v", c, o.kvEvents)
+	}
+}
+
+// TestDefaultPolicy: workers are priced by time, unless another setting is meant for Dynamo's cost.
+func TestDefaultPolicy(t *testing.T) {
+	const file = "--router-policy-config=testdata/"
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		want scoring.Policy
+		from string // what --print-config names
+	}{
+		{nil, nil, scoring.Time, "default"},
+		{[]string{"--router-temperature=0", "--load-aware=false", "--router-host-cache-hit-weight=0.5"}, nil,
+			scoring.Time, "default"},
+		{[]string{file + "policy.yaml"}, nil, scoring.Time, "default"},
+		{[]string{"--router-policy=dynamo"}, nil, scoring.Dynamo, "flag"},
+		{[]string{"--router-policy=time", "--router-temperature=5"}, nil, scoring.Time, "flag"},
+		{[]string{"--router-policy=time", "--load-aware"}, nil, scoring.Time, "flag"},
+		{[]string{"--router-mode=least-loaded"}, nil, scoring.Dynamo, "follows from --router-mode"},
+		{[]string{"--router-temperature=0.5"}, nil, scoring.Dynamo, "follows from --router-temperature"},
+		{[]string{"--load-aware"}, nil, scoring.Dynamo, "follows from --load-aware"},
+		{[]string{"--router-kv-usage-weight=0"}, nil, scoring.Dynamo, "follows from --router-kv-usage-weight"},
+		{nil, map[string]string{"DYN_ROUTER_PREFILL_LOAD_SCALE": "1"}, scoring.Dynamo,
+			"follows from --router-prefill-load-scale"},
+		{[]string{"--kv-overlap-score-weight=1"}, nil, scoring.Dynamo,
+			"follows from --router-kv-overlap-score-weight"},
+		{[]string{file + "selection.yaml", "--router-worker-selection-policy=default"}, nil, scoring.Dynamo,
+			"follows from worker_selection in --router-policy-config"},
+	} {
+		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), c.env)
+		setting, _ := settingOf("", o.flags.Lookup("router-policy"))
+		if o.scoring.Policy != c.want || setting.Source != c.from {
+			t.Errorf("%v %v: %v, %s; want %v, %s", c.args, c.env, o.scoring.Policy, setting.Source, c.want, c.from)
+		}
 	}
 }
 

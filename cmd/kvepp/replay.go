@@ -83,7 +83,8 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&v.mode, "router-mode", v.scoring.Mode.String(),
 		"how a worker is chosen, `MODE`: kv, round-robin, random, power-of-two or least-loaded, as in kvepp serve")
 	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(),
-		"how the mode kv prices workers, `POLICY`: dynamo or time, as in kvepp serve; or, for comparison, "+
+		"how the mode kv prices workers, `POLICY`: dynamo (the default here, to compare with) or time, as in kvepp "+
+			"serve; or, for comparison, "+
 			strings.Join(replay.PolicyNames(), ", "))
 	v.scheduling.addPrefill(f)
 	v.affinity.add(f)

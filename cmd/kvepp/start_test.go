@@ -146,8 +146,8 @@ func TestChangedSettings(t *testing.T) {
 		{[]string{"--system-port=9100"}, nil, " metrics-port 9100"},
 		{[]string{"--no-router-kv-events"}, nil, " router-kv-events false"},
 		{[]string{"--router-kv-overlap-score-weight=2"}, nil,
-			" router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},
-		{nil, map[string]string{"DYN_ROUTER_TEMPERATURE": "0.5"}, " router-temperature 0.5"},
+			" router-policy dynamo router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},
+		{nil, map[string]string{"DYN_ROUTER_TEMPERATURE": "0.5"}, " router-policy dynamo router-temperature 0.5"},
 		{[]string{"--nats-server=nats://user:p@ss@b:2"}, nil, " nats-server nats://***@b:2"},
 	} {
 		var o options

@@ -54,7 +54,9 @@ func run(ctx context.Context, check bool, folder string) error {
 		blocks, pages = smallCache, workers
 	}
 	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers,
-		Blocks: blocks, Pages: pages, Progress: func(format string, args ...any) {
+		Blocks: blocks, Pages: pages,
+		KveppFlags: []string{"--router-policy=dynamo"}, // its costs are blocks, which a reader can count
+		Progress: func(format string, args ...any) {
 			fmt.Printf("%5.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		}})
 	if err != nil {

@@ -34,6 +34,11 @@ type Candidate struct {
 	CreditBlocks   float64 `json:"credit_blocks"`
 	DecodeBlocks   float64 `json:"decode_blocks"`
 	ActiveRequests int     `json:"active_requests"`
+
+	Parts []struct { // of the cost
+		Part  string
+		Value float64
+	}
 }
 
 // Decision returns kvepp's record of a request.
