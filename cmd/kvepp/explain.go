@@ -30,9 +30,9 @@ Example:     kvepp explain --header "x-session-id: s1" < body.json
 Exit status: 0 if a worker would be chosen, 1 if not or kvepp cannot be reached, 2 for wrong usage
 Precedence:  flag, variable KVEPP_<FLAG>, default
 
-The body is that of the client's request. A cost is in blocks of the size that the first line gives,
-or in milliseconds with --router-policy time. CACHED counts the prompt's blocks that a worker holds,
-in its device's memory, its host's, and on disk.
+The body is that of the client's request. A cost is in milliseconds, or with --router-policy dynamo
+in blocks of the size that the first line gives. CACHED counts the prompt's blocks that a worker
+holds, in its device's memory, its host's, and on disk.
 `
 
 // explainOptions are the flags of the command explain.
