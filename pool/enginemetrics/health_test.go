@@ -147,8 +147,8 @@ func TestSilentPage(t *testing.T) {
 	}
 }
 
-// TestStoppedEngineGoesOn: when a stopped engine continues, it answers the waiting read, and the page's state changes
-// at that moment.
+// TestStoppedEngineGoesOn: when a stopped engine continues while a read waits for its answer, it answers that read, and
+// the page's state changes at that moment.
 func TestStoppedEngineGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -159,6 +159,7 @@ func TestStoppedEngineGoesOn(t *testing.T) {
 		e.hang("e0:80", release)
 		advance(13 * time.Second)
 		states.want(t, 0, PageSilent)
+		waitForRead(e, "e0:80") // between two reads, which the jitter can separate by half a second, none waits
 		close(release)
 		advance(10 * time.Millisecond)
 		states.want(t, 0, PageAnswers)
