@@ -41,9 +41,14 @@ const (
 	farther = 3
 	// Until there are enough choices, one in ten does not know a booking: as if there had been this many more.
 	earlierMissed, earlierChoices = 0.5, 5
-	// settleFor times the staleness is how long a request settles; at most mostSettle, otherwise it does not.
-	settleFor  = 1.5
-	mostSettle = 3 * time.Millisecond
+	// settleFor times the staleness is how long a request settles at least. The staleness is measured also while
+	// nothing happens, and requests of one moment keep all replicas busy: their news comes later. So a request settles
+	// for leastSettle, or for settleShare of the time by which others would delay it, if that is less. If it would
+	// settle for more than mostSettle, it does not settle.
+	settleFor   = 1.5
+	leastSettle = 2 * time.Millisecond
+	settleShare = 0.25
+	mostSettle  = 3 * time.Millisecond
 	// mostAgain bounds how often a request settles, and is chosen for again.
 	mostAgain = 3
 )
@@ -175,32 +180,49 @@ func (g *guard) unseen() float64 { return max(g.Rate*g.Staleness.Seconds(), g.un
 
 // bookingCost returns the mean cost that a booking adds to its worker, in the unit of the costs.
 func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
-	prefill, active, steps := 0.0, 0.0, 0.0
+	if cfg.Policy == Time {
+		return 1000 * a.bookingSeconds(cfg)
+	}
+	prefill, active := a.guard.added(cfg)
+	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
+}
+
+// bookingSeconds returns for how long a booking delays the next one on its worker, on average.
+func (a *ActiveSequences) bookingSeconds(cfg *Config) float64 {
+	prefill, active := a.guard.added(cfg)
+	common, steps := a.learned.common(), 0.0
+	if cfg.TrackPrefillTokens { // the next prompt waits for the step and for its tokens
+		steps = 1
+	}
+	return steps*common.stepSeconds + common.secondsPerToken*prefill +
+		decodeInterference*a.learned.answerTokens()*common.gapPerToken*active
+}
+
+// added returns the tokens that a booking adds to its worker, those that are priced.
+func (g *guard) added(cfg *Config) (prefill, active float64) {
 	if cfg.TrackPrefillTokens {
-		prefill, steps = a.guard.prefill.value, 1
+		prefill = g.prefill.value
 	}
 	if cfg.TrackActiveBlocks {
-		active = a.guard.active.value
+		active = g.active.value
 	}
-	if cfg.Policy == Time { // the next prompt waits for the step and for its tokens
-		common := a.learned.common()
-		return 1000 * (steps*common.stepSeconds + common.secondsPerToken*prefill +
-			decodeInterference*a.learned.answerTokens()*common.gapPerToken*active)
-	}
-	return (cfg.PrefillLoadScale*prefill+active)/float64(unit) + cfg.DecodeActiveRequestWeight
+	return prefill, active
 }
 
 // settle returns Selection.Settle if candidate i, the cheapest, is chosen.
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
-	wait := time.Duration(settleFor * float64(g.Staleness))
-	if !req.Settles || req.Again >= mostAgain || req.DryRun || g.stale || wait > mostSettle || len(costs) == 1 {
+	if !req.Settles || req.Again >= mostAgain || req.DryRun || g.stale || len(costs) == 1 {
+		return 0
+	}
+	together, each, delay := g.together(), a.bookingCost(cfg, unit), a.bookingSeconds(cfg)
+	wait := max(time.Duration(settleFor*float64(g.Staleness)), min(leastSettle, seconds(settleShare*together*delay)))
+	if wait > mostSettle {
 		return 0
 	}
 	if req.Again > 0 {
 		return wait
 	}
-	together, each := g.together(), a.bookingCost(cfg, unit)
 	if together < leastTogether || together > mostTogether || !(each > 0) {
 		return 0
 	}
@@ -210,11 +232,11 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 			second = min(second, cost)
 		}
 	}
-	gain := together * (each - (second-costs[i])/farther)
-	if gain >= leastTogether*each && (cfg.Policy != Time || gain > 1000*wait.Seconds()) {
-		return wait
+	bookings := together * (1 - (second-costs[i])/(farther*each)) // by how many the choice may be wrong
+	if bookings < leastTogether || cfg.Policy == Time && bookings*delay <= wait.Seconds() {
+		return 0
 	}
-	return 0
+	return wait
 }
 
 // Overtaken reports whether another replica, which precedes this one, booked the same worker since. Then free the

@@ -284,6 +284,12 @@ func TestSettle(t *testing.T) {
 		"a booking costs 5 ms": {5, 0, func(g *guard, c *Config) {
 			c.Policy, g.prefill.value = Time, 50
 		}, 0},
+		"a booking costs 100 ms, and is known soon": {5, 0, func(g *guard, c *Config) {
+			c.Policy, g.prefill.value, g.Staleness = Time, 1000, 100*time.Microsecond
+		}, 2 * time.Millisecond},
+		"a booking costs 5 ms, and is known soon": {5, 0, func(g *guard, c *Config) {
+			c.Policy, g.prefill.value, g.Staleness, g.unknown.missed = Time, 50, 100*time.Microsecond, 104.5
+		}, 1250 * time.Microsecond}, // a quarter of what one unknown booking costs
 		"cheap workers are likely": {5, 1, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
 		"a worker is drawn":        {5, 1, func(_ *guard, c *Config) { c.Mode = Random }, 0},
 	} {
@@ -300,8 +306,9 @@ func TestSettle(t *testing.T) {
 				t.Errorf("not booked, it settles for %v (%v)", sel.Settle, err)
 			}
 			request.DryRun = false
-			if sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil); err != nil || sel.Settle != c.want {
-				t.Errorf("settles for %v, want %v (%v)", sel.Settle, c.want, err)
+			sel, _, err := a.SelectAndAdd(request, candidates, cfg, nil, nil)
+			if settle := sel.Settle.Round(10 * time.Microsecond); err != nil || settle != c.want {
+				t.Errorf("settles for %v, want %v (%v)", settle, c.want, err)
 			}
 			if sel, _, err := a.SelectAndAdd(request, candidates[:1], cfg, nil, nil); err != nil || sel.Settle != 0 {
 				t.Errorf("with one worker, it settles for %v (%v)", sel.Settle, err)
