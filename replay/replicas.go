@@ -23,12 +23,16 @@ type replica struct {
 	sessions *session.Table        // nil: sessions are not bound
 	copies   []*scoring.Copies     // by replica, of its bookings; nil: its own, and if nothing is shared
 	share    []bool                // the workers that it prefers, by number
-	taught   time.Duration
-	told     []news // what the others have not heard yet, in order
+	taught   time.Duration         // when it told the others what it has learned of all workers
+	looked   time.Duration         // when it last looked for workers where much of it is untold
+	told     []news                // what the others have not heard yet, in order
 }
 
-// teachEvery is the time between two tellings of what a replica has learned.
-const teachEvery = time.Second
+// Times between two tellings of what a replica has learned: of all workers, and of those where much of it is untold.
+const (
+	teachEvery = time.Second
+	lookEvery  = 250 * time.Millisecond
+)
 
 // news is one change of a replica's book, one event of its sessions, or what it has learned of a worker.
 type news struct {
@@ -155,11 +159,15 @@ func (s *Simulation) measure(r *replica) {
 	if n == 1 || s.cfg.Unshared {
 		return
 	}
-	if s.cfg.Scoring.Policy == scoring.Time && s.now-r.taught >= teachEvery {
-		r.taught = s.now
+	if s.cfg.Scoring.Policy == scoring.Time && s.now-r.looked >= lookEvery {
+		r.looked = s.now
+		untold := scoring.MuchUntold
+		if s.now-r.taught >= teachEvery {
+			r.taught, untold = s.now, 0
+		}
 		for w := range kvblock.Worker(s.cfg.Workers) {
-			if lesson, changed := r.book.LearnedNumbers(w, nil); changed {
-				s.tell(r, news{lesson: lesson, worker: w})
+			if r.book.Untold(w) > untold {
+				s.tell(r, news{lesson: r.book.LearnedNumbers(w, nil), worker: w})
 			}
 		}
 	}

@@ -76,6 +76,10 @@ func (m *mean) plus(o *mean) {
 	}
 }
 
+// MuchUntold is the value of Untold above which the other replicas should know at once. The first samples of a worker
+// change its price most.
+const MuchUntold = 0.1
+
 // peerLessons is what other origins have learned.
 type peerLessons struct {
 	origins []*Copies
@@ -87,19 +91,30 @@ type peerLessons struct {
 	dead map[kvblock.Worker]*lesson
 }
 
-// LearnedNumbers appends to dst what the book has learned of a worker from its own requests, for Copies.Learned of the
-// other replicas: the policy Time prices by it. changed: it learned more since the last call.
-func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) (values []float64, changed bool) {
+// Untold returns how much of what the book has learned of a worker from its own requests came after LearnedNumbers was
+// called for it, as a part (0..1) of all. If it is high, the other replicas price the worker by little.
+func (a *ActiveSequences) Untold(w kvblock.Worker) float64 {
 	a.lock()
 	defer a.mu.Unlock()
 	if int(w) >= len(a.learned.workers) || a.learned.workers[w].samples == 0 {
-		return dst, false
+		return 0
 	}
 	p := &a.learned.workers[w]
-	changed = p.samples != p.told
+	return float64(p.samples-p.told) / float64(p.samples)
+}
+
+// LearnedNumbers appends to dst what the book has learned of a worker from its own requests, for Copies.Learned of the
+// other replicas: the policy Time prices by it. It appends nothing before the first sample.
+func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) []float64 {
+	a.lock()
+	defer a.mu.Unlock()
+	if int(w) >= len(a.learned.workers) || a.learned.workers[w].samples == 0 {
+		return dst
+	}
+	p := &a.learned.workers[w]
 	p.told = p.samples
 	l := lesson{*p, a.learned.all, a.learned.answer, a.learned.life}
-	return l.numbers(dst), changed
+	return l.numbers(dst)
 }
 
 // Learned notes what the origin has learned of a worker. It replaces what the origin told of that worker before. false:

@@ -36,7 +36,7 @@ func wantPace(t *testing.T, a *ActiveSequences, w kvblock.Worker, step, perToken
 func tellAll(t *testing.T, from *ActiveSequences, to *Copies) {
 	t.Helper()
 	for w := range kvblock.Worker(2) {
-		if values, _ := from.LearnedNumbers(w, nil); values != nil && !to.Learned(w, values) {
+		if values := from.LearnedNumbers(w, nil); values != nil && !to.Learned(w, values) {
 			t.Errorf("refused %v", values)
 		}
 	}
@@ -49,11 +49,12 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		teacher, a := NewActiveSequences(), NewActiveSequences()
 		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
 		teach(t, teacher, 1, 30, 10*time.Millisecond, 300*time.Microsecond)
-		if _, changed := teacher.LearnedNumbers(0, nil); !changed {
-			t.Error("nothing new")
+		if got := teacher.Untold(0); got != 1 {
+			t.Errorf("before it told anything, %v is untold", got)
 		}
-		if _, changed := teacher.LearnedNumbers(0, nil); changed {
-			t.Error("new without a sample")
+		teacher.LearnedNumbers(0, nil)
+		if got := teacher.Untold(0) + teacher.Untold(9); got != 0 {
+			t.Errorf("%v is untold without a sample", got)
 		}
 		copies := a.NewCopies(false)
 		tellAll(t, teacher, copies)
@@ -66,6 +67,10 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		}
 		teach(t, a, 0, 10, 20*time.Millisecond, 100*time.Microsecond)
 		wantPace(t, a, 0, 0.02, 1e-4)
+		teach(t, teacher, 1, 10, 10*time.Millisecond, 300*time.Microsecond)
+		if got := teacher.Untold(1); got != 0.25 {
+			t.Errorf("after 10 samples more than 30, %v is untold", got)
+		}
 
 		copies.FreeAll()
 		wantPace(t, a, 0, 0.02, 1e-4)
@@ -84,7 +89,7 @@ func TestBadLessonsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		teacher, a := NewActiveSequences(), NewActiveSequences()
 		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
-		good, _ := teacher.LearnedNumbers(0, nil)
+		good := teacher.LearnedNumbers(0, nil)
 		before := a.Pace(0)
 		for i := range good {
 			for _, v := range []float64{-1, math.NaN(), math.Inf(1), 1e30} {

@@ -34,7 +34,7 @@ import (
 const (
 	resolveEvery   = 5 * time.Second        // host names of --replica-peers
 	tellBookEvery  = 250 * time.Millisecond // how stale the copies are
-	teachEvery     = time.Second            // what the book has learned
+	teachEvery     = time.Second            // what the book has learned; of new workers, every tellBookEvery
 	namesEvery     = 100 * time.Millisecond // workers that joined or left, and what waits in the queues
 	snapshotWithin = 3 * time.Second        // the start waits for the peers' bookings
 )
@@ -514,8 +514,8 @@ func (r *replicas) tellRouter(rates *peerRates) {
 	to.SetPeersWaits(r.waits.of(origins, number))
 }
 
-// teach tells the peers what the book has learned since.
-func (r *replicas) teach() {
+// teach tells the peers what the book has learned of the workers where more than this part of it is untold.
+func (r *replicas) teach(untold float64) {
 	if r.scoring.Policy != scoring.Time {
 		return
 	}
@@ -524,10 +524,10 @@ func (r *replicas) teach() {
 	taught := false
 	for i := range snapshot.Workers {
 		w := snapshot.Workers[i].Worker
-		values, changed := r.book.LearnedNumbers(w, nil)
-		if !changed {
+		if r.book.Untold(w) <= untold {
 			continue
 		}
+		values := r.book.LearnedNumbers(w, nil)
 		r.mu.Lock()
 		r.add(replica.Learned, w).Values = values
 		r.mu.Unlock()
@@ -558,10 +558,11 @@ func (r *replicas) keep(ctx context.Context) {
 			told = now
 			r.sessions.Refresh()
 			r.tellRouter(&rates)
+			untold := scoring.MuchUntold
 			if now.Sub(taught) >= teachEvery {
-				taught = now
-				r.teach()
+				taught, untold = now, 0
 			}
+			r.teach(untold)
 			continue
 		}
 		r.tellRouter(nil)
