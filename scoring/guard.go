@@ -215,7 +215,11 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 	if !req.Settles || req.Again >= mostAgain || req.DryRun || g.stale || len(costs) == 1 {
 		return 0
 	}
-	together, each, delay := g.together(), a.bookingCost(cfg, unit), a.bookingSeconds(cfg)
+	together := g.together()
+	if req.Again == 0 && (together < leastTogether || together > mostTogether) {
+		return 0
+	}
+	delay := a.bookingSeconds(cfg)
 	wait := max(time.Duration(settleFor*float64(g.Staleness)), min(leastSettle, seconds(settleShare*together*delay)))
 	if wait > mostSettle {
 		return 0
@@ -223,7 +227,8 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 	if req.Again > 0 {
 		return wait
 	}
-	if together < leastTogether || together > mostTogether || !(each > 0) {
+	each := a.bookingCost(cfg, unit)
+	if !(each > 0) {
 		return 0
 	}
 	second := math.Inf(1)
