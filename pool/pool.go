@@ -205,11 +205,16 @@ func (w *Worker) identity() identity {
 }
 
 // is reports whether id still identifies w. A source may declare a property after the worker's events gave it, because
-// Dynamo's frontends know a worker before its model. If both values are equal, it is still the same KV cache.
+// Dynamo's frontends know a worker before its model. If both values are equal, it is still the same KV cache. A source
+// may also stop declaring a block size, because the worker's model card expired. The worker then keeps its size, unless
+// its events contradict it.
 func (w *Worker) is(id identity) bool {
 	own := w.identity()
-	if own.blockSize == 0 && id.blockSize == w.BlockSize {
+	switch {
+	case own.blockSize == 0 && id.blockSize == w.BlockSize:
 		own.blockSize = w.BlockSize
+	case id.blockSize == 0 && w.Announced == 0:
+		id.blockSize = own.blockSize
 	}
 	if !own.eagle && id.eagle == w.EAGLE {
 		own.eagle = w.EAGLE

@@ -202,7 +202,8 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 }
 
 // TestDeclaredLate checks that a worker stays if its source declares a property later, with the value of the worker's
-// events, as Dynamo's frontends do. Any other value makes it another KV cache, and the log says why.
+// events, as Dynamo's frontends do, or if the source no longer declares a block size that the events do not contradict.
+// Any other value makes it another KV cache, and the log says why.
 func TestDeclaredLate(t *testing.T) {
 	var log bytes.Buffer
 	p := New(slog.New(slog.NewTextHandler(&log, nil)))
@@ -220,7 +221,19 @@ func TestDeclaredLate(t *testing.T) {
 	if w := workers(p)["a/0"]; w.Worker != first || w.BlockSize != 16 || !w.EAGLE || d.leaves != 0 {
 		t.Errorf("the value of the events is declared: %+v, %d leaves", w, d.leaves)
 	}
-	p.Update([]Endpoint{endpoint("b", 1)})
+	declared.BlockSize = 0
+	p.Update([]Endpoint{declared})
+	if w := workers(p)["a/0"]; w.Worker != first || w.BlockSize != 16 || d.leaves != 0 {
+		t.Errorf("the block size is no longer declared: %+v, %d leaves", w, d.leaves)
+	}
+	wrong := endpoint("b", 1)
+	wrong.BlockSize = 64
+	p.Update([]Endpoint{wrong})
+	p.ReportBlockSize(workers(p)["b/0"].Worker, 16)
+	p.Update([]Endpoint{endpoint("b", 1)}) // the operator removes the wrong size
+	if w := workers(p)["b/0"]; w.BlockSize != 0 || w.Announced != 0 {
+		t.Errorf("a wrong block size is no longer declared: %+v", w)
+	}
 	p.ReportBlockSize(workers(p)["b/0"].Worker, 16)
 	other := endpoint("b", 1)
 	other.BlockSize = 32

@@ -276,7 +276,7 @@ func (s *scope) path() string {
 
 // Join completes the entries of the endpoints file from discovery.
 //
-//   - An entry without a dynamo path only gets the namespace and the channels of the instance that it names.
+//   - An entry that names an instance is completed by that instance's card while it has one.
 //   - An entry with a path becomes an endpoint while an instance with a card is alive there. Values in the file take
 //     precedence over the card. If there are several instances, the one seen last counts: after a crash the old one
 //     stays until its lease ends, and the file has one event socket for both.
@@ -286,8 +286,12 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	channels := make(map[uint64][]pool.EventChannel)
 	loads := make(map[uint64][]pool.EventChannel)
 	namespaces := make(map[uint64]string)
+	byID := make(map[uint64]*Instance) // those with a card
 	for i := range instances {
 		in := &instances[i]
+		if in.Card != nil {
+			byID[in.InstanceID] = in
+		}
 		if len(in.Channels) > 0 {
 			channels[in.InstanceID] = in.Channels
 		}
@@ -316,11 +320,13 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 			}
 			continue
 		}
+		in := byID[e.InstanceID]
 		if e.Dynamo != "" {
-			in := newest[e.Dynamo]
-			if in == nil {
+			if in = newest[e.Dynamo]; in == nil {
 				continue
 			}
+		}
+		if in != nil {
 			e.Endpoint = Complete(e.Endpoint, in)
 		}
 		add(e.Endpoint)

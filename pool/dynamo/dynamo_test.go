@@ -188,6 +188,12 @@ func TestJoinAllInstances(t *testing.T) {
 	if e := got[1]; e.Role != pool.Prefill || e.BlockSize != 16 || e.MaxNumBatchedTokens != 100 {
 		t.Errorf("an instance is not completed by its card: %+v", e)
 	}
+	// Only a card tells the block size of a worker whose events are on the event plane.
+	s.card("ns", 0x1a1, 32, now)
+	if e := Join(entries, reader.scan(now))[3]; e.Name != "known" || e.InstanceID != 0x1a1 || e.BlockSize != 32 ||
+		e.TotalKVBlocks != 2048 || e.DataParallelSize != 2 || e.Model != "tiny" {
+		t.Errorf("an entry that names an instance is not completed by its card: %+v", e)
+	}
 }
 
 func TestRoles(t *testing.T) {
