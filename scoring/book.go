@@ -93,7 +93,8 @@ type Candidate struct {
 	DiskBlocks   int
 	SharedBlocks int
 
-	// KVBlocks is how many blocks the worker's device has room for; 0: unknown. Only Config.KVUsageWeight reads it.
+	// KVBlocks is how many blocks the worker's device has room for; 0: unknown. Config.KVUsageWeight and the policy
+	// Time read it.
 	KVBlocks int
 
 	// CostMultiplier scales the cost, as preferred taints do. 0 means 1.
@@ -198,7 +199,7 @@ type booking struct {
 	worker        kvblock.Worker
 	since         time.Duration // when it was made
 	first         time.Duration // when its first token came; 0: not yet
-	alone         bool          // no other prefill waited when it was made
+	atOnce        bool          // when it was made, no other prefill waited and the worker had room for its blocks
 	blockSize     int           // tokens
 	prefillTokens int           // 0 once completed
 	// the runs that its chains end with: it holds these and all runs before them
@@ -905,6 +906,8 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 		load.ActiveTokens += b.ownBlocks * b.blockSize
 		load.ActiveBlocks += b.ownBlocks
 	}
+	// A prompt without room waits until others end, which says nothing about the worker's speed.
+	b.atOnce = b.atOnce && (c.KVBlocks <= 0 || load.ActiveBlocks <= c.KVBlocks)
 	if a.guard.Rate > 0 {
 		a.guard.learn(sel.PrefillTokens, sel.ActiveBlocks*b.blockSize)
 	}

@@ -91,7 +91,7 @@ func (m *mean) add(x float64) {
 
 // pace is how fast one worker, or the average worker, computes.
 type pace struct {
-	prefill line // seconds to the first token by new prompt tokens, of requests that found no prefill waiting
+	prefill line // seconds to the first token by new prompt tokens, of requests that began at once
 	gap     line // mean seconds between tokens by tokens held at the end, of answers
 
 	// Of one worker only: how many samples came, how many had come when LearnedNumbers was called, and
@@ -205,7 +205,7 @@ func (l *learned) lifeSeconds() float64 {
 	return l.life.value
 }
 
-// firstToken learns from a request that found no prefill waiting on its worker.
+// firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.
 func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	s := took.Seconds()
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {

@@ -112,7 +112,7 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	p.waiting.push(a.bookings, index, prefillingLinks)
 	b.prefillTokens = tokens
 	waits := &a.learned.prices[b.worker].prefilling
-	b.alone = *waits == 0
+	b.atOnce = *waits == 0
 	*waits++
 	a.loads[b.worker].PrefillTokens += tokens
 }
@@ -139,7 +139,7 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	a.learned.prices[b.worker].prefilling--
 	if b.from != nil {
 		a.copied[b.worker].prefill(-b.prefillTokens, -1)
-	} else if seen && b.alone { // the owner of a copy learns from it
+	} else if seen && b.atOnce { // the owner of a copy learns from it
 		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
 	}
 	if seen {

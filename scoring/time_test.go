@@ -327,6 +327,42 @@ func onlyLonePrefillsAreLearned(t *testing.T) {
 	}
 }
 
+// TestOnlyPromptsWithRoomAreLearned checks that a prompt that waits until others free their blocks does not count as
+// slow prefill.
+func TestOnlyPromptsWithRoomAreLearned(t *testing.T) { synctest.Test(t, onlyPromptsWithRoomAreLearned) }
+
+func onlyPromptsWithRoomAreLearned(t *testing.T) {
+	a := NewActiveSequences()
+	small := candidate(0)
+	one := mustAdd(t, a, Request{ISLTokens: 1000}, small)
+	small.KVBlocks = a.Load(0).ActiveBlocks * 5 / 2
+	one.Free()
+	serve := func(took time.Duration) Booking {
+		b := mustAdd(t, a, Request{ISLTokens: 1000}, small)
+		wait(took)
+		b.MarkPrefillCompleted()
+		return b
+	}
+	for range 40 {
+		first, second := serve(100*time.Millisecond), serve(100*time.Millisecond)
+		waited, waitedToo := serve(500*time.Millisecond), serve(time.Second)
+		for _, b := range []Booking{first, second, waited, waitedToo} {
+			b.Free()
+		}
+	}
+	if p := a.Pace(0); math.Abs(p.SecondsPerToken-1e-4) > 1e-9 {
+		t.Errorf("%v seconds for each token, want 0.0001", p.SecondsPerToken)
+	}
+	small.KVBlocks = 0 // not known: all are learned
+	for range 40 {
+		serve(100 * time.Millisecond)
+		serve(500 * time.Millisecond)
+	}
+	if p := a.Pace(0); p.SecondsPerToken < 1.5e-4 {
+		t.Errorf("%v seconds for each token, want more than 0.00015", p.SecondsPerToken)
+	}
+}
+
 // TestQueuedPrefills checks which prompts count as waiting for the worker's next prefill step: those that came after
 // the oldest prompt's step began.
 func TestQueuedPrefills(t *testing.T) { synctest.Test(t, queuedPrefills) }
