@@ -104,7 +104,7 @@ type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
 	all     pace     // of all workers, for those with too few samples
-	// noise is the mean absolute error of the prices of prefills, in seconds.
+	// noise is the mean absolute error of the prices of own prefills, in seconds.
 	noise mean
 	// prefills is how many samples of prefills came.
 	prefills uint64
@@ -203,6 +203,14 @@ func (l *learned) lifeSeconds() float64 {
 		return meanOf(l.life, l.peers.life).value
 	}
 	return l.life.value
+}
+
+// noiseSeconds returns the mean absolute error of the prices of prefills.
+func (l *learned) noiseSeconds() float64 {
+	if l.peers != nil {
+		return meanOf(l.noise, l.peers.noise).value
+	}
+	return l.noise.value
 }
 
 // firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.

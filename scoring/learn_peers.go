@@ -13,19 +13,19 @@ import (
 
 // lesson is what one origin has learned: of a worker, and of all.
 type lesson struct {
-	worker, all  pace
-	answer, life mean
+	worker, all         pace
+	answer, life, noise mean
 }
 
 // learnedNumbers is the length of a lesson as numbers.
-const learnedNumbers = 4*6 + 2*2
+const learnedNumbers = 4*6 + 3*2
 
 // numbers appends the lesson to dst.
 func (l *lesson) numbers(dst []float64) []float64 {
 	for _, f := range []*line{&l.worker.prefill, &l.worker.gap, &l.all.prefill, &l.all.gap} {
 		dst = append(dst, float64(f.samples), f.weight, f.x, f.y, f.xx, f.xy)
 	}
-	return append(dst, l.answer.samples, l.answer.value, l.life.samples, l.life.value)
+	return append(dst, l.answer.samples, l.answer.value, l.life.samples, l.life.value, l.noise.samples, l.noise.value)
 }
 
 // lessonOf is the reverse of numbers. false: the numbers are no lesson. They come from another process.
@@ -49,9 +49,9 @@ func lessonOf(values []float64) (l lesson, ok bool) {
 			return l, false
 		}
 	}
-	l.answer, l.life = mean{next(), next()}, mean{next(), next()}
-	return l, l.answer.samples <= 100 && l.life.samples <= 100 &&
-		l.answer.value <= maxSampleTokens && l.life.value <= maxSampleSeconds
+	l.answer, l.life, l.noise = mean{next(), next()}, mean{next(), next()}, mean{next(), next()}
+	return l, max(l.answer.samples, l.life.samples, l.noise.samples) <= 100 &&
+		l.answer.value <= maxSampleTokens && max(l.life.value, l.noise.value) <= maxSampleSeconds
 }
 
 // plus adds the sums of o to l.
@@ -84,9 +84,9 @@ const MuchUntold = 0.1
 type peerLessons struct {
 	origins []*Copies
 	// Sums over all origins, with those of dead ones.
-	workers      []pace // indexed by worker
-	all          pace
-	answer, life mean
+	workers             []pace // indexed by worker
+	all                 pace
+	answer, life, noise mean
 	// dead is what origins had learned that have died, by worker. It fades with each further sample of the worker.
 	dead map[kvblock.Worker]*lesson
 }
@@ -113,7 +113,7 @@ func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) []floa
 	}
 	p := &a.learned.workers[w]
 	p.told = p.samples
-	l := lesson{*p, a.learned.all, a.learned.answer, a.learned.life}
+	l := lesson{*p, a.learned.all, a.learned.answer, a.learned.life, a.learned.noise}
 	return l.numbers(dst)
 }
 
@@ -149,7 +149,7 @@ func (l *learned) sum(w kvblock.Worker) {
 		p.workers = append(p.workers, make([]pace, n-len(p.workers))...)
 	}
 	var worker, all pace
-	var answer, life mean
+	var answer, life, noise mean
 	for _, c := range p.origins {
 		if own := c.lessons[w]; own != nil {
 			worker.plus(&own.worker)
@@ -158,6 +158,7 @@ func (l *learned) sum(w kvblock.Worker) {
 			all.plus(&c.latest.all)
 			answer.plus(&c.latest.answer)
 			life.plus(&c.latest.life)
+			noise.plus(&c.latest.noise)
 		}
 	}
 	if dead := p.dead[w]; dead != nil {
@@ -165,8 +166,9 @@ func (l *learned) sum(w kvblock.Worker) {
 		all.plus(&dead.all)
 		answer.plus(&dead.answer)
 		life.plus(&dead.life)
+		noise.plus(&dead.noise)
 	}
-	p.workers[w], p.all, p.answer, p.life = worker, all, answer, life
+	p.workers[w], p.all, p.answer, p.life, p.noise = worker, all, answer, life, noise
 	l.refit(w)
 }
 
@@ -264,7 +266,7 @@ func (l *learned) pricePrefill(w kvblock.Worker, usual, gap float64) {
 	own.fitLike(&l.all.prefill, &peers.prefill, usual, kept, 0.1)
 	took, average := own.at(usual), l.all.prefill.at(usual)
 	// The standard deviation of normal errors is 1.25 times their mean absolute value.
-	standardError := 1.25 * l.noise.value / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
+	standardError := 1.25 * l.noiseSeconds() / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds, alikeErrors*standardError) {
 		return
 	}

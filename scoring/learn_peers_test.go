@@ -84,6 +84,33 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 	})
 }
 
+// A book knows how noisy times are also from other books: otherwise the few samples of its own would decide whether two
+// workers differ.
+func TestBooksShareNoise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		teacher, a := NewActiveSequences(), NewActiveSequences()
+		for range 30 { // so the average of both workers is wrong by 20 ms for each
+			teach(t, teacher, 0, 1, 20*time.Millisecond, 100*time.Microsecond)
+			teach(t, teacher, 1, 1, 60*time.Millisecond, 100*time.Microsecond)
+		}
+		noise := teacher.learned.noise.value
+		copies := a.NewCopies(false)
+		tellAll(t, teacher, copies)
+		tellAll(t, teacher, copies)
+		if got := a.learned.noiseSeconds(); noise < 1e-3 || got != noise {
+			t.Errorf("noise of %v s, want %v", got, noise)
+		}
+		teach(t, a, 0, 2, 20*time.Millisecond, 100*time.Microsecond)
+		if got := a.learned.noiseSeconds(); math.Abs(got-noise) > noise/10 {
+			t.Errorf("after two exact samples, noise of %v s, want about %v", got, noise)
+		}
+		copies.FreeAll()
+		if got := a.learned.noiseSeconds(); math.Abs(got-noise) > noise/10 {
+			t.Errorf("after the origin's death, noise of %v s, want about %v", got, noise)
+		}
+	})
+}
+
 // Numbers that are no lesson are refused and change nothing.
 func TestBadLessonsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
