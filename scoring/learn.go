@@ -99,17 +99,21 @@ type pace struct {
 	samples, told, latest uint64
 }
 
-// learned is what the book has learned about workers.
+// ofAll is what was learned of all workers together.
+type ofAll struct {
+	all    pace // for workers with too few samples
+	answer mean // tokens
+	life   mean // seconds from the first token to the end
+	noise  mean // the mean absolute error of the prices of prefills, in seconds
+}
+
+// learned is what the book has learned about workers, from its own requests except for peers.
 type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
-	all     pace     // of all workers, for those with too few samples
-	// noise is the mean absolute error of the prices of own prefills, in seconds.
-	noise mean
+	ofAll
 	// prefills is how many samples of prefills came.
 	prefills uint64
-	answer   mean // tokens
-	life     mean // seconds from the first token to the end
 	reuse    reuse
 	peers    *peerLessons // nil: none
 	next     int          // the worker that is compared with the average next, less 1

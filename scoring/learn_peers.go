@@ -13,8 +13,8 @@ import (
 
 // lesson is what one origin has learned: of a worker, and of all.
 type lesson struct {
-	worker, all         pace
-	answer, life, noise mean
+	worker pace
+	ofAll
 }
 
 // learnedNumbers is the length of a lesson as numbers.
@@ -84,9 +84,8 @@ const MuchUntold = 0.1
 type peerLessons struct {
 	origins []*Copies
 	// Sums over all origins, with those of dead ones.
-	workers             []pace // indexed by worker
-	all                 pace
-	answer, life, noise mean
+	workers []pace // indexed by worker
+	ofAll
 	// dead is what origins had learned that have died, by worker. It fades with each further sample of the worker.
 	dead map[kvblock.Worker]*lesson
 }
@@ -113,7 +112,7 @@ func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) []floa
 	}
 	p := &a.learned.workers[w]
 	p.told = p.samples
-	l := lesson{*p, a.learned.all, a.learned.answer, a.learned.life, a.learned.noise}
+	l := lesson{*p, a.learned.ofAll}
 	return l.numbers(dst)
 }
 
@@ -148,33 +147,34 @@ func (l *learned) sum(w kvblock.Worker) {
 	if n := len(l.workers); n > len(p.workers) {
 		p.workers = append(p.workers, make([]pace, n-len(p.workers))...)
 	}
-	var worker, all pace
-	var answer, life, noise mean
+	var worker pace
+	var all ofAll
 	for _, c := range p.origins {
 		if own := c.lessons[w]; own != nil {
 			worker.plus(&own.worker)
 		}
 		if c.latest != nil {
-			all.plus(&c.latest.all)
-			answer.plus(&c.latest.answer)
-			life.plus(&c.latest.life)
-			noise.plus(&c.latest.noise)
+			all.plus(&c.latest.ofAll)
 		}
 	}
 	if dead := p.dead[w]; dead != nil {
 		worker.plus(&dead.worker)
-		all.plus(&dead.all)
-		answer.plus(&dead.answer)
-		life.plus(&dead.life)
-		noise.plus(&dead.noise)
+		all.plus(&dead.ofAll)
 	}
-	p.workers[w], p.all, p.answer, p.life, p.noise = worker, all, answer, life, noise
+	p.workers[w], p.ofAll = worker, all
 	l.refit(w)
 }
 
 func (p *pace) plus(o *pace) {
 	p.prefill.plus(&o.prefill)
 	p.gap.plus(&o.gap)
+}
+
+func (l *ofAll) plus(o *ofAll) {
+	l.all.plus(&o.all)
+	l.answer.plus(&o.answer)
+	l.life.plus(&o.life)
+	l.noise.plus(&o.noise)
 }
 
 // of returns the sums of other origins for a worker.
