@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 
 	"kvepp/internal/loglimit"
@@ -28,8 +29,10 @@ import (
 )
 
 const (
-	// FlushEvery is how long changes are collected at most. The first one after a pause of that length goes at once.
+	// FlushEvery is how long changes are collected at most, while there are always some. After a pause, so many go at
+	// once, because requests that come together must know of each other: flushBurst.
 	FlushEvery = 4 * time.Millisecond
+	flushBurst = 32
 
 	tickEvery    = 50 * time.Millisecond
 	stalledAfter = 2 * time.Second // a peer that takes nothing for so long is disconnected
@@ -165,24 +168,16 @@ func (n *Node) Changed() {
 
 // pump drains changes into the log, and wakes the readers.
 func (n *Node) pump() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	var last time.Duration
+	pace := rate.NewLimiter(rate.Every(FlushEvery), flushBurst)
 	for {
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-n.changed:
 		}
-		if wait := FlushEvery - (n.Now() - last); wait > 0 {
-			timer.Reset(wait)
-			select {
-			case <-n.ctx.Done():
-				return
-			case <-timer.C:
-			}
+		if pace.Wait(n.ctx) != nil {
+			return
 		}
-		last = n.Now()
 		n.sending.Lock()
 		n.drain()
 		n.sending.Unlock()
