@@ -171,5 +171,6 @@ func (s *Simulation) measure(r *replica) {
 			}
 		}
 	}
-	r.book.SetPeers(scoring.Peers{Rate: s.rate.add(s.now) * (n - 1) / n, Staleness: s.cfg.ReplicaDelay, Share: r.share})
+	r.book.SetPeers(scoring.Peers{Rate: s.rate.add(s.now) * (n - 1) / n, Staleness: s.cfg.ReplicaDelay, Share: r.share,
+		First: r.number == 0})
 }

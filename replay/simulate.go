@@ -555,7 +555,8 @@ func (s *Simulation) send(f *flight) {
 		f.options = s.options(chosen.Index)
 	}
 	if chosen.Settle > 0 {
-		s.at(s.now+chosen.Settle, event{what: settled, of: f})
+		// After one delay the others know of it. What they booked before that is known after another one.
+		s.at(s.now+min(2*s.cfg.ReplicaDelay, chosen.Settle), event{what: settled, of: f})
 		return
 	}
 	s.dispatch(f)

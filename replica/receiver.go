@@ -16,6 +16,11 @@ const (
 	parkedFor          = 60 * time.Second
 	suspectAfter       = time.Second
 	maxOrigins         = 256
+
+	// Messages with bookings are acknowledged at once, so that the peer knows what this process knows: one in ackEvery,
+	// and after a pause as many as ackBurst. Others wait for HeartbeatEvery.
+	ackEvery = 16 * time.Millisecond
+	ackBurst = 32
 )
 
 // ReceiverConfig is what a Receiver needs. Zero values have the defaults above.
@@ -140,6 +145,7 @@ type Receiver struct {
 
 	effects []Effect
 	entries []Entry
+	booked  bool // the message has bookings
 	room    arena
 }
 
@@ -151,7 +157,8 @@ type stream struct {
 	words   dictionary
 	heard   time.Duration
 	sent    time.Duration // of the latest message, on the peer's clock
-	acked   time.Duration
+	acked   time.Duration // when the latest message was acknowledged
+	nextAck time.Duration // until when the acknowledgements are paid that ackEvery allows
 }
 
 // origin is a peer and what this process holds of it.
@@ -314,7 +321,11 @@ func (r *Receiver) receive(id Stream, s *stream, now time.Duration, message []by
 			o.state = Joining
 		}
 	}
-	if now-s.acked >= HeartbeatEvery || s.acked == 0 {
+	paid := r.booked && s.nextAck-now < ackBurst*ackEvery
+	if paid {
+		s.nextAck = max(s.nextAck, now) + ackEvery
+	}
+	if paid || now-s.acked >= HeartbeatEvery || s.acked == 0 {
 		s.acked = now
 		a := ack{seq: o.seq, sent: s.sent}
 		r.effects = append(r.effects, Effect{Kind: Send, Stream: id, Message: a.append(nil)})
@@ -398,6 +409,7 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 	}
 	s.sent, o.staleness = head.sent, head.staleness
 	from := len(r.entries)
+	r.booked = false
 	for read := 0; read < head.entries && d.err == nil; {
 		var e Entry
 		if d.entry(&e, &s.words, &r.room, head.sent) {
@@ -428,6 +440,7 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 func (r *Receiver) take(o *origin, e *Entry, now time.Duration) {
 	switch e.Kind {
 	case Booked:
+		r.booked = true
 		r.book(o, e, now)
 		return
 	case Bound, Used, Learned:

@@ -373,11 +373,14 @@ func (c *Cursor) Snapshotting() bool { return c.rest }
 // Behind returns how many entries the peer has not acknowledged.
 func (c *Cursor) Behind() uint64 { return c.log.next - 1 - min(c.acked, c.log.next-1) }
 
+// Acked returns the sequence number of the latest entry that the peer has acknowledged.
+func (c *Cursor) Acked() uint64 { return c.acked }
+
 // Peer returns the identity that the peer gave.
 func (c *Cursor) Peer() Identity { return c.peer }
 
 // Staleness returns how old an entry is when the peer applies it, as measured: half a round trip and the wait for the
-// flush. 0: not measured yet.
+// flush, smoothed. 0: not measured yet.
 func (c *Cursor) Staleness() time.Duration { return c.staleness }
 
 // Next appends the next message to b: a part of the snapshot, or a batch, which is empty (a heartbeat) if nothing is
@@ -464,7 +467,11 @@ func (c *Cursor) Received(now time.Duration, message []byte, flush time.Duration
 	}
 	c.acked = max(c.acked, a.seq)
 	if round := now - a.sent - a.held; a.sent <= now && a.held >= 0 && round >= 0 && round < time.Hour {
-		c.staleness = min(round/2+flush, time.Hour-1)
+		staleness := min(round/2+flush, time.Hour-1)
+		if c.staleness == 0 {
+			c.staleness = staleness
+		}
+		c.staleness += (staleness - c.staleness) / 8
 	}
 	return nil
 }

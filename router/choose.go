@@ -94,7 +94,7 @@ func (r *Router) settle(sc *scratch) (overtaken bool) {
 		return false
 	}
 	from := time.Now()
-	time.Sleep(sc.settle)
+	r.cfg.Confirm(sc.settle)
 	done := r.metrics.Phase("settle", from)
 	sc.settled += done.Sub(from)
 	sc.span.Phase(spanSettle, from, done)

@@ -47,6 +47,9 @@ type Config struct {
 	IgnoreHints bool
 	// Sessions is the table of session affinity. The caller reports workers that left to it. nil: no affinity.
 	Sessions *session.Table
+	// Confirm waits until the bookings are known that other replicas made before they heard of this one's, at most
+	// limit; nil: it always waits for limit.
+	Confirm func(limit time.Duration)
 	// Pinning lets requests name their worker in nvext.
 	Pinning bool
 	// Frontends says that the endpoints are Dynamo's frontends. They make a request's tenant its cache salt, and refuse

@@ -363,7 +363,7 @@ func (r *Router) SetPeers(rate float64, staleness time.Duration, number, of int)
 	r.peers.late.Store(int64(staleness))
 	peers := scoring.Peers{Rate: rate, Staleness: staleness}
 	if of > 1 && number >= 0 && number < of {
-		peers.Share = r.share(number, of)
+		peers.Share, peers.First = r.share(number, of), number == 0
 	}
 	r.book.SetPeers(peers)
 }

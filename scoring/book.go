@@ -122,8 +122,8 @@ type Selection struct {
 	// known among the candidates.
 	UnitTokens int
 
-	// Settle is the time after which bookings of other replicas are known that come together with this one and may
-	// change the choice: see Booking.Overtaken then. 0: none are expected.
+	// Settle is for how long to wait at most until bookings of other replicas are known that come together with this
+	// one and may change the choice: see Booking.Overtaken then. 0: none are expected.
 	Settle time.Duration
 
 	// Version is the book's version after this booking, for Request.IfVersion of a booking that must follow it

@@ -33,22 +33,22 @@ const (
 	// mostMissed is how many unknown bookings count for one choice.
 	mostMissed = 16
 	// A request settles if unknown bookings that come together would change one in 50 such choices and, where costs are
-	// times, if they cost more than the wait. It does not if a choice does not know more than two: the replicas would
-	// then choose again and again. Measured as shareLead.
+	// times, if they cost more than it usually waits. It does not if a choice does not know more than two: the replicas
+	// would then choose again and again. Measured as shareLead.
 	leastTogether = 0.02
 	mostTogether  = 2.0
 	// farther times what a booking costs is how much more the second cheapest worker costs if the choice is certain.
 	farther = 3
 	// Until there are enough choices, one in ten does not know a booking: as if there had been this many more.
 	earlierMissed, earlierChoices = 0.5, 5
-	// settleFor times the staleness is how long a request settles at least. The staleness is measured also while
-	// nothing happens, and requests of one moment keep all replicas busy: their news comes later. So a request settles
-	// for leastSettle, or for settleShare of the time by which others would delay it, if that is less. If it would
-	// settle for more than mostSettle, it does not settle.
-	settleFor   = 1.5
-	leastSettle = 2 * time.Millisecond
-	settleShare = 0.25
+	// A request usually settles for settleTimes times the staleness: until the others have heard of it, until this
+	// replica has heard that, and a quarter longer. Requests of one moment keep all replicas busy, so that news comes
+	// later: then it settles for longer, at most for longSettle, or for the time by which others would delay it, if
+	// that is less. No request settles for more than mostSettle, or at all if bookings are known later than latest.
+	settleTimes = 2.5
+	longSettle  = 2 * time.Millisecond
 	mostSettle  = 3 * time.Millisecond
+	latest      = 2 * time.Millisecond
 	// mostAgain bounds how often a request settles, and is chosen for again.
 	mostAgain = 3
 )
@@ -62,6 +62,8 @@ type Peers struct {
 	// Share has true for the workers that this replica prefers, indexed by worker. The shares of the replicas do not
 	// overlap, and are about equal in size. It must not change after the call. nil: none.
 	Share []bool
+	// First says that this replica precedes all others: no booking of it is ever overtaken, so none settles.
+	First bool
 }
 
 // guard is what is known of other replicas' bookings.
@@ -212,7 +214,7 @@ func (g *guard) added(cfg *Config) (prefill, active float64) {
 // settle returns Selection.Settle if candidate i, the cheapest, is chosen.
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
-	if !req.Settles || req.Again >= mostAgain || req.DryRun || g.stale || len(costs) == 1 {
+	if !req.Settles || g.First || req.Again >= mostAgain || req.DryRun || g.stale || len(costs) == 1 {
 		return 0
 	}
 	together := g.together()
@@ -220,12 +222,13 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 		return 0
 	}
 	delay := a.bookingSeconds(cfg)
-	wait := max(time.Duration(settleFor*float64(g.Staleness)), min(leastSettle, seconds(settleShare*together*delay)))
-	if wait > mostSettle {
+	if g.Staleness > latest {
 		return 0
 	}
+	usual := min(time.Duration(settleTimes*float64(g.Staleness)), mostSettle)
+	limit := max(usual, min(longSettle, seconds(together*delay)))
 	if req.Again > 0 {
-		return wait
+		return limit
 	}
 	each := a.bookingCost(cfg, unit)
 	if !(each > 0) {
@@ -238,10 +241,10 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 		}
 	}
 	bookings := together * (1 - (second-costs[i])/(farther*each)) // by how many the choice may be wrong
-	if bookings < leastTogether || cfg.Policy == Time && bookings*delay <= wait.Seconds() {
+	if bookings < leastTogether || cfg.Policy == Time && bookings*delay <= usual.Seconds() {
 		return 0
 	}
-	return wait
+	return limit
 }
 
 // Overtaken reports whether another replica, which precedes this one, booked the same worker since. Then free the

@@ -287,11 +287,12 @@ func TestSettle(t *testing.T) {
 		"a booking costs 100 ms, and is known soon": {5, 0, func(g *guard, c *Config) {
 			c.Policy, g.prefill.value, g.Staleness = Time, 1000, 100*time.Microsecond
 		}, 2 * time.Millisecond},
-		"a booking costs 5 ms, and is known soon": {5, 0, func(g *guard, c *Config) {
-			c.Policy, g.prefill.value, g.Staleness, g.unknown.missed = Time, 50, 100*time.Microsecond, 104.5
-		}, 1250 * time.Microsecond}, // a quarter of what one unknown booking costs
-		"cheap workers are likely": {5, 1, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
-		"a worker is drawn":        {5, 1, func(_ *guard, c *Config) { c.Mode = Random }, 0},
+		"a booking costs 1 ms, and is known soon": {5, 0, func(g *guard, c *Config) {
+			c.Policy, g.prefill.value, g.Staleness, g.unknown.missed = Time, 10, 100*time.Microsecond, 104.5
+		}, time.Millisecond}, // what one unknown booking costs
+		"this replica precedes all others": {5, 0, func(g *guard, _ *Config) { g.First = true }, 0},
+		"cheap workers are likely":         {5, 1, func(_ *guard, c *Config) { c.Temperature = 1 }, 0},
+		"a worker is drawn":                {5, 1, func(_ *guard, c *Config) { c.Mode = Random }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, cfg := withLoads(t, Peers{Rate: 2, Staleness: 2 * time.Millisecond}, 0, c.second), defaults()

@@ -280,6 +280,7 @@ func (s *server) decide(ctx context.Context) {
 		IgnoreHints:     s.ignoreHints,
 		StrictModel:     s.strictModel,
 		Sessions:        s.sessions,
+		Confirm:         s.replicas.confirm,
 		Pinning:         s.allowPinning,
 		Frontends:       engine == tokenizer.Dynamo,
 		KeepLegacyNvext: s.keepLegacy,

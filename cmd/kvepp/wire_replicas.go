@@ -486,6 +486,13 @@ func (r *replicas) routedBy(to *router.Router) {
 	}
 }
 
+// confirm waits until the peers' bookings of this moment are here, at most limit.
+func (r *replicas) confirm(limit time.Duration) {
+	if r != nil {
+		r.node.Confirm(limit)
+	}
+}
+
 // released lets requests go that wait.
 func (r *replicas) released() {
 	if to := r.router.Load(); to != nil {

@@ -95,6 +95,7 @@ type Node struct {
 	refused map[replica.Reason]uint64 // peers that this process refused
 	sent    uint64                    // bytes to readers that have gone
 	flush   time.Duration             // how long a change waits on average, smoothed
+	waiting map[*confirmation]bool
 
 	receiving sync.Mutex // guards what follows, up to settled
 	receiver  *replica.Receiver
@@ -112,6 +113,12 @@ type Node struct {
 
 	failed  atomic.Uint64 // attempts to reach a peer
 	running sync.WaitGroup
+}
+
+// confirmation waits until all readers have acknowledged an entry.
+type confirmation struct {
+	seq  uint64
+	done chan struct{}
 }
 
 // reader is a peer that reads this process's log.
@@ -145,6 +152,7 @@ func New(config Config) *Node {
 		said:   map[string]bool{},
 		sender: replica.NewSender(config.Self, config.Group, config.Name), readers: map[*reader]bool{},
 		served: map[replica.SnapshotReason]uint64{}, refused: map[replica.Reason]uint64{},
+		waiting: map[*confirmation]bool{},
 		receiver: replica.NewReceiver(replica.ReceiverConfig{Self: config.Self, Group: config.Group,
 			Timeout: config.Timeout, Known: config.Known}),
 		streams: map[replica.Stream]*reading{}, closed: map[replica.Reason]uint64{}, freed: map[replica.Cause]uint64{},
@@ -201,6 +209,45 @@ func (n *Node) wakeReaders() {
 		select {
 		case r.wake <- struct{}{}:
 		default:
+		}
+	}
+}
+
+// Confirm waits until this process knows what its peers did before they heard of the changes that it has made so far:
+// until all that read its log have acknowledged these changes, and a quarter longer, for what is on its way. It waits
+// for at most limit.
+func (n *Node) Confirm(limit time.Duration) {
+	begin := time.Now()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	n.sending.Lock()
+	n.drain()
+	c := &confirmation{n.sender.Last(), make(chan struct{})}
+	n.waiting[c] = true
+	n.confirm()
+	n.sending.Unlock()
+	select {
+	case <-c.done:
+		took := time.Since(begin)
+		timer.Reset(min(took/4, limit-took))
+		<-timer.C
+	case <-timer.C:
+		n.sending.Lock()
+		delete(n.waiting, c)
+		n.sending.Unlock()
+	}
+}
+
+// confirm ends the waits that all readers have acknowledged. The caller holds n.sending.
+func (n *Node) confirm() {
+	for c := range n.waiting {
+		acked := true
+		for r := range n.readers {
+			acked = acked && r.cursor.Acked() >= c.seq
+		}
+		if acked {
+			delete(n.waiting, c)
+			close(c.done)
 		}
 	}
 }

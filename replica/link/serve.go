@@ -141,6 +141,7 @@ func (n *Node) serveLog(s grpc.ServerStream) error {
 		n.sending.Lock()
 		delete(n.readers, r)
 		n.sent += r.cursor.Bytes
+		n.confirm()
 		n.sending.Unlock()
 	}()
 	go n.sendLog(s, r, ctx, welcome)
@@ -223,6 +224,7 @@ func (n *Node) receiveAcks(s grpc.ServerStream, r *reader) {
 		if err == nil {
 			n.sending.Lock()
 			err = r.cursor.Received(n.Now(), f.data, n.flush)
+			n.confirm()
 			n.sending.Unlock()
 		}
 		if err != nil {
