@@ -41,14 +41,13 @@ const (
 	farther = 3
 	// Until there are enough choices, one in ten does not know a booking: as if there had been this many more.
 	earlierMissed, earlierChoices = 0.5, 5
-	// A request usually settles for settleTimes times the staleness: until the others have heard of it, until this
-	// replica has heard that, and a quarter longer. Requests of one moment keep all replicas busy, so that news comes
-	// later: then it settles for longer, at most for longSettle, or for the time by which others would delay it, if
-	// that is less. No request settles for more than mostSettle, or at all if bookings are known later than latest.
-	settleTimes = 2.5
-	longSettle  = 2 * time.Millisecond
-	mostSettle  = 3 * time.Millisecond
-	latest      = 2 * time.Millisecond
+	// A request usually settles for twice the staleness: until the others have heard of it, and this replica has heard
+	// that. Requests of one moment keep all replicas busy, so that news comes later: then it settles for longer, at
+	// most for longSettle, or for the time by which others would delay it, if that is less. No request settles for more
+	// than mostSettle, or at all if bookings are known later than latest.
+	longSettle = 2 * time.Millisecond
+	mostSettle = 3 * time.Millisecond
+	latest     = 2 * time.Millisecond
 	// mostAgain bounds how often a request settles, and is chosen for again.
 	mostAgain = 3
 )
@@ -225,7 +224,7 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 	if g.Staleness > latest {
 		return 0
 	}
-	usual := min(time.Duration(settleTimes*float64(g.Staleness)), mostSettle)
+	usual := min(2*g.Staleness, mostSettle)
 	limit := max(usual, min(longSettle, seconds(together*delay)))
 	if req.Again > 0 {
 		return limit

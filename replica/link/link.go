@@ -213,11 +213,9 @@ func (n *Node) wakeReaders() {
 	}
 }
 
-// Confirm waits until this process knows what its peers did before they heard of the changes that it has made so far:
-// until all that read its log have acknowledged these changes, and a quarter longer, for what is on its way. It waits
-// for at most limit.
+// Confirm waits until all peers that read this process's log have acknowledged the changes that it has made so far, at
+// most for limit. Then it also knows what they did before they heard of these, but for what is just on its way.
 func (n *Node) Confirm(limit time.Duration) {
-	begin := time.Now()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	n.sending.Lock()
@@ -228,9 +226,6 @@ func (n *Node) Confirm(limit time.Duration) {
 	n.sending.Unlock()
 	select {
 	case <-c.done:
-		took := time.Since(begin)
-		timer.Reset(min(took/4, limit-took))
-		<-timer.C
 	case <-timer.C:
 		n.sending.Lock()
 		delete(n.waiting, c)
