@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Bounds and times of a Receiver.
@@ -158,7 +160,7 @@ type stream struct {
 	heard   time.Duration
 	sent    time.Duration // of the latest message, on the peer's clock
 	acked   time.Duration // when the latest message was acknowledged
-	nextAck time.Duration // until when the acknowledgements are paid that ackEvery allows
+	acks    *rate.Limiter // of messages with bookings
 }
 
 // origin is a peer and what this process holds of it.
@@ -252,7 +254,7 @@ func (r *Receiver) Step(in Input) []Effect {
 }
 
 func (r *Receiver) open(in *Input) {
-	s := &stream{address: in.Address, heard: in.Now}
+	s := &stream{address: in.Address, heard: in.Now, acks: rate.NewLimiter(rate.Every(ackEvery), ackBurst)}
 	delete(r.left, in.Address)
 	r.streams[in.Stream] = s
 	h := Hello{Lowest: MinVersion, Highest: Version, Self: r.config.Self, Group: r.config.Group, Proof: in.Proof}
@@ -321,11 +323,7 @@ func (r *Receiver) receive(id Stream, s *stream, now time.Duration, message []by
 			o.state = Joining
 		}
 	}
-	paid := r.booked && s.nextAck-now < ackBurst*ackEvery
-	if paid {
-		s.nextAck = max(s.nextAck, now) + ackEvery
-	}
-	if paid || now-s.acked >= HeartbeatEvery || s.acked == 0 {
+	if r.booked && s.acks.AllowN(time.Unix(0, int64(now)), 1) || now-s.acked >= HeartbeatEvery || s.acked == 0 {
 		s.acked = now
 		a := ack{seq: o.seq, sent: s.sent}
 		r.effects = append(r.effects, Effect{Kind: Send, Stream: id, Message: a.append(nil)})

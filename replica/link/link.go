@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// FlushEvery is how long changes are collected at most, while there are always some. After a pause, so many go at
-	// once, because requests that come together must know of each other: flushBurst.
+	// FlushEvery is how long changes are collected under constant load. After a pause, flushBurst changes go at once,
+	// because requests that come together must know of each other.
 	FlushEvery = 4 * time.Millisecond
 	flushBurst = 32
 
@@ -87,7 +87,7 @@ type Node struct {
 
 	changed chan struct{} // holds a token if changes wait to be drained
 
-	sending sync.Mutex // guards what follows, up to flush
+	sending sync.Mutex // guards what follows, up to waiting
 	sender  *replica.Sender
 	readers map[*reader]bool
 	closing bool
