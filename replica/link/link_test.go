@@ -228,15 +228,12 @@ func TestConfirm(t *testing.T) {
 			t.Fatalf("after %d bookings, the peers have %d and %d", number+1, b.holds(a), c.holds(a))
 		}
 	}
-	hold := make(chan struct{})
-	go b.Locked(func() { <-hold })
-	eventually(t, "b to hang", func() bool {
-		if b.receiving.TryLock() {
-			b.receiving.Unlock()
-			return false
-		}
-		return true
+	hangs, hold := make(chan struct{}), make(chan struct{})
+	go b.Locked(func() {
+		close(hangs)
+		<-hold
 	})
+	<-hangs
 	a.book(50)
 	a.Confirm(time.Millisecond)
 	confirmed := make(chan struct{})
