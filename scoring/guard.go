@@ -213,7 +213,8 @@ func (g *guard) added(cfg *Config) (prefill, active float64) {
 // settle returns Selection.Settle if candidate i, the cheapest, is chosen.
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
-	if !req.Settles || g.First || req.Again >= mostAgain || req.DryRun || g.stale || len(costs) == 1 {
+	if !req.Settles || req.Again >= mostAgain || req.DryRun || len(costs) == 1 ||
+		g.First || g.stale || g.Staleness > latest {
 		return 0
 	}
 	together := g.together()
@@ -221,9 +222,6 @@ func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []
 		return 0
 	}
 	delay := a.bookingSeconds(cfg)
-	if g.Staleness > latest {
-		return 0
-	}
 	usual := min(2*g.Staleness, mostSettle)
 	limit := max(usual, min(longSettle, seconds(together*delay)))
 	if req.Again > 0 {

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// FlushEvery is how long changes are collected under constant load. After a pause, flushBurst changes go at once,
+	// flushEvery is how long changes are collected under constant load. After a pause, flushBurst changes go at once,
 	// because requests that come together must know of each other.
-	FlushEvery = 4 * time.Millisecond
+	flushEvery = 4 * time.Millisecond
 	flushBurst = 32
 
 	tickEvery    = 50 * time.Millisecond
@@ -176,7 +176,7 @@ func (n *Node) Changed() {
 
 // pump drains changes into the log, and wakes the readers.
 func (n *Node) pump() {
-	pace := rate.NewLimiter(rate.Every(FlushEvery), flushBurst)
+	pace := rate.NewLimiter(rate.Every(flushEvery), flushBurst)
 	for {
 		select {
 		case <-n.ctx.Done():
