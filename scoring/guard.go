@@ -210,11 +210,11 @@ func (g *guard) added(cfg *Config) (prefill, active float64) {
 	return prefill, active
 }
 
-// settle returns Selection.Settle if candidate i, the cheapest, is chosen.
+// settle returns Selection.Settle if candidate i, the cheapest, is chosen. 0: it does not settle. Where others settle,
+// the first replica takes the cheapest worker at once: they give way to it.
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
-	if !req.Settles || req.Again >= mostAgain || req.DryRun || len(costs) == 1 ||
-		g.First || g.stale || g.Staleness > latest {
+	if !req.Settles || req.Again >= mostAgain || req.DryRun || len(costs) == 1 || g.stale || g.Staleness > latest {
 		return 0
 	}
 	together := g.together()

@@ -322,6 +322,20 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// The first replica takes the cheapest worker, and not one of its own share, where the requests of others settle.
+func TestFirstTakesTheCheapest(t *testing.T) {
+	for _, settles := range []bool{true, false} {
+		peers := Peers{Rate: 2, Staleness: 2 * time.Millisecond, Share: []bool{false, true}, First: true}
+		a := withLoads(t, peers, 0, 5)
+		a.guard.unknown = unknown{made: 100, missed: 30}
+		request := Request{ISLTokens: 128, Settles: settles}
+		sel, _, err := a.SelectAndAdd(request, workers(2, prompt(16, chain(1, 8))), defaults(), nil, nil)
+		if cheapest := sel.Worker == 0; err != nil || cheapest != settles || sel.Settle != 0 {
+			t.Errorf("requests settle: %v; chose worker %d, settles for %v (%v)", settles, sel.Worker, sel.Settle, err)
+		}
+	}
+}
+
 // A booking is overtaken by one that a preceding replica makes at the same worker after it, and by no other.
 func TestOvertaken(t *testing.T) {
 	a := NewActiveSequences()
