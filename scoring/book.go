@@ -318,7 +318,7 @@ func (a *ActiveSequences) SelectAndAdd(
 	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
 		if settle = a.settle(req, cfg, all.unit, i, costs); settle == 0 {
 			i = a.spread(candidates, cfg, &all, i, rng, costs)
-		} else if a.guard.First {
+		} else if a.guard.First { // the others give way to it
 			settle = 0
 		}
 	}

@@ -210,8 +210,8 @@ func (g *guard) added(cfg *Config) (prefill, active float64) {
 	return prefill, active
 }
 
-// settle returns Selection.Settle if candidate i, the cheapest, is chosen. 0: it does not settle. Where others settle,
-// the first replica takes the cheapest worker at once: they give way to it.
+// settle returns for how long a request settles that takes candidate i, the cheapest. 0: it does not settle. The first
+// replica need not wait where this is above 0.
 func (a *ActiveSequences) settle(req Request, cfg *Config, unit, i int, costs []float64) time.Duration {
 	g := &a.guard
 	if !req.Settles || req.Again >= mostAgain || req.DryRun || len(costs) == 1 || g.stale || g.Staleness > latest {
