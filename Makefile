@@ -15,7 +15,7 @@ LONG := ./chattemplate ./indexer ./replay ./tokenizer/bpe
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How long `make test-long` plays random histories of replicas.
-HISTORIES := 2m
+HISTORIES := 5m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
 # The folder for the charts of benchmarks.

@@ -57,10 +57,12 @@ type Config struct {
 	// it, which depends on Seed and its place in the trace alone.
 	ArrivalJitter time.Duration
 	// Replicas is how many routers share the engines; 0: one. Each request arrives at one of them, drawn at random.
-	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never.
+	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never. With NeverSettle no
+	// request waits for news of them.
 	Replicas     int
 	ReplicaDelay time.Duration
 	Unshared     bool
+	NeverSettle  bool
 	// Seed makes ties, and modes that draw, repeatable.
 	Seed uint64
 	// Decided, if set, is called when a request has ended. The Decision is valid during the call.
@@ -542,7 +544,7 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	request.Settles, request.Again = s.cfg.Queue == nil, f.again
+	request.Settles, request.Again = s.cfg.Queue == nil && !s.cfg.NeverSettle, f.again
 	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {

@@ -46,19 +46,21 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 }
 
 // Requests that come at one moment at several replicas go to different workers, each as a pair, too: those whose worker
-// another replica booked first are booked again. With a queue, none waits for that.
+// another replica booked first are booked again. With a queue or NeverSettle, none waits for that.
 func TestRequestsOfOneMomentSettle(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoints []pool.Endpoint
 		queue     *queue.Profiles
 		legs      int // of a request
+		never     bool
 		settles   bool
 	}{
-		"aggregated": {workers(3), nil, 1, true},
-		"pairs":      {disaggregated(3, 1), nil, 2, true},
+		"aggregated": {workers(3), nil, 1, false, true},
+		"pairs":      {disaggregated(3, 1), nil, 2, false, true},
 		"with a queue": {
-			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, false,
+			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, false, false,
 		},
+		"never": {workers(3), nil, 1, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -69,6 +71,7 @@ func TestRequestsOfOneMomentSettle(t *testing.T) {
 					return newHouse(t, c.endpoints...)
 				})
 				for _, h := range f.houses {
+					h.cfg.NeverSettle = c.never
 					h.route(completion("m", tokens(0, 400))).Free() // so that they know what a booking costs
 				}
 				f.settle()

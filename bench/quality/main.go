@@ -42,7 +42,8 @@ func main() {
 	flag.Parse()
 	systems = append(systems, replicated(cmp.Or(*replicas, 4))...)
 	if *replicas > 0 && o.routers == "" {
-		o.routers = single + "," + systems[len(systems)-2].name + "," + systems[len(systems)-1].name
+		several := systems[len(systems)-3:]
+		o.routers = single + "," + several[0].name + "," + several[1].name
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -125,7 +126,8 @@ func replicated(n int) []system {
 	name := fmt.Sprintf("%s %d replicas", single, n)
 	flags := []string{"--router-policy=time", tokenIDs}
 	return []system{{name: name, extra: true, replicas: n, flags: flags},
-		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags}}
+		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags},
+		{name: name + " unsettled", extra: true, replicas: n, flags: append(flags, "--replica-settle=false")}}
 }
 
 func (o *options) check(args []string) error {

@@ -281,6 +281,7 @@ func (s *server) decide(ctx context.Context) {
 		StrictModel:     s.strictModel,
 		Sessions:        s.sessions,
 		Confirm:         s.replicas.confirm,
+		NeverSettle:     !s.replicaSettle,
 		Pinning:         s.allowPinning,
 		Frontends:       engine == tokenizer.Dynamo,
 		KeepLegacyNvext: s.keepLegacy,
