@@ -108,10 +108,10 @@ const tokenIDs = "--inject-token-data"
 
 var systems = []system{
 	{name: baseline, frontend: "kv"},
-	{name: "kvepp dynamo", flags: []string{"--router-policy=dynamo", tokenIDs}},
 	{name: "kvepp time", flags: []string{"--router-policy=time", tokenIDs}},
 	{name: "kvepp admission", only: "overload", flags: []string{"--router-policy=time", tokenIDs,
 		"--router-admission=working-set", "--router-queue-timeout=4s"}},
+	{name: "kvepp dynamo", extra: true, flags: []string{"--router-policy=dynamo", tokenIDs}},
 	{name: "round-robin", frontend: "round-robin", extra: true},
 	{name: "kvepp text", extra: true, flags: []string{"--router-policy=time"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
@@ -168,6 +168,16 @@ func (o *options) plays(sys *system, sc *scenario) bool {
 	return slices.Contains(strings.Split(o.routers, ","), sys.name)
 }
 
+// playing returns the systems that play a scenario.
+func (o *options) playing(sc *scenario) (playing []*system) {
+	for i := range systems {
+		if o.plays(&systems[i], sc) {
+			playing = append(playing, &systems[i])
+		}
+	}
+	return playing
+}
+
 // play plays all scenarios for each seed.
 func (o *options) play(ctx context.Context) error {
 	root, err := os.Getwd()
@@ -178,11 +188,9 @@ func (o *options) play(ctx context.Context) error {
 	for seed := o.first; seed < o.first+o.seeds; seed++ {
 		for n := range scenarios {
 			sc := &scenarios[n]
-			for i := range systems {
-				sys := &systems[(i+seed)%len(systems)] // the order rotates
-				if !o.plays(sys, sc) {
-					continue
-				}
+			playing := o.playing(sc)
+			for i := range playing {
+				sys := playing[(i+seed)%len(playing)] // the order rotates
 				r, err := o.playOnce(ctx, root, sys, sc, uint64(seed))
 				if err != nil {
 					return fmt.Errorf("%s, %s, seed %d: %w", sc.name, sys.name, seed, err)
