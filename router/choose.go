@@ -85,7 +85,7 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 
 // settles reports whether requests may settle. Those that have a turn, in the queue or for admission, do not, because
 // others wait for the turn.
-func (r *Router) settles() bool { return !r.cfg.NeverSettle && r.room == nil && r.admissions == nil }
+func (r *Router) settles() bool { return r.cfg.Confirm != nil && r.room == nil && r.admissions == nil }
 
 // settle waits, if bookings of the request are to settle, until it is known what other replicas booked meanwhile. It
 // reports whether a request that comes before this one went to the same worker.

@@ -48,10 +48,8 @@ type Config struct {
 	// Sessions is the table of session affinity. The caller reports workers that left to it. nil: no affinity.
 	Sessions *session.Table
 	// Confirm waits until the bookings are known that other replicas made before they heard of this one's, at most
-	// limit; nil: it always waits for limit.
+	// limit; nil: no request settles.
 	Confirm func(limit time.Duration)
-	// NeverSettle makes the first choice of a worker the last: no request waits for news of other replicas.
-	NeverSettle bool
 	// Pinning lets requests name their worker in nvext.
 	Pinning bool
 	// Frontends says that the endpoints are Dynamo's frontends. They make a request's tenant its cache salt, and refuse

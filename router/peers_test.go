@@ -46,7 +46,7 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 }
 
 // Requests that come at one moment at several replicas go to different workers, each as a pair, too: those whose worker
-// another replica booked first are booked again. With a queue or NeverSettle, none waits for that.
+// another replica booked first are booked again. With a queue or without Confirm, none waits for that.
 func TestRequestsOfOneMomentSettle(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoints []pool.Endpoint
@@ -71,7 +71,9 @@ func TestRequestsOfOneMomentSettle(t *testing.T) {
 					return newHouse(t, c.endpoints...)
 				})
 				for _, h := range f.houses {
-					h.cfg.NeverSettle = c.never
+					if c.never {
+						h.cfg.Confirm = nil
+					}
 					h.route(completion("m", tokens(0, 400))).Free() // so that they know what a booking costs
 				}
 				f.settle()

@@ -245,9 +245,6 @@ func New(
 	if cfg.Memory == nil {
 		cfg.Memory = budget.New(0)
 	}
-	if cfg.Confirm == nil {
-		cfg.Confirm = time.Sleep
-	}
 	cfg.BytesPerToken = cmp.Or(cfg.BytesPerToken, DefaultBytesPerToken)
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log,
 		thresholds: new(thresholds)}

@@ -46,7 +46,8 @@ func newHouse(t testing.TB, endpoints ...pool.Endpoint) *house {
 	}
 	h := &house{t: t, pool: pool.New(log), index: index, book: scoring.NewActiveSequences()}
 	h.pool.Update(endpoints)
-	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Explain: true}, h.pool, index, h.book, metrics.New(), log)
+	cfg := Config{Scoring: scoring.DefaultConfig(), Explain: true, Confirm: time.Sleep}
+	h.Router = New(cfg, h.pool, index, h.book, metrics.New(), log)
 	return h
 }
 

@@ -40,9 +40,9 @@ func main() {
 	plan := flag.Bool("plan", false, "play nothing: write the traces that the scenarios would send, with estimated "+
 		"numbers of tokens, to -out, and print their names and the flags with which kvepp replay models the workers")
 	flag.Parse()
-	systems = append(systems, replicated(cmp.Or(*replicas, 4))...)
+	several := replicated(cmp.Or(*replicas, 4))
+	systems = append(systems, several...)
 	if *replicas > 0 && o.routers == "" {
-		several := systems[len(systems)-3:]
 		o.routers = single + "," + several[0].name + "," + several[1].name
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

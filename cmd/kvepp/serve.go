@@ -261,6 +261,10 @@ func (s *server) decide(ctx context.Context) {
 	}
 	engine := s.config.engine.Engine
 	s.admission = s.busy.newAdmission()
+	var confirm func(time.Duration)
+	if s.replicaSettle {
+		confirm = s.replicas.confirm
+	}
 	s.router = router.New(router.Config{
 		Models: s.models, Adapters: s.adapters, Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
 		Checks:          startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
@@ -280,8 +284,7 @@ func (s *server) decide(ctx context.Context) {
 		IgnoreHints:     s.ignoreHints,
 		StrictModel:     s.strictModel,
 		Sessions:        s.sessions,
-		Confirm:         s.replicas.confirm,
-		NeverSettle:     !s.replicaSettle,
+		Confirm:         confirm,
 		Pinning:         s.allowPinning,
 		Frontends:       engine == tokenizer.Dynamo,
 		KeepLegacyNvext: s.keepLegacy,
