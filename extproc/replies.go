@@ -63,7 +63,12 @@ var protectedHeaders = []string{
 	prefillerHeader,
 	// llm-d's sidecar routes by these.
 	"x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
+	"x-smg-target-worker", // SGLang's gateway sends to the worker that it names
 }
+
+// overridePrefix begins the headers by which SGLang replaces fields of a request: its rank, the prefill worker that it
+// fetches blocks from, its priority. Source: SGLang 0.5.23, entrypoints/request_headers.
+const overridePrefix = "x-override-"
 
 type direction int
 
@@ -198,7 +203,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 
 // withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
-	to = append(append(to, protectedHeaders...), apibody.ObjectiveHeaders...)
+	to = append(append(append(to, protectedHeaders...), apibody.ObjectiveHeaders...), s.head.overrides...)
 	if s.cfg.Frontends && !s.cfg.PassSessions {
 		to = append(to, apibody.SessionHeaders...)
 	}

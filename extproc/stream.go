@@ -92,9 +92,11 @@ type head struct {
 	length      int             // content-length; -1: the client did not say how long the body is
 	caller      tracing.Context // the client's trace context, if kvepp traces
 	method      string
-	opaque      bool // what follows is not a body that kvepp reads: another protocol, gRPC
-	grpc        bool // gRPC
-	bytes       int  // of all names and values
+	opaque      bool     // what follows is not a body that kvepp reads: another protocol, gRPC
+	grpc        bool     // gRPC
+	encoded     bool     // the body is compressed
+	bytes       int      // of all names and values
+	overrides   []string // names of the client's headers with overridePrefix
 }
 
 // effect is what one step asks the server to do: first Ask, which yields further messages, then Send in order, then the
@@ -220,6 +222,9 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		// kvepp does not read the body, so it does not wait for it: on a WebSocket or a gRPC stream client and server
 		// may each wait for the other, for ever.
 		s.bodylessReason = router.ReasonUnknownAPI
+		e.Ask = true
+	case s.head.encoded:
+		s.bodylessReason = router.ReasonBodyEncoding // kvepp unpacks nothing: a small body could fill the memory
 		e.Ask = true
 	case s.head.length > s.cfg.MaxParseBytes && !s.holds():
 		s.bodylessReason = router.ReasonBodyTooLarge // the declared length says so: kvepp need not hold any of it
@@ -519,7 +524,7 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 // kept returns what kvepp needs of a head during the response. The texts of all headers share one allocation, which
 // kept releases unless it is small.
 func (h head) kept() head {
-	h.hints, h.subset, h.caller = apibody.Hints{}, nil, tracing.Context{}
+	h.hints, h.subset, h.caller, h.overrides = apibody.Hints{}, nil, tracing.Context{}, nil
 	if h.bytes > headBytes {
 		h.path, _, _ = strings.Cut(h.path, "?")
 		h.path, h.id, h.method = router.Clip(h.path), router.Clip(h.id), router.Clip(h.method)
@@ -550,11 +555,17 @@ func readHead(m *corev3.HeaderMap, traced bool) head {
 			if n, err := strconv.ParseUint(headerValue(v), 10, 62); err == nil {
 				h.length = int(n)
 			}
+		case "content-encoding", "x-body-compressed": // the latter: SGLang's own
+			coding := strings.TrimSpace(headerValue(v))
+			h.encoded = h.encoded || coding != "" && !strings.EqualFold(coding, "identity")
 		case tracing.Traceparent, tracing.Tracestate:
 			if traced {
 				h.caller.Add(name, headerValue(v))
 			}
 		default:
+			if strings.HasPrefix(name, overridePrefix) {
+				h.overrides = append(h.overrides, name)
+			}
 			hints.Add(name, headerValue(v))
 		}
 	}

@@ -13,9 +13,11 @@ const (
 	ReasonBodyCut      Reason = "body_cut"       // the proxy's buffer held only a part of the body
 	ReasonBodyTooLarge Reason = "body_too_large" // the body is larger than kvepp parses
 	// reading the body takes more memory than its size allows, or it has too many prompts
-	ReasonBodyValues  Reason = "body_values"
-	ReasonUnknownAPI  Reason = "unknown_api"  // a path whose body kvepp does not read; a WebSocket; gRPC
-	ReasonNoTokenizer Reason = "no_tokenizer" // no --model for the request's model
+	ReasonBodyValues Reason = "body_values"
+	// the body is compressed, or its text is JSON that only the engine may read
+	ReasonBodyEncoding Reason = "body_encoding"
+	ReasonUnknownAPI   Reason = "unknown_api"  // a path whose body kvepp does not read; a WebSocket; gRPC
+	ReasonNoTokenizer  Reason = "no_tokenizer" // no --model for the request's model
 	// an image, audio or video at an unknown place in the prompt
 	ReasonMedia Reason = "media"
 	// /v1/responses or /v1/messages with content that no chat can hold
@@ -49,7 +51,7 @@ const (
 // reasons are all of them.
 var reasons = []Reason{
 	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonBodyValues,
-	ReasonUnknownAPI,
+	ReasonBodyEncoding, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonEngineVersions,
 	ReasonNoBlockSize,
