@@ -40,6 +40,9 @@ type UsageReader struct {
 	sawContent bool
 	events     int // since the content began
 
+	// reported are the latest values of messageCounts: an event of a stream repeats only those that changed.
+	reported [len(messageCounts)]any
+
 	carry    []byte // streaming: the unfinished line; else: the usage object so far
 	skipping bool   // streaming: skipping a line longer than maxCarry
 
@@ -134,8 +137,10 @@ func (r *UsageReader) line(line []byte) {
 	}
 	if usage {
 		r.readUsage(event)
-		if response, ok := field[*chattemplate.Dict](event, "response"); ok { // the last event of /v1/responses
-			r.readUsage(response)
+		for _, name := range [...]string{"response", "message"} { // /v1/responses, at the end; /v1/messages, at the start
+			if inner, ok := field[*chattemplate.Dict](event, name); ok {
+				r.readUsage(inner)
+			}
 		}
 	}
 	if !r.sawContent && hasContent(event) {
@@ -161,32 +166,44 @@ func holdsUsage(data []byte) bool {
 	}
 }
 
+// messageCounts are the parts of a prompt's tokens in /v1/messages: those computed, those put into the cache and those
+// found there. A stream has them in message_start. vLLM repeats them in message_delta, SGLang does not.
+//
+// Sources: vLLM 0.33.0, entrypoints/anthropic/serving, _build_anthropic_usage; SGLang 0.5.23, entrypoints/anthropic/
+// serving, _anthropic_usage.
+var messageCounts = [...]string{"input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"}
+
 // readUsage reads the usage object of a response or event.
 func (r *UsageReader) readUsage(response *chattemplate.Dict) {
 	usage, ok := field[*chattemplate.Dict](response, "usage")
 	if !ok {
 		return
 	}
+	for i, name := range messageCounts {
+		if count, ok := field[int64](usage, name); ok {
+			r.reported[i] = count
+		} else if r.reported[i] != nil {
+			usage.Set(name, r.reported[i])
+		}
+	}
 	r.found = true
 	r.usage = Usage{
-		PromptTokens:     positiveInt(usage, "prompt_tokens") + positiveInt(usage, "input_tokens"),
+		PromptTokens:     positiveInt(usage, "prompt_tokens"),
 		CompletionTokens: positiveInt(usage, "completion_tokens") + positiveInt(usage, "output_tokens"),
 	}
+	for i, name := range messageCounts {
+		_, ok := field[int64](usage, name)
+		r.usage.PromptTokens += positiveInt(usage, name)
+		r.usage.HasCached = r.usage.HasCached || ok && i > 0 // input_tokens is in /v1/responses too
+	}
+	r.usage.CachedTokens = positiveInt(usage, "cache_read_input_tokens")
 	// input_tokens_details: /v1/responses
 	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
 		if details, ok := field[*chattemplate.Dict](usage, name); ok {
 			if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
-				r.usage.CachedTokens = int(min(cached, math.MaxInt32)) // keeps sums in range, like positiveInt
+				r.usage.CachedTokens += int(min(cached, math.MaxInt32)) // keeps sums in range, like positiveInt
 				r.usage.HasCached = true
 			}
-		}
-	}
-	for _, name := range [...]string{"cache_creation_input_tokens", "cache_read_input_tokens"} { // /v1/messages
-		_, ok := field[int64](usage, name)
-		r.usage.HasCached = r.usage.HasCached || ok
-		if name == "cache_read_input_tokens" { // input_tokens does not include it
-			r.usage.CachedTokens += positiveInt(usage, name)
-			r.usage.PromptTokens += positiveInt(usage, name)
 		}
 	}
 }

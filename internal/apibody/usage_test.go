@@ -71,7 +71,27 @@ func TestUsageReader(t *testing.T) {
 			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":36,"output_tokens":7,`+
 				`"cache_creation_input_tokens":0,"cache_read_input_tokens":64}}`), full, true, true},
 		"stream, message start": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`),
-			Usage{}, false, false},
+			Usage{PromptTokens: 3}, true, false},
+		"stream, messages, the prompt in message_start alone": {stream, event(`{"type":"message_start","message":{`+
+			`"usage":{"input_tokens":36,"cache_read_input_tokens":64,"output_tokens":0}}}`) +
+			event(`{"type":"content_block_delta","delta":{"text":"x"}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"output_tokens":7}}`), full, true, true},
+		"stream, messages, some counts repeated": {stream, event(`{"type":"message_start","message":{`+
+			`"usage":{"input_tokens":3,"cache_read_input_tokens":64,"output_tokens":0}}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":36,"cache_read_input_tokens":null,`+
+				`"output_tokens":7}}`), full, true, true},
+		"stream, messages, nothing cached": {stream, event(`{"type":"message_start","message":{`+
+			`"usage":{"input_tokens":100,"cache_read_input_tokens":0,"output_tokens":0}}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"output_tokens":7}}`),
+			Usage{PromptTokens: 100, CompletionTokens: 7, HasCached: true}, true, true},
+		"stream, messages, no cache report": {stream, event(`{"type":"message_start","message":{`+
+			`"usage":{"input_tokens":100,"output_tokens":0}}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"output_tokens":7}}`),
+			Usage{PromptTokens: 100, CompletionTokens: 7}, true, true},
+		"stream, messages, some put into the cache": {stream, event(`{"type":"message_start","message":{`+
+			`"usage":{"input_tokens":0,"output_tokens":0}}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":6,"cache_creation_input_tokens":30,`+
+				`"cache_read_input_tokens":64,"output_tokens":7}}`), full, true, true},
 		"body, responses": {"application/json",
 			`{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}`, full, true,
 			true},
