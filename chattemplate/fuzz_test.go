@@ -107,6 +107,7 @@ func FuzzParseJSON(f *testing.F) {
 		`{"a":1,"a":2}`, `""`,
 		`{"a":["` + strings.Repeat(`x\n`, 300) + `"],"decoded":"` + strings.Repeat(`x\n`, 300) + `"}`,
 		`{"a":"` + strings.Repeat("x", 300) + `\ud800"}`,
+		"\ufeff[NaN,-Infinity]", "\xff\xfe[\x00", `{"a":-Inf}`, "\"\xed\xa0\x80\"",
 	} {
 		f.Add([]byte(seed))
 	}
@@ -134,8 +135,15 @@ func FuzzParseJSON(f *testing.F) {
 				sameOrAsWritten(t, got, value, key != "decoded")
 			}
 		}
-		valid := json.Valid(body)
+		python, _, pythonErr := JSONReader{Python: true}.Parse(body)
+		if err == nil && (pythonErr != nil || fmt.Sprint(plain(v)) != fmt.Sprint(plain(python))) {
+			t.Fatalf("%q: %v to Python: %v", body, v, pythonErr)
+		}
 		var syntax *SyntaxError
+		if pythonErr != nil && !errors.Is(pythonErr, ErrPythonJSON) && !errors.As(pythonErr, &syntax) {
+			t.Fatalf("%q: error of type %T", body, pythonErr)
+		}
+		valid := json.Valid(body)
 		switch {
 		case err == nil && !valid:
 			t.Fatalf("%q: accepted, but encoding/json rejects it", body)

@@ -19,6 +19,10 @@ const (
 	// MaxJSONDepth is the maximum nesting of arrays and objects.
 	MaxJSONDepth = 500
 
+	// MaxSkippedDepth is the same for fields that JSONReader skips, if Python is set. Python's own limit is 1,000, and
+	// higher in later versions.
+	MaxSkippedDepth = 1000
+
 	// maxIntDigits is the longest integer that Python's json accepts (sys.int_info.default_max_str_digits).
 	maxIntDigits = 4300
 )
@@ -49,6 +53,11 @@ func ParseJSON(body []byte) (any, error) {
 
 // ErrTooManyValues says that the values of a JSON text take more memory than JSONReader.Allowance.
 var ErrTooManyValues = errors.New("chattemplate: the values of the JSON text take too much memory")
+
+// ErrPythonJSON says that JSONReader.Python is set and that Python may read the text: it is UTF-16 or UTF-32, has a
+// lone surrogate where a string is decoded, nests deeper than MaxJSONDepth or MaxSkippedDepth, or has token ids that
+// are booleans or texts. No values exist for these.
+var ErrPythonJSON = errors.New("chattemplate: JSON that Python may read: not UTF-8, a lone surrogate, or deep nesting")
 
 // JSONField says how to read the value of a field of an object. Its bits can be combined.
 type JSONField uint8
@@ -81,16 +90,35 @@ type JSONReader struct {
 	Field func(parent, key string) JSONField
 	// Allowance is the most memory that the values may take, in bytes. 0: unlimited.
 	Allowance int
+	// Python reads what servers in Python accept, too: a byte order mark, NaN, Infinity, numbers beyond float64 as
+	// infinite, lone surrogates in what is skipped, token ids such as 1.0.
+	//
+	// Sources: Python 3.12, json.loads and json.decoder; pydantic 2.12, the conversion of float to int.
+	Python bool
 }
 
+// byteOrderMark is that of UTF-8.
+const byteOrderMark = "\ufeff"
+
 // Parse reads one JSON value. taken is the approximate memory of the values, in bytes. Errors: *SyntaxError,
-// ErrTooManyValues.
+// ErrTooManyValues, ErrPythonJSON.
 func (r JSONReader) Parse(body []byte) (v any, taken int, err error) {
 	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), ask: r.Field}
 	if p.allowance = r.Allowance; p.allowance <= 0 {
 		p.allowance = math.MaxInt
 	}
+	if p.python = r.Python; p.python {
+		if len(body) > 1 && (body[0] == 0 || body[1] == 0 || body[0] >= 0xfe && body[1] >= 0xfe) { // UTF-16, UTF-32
+			return nil, 0, ErrPythonJSON
+		}
+		if strings.HasPrefix(p.text, byteOrderMark) {
+			p.pos = len(byteOrderMark)
+		}
+	}
 	if !utf8.Valid(body) {
+		if p.python && onlySurrogates(p.text) {
+			return nil, 0, ErrPythonJSON
+		}
 		return nil, 0, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
 	}
 	if v, err = p.value(); err != nil {
@@ -114,10 +142,24 @@ func firstInvalidUTF8(s string) int {
 	return len(s)
 }
 
+// onlySurrogates reports whether all that is invalid in s are surrogates encoded as if they were characters.
+func onlySurrogates(s string) bool {
+	for s != "" {
+		s = s[firstInvalidUTF8(s):]
+		if len(s) > 2 && s[0] == 0xed && s[1]&0xe0 == 0xa0 && s[2]&0xc0 == 0x80 {
+			s = s[3:]
+		} else if s != "" {
+			return false
+		}
+	}
+	return true
+}
+
 type jsonParser struct {
-	text  string
-	pos   int
-	depth int
+	text   string
+	pos    int
+	depth  int
+	python bool // JSONReader.Python
 	jsonMemory
 	// open is the stack of the unfinished objects and lists, innermost last: their keys and values, and items. Of a
 	// long list it holds only the latest items.
@@ -174,7 +216,7 @@ func (p *jsonParser) value() (any, error) {
 		return p.object()
 	case c == '[':
 		return p.array()
-	case c == '-' || isDigit(c):
+	case p.atNumber(c):
 		return p.number()
 	case c == 't':
 		return true, p.literal("true")
@@ -183,7 +225,26 @@ func (p *jsonParser) value() (any, error) {
 	case c == 'n':
 		return nil, p.literal("null")
 	}
+	if f, ok := p.notFinite(); ok {
+		return f, p.take(numberBytes)
+	}
 	return nil, p.fail("expected a value")
+}
+
+// atNumber reports whether a number begins at the position, whose byte is c.
+func (p *jsonParser) atNumber(c byte) bool {
+	return isDigit(c) || c == '-' && !(p.python && strings.HasPrefix(p.text[p.pos:], "-I"))
+}
+
+// notFinite reads a word of Python's for a number that is not finite.
+func (p *jsonParser) notFinite() (f float64, ok bool) {
+	for i, word := range [...]string{"NaN", "Infinity", "-Infinity"} {
+		if p.python && strings.HasPrefix(p.text[p.pos:], word) {
+			p.pos += len(word)
+			return [...]float64{math.NaN(), math.Inf(1), math.Inf(-1)}[i], true
+		}
+	}
+	return 0, false
 }
 
 func (p *jsonParser) literal(word string) error {
@@ -194,8 +255,11 @@ func (p *jsonParser) literal(word string) error {
 	return nil
 }
 
-func (p *jsonParser) enter() error {
-	if p.depth++; p.depth > MaxJSONDepth {
+// enter enters an array or an object. most is how deep it may be.
+func (p *jsonParser) enter(most int) error {
+	if p.depth++; p.depth > most && p.python {
+		return ErrPythonJSON
+	} else if p.depth > MaxJSONDepth && !p.python {
 		return p.fail(fmt.Sprintf("nested deeper than %d", MaxJSONDepth))
 	}
 	p.pos++
@@ -203,7 +267,7 @@ func (p *jsonParser) enter() error {
 }
 
 func (p *jsonParser) object() (any, error) {
-	if err := p.enter(); err != nil {
+	if err := p.enter(MaxJSONDepth); err != nil {
 		return nil, err
 	}
 	if p.accept('}') {
@@ -355,7 +419,7 @@ func (p *jsonParser) array() (any, error) {
 			return ids, err
 		}
 	}
-	if err := p.enter(); err != nil {
+	if err := p.enter(MaxJSONDepth); err != nil {
 		return nil, err
 	}
 	if p.accept(']') {
@@ -404,7 +468,7 @@ func (p *jsonParser) array() (any, error) {
 // tokenIDs reads a list that is empty or begins with a number. It returns nil for another list.
 func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 	start := p.pos
-	if err := p.enter(); err != nil {
+	if err := p.enter(MaxJSONDepth); err != nil {
 		return nil, err
 	}
 	p.skipSpace()
@@ -413,6 +477,8 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 		p.depth--
 		return noTokenIDs, nil
 	case p.pos < len(p.text) && (isDigit(p.text[p.pos]) || p.text[p.pos] == '-'):
+	case p.atPythonID("tf"):
+		return nil, ErrPythonJSON
 	default:
 		p.pos = start
 		p.depth--
@@ -428,7 +494,7 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 		} else if c == ']' {
 			room++
 			break
-		} else if c > ' ' && !isDigit(c) && c != '-' {
+		} else if c > ' ' && !isDigit(c) && c != '-' && !(p.python && strings.IndexByte(".eE+", c) >= 0) {
 			room = 0
 			break
 		}
@@ -460,12 +526,21 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 	}
 }
 
+// atPythonID reports whether the value at the position begins with one of these bytes and pydantic may take it for a
+// token id: a boolean, or a number in quotes behind other ids.
+func (p *jsonParser) atPythonID(begins string) bool {
+	return p.python && p.pos < len(p.text) && strings.IndexByte(begins, p.text[p.pos]) >= 0
+}
+
 // tokenID reads an item of a list of token ids, and reports whether it is a token id. Other items are checked and
 // skipped.
 func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
 	p.skipSpace()
 	start := p.pos
-	if start >= len(p.text) || !isDigit(p.text[start]) && p.text[start] != '-' {
+	if start >= len(p.text) || !p.atNumber(p.text[start]) {
+		if p.atPythonID("tf\"") {
+			return 0, false, ErrPythonJSON
+		}
 		return 0, false, p.skip()
 	}
 	integer, err := p.scanNumber()
@@ -474,7 +549,9 @@ func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
 	}
 	literal := p.text[start:p.pos]
 	if !integer {
-		return 0, false, p.checkFloat(start)
+		f, err := p.float(start)
+		whole := p.python && f == math.Trunc(f) && f >= 0 && f <= math.MaxUint32
+		return uint32(max(f, 0)), whole, err
 	}
 	if literal == "-0" {
 		return 0, true, nil
@@ -500,7 +577,7 @@ func (p *jsonParser) skip() error {
 		return p.skipString()
 	case c == '{' || c == '[':
 		return p.skipItems(c)
-	case c == '-' || isDigit(c):
+	case p.atNumber(c):
 		start := p.pos
 		integer, err := p.scanNumber()
 		if err != nil {
@@ -509,7 +586,8 @@ func (p *jsonParser) skip() error {
 		if integer {
 			return p.checkInteger(start)
 		}
-		return p.checkFloat(start)
+		_, err = p.float(start)
+		return err
 	case c == 't':
 		return p.literal("true")
 	case c == 'f':
@@ -517,12 +595,15 @@ func (p *jsonParser) skip() error {
 	case c == 'n':
 		return p.literal("null")
 	}
+	if _, ok := p.notFinite(); ok {
+		return nil
+	}
 	return p.fail("expected a value")
 }
 
 // skipItems checks an object or a list.
 func (p *jsonParser) skipItems(open byte) error {
-	if err := p.enter(); err != nil {
+	if err := p.enter(MaxSkippedDepth); err != nil {
 		return err
 	}
 	end, expected := byte('}'), "expected ',' or '}'"
@@ -613,7 +694,7 @@ func (p *jsonParser) scanNumber() (integer bool, err error) {
 	return integer, nil
 }
 
-// checkInteger and checkFloat check the number in p.text[start:p.pos].
+// checkInteger checks, and float returns, the number in p.text[start:p.pos].
 func (p *jsonParser) checkInteger(start int) error {
 	digits := p.pos - start
 	if p.text[start] == '-' {
@@ -625,11 +706,12 @@ func (p *jsonParser) checkInteger(start int) error {
 	return nil
 }
 
-func (p *jsonParser) checkFloat(start int) error {
-	if _, err := strconv.ParseFloat(p.text[start:p.pos], 64); err != nil {
-		return p.failAt(start, "number out of range")
+func (p *jsonParser) float(start int) (float64, error) {
+	f, err := strconv.ParseFloat(p.text[start:p.pos], 64)
+	if err != nil && !p.python { // to Python it is infinite
+		return 0, p.failAt(start, "number out of range")
 	}
-	return nil
+	return f, nil
 }
 
 func (p *jsonParser) number() (any, error) {
@@ -640,9 +722,9 @@ func (p *jsonParser) number() (any, error) {
 	}
 	literal := p.text[start:p.pos]
 	if !integer {
-		f, err := strconv.ParseFloat(literal, 64)
+		f, err := p.float(start)
 		if err != nil {
-			return nil, p.failAt(start, "number out of range")
+			return nil, err
 		}
 		return f, p.take(numberBytes)
 	}
@@ -734,10 +816,10 @@ func (p *jsonParser) stringEnd(i int) (end int, err error) {
 			i += 2
 		default:
 			size, _, reason := unescape(s[i:])
-			if size == 0 {
+			if size == 0 && !(p.python && reason == loneSurrogate) {
 				return i, p.failAt(i, reason)
 			}
-			i += size
+			i += max(size, len(`\u0000`))
 		}
 	}
 }
@@ -826,7 +908,10 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 				continue
 			}
 			size, r, reason := unescape(s[i:])
-			if size == 0 {
+			switch {
+			case size == 0 && p.python && reason == loneSurrogate:
+				return "", ErrPythonJSON // it has no form in UTF-8
+			case size == 0:
 				return "", p.failAt(i, reason)
 			}
 			n += utf8.EncodeRune(dst[n:], r)
@@ -860,6 +945,8 @@ func (p *jsonParser) room(plain int) ([]byte, error) {
 // shortEscapes maps the byte after a backslash to the byte that the escape stands for; 0 for other bytes.
 var shortEscapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
+const loneSurrogate = "lone surrogate"
+
 // unescape decodes the escape sequence at the start of s, which is not one of shortEscapes. It returns the length of
 // the sequence, or 0 and the reason why it is invalid.
 func unescape(s string) (size int, r rune, reason string) {
@@ -883,7 +970,7 @@ func unescape(s string) (size int, r rune, reason string) {
 			}
 		}
 	}
-	return 0, 0, "lone surrogate"
+	return 0, 0, loneSurrogate
 }
 
 func hex4(s string) (rune, bool) {

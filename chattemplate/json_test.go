@@ -294,6 +294,125 @@ func TestJSONAsWritten(t *testing.T) {
 	}
 }
 
+// TestPythonJSON: what Python's json reads beyond RFC 8259. Python 3.11 and pydantic 2.14 gave the values.
+func TestPythonJSON(t *testing.T) {
+	fields := func(_, key string) JSONField {
+		return map[string]JSONField{"skipped": JSONSkip, "written": JSONAsWritten, "ids": JSONTokenIDs}[key]
+	}
+	deep := func(key string, n int) string {
+		return `{"` + key + `":` + strings.Repeat("[", n) + strings.Repeat("]", n) + "}"
+	}
+	long := strings.Repeat("x", 300)
+	const python, syntax = "python", "syntax"
+	for _, c := range []struct{ body, want string }{
+		{"\ufeff {\"a\":1}", "map[a:1]"},
+		{"\ufeff\ufeff{}", syntax},
+		{" \ufeff{}", syntax},
+		{`{"a":NaN,"b":Infinity,"c":-Infinity,"d":1e400,"e":-1e400,"skipped":[NaN,Infinity,-Infinity,1e400]}`,
+			"map[a:NaN b:+Inf c:-Inf d:+Inf e:-Inf]"},
+		{`{"a":nan}`, syntax},
+		{`{"a":-NaN}`, syntax},
+		{`{"a":+Infinity}`, syntax},
+		{`{"a":-Inf}`, syntax},
+		{`{"skipped":-Inf}`, syntax},
+		{`{"skipped":Nan}`, syntax},
+		{`{"skipped":"\ud800","a":1}`, "map[a:1]"},
+		{`{"skipped":{"\ud800":"\udc00\ud800"},"a":1}`, "map[a:1]"},
+		{`{"written":"` + long + `\ud800"}`, "map[written:" + long + `\ud800]`},
+		{`{"a":"\ud800"}`, python},
+		{`{"\ud800":1}`, python},
+		{`{"a":"\ud83d\ude00"}`, "map[a:\U0001f600]"},
+		{`{"a":"\ud80"}`, syntax},
+		{`{"ids":[1.0,2e0,30E-1,-0.0,4294967295.0]}`, "map[ids:[1 2 3 0 4294967295]]"},
+		{`{"ids":[[1.0],[2]]}`, "map[ids:[[1] [2]]]"},
+		{`{"ids":[1,1.5]}`, "map[ids:bad 1]"},
+		{`{"ids":[1,4294967296.0]}`, "map[ids:bad 1]"},
+		{`{"ids":[1,1e400,NaN,-Infinity]}`, "map[ids:bad 1]"},
+		{`{"ids":[1,null]}`, "map[ids:bad 1]"},
+		{`{"ids":[1,true]}`, python},
+		{`{"ids":[false]}`, python},
+		{`{"ids":[1,"2"]}`, python},
+		{"{\"a\":\"\xed\xa0\x80\"}", python},
+		{"{\"a\":\"\xed\xa0\x80\xff\"}", syntax},
+		{"{\"a\":\"\xed\x9f\x80\xed\"}", syntax},
+		{"{\x00\"\x00", python},
+		{"\x00{\x00}", python},
+		{"\xff\xfe{\x00}\x00", python},
+		{"\xfe\xff\x00{", python},
+		{"\x00\x00\xfe\xff", python},
+		{"{\"a\":\"\x00\"}", syntax},
+		{deep("a", MaxJSONDepth-1), "read"},
+		{deep("a", MaxJSONDepth), python},
+		{deep("skipped", MaxSkippedDepth-1), "map[]"},
+		{deep("skipped", MaxSkippedDepth), python},
+		{`{"skipped":` + strings.Repeat(`{"a":`, 1<<20), python},
+		{`{"a":` + strings.Repeat("9", 4301) + `}`, syntax},
+		{`{"a":1}` + "\x00", syntax},
+		{`{"a":1,"a":NaN}`, "map[a:NaN]"},
+	} {
+		v, _, err := JSONReader{Field: fields, Python: true}.Parse([]byte(c.body))
+		var wrong *SyntaxError
+		got := fmt.Sprint(plain(v))
+		switch {
+		case errors.Is(err, ErrPythonJSON):
+			got = python
+		case errors.As(err, &wrong):
+			got = syntax
+		case err != nil:
+			got = err.Error()
+		case c.want == "read":
+			got = c.want
+		}
+		if got != c.want {
+			t.Errorf("%.60q: %s, want %s (%v)", c.body, got, c.want, err)
+		}
+		// Strict JSON has none of these, but for the pair of surrogates.
+		if _, _, err := (JSONReader{Field: fields}).Parse([]byte(c.body)); errors.Is(err, ErrPythonJSON) {
+			t.Errorf("%.60q: strict JSON is Python's", c.body)
+		}
+	}
+}
+
+// plain returns a value with Go's maps and slices.
+func plain(v any) any {
+	switch x := v.(type) {
+	case *Dict:
+		m := map[string]any{}
+		for key, v := range x.All() {
+			m[key.(string)] = plain(v)
+		}
+		return m
+	case *List:
+		items := []any{}
+		for _, v := range x.Items {
+			items = append(items, plain(v))
+		}
+		return items
+	case *TokenIDs:
+		if x.Bad >= 0 {
+			return fmt.Sprint("bad ", x.Bad)
+		}
+		return x.IDs
+	}
+	return v
+}
+
+// TestPythonNumbersInTemplates: numbers that are not finite print as Python prints them.
+func TestPythonNumbersInTemplates(t *testing.T) {
+	v, _, err := JSONReader{Python: true}.Parse([]byte(`{"a":[NaN,Infinity,-1e400]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	template, err := Compile("numbers", "{{ a }} {{ a|tojson }} {{ a[0] == a[1] }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := template.Render(t.Context(), v.(*Dict), Limits{})
+	if want := "[nan, inf, -inf] [NaN, Infinity, -Infinity] False"; err != nil || got != want {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
+
 func BenchmarkParseJSON(b *testing.B) {
 	b.SetBytes(int64(len(benchmarkBody)))
 	b.ReportAllocs()

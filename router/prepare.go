@@ -144,11 +144,8 @@ func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req 
 	if size > quickBytes {
 		began = r.metrics.Phase("wait", began)
 	}
-	parse := apibody.ParseRequest
-	if r.tokenless() {
-		parse = apibody.ParseRouting
-	}
-	body, err = g.parse(ctx, until, parse, req)
+	how := apibody.Parser{Python: !r.cfg.Frontends, NoTokens: r.tokenless()}
+	body, err = g.parse(ctx, until, how.Parse, req)
 	parsed = r.metrics.Phase("parse", began)
 	if span != nil {
 		span.Phase(spanParse, began, parsed, tracing.Int("kvepp.body_bytes", len(req.Body)))
@@ -162,7 +159,11 @@ func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 	switch {
 	case errors.Is(err, apibody.ErrUnknownAPI):
 		p.reason = ReasonUnknownAPI
-	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, errPickTimeout), errors.Is(err, errPanic):
+	case errors.Is(err, apibody.ErrPythonJSON) && r.cfg.TenantSalt: // it would pass without its tenant's salt
+		return p, &apibody.Error{Code: apibody.CodeInvalidJSON, Message: "The request body is not JSON in UTF-8 that " +
+			"can be given a tenant's cache salt."}
+	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, apibody.ErrPythonJSON),
+		errors.Is(err, errPickTimeout), errors.Is(err, errPanic):
 		p.reason = reasonOf(err)
 		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
 	default:
@@ -250,7 +251,7 @@ func (r *Router) tokenize(
 	running := r.running.of(r.pool, r.cfg.Models, name)
 	switch {
 	case body.TooLarge != nil:
-		return nil, nil, ReasonBodyValues, body.TooLarge
+		return nil, nil, reasonOf(body.TooLarge), body.TooLarge
 	case check.Differs():
 		return nil, nil, ReasonTokenizerDiffers, nil
 	case body.HasMedia && model == nil:
@@ -320,6 +321,8 @@ func reasonOf(err error) Reason {
 		return ReasonPanic
 	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, tokenizer.ErrMemory):
 		return ReasonBodyValues
+	case errors.Is(err, apibody.ErrPythonJSON):
+		return ReasonBodyEncoding
 	case errors.Is(err, tokenizer.ErrNoIDs):
 		return ReasonNoTokenizer
 	case errors.Is(err, tokenizer.ErrMedia):

@@ -224,7 +224,8 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 			path = apiPaths["chat"]
 		}
 	}
-	request, err := apibody.ParseRequest(path, input)
+	how := apibody.Parser{Python: tokenizer.Engine(o.engine) != tokenizer.Dynamo}
+	request, err := how.Parse(path, input)
 	if err != nil {
 		return err
 	}

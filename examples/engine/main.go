@@ -169,7 +169,7 @@ func (e *engine) prompts(
 	path string,
 	body []byte,
 ) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
-	request, err := apibody.ParseRequest(path, body)
+	request, err := apibody.Parser{Python: true}.Parse(path, body)
 	if err == nil {
 		if prompts, err = e.model.Tokenize(context.Background(), request); err == nil {
 			return request, prompts, true

@@ -48,7 +48,7 @@ func requestField(parent, key string) chattemplate.JSONField {
 	return how
 }
 
-// routingField returns how ParseRouting reads a field.
+// routingField returns how a Parser with NoTokens reads a field.
 func routingField(parent, key string) chattemplate.JSONField {
 	how := requestField(parent, key)
 	if parent == "" && promptOnly(key) {

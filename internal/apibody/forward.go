@@ -71,7 +71,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	if c.CacheSalt != "" {
 		salt = quoted(c.CacheSalt)
 	}
-	top := space(body, 0)
+	top := start(body)
 	newNvext, newSalt := inject, c.CacheSalt != ""
 	s.object(body, top, func(key string, from, to int) bool {
 		switch {
@@ -145,7 +145,7 @@ func (r *Request) TakesTokenData() bool {
 // other bytes stay as they are.
 func WithoutFields(body []byte, fields []string) []byte {
 	var s splice
-	s.object(body, space(body, 0), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
+	s.object(body, start(body), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
 	return s.apply(body)
 }
 
@@ -252,6 +252,11 @@ func keyOf(text []byte) string {
 	var key string
 	_ = json.Unmarshal(text, &key) // cannot fail: the text is valid
 	return key
+}
+
+// start returns where the value of a text begins: behind a byte order mark and white space.
+func start(text []byte) int {
+	return space(text, len(text)-len(bytes.TrimPrefix(text, []byte("\ufeff"))))
 }
 
 // space returns the end of the white space that begins at i.

@@ -122,7 +122,7 @@ type Request struct {
 	Body *chattemplate.Dict
 
 	// TooLarge is nil if the prompt was read. Otherwise it says why not: the prompt takes too much memory for its size
-	// (ErrTooManyValues), or has too many parts. The fields of Completions and chats are then empty.
+	// (ErrTooManyValues), has too many parts, or is ErrPythonJSON. The fields of Completions and chats are then empty.
 	TooLarge error
 	// RemainingCost is the part of ReadCost that the values of the body left for the next steps, in bytes.
 	RemainingCost int
@@ -152,17 +152,27 @@ type Prompt struct {
 // It returns ErrUnknownAPI for an unknown path before it reads the body, and *Error for a body that is not a valid
 // request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should
 // see the engine's own answer. The body must not be modified while the Request is in use.
-func ParseRequest(path string, body []byte) (*Request, error) {
-	return parseRequest(path, body, requestField)
+func ParseRequest(path string, body []byte) (*Request, error) { return Parser{}.Parse(path, body) }
+
+// Parser says how to read request bodies. The zero value reads strict JSON.
+type Parser struct {
+	// Python reads the JSON that servers in Python accept, those of vLLM, SGLang and TensorRT-LLM, see
+	// chattemplate.JSONReader.
+	Python bool
+	// NoTokens is for callers that need no tokens. Long prompt texts are not decoded: if they have escapes, they stay
+	// encoded as in the JSON.
+	NoTokens bool
 }
 
-// ParseRouting is ParseRequest for callers that need no tokens. Long prompt texts are not decoded: if they have
-// escapes, they stay encoded as in the JSON.
-func ParseRouting(path string, body []byte) (*Request, error) {
-	return parseRequest(path, body, routingField)
-}
+// ErrPythonJSON says that a Parser with Python cannot read a body that an engine may accept.
+var ErrPythonJSON = chattemplate.ErrPythonJSON
 
-func parseRequest(path string, body []byte, fields func(parent, key string) chattemplate.JSONField) (*Request, error) {
+// Parse is ParseRequest. Further error: ErrPythonJSON.
+func (how Parser) Parse(path string, body []byte) (*Request, error) {
+	fields := requestField
+	if how.NoTokens {
+		fields = routingField
+	}
 	api := apiOfPath(path)
 	if api == 0 {
 		return nil, ErrUnknownAPI
@@ -171,22 +181,20 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is empty: it must be a JSON object."}
 	}
 	allowance := valueCost(len(body))
-	value, taken, err := chattemplate.JSONReader{Field: fields, Allowance: allowance}.Parse(body)
-	tooLarge := err
-	if errors.Is(err, ErrTooManyValues) { // the routing fields are small; read them anyway
-		value, taken, err = chattemplate.JSONReader{
-			Field:     routeOnlyField,
-			Allowance: routingCost(len(body)),
-		}.Parse(
-			body,
-		)
-	} else {
-		tooLarge = nil
+	reader := chattemplate.JSONReader{Field: fields, Allowance: allowance, Python: how.Python}
+	value, taken, err := reader.Parse(body)
+	var unread error                                                       // of the prompt
+	if errors.Is(err, ErrTooManyValues) || errors.Is(err, ErrPythonJSON) { // the routing fields may be readable
+		unread = err
+		reader.Field, reader.Allowance = routeOnlyField, routingCost(len(body))
+		value, taken, err = reader.Parse(body)
 	}
-	if errors.Is(err, ErrTooManyValues) {
+	switch {
+	case errors.Is(err, ErrTooManyValues):
 		return nil, tooManyValues(err, len(body))
-	}
-	if err != nil {
+	case errors.Is(err, ErrPythonJSON):
+		return nil, err
+	case err != nil:
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}
 	}
 	object, ok := value.(*chattemplate.Dict)
@@ -209,8 +217,10 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	if err := r.readShared(); err != nil {
 		return nil, err
 	}
-	if tooLarge != nil {
-		r.TooLarge = tooManyValues(tooLarge, len(body))
+	if unread != nil {
+		if r.TooLarge = unread; errors.Is(unread, ErrTooManyValues) {
+			r.TooLarge = tooManyValues(unread, len(body))
+		}
 		return r, nil
 	}
 	read := r.readPrompts
@@ -381,7 +391,8 @@ func (r *Request) readPrompts() error {
 		return err
 	case *chattemplate.List:
 		if len(p.Items) > MaxPrompts {
-			r.TooLarge = fmt.Errorf("apibody: 'prompt' holds %d prompts, more than %d", len(p.Items), MaxPrompts)
+			r.TooLarge = fmt.Errorf("apibody: 'prompt' holds %d prompts, more than %d: %w", len(p.Items), MaxPrompts,
+				ErrTooManyValues)
 			return nil
 		}
 		switch p.Items[0].(type) {

@@ -183,6 +183,13 @@ func FuzzParseRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string) {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} {
 			r, err := ParseRequest(path, []byte(body))
+			python, pythonErr := (Parser{Python: true}).Parse(path, []byte(body))
+			if err == nil && (pythonErr != nil || python.TooLarge == nil != (r.TooLarge == nil)) {
+				t.Fatalf("%q: Python's JSON: %+v, %v", body, python, pythonErr)
+			}
+			if errors.Is(err, ErrPythonJSON) {
+				t.Fatalf("%q: %v", body, err)
+			}
 			var e *Error
 			switch {
 			case err != nil && (!errors.As(err, &e) || e.Message == "" || e.Code == ""):

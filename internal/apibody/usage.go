@@ -137,7 +137,8 @@ func (r *UsageReader) line(line []byte) {
 	}
 	if usage {
 		r.readUsage(event)
-		for _, name := range [...]string{"response", "message"} { // /v1/responses, at the end; /v1/messages, at the start
+		// The last event of /v1/responses, the first of /v1/messages.
+		for _, name := range [...]string{"response", "message"} {
 			if inner, ok := field[*chattemplate.Dict](event, name); ok {
 				r.readUsage(inner)
 			}

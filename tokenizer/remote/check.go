@@ -148,7 +148,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 			d, known = nil, false
 		}
 	}()
-	request, err := apibody.ParseRequest(s.path, s.body)
+	request, err := apibody.Parser{Python: true}.Parse(s.path, s.body)
 	if err != nil {
 		return nil, false
 	}
