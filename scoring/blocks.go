@@ -18,7 +18,7 @@ import (
 // A run held by several workers has a bitset of them. extra has a count only if one of them holds the run for several
 // requests.
 //
-// Its memory stays at its maximum so far.
+// Its memory stays at its maximum until no request holds a block, see shrink.
 type activeBlocks struct {
 	byFirst table // first hash of a run -> index in runs
 	runs    []activeRun
@@ -32,7 +32,31 @@ type activeBlocks struct {
 	extra    table // set<<32 | worker -> requests of the worker that hold the run, less 1
 
 	weights map[runOn]float64 // weight of a block of the run on the worker, less 1, if not 0
+
+	bytes   [2]int // memory of the runs and of the lists of leaves, by origin; see held
+	origin  origin // of the runs that walks make now
+	keeping int    // bytes that unused runs keep for their hashes
+	least   int    // number of runs up to which shrink keeps them
 }
+
+// origin says who made a run.
+type origin uint8
+
+const (
+	byRequest origin = iota // of this book
+	byCopy                  // of another book's booking
+)
+
+const (
+	// runBytes is about the memory of a run beside its hashes: the run and its entry in byFirst, with room to grow.
+	// entryBytes is that of an entry of extra or weights.
+	runBytes   = 144
+	entryBytes = 64
+	// maxKept bounds the memory in bytes that unused runs keep for the hashes of the next requests.
+	maxKept = 1 << 20
+	// leastShrunk is the usual activeBlocks.least.
+	leastShrunk = 1 << 12
+)
 
 // activeRun is a run of consecutive blocks. runs[0] is unused, so that 0 can mean none.
 type activeRun struct {
@@ -41,6 +65,7 @@ type activeRun struct {
 	children uint32                 // number of runs that continue it
 	epoch    uint64                 // number of the latest pass that visited it
 	listed   bool                   // byFirst has it, see extend
+	origin   origin
 
 	// If holders is 0, no worker holds the run. Else if set is 0, worker holds it; otherwise the workers in set do.
 	worker  kvblock.Worker
@@ -50,7 +75,7 @@ type activeRun struct {
 }
 
 func newActiveBlocks() activeBlocks {
-	return activeBlocks{runs: make([]activeRun, 1), setWords: 1, sets: make([]uint64, 1)}
+	return activeBlocks{runs: make([]activeRun, 1), setWords: 1, sets: make([]uint64, 1), least: leastShrunk}
 }
 
 // fit makes room for workers numbered below n.
@@ -111,16 +136,28 @@ func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, bloc
 	r.hashes = append(r.hashes[:0], blocks...)
 	r.tokens = blockSize
 	r.parent = parent
+	r.origin = b.origin
+	b.bytes[r.origin] += r.bytes()
 	b.runs[parent].children++
 	b.list(id)
 	return id
 }
+
+// held returns about how much memory this book's own requests take, in bytes. Sets count as theirs.
+func (b *activeBlocks) held() int {
+	sets := len(b.sets)/b.setWords - 1 - len(b.freeSets)
+	return b.bytes[byRequest] + 8*b.setWords*sets + entryBytes*(b.extra.used+len(b.weights))
+}
+
+// bytes returns about how much memory the run takes.
+func (r *activeRun) bytes() int { return runBytes + 8*cap(r.hashes) }
 
 // newRun returns an unused run, zero except for its epoch and the memory of its hashes.
 func (b *activeBlocks) newRun() uint32 {
 	if n := len(b.free); n > 0 {
 		id := b.free[n-1]
 		b.free = b.free[:n-1]
+		b.keeping -= 8 * cap(b.runs[id].hashes)
 		return id
 	}
 	b.runs = append(b.runs, activeRun{})
@@ -143,6 +180,7 @@ func (b *activeBlocks) split(id uint32, n int) uint32 {
 	hashes := append(f.hashes[:0], r.hashes[:n]...)
 	*f = *r
 	f.hashes, f.children = hashes, 1
+	b.bytes[f.origin] += f.bytes()
 	if f.listed {
 		*b.byFirst.find(uint64(f.hashes[0])) = first
 	}
@@ -181,13 +219,23 @@ func (b *activeBlocks) removeUnheld(id uint32) {
 		}
 		parent := r.parent
 		hashes := r.hashes[:0]
-		if cap(hashes) > keptBlocks {
+		b.bytes[r.origin] -= r.bytes()
+		if b.keeping+8*cap(hashes) > maxKept {
 			hashes = nil
 		}
+		b.keeping += 8 * cap(hashes)
 		*r = activeRun{hashes: hashes, epoch: r.epoch} // a running pass may visit it again
 		b.free = append(b.free, id)
 		b.runs[parent].children--
 		id = parent
+	}
+}
+
+// shrink releases the memory of all runs if none is held and there were many, as after a burst.
+func (b *activeBlocks) shrink() {
+	if len(b.runs) > b.least && len(b.free) == len(b.runs)-1 {
+		*b = activeBlocks{runs: make([]activeRun, 1), setWords: b.setWords, sets: make([]uint64, b.setWords),
+			epoch: b.epoch, bytes: b.bytes, least: b.least}
 	}
 }
 

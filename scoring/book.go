@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvepp/kvblock"
@@ -145,8 +146,8 @@ type Version uint64
 // ActiveSequences is the load book: which requests are active on which worker, their tokens to prefill, and the
 // distinct KV blocks that they hold. Make one with [NewActiveSequences].
 //
-// It is safe for concurrent use; every method is one atomic step. Its memory grows with the active requests and their
-// blocks, and stays at its maximum so far. The caller that admits requests bounds both.
+// It is safe for concurrent use; every method is one atomic step. Its memory grows with the active requests, which the
+// caller that admits them bounds, and with their blocks: see MaxBytes.
 //
 // Source: dynamo-kv-router 1.6.1, sequences.
 type ActiveSequences struct {
@@ -154,6 +155,10 @@ type ActiveSequences struct {
 	Expiry time.Duration
 	// Prefill configures how prompts count while they are prefilled. Set it before the first call.
 	Prefill PrefillModel
+	// MaxBytes bounds the memory in bytes of the blocks that active requests hold, without copies. A request beyond it
+	// is booked by the number of blocks that it adds to its worker: they count as ones that no other request shares.
+	// 0: no bound. Set it before the first call.
+	MaxBytes int
 	// Clock is the time since some moment, and never runs backwards. nil: the machine's monotonic clock. It is for
 	// replays in virtual time. Set it before the first call.
 	Clock func() time.Duration
@@ -171,6 +176,8 @@ type ActiveSequences struct {
 	expiring        order             // bookings that expire, oldest first
 	expired         uint64
 	blocks          activeBlocks
+	held            atomic.Int64 // blocks.held after the latest booking or end of one
+	flattened       atomic.Uint64
 	learned         learned
 	numbered        uint64        // bookings of this book so far; numbers of bookings
 	observer        func(*Change) // nil: none
@@ -902,6 +909,12 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	if v != nil {
 		b.leaves = append(b.leaves[:0], a.walker.leaves[v.from:v.to]...)
 		sel.ActiveBlocks = a.holdChains(b)
+		a.blocks.bytes[byRequest] += 4 * len(b.leaves)
+		if a.MaxBytes > 0 && a.blocks.held() > a.MaxBytes {
+			v = nil
+			a.flatten(b, sel.ActiveBlocks)
+		}
+		a.held.Store(int64(a.blocks.held()))
 	} else {
 		b.ownBlocks = a.added[i]
 		sel.ActiveBlocks = b.ownBlocks
@@ -957,6 +970,38 @@ func (a *ActiveSequences) holdChains(b *booking) (blocks int) {
 	return blocks
 }
 
+// flatten replaces the chains of a new booking by the number of blocks that its worker did not hold before.
+func (a *ActiveSequences) flatten(b *booking, blocks int) {
+	a.flattened.Add(1)
+	a.releaseChains(b)
+	a.dropLeaves(b)
+	b.ownBlocks = blocks
+	a.loads[b.worker].ActiveBlocks += blocks
+	a.loads[b.worker].ActiveTokens += blocks * b.blockSize
+}
+
+// dropLeaves empties a booking's list of leaves, and releases its memory unless it is small.
+func (a *ActiveSequences) dropLeaves(b *booking) {
+	a.blocks.bytes[b.origin()] -= 4 * len(b.leaves)
+	if b.leaves = b.leaves[:0]; cap(b.leaves) > keptLeaves {
+		b.leaves = nil
+	}
+}
+
+// HeldBytes returns about the memory that MaxBytes bounds.
+func (a *ActiveSequences) HeldBytes() int { return int(a.held.Load()) }
+
+// Flattened returns how many requests were booked without their chains so far, because of MaxBytes.
+func (a *ActiveSequences) Flattened() uint64 { return a.flattened.Load() }
+
+// origin says whose runs a booking makes.
+func (b *booking) origin() origin {
+	if b.from != nil {
+		return byCopy
+	}
+	return byRequest
+}
+
 // active reports whether the booking is in use.
 func (b *booking) active() bool { return b.generation%2 == 1 }
 
@@ -989,12 +1034,15 @@ func (a *ActiveSequences) end(index uint32) {
 	if len(b.sampled) > 0 {
 		a.learned.reuse.end(b.worker, b.sampled, a.clock())
 	}
-	leaves := b.leaves[:0]
-	if cap(leaves) > keptBlocks {
-		leaves = nil
+	a.dropLeaves(b)
+	a.held.Store(int64(a.blocks.held()))
+	sampled := b.sampled[:0]
+	if cap(sampled) > keptLeaves {
+		sampled = nil
 	}
-	*b = booking{generation: b.generation + 1, leaves: leaves, sampled: b.sampled[:0]}
+	*b = booking{generation: b.generation + 1, leaves: b.leaves, sampled: sampled}
 	a.free = append(a.free, index)
+	a.blocks.shrink()
 }
 
 // releaseChains takes the chains of a booking off its worker.
@@ -1015,8 +1063,8 @@ func (a *ActiveSequences) releaseChains(b *booking) {
 	}
 }
 
-// keptBlocks bounds the lists whose memory an unused booking or run keeps for the next request.
-const keptBlocks = 4096
+// keptLeaves bounds the lists whose memory an unused booking keeps for the next request.
+const keptLeaves = 64
 
 // grown returns *scratch with length n, reallocated if needed. Its content is undefined.
 func grown[T any](scratch *[]T, n int) []T {

@@ -190,6 +190,7 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 func (c *Copies) hold(b *booking, ch *Change) {
 	a := c.book
 	a.walker.made, b.leaves = a.walker.made[:0], b.leaves[:0]
+	a.blocks.origin = byCopy
 	for _, chain := range ch.Chains {
 		var leaf uint32
 		leaf, a.walker.made = a.blocks.descend(chain, uint32(b.blockSize), a.walker.made)
@@ -198,6 +199,8 @@ func (c *Copies) hold(b *booking, ch *Change) {
 		}
 	}
 	a.holdChains(b)
+	a.blocks.origin = byRequest
+	a.blocks.bytes[byCopy] += 4 * len(b.leaves)
 	a.closeWalks()
 	if a.learned.reuse.blocks != nil && len(ch.Chains) > 0 { // the policy Time is in use
 		a.beginUse(b, &Prompt{BlockSize: b.blockSize, Chains: ch.Chains})

@@ -55,7 +55,7 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 		a.dropAdjustment(b.worker)
 	}
 	if !same {
-		b.leaves = b.leaves[:0]
+		a.dropLeaves(b)
 	}
 	if blockSize > 0 {
 		b.blockSize = blockSize

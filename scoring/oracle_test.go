@@ -247,6 +247,9 @@ func history(t *testing.T, rng *rand.Rand) {
 
 	a := NewActiveSequences()
 	a.Expiry = 5 * time.Second
+	if rng.IntN(2) == 0 {
+		a.blocks.least = 4 // so that the table of runs is released again and again
+	}
 	switch rng.IntN(3) {
 	case 0:
 		a.Prefill.Linear = true // the speed stays unknown, because no prefill is timed
