@@ -146,6 +146,13 @@ type Waiter[T any] struct {
 // InLine reports whether the request stands, or stood, in a line. A request that may not wait stands in none.
 func (w *Waiter[T]) InLine() bool { return w.item != nil }
 
+// depart notes that the request does not wait in line any more. Its line may list it for long, but without the value.
+// The caller holds the room's lock.
+func (w *Waiter[T]) depart() {
+	var none T
+	w.gone, w.value = true, none
+}
+
 // NewRoom returns an empty room. While requests wait, the room looks at them after each interval, even if no load is
 // released: workers join, and bookings expire.
 func NewRoom[T any](cfg *RoomConfig, judge Judge[T], interval time.Duration) *Room[T] {
@@ -259,7 +266,7 @@ func (m *Room[T]) leave(w *Waiter[T]) bool {
 	}
 	left := w.line.Remove(w.item)
 	if left {
-		w.gone = true
+		w.depart()
 		m.waiting.Add(-1)
 	}
 	m.mu.Unlock()
@@ -327,7 +334,7 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		if item := l.Pop(ready); item != nil {
 			m.taken = true
 			m.turns++
-			item.Value.gone = true
+			item.Value.depart()
 			m.waiting.Add(-1)
 			return item.Value, false
 		}
