@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -146,7 +147,7 @@ func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 		return w.Model
 	}
 	if r.cfg.names(p.model) {
-		return p.model
+		return strings.Clone(p.model) // the client's text would keep the body in memory
 	}
 	return otherModels
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"kvepp/internal/apibody"
@@ -76,10 +77,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}
 	g := reading{router: r}
 	defer func() { // runs last, after any failure
-		if p.held = p.keeps(len(req.Body)); p.held > 0 {
-			p.heldIn = r.cfg.Memory.KeptShare(g.size)
-			p.heldIn.Add(p.held)
-		}
+		r.keep(&p, &g, len(req.Body))
 		g.end()
 	}()
 	defer func() {
@@ -177,10 +175,11 @@ func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, tenant string) (err error) {
 	changes, salt := r.changes(), r.namespace(body, tenant)
 	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
-		label := rule.Label(body.Model)
+		// Copies: metrics, and the route until its end, keep these names, and the body's text would keep the body.
+		requested, label := strings.Clone(body.Model), strings.Clone(rule.Label(body.Model))
 		r.metrics.Rewritten(rule.Name, label, target)
 		if target != body.Model {
-			p.renamed = &Renamed{Requested: body.Model, Upstream: target, label: label}
+			p.renamed = &Renamed{Requested: requested, Upstream: target, label: label}
 			body.Model, changes.Model = target, target
 		}
 	}
@@ -198,7 +197,7 @@ func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, ten
 	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
 	configured := r.cfg.names(body.Model)
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
-		p.model, p.lora = adapted, body.Model
+		p.model, p.lora = adapted, strings.Clone(body.Model)
 	}
 	if r.modelUse.request(p.model, p.lora) {
 		r.modelUse.logUnused(r.workerModels(), r.log)
@@ -207,14 +206,33 @@ func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, ten
 	return nil
 }
 
-// bytesPerID is the memory of one prompt token in bytes: its id, and its share of a block's hashes.
-const bytesPerID = 5
+// bytesPerID is the memory of one prompt token in bytes: its id, and its share of a block's hashes. bytesPerPrompt is
+// that of one prompt beside its tokens: what tokenizer, index and load book have of each, and their allocations.
+const (
+	bytesPerID     = 5
+	bytesPerPrompt = 384
+)
+
+// keep counts what the prompt keeps until the request is routed. size is the body's, in bytes. If there is no room, the
+// token ids are dropped: the request is routed by load. Those of a large body take the room that its reading had.
+func (r *Router) keep(p *prompt, g *reading, size int) {
+	share := r.cfg.Memory.KeptShare(g.size)
+	p.held, p.heldIn = p.keeps(size), share
+	if p.held == 0 || g.size <= budget.LargeBody && share.TryTake(p.held) {
+		return
+	}
+	if g.size <= budget.LargeBody && p.tokens != nil {
+		p.tokens, p.versions, p.inject, p.reason = nil, nil, nil, ReasonBodyValues
+		p.held = p.keeps(size)
+	}
+	share.Add(p.held)
+}
 
 // keeps returns how many bytes the prompt keeps until the request is routed. size is the body's, in bytes.
 func (p *prompt) keeps(size int) int {
 	n := len(p.forward)
 	for i := range p.tokens {
-		n += bytesPerID * len(p.tokens[i].IDs) * max(len(p.versions), 1)
+		n += (bytesPerID*len(p.tokens[i].IDs) + bytesPerPrompt) * max(len(p.versions), 1)
 	}
 	if p.inject != nil {
 		n += apibody.ReadCostPerByte * size

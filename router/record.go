@@ -101,7 +101,8 @@ type Record struct {
 	Outcome    *Outcome   // nil: the request still runs, or it was refused
 	Decision
 
-	slot int // in the ring
+	slot   int    // in the ring
+	number uint64 // of all records
 	// chain are the hashes of the prompt's first blocks, at most maxChain, and session is a hash of the session's name;
 	// 0: it has none. See Router.Prefixes.
 	chain   []kvblock.SequenceHash
@@ -141,7 +142,7 @@ func (r *Router) record(
 		record := recordOf(sc, req, p, route, waited, err)
 		record.keepChain(sc, p, route)
 		if r.records.add(record); err == nil {
-			route.record = record
+			r.records.keep(route, record)
 		} else {
 			r.records.publish(record)
 		}

@@ -36,6 +36,8 @@ type records struct {
 	next      int        // index in ring of the next record
 	kept      int        // how many of the ring are set
 	bytes     int        // about what they take
+	running   int        // bytes of the records that routes keep until their requests end
+	numbered  uint64     // records so far
 	followers map[*Follower]struct{}
 }
 
@@ -46,7 +48,8 @@ func (r *records) add(record *Record) {
 	if r.kept == len(r.ring) {
 		r.dropOldest()
 	}
-	record.slot = r.next
+	r.numbered++
+	record.slot, record.number = r.next, r.numbered
 	r.ring[r.next] = record
 	r.next = (r.next + 1) % len(r.ring)
 	r.kept++
@@ -72,21 +75,57 @@ func (r *Record) bytes() int {
 		8*cap(r.chain) + len(r.RequestID) + len(r.Path) + len(r.Model) + len(r.LoRA) + len(r.Error)
 }
 
+// keep has a route keep its record until its request ends. Beyond maxRecordBytes of all routes, the route keeps neither
+// the record's costs nor its own.
+func (r *records) keep(route *Route, record *Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if route.record = record; r.running+record.bytes() > maxRecordBytes {
+		thin := *record
+		thin.dropCosts()
+		thin.chain = nil
+		route.record = &thin
+		route.dropCosts()
+	}
+	route.kept = route.record.bytes()
+	r.running += route.kept
+}
+
+// dropCosts releases the candidates' costs. Decisions share them, so their memory stays unchanged.
+func (d *Decision) dropCosts() {
+	d.Costs, d.Weights = nil, nil
+	if d.Prefill != nil {
+		x := *d.Prefill
+		x.Costs, x.Weights = nil, nil
+		d.Prefill = &x
+	}
+}
+
 // change replaces a route's record by a changed copy, because records are immutable, and returns the copy; nil without
-// a record.
+// a record. While the record is among the latest, the copy has the costs that the route may not keep.
 func (r *records) change(route *Route, change func(*Record)) *Record {
 	if route.record == nil {
 		return nil
 	}
 	changed := *route.record
-	change(&changed)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ring[changed.slot] == route.record {
-		r.ring[changed.slot] = &changed
+	change(&changed)
+	whole := r.ring[changed.slot]
+	switch {
+	case whole == nil || whole.number != changed.number:
+		whole = &changed
+	case whole == route.record:
+		whole = &changed
+		r.ring[changed.slot] = whole
+	default:
+		copied := *whole
+		change(&copied)
+		whole = &copied
+		r.ring[changed.slot] = whole
 	}
 	route.record = &changed
-	return &changed
+	return whole
 }
 
 // setAnsweredBy stores the endpoint that answered a request in the request's record. The proxy reports it once.
@@ -100,6 +139,9 @@ func (r *records) setAnsweredBy(route *Route) {
 func (r *records) end(route *Route, o *Outcome) {
 	if record := r.change(route, func(record *Record) { record.Outcome = o }); record != nil {
 		r.publish(record)
+		r.mu.Lock()
+		r.running -= route.kept
+		r.mu.Unlock()
 	}
 }
 

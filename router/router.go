@@ -168,6 +168,7 @@ type Route struct {
 	instance      uint64         // of destination
 
 	record *Record // nil: none is kept
+	kept   int     // its bytes in records.running
 
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool

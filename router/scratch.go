@@ -69,6 +69,7 @@ func (r *Router) putScratch(sc *scratch) {
 	sc.route, sc.booked, sc.span = nil, sc.booked[:0], nil
 	for i := range sc.variants {
 		clear(sc.variants[i].prompts) // they keep the request's token ids
+		sc.variants[i].prompt.Chains = nil
 	}
 	r.scratches.Put(sc)
 }

@@ -27,7 +27,7 @@ func traceRoute(span *tracing.Span, p *prompt, route *Route) {
 	if span == nil {
 		return
 	}
-	span.Set(tracing.Text("gen_ai.request.model", p.model))
+	span.Set(tracing.Text("gen_ai.request.model", Clip(p.model)))
 	if route == nil {
 		return
 	}

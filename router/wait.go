@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"kvepp/pool"
@@ -152,7 +153,7 @@ func (r *Router) lineName(sc *scratch, model string) string {
 		_, own = r.cfg.Queue.Profiles.Of(model)
 	}
 	if own || r.cfg.names(model) || sc.prompters()[0].Model == model {
-		return model
+		return strings.Clone(model) // the room keeps its lines
 	}
 	return ""
 }

@@ -43,7 +43,8 @@ func (p *proxied) add(f *pflag.FlagSet) {
 			"ones with --overload-status-code. 0: no limit")
 	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 0,
 		"the most `BYTES` of memory that requests take until they are routed. Three tenths are for bodies: beyond "+
-			"that, kvepp answers --overload-status-code. The rest is for reading them: requests wait for it. 0: a "+
+			"that, kvepp answers --overload-status-code. The rest is for reading them: requests wait for it. What "+
+			"running requests hold leaves less for bodies, at most half of the three tenths. 0: a "+
 			"quarter of GOMEMLIMIT or of 7/8 of the container's memory, at most 512 MiB")
 	f.BoolVar(&p.conformance, "conformance", false,
 		"let clients restrict the endpoints (header test-epp-endpoint-selection) and show them the endpoint that "+

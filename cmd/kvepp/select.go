@@ -16,6 +16,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/api/selector"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -196,6 +197,9 @@ func runSelect(o *selectOptions) error {
 		defer events.Close()
 		workers.Watch(events)
 	}
+	if buffered, _, err := new(proxied).bufferedBytes(debug.SetMemoryLimit(-1)); err == nil { // as of kvepp serve
+		book.MaxBytes = budget.New(buffered).BookedLimit()
+	}
 	book.Expiry = time.Duration(o.reservationsSecs) * time.Second
 	workers.Watch(forgetter{index.Forget})
 	workers.Watch(forgetter{book.Forget})
@@ -212,6 +216,7 @@ func runSelect(o *selectOptions) error {
 		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
 	)
 	indexGauges(m, index)
+	m.CounterFunc(metrics.Flattened, metrics.FlattenedHelp, nil, func() float64 { return float64(book.Flattened()) })
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.GaugeFunc(
 		metrics.SelectionGroups,

@@ -177,6 +177,7 @@ func (s *server) open(ctx context.Context) error {
 // file, and copied the index from a peer, if the flags name these.
 func (s *server) discover(ctx context.Context) error {
 	s.book = scoring.NewActiveSequences()
+	s.book.MaxBytes, s.memory.Booked = s.memory.BookedLimit(), s.book.HeldBytes
 	bounds := s.options.index(debug.SetMemoryLimit(-1))
 	if s.options.scoring.Policy == scoring.Time {
 		bounds.OnRemoved = s.book.BlockRemoved

@@ -155,6 +155,7 @@ func exportCounts(
 	events *feed.Feed,
 ) {
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	m.CounterFunc(metrics.Flattened, metrics.FlattenedHelp, nil, func() float64 { return float64(book.Flattened()) })
 	indexGauges(m, index)
 	m.GaugeFunc(
 		metrics.PrefixIndexer,

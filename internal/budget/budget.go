@@ -1,5 +1,6 @@
 // Package budget bounds the memory that requests take from their first byte until they are routed: their bodies, the
-// memory for parsing these, and the part of the parsed result that is kept while a request is queued.
+// memory for parsing these, and the part of the parsed result that is kept while a request is queued. What they take
+// afterwards, until they end, leaves less room for bodies.
 //
 // The memory has three shares, so that one kind of request cannot block another: bodies, the parsing of large bodies,
 // and the parsing of all others. A body that does not fit its share is refused. A parse that does not fit waits.
@@ -26,7 +27,13 @@ type Budget struct {
 	Held Share
 	// small and large count the memory for parsing, by the size of the body.
 	small, large Share
+	// Booked returns the memory in bytes that requests hold after they were routed. It leaves less room for bodies.
+	// nil: it is not counted. Set it before the first call.
+	Booked func() int
 }
+
+// BookedLimit returns the most bytes that Booked may return: half of the share that bodies have.
+func (b *Budget) BookedLimit() int { return int(b.Held.limit / 2) }
 
 // largePart and smallPart are the shares of limit bytes for parsing: four sevenths and an eighth. Bodies get the rest,
 // about three tenths. So one body of [MaxBody] bytes can always be parsed, even if the other shares are full.
@@ -56,6 +63,9 @@ func (b *Budget) Used() int { return b.Held.Used() + b.small.Used() + b.large.Us
 // not cause the bodies of all other requests to be refused.
 func (b *Budget) HoldBody(before, more int) bool {
 	all := b.Held.used.Add(int64(more))
+	if b.Booked != nil {
+		all += int64(b.Booked())
+	}
 	limit := b.Held.limit
 	if before+more > LargeBody {
 		limit -= limit / 4

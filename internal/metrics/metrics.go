@@ -496,14 +496,17 @@ const (
 	TokenizerURLOpenHelp = "1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."
 	ActiveRequests       = "kvepp_active_requests"
 	ActiveRequestsHelp   = "Bookings in the load book: requests that were routed and have not ended."
-	IndexBlocks          = "kvepp_index_blocks"
-	IndexBlocksHelp      = "Entries of the index: one for each block of each worker in each tier."
-	IndexBytes           = "kvepp_index_bytes"
-	IndexBytesHelp       = "Memory in use by the index, in bytes."
-	IndexMaxBytes        = "kvepp_index_max_bytes"
-	IndexMaxBytesHelp    = "Limit of the index's memory, in bytes."
-	IndexPredicted       = "kvepp_index_predicted_blocks"
-	IndexPredictedHelp   = "Blocks of all workers that the index predicts, because requests with these blocks were " +
+	Flattened            = "kvepp_active_requests_counted_only_total"
+	FlattenedHelp        = "Requests whose blocks are only counted, because those of running requests take too much " +
+		"memory (--max-buffered-bytes): they count as blocks that no other request shares."
+	IndexBlocks        = "kvepp_index_blocks"
+	IndexBlocksHelp    = "Entries of the index: one for each block of each worker in each tier."
+	IndexBytes         = "kvepp_index_bytes"
+	IndexBytesHelp     = "Memory in use by the index, in bytes."
+	IndexMaxBytes      = "kvepp_index_max_bytes"
+	IndexMaxBytesHelp  = "Limit of the index's memory, in bytes."
+	IndexPredicted     = "kvepp_index_predicted_blocks"
+	IndexPredictedHelp = "Blocks of all workers that the index predicts, because requests with these blocks were " +
 		"sent there."
 	IndexAtBound     = "kvepp_index_at_bound"
 	IndexAtBoundHelp = "1 while overlap may be underestimated because the index evicted blocks to stay within its " +
