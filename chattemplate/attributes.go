@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -12,14 +13,9 @@ import (
 // namespace is the result of namespace(), the only value that a template can change.
 type namespace struct{ values *Dict }
 
-// set sets an attribute. Transformers rejects names that begin with an underscore; MiniJinja does not.
+// set sets an attribute. Python's sandbox hides names that begin with an underscore. Transformers 5.23 rejects these
+// names, but no engine has it yet.
 func (n *namespace) set(x *execution, name string, value any) error {
-	if strings.HasPrefix(name, "_") && !x.mini {
-		return fmt.Errorf(
-			"chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'",
-			name,
-		)
-	}
 	if _, exists := n.values.Get(name); !exists {
 		if err := x.alloc(entrySize); err != nil {
 			return err
@@ -34,10 +30,13 @@ func (x *execution) attribute(v any, name string) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
-	if found, ok := x.typeAttribute(v, name); ok {
-		return found, nil
+	if found, ok, err := x.typeAttribute(v, name); ok || err != nil {
+		return found, err
 	}
-	if d, ok := v.(*Dict); ok {
+	if v == any(dictType) && !x.mini {
+		return v, nil // dict[name], a types.GenericAlias; a call of it makes a dict
+	}
+	if d, ok := v.(*Dict); ok && (x.mini || !slices.Contains(dictInternals, name)) {
 		if value, ok := d.Get(name); ok {
 			return value, nil
 		}
@@ -64,7 +63,7 @@ func (x *execution) item(v, key any) (any, error) {
 			key = int64(f)
 		}
 		n, ok := smallInt(key)
-		if ok && (x.mini || c.kind != kindView && c.kind != kindGenerator) {
+		if ok && (x.mini || c.kind != kindView) {
 			if n < 0 {
 				n += len(c.Items)
 			}
@@ -72,14 +71,23 @@ func (x *execution) item(v, key any) (any, error) {
 				return c.Items[n], nil
 			}
 		}
+	case *function:
+		if c == dictType && !x.mini {
+			return c, nil // as in attribute
+		}
+	case markup:
+		if n, ok := smallInt(key); ok {
+			v, err := x.character(string(c), n)
+			return marked(v), err
+		}
 	case string:
 		if n, ok := smallInt(key); ok {
 			return x.character(c, n)
 		}
 	}
-	if name, ok := key.(string); ok {
-		if found, ok := x.typeAttribute(v, name); ok {
-			return found, nil
+	if name, ok := textOf(key); ok {
+		if found, ok, err := x.typeAttribute(v, name); ok || err != nil {
+			return found, err
 		}
 		return Undefined{Name: name, missingFrom: kindName(v)}, nil
 	}
@@ -111,18 +119,41 @@ func (x *execution) character(text string, n int) (any, error) {
 	return Undefined{Name: "index", missingFrom: "str"}, nil
 }
 
+// dictInternals are the names that every dict has for Python's own use. The sandbox hides them, even from a key.
+var dictInternals = strings.Fields(`__class__ __class_getitem__ __contains__ __delattr__ __delitem__ __dir__ __doc__
+	__eq__ __format__ __ge__ __getattribute__ __getitem__ __getstate__ __gt__ __hash__ __init__ __init_subclass__ __ior__
+	__iter__ __le__ __len__ __lt__ __ne__ __new__ __or__ __reduce__ __reduce_ex__ __repr__ __reversed__ __ror__
+	__setattr__ __setitem__ __sizeof__ __str__ __subclasshook__`)
+
+// otherAttributes are attributes of Python's types that this package does not have.
+var otherAttributes = map[string][]string{
+	"bool": intAttributes, "int": intAttributes,
+	"float":     {"as_integer_ratio", "conjugate", "fromhex", "hex", "imag", "is_integer", "real"},
+	"Markup":    {"escape", "striptags", "unescape"},
+	"dict view": {"isdisjoint", "mapping"},
+	"range":     {"start", "step", "stop"},
+	"generator": {"close", "gi_running", "gi_suspended", "gi_yieldfrom", "send", "throw"},
+	"function":  {"arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name"},
+}
+
+var intAttributes = []string{"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes",
+	"imag", "is_integer", "numerator", "real", "to_bytes"}
+
 // typeAttribute returns an attribute or method that belongs to the value's type.
-func (x *execution) typeAttribute(v any, name string) (any, bool) {
+func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err error) {
 	var methods map[string]builtin
 	switch v.(type) {
 	case string, *Dict, *List:
 		if x.mini { // methods are not attributes; see applyMini
-			return nil, false
+			return nil, false, nil
 		}
 	}
+	call := callNamed
 	switch c := v.(type) {
 	case string:
 		methods = stringMethods
+	case markup:
+		methods, call = stringMethods, callMarkup
 	case *Dict:
 		methods = dictMethods
 	case *List:
@@ -132,66 +163,86 @@ func (x *execution) typeAttribute(v any, name string) (any, bool) {
 		case kindTuple, kindRange:
 			methods = tupleMethods
 		}
+	case *function:
+		if _, exists := dictMethods[name]; exists && c == dictType {
+			return nil, false, unsupported("the attribute %s of dict", name)
+		}
 	case *namespace:
-		return c.values.Get(name)
+		found, ok = c.values.Get(name)
+		if !ok || x.mini || !strings.HasPrefix(name, "_") {
+			return found, ok, nil
+		}
 	case *loop:
-		return c.attribute(name)
+		return c.attribute(x, name)
 	}
-	method, ok := methods[name]
-	if !ok {
-		return nil, false
+	method, isMethod := methods[name]
+	if !ok && !isMethod {
+		if slices.Contains(otherAttributes[kindName(v)], name) {
+			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
+		}
+		return nil, false, nil
 	}
 	if method == nil {
-		// The immutable sandbox hides methods that would change a list or dict.
+		// The sandbox hides private names, and the immutable one methods that would change a list or dict.
 		return Undefined{
 			Name:        name,
 			missingFrom: kindName(v),
 			reason:      fmt.Sprintf("access to attribute '%s' of '%s' object is unsafe", name, kindName(v)),
-		}, true
+		}, true, nil
 	}
 	return &function{name: name, call: func(x *execution, a *arguments) (any, error) {
-		return callNamed(x, name, method, v, a)
-	}}, true
+		return call(x, name, method, v, a)
+	}}, true, nil
 }
 
-// attribute returns an attribute of the variable loop.
-func (l *loop) attribute(name string) (any, bool) {
-	n, i := int64(len(l.items)), int64(l.index)
+// attribute returns an attribute of the variable loop. Some need items that the loop has not reached.
+func (l *loop) attribute(x *execution, name string) (v any, ok bool, err error) {
+	more, i := false, int64(l.index)
+	switch name {
+	case "revindex", "revindex0", "length":
+		_, err = l.has(x, math.MaxInt)
+	case "last", "nextitem":
+		more, err = l.has(x, l.index+1)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	n := int64(len(l.items))
 	switch name {
 	case "index":
-		return i + 1, true
+		return i + 1, true, nil
 	case "index0":
-		return i, true
+		return i, true, nil
 	case "revindex":
-		return n - i, true
+		return n - i, true, nil
 	case "revindex0":
-		return n - i - 1, true
+		return n - i - 1, true, nil
 	case "first":
-		return i == 0, true
+		return i == 0, true, nil
 	case "last":
-		return i == n-1, true
+		return !more, true, nil
 	case "length":
-		return n, true
+		return n, true, nil
 	case "depth":
-		return int64(l.depth + 1), true
+		return int64(l.depth + 1), true, nil
 	case "depth0":
-		return int64(l.depth), true
+		return int64(l.depth), true, nil
 	case "previtem":
 		if i == 0 {
-			return Undefined{Name: name, reason: "there is no previous item"}, true
+			return Undefined{Name: name, reason: "there is no previous item"}, true, nil
 		}
-		return l.items[i-1], true
+		return l.items[i-1], true, nil
 	case "nextitem":
-		if i == n-1 {
-			return Undefined{Name: name, reason: "there is no next item"}, true
+		if !more {
+			return Undefined{Name: name, reason: "there is no next item"}, true, nil
 		}
-		return l.items[i+1], true
+		return l.items[i+1], true, nil
 	case "cycle":
-		return &function{name: name, call: l.cycle}, true
+		return &function{name: name, call: l.cycle}, true, nil
 	case "changed":
-		return &function{name: name, call: l.hasChanged}, true
+		return &function{name: name, call: l.hasChanged}, true, nil
 	}
-	return nil, false
+	return nil, false, nil
 }
 
 func (l *loop) cycle(_ *execution, a *arguments) (any, error) {
@@ -219,7 +270,7 @@ func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
 	return true, nil
 }
 
-// slice is v[start:stop:step]. It is undefined for values without slices.
+// slice is v[start:stop:step].
 func (x *execution) slice(v any, bounds [3]any) (any, error) {
 	if x.mini {
 		if v, done, err := x.miniSlice(v, bounds); done {
@@ -247,7 +298,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 				}
 			}
 			if !ok {
-				return Undefined{Name: "slice", missingFrom: kindName(v)}, nil
+				return nil, fmt.Errorf("'%s' object cannot be sliced with these indices", kindName(v))
 			}
 			at[i], set[i] = index, true
 		}
@@ -259,13 +310,16 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		}
 	}
 	switch c := v.(type) {
+	case markup:
+		s, err := x.sliceString(string(c), at, set, step)
+		return marked(s), err
 	case string:
 		return x.sliceString(c, at, set, step)
 	case *List:
 		kind := c.kind
 		if x.mini {
 			kind = kindView
-		} else if c.kind == kindView || c.kind == kindGenerator {
+		} else if c.kind == kindView {
 			break
 		}
 		start, stop := sliceBounds(len(c.Items), at, set, step)
@@ -291,7 +345,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		}
 		return out, nil
 	}
-	return Undefined{Name: "slice", missingFrom: kindName(v)}, nil
+	return nil, fmt.Errorf("'%s' object cannot be sliced with these indices", kindName(v))
 }
 
 func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {

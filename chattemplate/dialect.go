@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -27,7 +28,7 @@ type Dialect uint8
 //	[] + [], x[1:], d.items(), range   lists and others           not "is sequence"
 //	"a" is sequence, true is number    true                       false
 //	select, map, ...                   generators, true           lists, true when not empty, read often
-//	none[1:]                           undefined                  an empty list
+//	none[1:]                           an error                   an empty list
 //	1 in "a1"                          an error                   true
 //	"éx".find("x")                     1                          2: bytes
 //	2.5|round                          2.0                        3.0
@@ -40,8 +41,8 @@ const (
 	MiniJinja                // minijinja 2.24.0 with pycompat and the filters of dynamo-renderer 8.0.3
 )
 
-// ErrUnsupported is wrapped by the error of a render whose result in MiniJinja this package cannot reproduce.
-var ErrUnsupported = errors.New("chattemplate: not reproduced for minijinja")
+// ErrUnsupported is wrapped by the error of a render whose result this package cannot reproduce.
+var ErrUnsupported = errors.New("chattemplate: not reproduced")
 
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
@@ -72,6 +73,9 @@ func (d Dialect) filter(name string) (builtin, bool) {
 		if f, ok := miniFilters[name]; ok {
 			return f, true
 		}
+	}
+	if slices.Contains(missingFilters, name) {
+		return unsupportedFilter, true
 	}
 	f, ok := filters[name]
 	return f, ok
@@ -111,6 +115,7 @@ func init() {
 		"max":         miniExtreme("max"),
 		"min":         miniExtreme("min"),
 		"round":       miniRound,
+		"safe":        filterString,
 		"title":       miniTitle,
 		"tojson":      miniToJSON,
 		"truncate":    unsupportedFilter,
@@ -119,6 +124,7 @@ func init() {
 	}
 	miniTests = map[string]builtin{
 		"callable": unsupportedFilter,
+		"escaped":  unsupportedFilter,
 		"iterable": kindTest(func(v any) bool { return v == nil || isIterable(v) }),
 		"lower":    miniCaseTest(unicode.IsLower),
 		"number": kindTest(func(v any) bool {
@@ -174,14 +180,14 @@ func unsupportedFilter(*execution, any, *arguments) (any, error) {
 	return nil, unsupported("this filter, test or method")
 }
 
-// callFilter calls a filter. MiniJinja's filters return lists where Python's return generators.
+// callFilter calls a filter.
 func (x *execution) callFilter(name string, f builtin, v any, a *arguments) (any, error) {
+	if !x.mini {
+		return x.callMarked(name, f, v, a)
+	}
 	result, err := callNamed(x, name, f, v, a)
-	if l, ok := result.(*List); ok && x.mini && l.kind == kindGenerator {
-		l.kind = kindList
-		if name == "items" || name == "reverse" {
-			l.kind = kindView
-		}
+	if l, ok := result.(*List); ok && (name == "items" || name == "reverse") {
+		l.kind = kindView
 	}
 	return result, err
 }

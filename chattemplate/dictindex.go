@@ -29,7 +29,7 @@ func (x *dictIndex) findString(d *Dict, key string) int {
 		if i < 0 {
 			return -1
 		}
-		if s, ok := d.keys[i].(string); ok && s == key {
+		if s, ok := textOf(d.keys[i]); ok && s == key {
 			return i
 		}
 	}

@@ -63,7 +63,7 @@ func (n *dictNode) eval(s *scope) (any, error) {
 			return nil, err
 		}
 		if !hashable(key) {
-			return nil, fmt.Errorf("a %s cannot be a dict's key", kindName(key))
+			return nil, unhashable(key)
 		}
 		if err := s.x.chargeLookup(key); err != nil {
 			return nil, err
@@ -417,7 +417,7 @@ func (l *testLink) apply(s *scope, v any) (any, error) {
 	if err := s.x.step(1); err != nil {
 		return nil, err
 	}
-	result, err := callNamed(s.x, l.name, l.test, v, a)
+	result, err := s.x.callTest(l.name, l.test, v, a)
 	if err != nil {
 		return nil, err
 	}
@@ -484,6 +484,9 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 	}
 	for key, value := range d.All() {
 		name, ok := key.(string)
+		if _, marked := key.(markup); marked {
+			return nil, unsupported("markup as a keyword")
+		}
 		if !ok {
 			return nil, errors.New("keywords must be strings")
 		}

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// filters are Jinja2's filters and Transformers' tojson. Filters that no known chat template uses are missing, and
-// Compile rejects them; see unknownFilter. There is no autoescape, so safe does nothing.
+// filters are Jinja2's filters and Transformers' tojson, without missingFilters. There is no autoescape, so that only
+// safe and the escape filters make markup.
 var filters map[string]builtin
 
 // The table is filled in init because filters call functions that look up filters.
@@ -27,11 +27,11 @@ func init() {
 		"d":           filterDefault,
 		"default":     filterDefault,
 		"dictsort":    filterDictSort,
-		"e":           textFilter((*execution).escape),
-		"escape":      textFilter((*execution).escape),
+		"e":           filterEscape,
+		"escape":      filterEscape,
 		"first":       filterFirst,
 		"float":       filterFloat,
-		"forceescape": textFilter((*execution).escape),
+		"forceescape": filterForceEscape,
 		"format":      filterFormat,
 		"indent":      filterIndent,
 		"int":         filterInt,
@@ -49,7 +49,7 @@ func init() {
 		"replace":     filterReplace,
 		"reverse":     filterReverse,
 		"round":       filterRound,
-		"safe":        func(_ *execution, v any, a *arguments) (any, error) { _, err := a.bind(); return v, err },
+		"safe":        filterSafe,
 		"select":      selectFilter(false, true),
 		"selectattr":  selectFilter(true, true),
 		"slice":       filterSlice,
@@ -67,9 +67,17 @@ func init() {
 	}
 }
 
+// missingFilters are Jinja2's filters that no known chat template uses and this package does not have.
+var missingFilters = []string{
+	"filesizeformat", "groupby", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr",
+}
+
 func filterString(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
+	}
+	if m, ok := v.(markup); ok {
+		return m, nil
 	}
 	return x.str(v)
 }
@@ -155,81 +163,83 @@ func filterAttr(x *execution, v any, a *arguments) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
-	if found, ok := x.typeAttribute(v, name); ok { // attributes only, never items
-		return found, nil
+	if found, ok, err := x.typeAttribute(v, name); ok || err != nil { // attributes only, never items
+		return found, err
 	}
 	return Undefined{Name: name, missingFrom: kindName(v)}, nil
 }
 
-// countAndItems returns the arguments of the filters batch and slice: the number of that name, which is at least 1, the
-// items of v, and the value that fills an incomplete list, or nil.
-func (x *execution) countAndItems(v any, a *arguments, name string) (n int, items []any, fill any, err error) {
+// countAndFill returns the arguments of the filters batch and slice: the number of that name, which is at least 1, and
+// the value that fills an incomplete list, or nil.
+func countAndFill(a *arguments, name string) (n int, fill any, err error) {
 	p, err := a.bind(name, "fill_with=")
 	if err != nil {
-		return 0, nil, nil, err
+		return 0, nil, err
 	}
-	if n, err = wantInt(name, p[0], 0); err != nil {
-		return 0, nil, nil, err
+	if n, err = wantInt(name, p[0], 0); err == nil && n < 1 {
+		err = fmt.Errorf("%s must be positive", name)
 	}
-	if items, err = x.iterate(v); err != nil {
-		return 0, nil, nil, err
-	}
-	if n < 1 {
-		return 0, nil, nil, fmt.Errorf("%s must be positive", name)
-	}
-	return n, items, orDefault(p[1], nil), nil
+	return n, orDefault(p[1], nil), err
 }
 
 func filterBatch(x *execution, v any, a *arguments) (any, error) {
-	size, items, fill, err := x.countAndItems(v, a, "linecount")
+	size, fill, err := countAndFill(a, "linecount")
 	if err != nil {
 		return nil, err
 	}
-	batches := (len(items) + size - 1) / size
-	if err := x.chargeList(len(items) + 4*batches); err != nil { // including the lists
-		return nil, err
-	}
-	out := &List{kind: kindGenerator, Items: make([]any, 0, batches)}
-	for batch := range slices.Chunk(items, size) {
-		out.Items = append(out.Items, &List{Items: slices.Clone(batch)})
-	}
-	if fill != nil && len(out.Items) > 0 {
-		if last, ok := out.Items[len(out.Items)-1].(*List); ok {
-			if err := x.chargeList(size); err != nil {
-				return nil, err
-			}
-			last.Items = slices.Grow(last.Items, size-len(last.Items))
-			for len(last.Items) < size {
-				last.Items = append(last.Items, fill)
-			}
+	return x.lazily(func() (nextItem, error) {
+		next, err := x.iterator(v)
+		if err != nil {
+			return nil, err
 		}
-	}
-	return out, nil
+		ahead, more, err := next() // the first item of the next batch
+		return func() (any, bool, error) {
+			batch := &pieces{x: x}
+			for more && err == nil && len(batch.items) < size {
+				if err = batch.add(ahead); err == nil {
+					ahead, more, err = next()
+				}
+			}
+			if n := len(batch.items); fill != nil && n > 0 && n < size && err == nil {
+				err = x.chargeList(size)
+				for err == nil && len(batch.items) < size {
+					batch.items = append(batch.items, fill)
+				}
+			}
+			return batch.list(), len(batch.items) > 0, err
+		}, err
+	})
 }
 
 func filterSlice(x *execution, v any, a *arguments) (any, error) {
-	n, items, fill, err := x.countAndItems(v, a, "slices")
+	n, fill, err := countAndFill(a, "slices")
 	if err != nil {
 		return nil, err
 	}
-	if err := x.chargeList(5*n + len(items)); err != nil { // including the lists
-		return nil, err
-	}
-	each, extra := len(items)/n, len(items)%n
-	out := &List{kind: kindGenerator}
-	for i := range n {
-		size := each
-		if i < extra {
-			size++
+	return x.lazily(func() (nextItem, error) {
+		items, err := x.iterate(v)
+		if err != nil {
+			return nil, err
 		}
-		part := &List{Items: slices.Clone(items[:size])}
-		items = items[size:]
-		if fill != nil && i >= extra {
-			part.Items = append(part.Items, fill)
+		if err := x.chargeList(5*n + len(items)); err != nil { // including the lists
+			return nil, err
 		}
-		out.Items = append(out.Items, part)
-	}
-	return out, nil
+		each, extra := len(items)/n, len(items)%n
+		var out []any
+		for i := range n {
+			size := each
+			if i < extra {
+				size++
+			}
+			part := &List{Items: slices.Clone(items[:size])}
+			items = items[size:]
+			if fill != nil && i >= extra {
+				part.Items = append(part.Items, fill)
+			}
+			out = append(out, part)
+		}
+		return nextOf(out), nil
+	})
 }
 
 func filterCenter(x *execution, v any, a *arguments) (any, error) {
@@ -262,7 +272,7 @@ func filterDefault(_ *execution, v any, a *arguments) (any, error) {
 
 // sortKey prepares a value for comparison: text in lower case, unless caseSensitive.
 func (x *execution) sortKey(v any, caseSensitive bool) (any, error) {
-	if s, ok := v.(string); ok && !caseSensitive {
+	if s, ok := textOf(v); ok && !caseSensitive {
 		return x.lower(s)
 	}
 	return v, nil
@@ -398,26 +408,22 @@ func filterFirst(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	if l, ok := v.(*List); ok && l.kind == kindGenerator && len(l.Items) > 0 {
-		first := l.Items[0]
-		l.Items = l.Items[1:] // consumes one item
-		return first, nil
-	}
-	items, err := x.iterate(v)
+	next, err := x.iterator(v)
 	if err != nil {
 		return nil, err
 	}
-	if len(items) == 0 {
-		return Undefined{reason: "no first item, sequence was empty"}, nil
+	first, ok, err := next()
+	if !ok {
+		first = Undefined{reason: "no first item, sequence was empty"}
 	}
-	return items[0], nil
+	return first, err
 }
 
 func filterLast(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	if l, ok := v.(*List); ok && l.kind == kindGenerator {
+	if _, ok := v.(*generator); ok {
 		return nil, errors.New("'generator' object is not reversible")
 	}
 	items, err := x.iterate(v)
@@ -516,7 +522,7 @@ func filterInt(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	if base != 10 {
-		return nil, fmt.Errorf("base %d is not supported", base)
+		return nil, unsupported("base %d", base)
 	}
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
@@ -543,12 +549,14 @@ func filterInt(x *execution, v any, a *arguments) (any, error) {
 }
 
 func filterFormat(x *execution, v any, a *arguments) (any, error) {
-	format, err := x.str(v)
-	if err != nil {
-		return nil, err
+	if _, ok := v.(markup); !ok {
+		var err error
+		if v, err = x.str(v); err != nil {
+			return nil, err
+		}
 	}
 	if len(a.names) == 0 {
-		return x.percentFormat(format, newTuple(a.positional...))
+		return x.arithmetic("%", v, newTuple(a.positional...))
 	}
 	if len(a.positional) > 0 {
 		return nil, errors.New("can't handle positional and keyword arguments at the same time")
@@ -560,7 +568,7 @@ func filterFormat(x *execution, v any, a *arguments) (any, error) {
 	for i, name := range a.names {
 		named.Set(name, a.values[i])
 	}
-	return x.percentFormat(format, named)
+	return x.arithmetic("%", v, named)
 }
 
 func filterIndent(x *execution, v any, a *arguments) (any, error) {
@@ -620,17 +628,19 @@ func filterItems(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	switch v.(type) {
-	case Undefined:
-		return &List{kind: kindGenerator}, nil
-	case *Dict:
-		view, err := methodItems(x, v, a)
-		if l, ok := view.(*List); ok {
-			l.kind = kindGenerator
+	return x.lazily(func() (nextItem, error) {
+		switch v.(type) {
+		case Undefined:
+			return nextOf(nil), nil
+		case *Dict:
+			view, err := methodItems(x, v, a)
+			if err != nil {
+				return nil, err
+			}
+			return x.iterator(view)
 		}
-		return view, err
-	}
-	return nil, errors.New("can only get item pairs from a mapping")
+		return nil, errors.New("can only get item pairs from a mapping")
+	})
 }
 
 func filterJoin(x *execution, v any, a *arguments) (any, error) {
@@ -682,15 +692,14 @@ func filterLength(x *execution, v any, a *arguments) (any, error) {
 		}
 		return int64(utf8.RuneCountInString(c)), nil
 	case *List:
-		if c.kind != kindGenerator {
-			return int64(len(c.Items)), nil
-		}
+		return int64(len(c.Items)), nil
 	case *Dict:
 		return int64(c.Len()), nil
 	case Undefined:
 		return int64(0), nil
 	case *loop:
-		return int64(len(c.items)), nil
+		_, err := c.has(x, math.MaxInt)
+		return int64(len(c.items)), err
 	}
 	return nil, fmt.Errorf("object of type '%s' has no len()", kindName(v))
 }
@@ -710,46 +719,29 @@ func filterList(x *execution, v any, a *arguments) (any, error) {
 }
 
 func filterMap(x *execution, v any, a *arguments) (any, error) {
-	items, err := x.iterate(v)
-	if err != nil {
-		return nil, err
+	if !x.mini && !truth(v) {
+		return x.transform(newTuple(), nil)
 	}
-	if err := x.chargeList(len(items)); err != nil {
-		return nil, err
-	}
-	out := &List{kind: kindGenerator, Items: make([]any, 0, len(items))}
 	if len(a.positional) == 0 {
-		p, err := a.bind("attribute", "default=")
-		if err != nil {
-			return nil, err
-		}
-		fallback := orDefault(p[1], nil)
-		for _, item := range items {
-			value, err := x.followOr(item, p[0], fallback)
+		return x.transform(v, func(item any) (any, bool, error) {
+			p, err := a.bind("attribute", "default=")
 			if err != nil {
-				return nil, err
+				return nil, false, err
 			}
-			out.Items = append(out.Items, value)
-		}
-		return out, nil
+			value, err := x.followOr(item, unmarked(p[0]), orDefault(p[1], nil))
+			return value, false, err
+		})
 	}
-	name, _ := a.positional[0].(string)
-	filter, ok := x.template.dialect.filter(name)
-	if !ok {
-		return nil, unknownFilter(name)
-	}
+	name := text(a.positional[0])
+	filter, known := x.template.dialect.filter(name)
 	rest := &arguments{positional: a.positional[1:], names: a.names, values: a.values}
-	for _, item := range items {
-		if err := x.step(1); err != nil {
-			return nil, err
+	return x.transform(v, func(item any) (any, bool, error) {
+		if !known {
+			return nil, false, fmt.Errorf("unknown filter %q", short(name))
 		}
 		value, err := x.callFilter(name, filter, item, rest)
-		if err != nil {
-			return nil, err
-		}
-		out.Items = append(out.Items, value)
-	}
-	return out, nil
+		return value, false, err
+	})
 }
 
 // followOr is follow with a value that replaces an undefined result at each step, unless fallback is None.
@@ -815,53 +807,35 @@ func extremeFilter(better func(order int) bool) builtin {
 // selectFilter is one of select, reject, selectattr and rejectattr.
 func selectFilter(byAttribute, keep bool) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
+		if !truth(v) {
+			return x.transform(newTuple(), nil)
+		}
 		var path any
 		rest := &arguments{positional: a.positional, names: a.names, values: a.values}
-		if byAttribute {
-			if len(rest.positional) == 0 {
-				return nil, errors.New("missing parameter for attribute name")
-			}
+		missing := byAttribute && len(rest.positional) == 0
+		if byAttribute && !missing {
 			path = rest.positional[0]
 			rest.positional = rest.positional[1:]
 		}
-		name, test := "", builtin(nil)
+		name, test, known := "", builtin(nil), true
 		if len(rest.positional) > 0 {
-			var ok bool
-			name, _ = rest.positional[0].(string)
-			if test, ok = x.template.dialect.test(name); !ok {
-				return nil, fmt.Errorf("unknown test %q", name)
-			}
+			name = text(rest.positional[0])
+			test, known = x.template.dialect.test(name)
 			rest.positional = rest.positional[1:]
 		}
-		out := &List{kind: kindGenerator}
-		if !truth(v) {
-			return out, nil
-		}
-		items, err := x.iterate(v)
-		if err != nil {
-			return nil, err
-		}
-		for _, item := range items {
-			if err := x.step(1); err != nil {
-				return nil, err
+		return x.transform(v, func(item any) (any, bool, error) {
+			switch {
+			case missing:
+				return nil, false, errors.New("missing parameter for attribute name")
+			case !known:
+				return nil, false, fmt.Errorf("unknown test %q", short(name))
 			}
 			value, err := x.follow(item, path)
-			if err != nil {
-				return nil, err
+			if err == nil && test != nil {
+				value, err = x.callTest(name, test, value, rest)
 			}
-			if test != nil {
-				if value, err = callNamed(x, name, test, value, rest); err != nil {
-					return nil, err
-				}
-			}
-			if truth(value) == keep {
-				if err := x.alloc(itemSize); err != nil {
-					return nil, err
-				}
-				out.Items = append(out.Items, item)
-			}
-		}
-		return out, nil
+			return item, truth(value) != keep, err
+		})
 	}
 }
 
@@ -892,6 +866,9 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	if s, ok := v.(string); ok {
 		return x.sliceString(s, [3]int{0, 0, -1}, [3]bool{}, -1)
 	}
+	if _, isList := v.(*List); x.mini && !isList {
+		return nil, unsupported("the filter reverse of a %s", kindName(v))
+	}
 	items, err := x.iterate(v)
 	if err != nil {
 		return nil, err
@@ -901,7 +878,10 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	}
 	items = slices.Clone(items)
 	slices.Reverse(items)
-	return &List{kind: kindGenerator, Items: items}, nil
+	if _, ok := v.(*generator); ok { // not reversible, so that the filter makes a list
+		return &List{Items: items}, nil
+	}
+	return x.generate(nextOf(items))
 }
 
 func filterRound(x *execution, v any, a *arguments) (any, error) {
@@ -918,7 +898,7 @@ func filterRound(x *execution, v any, a *arguments) (any, error) {
 		return nil, fmt.Errorf("type %s cannot be rounded", kindName(v))
 	}
 	if precision < 0 || precision > 300 {
-		return nil, fmt.Errorf("precision %d is not supported", precision)
+		return nil, unsupported("precision %d", precision)
 	}
 	n, isInt := asInt(v)
 	if isInt {
@@ -962,7 +942,7 @@ func filterSum(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	total := orDefault(p[1], int64(0))
-	if _, isString := total.(string); isString {
+	if _, isString := textOf(total); isString {
 		return nil, errors.New("sum() can't sum strings")
 	}
 	for _, item := range items {
@@ -1042,7 +1022,7 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, ok := v.(string)
+	s, ok := textOf(v)
 	if !ok {
 		return nil, fmt.Errorf("can only truncate str, not %s", kindName(v))
 	}
@@ -1050,7 +1030,8 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	end, err := wantString("end", orDefault(p[2], "..."))
+	suffix := orDefault(p[2], "...")
+	end, err := wantString("end", suffix)
 	if err != nil {
 		return nil, err
 	}
@@ -1068,7 +1049,7 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 		return nil, errors.New("length or leeway is too small")
 	}
 	if utf8.RuneCountInString(s) <= length+leeway {
-		return s, nil
+		return v, nil
 	}
 	at, err := x.offset(s, keep)
 	if err != nil {
@@ -1080,7 +1061,10 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 			s = s[:at]
 		}
 	}
-	return s + end, x.chargeString(len(s) + len(end))
+	if _, ok := v.(markup); ok {
+		return x.addMarkup(markup(s), suffix)
+	}
+	return x.add(s, suffix)
 }
 
 func filterUnique(x *execution, v any, a *arguments) (any, error) {
@@ -1088,35 +1072,24 @@ func filterUnique(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	items, err := x.iterate(v)
-	if err != nil {
-		return nil, err
-	}
 	seen := NewDict()
-	out := &List{kind: kindGenerator}
-	for _, item := range items {
+	return x.transform(v, func(item any) (any, bool, error) {
 		key, err := x.follow(item, orDefault(p[1], nil))
-		if err != nil {
-			return nil, err
+		if err == nil {
+			key, err = x.sortKey(key, truth(orDefault(p[0], false)))
 		}
-		if key, err = x.sortKey(key, truth(orDefault(p[0], false))); err != nil {
-			return nil, err
+		if err == nil {
+			err = x.chargeLookup(key)
 		}
-		if err := x.chargeLookup(key); err != nil {
-			return nil, err
+		if err == nil && !hashable(key) {
+			err = unhashable(key)
 		}
-		if !hashable(key) {
-			return nil, fmt.Errorf("unhashable type: '%s'", kindName(key))
+		if err != nil || seen.find(key) >= 0 {
+			return nil, true, err
 		}
-		if seen.find(key) < 0 {
-			if err := x.chargeDict(1); err != nil {
-				return nil, err
-			}
-			seen.set(key, nil)
-			out.Items = append(out.Items, item)
-		}
-	}
-	return out, nil
+		seen.set(key, nil)
+		return item, false, x.chargeDict(1)
+	})
 }
 
 func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
@@ -1125,7 +1098,7 @@ func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
 	}
 	switch v.(type) {
 	case *List, *Dict, Undefined:
-		return nil, fmt.Errorf("urlencode of %s is not supported", kindName(v))
+		return nil, unsupported("urlencode of %s", kindName(v))
 	}
 	s, err := x.str(v)
 	if err != nil {

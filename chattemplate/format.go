@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -46,6 +47,8 @@ func (x *execution) str(v any) (string, error) {
 	switch c := v.(type) {
 	case string:
 		return c, nil
+	case markup:
+		return string(c), nil
 	case Undefined:
 		return "", nil
 	}
@@ -57,7 +60,7 @@ func (x *execution) str(v any) (string, error) {
 	if text, ok, err := scalarText(v); ok {
 		return text, err
 	}
-	if n, ok := v.(*namespace); ok && x.mini {
+	if n, ok := v.(*namespace); ok && x.mini && n.values.Len() < 2 {
 		v = n.values
 	}
 	out := &output{x: x}
@@ -126,6 +129,12 @@ func (x *execution) repr(out *output, v any) error {
 	switch c := v.(type) {
 	case string:
 		return x.reprString(out, c)
+	case markup:
+		err := out.write("Markup(")
+		if err == nil {
+			err = x.reprString(out, string(c))
+		}
+		return cmp.Or(err, out.write(")"))
 	case Undefined:
 		return out.write("Undefined")
 	case *List:
@@ -133,6 +142,9 @@ func (x *execution) repr(out *output, v any) error {
 	case *Dict:
 		return x.reprDict(out, c)
 	case *namespace:
+		if x.mini {
+			return unsupported("the order of a namespace's names")
+		}
 		if err := out.write("<Namespace "); err != nil {
 			return err
 		}
@@ -141,6 +153,9 @@ func (x *execution) repr(out *output, v any) error {
 		}
 		return out.write(">")
 	case *loop:
+		if _, err := c.has(x, math.MaxInt); err != nil {
+			return err
+		}
 		return out.write(fmt.Sprintf("<LoopContext %d/%d>", c.index+1, len(c.items)))
 	case *function:
 		if c.macro {
@@ -153,7 +168,7 @@ func (x *execution) repr(out *output, v any) error {
 			return out.write(">")
 		}
 	}
-	return fmt.Errorf("a %s prints as its address, which is different in each process", kindName(v))
+	return unsupported("a %s prints as its address, which is different in each process", kindName(v))
 }
 
 func (x *execution) reprList(out *output, l *List) error {
@@ -168,8 +183,8 @@ func (x *execution) reprList(out *output, l *List) error {
 		if len(l.Items) == 1 {
 			end = ",)"
 		}
-	case kindRange, kindView, kindGenerator:
-		return fmt.Errorf("printing a %s is not supported", kindName(l))
+	case kindRange, kindView:
+		return unsupported("printing a %s", kindName(l))
 	}
 	if err := x.enter(); err != nil {
 		return err
@@ -345,6 +360,8 @@ func (w *jsonWriter) value(v any) error {
 		}
 	case string:
 		return w.string(c)
+	case markup:
+		return w.string(string(c))
 	case *List:
 		if c.kind == kindList || c.kind == kindTuple || w.x.mini {
 			return w.list(c)
@@ -462,8 +479,12 @@ func jsonKey(key any) (string, error) {
 	switch k := key.(type) {
 	case string:
 		return k, nil
+	case markup:
+		return string(k), nil
 	case nil:
 		return "null", nil
+	case Undefined:
+		return "", errors.New("keys must be str, int, float, bool or None, not Undefined")
 	}
 	return jsonScalar(key)
 }
@@ -577,7 +598,8 @@ func appendJSON(b []byte, s string, ascii bool) []byte {
 }
 
 // percentFormat is format % values, for the conversions that templates use: s, r, d, i, x and f, with width and flags.
-func (x *execution) percentFormat(format string, values any) (string, error) {
+// If the format is marked, it escapes the values' texts.
+func (x *execution) percentFormat(format string, values any, marked bool) (string, error) {
 	single := []any{values}
 	if l, ok := values.(*List); ok && l.kind == kindTuple {
 		single = l.Items
@@ -609,7 +631,7 @@ func (x *execution) percentFormat(format string, values any) (string, error) {
 			}
 			continue
 		}
-		piece, rest, err := x.percentOne(rest, values, next)
+		piece, rest, err := x.percentOne(rest, values, next, marked)
 		if err != nil {
 			return "", err
 		}
@@ -618,17 +640,22 @@ func (x *execution) percentFormat(format string, values any) (string, error) {
 		}
 		format = rest
 	}
-	if _, isDict := values.(*Dict); used < len(single) && !isDict {
+	if used < len(single) && !hasItems(values) {
 		return "", errors.New("not all arguments converted during string formatting")
 	}
 	return out.text()
 }
 
 // percentOne formats one conversion, after its percent sign.
-func (x *execution) percentOne(spec string, values any, next func() (any, error)) (text, rest string, err error) {
+func (x *execution) percentOne(
+	spec string,
+	values any,
+	next func() (any, error),
+	marked bool,
+) (text, rest string, err error) {
 	name := ""
 	if len(spec) > maxFormatSpec && strings.Trim(spec[:maxFormatSpec], "-+ 0#.123456789") == "" {
-		return "", "", fmt.Errorf("a format specification of more than %d bytes is not supported", maxFormatSpec)
+		return "", "", unsupported("a format specification of more than %d bytes", maxFormatSpec)
 	}
 	if strings.HasPrefix(spec, "(") {
 		var found bool
@@ -666,11 +693,26 @@ func (x *execution) percentOne(spec string, values any, next func() (any, error)
 	} else if v, err = next(); err != nil {
 		return "", "", err
 	}
-	text, err = x.formatValue(v, spec[0], precision)
+	numeric := spec[0] != 's' && spec[0] != 'r'
+	switch {
+	case !marked || numeric && spec[0] != 'x':
+		text, err = x.formatValue(v, spec[0], precision)
+	case spec[0] == 'x':
+		err = errors.New("%x format: an integer is required, not _MarkupEscapeHelper")
+	default:
+		if text, err = x.formatValue(v, spec[0], ""); spec[0] == 'r' {
+			v = text
+		}
+		if err == nil {
+			v, err = x.escaped(v)
+		}
+		if err == nil {
+			text, err = x.formatValue(v, 's', precision)
+		}
+	}
 	if err != nil {
 		return "", "", err
 	}
-	numeric := spec[0] != 's' && spec[0] != 'r'
 	align := byte('>')
 	fill := " "
 	sign := ""
@@ -683,7 +725,7 @@ func (x *execution) percentOne(spec string, values any, next func() (any, error)
 	}
 	switch {
 	case strings.Contains(flags, "#"):
-		return "", "", errors.New("the flag # is not supported")
+		return "", "", unsupported("the flag #")
 	case strings.Contains(flags, "-"):
 		align = '<'
 	case strings.Contains(flags, "0") && numeric:
@@ -695,7 +737,7 @@ func (x *execution) percentOne(spec string, values any, next func() (any, error)
 
 // formatValue formats a value by a conversion letter and an optional precision.
 func (x *execution) formatValue(v any, conversion byte, precision string) (string, error) {
-	if u, ok := v.(Undefined); ok && conversion != 's' {
+	if u, ok := v.(Undefined); ok && conversion != 's' && conversion != 'r' {
 		return "", u.err()
 	}
 	places := 6
@@ -736,7 +778,7 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 			ok = true
 		}
 		if !ok || precision != "" {
-			return "", fmt.Errorf("%%%c of %s is not supported", conversion, kindName(v))
+			return "", unsupported("%%%c of %s", conversion, kindName(v))
 		}
 		if conversion == 'x' {
 			return n.Text(16), nil
@@ -752,7 +794,7 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 		}
 		return strconv.FormatFloat(f, 'f', places, 64), nil
 	}
-	return "", fmt.Errorf("format character %q is not supported", conversion)
+	return "", unsupported("format character %q", conversion)
 }
 
 // firstRunes returns the first n characters of s.

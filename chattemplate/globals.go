@@ -10,7 +10,7 @@ import (
 
 // globals are the names that every template sees: Jinja2's and Transformers'.
 var globals = map[string]any{
-	"dict":            &function{name: "dict", call: globalDict},
+	"dict":            dictType,
 	"namespace":       &function{name: "namespace", call: globalNamespace},
 	"raise_exception": &function{name: "raise_exception", call: globalRaise},
 	"range":           &function{name: "range", call: globalRange},
@@ -20,8 +20,11 @@ var globals = map[string]any{
 	"lipsum":          &function{name: "lipsum", call: globalUnsupported},
 }
 
+// dictType is Python's type dict.
+var dictType = &function{name: "dict", call: globalDict}
+
 func globalUnsupported(*execution, *arguments) (any, error) {
-	return nil, errors.New("this function is not supported")
+	return nil, unsupported("this function")
 }
 
 // maxRange is the longest range that the sandbox allows. Source: Jinja2 3.1.6, sandbox.
@@ -98,8 +101,11 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 			if err != nil {
 				return nil, err
 			}
-			if len(pair) != 2 || !hashable(pair[0]) {
-				return nil, errors.New("expected pairs of a hashable key and a value")
+			if len(pair) != 2 {
+				return nil, errors.New("expected pairs of a key and a value")
+			}
+			if !hashable(pair[0]) {
+				return nil, unhashable(pair[0])
 			}
 			if err := x.chargeLookup(pair[0]); err != nil {
 				return nil, err
@@ -122,7 +128,7 @@ func globalNamespace(x *execution, a *arguments) (any, error) {
 	}
 	ns := &namespace{NewDict()}
 	for key, value := range values.All() {
-		name, ok := key.(string)
+		name, ok := textOf(key)
 		if !ok {
 			return nil, errors.New("a namespace's names must be strings")
 		}
@@ -244,5 +250,5 @@ func strftimeOne(t time.Time, directive byte) (string, error) {
 		_, week := t.ISOWeek()
 		return fmt.Sprintf("%02d", week), nil
 	}
-	return "", fmt.Errorf("directive %%%c is not supported", directive)
+	return "", unsupported("directive %%%c", directive)
 }

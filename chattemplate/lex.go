@@ -6,9 +6,12 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/runenames"
 )
 
 // tokenKind is the kind of a token.
@@ -62,6 +65,7 @@ func (t token) describe() string {
 // space on that side; a plus sign keeps it. Source: Jinja2 3.1.6, lexer.
 type lexer struct {
 	source    string
+	dialect   Dialect
 	pos       int
 	tokens    []token
 	lineStart bool // pos is 0 or follows a newline
@@ -75,14 +79,14 @@ const maxTokens = 1 << 17
 var errTokens = fmt.Errorf("source of more than %d tokens", maxTokens)
 
 // lex returns the tokens of a source; the last one is tokenEnd.
-func lex(source string) ([]token, *Error) {
+func lex(source string, d Dialect) ([]token, *Error) {
 	if !utf8.ValidString(source) {
 		return nil, &Error{Line: 1, Err: errors.New("source is not valid UTF-8")}
 	}
 	source = strings.ReplaceAll(source, "\r\n", "\n")
 	source = strings.ReplaceAll(source, "\r", "\n")
 	source = strings.TrimSuffix(source, "\n")
-	l := &lexer{source: source, lineStart: true, line: 1}
+	l := &lexer{source: source, dialect: d, lineStart: true, line: 1}
 	for l.pos < len(source) {
 		err := l.next()
 		if err == nil && len(l.tokens) > maxTokens {
@@ -462,7 +466,11 @@ func (l *lexer) string(rest string) error {
 			l.pos += i + 1
 			return nil
 		case '\\':
-			size, err := pythonEscape(&b, rest[i:])
+			escape := pythonEscape
+			if l.dialect == MiniJinja {
+				escape = miniEscape
+			}
+			size, err := escape(&b, rest[i:])
 			if err != nil {
 				return err
 			}
@@ -476,6 +484,7 @@ func (l *lexer) string(rest string) error {
 }
 
 // pythonEscape writes the value of the Python escape sequence at the start of s, and returns the sequence's length.
+// Jinja2 spells out characters beyond ASCII as escapes before Python reads these. Source: Jinja2 3.1.6, lexer, wrap.
 func pythonEscape(b *strings.Builder, s string) (int, error) {
 	if len(s) < 2 {
 		return 0, errors.New("string is not closed")
@@ -499,7 +508,14 @@ func pythonEscape(b *strings.Builder, s string) (int, error) {
 		b.WriteRune(rune(n))
 		return 2 + digits, nil
 	case 'N':
-		return 0, errors.New(`\N is not supported`)
+		name, _, found := strings.Cut(s[2:], "}")
+		name, open := strings.CutPrefix(name, "{")
+		r, known := namedCharacter(name)
+		if !open || !found || !known {
+			return 0, fmt.Errorf(`\N%s is no known name of a character`, short(name))
+		}
+		b.WriteRune(r)
+		return len(`\N{}`) + len(name), nil
 	case '0', '1', '2', '3', '4', '5', '6', '7':
 		n, size := rune(0), 1
 		for size < len(s) && size < 4 && s[size] >= '0' && s[size] <= '7' {
@@ -509,6 +525,94 @@ func pythonEscape(b *strings.Builder, s string) (int, error) {
 		b.WriteRune(n)
 		return size, nil
 	}
-	b.WriteByte('\\') // not an escape in Python: keep the backslash, and read the next character as usual
-	return 1, nil
+	b.WriteByte('\\') // not an escape in Python: keep the backslash
+	r, size := utf8.DecodeRuneInString(s[1:])
+	if r < utf8.RuneSelf {
+		return 1, nil // read the next character as usual
+	}
+	switch {
+	case r < 0x100:
+		fmt.Fprintf(b, "x%02x", r)
+	case r < 0x10000:
+		fmt.Fprintf(b, "u%04x", r)
+	default:
+		fmt.Fprintf(b, "U%08x", r)
+	}
+	return 1 + size, nil
+}
+
+var errBadEscape = errors.New("bad string escape")
+
+// miniEscape is pythonEscape for MiniJinja. Source: minijinja 2.24.0, utils, Unescaper.
+func miniEscape(b *strings.Builder, s string) (int, error) {
+	if len(s) < 2 {
+		return 0, errors.New("string is not closed")
+	}
+	if i := strings.IndexByte(`bfnrt\'"/`, s[1]); i >= 0 {
+		b.WriteByte("\b\f\n\r\t\\'\"/"[i])
+		return 2, nil
+	}
+	number := func(from, digits, base int) (rune, error) {
+		if len(s) < from+digits {
+			return 0, errBadEscape
+		}
+		n, err := strconv.ParseUint(s[from:from+digits], base, 16)
+		return rune(n), err
+	}
+	size, base := 1, 8
+	switch {
+	case s[1] == 'u':
+		r, err := number(2, 4, 16)
+		size = 6
+		if err == nil && utf16.IsSurrogate(r) {
+			low, _ := number(8, 4, 16)
+			if r, size = utf16.DecodeRune(r, low), 12; r == unicode.ReplacementChar || s[6:8] != `\u` {
+				err = errBadEscape
+			}
+		}
+		b.WriteRune(r)
+		return size, err
+	case s[1] == 'x':
+		size, base = 2, 16
+	case s[1] >= '0' && s[1] <= '7':
+		for 1+size < len(s) && size < 3 && s[1+size] >= '0' && s[1+size] <= '7' {
+			size++
+		}
+	default:
+		_, n := utf8.DecodeRuneInString(s[1:])
+		b.WriteString(s[:1+n])
+		return 1 + n, nil
+	}
+	from := base / 8 // behind the x
+	r, err := number(from, size, base)
+	if err != nil || r > 0xFF {
+		return 0, errBadEscape
+	}
+	b.WriteRune(r)
+	return from + size, nil
+}
+
+// characterNames are the characters by their Unicode names. Few templates need them, so they are made on first use.
+var characterNames = sync.OnceValue(func() map[string]rune {
+	names := map[string]rune{
+		"TAB": '\t', "LF": '\n', "LINE FEED": '\n', "NEW LINE": '\n', "CR": '\r', "CARRIAGE RETURN": '\r',
+		"NBSP": 0xA0, "ZWSP": 0x200B, "ZWNJ": 0x200C, "ZWJ": 0x200D, "BOM": 0xFEFF, "BYTE ORDER MARK": 0xFEFF,
+	}
+	for r := range rune(unicode.MaxRune + 1) {
+		if name := runenames.Name(r); name != "" && name[0] != '<' {
+			names[name] = r
+		}
+	}
+	return names
+})
+
+// namedCharacter returns the character of a Unicode name or of a common alias, in any case.
+func namedCharacter(name string) (rune, bool) {
+	name = strings.ToUpper(name)
+	if digits, ok := strings.CutPrefix(name, "CJK UNIFIED IDEOGRAPH-"); ok {
+		n, err := strconv.ParseUint(digits, 16, 21)
+		return rune(n), err == nil && unicode.Is(unicode.Unified_Ideograph, rune(n))
+	}
+	r, ok := characterNames()[name]
+	return r, ok
 }

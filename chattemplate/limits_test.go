@@ -75,10 +75,16 @@ func TestLimits(t *testing.T) {
 		"power":           "{{ 10 ** (10 ** 10) }}",
 		"factorial": "{% set n = namespace(x=1) %}{% for i in range(1, 9999) %}{% set n.x = n.x * i * " +
 			"999999999 %}{% endfor %}",
-		"capturing output":       "{% set x %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}",
-		"output":                 "{% for i in range(99999) %}{{ s }}{% endfor %}",
-		"batch fill":             "{{ [1]|batch(2000000000, 0)|list }}",
-		"slice":                  "{{ [1]|slice(2000000000)|list }}",
+		"capturing output": "{% set x %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}",
+		"output":           "{% for i in range(99999) %}{{ s }}{% endfor %}",
+		"batch fill":       "{{ [1]|batch(2000000000, 0)|list }}",
+		"slice":            "{{ [1]|slice(2000000000)|list }}",
+		"generators of generators": "{% set n = namespace(g=[1]) %}{% for i in range(9999) %}{% set n.g = " +
+			"n.g|map('string') %}{% endfor %}{{ n.g|list }}",
+		"generator in itself": "{% set n = namespace(g=[1]) %}{% for x in l if x|d(n.g|list) is undefined %}" +
+			"{% set n.g = [n.g]|map('join', n.g) %}{% endfor %}{{ n.g|list }}{{ 'x' * 2000000000 }}",
+		"escaping grows": "{% set n = namespace(s=s|safe) %}{% for i in range(99) %}{% set n.s = " +
+			"n.s.replace('x', s + '<') %}{% endfor %}",
 		"sorting lists of lists": "{% for i in range(9999) %}{{ l|map('string')|list|sort|length }}{% endfor %}",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,14 +162,28 @@ func TestErrors(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for source, want := range map[string]string{
-		"{% nosuch %}":           `unknown tag "nosuch"`,
-		"{{ 1 is nosuch }}":      `unknown test "nosuch"`,
-		"{{ 1|pprint }}":         `filter "pprint" is not supported`,
-		"{% include 'x' %}":      `tag "include" is not supported`,
-		"{% for a in b %}":       `tag "for" is not closed: expected endfor or else`,
-		"{% if a %}{% endfor %}": `unexpected tag "endfor"`,
+		"{% nosuch %}":             `unknown tag "nosuch"`,
+		"{{ 1 is nosuch }}":        `unknown test "nosuch"`,
+		"{{ 'a' 'b\\N{NOSUCH}' }}": `no known name of a character`,
+		"{% for a in b %}":         `tag "for" is not closed: expected endfor or else`,
+		"{% if a %}{% endfor %}":   `unexpected tag "endfor"`,
 	} {
 		if _, err := Compile("t", source); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", source, err, want)
+		}
+	}
+	for source, want := range map[string]string{
+		"{{ 1|pprint }}":                            "pprint: chattemplate: not reproduced",
+		"{% include 'x' %}":                         "chattemplate: not reproduced: the tag include",
+		"{{ [1]|map('string') }}":                   "a generator prints as its address",
+		"{% if true %}{{ 1|nosuch }}{% endif %}":    `unknown filter "nosuch"`,
+		"{% if true %}{{ 1 is nosuch }}{% endif %}": `unknown test "nosuch"`,
+	} {
+		tmpl, err := Compile("t", source)
+		if err == nil {
+			_, err = tmpl.Render(t.Context(), nil, Limits{})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", source, err, want)
 		}
 	}
@@ -273,18 +293,21 @@ func TestHostileSources(t *testing.T) {
 		"keywords":   "{{ f(" + each(size, "kI=1,") + ") }}",
 		"parameters": "{% macro m(" + each(size/2, "pI,") + "q) %}{% endmacro %}{{ m(" + each(size/3, "pI=1,") +
 			"q=1) }}",
-		"dotted":    "{{ 1|a" + strings.Repeat(".a", size/2) + " }}",
-		"brackets":  "{{ " + strings.Repeat("[]", size/2) + " }}",
-		"tokens":    "{{ " + strings.Repeat("a.", size/2) + "a }}",
-		"tags":      strings.Repeat("{{a}}", size/5),
-		"open tags": strings.Repeat("{%", size/2),
-		"spaces":    strings.Repeat("{{ a }}  \t", size/10),
-		"raw":       "{% raw %}" + strings.Repeat("{% ", size/3),
-		"comments":  strings.Repeat("{#", size/2),
-		"strings":   "{{ " + strings.Repeat("''", size/2) + " }}",
-		"digits":    "{{ " + strings.Repeat("7", size) + ".5 }}",
-		"signs":     "{{ " + strings.Repeat("-", size) + "1 }}",
-		"names":     each(size, "{% set aI = 1 %}") + "{{ a }}",
+		"dotted":           "{{ 1|a" + strings.Repeat(".a", size/2) + " }}",
+		"brackets":         "{{ " + strings.Repeat("[]", size/2) + " }}",
+		"tokens":           "{{ " + strings.Repeat("a.", size/2) + "a }}",
+		"tags":             strings.Repeat("{{a}}", size/5),
+		"open tags":        strings.Repeat("{%", size/2),
+		"spaces":           strings.Repeat("{{ a }}  \t", size/10),
+		"raw":              "{% raw %}" + strings.Repeat("{% ", size/3),
+		"comments":         strings.Repeat("{#", size/2),
+		"strings":          "{{ " + strings.Repeat("''", size/2) + " }}",
+		"digits":           "{{ " + strings.Repeat("7", size) + ".5 }}",
+		"signs":            "{{ " + strings.Repeat("-", size) + "1 }}",
+		"names":            each(size, "{% set aI = 1 %}") + "{{ a }}",
+		"named characters": "{{ '" + strings.Repeat(`\N{BULLET}`, size/10) + "' }}",
+		"unknown filters":  each(size, "{{ a|nI if a }}"),
+		"generators":       "{{ 'a'" + strings.Repeat("|map('string')", size/20) + "|list }}",
 	} {
 		for _, dialect := range []Dialect{Python, MiniJinja} {
 			start, before := threadCPU(), allocated()

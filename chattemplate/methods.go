@@ -88,13 +88,13 @@ func init() {
 
 // text returns a value that is known to be a string.
 func text(v any) string {
-	s, _ := v.(string)
+	s, _ := textOf(v)
 	return s
 }
 
 // wantString returns an argument that must be a string.
 func wantString(name string, v any) (string, error) {
-	s, ok := v.(string)
+	s, ok := textOf(v)
 	if !ok {
 		return "", fmt.Errorf("%s must be str, not %s", name, kindName(v))
 	}
@@ -114,7 +114,7 @@ func wantInt(name string, v any, fallback int) (int, error) {
 }
 
 func unsupportedMethod(*execution, any, *arguments) (any, error) {
-	return nil, errors.New("this method is not supported")
+	return nil, unsupported("this method")
 }
 
 func textMethod(f func(x *execution, s string) (string, error)) builtin {
@@ -163,7 +163,7 @@ func methodCasefold(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	if !isASCII(text(v)) {
-		return nil, errors.New("only ASCII text is supported")
+		return nil, unsupported("casefold of more than ASCII")
 	}
 	return x.lower(text(v))
 }
@@ -551,7 +551,7 @@ func methodJoin(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	for i, item := range items {
-		if _, ok := item.(string); !ok {
+		if _, ok := textOf(item); !ok {
 			return nil, fmt.Errorf("sequence item %d: expected str instance, %s found", i, kindName(item))
 		}
 	}
@@ -561,6 +561,7 @@ func methodJoin(x *execution, v any, a *arguments) (any, error) {
 // methodFormat is str.format. It supports fields by number, name or neither; attributes and items of fields; !s and !r;
 // and the format specifications fill, alignment, sign, width, precision and the types s, d and f.
 func methodFormat(x *execution, v any, a *arguments) (any, error) {
+	_, marked := v.(markup)
 	out := &output{x: x}
 	automatic := 0
 	for s := text(v); s != ""; {
@@ -593,10 +594,10 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 		}
 		field := s[at+1 : at+end]
 		if strings.Contains(field, "{") {
-			return nil, errors.New("nested replacement fields are not supported")
+			return nil, unsupported("nested replacement fields")
 		}
 		s = s[at+end+1:]
-		piece, err := x.formatField(field, a, &automatic)
+		piece, err := x.formatField(field, a, &automatic, marked)
 		if err != nil {
 			return nil, err
 		}
@@ -608,8 +609,8 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 }
 
 // formatField formats one replacement field. automatic is the number of fields without a name so far, or -1 after a
-// field with a number.
-func (x *execution) formatField(field string, a *arguments, automatic *int) (string, error) {
+// field with a number. If the format is marked, it escapes the text of the field.
+func (x *execution) formatField(field string, a *arguments, automatic *int, marked bool) (string, error) {
 	if err := x.step(1 + len(field)/charactersPerStep); err != nil {
 		return "", err
 	}
@@ -653,13 +654,23 @@ func (x *execution) formatField(field string, a *arguments, automatic *int) (str
 	}
 	if converted {
 		if conversion != "s" && conversion != "r" {
-			return "", fmt.Errorf("conversion %q is not supported", short(conversion))
+			return "", unsupported("conversion %q", short(conversion))
 		}
 		if v, err = x.formatValue(v, conversion[0], ""); err != nil {
 			return "", err
 		}
 	}
-	return x.formatSpec(v, spec)
+	if m, ok := v.(markup); ok && marked {
+		if spec != "" {
+			return "", errors.New("unsupported format specification for Markup")
+		}
+		return string(m), nil
+	}
+	text, err := x.formatSpec(v, spec)
+	if err == nil && marked {
+		text, err = x.escape(text)
+	}
+	return text, err
 }
 
 func formatArgument(name string, a *arguments, automatic *int) (any, error) {
@@ -697,7 +708,7 @@ func (x *execution) formatSpec(v any, spec string) (string, error) {
 		return x.str(v)
 	}
 	if len(spec) > maxFormatSpec {
-		return "", fmt.Errorf("a format specification of more than %d bytes is not supported", maxFormatSpec)
+		return "", unsupported("a format specification of more than %d bytes", maxFormatSpec)
 	}
 	runes := []rune(spec)
 	fill, align := " ", byte(0)
@@ -725,14 +736,14 @@ func (x *execution) formatSpec(v any, spec string) (string, error) {
 		precision = rest[1 : len(rest)-len(strings.TrimLeft(rest[1:], "0123456789"))]
 		rest = rest[1+len(precision):]
 	}
-	_, isString := v.(string)
+	_, isString := textOf(v)
 	conversion := byte('s')
 	switch {
 	case rest == "" && (isString || precision == "" && isNumber(v)):
 	case rest == "s" && isString, rest == "d" && isNumber(v), rest == "f" && isNumber(v):
 		conversion = rest[0]
 	default:
-		return "", fmt.Errorf("format specification %q of %s is not supported", spec, kindName(v))
+		return "", unsupported("format specification %q of %s", spec, kindName(v))
 	}
 	if _, isFloat := v.(float64); isFloat && conversion == 'd' {
 		return "", errors.New("unknown format code 'd' for object of type 'float'")
@@ -766,7 +777,7 @@ func methodGet(x *execution, v any, a *arguments) (any, error) {
 	}
 	d, _ := v.(*Dict)
 	if !hashable(p[0]) {
-		return nil, fmt.Errorf("unhashable type: '%s'", kindName(p[0]))
+		return nil, unhashable(p[0])
 	}
 	if err := x.chargeLookup(p[0]); err != nil {
 		return nil, err

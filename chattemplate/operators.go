@@ -69,6 +69,14 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 	if err := x.step(1); err != nil {
 		return nil, err
 	}
+	if format, ok := textOf(left); ok && op == "%" && !x.mini {
+		_, isMarkup := left.(markup)
+		text, err := x.percentFormat(format, right, isMarkup)
+		if isMarkup {
+			return markup(text), err
+		}
+		return text, err
+	}
 	for _, v := range [2]any{left, right} {
 		if u, ok := v.(Undefined); ok {
 			return nil, u.err()
@@ -108,10 +116,6 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 		}
 		if aInt {
 			return x.repeat(right, left)
-		}
-	case "%":
-		if format, ok := left.(string); ok {
-			return x.percentFormat(format, right)
 		}
 	}
 	return nil, unsupportedOperands(op, left, right)
@@ -244,7 +248,7 @@ func floatArithmetic(op string, a, b float64) (any, error) {
 	case a == 0 && b < 0:
 		return nil, errors.New("0.0 cannot be raised to a negative power")
 	case a < 0 && b != math.Trunc(b) && !math.IsInf(a, 0):
-		return nil, errors.New("complex numbers are not supported")
+		return nil, unsupported("complex numbers")
 	}
 	power := math.Pow(a, b)
 	if math.IsInf(power, 0) && !math.IsInf(a, 0) && !math.IsInf(b, 0) {
@@ -278,9 +282,14 @@ func floatDivMod(a, b float64) (quotient, remainder float64) {
 // add concatenates strings, lists or tuples.
 func (x *execution) add(left, right any) (any, error) {
 	switch a := left.(type) {
+	case markup:
+		return x.addMarkup(left, right)
 	case string:
 		if b, ok := right.(string); ok {
 			return x.concat(len(a)+len(b), a, b)
+		}
+		if _, ok := right.(markup); ok {
+			return x.addMarkup(left, right)
 		}
 		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
 	case *List:
@@ -308,6 +317,9 @@ func (x *execution) repeat(v, times any) (any, error) {
 	}
 	n = max(n, 0)
 	switch a := v.(type) {
+	case markup:
+		text, err := x.repeat(string(a), times)
+		return marked(text), err
 	case string:
 		if !ok || len(a) > 0 && n > x.limits.OutputBytes/len(a) {
 			return nil, x.chargeString(math.MaxInt)
@@ -417,8 +429,10 @@ func (x *execution) equal(left, right any) (bool, error) {
 	switch a := left.(type) {
 	case nil:
 		return right == nil, nil
+	case markup:
+		return x.equal(string(a), right)
 	case string:
-		b, ok := right.(string)
+		b, ok := textOf(right)
 		if !ok || len(a) != len(b) {
 			return false, nil
 		}
@@ -434,7 +448,7 @@ func (x *execution) equal(left, right any) (bool, error) {
 		if !ok || a.kind != b.kind {
 			return false, nil
 		}
-		if a == b || a.kind == kindGenerator || a.kind == kindView {
+		if a == b || a.kind == kindView {
 			return a == b, nil
 		}
 		return x.equalItems(a.Items, b.Items)
@@ -444,15 +458,8 @@ func (x *execution) equal(left, right any) (bool, error) {
 			return false, nil
 		}
 		return x.equalDicts(a, b)
-	case *namespace:
-		b, ok := right.(*namespace)
-		return ok && a == b, nil
-	case *loop:
-		b, ok := right.(*loop)
-		return ok && a == b, nil
-	case *function:
-		b, ok := right.(*function)
-		return ok && a == b, nil
+	case *namespace, *loop, *function, *generator:
+		return left == right, nil
 	}
 	return false, nil
 }
@@ -539,8 +546,10 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 		return x.compareNumbers(left, right)
 	}
 	switch a := left.(type) {
+	case markup:
+		return x.order(op, string(a), right)
 	case string:
-		if b, ok := right.(string); ok {
+		if b, ok := textOf(right); ok {
 			// The byte order of UTF-8 is the order of code points.
 			return cmp.Compare(a, b), true, x.step(min(len(a), len(b)) / bytesPerStep)
 		}
@@ -583,8 +592,10 @@ func (x *execution) contains(container, item any) (bool, error) {
 		return false, err
 	}
 	switch c := container.(type) {
+	case markup:
+		return x.contains(string(c), item)
 	case string:
-		text, ok := item.(string)
+		text, ok := textOf(item)
 		if !ok && x.mini {
 			var err error
 			if text, err = x.display(item); err != nil {
@@ -601,23 +612,22 @@ func (x *execution) contains(container, item any) (bool, error) {
 		return strings.Contains(c, text), nil
 	case *Dict:
 		if !hashable(item) {
-			if _, undefined := item.(Undefined); undefined {
-				return false, nil
-			}
-			return false, fmt.Errorf("unhashable type: '%s'", kindName(item))
+			return false, unhashable(item)
 		}
 		return c.find(item) >= 0, x.chargeLookup(item)
-	case *List, Undefined:
-		items, err := x.iterate(c)
-		if err != nil {
-			return false, err
-		}
-		for _, v := range items {
-			if ok, err := x.equal(v, item); err != nil || ok {
-				return ok, err
+	case *List, *generator, Undefined: // a generator stops at the item
+		next, err := x.iterator(c)
+		for err == nil {
+			var v any
+			var found bool
+			if v, found, err = next(); err != nil || !found {
+				break
+			}
+			if found, err = x.equal(v, item); found {
+				return true, err
 			}
 		}
-		return false, nil
+		return false, err
 	}
 	return false, fmt.Errorf("argument of type '%s' is not iterable", kindName(container))
 }
@@ -626,13 +636,22 @@ func (x *execution) contains(container, item any) (bool, error) {
 func (x *execution) iterate(v any) ([]any, error) {
 	switch c := v.(type) {
 	case *List:
-		items := c.Items
-		if c.kind == kindGenerator {
-			c.Items = nil
+		return c.Items, nil
+	case *generator:
+		items := &pieces{x: x}
+		for {
+			item, ok, err := x.pull(c)
+			if err == nil && ok {
+				err = items.add(item)
+			}
+			if err != nil || !ok {
+				return items.items, err
+			}
 		}
-		return items, nil
 	case *Dict:
 		return c.keys, nil
+	case markup:
+		return x.iterate(string(c))
 	case string:
 		if err := x.chargeBytes(len(c)); err != nil {
 			return nil, err
@@ -655,9 +674,6 @@ func (x *execution) iterate(v any) ([]any, error) {
 			return nil, nil
 		}
 	case Undefined:
-		if c.reason != "" && c.missingFrom != "" {
-			return nil, c.err()
-		}
 		return nil, nil
 	}
 	return nil, fmt.Errorf("'%s' object is not iterable", kindName(v))

@@ -25,6 +25,10 @@ type parser struct {
 	loops   int          // number of enclosing loops within the current macro or call
 	macros  []*macroUses // enclosing macros
 	dialect Dialect
+	// unknown are the filters and tests that do not exist. Those in an if or an inline if are an error only where a
+	// render reaches them. A loop, macro or other scope within the if takes that away. Source: Jinja2 3.1.6, compiler,
+	// _filter_test_common, Frame.soft.
+	unknown []*Error
 }
 
 // macroUses records which special names a macro's body reads. A macro that does not read a name rejects its arguments.
@@ -47,6 +51,23 @@ func (p *parser) fail(format string, args ...any) {
 		p.err = &Error{Line: p.current().line, Err: fmt.Errorf(format, args...)}
 	}
 	p.pos = len(p.tokens) - 1
+}
+
+// noSuch notes an unknown filter or test, and returns what a render calls in its place.
+func (p *parser) noSuch(kind, name string) builtin {
+	err := fmt.Errorf("unknown %s %q", kind, short(name))
+	if p.dialect == Python {
+		p.unknown = append(p.unknown, &Error{Line: p.current().line, Err: err})
+	}
+	return func(*execution, any, *arguments) (any, error) { return nil, err }
+}
+
+// settle fails for the first unknown filter or test after the known ones.
+func (p *parser) settle(known int) {
+	if p.err == nil && len(p.unknown) > known {
+		p.err = p.unknown[known]
+		p.pos = len(p.tokens) - 1
+	}
 }
 
 // enter counts a level of nesting. leave undoes it.
@@ -112,6 +133,7 @@ func (p *parser) template() block {
 	if p.err == nil && p.current().kind != tokenEnd {
 		p.fail("unexpected %s", p.current().describe())
 	}
+	p.settle(0)
 	return b
 }
 
@@ -156,7 +178,11 @@ func (p *parser) block(tag string, ends ...string) block {
 func (p *parser) body(tag string, ends ...string) (block, string) {
 	p.takeOperator(":") // Jinja2 allows a colon as in Python
 	p.wantKind(tokenBlockEnd)
+	known := len(p.unknown)
 	b := p.block(tag, ends...)
+	if tag != "if" {
+		p.settle(known)
+	}
 	return b, p.wantName()
 }
 
@@ -198,8 +224,16 @@ func (p *parser) statement() statement {
 		}
 		return loopExit{errContinue}
 	case "include", "import", "from", "extends", "block", "autoescape":
-		p.fail("tag %q is not supported", name)
-	case "elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter", "endwith", "endgeneration":
+		for p.err == nil && p.current().kind != tokenBlockEnd {
+			p.advance()
+		}
+		if name == "block" || name == "autoescape" {
+			p.body(name, "end"+name)
+			p.takeName(p.current().text) // of the block
+		}
+		return unsupportedTag{line, name}
+	case "elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter", "endwith", "endgeneration",
+		"endblock", "endautoescape":
 		p.fail("unexpected tag %q", name)
 	default:
 		p.fail("unknown tag %q", short(name))
@@ -209,6 +243,7 @@ func (p *parser) statement() statement {
 
 func (p *parser) ifStatement() statement {
 	node := &ifNode{}
+	known := len(p.unknown)
 	for p.err == nil {
 		branch := ifBranch{line: p.current().line, condition: p.tuple(false)}
 		var end string
@@ -222,6 +257,7 @@ func (p *parser) ifStatement() statement {
 		}
 		break
 	}
+	p.unknown = p.unknown[:known]
 	return node
 }
 
@@ -232,7 +268,9 @@ func (p *parser) forStatement(line int) statement {
 	}
 	node.items = p.tuple(false, "recursive")
 	if p.takeName("if") {
+		known := len(p.unknown)
 		node.condition = p.conditional()
+		p.settle(known)
 	}
 	node.recursive = p.takeName("recursive")
 	p.loops++
@@ -251,10 +289,7 @@ func (p *parser) setStatement(line int) statement {
 		node.value = p.tuple(true)
 		return node
 	}
-	for p.isOperator("|") && p.err == nil {
-		p.advance()
-		node.filters = append(node.filters, p.filter())
-	}
+	node.filters = p.filters()
 	node.body, _ = p.body("set", "endset")
 	return node
 }
@@ -285,13 +320,23 @@ func (p *parser) printStatement(line int) statement {
 }
 
 func (p *parser) filterStatement(line int) statement {
+	known := len(p.unknown)
 	node := &filterNode{line: line, filters: []*filterLink{p.filter()}}
-	for p.isOperator("|") && p.err == nil {
-		p.advance()
-		node.filters = append(node.filters, p.filter())
-	}
+	node.filters = append(node.filters, p.filters()...)
+	p.settle(known)
 	node.body, _ = p.body("filter", "endfilter")
 	return node
+}
+
+// filters parses the filters of a set block or of a filter block after the first.
+func (p *parser) filters() []*filterLink {
+	known := len(p.unknown)
+	var filters []*filterLink
+	for p.takeOperator("|") && p.err == nil {
+		filters = append(filters, p.filter())
+	}
+	p.settle(known)
+	return filters
 }
 
 // openMacro starts a macro's body, in which break cannot leave an outer loop. closeMacro ends the body.
@@ -345,6 +390,7 @@ func (p *parser) parameters() []parameter {
 	var list []parameter
 	p.wantOperator("(")
 	defaults := false
+	known := len(p.unknown)
 	for p.err == nil && !p.isOperator(")") {
 		if len(list) > 0 {
 			p.wantOperator(",")
@@ -361,6 +407,7 @@ func (p *parser) parameters() []parameter {
 		}
 		list = append(list, param)
 	}
+	p.settle(known)
 	p.wantOperator(")")
 	return list
 }
@@ -451,6 +498,7 @@ func (p *parser) tuple(conditionals bool, end ...string) expression {
 func (p *parser) conditional() expression {
 	p.enter()
 	defer p.leave()
+	known := len(p.unknown)
 	value := p.or()
 	if !p.isName("if") {
 		return value
@@ -463,6 +511,7 @@ func (p *parser) conditional() expression {
 		}
 		node.choices = append(node.choices, choice)
 	}
+	p.unknown = p.unknown[:known]
 	return node
 }
 
@@ -809,7 +858,7 @@ func (p *parser) filter() *filterLink {
 	name := p.dotted()
 	f, ok := p.dialect.filter(name)
 	if !ok && p.err == nil {
-		p.fail("%w", unknownFilter(name))
+		f = p.noSuch("filter", name)
 	}
 	link := &filterLink{name: name, filter: f, arguments: &argumentList{}}
 	if p.isOperator("(") {
@@ -823,7 +872,7 @@ func (p *parser) test() link {
 	name := p.dotted()
 	f, ok := p.dialect.test(name)
 	if !ok && p.err == nil {
-		p.fail("unknown test %q", short(name))
+		f = p.noSuch("test", name)
 	}
 	link := &testLink{name: name, test: f, negative: negative, arguments: &argumentList{}}
 	t := p.current()
@@ -844,15 +893,6 @@ func (p *parser) test() link {
 		link.arguments.positional = []expression{argument}
 	}
 	return link
-}
-
-// unknownFilter distinguishes an unknown filter from one of Jinja2's that this package does not support.
-func unknownFilter(name string) error {
-	switch name {
-	case "filesizeformat", "groupby", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr":
-		return fmt.Errorf("filter %q is not supported", name)
-	}
-	return fmt.Errorf("unknown filter %q", short(name))
 }
 
 var (

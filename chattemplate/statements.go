@@ -3,6 +3,7 @@ package chattemplate
 import (
 	"errors"
 	"fmt"
+	"math"
 )
 
 // statement is a part of a template that writes text or sets names.
@@ -107,11 +108,31 @@ func (n *ifNode) run(s *scope) error {
 
 // loop is the variable loop inside {% for %}.
 type loop struct {
-	items   []any
+	items   []any    // the items so far: all of them if next is nil
+	next    nextItem // makes further items
 	index   int
 	depth   int                             // recursion depth, from 0
 	changed *List                           // the arguments of the last loop.changed
 	recurse func(items any) (string, error) // nil unless the loop is recursive
+}
+
+// has reports whether the loop has the item of an index. It makes the items up to that one.
+func (l *loop) has(x *execution, index int) (bool, error) {
+	for l.next != nil && index >= len(l.items) {
+		item, ok, err := l.next()
+		if err == nil && ok {
+			err = x.alloc(2 * itemSize)
+		}
+		if err != nil {
+			return false, err
+		}
+		if !ok {
+			l.next = nil
+			break
+		}
+		l.items = append(l.items, item)
+	}
+	return index < len(l.items), nil
 }
 
 // forNode is {% for %}.
@@ -135,17 +156,14 @@ func (n *forNode) run(s *scope) error {
 
 // over runs the loop over the items of a value, at this recursion depth.
 func (n *forNode) over(s *scope, v any, depth int) error {
-	items, err := s.x.iterate(v)
-	if err == nil && n.condition != nil {
-		items, err = n.selectItems(s, items)
+	l, err := n.start(s, v)
+	if err == nil {
+		err = s.x.alloc(valueSize)
 	}
 	if err != nil {
 		return s.at(n.line, err)
 	}
-	if err := s.x.alloc(valueSize); err != nil {
-		return s.at(n.line, err)
-	}
-	l := &loop{items: items, depth: depth}
+	l.depth = depth
 	if n.recursive {
 		l.recurse = func(items any) (string, error) {
 			if err := s.x.enter(); err != nil {
@@ -159,62 +177,93 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 			return c.out.text()
 		}
 	}
-	for i, item := range items {
+	// Jinja2 runs the else unless the body has reached its end, without a continue or break. MiniJinja runs it without
+	// an item, and after a break at the first one.
+	completed := false
+	for i := 0; ; i++ {
+		if ok, err := l.has(s.x, i); err != nil {
+			return s.at(n.line, err)
+		} else if !ok {
+			break
+		}
 		l.index = i
 		body := s.inner()
 		body.frame.set("loop", l)
 		err := s.x.step(1)
 		if err == nil {
-			err = n.target.assign(body, item)
+			err = n.target.assign(body, l.items[i])
 		}
 		if err == nil {
 			err = n.body.run(body)
 		}
-		if errors.Is(err, errBreak) {
-			return nil
-		}
-		if err != nil && !errors.Is(err, errContinue) {
+		if err == nil {
+			completed = true
+		} else if errors.Is(err, errBreak) {
+			break
+		} else if !errors.Is(err, errContinue) {
 			return s.at(n.line, err)
 		}
+		completed = completed || s.x.mini
 	}
-	if len(items) == 0 && n.otherwise != nil {
-		if s.x.mini {
-			return n.otherwise.run(s)
-		}
-		return n.otherwise.run(s.inner())
+	switch {
+	case completed || n.otherwise == nil:
+		return nil
+	case s.x.mini:
+		return n.otherwise.run(s)
 	}
-	return nil
+	return n.otherwise.run(s.inner())
 }
 
-// selectItems returns the items that satisfy the loop's condition.
-func (n *forNode) selectItems(s *scope, items []any) ([]any, error) {
-	var selected []any
-	for _, item := range items {
-		inner := s.inner()
-		if err := s.x.step(1); err != nil {
-			return nil, err
-		}
-		if err := n.target.assign(inner, item); err != nil {
-			return nil, err
-		}
-		v, err := n.condition.eval(inner)
-		if err != nil {
-			return nil, err
-		}
-		if truth(v) {
-			if err := s.x.alloc(itemSize); err != nil {
-				return nil, err
+// start returns the loop over the items of a value. Python evaluates the loop's condition for an item when the loop
+// reaches it, and MiniJinja for all items first.
+func (n *forNode) start(s *scope, v any) (*loop, error) {
+	_, lazy := v.(*generator)
+	if !lazy && n.condition == nil {
+		items, err := s.x.iterate(v)
+		return &loop{items: items}, err
+	}
+	next, err := s.x.iterator(v)
+	l := &loop{next: next}
+	if err != nil || n.condition == nil {
+		return l, err
+	}
+	l.next = func() (any, bool, error) {
+		for {
+			item, ok, err := next()
+			if err == nil && ok {
+				err = s.x.step(1)
 			}
-			selected = append(selected, item)
+			if err != nil || !ok {
+				return nil, false, err
+			}
+			inner := s.inner()
+			if err := n.target.assign(inner, item); err != nil {
+				return nil, false, err
+			}
+			if v, err := n.condition.eval(inner); err != nil || truth(v) {
+				return item, true, err
+			}
 		}
 	}
-	return selected, nil
+	if s.x.mini {
+		_, err = l.has(s.x, math.MaxInt)
+	}
+	return l, err
 }
 
 // loopExit is {% break %} or {% continue %}.
 type loopExit struct{ err error }
 
 func (n loopExit) run(s *scope) error { return n.err }
+
+// unsupportedTag is a tag that this package does not have. With include, import and extends Jinja2 fails, too, because
+// Transformers gives it no other templates.
+type unsupportedTag struct {
+	line int
+	name string
+}
+
+func (n unsupportedTag) run(s *scope) error { return s.at(n.line, unsupported("the tag %s", n.name)) }
 
 // target is something that can be assigned to.
 type target interface {

@@ -108,7 +108,7 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 	if err := d.checkSource(source); err != nil {
 		return nil, &Error{Template: name, Line: 1, Err: err}
 	}
-	tokens, err := lex(source)
+	tokens, err := lex(source, d)
 	if err != nil {
 		err.Template = name
 		return nil, err

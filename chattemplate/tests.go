@@ -2,8 +2,8 @@ package chattemplate
 
 import (
 	"errors"
-	"fmt"
 	"math/big"
+	"slices"
 )
 
 // tests are Jinja2's tests.
@@ -16,10 +16,10 @@ func init() {
 		"callable":    kindTest(isCallable),
 		"defined":     kindTest(func(v any) bool { return !isUndefined(v) }),
 		"divisibleby": testDivisibleBy,
-		"escaped":     kindTest(func(any) bool { return false }),
+		"escaped":     kindTest(func(v any) bool { _, ok := v.(markup); return ok }),
 		"even":        parityTest(0),
 		"false":       kindTest(func(v any) bool { return v == false }),
-		"filter":      tableTest(func(name string) bool { return filters[name] != nil }),
+		"filter":      tableTest(isFilter),
 		"float":       kindTest(func(v any) bool { _, ok := v.(float64); return ok }),
 		"in":          testIn,
 		"integer":     kindTest(isInteger),
@@ -58,6 +58,8 @@ func kindTest(is func(any) bool) builtin {
 	}
 }
 
+func isFilter(name string) bool { return filters[name] != nil || slices.Contains(missingFilters, name) }
+
 func isUndefined(v any) bool { _, ok := v.(Undefined); return ok }
 
 func isInteger(v any) bool {
@@ -78,7 +80,7 @@ func isCallable(v any) bool {
 
 func isIterable(v any) bool {
 	switch v.(type) {
-	case string, *List, *Dict, Undefined, *loop:
+	case string, *List, *Dict, Undefined, *loop, *generator:
 		return true
 	}
 	return false
@@ -89,7 +91,7 @@ func isSequence(v any) bool {
 	case string, *Dict, Undefined:
 		return true
 	case *List:
-		return c.kind != kindView && c.kind != kindGenerator
+		return c.kind != kindView
 	}
 	return false
 }
@@ -144,13 +146,13 @@ func testSameAs(_ *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	switch v.(type) {
-	case nil, bool, *List, *Dict, *namespace, *loop, *function:
+	case nil, bool, *List, *Dict, *namespace, *loop, *function, *generator:
 		return v == p[0], nil
 	}
 	if kindName(v) != kindName(p[0]) {
 		return false, nil
 	}
-	return nil, fmt.Errorf("identity of %s is not supported", kindName(v))
+	return nil, unsupported("the identity of a %s", kindName(v))
 }
 
 func textTest(test func(x *execution, s string) (bool, error)) builtin {

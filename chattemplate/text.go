@@ -258,14 +258,14 @@ var otherDigits = [][2]rune{
 	{0x11052, 0x1105A}, {0x1F100, 0x1F10A},
 }
 
-// pieces collects the parts of a split text.
+// pieces collects items whose number is not known, such as the parts of a split text.
 type pieces struct {
 	x     *execution
 	items []any
 }
 
-// add adds a part. It counts the memory when the list grows.
-func (p *pieces) add(s string) error {
+// add adds an item. It counts the memory when the list grows.
+func (p *pieces) add(item any) error {
 	if len(p.items) == cap(p.items) {
 		room := max(4, 2*len(p.items))
 		if err := p.x.chargeList(room); err != nil {
@@ -273,7 +273,7 @@ func (p *pieces) add(s string) error {
 		}
 		p.items = append(make([]any, 0, room), p.items...)
 	}
-	p.items = append(p.items, s)
+	p.items = append(p.items, item)
 	return nil
 }
 

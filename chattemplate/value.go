@@ -20,7 +20,7 @@ import (
 //	*Dict              a dict, in insertion order
 //	Undefined          a name or item that does not exist
 //
-// and, only during a render: a namespace, a loop, or a callable.
+// and, only during a render: markup, a generator, a namespace, a loop, or a callable.
 
 // Undefined is the value of a name, attribute or item that does not exist. It prints as nothing, is false and iterates
 // as empty. Arithmetic, ordering, calls and look-ups on it are errors.
@@ -58,8 +58,7 @@ const (
 	kindList listKind = iota
 	kindTuple
 	kindRange
-	kindView      // the result of dict.keys, dict.values and dict.items
-	kindGenerator // the result of select, map and similar filters: always true, no length, read once
+	kindView // the result of dict.keys, dict.values and dict.items
 )
 
 // NewList returns a list of items. It owns the slice.
@@ -180,7 +179,11 @@ func (d *Dict) findString(key string) int {
 		return d.index.findString(d, key)
 	}
 	for i, k := range d.keys {
-		if s, ok := k.(string); ok && s == key {
+		s, ok := k.(string)
+		if !ok {
+			s, ok = textOf(k)
+		}
+		if ok && s == key {
 			return i
 		}
 	}
@@ -247,6 +250,10 @@ func hashKey(key any) any {
 		if k == math.Trunc(k) && math.Abs(k) < 1<<63 {
 			return int64(k)
 		}
+	case markup:
+		return string(k)
+	case Undefined:
+		return Undefined{} // all are equal
 	case *big.Int:
 		return bigKey(fmt.Sprint(k.Sign(), " ") + string(k.Bytes()))
 	}
@@ -256,10 +263,23 @@ func hashKey(key any) any {
 // hashable reports whether a value may be a dict key. Python also allows tuples; no known chat template uses them.
 func hashable(v any) bool {
 	switch v.(type) {
-	case nil, bool, int64, *big.Int, float64, string:
+	case nil, bool, int64, *big.Int, float64, string, markup, Undefined:
 		return true
 	}
 	return false
+}
+
+func unhashable(v any) error {
+	switch c := v.(type) {
+	case *Dict:
+	case *List:
+		if c.kind == kindTuple {
+			return unsupported("a tuple as a key")
+		}
+	default:
+		return unsupported("a %s as a key", kindName(v))
+	}
+	return fmt.Errorf("unhashable type: '%s'", kindName(v))
 }
 
 // normalInt returns n as an int64 if it fits, else n itself.
@@ -285,8 +305,10 @@ func truth(v any) bool {
 		return x != 0
 	case string:
 		return x != ""
+	case markup:
+		return x != ""
 	case *List:
-		return len(x.Items) > 0 || x.kind == kindGenerator
+		return len(x.Items) > 0
 	case *Dict:
 		return len(x.keys) > 0
 	}
@@ -306,8 +328,12 @@ func kindName(v any) string {
 		return "float"
 	case string:
 		return "str"
+	case markup:
+		return "Markup"
+	case *generator:
+		return "generator"
 	case *List:
-		return [...]string{"list", "tuple", "range", "dict view", "generator"}[x.kind]
+		return [...]string{"list", "tuple", "range", "dict view"}[x.kind]
 	case *Dict:
 		return "dict"
 	case Undefined:

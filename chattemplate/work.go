@@ -387,6 +387,8 @@ func (x *execution) chargeLookup(key any) error {
 	switch k := key.(type) {
 	case string:
 		return x.step(len(k) / bytesPerStep)
+	case markup:
+		return x.step(len(k) / bytesPerStep)
 	case *big.Int:
 		return x.chargeBigInt(k)
 	}

@@ -56,6 +56,7 @@ func hostile(n int) *Dict {
 	}
 	vars.Set("sigma", "a"+strings.Repeat("'", n)+"Σ")
 	vars.Set("json", `"`+strings.Repeat(`[],`, 0)+strings.Repeat("x", n/2)+`"`)
+	vars.Set("marked", markup(strings.Repeat("<'", n/2)))
 	items := n / 64
 	ints, strs, pairs, big16 := NewList(), NewList(), NewList(), NewList()
 	dict, longKeys := NewDict(), NewDict()
@@ -113,6 +114,7 @@ var (
 		"commas",
 		"sigma",
 		"json",
+		"marked",
 	}
 	listNames  = []string{"ints", "strs", "pairs", "longlist"}
 	dictNames  = []string{"mapping", "longkeys", "integers"}
@@ -460,8 +462,8 @@ func TestWorkIsCounted(t *testing.T) {
 	t.Logf("%d templates", count)
 }
 
-// generator generates random templates.
-type generator struct {
+// templateGenerator generates random templates.
+type templateGenerator struct {
 	*rand.Rand
 	dialect Dialect
 	tiny    *Dict
@@ -469,7 +471,7 @@ type generator struct {
 	names   []string // keys of sources
 }
 
-func (g *generator) value() string {
+func (g *templateGenerator) value() string {
 	switch g.IntN(6) {
 	case 0:
 		return "a"
@@ -482,7 +484,7 @@ func (g *generator) value() string {
 }
 
 // expression returns an expression of at most depth levels.
-func (g *generator) expression(depth int) string {
+func (g *templateGenerator) expression(depth int) string {
 	if depth <= 0 {
 		return g.value()
 	}
@@ -506,7 +508,7 @@ func (g *generator) expression(depth int) string {
 }
 
 // statement returns a statement of at most depth levels.
-func (g *generator) statement(depth int) string {
+func (g *templateGenerator) statement(depth int) string {
 	e, f := g.expression(2), g.expression(1)
 	if depth <= 0 {
 		return fmt.Sprintf("{{ %s }}", e)
@@ -544,7 +546,7 @@ func (g *generator) statement(depth int) string {
 const prelude = "{% set ns = namespace(a='', b='') %}{% set a = small %}"
 
 // block returns statements of at most depth levels that do not fail at once.
-func (g *generator) block(depth int) string {
+func (g *templateGenerator) block(depth int) string {
 	var b strings.Builder
 	for range 1 + g.IntN(3) {
 		for range 10 {
@@ -562,15 +564,15 @@ func (g *generator) block(depth int) string {
 	return b.String()
 }
 
-func newGenerator(t *testing.T, seed uint64) *generator {
-	g := &generator{Rand: rand.New(rand.NewPCG(seed, 16)), tiny: hostile(512), sources: hostileSources(t)}
+func newGenerator(t *testing.T, seed uint64) *templateGenerator {
+	g := &templateGenerator{Rand: rand.New(rand.NewPCG(seed, 16)), tiny: hostile(512), sources: hostileSources(t)}
 	g.names = slices.Sorted(maps.Keys(g.sources))
 	return g
 }
 
 // hold renders a random template and compares its CPU time and memory with the limits, in a build that runs slower
 // times slower than an ordinary one.
-func (g *generator) hold(t *testing.T, vars *Dict, slower time.Duration) (ended bool) {
+func (g *templateGenerator) hold(t *testing.T, vars *Dict, slower time.Duration) (ended bool) {
 	t.Helper()
 	g.dialect = [...]Dialect{Python, Python, MiniJinja}[g.IntN(3)]
 	source := prelude + g.block(3)

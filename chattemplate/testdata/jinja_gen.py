@@ -1,6 +1,6 @@
 """Writes jinja.json: the outputs of Jinja2, configured as in Transformers, for many small templates.
 
-Needs: pip install transformers==5.23.0 jinja2==3.1.6. Run in this folder: python3 jinja_gen.py
+Run in this folder with the Python of an engine (test/tools/install.sh engines): python jinja_gen.py
 """
 
 import json

@@ -136,7 +136,7 @@ var only = map[string][]string{
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
 	"lukechampine.com/blake3":              {"pool/dynamo"},
-	"golang.org/x/text/":                   {"tokenizer/bpe"},
+	"golang.org/x/text/":                   {"chattemplate", "tokenizer/bpe"},
 	"github.com/dlclark/regexp2":           {"tokenizer/bpe"},
 	"github.com/spf13/pflag":               {"cmd/kvepp"},
 }

@@ -38,7 +38,8 @@ fn render(line: &str) -> anyhow::Result<String> {
 
 fn main() {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-        match render(&line) {
+        // The renderer panics at some templates.
+        match std::panic::catch_unwind(|| render(&line)).unwrap_or_else(|_| Err(anyhow::anyhow!("panic"))) {
             Ok(text) => println!("{}", json!({"text": text})),
             Err(error) => println!("{}", json!({"error": format!("{error:#}")})),
         }
