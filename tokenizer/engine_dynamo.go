@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -113,7 +112,7 @@ func (m *Model) dynamoVars(messages, tools *chattemplate.List) *chattemplate.Dic
 // that kvepp cannot tell.
 func probe(t *chattemplate.Template, vars *chattemplate.Dict) (text string, failed bool, err error) {
 	text, err = t.Render(context.Background(), vars, chattemplate.Limits{})
-	if errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit) {
+	if notOfTemplate(err) {
 		return "", false, fmt.Errorf("tokenizer: chat template: %w", err)
 	}
 	return text, err != nil, nil

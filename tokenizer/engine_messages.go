@@ -83,8 +83,7 @@ func (m *Model) effortOfDisabled() (string, error) {
 		messages := chattemplate.NewList(dict("role", "user", "content", "Hi"))
 		body := dict("model", "m", "messages", messages, "reasoning_effort", effort)
 		p, err := m.tokenizeChat(context.Background(), chatOf(&apibody.Request{Model: "m"}, body))
-		if err != nil &&
-			(IsUnknown(err) || errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit)) {
+		if err != nil && (IsUnknown(err) || notOfTemplate(err)) {
 			return p, err
 		}
 		if err != nil {
@@ -103,6 +102,11 @@ func (m *Model) effortOfDisabled() (string, error) {
 		}
 	}
 	return "none", nil
+}
+
+// notOfTemplate reports whether a render failed for a reason of kvepp's, so that the engine may render the template.
+func notOfTemplate(err error) bool {
+	return errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit)
 }
 
 // chatOf returns a chat request with this body, made from another API's request.

@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -200,7 +199,7 @@ func (m *Model) sglangChatWith(
 		return done, "", errRefused("there is nothing before the message to continue")
 	}
 	done.text, err = m.apply(ctx, t, c)
-	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) && ctx.Err() == nil {
+	if err != nil && c.tools != nil && !notOfTemplate(err) && ctx.Err() == nil {
 		// SGLang tries again with the bare functions, for templates that do not know OpenAI's wrapper around them.
 		bare := make([]any, len(c.tools.Items))
 		for i, item := range c.tools.Items {

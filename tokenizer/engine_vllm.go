@@ -195,8 +195,11 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	if tools && m.chatTools != nil {
 		t = m.chatTools
 	}
-	if t == nil {
+	switch {
+	case t == nil:
 		return nil, ErrNoChatTemplate
+	case t.broken != nil:
+		return nil, fmt.Errorf("tokenizer: chat template: %w", t.broken)
 	}
 	return t, nil
 }

@@ -96,7 +96,7 @@ const (
 //
 // Errors name the file and the component. Load also fails for what kvepp cannot reproduce exactly: an unknown
 // normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
-// that does not compile.
+// that does not compile, unless the engine encodes chats beside it.
 func Load(dir string, o Options) (*Model, error) {
 	if err := o.check(); err != nil {
 		return nil, err

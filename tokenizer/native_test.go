@@ -1,11 +1,13 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 	"kvepp/tokenizer/encoders"
 )
@@ -98,6 +100,69 @@ func TestChatEncoder(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestBrokenTemplate: a template that does not compile matters only for chats that the engine renders with it.
+func TestBrokenTemplate(t *testing.T) {
+	broken := map[string]string{chatTemplateFile: "{% nosuch %}"}
+	chat, err := apibody.ParseRequest("/v1/chat/completions",
+		[]byte(`{"model":"m","messages":[{"role":"user","content":"u"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		engine                           Engine
+		version, architecture, modelType string
+		loads, encodes                   bool
+	}{
+		{VLLM, "", "DeepseekV32ForCausalLM", "deepseek_v32", true, true},
+		{VLLM, "", "DeepseekV4ForCausalLM", "deepseek_v4", true, true},
+		{VLLM, "", "DeepseekV41ForCausalLM", "deepseek_v41", true, false},
+		{VLLM, "", "GptOssForCausalLM", "gpt_oss", true, false}, // this vocabulary is not gpt-oss's
+		{VLLM, "", "DeepseekV3ForCausalLM", "deepseek_v3", false, false},
+		{SGLang, "0.5.22", "DeepseekV4ForCausalLM", "deepseek_v4", true, true},
+		{SGLang, "0.5.23", "DeepseekV4ForCausalLM", "deepseek_v4", true, false},
+		{SGLang, "0.5.22", "DeepseekV32ForCausalLM", "deepseek_v32", false, false},
+		{TRTLLM, "", "DeepseekV32ForCausalLM", "deepseek_v32", false, false},
+	} {
+		name := fmt.Sprintf("%s %s, %s", c.engine, c.version, c.architecture)
+		dir := nativeFolder(t, c.architecture, c.modelType, broken)
+		m, err := Load(dir, Options{Engine: c.engine, Version: c.version})
+		if (err == nil) != c.loads {
+			t.Errorf("%s: Load: %v", name, err)
+		}
+		if err != nil {
+			continue
+		}
+		if _, err := m.Tokenize(t.Context(), chat); (err == nil) != c.encodes {
+			t.Errorf("%s: a chat: %v", name, err)
+		}
+	}
+}
+
+// TestRefusedWithTools: SGLang renders tools without their wrapper if the template fails. kvepp does not take its own
+// refusal of a template for a failure of the engine.
+func TestRefusedWithTools(t *testing.T) {
+	for source, want := range map[string]error{
+		"{% for t in tools %}{{ t|pprint if t.type else t.name }}{% endfor %}": chattemplate.ErrUnsupported,
+		"{% for t in tools %}{{ t.none.x if t.type else t.name }}{% endfor %}": nil,
+	} {
+		m, err := Load(nativeFolder(t, "LlamaForCausalLM", "llama", map[string]string{chatTemplateFile: source}),
+			Options{Engine: SGLang})
+		if err != nil {
+			t.Fatal(err)
+		}
+		request, err := apibody.ParseRequest("/v1/chat/completions",
+			[]byte(`{"model":"m","messages":[{"role":"user","content":"u"}],`+
+				`"tools":[{"type":"function","function":{"name":"f","parameters":{}}}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.Tokenize(t.Context(), request)
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", source, err, want)
 		}
 	}
 }

@@ -19,6 +19,8 @@ type chatTemplate struct {
 	wantsParts bool
 	// memory bounds what one render allocates in total, in bytes; 0 means chattemplate's default.
 	memory int
+	// broken says why the template does not compile; nil if it does. Chats that it does not render do not matter.
+	broken error
 }
 
 // requestTemplateMemory bounds what one render of a request's own template allocates in total, in bytes. It does not
@@ -160,6 +162,9 @@ func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 			return nil, nil
 		}
 		c, err := m.compile(templates[i].Name, templates[i].Template)
+		if err != nil && m.encodesBeside(templates[i].Template) {
+			return &chatTemplate{source: templates[i].Template, broken: err}, nil
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: chat template %q: %w", path, templates[i].Name, err)
 		}
@@ -171,6 +176,23 @@ func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 	}
 	m.chatTools, err = compile(templateTools)
 	return err
+}
+
+// encodesBeside reports whether the engine, in any version, encodes the model's chats with code of its own although the
+// model has this template.
+func (m *Model) encodesBeside(source string) bool {
+	if m.options.ChatTemplate != "" {
+		return false
+	}
+	if m.options.Engine == VLLM {
+		return m.usesHarmony() || slices.Contains(vllmOwnEncoding, m.architecture)
+	}
+	with := *m
+	with.chat = &chatTemplate{source: source}
+	return slices.ContainsFunc(releases[m.options.Engine], func(r release) bool {
+		with.release = r
+		return with.chooseNative() != nil
+	})
 }
 
 // compile compiles a template and finds out which form of content the engine gives it.
