@@ -1,6 +1,14 @@
 package router
 
-import "sync"
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	"kvepp/internal/apibody"
+	"kvepp/pool"
+	"kvepp/tokenizer"
+)
 
 // maxSeenAdapters bounds how many adapters are learned from events, maxAdapterName the length of an adapter's name in
 // bytes.
@@ -49,6 +57,51 @@ func (a *Adapters) Len() int {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return len(a.named) + len(a.seen)
+}
+
+// readSpaces sets the model and the adapter that a request names, and in which parts of the engine's cache its prompts'
+// blocks are. p.salt is set.
+func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
+	if r.cfg.Engine != tokenizer.SGLang {
+		if adapted := r.cfg.Adapters.of(p.model); adapted != "" && !r.cfg.names(p.model) {
+			p.lora = strings.Clone(p.model) // a metric keeps it longer than the body
+			p.model, p.label = adapted, p.lora
+		}
+		return
+	}
+	adapter := ""
+	if name := p.model; strings.Contains(name, ":") && !r.serves(name) {
+		p.model, adapter = tokenizer.SGLangModel(name)
+		for i := len(p.model); i < len(name) && !r.serves(p.model); i++ {
+			if name[i] == ':' && r.serves(name[:i]) {
+				p.model = name[:i] // to SGLang, all behind the first colon is the adapter all the same
+			}
+		}
+	} else if adapted := r.cfg.Adapters.of(name); adapted != "" && !r.cfg.names(name) {
+		p.model = adapted // to SGLang, the name of an adapter alone has no meaning
+	}
+	space, unnamed := tokenizer.SGLangSpace(body, adapter, 0)
+	p.lora, p.salt, p.unnamed = strings.Clone(space.LoRA), space.Salt, unnamed
+	if r.cfg.Adapters.of(p.lora) != "" {
+		p.label = p.lora
+	}
+	if tokenizer.SGLangSpacesDiffer(body) {
+		p.spaces = make([]tokenizer.Space, len(body.Prompts))
+		for i := range p.spaces {
+			p.spaces[i], unnamed = tokenizer.SGLangSpace(body, adapter, i)
+			p.unnamed = p.unnamed || unnamed
+		}
+	}
+}
+
+// serves reports whether the operator or a worker names the model.
+func (r *Router) serves(model string) bool {
+	if r.cfg.names(model) {
+		return true
+	}
+	s := r.pool.Acquire()
+	defer s.Release()
+	return slices.ContainsFunc(s.Workers, func(w pool.Worker) bool { return w.Model == model })
 }
 
 // of returns the model that an adapter adapts; "" if there is no such adapter.

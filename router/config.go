@@ -29,6 +29,8 @@ type Config struct {
 	// UpperBound reports whether the engines of a model may have less of a prompt cached than their KV events announce,
 	// without a sign of it in the events. Predictions for its requests are then marked as upper bounds. nil: no model.
 	UpperBound func(model string) bool
+	// Engine is the engine of all endpoints: its rules say which part of its cache a request uses. Empty: vLLM.
+	Engine tokenizer.Engine
 	// Adapters are the LoRA adapters. An adapter shares the tokenizer and the workers of its model and has blocks of
 	// its own. A name in Models or Remote is always a model's. nil: no adapters.
 	Adapters *Adapters

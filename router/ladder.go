@@ -33,6 +33,10 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	if p.tokens == nil || v == nil {
 		return
 	}
+	if v.unread { // no part of it is reusable
+		r.noteSeen(v, p)
+		return
+	}
 	c.Known, c.Unusable = true, route.UnusableTokens
 	l := &sc.aggregated
 	if route.Prefill != nil {
@@ -82,12 +86,11 @@ func (r *Router) noteSeen(v *variant, p *prompt) (seen, plain int) {
 	// Blocks without regard to salts are remembered beside the others, and only once a request has a salt.
 	plainSpace := ^space
 	for i := range v.prompts {
-		chain := v.prompts[i].Chain
+		chain, options := v.prompts[i].Chain, v.prompts[i].Options
 		seen += r.cfg.Ladder.Seen.Note(space, chain)
 		switch {
-		case p.salt != "" || p.lora != "":
+		case options.CacheNamespace != "" || options.LoRAName != "":
 			r.cfg.Ladder.salted.Store(true)
-			options := v.prompts[i].Options
 			options.LoRAName, options.CacheNamespace = "", ""
 			local := kvblock.AppendLocalHashes(nil, v.prompts[i].IDs, options)
 			plain += r.cfg.Ladder.Seen.Note(plainSpace, kvblock.AppendSequenceHashes(nil, local))

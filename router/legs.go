@@ -150,7 +150,7 @@ func (r *Router) bookPrompt(sc *scratch, l *leg, p *prompt) (Reason, scoring.Sel
 			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
 		}
 		c.CostMultiplier = sc.trialMultiplier(w, c.CostMultiplier)
-		if v := sc.variantOf(w); v != nil {
+		if v := sc.variantOf(w); v != nil && !v.unread { // else it shares no block with a running request
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)
 			c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)

@@ -15,6 +15,7 @@ import (
 type variant struct {
 	blockSize int
 	eagle     bool
+	unread    bool // the request reads no cache
 	prompt    scoring.Prompt
 	prompts   []indexer.Prompt // to look up; their chains end with the last block whose hash is known
 	overlap   []overlap        // indexed by worker number, summed over the prompts; 0 beyond its length
@@ -104,9 +105,10 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 	}
 	v := variant{blockSize: blockSize, eagle: eagle, prompts: before.prompts[:0], overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
-	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
+	v.unread = p.writeOnly
 	at := began
-	for _, t := range p.tokens {
+	for i, t := range p.tokens {
+		options := p.hashOptions(&v, i)
 		sc.local = kvblock.AppendLocalHashes(sc.local[:0], t.IDs[:t.Certain], options)
 		at = lap(&sc.took.BlockHashing, at)
 		v.prompt.Chains = append(
@@ -126,6 +128,7 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 		)
 	}
 	for i, t := range p.tokens {
+		options := p.hashOptions(&v, i)
 		v.prompts = append(v.prompts, indexer.Prompt{
 			Chain: v.prompt.Chains[i], Tokens: len(t.IDs), IDs: t.IDs[:t.Certain], Options: options,
 		})
@@ -137,13 +140,22 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 	return v
 }
 
+// hashOptions returns how the blocks of prompt i are hashed.
+func (p *prompt) hashOptions(v *variant, i int) kvblock.HashOptions {
+	options := kvblock.HashOptions{BlockSize: v.blockSize, EAGLE: v.eagle, LoRAName: p.lora, CacheNamespace: p.salt}
+	if i < len(p.spaces) {
+		options.LoRAName, options.CacheNamespace = p.spaces[i].LoRA, p.spaces[i].Salt
+	}
+	return options
+}
+
 // lookUp sets v.overlap from the index.
 func (r *Router) lookUp(sc *scratch, v *variant) {
 	at := time.Now()
 	clear(v.overlap)
 	v.overlap = v.overlap[:0]
 	for i := range v.prompts {
-		if !r.cfg.asksIndex() {
+		if v.unread || !r.cfg.asksIndex() {
 			break
 		}
 		r.index.FindPrompt(&v.prompts[i], &sc.scores)

@@ -52,8 +52,8 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *promp
 		route.observed.received = req.Received
 	}
 	route.observed.target = route.observed.model
-	if p.lora != "" { // a name that the operator or an engine gave
-		route.observed.target = p.lora
+	if p.label != "" {
+		route.observed.target = p.label
 	}
 	if route.observed.named = route.observed.target; p.renamed != nil {
 		route.observed.named = p.renamed.label
@@ -245,8 +245,8 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 		code = metrics.CodeResourceExhausted
 	}
 	model := r.labelOf(&pool.Worker{Endpoint: &pool.Endpoint{}}, p)
-	if p.lora != "" {
-		model = p.lora
+	if p.label != "" {
+		model = p.label
 	}
 	if invalid == nil { // otherwise the body was refused before a choice
 		r.cfg.Picker.Unscheduled()

@@ -28,9 +28,13 @@ type prompt struct {
 	model   string   // the base model of an adapter; empty if the body was not read
 	renamed *Renamed // nil: the endpoint gets the client's name
 	lora    string   // the adapter; empty without one
+	label   string   // the adapter, if the operator or an engine named it: as a metric's label
 	// mustBeNamed restricts the candidates to workers that report the model.
 	mustBeNamed bool
 	salt        string             // cache namespace
+	spaces      []tokenizer.Space  // of each prompt, if these differ; nil: lora and salt
+	unnamed     bool               // KV events do not name the namespace
+	writeOnly   bool               // the engine reads none of its cache for the request
 	tokens      []tokenizer.Prompt // nil without a tokenizer
 	versions    []versioned        // by version of the engine, if these differ; nil: they do not
 	version     *tokenizer.Model   // whose tokens are used, if versions differ
@@ -121,6 +125,12 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if r.cfg.InjectTokens && p.reason == ReasonKV && len(p.tokens) == 1 && body.TakesTokenData() {
 		p.inject = body
 	}
+	switch {
+	case p.writeOnly:
+		p.reason = ReasonCacheNotRead
+	case p.unnamed && p.reason == ReasonKV:
+		p.reason = ReasonApproximate
+	}
 	return p, nil
 }
 
@@ -195,14 +205,12 @@ func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, ten
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
 	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
-	configured := r.cfg.names(body.Model)
-	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
-		p.model, p.lora = adapted, strings.Clone(body.Model)
-	}
+	p.writeOnly = tokenizer.WritesCacheOnly(r.cfg.Engine, body)
+	r.readSpaces(p, body)
 	if r.modelUse.request(p.model, p.lora) {
 		r.modelUse.logUnused(r.workerModels(), r.log)
 	}
-	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
+	p.mustBeNamed = r.cfg.StrictModel && !r.cfg.names(p.model) && (p.lora == "" || r.cfg.Engine == tokenizer.SGLang)
 	return nil
 }
 

@@ -40,12 +40,15 @@ const (
 	ReasonNoBlockSize    Reason = "no_block_size" // the chosen worker's block size is not known
 	// the chosen worker's events have another block size than the configured one
 	ReasonBlockSize Reason = "block_size_mismatch"
-	// no events, from any worker or from the chosen one: overlap by earlier routing decisions, and load
+	// no events, from any worker, from the chosen one or of the request's namespace: overlap by earlier routing
+	// decisions, and load
 	ReasonApproximate Reason = "approximate"
-	ReasonNoCredit    Reason = "no_credit"   // the cost function gives cached blocks no credit
-	ReasonNoEvents    Reason = "no_events"   // no candidate announces its blocks
-	ReasonMode        Reason = "router_mode" // --router-mode ignores the prompt
-	ReasonPanic       Reason = "panic"       // a defect in kvepp, contained; the log has the stack
+	// the engine reads its cache for no request of this kind, such as one for its prompt's log probabilities
+	ReasonCacheNotRead Reason = "cache_not_read"
+	ReasonNoCredit     Reason = "no_credit"   // the cost function gives cached blocks no credit
+	ReasonNoEvents     Reason = "no_events"   // no candidate announces its blocks
+	ReasonMode         Reason = "router_mode" // --router-mode ignores the prompt
+	ReasonPanic        Reason = "panic"       // a defect in kvepp, contained; the log has the stack
 )
 
 // reasons are all of them.
@@ -55,6 +58,6 @@ var reasons = []Reason{
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonEngineVersions,
 	ReasonNoBlockSize,
-	ReasonBlockSize, ReasonApproximate, ReasonNoCredit,
+	ReasonBlockSize, ReasonApproximate, ReasonCacheNotRead, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,
 }

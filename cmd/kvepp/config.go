@@ -562,6 +562,9 @@ func (o *options) parseAdapters() (map[string]string, error) {
 		if name == "" || model == "" {
 			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
 		}
+		if o.engine == string(tokenizer.SGLang) { // requests name it so, and events do not
+			name = strings.TrimPrefix(name, model+":")
+		}
 		if _, twice := adapters[name]; twice {
 			return nil, fmt.Errorf("--lora: %q is given twice", name)
 		}

@@ -2137,6 +2137,8 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 		{[]string{"--model=m=d", "--lora=a", "--lora=b=n"}, "map[a:m b:n]"},
 		{[]string{"--model-name=m", "--model-path=d", "--lora=a"}, "map[a:m]"},
 		{[]string{"--tokenizer-url=m=http://e", "--lora=a"}, "map[a:m]"},
+		{[]string{"--engine=sglang", "--model=m=d", "--lora=m:a", "--lora=b", "--lora=n:c=n"}, "map[a:m b:m c:n]"},
+		{[]string{"--engine=vllm", "--model=m=d", "--lora=m:a"}, "map[m:a:m]"},
 		{[]string{"--model=m=d", "--tokenizer-url=http://e", "--lora=a"}, "map[a:m]"},
 	} {
 		if got := parsed(t, append(c.args, "--endpoints=x"), nil).config.adapters; fmt.Sprint(got) != c.want {

@@ -267,7 +267,8 @@ func (s *server) decide(ctx context.Context) {
 		confirm = s.replicas.confirm
 	}
 	s.router = router.New(router.Config{
-		Models: s.models, Adapters: s.adapters, Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
+		Engine: engine, Models: s.models, Adapters: s.adapters,
+		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
 		Checks:          startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
 		UpperBound:      upperBound(engine, s.models),
 		Scoring:         s.scoring,

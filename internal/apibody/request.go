@@ -445,6 +445,12 @@ func promptTokens(param string, list *chattemplate.TokenIDs) ([]uint32, error) {
 	return list.IDs, nil
 }
 
+// Echo reports whether the request asks for its prompt in the answer; of a chat, for its last message.
+func (r *Request) Echo() bool {
+	echo := optionalBool(r.Body, "echo")
+	return echo != nil && *echo
+}
+
 // field returns an object's field if it is present and of type T.
 func field[T any](d *chattemplate.Dict, key string) (T, bool) {
 	v, _ := d.Get(key)

@@ -236,7 +236,7 @@ func probeOf(found *router.Explanation) probeAnswer {
 	c := &out.Candidate.Cache
 	c.EstimateSource = "unavailable"
 	switch record.Reason {
-	case router.ReasonKV:
+	case router.ReasonKV, router.ReasonCacheNotRead:
 		c.EstimateSource = "events"
 	case router.ReasonApproximate:
 		c.EstimateSource = "approximate"

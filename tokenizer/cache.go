@@ -1,0 +1,100 @@
+package tokenizer
+
+import (
+	"strconv"
+	"strings"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+)
+
+// What the fields of requests say about an engine's prefix cache.
+
+// WritesCacheOnly reports whether the engine computes the whole prompt of a request, because it asks for something of
+// each of its tokens, such as their log probabilities. The engine then adds the blocks to its cache, but reads none.
+//
+// Sources: vLLM 0.31.0 to 0.33.0, sampling_params, entrypoints/openai/chat_completion/protocol (an echo's default is
+// top_logprobs 0) and completion/protocol; SGLang 0.5.21 to 0.5.23, entrypoints/openai/serving_completions; Dynamo
+// 1.6.1, common/backend/logprobs, and its frontend's protocols/openai/completions. TensorRT-LLM reads its cache.
+func WritesCacheOnly(engine Engine, request *apibody.Request) bool {
+	body, echo := request.Body, request.Echo()
+	chat := request.API == apibody.ChatCompletions
+	switch {
+	case !chat && request.API != apibody.Completions:
+		return false
+	case engine == SGLang:
+		logprobs := field(body, "logprobs")
+		return !chat && echo && logprobs != nil && logprobs != int64(0) && logprobs != false
+	case engine == TRTLLM, engine != Dynamo && field(body, "use_beam_search") == true: // its steps ask for no prompt's
+		return false
+	case field(body, "prompt_logprobs") != nil:
+		return true
+	case engine == Dynamo:
+		return !chat && echo
+	case chat:
+		given, there := body.Get("top_logprobs")
+		return echo && (given != nil || !there)
+	}
+	return echo && field(body, "logprobs") != nil
+}
+
+// Space names the part of an engine's prefix cache that holds a prompt's blocks.
+type Space struct {
+	LoRA string // the adapter; empty: the base model
+	Salt string // the namespace; empty: the common one
+}
+
+// SGLangModel splits a model's name as SGLang does. adapter is empty for the base model.
+// Source: SGLang 0.5.21 to 0.5.23, entrypoints/openai/serving_base, _parse_model_parameter.
+func SGLangModel(name string) (base, adapter string) {
+	base, adapter, colon := strings.Cut(name, ":")
+	if !colon {
+		return name, ""
+	}
+	return strings.TrimSpace(base), strings.TrimSpace(adapter)
+}
+
+// SGLangSpace returns the space of prompt i, from 0. adapter is the one in the model's name, which has precedence.
+// unnamed says that KV events do not name the space: it has an extra_key.
+//
+// Sources: SGLang 0.5.21 to 0.5.23, entrypoints/openai/serving_chat, serving_completions, serving_responses (which has
+// adapters of no request) and entrypoints/anthropic; managers/io_struct, GenerateReqInput (empty texts count as none);
+// managers/schedule_batch, Req (the extra key and the adapter are one key beside the salt); mem_cache/events.
+func SGLangSpace(request *apibody.Request, adapter string, i int) (s Space, unnamed bool) {
+	body := request.Body
+	text := func(v any) string {
+		if list, ok := v.(*chattemplate.List); ok { // one for each prompt
+			if i >= len(list.Items) {
+				return ""
+			}
+			v = list.Items[i]
+		}
+		text, _ := v.(string)
+		return text
+	}
+	if s.LoRA = adapter; request.API == apibody.Responses {
+		s.LoRA = ""
+	}
+	if request.API == apibody.Messages {
+		return s, false
+	}
+	if adapter == "" && request.API != apibody.Responses {
+		s.LoRA = text(field(body, "lora_path"))
+	}
+	s.Salt = text(field(body, "cache_salt"))
+	if key := text(field(body, "extra_key")); key != "" {
+		s.Salt, unnamed = "extra_key "+strconv.Quote(key)+" "+s.Salt, true
+	}
+	return s, unnamed
+}
+
+// SGLangSpacesDiffer reports whether the prompts of a request may have different spaces.
+func SGLangSpacesDiffer(request *apibody.Request) bool {
+	body := request.Body
+	for _, name := range []string{"lora_path", "cache_salt", "extra_key"} {
+		if _, list := field(body, name).(*chattemplate.List); list {
+			return len(request.Prompts) > 1
+		}
+	}
+	return false
+}
