@@ -21,6 +21,7 @@ import (
 	"container/list"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -85,7 +86,7 @@ type Controller struct {
 	idleTokens   []int // of idle conversations, indexed by worker
 	running      int   // conversations with a running turn
 
-	answer           mean    // tokens
+	answers          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
 	pause            mean    // seconds from the end of a turn to the next one
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
 }
@@ -196,7 +197,7 @@ func (t *Turn) Fits(w kvblock.Worker, capacity, requests, held int) bool {
 		return true
 	}
 	c.lapse(c.now())
-	taken := float64(held + t.tokens - t.cached + c.answerTokens())
+	taken := float64(held + t.tokens - t.cached + c.answerOr(w, 0))
 	if int(w) < len(c.idleTokens) {
 		taken += c.chanceOfReturn() * float64(c.idleTokens[w])
 	}
@@ -240,11 +241,14 @@ func (t *Turn) End(answer int) {
 		return
 	}
 	t.started = false
-	if answer > 0 {
-		c.answer.add(float64(answer))
-	}
 	v := t.conversation
-	v.own = max(t.tokens+c.answerOr(answer)-v.shared, 0)
+	if answer > 0 {
+		if more := int(v.worker) + 1 - len(c.answers); more > 0 {
+			c.answers = append(c.answers, make([]mean, more)...)
+		}
+		c.answers[v.worker].add(float64(answer))
+	}
+	v.own = max(t.tokens+c.answerOr(v.worker, answer)-v.shared, 0)
 	if v.running--; v.running > 0 {
 		return
 	}
@@ -262,6 +266,9 @@ func (t *Turn) End(answer int) {
 func (c *Controller) Forget(w kvblock.Worker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if int(w) < len(c.answers) {
+		c.answers[w] = mean{}
+	}
 	for place := c.idle.Front(); place != nil; {
 		v := place.Value.(*conversation)
 		place = place.Next()
@@ -286,18 +293,25 @@ func (c *Controller) Stats() Stats {
 	}
 }
 
-// answerTokens returns the mean length of an answer.
-func (c *Controller) answerTokens() int { return c.answerOr(0) }
-
-// answerOr returns the length of an answer, or the mean if it is 0.
-func (c *Controller) answerOr(tokens int) int {
-	switch {
-	case tokens > 0:
+// answerOr returns the length of an answer. If it is 0: the mean of the worker's, or of the median worker.
+func (c *Controller) answerOr(w kvblock.Worker, tokens int) int {
+	if tokens > 0 {
 		return tokens
-	case c.answer.samples == 0:
+	}
+	if int(w) < len(c.answers) && c.answers[w].samples > 0 {
+		return int(c.answers[w].value)
+	}
+	var means []float64
+	for _, m := range c.answers {
+		if m.samples > 0 {
+			means = append(means, m.value)
+		}
+	}
+	if len(means) == 0 {
 		return anAnswer
 	}
-	return int(c.answer.value)
+	slices.Sort(means)
+	return int(means[(len(means)-1)/2])
 }
 
 // idleFor returns for how long an idle conversation counts.

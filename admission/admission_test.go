@@ -262,3 +262,23 @@ func BenchmarkArrive(b *testing.B) {
 		})
 	}
 }
+
+// One engine's reports of endless answers change the room on no other worker, also on one without answers.
+func TestOneEngineTakesNoRoomElsewhere(t *testing.T) {
+	h := newHouse(t, Config{Fill: 1})
+	for c := range 40 {
+		h.turn(c, 1, kvblock.Worker(1+c%2), 0) // answers of 40 tokens
+		lie := h.Arrive(chain(100+c, 1), 160, 0)
+		lie.Start(0, 0)
+		lie.End(1 << 30)
+	}
+	n := h.Arrive(chain(99, 1), 160, 0)
+	for w := kvblock.Worker(1); w < 4; w++ {
+		if n.Fits(w, 1000, 1, 801) || !n.Fits(w, 1000, 1, 800) {
+			t.Errorf("worker %d: an answer is not expected to have 40 tokens", w)
+		}
+	}
+	if n.Fits(0, 1000, 1, 0) {
+		t.Error("the engine's own reports do not count for itself")
+	}
+}

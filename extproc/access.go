@@ -45,7 +45,7 @@ func (x *exchange) logAccess() {
 		number("prompt_tokens", d.PromptTokens)
 		number("predicted_cached_tokens", d.PredictedCachedTokens)
 		if x.usage != nil {
-			reported, found := x.usage.Usage()
+			reported, found, _ := x.reported()
 			if found && reported.HasCached {
 				number("reported_cached_tokens", reported.CachedTokens)
 			}

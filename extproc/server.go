@@ -379,8 +379,30 @@ func (x *exchange) follow() {
 		x.prefillReported = true
 	}
 	if stream && x.route.TracksAnswer() {
-		x.route.Generated(x.usage.Generated())
+		x.route.Generated(x.generated())
 	}
+}
+
+// generated returns the number of tokens that a stream has delivered so far; 0: not known.
+func (x *exchange) generated() int {
+	if n := x.usage.Generated(); x.route.CanHave(n, x.answered) {
+		return n
+	}
+	return 0
+}
+
+// maxPrompt is more than any engine's context, in tokens.
+const maxPrompt = 1 << 24
+
+// reported returns the usage that the answer reports. impossible: it cannot be true, and does not count.
+func (x *exchange) reported() (u apibody.Usage, ok, impossible bool) {
+	if u, ok = x.usage.Usage(); !ok {
+		return u, false, false
+	}
+	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt || !x.route.CanHave(u.CompletionTokens, x.answered) {
+		return apibody.Usage{}, false, true
+	}
+	return u, true, false
 }
 
 func (x *exchange) end(ctx context.Context) {
@@ -398,7 +420,7 @@ func (x *exchange) end(ctx context.Context) {
 		return
 	}
 	if x.complete && x.code == "200" && x.usage != nil && x.usage.Streaming() {
-		x.route.LearnAnswer(x.usage.Generated())
+		x.route.LearnAnswer(x.generated())
 	}
 	x.route.Free()
 	answer := router.Answer{
@@ -410,11 +432,14 @@ func (x *exchange) end(ctx context.Context) {
 	answer.Explained = !answer.Complete && len(metadata.ValueFromIncomingContext(ctx, logsAnswers)) > 0
 	defer func() { x.route.Answered(answer) }() // even if the log panics
 	if x.usage != nil {
-		u, ok := x.usage.Usage()
+		u, ok, impossible := x.reported()
 		if ok {
 			answer.PromptTokens = u.PromptTokens
 		}
-		if answer.Tokens = max(x.usage.Generated(), u.CompletionTokens); ok && u.HasCached {
+		if impossible {
+			x.metrics.ImpossibleUsage.Inc()
+		}
+		if answer.Tokens = max(x.generated(), u.CompletionTokens); ok && u.HasCached {
 			answer.CachedTokens = u.CachedTokens
 			x.metrics.Reported.Add(float64(u.CachedTokens))
 			x.metrics.PredictedOfReported.Add(float64(x.route.PredictedCachedTokens))

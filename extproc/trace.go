@@ -60,7 +60,7 @@ func (x *exchange) endSpan() {
 		}
 	}
 	if x.usage != nil {
-		if u, ok := x.usage.Usage(); ok {
+		if u, ok, _ := x.reported(); ok {
 			x.span.Set(
 				tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens),
 				tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens),

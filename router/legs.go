@@ -172,10 +172,14 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 		l.terms = slices.Grow(l.terms, len(l.candidates))[:len(l.candidates)]
 		terms = l.terms
 	}
+	model := l.workers[0].Model // not p.model, which is the client's, and shares the body's memory
+	if model != p.model {
+		model = ""
+	}
 	// The booking has no ID: the client's x-request-id need not be unique.
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
-		scoring.Request{ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry,
+		scoring.Request{Model: model, ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry,
 			Settles: r.settles(), Again: sc.again},
 		l.candidates,
 		&l.cfg,

@@ -39,6 +39,7 @@ type prompt struct {
 	versions    []versioned        // by version of the engine, if these differ; nil: they do not
 	version     *tokenizer.Model   // whose tokens are used, if versions differ
 	isl         int                // tokens of all prompts, or an estimate
+	most        int                // tokens that all answers may have; 0: no limit
 	forward     []byte             // replaces the body; nil: it stays
 	inject      *apibody.Request   // the body, if token ids may be injected into it; nil: they may not
 	hints       apibody.Hints      // of headers and body
@@ -204,6 +205,7 @@ func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, ten
 		return errNotDirected
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
+	p.most = body.MostTokens()
 	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
 	p.writeOnly = tokenizer.WritesCacheOnly(r.cfg.Engine, body)
 	r.readSpaces(p, body)

@@ -174,6 +174,7 @@ type Route struct {
 	prefilled      atomic.Bool
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
 	output         outputTracker
+	most           int // tokens of the answer; 0: no limit
 	observed       observed
 	recorded       *record.Request // without its end; nil: it is not recorded
 	climb          ladder.Climb    // the zero value without Config.Ladder
@@ -327,7 +328,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	r.settleVersion(sc, &p)
 	route, waited, err := r.admitAndDecide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
-		route.Waited = waited
+		route.Waited, route.most = waited, p.most
 	}
 	r.record(ctx, sc, req, &p, route, waited, err)
 	traceRoute(span, &p, route)

@@ -45,6 +45,10 @@ type Request struct {
 	// ID names the request. Two active requests cannot have the same ID. Empty: unnamed, and never a duplicate.
 	ID string
 
+	// Model is what the candidates serve. Workers of one model are compared with each other, and what the policy Time
+	// learns from one never counts for other models. Empty: not known. A client must not be able to name new ones.
+	Model string
+
 	// ISLTokens is the number of prompt tokens, over all prompts of the request. Without a tokenizer it is an estimate.
 	ISLTokens int
 
@@ -193,6 +197,7 @@ type ActiveSequences struct {
 
 	// Scratch memory of SelectAndAdd.
 	now      time.Duration // of the call
+	fleet    *fleet        // of Request.Model
 	walker   walker
 	variants []variant
 	added    []int // indexed like the candidates: blocks that the request would add
@@ -237,6 +242,7 @@ func NewActiveSequences() *ActiveSequences {
 		bookings: make([]booking, 1),
 		byID:     map[string]uint32{},
 		blocks:   newActiveBlocks(),
+		fleet:    &noFleet,
 	}
 }
 
@@ -656,7 +662,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 		}
 	}
 	a.fit(int(all.top) + 1)
-	a.now = a.clock()
+	a.now, a.fleet = a.clock(), a.learned.fleetOf(req.Model)
 	a.variants, a.walker.leaves, a.walker.made = a.variants[:0], a.walker.leaves[:0], a.walker.made[:0]
 	if all.alike {
 		a.walk(candidates[0].Prompt)
@@ -887,6 +893,9 @@ func (a *ActiveSequences) selection(
 // add books on candidates[i] a request that open was called for.
 func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
 	c := &candidates[i]
+	if req.Model != "" && a.learned.fleets[c.Worker] != a.fleet {
+		a.learned.join(c.Worker, req.Model)
+	}
 	a.version++
 	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
 	index, b := a.newBooking()

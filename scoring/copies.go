@@ -49,8 +49,7 @@ type Copies struct {
 	flat     int    // bookings that were copied without their hashes
 	snapshot uint32 // number of the latest one
 	open     bool   // the snapshot has not ended
-	lessons  map[kvblock.Worker]*lesson
-	latest   *lesson // of lessons
+	lessons  map[kvblock.Worker]*pace
 }
 
 // NewCopies returns an empty set of copies. precedes: of two bookings that do not know of each other, the one of the
@@ -261,12 +260,12 @@ func (c *Copies) EndSnapshot() (freed int) {
 	return c.free(func(part *copied) bool { return part.snapshot != c.snapshot })
 }
 
-// FreeAll frees all copies and returns their number. The caller then lets requests go that wait.
-//
-// What the origin has learned of workers is kept, and fades as this book learns more.
+// FreeAll frees all copies, forgets what the origin has learned of workers, and returns the number of copies. The
+// caller then lets requests go that wait.
 func (c *Copies) FreeAll() (freed int) {
 	c.book.lock()
-	c.book.learned.bequeath(c)
+	c.book.learned.unlearn(c)
+	c.book.guard.prefill, c.book.guard.active = mean{}, mean{} // its bookings counted there
 	c.book.mu.Unlock()
 	return c.free(func(*copied) bool { return true })
 }

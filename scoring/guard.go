@@ -191,12 +191,12 @@ func (a *ActiveSequences) bookingCost(cfg *Config, unit int) float64 {
 // bookingSeconds returns for how long a booking delays the next one on its worker, on average.
 func (a *ActiveSequences) bookingSeconds(cfg *Config) float64 {
 	prefill, active := a.guard.added(cfg)
-	common, steps := a.learned.common(), 0.0
+	common, steps := a.fleet.common(), 0.0
 	if cfg.TrackPrefillTokens { // the next prompt waits for the step and for its tokens
 		steps = 1
 	}
 	return steps*common.stepSeconds + common.secondsPerToken*prefill +
-		decodeInterference*a.learned.answerTokens()*common.gapPerToken*active
+		decodeInterference*a.fleet.answerTokens()*common.gapPerToken*active
 }
 
 // added returns the tokens that a booking adds to its worker, those that are priced.

@@ -379,7 +379,7 @@ func TestOvertaken(t *testing.T) {
 func TestTheGuardCountsAPrefillStep(t *testing.T) {
 	a, cfg := NewActiveSequences(), byTime()
 	a.guard.prefill.value = 1000
-	a.learned.all.prefill.slope, a.learned.all.prefill.constant = 1e-4, 0.02
+	a.fleet = &fleet{usual: pace{prefill: line{slope: 1e-4, constant: 0.02}}}
 	if got := a.bookingCost(cfg, 16); math.Abs(got-120) > 1e-9 {
 		t.Errorf("a booking of 1,000 tokens costs %v ms, want 20 + 100", got)
 	}

@@ -41,6 +41,7 @@ const (
 	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
 	maxSampleSeconds = 3600.0
+	leastSampleGap   = 1e-5 // seconds between two tokens of one answer
 	// keepPrefill and keepGap are the weights that earlier samples keep with each further one: about the last 100 and
 	// 1,000 count. The slope of the gap is small beside its noise.
 	keepPrefill = 0.99
@@ -89,34 +90,30 @@ func (m *mean) add(x float64) {
 	m.value += (x - m.value) / m.samples
 }
 
-// pace is how fast one worker, or the average worker, computes.
+// pace is how fast one worker computes, and how long its answers are.
 type pace struct {
 	prefill line // seconds to the first token by new prompt tokens, of requests that began at once
 	gap     line // mean seconds between tokens by tokens held at the end, of answers
+	answer  mean // tokens
+	life    mean // seconds from the first token to the end
+	noise   mean // the mean absolute error of the prices of prefills, in seconds
 
-	// Of one worker only: how many samples came, how many had come when LearnedNumbers was called, and
-	// learned.prefills when the latest one of a prefill came, also to other origins.
+	// How many samples came, how many had come when LearnedNumbers was called, and fleet.prefills when the latest one
+	// of a prefill came, also to other origins.
 	samples, told, latest uint64
-}
-
-// ofAll is what was learned of all workers together.
-type ofAll struct {
-	all    pace // for workers with too few samples
-	answer mean // tokens
-	life   mean // seconds from the first token to the end
-	noise  mean // the mean absolute error of the prices of prefills, in seconds
 }
 
 // learned is what the book has learned about workers, from its own requests except for peers.
 type learned struct {
 	workers []pace   // indexed by worker
 	prices  []prices // indexed by worker: what a choice reads, in little memory
-	ofAll
-	// prefills is how many samples of prefills came.
-	prefills uint64
-	reuse    reuse
-	peers    *peerLessons // nil: none
-	next     int          // the worker that is compared with the average next, less 1
+	fleets  []*fleet // indexed by worker
+	byModel map[string]*fleet
+	rest    fleet // of workers whose model is not known
+	reuse   reuse
+	peers   *peerLessons // nil: none
+	known   []pace       // scratch memory of revise
+	ratios  []float64    // the same
 }
 
 // prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
@@ -144,6 +141,10 @@ func (a *ActiveSequences) reprice(w kvblock.Worker) {
 
 // fit makes room for workers numbered below n.
 func (l *learned) fit(n int) {
+	for w := len(l.workers); w < n; w++ {
+		l.fleets = append(l.fleets, &l.rest)
+		l.rest.workers = append(l.rest.workers, kvblock.Worker(w))
+	}
 	l.workers = append(l.workers, make([]pace, n-len(l.workers))...)
 	l.prices = append(l.prices, make([]prices, n-len(l.prices))...)
 	l.reuse.evicted = append(l.reuse.evicted, make([]evictions, n-len(l.reuse.evicted))...)
@@ -157,64 +158,26 @@ func (l *learned) forget(w kvblock.Worker) {
 		p := &l.prices[w]
 		p.secondsPerToken, p.stepSeconds, p.gapPerToken, p.reuse, p.slowerPerToken = 0, 0, 0, 0, 0
 		l.forgetPeers(w)
+		l.join(w, "")
 	}
-}
-
-// common returns the times of the average worker, for workers with too few samples and for those that are as fast.
-func (l *learned) common() prices {
-	p := prices{secondsPerToken: safeSecondsPerToken, gapPerToken: safeGapPerToken}
-	if s := l.all.prefill.slope; s > 0 {
-		p.secondsPerToken, p.stepSeconds = s, l.all.prefill.constant
-	}
-	if l.all.gap.samples >= enoughGaps || l.peers != nil && l.all.gap.samples+l.peers.all.gap.samples >= enoughGaps {
-		p.gapPerToken = max(l.all.gap.slope, leastGapPerToken)
-	}
-	return p
 }
 
 // prefillTimes returns the time in which a worker prefills one more token, and that which each prefill step takes
-// besides, in seconds.
-func (l *learned) prefillTimes(w kvblock.Worker) (perToken, perStep float64) {
+// besides, in seconds. f has the workers that it is compared with.
+func (l *learned) prefillTimes(f *fleet, w kvblock.Worker) (perToken, perStep float64) {
 	if p := &l.prices[w]; p.secondsPerToken > 0 {
 		return p.secondsPerToken, p.stepSeconds
 	}
-	p := l.common()
+	p := f.common()
 	return p.secondsPerToken, p.stepSeconds
 }
 
 // gapPerToken returns by how much each token held on a worker lengthens the time between two tokens, in seconds.
-func (l *learned) gapPerToken(w kvblock.Worker) float64 {
+func (l *learned) gapPerToken(f *fleet, w kvblock.Worker) float64 {
 	if g := l.prices[w].gapPerToken; g > 0 {
 		return g
 	}
-	return l.common().gapPerToken
-}
-
-func (l *learned) answerTokens() float64 {
-	answer := l.answer
-	if l.peers != nil {
-		answer = meanOf(answer, l.peers.answer)
-	}
-	if answer.samples < enoughAnswers {
-		return safeAnswerTokens
-	}
-	return answer.value
-}
-
-// lifeSeconds returns the mean time from the first token to the end.
-func (l *learned) lifeSeconds() float64 {
-	if l.peers != nil {
-		return meanOf(l.life, l.peers.life).value
-	}
-	return l.life.value
-}
-
-// noiseSeconds returns the mean absolute error of the prices of prefills.
-func (l *learned) noiseSeconds() float64 {
-	if l.peers != nil {
-		return meanOf(l.noise, l.peers.noise).value
-	}
-	return l.noise.value
+	return f.common().gapPerToken
 }
 
 // firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.
@@ -223,22 +186,25 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
 		return
 	}
-	l.prefills++
-	if l.all.prefill.slope > 0 {
-		perToken, perStep := l.prefillTimes(w)
-		l.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
+	p, f := &l.workers[w], l.fleets[w]
+	f.prefills++
+	if f.usual.prefill.slope > 0 {
+		perToken, perStep := l.prefillTimes(f, w)
+		p.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
 	}
 	l.forgetUnused(w)
-	l.workers[w].prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
-	l.all.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
-	l.workers[w].samples++
-	l.fade(w, keepPrefill)
+	p.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
+	p.samples++
 	l.refit(w)
 }
 
 // kept returns the weight that the samples of a worker's prefills have kept since the latest one.
 func (l *learned) kept(w kvblock.Worker) float64 {
-	return math.Pow(keepUnused, float64(l.prefills-l.workers[w].latest)/float64(len(l.workers)))
+	f := l.fleets[w]
+	if f.prefills == l.workers[w].latest {
+		return 1
+	}
+	return math.Pow(keepUnused, float64(f.prefills-l.workers[w].latest)/float64(len(f.workers)))
 }
 
 // forgetUnused lessens the earlier samples of a worker that has a new one, here or at another origin, after a time in
@@ -249,24 +215,23 @@ func (l *learned) forgetUnused(w kvblock.Worker) {
 		p.prefill.keep(keep)
 		p.told = 0 // other origins have the earlier sums
 	}
-	p.latest = l.prefills
+	p.latest = l.fleets[w].prefills
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
 func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, held int) {
 	s := took.Seconds()
-	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
+	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || float64(tokens-1)*leastSampleGap > s {
 		return
 	}
-	l.answer.add(float64(tokens))
-	l.life.add(s)
+	p := &l.workers[w]
+	p.answer.add(float64(tokens))
+	p.life.add(s)
 	if tokens > 1 && held > 0 {
-		gap := s / float64(tokens-1)
-		l.workers[w].gap.add(float64(held), gap, keepGap, enoughGaps)
-		l.all.gap.add(float64(held), gap, keepGap, enoughGaps)
-		l.workers[w].samples++
-		l.refit(w)
+		p.gap.add(float64(held), s/float64(tokens-1), keepGap, enoughGaps)
 	}
+	p.samples++
+	l.refit(w)
 }
 
 // LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free. The policy Time
@@ -300,6 +265,7 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	if int(w) >= len(a.learned.workers) {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
-	perToken, perStep := a.learned.prefillTimes(w)
-	return Pace{perToken, perStep, a.learned.gapPerToken(w), float64(a.learned.prices[w].reuse)}
+	f := a.learned.fleets[w]
+	perToken, perStep := a.learned.prefillTimes(f, w)
+	return Pace{perToken, perStep, a.learned.gapPerToken(f, w), float64(a.learned.prices[w].reuse)}
 }

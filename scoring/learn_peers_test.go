@@ -43,7 +43,7 @@ func tellAll(t *testing.T, from *ActiveSequences, to *Copies) {
 }
 
 // A book prices by what other books have learned, also of workers that it sent nothing to; told twice, it counts once.
-// After the origin's death the numbers stay, until the book's own samples say otherwise.
+// After the origin's death only the book's own samples count.
 func TestBooksLearnFromEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		teacher, a := NewActiveSequences(), NewActiveSequences()
@@ -62,8 +62,8 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		wantPace(t, a, 1, 0.01, 3e-4)
 		weight := a.learned.peers.workers[0].prefill.weight
 		tellAll(t, teacher, copies)
-		if again := a.learned.peers.workers[0].prefill.weight; again != weight || a.learned.answerTokens() != 100 {
-			t.Errorf("weight %v, then %v; answers of %v tokens", weight, again, a.learned.answerTokens())
+		if again := a.learned.peers.workers[0].prefill.weight; again != weight || a.learned.rest.answerTokens() != 100 {
+			t.Errorf("weight %v, then %v; answers of %v tokens", weight, again, a.learned.rest.answerTokens())
 		}
 		teach(t, a, 0, 10, 20*time.Millisecond, 100*time.Microsecond)
 		wantPace(t, a, 0, 0.02, 1e-4)
@@ -74,11 +74,12 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 
 		copies.FreeAll()
 		wantPace(t, a, 0, 0.02, 1e-4)
-		wantPace(t, a, 1, 0.01, 3e-4)
-		teach(t, a, 1, 600, 40*time.Millisecond, 500*time.Microsecond)
-		wantPace(t, a, 1, 0.04, 5e-4)
+		wantPace(t, a, 1, 0.02, 1e-4) // as the only worker that has samples
+		teach(t, a, 1, 600, 40*time.Millisecond, 300*time.Microsecond)
+		wantPace(t, a, 1, 0.04, 3e-4)
+		tellAll(t, teacher, copies)
 		a.Forget(0)
-		if d := a.learned.peers.dead[0]; d != nil {
+		if *a.learned.peers.of(0) != (pace{}) {
 			t.Error("a worker that left is still known")
 		}
 	})
@@ -93,20 +94,20 @@ func TestBooksShareNoise(t *testing.T) {
 			teach(t, teacher, 0, 1, 20*time.Millisecond, 100*time.Microsecond)
 			teach(t, teacher, 1, 1, 60*time.Millisecond, 100*time.Microsecond)
 		}
-		noise := teacher.learned.noise.value
+		noise := teacher.learned.rest.usual.noise.value
 		copies := a.NewCopies(false)
 		tellAll(t, teacher, copies)
 		tellAll(t, teacher, copies)
-		if got := a.learned.noiseSeconds(); noise < 1e-3 || got != noise {
+		if got := a.learned.rest.usual.noise.value; noise < 1e-3 || math.Abs(got-noise) > 1e-12 {
 			t.Errorf("noise of %v s, want %v", got, noise)
 		}
 		teach(t, a, 0, 2, 20*time.Millisecond, 100*time.Microsecond)
-		if got := a.learned.noiseSeconds(); math.Abs(got-noise) > noise/10 {
+		if got := a.learned.rest.usual.noise.value; math.Abs(got-noise) > noise/10 {
 			t.Errorf("after two exact samples, noise of %v s, want about %v", got, noise)
 		}
 		copies.FreeAll()
-		if got := a.learned.noiseSeconds(); math.Abs(got-noise) > noise/10 {
-			t.Errorf("after the origin's death, noise of %v s, want about %v", got, noise)
+		if got, own := a.learned.rest.usual.noise.value, a.learned.workers[0].noise.value; got != own {
+			t.Errorf("after the origin's death, noise of %v s, want %v", got, own)
 		}
 	})
 }

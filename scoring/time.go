@@ -172,9 +172,9 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 		QueuedPrefills:   a.prefills[c.Worker].queued,
 		SlowerPerToken:   float64(prices.slowerPerToken),
 		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
-		GapPerToken:      a.learned.gapPerToken(c.Worker),
-		AnswerTokens:     a.learned.answerTokens(),
-		LifeSeconds:      a.learned.lifeSeconds(),
+		GapPerToken:      a.learned.gapPerToken(a.fleet, c.Worker),
+		AnswerTokens:     a.fleet.answerTokens(),
+		LifeSeconds:      a.fleet.usual.life.value,
 		Reuse:            float64(prices.reuse),
 	}
 	if prices.prefilling > 0 {
@@ -183,7 +183,7 @@ func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 	if v := a.variantOf(c.Prompt); v != nil {
 		t.Time.ActivePromptBlocks = v.distinct - added
 	}
-	t.Time.SecondsPerToken, t.Time.StepSeconds = a.learned.prefillTimes(c.Worker)
+	t.Time.SecondsPerToken, t.Time.StepSeconds = a.learned.prefillTimes(a.fleet, c.Worker)
 }
 
 // runningSeconds returns for how many seconds a worker's prefill step has run. The worker must have one.
@@ -199,7 +199,7 @@ func (a *ActiveSequences) chooseAlikeByTime(
 ) (int, error) {
 	learned, held, distinct := a.learned.prices, a.walker.held, int64(a.variants[0].distinct)
 	costs = costs[:len(candidates)]
-	common, answer, life := a.learned.common(), a.learned.answerTokens(), a.learned.lifeSeconds()
+	common, answer, life := a.fleet.common(), a.fleet.answerTokens(), a.fleet.usual.life.value
 	isl, size := float64(req.ISLTokens), float64(blockSize)
 	credit := cfg.OverlapScoreCredit * size
 	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)

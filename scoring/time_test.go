@@ -274,18 +274,19 @@ func paceIsLearned(t *testing.T) {
 			t.Errorf("worker %d: the gap grows by %v seconds for each token, want 1e-06", w, p.GapPerToken)
 		}
 	}
-	// Worker 1 prefills slower than the average of both, so its answers are expected to be slower too.
-	usual := a.learned.all.prefill.x / a.learned.all.prefill.weight
-	gap := a.learned.all.gap.y / a.learned.all.gap.weight
-	want := (a.learned.workers[1].prefill.at(usual)/a.learned.all.prefill.at(usual) - 1) * gap
+	// Worker 1 prefills slower than the average one, so its answers are expected to be slower too.
+	all := &a.learned.rest.usual
+	usual := all.prefill.x / all.prefill.weight
+	gap := all.gap.y / all.gap.weight
+	want := (min(a.learned.workers[1].prefill.at(usual)/all.prefill.at(usual), farOff) - 1) * gap
 	p := a.learned.prices
 	if got := float64(p[1].slowerPerToken); want < 0.002 || math.Abs(got-want) > want/100 || p[0].slowerPerToken != 0 {
 		t.Errorf("answers expected to be slower by %v and %v s a token, want 0 and %v", p[0].slowerPerToken, got, want)
 	}
-	if math.Abs(a.learned.answerTokens()-200) > 1e-9 {
-		t.Errorf("answers of %v tokens, want 200", a.learned.answerTokens())
+	if math.Abs(a.learned.rest.answerTokens()-200) > 1e-9 {
+		t.Errorf("answers of %v tokens, want 200", a.learned.rest.answerTokens())
 	}
-	before := a.learned
+	before, slope := a.learned.rest.usual, a.learned.workers[1].prefill.slope
 	for _, tokens := range []int{0, -1, maxSampleTokens + 1} { // a caller that reports nonsense
 		b := mustAdd(t, a, Request{ISLTokens: 10}, candidate(0))
 		b.ReleasePrefill()
@@ -294,12 +295,12 @@ func paceIsLearned(t *testing.T) {
 		b.LearnAnswer(tokens)
 		b.Free()
 	}
-	if a.learned.answer != before.answer || a.learned.all != before.all {
-		t.Errorf("nonsense was learned: %+v", a.learned.answer)
+	if a.learned.rest.usual != before {
+		t.Errorf("nonsense was learned: %+v", a.learned.rest.usual)
 	}
 	a.Forget(1)
 	slower := a.learned.prices[1].slowerPerToken
-	if p := a.Pace(1); p.SecondsPerToken == before.workers[1].prefill.slope || slower != 0 {
+	if p := a.Pace(1); p.SecondsPerToken == slope || slower != 0 {
 		t.Errorf("a worker that left is remembered: %+v, slower by %v s a token", p, slower)
 	}
 }

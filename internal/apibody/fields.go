@@ -7,10 +7,10 @@ import "kvepp/chattemplate"
 
 // topLevelFields are the fields of the outermost object that any API or engine reads.
 var topLevelFields = map[string]chattemplate.JSONField{
-	"add_generation_prompt": 0, "add_special_tokens": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
+	"add_generation_prompt": 0, "add_special_tokens": 0, "best_of": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
 	"chat_template_kwargs": 0, "continue_final_message": 0, "conversation": 0, "documents": 0, "echo": 0, "input": 0,
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
-	"output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,
+	"n": 0, "output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,
 	"prompt_token_ids_b64": 0,
 	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "task": 0, "thinking": 0,
 	"tool_choice": 0,
@@ -62,7 +62,8 @@ func routingField(parent, key string) chattemplate.JSONField {
 func routeOnlyField(parent, key string) chattemplate.JSONField {
 	if parent == "" {
 		switch key {
-		case "model", "stream", "nvext", "cache_salt", "max_completion_tokens", "max_tokens", "max_output_tokens":
+		case "model", "stream", "nvext", "cache_salt", "max_completion_tokens", "max_tokens", "max_output_tokens", "n",
+			"best_of":
 		default:
 			return chattemplate.JSONSkip
 		}

@@ -76,6 +76,7 @@ type Request struct {
 	// MaxTokens is the first given of max_completion_tokens, max_tokens and max_output_tokens: the most tokens to
 	// generate. 0: absent.
 	MaxTokens int
+	choices   int // answers to each prompt that it asks for
 	// CacheSalt is nvext.cache_salt, else cache_salt. Requests with different salts share no cache. Empty: none.
 	CacheSalt string
 	// HasMedia says that the prompt is not only text (it has an image, audio, video, file or embedding), so that only
@@ -263,6 +264,15 @@ func apiOfPath(path string) API {
 	return 0
 }
 
+// MostTokens returns the most tokens that all answers to the request can have together; 0: no limit. The tools of an
+// engine may have it generate several times for one request of the Responses API, which then has none.
+func (r *Request) MostTokens() int {
+	if r.API == Responses {
+		return 0
+	}
+	return r.MaxTokens * r.choices * max(len(r.Prompts), 1)
+}
+
 func missing(param, what string) *Error {
 	return &Error{Code: CodeMissingField, Param: param, Message: fmt.Sprintf("'%s' is required: %s.", param, what)}
 }
@@ -282,6 +292,7 @@ func (r *Request) readShared() (err error) {
 			r.MaxTokens = positiveInt(b, name)
 		}
 	}
+	r.choices = max(positiveInt(b, "n"), positiveInt(b, "best_of"), 1)
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
 		r.Hints, r.Pins = readHints(nvext), readPins(nvext)
 		if r.Overrides, err = readOverrides(nvext); err != nil {

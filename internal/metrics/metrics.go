@@ -51,6 +51,8 @@ type Metrics struct {
 	PromptTokenMismatches prometheus.Counter
 	// Unread counts responses that kvepp could not read because they are compressed.
 	Unread prometheus.Counter
+	// ImpossibleUsage counts responses that report a usage which cannot be true.
+	ImpossibleUsage prometheus.Counter
 	// EndpointFileRefused counts refused reads of the endpoints file.
 	EndpointFileRefused prometheus.Counter
 	// IgnoredEndpoints is the number of encode workers, which are never candidates.
@@ -153,6 +155,12 @@ func (m *Metrics) declareRequests(declare promauto.Factory) {
 		Name: "kvepp_unread_answers_total",
 		Help: "Responses that kvepp forwarded without reading because they are compressed (content-encoding): no " +
 			"metric includes their tokens or their time to first token.",
+	})
+	m.ImpossibleUsage = declare.NewCounter(prometheus.CounterOpts{
+		Name: "kvepp_impossible_usage_total",
+		Help: "Responses whose reported usage kvepp ignored, because it cannot be true: more tokens than the request " +
+			"allows or the response has room for, or more cached tokens than the prompt has. A rise means a broken " +
+			"or hostile engine.",
 	})
 }
 
