@@ -14,6 +14,9 @@ const (
 	DefaultTimeout     = 3 * time.Second
 	DefaultMaxBookings = 1 << 18
 	DefaultMaxBlocks   = 1 << 25
+	DefaultMaxBytes    = 1 << 28
+	bookingBytes       = 512 // what a copy takes, beside its chains
+	chainBytes         = 256 // and each of its chains, beside 8 bytes a hash
 	MaxParked          = 4096
 	parkedFor          = 60 * time.Second
 	suspectAfter       = time.Second
@@ -31,9 +34,10 @@ type ReceiverConfig struct {
 	Group string
 	// Timeout is how long a peer may be silent, or its connection ended, until its bookings are freed.
 	Timeout time.Duration
-	// MaxBookings and MaxBlocks bound the copies of all peers. A booking beyond MaxBlocks counts without hashes, one
-	// beyond MaxBookings not at all.
-	MaxBookings, MaxBlocks int
+	// MaxBookings, MaxBlocks and MaxBytes bound the copies of one peer, with its parked bookings. If there are several
+	// peers, each has its part of that: a booking must not be left out because of those of another peer. A booking
+	// beyond MaxBlocks or MaxBytes counts without hashes, one beyond MaxBookings not at all.
+	MaxBookings, MaxBlocks, MaxBytes int
 	// Known reports whether this process knows a worker now.
 	Known func(Worker) bool
 }
@@ -183,11 +187,14 @@ type origin struct {
 	lost    map[Worker]bool
 	lostAll bool
 	booked  uint64 // bookings that came, those of snapshots not counted
+	blocks  int    // of bookings
+	bytes   int    // the same
 }
 
 // booking is one of a peer.
 type booking struct {
 	blocks     int32 // with hashes
+	bytes      int32
 	generation uint32
 	parked     *parked // not nil: its worker is not known, and there is no copy
 }
@@ -213,6 +220,7 @@ func NewReceiver(config ReceiverConfig) *Receiver {
 	config.Timeout = cmp.Or(config.Timeout, DefaultTimeout)
 	config.MaxBookings = cmp.Or(config.MaxBookings, DefaultMaxBookings)
 	config.MaxBlocks = cmp.Or(config.MaxBlocks, DefaultMaxBlocks)
+	config.MaxBytes = cmp.Or(config.MaxBytes, DefaultMaxBytes)
 	return &Receiver{config: config, streams: map[Stream]*stream{}, origins: map[uint64]*origin{},
 		last: map[string]Identity{}, left: map[string]bool{}}
 }
@@ -495,12 +503,12 @@ func (r *Receiver) book(o *origin, e *Entry, now time.Duration) {
 	}
 	b := booking{generation: o.generation}
 	switch {
-	case r.held+r.parked >= r.config.MaxBookings:
+	case len(o.bookings) >= r.config.MaxBookings/len(r.origins):
 		r.Refused++
 	case !r.config.Known(e.Worker):
 		r.park(o, e, now)
 	default:
-		b.blocks = r.flatten(e)
+		r.flatten(o, e, &b)
 		r.held++
 		o.bookings[e.Number] = b
 		r.apply(e)
@@ -512,26 +520,36 @@ func (r *Receiver) book(o *origin, e *Entry, now time.Duration) {
 }
 
 // flatten counts a booking's hashes. Beyond the bound they become blocks without hashes.
-func (r *Receiver) flatten(e *Entry) int32 {
+func (r *Receiver) flatten(o *origin, e *Entry, b *booking) {
 	n := e.hashes()
-	if r.blocks+n > r.config.MaxBlocks {
+	bytes := bookingBytes + chainBytes*len(e.Chains) + 8*n
+	if o.blocks+n > r.config.MaxBlocks/len(r.origins) || o.bytes+bytes > r.config.MaxBytes/len(r.origins) {
 		e.Chains, e.Blocks = nil, e.Blocks+n
 		r.Flat++
-		n = 0
+		n, bytes = 0, bookingBytes
 	}
+	b.blocks, b.bytes = int32(n), int32(bytes)
 	r.blocks += n
-	return int32(n)
+	o.blocks += n
+	o.bytes += bytes
 }
 
 // drop forgets a booking.
 func (r *Receiver) drop(o *origin, number uint64, b booking) {
 	delete(o.bookings, number)
+	o.release(r, &b)
 	if b.parked != nil {
 		r.parked--
 		return
 	}
 	r.held--
+}
+
+// release takes off what a booking counts for.
+func (o *origin) release(r *Receiver, b *booking) {
 	r.blocks -= int(b.blocks)
+	o.blocks -= int(b.blocks)
+	o.bytes -= int(b.bytes)
 }
 
 // park keeps a booking until its worker is known.
@@ -541,6 +559,8 @@ func (r *Receiver) park(o *origin, e *Entry, now time.Duration) {
 		o.lose(e.Worker)
 		return
 	}
+	b := booking{generation: o.generation}
+	r.flatten(o, e, &b)
 	p := &parked{Entry: *e, since: now, at: now - e.Age}
 	p.Chains = slices.Clone(e.Chains)
 	for i, c := range p.Chains {
@@ -548,7 +568,11 @@ func (r *Receiver) park(o *origin, e *Entry, now time.Duration) {
 	}
 	r.Parked++
 	r.parked++
-	o.bookings[e.Number] = booking{generation: o.generation, parked: p}
+	b.parked = p
+	o.bookings[e.Number] = b
+	if len(r.waiting) > 2*r.parked { // most have ended, and hold memory
+		r.waiting = slices.DeleteFunc(r.waiting, func(w waiting) bool { return r.find(w) == nil })
+	}
 	r.waiting = append(r.waiting, waiting{o.Origin, e.Number, p})
 }
 
@@ -580,7 +604,11 @@ func (r *Receiver) applyParked(o *origin, p *parked, now time.Duration) {
 	e.Age = now - p.at
 	r.parked--
 	r.held++
-	o.bookings[e.Number] = booking{generation: o.bookings[e.Number].generation, blocks: r.flatten(&e)}
+	b := o.bookings[e.Number]
+	o.release(r, &b)
+	b.parked = nil
+	r.flatten(o, &e, &b)
+	o.bookings[e.Number] = b
 	r.apply(&e)
 	if p.done != 0 {
 		r.apply(&Entry{Kind: p.done, Number: e.Number})

@@ -149,6 +149,9 @@ func (b *activeBlocks) held() int {
 	return b.bytes[byRequest] + 8*b.setWords*sets + entryBytes*(b.extra.used+len(b.weights))
 }
 
+// copied returns about how much memory copies take, in bytes. Sets count as theirs, too.
+func (b *activeBlocks) copied() int { return b.held() - b.bytes[byRequest] + b.bytes[byCopy] }
+
 // bytes returns about how much memory the run takes.
 func (r *activeRun) bytes() int { return runBytes + 8*cap(r.hashes) }
 

@@ -310,6 +310,9 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	if n := a.Len(); n != 0 {
 		t.Errorf("%d requests are still active", n)
 	}
+	if n := a.blocks.copied() + a.blocks.held(); n != 0 || a.blocks.keeping < 0 || a.blocks.keeping > maxKept {
+		t.Errorf("%d bytes of blocks are held, and %d kept", n, a.blocks.keeping)
+	}
 	if a.expiring != (order{}) || a.adjustedWorkers != 0 || len(a.blocks.weights) != 0 {
 		t.Errorf(
 			"still known: expiring %v, %d adjusted workers, %d weights",

@@ -3,11 +3,17 @@ package scoring
 import "kvepp/kvblock"
 
 const (
-	// MaxCopies bounds the bookings that a book copies from others, over all of them. Further ones are ignored.
-	MaxCopies = 1 << 18
-	// MaxCopiedBlocks bounds the hashes of their blocks. A booking beyond it is copied without hashes: its blocks count
-	// as ones that no other request shares.
-	MaxCopiedBlocks = 1 << 25
+	// MaxCopies bounds the bookings that a book copies from others, over all of them. Further ones are ignored. The
+	// caller bounds those of each.
+	MaxCopies = 1 << 20
+	// MaxCopiedBlocks bounds the hashes of their blocks; a chain counts as chainBlocks more. A booking beyond it is
+	// copied without hashes: its blocks count as ones that no other request shares.
+	MaxCopiedBlocks = 1 << 26
+	chainBlocks     = 32
+	// maxCopiedBytes bounds the memory of the copies' blocks. Those beyond it have no hashes, and no weights for how
+	// much of their answers is left. 8 bytes a hash is not what they take: many short runs, each held on several
+	// workers, take 30 times that.
+	maxCopiedBytes = 1 << 29
 	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.
 	maxCopiedTokens = 2 * MaxISLTokens
 )
@@ -19,7 +25,7 @@ type copiesTotal struct{ bookings, blocks int }
 type copied struct {
 	blocks   int // of ActiveSequences.copied: those that its worker did not hold before
 	tokens   int // the same
-	hashes   int // of copiesTotal.blocks
+	held     int // of copiesTotal.blocks
 	flat     bool
 	snapshot uint32 // the latest of Copies.snapshot that had it
 }
@@ -110,6 +116,9 @@ func (c *Copies) applyOne(ch *Change) bool {
 		}
 	case Output:
 		if n := ch.Output - b.output.blocks; n > 0 && ch.Output <= MaxISLTokens {
+			if a.blocks.copied() > maxCopiedBytes {
+				ch.Left = NotKnown
+			}
 			a.addOutput(b, n, ch.Left)
 		}
 	default:
@@ -156,14 +165,16 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	for _, chain := range ch.Chains {
 		hashes += len(chain)
 	}
+	held := hashes + chainBlocks*len(ch.Chains)
 	blocks, tokens := load.ActiveBlocks, load.ActiveTokens
 	b.ownBlocks = ch.Blocks
-	if part.flat = a.copies.blocks+hashes > MaxCopiedBlocks; part.flat {
+	part.flat = a.copies.blocks+held > MaxCopiedBlocks || a.blocks.copied()+8*held > maxCopiedBytes
+	if part.flat {
 		b.ownBlocks += hashes
 		c.flat++
 	} else {
-		part.hashes = hashes
-		a.copies.blocks += hashes
+		part.held = held
+		a.copies.blocks += held
 		c.hold(b, ch)
 	}
 	load.ActiveBlocks += b.ownBlocks
@@ -238,7 +249,7 @@ func (a *ActiveSequences) endCopy(index uint32) {
 	c.byNumber.remove(b.number)
 	c.bookings--
 	a.copies.bookings--
-	a.copies.blocks -= part.hashes
+	a.copies.blocks -= part.held
 	if part.flat {
 		c.flat--
 	}
