@@ -399,7 +399,8 @@ func (x *exchange) reported() (u apibody.Usage, ok, impossible bool) {
 	if u, ok = x.usage.Usage(); !ok {
 		return u, false, false
 	}
-	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt || !x.route.CanHave(u.CompletionTokens, x.answered) {
+	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt ||
+		!x.route.CanHave(u.CompletionTokens, x.answered) {
 		return apibody.Usage{}, false, true
 	}
 	return u, true, false

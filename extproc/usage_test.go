@@ -57,7 +57,7 @@ func TestImpossibleUsageIsIgnored(t *testing.T) {
 			x.complete = true
 			x.end(t.Context())
 			now := metricstest.Read(t, b.metrics.Registry)
-			for name, want := range map[string]float64{"kvepp_impossible_usage_total": c.impossible,
+			for name, want := range map[string]float64{"kvepp_reported_usage_ignored_total": c.impossible,
 				"kvepp_reported_cached_tokens_total": c.cached} {
 				if got := now.Of(name).Value(); got != want {
 					t.Errorf("%s %s: %s is %v, want %v", c.body, text, name, got, want)

@@ -47,11 +47,13 @@ func ones(n int) (chains [][]kvblock.SequenceHash) {
 
 // Chains of one hash count by the memory that they take, and what one peer books leaves the others their part.
 func TestPeersAreBoundedInBytes(t *testing.T) {
-	r := NewReceiver(ReceiverConfig{Self: Identity{1, 1}, Group: "pool", Known: all, MaxBytes: 1 << 20, MaxBookings: 100})
+	r := NewReceiver(ReceiverConfig{Self: Identity{1, 1}, Group: "pool", Known: all, MaxBytes: 1 << 20,
+		MaxBookings: 100})
 	greedy, other := NewSender(Identity{2, 1}, "pool", "greedy"), NewSender(Identity{3, 1}, "pool", "other")
 	a, b := join(t, r, greedy, 1), join(t, r, other, 2)
 	for n := range uint64(1000) {
-		greedy.Append(0, &Entry{Kind: Booked, Number: n + 1, Worker: Worker{Name: "a"}, BlockSize: 16, Chains: ones(100)})
+		greedy.Append(0, &Entry{Kind: Booked, Number: n + 1, Worker: Worker{Name: "a"}, BlockSize: 16,
+			Chains: ones(100)})
 	}
 	read(t, r, a, 1)
 	bookings, blocks, _ := r.Held()

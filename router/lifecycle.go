@@ -36,8 +36,8 @@ func (r *Route) endPrefill() {
 // maxUnsent is how many tokens an answer may have beyond its bytes: reasoning that an engine does not send.
 const maxUnsent = 4096
 
-// CanHave reports whether an answer of which so many bytes have come can have so many tokens. Engines report their
-// number, and routing learns from it: what they cannot have generated is left out.
+// CanHave reports whether an answer with so many bytes so far can have so many tokens. Engines report their number, and
+// routing learns from it: what they cannot have generated is left out.
 func (r *Route) CanHave(tokens, bytes int) bool {
 	return tokens <= bytes+maxUnsent && (r.most == 0 || tokens <= r.most)
 }

@@ -14,8 +14,8 @@ func heapBytes() int {
 	return int(m.HeapAlloc)
 }
 
-// Whatever shape a peer gives the blocks of its bookings, their memory is about what counts: chains of one hash, one
-// prompt that others leave at each block, blocks that many workers hold.
+// The memory of a peer's bookings is about what counts, in any shape of their blocks: chains of one hash, one prompt
+// that others leave at each block, blocks that many workers hold.
 func TestCopiesCountTheirMemory(t *testing.T) {
 	single := func(a *ActiveSequences, c *Copies) { // chains of one hash
 		for n := range uint64(100) {

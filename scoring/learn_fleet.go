@@ -107,8 +107,8 @@ func (l *learned) revise(f *fleet) {
 	f.usual.gap.fit(enoughGaps, 0)
 }
 
-// pool adds up one line of the workers in l.known that differ from the median one by at most a factor far, as compared with what by expects. Of two
-// workers the lower one counts as the median.
+// pool adds up one line of the workers in l.known that differ from the median one by at most a factor far. The line by
+// says what to expect. Of two workers the lower one counts as the median.
 func (l *learned) pool(by *line, far float64, of func(*pace) line) (sum line) {
 	l.ratios = l.ratios[:0]
 	for i := range l.known {
@@ -122,7 +122,8 @@ func (l *learned) pool(by *line, far float64, of func(*pace) line) (sum line) {
 	slices.Sort(l.ratios)
 	median := l.ratios[(len(l.ratios)-1)/2]
 	for i := range l.known {
-		if o := of(&l.known[i]); o.weight > 0 && o.over(by) >= median/far && o.over(by) <= median*far {
+		o := of(&l.known[i])
+		if r := o.over(by); o.weight > 0 && r >= median/far && r <= median*far {
 			o.scale(min(1, mostVoice/o.weight))
 			sum.plus(&o)
 		}

@@ -7,7 +7,8 @@ import "kvepp/chattemplate"
 
 // topLevelFields are the fields of the outermost object that any API or engine reads.
 var topLevelFields = map[string]chattemplate.JSONField{
-	"add_generation_prompt": 0, "add_special_tokens": 0, "best_of": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
+	"add_generation_prompt": 0, "add_special_tokens": 0, "best_of": 0,
+	"cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
 	"chat_template_kwargs": 0, "continue_final_message": 0, "conversation": 0, "documents": 0, "echo": 0, "input": 0,
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
 	"n": 0, "output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,

@@ -157,7 +157,7 @@ func (m *Metrics) declareRequests(declare promauto.Factory) {
 			"metric includes their tokens or their time to first token.",
 	})
 	m.ImpossibleUsage = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_impossible_usage_total",
+		Name: "kvepp_reported_usage_ignored_total",
 		Help: "Responses whose reported usage kvepp ignored, because it cannot be true: more tokens than the request " +
 			"allows or the response has room for, or more cached tokens than the prompt has. A rise means a broken " +
 			"or hostile engine.",

@@ -325,7 +325,8 @@ func (s *Selector) decide(d *scratch, q *selectRequest, p *prepared, id string) 
 			return nil, err
 		}
 	}
-	asked := scoring.Request{ID: id, Model: p.of.Model, ISLTokens: d.prompt.isl, Expires: true, DryRun: id == "", Terms: d.terms}
+	asked := scoring.Request{ID: id, Model: p.of.Model, ISLTokens: d.prompt.isl, Expires: true, DryRun: id == "",
+		Terms: d.terms}
 	sel, booking, err := s.loadBook.SelectAndAdd(asked, d.candidates, &p.cfg, nil, d.costs)
 	if err != nil {
 		return nil, bookingError(id, err)
