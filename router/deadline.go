@@ -198,14 +198,14 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 func (g *reading) parse(
 	ctx context.Context,
 	until time.Time,
-	parse func(string, []byte) (*apibody.Request, error),
+	how apibody.Parser,
 	req *Request,
 ) (*apibody.Request, error) {
 	if until.IsZero() || g.size <= quickBytes {
-		return parse(req.Path, req.Body)
+		return how.Parse(req.Path, req.Body)
 	}
 	path, body := req.Path, req.Body
-	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return parse(path, body) })
+	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return how.Parse(path, body) })
 }
 
 // tokenize returns the prompts of a body. A client's own template may take long even for a small body. Errors: the

@@ -154,7 +154,7 @@ func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req 
 		began = r.metrics.Phase("wait", began)
 	}
 	how := apibody.Parser{Python: !r.cfg.Frontends, NoTokens: r.tokenless()}
-	body, err = g.parse(ctx, until, how.Parse, req)
+	body, err = g.parse(ctx, until, how, req)
 	parsed = r.metrics.Phase("parse", began)
 	if span != nil {
 		span.Phase(spanParse, began, parsed, tracing.Int("kvepp.body_bytes", len(req.Body)))

@@ -473,19 +473,19 @@ func field[T any](d *chattemplate.Dict, key string) (T, bool) {
 // boolean.
 func optionalBool(d *chattemplate.Dict, key string) *bool {
 	v, _ := d.Get(key)
-	var b bool
+	var is bool
 	switch x := v.(type) {
 	case bool:
-		b = x
+		is = x
 	case int64:
 		if x != 0 && x != 1 {
 			return nil
 		}
-		b = x == 1
+		is = x == 1
 	case string:
 		switch strings.ToLower(x) {
 		case "1", "true", "t", "yes", "y", "on":
-			b = true
+			is = true
 		case "0", "false", "f", "no", "n", "off":
 		default:
 			return nil
@@ -493,6 +493,7 @@ func optionalBool(d *chattemplate.Dict, key string) *bool {
 	default:
 		return nil
 	}
+	b := is // on the heap, which an absent field need not take
 	return &b
 }
 
