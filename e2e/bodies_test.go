@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -237,6 +238,11 @@ func TestChangedBodies(t *testing.T) {
 			`"prompt":"` + prompt + `", "x":1.0e+2}` + "\n",
 	)
 	changed := []byte(`{"model":"m", "nvext" : {"greed_sampling":true} ,"prompt":"` + prompt + `", "x":1.0e+2}` + "\n")
+	var zip bytes.Buffer
+	pack := gzip.NewWriter(&zip)
+	pack.Write(body)
+	pack.Close()
+	packed := zip.Bytes()
 	for _, mode := range []string{"FULL_DUPLEX_STREAMED", "BUFFERED"} {
 		envoy, err := main.StartEnvoyEdited(t.Context(), "original-dst.yaml", func(connections map[string]any) {
 			delete(connections, "early_header_mutation_extensions")
@@ -262,6 +268,9 @@ func TestChangedBodies(t *testing.T) {
 			{"HTTP/2 without a length", &http.Client{Transport: h2}, true, body, false, changed},
 			{"trailers", &http.Client{Transport: h2}, true, body, true, changed},
 			{"unchanged", http.DefaultClient, false, changed, false, changed},
+			{"compressed", http.DefaultClient, false, packed, false, packed},
+			{"compressed, chunked", http.DefaultClient, true, packed, false, packed},
+			{"compressed, HTTP/2", &http.Client{Transport: h2}, false, packed, false, packed},
 		} {
 			var from io.Reader = bytes.NewReader(c.body)
 			if c.chunked {
@@ -275,6 +284,9 @@ func TestChangedBodies(t *testing.T) {
 				req.Header.Set(name, "4711")
 			}
 			req.Header.Set("x-dynamo-session-final", "true") // so that no session remains
+			if strings.HasPrefix(c.name, "compressed") {
+				req.Header.Set("Content-Encoding", "gzip")
+			}
 			kept := map[string]string{
 				"X-Forwarded-Host": "api.example",
 				"Forwarded":        "for=192.0.2.1",
