@@ -377,7 +377,7 @@ const (
 func connections() int { return connlimit.Share(16, leastConnections, mostConnections) }
 
 // grpcLimits returns gRPC server options that bound what each peer can use. maxStreams is the limit on the served
-// streams of all peers; 0: no limit.
+// streams of all peers; 0: no limit. A connection of l with a stream counts as in use; nil: none does.
 func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeWithin),
@@ -386,7 +386,6 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 		),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPings, PermitWithoutStream: true}),
 		grpc.MaxHeaderListSize(maxGRPCMetadata),
-		// A connection with a stream counts as in use.
 		grpc.StreamInterceptor(
 			func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 				defer markInUse(stream.Context(), l)()
@@ -409,7 +408,7 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 // markInUse marks the connection of a stream as in use. It returns the function that ends the mark.
 func markInUse(ctx context.Context, l *connlimit.Listener) func() {
 	p, ok := peer.FromContext(ctx)
-	if !ok {
+	if !ok || l == nil {
 		return func() {}
 	}
 	c := l.Find(p.LocalAddr, p.Addr)

@@ -219,25 +219,26 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	}
 	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, log: s.log,
 		copies: map[uint64]*scoring.Copies{}}
+	at, err := listenAt("replica-port", s.addressOf(s.replicaPort))
+	if err != nil {
+		return nil, err
+	}
+	limited := limitConnections(at, "replica", connections(), s.m)
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
 	group := replicaGroup(s.options, s.cluster)
 	r.node = link.New(link.Config{Self: self, Group: group, Timeout: s.replicaTimeout, Security: security,
 		Name:  cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.replicaPort)),
 		Known: r.known, Drain: r.drain, Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
+		InUse:    func(ctx context.Context) func() { return markInUse(ctx, limited) },
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
 	r.book.Observe(r.observeBook)
 	r.sessions.Observe(self.Origin, r.observeSession)
-	at, err := listenAt("replica-port", s.addressOf(s.replicaPort))
-	if err != nil {
-		r.node.Close()
-		return nil, err
-	}
-	limited := limitConnections(at, "replica", connections(), s.m)
 	s.log.Info("listening", "for", "replicas", "address", at.Addr().String(), "tls", security.Mode(), "replica",
 		fmt.Sprintf("%x", self.Origin))
 	go func() {
-		if err := r.node.Serve(limited, grpcLimits(limited, 0)...); err != nil {
+		// A stream alone does not keep its connection: only those of admitted peers do, see link.Config.InUse.
+		if err := r.node.Serve(limited, grpcLimits(nil, 0)...); err != nil {
 			s.log.Error("the port for replicas does not serve any more", "error", err)
 		}
 	}()

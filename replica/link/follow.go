@@ -201,8 +201,7 @@ func (n *Node) OpenIndex(ctx context.Context, at string) (io.ReadCloser, error) 
 		err = r.stream.SendMsg(&frame{hello.Append(nil)})
 	}
 	if err == nil {
-		var f frame
-		if err = r.stream.RecvMsg(&f); err == nil && !security.proves(r.stream.Context(), senderProof, f.data) {
+		if err = r.receive(); err == nil && !security.proves(r.stream.Context(), senderProof, r.f.data) {
 			err = fmt.Errorf("link: the peer refuses or has not the token: %s", adviceOf(replica.BadToken))
 		}
 	}
@@ -227,10 +226,17 @@ type indexReader struct {
 	close  func()
 }
 
+// receive receives a message. A peer that sends none ends the reading, so that another one can be asked.
+func (r *indexReader) receive() error {
+	silent := time.AfterFunc(ackWithin, r.close)
+	defer silent.Stop()
+	return r.stream.RecvMsg(&r.f)
+}
+
 // fill receives the next message.
 func (r *indexReader) fill() error {
 	if r.err == nil {
-		if r.err = r.stream.RecvMsg(&r.f); status.Code(r.err) == codes.ResourceExhausted {
+		if r.err = r.receive(); status.Code(r.err) == codes.ResourceExhausted {
 			r.err = ErrBusy
 		}
 		r.left = r.f.data

@@ -37,7 +37,9 @@ const (
 	tickEvery    = 50 * time.Millisecond
 	stalledAfter = 2 * time.Second // a peer that takes nothing for so long is disconnected
 	ackWithin    = 10 * time.Second
-	maxReaders   = 64 // peers that read this process's log at once
+	dumpWithin   = 5 * time.Minute // for a peer to read the index
+	maxReaders   = 64              // streams of peers that read this process's log at once
+	maxOfPeer    = 4               // those of one peer: a further one ends the one that was silent longest
 	goodbyeIn    = time.Second
 	firstRetry   = 100 * time.Millisecond
 	lastRetry    = time.Second
@@ -67,6 +69,9 @@ type Config struct {
 	Apply func(*replica.Effect)
 	// Dump writes this process's index for a peer that starts; nil: it gives none. ErrBusy: the peer asks again.
 	Dump func(context.Context, io.Writer) error
+	// InUse marks the connection of an admitted peer's stream as in use, until end is called. Other connections may be
+	// closed for new ones; nil: it does nothing.
+	InUse func(context.Context) (end func())
 	// Measured is called with the staleness of each live peer, now and then; nil: it is not.
 	Measured func(time.Duration)
 	Log      *slog.Logger
@@ -293,6 +298,7 @@ func (n *Node) tick() {
 var (
 	errStalled = errors.New(string(replica.Stalled))
 	errSilent  = errors.New(string(replica.Silent))
+	errAgain   = errors.New("the peer has opened further streams")
 )
 
 // step gives the receiver an input, and carries out the effects.

@@ -16,8 +16,9 @@ import (
 	"kvepp/replica"
 )
 
-// windowBytes is how much a stream may send before the other end has read it.
-const windowBytes = 1 << 20
+// windowBytes is how much a stream may send before the other end has read it. Peers that read a log send only a hello
+// and acks, within smallWindow.
+const windowBytes, smallWindow = 1 << 20, 64 << 10
 
 func (n *Node) newServer(options []grpc.ServerOption) *grpc.Server {
 	n.sending.Lock()
@@ -25,9 +26,9 @@ func (n *Node) newServer(options []grpc.ServerOption) *grpc.Server {
 	n.server = grpc.NewServer(append(options,
 		grpc.Creds(n.config.Security.credentials()),
 		grpc.ForceServerCodecV2(codec{}),
-		grpc.MaxRecvMsgSize(64<<10), // a hello and acks
+		grpc.MaxRecvMsgSize(4<<10), // a hello and acks
 		grpc.MaxConcurrentStreams(4),
-		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
+		grpc.InitialWindowSize(smallWindow), grpc.InitialConnWindowSize(smallWindow),
 	)...)
 	n.server.RegisterService(&grpc.ServiceDesc{ServiceName: service, HandlerType: (*any)(nil),
 		Streams: []grpc.StreamDesc{
@@ -122,7 +123,9 @@ func (n *Node) serveLog(s grpc.ServerStream) error {
 	r.acked.Store(int64(n.Now()))
 	var welcome []byte
 	if why == "" {
+		defer n.inUse(s.Context())()
 		n.sending.Lock()
+		n.replaceReader(hello.Self)
 		if len(n.readers) >= maxReaders {
 			why = replica.TooMany
 		} else {
@@ -139,8 +142,10 @@ func (n *Node) serveLog(s grpc.ServerStream) error {
 	}
 	defer func() {
 		n.sending.Lock()
-		delete(n.readers, r)
-		n.sent += r.cursor.Bytes
+		if n.readers[r] {
+			delete(n.readers, r)
+			n.sent += r.cursor.Bytes
+		}
 		n.confirm()
 		n.sending.Unlock()
 	}()
@@ -159,6 +164,33 @@ func (n *Node) serveLog(s grpc.ServerStream) error {
 		return nil
 	}
 	return status.Error(codes.Unavailable, fmt.Sprint(cause))
+}
+
+// inUse marks the connection of an admitted peer as in use, until end is called.
+func (n *Node) inUse(ctx context.Context) (end func()) {
+	if n.config.InUse == nil {
+		return func() {}
+	}
+	return n.config.InUse(ctx)
+}
+
+// replaceReader makes room for one more stream of a peer: it must not keep others out. The caller holds n.sending.
+func (n *Node) replaceReader(peer replica.Identity) {
+	var oldest *reader
+	own := 0
+	for r := range n.readers {
+		if r.cursor.Peer() != peer {
+			continue
+		}
+		if own++; oldest == nil || r.acked.Load() < oldest.acked.Load() {
+			oldest = r
+		}
+	}
+	if own >= maxOfPeer {
+		oldest.cancel(errAgain)
+		delete(n.readers, oldest)
+		n.sent += oldest.cursor.Bytes
+	}
 }
 
 var errGoodbye = errors.New("goodbye")
@@ -246,14 +278,31 @@ func (n *Node) serveIndex(s grpc.ServerStream) error {
 	case n.config.Dump == nil:
 		return status.Error(codes.Unimplemented, "this replica keeps no index")
 	}
+	defer n.inUse(s.Context())()
 	if err := s.SendMsg(&frame{proof}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(s.Context())
+	// A peer that does not read must not keep the index from others: when this returns, sends fail.
+	ctx, cancel := context.WithTimeout(s.Context(), dumpWithin)
 	defer cancel()
-	w := &chunks{send: func(b []byte) error { return s.SendMsg(&frame{b}) }}
-	if err = n.config.Dump(ctx, w); err == nil {
-		err = w.flush()
+	stalled := time.AfterFunc(ackWithin, cancel)
+	defer stalled.Stop()
+	w := &chunks{send: func(b []byte) error {
+		defer stalled.Reset(ackWithin)
+		return s.SendMsg(&frame{b})
+	}}
+	dumped := make(chan error, 1)
+	go func() {
+		err := n.config.Dump(ctx, w)
+		if err == nil {
+			err = w.flush()
+		}
+		dumped <- err
+	}()
+	select {
+	case err = <-dumped:
+	case <-ctx.Done():
+		return status.Error(codes.Unavailable, "the peer reads the index too slowly")
 	}
 	if errors.Is(err, ErrBusy) {
 		return status.Error(codes.ResourceExhausted, err.Error())
