@@ -125,19 +125,16 @@ var dictInternals = strings.Fields(`__class__ __class_getitem__ __contains__ __d
 	__iter__ __le__ __len__ __lt__ __ne__ __new__ __or__ __reduce__ __reduce_ex__ __repr__ __reversed__ __ror__
 	__setattr__ __setitem__ __sizeof__ __str__ __subclasshook__`)
 
-// otherAttributes are attributes of Python's types that this package does not have.
-var otherAttributes = map[string][]string{
-	"bool": intAttributes, "int": intAttributes,
-	"float":     {"as_integer_ratio", "conjugate", "fromhex", "hex", "imag", "is_integer", "real"},
-	"Markup":    {"escape", "striptags", "unescape"},
-	"dict view": {"isdisjoint", "mapping"},
-	"range":     {"start", "step", "stop"},
-	"generator": {"close", "gi_running", "gi_suspended", "gi_yieldfrom", "send", "throw"},
-	"function":  {"arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name"},
-}
+const numberAttributes = "as_integer_ratio bit_count bit_length conjugate denominator from_bytes fromhex hex imag " +
+	"is_integer numerator real to_bytes"
 
-var intAttributes = []string{"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes",
-	"imag", "is_integer", "numerator", "real", "to_bytes"}
+// otherAttributes are attributes of Python's types that this package does not have.
+var otherAttributes = map[string]string{
+	"bool": numberAttributes, "int": numberAttributes, "float": numberAttributes, "range": "start step stop",
+	"Markup": "escape striptags unescape", "dict view": "isdisjoint mapping",
+	"generator": "close gi_running gi_suspended gi_yieldfrom send throw",
+	"function":  "arguments caller catch_kwargs catch_varargs explicit_caller name",
+}
 
 // typeAttribute returns an attribute or method that belongs to the value's type.
 func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err error) {
@@ -177,7 +174,7 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	}
 	method, isMethod := methods[name]
 	if !ok && !isMethod {
-		if slices.Contains(otherAttributes[kindName(v)], name) {
+		if slices.Contains(strings.Fields(otherAttributes[kindName(v)]), name) {
 			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
 		}
 		return nil, false, nil
@@ -298,7 +295,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 				}
 			}
 			if !ok {
-				return nil, fmt.Errorf("'%s' object cannot be sliced with these indices", kindName(v))
+				return nil, unsupported("a slice of a %s with these indices", kindName(v))
 			}
 			at[i], set[i] = index, true
 		}
@@ -345,7 +342,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		}
 		return out, nil
 	}
-	return nil, fmt.Errorf("'%s' object cannot be sliced with these indices", kindName(v))
+	return nil, unsupported("a slice of a %s with these indices", kindName(v))
 }
 
 func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {

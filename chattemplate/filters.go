@@ -1024,7 +1024,7 @@ func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 	}
 	s, ok := textOf(v)
 	if !ok {
-		return nil, fmt.Errorf("can only truncate str, not %s", kindName(v))
+		return nil, unsupported("truncate of a %s", kindName(v))
 	}
 	length, err := wantInt("length", p[0], 255)
 	if err != nil {

@@ -640,7 +640,8 @@ func (x *execution) percentFormat(format string, values any, marked bool) (strin
 		}
 		format = rest
 	}
-	if used < len(single) && !hasItems(values) {
+	// Python takes a value with items for a mapping, which may stay unused.
+	if used < len(single) && !slices.Contains([]string{"dict", "list", "range", "Undefined"}, kindName(values)) {
 		return "", errors.New("not all arguments converted during string formatting")
 	}
 	return out.text()
@@ -694,21 +695,19 @@ func (x *execution) percentOne(
 		return "", "", err
 	}
 	numeric := spec[0] != 's' && spec[0] != 'r'
+	conversion := spec[0]
 	switch {
-	case !marked || numeric && spec[0] != 'x':
-		text, err = x.formatValue(v, spec[0], precision)
-	case spec[0] == 'x':
+	case marked && conversion == 'x':
 		err = errors.New("%x format: an integer is required, not _MarkupEscapeHelper")
-	default:
-		if text, err = x.formatValue(v, spec[0], ""); spec[0] == 'r' {
-			v = text
-		}
-		if err == nil {
-			v, err = x.escaped(v)
-		}
-		if err == nil {
-			text, err = x.formatValue(v, 's', precision)
-		}
+	case marked && conversion == 'r':
+		v, err = x.formatValue(v, 'r', "")
+		conversion = 's'
+	}
+	if err == nil && marked && conversion == 's' {
+		v, err = x.escaped(v)
+	}
+	if err == nil {
+		text, err = x.formatValue(v, conversion, precision)
 	}
 	if err != nil {
 		return "", "", err

@@ -466,11 +466,7 @@ func (l *lexer) string(rest string) error {
 			l.pos += i + 1
 			return nil
 		case '\\':
-			escape := pythonEscape
-			if l.dialect == MiniJinja {
-				escape = miniEscape
-			}
-			size, err := escape(&b, rest[i:])
+			size, err := l.escape(&b, rest[i:])
 			if err != nil {
 				return err
 			}
@@ -483,31 +479,39 @@ func (l *lexer) string(rest string) error {
 	return errors.New("string is not closed")
 }
 
-// pythonEscape writes the value of the Python escape sequence at the start of s, and returns the sequence's length.
-// Jinja2 spells out characters beyond ASCII as escapes before Python reads these. Source: Jinja2 3.1.6, lexer, wrap.
-func pythonEscape(b *strings.Builder, s string) (int, error) {
+// escape writes the value of the escape sequence at the start of s, and returns the sequence's length. Jinja2 spells out
+// characters beyond ASCII as escapes before Python reads these. Source: Jinja2 3.1.6, lexer, wrap; minijinja 2.24.0,
+// utils, Unescaper.
+func (l *lexer) escape(b *strings.Builder, s string) (int, error) {
 	if len(s) < 2 {
 		return 0, errors.New("string is not closed")
 	}
-	if i := strings.IndexByte(`abfnrtv\'"`, s[1]); i >= 0 {
-		b.WriteByte("\a\b\f\n\r\t\v\\'\""[i])
-		return 2, nil
+	names, values, mini := `abfnrtv\'"`, "\a\b\f\n\r\t\v\\'\"", l.dialect == MiniJinja
+	if mini {
+		names, values = `bfnrt\'"/`, "\b\f\n\r\t\\'\"/"
 	}
-	switch c := s[1]; c {
-	case '\n':
+	c := s[1]
+	i := strings.IndexByte(names, c)
+	digits, ok := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
+	switch {
+	case i >= 0:
+		b.WriteByte(values[i])
 		return 2, nil
-	case 'x', 'u', 'U':
-		digits := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
-		if len(s) < 2+digits {
-			return 0, fmt.Errorf(`\%c needs %d hexadecimal digits`, c, digits)
+	case c == '\n' && !mini:
+		return 2, nil
+	case ok && (c != 'U' || !mini):
+		r, err := hexCharacter(s, 2, digits)
+		size := 2 + digits
+		if mini && err == nil && utf16.IsSurrogate(r) && strings.HasPrefix(s[size:], `\u`) {
+			low, _ := hexCharacter(s, size+2, digits)
+			r, size = utf16.DecodeRune(r, low), 2*size
 		}
-		n, err := strconv.ParseUint(s[2:2+digits], 16, 32)
-		if err != nil || n > unicode.MaxRune || utf16.IsSurrogate(rune(n)) {
-			return 0, fmt.Errorf(`\%s is not a character`, strconv.QuoteToASCII(s[1:2+digits]))
+		if err != nil || utf16.IsSurrogate(r) || size > 10 && r == unicode.ReplacementChar {
+			return 0, fmt.Errorf(`\%c needs the %d hexadecimal digits of a character`, c, digits)
 		}
-		b.WriteRune(rune(n))
-		return 2 + digits, nil
-	case 'N':
+		b.WriteRune(r)
+		return size, nil
+	case c == 'N' && !mini:
 		name, _, found := strings.Cut(s[2:], "}")
 		name, open := strings.CutPrefix(name, "{")
 		r, known := namedCharacter(name)
@@ -516,21 +520,23 @@ func pythonEscape(b *strings.Builder, s string) (int, error) {
 		}
 		b.WriteRune(r)
 		return len(`\N{}`) + len(name), nil
-	case '0', '1', '2', '3', '4', '5', '6', '7':
+	case c >= '0' && c <= '7':
 		n, size := rune(0), 1
 		for size < len(s) && size < 4 && s[size] >= '0' && s[size] <= '7' {
 			n = n<<3 | rune(s[size]-'0')
 			size++
 		}
+		if mini && n > 0xFF {
+			return 0, errors.New("an octal escape above 377")
+		}
 		b.WriteRune(n)
 		return size, nil
 	}
-	b.WriteByte('\\') // not an escape in Python: keep the backslash
+	b.WriteByte('\\') // not an escape: keep the backslash
 	r, size := utf8.DecodeRuneInString(s[1:])
-	if r < utf8.RuneSelf {
-		return 1, nil // read the next character as usual
-	}
 	switch {
+	case r < utf8.RuneSelf || mini:
+		b.WriteRune(r)
 	case r < 0x100:
 		fmt.Fprintf(b, "x%02x", r)
 	case r < 0x10000:
@@ -541,55 +547,13 @@ func pythonEscape(b *strings.Builder, s string) (int, error) {
 	return 1 + size, nil
 }
 
-var errBadEscape = errors.New("bad string escape")
-
-// miniEscape is pythonEscape for MiniJinja. Source: minijinja 2.24.0, utils, Unescaper.
-func miniEscape(b *strings.Builder, s string) (int, error) {
-	if len(s) < 2 {
-		return 0, errors.New("string is not closed")
+// hexCharacter returns the character whose hexadecimal digits are at a position of s.
+func hexCharacter(s string, from, digits int) (rune, error) {
+	n, err := strconv.ParseUint(s[min(from, len(s)):min(from+digits, len(s))], 16, 32)
+	if len(s) < from+digits || n > unicode.MaxRune {
+		err = strconv.ErrRange
 	}
-	if i := strings.IndexByte(`bfnrt\'"/`, s[1]); i >= 0 {
-		b.WriteByte("\b\f\n\r\t\\'\"/"[i])
-		return 2, nil
-	}
-	number := func(from, digits, base int) (rune, error) {
-		if len(s) < from+digits {
-			return 0, errBadEscape
-		}
-		n, err := strconv.ParseUint(s[from:from+digits], base, 16)
-		return rune(n), err
-	}
-	size, base := 1, 8
-	switch {
-	case s[1] == 'u':
-		r, err := number(2, 4, 16)
-		size = 6
-		if err == nil && utf16.IsSurrogate(r) {
-			low, _ := number(8, 4, 16)
-			if r, size = utf16.DecodeRune(r, low), 12; r == unicode.ReplacementChar || s[6:8] != `\u` {
-				err = errBadEscape
-			}
-		}
-		b.WriteRune(r)
-		return size, err
-	case s[1] == 'x':
-		size, base = 2, 16
-	case s[1] >= '0' && s[1] <= '7':
-		for 1+size < len(s) && size < 3 && s[1+size] >= '0' && s[1+size] <= '7' {
-			size++
-		}
-	default:
-		_, n := utf8.DecodeRuneInString(s[1:])
-		b.WriteString(s[:1+n])
-		return 1 + n, nil
-	}
-	from := base / 8 // behind the x
-	r, err := number(from, size, base)
-	if err != nil || r > 0xFF {
-		return 0, errBadEscape
-	}
-	b.WriteRune(r)
-	return from + size, nil
+	return rune(n), err
 }
 
 // characterNames are the characters by their Unicode names. Few templates need them, so they are made on first use.

@@ -73,17 +73,6 @@ func (x *execution) addMarkup(left, right any) (any, error) {
 	return markup(s), err
 }
 
-// hasItems reports whether format % v accepts a format without a conversion: Python takes v for a mapping then.
-func hasItems(v any) bool {
-	switch c := v.(type) {
-	case *List:
-		return c.kind == kindList || c.kind == kindRange
-	case *Dict, Undefined:
-		return true
-	}
-	return false
-}
-
 func filterEscape(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err

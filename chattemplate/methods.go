@@ -736,6 +736,10 @@ func (x *execution) formatSpec(v any, spec string) (string, error) {
 		precision = rest[1 : len(rest)-len(strings.TrimLeft(rest[1:], "0123456789"))]
 		rest = rest[1+len(precision):]
 	}
+	if n, ok := v.(bool); ok {
+		i, _ := smallInt(n) // a number, if there is a specification
+		v = int64(i)
+	}
 	_, isString := textOf(v)
 	conversion := byte('s')
 	switch {

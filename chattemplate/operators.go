@@ -122,6 +122,9 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 }
 
 func unsupportedOperands(op string, left, right any) error {
+	if kindName(left) == "dict view" || kindName(right) == "dict view" { // some are sets
+		return unsupported("%s with a dict view", op)
+	}
 	return fmt.Errorf("unsupported operand type(s) for %s: '%s' and '%s'", op, kindName(left), kindName(right))
 }
 
@@ -172,6 +175,9 @@ func intArithmetic(op string, a, b *big.Int) (any, error) {
 			return nil, errZeroDivision
 		}
 		f, _ := new(big.Rat).SetFrac(a, b).Float64()
+		if a.Sign() == 0 && b.Sign() < 0 {
+			f = math.Copysign(0, -1)
+		}
 		if math.IsInf(f, 0) {
 			return nil, errors.New("integer division result too large for a float")
 		}

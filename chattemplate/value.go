@@ -269,18 +269,7 @@ func hashable(v any) bool {
 	return false
 }
 
-func unhashable(v any) error {
-	switch c := v.(type) {
-	case *Dict:
-	case *List:
-		if c.kind == kindTuple {
-			return unsupported("a tuple as a key")
-		}
-	default:
-		return unsupported("a %s as a key", kindName(v))
-	}
-	return fmt.Errorf("unhashable type: '%s'", kindName(v))
-}
+func unhashable(v any) error { return unsupported("a %s as a key", kindName(v)) }
 
 // normalInt returns n as an int64 if it fits, else n itself.
 func normalInt(n *big.Int) any {

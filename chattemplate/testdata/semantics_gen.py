@@ -4,6 +4,7 @@ and attributes: hand-written ones, and random ones from the same parts.
 Run in this folder with the Python of an engine (test/tools/install.sh engines): python semantics_gen.py [RANDOM [SEED [FILE]]]
 """
 
+import copy
 import json
 import random
 import re
@@ -534,6 +535,8 @@ namespace(a=1).__class__ is defined
 namespace(a=1)|attr('a')
 n[1:] is defined
 d[1:] is defined
+'{:>5}|{:05}|{}'.format(yes, no, yes)
+0 / -1
 nothing[1:] is defined
 d.keys()[1:]
 l['a':]
@@ -664,7 +667,7 @@ class Random(random.Random):
 def render(template):
     case = {"template": template}
     try:
-        text = _compile_jinja_template(template).render(**VARS)
+        text = _compile_jinja_template(template).render(**copy.deepcopy(VARS))  # indent changes lists
         text.encode()
         # What depends on addresses is refused.
         case.update({"refused": True} if re.search(r" at 0x|dict_|range\(|<jinja2|built-in", text) else {"output": text})
