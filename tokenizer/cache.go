@@ -13,9 +13,10 @@ import (
 // WritesCacheOnly reports whether the engine computes the whole prompt of a request, because it asks for something of
 // each of its tokens, such as their log probabilities. The engine then adds the blocks to its cache, but reads none.
 //
-// Sources: vLLM 0.31.0 to 0.33.0, sampling_params, entrypoints/openai/chat_completion/protocol (an echo's default is
-// top_logprobs 0) and completion/protocol; SGLang 0.5.21 to 0.5.23, entrypoints/openai/serving_completions; Dynamo
-// 1.6.1, common/backend/logprobs, and its frontend's protocols/openai/completions. TensorRT-LLM reads its cache.
+// Sources: vLLM 0.32.0 and 0.33.0, sampling_params, entrypoints/openai/chat_completion/protocol (0.31.0 reads its cache
+// for an echo with top_logprobs null) and completion/protocol; SGLang 0.5.21 to 0.5.23, entrypoints/openai/
+// serving_completions; Dynamo 1.6.1, common/backend/logprobs, and what its frontend sends to workers. TensorRT-LLM reads
+// its cache.
 func WritesCacheOnly(engine Engine, request *apibody.Request) bool {
 	body, echo := request.Body, request.Echo()
 	chat := request.API == apibody.ChatCompletions
@@ -31,9 +32,8 @@ func WritesCacheOnly(engine Engine, request *apibody.Request) bool {
 		return true
 	case engine == Dynamo:
 		return !chat && echo
-	case chat:
-		given, there := body.Get("top_logprobs")
-		return echo && (given != nil || !there)
+	case chat: // its top_logprobs are never absent
+		return echo
 	}
 	return echo && field(body, "logprobs") != nil
 }

@@ -43,7 +43,7 @@ func TestWritesCacheOnly(t *testing.T) {
 		{"chat/completions", `"logprobs":true,"top_logprobs":5`, ""},
 		{"chat/completions", `"prompt_logprobs":0`, "vllm dynamo"},
 		{"chat/completions", `"echo":true`, "vllm"}, // vLLM's default is top_logprobs 0
-		{"chat/completions", `"echo":true,"top_logprobs":null`, ""},
+		{"chat/completions", `"echo":true,"top_logprobs":null`, "vllm"},
 		{"chat/completions", `"echo":true,"logprobs":true,"top_logprobs":2`, "vllm"},
 		{"responses", `"prompt_logprobs":1,"top_logprobs":3,"echo":true`, ""}, // no field of theirs
 		{"messages", `"prompt_logprobs":1,"max_tokens":1`, ""},

@@ -16,7 +16,7 @@ var topLevelFields = map[string]chattemplate.JSONField{
 	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "task": 0, "thinking": 0,
 	"tool_choice": 0,
 	"tools":       0,
-	"extra_key":   0, "lora_path": 0, "logprobs": 0, "prompt_logprobs": 0, "top_logprobs": 0, "use_beam_search": 0,
+	"extra_key":   0, "lora_path": 0, "logprobs": 0, "prompt_logprobs": 0, "use_beam_search": 0,
 	"truncate_prompt_tokens": 0, "truncation": 0,
 	"input_ids": chattemplate.JSONTokenIDs, "prompt": chattemplate.JSONTokenIDs,
 	"prompt_token_ids": chattemplate.JSONTokenIDs,
