@@ -125,15 +125,15 @@ var dictInternals = strings.Fields(`__class__ __class_getitem__ __contains__ __d
 	__iter__ __le__ __len__ __lt__ __ne__ __new__ __or__ __reduce__ __reduce_ex__ __repr__ __reversed__ __ror__
 	__setattr__ __setitem__ __sizeof__ __str__ __subclasshook__`)
 
-const numberAttributes = "as_integer_ratio bit_count bit_length conjugate denominator from_bytes fromhex hex imag " +
-	"is_integer numerator real to_bytes"
+var numberAttributes = strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes fromhex
+	hex imag is_integer numerator real to_bytes`)
 
 // otherAttributes are attributes of Python's types that this package does not have.
-var otherAttributes = map[string]string{
-	"bool": numberAttributes, "int": numberAttributes, "float": numberAttributes, "range": "start step stop",
-	"Markup": "escape striptags unescape", "dict view": "isdisjoint mapping",
-	"generator": "close gi_running gi_suspended gi_yieldfrom send throw",
-	"function":  "arguments caller catch_kwargs catch_varargs explicit_caller name",
+var otherAttributes = map[string][]string{
+	"bool": numberAttributes, "int": numberAttributes, "float": numberAttributes, "range": {"start", "step", "stop"},
+	"Markup": {"escape", "striptags", "unescape"}, "dict view": {"isdisjoint", "mapping"},
+	"generator": {"close", "gi_running", "gi_suspended", "gi_yieldfrom", "send", "throw"},
+	"function":  {"arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name"},
 }
 
 // typeAttribute returns an attribute or method that belongs to the value's type.
@@ -174,7 +174,7 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	}
 	method, isMethod := methods[name]
 	if !ok && !isMethod {
-		if slices.Contains(strings.Fields(otherAttributes[kindName(v)]), name) {
+		if slices.Contains(otherAttributes[kindName(v)], name) {
 			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
 		}
 		return nil, false, nil

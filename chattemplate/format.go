@@ -696,15 +696,8 @@ func (x *execution) percentOne(
 	}
 	numeric := spec[0] != 's' && spec[0] != 'r'
 	conversion := spec[0]
-	switch {
-	case marked && conversion == 'x':
-		err = errors.New("%x format: an integer is required, not _MarkupEscapeHelper")
-	case marked && conversion == 'r':
-		v, err = x.formatValue(v, 'r', "")
-		conversion = 's'
-	}
-	if err == nil && marked && conversion == 's' {
-		v, err = x.escaped(v)
+	if marked {
+		v, conversion, err = x.escapeFor(conversion, v)
 	}
 	if err == nil {
 		text, err = x.formatValue(v, conversion, precision)
@@ -732,6 +725,24 @@ func (x *execution) percentOne(
 	}
 	text, err = x.pad(sign+text, fill, align, digits)
 	return text, spec[1:], err
+}
+
+// escapeFor prepares a value for a conversion of a format that is markup.
+func (x *execution) escapeFor(conversion byte, v any) (any, byte, error) {
+	var err error
+	switch conversion {
+	case 'r':
+		if v, err = x.formatValue(v, 'r', ""); err != nil {
+			return nil, 0, err
+		}
+	case 's':
+	case 'x':
+		return nil, 0, errors.New("%x format: an integer is required, not _MarkupEscapeHelper")
+	default:
+		return v, conversion, nil
+	}
+	v, err = x.escaped(v)
+	return v, 's', err
 }
 
 // formatValue formats a value by a conversion letter and an optional precision.

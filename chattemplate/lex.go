@@ -479,9 +479,9 @@ func (l *lexer) string(rest string) error {
 	return errors.New("string is not closed")
 }
 
-// escape writes the value of the escape sequence at the start of s, and returns the sequence's length. Jinja2 spells out
-// characters beyond ASCII as escapes before Python reads these. Source: Jinja2 3.1.6, lexer, wrap; minijinja 2.24.0,
-// utils, Unescaper.
+// escape writes the value of the escape sequence at the start of s, and returns the sequence's length. Jinja2 spells
+// out characters beyond ASCII as escapes before Python reads these. Source: Jinja2 3.1.6, lexer, wrap; minijinja
+// 2.24.0, utils, Unescaper.
 func (l *lexer) escape(b *strings.Builder, s string) (int, error) {
 	if len(s) < 2 {
 		return 0, errors.New("string is not closed")
@@ -512,14 +512,9 @@ func (l *lexer) escape(b *strings.Builder, s string) (int, error) {
 		b.WriteRune(r)
 		return size, nil
 	case c == 'N' && !mini:
-		name, _, found := strings.Cut(s[2:], "}")
-		name, open := strings.CutPrefix(name, "{")
-		r, known := namedCharacter(name)
-		if !open || !found || !known {
-			return 0, fmt.Errorf(`\N%s is no known name of a character`, short(name))
-		}
+		r, size, err := namedCharacter(s)
 		b.WriteRune(r)
-		return len(`\N{}`) + len(name), nil
+		return size, err
 	case c >= '0' && c <= '7':
 		n, size := rune(0), 1
 		for size < len(s) && size < 4 && s[size] >= '0' && s[size] <= '7' {
@@ -532,10 +527,15 @@ func (l *lexer) escape(b *strings.Builder, s string) (int, error) {
 		b.WriteRune(n)
 		return size, nil
 	}
-	b.WriteByte('\\') // not an escape: keep the backslash
+	return l.keepBackslash(b, s), nil
+}
+
+// keepBackslash writes the backslash at the start of s, which begins no escape, and the character behind it.
+func (l *lexer) keepBackslash(b *strings.Builder, s string) int {
+	b.WriteByte('\\')
 	r, size := utf8.DecodeRuneInString(s[1:])
 	switch {
-	case r < utf8.RuneSelf || mini:
+	case r < utf8.RuneSelf || l.dialect == MiniJinja:
 		b.WriteRune(r)
 	case r < 0x100:
 		fmt.Fprintf(b, "x%02x", r)
@@ -544,7 +544,7 @@ func (l *lexer) escape(b *strings.Builder, s string) (int, error) {
 	default:
 		fmt.Fprintf(b, "U%08x", r)
 	}
-	return 1 + size, nil
+	return 1 + size
 }
 
 // hexCharacter returns the character whose hexadecimal digits are at a position of s.
@@ -570,13 +570,20 @@ var characterNames = sync.OnceValue(func() map[string]rune {
 	return names
 })
 
-// namedCharacter returns the character of a Unicode name or of a common alias, in any case.
-func namedCharacter(name string) (rune, bool) {
-	name = strings.ToUpper(name)
-	if digits, ok := strings.CutPrefix(name, "CJK UNIFIED IDEOGRAPH-"); ok {
-		n, err := strconv.ParseUint(digits, 16, 21)
-		return rune(n), err == nil && unicode.Is(unicode.Unified_Ideograph, rune(n))
+// namedCharacter returns the character of the escape \N{NAME} at the start of s, and the escape's length. The name is
+// one of Unicode's or a common alias, in any case.
+func namedCharacter(s string) (r rune, size int, err error) {
+	name, _, found := strings.Cut(s[2:], "}")
+	size = len(`\N}`) + len(name)
+	name, open := strings.CutPrefix(strings.ToUpper(name), "{")
+	digits, unified := strings.CutPrefix(name, "CJK UNIFIED IDEOGRAPH-")
+	r, known := characterNames()[name]
+	if unified {
+		r, err = hexCharacter(digits, 0, len(digits))
+		known = err == nil && unicode.Is(unicode.Unified_Ideograph, r)
 	}
-	r, ok := characterNames()[name]
-	return r, ok
+	if !open || !found || !known {
+		return 0, 0, fmt.Errorf(`\N%s is no known name of a character`, short(name))
+	}
+	return r, size, nil
 }
