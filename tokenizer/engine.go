@@ -151,11 +151,6 @@ func errRefused(format string, args ...any) error {
 func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	var ids [][]kvblock.Token
 	var err error
-	if m.rebuilt && (m.options.Engine == VLLM || m.options.Engine == SGLang) {
-		return nil, errNotReproduced(
-			"a byte-level tokenizer.json of the class LlamaTokenizer, which Transformers turns into another tokenizer",
-		)
-	}
 	switch m.options.Engine {
 	case VLLM:
 		ids, err = m.givenVLLM(request)
@@ -174,7 +169,7 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	}
 	prompts, err := Given(request)
 	if err != nil {
-		return nil, nil
+		return nil, m.unknown
 	}
 	return prompts, nil
 }

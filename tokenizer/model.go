@@ -61,8 +61,10 @@ type Model struct {
 	// do not depend on it. Both are nil if the marks are not known.
 	media   *mediaMarks
 	certain *bpe.CertainPrefix
-	// rebuilt says that Transformers 5 makes a different tokenizer of the folder than tokenizer.json describes.
-	rebuilt bool
+	// loads are the tokenizers as each release of the engine loads them. unknown says why only the engine knows the
+	// tokens of m's release; nil if they are known here too.
+	loads   []*loaded
+	unknown error
 	// responseTemplate says that tokenizer_config.json has a response_template, by which SGLang 0.5.23 may begin the
 	// answer that continues a message.
 	responseTemplate bool
@@ -88,29 +90,40 @@ const (
 	chatTemplateFile    = "chat_template.jinja"
 	chatTemplateJSON    = "chat_template.json"
 	modelConfigFile     = "config.json"
+	// Older folders have these instead of added_tokens_decoder in tokenizer_config.json.
+	specialTokensMapFile = "special_tokens_map.json"
+	addedTokensFile      = "added_tokens.json"
 )
 
 // Load reads a model's Hugging Face folder: tokenizer.json, tiktoken.model or tekken.json, and the optional files
-// tokenizer_config.json, config.json, chat_template.jinja and chat_template.json. A folder without a chat template
+// tokenizer_config.json, config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja and
+// chat_template.json. A folder without a chat template
 // loads; its chats fail with ErrNoChatTemplate.
 //
 // Errors name the file and the component. Load also fails for what kvepp cannot reproduce exactly: an unknown
-// normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
-// that does not compile, unless the engine encodes chats beside it.
+// normalizer, pre-tokenizer, expression, model type, post-processor or class of Transformers; a template that does not
+// compile, unless the engine encodes chats beside it.
 func Load(dir string, o Options) (*Model, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
 	m := &Model{options: o, dynamoWorkers: new(atomic.Pointer[[]DynamoSettings])}
 	m.mistralCommon = usesMistralCommon(dir, &o)
-	if err := m.loadTokenizer(dir); err != nil {
-		return nil, err
-	}
 	i, _, err := matchRelease(o.Engine, o.Version)
 	if err != nil {
 		return nil, err
 	}
 	m.release = releases[o.Engine][i]
+	config, err := m.readModelConfig(dir)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
+	}
+	if err := m.loadTokenizer(dir, config); err != nil {
+		return nil, err
+	}
+	if m.loads != nil {
+		m.use(m.loads[i])
+	}
 	if o.DefaultChatTemplateKwargs != "" {
 		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
 			return nil, err
@@ -119,10 +132,6 @@ func Load(dir string, o Options) (*Model, error) {
 	if m.efforts, err = parseEfforts(o.ReasoningEffortMap); err != nil {
 		return nil, err
 	}
-	if err := m.readModelConfig(dir); err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
-	}
-	m.findMarks()
 	var templates []namedTemplate
 	if m.mistral == nil {
 		if templates, err = m.readConfig(filepath.Join(dir, tokenizerConfigFile)); err != nil {
@@ -148,9 +157,9 @@ func Load(dir string, o Options) (*Model, error) {
 
 // loadTokenizer sets the encoder. A folder with Mistral's SentencePiece tokenizer loads by its tokenizer.json, and its
 // prompts are not known.
-func (m *Model) loadTokenizer(dir string) (err error) {
+func (m *Model) loadTokenizer(dir string, config modelConfig) error {
 	if m.mistralCommon {
-		err = m.loadMistral(dir)
+		err := m.loadMistral(dir)
 		if err != nil && (!errors.Is(err, fs.ErrNotExist) || m.options.TokenizerMode == TokenizerMistral) {
 			return fmt.Errorf("tokenizer: %w", err)
 		}
@@ -158,40 +167,36 @@ func (m *Model) loadTokenizer(dir string) (err error) {
 			return nil
 		}
 	}
-	m.encoder, err = loadEncoder(dir)
-	return err
+	return m.loadFolder(dir, config)
 }
 
-// loadEncoder reads tokenizer.json, or tiktoken.model if there is no tokenizer.json.
-func loadEncoder(dir string) (*bpe.Encoder, error) {
-	path := filepath.Join(dir, tokenizerFile)
-	raw, err := readFile(path, maxTokenizerFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		tiktoken, found, otherErr := readOptional(filepath.Join(dir, tiktokenFile))
-		if otherErr != nil {
-			return nil, fmt.Errorf("tokenizer: %w", otherErr)
-		}
-		if found {
-			path = filepath.Join(dir, tiktokenFile)
-			config, err := readFile(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
-			if err != nil {
-				return nil, fmt.Errorf("tokenizer: %w", err)
-			}
-			e, err := bpe.ParseTiktoken(tiktoken, config)
-			if err != nil {
-				return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
-			}
-			return e, nil
+// loadTiktoken loads a folder with tiktoken.model, whose Python code adds no token of other files.
+func (m *Model) loadTiktoken(dir string, f *folder) (found bool, err error) {
+	path := filepath.Join(dir, tiktokenFile)
+	tiktoken, found, err := readOptional(path)
+	if err != nil || !found {
+		return found, err
+	}
+	config, err := readFile(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
+	if err != nil {
+		return true, fmt.Errorf("tokenizer: %w", err)
+	}
+	if m.encoder, err = bpe.ParseTiktoken(tiktoken, config); err != nil {
+		return true, fmt.Errorf("tokenizer: %s: %w", path, err)
+	}
+	f.file = &bpe.File{}
+	named, _, _, err := f.specialTokens(&class{})
+	for _, name := range named.names {
+		if _, ok := m.encoder.AddedID(named.tokens[name].Content); !ok && err == nil {
+			err = fmt.Errorf("%s: %q is not among the tokens of %s", name, named.tokens[name].Content, tiktokenFile)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+		return true, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 	}
-	e, err := bpe.ParseTokenizerJSON(raw)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
-	}
-	return e, nil
+	m.specialNames = named.contents()
+	m.findMarks()
+	return true, nil
 }
 
 // readOptional reads a file that need not exist.
@@ -239,19 +244,15 @@ func readFile(path string, most int64) ([]byte, error) {
 }
 
 // readModelConfig reads from config.json what kind of model the folder holds. Engines treat some kinds differently.
-func (m *Model) readModelConfig(dir string) error {
+func (m *Model) readModelConfig(dir string) (config modelConfig, err error) {
 	raw, found, err := readOptional(filepath.Join(dir, modelConfigFile))
 	if err != nil {
-		return err
+		return config, err
 	}
 	if found {
-		var config struct {
-			ModelType     string   `json:"model_type"`
-			Architectures []string `json:"architectures"`
-		}
 		var parts map[string]json.RawMessage
 		if err := errors.Join(json.Unmarshal(raw, &config), json.Unmarshal(raw, &parts)); err != nil {
-			return err
+			return config, err
 		}
 		for _, part := range []string{"vision_config", "audio_config", "thinker_config", "visual",
 			"mm_tokens_per_image"} {
@@ -267,23 +268,10 @@ func (m *Model) readModelConfig(dir string) error {
 			m.architecture = config.Architectures[0]
 		}
 	}
-	return nil
+	return config, nil
 }
 
-// rebuiltAsLlama reports whether Transformers treats the folder's tokenizer as that of Llama 2: if
-// tokenizer_config.json names that class, but tokenizer.json is byte-level. Transformers then keeps only the vocabulary
-// and splits text like Llama 2, except for some model types. Without a model type, kvepp believes tokenizer.json.
-// Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
-func (m *Model) rebuiltAsLlama(class string) bool {
-	isLlama := class == `"LlamaTokenizerFast"` || class == `"LlamaTokenizer"`
-	switch m.modelType {
-	case "", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "mistral":
-		return false
-	}
-	return isLlama && m.encoder.ByteLevel()
-}
-
-// specialTokenNames are the named tokens that Transformers passes to templates and adds to the tokenizer.
+// specialTokenNames are the named tokens that every tokenizer of Transformers may have, in its order. Models have more.
 var specialTokenNames = []string{
 	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 }
@@ -298,71 +286,12 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 	if err := json.Unmarshal(raw, &config); err != nil {
 		return nil, err
 	}
-	if string(config["split_special_tokens"]) == "true" {
-		return nil, errors.New("split_special_tokens true is not supported, so ids could differ from the engine's")
-	}
 	m.responseTemplate = bytes.HasPrefix(config["response_template"], []byte("{"))
-	m.rebuilt = m.rebuiltAsLlama(string(config["tokenizer_class"]))
-	m.specialNames = map[string]string{}
-	for _, name := range specialTokenNames {
-		token, err := specialToken(config[name])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		if token == "" {
-			continue
-		}
-		if err := m.checkAdded(token); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		m.specialNames[name] = token
-	}
-	var decoder map[string]struct {
-		Content string `json:"content"`
-	}
-	if raw := config["added_tokens_decoder"]; raw != nil {
-		if err := json.Unmarshal(raw, &decoder); err != nil {
-			return nil, fmt.Errorf("added_tokens_decoder: %w", err)
-		}
-	}
-	for _, token := range decoder {
-		if err := m.checkAdded(token.Content); err != nil {
-			return nil, fmt.Errorf("added_tokens_decoder: %w", err)
-		}
-	}
 	templates, err := namedTemplates(config["chat_template"])
 	if err != nil {
 		return nil, fmt.Errorf("chat_template: %w", err)
 	}
 	return templates, nil
-}
-
-// checkAdded returns an error for a token of tokenizer_config.json that tokenizer.json does not add. Transformers would
-// add it, and other engines would not.
-func (m *Model) checkAdded(token string) error {
-	if _, ok := m.encoder.AddedID(token); !ok {
-		return fmt.Errorf("%q is not among the added_tokens of %s", token, tokenizerFile)
-	}
-	return nil
-}
-
-// specialToken reads a token, which is a string or an object; "" for null and for no value.
-func specialToken(raw json.RawMessage) (string, error) {
-	if len(raw) == 0 || string(raw) == "null" {
-		return "", nil
-	}
-	var token string
-	if json.Unmarshal(raw, &token) == nil {
-		return token, nil
-	}
-	var object struct{ Content *string }
-	if err := json.Unmarshal(raw, &object); err != nil {
-		return "", err
-	}
-	if object.Content == nil {
-		return "", errors.New("neither a string nor an object with content")
-	}
-	return *object.Content, nil
 }
 
 // Encode returns the token ids of text. addSpecialTokens adds the model's special tokens around it, such as <s>, as

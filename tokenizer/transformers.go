@@ -85,10 +85,8 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 // wins.
 func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
 	vars := chattemplate.NewDict()
-	for _, name := range specialTokenNames {
-		if token, ok := m.specialNames[name]; ok {
-			vars.Set(name, token)
-		}
+	for name, token := range m.specialNames {
+		vars.Set(name, token)
 	}
 	for key, value := range kwargs.All() {
 		if name, ok := key.(string); ok {

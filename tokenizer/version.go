@@ -12,6 +12,9 @@ import (
 type release struct {
 	version string // as the engine prints it
 	rules   rules
+	// transformers is the second number of the version of Transformers 5 that the engine requires; 0 if the engine
+	// does not use it, or loads by rules of its own.
+	transformers int
 }
 
 // rules are the differences between the versions of an engine. Each is named by what the newer versions of
@@ -50,15 +53,15 @@ type rules struct {
 // parity tests and docs/engines.md go by it. docs/contributing.md says what a new row takes.
 var releases = map[Engine][]release{
 	VLLM: {
-		{version: "0.31.0", rules: rules{keepsBillingHeader: true, byNameOnly: true, noEffortMap: true,
+		{version: "0.31.0", transformers: 17, rules: rules{keepsBillingHeader: true, byNameOnly: true, noEffortMap: true,
 			softImageTokens: true}},
-		{version: "0.32.0", rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true}},
-		{version: "0.33.0"},
+		{version: "0.32.0", transformers: 19, rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true}},
+		{version: "0.33.0", transformers: 20},
 	},
 	SGLang: {
-		{version: "0.5.21"},
-		{version: "0.5.22", rules: rules{keepsLateSystem: true, hidesTools: true}},
-		{version: "0.5.23", rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true,
+		{version: "0.5.21", transformers: 12},
+		{version: "0.5.22", transformers: 19, rules: rules{keepsLateSystem: true, hidesTools: true}},
+		{version: "0.5.23", transformers: 19, rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true,
 			replacesTemplates: true}},
 	},
 	TRTLLM: {{version: "1.3"}},
@@ -181,18 +184,21 @@ func (m *Model) makeFamily() {
 	all := releases[m.options.Engine]
 	m.family = make([]*Model, len(all))
 	for i, r := range all {
-		if r.rules == m.release.rules {
+		if r.rules == m.release.rules && m.loadedAlike(i, m.release) {
 			m.family[i] = m
 			continue
 		}
 		for j := range i { // an earlier variant with the same rules
-			if all[j].rules == r.rules {
+			if all[j].rules == r.rules && m.loadedAlike(i, all[j]) {
 				m.family[i] = m.family[j]
 			}
 		}
 		if m.family[i] == nil {
 			variant := *m
 			variant.release = r
+			if m.loads != nil && m.loads[i].encoder != m.encoder || m.unknown != nil {
+				variant.use(m.loads[i])
+			}
 			variant.native = variant.chooseNative()
 			variant.chat, variant.chatTools = variant.withForm(m.chat), variant.withForm(m.chatTools)
 			variant.messages = variant.probeMessages()
@@ -202,4 +208,10 @@ func (m *Model) makeFamily() {
 	for _, variant := range m.family {
 		variant.family = m.family
 	}
+}
+
+// loadedAlike reports whether the engine's release i loads the same tokenizer as another release.
+func (m *Model) loadedAlike(i int, other release) bool {
+	all := releases[m.options.Engine]
+	return m.loads == nil || m.loads[i] == m.loads[slices.Index(all, other)]
 }

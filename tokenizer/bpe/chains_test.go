@@ -182,8 +182,8 @@ func TestHostileFolder(t *testing.T) {
 		!strings.Contains(err.Error(), fmt.Sprint(maxComponents)) {
 		t.Errorf("many: %.100v", err)
 	}
-	long := addedTokenJSON{Content: strings.Repeat("a", maxAddedToken+1)}
-	if err := (&Encoder{}).addTokens([]addedTokenJSON{long}, &vocabIndex{}); err == nil {
+	long := AddedToken{Content: strings.Repeat("a", maxAddedToken+1)}
+	if err := (&Encoder{}).addTokens([]AddedToken{long}, &vocabIndex{}); err == nil {
 		t.Error("a long added token is accepted")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"strings"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -105,6 +106,9 @@ func (e *Encoder) append(
 	}
 	if !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
+	}
+	if e.cutAt != "" && strings.Contains(text, e.cutAt) {
+		return out, fmt.Errorf("tokenizer: the model's tokenizer class cuts a text at %q and puts it together otherwise", e.cutAt)
 	}
 	if e.kimiLimits && !withinKimiLimits(text) {
 		return out, fmt.Errorf(

@@ -18,19 +18,26 @@ import (
 	"kvepp/kvblock"
 )
 
-// tokenizerJSON is the content of tokenizer.json without truncation and padding, which engines switch off.
-type tokenizerJSON struct {
-	addedTokens   []addedTokenJSON
-	normalizer    json.RawMessage
-	preTokenizer  json.RawMessage
-	postProcessor json.RawMessage
-	decoder       json.RawMessage
-	model         modelJSON
-	hasModel      bool
+// File is a tokenizer.json, read but not yet an encoder. Truncation and padding are left out, because engines switch
+// them off.
+type File struct {
+	Description
+	PadToken string // the token of padding; "" for none
+	model    modelJSON
 }
 
-// addedTokenJSON is an entry of added_tokens.
-type addedTokenJSON struct {
+// Description is what a tokenizer.json says beside its vocabulary and merges. Whoever loads it may change a copy:
+// Transformers' classes put other components into the place of the file's.
+type Description struct {
+	Added                             []AddedToken
+	Normalizer, PreTokenizer, Decoder json.RawMessage
+	Prefix, Suffix                    []kvblock.Token // what the post-processor puts around a text; nil for none
+	Model                             ModelOptions
+	CutAt                             string // no text with this is encoded; "" for none
+}
+
+// AddedToken is an entry of added_tokens.
+type AddedToken struct {
 	ID         int64  `json:"id"`
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
@@ -40,8 +47,8 @@ type addedTokenJSON struct {
 	Special    bool   `json:"special"`
 }
 
-// modelJSON is the component model.
-type modelJSON struct {
+// ModelOptions are the fields of the component model beside vocab and merges.
+type ModelOptions struct {
 	Type                    string   `json:"type"`
 	Dropout                 *float64 `json:"dropout"`
 	UnknownToken            *string  `json:"unk_token"`
@@ -50,7 +57,11 @@ type modelJSON struct {
 	FuseUnknown             bool     `json:"fuse_unk"`
 	ByteFallback            bool     `json:"byte_fallback"`
 	IgnoreMerges            bool     `json:"ignore_merges"`
+}
 
+// modelJSON is the component model.
+type modelJSON struct {
+	ModelOptions
 	vocab  vocabIndex
 	merges []merge // by rank
 }
@@ -146,6 +157,7 @@ type Encoder struct {
 	generalRuns  atomic.Int64  // see GeneralRuns
 	roundTrips   bool          // decoding the ids of a normalized text returns this text
 	kimiLimits   bool          // see withinKimiLimits
+	cutAt        string        // see Description
 	idle         chan *scratch // scratches for the next encodings
 
 	boundaries      *addedTokens // the tokens of addedTokens.boundaries, found in the raw text
@@ -199,37 +211,76 @@ func (e *Encoder) GeneralPattern() bool {
 // ParseTokenizerJSON builds an encoder from the content of tokenizer.json. Errors name the component, such as a
 // normalizer that this package cannot reproduce exactly.
 func ParseTokenizerJSON(raw []byte) (*Encoder, error) {
-	file, err := readTokenizerJSON(raw)
+	file, err := ReadTokenizerJSON(raw)
 	if err != nil {
 		return nil, err
 	}
+	return file.Encoder(&file.Description)
+}
+
+// Encoder builds an encoder of the file's vocabulary and merges by a description. Errors name the component.
+func (f *File) Encoder(d *Description) (*Encoder, error) {
 	e := newEncoder()
-	if e.normalizer, err = parseNormalizer(file.normalizer); err != nil {
+	var err error
+	if e.normalizer, err = parseNormalizer(d.Normalizer); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
 	}
-	byteLevel, err := e.parsePreTokenizer(file.preTokenizer)
+	byteLevel, err := e.parsePreTokenizer(d.PreTokenizer)
 	if err != nil {
 		return nil, fmt.Errorf("pre_tokenizer: %w", err)
 	}
-	normalized := func(token addedTokenJSON) bool { return token.Normalized }
-	if !byteLevel && !slices.ContainsFunc(file.addedTokens, normalized) {
+	normalized := func(token AddedToken) bool { return token.Normalized }
+	if !byteLevel && !slices.ContainsFunc(d.Added, normalized) {
 		e.spacing = spacingOf(e.normalizer, e.stages)
 	}
-	if !file.hasModel {
-		return nil, errors.New("there is no model")
-	}
-	if err := e.parseModel(&file.model, byteLevel); err != nil {
+	model := f.model
+	model.ModelOptions = d.Model
+	if err := e.parseModel(&model, byteLevel); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if err := e.addTokens(file.addedTokens, &file.model.vocab); err != nil {
+	if err := e.addTokens(d.Added, &model.vocab); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
-	if err := e.parsePostProcessor(file.postProcessor); err != nil {
-		return nil, fmt.Errorf("post_processor: %w", err)
-	}
-	e.roundTrips = byteLevel && kind(file.decoder) == "ByteLevel" && e.returnsText()
+	e.prefix, e.suffix, e.cutAt = d.Prefix, d.Suffix, d.CutAt
+	e.roundTrips = byteLevel && kind(d.Decoder) == "ByteLevel" && e.returnsText()
 	return e, nil
 }
+
+// Extend returns list and behind it more tokens, each with the id that Hugging Face tokenizers would give it. A token
+// whose content list has already keeps its id, and takes the new flags.
+func (f *File) Extend(list []AddedToken, more ...AddedToken) []AddedToken {
+	ids := newAddedIDs(&f.model.vocab)
+	at := make(map[string]int, len(list)+len(more))
+	for i := range list {
+		if list[i].Content != "" {
+			ids.add(list[i].Content)
+			at[list[i].Content] = i
+		}
+	}
+	list = slices.Clone(list)
+	for _, token := range more {
+		if token.Content == "" {
+			continue
+		}
+		token.ID = int64(ids.add(token.Content))
+		if i, again := at[token.Content]; again {
+			list[i] = token
+			continue
+		}
+		at[token.Content] = len(list)
+		list = append(list, token)
+	}
+	return list
+}
+
+// TokenID returns the id of a token of the vocabulary.
+func (f *File) TokenID(content string) (kvblock.Token, bool) { return f.model.vocab.id(content) }
+
+// VocabSize returns the number of tokens of the vocabulary, without added tokens.
+func (f *File) VocabSize() int { return len(f.model.vocab.tokens) }
+
+// Kind returns a component's type; "" for none.
+func Kind(component json.RawMessage) string { return kind(component) }
 
 // returnsText reports whether decoding the ids of a normalized text returns this text, for a byte-level model.
 func (e *Encoder) returnsText() bool {
@@ -253,45 +304,60 @@ func (e *Encoder) returnsText() bool {
 	return len(e.prefix)+len(e.suffix) == 0
 }
 
-// readTokenizerJSON reads a tokenizer.json.
-func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
-	var file tokenizerJSON
+// ReadTokenizerJSON reads the content of tokenizer.json. Encoder checks its components but the post-processor.
+func ReadTokenizerJSON(raw []byte) (*File, error) {
+	var file File
+	var postProcessor, padding, added json.RawMessage
+	hasModel := false
 	r := &jsonReader{data: raw}
 	parts := map[string]*json.RawMessage{
-		"normalizer":     &file.normalizer,
-		"pre_tokenizer":  &file.preTokenizer,
-		"post_processor": &file.postProcessor,
-		"decoder":        &file.decoder,
+		"normalizer":     &file.Normalizer,
+		"pre_tokenizer":  &file.PreTokenizer,
+		"post_processor": &postProcessor,
+		"decoder":        &file.Decoder,
+		"padding":        &padding,
+		"added_tokens":   &added,
 	}
 	err := r.object(func(key []byte) error {
 		if string(key) == "model" {
-			file.hasModel = true
+			hasModel = true
 			if err := file.model.read(r); err != nil {
 				return fmt.Errorf("model: %w", err)
 			}
 			return nil
 		}
-		part := parts[string(key)]
-		added := string(key) == "added_tokens"
 		value, err := r.raw()
-		if err != nil {
-			return err
-		}
-		switch {
-		case added:
-			if err := json.Unmarshal(value, &file.addedTokens); err != nil {
-				return fmt.Errorf("added_tokens: %w", err)
-			}
-		case part != nil:
+		if part := parts[string(key)]; err == nil && part != nil {
 			*part = value
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	if r.peek(); r.at < len(r.data) {
 		return nil, r.fail("the end")
+	}
+	if added != nil {
+		if err := json.Unmarshal(added, &file.Added); err != nil {
+			return nil, fmt.Errorf("added_tokens: %w", err)
+		}
+	}
+	if !hasModel {
+		return nil, errors.New("there is no model")
+	}
+	file.Model = file.model.ModelOptions
+	if padding != nil {
+		var pad struct {
+			Token string `json:"pad_token"`
+		}
+		if err := json.Unmarshal(padding, &pad); err != nil {
+			return nil, fmt.Errorf("padding: %w", err)
+		}
+		file.PadToken = pad.Token
+	}
+	if file.Prefix, file.Suffix, err = parsePostProcessor(postProcessor); err != nil {
+		return nil, fmt.Errorf("post_processor: %w", err)
 	}
 	return &file, nil
 }
@@ -763,12 +829,37 @@ func (b *bpeModel) markDirect(tokens []vocabularyToken) {
 // byteTokenText returns the text of the token that stands for a byte.
 func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 
+// addedIDs gives added tokens their ids as Hugging Face tokenizers does: that of the vocabulary, else the next one that
+// is above the number of the vocabulary's tokens and above every added token's.
+type addedIDs struct {
+	vocab     *vocabIndex
+	byContent map[string]kvblock.Token
+	next      kvblock.Token
+}
+
+func newAddedIDs(vocab *vocabIndex) *addedIDs {
+	return &addedIDs{vocab, map[string]kvblock.Token{}, kvblock.Token(len(vocab.tokens))}
+}
+
+func (a *addedIDs) add(content string) kvblock.Token {
+	id, again := a.byContent[content]
+	if again {
+		return id
+	}
+	id, inVocab := a.vocab.id(content)
+	if !inVocab {
+		id = a.next
+	}
+	a.byContent[content] = id
+	a.next = max(a.next, id+1)
+	return id
+}
+
 // addTokens sets the ids of added tokens, and builds the tables that find them in raw and in normalized text.
-func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
-	e.addedIDs = make(map[string]kvblock.Token, len(list))
+func (e *Encoder) addTokens(list []AddedToken, vocab *vocabIndex) error {
+	ids := newAddedIDs(vocab) // like Hugging Face tokenizers, count them instead of trusting the file
+	e.addedIDs = ids.byContent
 	last := make(map[string]int, len(list)) // the last entry of each content, which counts
-	// next is the next new token's id. Like Hugging Face tokenizers, count it instead of trusting the file.
-	next := int64(len(vocab.tokens))
 	for i, a := range list {
 		if a.Content == "" {
 			continue
@@ -778,18 +869,10 @@ func (e *Encoder) addTokens(list []addedTokenJSON, vocab *vocabIndex) error {
 				a.Content, len(a.Content), maxAddedToken)
 		}
 		last[a.Content] = i
-		if _, again := e.addedIDs[a.Content]; again {
-			continue
-		}
-		id, inVocab := vocab.id(a.Content)
-		if !inVocab {
-			id = kvblock.Token(next)
-			next++
-		}
-		if int64(id) != a.ID {
+		_, again := e.addedIDs[a.Content]
+		if id := ids.add(a.Content); !again && int64(id) != a.ID {
 			return fmt.Errorf("%q has id %d where Hugging Face tokenizers would give %d", a.Content, a.ID, id)
 		}
-		e.addedIDs[a.Content] = id
 	}
 	var raw, normalized []addedToken
 	sc := newScratch()
@@ -833,25 +916,25 @@ func (e *Encoder) setRawAdded(tokens []addedToken) {
 	e.boundaries, e.addedRaw = newAddedTokens(boundaries), newAddedTokens(others)
 }
 
-// parsePostProcessor sets the tokens that the post-processor puts around a text.
-func (e *Encoder) parsePostProcessor(raw json.RawMessage) error {
+// parsePostProcessor returns the tokens that the post-processor puts around a text.
+func parsePostProcessor(raw json.RawMessage) (prefix, suffix []kvblock.Token, err error) {
 	parts, err := components(raw, "processors")
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	adding := 0
 	for _, part := range parts {
 		k := kind(part)
 		if k != "ByteLevel" {
 			if adding++; adding > 1 {
-				return errUnsupported("a second component that adds tokens,", strconv.Quote(k))
+				return nil, nil, errUnsupported("a second component that adds tokens,", strconv.Quote(k))
 			}
 		}
 		switch k {
 		case "ByteLevel": // changes only offsets
 		case "TemplateProcessing":
-			if err := e.parseTemplateProcessing(part); err != nil {
-				return fmt.Errorf("TemplateProcessing: %w", err)
+			if prefix, suffix, err = parseTemplateProcessing(part); err != nil {
+				return nil, nil, fmt.Errorf("TemplateProcessing: %w", err)
 			}
 		case "RobertaProcessing", "BertProcessing":
 			var c struct {
@@ -862,14 +945,14 @@ func (e *Encoder) parsePostProcessor(raw json.RawMessage) error {
 				AddPrefixSpace bool `json:"add_prefix_space"` // no effect on ids
 			}
 			if err := strictDecode(part, &c); err != nil {
-				return fmt.Errorf("%s: %w", k, err)
+				return nil, nil, fmt.Errorf("%s: %w", k, err)
 			}
-			e.prefix, e.suffix = []kvblock.Token{c.Cls.id}, []kvblock.Token{c.Sep.id}
+			prefix, suffix = []kvblock.Token{c.Cls.id}, []kvblock.Token{c.Sep.id}
 		default:
-			return errUnsupported("component", strconv.Quote(k))
+			return nil, nil, errUnsupported("component", strconv.Quote(k))
 		}
 	}
-	return nil
+	return prefix, suffix, nil
 }
 
 // namedID is a token written as ["</s>", 2].
@@ -891,8 +974,8 @@ func (n *namedID) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// parseTemplateProcessing sets the tokens of a TemplateProcessing for one text.
-func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
+// parseTemplateProcessing returns the tokens of a TemplateProcessing for one text.
+func parseTemplateProcessing(raw json.RawMessage) (before, after []kvblock.Token, err error) {
 	type piece struct {
 		ID     string `json:"id"`
 		TypeID int    `json:"type_id"`
@@ -911,9 +994,8 @@ func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
 		} `json:"special_tokens"`
 	}
 	if err := strictDecode(raw, &c); err != nil {
-		return err
+		return nil, nil, err
 	}
-	var before, after []kvblock.Token
 	sequences := 0
 	for _, p := range c.Single {
 		if p.SpecialToken == nil {
@@ -922,7 +1004,7 @@ func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
 		}
 		special, ok := c.SpecialTokens[p.SpecialToken.ID]
 		if !ok {
-			return fmt.Errorf("special token %q has no ids", p.SpecialToken.ID)
+			return nil, nil, fmt.Errorf("special token %q has no ids", p.SpecialToken.ID)
 		}
 		for _, id := range special.IDs {
 			if sequences == 0 {
@@ -933,8 +1015,7 @@ func (e *Encoder) parseTemplateProcessing(raw json.RawMessage) error {
 		}
 	}
 	if sequences != 1 {
-		return fmt.Errorf("the template for one text holds it %d times", sequences)
+		return nil, nil, fmt.Errorf("the template for one text holds it %d times", sequences)
 	}
-	e.prefix, e.suffix = before, after
-	return nil
+	return before, after, nil
 }
