@@ -1,6 +1,8 @@
 package tokenizer
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,36 +15,33 @@ import (
 	"strconv"
 	"strings"
 
-	"kvepp/chattemplate"
 	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
 )
 
 // How an engine loads the tokenizer of a folder. vLLM and SGLang call Transformers' AutoTokenizer, which chooses a
-// class. Some classes take only vocabulary, merges and post-processor from tokenizer.json and put their own components
-// into the place of the others; all of them add tokens that other files name. SGLang then puts some back. A folder
-// whose class is not reproduced here gives an error that names it. Dynamo's frontend takes tokenizer.json as it is.
-// Source: transformers 5.12.1 to 5.20.2, AutoTokenizer.from_pretrained, tokenization_utils_base (_from_pretrained),
-// tokenization_utils_tokenizers (TokenizersBackend) and models/*/tokenization_*.
+// class. Most classes take only vocabulary, merges and post-processor from tokenizer.json and have other components of
+// their own. All add tokens that other files name. SGLang then puts some components back. A folder whose class is not
+// reproduced here gives an error that names it. Dynamo's frontend takes tokenizer.json as it is; so does
+// TensorRT-LLM, but for the tokens. Source: transformers 5.12.1 to 5.20.2, AutoTokenizer.from_pretrained,
+// tokenization_utils_base (_from_pretrained), tokenization_utils_tokenizers (TokenizersBackend).
 
 // loaded is a tokenizer as one version of an engine loads it.
 type loaded struct {
 	encoder     *bpe.Encoder
 	description *bpe.Description
 	names       map[string]string // the named special tokens
-	// unknown says why only the engine knows the tokens; nil if they are known here too.
-	unknown error
+	unknown     error             // why only the engine knows the tokens; nil if they are known here too
 }
 
 // folder is what the files of a model's folder say of its tokenizer.
 type folder struct {
 	file   *bpe.File
-	config *chattemplate.Dict // tokenizer_config.json
-	// older is special_tokens_map.json, and olderAdded added_tokens.json: ids by token. Both are nil if there is none,
-	// or if decoder takes their place.
-	older      *chattemplate.Dict
+	config orderedJSON // tokenizer_config.json
+	// older is special_tokens_map.json, and olderAdded added_tokens.json: ids by token. Both are empty if decoder is not.
+	older      orderedJSON
 	olderAdded map[string]int64
-	decoder    map[string]configToken // added_tokens_decoder by id; nil for none
+	decoder    map[int64]configToken // added_tokens_decoder; nil for none
 	model      modelConfig
 	multimodal bool // also takes images or sound
 	tekken     bool // has Mistral's tekken.json
@@ -56,108 +55,130 @@ type modelConfig struct {
 	ModelName      any      `json:"model_name"`
 }
 
-// configToken is a token in a file other than tokenizer.json. A token that is written as a text alone is plain.
+// orderedJSON is a JSON object that keeps the order of its keys.
+type orderedJSON struct {
+	keys   []string
+	values map[string]json.RawMessage
+}
+
+func (o *orderedJSON) UnmarshalJSON(raw []byte) error {
+	if err := json.Unmarshal(raw, &o.values); err != nil || o.values == nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.Token() // the object is valid, and so is each of its parts
+	for d.More() {
+		key, _ := d.Token()
+		o.keys = append(o.keys, key.(string))
+		var value json.RawMessage
+		d.Decode(&value)
+	}
+	return nil
+}
+
+// has reports whether the object has a key with another value than null.
+func (o *orderedJSON) has(key string) bool {
+	return o.values[key] != nil && string(o.values[key]) != "null"
+}
+
+// text returns a value that is a text; "" for none.
+func (o *orderedJSON) text(key string) (text string) {
+	if json.Unmarshal(o.values[key], &text) != nil {
+		return ""
+	}
+	return text
+}
+
+// configToken is a token in a file other than tokenizer.json. One that is written as a text alone is plain. Without
+// content there is no token.
 type configToken struct {
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized *bool  `json:"normalized"`
-	Special    bool   `json:"special"`
+	Kind       string  `json:"__type"`
+	Content    *string `json:"content"`
+	SingleWord bool    `json:"single_word"`
+	LStrip     bool    `json:"lstrip"`
+	RStrip     bool    `json:"rstrip"`
+	Normalized *bool   `json:"normalized"`
+	Special    bool    `json:"special"`
 	plain      bool
+}
+
+func (t *configToken) UnmarshalJSON(raw []byte) error {
+	switch raw[0] {
+	case '"':
+		t.plain = true
+		return json.Unmarshal(raw, &t.Content)
+	case '{':
+		type object configToken
+		err := json.Unmarshal(raw, (*object)(t))
+		if err == nil && t.Content == nil {
+			err = errors.New("neither a string nor an object with content")
+		}
+		return err
+	}
+	return nil // null, or a setting such as add_bos_token
+}
+
+// text returns the token's content; "" for none.
+func (t *configToken) text() string {
+	if t.Content == nil {
+		return ""
+	}
+	return *t.Content
 }
 
 // added returns the token as Transformers adds it.
 func (t *configToken) added(special bool) bpe.AddedToken {
 	special = special || t.Special || t.plain
-	normalized := !special
-	if t.Normalized != nil {
-		normalized = *t.Normalized
-	}
-	return bpe.AddedToken{Content: t.Content, SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip,
+	normalized := t.Normalized != nil && *t.Normalized || t.Normalized == nil && !special
+	return bpe.AddedToken{Content: t.text(), SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip,
 		Normalized: normalized, Special: special}
 }
 
-// namedTokens are special tokens by name, in an order.
-type namedTokens struct {
+// specials are special tokens: those with names in an order, and the others.
+type specials struct {
 	names  []string
-	tokens map[string]configToken
+	tokens map[string]configToken // by name
+	extra  []configToken
 }
 
-func (n *namedTokens) set(name string, token configToken) {
-	if _, again := n.tokens[name]; !again {
-		n.names = append(n.names, name)
+func (s *specials) set(name string, token configToken) {
+	if _, again := s.tokens[name]; !again {
+		s.names = append(s.names, name)
 	}
-	n.tokens[name] = token
+	s.tokens[name] = token
 }
 
-// contents returns the texts of the tokens by name.
-func (n *namedTokens) contents() map[string]string {
-	texts := make(map[string]string, len(n.names))
-	for _, name := range n.names {
-		texts[name] = n.tokens[name].Content
+// byName returns the texts of the tokens with names.
+func (s *specials) byName() map[string]string {
+	texts := make(map[string]string, len(s.names))
+	for name, token := range s.tokens {
+		texts[name] = token.text()
 	}
 	return texts
 }
 
-// readFolder reads the files beside config.json.
-func (m *Model) readFolder(dir string, model modelConfig) (*folder, error) {
-	f := &folder{model: model, multimodal: m.multimodal}
-	raw, found, err := readOptional(filepath.Join(dir, tokenizerConfigFile))
+// readJSON reads a file of the folder that need not exist.
+func readJSON(dir, name string, into any) error {
+	raw, found, err := readOptional(filepath.Join(dir, name))
 	if err == nil && found {
-		if f.config, err = asObject(raw); err == nil {
-			err = json.Unmarshal(raw, &struct {
-				Decoder *map[string]configToken `json:"added_tokens_decoder"`
-			}{&f.decoder})
-		}
+		err = json.Unmarshal(raw, into)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+		return fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, name), err)
 	}
-	if field(f.config, "split_special_tokens") == true {
-		return nil, fmt.Errorf("%s: split_special_tokens true is not supported, so ids could differ from the engine's",
-			filepath.Join(dir, tokenizerConfigFile))
-	}
-	if f.decoder == nil && m.options.Engine != Dynamo {
-		raw, found, err := readOptional(filepath.Join(dir, specialTokensMapFile))
-		if err == nil && found {
-			f.older, err = asObject(raw)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, specialTokensMapFile), err)
-		}
-		raw, found, err = readOptional(filepath.Join(dir, addedTokensFile))
-		if err == nil && found {
-			err = json.Unmarshal(raw, &f.olderAdded)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, addedTokensFile), err)
-		}
-	}
-	_, err = os.Stat(filepath.Join(dir, tekkenFile))
-	f.tekken = err == nil
-	return f, nil
+	return nil
 }
 
-// asObject reads a JSON object.
-func asObject(raw []byte) (*chattemplate.Dict, error) {
-	value, err := chattemplate.ParseJSON(raw)
-	if err != nil {
-		return nil, err
+// loadFolder loads the folder as each release of the engine does, and uses the tokenizer of the one that m follows. It
+// fails if no release's tokens are known.
+func (m *Model) loadFolder(dir string, f *folder) error {
+	if err := readJSON(dir, tokenizerConfigFile, &f.config); err != nil {
+		return err
 	}
-	object, ok := value.(*chattemplate.Dict)
-	if !ok {
-		return nil, errors.New("not a JSON object")
-	}
-	return object, nil
-}
-
-// loadFolder loads the folder as each release of the engine does, and uses the one that m follows. It fails if no
-// release's tokens are known.
-func (m *Model) loadFolder(dir string, model modelConfig) error {
-	f, err := m.readFolder(dir, model)
-	if err != nil {
-		return fmt.Errorf("tokenizer: %w", err)
+	if decoder := f.config.values["added_tokens_decoder"]; decoder != nil {
+		if err := json.Unmarshal(decoder, &f.decoder); err != nil {
+			return fmt.Errorf("tokenizer: %s: added_tokens_decoder: %w", filepath.Join(dir, tokenizerConfigFile), err)
+		}
 	}
 	path := filepath.Join(dir, tokenizerFile)
 	raw, err := readFile(path, maxTokenizerFile)
@@ -172,243 +193,225 @@ func (m *Model) loadFolder(dir string, model modelConfig) error {
 	if f.file, err = bpe.ReadTokenizerJSON(raw); err != nil {
 		return fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
-	var failed, own error
-	known := false
-	for _, r := range releases[m.options.Engine] {
-		l := &loaded{}
-		if l.description, l.names, l.unknown = f.load(m.options.Engine, r); l.unknown == nil {
-			for _, earlier := range m.loads {
-				if reflect.DeepEqual(l.description, earlier.description) && maps.Equal(l.names, earlier.names) {
-					l = earlier
-				}
-			}
+	if m.options.Engine != Dynamo && f.decoder == nil {
+		if err := readJSON(dir, specialTokensMapFile, &f.older); err != nil {
+			return err
 		}
-		if l.unknown == nil && l.encoder == nil {
-			if l.encoder, err = f.file.Encoder(l.description); err != nil {
-				l.unknown, failed = errNotReproduced(err.Error()), err
-			}
+		if err := readJSON(dir, addedTokensFile, &f.olderAdded); err != nil {
+			return err
 		}
-		known = known || l.unknown == nil
+	}
+	_, err = os.Stat(filepath.Join(dir, tekkenFile))
+	f.tekken = err == nil
+	known, own := false, 0
+	for i, r := range releases[m.options.Engine] {
+		m.loads = append(m.loads, f.loadOnce(m.options.Engine, r, m.loads))
+		known = known || m.loads[i].unknown == nil
 		if r.version == m.release.version {
-			own = l.unknown
+			own = i
 		}
-		m.loads = append(m.loads, l)
 	}
-	switch {
-	case failed != nil && !known:
-		return fmt.Errorf("tokenizer: %s: %w", path, failed)
-	case !known:
-		return fmt.Errorf("%w (%s)", own, dir)
+	if !known {
+		return fmt.Errorf("tokenizer: %s: %w", path, m.loads[own].unknown)
 	}
+	m.use(m.loads[own])
 	return nil
 }
 
-// use makes m use a loaded tokenizer.
-func (m *Model) use(l *loaded) {
-	m.encoder, m.specialNames, m.unknown, m.media, m.certain = l.encoder, l.names, l.unknown, nil, nil
-	if m.encoder == nil { // no request gets as far as an encoder
-		i := slices.IndexFunc(m.loads, func(l *loaded) bool { return l.encoder != nil })
-		m.encoder = m.loads[i].encoder
+// loadOnce returns the tokenizer that a release of the engine loads: one of earlier if that is the same.
+func (f *folder) loadOnce(engine Engine, r release, earlier []*loaded) *loaded {
+	d, s, err := f.load(engine, r)
+	if err != nil {
+		return &loaded{unknown: err}
 	}
+	l := &loaded{description: d, names: s.byName()}
+	for _, other := range earlier {
+		if reflect.DeepEqual(d, other.description) && maps.Equal(l.names, other.names) {
+			return other
+		}
+	}
+	l.encoder, l.unknown = f.file.Encoder(d)
+	return l
+}
+
+// use makes m use a loaded tokenizer. If its tokens are unknown, no request gets as far as the encoder.
+func (m *Model) use(l *loaded) {
+	m.specialNames, m.unknown, m.media, m.certain = l.names, l.unknown, nil, nil
+	if l.unknown != nil {
+		l = m.loads[slices.IndexFunc(m.loads, func(l *loaded) bool { return l.unknown == nil })]
+	}
+	m.encoder = l.encoder
 	m.findMarks()
 }
 
 // load returns what a release of an engine makes of the folder.
-func (f *folder) load(engine Engine, r release) (*bpe.Description, map[string]string, error) {
+func (f *folder) load(engine Engine, r release) (*bpe.Description, *specials, error) {
 	switch engine {
 	case Dynamo:
-		named, _, _, err := f.specialTokens(&class{})
-		return &f.file.Description, named.contents(), err
+		s, _, err := f.specialTokens(&class{})
+		return &f.file.Description, s, err
 	case TRTLLM:
 		return f.build(tokenizersBackend, r.transformers)
 	}
-	class, err := f.autoClass(engine, r)
-	if err != nil {
+	class, err := f.autoClass(engine, r.transformers)
+	switch {
+	case err != nil:
 		return nil, nil, err
-	}
-	if engine == VLLM {
+	case engine == VLLM:
 		return f.build(class, r.transformers)
 	}
-	d, names, err := f.loadSGLang(class, r)
+	d, s, err := f.loadSGLang(class, r.transformers)
 	if err != nil || !f.multimodal || class == tokenizersBackend {
-		return d, names, err
+		return d, s, err
 	}
 	// SGLang takes the tokenizer of a model's processor, if it takes the model for one with media.
-	other, _, err := f.build(class, r.transformers)
-	if err == nil && !reflect.DeepEqual(d, other) {
-		err = errNotReproduced("the tokenizer of class " + class + " of a model with media on SGLang")
+	if other, _, err := f.build(class, r.transformers); err != nil || !reflect.DeepEqual(d, other) {
+		return nil, nil, errNotReproduced("the tokenizer of class " + class + " of a model with media on SGLang")
 	}
-	return d, names, err
+	return d, s, nil
 }
 
 // loadSGLang returns what SGLang makes of a tokenizer of the class that AutoTokenizer chose.
 // Source: SGLang 0.5.21 to 0.5.23, srt/utils/hf_transformers/tokenizer (get_tokenizer, _fix_v5_tokenizer_components,
 // _fix_v5_add_bos_eos_token).
-func (f *folder) loadSGLang(class string, r release) (*bpe.Description, map[string]string, error) {
-	declared := f.text("tokenizer_class")
+func (f *folder) loadSGLang(class string, v int) (*bpe.Description, *specials, error) {
+	declared := f.config.text("tokenizer_class")
 	if class == tokenizersBackend {
-		if known, err := classNamed(declared); err != nil {
+		known, err := classNamed(declared)
+		if err != nil {
 			return nil, nil, err
-		} else if known != "" {
-			class = known
 		}
+		class = cmp.Or(known, class)
 	}
-	d, names, err := f.build(class, r.transformers)
+	d, s, err := f.build(class, v)
 	if err != nil {
 		return nil, nil, err
 	}
-	own := bpe.Kind(f.file.PreTokenizer)
-	if is := bpe.Kind(d.PreTokenizer); own != "" && is != "" && own != is {
+	own, is := bpe.Kind(f.file.PreTokenizer), bpe.Kind(d.PreTokenizer)
+	if own != "" && is != "" && own != is {
 		d.PreTokenizer, d.Decoder = f.file.PreTokenizer, f.file.Decoder
 	}
-	if slices.Contains(sglangBOSClasses, declared) {
-		wanted, isBool := field(f.config, "add_bos_token").(bool)
-		if wanted = wanted || !isBool; wanted != (class == "CodeLlamaTokenizer") {
-			d.Prefix, d.Suffix = nil, nil
-			if wanted {
-				d.Prefix = f.prefix(d, names)
-			}
+	wanted := string(f.config.values["add_bos_token"]) != "false"
+	if slices.Contains(sglangBOSClasses, declared) && wanted != classes[class].bos {
+		d.Prefix, d.Suffix = nil, nil
+		if wanted {
+			d.Prefix = prefix(d, s)
 		}
 	}
-	return d, names, nil
+	return d, s, nil
 }
 
-// prefix returns the id of the token that begins texts; none if there is no such token.
-func (f *folder) prefix(d *bpe.Description, names map[string]string) []kvblock.Token {
-	for _, token := range d.Added {
-		if bos := names["bos_token"]; bos != "" && token.Content == bos {
-			return []kvblock.Token{kvblock.Token(token.ID)}
-		}
+// prefix returns the id of bos_token; nil if there is none.
+func prefix(d *bpe.Description, s *specials) []kvblock.Token {
+	bos := s.tokens["bos_token"]
+	i := slices.IndexFunc(d.Added, func(token bpe.AddedToken) bool { return token.Content == bos.text() })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return []kvblock.Token{kvblock.Token(d.Added[i].ID)}
 }
 
-// text returns a text of tokenizer_config.json; "" for none.
-func (f *folder) text(key string) string {
-	text, _ := field(f.config, key).(string)
-	return text
-}
-
-// autoClass returns the class that AutoTokenizer chooses, without Fast at its end. tokenizersBackend follows the file.
-func (f *folder) autoClass(engine Engine, r release) (string, error) {
-	model, v := f.model.ModelType, r.transformers
+// autoClass returns the class that AutoTokenizer of Transformers 5.v chooses, one of classes.
+func (f *folder) autoClass(engine Engine, v int) (string, error) {
+	model := f.model.ModelType
 	if engine == VLLM && hasType(vllmTokenizersBackend, model, v) {
 		return tokenizersBackend, nil
 	}
-	if remote := field(f.config, "auto_map"); remote != nil {
-		if byName, ok := remote.(*chattemplate.Dict); !ok || field(byName, "AutoTokenizer") != nil {
-			return "", errNotReproduced("a tokenizer of class " + strconv.Quote(f.text("tokenizer_class")) +
-				" in Python of the model's own (auto_map)")
-		}
+	class := f.config.text("tokenizer_class")
+	var remote map[string]any
+	if f.config.has("auto_map") &&
+		(json.Unmarshal(f.config.values["auto_map"], &remote) != nil || remote["AutoTokenizer"] != nil) {
+		return "", errNotReproduced("a tokenizer of class " + strconv.Quote(class) + " in Python of the model's own (auto_map)")
 	}
-	class, named := f.text("tokenizer_class"), field(f.config, "tokenizer_class") != nil
-	if class == "" {
+	onlyInModel := class == ""
+	if onlyInModel {
 		class, _ = f.model.TokenizerClass.(string)
 	}
 	name, _ := f.model.ModelName.(string)
 	mapped := mappedClass(model, v)
 	switch {
-	case mapped == mistralCommon && f.tekken && engine == SGLang:
-		return "", errNotReproduced("Mistral's own tokenizer on " + string(engine))
-	case mapped == mistralCommon || mapped == tokenizersBackend:
-		return tokenizersBackend, nil
-	case class == "" && slices.Contains(reconfigured, model):
-		return "", errNotReproduced("the tokenizer of the model type " + model + " without a tokenizer_class")
-	case class == "" && mapped == "":
+	case mapped == mistralBackend && f.tekken && engine == SGLang:
+		return "", errNotReproduced("Mistral's own tokenizer on SGLang")
+	case mapped == mistralBackend || mapped == tokenizersBackend || mapped == "" && class == "":
 		return tokenizersBackend, nil
 	case mapped != "" && (class == "" || hasType(wrongClass, model, v) || hasType(wrongClass, name, v)):
 		class = mapped
 	}
-	if class == otherClass {
-		return "", errNotReproduced("the tokenizer class of the model type " + model)
-	}
 	known, err := classNamed(class)
-	if known == "" && err == nil {
-		if !named && mapped == "" {
-			return "", errNotReproduced("a tokenizer of class " + strconv.Quote(class) + ", which only config.json names,")
-		}
-		known = tokenizersBackend
+	switch {
+	case engine == VLLM && v < 19 && known == "LlamaTokenizer" && bytes.Contains(f.file.PreTokenizer, []byte("ByteLevel")):
+		err = errNotReproduced("a byte-level tokenizer.json of class LlamaTokenizer, which depends on the model's name,")
+	case class == otherClass:
+		err = errNotReproduced("the tokenizer class of the model type " + strconv.Quote(model))
+	case err == nil && known == "" && onlyInModel && mapped == "":
+		err = errNotReproduced("a tokenizer of class " + strconv.Quote(class) + ", which only config.json names,")
 	}
-	return known, err
+	return cmp.Or(known, tokenizersBackend), err
 }
 
-// build returns what a class of Transformers makes of the folder.
-func (f *folder) build(name string, v int) (*bpe.Description, map[string]string, error) {
+// build returns what a class of Transformers 5.v makes of the folder.
+func (f *folder) build(name string, v int) (*bpe.Description, *specials, error) {
 	class := classes[name]
 	d := f.file.Description
 	if class.components != nil {
-		d.Added = nil
-		d.Model = bpe.ModelOptions{Type: d.Model.Type, FuseUnknown: class.fuse, ByteFallback: class.fallback}
-		d.Decoder = json.RawMessage(`{"type":"ByteLevel"}`)
+		d.Added, d.Decoder = nil, json.RawMessage(`{"type":"ByteLevel"}`)
+		d.Model = bpe.ModelOptions{Type: d.Model.Type, FuseUnknown: class.pieces, ByteFallback: class.pieces}
 		if err := class.components(f, &d); err != nil {
 			return nil, nil, err
 		}
 	}
-	switch {
-	case field(f.config, "fix_mistral_regex") == true && f.file.VocabSize() > 100_000-len(f.file.Added):
-		return nil, nil, errNotReproduced("fix_mistral_regex")
-	case field(f.config, "fast_tokenizer_files") != nil, v < 17 && field(f.config, "tokenizer_file") != nil:
-		return nil, nil, errNotReproduced("a tokenizer whose configuration names another file than tokenizer.json")
+	for _, key := range []string{"fix_mistral_regex", "fast_tokenizer_files", "tokenizer_file", "init_inputs"} {
+		value := string(f.config.values[key])
+		if f.config.has(key) && value != "false" && value != "[]" && (key != "tokenizer_file" || v < 17) {
+			return nil, nil, errNotReproduced(key + " in " + tokenizerConfigFile)
+		}
 	}
-	if list, ok := field(f.config, "init_inputs").(*chattemplate.List); ok && list.Len() > 0 {
-		return nil, nil, errNotReproduced("init_inputs in " + tokenizerConfigFile)
-	}
-	named, extra, all, err := f.specialTokens(&class)
+	s, all, err := f.specialTokens(&class)
 	if err != nil {
-		return nil, nil, fmt.Errorf("tokenizer: %s: %w", tokenizerConfigFile, err)
+		return nil, nil, fmt.Errorf("%s: %w", tokenizerConfigFile, err)
 	}
-	d.Added = f.addTokens(d.Added, named, extra, all, &class)
-	names := named.contents()
+	d.Added = f.addTokens(d.Added, s, all, class.again)
 	if class.unknown {
-		unknown := names["unk_token"]
-		d.Model.UnknownToken = &unknown
+		unknown := s.tokens["unk_token"]
+		d.Model.UnknownToken = unknown.Content
 	}
 	switch {
 	case class.bos:
-		d.Prefix, d.Suffix = f.prefix(&d, names), nil
+		d.Prefix, d.Suffix = prefix(&d, s), nil
 	case name == "GPTNeoXTokenizer" && v >= 17:
 		d.Prefix, d.Suffix = nil, nil
 	}
-	return &d, names, nil
+	return &d, s, nil
 }
 
-// addTokens returns list with the tokens that Transformers adds, in its order: all, then the special tokens that are
-// new.
-func (f *folder) addTokens(
-	list []bpe.AddedToken, named namedTokens, extra, all []configToken, class *class,
-) []bpe.AddedToken {
-	has := make(map[string]bpe.AddedToken, len(list))
-	for _, token := range list {
-		token.ID = 0
-		has[token.Content] = token
+// addTokens returns list with the tokens that Transformers adds, in its order: all, then new special tokens.
+func (f *folder) addTokens(list []bpe.AddedToken, s *specials, all []configToken, again again) []bpe.AddedToken {
+	named, has := map[string]bool{}, map[string]bool{}
+	var special []configToken
+	for _, name := range s.names {
+		token := s.tokens[name]
+		named[token.text()] = true
+		special = append(special, token)
 	}
-	isNamed := make(map[string]bool, len(named.names))
-	for _, token := range named.tokens {
-		isNamed[token.Content] = true
+	special = append(special, s.extra...)
+	for i := range list {
+		has[list[i].Content] = true
 	}
 	var more []bpe.AddedToken
 	for _, token := range all {
-		if is, found := has[token.Content]; !found || is != token.added(false) {
-			more = append(more, token.added(isNamed[token.Content]))
-		}
-	}
-	for _, token := range more {
-		has[token.Content] = token
-	}
-	special := slices.Clone(extra)
-	for _, name := range slices.Backward(named.names) {
-		special = slices.Insert(special, 0, named.tokens[name])
+		more = append(more, token.added(named[token.text()]))
+		has[token.text()] = true
 	}
 	for _, token := range special {
-		if _, found := has[token.Content]; !found {
-			more = append(more, token.added(isNamed[token.Content]))
+		if !has[token.text()] {
+			more = append(more, token.added(named[token.text()]))
 		}
 	}
 	for _, token := range special {
-		if class.again == againPlain || class.again == againKept && token.plain {
+		if again == againPlain || again == againKept && token.plain {
 			token = configToken{Content: token.Content, plain: true}
 		}
-		if class.again != "" {
+		if again != "" {
 			more = append(more, token.added(true))
 		}
 	}
@@ -416,23 +419,18 @@ func (f *folder) addTokens(
 }
 
 // addedByID returns the tokens of added_tokens_decoder in the order of their ids. Without it, those of added_tokens.json
-// and tokenizer.json.
-// special are the contents of special tokens.
+// and tokenizer.json. special are the contents of special tokens.
 func (f *folder) addedByID(special map[string]bool) []configToken {
-	byID := map[int64]configToken{}
-	for id, token := range f.decoder {
-		if n, err := strconv.ParseInt(id, 10, 64); err == nil {
-			byID[n] = token
-		}
-	}
-	if f.decoder == nil {
+	byID := f.decoder
+	if byID == nil {
+		byID = map[int64]configToken{}
 		for content, id := range f.olderAdded {
 			normalized := !special[content]
-			byID[id] = configToken{Content: content, Normalized: &normalized, Special: !normalized}
+			byID[id] = configToken{Content: &content, Normalized: &normalized, Special: !normalized}
 		}
 		for i := range f.file.Added {
 			t := &f.file.Added[i]
-			byID[t.ID] = configToken{Content: t.Content, SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip,
+			byID[t.ID] = configToken{Content: &t.Content, SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip,
 				Normalized: &t.Normalized, Special: t.Special}
 		}
 	}
@@ -443,137 +441,117 @@ func (f *folder) addedByID(special map[string]bool) []configToken {
 	return all
 }
 
-// specialTokens returns the named special tokens, those of specialTokenNames first, the other special tokens, and all
-// that addedByID returns.
-func (f *folder) specialTokens(class *class) (named namedTokens, extra, all []configToken, err error) {
-	named.tokens = map[string]configToken{}
-	given := f.config.Clone() // what the files give the class
-	// Names of the model's own whose tokens are texts come last, and take the places of the older file's.
-	var last []string
-	for key, value := range f.config.All() {
-		name, _ := key.(string)
-		if _, plain := value.(string); plain && strings.HasSuffix(name, "_token") && !isStandard(name) {
-			last = append(last, name)
+// specialTokens returns the special tokens, those of specialTokenNames first, and what addedByID returns. A class
+// replaces no token that a file gives, not even null.
+func (f *folder) specialTokens(class *class) (s *specials, all []configToken, err error) {
+	s = &specials{tokens: map[string]configToken{}}
+	merged := map[string]json.RawMessage{}
+	maps.Copy(merged, f.config.values)
+	order := slices.Concat(specialTokenNames, class.tokens.keys)
+	var last []string // names of the model's own whose tokens are texts: these win over the older file's
+	for _, key := range f.config.keys {
+		if strings.HasPrefix(string(merged[key]), `"`) && isOwnName(key) {
+			last = append(last, key)
+		} else if bytes.Contains(merged[key], []byte(`"__type"`)) {
+			order = append(order, key)
 		}
 	}
-	for key, value := range f.older.All() {
-		if name, _ := key.(string); !slices.Contains(last, name) {
-			given.Set(name, value)
+	for _, key := range f.older.keys {
+		if order = append(order, key); !slices.Contains(last, key) {
+			merged[key] = f.older.values[key]
 		}
 	}
-	merged := given.Clone()
-	for i := 0; i < len(class.tokens); i += 2 {
-		if _, found := merged.Get(class.tokens[i]); !found {
-			merged.Set(class.tokens[i], class.tokens[i+1])
+	given := maps.Clone(merged)
+	if _, found := given["pad_token"]; !found && f.file.PadToken != "" && !class.pads {
+		maps.Copy(merged, named("pad_token", f.file.PadToken).values)
+	}
+	for name, token := range class.tokens.values {
+		if _, found := given[name]; !found {
+			merged[name] = token
 		}
 	}
-	if _, found := merged.Get("pad_token"); !found && f.file.PadToken != "" && !class.pads {
-		merged.Set("pad_token", f.file.PadToken)
-	}
-	order := slices.Clone(specialTokenNames)
-	for key, value := range merged.All() {
-		name, _ := key.(string)
-		object, _ := value.(*chattemplate.Dict)
-		if strings.HasSuffix(name, "_token") && !isStandard(name) && !slices.Contains(last, name) &&
-			(object == nil || field(object, "__type") != nil || field(f.older, name) != nil) {
-			order = append(order, name)
+	for _, name := range slices.Concat(order, last) {
+		var token configToken
+		if merged[name] == nil || !isOwnName(name) && !slices.Contains(specialTokenNames, name) {
+			continue
+		}
+		if err := json.Unmarshal(merged[name], &token); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if token.text() != "" {
+			s.set(name, token)
 		}
 	}
-	for _, name := range append(order, last...) {
-		token, err := parseToken(field(merged, name))
-		if err != nil {
-			return named, nil, nil, fmt.Errorf("%s: %w", name, err)
-		}
-		if token.Content != "" {
-			named.set(name, token)
-		}
+	if err := f.extraTokens(s); err != nil {
+		return nil, nil, fmt.Errorf("extra_special_tokens: %w", err)
 	}
-	if extra, err = f.extraTokens(&named); err != nil {
-		return named, nil, nil, err
-	}
-	special := map[string]bool{}
-	for _, token := range extra {
-		special[token.Content] = true
+	special, standard := map[string]bool{}, map[string]string{}
+	for _, token := range s.extra {
+		special[token.text()] = true
 	}
 	for _, name := range specialTokenNames {
-		if field(given, name) != nil {
-			special[named.tokens[name].Content] = true
+		if token, found := s.tokens[name]; found && given[name] != nil {
+			special[token.text()], standard[name] = true, token.text()
 		}
 	}
 	all = f.addedByID(special)
 	for _, token := range all {
-		for _, name := range specialTokenNames {
-			if field(given, name) != nil && named.tokens[name].Content == token.Content {
-				named.tokens[name] = token
+		for name, text := range standard {
+			if text == token.text() {
+				s.tokens[name] = token
 			}
 		}
 	}
-	return named, extra, all, nil
+	return s, all, nil
 }
 
-// isStandard reports whether a special token's name is one of specialTokenNames.
-func isStandard(name string) bool { return slices.Contains(specialTokenNames, name) }
+// isOwnName reports whether a key names a special token of the model's own.
+func isOwnName(key string) bool {
+	return strings.HasSuffix(key, "_token") && !slices.Contains(specialTokenNames, key)
+}
 
-// extraTokens adds the tokens of extra_special_tokens to named if they have names, and returns them if not.
-func (f *folder) extraTokens(named *namedTokens) (extra []configToken, err error) {
-	value, given := f.config.Get("extra_special_tokens")
-	if other := field(f.config, "additional_special_tokens"); other != nil && !chattemplate.Truth(value) {
-		value, given = other, true
+// extraTokens adds the tokens of extra_special_tokens: an object has names for them, a list has not.
+func (f *folder) extraTokens(s *specials) error {
+	value, given := f.config.values["extra_special_tokens"]
+	older := f.older.values["extra_special_tokens"]
+	switch string(bytes.TrimSpace(value)) {
+	case "", "null", "[]", "{}":
+		if f.config.has("additional_special_tokens") {
+			value = f.config.values["additional_special_tokens"]
+		} else if !given && older == nil {
+			value = f.older.values["additional_special_tokens"]
+		}
 	}
-	if !given {
-		value, given = f.older.Get("additional_special_tokens")
-	}
-	for _, value := range []any{value, field(f.older, "extra_special_tokens")} {
-		switch value := value.(type) {
-		case *chattemplate.List:
-			for _, item := range value.Items {
-				token, err := parseToken(item)
-				if err != nil {
-					return nil, fmt.Errorf("extra_special_tokens: %w", err)
+	for _, value := range []json.RawMessage{value, older} {
+		var list []configToken
+		switch {
+		case len(value) > 0 && value[0] == '[':
+			if err := json.Unmarshal(value, &list); err != nil {
+				return err
+			}
+			s.extra = append(s.extra, list...)
+		case len(value) > 0 && value[0] == '{':
+			var byName orderedJSON
+			if err := json.Unmarshal(value, &byName); err != nil {
+				return err
+			}
+			for _, name := range byName.keys {
+				var token configToken
+				if err := json.Unmarshal(byName.values[name], &token); err != nil {
+					return err
 				}
-				extra = append(extra, token)
-			}
-		case *chattemplate.Dict:
-			for key, item := range value.All() {
-				name, _ := key.(string)
-				token, err := parseToken(item)
-				if err != nil {
-					return nil, fmt.Errorf("extra_special_tokens: %s: %w", name, err)
-				}
-				named.set(name, token)
+				s.set(name, token)
 			}
 		}
 	}
-	return extra, nil
+	return nil
 }
 
-// parseToken reads a token, which is a text or an object; none for null and for other values.
-func parseToken(value any) (t configToken, err error) {
-	switch value := value.(type) {
-	case string:
-		t.Content, t.plain = value, true
-	case *chattemplate.Dict:
-		var ok bool
-		if t.Content, ok = field(value, "content").(string); !ok {
-			return t, errors.New("neither a string nor an object with content")
-		}
-		t.SingleWord = field(value, "single_word") == true
-		t.LStrip, t.RStrip = field(value, "lstrip") == true, field(value, "rstrip") == true
-		t.Special = field(value, "special") == true
-		if normalized, given := field(value, "normalized").(bool); given {
-			t.Normalized = &normalized
-		}
+// prefixSpace returns add_prefix_space; missing if it is absent or null.
+func (f *folder) prefixSpace(missing bool) (value bool, err error) {
+	value = missing
+	if f.config.has("add_prefix_space") {
+		err = json.Unmarshal(f.config.values["add_prefix_space"], &value)
 	}
-	return t, nil
-}
-
-// prefixSpace returns add_prefix_space. missing is its value if it is absent or null.
-func (f *folder) prefixSpace(missing bool) (bool, error) {
-	switch value := field(f.config, "add_prefix_space").(type) {
-	case nil:
-		return missing, nil
-	case bool:
-		return value, nil
-	}
-	return false, errNotReproduced("add_prefix_space that is neither true nor false")
+	return value, err
 }

@@ -114,15 +114,13 @@ func Load(dir string, o Options) (*Model, error) {
 		return nil, err
 	}
 	m.release = releases[o.Engine][i]
-	config, err := m.readModelConfig(dir)
-	if err != nil {
+	f := &folder{}
+	if f.model, err = m.readModelConfig(dir); err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
 	}
-	if err := m.loadTokenizer(dir, config); err != nil {
+	f.multimodal = m.multimodal
+	if err := m.loadTokenizer(dir, f); err != nil {
 		return nil, err
-	}
-	if m.loads != nil {
-		m.use(m.loads[i])
 	}
 	if o.DefaultChatTemplateKwargs != "" {
 		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
@@ -134,7 +132,7 @@ func Load(dir string, o Options) (*Model, error) {
 	}
 	var templates []namedTemplate
 	if m.mistral == nil {
-		if templates, err = m.readConfig(filepath.Join(dir, tokenizerConfigFile)); err != nil {
+		if templates, err = m.readConfig(&f.config); err != nil {
 			return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 		}
 	}
@@ -157,7 +155,7 @@ func Load(dir string, o Options) (*Model, error) {
 
 // loadTokenizer sets the encoder. A folder with Mistral's SentencePiece tokenizer loads by its tokenizer.json, and its
 // prompts are not known.
-func (m *Model) loadTokenizer(dir string, config modelConfig) error {
+func (m *Model) loadTokenizer(dir string, f *folder) error {
 	if m.mistralCommon {
 		err := m.loadMistral(dir)
 		if err != nil && (!errors.Is(err, fs.ErrNotExist) || m.options.TokenizerMode == TokenizerMistral) {
@@ -167,7 +165,7 @@ func (m *Model) loadTokenizer(dir string, config modelConfig) error {
 			return nil
 		}
 	}
-	return m.loadFolder(dir, config)
+	return m.loadFolder(dir, f)
 }
 
 // loadTiktoken loads a folder with tiktoken.model, whose Python code adds no token of other files.
@@ -185,16 +183,16 @@ func (m *Model) loadTiktoken(dir string, f *folder) (found bool, err error) {
 		return true, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
 	f.file = &bpe.File{}
-	named, _, _, err := f.specialTokens(&class{})
-	for _, name := range named.names {
-		if _, ok := m.encoder.AddedID(named.tokens[name].Content); !ok && err == nil {
-			err = fmt.Errorf("%s: %q is not among the tokens of %s", name, named.tokens[name].Content, tiktokenFile)
-		}
-	}
+	special, _, err := f.specialTokens(&class{})
 	if err != nil {
 		return true, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 	}
-	m.specialNames = named.contents()
+	m.specialNames = special.byName()
+	for name, token := range m.specialNames {
+		if _, ok := m.encoder.AddedID(token); !ok {
+			return true, fmt.Errorf("tokenizer: %s: %s: %q is not among its special tokens", path, name, token)
+		}
+	}
 	m.findMarks()
 	return true, nil
 }
@@ -276,18 +274,13 @@ var specialTokenNames = []string{
 	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 }
 
-// readConfig reads tokenizer_config.json and returns its chat templates.
-func (m *Model) readConfig(path string) ([]namedTemplate, error) {
-	raw, found, err := readOptional(path)
-	if err != nil || !found {
-		return nil, err
+// readConfig reads the other settings of tokenizer_config.json, and returns its chat templates.
+func (m *Model) readConfig(config *orderedJSON) ([]namedTemplate, error) {
+	if string(config.values["split_special_tokens"]) == "true" {
+		return nil, errors.New("split_special_tokens true is not supported, so ids could differ from the engine's")
 	}
-	var config map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &config); err != nil {
-		return nil, err
-	}
-	m.responseTemplate = bytes.HasPrefix(config["response_template"], []byte("{"))
-	templates, err := namedTemplates(config["chat_template"])
+	m.responseTemplate = bytes.HasPrefix(config.values["response_template"], []byte("{"))
+	templates, err := namedTemplates(config.values["chat_template"])
 	if err != nil {
 		return nil, fmt.Errorf("chat_template: %w", err)
 	}

@@ -115,7 +115,7 @@ func componentsWithin(raw json.RawMessage, key string, depth int) ([]json.RawMes
 	if err := json.Unmarshal(raw, &object); err != nil {
 		return nil, err
 	}
-	if kind(raw) != "Sequence" {
+	if Kind(raw) != "Sequence" {
 		return []json.RawMessage{raw}, nil
 	}
 	var parts []json.RawMessage
@@ -133,8 +133,8 @@ func componentsWithin(raw json.RawMessage, key string, depth int) ([]json.RawMes
 	return all, nil
 }
 
-// kind returns a component's type; "" if it has none.
-func kind(raw json.RawMessage) string {
+// Kind returns a component's type; "" if it has none.
+func Kind(raw json.RawMessage) string {
 	var k struct{ Type string }
 	if json.Unmarshal(raw, &k) != nil {
 		return ""
@@ -242,7 +242,7 @@ func (f *File) Encoder(d *Description) (*Encoder, error) {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	e.prefix, e.suffix, e.cutAt = d.Prefix, d.Suffix, d.CutAt
-	e.roundTrips = byteLevel && kind(d.Decoder) == "ByteLevel" && e.returnsText()
+	e.roundTrips = byteLevel && Kind(d.Decoder) == "ByteLevel" && e.returnsText()
 	return e, nil
 }
 
@@ -272,15 +272,6 @@ func (f *File) Extend(list []AddedToken, more ...AddedToken) []AddedToken {
 	}
 	return list
 }
-
-// TokenID returns the id of a token of the vocabulary.
-func (f *File) TokenID(content string) (kvblock.Token, bool) { return f.model.vocab.id(content) }
-
-// VocabSize returns the number of tokens of the vocabulary, without added tokens.
-func (f *File) VocabSize() int { return len(f.model.vocab.tokens) }
-
-// Kind returns a component's type; "" for none.
-func Kind(component json.RawMessage) string { return kind(component) }
 
 // returnsText reports whether decoding the ids of a normalized text returns this text, for a byte-level model.
 func (e *Encoder) returnsText() bool {
@@ -395,7 +386,7 @@ func (m *modelJSON) read(r *jsonReader) error {
 		return err
 	}
 	options = append(options, '}')
-	if k := kind(options); k != "BPE" && k != "" {
+	if k := Kind(options); k != "BPE" && k != "" {
 		return errUnsupported("type", strconv.Quote(k))
 	}
 	if err := strictDecode(options, m); err != nil {
@@ -448,15 +439,15 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 			StripLeft  bool        `json:"strip_left"`
 			StripRight bool        `json:"strip_right"`
 		}
-		form, isForm := normalForms[kind(part)]
-		character := characterNormalizers[kind(part)]
-		switch k := kind(part); {
+		form, isForm := normalForms[Kind(part)]
+		character := characterNormalizers[Kind(part)]
+		switch k := Kind(part); {
 		case isForm, character != nil, k == "Prepend", k == "Replace", k == "Strip":
 		default:
 			return nil, errUnsupported("component", strconv.Quote(k))
 		}
 		if err := strictDecode(part, &c); err != nil {
-			return nil, fmt.Errorf("%s: %w", kind(part), err)
+			return nil, fmt.Errorf("%s: %w", Kind(part), err)
 		}
 		switch {
 		case isForm:
@@ -505,7 +496,7 @@ func (e *Encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 		last := i == len(parts)-1
 		var add []stage
 		pattern := ""
-		switch k := kind(part); k {
+		switch k := Kind(part); k {
 		case "ByteLevel":
 			if add, pattern, err = parseByteLevel(part); err != nil {
 				return false, err
@@ -924,7 +915,7 @@ func parsePostProcessor(raw json.RawMessage) (prefix, suffix []kvblock.Token, er
 	}
 	adding := 0
 	for _, part := range parts {
-		k := kind(part)
+		k := Kind(part)
 		if k != "ByteLevel" {
 			if adding++; adding > 1 {
 				return nil, nil, errUnsupported("a second component that adds tokens,", strconv.Quote(k))
