@@ -248,7 +248,7 @@ func (m *Model) use(l *loaded) {
 func (f *folder) load(engine Engine, r release) (*bpe.Description, *specials, error) {
 	switch engine {
 	case Dynamo:
-		s, _, err := f.specialTokens(&class{})
+		s, _, err := f.specialTokens(&class{}, r.transformers)
 		return &f.file.Description, s, err
 	case TRTLLM:
 		return f.build(tokenizersBackend, r.transformers)
@@ -366,7 +366,7 @@ func (f *folder) build(name string, v int) (*bpe.Description, *specials, error) 
 			return nil, nil, errNotReproduced(key + " in " + tokenizerConfigFile)
 		}
 	}
-	s, all, err := f.specialTokens(&class)
+	s, all, err := f.specialTokens(&class, v)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", tokenizerConfigFile, err)
 	}
@@ -443,7 +443,7 @@ func (f *folder) addedByID(special map[string]bool) []configToken {
 
 // specialTokens returns the special tokens, those of specialTokenNames first, and what addedByID returns. A class
 // replaces no token that a file gives, not even null.
-func (f *folder) specialTokens(class *class) (s *specials, all []configToken, err error) {
+func (f *folder) specialTokens(class *class, v int) (s *specials, all []configToken, err error) {
 	s = &specials{tokens: map[string]configToken{}}
 	merged := map[string]json.RawMessage{}
 	maps.Copy(merged, f.config.values)
@@ -482,7 +482,7 @@ func (f *folder) specialTokens(class *class) (s *specials, all []configToken, er
 			s.set(name, token)
 		}
 	}
-	if err := f.extraTokens(s); err != nil {
+	if err := f.extraTokens(s, v); err != nil {
 		return nil, nil, fmt.Errorf("extra_special_tokens: %w", err)
 	}
 	special, standard := map[string]bool{}, map[string]string{}
@@ -510,13 +510,14 @@ func isOwnName(key string) bool {
 	return strings.HasSuffix(key, "_token") && !slices.Contains(specialTokenNames, key)
 }
 
-// extraTokens adds the tokens of extra_special_tokens: an object has names for them, a list has not.
-func (f *folder) extraTokens(s *specials) error {
+// extraTokens adds the tokens of extra_special_tokens: an object has names for them, a list has not. Before
+// Transformers 5.19 an empty one hides additional_special_tokens.
+func (f *folder) extraTokens(s *specials, v int) error {
 	value, given := f.config.values["extra_special_tokens"]
 	older := f.older.values["extra_special_tokens"]
 	switch string(bytes.TrimSpace(value)) {
 	case "", "null", "[]", "{}":
-		if f.config.has("additional_special_tokens") {
+		if f.config.has("additional_special_tokens") && (!given || v == 0 || v >= 19) {
 			value = f.config.values["additional_special_tokens"]
 		} else if !given && older == nil {
 			value = f.older.values["additional_special_tokens"]

@@ -183,7 +183,7 @@ func (m *Model) loadTiktoken(dir string, f *folder) (found bool, err error) {
 		return true, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
 	f.file = &bpe.File{}
-	special, _, err := f.specialTokens(&class{})
+	special, _, err := f.specialTokens(&class{}, 0)
 	if err != nil {
 		return true, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 	}
