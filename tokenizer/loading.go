@@ -38,7 +38,7 @@ type loaded struct {
 type folder struct {
 	file   *bpe.File
 	config orderedJSON // tokenizer_config.json
-	// older is special_tokens_map.json, and olderAdded added_tokens.json: ids by token. Both are empty if decoder is not.
+	// older is special_tokens_map.json, and olderAdded added_tokens.json: ids by token. They count without decoder.
 	older      orderedJSON
 	olderAdded map[string]int64
 	decoder    map[int64]configToken // added_tokens_decoder; nil for none
@@ -321,7 +321,7 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	var remote map[string]any
 	if f.config.has("auto_map") &&
 		(json.Unmarshal(f.config.values["auto_map"], &remote) != nil || remote["AutoTokenizer"] != nil) {
-		return "", errNotReproduced("a tokenizer of class " + strconv.Quote(class) + " in Python of the model's own (auto_map)")
+		return "", errNotReproduced("a tokenizer of class " + strconv.Quote(class) + " in Python (auto_map)")
 	}
 	onlyInModel := class == ""
 	if onlyInModel {
@@ -339,8 +339,9 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	}
 	known, err := classNamed(class)
 	switch {
-	case engine == VLLM && v < 19 && known == "LlamaTokenizer" && bytes.Contains(f.file.PreTokenizer, []byte("ByteLevel")):
-		err = errNotReproduced("a byte-level tokenizer.json of class LlamaTokenizer, which depends on the model's name,")
+	case engine == VLLM && v < 19 && known == "LlamaTokenizer" &&
+		bytes.Contains(f.file.PreTokenizer, []byte("ByteLevel")):
+		err = errNotReproduced("a byte-level tokenizer of class LlamaTokenizer, which depends on the model's name,")
 	case class == otherClass:
 		err = errNotReproduced("the tokenizer class of the model type " + strconv.Quote(model))
 	case err == nil && known == "" && onlyInModel && mapped == "":
@@ -418,8 +419,8 @@ func (f *folder) addTokens(list []bpe.AddedToken, s *specials, all []configToken
 	return f.file.Extend(list, more...)
 }
 
-// addedByID returns the tokens of added_tokens_decoder in the order of their ids. Without it, those of added_tokens.json
-// and tokenizer.json. special are the contents of special tokens.
+// addedByID returns the tokens of added_tokens_decoder in the order of their ids. Without it, those of
+// added_tokens.json and tokenizer.json. special are the contents of special tokens.
 func (f *folder) addedByID(special map[string]bool) []configToken {
 	byID := f.decoder
 	if byID == nil {

@@ -13,9 +13,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// loadingCases are folders and what the engines' own tokenizers make of texts. See testdata/loading_gen.py, which ran
-// with Transformers 5.17.0, 5.19.0 and 5.20.2 (AutoTokenizer, as vLLM 0.31.0 to 0.33.0) and with get_tokenizer of SGLang
-// 0.5.21 (5.12.1), 0.5.22 and 0.5.23 (5.19.0).
+// loadingCases are folders and what the engines' own tokenizers make of texts. testdata/loading_gen.py wrote them with
+// Transformers 5.17.0, 5.19.0 and 5.20.2 (AutoTokenizer, as vLLM 0.31.0 to 0.33.0) and with get_tokenizer of SGLang
+// 0.5.21 (Transformers 5.12.1), 0.5.22 and 0.5.23 (5.19.0).
 type loadingCases struct {
 	Texts []string
 	Bases map[string]map[string]json.RawMessage
@@ -131,9 +131,10 @@ func TestLoadingSaysWhatItDoesNotKnow(t *testing.T) {
 		of      string
 		refused string // part of the error; "" for none
 	}{
-		"class of another kind": {map[string]string{config: `{"tokenizer_class":"BertTokenizerFast"}`}, "vllm 0.33.0",
-			`class "BertTokenizerFast"`},
-		"the same on Dynamo": {map[string]string{config: `{"tokenizer_class":"BertTokenizerFast"}`}, "dynamo 1.6.1", ""},
+		"class of another kind": {map[string]string{config: `{"tokenizer_class":"BertTokenizerFast"}`},
+			"vllm 0.33.0", `class "BertTokenizerFast"`},
+		"the same on Dynamo": {map[string]string{config: `{"tokenizer_class":"BertTokenizerFast"}`},
+			"dynamo 1.6.1", ""},
 		"class of a mapped type": {map[string]string{config: `{"tokenizer_class":"T5Tokenizer"}`,
 			model: `{"model_type":"phi3"}`}, "vllm 0.33.0", ""},
 		"SGLang takes the class": {map[string]string{config: `{"tokenizer_class":"T5Tokenizer"}`,
@@ -145,22 +146,23 @@ func TestLoadingSaysWhatItDoesNotKnow(t *testing.T) {
 		"Python of the model's own": {map[string]string{
 			config: `{"tokenizer_class":"XTokenizer","auto_map":{"AutoTokenizer":["a.X",null]}}`}, "sglang 0.5.22",
 			`"XTokenizer" in Python`},
-		"Python for something else": {map[string]string{config: `{"auto_map":{"AutoProcessor":"a.X"}}`}, "sglang 0.5.22",
-			""},
+		"Python for something else": {map[string]string{config: `{"auto_map":{"AutoProcessor":"a.X"}}`},
+			"sglang 0.5.22", ""},
 		"Python that vLLM leaves out": {map[string]string{config: `{"auto_map":{"AutoTokenizer":["a.X",null]}}`,
 			model: `{"model_type":"step3_vl"}`}, "vllm 0.32.0", ""},
-		"Mistral's own, SGLang": {map[string]string{tekkenFile: `{}`, model: `{"model_type":"mistral"}`}, "sglang 0.5.23",
-			"Mistral's own tokenizer"},
+		"Mistral's own, SGLang": {map[string]string{tekkenFile: `{}`, model: `{"model_type":"mistral"}`},
+			"sglang 0.5.23", "Mistral's own tokenizer"},
 		"byte-level Llama, by name": {map[string]string{config: `{"tokenizer_class":"LlamaTokenizer"}`,
 			model: `{"model_type":"llama"}`}, "vllm 0.31.0", "depends on the model's name"},
 		"byte-level Llama": {map[string]string{config: `{"tokenizer_class":"LlamaTokenizer"}`,
 			model: `{"model_type":"llama"}`}, "vllm 0.32.0", ""},
 		"file of another path": {map[string]string{config: `{"tokenizer_file":"/x/tokenizer.json"}`}, "sglang 0.5.21",
 			"tokenizer_file"},
-		"no file of another path": {map[string]string{config: `{"tokenizer_file":"/x/tokenizer.json"}`}, "sglang 0.5.22",
-			""},
-		"repaired pattern": {map[string]string{config: `{"fix_mistral_regex":true}`}, "vllm 0.33.0", "fix_mistral_regex"},
-		"prefix space":     {map[string]string{config: `{"tokenizer_class":"GPT2Tokenizer","add_prefix_space":"yes"}`}, "vllm 0.33.0", "string"},
+		"no file of another path": {map[string]string{config: `{"tokenizer_file":"/x/tokenizer.json"}`},
+			"sglang 0.5.22", ""},
+		"repaired pattern": {map[string]string{config: `{"fix_mistral_regex":true}`}, "vllm 0.33.0", "mistral"},
+		"prefix space": {map[string]string{config: `{"tokenizer_class":"GPT2Tokenizer","add_prefix_space":"yes"}`},
+			"vllm 0.33.0", "string"},
 		"processor of a model with media": {map[string]string{model: `{"model_type":"x","vision_config":{}}`,
 			config: `{"tokenizer_class":"LlamaTokenizer"}`}, "sglang 0.5.23", "model with media"},
 		"processor that loads the same": {map[string]string{model: `{"model_type":"x","vision_config":{}}`,
@@ -239,7 +241,8 @@ func TestLoadingCodeLlama(t *testing.T) {
 	if _, err = m.Encode("def f(): FILL_ME", false); err != nil {
 		t.Error(err)
 	}
-	if _, err = m.Encode("def f(): <FILL_ME> return", false); err == nil || !strings.Contains(err.Error(), "<FILL_ME>") {
+	_, err = m.Encode("def f(): <FILL_ME> return", false)
+	if err == nil || !strings.Contains(err.Error(), "<FILL_ME>") {
 		t.Errorf("got %v", err)
 	}
 }

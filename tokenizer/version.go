@@ -53,16 +53,16 @@ type rules struct {
 // parity tests and docs/engines.md go by it. docs/contributing.md says what a new row takes.
 var releases = map[Engine][]release{
 	VLLM: {
-		{version: "0.31.0", transformers: 17, rules: rules{keepsBillingHeader: true, byNameOnly: true, noEffortMap: true,
-			softImageTokens: true}},
+		{version: "0.31.0", transformers: 17, rules: rules{keepsBillingHeader: true, byNameOnly: true,
+			noEffortMap: true, softImageTokens: true}},
 		{version: "0.32.0", transformers: 19, rules: rules{byNameOnly: true, noEffortMap: true, softImageTokens: true}},
 		{version: "0.33.0", transformers: 20},
 	},
 	SGLang: {
 		{version: "0.5.21", transformers: 12},
 		{version: "0.5.22", transformers: 19, rules: rules{keepsLateSystem: true, hidesTools: true}},
-		{version: "0.5.23", transformers: 19, rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true, toolsAsSent: true,
-			replacesTemplates: true}},
+		{version: "0.5.23", transformers: 19, rules: rules{keepsLateSystem: true, hidesTools: true, recipe: true,
+			toolsAsSent: true, replacesTemplates: true}},
 	},
 	TRTLLM: {{version: "1.3"}},
 	Dynamo: {{version: "1.6.1"}},

@@ -108,7 +108,7 @@ func (e *Encoder) append(
 		return out, ErrInvalidUTF8
 	}
 	if e.cutAt != "" && strings.Contains(text, e.cutAt) {
-		return out, fmt.Errorf("tokenizer: the model's tokenizer class cuts a text at %q and puts it together otherwise", e.cutAt)
+		return out, fmt.Errorf("tokenizer: the model's tokenizer makes two texts of one at %q", e.cutAt)
 	}
 	if e.kimiLimits && !withinKimiLimits(text) {
 		return out, fmt.Errorf(

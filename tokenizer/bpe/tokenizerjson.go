@@ -26,8 +26,8 @@ type File struct {
 	model    modelJSON
 }
 
-// Description is what a tokenizer.json says beside its vocabulary and merges. Whoever loads it may change a copy:
-// Transformers' classes put other components into the place of the file's.
+// Description is what a tokenizer.json says beside its vocabulary and merges. Transformers' classes put other
+// components into the place of the file's, so a caller of Encoder may change a copy.
 type Description struct {
 	Added                             []AddedToken
 	Normalizer, PreTokenizer, Decoder json.RawMessage
