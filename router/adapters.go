@@ -1,12 +1,10 @@
 package router
 
 import (
-	"slices"
 	"strings"
 	"sync"
 
 	"kvepp/internal/apibody"
-	"kvepp/pool"
 	"kvepp/tokenizer"
 )
 
@@ -70,13 +68,8 @@ func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
 		return
 	}
 	adapter := ""
-	if name := p.model; strings.Contains(name, ":") && !r.serves(name) {
-		p.model, adapter = tokenizer.SGLangModel(name)
-		for i := len(p.model); i < len(name) && !r.serves(p.model); i++ {
-			if name[i] == ':' && r.serves(name[:i]) {
-				p.model = name[:i] // to SGLang, all behind the first colon is the adapter all the same
-			}
-		}
+	if name := p.model; strings.Contains(name, ":") {
+		p.model, adapter = r.splitModel(name)
 	} else if adapted := r.cfg.Adapters.of(name); adapted != "" && !r.cfg.names(name) {
 		p.model = adapted // to SGLang, the name of an adapter alone has no meaning
 	}
@@ -94,14 +87,32 @@ func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
 	}
 }
 
-// serves reports whether the operator or a worker names the model.
-func (r *Router) serves(model string) bool {
-	if r.cfg.names(model) {
-		return true
+// splitModel splits the name of a model and its adapter, with a colon between them, as SGLang does. The adapter is
+// behind the name of a model that is served, which may have colons itself, else behind the first colon.
+// Source: SGLang 0.5.23, entrypoints/openai/serving_base, _parse_model_parameter; versions before it serve no model
+// with a colon in its name.
+func (r *Router) splitModel(name string) (model, adapter string) {
+	at := 0
+	see := func(model string) {
+		if n := len(model); n > at && strings.HasPrefix(name, model) && (n == len(name) || name[n] == ':') {
+			at = n
+		}
+	}
+	for model := range r.cfg.modelNames() {
+		see(model)
 	}
 	s := r.pool.Acquire()
 	defer s.Release()
-	return slices.ContainsFunc(s.Workers, func(w pool.Worker) bool { return w.Model == model })
+	for i := range s.Workers {
+		see(s.Workers[i].Model)
+	}
+	if at == 0 {
+		at = strings.IndexByte(name, ':')
+	}
+	if at == len(name) {
+		return name, ""
+	}
+	return strings.TrimSpace(name[:at]), strings.TrimSpace(name[at+1:])
 }
 
 // of returns the model that an adapter adapts; "" if there is no such adapter.

@@ -166,21 +166,33 @@ func TestSGLangModels(t *testing.T) {
 		engine      tokenizer.Engine
 		strict      bool
 		model, want string
+		adapter     string
 	}{
-		{tokenizer.SGLang, false, "m", "w0 w2"},
-		{tokenizer.SGLang, false, "m:other", "w0 w2"},
-		{tokenizer.SGLang, true, "m:other", "w0"},
-		{tokenizer.SGLang, true, "org:tiny", "w1"},
-		{tokenizer.SGLang, true, "org:tiny:other", "w1"},
-		{tokenizer.SGLang, true, "m:a:b", "w0"},
-		{tokenizer.SGLang, true, "unserved:other", ""},
-		{tokenizer.SGLang, false, "unserved:other", "w2"},
-		{tokenizer.VLLM, true, "m:other", ""},
-		{tokenizer.Dynamo, true, "m:other", ""},
+		{tokenizer.SGLang, false, "m", "w0 w2", ""},
+		{tokenizer.SGLang, false, "m:other", "w0 w2", "other"},
+		{tokenizer.SGLang, true, "m:other", "w0", "other"},
+		{tokenizer.SGLang, true, "org:tiny", "w1", ""},
+		{tokenizer.SGLang, true, "org:tiny:other", "w1", "other"},
+		{tokenizer.SGLang, true, "org:tiny:a:b", "w1", "a:b"},
+		{tokenizer.SGLang, false, "org:tinyother", "w2", "tinyother"},
+		{tokenizer.SGLang, true, "flag:a", "w2", ""},
+		{tokenizer.SGLang, false, "flag:a", "w2", ""},
+		{tokenizer.SGLang, false, "flag:a:b", "w2", "b"},
+		{tokenizer.SGLang, true, "m:a:b", "w0", "a:b"},
+		{tokenizer.SGLang, true, "unserved:other", "", ""},
+		{tokenizer.SGLang, false, "unserved:other", "w2", "other"},
+		{tokenizer.SGLang, false, ":other", "w0 w1 w2", "other"},
+		{tokenizer.VLLM, true, "m:other", "", ""},
+		{tokenizer.Dynamo, true, "m:other", "", ""},
 	} {
 		h := newHouse(t, es...)
 		h.cfg.Engine, h.cfg.StrictModel = c.engine, c.strict
+		h.cfg.Models, h.cfg.Keep = map[string]*tokenizer.Model{"flag:a": nil}, 1
+		h.records.ring = make([]*Record, 1)
 		r, err := h.Route(t.Context(), completion(c.model, tokens(0, 16)))
+		if lora := h.Records(1, Query{})[0].LoRA; err == nil && lora != c.adapter {
+			t.Errorf("%s, %q: the adapter is %q, want %q", c.engine, c.model, lora, c.adapter)
+		}
 		var got []string
 		if err == nil {
 			for _, candidate := range r.Costs {

@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"strconv"
-	"strings"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
@@ -15,8 +14,8 @@ import (
 //
 // Sources: vLLM 0.32.0 and 0.33.0, sampling_params, entrypoints/openai/chat_completion/protocol (0.31.0 reads its cache
 // for an echo with top_logprobs null) and completion/protocol; SGLang 0.5.21 to 0.5.23, entrypoints/openai/
-// serving_completions; Dynamo 1.6.1, common/backend/logprobs, and what its frontend sends to workers. TensorRT-LLM reads
-// its cache.
+// serving_completions; Dynamo 1.6.1, common/backend/logprobs, and what its frontend sends to workers. TensorRT-LLM
+// reads its cache.
 func WritesCacheOnly(engine Engine, request *apibody.Request) bool {
 	body, echo := request.Body, request.Echo()
 	chat := request.API == apibody.ChatCompletions
@@ -42,16 +41,6 @@ func WritesCacheOnly(engine Engine, request *apibody.Request) bool {
 type Space struct {
 	LoRA string // the adapter; empty: the base model
 	Salt string // the namespace; empty: the common one
-}
-
-// SGLangModel splits a model's name as SGLang does. adapter is empty for the base model.
-// Source: SGLang 0.5.21 to 0.5.23, entrypoints/openai/serving_base, _parse_model_parameter.
-func SGLangModel(name string) (base, adapter string) {
-	base, adapter, colon := strings.Cut(name, ":")
-	if !colon {
-		return name, ""
-	}
-	return strings.TrimSpace(base), strings.TrimSpace(adapter)
 }
 
 // SGLangSpace returns the space of prompt i, from 0. adapter is the one in the model's name, which has precedence.

@@ -105,10 +105,4 @@ func TestSGLangSpace(t *testing.T) {
 			t.Errorf("%s, %s: unnamed %v, differ %v", c.path, c.fields, unnamed, SGLangSpacesDiffer(r))
 		}
 	}
-	for name, want := range map[string][2]string{"tiny": {"tiny"}, "tiny:sql": {"tiny", "sql"}, "a:b:c": {"a", "b:c"},
-		" tiny : sql ": {"tiny", "sql"}, "tiny:": {"tiny"}, ":sql": {"", "sql"}, " tiny": {" tiny"}} {
-		if base, adapter := SGLangModel(name); base != want[0] || adapter != want[1] {
-			t.Errorf("%q: %q and %q, want %q", name, base, adapter, want)
-		}
-	}
 }
