@@ -214,6 +214,9 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 	if !known {
 		return fmt.Errorf("tokenizer: %s: %w", path, m.loads[own].unknown)
 	}
+	for _, l := range m.loads {
+		l.description = nil // it refers to the whole file
+	}
 	m.use(m.loads[own])
 	return nil
 }
@@ -314,7 +317,7 @@ func prefix(d *bpe.Description, s *specials) []kvblock.Token {
 // autoClass returns the class that AutoTokenizer of Transformers 5.v chooses, one of classes.
 func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	model := f.model.ModelType
-	if engine == VLLM && hasType(vllmTokenizersBackend, model, v) {
+	if engine == VLLM && hasType(vllmAsItIs, model, v) {
 		return tokenizersBackend, nil
 	}
 	class := f.config.text("tokenizer_class")
@@ -334,7 +337,9 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 		return "", errNotReproduced("Mistral's own tokenizer on SGLang")
 	case mapped == mistralBackend || mapped == tokenizersBackend || mapped == "" && class == "":
 		return tokenizersBackend, nil
-	case mapped != "" && (class == "" || hasType(wrongClass, model, v) || hasType(wrongClass, name, v)):
+	case mappedClass(name, v) == tokenizersBackend || hasType(wrongClass, name, v):
+		return "", errNotReproduced("a tokenizer of a model with the model_name " + strconv.Quote(name))
+	case mapped != "" && (class == "" || hasType(wrongClass, model, v)):
 		class = mapped
 	}
 	known, err := classNamed(class)

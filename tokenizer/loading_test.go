@@ -160,6 +160,8 @@ func TestLoadingSaysWhatItDoesNotKnow(t *testing.T) {
 			"tokenizer_file"},
 		"no file of another path": {map[string]string{config: `{"tokenizer_file":"/x/tokenizer.json"}`},
 			"sglang 0.5.22", ""},
+		"model's name of a wrong class": {map[string]string{model: `{"model_type":"qwen3","model_name":"phi3"}`},
+			"vllm 0.33.0", "model_name"},
 		"repaired pattern": {map[string]string{config: `{"fix_mistral_regex":true}`}, "vllm 0.33.0", "mistral"},
 		"prefix space": {map[string]string{config: `{"tokenizer_class":"GPT2Tokenizer","add_prefix_space":"yes"}`},
 			"vllm 0.33.0", "string"},
