@@ -317,7 +317,8 @@ func prefix(d *bpe.Description, s *specials) []kvblock.Token {
 // autoClass returns the class that AutoTokenizer of Transformers 5.v chooses, one of classes.
 func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	model := f.model.ModelType
-	if engine == VLLM && hasType(vllmAsItIs, model, v) {
+	asItIs := func(name string) bool { return hasType(vllmAsItIs, name, v) }
+	if engine == VLLM && (asItIs(model) || slices.ContainsFunc(f.model.Architectures, asItIs)) {
 		return tokenizersBackend, nil
 	}
 	class := f.config.text("tokenizer_class")

@@ -163,7 +163,7 @@ func gemmaComponents(_ *folder, d *bpe.Description) error {
 // What AutoTokenizer knows: for each class the model types that it takes the class for, and further lists. An entry is
 // a type, and >17 or <17 behind it if that holds since transformers 5.17 or before.
 // Source: transformers 5.12.1, 5.17.0, 5.19.0 and 5.20.2, models/auto/tokenization_auto (TOKENIZER_MAPPING_NAMES,
-// MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS); vLLM 0.33.0, tokenizers/registry.
+// MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS); vLLM 0.33.0, tokenizers/registry, config/model.
 //
 //go:embed loading_classes.txt
 var autoTokenizer string
@@ -173,7 +173,7 @@ const (
 	mistralBackend = "MistralCommonBackend" // types of Mistral's own tokenizer
 	otherClass     = "?"                    // types of other classes, or whose configuration an engine has itself
 	wrongClass     = "wrong class"          // types whose tokenizer_class AutoTokenizer replaces
-	vllmAsItIs     = "vllm as it is"        // types whose file vLLM takes as it is
+	vllmAsItIs     = "vllm as it is"        // types and architectures whose file vLLM takes as it is
 	otherClasses   = "other classes"        // the other classes of Transformers, without Tokenizer at their ends
 )
 

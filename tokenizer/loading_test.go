@@ -150,6 +150,8 @@ func TestLoadingSaysWhatItDoesNotKnow(t *testing.T) {
 			"sglang 0.5.22", ""},
 		"Python that vLLM leaves out": {map[string]string{config: `{"auto_map":{"AutoTokenizer":["a.X",null]}}`,
 			model: `{"model_type":"step3_vl"}`}, "vllm 0.32.0", ""},
+		"architecture whose class vLLM leaves out": {map[string]string{config: `{"tokenizer_class":"BertTokenizer"}`,
+			model: `{"model_type":"x","architectures":["DeepseekV41ForCausalLM"]}`}, "vllm 0.33.0", ""},
 		"Mistral's own, SGLang": {map[string]string{tekkenFile: `{}`, model: `{"model_type":"mistral"}`},
 			"sglang 0.5.23", "Mistral's own tokenizer"},
 		"byte-level Llama, by name": {map[string]string{config: `{"tokenizer_class":"LlamaTokenizer"}`,
