@@ -158,6 +158,31 @@ func TestSGLangNamesOfCaches(t *testing.T) {
 	}
 }
 
+// TestExtraKeysArePredicted: the blocks of a namespace that events do not name are known by earlier decisions alone.
+func TestExtraKeysArePredicted(t *testing.T) {
+	h := newHouse(t, workers(4)...)
+	h.cfg.Engine, h.cfg.Predict.TTL = tokenizer.SGLang, time.Hour
+	cached := map[string]int{}
+	for range 2 {
+		for _, fields := range []string{`"extra_key":"a"`, `"extra_key":"b"`, `"extra_key":"a","cache_salt":"s"`} {
+			r := h.route(withFields(completion("m", tokens(0, 64)), fields))
+			h.end([]*Route{r})
+			cached[fields] += r.PredictedCachedTokens
+			if r.Reason != ReasonApproximate {
+				t.Errorf("%s: %s", fields, r.Reason)
+			}
+		}
+	}
+	for fields, n := range cached {
+		if n != 64 { // none of the first, all of the second
+			t.Errorf("%s: %d cached tokens, want 64", fields, n)
+		}
+	}
+	if r := h.route(completion("m", tokens(0, 64))); r.PredictedCachedTokens != 0 || r.Reason != ReasonKV {
+		t.Errorf("without an extra key: %d cached tokens, %s", r.PredictedCachedTokens, r.Reason)
+	}
+}
+
 // TestSGLangModels: a request for an adapter goes to the endpoints of its model, and takes their tokenizer.
 func TestSGLangModels(t *testing.T) {
 	es := workers(3)

@@ -189,7 +189,8 @@ This page lists every metric that kvepp exports, with its type, labels and meani
 |---|---|---|
 | Does kvepp route by cache? | ` + "`kvepp_decisions_total{reason}`" + ` | ` + "`kv`" + ` and ` + "`media_prefix`" +
 	` price cached blocks and load, ` + "`approximate`" + ` assumes what workers hold, ` + "`router_mode`" +
-	` is another mode than kv. Every other reason says why kvepp priced load only: correct that |
+	` is another mode than kv, ` + "`cache_not_read`" + ` marks requests for which the engine reads no cache.` +
+	` Every other reason says why kvepp priced load only: correct that |
 | Do the token ids equal the engine's? | ` + "`kvepp_prompt_token_mismatches_total`" +
 	` | a rise means that template, tokenizer or ` + "`--engine`" + ` differ from the engine's; run ` +
 	"`kvepp check`" + ` |
