@@ -133,7 +133,7 @@ type Group struct {
 // They are not if the model has no full attention: stores of such a model cannot be placed by what Groups returns.
 func (n *Normalizer) Groups() (groups []Group, ok bool) {
 	for number, kind := range n.groups {
-		if kind == specMain {
+		if kind == specMain && (!n.hasMain || number == n.mainGroup) {
 			groups = append(groups, Group{Number: number})
 		}
 	}
@@ -158,6 +158,9 @@ func (n *Normalizer) LoadGroups(groups []Group) {
 		}
 		if g.Class == (Class{}) {
 			n.groups[g.Number] = specMain
+			if !n.hasMain {
+				n.mainGroup, n.hasMain = g.Number, true
+			}
 			continue
 		}
 		n.groups[g.Number] = specTransient

@@ -335,11 +335,7 @@ func (n *Normalizer) placeStretch(e *Event) (salt []byte, ok bool) {
 		return nil, false
 	}
 	if len(salt) > 0 {
-		ns := announcedNamespace(e)
-		if !ns.salted {
-			return nil, false // it looks like a medium
-		}
-		x.salt += ns.salt
+		x.salt += n.announcedNamespace(e).salt
 	}
 	n.local = appendSalted(n.local[:0], e.Tokens, HashOptions{BlockSize: n.traits.BlockSize}, x.salt)
 	x.seqs = x.seqs[:0]

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"math/bits"
 	"math/rand/v2"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -60,6 +61,8 @@ const (
 	DropLocalSalted    = "unsalted_tokens_hashes" // the publisher's own local hashes, for a salted prompt
 	// a hybrid model's prompt tail, shorter than a block, or its removal
 	DropPromptTail = "prompt_tail"
+	// a store in a tier below the device in blocks of another size than the device's, which says nothing about these
+	DropTierBlockSize = "tier_block_size"
 	// a window's, chunk's or state's block that full attention does not store in the same batch, so that its tokens are
 	// not known
 	DropUnplaced = "unplaced_block"
@@ -71,7 +74,7 @@ var DropReasons = []string{
 	DropNonMainAttention, DropUnknownKind, DropNonMainGroup, DropUnlearnedGroup,
 	DropAmbiguousNamespace, DropBlockSize, DropShortTokens, DropDuplicateHash,
 	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted, DropPromptTail,
-	DropUnplaced,
+	DropTierBlockSize, DropUnplaced,
 }
 
 // maxNamespaced bounds the blocks of one worker whose cache namespace is remembered. A device holds far fewer.
@@ -89,7 +92,10 @@ const maxNamespaced = 1 << 22
 // Source: dynamo-kv-router 1.6.1, zmq_wire.
 type Normalizer struct {
 	traits         Traits
+	unmarked       bool // salts are not marked with saltPrefix
 	groups         map[uint32]specKind
+	mainGroup      uint32 // the group of full attention whose blocks count, if hasMain
+	hasMain        bool
 	namespaces     namespaceTable
 	namespaceLimit int // of len(namespaces)
 
@@ -159,6 +165,10 @@ func NewNormalizer(blockSize int) *Normalizer {
 // Traits returns the traits as far as they are known.
 func (n *Normalizer) Traits() Traits { return n.traits }
 
+// UnmarkedSalts says that the worker's cache salts are the clients' own: neither Dynamo nor kvepp marks them. Call it
+// before the first event.
+func (n *Normalizer) UnmarkedSalts() { n.unmarked = true }
+
 // Reset forgets all state except the block size. The block size stays because the next store may be a prompt's tail,
 // which would set a wrong one.
 func (n *Normalizer) Reset() {
@@ -170,6 +180,7 @@ func (n *Normalizer) Reset() {
 		uncertainSize:  n.uncertainSize,
 		finestOther:    n.finestOther,
 		tailLimit:      n.tailLimit,
+		unmarked:       n.unmarked,
 		computed:       computedHashes{of: n.computed.of},
 	}
 }
@@ -198,7 +209,7 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 			ops = n.endWithoutFull(e, ops)
 		}
 		if reason != "" {
-			n.droppedMain = n.droppedMain || e.Kind == BlockStored
+			n.droppedMain = n.droppedMain || e.Kind == BlockStored && tier == TierDevice
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: reason})
 			continue
 		}
@@ -290,19 +301,27 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	if !ok {
 		return tier, ns, DropUnknownMedium
 	}
+	if tier != TierDevice && e.Kind == BlockStored && len(e.Hashes) > 0 {
+		switch {
+		case n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize):
+			return tier, ns, DropTierBlockSize
+		case len(e.Tokens) == 0 && e.Local == nil:
+			return tier, ns, DropShortTokens
+		}
+	}
 	if tier == TierDisk || tier == TierExternal {
 		// These events carry neither group nor namespace, and must not change what is known of them.
-		return tier, announcedNamespace(e), ""
+		return tier, n.namespaceOf(e, tier), ""
 	}
 	if reason := n.filterGroup(e, tier); reason != "" {
 		return tier, ns, reason
 	}
 	switch e.Kind {
 	case BlockStored:
-		ns, reason = n.resolveNamespace(e)
+		ns, reason = n.resolveNamespace(e, tier)
 	case BlockRemoved:
 		for _, h := range e.Hashes {
-			n.namespaces.remove(h)
+			n.namespaces.remove(h, tier)
 		}
 	case AllBlocksCleared:
 		clear(n.namespaces)
@@ -322,7 +341,7 @@ func (n *Normalizer) filterGroup(e *Event, tier Tier) (reason string) {
 		}
 		switch k {
 		case specMain:
-			return ""
+			return n.filterMain(e, tier)
 		case specTransient:
 			n.traits.Window = max(n.traits.Window, int(e.Window))
 			switch {
@@ -343,7 +362,7 @@ func (n *Normalizer) filterGroup(e *Event, tier Tier) (reason string) {
 	}
 	switch n.groups[e.Group] {
 	case specMain:
-		return ""
+		return n.filterMain(e, tier)
 	case specTransient:
 		if e.Kind == BlockRemoved && tier == TierDevice && !n.traits.UpperBound {
 			return passing
@@ -354,10 +373,31 @@ func (n *Normalizer) filterGroup(e *Event, tier Tier) (reason string) {
 	case specUnknown:
 		return DropUnknownKind
 	}
-	if e.Group == 0 {
+	if e.Group == 0 && (!n.hasMain || n.mainGroup == 0) {
 		return ""
 	}
 	return DropUnlearnedGroup
+}
+
+// filterMain is filterGroup for an event of full attention. An engine with several such groups reuses a block that all
+// of them hold. The blocks of the first one count, in its block size, and the overlap is an upper bound.
+//
+// Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator), vLLM 0.33.
+func (n *Normalizer) filterMain(e *Event, tier Tier) (reason string) {
+	if !e.HasGroup {
+		return ""
+	}
+	if size := uint32(n.traits.BlockSize); !n.hasMain && e.Kind == BlockStored && tier == TierDevice &&
+		(size == 0 || e.BlockSize == size) {
+		n.mainGroup, n.hasMain = e.Group, true
+	}
+	if !n.hasMain || e.Group == n.mainGroup {
+		return ""
+	}
+	if !n.traits.UpperBound {
+		n.giveUpClasses()
+	}
+	return DropNonMainGroup
 }
 
 // maxGroups bounds the remembered groups. Real models have a handful.
@@ -367,11 +407,8 @@ const maxGroups = 1024
 //
 // A subscriber that joins in the middle of a chain does not know whether the parent is salted. It assumes that it is
 // not, as Dynamo does.
-func (n *Normalizer) resolveNamespace(e *Event) (ns namespace, reason string) {
-	ns = announcedNamespace(e)
-	if !ns.salted && e.HasParent {
-		ns = n.namespaces[e.Parent]
-	}
+func (n *Normalizer) resolveNamespace(e *Event, tier Tier) (ns namespace, reason string) {
+	ns = n.namespaceOf(e, tier)
 	if ns.ambiguous {
 		return ns, DropAmbiguousNamespace
 	}
@@ -380,17 +417,31 @@ func (n *Normalizer) resolveNamespace(e *Event) (ns namespace, reason string) {
 	}
 	if ns.salted || len(n.namespaces) > 0 {
 		for _, h := range e.Hashes {
-			n.namespaces.add(h, ns)
+			n.namespaces.add(h, ns, tier)
 		}
 	}
 	return ns, ""
+}
+
+// namespaceOf returns the cache namespace of a store: the one that it names, else that of its parent. vLLM's offloading
+// leaves salts out of its stores in lower tiers. These have the namespace that the same hash has on the device.
+func (n *Normalizer) namespaceOf(e *Event, tier Tier) namespace {
+	ns := n.announcedNamespace(e)
+	if !ns.salted && tier != TierDevice && len(e.Hashes) > 0 {
+		ns = n.namespaces[e.Hashes[0]]
+	}
+	if !ns.salted && !ns.ambiguous && e.HasParent {
+		ns = n.namespaces[e.Parent]
+	}
+	ns.tiers = 0
+	return ns
 }
 
 // appendStored appends the operations of event i of b, a store that passed the filter.
 func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops []Operation) []Operation {
 	e := &b.Events[i]
 	drop := func(reason string) []Operation {
-		n.droppedMain = true
+		n.droppedMain = n.droppedMain || tier == TierDevice
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: reason})
 	}
 	if len(e.Hashes) == 0 {
@@ -405,7 +456,7 @@ func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops 
 		ops = append(ops, Operation{Kind: OpCleared, Event: BlockStored, BlockSize: e.BlockSize})
 	}
 	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {
-		if n.isPromptTail(e, tier) {
+		if n.isPromptTail(e) {
 			return drop(DropPromptTail)
 		}
 		n.droppedMain = true
@@ -551,10 +602,13 @@ const saltPrefix = "dynamo-cache-salt:"
 
 // announcedNamespace returns the cache namespace that a store names, either in its own field or in the extra keys of
 // its first block.
-func announcedNamespace(e *Event) namespace {
+func (n *Normalizer) announcedNamespace(e *Event) namespace {
 	name := e.CacheSalt
 	if len(name) == 0 {
-		name = namespaceInExtraKeys(e)
+		name = n.saltInExtraKeys(e)
+		if rest, marked := bytes.CutPrefix(name, []byte(saltPrefix)); marked && len(rest) > 0 && !n.unmarked {
+			name = rest
+		}
 	}
 	if len(name) == 0 {
 		return namespace{}
@@ -562,33 +616,32 @@ func announcedNamespace(e *Event) namespace {
 	return namespace{salted: true, salt: xxh3.HashSeed(name, namespaceSeed)}
 }
 
-// namespaceInExtraKeys returns the cache namespace in a store's extra keys, or nil. The keys of a block are, in this
-// order: the adapter's name; for each medium [identifier, offset], or an identifier before vLLM 0.19; the cache salt,
-// in a prompt's first block; digests of embeddings, as bytes. Dynamo's worker marks its salts with saltPrefix. Stock
-// vLLM does not, so its salt is the text that is none of the others. A salt may be equal to the adapter's name, so only
-// the first such text is skipped.
+// saltInExtraKeys returns the cache salt in a store's extra keys, as they write it, or nil. The keys of a block are, in
+// this order: the adapter's name; for each medium [identifier, offset], or an identifier before vLLM 0.19; the cache
+// salt, in a prompt's first block; digests of embeddings, as bytes. So the salt is the first block's last text besides
+// the adapter's name. A salt may be equal to that name, so only the first such text is skipped. The block's only medium
+// before vLLM 0.19 counts as a salt too: no request has it, so that the prediction is short and never too long.
 //
-// Source: vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
-func namespaceInExtraKeys(e *Event) (name []byte) {
+// Dynamo's worker marks its salts with saltPrefix. Dynamo also reads a marked salt behind an unknown parent.
+//
+// Source: vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys, to_event_extra_keys).
+func (n *Normalizer) saltInExtraKeys(e *Event) (salt []byte) {
 	lora := e.LoRAName
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
 		if block > 0 {
 			return false
 		}
 		text := textOf(item)
-		switch rest, marked := bytes.CutPrefix(text, []byte(saltPrefix)); {
+		switch marked := !n.unmarked && bytes.HasPrefix(text, []byte(saltPrefix)); {
 		case len(text) == 0:
 		case len(lora) > 0 && bytes.Equal(text, lora):
 			lora = nil
-		case marked && len(rest) > 0:
-			name = rest
-			return false
-		case !e.HasParent && !isDigest(text):
-			name = text
+		case marked || !e.HasParent:
+			salt = text
 		}
 		return true
 	})
-	return name
+	return salt
 }
 
 // textOf returns an extra key that is a text, or nil.
@@ -612,6 +665,7 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 	for i := range n.media {
 		n.media[i] = n.media[i][:0]
 	}
+	salt := n.saltInExtraKeys(e)
 	found, at := false, -1
 	var lora []byte // the adapter's name, until it occurred among this block's keys
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
@@ -638,10 +692,7 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 			switch {
 			case len(lora) > 0 && bytes.Equal(text, lora):
 				lora = nil
-			case isDigest(text):
-				h, ok = mediaHash(text), true
-			case block == 0 && !e.HasParent, bytes.HasPrefix(text, []byte(saltPrefix)):
-				// the cache salt
+			case block == 0 && len(salt) > 0 && unsafe.SliceData(text) == unsafe.SliceData(salt):
 			case len(text) > 0:
 				h, ok = mediaHash(text), true
 			}
@@ -726,24 +777,36 @@ type namespaceTable map[EngineHash]namespace
 // namespace is the cache namespace of one block. The zero value is the plain namespace, which the table does not store.
 type namespace struct {
 	salted    bool
-	ambiguous bool // blocks of different namespaces have this hash
+	ambiguous bool  // blocks of different namespaces have this hash
+	tiers     uint8 // in a table: a bit for each tier that holds the block; otherwise 0
 	salt      uint64
 }
 
-// add records that block h was stored in ns. If h is already known in another namespace, it becomes ambiguous.
-func (t namespaceTable) add(h EngineHash, ns namespace) {
+// add records that block h was stored in ns in a tier. If h is already known in another namespace, it becomes
+// ambiguous.
+func (t namespaceTable) add(h EngineHash, ns namespace, tier Tier) {
 	old, known := t[h]
+	tiers := old.tiers | 1<<tier
+	old.tiers = 0
 	switch {
 	case known && old != ns:
 		t[h] = namespace{ambiguous: true}
-	case !known && ns.salted:
+	case ns.salted:
+		ns.tiers = tiers
 		t[h] = ns
 	}
 }
 
-// remove forgets block h, unless it is ambiguous: the other block with that hash may still be there.
-func (t namespaceTable) remove(h EngineHash) {
-	if !t[h].ambiguous {
+// remove forgets block h once no tier holds it, unless it is ambiguous: the other block with that hash may still be
+// there.
+func (t namespaceTable) remove(h EngineHash, tier Tier) {
+	ns, known := t[h]
+	if !known || ns.ambiguous {
+		return
+	}
+	if ns.tiers &^= 1 << tier; ns.tiers == 0 {
 		delete(t, h)
+	} else {
+		t[h] = ns
 	}
 }

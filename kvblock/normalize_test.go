@@ -54,6 +54,12 @@ const (
 	tenant1 = "5738685477468498325"  // in the namespace tenant-a
 )
 
+// salted is the line of a store of the tokens 1..4 without a parent.
+func salted(hash int, o HashOptions) string {
+	o.BlockSize = 4
+	return fmt.Sprintf("stored device after root: %d=%d", hash, localOf(1, 4, o))
+}
+
 func TestNormalize(t *testing.T) {
 	mark := "0123456789abcdef" + strings.Repeat("0", 48)
 	native := strings.Repeat("0123456789abcdef", 4)
@@ -159,6 +165,24 @@ func TestNormalize(t *testing.T) {
 							MediaHashes: [][]uint64{{xxh3.HashString("an old image's name")}}})),
 				"stored device after 9: 5=" +
 					fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, LoRAName: "my-lora"}))}},
+		{"salts that look like something else", []any{
+			store(1, "extra_keys", []any{[]any{native}}),
+			store(2, "extra_keys", []any{[]any{strings.ToUpper(native)}}),
+			store(3, "lora_name", "sql", "extra_keys", []any{[]any{"sql", native}}),
+			store(4, "extra_keys", []any{[]any{[]any{native, 2}, mark}}),
+			store(5, "extra_keys", []any{[]any{"dynamo-cache-salt:"}}),
+			store(6, "lora_name", native, "extra_keys", []any{[]any{native}}),
+			store(7, "parent_block_hash", 1, "extra_keys", []any{nil}),
+			store(8, "parent_block_hash", 9, "extra_keys", []any{[]any{native}})},
+			[]string{salted(1, HashOptions{CacheNamespace: native}),
+				salted(2, HashOptions{CacheNamespace: strings.ToUpper(native)}),
+				salted(3, HashOptions{CacheNamespace: native, LoRAName: "sql"}),
+				salted(4, HashOptions{CacheNamespace: mark, MediaHashes: [][]uint64{{0x0123456789abcdef}}}),
+				salted(5, HashOptions{CacheNamespace: "dynamo-cache-salt:"}),
+				salted(6, HashOptions{LoRAName: native}),
+				strings.Replace(salted(7, HashOptions{CacheNamespace: native}), "root", "1", 1),
+				strings.Replace(salted(8, HashOptions{MediaHashes: [][]uint64{{0x0123456789abcdef}}}), "root", "9",
+					1)}},
 		{"an adapter without a name", []any{store(1, "lora_id", 1), store(2, "lora_id", 0), store(3, "lora_id", nil),
 			store(4, "lora_id", 1, "lora_name", "my-lora")},
 			[]string{"dropped BlockStored: unnamed_adapter", "stored device after root: 2=" + plain1,
@@ -241,6 +265,24 @@ func localOf(from, to Token, o HashOptions) LocalHash {
 	return AppendLocalHashes(nil, countingTokens(from, to), o)[0]
 }
 
+// If neither Dynamo nor kvepp marks an engine's salts, a client's salt may still look like a marked one.
+func TestUnmarkedSalts(t *testing.T) {
+	const text = "dynamo-cache-salt:tenant-a"
+	n := NewNormalizer(4)
+	n.UnmarkedSalts()
+	n.Reset()
+	var b Batch
+	if err := DecodeBatch(batchOf(store(1, "extra_keys", []any{[]any{text}}),
+		store(2, "parent_block_hash", 9, "extra_keys", []any{[]any{text}})), &b); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{salted(1, HashOptions{CacheNamespace: text}), strings.Replace(
+		salted(2, HashOptions{MediaHashes: [][]uint64{{xxh3.HashString(text)}}}), "root", "9", 1)}
+	if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // If the block size is not configured, the worker's first main-attention store on the device sets it.
 func TestNormalizerAdoptsBlockSize(t *testing.T) {
 	n := NewNormalizer(0)
@@ -251,7 +293,7 @@ func TestNormalizerAdoptsBlockSize(t *testing.T) {
 		size  int
 	}{
 		{store(1, "kv_cache_spec_kind", "mamba"), "dropped BlockStored: non_main_attention_kind", 0},
-		{store(1, "medium", "DISK"), "dropped BlockStored: block_size_mismatch", 0},
+		{store(1, "medium", "DISK"), "dropped BlockStored: tier_block_size", 0},
 		{[]any{"BlockStored", []any{1}, nil, ints(1, 4), 1 << 30}, "dropped BlockStored: block_size_mismatch", 0},
 		{store(1), "stored device after root: 1=" + plain1, 4},
 		{[]any{"BlockStored", []any{1}, nil, ints(1, 8), 8}, "dropped BlockStored: block_size_mismatch", 4},

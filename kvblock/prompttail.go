@@ -18,13 +18,14 @@ type promptTail struct {
 	depth  uint32 // known consecutive stores of this block size that end with this one; at least 1
 }
 
-// isPromptTail reports whether a store with a block size other than the worker's is a prompt's tail, and remembers it.
+// isPromptTail reports whether a store on the device with a block size other than the worker's is a prompt's tail, and
+// remembers it.
 //
 // Tails end at multiples of their size that are not multiples of the worker's. So of as many consecutive small blocks
 // as fit into one block of the worker's size, at least one is not a tail: the engine's blocks really are small.
-func (n *Normalizer) isPromptTail(e *Event, tier Tier) bool {
+func (n *Normalizer) isPromptTail(e *Event) bool {
 	size := uint32(n.traits.BlockSize)
-	if tier != TierDevice || !possibleTail(e) || e.BlockSize >= size || size%e.BlockSize != 0 {
+	if !possibleTail(e) || e.BlockSize >= size || size%e.BlockSize != 0 {
 		return false
 	}
 	hash := e.Hashes[0]
@@ -75,7 +76,8 @@ func (n *Normalizer) removeTails(hashes []EngineHash) []EngineHash {
 // reports whether earlier blocks were stored in another size. Those blocks were prompt tails.
 //
 // The size is uncertain while the store that set it may itself have been a tail, because the earlier prompts were
-// shorter than one block. A store of two blocks makes it certain, because a tail is one block. A larger store does too,
+// shorter than one block, or because kvepp joined late. A tail is not larger than the other groups' smallest blocks, if
+// these are known. A store of two blocks makes it certain, because a tail is one block. A larger store does too,
 // because only tails are smaller.
 func (n *Normalizer) learnBlockSize(e *Event) (changed bool) {
 	if e.BlockSize < 1 || e.BlockSize > MaxBlockSize {
@@ -95,7 +97,7 @@ func (n *Normalizer) learnBlockSize(e *Event) (changed bool) {
 		changed = true
 	}
 	n.traits.BlockSize = size
-	n.uncertainSize = possibleTail(e) && e.BlockSize <= n.finestOther
+	n.uncertainSize = possibleTail(e) && (n.finestOther == 0 || e.BlockSize <= n.finestOther)
 	return changed
 }
 

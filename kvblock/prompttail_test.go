@@ -110,7 +110,7 @@ func TestPromptTails(t *testing.T) {
 		{"forgotten with all blocks", 4, []any{full(2, 0, 3), pairs{"type", "AllBlocksCleared"}, removeFrom(1, 3)},
 			tailDropped + "; cleared 0; removed [3]"},
 		{"of latent attention", 4, []any{grouped(1, "mla_attention", 2, 0, 3)}, tailDropped},
-		{"on the host", 4, []any{append(full(2, 0, 3), "medium", "CPU")}, tail2},
+		{"on the host", 4, []any{append(full(2, 0, 3), "medium", "CPU")}, otherTier},
 		{"a tail's hash as a block's", 4, []any{full(2, 0, 3), full(4, 0, 3), removeFrom(1, 3)},
 			tailDropped + "; stored [3]; removed [3]"},
 
@@ -142,7 +142,9 @@ func TestPromptTails(t *testing.T) {
 			otherGroup + "; stored [1]; stored [2 3]; stored [4]; dropped block_size_mismatch 4"},
 		{"blocks coarser than another group's", 0, []any{window(2, 9), full(4, 0, 1), full(8, 1, 2)},
 			otherGroup + "; stored [1]; dropped block_size_mismatch 8"},
-		{"no other groups", 0, []any{full(2, 0, 1), full(4, 1, 2)}, "stored [1]; dropped block_size_mismatch 4"},
+		{"the very first event", 0, []any{full(2, 0, 3), full(4, 0, 1), full(2, 1, 5), removeFrom(1, 5)},
+			"stored [3]; cleared 4, stored [1]; " + tailDropped + "; " + tailDropped},
+		{"no other groups", 0, []any{full(2, 0, 1, 2), full(4, 2, 3)}, "stored [1 2]; dropped block_size_mismatch 4"},
 		{"a tail below a tail", 0, []any{window(1, 9), window(2, 9), full(1, 0, 3), full(4, 0, 1), full(1, 1, 5)},
 			otherGroup + "; " + otherGroup + "; stored [3]; cleared 4, stored [1]; " + tailDropped},
 	} {
