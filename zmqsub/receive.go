@@ -244,9 +244,22 @@ func (s *Subscription) onConnection(c change) {
 		}
 		s.again.Reset(s.hub.timing.secondReplay)
 		s.runReplay()
+		if s.sequence.publisher == publisherUnverified {
+			s.doubt()
+		}
 	default:
 		s.disconnected()
+		if !s.sequence.replays && len(s.config.Publisher) == 0 {
+			s.doubt()
+		}
 		s.revive.Reset(s.hub.timing.revive)
+	}
+}
+
+// doubt ends the epoch because the connection did.
+func (s *Subscription) doubt() {
+	if st := s.sequence.onDoubt(); st.restart {
+		s.apply(st, 0, nil, nil, 0)
 	}
 }
 

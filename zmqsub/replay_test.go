@@ -248,6 +248,30 @@ func TestRestartBehindHigherNumbers(t *testing.T) {
 	r.want(t, append(before, "restart", "0 :newp0", "1 :newp1", "2 :newp2")...)
 }
 
+// The publisher restarts, and its replay socket does not answer: what it sent before is over before it sends again.
+func TestRestartWithoutItsReplay(t *testing.T) {
+	var silent atomic.Bool
+	replays := offerReplay(t, func(from uint64) [][]any {
+		if silent.Load() {
+			return nil
+		}
+		return threeFrames(from, 3)
+	})
+	p := publish(t, "")
+	config := Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Second}
+	r, _ := subscribe(t, config)
+	p.subscribed(1)
+	r.want(t, "0 :p0", "1 :p1", "2 :p2")
+	silent.Store(true)
+	p.close()
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	if r.count("restart") != 0 {
+		t.Error("the epoch ended before the replay on the next connection")
+	}
+	publish(t, p.endpoint).subscribed(1)
+	r.want(t, "0 :p0", "1 :p1", "2 :p2", "restart")
+}
+
 func TestCloseDuringReplay(t *testing.T) {
 	replays := offerReplay(t, func(uint64) [][]any { return nil })
 	p := publish(t, "")

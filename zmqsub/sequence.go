@@ -8,9 +8,9 @@ package zmqsub
 // epoch.
 //
 // A publisher that restarted and has sent as many messages as before looks like one that continues. A replay tells
-// them apart: it begins at the last message delivered, and that message must have the same digest. If a reconnect is
-// not followed by a replay, the next message begins a new epoch: to report one epoch too many is safe, to join two is
-// not.
+// them apart: it begins at the last message delivered, and that message must have the same digest. If no replay shows
+// it, the lost connection ends the epoch, without waiting for the next message: an engine that restarted may send none
+// for long. To report one epoch too many is safe, to join two is not.
 //
 // A replay may be ahead of the live connection by the messages in flight, and by no more. The sequence rejects a
 // replayed number beyond that, or all later live messages would count as delivered. The live connection decides.
@@ -124,6 +124,17 @@ func (q *sequence) onReconnect() {
 	if q.next > 0 {
 		q.publisher = publisherUnverified
 	}
+}
+
+// onDoubt returns the step for a connection that has ended, or begun, without a replay that shows that the publisher is
+// the same: what was delivered is over.
+func (q *sequence) onDoubt() step {
+	var st step
+	if q.next > 0 {
+		q.newEpoch(&st)
+		q.lastLive = watermark{}
+	}
+	return st
 }
 
 // onReplaySkipped notes that a replay was needed and put off: the publisher was not asked for what is missing now.

@@ -52,6 +52,9 @@ func (r *reader) reconnect() {
 	if r.sequence.replays {
 		r.replay()
 	}
+	if r.sequence.publisher == publisherUnverified {
+		r.apply(r.sequence.onDoubt(), message{})
+	}
 }
 
 func (r *reader) replay() {

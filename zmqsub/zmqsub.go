@@ -42,8 +42,9 @@ type Handler interface {
 	// Gap reports that the messages expected to got-1 are lost. The next call is Message with seq got.
 	Gap(expected, got uint64)
 
-	// Restart reports a new epoch: the publisher restarted, it repeated a number, or the connection is new and no
-	// replay showed that the publisher is the same. Later messages are unrelated to those delivered before.
+	// Restart reports a new epoch: the publisher restarted, it repeated a number, or the connection ended and no replay
+	// can show, or has shown on the next one, that the publisher is the same. Later messages are unrelated to those
+	// delivered before.
 	Restart()
 
 	// Replayed reports the outcome of a request for past messages, after the Message calls for them.

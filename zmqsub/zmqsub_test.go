@@ -158,7 +158,7 @@ func TestRestart(t *testing.T) {
 	p.send("", 1, "old")
 	r.want(t, "0 :old", "1 :old")
 	p.close()
-	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	r.want(t, "0 :old", "1 :old", "restart") // before the next publisher sends anything
 
 	q := publish(t, p.endpoint)
 	q.subscribed(1)
@@ -166,6 +166,25 @@ func TestRestart(t *testing.T) {
 	q.send("", 1, "new")
 	r.want(t, "0 :old", "1 :old", "restart", "0 :new", "1 :new")
 	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
+}
+
+// A lost connection ends the epoch at once if there are no replays, even if the publisher goes on.
+func TestLostConnection(t *testing.T) {
+	p := publish(t, "")
+	proxy := newProxy(t, strings.TrimPrefix(p.endpoint, "tcp://"))
+	r, _ := subscribe(t, Config{Endpoint: "tcp://" + proxy.address})
+	p.subscribed(1)
+	proxy.cut() // nothing was delivered, so that nothing ends
+	p.subscribed(1)
+	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
+	p.send("", 0, "a")
+	r.want(t, "0 :a")
+	proxy.cut()
+	r.want(t, "0 :a", "restart")
+	p.subscribed(1)
+	r.until(t, "the third connect", func() bool { return r.count("connected") == 3 })
+	p.send("", 1, "b")
+	r.want(t, "0 :a", "restart", "gap 0-1", "1 :b")
 }
 
 // The publisher ends, and one with the next numbers starts. It may be another one.
