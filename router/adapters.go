@@ -1,53 +1,90 @@
 package router
 
 import (
+	"slices"
 	"strings"
 	"sync"
 
 	"kvepp/internal/apibody"
+	"kvepp/kvblock"
 	"kvepp/tokenizer"
 )
 
-// maxSeenAdapters bounds how many adapters are learned from events, maxAdapterName the length of an adapter's name in
-// bytes.
+// maxWorkerAdapters bounds how many adapters are learned from one worker's events, maxAdapterName the length of an
+// adapter's name in bytes.
 const (
-	maxSeenAdapters = 4096
-	maxAdapterName  = 256
+	maxWorkerAdapters = 1024
+	maxAdapterName    = 256
 )
 
 // Adapters maps a LoRA adapter to the model that it adapts. The operator names adapters, and engines' events name the
-// adapter that computed a block. It is safe for concurrent use. A nil one is empty.
+// adapter that computed a block. An event speaks for its worker alone: when the worker leaves or its blocks are
+// cleared, its names are forgotten. It is safe for concurrent use. A nil one is empty.
 type Adapters struct {
 	named map[string]string // adapter -> model; read-only
 
-	mu   sync.RWMutex
-	seen map[string]string // guarded by mu; an empty model is unknown
+	mu     sync.RWMutex
+	seen   map[string][]adapted                 // adapter -> models of the workers that named it
+	worker map[kvblock.Worker]map[string]string // worker -> adapter -> model; "": unknown
+}
+
+// adapted is a model, and how many of its workers named an adapter; at least one.
+type adapted struct {
+	model   string
+	workers int
 }
 
 // NewAdapters returns a table with the operator's adapters, by the names that requests and events use, and the models
 // that they adapt.
 func NewAdapters(named map[string]string) *Adapters {
-	return &Adapters{named: named, seen: map[string]string{}}
+	return &Adapters{named: named, seen: map[string][]adapted{}, worker: map[kvblock.Worker]map[string]string{}}
 }
 
-// Seen adds an adapter that a worker's event names. If the adapter is new, Seen calls model for the worker's model; it
+// Seen adds an adapter that an event of worker w names. If it is new for w, Seen calls model for the worker's model; it
 // returns "" if that is unknown.
-func (a *Adapters) Seen(name string, model func() string) {
+func (a *Adapters) Seen(w kvblock.Worker, name string, model func() string) {
 	if a.named[name] != "" || name == "" || len(name) > maxAdapterName {
 		return
 	}
 	a.mu.RLock()
-	_, known := a.seen[name]
+	_, known := a.worker[w][name]
+	full := len(a.worker[w]) >= maxWorkerAdapters
 	a.mu.RUnlock()
-	if known {
+	if known || full {
 		return
 	}
 	adapts := model()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.seen) < maxSeenAdapters {
-		a.seen[name] = adapts
+	if a.worker[w] == nil {
+		a.worker[w] = map[string]string{}
 	}
+	a.worker[w][name] = adapts
+	if i := slices.IndexFunc(a.seen[name], func(m adapted) bool { return m.model == adapts }); i >= 0 {
+		a.seen[name][i].workers++
+	} else if adapts != "" {
+		a.seen[name] = append(a.seen[name], adapted{adapts, 1})
+	}
+}
+
+// Forget takes back what w's events named, because its blocks were cleared or it left.
+func (a *Adapters) Forget(w kvblock.Worker) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, model := range a.worker[w] {
+		all := a.seen[name]
+		i := slices.IndexFunc(all, func(m adapted) bool { return m.model == model })
+		if i < 0 {
+			continue // the model is unknown
+		}
+		if all[i].workers--; all[i].workers == 0 {
+			all = slices.Delete(all, i, i+1)
+		}
+		if a.seen[name] = all; len(all) == 0 {
+			delete(a.seen, name)
+		}
+	}
+	delete(a.worker, w)
 }
 
 // Len returns how many adapters are known.
@@ -61,7 +98,7 @@ func (a *Adapters) Len() int {
 // blocks are. p.salt is set.
 func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
 	if r.cfg.Engine != tokenizer.SGLang {
-		if adapted := r.cfg.Adapters.of(p.model); adapted != "" && !r.cfg.names(p.model) {
+		if adapted := r.cfg.Adapters.of(p.model, r.served); adapted != "" && !r.cfg.names(p.model) {
 			p.lora = strings.Clone(p.model) // a metric keeps it longer than the body
 			p.model, p.label = adapted, p.lora
 		}
@@ -70,12 +107,12 @@ func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
 	adapter := ""
 	if name := p.model; strings.Contains(name, ":") {
 		p.model, adapter = r.splitModel(name)
-	} else if adapted := r.cfg.Adapters.of(name); adapted != "" && !r.cfg.names(name) {
+	} else if adapted := r.cfg.Adapters.of(name, r.served); adapted != "" && !r.cfg.names(name) {
 		p.model = adapted // to SGLang, the name of an adapter alone has no meaning
 	}
 	space, unnamed := tokenizer.SGLangSpace(body, adapter, 0)
 	p.lora, p.salt, p.unnamed = strings.Clone(space.LoRA), space.Salt, unnamed
-	if r.cfg.Adapters.of(p.lora) != "" {
+	if r.cfg.Adapters.of(p.lora, r.served) != "" {
 		p.label = p.lora
 	}
 	if tokenizer.SGLangSpacesDiffer(body) {
@@ -115,8 +152,10 @@ func (r *Router) splitModel(name string) (model, adapter string) {
 	return strings.TrimSpace(name[:at]), strings.TrimSpace(name[at+1:])
 }
 
-// of returns the model that an adapter adapts; "" if there is no such adapter.
-func (a *Adapters) of(name string) string {
+// of returns the model that an adapter adapts; "" if there is no such adapter. If workers of several models named it,
+// the model with most of these workers counts, then the first one. served reports whether a worker has a model
+// of that name: then it is no adapter, unless the operator says so.
+func (a *Adapters) of(name string, served func(model string) bool) (model string) {
 	if a == nil {
 		return ""
 	}
@@ -124,6 +163,15 @@ func (a *Adapters) of(name string) string {
 		return model
 	}
 	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return a.seen[name]
+	most := 0
+	for _, m := range a.seen[name] {
+		if m.workers > most {
+			model, most = m.model, m.workers
+		}
+	}
+	a.mu.RUnlock()
+	if model != "" && served(name) {
+		return ""
+	}
+	return model
 }

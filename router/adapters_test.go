@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"kvepp/kvblock"
+	"kvepp/modelrewrite"
+	"kvepp/tokenizer"
 )
 
 // kvepp learns an adapter from an engine's events. Its base model is that of the worker that sent them.
@@ -22,12 +24,12 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	}
 	asked := 0
 	for range 3 {
-		h.cfg.Adapters.Seen("sql", func() string { asked++; return "m" })
-		h.cfg.Adapters.Seen("named", func() string { asked++; return "other" })
-		h.cfg.Adapters.Seen(strings.Repeat("x", maxAdapterName+1), func() string { asked++; return "m" })
-		h.cfg.Adapters.Seen("whose", func() string { asked++; return "" })
+		h.cfg.Adapters.Seen(0, "sql", func() string { asked++; return "m" })
+		h.cfg.Adapters.Seen(0, "named", func() string { asked++; return "other" })
+		h.cfg.Adapters.Seen(0, strings.Repeat("x", maxAdapterName+1), func() string { asked++; return "m" })
+		h.cfg.Adapters.Seen(0, "whose", func() string { asked++; return "" })
 	}
-	if asked != 2 || h.cfg.Adapters.Len() != 3 {
+	if asked != 2 || h.cfg.Adapters.Len() != 2 {
 		t.Errorf("asked %d times for a model, %d adapters", asked, h.cfg.Adapters.Len())
 	}
 	if r := h.route(completion("sql", tokens(0, 16))); r.Name != "w0" || r.PredictedCachedTokens != 16 ||
@@ -37,15 +39,77 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	if _, err := h.Route(t.Context(), completion("whose", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("an adapter of an unknown model: %v", err)
 	}
-	for i := range maxSeenAdapters + 10 {
-		h.cfg.Adapters.Seen(fmt.Sprint(i), func() string { return "m" })
-	}
-	if n := h.cfg.Adapters.Len(); n != 1+maxSeenAdapters {
-		t.Errorf("%d adapters, want %d at most", n, 1+maxSeenAdapters)
-	}
 	var none *Adapters
-	if none.of("sql") != "" {
+	if none.of("sql", nil) != "" {
 		t.Error("an adapter of a table that is not there")
+	}
+}
+
+// One engine cannot take another model's requests: its events say only what it holds itself.
+func TestAdaptersOfHostileEngines(t *testing.T) {
+	es := workers(3)
+	es[0].Model, es[1].Model, es[2].Model = "theirs", "ours", "ours"
+	h := newHouse(t, es...)
+	h.cfg.Adapters = NewAdapters(map[string]string{"named": "ours"})
+	h.cfg.Models = map[string]*tokenizer.Model{"m": nil}
+	h.cfg.StrictModel = true
+	seen := func(w kvblock.Worker, name string) {
+		h.cfg.Adapters.Seen(w, name, func() string { return es[w].Model })
+	}
+	for _, name := range []string{"ours", "theirs", "m", "named"} { // "m" is a model of the operator
+		seen(0, name)
+	}
+	if r := h.route(completion("ours", tokens(0, 16))); r.Name == "w0" {
+		t.Error("a served model's requests go to an engine that names it as its adapter")
+	}
+	if r := h.route(completion("named", tokens(0, 16))); r.Name == "w0" {
+		t.Error("the operator's adapter goes to an engine of another model")
+	}
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("a model of the operator without workers: %v", err)
+	}
+	h.cfg.Rewrites = rewrites(t, modelrewrite.Rule{Name: "alias", Models: []string{"public"},
+		Targets: []modelrewrite.Target{{Model: "ours"}}})
+	seen(0, "public")
+	if r := h.route(completion("public", tokens(0, 16))); r.Name == "w0" {
+		t.Error("an alias of a served model goes to an engine that names it as its adapter")
+	}
+	h.cfg.Rewrites = nil
+	h.cfg.Adapters.Forget(0)
+	// An adapter that workers of two models name is that of the model with most of them.
+	seen(0, "sql")
+	if r := h.route(completion("sql", tokens(0, 16))); r.Name != "w0" {
+		t.Errorf("the only worker that named it: went to %s", r.Name)
+	}
+	seen(1, "sql")
+	seen(2, "sql")
+	if r := h.route(completion("sql", tokens(0, 16))); r.Name == "w0" {
+		t.Error("two of three workers are of the other model")
+	}
+	// An engine that names thousands fills only its own share.
+	for i := range 6 * maxWorkerAdapters {
+		seen(0, fmt.Sprint("adapter ", i))
+	}
+	seen(1, "late")
+	if r := h.route(completion("late", tokens(0, 16))); r.Name == "w0" {
+		t.Error("went to the wrong model")
+	}
+	if n := h.cfg.Adapters.Len(); n < maxWorkerAdapters || n > maxWorkerAdapters+3 {
+		t.Errorf("%d adapters", n)
+	}
+	for range 2 {
+		h.cfg.Adapters.Forget(0)
+	}
+	if n := h.cfg.Adapters.Len(); n != 3 { // named, sql, late
+		t.Errorf("%d adapters after the engine left, want 3", n)
+	}
+	h.cfg.Adapters.Forget(1)
+	h.cfg.Adapters.Forget(2)
+	if _, err := h.Route(t.Context(), completion("sql", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("an adapter of workers that left: %v", err)
+	}
+	if len(h.cfg.Adapters.seen)+len(h.cfg.Adapters.worker) != 0 {
+		t.Errorf("%v and %v are left", h.cfg.Adapters.seen, h.cfg.Adapters.worker)
 	}
 }
 

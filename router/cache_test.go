@@ -130,7 +130,7 @@ func TestSGLangNamesOfCaches(t *testing.T) {
 		h := newHouse(t, workers(2)...)
 		h.cfg.Engine, h.cfg.StrictModel = tokenizer.SGLang, true
 		h.cfg.Adapters = NewAdapters(map[string]string{"named": "m"})
-		h.cfg.Adapters.Seen("sql", func() string { return "m" })
+		h.cfg.Adapters.Seen(0, "sql", func() string { return "m" })
 		c.blocks.BlockSize = 4
 		h.warm("w0", 0, a, c.blocks)
 		h.warm("w0", 0, b, c.blocks)

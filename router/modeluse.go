@@ -100,6 +100,18 @@ func (u *modelUse) logUnused(workers []string, log *slog.Logger) {
 	}
 }
 
+// served reports whether a worker serves a model of this name.
+func (r *Router) served(name string) bool {
+	s := r.pool.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		if s.Workers[i].Model == name {
+			return true
+		}
+	}
+	return false
+}
+
 // workerModels returns the models that workers report, the first few in alphabetical order.
 func (r *Router) workerModels() []string {
 	s := r.pool.Acquire()

@@ -48,8 +48,13 @@ func subscribe(
 	o.feed.Engine = string(engine)
 	if engine != tokenizer.Dynamo {
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
-			adapters.Seen(name, func() string { return modelOf(p, w, o.config.onlyModel()) })
+			if name == "" {
+				adapters.Forget(w)
+				return
+			}
+			adapters.Seen(w, name, func() string { return modelOf(p, w, o.config.onlyModel()) })
 		}
+		o.feed.UnmarkedSalts = !o.tenantSalt
 	}
 	o.feed.Layers = func(name string) feed.Layers {
 		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {

@@ -69,9 +69,11 @@ type Config struct {
 	Threads int
 	// Engine is the workers' engine, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
 	Engine string
-	// Adapter, if not nil, is called with each LoRA adapter that a store names. It may be called repeatedly with the
-	// same one.
+	// Adapter, if not nil, is called with each LoRA adapter that a store of w's own blocks names, and with "" when w's
+	// blocks are cleared or w leaves. It may be called repeatedly with the same one.
 	Adapter func(w kvblock.Worker, name string)
+	// UnmarkedSalts says that cache salts in events are the clients', see kvblock.Normalizer.UnmarkedSalts.
+	UnmarkedSalts bool
 	// EngineHashes, if not nil, are the ways in which vLLM workers may compute their block hashes. kvepp then computes
 	// those of workers whose model has no full attention, and so knows which blocks they hold.
 	EngineHashes *kvblock.EngineHashes
@@ -272,6 +274,7 @@ func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	close(s.left)
 	s.link.leave()
 	s.leave()
+	s.forgetAdapters()
 	if s.online { // Disconnected is not called any more
 		f.connected.Add(-1)
 	}
@@ -304,6 +307,7 @@ type subscriber struct {
 	unnumbered bool       // the dump had no position: a message may repeat stores that it includes
 	normalizer *kvblock.Normalizer
 	announced  int            // the last block size reported to the pool
+	tails      bool           // announced is the size of prompt tails: the next report corrects it
 	traits     kvblock.Traits // the last traits reported to the pool
 	hybrid     indexer.Hybrid // the worker's classes as the index knows them; without classes: none
 	adapter    string         // the last adapter passed to Config.Adapter
@@ -324,6 +328,9 @@ func (s *subscriber) reset() {
 	if s.normalizer == nil {
 		s.normalizer = kvblock.NewNormalizer(s.blockSize)
 		s.normalizer.ComputeHashes(s.feed.config.EngineHashes)
+		if s.feed.config.UnmarkedSalts {
+			s.normalizer.UnmarkedSalts()
+		}
 		return
 	}
 	s.normalizer.Reset()
@@ -417,11 +424,10 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 			stored, removed, unknown = stored+a.Stored, removed+a.Removed, unknown+a.Unknown
 		case kvblock.OpCleared:
 			f.index.Cleared(s.worker)
+			s.forgetAdapters()
 			f.metrics.Event("cleared", "applied", 1)
-			if op.BlockSize != 0 && s.correct() {
-				s.announced = int(op.BlockSize)
-				f.pool.CorrectBlockSize(s.worker, s.announced)
-			}
+			s.tails = s.tails || op.BlockSize != 0
+			s.report(int(op.BlockSize))
 		case kvblock.OpDropped:
 			f.metrics.Event(kinds[op.Event], op.Reason, 1)
 			if op.Reason == kvblock.DropBlockSize {
@@ -460,16 +466,29 @@ func (s *subscriber) reportTraits(now kvblock.Traits) {
 	}
 }
 
-// reportAdapters calls Config.Adapter for the adapters that the batch names, except the one reported last.
+// reportAdapters calls Config.Adapter for the adapters of the worker's own blocks that the batch names, except the one
+// reported last.
 func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 	if s.feed.config.Adapter == nil {
 		return
 	}
 	for i := range batch.Events {
-		if name := batch.Events[i].LoRAName; len(name) > 0 && string(name) != s.adapter {
-			s.adapter = string(name)
+		switch e := &batch.Events[i]; {
+		case e.Kind == kvblock.AllBlocksCleared:
+			s.forgetAdapters()
+		case len(e.LoRAName) == 0 || e.Ownership != nil || e.Locality != nil && string(e.Locality) != "LOCAL":
+		case string(e.LoRAName) != s.adapter:
+			s.adapter = string(e.LoRAName)
 			s.feed.config.Adapter(s.worker, s.adapter)
 		}
+	}
+}
+
+// forgetAdapters takes back the adapters that were reported.
+func (s *subscriber) forgetAdapters() {
+	if s.adapter != "" {
+		s.adapter = ""
+		s.feed.config.Adapter(s.worker, "")
 	}
 }
 
@@ -477,7 +496,12 @@ func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 func (s *subscriber) report(blockSize int) {
 	if blockSize > 0 && blockSize != s.announced && s.correct() {
 		s.announced = blockSize
-		s.feed.pool.ReportBlockSize(s.worker, blockSize)
+		if s.tails {
+			s.tails = false
+			s.feed.pool.CorrectBlockSize(s.worker, blockSize)
+		} else {
+			s.feed.pool.ReportBlockSize(s.worker, blockSize)
+		}
 	}
 }
 
@@ -528,7 +552,8 @@ func (s *subscriber) gap(expected, got uint64) {
 	s.empty()
 }
 
-// Restart clears the worker's blocks: a new engine process has none of the old one's.
+// Restart clears the worker's blocks: a new engine process has none of the old one's. Without a replay, a lost
+// connection may mean one.
 func (s *subscriber) Restart() {
 	if !s.begin() {
 		return
@@ -542,7 +567,8 @@ func (s *subscriber) restart() {
 	s.restarts.Log(
 		s.feed.log,
 		slog.LevelInfo,
-		"the publisher of KV events restarted: kvepp clears the worker's blocks",
+		"the publisher of KV events restarted, or its connection was lost and no replay shows that it is the same: "+
+			"kvepp clears the worker's blocks",
 		"worker",
 		s.name,
 	)
@@ -552,6 +578,7 @@ func (s *subscriber) restart() {
 // empty clears the worker's blocks and forgets all state that depends on them.
 func (s *subscriber) empty() {
 	s.feed.index.Cleared(s.worker)
+	s.forgetAdapters()
 	s.unseed()
 	s.reset()
 }

@@ -14,6 +14,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/indexer"
+	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
@@ -495,6 +496,78 @@ func TestPromptTails(t *testing.T) {
 	eventually(t, "a report of smaller blocks", func() bool { return worker().Announced == 2 })
 }
 
+// Stores in lower tiers in another block size, such as LMCache's chunks, neither teach the worker's block size nor
+// contradict it, and their removals do not touch the device's blocks.
+func TestLowerTiersInAnotherBlockSize(t *testing.T) {
+	for _, configured := range []int{0, 4} {
+		h := newFixture(t, io.Discard)
+		e := newEngine(t, 0)
+		h.update(e, configured)
+		h.connected(1)
+		in := func(medium string, event []any) []any { event[6] = medium; return event }
+		chunk := in("CPU", stored(91, nil, 8, 1, 2, 3, 4, 5, 6, 7, 8))
+		eventually(t, "a chunk counted before the device's blocks", func() bool {
+			e.publish(0, chunk)
+			return h.count("stored", kvblock.DropTierBlockSize) > 0
+		})
+		h.applied(e)
+		e.publish(0, stored(1, nil, 4, 1, 2, 3, 4), stored(2, uint64(1), 4, 5, 6, 7, 8))
+		e.publish(0, chunk, in("STORAGE", stored(92, uint64(91), 8, 1, 2, 3, 4, 5, 6, 7, 8)),
+			in("CPU", stored(2, nil, 16)), in("CPU", stored(2, nil, 4)),
+			[]any{"BlockRemoved", []any{2, 91}, "CPU"}, []any{"BlockRemoved", []any{92}, "STORAGE"})
+		h.applied(e)
+		if got := h.match(4, 1, 2, 3, 4, 5, 6, 7, 8); got != 2 {
+			t.Errorf("configured %d: %d blocks, want 2", configured, got)
+		}
+		s := h.pool.Acquire()
+		if w := s.Workers[0]; w.BlockSize != 4 || w.Announced != 0 || w.UpperBound {
+			t.Errorf("configured %d: block size %d, announced %d, upper bound %v", configured, w.BlockSize,
+				w.Announced, w.UpperBound)
+		}
+		s.Release()
+		if h.count("stored", kvblock.DropBlockSize) != 0 || h.count("stored", kvblock.DropShortTokens) != 1 ||
+			h.count("removed", "unknown_block") != 3 {
+			t.Errorf("configured %d: %v mismatches, %v without tokens, %v removals of unknown blocks", configured,
+				h.count("stored", kvblock.DropBlockSize), h.count("stored", kvblock.DropShortTokens),
+				h.count("removed", "unknown_block"))
+		}
+	}
+}
+
+// If the correction of a prompt tail's size is held back, a later report is still a correction.
+func TestCorrectionHeldBack(t *testing.T) {
+	h := newFixture(t, io.Discard)
+	e := newEngine(t, 0)
+	h.update(e, 0)
+	h.connected(1)
+	full := func(event []any) []any { return append(event, 1, "full_attention", nil, nil) }
+	eventually(t, "a tail that counts as a block", func() bool {
+		e.publish(0, full(stored(21, nil, 2, 5, 6)))
+		return h.match(2, 5, 6) == 1
+	})
+	h.applied(e)
+	h.mu.Lock()
+	s := h.subscriptions[h.worker()].subscriber
+	h.mu.Unlock()
+	s.applying.Lock()
+	for s.correct() {
+		continue
+	}
+	s.applying.Unlock()
+	e.publish(0, full(stored(1, nil, 4, 1, 2, 3, 4)))
+	h.applied(e)
+	s.applying.Lock()
+	s.corrections = loglimit.Limiter{Burst: 1, Interval: time.Hour}
+	s.applying.Unlock()
+	e.publish(0, full(stored(2, uint64(1), 4, 5, 6, 7, 8)))
+	h.applied(e)
+	p := h.pool.Acquire()
+	defer p.Release()
+	if w := p.Workers[0]; w.BlockSize != 4 || w.Announced != 0 {
+		t.Errorf("block size %d, announced %d; want 4 and 0", w.BlockSize, w.Announced)
+	}
+}
+
 func TestWorkerLeftEndsEvents(t *testing.T) {
 	h := newFixture(t, io.Discard)
 	e := newEngine(t, 0)
@@ -554,9 +627,31 @@ func TestAdapterCalls(t *testing.T) {
 			t.Errorf("call %d: adapter %q, want %q", i, got, want)
 		}
 	}
-	if len(told) != 0 {
-		t.Errorf("one more call: adapter %q", <-told)
+	// Blocks of other engines name no adapter of this one. A clear, lost events and leaving take the names back.
+	remote := of("remote", 7)
+	for len(remote) < 13 {
+		remote = append(remote, nil)
 	}
+	remote[12] = "REMOTE"
+	e.publish(0, remote, of("gone", 8), []any{"AllBlocksCleared"}, of("kept", 9))
+	e.publish(0, []any{"AllBlocksCleared"})
+	e.publish(0, of("kept", 10))
+	e.seq++
+	e.publish(0, of("kept", 11))
+	for i, want := range []string{"", "gone", "", "kept", "", "kept", "", "kept"} {
+		if got := <-told; got != want {
+			t.Errorf("call %d after the first: adapter %q, want %q", i, got, want)
+		}
+	}
+	h.pool.Update(nil)
+	if got := <-told; got != "" || len(told) != 0 {
+		t.Errorf("adapter %q after the worker left, %d more calls", got, len(told))
+	}
+	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
+	eventually(t, "the subscriber gone", func() bool {
+		frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
+		return err == nil && len(frame) > 0 && frame[0] == 0
+	})
 }
 
 // Config.Connection is called when an event socket closes and opens again, the engine's own or that of the event plane.
