@@ -1,8 +1,10 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -164,7 +166,7 @@ func stripPod(o any) (any, error) {
 	if len(kept.Ports) > 0 {
 		slim.Spec.Containers = []corev1.Container{kept}
 	}
-	slim.Status.PodIP, slim.Status.PodIPs = p.Status.PodIP, p.Status.PodIPs
+	slim.Status.Phase, slim.Status.PodIP, slim.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
@@ -175,11 +177,13 @@ func stripPod(o any) (any, error) {
 
 // serves reports whether requests may be sent to a Pod. Subscriptions follow it: kvepp clears the blocks of a Pod that
 // is not ready, because an engine that stopped answering may have restarted. Replay restores the blocks that it still
-// holds.
+// holds. A Pod that failed or succeeded may stay ready, while another one has its address already.
 //
-// Source: GAIE v1.5, which removes and adds a Pod's endpoints with its readiness.
+// Source: GAIE v1.5, which removes and adds a Pod's endpoints with its readiness; Kubernetes 1.34,
+// endpointslice/util (ShouldPodBeInEndpoints).
 func serves(p *corev1.Pod) bool {
-	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+	ended := p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+	return !ended && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
@@ -353,6 +357,10 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
 		wrong = fmt.Errorf("annotation %s: %q must be aggregated, prefill or decode", RoleAnnotation, text)
 	}
+	if text, there := p.Labels[llmdRoleLabel]; there && llmdRoles[text] == "" {
+		wrong = fmt.Errorf("label %s: %q is none of %s", llmdRoleLabel, text,
+			strings.Join(slices.Sorted(maps.Keys(llmdRoles)), ", "))
+	}
 	drop, known := kvblock.ParseEAGLEDrop(p.Annotations[EAGLEDropAnnotation])
 	if e.EAGLEDrop = drop; !known {
 		wrong = fmt.Errorf("annotation %s: %q must be one of %s", EAGLEDropAnnotation,
@@ -372,15 +380,18 @@ var roles = map[string]pool.Role{
 	"aggregated": pool.Aggregated, "prefill": pool.Prefill, "decode": pool.Decode, "encode": pool.Encode,
 }
 
-// role returns the role in a Pod's annotation, or else in its labels. Any other value, such as Dynamo's "worker" or
-// llm-d's "both", means Aggregated.
+// llmdRoles maps the values of llm-d's label to roles. A worker that only encodes and prefills cannot answer a request.
+// Source: llm-d-router v0.11.
+var llmdRoles = map[string]pool.Role{
+	"encode": pool.Encode, "prefill": pool.Prefill, "encode-prefill": pool.Prefill, "decode": pool.Decode,
+	"prefill-decode": pool.Aggregated, "encode-prefill-decode": pool.Aggregated, "both": pool.Aggregated,
+}
+
+// role returns the role in a Pod's annotation, or else in its labels. Any other value, such as Dynamo's "worker", means
+// Aggregated.
 func role(p *corev1.Pod) pool.Role {
-	for _, text := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
-		if r := roles[text]; r != "" {
-			return r
-		}
-	}
-	return pool.Aggregated
+	return cmp.Or(roles[p.Annotations[RoleAnnotation]], roles[p.Labels[dynamoTypeLabel]],
+		llmdRoles[p.Labels[llmdRoleLabel]], pool.Aggregated)
 }
 
 // eventPorts returns the event port and the replay port of a Pod's rank 0; 0 means none. Precedence: the Pod's

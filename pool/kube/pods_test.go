@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -166,6 +167,40 @@ func TestEndpointsOfAPod(t *testing.T) {
 		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill" },
 			want: "a-rank-0 10.0.0.7:8000 prefill rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's encoder that prefills", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "encode-prefill" },
+			want: "a-rank-0 10.0.0.7:8000 prefill rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's encoder", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "encode" },
+			want: "a-rank-0 10.0.0.7:8000 encode rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's decoder", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "decode" },
+			want: "a-rank-0 10.0.0.7:8000 decode rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's prefill and decode", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill-decode" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's all", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "encode-prefill-decode" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "llm-d's both", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "both" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "a role that llm-d does not have", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit:    func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefil" },
+			want:    "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557",
+			problem: "llm-d.ai/role: \"prefil\" is none of both, decode, encode, encode-prefill"},
+		{name: "an annotation before a label", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Labels["llm-d.ai/role"], p.Annotations["kvepp/role"] = "encode-prefill", "aggregated"
+			}, want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "failed", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
+		{name: "succeeded", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
+		{name: "running", config: vllm, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "without an address", config: vllm, ports: []int{8000}, pod: readyPod("a")},
 		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Spec.Containers = []corev1.Container{{Name: "main",
@@ -450,5 +485,35 @@ func TestParseSelector(t *testing.T) {
 		if s, err := ParseSelector(text); err == nil {
 			t.Errorf("%q is a selector: %v", text, s)
 		}
+	}
+}
+
+// A Pod that has failed or succeeded may stay Ready, and its address may belong to another one already. Kubernetes' own
+// endpoint slices leave it out too.
+func TestEndedPods(t *testing.T) { synctest.Test(t, testEndedPods) }
+
+func testEndedPods(t *testing.T) {
+	c := newCluster(t)
+	c.pool("vllm", 8000)
+	ended := readyPod("a", "10.0.0.1")
+	c.put(ended)
+	r := run(t, c, Config{PoolName: "p"})
+	r.want("10.0.0.1:8000")
+	for _, phase := range []corev1.PodPhase{corev1.PodFailed, corev1.PodRunning, corev1.PodSucceeded} {
+		ended = ended.DeepCopy()
+		ended.Status.Phase = phase
+		c.put(ended)
+		if phase == corev1.PodRunning {
+			r.want("10.0.0.1:8000")
+		} else {
+			r.want("")
+		}
+	}
+	c.put(readyPod("b", "10.0.0.1"))
+	r.want("10.0.0.1:8000") // once
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if name := r.last.Endpoints[0].Name; name != "b-rank-0" {
+		t.Errorf("the endpoint is %s", name)
 	}
 }
