@@ -329,7 +329,11 @@ func follow(t *testing.T, engine, sources string, steps int) {
 
 	// A new epoch of the engine, which sends more messages than the first before kvepp connects.
 	p.kill()
+	if steps == 0 {
+		eventually(t, "no block of the engine that ended", holds(0))
+	}
 	p.start()
+	eventually(t, "no block of the engine that restarted, before its first event", holds(0))
 	for i := range 20 {
 		p.publish(false, p.store([]any{100 + i}, nil, tokens(1000+4*i, 4)))
 	}
@@ -357,6 +361,7 @@ func follow(t *testing.T, engine, sources string, steps int) {
 func fields(t *testing.T, h *fixture, p *publisher, engine, sources string) {
 	plain := kvblock.HashOptions{}
 	salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
+	hex := strings.Repeat("9F86d081", 8) // a tenant's SHA-256, as a salt
 	if engine == "vllm" {
 		digest := func(n int) string { return fmt.Sprintf("%064x", n) }
 		p.publish(
@@ -380,6 +385,8 @@ func fields(t *testing.T, h *fixture, p *publisher, engine, sources string) {
 				"extra_keys",
 				[]any{[]any{"sql"}},
 			),
+			p.store([]any{digest(20)}, nil, tokens(3000, 4), "extra_keys", []any{[]any{hex}}),
+			p.store([]any{digest(21)}, digest(20), tokens(3004, 4)),
 		)
 		eventually(
 			t,
@@ -388,8 +395,12 @@ func fields(t *testing.T, h *fixture, p *publisher, engine, sources string) {
 		)
 	} else {
 		p.publish(false, p.store([]any{-7, -8}, nil, tokens(3000, 8), "cache_salt", "tenant-a"),
-			p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"))
+			p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"),
+			p.store([]any{-20, -21}, nil, tokens(3000, 8), "cache_salt", hex))
 	}
+	eventually(t, "two blocks with a salt of 64 hexadecimal digits", func() bool {
+		return h.match("a", tokens(3000, 8), kvblock.HashOptions{CacheNamespace: hex}) == 2
+	})
 	eventually(t, "three salted blocks", func() bool { return h.match("a", tokens(3000, 12), salted) == 3 })
 	if h.match("a", tokens(3000, 12), plain) != 0 {
 		t.Error("salted blocks are found without the salt")
@@ -413,6 +424,43 @@ func fields(t *testing.T, h *fixture, p *publisher, engine, sources string) {
 		defer s.Release()
 		return s.Workers[0].EAGLE == eagle && s.Workers[0].BlockSize == blockSize
 	})
+}
+
+// TestLowerTiers: the engines' publishers announce chunks of LMCache, vLLM's offloading, and SGLang's host memory,
+// between the device's blocks. Other sizes neither teach nor contradict the worker's, and removals stay in their tier.
+func TestLowerTiers(t *testing.T) {
+	for name, sources := range publishers(t) {
+		engine, _, _ := strings.Cut(name, "-")
+		t.Run(name, func(t *testing.T) {
+			h, p := newFixture(t), newPublisher(t, engine, sources, 1000)
+			in := func(medium string, size int, hashes []any, parent any, ids []kvblock.Token) event {
+				return p.store(hashes, parent, ids, "medium", medium, "block_size", size)
+			}
+			gone := func(medium string, hashes ...any) event {
+				e := removed(hashes...)
+				e["medium"] = medium
+				return e
+			}
+			p.publish(false, in("CPU", 16, []any{91}, nil, tokens(0, 16)))
+			h.pool.Update([]pool.Endpoint{p.endpoint("a")})
+			eventually(t, "a chunk before the device's blocks",
+				func() bool { return h.happened("stored", "tier_block_size") == 1 })
+			p.publish(false, p.store([]any{1, 2, 3, 4}, nil, tokens(0, 16)))
+			p.publish(false, in("CPU", 16, []any{4}, nil, tokens(0, 0)), in("CPU", 7, []any{92}, 91, tokens(16, 7)),
+				in("CPU", 0, []any{2}, nil, tokens(0, 0)), in("CPU", blockSize, []any{3}, nil, tokens(0, 0)),
+				in("CPU", blockSize, []any{1, 2}, nil, tokens(0, 8)), gone("CPU", 1, 2, 4, 91, 92))
+			p.publish(false, p.store([]any{5}, 4, tokens(16, 4)))
+			eventually(t, "five blocks", func() bool { return h.match("a", tokens(0, 20), kvblock.HashOptions{}) == 5 })
+			s := h.pool.Acquire()
+			defer s.Release()
+			if w := s.Workers[0]; w.BlockSize != blockSize || w.Announced != 0 {
+				t.Errorf("block size %d, announced %d", w.BlockSize, w.Announced)
+			}
+			if n := h.happened("stored", "tier_block_size"); n != 4 {
+				t.Errorf("%d stores in other sizes counted, want 4", n)
+			}
+		})
+	}
 }
 
 // knowsLookahead reports whether a vLLM's events have the field lookahead_token_ids, which 0.33 added.
