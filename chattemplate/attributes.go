@@ -161,8 +161,10 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 			methods = tupleMethods
 		}
 	case *function:
-		if _, exists := dictMethods[name]; exists && c == dictType {
-			return nil, false, unsupported("the attribute %s of dict", name)
+		if _, exists := dictMethods[name]; exists && c == dictType && !x.mini {
+			if methods = dictMethods; name != "fromkeys" {
+				return nil, false, unsupported("the attribute %s of dict", name)
+			}
 		}
 	case *namespace:
 		found, ok = c.values.Get(name)

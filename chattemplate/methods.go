@@ -75,7 +75,7 @@ func init() {
 		"keys":   methodKeys,
 		"values": methodValues,
 		"clear":  nil, "pop": nil, "popitem": nil, "setdefault": nil, "update": nil,
-		"fromkeys": unsupportedMethod,
+		"fromkeys": methodFromKeys,
 	}
 	tupleMethods = map[string]builtin{"count": methodListCount, "index": methodListIndex}
 	listMethods = map[string]builtin{
@@ -769,6 +769,27 @@ func (x *execution) formatSpec(v any, spec string) (string, error) {
 		}
 	}
 	return x.pad(formatted, fill, align, width)
+}
+
+// methodFromKeys is dict.fromkeys, of the type or of any dict.
+func methodFromKeys(x *execution, _ any, a *arguments) (any, error) {
+	p, err := a.bind("iterable", "value=")
+	if err != nil {
+		return nil, err
+	}
+	keys, err := x.iterate(p[0])
+	if err == nil {
+		err = x.chargeDict(len(keys))
+	}
+	d := NewDict()
+	for i := 0; i < len(keys) && err == nil; i++ {
+		if !hashable(keys[i]) {
+			return nil, unhashable(keys[i])
+		}
+		err = x.chargeLookup(keys[i])
+		d.set(keys[i], orDefault(p[1], nil))
+	}
+	return d, err
 }
 
 func methodGet(x *execution, v any, a *arguments) (any, error) {

@@ -251,7 +251,7 @@ var (
 		"copy": {
 			"",
 		}, "get": {"'x'", "longkey", "integer"}, "items": {""}, "keys": {""}, "values": {""}, "clear": {}, "pop": {},
-		"popitem": {}, "setdefault": {}, "update": {}, "fromkeys": {""},
+		"popitem": {}, "setdefault": {}, "update": {}, "fromkeys": {"strs", "longlist", "ascii, 1"},
 		"append": {}, "extend": {}, "insert": {}, "remove": {}, "reverse": {}, "sort": {},
 	}
 	// methods whose arguments depend on the type of the receiver

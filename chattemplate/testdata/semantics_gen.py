@@ -551,6 +551,10 @@ range(3).count(1)
 dict.from_keys([('a', 1)])
 dict['x'](a=1)
 dict.x is defined
+dict.fromkeys(['a', 1, 'a'], 0)
+dict.fromkeys('ab')
+d.fromkeys(l, s)
+dict.fromkeys([[]])
 range(3).nosuch is defined
 """.strip().split("\n")
 
