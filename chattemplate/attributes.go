@@ -36,7 +36,7 @@ func (x *execution) attribute(v any, name string) (any, error) {
 	if v == any(dictType) && !x.mini {
 		return v, nil // dict[name], a types.GenericAlias; a call of it makes a dict
 	}
-	if d, ok := v.(*Dict); ok && (x.mini || !slices.Contains(dictInternals, name)) {
+	if d, ok := v.(*Dict); ok && (x.mini || !strings.HasPrefix(name, "__") || !slices.Contains(dictInternals, name)) {
 		if value, ok := d.Get(name); ok {
 			return value, nil
 		}
@@ -176,7 +176,7 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	}
 	method, isMethod := methods[name]
 	if !ok && !isMethod {
-		if slices.Contains(otherAttributes[kindName(v)], name) {
+		if _, isDict := v.(*Dict); !isDict && slices.Contains(otherAttributes[kindName(v)], name) {
 			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
 		}
 		return nil, false, nil

@@ -92,6 +92,9 @@ func filterSafe(x *execution, v any, a *arguments) (any, error) {
 // callMarked calls a filter of Python. Most filters take markup as a string. Some return markup for it.
 func (x *execution) callMarked(name string, f builtin, v any, a *arguments) (any, error) {
 	_, isMarkup := v.(markup)
+	if !isMarkup && len(a.positional)+len(a.values) == 0 { // nothing to do in most calls
+		return callNamed(x, name, f, v, a)
+	}
 	switch name {
 	case "attr", "d", "default", "e", "escape", "forceescape", "format", "map", "safe", "string", "truncate":
 		return callNamed(x, name, f, v, a) // these look at it themselves
