@@ -3,17 +3,24 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha1"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -40,6 +47,7 @@ const fetchPrefix = "fetch-"
 const (
 	maxListingBytes = 16 << 20
 	maxFetchedBytes = 256 << 20 // per file; the largest known tokenizer.json files have 35 MB
+	maxFetchedModel = 512 << 20 // all files of a model
 	maxFetchedFiles = 200       // per model
 )
 
@@ -59,7 +67,8 @@ var fetched = []string{
 	"processor_config.json",
 	"*.tiktoken",
 	"tiktoken.model",
-	"tokenizer.model*",
+	"tokenizer.model",
+	"tokenizer.model.v[0-9]*", // Mistral's
 	"tekken.json",
 	"vocab.json",
 	"merges.txt",
@@ -170,9 +179,13 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 		fmt.Fprintf(stderr, "kvepp fetch: %v\n\"kvepp fetch --help\" shows how to use it.\n", err)
 		return 2
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
+	// A signal ends the downloads, so that no parts of files remain.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, errors.New("--timeout is over"))
 	defer cancel()
-	h := hub{o.hub, o.token, time.Second, &http.Client{CheckRedirect: staySecure}, stderr}
+	h := hub{o.hub, o.token, time.Second, &http.Client{CheckRedirect: staySecure}, stderr, maxFetchedBytes,
+		maxFetchedModel}
 	failed := false
 	for _, m := range o.models {
 		commit, files, size, err := h.model(ctx, m, filepath.Join(o.to, m.folder))
@@ -191,14 +204,14 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 			float64(size)/1e6,
 		)
 	}
-	if failed && !o.optional {
+	if failed && (!o.optional || errors.Is(ctx.Err(), context.Canceled)) {
 		return 1
 	}
 	return 0
 }
 
-// staySecure refuses redirects from HTTPS to plain HTTP. Only the hub's own host gets the token: net/http omits it for
-// other hosts.
+// staySecure refuses redirects from HTTPS to plain HTTP. Only the hub's own host and port get the token: net/http would
+// also send it to the host's subdomains and other ports.
 func staySecure(r *http.Request, via []*http.Request) error {
 	if len(via) >= 10 {
 		return errors.New("more than ten redirections")
@@ -206,43 +219,44 @@ func staySecure(r *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && r.URL.Scheme != "https" {
 		return errors.New("redirected from https to http")
 	}
+	if r.URL.Host != via[0].URL.Host {
+		r.Header.Del("Authorization")
+	}
 	return nil
 }
 
 // hub is a client for two kinds of requests: the list of files of a model version, and one file.
 type hub struct {
-	url, token string
-	pause      time.Duration // before the first retry; doubled for each further one
-	client     *http.Client
-	log        io.Writer
+	url, token         string
+	pause              time.Duration // before the first retry; doubled for each further one
+	client             *http.Client
+	log                io.Writer
+	maxBytes, maxModel int64 // of one file, and of all files of a model
 }
 
-// model downloads the tokenizer files of a model into a folder.
+// hubFile is a file of a model version as hubs list it. Hubs need not give sizes and hashes.
+// Source: the API of the Hugging Face Hub, /api/models/REPOSITORY/revision/REVISION?blobs=true.
+type hubFile struct {
+	Name string `json:"rfilename"`
+	Size *int64 `json:"size"`
+	Blob string `json:"blobId"` // of its object in Git
+	LFS  *struct {
+		SHA256 string `json:"sha256"`
+	} `json:"lfs"`
+}
+
+// model downloads the tokenizer files of a model into a folder. It replaces files only when it has all of them, and
+// changes no other file.
 func (h *hub) model(
 	ctx context.Context,
 	m modelSource,
 	folder string,
 ) (commit string, files int, size int64, err error) {
-	var listing struct {
-		SHA      string `json:"sha"`
-		Siblings []struct {
-			Name string `json:"rfilename"`
-		} `json:"siblings"`
+	commit, listed, err := h.list(ctx, m)
+	if err != nil {
+		return "", 0, 0, err
 	}
-	address := h.url + "/api/models/" + escaped(m.repository) + "/revision/" + url.PathEscape(m.revision)
-	err = h.get(ctx, address, func(body io.Reader) error {
-		text, err := io.ReadAll(io.LimitReader(body, maxListingBytes+1))
-		if err != nil {
-			return err
-		}
-		if len(text) > maxListingBytes {
-			return final{fmt.Errorf("its list of files has more than %d MB", maxListingBytes>>20)}
-		}
-		if err := json.Unmarshal(text, &listing); err != nil || listing.SHA == "" {
-			return final{fmt.Errorf("%s does not answer as a model hub does: no commit and list of files", address)}
-		}
-		return nil
-	})
+	wanted, weights, err := h.choose(listed)
 	if err != nil {
 		return "", 0, 0, err
 	}
@@ -254,43 +268,103 @@ func (h *hub) model(
 		return "", 0, 0, err
 	}
 	defer root.Close()
-	tokenizer := false
-	for _, sibling := range listing.Siblings {
-		name := sibling.Name
-		if ok, _ := path.Match("*.safetensors", name); ok {
-			// Engines use Mistral's own tokenizer for a folder that has Mistral's own weights. Package tokenizer looks
-			// for the names of those files too, so they are created empty.
-			if f, err := root.Create(name); err != nil {
-				return "", 0, 0, err
-			} else if err := f.Close(); err != nil {
-				return "", 0, 0, err
-			}
-			continue
+	part := "." + rand.Text() + ".part" // of this process: other replicas may fetch into the same folder
+	defer func() {
+		for _, file := range wanted {
+			err = errors.Join(err, ignoreAbsent(root.Remove(file.Name+part)))
 		}
-		if !needsFile(name) {
-			continue
-		}
-		if files++; files > maxFetchedFiles {
-			return "", 0, 0, fmt.Errorf("more than %d files that a tokenizer might need", maxFetchedFiles)
-		}
-		n, err := h.file(
-			ctx,
-			h.url+"/"+escaped(m.repository)+"/resolve/"+url.PathEscape(listing.SHA)+"/"+escaped(name),
-			root,
-			name,
-		)
+	}()
+	for _, file := range wanted {
+		removeStaleParts(root, file.Name)
+		address := h.url + "/" + escaped(m.repository) + "/resolve/" + url.PathEscape(commit) + "/" + escaped(file.Name)
+		n, err := h.file(ctx, address, file, root, file.Name+part, min(h.maxBytes, h.maxModel-size))
 		if err != nil {
-			return "", 0, 0, fmt.Errorf("%s: %w", name, err)
+			return "", 0, 0, fmt.Errorf("%s: %w", file.Name, err)
 		}
 		size += n
-		tokenizer = tokenizer || name == "tokenizer.json" || strings.HasSuffix(name, ".tiktoken") ||
-			name == "tiktoken.model" || name == "tekken.json"
+	}
+	for _, file := range wanted {
+		if err := root.Rename(file.Name+part, file.Name); err != nil {
+			return "", 0, 0, err
+		}
+	}
+	return commit, len(wanted), size, markWeights(root, weights)
+}
+
+// list returns the commit of a model version, and its files.
+func (h *hub) list(ctx context.Context, m modelSource) (commit string, files []hubFile, err error) {
+	var listing struct {
+		SHA      string    `json:"sha"`
+		Siblings []hubFile `json:"siblings"`
+	}
+	address := h.url + "/api/models/" + escaped(m.repository) + "/revision/" + url.PathEscape(m.revision)
+	err = h.get(ctx, address+"?blobs=true", func(answer *http.Response) error {
+		text, err := io.ReadAll(io.LimitReader(answer.Body, maxListingBytes+1))
+		if err != nil {
+			return err
+		}
+		if len(text) > maxListingBytes {
+			return final{fmt.Errorf("its list of files has more than %d MB", maxListingBytes>>20)}
+		}
+		if err := json.Unmarshal(text, &listing); err != nil || !plainName.MatchString(listing.SHA) {
+			return final{fmt.Errorf("%s does not answer as a model hub does: no commit and list of files", address)}
+		}
+		return nil
+	})
+	return listing.SHA, listing.Siblings, err
+}
+
+// plainName matches names that are the same to every file system and terminal, and stay in their folder.
+var plainName = regexp.MustCompile(`^(\w[\w.,+@=() -]{0,127}/)?\w[\w.,+@=() -]{0,127}$`)
+
+// choose returns the files that a tokenizer may need, and the names of two of the weights: one of Mistral's own (true)
+// and one of any others. It fails if kvepp could not read the tokenizer, or if the hub lists more than kvepp fetches.
+func (h *hub) choose(listed []hubFile) (wanted []hubFile, weights map[bool]string, err error) {
+	tokenizer, seen, weights := false, map[string]bool{}, map[bool]string{}
+	for _, file := range listed {
+		isWeight, _ := path.Match("*.safetensors", file.Name)
+		switch lower := strings.ToLower(file.Name); {
+		case !isWeight && !needsFile(file.Name) || !plainName.MatchString(file.Name):
+		case isWeight:
+			weights[strings.HasPrefix(file.Name, "consolidated")] = file.Name
+		case seen[lower]:
+			return nil, nil, fmt.Errorf("the hub lists %s twice, which may be one file here", file.Name)
+		case file.Size != nil && *file.Size > h.maxBytes:
+			return nil, nil, fmt.Errorf("%s: more than %d MB", file.Name, h.maxBytes>>20)
+		case len(wanted) == maxFetchedFiles:
+			return nil, nil, fmt.Errorf("more than %d files that a tokenizer might need", maxFetchedFiles)
+		default:
+			seen[lower], wanted = true, append(wanted, file)
+			tokenizer = tokenizer || file.Name == "tokenizer.json" || strings.HasSuffix(file.Name, ".tiktoken") ||
+				file.Name == "tiktoken.model" || file.Name == "tekken.json"
+		}
 	}
 	if !tokenizer {
-		return "", 0, 0, errors.New("it has no tokenizer.json, tiktoken.model or tekken.json, and kvepp reads no " +
+		return nil, nil, errors.New("it has no tokenizer.json, tiktoken.model or tekken.json, and kvepp reads no " +
 			"other tokenizer")
 	}
-	return listing.SHA, files, size, nil
+	return wanted, weights, nil
+}
+
+// markWeights creates empty files with the names of weights in a folder that has none. Engines use Mistral's own
+// tokenizer for a folder that has Mistral's own weights; package tokenizer looks for the names of those files, too. In
+// a folder with weights an engine would read an empty file as one of them.
+func markWeights(root *os.Root, weights map[bool]string) error {
+	for _, pattern := range []string{"*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf"} {
+		if names, err := fs.Glob(root.FS(), pattern); err != nil || len(names) > 0 {
+			return err
+		}
+	}
+	for _, name := range weights {
+		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil && !errors.Is(err, os.ErrExist) { // another process may have been first
+			return err
+		}
+	}
+	return nil
 }
 
 // needsFile reports whether a file of a model is fetched.
@@ -315,38 +389,94 @@ func escaped(p string) string {
 // staleParts is the age at which a part of a file is an ended process's. No fetch takes so long.
 const staleParts = 24 * time.Hour
 
-// file downloads one file. The file is written completely or not at all, also if other processes fetch into the same
-// folder: the init containers of several replicas share a claim.
-func (h *hub) file(ctx context.Context, address string, root *os.Root, name string) (size int64, err error) {
-	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
-		return 0, err
-	}
+// removeStaleParts removes the parts of a file that ended processes left.
+func removeStaleParts(root *os.Root, name string) {
 	if parts, err := fs.Glob(root.FS(), name+".*.part"); err == nil {
 		for _, part := range parts {
-			if info, err := root.Stat(part); err == nil && time.Since(info.ModTime()) > staleParts {
+			if info, err := root.Lstat(part); err == nil && time.Since(info.ModTime()) > staleParts {
 				_ = root.Remove(part) // another process may have removed it
 			}
 		}
 	}
-	part := name + "." + rand.Text() + ".part"
-	err = h.get(ctx, address, func(body io.Reader) error {
+}
+
+// file downloads one file of at most most bytes into part, and checks what the hub says of it. It returns its size. The
+// caller removes part.
+func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.Root, part string, most int64) (
+	size int64, err error,
+) {
+	if err := root.MkdirAll(path.Dir(part), 0o755); err != nil {
+		return 0, err
+	}
+	tooLarge := fmt.Errorf("more than %d MB, or than %d MB with the model's other files", h.maxBytes>>20, h.maxModel>>20)
+	err = h.get(ctx, address, func(answer *http.Response) error {
+		if answer.ContentLength > most {
+			return final{tooLarge}
+		}
 		f, err := root.Create(part)
 		if err != nil {
 			return final{err}
 		}
-		size, err = io.Copy(f, io.LimitReader(body, maxFetchedBytes+1))
-		if err := errors.Join(err, f.Close()); err != nil {
+		defer f.Close()
+		size, err = io.Copy(f, io.LimitReader(answer.Body, most+1))
+		switch {
+		case errors.As(err, new(*fs.PathError)): // of the disk, which may be full
+			return final{err}
+		case err != nil:
 			return err
+		case size > most:
+			return final{tooLarge}
 		}
-		if size > maxFetchedBytes {
-			return final{fmt.Errorf("more than %d MB", maxFetchedBytes>>20)}
+		if err := errors.Join(file.check(f, size, h.etag(answer)), f.Sync(), f.Close()); err != nil {
+			return final{err}
 		}
 		return nil
 	})
-	if err != nil {
-		return 0, errors.Join(err, ignoreAbsent(root.Remove(part)))
+	return size, err
+}
+
+// etag returns the ETag that the hub gives a file; "" if it gives none. Those of other hosts, to which the hub
+// redirects, need not be hashes of the content.
+func (h *hub) etag(answer *http.Response) string {
+	for r := answer; r != nil; r = r.Request.Response {
+		if !strings.HasPrefix(r.Request.URL.String(), h.url+"/") {
+			continue
+		}
+		for _, name := range []string{"X-Linked-Etag", "Etag"} { // the first is of a file in Git LFS
+			if tag := strings.Trim(strings.TrimPrefix(r.Header.Get(name), "W/"), `"`); tag != "" {
+				return tag
+			}
+		}
 	}
-	return size, root.Rename(part, name)
+	return ""
+}
+
+// check compares a downloaded file with what the hub says of it: its size, its SHA-256, and the SHA-1 of its object in
+// Git. An ETag is one of the two hashes if it has the length of one.
+func (file hubFile) check(f io.ReaderAt, size int64, etag string) error {
+	if file.Size != nil && *file.Size != size {
+		return fmt.Errorf("the hub sent %d bytes and lists %d", size, *file.Size)
+	}
+	sum, plain, git := sha256.New(), sha1.New(), sha1.New()
+	fmt.Fprintf(git, "blob %d\x00", size)
+	if _, err := io.Copy(io.MultiWriter(sum, plain, git), io.NewSectionReader(f, 0, size)); err != nil {
+		return err
+	}
+	is := map[string]bool{}
+	for _, h := range []hash.Hash{sum, plain, git} { // the ETag of some mirrors is the plain SHA-1
+		is[hex.EncodeToString(h.Sum(nil))] = true
+	}
+	told := []string{etag, file.Blob}
+	if file.LFS != nil { // the object in Git is a pointer
+		told[1] = file.LFS.SHA256
+	}
+	for _, hash := range told {
+		if bytes, err := hex.DecodeString(hash); err == nil && (len(bytes) == sha256.Size || len(bytes) == sha1.Size) &&
+			!is[strings.ToLower(hash)] {
+			return fmt.Errorf("the hub sent another content than that of the hash %s, which it gives", hash)
+		}
+	}
+	return nil
 }
 
 func ignoreAbsent(err error) error {
@@ -361,26 +491,26 @@ type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
 
-// get requests an address and passes the body to read. It retries temporary failures until ctx ends.
-func (h *hub) get(ctx context.Context, address string, read func(io.Reader) error) error {
+// get requests an address and passes the answer to read. It retries temporary failures until ctx ends.
+func (h *hub) get(ctx context.Context, address string, read func(*http.Response) error) error {
 	for pause := h.pause; ; pause = min(2*pause, time.Minute) {
 		err := h.try(ctx, address, read)
 		if err == nil || errors.As(err, new(final)) {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("--timeout is over: %w", err)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		fmt.Fprintf(h.log, "kvepp fetch: %v; again in %s\n", err, pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("--timeout is over: %w", err)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
 }
 
-func (h *hub) try(ctx context.Context, address string, read func(io.Reader) error) error {
+func (h *hub) try(ctx context.Context, address string, read func(*http.Response) error) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return final{err}
@@ -396,7 +526,7 @@ func (h *hub) try(ctx context.Context, address string, read func(io.Reader) erro
 	defer answer.Body.Close()
 	switch code := answer.StatusCode; {
 	case code == http.StatusOK:
-		return read(answer.Body)
+		return read(answer)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return final{
 			fmt.Errorf(
