@@ -1,15 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha1"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"net/http"
@@ -90,24 +89,12 @@ func fetchFlags(o *fetchOptions) *pflag.FlagSet {
 	f := newFlags("kvepp fetch")
 	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, which engines read too")
 	f.StringVar(&o.to, "to", "", "the `FOLDER` for all models")
-	f.StringVar(
-		&o.tokenFile,
-		"token-file",
-		"",
-		"`FILE` with the hub's token, which some models need; HF_TOKEN can hold the token itself",
-	)
-	f.DurationVar(
-		&o.timeout,
-		"timeout",
-		5*time.Minute,
-		"time limit for all models together; temporary failures are retried within it",
-	)
-	f.BoolVar(
-		&o.optional,
-		"optional",
-		false,
-		"exit with 0 even if a model could not be fetched: kvepp then routes its requests by load",
-	)
+	f.StringVar(&o.tokenFile, "token-file", "",
+		"`FILE` with the hub's token, which some models need; HF_TOKEN can hold the token itself")
+	f.DurationVar(&o.timeout, "timeout", 5*time.Minute,
+		"time limit for all models together; temporary failures are retried within it")
+	f.BoolVar(&o.optional, "optional", false,
+		"exit with 0 even if a model could not be fetched: kvepp then routes its requests by load")
 	section(f, "Flags of kvepp fetch")
 	documentEnvironment(f, fetchPrefix)
 	return f
@@ -194,15 +181,8 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 			fmt.Fprintf(stderr, "kvepp fetch: %s of %s: %v\n", m.repository, o.hub, err)
 			continue
 		}
-		fmt.Fprintf(
-			stdout,
-			"%s: %s at %s, %d files, %.1f MB\n",
-			m.folder,
-			m.repository,
-			commit,
-			files,
-			float64(size)/1e6,
-		)
+		fmt.Fprintf(stdout, "%s: %s at %s, %d files, %.1f MB\n", m.folder, m.repository, commit, files,
+			float64(size)/1e6)
 	}
 	if failed && (!o.optional || errors.Is(ctx.Err(), context.Canceled)) {
 		return 1
@@ -247,11 +227,9 @@ type hubFile struct {
 
 // model downloads the tokenizer files of a model into a folder. It replaces files only when it has all of them, and
 // changes no other file.
-func (h *hub) model(
-	ctx context.Context,
-	m modelSource,
-	folder string,
-) (commit string, files int, size int64, err error) {
+func (h *hub) model(ctx context.Context, m modelSource, folder string) (
+	commit string, files int, size int64, err error,
+) {
 	commit, listed, err := h.list(ctx, m)
 	if err != nil {
 		return "", 0, 0, err
@@ -271,11 +249,12 @@ func (h *hub) model(
 	part := "." + rand.Text() + ".part" // of this process: other replicas may fetch into the same folder
 	defer func() {
 		for _, file := range wanted {
-			err = errors.Join(err, ignoreAbsent(root.Remove(file.Name+part)))
+			if left := root.Remove(file.Name + part); !errors.Is(left, os.ErrNotExist) {
+				err = errors.Join(err, left)
+			}
 		}
 	}()
 	for _, file := range wanted {
-		removeStaleParts(root, file.Name)
 		address := h.url + "/" + escaped(m.repository) + "/resolve/" + url.PathEscape(commit) + "/" + escaped(file.Name)
 		n, err := h.file(ctx, address, file, root, file.Name+part, min(h.maxBytes, h.maxModel-size))
 		if err != nil {
@@ -389,17 +368,6 @@ func escaped(p string) string {
 // staleParts is the age at which a part of a file is an ended process's. No fetch takes so long.
 const staleParts = 24 * time.Hour
 
-// removeStaleParts removes the parts of a file that ended processes left.
-func removeStaleParts(root *os.Root, name string) {
-	if parts, err := fs.Glob(root.FS(), name+".*.part"); err == nil {
-		for _, part := range parts {
-			if info, err := root.Lstat(part); err == nil && time.Since(info.ModTime()) > staleParts {
-				_ = root.Remove(part) // another process may have removed it
-			}
-		}
-	}
-}
-
 // file downloads one file of at most most bytes into part, and checks what the hub says of it. It returns its size. The
 // caller removes part.
 func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.Root, part string, most int64) (
@@ -408,29 +376,33 @@ func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.R
 	if err := root.MkdirAll(path.Dir(part), 0o755); err != nil {
 		return 0, err
 	}
-	tooLarge := fmt.Errorf("more than %d MB, or than %d MB with the model's other files", h.maxBytes>>20, h.maxModel>>20)
-	err = h.get(ctx, address, func(answer *http.Response) error {
-		if answer.ContentLength > most {
-			return final{tooLarge}
+	if parts, err := fs.Glob(root.FS(), file.Name+".*.part"); err == nil {
+		for _, part := range parts {
+			if info, err := root.Lstat(part); err == nil && time.Since(info.ModTime()) > staleParts {
+				_ = root.Remove(part) // another process may have removed it
+			}
 		}
+	}
+	err = h.get(ctx, address, func(answer *http.Response) error {
 		f, err := root.Create(part)
 		if err != nil {
 			return final{err}
 		}
 		defer f.Close()
-		size, err = io.Copy(f, io.LimitReader(answer.Body, most+1))
-		switch {
-		case errors.As(err, new(*fs.PathError)): // of the disk, which may be full
-			return final{err}
-		case err != nil:
-			return err
-		case size > most:
-			return final{tooLarge}
+		if size = answer.ContentLength; size <= most {
+			size, err = io.Copy(f, io.LimitReader(answer.Body, most+1))
 		}
-		if err := errors.Join(file.check(f, size, h.etag(answer)), f.Sync(), f.Close()); err != nil {
-			return final{err}
+		if size > most {
+			err = final{fmt.Errorf("more than %d MB, or than %d MB with the model's other files", h.maxBytes>>20,
+				h.maxModel>>20)}
 		}
-		return nil
+		if err == nil {
+			err = errors.Join(file.check(f, size, h.etag(answer)), f.Sync(), f.Close())
+		}
+		if errors.As(err, new(*fs.PathError)) { // of the disk, which may be full
+			err = final{err}
+		}
+		return err
 	})
 	return size, err
 }
@@ -439,51 +411,40 @@ func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.R
 // redirects, need not be hashes of the content.
 func (h *hub) etag(answer *http.Response) string {
 	for r := answer; r != nil; r = r.Request.Response {
-		if !strings.HasPrefix(r.Request.URL.String(), h.url+"/") {
-			continue
-		}
-		for _, name := range []string{"X-Linked-Etag", "Etag"} { // the first is of a file in Git LFS
-			if tag := strings.Trim(strings.TrimPrefix(r.Header.Get(name), "W/"), `"`); tag != "" {
-				return tag
-			}
+		if tag := cmp.Or(r.Header.Get("X-Linked-Etag"), r.Header.Get("Etag")); tag != "" && // the first is Git LFS's
+			strings.HasPrefix(r.Request.URL.String(), h.url+"/") {
+			return strings.Trim(strings.TrimPrefix(tag, "W/"), `"`)
 		}
 	}
 	return ""
 }
 
+// anyHash matches SHA-1 and SHA-256.
+var anyHash = regexp.MustCompile("^([0-9a-f]{40}|[0-9a-f]{64})$")
+
 // check compares a downloaded file with what the hub says of it: its size, its SHA-256, and the SHA-1 of its object in
-// Git. An ETag is one of the two hashes if it has the length of one.
+// Git. An ETag that looks like one of the hashes is one.
 func (file hubFile) check(f io.ReaderAt, size int64, etag string) error {
 	if file.Size != nil && *file.Size != size {
-		return fmt.Errorf("the hub sent %d bytes and lists %d", size, *file.Size)
+		return final{fmt.Errorf("the hub sent %d bytes and lists %d", size, *file.Size)}
 	}
 	sum, plain, git := sha256.New(), sha1.New(), sha1.New()
 	fmt.Fprintf(git, "blob %d\x00", size)
 	if _, err := io.Copy(io.MultiWriter(sum, plain, git), io.NewSectionReader(f, 0, size)); err != nil {
 		return err
 	}
-	is := map[string]bool{}
-	for _, h := range []hash.Hash{sum, plain, git} { // the ETag of some mirrors is the plain SHA-1
-		is[hex.EncodeToString(h.Sum(nil))] = true
-	}
+	// The ETag of some mirrors is the plain SHA-1.
+	is := fmt.Sprintf("%x %x %x", sum.Sum(nil), plain.Sum(nil), git.Sum(nil))
 	told := []string{etag, file.Blob}
 	if file.LFS != nil { // the object in Git is a pointer
 		told[1] = file.LFS.SHA256
 	}
 	for _, hash := range told {
-		if bytes, err := hex.DecodeString(hash); err == nil && (len(bytes) == sha256.Size || len(bytes) == sha1.Size) &&
-			!is[strings.ToLower(hash)] {
-			return fmt.Errorf("the hub sent another content than that of the hash %s, which it gives", hash)
+		if hash = strings.ToLower(hash); anyHash.MatchString(hash) && !strings.Contains(is, hash) {
+			return final{fmt.Errorf("the hub sent another content than that of the hash %s, which it gives", hash)}
 		}
 	}
 	return nil
-}
-
-func ignoreAbsent(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // final is an error that a retry cannot remove.
@@ -528,22 +489,11 @@ func (h *hub) try(ctx context.Context, address string, read func(*http.Response)
 	case code == http.StatusOK:
 		return read(answer)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return final{
-			fmt.Errorf(
-				"%s answers %s: the model wants a token (--token-file) of a user who may read it, or there is no "+
-					"model of that name",
-				address,
-				answer.Status,
-			),
-		}
+		return final{fmt.Errorf("%s answers %s: the model wants a token (--token-file) of a user who may read it, or "+
+			"there is no model of that name", address, answer.Status)}
 	case code == http.StatusNotFound:
-		return final{
-			fmt.Errorf(
-				"%s answers %s: no such model or revision, or the mirror lacks that address",
-				address,
-				answer.Status,
-			),
-		}
+		return final{fmt.Errorf("%s answers %s: no such model or revision, or the mirror lacks that address", address,
+			answer.Status)}
 	case code == http.StatusTooManyRequests || code >= 500:
 		return fmt.Errorf("%s answers %s", address, answer.Status)
 	default:

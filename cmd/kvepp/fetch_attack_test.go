@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kvepp/test/harness/process"
 )
 
 // fetchInto fetches the model of a hub into a folder, and returns the exit status and what kvepp printed.
@@ -83,7 +85,8 @@ func TestFetchKeepsWeights(t *testing.T) {
 
 // TestFetchMarksWeights: a hub that lists a hundred thousand weights adds at most one empty file of each kind.
 func TestFetchMarksWeights(t *testing.T) {
-	files := map[string]string{"tokenizer.json": "{}", "consolidated-1.safetensors": "", "consolidated-2.safetensors": ""}
+	files := map[string]string{"tokenizer.json": "{}", "consolidated-1.safetensors": "",
+		"consolidated-2.safetensors": ""}
 	for i := range 100_000 {
 		files[fmt.Sprintf("model-%05d.safetensors", i)] = ""
 	}
@@ -228,14 +231,14 @@ func failingHubs(t *testing.T) map[string]string {
 	}
 	other := fmt.Sprintf("%x", sha256.Sum256([]byte("another")))
 	return map[string]string{
-		"no such model or revision":           sized("", http.NotFound),
-		"sent 2 bytes and lists 3":            sized(`,"size":3`, send("{}")),
-		"sent 2 bytes and lists 1":            sized(`,"size":1`, send("{}")),
-		"more than 256 MB":                    sized(fmt.Sprintf(`,"size":%d`, int64(maxFetchedBytes)+1), send("{}")),
-		"hash " + other:                       sized(`,"lfs":{"sha256":"`+other+`","size":2}`, send("{}")),
-		"hash " + other[:40]:                  sized(`,"blobId":"`+other[:40]+`"`, send("{}")),
-		"hash " + strings.ToUpper(other):      sized("", tagged("X-Linked-Etag", `"`+strings.ToUpper(other)+`"`)),
-		"hash " + strings.ToUpper(other)[:40]: sized("", tagged("ETag", `W/"`+strings.ToUpper(other)[:40]+`"`)),
+		"no such model or revision": sized("", http.NotFound),
+		"sent 2 bytes and lists 3":  sized(`,"size":3`, send("{}")),
+		"sent 2 bytes and lists 1":  sized(`,"size":1`, send("{}")),
+		"more than 256 MB":          sized(fmt.Sprintf(`,"size":%d`, int64(maxFetchedBytes)+1), send("{}")),
+		"hash " + other:             sized(`,"lfs":{"sha256":"`+other+`","size":2}`, send("{}")),
+		"hash " + other[:40]:        sized(`,"blobId":"`+other[:40]+`"`, send("{}")),
+		"hash " + other + ",":       sized("", tagged("X-Linked-Etag", `"`+strings.ToUpper(other)+`"`)),
+		"hash " + other[:40] + ",":  sized("", tagged("ETag", `W/"`+strings.ToUpper(other)[:40]+`"`)),
 		"than 512 MB with the model's other files": sized("", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", fmt.Sprint(maxFetchedBytes+1))
 		}),
@@ -286,16 +289,16 @@ func TestFetchAcceptsHashes(t *testing.T) {
 		listed string
 		answer http.HandlerFunc
 	}{
-		"size and object in Git":                {fmt.Sprintf(`,"size":%d,"blobId":"%x"`, len(text), git), tagged()},
-		"LFS, whose object in Git is a pointer": {fmt.Sprintf(`,"blobId":"%040d","lfs":{"sha256":"%x"}`, 1, sum), tagged()},
-		"ETag of Git":                           {"", tagged("ETag", fmt.Sprintf(`"%x"`, git))},
-		"weak ETag":                             {"", tagged("ETag", fmt.Sprintf(`W/"%x"`, git))},
-		"ETag with the plain SHA-1":             {"", tagged("ETag", fmt.Sprintf(`"%x"`, plain))},
-		"ETag of another kind":                  {"", tagged("ETag", `"5f2c-61a"`)},
-		"ETag of a multipart upload":            {"", tagged("ETag", `"0123456789abcdef0123456789abcdef-3"`)},
-		"LFS on another host":                   {"", tagged("X-Linked-Etag", fmt.Sprintf(`"%x"`, sum), "Location", store.URL)},
-		"null for what is not known":            {`,"size":null,"blobId":null,"lfs":null`, tagged()},
-		"an LFS entry without details":          {`,"lfs":{}`, tagged()},
+		"size and Git's object": {fmt.Sprintf(`,"size":%d,"blobId":"%x"`, len(text), git), tagged()},
+		"LFS, a pointer in Git": {fmt.Sprintf(`,"blobId":"%040d","lfs":{"sha256":"%x"}`, 1, sum), tagged()},
+		"ETag of Git":           {"", tagged("ETag", fmt.Sprintf(`"%x"`, git))},
+		"weak ETag":             {"", tagged("ETag", fmt.Sprintf(`W/"%x"`, git))},
+		"plain SHA-1":           {"", tagged("ETag", fmt.Sprintf(`"%x"`, plain))},
+		"another kind of ETag":  {"", tagged("ETag", `"5f2c-61a"`)},
+		"a multipart upload":    {"", tagged("ETag", `"0123456789abcdef0123456789abcdef-3"`)},
+		"LFS on another host":   {"", tagged("X-Linked-Etag", fmt.Sprintf(`"%x"`, sum), "Location", store.URL)},
+		"null":                  {`,"size":null,"blobId":null,"lfs":null`, tagged()},
+		"LFS without details":   {`,"lfs":{}`, tagged()},
 	} {
 		folder := t.TempDir()
 		hub := listingHub(t, `{"sha":"c0ffee","siblings":[{"rfilename":"tokenizer.json"`+x.listed+`}]}`, x.answer)
@@ -354,7 +357,8 @@ func TestFetchTokenStays(t *testing.T) {
 		from, _ := http.NewRequest(http.MethodGet, x.from, nil)
 		to, _ := http.NewRequest(http.MethodGet, x.to, nil)
 		to.Header.Set("Authorization", "Bearer s3cr3t")
-		if err := staySecure(to, []*http.Request{from}); err != nil || (to.Header.Get("Authorization") != "") != x.keeps {
+		err := staySecure(to, []*http.Request{from})
+		if err != nil || (to.Header.Get("Authorization") != "") != x.keeps {
 			t.Errorf("%s to %s: %v, Authorization %q", x.from, x.to, err, to.Header.Get("Authorization"))
 		}
 	}
@@ -367,8 +371,8 @@ func fetchProcess(t *testing.T, folder, hub, wrapper string) (*exec.Cmd, *bytes.
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/bin/sh", "-c", wrapper+`exec "$0" "$@"`, self, "fetch", "--hub="+hub, "--to="+folder, "--optional",
-		".=org/model")
+	cmd := exec.Command("/bin/sh", "-c", wrapper+`exec "$0" "$@"`, self, "fetch", "--hub="+hub, "--to="+folder,
+		"--optional", ".=org/model")
 	var out bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asProgram+"=1"), &out, &out
 	if err := cmd.Start(); err != nil {
@@ -399,9 +403,15 @@ func TestFetchInterrupted(t *testing.T) {
 		fill(t, folder, before)
 		cmd, out := fetchProcess(t, folder, hub, "")
 		<-half
-		deadline := time.Now().Add(time.Minute)
-		for len(tree(t, folder)) < 4 && time.Now().Before(deadline) { // both parts exist
-			time.Sleep(time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := process.Until(ctx, func() error {
+			if files := tree(t, folder); len(files) != 4 {
+				return fmt.Errorf("want both parts: %v", files)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
 		if err := cmd.Process.Signal(signal); err != nil {
 			t.Fatal(err)

@@ -187,10 +187,7 @@ func runIndexer(o *indexerOptions) error {
 
 	mux := http.NewServeMux()
 	registry.Handle(mux)
-	mux.Handle(
-		"GET /metrics",
-		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
-	)
+	mux.Handle("GET /metrics", metricsPage(m, promhttp.HandlerOpts{}))
 	indexerGauges(m, registry, events, index)
 	return o.serve(ctx, "the indexer's requests", api.Counted(mux, m.NewIndexerService()), m, log)
 }

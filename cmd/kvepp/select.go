@@ -211,10 +211,7 @@ func runSelect(o *selectOptions) error {
 
 	mux := http.NewServeMux()
 	mux.Handle("/", service.Handler())
-	mux.Handle(
-		"GET /metrics",
-		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
-	)
+	mux.Handle("GET /metrics", metricsPage(m, promhttp.HandlerOpts{}))
 	indexGauges(m, index)
 	m.CounterFunc(metrics.Flattened, metrics.FlattenedHelp, nil, func() float64 { return float64(book.Flattened()) })
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })

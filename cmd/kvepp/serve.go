@@ -365,12 +365,6 @@ func (s *server) adminHandler() http.Handler {
 // metricsHandler answers requests for metrics. An invalid series does not hide the others.
 func (s *server) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(
-		"GET /metrics",
-		promhttp.HandlerFor(
-			s.m.Registry,
-			promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxMetricsReadings},
-		),
-	)
+	mux.Handle("GET /metrics", metricsPage(s.m, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	return s.cluster.guard(guarded(mux, s.metricsToken))
 }

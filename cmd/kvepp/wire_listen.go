@@ -22,6 +22,7 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -512,6 +513,14 @@ func webServer(h http.Handler, hosts *webHosts) *http.Server {
 		MaxHeaderBytes:    maxWebHeader,
 		ErrorLog:          httpErrors(),
 	}
+}
+
+// metricsPage answers requests for metrics. Readers that do not read make room for others.
+func metricsPage(m *metrics.Metrics, o promhttp.HandlerOpts) http.Handler {
+	busy := func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "other readers take all places; try again later", http.StatusServiceUnavailable)
+	}
+	return connlimit.Limit(promhttp.HandlerFor(m.Registry, o).ServeHTTP, busy, maxMetricsReadings, connlimit.LeastWait)
 }
 
 // serveWeb serves a listener with a bounded number of connections. name is its label in metrics.

@@ -1,15 +1,19 @@
 // Package connlimit bounds the open connections of a listener, so that one client with many connections cannot exhaust
-// the process's file descriptors or the listener. At the limit a new connection replaces the one that has been without
-// a request longest; connections that never had a request are replaced first. If every connection has a request, the
-// new one is closed.
+// the process's file descriptors or the listener. At the limit a new connection replaces the one whose client has kept
+// the server waiting longest: for its first request, for the rest of a body, or to take an answer. If there is none, it
+// replaces the one that has been without a request longest, and if every connection has a request that kvepp works on,
+// the new one is closed. Limit does the same for the requests of one handler.
 //
-// It owns the counts of connections; it never reads from a connection.
+// It owns the counts of connections; it never reads from a connection by itself.
 //
 // Concurrency: everything is safe for concurrent use.
 package connlimit
 
 import (
 	"context"
+	"io"
+	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -70,7 +74,7 @@ func (l *Listener) admit(raw net.Conn) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.conns) >= l.most {
-		longest := l.longestIdle()
+		longest := longest(maps.Values(l.conns), LeastWait)
 		if longest == nil {
 			return nil
 		}
@@ -83,16 +87,16 @@ func (l *Listener) admit(raw net.Conn) *Conn {
 	return c
 }
 
-// longestIdle returns the connection that a new one replaces; nil if all have requests. The caller holds l.mu.
-func (l *Listener) longestIdle() (longest *Conn) {
-	var idle int64
-	for _, c := range l.conns {
-		if c.requests.Load() > 0 {
-			continue
-		}
-		if i := c.idle.Load(); longest == nil || longest.used.Load() && !c.used.Load() ||
-			longest.used.Load() == c.used.Load() && i < idle {
-			longest, idle = c, i
+// longest returns the connection that a new one replaces; nil if the server works on requests of all. A request's
+// client must have kept the server waiting for at least least.
+func longest(conns iter.Seq[*Conn], least time.Duration) (longest *Conn) {
+	var most time.Duration
+	kept := false // longest is idle between two requests: others go first
+	for c := range conns {
+		busy, waited := c.requests.Load() > 0, c.waited(time.Now().UnixNano())
+		between := !busy && c.used.Load()
+		if (!busy || waited >= least) && (longest == nil || kept && !between || kept == between && waited > most) {
+			longest, most, kept = c, waited, between
 		}
 	}
 	return longest
@@ -132,11 +136,62 @@ type Conn struct {
 	requests atomic.Int32
 	used     atomic.Bool  // it has had a request
 	idle     atomic.Int64 // start of the time without a request, Unix nanoseconds
+
+	http    bool         // reads of bodies and writes count as waiting; set before the first request
+	waiting atomic.Int64 // since when the server waits for the client, Unix nanoseconds; 0: it does not
+	sum     atomic.Int64 // how long it has waited in this request before that, in nanoseconds
 }
+
+const (
+	// LeastWait is how long a client must have kept the server waiting in a request to be replaced. A client that reads
+	// takes an answer at once.
+	LeastWait   = 5 * time.Millisecond
+	placeWithin = 5 * time.Second // a scrape of Prometheus takes at most 10 s by default
+)
+
+// waited returns how long the client has kept the server waiting in its request, or without one, until now (Unix
+// nanoseconds).
+func (c *Conn) waited(now int64) time.Duration {
+	if c.requests.Load() == 0 {
+		return time.Duration(now - c.idle.Load())
+	}
+	sum := c.sum.Load()
+	if since := c.waiting.Load(); since != 0 {
+		sum += now - since
+	}
+	return time.Duration(sum)
+}
+
+// wait calls f, which waits for the client, and counts its time.
+func (c *Conn) wait(f func([]byte) (int, error), b []byte) (int, error) {
+	start := time.Now().UnixNano()
+	c.waiting.Store(start)
+	n, err := f(b)
+	c.sum.Add(time.Now().UnixNano() - start)
+	c.waiting.Store(0)
+	return n, err
+}
+
+// Write writes to the connection.
+func (c *Conn) Write(b []byte) (int, error) {
+	if !c.http {
+		return c.Conn.Write(b)
+	}
+	return c.wait(c.Conn.Write, b)
+}
+
+// body is the body of a request; reading it waits for the client.
+type body struct {
+	io.ReadCloser
+	c *Conn
+}
+
+func (b *body) Read(into []byte) (int, error) { return b.c.wait(b.ReadCloser.Read, into) }
 
 // Begin marks the start of a request on the connection. A nil c is allowed.
 func (c *Conn) Begin() {
 	if c != nil {
+		c.sum.Store(0)
 		c.requests.Add(1)
 		c.used.Store(true)
 	}
@@ -166,13 +221,61 @@ type connKey struct{}
 func HTTP(s *http.Server) {
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		counted, _ := c.(*Conn)
+		if counted != nil {
+			counted.http = true
+		}
 		return context.WithValue(ctx, connKey{}, counted)
 	}
 	next := s.Handler
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		c, _ := req.Context().Value(connKey{}).(*Conn)
+		c := of(req)
 		c.Begin()
 		defer c.End()
+		if c != nil && req.Body != http.NoBody {
+			req.Body = &body{req.Body, c}
+		}
 		next.ServeHTTP(w, req)
 	})
+}
+
+func of(req *http.Request) *Conn {
+	c, _ := req.Context().Value(connKey{}).(*Conn)
+	return c
+}
+
+// Limit returns a handler that runs at most most requests of next at once. One more takes the place of the one whose
+// client has kept the server waiting longest, if that is at least least. It waits for that for at most placeWithin;
+// then busy answers it. The server must be one of HTTP's; otherwise no request is replaced.
+func Limit(next, busy http.HandlerFunc, most int, least time.Duration) http.HandlerFunc {
+	var mu sync.Mutex
+	running := map[*Conn]bool{} // guarded by mu
+	take := func(c *Conn) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(running) >= most {
+			slow := longest(maps.Keys(running), least)
+			if slow == nil {
+				return false
+			}
+			slow.Conn.Close() // its handler fails to write or to read, and ends
+			delete(running, slow)
+		}
+		running[c] = true
+		return true
+	}
+	return func(w http.ResponseWriter, req *http.Request) {
+		c := of(req)
+		if c == nil {
+			c = new(Conn)
+			c.Begin()
+		}
+		for end := time.Now().Add(placeWithin); !take(c); time.Sleep(LeastWait) {
+			if time.Now().After(end) || req.Context().Err() != nil {
+				busy(w, req)
+				return
+			}
+		}
+		defer func() { mu.Lock(); delete(running, c); mu.Unlock() }()
+		next(w, req)
+	}
 }

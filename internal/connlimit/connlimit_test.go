@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"testing"
 	"time"
 )
@@ -30,6 +31,17 @@ func start(t *testing.T, most int) *world {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("/wait", func(http.ResponseWriter, *http.Request) { w.waiting <- struct{}{}; <-w.resume })
+	mux.HandleFunc("/body", func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) })
+	mux.HandleFunc("/large", func(rw http.ResponseWriter, r *http.Request) {
+		for text := make([]byte, 1<<20); ; {
+			if _, err := rw.Write(text); err != nil {
+				return
+			}
+		}
+	})
+	refuse := func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusTooManyRequests) }
+	limited := Limit(http.StripPrefix("/limited", mux).ServeHTTP, refuse, 2, LeastWait)
+	mux.HandleFunc("/limited/", limited)
 	s := &http.Server{Handler: mux}
 	HTTP(s)
 	go s.Serve(w.l)
@@ -181,5 +193,121 @@ func TestShare(t *testing.T) {
 	}
 	if n := Share(1<<40, 7, 9); n != 7 {
 		t.Errorf("none, at least 7: %d", n)
+	}
+}
+
+// slow are clients that keep a request's handler waiting: they send no more of a body, or a byte now and then, or do
+// not read the answer, or a little of it. at begins the path.
+var slow = map[string]func(c net.Conn, at string){
+	"a body that stops": func(c net.Conn, at string) {
+		fmt.Fprintf(c, "POST %s/body HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome", at)
+	},
+	"a body byte by byte": func(c net.Conn, at string) {
+		fmt.Fprintf(c, "POST %s/body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", at)
+		go func() {
+			for range time.Tick(time.Millisecond) {
+				if _, err := fmt.Fprint(c, "1\r\nx\r\n"); err != nil {
+					return
+				}
+			}
+		}()
+	},
+	"an answer that is not read": func(c net.Conn, at string) {
+		c.(*net.TCPConn).SetReadBuffer(1 << 10)
+		ask(c, at+"/large")
+	},
+	"an answer read byte by byte": func(c net.Conn, at string) {
+		c.(*net.TCPConn).SetReadBuffer(1 << 10)
+		ask(c, at+"/large")
+		go func() {
+			for range time.Tick(time.Millisecond) {
+				if _, err := c.Read(make([]byte, 1)); err != nil {
+					return
+				}
+			}
+		}()
+	},
+}
+
+// soon repeats what fails until it succeeds.
+func (w *world) soon(what string, try func() error) {
+	w.t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for err := try(); err != nil; err = try() {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestSlowClientsGiveWay: clients that keep all of a listener's requests waiting do not keep out others, however often
+// they connect again. A request that the server works on stays.
+func TestSlowClientsGiveWay(t *testing.T) {
+	for what, begin := range slow {
+		t.Run(what, func(t *testing.T) {
+			const most = 8
+			w := start(t, most)
+			busy := w.open()
+			if err := ask(busy, "/wait"); err != nil {
+				t.Fatal(err)
+			}
+			<-w.waiting
+			for range 5 {
+				for range 2 * most {
+					begin(w.open(), "")
+				}
+				w.soon("a request beside them", func() error {
+					c := w.open()
+					defer c.Close()
+					return errors.Join(ask(c, "/"), answered(c))
+				})
+			}
+			w.resume <- struct{}{}
+			if err := answered(busy); err != nil {
+				t.Errorf("the request that the server worked on: %v", err)
+			}
+		})
+	}
+}
+
+// TestLimit: of the requests of one handler, those whose clients are slow give their places to others.
+func TestLimit(t *testing.T) {
+	for what, begin := range slow {
+		t.Run(what, func(t *testing.T) {
+			w := start(t, 100)
+			for range 3 {
+				for range 4 {
+					begin(w.open(), "/limited")
+				}
+				c := w.open()
+				if err := errors.Join(ask(c, "/limited/"), answered(c)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestLimitRefuses: requests that the server works on keep their places, and one more is refused after a time.
+func TestLimitRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("slow: make test runs it")
+	}
+	w := start(t, 100)
+	for range 2 {
+		if err := ask(w.open(), "/limited/wait"); err != nil {
+			t.Fatal(err)
+		}
+		<-w.waiting
+	}
+	c := w.open()
+	if err := errors.Join(ask(c, "/limited/"), answered(c)); err == nil || !strings.Contains(err.Error(), "429") {
+		t.Errorf("a request beside two that the server works on: %v", err)
+	}
+	w.resume <- struct{}{}
+	w.resume <- struct{}{}
+	last := w.open()
+	if err := errors.Join(ask(last, "/limited/"), answered(last)); err != nil {
+		t.Errorf("later: %v", err)
 	}
 }

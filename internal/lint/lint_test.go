@@ -75,7 +75,8 @@ var may = map[string]string{
 	"replay":               "admission indexer kvblock queue scoring session",
 	"internal/api":         "internal/metrics",
 	"internal/api/apitest": "",
-	"internal/api/indexer": "indexer indexer/feed internal/api internal/useragent kvblock pool scoring",
+	"internal/api/indexer": "indexer indexer/feed internal/api internal/connlimit internal/useragent kvblock pool " +
+		"scoring",
 	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
 		"queue router scoring session",
 	"internal/web":       "",

@@ -18,8 +18,9 @@ import (
 	"kvepp/pool"
 )
 
-// dumpPatience is how long a client may take to read one worker's part of a dump.
-const dumpPatience = time.Minute
+// dumpPatience is how long a client may take to read one worker's part of a dump, and to read in all if others ask for
+// one. Tests change it.
+var dumpPatience = time.Minute
 
 // Dump answers GET /dump: the blocks of every worker, as events: {"model:group": {"block_size": n, "events": […]}}. It
 // writes worker by worker, so that it needs memory for one worker's part only. One dump runs at a time.
@@ -32,7 +33,7 @@ const dumpPatience = time.Minute
 // first class that "groups" names are in device_class_0. "complete": false says that the dump does not have them.
 func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 	if !r.dumping.TryLock() {
-		api.Reply(w, 0, nil, api.Refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
+		refuseDump(w, req)
 		return
 	}
 	defer r.dumping.Unlock()
@@ -42,6 +43,10 @@ func (r *Reader) Dump(w http.ResponseWriter, req *http.Request) {
 		// Some connections have no deadlines; a failed write reports the rest.
 		_ = control.SetWriteDeadline(time.Now().Add(dumpPatience))
 	})
+}
+
+func refuseDump(w http.ResponseWriter, _ *http.Request) {
+	api.Reply(w, 0, nil, api.Refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
 }
 
 // WriteDump writes what Dump answers, with classes. ErrBusy: another dump is being written.

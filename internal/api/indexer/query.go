@@ -17,6 +17,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/api"
+	"kvepp/internal/connlimit"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -74,7 +75,8 @@ func (r *Reader) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("POST /query", r.query)
 	mux.HandleFunc("POST /query_by_hash", r.queryByHash)
 	if r.feed != nil {
-		mux.HandleFunc("GET /dump", r.Dump)
+		// A client that takes too long to read is replaced by the next.
+		mux.HandleFunc("GET /dump", connlimit.Limit(r.Dump, refuseDump, 1, dumpPatience))
 	}
 }
 
