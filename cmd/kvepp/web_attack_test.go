@@ -81,19 +81,16 @@ func TestSlowLogins(t *testing.T) {
 			}
 			return nil
 		}
-		// The tries are few, and the clients are back each time: the operator must not have to wait for a timeout.
-		err := in()
-		for range 20 {
-			if err == nil {
-				break
+		for range 10 { // kvepp reads the slow requests meanwhile
+			if _, err := r.metrics(); err != nil {
+				t.Fatal(err)
 			}
-			for range 100 {
-				hold(t, r.admin, text)
-			}
-			err = in()
 		}
-		if err != nil {
-			t.Errorf("the operator's login beside slow %s: %v", what, err)
+		for range 5 {
+			if err := in(); err != nil {
+				t.Errorf("the operator's login beside slow %s: %v", what, err)
+			}
+			hold(t, r.admin, text)
 		}
 	}
 }
