@@ -87,10 +87,20 @@ const MaxRanks = 1024
 // maxWorkers bounds the ranks of all endpoints, because index and load book have no more worker numbers.
 const maxWorkers = 1 << 16
 
+// Bounds on the endpoints file before it is parsed, which takes some hundred bytes for each value in it.
+const (
+	MaxFile       = 32 << 20        // bytes
+	maxSeparators = 16 * maxWorkers // newlines and commas
+)
+
 // ParseFile reads the endpoints file. Errors name the line. Unknown keys, duplicate names and invalid addresses are
 // errors. If an entry has neither instanceId nor dynamo, its instance id is derived from its name, as Dynamo derives it
 // from a Pod's name.
 func ParseFile(text []byte) ([]Entry, error) {
+	if bytes.Count(text, []byte("\n"))+bytes.Count(text, []byte(",")) > maxSeparators ||
+		bytes.Count(text, []byte("address")) > 2*maxWorkers {
+		return nil, fmt.Errorf("more than %d workers, or too many values: spread them over several kvepps", maxWorkers)
+	}
 	var doc struct {
 		Endpoints []fileEntry `yaml:"endpoints"`
 	}

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
@@ -266,7 +265,7 @@ func (c *checkOptions) endpointsWithHostNames() (map[string]pool.Endpoint, error
 	if c.endpoints == "" {
 		return named, nil
 	}
-	text, err := os.ReadFile(c.endpoints)
+	text, err := pool.ReadFile(c.endpoints, pool.MaxFile)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,7 +100,7 @@ func printEnvoy(args []string, stdout, stderr io.Writer, getenv func(string) str
 		fmt.Fprintf(stderr, "kvepp envoy: %v\n\"kvepp envoy --help\" shows how to use it.\n", err)
 		return 2
 	}
-	text, err := os.ReadFile(o.endpoints)
+	text, err := pool.ReadFile(o.endpoints, pool.MaxFile)
 	if err == nil {
 		var entries []pool.Entry
 		if entries, err = pool.ParseFile(text); err == nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 
 	"kvepp/internal/api/admin"
 	"kvepp/internal/suggest"
+	"kvepp/pool"
 )
 
 // settingsFile are the flags about files of settings. serve, check, indexer and select have them.
@@ -34,23 +34,15 @@ func (s *settingsFile) add(f *pflag.FlagSet) {
 			"secrets are shown by name, passwords in URLs are masked")
 }
 
-// maxSettingsBytes bounds a file of settings.
+// maxSettingsBytes bounds a file of settings, policies, certificates or a token.
 const maxSettingsBytes = 1 << 20
 
 // fromFile sets the flags that have no value yet from a file of settings. Its errors name file and line.
 func fromFile(f *pflag.FlagSet, path string) error {
 	fail := func(err error) error { return fmt.Errorf("--config %s: %w", path, err) }
-	file, err := os.Open(path)
+	text, err := pool.ReadFile(path, maxSettingsBytes)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxSettingsBytes+1))
-	switch {
-	case err != nil:
-		return fmt.Errorf("--config: %w", err)
-	case len(text) > maxSettingsBytes:
-		return fail(fmt.Errorf("larger than %d bytes, so it is not a file of settings", maxSettingsBytes))
 	}
 	var document yaml.Node
 	decoder := yaml.NewDecoder(strings.NewReader(string(text)))

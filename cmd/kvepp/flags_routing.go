@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"kvepp/admission"
 	"kvepp/internal/suggest"
+	"kvepp/pool"
 	"kvepp/queue"
 	"kvepp/router"
 	"kvepp/router/eject"
@@ -557,7 +557,7 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 		}
 		return nil
 	}
-	text, err := os.ReadFile(b.policyConfig)
+	text, err := pool.ReadFile(b.policyConfig, maxSettingsBytes)
 	if err != nil {
 		return fmt.Errorf("--router-policy-config: %w", err)
 	}

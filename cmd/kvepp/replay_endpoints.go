@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/pflag"
 
@@ -19,7 +18,7 @@ func (o *replayOptions) readEndpoints(f *pflag.FlagSet) error {
 	if f.Changed("workers") {
 		return errors.New("--endpoints lists the engines: leave out --workers")
 	}
-	text, err := os.ReadFile(o.endpoints)
+	text, err := pool.ReadFile(o.endpoints, pool.MaxFile)
 	if err != nil {
 		return fmt.Errorf("--endpoints: %w", err)
 	}

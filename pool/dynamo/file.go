@@ -27,6 +27,9 @@ const lease = 10 * time.Second
 // be cheaper: each touch causes one, and expired leases need a timer anyway.
 const scanInterval = 250 * time.Millisecond
 
+// maxRecord bounds a record, in bytes. Model cards have some kilobytes.
+const maxRecord = 4 << 20
+
 // FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY. The file name
 // is the percent-encoded key.
 type FileStore struct {
@@ -105,7 +108,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			cards[c.key] = c.card
 			return nil
 		}
-		record, err := os.ReadFile(file)
+		record, err := pool.ReadFile(file, maxRecord)
 		if err != nil {
 			return err
 		}
@@ -125,7 +128,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 	alive := map[key]time.Time{}
 	var instances []Instance
 	s.each("instances", now, func(file string, info fs.FileInfo) error {
-		record, err := os.ReadFile(file)
+		record, err := pool.ReadFile(file, maxRecord)
 		if err != nil {
 			return err
 		}
@@ -176,7 +179,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
 				return nil // another topic
 			}
-			record, err := os.ReadFile(file)
+			record, err := pool.ReadFile(file, maxRecord)
 			if err != nil {
 				return err
 			}
@@ -203,7 +206,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	s.loads = loads
 	channels := map[key][]pool.EventChannel{}
 	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
-		record, err := os.ReadFile(file)
+		record, err := pool.ReadFile(file, maxRecord)
 		if err != nil {
 			return err
 		}
