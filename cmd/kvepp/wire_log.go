@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
@@ -23,6 +24,7 @@ import (
 
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
+	"kvepp/internal/record"
 	"kvepp/internal/tracing"
 )
 
@@ -142,7 +144,7 @@ const maxPendingLog = 4 << 20
 // into its buffer are dropped and counted. Set its fields, then call start. Write is safe for concurrent use.
 type lineWriter struct {
 	out     io.Writer
-	prepare func() // called before each write; may be nil; may replace out
+	prepare func() error // called before each write; may be nil; may replace out
 	// called with the error when writing begins to fail, and with nil when it succeeds again; may be nil
 	failed func(err error)
 	notice func(lost int) []byte // returns the line that reports dropped lines; may be nil
@@ -216,14 +218,18 @@ func (w *lineWriter) run() {
 
 // flush writes lines, and counts those that could not be written.
 func (w *lineWriter) flush(lines []byte) {
+	var n int
+	var err error
 	if w.prepare != nil {
-		w.prepare()
+		err = w.prepare()
 	}
-	if w.broken {
+	if err == nil && w.broken {
 		_, err := w.out.Write([]byte{'\n'})
 		w.broken = err != nil
 	}
-	n, err := w.out.Write(lines)
+	if err == nil {
+		n, err = w.out.Write(lines)
+	}
 	if n > 0 {
 		w.broken = lines[n-1] != '\n'
 	}
@@ -309,23 +315,30 @@ func (a *accessLog) logFailure(err error) {
 	}
 }
 
-// reopen opens path again if a log rotation program has moved the file away. It checks at most once a second.
-func (a *accessLog) reopen() {
-	if time.Since(a.rotationChecked) < time.Second {
-		return
+// reopen opens path again if a log rotation program has moved the file away, which it checks at most once a second, or
+// if the file was removed. It creates a removed folder again. An error means that lines would be lost.
+func (a *accessLog) reopen() error {
+	ours, err := a.file.Stat()
+	kept := err == nil && !record.Removed(ours)
+	if kept && time.Since(a.rotationChecked) < time.Second {
+		return nil
 	}
 	a.rotationChecked = time.Now()
-	ours, err := a.file.Stat()
-	current, missing := os.Stat(a.path)
-	if err == nil && missing == nil && os.SameFile(ours, current) {
-		return
+	if current, err := os.Stat(a.path); kept && err == nil && os.SameFile(ours, current) {
+		return nil
 	}
-	file, err := openToAppend(a.path)
-	if err != nil { // continue to write to the moved file
-		return
+	var file *os.File
+	if err = os.MkdirAll(filepath.Dir(a.path), 0o750); err == nil {
+		file, err = openToAppend(a.path)
 	}
-	a.file.Close()
-	a.file, a.out, a.broken = file, file, false
+	switch {
+	case err == nil:
+		a.file.Close()
+		a.file, a.out, a.broken = file, file, false
+	case kept: // continue to write to the moved file
+		return nil
+	}
+	return err
 }
 
 // Close writes the pending lines, within a time.

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -140,8 +141,33 @@ func (r *Recorder) open() error {
 		f.Close()
 		return err
 	}
-	r.file, r.out, r.size, r.flushed = f, bufio.NewWriterSize(f, 1<<16), 0, 0
+	r.file, r.size, r.flushed = f, 0, 0
+	if r.out == nil {
+		r.out = bufio.NewWriterSize(current{r}, 1<<16)
+	}
 	return nil
+}
+
+// current writes to the Recorder's current file. If it was removed, perhaps with its folder, current creates both again.
+type current struct{ r *Recorder }
+
+func (c current) Write(b []byte) (int, error) {
+	if info, err := c.r.file.Stat(); err == nil && Removed(info) {
+		folder := func() error { return os.MkdirAll(filepath.Dir(c.r.options.Path), 0o700) }
+		for _, step := range []func() error{folder, c.r.shift, c.r.file.Close, c.r.open} {
+			if err := step(); err != nil {
+				return 0, err
+			}
+		}
+		c.r.size = int64(len(b))
+	}
+	return c.r.file.Write(b)
+}
+
+// Removed reports whether an open file has no name anymore: what is written to it is lost.
+func Removed(info os.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && info.Mode().IsRegular() && stat.Nlink == 0
 }
 
 // shift gives each file the name of the next older one. The oldest is removed, with those that a greater number of
