@@ -20,20 +20,22 @@ func allocated(f func()) uint64 {
 
 // TestEndpointsFileBounds: endpoints files that would take gigabytes are refused before they are parsed.
 func TestEndpointsFileBounds(t *testing.T) {
-	const million = 1_000_000
+	const (
+		million = 1_000_000
+		entry   = `{"name": "a", "address": "10.0.0.1:8000"}`
+	)
 	for what, text := range map[string]string{
-		"a million entries": "endpoints:\n" + strings.Repeat("- {name: a, address: \"10.0.0.1:8000\"}\n", million),
-		"a million entries in one line": "endpoints: [" + strings.Repeat(`{name: a, address: "10.0.0.1:8000"}, `, million) +
-			"]",
-		"a million entries in JSON": `{"endpoints":[` + strings.Repeat(`{"name":"a","address":"10.0.0.1:8000"},`, million) +
-			"]}",
-		"200,000 entries":     "endpoints:\n" + strings.Repeat("- {name: a, address: \"10.0.0.1:8000\"}\n", 200_000),
-		"a million aliases":   "endpoints:\n- &a {name: a, address: \"10.0.0.1:8000\"}\n" + strings.Repeat("- *a\n", 2*million),
-		"empty lists":         "endpoints: [" + strings.Repeat("[],", 2*million) + "]",
-		"keys without values": "endpoints:\n- {" + strings.Repeat("? ,", 2*million) + "}\n",
+		"a million entries":             "endpoints:\n" + strings.Repeat("- "+entry+"\n", million),
+		"a million entries in one line": "endpoints: [" + strings.Repeat(entry+", ", million) + "]",
+		"a million entries in JSON":     `{"endpoints":[` + strings.Repeat(entry+",", million) + "]}",
+		"200,000 entries":               "endpoints:\n" + strings.Repeat("- "+entry+"\n", 200_000),
+		"two million aliases":           "endpoints:\n- &a " + entry + "\n" + strings.Repeat("- *a\n", 2*million),
+		"empty lists":                   "endpoints: [" + strings.Repeat("[],", 2*million) + "]",
+		"keys without values":           "endpoints:\n- {" + strings.Repeat("? ,", 2*million) + "}\n",
 	} {
 		var err error
-		if took := allocated(func() { _, err = ParseFile([]byte(text)) }); err == nil || took > uint64(2*len(text)+(1<<20)) {
+		took := allocated(func() { _, err = ParseFile([]byte(text)) })
+		if err == nil || took > uint64(2*len(text)+(1<<20)) {
 			t.Errorf("%s: %.200v; parsing %d bytes allocates %d", what, err, len(text), took)
 		}
 	}
@@ -45,8 +47,8 @@ func TestEndpointsFileBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	var err error
-	if took := allocated(func() { _, _, err = readFile(file) }); err == nil || !strings.Contains(err.Error(), "larger than") ||
-		took > 10*MaxFile {
+	took := allocated(func() { _, _, err = readFile(file) })
+	if err == nil || !strings.Contains(err.Error(), "larger than") || took > 10*MaxFile {
 		t.Errorf("a file of 1 TiB: %v; %d bytes allocated", err, took)
 	}
 }
@@ -73,7 +75,8 @@ func TestEndpointsFileBombs(t *testing.T) {
 		"a long key":     "endpoints:\n- {" + strings.Repeat("k", 10<<20) + ": 1}\n",
 	} {
 		var err error
-		if took := allocated(func() { _, err = ParseFile([]byte(text)) }); err == nil || took > 256<<20 || len(err.Error()) > 2000 {
+		took := allocated(func() { _, err = ParseFile([]byte(text)) })
+		if err == nil || took > 256<<20 || len(err.Error()) > 2000 {
 			t.Errorf("%s: %.200v; %d bytes allocated", what, err, took)
 		}
 	}

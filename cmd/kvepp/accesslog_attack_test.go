@@ -59,7 +59,8 @@ func TestAccessLogRemoved(t *testing.T) {
 		} else if got := tree(t, parent)[x.found]; !strings.HasSuffix(got, "one\ntwo\nthree\n") {
 			t.Errorf("%s: the file has %q", what, got)
 		}
-		if a.written.Load() != 4-failed || a.lostByError.Load() != failed || logged.Count("level=ERROR") != int(failed/3) {
+		if a.written.Load() != 4-failed || a.lostByError.Load() != failed ||
+			logged.Count("level=ERROR") != int(failed/3) {
 			t.Errorf("%s: %d written and %d failed, want %d failed; logged %s", what, a.written.Load(),
 				a.lostByError.Load(), failed, &logged)
 		}

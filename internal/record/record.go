@@ -148,7 +148,7 @@ func (r *Recorder) open() error {
 	return nil
 }
 
-// current writes to the Recorder's current file. If it was removed, perhaps with its folder, current creates both again.
+// current writes to the Recorder's current file. If that was removed, perhaps with its folder, it creates both again.
 type current struct{ r *Recorder }
 
 func (c current) Write(b []byte) (int, error) {
