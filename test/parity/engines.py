@@ -409,6 +409,15 @@ class VLLM:
         return self.tokenize_protocol.TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.config.max_model_len).model_dump()
 
 
+    def cache(self, api, body):
+        """Whether the parameters that vLLM makes of a request have it skip its cache, as SamplingParams decides."""
+        request = (self.request if api == "chat/completions" else self.completion.CompletionRequest).model_validate(body)
+        sys.modules[type(request).__module__].SamplingParams = types.SimpleNamespace(from_optional=lambda **given: given)
+        if request.use_beam_search:  # BeamSearchParams have no prompt_logprobs
+            return {"writes_only": False}
+        return {"writes_only": request.to_sampling_params(1, {})["prompt_logprobs"] is not None}
+
+
 class SGLang:
     def __init__(self, sources, tokenizer):
         stand_in("sglang", sources)
@@ -453,6 +462,17 @@ class SGLang:
                 SGLANG_PARALLEL_PROMPT_ENCODE_MIN_CHARS=types.SimpleNamespace(get=lambda: 256))
         serving._chat_template_cache = collections.OrderedDict()
         self.serving, self.efforts = serving, {}
+
+    def cache(self, api, body):
+        """Where log probabilities begin in what SGLang makes of a request: at 0 it matches no prefix."""
+        import sglang.srt.entrypoints.openai.serving_completions as serving
+
+        serving.GenerateReqInput = lambda **given: types.SimpleNamespace(**given)
+        server = serving.OpenAIServingCompletion.__new__(serving.OpenAIServingCompletion)
+        server.template_manager = types.SimpleNamespace(completion_template_name=None)
+        server._build_sampling_params = lambda request: {}
+        made, _ = server._convert_to_internal_request(self.protocol.CompletionRequest.model_validate(body))
+        return {"writes_only": made.return_logprob and made.logprob_start_len == 0}
 
     def efforts_of(self, folder):
         import sglang.srt.entrypoints.openai.chat_encoding as chat_encoding
@@ -742,6 +762,11 @@ def main(engine, sources, folder):
         asked = json.loads(line)
         if "detect" in asked:
             answer = {"format": engine.detect(asked["detect"])}
+        elif "cache" in asked:
+            try:
+                answer = engine.cache(asked["cache"], asked["body"])
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         elif "completions" in asked:
             try:
                 answer = {"prompts": [list(ids) for ids in engine.completions(asked["completions"])]}
