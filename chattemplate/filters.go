@@ -408,13 +408,17 @@ func filterFirst(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	next, err := x.iterator(v)
-	if err != nil {
-		return nil, err
+	first := any(Undefined{reason: "no first item, sequence was empty"})
+	if g, ok := v.(*generator); ok {
+		item, ok, err := x.pull(g)
+		if ok {
+			first = item
+		}
+		return first, err
 	}
-	first, ok, err := next()
-	if !ok {
-		first = Undefined{reason: "no first item, sequence was empty"}
+	items, err := x.iterate(v)
+	if len(items) > 0 {
+		first = items[0]
 	}
 	return first, err
 }

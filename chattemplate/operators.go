@@ -621,19 +621,29 @@ func (x *execution) contains(container, item any) (bool, error) {
 			return false, unhashable(item)
 		}
 		return c.find(item) >= 0, x.chargeLookup(item)
-	case *List, *generator, Undefined: // a generator stops at the item
-		next, err := x.iterator(c)
-		for err == nil {
-			var v any
-			var found bool
-			if v, found, err = next(); err != nil || !found {
-				break
+	case *generator: // stops at the item
+		for {
+			v, ok, err := x.pull(c)
+			if err == nil && ok {
+				ok, err = x.equal(v, item)
+			} else if !ok {
+				return false, err
 			}
-			if found, err = x.equal(v, item); found {
-				return true, err
+			if ok || err != nil {
+				return ok, err
 			}
 		}
-		return false, err
+	case *List, Undefined:
+		items, err := x.iterate(c)
+		if err != nil {
+			return false, err
+		}
+		for _, v := range items {
+			if ok, err := x.equal(v, item); err != nil || ok {
+				return ok, err
+			}
+		}
+		return false, nil
 	}
 	return false, fmt.Errorf("argument of type '%s' is not iterable", kindName(container))
 }
