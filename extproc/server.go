@@ -125,8 +125,9 @@ type exchange struct {
 	in             incoming
 	route          *router.Route // set while the request is booked
 	usage          *apibody.UsageReader
-	code           string // what kvepp_requests_total counts
-	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
+	responseID     *apibody.ResponseIDReader // nil: the answer's id does not matter, or is known
+	code           string                    // what kvepp_requests_total counts
+	upstreamStatus string                    // code, if the proxy reported it: the response came from the endpoint or the proxy
 
 	// For the access log alone.
 	model      string    // as the request names it; "": unknown
@@ -348,11 +349,20 @@ func (x *exchange) observe(e *effect) {
 		case x.route == nil:
 		case e.ContentEncoding == "" || e.ContentEncoding == "identity":
 			x.usage = apibody.NewUsageReader(e.ContentType)
+			if x.code == "200" && x.route.StoresResponse() {
+				x.responseID = apibody.NewResponseIDReader(e.ContentType)
+			}
 		default:
 			x.metrics.Unread.Inc()
 		}
 	}
 	x.answered += len(e.Body)
+	if x.responseID != nil {
+		if id, more := x.responseID.Write(e.Body); !more {
+			x.route.Responded(id)
+			x.responseID = nil
+		}
+	}
 	if len(e.Body) > 0 && x.usage != nil {
 		x.usage.Write(e.Body)
 		if x.Server.cfg.AccessLog != nil && x.firstToken.IsZero() && x.usage.Streaming() && x.usage.SawContent() {

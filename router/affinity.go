@@ -38,9 +38,12 @@ func (r *Router) affinityOf(p *prompt) (a affinity) {
 	return a
 }
 
-// exclusiveTarget returns the target that a request waits for although other workers are ready: that of its session,
-// unless the session may move.
+// exclusiveTarget returns the target that a request waits for although other workers are ready: that of its stored
+// response, or of its session, unless the session may move.
 func (r *Router) exclusiveTarget(p *prompt) (t target) {
+	if p.stored.bound {
+		return p.stored
+	}
 	if p.affinity.wanted && !r.cfg.Sessions.Soft() {
 		t.worker, t.bound = r.cfg.Sessions.Find(p.affinity.key)
 	}

@@ -57,6 +57,7 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
+		route.responses = nil
 		route.promptComputed, route.health.endpoint, route.health.counts[0] = nil, nil, nil
 		return AnsweredByUnknown
 	}

@@ -12,10 +12,10 @@ import (
 
 // choose chooses the worker, or the two workers, for a request and books the request there.
 func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (route *Route, err error) {
-	if p.affinity.wanted {
+	if p.affinity.wanted && !p.stored.bound {
 		route, err = r.chooseInSession(sc, snapshot, req, p)
 	} else {
-		route, err = r.chooseFor(sc, snapshot, req, p, target{})
+		route, err = r.chooseFor(sc, snapshot, req, p, p.stored)
 	}
 	if err != nil {
 		return nil, err

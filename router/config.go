@@ -49,6 +49,9 @@ type Config struct {
 	IgnoreHints bool
 	// Sessions is the table of session affinity. The caller reports workers that left to it. nil: no affinity.
 	Sessions *session.Table
+	// Responses knows which worker has which stored response. The caller reports workers that left to it. nil: requests
+	// that name a stored response are routed as others.
+	Responses *session.Table
 	// Confirm waits until the bookings are known that other replicas made before they heard of this one's, at most
 	// limit; nil: no request settles.
 	Confirm func(limit time.Duration)

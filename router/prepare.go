@@ -39,6 +39,8 @@ type prompt struct {
 	versions    []versioned        // by version of the engine, if these differ; nil: they do not
 	version     *tokenizer.Model   // whose tokens are used, if versions differ
 	isl         int                // tokens of all prompts, or an estimate
+	previous    string             // id of the stored response that the request continues; shares the body's memory
+	stores      bool               // the endpoint may store its answer
 	most        int                // tokens that all answers may have; 0: no limit
 	forward     []byte             // replaces the body; nil: it stays
 	inject      *apibody.Request   // the body, if token ids may be injected into it; nil: they may not
@@ -49,6 +51,7 @@ type prompt struct {
 	pins        apibody.Pins // none if pinning is not allowed
 	api         apibody.API  // zero: the body was not read
 	affinity    affinity     // of the request's session
+	stored      target       // the worker that has the stored response which the request names
 	constraints scoring.Constraints
 	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
 	whole  bool
@@ -205,7 +208,7 @@ func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, ten
 		return errNotDirected
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.most = body.MostTokens()
+	p.most, p.previous, p.stores = body.MostTokens(), body.PreviousResponse, body.Stores
 	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
 	p.writeOnly = tokenizer.WritesCacheOnly(r.cfg.Engine, body)
 	r.readSpaces(p, body)

@@ -183,6 +183,8 @@ type Route struct {
 	turn         *admission.Turn // of its conversation; nil: admission does not apply
 	answerTokens int             // of a complete answer; 0: not known
 
+	responses *session.Table // learns the answer's id; nil: the endpoint does not store it
+
 	lease session.Lease // on its session
 	final bool          // the session ends with this request
 	freed atomic.Bool
@@ -322,13 +324,16 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	p.affinity = r.affinityOf(&p)
+	p.affinity, p.stored = r.affinityOf(&p), r.storedTarget(req, &p)
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
 	r.settleVersion(sc, &p)
 	route, waited, err := r.admitAndDecide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited, route.most = waited, p.most
+		if p.stores {
+			route.responses = r.cfg.Responses
+		}
 	}
 	r.record(ctx, sc, req, &p, route, waited, err)
 	traceRoute(span, &p, route)

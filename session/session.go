@@ -67,6 +67,20 @@ func KeyOf(model, id string) Key { return keyOf("session", model, id) }
 // ChildrenKeyOf returns the key that all children of one parent session share. It differs from the parent's own key.
 func ChildrenKeyOf(model, parent string) Key { return keyOf("children", model, parent) }
 
+// responsePrefix begins the keys of stored responses. No session's key begins like that: it would be a matter of chance.
+const responsePrefix = "response"
+
+// ResponseKeyOf returns the key of a response that an engine stores. A table of responses is one of its own; replicas
+// tell each other of both tables in one log.
+func ResponseKeyOf(id string) Key {
+	key := keyOf("response", "", id)
+	copy(key[:], responsePrefix)
+	return key
+}
+
+// IsResponse reports whether ResponseKeyOf made the key.
+func (k *Key) IsResponse() bool { return string(k[:len(responsePrefix)]) == responsePrefix }
+
 func keyOf(kind, model, id string) (key Key) {
 	sum := sha256.New()
 	for _, part := range []string{kind, "\x00", model, "\x00", id} {
@@ -205,6 +219,22 @@ func (t *Table) Hold(
 		t.tell(Bound, s, now)
 	}
 	return Lease{t, s}, outcome
+}
+
+// Put binds a session to a worker, without a request, for Config.TTL. It does not change one that is bound.
+func (t *Table) Put(key Key, w kvblock.Worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.cfg.Clock()
+	if t.current(key, now) != nil {
+		return
+	}
+	t.makeRoom(now)
+	s := &session{key: key, worker: w, ttl: t.cfg.TTL, version: t.nextVersion(), expires: now.Add(t.cfg.TTL)}
+	t.byKey[key] = s
+	t.stats.New++
+	t.moveToBack(s, &t.idle)
+	t.tell(Bound, s, now)
 }
 
 // Release ends the request's hold on its session. final ends the session too. Call it once; without a session it has no

@@ -244,3 +244,35 @@ func TestSharedSessionsAgree(t *testing.T) {
 		}
 	}
 }
+
+// Stored responses are shared as sessions are, under keys that no session has; a binding stays where it was made first.
+func TestResponsesAreShared(t *testing.T) {
+	c := &clock{time.Unix(1, 0)}
+	all := newShared(2, c, Config{TTL: time.Minute, Max: 10})
+	key := ResponseKeyOf("resp_1")
+	if other := KeyOf("m", "resp_1"); !key.IsResponse() || other.IsResponse() || key == ResponseKeyOf("resp_2") {
+		t.Error("the keys of responses and sessions are not told apart")
+	}
+	all[0].Put(key, 1)
+	catchUpAll(all)
+	all[1].Put(key, 2)
+	catchUpAll(all)
+	for _, s := range all {
+		wantAt(t, s, key, 1)
+	}
+	if len(all[1].told) != 0 || len(all[0].told) != 1 {
+		t.Errorf("%d and %d events", len(all[0].told), len(all[1].told))
+	}
+	for i := range 100 {
+		c.now = c.now.Add(time.Millisecond)
+		all[0].Put(ResponseKeyOf(string(rune('a'+i))), 3)
+		catchUpAll(all)
+	}
+	if a, b := all[0].Active(), all[1].Active(); a != 10 || b != 10 {
+		t.Errorf("%d and %d responses, want 10", a, b)
+	}
+	all[1].Forget(3)
+	if n := all[1].Active(); n != 0 {
+		t.Errorf("%d responses of a worker that left", n)
+	}
+}

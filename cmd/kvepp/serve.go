@@ -61,6 +61,9 @@ func serve(o *options) error {
 	return s.listen(ctx)
 }
 
+// responseTTL is how long it is known which worker has a stored response. Engines keep them until they end.
+const responseTTL = 24 * time.Hour
+
 // server is a running `kvepp serve`. Its steps set its fields in this order: open, discover, decide, listen.
 type server struct {
 	*options
@@ -88,6 +91,7 @@ type server struct {
 	index      *indexer.Index
 	book       *scoring.ActiveSequences
 	sessions   *session.Table
+	responses  *session.Table // workers by the stored responses that they have
 	health     *eject.Tracker
 	events     *feed.Feed // nil: kvepp does not subscribe to KV events
 	gauges     *enginemetrics.Gauges
@@ -203,6 +207,8 @@ func (s *server) discover(ctx context.Context) error {
 	s.pool.Watch(forgetter{index.Forget})
 	s.pool.Watch(forgetter{s.book.Forget})
 	s.pool.Watch(forgetter{s.sessions.Forget})
+	s.responses = session.NewTable(session.Config{TTL: responseTTL})
+	s.pool.Watch(forgetter{s.responses.Forget})
 
 	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
 		return err
@@ -286,6 +292,7 @@ func (s *server) decide(ctx context.Context) {
 		IgnoreHints:     s.ignoreHints,
 		StrictModel:     s.strictModel,
 		Sessions:        s.sessions,
+		Responses:       s.responses,
 		Confirm:         confirm,
 		Pinning:         s.allowPinning,
 		Frontends:       engine == tokenizer.Dynamo,

@@ -46,6 +46,7 @@ type replicas struct {
 	pool     *pool.Pool
 	book     *scoring.ActiveSequences
 	sessions *session.Table
+	stored   *session.Table // workers by stored response
 	log      *slog.Logger
 	warmed   atomic.Bool                   // the index of this process may be copied
 	router   atomic.Pointer[router.Router] // nil: not yet
@@ -217,7 +218,8 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, log: s.log,
+	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, stored: s.responses,
+		log:    s.log,
 		copies: map[uint64]*scoring.Copies{}}
 	at, err := listenAt("replica-port", s.addressOf(s.replicaPort))
 	if err != nil {
@@ -234,6 +236,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
 	r.book.Observe(r.observeBook)
 	r.sessions.Observe(self.Origin, r.observeSession)
+	r.stored.Observe(self.Origin, r.observeSession)
 	s.log.Info("listening", "for", "replicas", "address", at.Addr().String(), "tls", security.Mode(), "replica",
 		fmt.Sprintf("%x", self.Origin))
 	go func() {
@@ -393,18 +396,20 @@ func (c *changes) clear() {
 	c.entries, c.hashes, c.chains = c.entries[:0], c.hashes[:0], c.chains[:0]
 }
 
-// snapshotSessions returns all sessions for a peer that has none. It runs under the node's lock of sending.
+// snapshotSessions returns all sessions and stored responses for a peer that has none. It runs under the node's lock of sending.
 func (r *replicas) snapshotSessions() (all []replica.Entry) {
 	r.own.mu.Lock()
 	defer r.own.mu.Unlock()
 	r.own.refresh(r.pool)
-	r.sessions.Snapshot(func() {}, func(e *session.Event) {
-		if name, known := r.own.byNumber[e.Worker]; known {
-			x := replica.Entry{Kind: sessionKinds[e.Kind], Worker: name, At: r.node.Now()}
-			setSession(&x, e)
-			all = append(all, x)
-		}
-	})
+	for _, table := range []*session.Table{r.sessions, r.stored} {
+		table.Snapshot(func() {}, func(e *session.Event) {
+			if name, known := r.own.byNumber[e.Worker]; known {
+				x := replica.Entry{Kind: sessionKinds[e.Kind], Worker: name, At: r.node.Now()}
+				setSession(&x, e)
+				all = append(all, x)
+			}
+		})
+	}
 	return all
 }
 
@@ -446,7 +451,11 @@ func (r *replicas) applyEntries(c *scoring.Copies, origin uint64, entries []repl
 			x := session.Event{Kind: session.EventKind(slices.Index(sessionKinds[:], e.Kind)), Key: e.Key,
 				Worker: r.theirs.byName[e.Worker], Version: session.Version{Lamport: e.Version, Origin: e.Writer},
 				TTL: e.TTL, Age: e.Age}
-			if r.sessions.Apply(&x) == session.Refused {
+			table := r.sessions
+			if x.Key.IsResponse() {
+				table = r.stored
+			}
+			if table.Apply(&x) == session.Refused {
 				r.refused.Add(1)
 			}
 			continue

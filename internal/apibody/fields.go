@@ -13,7 +13,7 @@ var topLevelFields = map[string]chattemplate.JSONField{
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
 	"n": 0, "output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,
 	"prompt_token_ids_b64": 0,
-	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "task": 0, "thinking": 0,
+	"reasoning":            0, "reasoning_effort": 0, "store": 0, "stream": 0, "suffix": 0, "system": 0, "task": 0, "thinking": 0,
 	"tool_choice": 0,
 	"tools":       0,
 	"extra_key":   0, "lora_path": 0, "logprobs": 0, "prompt_logprobs": 0, "use_beam_search": 0,
@@ -64,7 +64,7 @@ func routeOnlyField(parent, key string) chattemplate.JSONField {
 	if parent == "" {
 		switch key {
 		case "model", "stream", "nvext", "cache_salt", "max_completion_tokens", "max_tokens", "max_output_tokens", "n",
-			"best_of":
+			"best_of", "previous_response_id", "store":
 		default:
 			return chattemplate.JSONSkip
 		}

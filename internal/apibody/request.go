@@ -76,7 +76,11 @@ type Request struct {
 	// MaxTokens is the first given of max_completion_tokens, max_tokens and max_output_tokens: the most tokens to
 	// generate. 0: absent.
 	MaxTokens int
-	choices   int // answers to each prompt that it asks for
+	// PreviousResponse is previous_response_id, and Stores says that the engine may store its answer: of the Responses
+	// API alone.
+	PreviousResponse string
+	Stores           bool
+	choices          int // answers to each prompt that it asks for
 	// CacheSalt is nvext.cache_salt, else cache_salt. Requests with different salts share no cache. Empty: none.
 	CacheSalt string
 	// HasMedia says that the prompt is not only text (it has an image, audio, video, file or embedding), so that only
@@ -291,6 +295,11 @@ func (r *Request) readShared() (err error) {
 		if r.MaxTokens == 0 {
 			r.MaxTokens = positiveInt(b, name)
 		}
+	}
+	if r.API == Responses {
+		store := optionalBool(b, "store")
+		r.Stores = store == nil || *store
+		r.PreviousResponse, _ = field[string](b, "previous_response_id")
 	}
 	r.choices = max(positiveInt(b, "n"), positiveInt(b, "best_of"), 1)
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
