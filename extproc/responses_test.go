@@ -23,7 +23,7 @@ func TestResponseIDsAreLearned(t *testing.T) {
 		"not stored": {"", `,"store":false`, "200", sse, "", []string{created}, false},
 		"an error":   {"", "", "404", "application/json", "", []string{`{"id":"resp_1"}`}, false},
 		"compressed": {"", "", "200", "application/json", "gzip", []string{`{"id":"resp_1"}`}, false},
-		"another API": {"/v1/chat/completions", `,"messages":[{"role":"user","content":"-"}]`, "200", "application/json", "",
+		"another API": {"/v1/chat/completions", `,"messages":[{"role":"user","content":"-"}]`, "200", "", "",
 			[]string{`{"id":"resp_1"}`}, false},
 	} {
 		b := newBench(t, Config{})

@@ -125,9 +125,10 @@ type exchange struct {
 	in             incoming
 	route          *router.Route // set while the request is booked
 	usage          *apibody.UsageReader
-	responseID     *apibody.ResponseIDReader // nil: the answer's id does not matter, or is known
-	code           string                    // what kvepp_requests_total counts
-	upstreamStatus string                    // code, if the proxy reported it: the response came from the endpoint or the proxy
+	code           string // what kvepp_requests_total counts
+	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
+
+	responseID *apibody.ResponseIDReader // nil: the answer's id does not matter, or is known
 
 	// For the access log alone.
 	model      string    // as the request names it; "": unknown

@@ -35,11 +35,12 @@ func TestStoredResponsesAreFound(t *testing.T) {
 	first.Responded("resp_1")
 	for i := range 20 { // none of them ends
 		for _, req := range []*Request{continuing(`,"previous_response_id":"resp_1"`),
-			continuing(`,"store":false,"previous_response_id":"resp_1","stream":true`), retrieving("/v1/responses/resp_1"),
+			continuing(`,"store":false,"previous_response_id":"resp_1","stream":true`),
+			retrieving("/v1/responses/resp_1"),
 			retrieving("/v1/responses/resp_1?stream=true&starting_after=3"), retrieving("/v1/responses/resp_1/input_items"),
 			{Path: "/v1/responses/resp_1/cancel", Body: []byte("{}")}} {
 			if r := h.route(req); r.Name != first.Name {
-				t.Fatalf("round %d: %s %s went to %s, the response is at %s", i, req.Path, req.Body, r.Name, first.Name)
+				t.Fatalf("round %d: %s %s went to %s, not %s", i, req.Path, req.Body, r.Name, first.Name)
 			}
 		}
 	}

@@ -67,7 +67,7 @@ func KeyOf(model, id string) Key { return keyOf("session", model, id) }
 // ChildrenKeyOf returns the key that all children of one parent session share. It differs from the parent's own key.
 func ChildrenKeyOf(model, parent string) Key { return keyOf("children", model, parent) }
 
-// responsePrefix begins the keys of stored responses. No session's key begins like that: it would be a matter of chance.
+// responsePrefix begins the keys of stored responses. No session's key does, except by a chance of 1 in 2^64.
 const responsePrefix = "response"
 
 // ResponseKeyOf returns the key of a response that an engine stores. A table of responses is one of its own; replicas

@@ -396,7 +396,8 @@ func (c *changes) clear() {
 	c.entries, c.hashes, c.chains = c.entries[:0], c.hashes[:0], c.chains[:0]
 }
 
-// snapshotSessions returns all sessions and stored responses for a peer that has none. It runs under the node's lock of sending.
+// snapshotSessions returns all sessions and stored responses for a peer that has none. It runs under the node's lock of
+// sending.
 func (r *replicas) snapshotSessions() (all []replica.Entry) {
 	r.own.mu.Lock()
 	defer r.own.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/replica"
+	"kvepp/replica/link"
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/session"
@@ -322,4 +323,38 @@ func TestPeersReleaseWakes(t *testing.T) {
 			(<-went).Free()
 		}
 	})
+}
+
+// TestStoredResponsesAreShared: what a peer tells of stored responses and of sessions goes into the table of each, and
+// a peer without either gets both.
+func TestStoredResponsesAreShared(t *testing.T) {
+	p := pool.New(slog.New(slog.DiscardHandler))
+	p.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000"}})
+	node := link.New(link.Config{Drain: func(func(*replica.Entry)) time.Duration { return 0 },
+		Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(node.Close)
+	r := &replicas{pool: p, book: scoring.NewActiveSequences(), node: node,
+		sessions: session.NewTable(session.Config{TTL: time.Minute}),
+		stored:   session.NewTable(session.Config{TTL: time.Hour}), copies: map[uint64]*scoring.Copies{}}
+	r.theirs.refresh(p)
+	response, conversation := session.ResponseKeyOf("resp_1"), session.KeyOf("m", "resp_1")
+	r.apply(&replica.Effect{Kind: replica.Apply, Origin: 7, Entries: []replica.Entry{
+		{Kind: replica.Bound, Key: response, Worker: replica.Worker{Name: "a"}, Version: 1, Writer: 7, TTL: time.Hour},
+		{Kind: replica.Bound, Key: conversation, Worker: replica.Worker{Name: "a"}, Version: 1, Writer: 7},
+	}})
+	for _, c := range []struct {
+		table *session.Table
+		key   session.Key
+	}{{r.stored, response}, {r.sessions, conversation}} {
+		if _, known := c.table.Find(c.key); !known || c.table.Active() != 1 {
+			t.Errorf("%v, %d are in the table, want one", known, c.table.Active())
+		}
+	}
+	var told []session.Key
+	for _, e := range r.snapshotSessions() {
+		told = append(told, e.Key)
+	}
+	if len(told) != 2 || told[0] == told[1] {
+		t.Errorf("a snapshot has %x", told)
+	}
 }
