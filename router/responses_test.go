@@ -37,7 +37,8 @@ func TestStoredResponsesAreFound(t *testing.T) {
 		for _, req := range []*Request{continuing(`,"previous_response_id":"resp_1"`),
 			continuing(`,"store":false,"previous_response_id":"resp_1","stream":true`),
 			retrieving("/v1/responses/resp_1"),
-			retrieving("/v1/responses/resp_1?stream=true&starting_after=3"), retrieving("/v1/responses/resp_1/input_items"),
+			retrieving("/v1/responses/resp_1?stream=true&starting_after=3"),
+			retrieving("/v1/responses/resp_1/input_items"),
 			{Path: "/v1/responses/resp_1/cancel", Body: []byte("{}")}} {
 			if r := h.route(req); r.Name != first.Name {
 				t.Fatalf("round %d: %s %s went to %s, not %s", i, req.Path, req.Body, r.Name, first.Name)
