@@ -345,9 +345,11 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	}
 	known, err := classNamed(class)
 	switch {
-	case engine == VLLM && v < 19 && known == "LlamaTokenizer" &&
+	case engine == VLLM && (v < 19 || model == "") && known == "LlamaTokenizer" &&
 		bytes.Contains(f.file.PreTokenizer, []byte("ByteLevel")):
-		err = errNotReproduced("a byte-level tokenizer of class LlamaTokenizer, which depends on the model's name,")
+		// DeepSeek's model types take it as it is, and vLLM 0.31 some models' names.
+		err = errNotReproduced("a byte-level tokenizer of class LlamaTokenizer, which depends on the model's name " +
+			"(vLLM 0.31) and on model_type in config.json,")
 	case class == otherClass:
 		err = errNotReproduced("the tokenizer class of the model type " + strconv.Quote(model))
 	case err == nil && known == "" && onlyInModel && mapped == "":

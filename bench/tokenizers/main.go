@@ -37,7 +37,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	in, out := bufio.NewReader(stdin), bufio.NewWriter(stdout)
 	heapBefore, residentBefore := memory()
 	start := cpuTime()
-	m, err := tokenizer.Load(args[0], tokenizer.Options{})
+	m, err := tokenizer.Load(args[0], tokenizer.Options{Engine: tokenizer.Dynamo}) // it takes the file as it is
 	if err != nil {
 		return err
 	}
