@@ -1,10 +1,11 @@
 // Package connlimit bounds the open connections of a listener, so that one client with many connections cannot exhaust
-// the process's file descriptors or the listener. At the limit a new connection replaces the one whose client has kept
-// the server waiting longest: for its first request, for the rest of a body, or to take an answer. If there is none, it
-// replaces the one that has been without a request longest, and if every connection has a request that kvepp works on,
-// the new one is closed. Limit does the same for the requests of one handler.
+// the process's file descriptors or the listener. At the limit a new connection replaces one whose client keeps the
+// server waiting: for its first request, for the rest of a body, or to take an answer. Or it replaces one that is idle
+// between two requests, if these are more. In both cases it is the one that waits longest. If every connection has a
+// request that kvepp works on, the new one is closed. Limit does the same for the requests of one handler, and Serve
+// bounds the streams of gRPC methods and their messages.
 //
-// It owns the counts of connections; it never reads from a connection by itself.
+// It owns the counts of connections and streams; it never reads from a connection by itself.
 //
 // Concurrency: everything is safe for concurrent use.
 package connlimit
@@ -88,18 +89,28 @@ func (l *Listener) admit(raw net.Conn) *Conn {
 }
 
 // longest returns the connection that a new one replaces; nil if the server works on requests of all. A request's
-// client must have kept the server waiting for at least least.
-func longest(conns iter.Seq[*Conn], least time.Duration) (longest *Conn) {
-	var most time.Duration
-	kept := false // longest is idle between two requests: others go first
+// client must have kept the server waiting for at least least. A crowd that waits, or that is idle between two requests,
+// does not replace those of the other kind.
+func longest(conns iter.Seq[*Conn], least time.Duration) *Conn {
+	var longest [2]*Conn // that waits; that is idle between two requests
+	var most [2]time.Duration
+	var count [2]int
 	for c := range conns {
-		busy, waited := c.requests.Load() > 0, c.waited(time.Now().UnixNano())
-		between := !busy && c.used.Load()
-		if (!busy || waited >= least) && (longest == nil || kept && !between || kept == between && waited > most) {
-			longest, most, kept = c, waited, between
+		busy, waited, kind := c.requests.Load() > 0, c.waited(time.Now().UnixNano()), 0
+		if !busy && c.used.Load() {
+			kind = 1
+		}
+		if busy && waited < least {
+			continue
+		}
+		if count[kind]++; longest[kind] == nil || waited > most[kind] {
+			longest[kind], most[kind] = c, waited
 		}
 	}
-	return longest
+	if count[1] > count[0] {
+		return longest[1]
+	}
+	return longest[0]
 }
 
 // Find returns the open connection between two addresses; nil if there is none.

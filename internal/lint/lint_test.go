@@ -124,6 +124,7 @@ var only = map[string][]string{
 		"extproc/extproctest",
 		"cmd/kvepp",
 		"bench/path",
+		"internal/connlimit",
 		"internal/tracing",
 		"internal/tracing/tracingtest",
 		"replica/link",
