@@ -7,8 +7,10 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
@@ -45,6 +47,17 @@ type incoming struct {
 	reserved int    // bytes of memory allocated for them
 	room     []byte // the current allocation; its length is used
 	alone    bool   // each further piece gets an allocation of its own
+
+	of      *exchange
+	refused *httpError // why the message may not be received; nil: it may
+}
+
+// Receiving implements connlimit.Receiver.
+func (in *incoming) Receiving(bytes int) error {
+	if in.refused = in.of.admit(bytes); in.refused != nil {
+		return status.Error(codes.ResourceExhausted, in.refused.message)
+	}
+	return nil
 }
 
 // next returns an empty message to receive into. The previous message stays valid.

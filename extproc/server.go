@@ -145,6 +145,7 @@ type exchange struct {
 // Process serves one HTTP request.
 func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
 	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now()}
+	x.in.of = x
 	defer func() { // runs last: x.end may panic too
 		if p := recover(); p != nil {
 			s.panics.Log(s.log, slog.LevelError, "panic in a stream", "panic", p, "stack", string(debug.Stack()))
@@ -164,21 +165,14 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	// yet: a slow reader slows the writer down, and a stream holds no more than its request's body.
 	for {
 		err := envoy.RecvMsg(x.in.next())
-		if err != nil {
-			// io.EOF: Envoy closed the stream in order. Canceled: the usual end, or the client closed its connection.
-			// Neither is an error.
-			if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
-				return nil
-			}
-			if status.Code(err) == codes.ResourceExhausted {
-				s.note(
-					"a message was too large to receive, so its request fails: in Envoy's BUFFERED modes, set its " +
-						"buffer limit to at most --max-parse-bytes",
-				)
-			}
-			return err
+		refused := x.in.refused
+		if err != nil && (refused == nil || x.phase > collect) {
+			return x.notReceived(err)
 		}
-		e := x.step(x.in.ProcessingRequest)
+		e := effect{Refuse: refused}
+		if refused == nil {
+			e = x.step(x.in.ProcessingRequest)
+		}
 		x.in.declared = x.head.length
 		if x.Server.cfg.Tracer != nil && x.span == nil && x.phase != awaitHeaders {
 			x.beginSpan(envoy.Context())
@@ -190,7 +184,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		case full && x.phase == collect:
 			// Not a gRPC error: a proxy that fails open would forward the request without a decision.
 			e.Refuse = s.turnAway(causeStreams, "too_many_requests", errTooManyStreams)
-		case !x.hold():
+		case refused == nil && !x.hold():
 			e.Refuse = s.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
 		}
 		switch {
@@ -221,6 +215,42 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			return nil
 		}
 	}
+}
+
+// notReceived returns the stream's error after a message could not be received.
+func (x *exchange) notReceived(err error) error {
+	switch code := status.Code(err); {
+	case errors.Is(err, io.EOF), code == codes.Canceled:
+		// Envoy closed the stream in order. Canceled: the usual end, or the client closed its connection.
+		return nil
+	case code == codes.ResourceExhausted && x.in.refused == nil:
+		x.note("a message was too large to receive, so its request fails: in Envoy's BUFFERED modes, set its buffer " +
+			"limit to at most --max-parse-bytes")
+	}
+	return err
+}
+
+// Bytes of messages that admit does not count: of the request, and after its decision, when pieces of the answer must
+// pass although bodies have taken all memory.
+const (
+	freeMessage = 64 << 10
+	freeRelayed = 1 << 20
+	maxFirst    = 1 << 20 // the most of a message with headers
+)
+
+// admit accounts for a large message before it is received. It returns why the message is refused; nil: it is not.
+func (x *exchange) admit(bytes int) *httpError {
+	switch {
+	case x.phase == awaitHeaders && bytes > maxFirst:
+		return headersTooLarge
+	case bytes <= freeMessage, x.phase > collect && bytes <= freeRelayed:
+		return nil
+	}
+	before := x.held
+	if x.held += bytes; x.Server.cfg.Memory.HoldBody(before, bytes) {
+		return nil
+	}
+	return x.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
 }
 
 // What hold counts for a piece of a body, besides its bytes, and for a request's headers.

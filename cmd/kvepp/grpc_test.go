@@ -26,7 +26,7 @@ func TestIdleConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := limitConnections(raw, "ext_proc", most, m)
-	server := grpc.NewServer(grpcLimits(l, 0)...)
+	server := grpc.NewServer(grpcLimits(l, nil)...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	go server.Serve(l)
 	t.Cleanup(server.Stop)

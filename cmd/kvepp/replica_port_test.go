@@ -36,7 +36,7 @@ func portNode(t *testing.T, origin uint64, most int) (*link.Node, *connlimit.Lis
 		Known: func(replica.Worker) bool { return true }, Drain: func(func(*replica.Entry)) time.Duration { return 0 },
 		Apply: func(*replica.Effect) {}, Log: slog.New(slog.DiscardHandler),
 		InUse: func(ctx context.Context) func() { return markInUse(ctx, l) }})
-	go func() { _ = n.Serve(l, grpcLimits(nil, 0)...) }()
+	go func() { _ = n.Serve(l, grpcLimits(nil, nil)...) }()
 	t.Cleanup(n.Close)
 	return n, l
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -82,19 +83,24 @@ func (l *listeners) close() {
 
 // open listens at all addresses, and serves there.
 func (l *listeners) open() error {
-	picker, err := l.listenLimited("ext_proc", "grpc-port", l.grpcPort)
+	picker, err := l.listenLimited("ext_proc", "grpc-port", l.grpcPort, connections())
 	if err != nil {
 		return err
 	}
-	plain, err := l.listenLimited("health", "grpc-health-port", l.grpcHealthPort)
+	plain, err := l.listenLimited("health", "grpc-health-port", l.grpcHealthPort, webConnections())
 	if err != nil {
 		return err
 	}
-	limits := append(grpcLimits(picker, l.maxStreams),
+	// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
+	codec, largest := extproc.Codec(), max(l.maxParseBytes, 4<<20)+64<<10
+	methods := healthMethods()
+	methods[extprocv3.ExternalProcessor_Process_FullMethodName] = &connlimit.Method{Codec: codec, Message: largest}
+	methods[accesslogv3.AccessLogService_StreamAccessLogs_FullMethodName] = &connlimit.Method{
+		Codec: codec, Message: maxAccessLog, Streams: maxAccessLogs, Idle: true}
+	limits := append(grpcLimits(picker, methods),
 		grpc.Creds(l.proxies),
-		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(l.maxParseBytes, 4<<20)+64<<10),
-		grpc.ForceServerCodecV2(extproc.Codec()),
+		grpc.MaxRecvMsgSize(largest),
+		grpc.ForceServerCodecV2(codec),
 		// A proxy has a few connections and many streams: large buffers save system calls and cost little. Windows of a
 		// fixed size need no pings to measure a better one. They bound the responses that wait here for slow clients:
 		// with four times these sizes, 2,000 such responses of 1 MB took 550 MiB instead of 200.
@@ -103,13 +109,19 @@ func (l *listeners) open() error {
 		// Short requests reuse goroutines whose stacks have grown; longer ones get goroutines of their own.
 		grpc.NumStreamWorkers(128),
 	)
+	if l.maxStreams > 0 {
+		limits = append(limits, grpc.MaxConcurrentStreams(uint32(l.maxStreams+spareStreams)))
+	}
 	l.accessLog = extproc.NewAccessLog(l.router)
 	l.grpc = grpc.NewServer(limits...)
 	extprocv3.RegisterExternalProcessorServer(l.grpc, l.picker)
 	accesslogv3.RegisterAccessLogServiceServer(l.grpc, l.accessLog)
-	healthv1.RegisterHealthServer(l.grpc, l.checks)
-	l.plain = grpc.NewServer(grpcLimits(plain, maxHealthChecks)...)
-	healthv1.RegisterHealthServer(l.plain, l.checks)
+	l.grpc.RegisterService(&healthService, l.checks)
+	l.plain = grpc.NewServer(append(grpcLimits(plain, healthMethods()),
+		grpc.MaxConcurrentStreams(maxHealthChecks), grpc.MaxRecvMsgSize(maxHealthCheck),
+		grpc.InitialWindowSize(64<<10), grpc.InitialConnWindowSize(64<<10), // fixed; the least that grpc allows
+		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10))...)
+	l.plain.RegisterService(&healthService, l.checks)
 	l.closers = append(l.closers, l.plain.Stop, l.grpc.Stop)
 	l.serve("ext_proc", picker, l.proxies.tlsMode, l.grpc.Serve)
 	l.serve("health", plain, "off", l.plain.Serve)
@@ -126,14 +138,14 @@ func (l *listeners) open() error {
 	return err
 }
 
-// listenLimited listens at the gRPC port of a flag. name is the listener's label in metrics.
-func (l *listeners) listenLimited(name, flag string, port uint16) (*connlimit.Listener, error) {
+// listenLimited listens at the gRPC port of a flag, for at most most connections. name is its label in metrics.
+func (l *listeners) listenLimited(name, flag string, port uint16, most int) (*connlimit.Listener, error) {
 	raw, err := listenAt(flag, l.addressOf(port))
 	if err != nil {
 		return nil, err
 	}
 	l.closers = append(l.closers, func() { raw.Close() })
-	return limitConnections(raw, name, connections(), l.m), nil
+	return limitConnections(raw, name, most, l.m), nil
 }
 
 // openWeb serves h over HTTP at the address of a flag. name is the listener's label in metrics.
@@ -210,8 +222,52 @@ func (l *listeners) drain(ready bool) error {
 	return nil
 }
 
-// maxHealthChecks is the most streams of one connection to the health service.
-const maxHealthChecks = 100
+// Limits of health checks and of proxies' access logs.
+const (
+	maxHealthChecks = 16        // streams of one connection to the health port
+	maxHealthCheck  = 4 << 10   // bytes of a message
+	maxWatches      = 256       // streams that wait for changes of the health, over all connections to a port
+	maxAccessLog    = 128 << 10 // bytes of a message: Envoy's default buffer, and an entry with headers of 60 KiB
+	maxAccessLogs   = 1024      // streams of access logs: one for each thread of each Envoy
+)
+
+// healthService is the health service with streams alone: grpc receives the message of another method by itself, with
+// the limit of the whole server.
+var healthService = grpc.ServiceDesc{
+	ServiceName: healthv1.Health_ServiceDesc.ServiceName,
+	HandlerType: healthv1.Health_ServiceDesc.HandlerType,
+	Streams: append([]grpc.StreamDesc{
+		{StreamName: "Check", ServerStreams: true, Handler: answerOne(healthv1.HealthServer.Check)},
+		{StreamName: "List", ServerStreams: true, Handler: answerOne(healthv1.HealthServer.List)},
+	}, healthv1.Health_ServiceDesc.Streams...), // Watch
+}
+
+// answerOne returns the handler of a method with one message each way.
+func answerOne[In, Out any](
+	answer func(healthv1.HealthServer, context.Context, *In) (*Out, error)) grpc.StreamHandler {
+	return func(server any, stream grpc.ServerStream) error {
+		in := new(In)
+		if err := stream.RecvMsg(in); err != nil {
+			return err
+		}
+		out, err := answer(server.(healthv1.HealthServer), stream.Context(), in)
+		if err != nil {
+			return err
+		}
+		return stream.SendMsg(out)
+	}
+}
+
+// healthMethods returns the limits of the health service's methods at one port.
+func healthMethods() map[string]*connlimit.Method {
+	check := &connlimit.Method{Codec: encoding.GetCodecV2("proto"), Message: maxHealthCheck}
+	return map[string]*connlimit.Method{
+		healthv1.Health_Check_FullMethodName: check,
+		healthv1.Health_List_FullMethodName:  check,
+		healthv1.Health_Watch_FullMethodName: {
+			Codec: check.Codec, Message: maxHealthCheck, Streams: maxWatches, Idle: true},
+	}
+}
 
 // listenAt listens at the address of a flag; flag has no dashes. Errors say what to do.
 func listenAt(flag, address string) (net.Listener, error) {
@@ -367,7 +423,7 @@ const (
 	silentWithin    = 20 * time.Second // for the answer to a ping
 	leastPings      = 5 * time.Second  // between a peer's pings; a peer that pings more often is disconnected
 	// bytes of names and values in a stream's gRPC metadata; the client's headers are not part of it
-	maxGRPCMetadata  = 64 << 10
+	maxGRPCMetadata  = 16 << 10
 	spareStreams     = 1000 // per connection, beyond --max-streams: these get an error with a reason
 	leastConnections = 64
 	mostConnections  = 4096
@@ -377,10 +433,10 @@ const (
 // subscriptions to KV events need most of them.
 func connections() int { return connlimit.Share(16, leastConnections, mostConnections) }
 
-// grpcLimits returns gRPC server options that bound what each peer can use. maxStreams is the limit on the served
-// streams of all peers; 0: no limit. A connection of l with a stream counts as in use; nil: none does.
-func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
-	options := []grpc.ServerOption{
+// grpcLimits returns gRPC server options that bound what each peer can use. methods has the server's methods by name.
+// A stream counts as a request of its connection of l; nil: none does.
+func grpcLimits(l *connlimit.Listener, methods map[string]*connlimit.Method) []grpc.ServerOption {
+	return []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeWithin),
 		grpc.KeepaliveParams(
 			keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: askSilentAfter, Timeout: silentWithin},
@@ -388,28 +444,17 @@ func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPings, PermitWithoutStream: true}),
 		grpc.MaxHeaderListSize(maxGRPCMetadata),
 		grpc.StreamInterceptor(
-			func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-				defer markInUse(stream.Context(), l)()
-				return handler(server, stream)
-			},
-		),
-		grpc.UnaryInterceptor(
-			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				defer markInUse(ctx, l)()
-				return handler(ctx, req)
+			func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+				return l.Serve(server, stream, methods[info.FullMethod], handler)
 			},
 		),
 	}
-	if maxStreams > 0 {
-		options = append(options, grpc.MaxConcurrentStreams(uint32(maxStreams+spareStreams)))
-	}
-	return options
 }
 
 // markInUse marks the connection of a stream as in use. It returns the function that ends the mark.
 func markInUse(ctx context.Context, l *connlimit.Listener) func() {
 	p, ok := peer.FromContext(ctx)
-	if !ok || l == nil {
+	if !ok {
 		return func() {}
 	}
 	c := l.Find(p.LocalAddr, p.Addr)

@@ -241,7 +241,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		fmt.Sprintf("%x", self.Origin))
 	go func() {
 		// A stream alone does not keep its connection: only those of admitted peers do, see link.Config.InUse.
-		if err := r.node.Serve(limited, grpcLimits(nil, 0)...); err != nil {
+		if err := r.node.Serve(limited, grpcLimits(nil, nil)...); err != nil {
 			s.log.Error("the port for replicas does not serve any more", "error", err)
 		}
 	}()

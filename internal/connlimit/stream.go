@@ -47,7 +47,7 @@ type stream struct {
 }
 
 // Serve runs the handler of a stream with the limits of its method; nil: none. The stream counts as a request of its
-// connection from its first message on, unless it is Idle.
+// connection from its first message on, unless it is Idle. A nil l is allowed.
 func (l *Listener) Serve(server any, s grpc.ServerStream, of *Method, handler grpc.StreamHandler) error {
 	if of == nil {
 		of = new(Method)
@@ -60,7 +60,7 @@ func (l *Listener) Serve(server any, s grpc.ServerStream, of *Method, handler gr
 	if of.Codec != nil { // with another version of grpc the server's limits are the only ones
 		limited.wire, _ = grpc.ServerTransportStreamFromContext(s.Context()).(wire)
 	}
-	if p, ok := peer.FromContext(s.Context()); ok && !of.Idle {
+	if p, ok := peer.FromContext(s.Context()); ok && l != nil && !of.Idle {
 		limited.conn = l.Find(p.LocalAddr, p.Addr)
 		defer func() {
 			if limited.used {
