@@ -42,8 +42,11 @@ type attacked struct {
 	mu     sync.Mutex      // guards took
 }
 
-// sumHeader has the hash of the body.
-const sumHeader = "x-sum"
+// sumHeader has the hash of the body. A request with holdHeader gets no answer.
+const (
+	sumHeader  = "x-sum"
+	holdHeader = "x-hold"
+)
 
 // startAttacked starts so many ordinary clients, which send requests until ordinary is called.
 func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
@@ -61,6 +64,10 @@ func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 			}
 			if want := r.Header.Get(sumHeader); want != "" && want != fmt.Sprintf("%x", sum.Sum(nil)) {
 				t.Errorf("the body of a request to %s arrived changed", r.URL.Path)
+			}
+			if r.Header.Get(holdHeader) != "" {
+				<-r.Context().Done() // its client has gone
+				return
 			}
 			io.WriteString(w, `{"choices":[{"message":{"content":"x"}}]}`)
 		}),
@@ -329,4 +336,54 @@ func TestStormOfPieces(t *testing.T) {
 		t.Errorf("the request over HTTP/1.1: %q, %v", answer, err)
 	}
 	a.ordinary(256 << 20)
+}
+
+// TestStormOfPrompts sends completions of 2,048 short prompts that the endpoint does not answer. What kvepp keeps of
+// them stays within the budget, and other clients get their answers.
+func TestStormOfPrompts(t *testing.T) {
+	const budget = 64 << 20
+	requests := 700
+	if whole() {
+		requests = 7000
+	}
+	a := startAttacked(t, 10, fmt.Sprint("--max-buffered-bytes=", budget), "--router-max-tree-size=10000")
+	client := stormClients(t)[true]
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	var refused atomic.Int64
+	for i := range requests {
+		var b strings.Builder
+		for j := range 2048 {
+			fmt.Fprintf(&b, ",[%d,%d%s]", i+1, j+1, strings.Repeat(",3", stack.BlockSize-2))
+		}
+		all.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.s.Envoy.URL+"/v1/completions",
+				strings.NewReader(fmt.Sprintf(`{"model":%q,"prompt":[%s]}`, stack.Model, b.String()[1:])))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set(holdHeader, "yes")
+			if resp, err := client.Do(req); err == nil {
+				resp.Body.Close()
+				refused.Add(1)
+			}
+		})
+		if i%32 == 31 || i == requests-1 { // more bodies at once would be refused
+			eventually(t, func() error {
+				if n := int(metric(t, a.s, "kvepp_active_requests")) + int(refused.Load()); n < i+1 {
+					return fmt.Errorf("%d of %d requests are routed or refused", n, i+1)
+				}
+				return nil
+			})
+		}
+	}
+	t.Logf("%d of %d requests were refused", refused.Load(), requests)
+	if n := refused.Load(); n > int64(requests/10) {
+		t.Errorf("%d of %d requests were refused", n, requests)
+	}
+	cancel()
+	all.Wait()
+	// 192 MiB without requests, of which a garbage collection leaves 64; the heap may double between two.
+	a.ordinary(192<<20 + 2*budget)
 }

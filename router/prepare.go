@@ -226,19 +226,18 @@ const (
 	bytesPerPrompt = 384
 )
 
-// keep counts what the prompt keeps until the request is routed. size is the body's, in bytes. If there is no room, the
-// token ids are dropped: the request is routed by load. Those of a large body take the room that its reading had.
+// keep counts what the prompt keeps until the request is routed. size is the body's, in bytes. Without room beside the
+// bodies' the token ids are dropped: the request is routed by load. Those of a large body take the room of its reading.
 func (r *Router) keep(p *prompt, g *reading, size int) {
-	share := r.cfg.Memory.KeptShare(g.size)
-	p.held, p.heldIn = p.keeps(size), share
-	if p.held == 0 || g.size <= budget.LargeBody && share.TryTake(p.held) {
-		return
-	}
-	if g.size <= budget.LargeBody && p.tokens != nil {
+	p.held, p.heldIn = p.keeps(size), r.cfg.Memory.KeptShare(g.size)
+	if g.size <= budget.LargeBody && !r.cfg.Memory.HoldBody(budget.LargeBody, p.held) && p.tokens != nil {
+		all := p.held
 		p.tokens, p.versions, p.inject, p.reason = nil, nil, nil, ReasonBodyValues
 		p.held = p.keeps(size)
+		p.heldIn.Give(all - p.held)
+	} else if g.size > budget.LargeBody {
+		p.heldIn.Add(p.held)
 	}
-	share.Add(p.held)
 }
 
 // keeps returns how many bytes the prompt keeps until the request is routed. size is the body's, in bytes.
