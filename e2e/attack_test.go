@@ -384,6 +384,6 @@ func TestStormOfPrompts(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
-	// 192 MiB without requests, of which a garbage collection leaves 64; the heap may double between two.
+	// 192 MiB without requests; the heap may double between two collections.
 	a.ordinary(192<<20 + 2*budget)
 }
