@@ -89,8 +89,8 @@ func (l *Listener) admit(raw net.Conn) *Conn {
 }
 
 // longest returns the connection that a new one replaces; nil if the server works on requests of all. A request's
-// client must have kept the server waiting for at least least. A crowd that waits, or that is idle between two requests,
-// does not replace those of the other kind.
+// client must have kept the server waiting for at least least. A crowd that waits, or that is idle between two
+// requests, does not replace those of the other kind.
 func longest(conns iter.Seq[*Conn], least time.Duration) *Conn {
 	var longest [2]*Conn // that waits; that is idle between two requests
 	var most [2]time.Duration
