@@ -211,8 +211,11 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 			own = i
 		}
 	}
-	if !known {
-		return fmt.Errorf("tokenizer: %s: %w", path, m.loads[own].unknown)
+	switch err := m.loads[own].unknown; {
+	case !known && IsUnknown(err):
+		return err
+	case !known:
+		return fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
 	for _, l := range m.loads {
 		l.description = nil // it refers to the whole file
@@ -349,11 +352,11 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 		bytes.Contains(f.file.PreTokenizer, []byte("ByteLevel")):
 		// DeepSeek's model types take it as it is, and vLLM 0.31 some models' names.
 		err = errNotReproduced("a byte-level tokenizer of class LlamaTokenizer, which depends on the model's name " +
-			"(vLLM 0.31) and on model_type in config.json,")
+			"(vLLM 0.31) and on model_type in config.json")
 	case class == otherClass:
 		err = errNotReproduced("the tokenizer class of the model type " + strconv.Quote(model))
 	case err == nil && known == "" && onlyInModel && mapped == "":
-		err = errNotReproduced("a tokenizer of class " + strconv.Quote(class) + ", which only config.json names,")
+		err = errNotReproduced("a tokenizer of class " + strconv.Quote(class) + ", which only config.json names")
 	}
 	return cmp.Or(known, tokenizersBackend), err
 }
