@@ -19,7 +19,7 @@ func TestLadderTable(t *testing.T) {
 	sums.Add(&ladder.Climb{Model: "m", Known: true, NotInFleet: ladder.Evicted, NotChosen: ladder.Load,
 		Tokens: [ladder.Rungs]int{1000, 800, 600, 600, 400, 400}})
 	mux := http.NewServeMux()
-	admin.HandleLadder(mux, sums, ladder.NewSeen(0), func() uint64 { return 1 })
+	admin.HandleLadder(mux, sums, ladder.NewSeen(0), func() uint64 { return 1 }, true)
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	c := &adminClient{address: strings.TrimPrefix(server.URL, "http://"), http: server.Client()}
@@ -40,6 +40,9 @@ func TestLadderTable(t *testing.T) {
 			t.Errorf("%q is not in:\n%s", want, out.String())
 		}
 	}
+	if strings.Contains(out.String(), "--router-policy") {
+		t.Errorf("it recommends the policy that is in use:\n%s", out.String())
+	}
 	out.Reset()
 	if err := c.ladder(t.Context(), true, &out); err != nil || !strings.Contains(out.String(), `"cause": "evicted",`) {
 		t.Errorf("--json: %v, %s", err, out.String())
@@ -56,8 +59,11 @@ func TestLadderAdvice(t *testing.T) {
 		if !strings.Contains(string(page), "`"+c.String()+"`") {
 			t.Errorf("docs/hit-rate.md does not name %s", c)
 		}
-		if none := c == ladder.FirstTime || c == ladder.Preference; (c.Advice() == "") != none {
-			t.Errorf("%s: advice %q", c, c.Advice())
+		for _, byTime := range []bool{false, true} {
+			advice, none := c.Advice(byTime), c == ladder.FirstTime || c == ladder.Preference
+			if (advice == "") != none || byTime && strings.Contains(advice, "policy") {
+				t.Errorf("%s, by time %v: advice %q", c, byTime, advice)
+			}
 		}
 	}
 }

@@ -352,7 +352,8 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandlePrefixes(mux, s.router)
 	admin.HandlePick(mux, s.router, hostName())
 	if s.ladder != nil {
-		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen, s.router.Miscounted)
+		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen, s.router.Miscounted,
+			s.scheduling.policy == scoring.Time.String())
 	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)

@@ -1,6 +1,9 @@
 package ladder
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // advice says for each cause what an operator can do. Causes that are as they should be have none.
 var advice = [Causes]string{
@@ -18,8 +21,8 @@ var advice = [Causes]string{
 	Busy:          "busy thresholds exclude workers that have the blocks",
 	Session:       "sessions stay with workers that have fewer blocks",
 	NoAffinity:    "requests name sessions, but sessions are not kept: --router-session-affinity-ttl-secs",
-	Load:          "workers with the blocks hold more requests: add workers, or use --router-policy time",
-	Waiting:       "prompts wait at workers with the blocks: add workers, or use --router-policy time",
+	Load:          "workers with the blocks hold more requests: add workers" + policyAdvice,
+	Waiting:       "prompts wait at workers with the blocks: add workers" + policyAdvice,
 	Capacity:      "workers with the blocks have the fuller caches",
 	Tier:          "blocks in host memory or on disk count less than the device's",
 	Random:        "the temperature spreads requests",
@@ -27,8 +30,16 @@ var advice = [Causes]string{
 	IndexWrong:    "the engines reuse less than the index has: kvepp check compares tokenizer and template",
 }
 
-// Advice returns what an operator can do about a cause; "" if it is as it should be.
-func (c Cause) Advice() string { return advice[c] }
+// policyAdvice is the part of advice for those that use another policy.
+const policyAdvice = ", or use --router-policy time"
+
+// Advice returns what an operator can do about a cause; "" if it is as it should be. byTime: --router-policy is time.
+func (c Cause) Advice(byTime bool) string {
+	if byTime {
+		return strings.TrimSuffix(advice[c], policyAdvice)
+	}
+	return advice[c]
+}
 
 // Shares above which a sum has findings, of its prompt tokens or requests.
 const (
@@ -39,8 +50,8 @@ const (
 
 // Findings says in sentences what an operator should look at, the most important first: what makes kvepp's own numbers
 // doubtful, and then the largest loss that can be changed. miscounts is the number of answers that report another
-// number of prompt tokens than kvepp counts.
-func (s *Sum) Findings(miscounts uint64) (all []string) {
+// number of prompt tokens than kvepp counts. byTime is Advice's.
+func (s *Sum) Findings(miscounts uint64, byTime bool) (all []string) {
 	prompt := float64(s.Tokens[Prompt])
 	if s.Requests == 0 || prompt == 0 {
 		return nil
@@ -54,13 +65,13 @@ func (s *Sum) Findings(miscounts uint64) (all []string) {
 	}
 	largest, most := Causes, uint64(0)
 	for c, n := range s.Lost {
-		if n > most && Cause(c).Advice() != "" {
+		if n > most && Cause(c).Advice(byTime) != "" {
 			largest, most = Cause(c), n
 		}
 	}
 	if share := float64(most) / prompt; largest < Causes && share >= notable {
 		all = append(all, fmt.Sprintf("%s loses the most that can be changed, %.0f %% of the prompt tokens: %s",
-			largest, 100*share, largest.Advice()))
+			largest, 100*share, largest.Advice(byTime)))
 	}
 	return all
 }

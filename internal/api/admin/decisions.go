@@ -173,7 +173,7 @@ type Outcome struct {
 	Ladder       []Rung  `json:"ladder,omitempty"` // the request's rungs; absent without --ladder-max-bytes
 }
 
-func outcomeOf(o *router.Outcome) *Outcome {
+func outcomeOf(o *router.Outcome, byTime bool) *Outcome {
 	if o == nil {
 		return nil
 	}
@@ -188,7 +188,7 @@ func outcomeOf(o *router.Outcome) *Outcome {
 		climb := o.Climb
 		one.Add(&climb)
 		sum := ladder.Total(one.Sums())
-		out.Ladder = ladderSumOf(&sum).Rungs
+		out.Ladder = ladderSumOf(&sum, byTime).Rungs
 	}
 	return out
 }
@@ -361,7 +361,7 @@ type Part struct {
 
 func asJSON(r *router.Record) Decision {
 	d := Decision{
-		Outcome:               outcomeOf(r.Outcome),
+		Outcome:               outcomeOf(r.Outcome, r.Weights != nil && r.Weights.Policy == scoring.Time),
 		Time:                  r.Time,
 		RequestID:             r.RequestID,
 		Path:                  r.Path,

@@ -49,27 +49,27 @@ type Loss struct {
 }
 
 // HandleLadder adds GET /debug/ladder. miscounts returns how many answers reported another number of prompt tokens than
-// kvepp counts.
-func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen, miscounts func() uint64) {
+// kvepp counts. byTime: --router-policy is time already.
+func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen, miscounts func() uint64, byTime bool) {
 	mux.HandleFunc("GET /debug/ladder", func(w http.ResponseWriter, _ *http.Request) {
 		all := sums.Sums()
 		total := ladder.Total(all)
-		answer := Ladder{Sampling: seen.Sampling(), Total: ladderSumOf(&total), Models: []LadderModel{}}
-		answer.Total.Findings = total.Findings(miscounts())
+		answer := Ladder{Sampling: seen.Sampling(), Total: ladderSumOf(&total, byTime), Models: []LadderModel{}}
+		answer.Total.Findings = total.Findings(miscounts(), byTime)
 		for i := range all {
-			answer.Models = append(answer.Models, LadderModel{all[i].Model, ladderSumOf(&all[i])})
+			answer.Models = append(answer.Models, LadderModel{all[i].Model, ladderSumOf(&all[i], byTime)})
 		}
 		api.Reply(w, http.StatusOK, answer, nil)
 	})
 }
 
-func ladderSumOf(s *ladder.Sum) LadderSum {
+func ladderSumOf(s *ladder.Sum, byTime bool) LadderSum {
 	sum := LadderSum{Requests: s.Requests, UnpredictedTokens: s.Unpredicted}
 	for r := range ladder.Rungs {
 		rung := Rung{Rung: r.String(), Tokens: s.Tokens[r], Lost: []Loss{}}
 		for c := range ladder.Causes {
 			if r != ladder.Prompt && c.Below() == r && s.Lost[c] > 0 {
-				rung.Lost = append(rung.Lost, Loss{c.String(), s.Lost[c], c.Advice()})
+				rung.Lost = append(rung.Lost, Loss{c.String(), s.Lost[c], c.Advice(byTime)})
 			}
 		}
 		slices.SortStableFunc(rung.Lost, func(a, b Loss) int { return cmp.Compare(b.Tokens, a.Tokens) })
