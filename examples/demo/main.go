@@ -55,7 +55,9 @@ func run(ctx context.Context, check bool, folder string) error {
 	}
 	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers,
 		Blocks: blocks, Pages: pages,
-		KveppFlags: []string{"--router-policy=dynamo"}, // its costs are blocks, which a reader can count
+		// Each frontend has one worker, so that the two are a stock engine to kvepp, and another can take its requests.
+		FrontendMode: "round-robin", Manifest: "stock-engines.yaml", EditEnvoy: withoutInstances,
+		KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=2"},
 		Progress: func(format string, args ...any) {
 			fmt.Printf("%5.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		}})
@@ -90,6 +92,15 @@ func run(ctx context.Context, check bool, folder string) error {
 	return nil
 }
 
+// withoutInstances makes Envoy remove the headers that name an instance to a frontend in direct mode. No frontend here
+// has that mode, and another one would refuse a request that Envoy retries there.
+func withoutInstances(config any) {
+	routes := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
+		"route_config").(map[string]any)
+	routes["request_headers_to_remove"] = []string{"x-dynamo-worker-instance-id", "x-dynamo-dp-rank",
+		"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank"}
+}
+
 // throughKvepp holds the conversations through Envoy and kvepp, and prints each decision.
 func throughKvepp(ctx context.Context, s *stack.Stack) *result {
 	fmt.Printf(
@@ -105,7 +116,7 @@ func throughKvepp(ctx context.Context, s *stack.Stack) *result {
 		"prompt",
 		"cached tokens",
 		"first",
-		"cost in blocks: the prompt's, and of each worker (* chosen)",
+		"cost in milliseconds, of each worker (* chosen):",
 	)
 	fmt.Printf(
 		"%-9s %6s  %6s %6s  %5s  %s\n",
@@ -114,7 +125,7 @@ func throughKvepp(ctx context.Context, s *stack.Stack) *result {
 		"kvepp",
 		"Dynamo",
 		"token",
-		"+ those waiting before it - cached + held by requests = cost",
+		"the prompt's - cached + prompts before it + what other answers lose = cost",
 	)
 	return converse(
 		ctx,
@@ -336,20 +347,18 @@ func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
 		a.CachedTokens,
 		a.TTFT.Milliseconds(),
 	)
-	for i, c := range d.Candidates {
-		if i == 0 {
-			fmt.Printf("%4d ", c.RequestTokens/c.BlockSize)
-		}
+	for _, c := range d.Candidates {
 		mark := " "
 		if c.Chosen {
 			mark = "*"
 		}
-		block := float64(c.BlockSize)
-		fmt.Printf(
-			" %s%-16s",
-			mark,
-			fmt.Sprintf("+%.0f-%.0f+%.0f=%.0f", float64(c.WaitingTokens)/block, c.CreditBlocks, c.DecodeBlocks, c.Cost),
-		)
+		of := map[string]float64{}
+		for _, p := range c.Parts {
+			of[p.Part] = p.Value
+		}
+		others := max(c.Cost-of["prompt"]-of["cached"]-of["waiting"], 0) // 0: but for rounding
+		fmt.Printf(" %s%-18s", mark,
+			fmt.Sprintf("%.0f-%.0f+%.0f+%.0f=%.0f", of["prompt"], 0-of["cached"], of["waiting"], others, c.Cost))
 	}
 	fmt.Println()
 }

@@ -45,6 +45,9 @@ type Config struct {
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one for each.
 	// The endpoints file has their instance ids, and only the first one's block size: kvepp learns the others'.
 	SharedFrontend bool
+	// FrontendMode is the router mode of the workers' frontends; empty: direct. With round-robin, a worker with a
+	// frontend of its own serves any request, as a stock engine does.
+	FrontendMode string
 	// EventPlane is "zmq" or "nats" for workers that announce their blocks only on Dynamo's event plane and not on
 	// engine sockets; "nats" starts a NATS server. Empty: engine sockets.
 	EventPlane string

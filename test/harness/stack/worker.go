@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -85,8 +86,8 @@ func (w *Worker) startMocker() (err error) {
 
 func (w *Worker) startFrontend() (err error) {
 	s := w.stack
-	args := []string{s.python(), "-m", "dynamo.frontend", "--router-mode", "direct", "--http-host", "127.0.0.1",
-		"--http-port", strconv.Itoa(w.port)}
+	args := []string{s.python(), "-m", "dynamo.frontend", "--router-mode", cmp.Or(s.cfg.FrontendMode, "direct"),
+		"--http-host", "127.0.0.1", "--http-port", strconv.Itoa(w.port)}
 	if s.cfg.SharedFrontend {
 		if s.shared == nil {
 			s.shared, err = s.spawn("frontend", s.dynamoEnv(), args...)
