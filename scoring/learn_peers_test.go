@@ -139,3 +139,37 @@ func TestBadLessonsAreRefused(t *testing.T) {
 		}
 	})
 }
+
+// A peer's bookings and their blocks teach how much a booking weighs, and what is asked for again. That ends with the
+// peer, too.
+func TestWhatCopiesTaughtEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, cfg := NewActiveSequences(), byTime()
+		a.SetPeers(Peers{Rate: 100, Staleness: time.Millisecond})
+		ids := chain(1, 4096)
+		candidates := workers(2, prompt(16, ids))
+		if _, b, err := a.SelectAndAdd(Request{ISLTokens: 1000}, candidates, cfg, nil, nil); err != nil {
+			t.Fatal(err)
+		} else {
+			b.Free()
+		}
+		c := a.NewCopies(false)
+		for n := range uint64(100) {
+			wait(time.Second)
+			c.Apply([]Change{{Kind: Booked, Number: n + 1, BlockSize: 16, PrefillTokens: 1 << 30,
+				Chains: [][]kvblock.SequenceHash{ids}}, {Kind: Freed, Number: n + 1}})
+		}
+		again := 0.0
+		for _, n := range a.learned.reuse.again {
+			again += n
+		}
+		if again == 0 || a.guard.prefill.value < 1e6 {
+			t.Fatalf("the copies teach nothing: %v, %+v", again, a.guard.prefill)
+		}
+		c.FreeAll()
+		if a.learned.reuse.again != [ageBins]float64{} || a.learned.reuse.lost != [ageBins]float64{} ||
+			a.guard.prefill != (mean{}) || a.guard.active != (mean{}) {
+			t.Errorf("it outlives the peer: %+v, %+v", a.learned.reuse.again, a.guard.prefill)
+		}
+	})
+}
