@@ -248,7 +248,8 @@ func TestCheckGatewayGuarded(t *testing.T) {
 		chain["transport_socket"] = map[string]any{
 			"name": "envoy.transport_sockets.tls",
 			"typed_config": map[string]any{
-				"@type":              "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+				"@type": "type.googleapis.com/" +
+					"envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
 				"common_tls_context": map[string]any{"tls_certificates": []any{pair}}},
 		}
 		connections := stack.At(chain, "filters", 0, "typed_config").(map[string]any)

@@ -29,7 +29,8 @@ func http2Upstream(config any) {
 		if cluster := c.(map[string]any); cluster["name"] == "pool" {
 			cluster["typed_extension_protocol_options"] = map[string]any{
 				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-					"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+					"@type": "type.googleapis.com/" +
+						"envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
 					"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}},
 			}
 		}

@@ -19,7 +19,8 @@ const queueClasses = `
 default_policy_family: all
 uncached_isl_buckets: [{min_tokens: 0, bucket: any}]
 policy_classes:
-- {name: few, policy_family: all, cache_bucket: any, quantum: 1000, prefill_busy_threshold: 0, request_queue_limit_per_worker: 2}
+- {name: few, policy_family: all, cache_bucket: any, quantum: 1000, prefill_busy_threshold: 0, ` +
+	`request_queue_limit_per_worker: 2}
 - {name: patient, quantum: 1000, prefill_busy_threshold: 0}
 `
 

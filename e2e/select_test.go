@@ -114,12 +114,15 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		{"POST /workers", `{"worker_id": 1, "kv_transfer_enforcement": "no"}`},
 		{
 			"POST /workers",
-			`{"worker_id": 1, "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.1, "router_hint_worker_type": "p", "kv_event_source_mode": "m",
-			"router_hint_source_control_endpoints": {"3": "c"}, "topology_domains": {"zone": "z"}, "stable_routing_id": "s", "kv_transfer_domain": "d", "is_eagle": false}`,
+			`{"worker_id": 1, "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.1, ` +
+				`"router_hint_worker_type": "p", "kv_event_source_mode": "m",
+			"router_hint_source_control_endpoints": {"3": "c"}, "topology_domains": {"zone": "z"}, ` +
+				`"stable_routing_id": "s", "kv_transfer_domain": "d", "is_eagle": false}`,
 		},
 		{
 			"POST /workers",
-			`{"worker_id": 1, "endpoint": "http://h:1", "block_size": 4, "data_parallel_size": 2, "data_parallel_start_rank": 3, "max_num_batched_tokens": 50, "total_kv_blocks": 100,
+			`{"worker_id": 1, "endpoint": "http://h:1", "block_size": 4, "data_parallel_size": 2, ` +
+				`"data_parallel_start_rank": 3, "max_num_batched_tokens": 50, "total_kv_blocks": 100,
 			"kv_events_endpoints": {"3": "tcp://127.0.0.1:1", "4": "tcp://127.0.0.1:2"}, "taints": ["b", "a", "b"]}`,
 		},
 	}...)
@@ -371,8 +374,10 @@ func TestSelectionsWaitAsDynamos(t *testing.T) {
 default_policy_family: standard
 uncached_isl_buckets: [{min_tokens: 0, bucket: short}, {min_tokens: 30, bucket: long}]
 policy_classes:
-- {name: short, policy_family: standard, cache_bucket: short, quantum: 60, prefill_busy_threshold_frac: 1, request_queue_limit_per_worker: 2}
-- {name: long, policy_family: standard, cache_bucket: long, queue_policy: wspt, quantum: 30, prefill_busy_threshold: 20, raw_isl_token_queue_limit_per_worker: 60}
+- {name: short, policy_family: standard, cache_bucket: short, quantum: 60, prefill_busy_threshold_frac: 1, `+
+		`request_queue_limit_per_worker: 2}
+- {name: long, policy_family: standard, cache_bucket: long, queue_policy: wspt, quantum: 30, `+
+		`prefill_busy_threshold: 20, raw_isl_token_queue_limit_per_worker: 60}
 - {name: refused, quantum: 1, prefill_busy_threshold: 20, request_queue_limit_per_worker: 0}
 - {name: free, quantum: 1}
 `), 0o600); err != nil {

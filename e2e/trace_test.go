@@ -55,7 +55,8 @@ func TestTraces(t *testing.T) {
 			map[string]any{"name": "collector", "type": "STATIC",
 				"typed_extension_protocol_options": map[string]any{
 					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-						"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+						"@type": "type.googleapis.com/" +
+							"envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
 						"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}},
 				},
 				"load_assignment": map[string]any{

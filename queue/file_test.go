@@ -20,9 +20,11 @@ uncached_isl_buckets:
 - {min_tokens: 3072, bucket: uncached}
 policy_classes:
 - {name: cached, policy_family: standard, cache_bucket: cached, quantum: 2048, prefill_busy_threshold_frac: 16}
-- {name: uncached, policy_family: standard, cache_bucket: uncached, queue_policy: wspt, quantum: 1024, prefill_busy_threshold: 100, request_queue_limit_per_worker: 8}
+- {name: uncached, policy_family: standard, cache_bucket: uncached, queue_policy: wspt, quantum: 1024, ` +
+	`prefill_busy_threshold: 100, request_queue_limit_per_worker: 8}
 - {name: urgent_cached, policy_family: urgent, cache_bucket: cached, quantum: 1}
-- {name: urgent_uncached, policy_family: urgent, cache_bucket: uncached, quantum: 1, raw_isl_token_queue_limit_per_worker: 0}
+- {name: urgent_uncached, policy_family: urgent, cache_bucket: uncached, quantum: 1, ` +
+	`raw_isl_token_queue_limit_per_worker: 0}
 - {name: batch.all, queue_policy: lcfs, quantum: 3, cached_token_queue_limit_per_worker: 7}
 models:
   other/model:

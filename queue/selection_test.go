@@ -11,7 +11,8 @@ func TestSelection(t *testing.T) {
 	const instances = `
   instances:
   - {name: a, type: dynamo-default-cost-fn, parameters: {router_temperature: 0.5, overlap_score_credit: 1}}
-  - {name: b, type: dynamo-default-cost-fn, parameters: {prefill_load_scale: ~, overlap_score_credit: 1, router_temperature: 0.5}}
+  - {name: b, type: dynamo-default-cost-fn, parameters: {prefill_load_scale: ~, overlap_score_credit: 1, ` +
+		`router_temperature: 0.5}}
   - {name: c, type: dynamo-default-cost-fn}
   - {name: d, type: dynamo-two-tier-cost-fn, parameters: {cache_threshold: 0.5}}
 `

@@ -317,8 +317,10 @@ const classes = `
 default_policy_family: all
 uncached_isl_buckets: [{min_tokens: 0, bucket: short}, {min_tokens: 100, bucket: long}]
 policy_classes:
-- {name: short, policy_family: all, cache_bucket: short, quantum: 1000, prefill_busy_threshold: 0, request_queue_limit_per_worker: 2}
-- {name: long, policy_family: all, cache_bucket: long, quantum: 1, prefill_busy_threshold: 50, raw_isl_token_queue_limit_per_worker: 0}
+- {name: short, policy_family: all, cache_bucket: short, quantum: 1000, prefill_busy_threshold: 0, ` +
+	`request_queue_limit_per_worker: 2}
+- {name: long, policy_family: all, cache_bucket: long, quantum: 1, prefill_busy_threshold: 50, ` +
+	`raw_isl_token_queue_limit_per_worker: 0}
 - {name: always, quantum: 1}
 models:
   other:

@@ -59,15 +59,19 @@ func TestVLLMMessagesThatAreNotKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for fields, want := range map[string]string{
-		`"messages":[{"role":"user","content":"u"}],"tools":[]`:                                    "empty",
-		`"messages":[{"role":"user","content":"u"}],"kv_transfer_params":{"prompt_token_ids":[1]}`: "kv_transfer_params",
+		`"messages":[{"role":"user","content":"u"}],"tools":[]`: "empty",
+		`"messages":[{"role":"user","content":"u"}],"kv_transfer_params":{"prompt_token_ids":[1]}`: "kv_transfer_par" +
+			"ams",
 		`"messages":[{"role":"system","content":[{"type":"tool_removal","tool":{"type":"tool_reference",` +
 			`"name":"f"}}]}]`: "change of the tools",
 		`"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"tool_reference",` +
 			`"tool_name":"f"}]}]}]`: "reference to a tool",
-		`"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"f"}]}]`:                                "without id",
-		`"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"u"}}]}]`:                 "not text alone",
-		`"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text","text":"x"}]}]}]`: "is not text",
+		`"messages":[{"role":"assistant","content":[{"type":"tool_use",` +
+			`"name":"f"}]}]`: "without id",
+		`"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url",` +
+			`"url":"u"}}]}]`: "not text alone",
+		`"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text",` +
+			`"text":"x"}]}]}]`: "is not text",
 	} {
 		request, err := apibody.ParseRequest("/v1/messages", []byte(`{"model":"m","max_tokens":9,`+fields+`}`))
 		if err != nil {

@@ -37,7 +37,8 @@ func TestVLLMResponses(t *testing.T) {
 			`"reasoning":{"effort":"low"}`: `{'role': 'user', 'content': 'a\nb'}low`,
 		`"input":[{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},` +
 			`{"type":"function_call","call_id":"1","name":"f","arguments":"{\"a\":1}"},{"type":"function_call",` +
-			`"call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]`: `{'role': 'assistant', 'content': '', ` +
+			`"call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1",` +
+			`"output":"r"}]`: `{'role': 'assistant', 'content': '', ` +
 			`'tool_calls': [` +
 			`{'id': '1', 'function': {'name': 'f', 'arguments': {'a': 1}}, 'type': 'function'}, {'id': '2', ` +
 			`'function': {'name': 'g', 'arguments': {}}, 'type': 'function'}], ` +
@@ -63,7 +64,8 @@ func TestVLLMResponsesThatAreNotKnown(t *testing.T) {
 		{`"input":[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]`, "other than text"},
 		{`"input":[{"role":"assistant","content":"a","status":"in_progress"}]`, "continued"},
 		{`"input":[{"role":"assistant","content":[{"type":"output_text","text":"a"}]}]`, "the assistant's"},
-		{`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`, "not text"},
+		{`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text",` +
+			`"text":""}]}]`, "not text"},
 		{`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`, "encrypted"},
 	} {
 		fields, want := c.fields, c.want

@@ -91,8 +91,10 @@ func TestLayers(t *testing.T) {
 		`{"attention_chunk_size":"wide"}`:                          {Layers{}, false},
 		`{}`:                                                       {Layers{}, false},
 		`{"layer_types":["full_attention"],"sliding_window":null}`: {Layers{}, true},
-		`{"layer_types":["sliding_attention","full_attention"],"sliding_window":128}`:      {Layers{Windows: []int{128}}, true},
-		`{"text_config":{"layer_types":["sliding_attention"],"sliding_window":512}}`:       {Layers{Windows: []int{512}}, true},
+		`{"layer_types":["sliding_attention","full_attention"],` +
+			`"sliding_window":128}`: {Layers{Windows: []int{128}}, true},
+		`{"text_config":{"layer_types":["sliding_attention"],` +
+			`"sliding_window":512}}`: {Layers{Windows: []int{512}}, true},
 		`{"layer_types":["sliding_attention"]}`:                                            {Layers{}, false},
 		`{"layer_types":["linear_attention","full_attention"]}`:                            {Layers{State: true}, true},
 		`{"layer_types":["conv","attention"]}`:                                             {Layers{State: true}, true},

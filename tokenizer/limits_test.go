@@ -20,7 +20,8 @@ const recursiveTemplate = `
     {%- set names = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"} %}
     {%- if names[schema.type] is defined %}{{ names[schema.type] }}
     {%- elif schema.type == "array" %}list[{{ python(schema["items"]) }}]
-    {%- elif schema.type == "object" %}{% for name, inner in schema.properties.items() %}{{ name }}: {{ python(inner) }}, {% endfor %}
+    {%- elif schema.type == "object" %}{% for name, inner in schema.properties.items() %}{{ name }}: {{ ` +
+	`python(inner) }}, {% endfor %}
     {%- elif schema.anyOf %}{% for inner in schema.anyOf %}{{ python(inner) }} | {{ python(inner) }}{% endfor %}
     {%- elif schema.type is iterable %}Union[{% for t in schema.type %}{{ python({"type": t}) }},{% endfor %}]
     {%- else %}Any{% endif %}

@@ -155,7 +155,8 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
 	request := chatRequest(
 		t,
-		`[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
+		`[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y",`+
+			`"reasoning":"r"}],
 		"continue_final_message":true,"add_generation_prompt":false,"chat_template_kwargs":{"messages":[],"k":1}`,
 	)
 	first, err := m.Tokenize(t.Context(), request)

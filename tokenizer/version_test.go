@@ -78,7 +78,8 @@ func TestSGLangVersions(t *testing.T) {
 		path, body string
 		texts      [3]string // of 0.5.21, 0.5.22 and 0.5.23
 	}{
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function",` +
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}],` +
+			`"tools":[{"type":"function",` +
 			`"function":{"name":"f","parameters":{}}}]}`, [3]string{
 			"[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': {}, " +
 				"'strict': False}, 'defer_loading': None}]|[{'role': 'user', 'content': 'hi'}]|",

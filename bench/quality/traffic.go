@@ -288,7 +288,8 @@ func (w *writer) text(tokens int) string {
 
 var words = strings.Fields(
 	`the worker holds a block of the prompt and waits until another request comes to take it over while memory
-is short so that what nobody asks for again must leave first and whoever returns later pays once more for the same tokens which is why
+is short so that what nobody asks for again must leave first and whoever returns later pays once more for the same ` +
+		`tokens which is why
 a router should know where they are before it decides about time and load and fairness among all clients`,
 )
 

@@ -11,7 +11,8 @@ import (
 	"kvepp/internal/suggest"
 )
 
-const completionHelp = `kvepp completion prints a script that completes kvepp's commands, flags and their values in a shell.
+const completionHelp = `kvepp completion prints a script that completes kvepp's commands, flags and their values in ` +
+	`a shell.
 
 Usage:       kvepp completion bash|zsh|fish
 Example:     source <(kvepp completion bash)                                  this shell

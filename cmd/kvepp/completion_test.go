@@ -90,7 +90,8 @@ func offersOfBash(t *testing.T, script, line string) []string {
 	if strings.HasSuffix(line, " ") {
 		words = append(words, "")
 	}
-	return runShell(t, append([]string{"bash", "--norc", "-c", `source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvepp
+	return runShell(t, append([]string{"bash", "--norc", "-c", `source "$1"; shift; COMP_WORDS=("$@"); ` +
+		`COMP_CWORD=$(($# - 1)); _kvepp
 		printf '%s\n' "${COMPREPLY[@]}"`, "bash", script}, words...)...)
 }
 

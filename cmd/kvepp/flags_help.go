@@ -120,7 +120,8 @@ func serveHelpBrief(out io.Writer, f *pflag.FlagSet) {
 	fmt.Fprint(out, serveHelpEnd)
 }
 
-const serveHelpAll = `kvepp serve is an endpoint picker for Envoy. These are all its flags; "kvepp serve --help" shows the
+const serveHelpAll = `kvepp serve is an endpoint picker for Envoy. These are all its flags; "kvepp serve --help" ` +
+	`shows the
 fifteen that matter first.
 
 Precedence:  flag, variable KVEPP_<FLAG> (KVEPP_GRPC_PORT), --config FILE (grpc-port: 9002),

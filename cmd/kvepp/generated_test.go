@@ -68,7 +68,8 @@ Each flag of ` + "`kvepp serve`" + ` can be given in four ways. If several give 
 1. a flag: ` + "`--grpc-port 9002`" + `
 2. kvepp's environment variable: ` + "`KVEPP_GRPC_PORT=9002`" + `. An empty variable counts as not set.
 3. the file that ` + "`--config FILE`" + ` names: ` + "`grpc-port: 9002`" + `
-4. Dynamo's environment variable, if the flag has one. It comes last because a process often inherits Dynamo's variables,
+4. Dynamo's environment variable, if the flag has one. It comes last because a process often inherits Dynamo's ` +
+	`variables,
    but the file is written for kvepp.
 
 If none of them gives it, the default holds. One exception: settings in the sections ` + "`router`" + ` and ` +
@@ -196,9 +197,11 @@ This page lists every metric that kvepp exports, with its type, labels and meani
 	"`kvepp check`" + ` |
 | Does the index hold what the engines hold? | ` +
 	"`kvepp_predicted_of_reported_cached_tokens_total`, `kvepp_reported_cached_tokens_total`" +
-	` | the two grow alike. Engines always compute a prompt's last block, so reported is at most floor((prompt_tokens - 1) / block) * block |
+	` | the two grow alike. Engines always compute a prompt's last block, so reported is at most ` +
+	`floor((prompt_tokens - 1) / block) * block |
 | Do KV events arrive? | ` + "`kvepp_silent_workers`, `kvepp_subscriptions{state}`, `kvepp_events_total{outcome}`" +
-	` | a silent worker served 10 requests and sent no event within a minute: its events are off, or their address is wrong |
+	` | a silent worker served 10 requests and sent no event within a minute: its events are off, or their address ` +
+	`is wrong |
 | Do workers fail? | ` + "`kvepp_ejected_workers`, `kvepp_ejections_total{cause}`, " +
 	"`kvepp_worker_failures_total{cause}`" +
 	` | the cause says what failed; [failure modes](failure-modes.md) |
@@ -265,7 +268,8 @@ var metricSections = []struct {
 	pattern *regexp.Regexp
 	lead    string
 }{
-	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conversation|decisions|hints|held|only|phase|` +
+	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conversation|decisions|hints|held|only|` +
+		`phase|` +
 		`queue|rejections|requests|selections|served|session|streams|unpaired)`), ""},
 	{"Workers and endpoints", regexp.MustCompile(`^kvepp_(worker|eject|cordon|unresolved|endpoints|ignored|refused|` +
 		`engine|unseen|overloaded|lora)`), ""},
@@ -286,9 +290,12 @@ start, at zero; a worker's series exist while it is in the pool. ` +
 		"`--dynamo-namespace`, `--dynamo-component` and\n" +
 		"`--router-id`" + ` set their labels. Times to first token and between tokens are those of streamed answers that
 Envoy shows to kvepp. kvepp counts the time between tokens for all of these; Dynamo counts it only with
-` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index and shared books do not
-exist here. The counters of best eligible, selected and reused tokens are the rungs eligible, chosen and delivered of the
-[hit-rate ladder](hit-rate.md), so that both views agree; kvepp counts the ladder when a request has ended, and the first
+` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index and shared books ` +
+		`do not
+exist here. The counters of best eligible, selected and reused tokens are the rungs eligible, chosen and delivered ` +
+		`of the
+[hit-rate ladder](hit-rate.md), so that both views agree; kvepp counts the ladder when a request has ended, and the ` +
+		`first
 two counters when it chooses.
 `},
 	{"Names of the Gateway API Inference Extension's endpoint picker", regexp.MustCompile(`^inference_`), `

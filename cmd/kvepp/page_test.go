@@ -242,7 +242,8 @@ func (x *tab) fits(view string) {
 	x.must(x.Resize(x.ctx, 390, 844, true))
 	var wide []string
 	x.must(x.Run(x.ctx, `[...document.querySelectorAll('body, body *')].filter(e => e.getBoundingClientRect().right >
-		document.documentElement.clientWidth + 1).map(e => e.tagName + '.' + e.className + ' ' + e.textContent.slice(0, 40))`, &wide))
+		document.documentElement.clientWidth + 1).map(e => e.tagName + '.' + e.className + ' ' + `+
+		`e.textContent.slice(0, 40))`, &wide))
 	var scroll int
 	x.must(x.Run(x.ctx, "document.documentElement.scrollWidth", &scroll))
 	if scroll > 390 || len(wide) > 0 {

@@ -18,7 +18,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with --blocks the
+const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with ` +
+	`--blocks the
 block hashes. Compare the ids with the engine's: vLLM's POST /tokenize takes the same body.
 
 Usage:       kvepp tokenize --model-path DIR [flags] < body.json

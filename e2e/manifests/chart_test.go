@@ -540,7 +540,8 @@ func TestEjectFlags(t *testing.T) {
 	}{
 		{"", nil},
 		{",router.eject.enabled=false", []string{"--eject=false"}},
-		{",router.eject.consecutiveFailures=5,router.eject.failurePercent=80,router.eject.maxPercent=0,router.eject.time=2s,router.eject.firstByte=1m30s",
+		{",router.eject.consecutiveFailures=5,router.eject.failurePercent=80,router.eject.maxPercent=0," +
+			"router.eject.time=2s,router.eject.firstByte=1m30s",
 			[]string{"--eject-consecutive-failures=5", "--eject-failure-percent=80", "--eject-max-percent=0",
 				"--eject-time=2s", "--eject-first-byte=1m30s"}},
 	} {
@@ -846,8 +847,10 @@ func TestNetworkPolicy(t *testing.T) {
 		{[]string{"--set", "engine=dynamo"}, "", ""},
 		{[]string{"--set", "pool.create=false,pool.name=p"}, "", ""},
 		{[]string{"--set", "pool.inferencePool=false"}, "8000 5557-5564", ""},
-		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=https://hub.internal/hf"}, "8000 5557-5564", "443"},
-		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=http://hub.internal:8081"}, "8000 5557-5564", "8081"},
+		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch," +
+			"model.fetch.hub=https://hub.internal/hf"}, "8000 5557-5564", "443"},
+		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch," +
+			"model.fetch.hub=http://hub.internal:8081"}, "8000 5557-5564", "8081"},
 		{[]string{"--set-json", `extraArgs=["--tokenizer-url=q=http://tokenizer:8100",` +
 			`"--nats-server=nats://user:word@nats","--index-peers=http://a:9092,http://b:9093"]`,
 			"--set-json", `extraEnv=[{"name":"OTEL_EXPORTER_OTLP_ENDPOINT","value":"http://[fd00::1]:4317"},` +

@@ -441,7 +441,8 @@ func TestBase(t *testing.T) {
 }
 
 // leave makes Envoy switch from a killed replica of kvepp to the others.
-const leave = `    # Envoy stops using a killed replica at once, and not after two checks, because its streams break off or it refuses
+const leave = `    # Envoy stops using a killed replica at once, and not after two checks, because its streams ` +
+	`break off or it refuses
     # connections. The next successful check brings it back.
     outlier_detection:
       split_external_local_origin_errors: true

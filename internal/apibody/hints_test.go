@@ -148,7 +148,8 @@ func TestBodyHints(t *testing.T) {
 // For each field, a header takes precedence over the body; a given zero is not an absent field.
 func TestHeadersTakePrecedence(t *testing.T) {
 	r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":{
-		"agent_hints":{"priority":1,"strict_priority":2,"osl":3,"latency_sensitivity":4},"session_control":{"session_id":"b","action":"open","timeout":9}}}`))
+		"agent_hints":{"priority":1,"strict_priority":2,"osl":3,"latency_sensitivity":4},`+
+		`"session_control":{"session_id":"b","action":"open","timeout":9}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}

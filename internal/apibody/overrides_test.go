@@ -13,7 +13,8 @@ func TestOverrides(t *testing.T) {
 		{`{}`, ""},
 		{`{"router_config_override":null}`, ""},
 		{`{"router_config_override":{"router_temperature":null}}`, ""},
-		{`{"router_config_override":{"overlap_score_credit":1.5,"prefill_load_scale":0,"router_temperature":0.5,"shared_cache_multiplier":1,
+		{`{"router_config_override":{"overlap_score_credit":1.5,"prefill_load_scale":0,"router_temperature":0.5,` +
+			`"shared_cache_multiplier":1,
 			"assume_kv_reuse":false,"track_prefill_tokens":true}}`,
 			"credit=1.5 scale=0 temperature=0.5 shared=1 reuse=false prefill=true"},
 		{`{"router_config_override":{"overlap_score_weight":2,"prefill_load_scale":3}}`, "scale=3 weight=2"},

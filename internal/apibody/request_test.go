@@ -127,8 +127,10 @@ func TestParseLenientChatFields(t *testing.T) {
 	r, err := ParseRequest(
 		"/v1/chat/completions",
 		[]byte(`{"model": "m", "messages": [{"role": "user", "content": null}],
-		"stream": null, "max_tokens": "7", "tools": null, "documents": "x", "nvext": {"token_data": [1, "x"]}, "cache_salt": "top",
-		"chat_template_args": {"a": 1}, "add_generation_prompt": "false", "continue_final_message": 0, "max_completion_tokens": 0}`),
+		"stream": null, "max_tokens": "7", "tools": null, "documents": "x", "nvext": {"token_data": [1, "x"]}, `+
+			`"cache_salt": "top",
+		"chat_template_args": {"a": 1}, "add_generation_prompt": "false", "continue_final_message": 0, `+
+			`"max_completion_tokens": 0}`),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,8 @@ func TestResponseID(t *testing.T) {
 		{whole, `}]"id":"resp_1"`, ""},
 		{"", `{"id":"resp_1"}`, "resp_1"},
 		{stream, "event: response.created\ndata: " +
-			`{"response":{"id":"resp_1","output":[]},"sequence_number":0,"type":"response.created"}` + "\n\n", "resp_1"},
+			`{"response":{"id":"resp_1","output":[]},"sequence_number":0,` +
+			`"type":"response.created"}` + "\n\n", "resp_1"},
 		{stream, ": \"ping\"\n\nevent: response.created\ndata: " +
 			`{"type":"response.created","response":{"metadata":{"id":"forged"},"id":"resp_1"}}` + "\n\n", "resp_1"},
 		{stream, `data: {"type":"x","item":{"id":"msg_1"},"list":["id"]}` + "\n\n" +

@@ -152,9 +152,10 @@ func TestDependabot(t *testing.T) {
 		t.Fatal(err)
 	}
 	has := map[string]*regexp.Regexp{ // by ecosystem: the names of its files
-		"gomod":          regexp.MustCompile(`(^|/)go\.mod$`),
-		"pip":            regexp.MustCompile(`^test/tools/((oracles|images)/)?[^/]*\.txt$`),
-		"docker":         regexp.MustCompile(`^Dockerfile$|^manifests/(chart/values|kustomize/[a-z]+/[^/]+/[^/]+)\.yaml$`),
+		"gomod": regexp.MustCompile(`(^|/)go\.mod$`),
+		"pip":   regexp.MustCompile(`^test/tools/((oracles|images)/)?[^/]*\.txt$`),
+		"docker": regexp.MustCompile(`^Dockerfile$|^manifests/(chart/values|kustomize/[a-z]+/[^/]+/[^/]+)` +
+			`\.yaml$`),
 		"docker-compose": regexp.MustCompile(`(^|/)compose\.yaml$`),
 		"github-actions": regexp.MustCompile(`^\.github/workflows/[^/]+\.yml$`),
 	}

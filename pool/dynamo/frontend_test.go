@@ -24,9 +24,12 @@ func frontend(t *testing.T, health, metrics string) string {
 }
 
 const aHealth = `{"status":"healthy","endpoints":["dyn://ns.backend.generate"],"instances":[
- {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":11820826700540128610,"transport":{"tcp":"10.0.0.8:37007/a40be46bb0d4a162/ns/backend/generate"}},
- {"component":"backend","endpoint":"clear_kv_blocks","namespace":"ns","instance_id":11820826700540128610,"transport":{"tcp":"10.0.0.8:37007/x"}},
- {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":7,"transport":{"tcp":"[fd00::7]:37007/7/x"}},
+ {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":11820826700540128610,` +
+	`"transport":{"tcp":"10.0.0.8:37007/a40be46bb0d4a162/ns/backend/generate"}},
+ {"component":"backend","endpoint":"clear_kv_blocks","namespace":"ns","instance_id":11820826700540128610,` +
+	`"transport":{"tcp":"10.0.0.8:37007/x"}},
+ {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":7,` +
+	`"transport":{"tcp":"[fd00::7]:37007/7/x"}},
  {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":8,"transport":{"nats_tcp":"subject"}},
  {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":9,"transport":"in_process"},
  {"component":"backend","endpoint":"generate","namespace":"ns","instance_id":10,"transport":{"tcp":"10.0.0.9:1/x"}},

@@ -286,8 +286,10 @@ func record(
 		},
 		"model_cards": map[string]any{
 			path: part(
-				`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"model_suffix":null,"card_json":{
-			"display_name":"m","kv_cache_block_size":32,"worker_type":%q,"runtime_config":{"total_kv_blocks":2048,"max_num_batched_tokens":8192,
+				`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,`+
+					`"model_suffix":null,"card_json":{
+			"display_name":"m","kv_cache_block_size":32,"worker_type":%q,"runtime_config":{"total_kv_blocks":2048,`+
+					`"max_num_batched_tokens":8192,
 			"data_parallel_start_rank":0,"data_parallel_size":%d,"enable_eagle":true}}}`,
 				ns,
 				id,
@@ -304,7 +306,8 @@ func record(
 		}
 		data["event_sources"] = map[string]any{
 			"s": part(
-				`{"topic":"kv-events","publisher_id":77,"scope":{"endpoint":{"namespace":%q,"component":"backend","name":"generate"}},
+				`{"topic":"kv-events","publisher_id":77,"scope":{"endpoint":{"namespace":%q,"component":"backend",`+
+					`"name":"generate"}},
 			"metadata":{"worker":{"worker_id":%d,"dp_rank":0}}}`,
 				ns,
 				id,

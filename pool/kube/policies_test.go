@@ -104,7 +104,8 @@ func TestPolicies(t *testing.T) {
 			{policyGroups[0], rewriting, "young", 0, "rules: [{targets: [{modelRewrite: z}]}]"},
 			{policyGroups[0], rewriting, "old", time.Hour,
 				`{poolRef: {name: p, kind: InferencePool, group: inference.networking.k8s.io},
-				rules: [{matches: [{model: {type: Exact, value: a}}, {model: {value: b}}], targets: [{modelRewrite: x, weight: 9}, {modelRewrite: v, weight: 1}]}, {matches: [{}], targets: [{modelRewrite: w}]}]}`},
+				rules: [{matches: [{model: {type: Exact, value: a}}, {model: {value: b}}], targets: [{modelRewrite: ` +
+					`x, weight: 9}, {modelRewrite: v, weight: 1}]}, {matches: [{}], targets: [{modelRewrite: w}]}]}`},
 			{policyGroups[0], rewriting, "half weighed", 0,
 				"rules: [{targets: [{modelRewrite: z, weight: 1}, {modelRewrite: v}]}]"},
 			{policyGroups[0], rewriting, "no target", 0, "rules: [{matches: [{model: {value: a}}]}]"},

@@ -27,7 +27,8 @@ spec:
   - name: v1alpha1
     served: true
     storage: true
-    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, ` +
+	`x-kubernetes-preserve-unknown-fields: true}}}}
 `
 
 // metadataOf returns the DynamoWorkerMetadata that a worker of 1.6.1 writes.
@@ -41,7 +42,8 @@ metadata:
 spec:
   data:
     endpoints:
-      %[3]s/backend/generate: {type: Endpoint, namespace: %[3]s, component: backend, endpoint: generate, instance_id: %[4]d, transport: {tcp: "10.0.0.7:1/x"}}
+      %[3]s/backend/generate: {type: Endpoint, namespace: %[3]s, component: backend, endpoint: generate, `+
+		`instance_id: %[4]d, transport: {tcp: "10.0.0.7:1/x"}}
     model_cards:
       %[3]s/backend/generate:
         type: Model
@@ -49,7 +51,8 @@ spec:
         component: backend
         endpoint: generate
         instance_id: %[4]d
-        card_json: {display_name: tiny, kv_cache_block_size: %[6]d, worker_type: aggregated, runtime_config: {total_kv_blocks: 2048, data_parallel_start_rank: 0, data_parallel_size: %[5]d}}
+        card_json: {display_name: tiny, kv_cache_block_size: %[6]d, worker_type: aggregated, runtime_config: `+
+		`{total_kv_blocks: 2048, data_parallel_start_rank: 0, data_parallel_size: %[5]d}}
     event_sources: null
 `, pod.Name, pod.UID, namespace, instance, ranks, blockSize)
 }

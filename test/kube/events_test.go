@@ -297,7 +297,8 @@ func TestSelector(t *testing.T) {
 const legacyPools = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: inferencepools.inference.networking.x-k8s.io, annotations: {api-approved.kubernetes.io: "unapproved, for a test"}}
+metadata: {name: inferencepools.inference.networking.x-k8s.io, annotations: {api-approved.kubernetes.io: ` +
+	`"unapproved, for a test"}}
 spec:
   group: inference.networking.x-k8s.io
   names: {kind: InferencePool, listKind: InferencePoolList, plural: inferencepools, singular: inferencepool}

@@ -26,7 +26,8 @@ spec:
   - name: v1alpha2
     served: true
     storage: true
-    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, `+
+		`x-kubernetes-preserve-unknown-fields: true}}}}
 `, plural, group, kind)
 }
 

@@ -15,7 +15,8 @@ kind: Role
 metadata: {name: kvepp}
 rules:
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
-- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], resourceNames: [engines], verbs: [list, watch]}
+- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], resourceNames: [engines], verbs: [list, ` +
+	`watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

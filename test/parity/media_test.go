@@ -22,7 +22,8 @@ const (
 {{ m.content }}<|im_end|>
 {% endfor %}`
 	partsOfMedia = `{% for m in messages %}<|im_start|>{{ m.role }}
-{% for part in m['content'] %}{% if part.type == 'text' %}{{ part.text }}{% else %}MARK{{ part }}{% endif %}{% endfor %}<|im_end|>
+{% for part in m['content'] %}{% if part.type == 'text' %}{{ part.text }}{% else %}MARK{{ part }}{% endif %}{% ` +
+		`endfor %}<|im_end|>
 {% endfor %}`
 )
 

@@ -66,34 +66,56 @@ func compared(t *testing.T, engine tokenizer.Engine) []string {
 // versionedRequests are chats that the versions of SGLang treat differently, with the templates of TestEngines.
 const versionedRequests = `` +
 	`{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}
-{"model":"m","messages":[{"role":"user","content":"b"}],"tools":[{"function":{"strict":true,"parameters":{"b":1,"a":2},"name":"f","description":"d"},"type":"function"}]}
-{"model":"m","messages":[{"role":"user","content":"c"}],"tools":[{"type":"function","function":{"parameters":{"type":"object","properties":{"x":{"type":"string"}}},"strict":null,"unknown":1,"name":"g"}}]}
-{"model":"m","messages":[{"role":"user","content":"d"}],"tools":[{"type":"function","function":{"strict":false,"name":"g","defer_loading":true}},{"type":"function","defer_loading":false,"function":{"description":null,"name":"h"}}]}
-{"model":"m","messages":[{"role":"user","content":"e"}],"tools":[{"type":"function","function":{"defer_loading":false,"name":"g"}},{"type":"function","function":{"key_order":["name"],"name":"h","description":"x"}}],"tool_choice":{"type":"function","function":{"name":"h"}}}
-{"model":"m","messages":[{"role":"system","content":"s","tools":[{"type":"function","function":{"parameters":{},"name":"f"}}]},{"role":"user","content":"f"}]}
+{"model":"m","messages":[{"role":"user","content":"b"}],"tools":[{"function":{"strict":true,"parameters":{"b":1,` +
+	`"a":2},"name":"f","description":"d"},"type":"function"}]}
+{"model":"m","messages":[{"role":"user","content":"c"}],"tools":[{"type":"function",` +
+	`"function":{"parameters":{"type":"object","properties":{"x":{"type":"string"}}},"strict":null,` +
+	`"unknown":1,"name":"g"}}]}
+{"model":"m","messages":[{"role":"user","content":"d"}],"tools":[{"type":"function","function":{"strict":false,` +
+	`"name":"g","defer_loading":true}},{"type":"function","defer_loading":false,` +
+	`"function":{"description":null,"name":"h"}}]}
+{"model":"m","messages":[{"role":"user","content":"e"}],"tools":[{"type":"function",` +
+	`"function":{"defer_loading":false,"name":"g"}},{"type":"function",` +
+	`"function":{"key_order":["name"],"name":"h","description":"x"}}],` +
+	`"tool_choice":{"type":"function","function":{"name":"h"}}}
+{"model":"m","messages":[{"role":"system","content":"s","tools":[{"type":"function","function":{"parameters":{},` +
+	`"name":"f"}}]},{"role":"user","content":"f"}]}
 {"model":"m","messages":[{"role":"root","content":"r"},{"role":"user","content":"g"}]}
-{"model":"m","messages":[{"role":"Root","content":[{"type":"text","text":"r"},{"type":"text","text":"t"}],"name":"n"},{"role":"user","content":"h"}]}
+{"model":"m","messages":[{"role":"Root","content":[{"type":"text","text":"r"},{"type":"text","text":"t"}],` +
+	`"name":"n"},{"role":"user","content":"h"}]}
 {"model":"m","messages":[{"role":"user","content":"i"},{"role":"assistant","content":"so","prefix":true}]}
-{"model":"m","messages":[{"role":"user","content":"j"},{"role":"assistant","content":"so","prefix":false,"reasoning_content":"t"},{"role":"user","content":"k"}]}
-{"model":"m","messages":[{"role":"user","content":"l"},{"role":"assistant","content":"so","prefix":null},{"role":"user","content":"m","prefix":true}],"continue_final_message":true}
-{"model":"m","messages":[{"role":"assistant","content":[{"type":"text","text":"so"}],"prefix":true},{"role":"tool","content":"x","tool_call_id":"1","prefix":true},{"role":"user","content":"n"}]}
+{"model":"m","messages":[{"role":"user","content":"j"},{"role":"assistant","content":"so","prefix":false,` +
+	`"reasoning_content":"t"},{"role":"user","content":"k"}]}
+{"model":"m","messages":[{"role":"user","content":"l"},{"role":"assistant","content":"so","prefix":null},` +
+	`{"role":"user","content":"m","prefix":true}],` +
+	`"continue_final_message":true}
+{"model":"m","messages":[{"role":"assistant","content":[{"type":"text","text":"so"}],"prefix":true},{"role":"tool",` +
+	`"content":"x","tool_call_id":"1","prefix":true},` +
+	`{"role":"user","content":"n"}]}
 {"model":"m","messages":[{"role":"user","content":"o"}],"reasoning_effort":"ultra"}
 {"model":"m","messages":[{"role":"user","content":"p"}],"reasoning":{"effort":"ultra","enabled":true}}
 {"model":"m","messages":[{"role":"user","content":"q"}],"chat_template_kwargs":{"reasoning_effort":"ultra"}}
 {"model":"m","messages":[{"role":"user","content":"r"}],"thinking":{"type":"adaptive"}}
 {"model":"m","messages":[{"role":"user","content":"s"}],"thinking":"x","reasoning_effort":"low"}
-{"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},"bootstrap_room":3}
+{"model":"m","messages":[{"role":"user","content":"t"}],"mm_processor_kwargs":{"a":1},"watermark":{"enabled":true},` +
+	`"bootstrap_room":3}
 `
 
 // versionedVLLM are the same for vLLM.
 const versionedVLLM = `` +
-	`{"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1\nBe brief."},{"role":"user","content":"a"}]}
+	`{"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1\nBe brief."},` +
+	`{"role":"user","content":"a"}]}
 {"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1"},{"role":"user","content":"b"}]}
-{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 2\n\nkept"},{"type":"text","text":"more"}]},{"role":"user","content":"c"}]}
-{"model":"m","messages":[{"role":"system","content":["x-anthropic-billing-header: 3\nkept","more"]},{"role":"user","content":[{"type":"text","text":"d"},{"type":"text","text":"e"}]}]}
-{"model":"m","messages":[{"role":"developer","content":"x-anthropic-billing-header: 4\nkept"},{"role":"user","content":"x-anthropic-billing-header: 5\nkept"}]}
-{"model":"m","messages":[{"role":"user","content":"f"}],"min_p":0.1,"stop_token_ids":[1],"mm_payload":"none","return_mm_kwargs":false,"top_logprobs":3}
-{"model":"m","messages":[{"role":"user","content":"g"}],"watermarking":true,"skip_special_tokens":null,"reasoning_effort":"max"}
+{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 2\n\nkept"},` +
+	`{"type":"text","text":"more"}]},{"role":"user","content":"c"}]}
+{"model":"m","messages":[{"role":"system","content":["x-anthropic-billing-header: 3\nkept","more"]},{"role":"user",` +
+	`"content":[{"type":"text","text":"d"},{"type":"text","text":"e"}]}]}
+{"model":"m","messages":[{"role":"developer","content":"x-anthropic-billing-header: 4\nkept"},{"role":"user",` +
+	`"content":"x-anthropic-billing-header: 5\nkept"}]}
+{"model":"m","messages":[{"role":"user","content":"f"}],"min_p":0.1,"stop_token_ids":[1],"mm_payload":"none",` +
+	`"return_mm_kwargs":false,"top_logprobs":3}
+{"model":"m","messages":[{"role":"user","content":"g"}],"watermarking":true,"skip_special_tokens":null,` +
+	`"reasoning_effort":"max"}
 `
 
 // namespacedTemplate takes content as parts where an engine's version looks into namespaces.

@@ -121,8 +121,10 @@ type conversation struct {
 // words are pieces of text in many scripts, with characters that are hard for tokenizers.
 var words = strings.Fields(
 	`the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges
-	don't I'LL we've 3.14159 2026-11-21 10,000 0x7fff !!! ... ?! -- => {"key":[1,null]} <tag/> <|im_start|> </think> https://host/path?q=1&r=%20
-	Grüße Ærøskøbing naïve İstanbul ſtraße Ελληνικά Привет мир Ҩ שָׁלוֹם مرحبا नमस्ते สวัสดี 你好世界 こんにちは 안녕하세요 ℌ𝔢𝔩𝔩𝔬 ① ½ é e` + "\u0301" + ` 👍🏽 👨‍👩‍👧 🇳🇴 ` + "\u200b \ufeff ﷺ \u2028",
+	don't I'LL we've 3.14159 2026-11-21 10,000 0x7fff !!! ... ?! -- => {"key":[1,null]} <tag/> <|im_start|> ` +
+		`</think> https://host/path?q=1&r=%20
+	Grüße Ærøskøbing naïve İstanbul ſtraße Ελληνικά Привет мир Ҩ שָׁלוֹם مرحبا नमस्ते สวัสดี 你好世界 こんにちは 안녕하세요 ℌ𝔢𝔩𝔩𝔬 ` +
+		`① ½ é e` + "\u0301" + ` 👍🏽 👨‍👩‍👧 🇳🇴 ` + "\u200b \ufeff ﷺ \u2028",
 )
 
 var spaces = []string{" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " \n ", "", "\u00a0", "\r\n"}

@@ -196,8 +196,10 @@ func TestCertainJoins(t *testing.T) {
 	// Without a pre-tokenizer, a merge may join a letter and the space behind it.
 	e, err = ParseTokenizerJSON(
 		[]byte(
-			`{"added_tokens":[],"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"pre_tokenizer":null,
-		"model":{"type":"BPE","unk_token":"<unk>","fuse_unk":true,"vocab":{"<unk>":0,"▁":1,"a":2,"b":3,"a▁":4,"▁b":5,"bb":6},"merges":[["▁","b"],["a","▁"],["b","b"]]}}`,
+			`{"added_tokens":[],"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},` +
+				`"pre_tokenizer":null,
+		"model":{"type":"BPE","unk_token":"<unk>","fuse_unk":true,"vocab":{"<unk>":0,"▁":1,"a":2,"b":3,"a▁":4,` +
+				`"▁b":5,"bb":6},"merges":[["▁","b"],["a","▁"],["b","b"]]}}`,
 		),
 	)
 	if err != nil {

@@ -47,7 +47,8 @@ func TestInkling(t *testing.T) {
 		{
 			`{"messages":[{"role":"developer","content":"d","tools":[{"type":"function","function":{"name":"g"}}]},` +
 				`{"role":"assistant","reasoning":"r","content":["a",{"type":"text","text":""}],` +
-				`"tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1,"a":"ü"}}}]},{"role":"tool","tool_call_id":"1",` +
+				`"tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1,"a":"ü"}}}]},{"role":"tool",` +
+				`"tool_call_id":"1",` +
 				`"content":[{"type":"text","text":"x"},"y"]}],"tools":[{"function":{"name":"f","description":null}}],` +
 				`"kwargs":{"reasoning_effort":0,"add_generation_prompt":false}}`,
 			"<|message_system|>tool_declare<|content_xml|>" +
@@ -90,7 +91,8 @@ func TestInklingSGLang(t *testing.T) {
 		{
 			`{"messages":[{"role":"system","content":"s"},{"role":"assistant","reasoning_content":"r","content":null,` +
 				`"tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1,"a":"ü"}}}]},` +
-				`{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"},{"type":"text","text":"y"}]},` +
+				`{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"},{"type":"text",` +
+				`"text":"y"}]},` +
 				`{"role":"tool","name":"g","content":[]}],"tools":[{"function":{"name":"f"}}],` +
 				`"kwargs":{"reasoning_effort":0}}`,
 			"<|message_system|>tool_declare<|content_xml|>" +
@@ -187,7 +189,8 @@ func TestDeepSeekV32(t *testing.T) {
 		{"another role", `{"messages":[{"role":"root","content":"u"}]}`, "refused", "refused"},
 		{
 			"a developer's message that thinking would drop",
-			`{"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}],"kwargs":{"thinking":true}}`,
+			`{"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}],` +
+				`"kwargs":{"thinking":true}}`,
 			"refused", "refused",
 		},
 	} {
@@ -310,14 +313,16 @@ func TestGLM53(t *testing.T) {
 			t.Errorf("%s: SGLang chooses %s, want its template", name, e.Name)
 		}
 	}
-	const chat = `{"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"u"}]},` +
+	const chat = `{"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text",` +
+		`"text":"u"}]},` +
 		`{"role":"assistant","content":"<think>t</think> a ","tool_calls":[{"id":"1","function":{"name":"f",` +
 		`"arguments":{"x":"y","n":[1]}}},{"id":"2","function":{"name":"g","arguments":{}}}]},` +
 		`{"role":"tool","tool_call_id":"2","content":"two"},{"role":"tool","tool_call_id":"1","content":"one"}],` +
 		`"tools":[{"type":"function","function":{"strict":true,"name":"f"}},{"function":{"name":"g",` +
 		`"defer_loading":true}}],"kwargs":{"reasoning_effort":"high"}}`
 	want := "[gMASK]<sop><|system|>Reasoning Effort: High<|system|>" + glmToolsBefore + "{\"name\": \"f\"}\n" +
-		glmToolsAfter + "<|system|>s<|user|>u<|assistant|><think>t</think>a<tool_call>f<arg_key>x</arg_key><arg_value>y" +
+		glmToolsAfter + "<|system|>s<|user|>u<|assistant|><think>t</think>a<tool_call>f<arg_key>x</arg_key>" +
+		"<arg_value>y" +
 		"</arg_value><arg_key>n</arg_key><arg_value>[1]</arg_value></tool_call><tool_call>g</tool_call>" +
 		"<|observation|><tool_response>one</tool_response><tool_response>two</tool_response><|assistant|><think>"
 	if got, err := encoded(t, e, chatOf(t, chat)); got != want || err != nil {

@@ -204,11 +204,14 @@ func TestWorkersAreKeptApart(t *testing.T) {
 }
 
 const dumpText = `{"m:default": {"block_size": 4, "events": [
-	{"worker_id": 7, "position": {"next": 5, "timestamp": 1.5}, "storage_tier": "device", "residency_domain": "worker", "event": {"event_id": 0, "dp_rank": 0,
-		"data": {"stored": {"parent_hash": null, "start_position": null, "blocks": [{"block_hash": 1, "tokens_hash": 18446744073709551615, "mm_extra_info": null}]}}}},
+	{"worker_id": 7, "position": {"next": 5, "timestamp": 1.5}, "storage_tier": "device", "residency_domain": ` +
+	`"worker", "event": {"event_id": 0, "dp_rank": 0,
+		"data": {"stored": {"parent_hash": null, "start_position": null, "blocks": [{"block_hash": 1, ` +
+	`"tokens_hash": 18446744073709551615, "mm_extra_info": null}]}}}},
 	{"worker_id": 7, "storage_tier": "host_pinned", "residency_domain": "worker", "event": {"event_id": 1, "dp_rank": 1,
 		"data": {"stored": {"parent_hash": 1, "blocks": [{"block_hash": 2, "tokens_hash": 3}]}}}},
-	{"worker_id": 7, "storage_tier": "tape", "residency_domain": "worker", "event": {"data": {"stored": {"blocks": [{"block_hash": 2, "tokens_hash": 3}]}}}},
+	{"worker_id": 7, "storage_tier": "tape", "residency_domain": "worker", "event": {"data": {"stored": {"blocks": ` +
+	`[{"block_hash": 2, "tokens_hash": 3}]}}}},
 	{"worker_id": 7, "storage_tier": "device", "residency_domain": "worker", "event": {"data": "cleared"}}
 ], "more": {"a": [1]}}, "empty": {"events": []}}`
 

@@ -150,7 +150,8 @@ func TestSelectionsThatMayNotWait(t *testing.T) {
 default_policy_family: all
 uncached_isl_buckets: [{min_tokens: 0, bucket: any}]
 policy_classes:
-- {name: few, policy_family: all, cache_bucket: any, quantum: 1, prefill_busy_threshold: 3, request_queue_limit_per_worker: 1}
+- {name: few, policy_family: all, cache_bucket: any, quantum: 1, prefill_busy_threshold: 3, ` +
+			`request_queue_limit_per_worker: 1}
 - {name: none, quantum: 1, prefill_busy_threshold: 3, raw_isl_token_queue_limit_per_worker: 0}
 `))
 		if err != nil {
