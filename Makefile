@@ -69,11 +69,12 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
 	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
-parity: build ## compares tokens of real models, chat templates and the reading of requests with the engines' Python code (ENGINE=sglang VERSION=0.5.23: only requests, and that version; REQUESTS=2000: at least so many to each version and API)
-	@$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_TEMPLATES="$$($(INSTALL) templates)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions $(ENGINE) $(VERSION))" KVEPP_VLLM_MISTRAL="$$($(INSTALL) mistral)" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
-	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
-	@$(if $(ENGINE),exit 0;) KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
-	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
+parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API)
+	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
+	$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_TOOLS="$$tools" KVEPP_ENGINES="$$engines" KVEPP_ENGINE_VERSIONS="$$versions" KVEPP_VLLM_MISTRAL="$$mistral" KVEPP_TEMPLATES="$$templates" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
+	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
+	@$(if $(ENGINE),exit 0;) tools=$(TOOLS) && models=$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3) && \
+	KVEPP_TOOLS="$$tools" KVEPP_MODELS="$$models" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
 events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, which are killed and cut off for two minutes (SOAK=10m: for ten)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)

@@ -2,11 +2,11 @@
 
     folders.py vllm|sglang SOURCES OUT TEXTS NTH ONLY REAL...
 
-SOURCES are those of engines.py. The folders are made below OUT; REAL are further ones. TEXTS is a file with a text's JSON on each
+SOURCES are those of engines.py. The folders are made below OUT; REAL are further ones, with real models' files. TEXTS is a file with a text's JSON on each
 line. Prints a JSON line for each folder: {"folder": ..., "class": ..., "variant": ..., "loaded": the class that the engine took,
 "error": ... or "special": the ids of each text as a completion, "plain": as it is in a chat, "chats": those of chats(), by the engine's
-own code}. Of the folders of model types only every NTHth is made; of all made folders those whose class and variant, with a space between
-them, contain a match of the pattern ONLY.
+own code}. Of the folders of model types only every NTHth is made, and with an NTH above 1 only every second variant; and of all these
+folders only those whose class and variant, with a space between them, contain a match of the pattern ONLY.
 
 The loading is the engine's own: vllm.tokenizers.registry.get_tokenizer with vllm.transformers_utils.config, and
 sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer, over the Transformers of its environment.
@@ -192,6 +192,13 @@ def variants():
         "normalized": True, "rstrip": False, "single_word": False}}, "exaone4", {}
     yield "bytes-older-files", byte_level(), {"bos_token": "<s>"}, "exaone4", {
         "special_tokens_map.json": {"eos_token": "</s>", "additional_special_tokens": ["<|tool|>"]}, "added_tokens.json": {"<|img|>": 999, "<|more|>": 998}}
+    yield "bytes-decoder-new", byte_level(), {**GPT, "clean_up_tokenization_spaces": True, "model_max_length": 16, "added_tokens_decoder": {
+        "DECODER": [{"content": "<|tool|>", "id": 900}, {"content": "<|more|>", "id": 899, "special": False, "normalized": True}, {"content": "<|im_end|>"}]}}, "exaone4", {}
+    yield "bytes-token-dicts", {**byte_level(split_by(QWEN)), "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+                                "padding": {"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}}, {
+        "bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": True, "rstrip": False, "normalized": True, "single_word": False}, "eos_token": None, "pad_token": "",
+        "additional_special_tokens": [{"content": "<|tool|>", "lstrip": True, "rstrip": True, "normalized": False, "single_word": False, "__type": "AddedToken"}, "Hello"],
+        "tool_token": "<|new|>"}, "exaone4", {}
     # Vocabularies like SentencePiece's.
     yield "pieces-legacy", sentencepiece(post=begin("<s>")), {**NAMED, "legacy": True}, "llama", {}
     yield "pieces", sentencepiece(post=begin("<s>")), {**NAMED, "legacy": False, "add_bos_token": True}, "llama", {}
@@ -203,6 +210,9 @@ def variants():
     yield "pieces-always", sentencepiece(metaspace("always", True), NFC), {**NAMED, "legacy": False, "pad_token": "<pad>", "extra_special_tokens": ["<|new|>"]}, "mistral", {}
     yield "pieces-flags", sentencepiece(specials=FLAGS), {**NAMED, "additional_special_tokens": ["<|new|>"], "added_tokens_decoder": {
         "DECODER": [{"content": "<|tool|>", "rstrip": True}, {"content": "<s>", "lstrip": True}]}}, "llama", {}
+    yield "pieces-from-slow", sentencepiece(post=begin("<s>")), {"legacy": None, "from_slow": True, "bos_token": "<s>", "use_default_system_prompt": False,
+        "sp_model_kwargs": {}, "spaces_between_special_tokens": False}, "llama", {}
+    yield "pieces-no-tokens", sentencepiece(metaspace("always"), {"type": "Strip", "strip_left": True, "strip_right": False}), {}, "llama", {}
 
 
 def natives():
@@ -230,7 +240,7 @@ def write(folder, tokenizer, config, model, files, template=TEMPLATE):
     decoder = config.get("added_tokens_decoder")
     if decoder:
         ids = {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
-        config["added_tokens_decoder"] = {str(ids[t["content"]]): {k: v for k, v in added(0, **t).items() if k != "id"} for t in decoder["DECODER"]}
+        config["added_tokens_decoder"] = {str(t.pop("id", None) or ids[t["content"]]): {k: v for k, v in added(0, **t).items() if k != "id"} for t in decoder["DECODER"]}
     for name, value in {"tokenizer.json": tokenizer, "tokenizer_config.json": config, "config.json": model, **files}.items():
         if value is not None:
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
@@ -267,7 +277,8 @@ def model_types():
 
 def folders(nth):
     """Class and variant of each folder, and what is in it."""
-    both, everything = list(variants()), [*variants(), *natives()]
+    both = list(variants())[:: min(nth, 2)]
+    everything = [*both, *natives()]
     gpt4, nfc, pieces = byte_level(split_by(GPT4)), byte_level(split_by(GPT4), NFC), sentencepiece()
     for name in ["TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "LlamaTokenizerFast", "NoSuchTokenizer", *classes()]:
         for variant, tokenizer, config, model_type, files in everything:
@@ -281,14 +292,43 @@ def folders(nth):
         yield "", "type " + model_type, (gpt4, GPT, model_config(model_type), {})
 
 
+# The model types of real models; their packages have no config.json.
+TYPES = {"llama2": "llama", "llama3_1": "llama", "qwen3": "qwen3", "deepseek_v3": "deepseek_v3", "gemma3": "gemma3_text", "gptoss": "gpt_oss"}
+
+
+def with_type(folder, out):
+    """A copy of a real model's folder with the model's type, if that is known."""
+    model_type = TYPES.get(os.path.basename(folder).rpartition("-")[0])
+    if not model_type:
+        return folder
+    copied = f"{out}/{os.path.basename(folder)}"
+    os.makedirs(copied)
+    for name in os.listdir(folder):
+        os.symlink(os.path.join(folder, name), os.path.join(copied, name))
+    with open(copied + "/config.json", "w", encoding="utf-8") as file:
+        json.dump(model_config(model_type), file)
+    return copied
+
+
+def prompt(engine, tokenizer, chat):
+    """The ids of a chat; None if a real model's template refuses it."""
+    try:
+        return list(engine.text(tokenizer.chat_template, "auto", None, {"model": "m", "messages": chat})[1])
+    except Exception:
+        if tokenizer.chat_template == TEMPLATE:
+            raise
+        return None
+
+
 def main(name, sources, out, texts, nth, only, *real):
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    answers, sys.stdout = sys.stdout, sys.stderr  # some classes print
     load, engine = loader(name, sources), None
     with open(texts, encoding="utf-8") as file:
         texts = [json.loads(line) for line in file]
     todo = [(cls, variant, None, parts) for cls, variant, parts in folders(int(nth)) if re.search(only, cls + " " + variant)]
-    for i, (cls, variant, folder, parts) in enumerate(todo + [("", "real", folder, None) for folder in real]):
+    for i, (cls, variant, folder, parts) in enumerate(todo + [("", "real", with_type(folder, out), None) for folder in real]):
         if parts:
             folder = f"{out}/{i}"
             write(folder, *parts)
@@ -299,10 +339,10 @@ def main(name, sources, out, texts, nth, only, *real):
             answer["special"] = [list(ids) for ids in tokenizer(texts)["input_ids"]]
             answer["plain"] = [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
             engine = {"vllm": engines.VLLM, "sglang": engines.SGLang}[name](sources, tokenizer)
-            answer["chats"] = [list(engine.text(tokenizer.chat_template, "auto", None, {"model": "m", "messages": chat})[1]) for chat in chats()]
+            answer["chats"] = [prompt(engine, tokenizer, chat) for chat in chats()]
         except BaseException as error:  # the engine does not start with such a folder, or tokenizers panics
             answer = {**answer, "error": f"{type(error).__name__}: {error}"[:300], "special": None, "plain": None, "chats": None}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

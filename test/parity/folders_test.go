@@ -110,14 +110,17 @@ func (b *folderBodies) compare(ctx context.Context, m *tokenizer.Model, want *lo
 		}
 	}
 	for i := range want.Chats {
+		if want.Chats[i] == nil {
+			continue // a real model's template refuses the chat
+		}
 		chat(b.chats[i], folderChats[i], want.Chats[i])
 	}
 	return differs, refused
 }
 
 // TestFolders loads folders as each engine does, with its own loader, and compares the ids: small folders of every
-// class of Transformers in many variants, and of every model type (of every sixth with older versions), and the real
-// folders of KVEPP_MODELS. testdata/folders.txt lists what kvepp refuses.
+// class of Transformers in many variants, and of every model type (with older versions every second variant and every
+// sixth type), and the real folders of KVEPP_MODELS. testdata/folders.txt lists what kvepp refuses.
 func TestFolders(t *testing.T) {
 	if testing.Short() {
 		t.Log("make parity loads folders as the engines do")
