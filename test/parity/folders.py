@@ -41,8 +41,12 @@ def loader(engine, sources):
         import vllm.envs as envs
 
         envs.VLLM_USE_MODELSCOPE = envs.VLLM_USE_FASTOKENS = False
+        import transformers
         import vllm.tokenizers.registry as registry
+        import vllm.transformers_utils.config as config
 
+        for model_type in list(config._CONFIG_REGISTRY):  # whose classes need PyTorch
+            config._CONFIG_REGISTRY[model_type] = type(model_type, (transformers.PreTrainedConfig,), {"model_type": model_type})
         return registry.get_tokenizer
     import sglang.srt.utils as utils
     import sglang.srt.utils.runai_utils as runai_utils
@@ -271,7 +275,8 @@ def model_types():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    of_vllm = getattr(sys.modules.get("vllm.tokenizers.registry"), "_MODEL_TYPES_WITH_INCORRECT_TOKENIZER_CLASS", ())
+    of_vllm = [*getattr(sys.modules.get("vllm.tokenizers.registry"), "_MODEL_TYPES_WITH_INCORRECT_TOKENIZER_CLASS", ()),
+               *getattr(sys.modules.get("vllm.transformers_utils.config"), "_CONFIG_REGISTRY", ())]
     return sorted({*CONFIG_MAPPING_NAMES, *TOKENIZER_MAPPING_NAMES, *of_vllm})
 
 
