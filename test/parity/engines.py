@@ -216,6 +216,10 @@ class VLLM:
             lambda tracker: types.SimpleNamespace(get_placeholder_str=self.placeholder))
         self.placeholder = self.encoder = self.detected = None
 
+    def use(self, tokenizer):
+        """Takes another tokenizer."""
+        self.tokenizer = tokenizer
+
     def parse(self, module):
         with open(self.models + module + ".py") as file:
             return ast.parse(file.read())
@@ -473,6 +477,12 @@ class SGLang:
         server._build_sampling_params = lambda request: {}
         made, _ = server._convert_to_internal_request(self.protocol.CompletionRequest.model_validate(body))
         return {"writes_only": made.return_logprob and made.logprob_start_len == 0}
+
+    def use(self, tokenizer):
+        """Takes another tokenizer."""
+        self.tokenizer = self.serving.tokenizer_manager.tokenizer = tokenizer
+        self.serving._tokenizer_auto_adds_specials = len(tokenizer.encode("")) > 0
+        self.serving._chat_template_cache.clear()
 
     def efforts_of(self, folder):
         import sglang.srt.entrypoints.openai.chat_encoding as chat_encoding

@@ -41,12 +41,15 @@ def loader(engine, sources):
         import vllm.envs as envs
 
         envs.VLLM_USE_MODELSCOPE = envs.VLLM_USE_FASTOKENS = False
+        import time
+
         import transformers
         import vllm.tokenizers.registry as registry
         import vllm.transformers_utils.config as config
 
         for model_type in list(config._CONFIG_REGISTRY):  # whose classes need PyTorch
             config._CONFIG_REGISTRY[model_type] = type(model_type, (transformers.PreTrainedConfig,), {"model_type": model_type})
+        time.sleep = lambda seconds: None  # vLLM tries again, after seconds, what fails for these folders each time
         return registry.get_tokenizer
     import sglang.srt.utils as utils
     import sglang.srt.utils.runai_utils as runai_utils
@@ -343,7 +346,8 @@ def main(name, sources, out, texts, nth, only, *real):
             answer["loaded"] = type(tokenizer).__name__.removeprefix("Cached")
             answer["special"] = [list(ids) for ids in tokenizer(texts)["input_ids"]]
             answer["plain"] = [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-            engine = {"vllm": engines.VLLM, "sglang": engines.SGLang}[name](sources, tokenizer)
+            engine = engine or {"vllm": engines.VLLM, "sglang": engines.SGLang}[name](sources, tokenizer)
+            engine.use(tokenizer)
             answer["chats"] = [prompt(engine, tokenizer, chat) for chat in chats()]
         except BaseException as error:  # the engine does not start with such a folder, or tokenizers panics
             answer = {**answer, "error": f"{type(error).__name__}: {error}"[:300], "special": None, "plain": None, "chats": None}
