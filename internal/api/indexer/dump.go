@@ -117,12 +117,8 @@ func (d *dumper) worker(f *feed.Feed, w *pool.Worker) {
 		d.out.WriteString(`{"worker_id":`)
 		d.unsigned(w.InstanceID)
 		if at := &from.Position; first && at.Known {
-			fmt.Fprintf(
-				d.out,
-				`,"position":{"next":%d,"timestamp":%s}`,
-				at.Next,
-				strconv.FormatFloat(at.Timestamp, 'g', -1, 64),
-			)
+			fmt.Fprintf(d.out, `,"position":{"next":%d,"timestamp":%s}`, at.Next,
+				strconv.FormatFloat(at.Timestamp, 'g', -1, 64))
 		}
 		if first && d.classes && len(from.Groups) > 0 {
 			groups, _ := json.Marshal(groupsOf(from.Groups)) // numbers and texts
