@@ -146,8 +146,8 @@ func ParseFile(text []byte) ([]Entry, error) {
 		}
 		if other, twice := joins[e.Dynamo]; twice && e.Dynamo != "" {
 			// Two entries could swap their instances, and so get each other's event socket.
-			return nil, fmt.Errorf("line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or "+
-				"instanceId", node.Line, e.Name, e.Dynamo, other)
+			return nil, fmt.Errorf("line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, "+
+				"or instanceId", node.Line, e.Name, e.Dynamo, other)
 		}
 		joins[e.Dynamo] = e.Name
 		entries = append(entries, e)
