@@ -14,8 +14,10 @@ REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kin
 LONG := ./chattemplate ./indexer ./replay ./tokenizer/bpe
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
-# How long `make test-long` plays random histories of replicas.
-HISTORIES := 5m
+# How long `make test-long` plays random histories of replicas (before a release: 5m).
+HISTORIES := 60s
+# Prints what a part took, and keeps it for the table of .ci/run.
+TIMED := test/timed.sh
 # How many times `make quality` plays each scenario.
 SEEDS := 5
 # The folder for the charts of benchmarks.
@@ -59,15 +61,34 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@$(INSTALL) chromium || echo "going on without chromium: TestPage of cmd/kvepp will be skipped"
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -timeout $(TIMEOUT) $(LONG) && go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
-	go test -race -short -timeout $(TIMEOUT) $(LONG) && go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|replay|tokenizer/bpe)$$') && \
-	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e ./e2e/manifests
+	$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG) && \
+	$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && \
+	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
+	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
+	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
+	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|internal/lint|replay|tokenizer/bpe)$$') && \
+	$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
+	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" $(MAKE) --no-print-directory -j2 test-e2e test-manifests
 
-# The tests of events mostly wait, so they run beside parity.
+test-e2e:
+	@$(TIMED) "test: end to end" test/e2e.sh
+
+test-manifests:
+	@$(TIMED) "test: manifests" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e/manifests
+
+# The tests of events and of replicas mostly wait, so they run beside parity and fuzzing.
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
-	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 parity events && $(MAKE) --no-print-directory test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && go test ./replica -run TestHistories -histories $(HISTORIES) && test/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 long-computing long-waiting && \
+	for part in test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm; do $(TIMED) "test-long: $$part" $(MAKE) --no-print-directory $$part || exit 1; done && \
+	$(TIMED) "test-long: demonstration" $(MAKE) --no-print-directory run CHECK=1
+
+long-computing:
+	@$(TIMED) "test-long: parity" $(MAKE) --no-print-directory parity
+	@$(TIMED) "test-long: fuzzing" test/fuzz.sh
+
+long-waiting:
+	@$(TIMED) "test-long: events" $(MAKE) --no-print-directory events
+	@$(TIMED) "test-long: histories of replicas" go test ./replica -run TestHistories -histories $(HISTORIES)
 
 parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
@@ -164,4 +185,4 @@ pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's pr
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-charts pictures libzmq
+.PHONY: help build image release test-release run check unit test test-e2e test-manifests test-long long-computing long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-charts pictures libzmq

@@ -1,24 +1,35 @@
 #!/bin/sh
-# Runs each fuzz target of the module for FUZZTIME (default 4s).
+# Runs each fuzz target of the module for FUZZTIME (default 4s), two at once, each on one processor. A package is built
+# once for all of its targets.
 set -eu
 cd "$(dirname "$0")/.."
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-for package in $(go list ./...); do
-	for target in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
-		echo "fuzzing $package $target for ${FUZZTIME:-4s}"
-		# By default, Go may spend a minute on minimizing each input that reaches new code.
-		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-4s}" -fuzzminimizetime 1s "$package" >"$log" 2>&1; then
-			tail -n 2 "$log"
-			continue
-		fi
-		cat "$log"
-		# On a busy machine the go command sometimes reports the end of -fuzztime itself as a failure. A real failure names
-		# the input that it saved, or the seed that failed.
-		if grep -q 'context deadline exceeded' "$log" && ! grep -Eq 'Failing input written|seed#|panic|DATA RACE' "$log"; then
-			echo "$target: the time was over; no input failed"
-			continue
-		fi
-		exit 1
-	done
+
+# fuzz PROGRAM PACKAGE TARGET: runs one target.
+if [ $# -gt 0 ]; then
+	log=$1.$3.log
+	cd "$2"
+	# By default, Go may spend a minute on minimizing each input that reaches new code.
+	if "$1" -test.run '^$' -test.fuzz "^$3\$" -test.fuzztime "${FUZZTIME:-4s}" -test.fuzzminimizetime 1s -test.parallel 1 \
+		-test.fuzzcachedir "$(go env GOCACHE)/fuzz/kvepp/$2" >"$log" 2>&1; then
+		echo "$2 $3: $(tail -n 2 "$log" | head -n 1)"
+		exit
+	fi
+	echo "$2 $3 failed:"
+	cat "$log"
+	# On a busy machine the program sometimes reports the end of the time itself as a failure. A real failure names the
+	# input that it saved, or the seed that failed.
+	if grep -q 'context deadline exceeded' "$log" && ! grep -Eq 'Failing input written|seed#|panic|DATA RACE' "$log"; then
+		echo "$3: the time was over; no input failed"
+		exit
+	fi
+	exit 1
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for package in $(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do
+	program=$work/$(echo "$package" | tr / _).test
+	go test -c -fuzz . -o "$program" "$package"
+	grep -ho '^func Fuzz[A-Za-z0-9_]*' "$package"/*_test.go | sed "s|func |$program $package |" >>"$work/targets"
 done
+xargs -P 2 -n 3 test/fuzz.sh <"$work/targets"
