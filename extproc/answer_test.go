@@ -25,7 +25,7 @@ func (b *bench) running(t *testing.T, cfg router.Config, body string) *exchange 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &exchange{Server: NewServer(Config{}, r, b.metrics, b.log), route: route}
+	return &exchange{Server: NewServer(Config{}, r, b.metrics, b.log), route: route, began: time.Now()}
 }
 
 // load adds up the booked loads of all workers.

@@ -424,9 +424,26 @@ func (x *exchange) follow() {
 	}
 }
 
+// An engine may have reasoned without sending the text, so an answer may have more tokens than bytes: maxUnsent more, and
+// unsentPerSecond more for each second, which no engine exceeds in one answer.
+const (
+	maxUnsent       = 4096
+	unsentPerSecond = 5000
+)
+
+// canHave reports whether the answer can have so many tokens by now. Engines report their number, and routing learns
+// from it.
+func (x *exchange) canHave(tokens int) bool {
+	if !x.route.Allows(tokens) {
+		return false
+	}
+	unsent := tokens - x.answered - maxUnsent
+	return unsent <= 0 || float64(unsent) <= unsentPerSecond*time.Since(x.began).Seconds()
+}
+
 // generated returns the number of tokens that a stream has delivered so far; 0: not known.
 func (x *exchange) generated() int {
-	if n := x.usage.Generated(); x.route.CanHave(n, x.answered) {
+	if n := x.usage.Generated(); x.canHave(n) {
 		return n
 	}
 	return 0
@@ -440,8 +457,7 @@ func (x *exchange) reported() (u apibody.Usage, ok, impossible bool) {
 	if u, ok = x.usage.Usage(); !ok {
 		return u, false, false
 	}
-	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt ||
-		!x.route.CanHave(u.CompletionTokens, x.answered) {
+	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt || !x.canHave(u.CompletionTokens) {
 		return apibody.Usage{}, false, true
 	}
 	return u, true, false

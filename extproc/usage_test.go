@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/router"
@@ -63,6 +64,26 @@ func TestImpossibleUsageIsIgnored(t *testing.T) {
 					t.Errorf("%s %s: %s is %v, want %v", c.body, text, name, got, want)
 				}
 			}
+		}
+	}
+}
+
+// An engine may reason for long without sending the text: the longer an answer takes, the more tokens it may have.
+func TestUnsentReasoningCounts(t *testing.T) {
+	for _, c := range []struct {
+		took       time.Duration
+		impossible float64
+	}{{0, 1}, {time.Second, 1}, {10 * time.Second, 0}} {
+		b := newBench(t, Config{})
+		x := b.running(t, router.Config{}, chatBody)
+		x.began = x.began.Add(-c.took)
+		x.observe(&effect{Status: "200", ContentType: "application/json"})
+		x.observe(&effect{Body: []byte(`{"usage":{"prompt_tokens":100,"completion_tokens":30000}}`)})
+		x.complete = true
+		x.end(t.Context())
+		got := metricstest.Read(t, b.metrics.Registry).Of("kvepp_reported_usage_ignored_total").Value()
+		if got != c.impossible {
+			t.Errorf("30,000 tokens after %v: counted %v times as impossible, want %v", c.took, got, c.impossible)
 		}
 	}
 }

@@ -33,14 +33,8 @@ func (r *Route) endPrefill() {
 	}
 }
 
-// maxUnsent is how many tokens an answer may have beyond its bytes: reasoning that an engine does not send.
-const maxUnsent = 4096
-
-// CanHave reports whether an answer with so many bytes so far can have so many tokens. Engines report their number, and
-// routing learns from it: what they cannot have generated is left out.
-func (r *Route) CanHave(tokens, bytes int) bool {
-	return tokens <= bytes+maxUnsent && (r.most == 0 || tokens <= r.most)
-}
+// Allows reports whether the request lets its answer have so many tokens.
+func (r *Route) Allows(tokens int) bool { return r.most == 0 || tokens <= r.most }
 
 // LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free.
 func (r *Route) LearnAnswer(tokens int) {
