@@ -60,110 +60,41 @@ func (l *lowest) choice() (int, error) {
 	return l.index, nil
 }
 
-// Above temperature 0, a cost that is s steps above the lowest has the weight exp(-s/stepsPerUnit) relative to the
-// lowest. Costs in the same whole step have weights within 22 % of each other. Costs from lastStep on, each with a
-// weight below 1e-13, share one step.
-const (
-	stepsPerUnit = 4
-	lastStep     = 30 * stepsPerUnit
-)
-
-// stepWeights is the weight at the beginning of each step, the highest in it.
-var stepWeights = func() (w [lastStep + 1]float64) {
-	for i := range w {
-		w[i] = math.Exp(-float64(i) / stepsPerUnit)
-	}
-	return w
-}()
-
-// ladder converts a finite cost into steps above the lowest.
-type ladder struct {
-	unit   float64 // a power of two
-	least  float64 // in units
-	factor float64 // steps for each unit
-}
-
-func newLadder(least, greatest, temperature float64) ladder {
-	l := ladder{unit: 1}
-	switch spread := greatest - least; {
-	case spread == 0:
-		return l // all on the first step
-	case math.IsInf(spread, 0): // the difference of two finite costs can exceed the largest float64
-		l.unit = 0x1p-2
-	case spread < 0x1p-900: // too little to divide by; such costs are small enough to be multiplied first
-		l.unit = 0x1p600
-	}
-	l.least = least * l.unit
-	// The limit is for temperatures such as 1e-300, where even the next cost has no weight.
-	l.factor = min(stepsPerUnit/(greatest*l.unit-l.least)/temperature, math.MaxFloat64)
-	return l
-}
-
-// steps is 0 for the lowest cost, and may be +Inf.
-func (l *ladder) steps(cost float64) float64 { return (cost*l.unit - l.least) * l.factor }
-
-// wholeSteps is steps rounded down, at most lastStep.
-func (l *ladder) wholeSteps(cost float64) int {
-	if s := l.steps(cost); s < lastStep {
-		return int(s)
-	}
-	return lastStep
-}
-
 func finite(cost float64) bool { return math.Abs(cost) <= math.MaxFloat64 }
 
-// draw is Choose above temperature 0, by rejection sampling. It draws a step by the highest weight that its costs can
-// have, and one of the step's costs uniformly. It accepts that cost with the ratio of its weight to the highest one,
-// else it draws again. So the probabilities are exact, and one or two weights are computed instead of all.
+// draw is Choose above temperature 0, in one pass over the weights: a cost replaces the one chosen so far with the
+// probability weight/sum, where sum is cumulative and includes it.
 func draw(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	least, greatest := math.Inf(1), math.Inf(-1)
 	for _, cost := range costs {
-		if finite(cost) {
-			if cost < least {
-				least = cost
-			}
-			if cost > greatest {
-				greatest = cost
-			}
+		if finite(cost) && cost < least {
+			least = cost
+		}
+		if finite(cost) && cost > greatest {
+			greatest = cost
 		}
 	}
 	if least > greatest {
 		return 0, ErrNoFiniteCost
 	}
-	l := newLadder(least, greatest, temperature)
-	var counts [lastStep + 1]int
-	for _, cost := range costs {
+	unit := 1.0
+	if math.IsInf(greatest-least, 0) { // the difference of two finite costs can exceed the largest float64
+		unit = 0.5
+	}
+	spread := greatest*unit - least*unit
+	if spread == 0 {
+		spread = 1
+	}
+	chosen, sum := -1, 0.0
+	for i, cost := range costs {
 		if finite(cost) {
-			counts[l.wholeSteps(cost)]++
-		}
-	}
-	total := 0.0
-	for step, n := range counts {
-		total += float64(n) * stepWeights[step]
-	}
-	for {
-		step := 0 // step 0 is never empty; it is also taken if rounding leaves a rest
-		rest := float(rng) * total
-		for i, n := range counts {
-			if rest -= float64(n) * stepWeights[i]; rest < 0 {
-				step = i
-				break
+			weight := math.Exp(-(cost*unit - least*unit) / spread / temperature)
+			if sum += weight; float(rng)*sum < weight {
+				chosen = i
 			}
 		}
-		nth := intN(rng, counts[step])
-		for i, cost := range costs {
-			if !finite(cost) || l.wholeSteps(cost) != step {
-				continue
-			}
-			if nth--; nth >= 0 {
-				continue
-			}
-			if float(rng) < math.Exp((float64(step)-l.steps(cost))/stepsPerUnit) {
-				return i, nil
-			}
-			break
-		}
 	}
+	return chosen, nil
 }
 
 func intN(rng *rand.Rand, n int) int {
