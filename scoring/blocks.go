@@ -11,7 +11,7 @@ import (
 //
 // A request holds the whole chain of its prompt's blocks, so chains with a common prefix form trees. A node is a run:
 // consecutive blocks that the same requests hold. A new prompt leaves the tree at some block, and its remaining blocks
-// become one new run. Such a prompt costs one entry of the table and 8 bytes a block. If a chain leaves or ends inside
+// become one new run. Such a prompt costs one entry of the map and 8 bytes a block. If a chain leaves or ends inside
 // a run, the run is split.
 //
 // Nearly all runs are held by one worker, because the end of a prompt is its own; the run then names the worker itself.
@@ -20,7 +20,7 @@ import (
 //
 // Its memory stays at its maximum until no request holds a block, see shrink.
 type activeBlocks struct {
-	byFirst table // first hash of a run -> index in runs
+	byFirst map[kvblock.SequenceHash]uint32 // first hash of a run -> index in runs
 	runs    []activeRun
 	free    []uint32 // unused indices of runs
 	epoch   uint64   // number of the latest pass over runs
@@ -29,7 +29,7 @@ type activeBlocks struct {
 	sets     []uint64
 	setWords int
 	freeSets []uint32
-	extra    table // set<<32 | worker -> requests of the worker that hold the run, less 1
+	extra    map[uint64]uint32 // set<<32 | worker -> requests of the worker that hold the run, less 1
 
 	weights map[runOn]float64 // weight of a block of the run on the worker, less 1, if not 0
 
@@ -75,7 +75,8 @@ type activeRun struct {
 }
 
 func newActiveBlocks() activeBlocks {
-	return activeBlocks{runs: make([]activeRun, 1), setWords: 1, sets: make([]uint64, 1), least: leastShrunk}
+	return activeBlocks{byFirst: map[kvblock.SequenceHash]uint32{}, extra: map[uint64]uint32{},
+		runs: make([]activeRun, 1), setWords: 1, sets: make([]uint64, 1), least: leastShrunk}
 }
 
 // fit makes room for workers numbered below n.
@@ -106,12 +107,11 @@ func (b *activeBlocks) descend(
 	made []uint32,
 ) (leaf uint32, _ []uint32) {
 	for len(chain) > 0 {
-		slot := b.byFirst.find(uint64(chain[0]))
-		if slot == nil || b.runs[*slot].parent != leaf {
+		id, known := b.byFirst[chain[0]]
+		if !known || b.runs[id].parent != leaf {
 			leaf = b.extend(leaf, chain, blockSize)
 			return leaf, append(made, leaf)
 		}
-		id := *slot
 		run := b.runs[id].hashes
 		n := 1
 		for n < len(run) && n < len(chain) && run[n] == chain[n] {
@@ -146,7 +146,7 @@ func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, bloc
 // held returns about how much memory this book's own requests take, in bytes. Sets count as theirs.
 func (b *activeBlocks) held() int {
 	sets := len(b.sets)/b.setWords - 1 - len(b.freeSets)
-	return b.bytes[byRequest] + 8*b.setWords*sets + entryBytes*(b.extra.used+len(b.weights))
+	return b.bytes[byRequest] + 8*b.setWords*sets + entryBytes*(len(b.extra)+len(b.weights))
 }
 
 // copied returns about how much memory copies take, in bytes. Sets count as theirs, too.
@@ -169,9 +169,9 @@ func (b *activeBlocks) newRun() uint32 {
 
 func (b *activeBlocks) list(id uint32) {
 	r := &b.runs[id]
-	slot := b.byFirst.insert(uint64(r.hashes[0]))
-	if r.listed = *slot == 0; r.listed {
-		*slot = id
+	_, taken := b.byFirst[r.hashes[0]]
+	if r.listed = !taken; r.listed {
+		b.byFirst[r.hashes[0]] = id
 	}
 }
 
@@ -185,7 +185,7 @@ func (b *activeBlocks) split(id uint32, n int) uint32 {
 	f.hashes, f.children = hashes, 1
 	b.bytes[f.origin] += f.bytes()
 	if f.listed {
-		*b.byFirst.find(uint64(f.hashes[0])) = first
+		b.byFirst[f.hashes[0]] = first
 	}
 	r.hashes = append(r.hashes[:0], r.hashes[n:]...)
 	r.parent = first
@@ -200,9 +200,8 @@ func (b *activeBlocks) split(id uint32, n int) uint32 {
 		for i, workers := range b.set(set) {
 			for ; workers != 0; workers &= workers - 1 {
 				w := uint64(64*i + bits.TrailingZeros64(workers))
-				if extra := b.extra.find(uint64(r.set)<<32 | w); extra != nil {
-					count := *extra // insert may move what extra points to
-					*b.extra.insert(uint64(set)<<32 | w) = count
+				if extra := b.extra[uint64(r.set)<<32|w]; extra != 0 {
+					b.extra[uint64(set)<<32|w] = extra
 				}
 			}
 		}
@@ -218,7 +217,7 @@ func (b *activeBlocks) removeUnheld(id uint32) {
 			return
 		}
 		if r.listed {
-			b.byFirst.remove(uint64(r.hashes[0]))
+			delete(b.byFirst, r.hashes[0])
 		}
 		parent := r.parent
 		hashes := r.hashes[:0]
@@ -237,7 +236,8 @@ func (b *activeBlocks) removeUnheld(id uint32) {
 // shrink releases the memory of all runs if none is held and there were many, as after a burst.
 func (b *activeBlocks) shrink() {
 	if len(b.runs) > b.least && len(b.free) == len(b.runs)-1 {
-		*b = activeBlocks{runs: make([]activeRun, 1), setWords: b.setWords, sets: make([]uint64, b.setWords),
+		*b = activeBlocks{byFirst: map[kvblock.SequenceHash]uint32{}, extra: map[uint64]uint32{},
+			runs: make([]activeRun, 1), setWords: b.setWords, sets: make([]uint64, b.setWords),
 			epoch: b.epoch, bytes: b.bytes, least: b.least}
 	}
 }
@@ -262,7 +262,7 @@ func (b *activeBlocks) hold(id uint32, w kvblock.Worker) (first bool) {
 		r.holders++
 		return true
 	}
-	*b.extra.insert(uint64(r.set)<<32 | uint64(w))++
+	b.extra[uint64(r.set)<<32|uint64(w)]++
 	return false
 }
 
@@ -271,7 +271,7 @@ func (b *activeBlocks) share(r *activeRun) {
 	r.set = b.newSet()
 	b.set(r.set)[r.worker/64] |= 1 << (r.worker % 64)
 	if r.holders > 1 {
-		*b.extra.insert(uint64(r.set)<<32 | uint64(r.worker)) = r.holders - 1
+		b.extra[uint64(r.set)<<32|uint64(r.worker)] = r.holders - 1
 	}
 	r.holders = 1
 }
@@ -293,11 +293,11 @@ func (b *activeBlocks) release(id uint32, w kvblock.Worker) (last bool) {
 	r := &b.runs[id]
 	if r.set != 0 {
 		key := uint64(r.set)<<32 | uint64(w)
-		if extra := b.extra.find(key); extra != nil {
-			if *extra > 1 {
-				*extra--
+		if extra := b.extra[key]; extra > 0 {
+			if extra > 1 {
+				b.extra[key] = extra - 1
 			} else {
-				b.extra.remove(key)
+				delete(b.extra, key)
 			}
 			return false
 		}

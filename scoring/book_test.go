@@ -329,16 +329,16 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	if len(a.byID) != 0 {
 		t.Errorf("%d request IDs are still taken", len(a.byID))
 	}
-	if a.blocks.byFirst.used != 0 || len(a.blocks.free) != len(a.blocks.runs)-1 {
+	if len(a.blocks.byFirst) != 0 || len(a.blocks.free) != len(a.blocks.runs)-1 {
 		t.Errorf(
 			"%d runs are still known, %d of %d free",
-			a.blocks.byFirst.used,
+			len(a.blocks.byFirst),
 			len(a.blocks.free),
 			len(a.blocks.runs)-1,
 		)
 	}
-	if sets := len(a.blocks.sets)/a.blocks.setWords - 1; a.blocks.extra.used != 0 || len(a.blocks.freeSets) != sets {
-		t.Errorf("%d shared counts left, %d of %d sets free", a.blocks.extra.used, len(a.blocks.freeSets), sets)
+	if sets := len(a.blocks.sets)/a.blocks.setWords - 1; len(a.blocks.extra) != 0 || len(a.blocks.freeSets) != sets {
+		t.Errorf("%d shared counts left, %d of %d sets free", len(a.blocks.extra), len(a.blocks.freeSets), sets)
 	}
 	for i, word := range a.blocks.sets {
 		if word != 0 {

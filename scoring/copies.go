@@ -50,7 +50,7 @@ type Copies struct {
 
 	// the book's lock guards all below
 	precedes bool
-	byNumber table // number -> index in bookings
+	byNumber map[uint64]uint32 // number -> index in bookings
 	bookings int
 	flat     int    // bookings that were copied without their hashes
 	snapshot uint32 // number of the latest one
@@ -61,7 +61,7 @@ type Copies struct {
 // NewCopies returns an empty set of copies. precedes: of two bookings that do not know of each other, the one of the
 // other book counts as the first, see Booking.Overtaken.
 func (a *ActiveSequences) NewCopies(precedes bool) *Copies {
-	return &Copies{book: a, precedes: precedes}
+	return &Copies{book: a, precedes: precedes, byNumber: map[uint64]uint32{}}
 }
 
 // Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
@@ -91,10 +91,7 @@ func (c *Copies) apply(changes []Change) (applied int) {
 
 func (c *Copies) applyOne(ch *Change) bool {
 	a := c.book
-	index := uint32(0)
-	if at := c.byNumber.find(ch.Number); at != nil {
-		index = *at
-	}
+	index := c.byNumber[ch.Number] // 0: none
 	if ch.Kind == Booked {
 		return c.add(index, ch)
 	}
@@ -151,7 +148,7 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	}
 	part := &a.copiedParts[index]
 	*part = copied{snapshot: c.snapshot}
-	*c.byNumber.insert(ch.Number) = index
+	c.byNumber[ch.Number] = index
 	c.bookings++
 	a.copies.bookings++
 
@@ -246,7 +243,7 @@ func (a *ActiveSequences) endCopy(index uint32) {
 	a.uncount(index)
 	b, part := &a.bookings[index], &a.copiedParts[index]
 	c := b.from
-	c.byNumber.remove(b.number)
+	delete(c.byNumber, b.number)
 	c.bookings--
 	a.copies.bookings--
 	a.copies.blocks -= part.held

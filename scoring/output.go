@@ -110,7 +110,7 @@ func (b *activeBlocks) holdsOnce(id uint32, w kvblock.Worker) bool {
 	if r.set == 0 {
 		return r.holders == 1
 	}
-	return b.extra.find(uint64(r.set)<<32|uint64(w)) == nil
+	return b.extra[uint64(r.set)<<32|uint64(w)] == 0
 }
 
 // weigh sets the weight of the run's blocks on the worker, less 1, and returns the previous one.
