@@ -424,8 +424,8 @@ func (x *exchange) follow() {
 	}
 }
 
-// An engine may have reasoned without sending the text, so an answer may have more tokens than bytes: maxUnsent more, and
-// unsentPerSecond more for each second, which no engine exceeds in one answer.
+// An engine may have reasoned without sending the text, so an answer may have more tokens than bytes: maxUnsent more,
+// and unsentPerSecond more for each second, which no engine exceeds in one answer.
 const (
 	maxUnsent       = 4096
 	unsentPerSecond = 5000
