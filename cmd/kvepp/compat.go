@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 )
@@ -26,8 +27,7 @@ type compatFlag struct {
 	refused   string // what the error says if the flag is set; "": the flag is not refused
 	ignored   string // what the warning says if the flag is set; "": there is no warning
 
-	check  func(value string) error // nil: every value of the type is valid
-	hidden bool                     // help does not list the flag
+	check func(value string) error // nil: every value of the type is valid
 }
 
 // origin is the program that has a compatFlag. Dynamo's programs have --no-NAME beside each boolean flag.
@@ -47,11 +47,10 @@ var (
 
 const (
 	jetStream = "kvepp does not read KV events from JetStream: it asks the engines for past events at their kvReplay " +
-		"address (docs/endpoints-file.md); leave out --router-durable-kv-events, " +
-		"--router-snapshot-threshold and --router-reset-states"
+		"address (docs/endpoints-file.md); leave out --router-durable-kv-events, --router-snapshot-threshold and " +
+		"--router-reset-states"
 	conditionalDisagg = "where there are prefill workers kvepp names one for every request, because Dynamo's " +
-		"frontends " +
-		"in direct mode answer 500 to one without; leave out --router-conditional-disagg and " +
+		"frontends in direct mode answer 500 to one without; leave out --router-conditional-disagg and " +
 		"--router-conditional-disagg-config (an aggregated worker still serves a request alone where that costs less)"
 	noTrackingKey = "kvepp has no tracking hash with a key; leave them out: --router-tracking-key-file and " +
 		"--router-tracking-key-id"
@@ -64,7 +63,7 @@ const (
 
 // compatFlags are all flags whose only effect is to be refused or ignored. Sources: ai-dynamo 1.6.1, kv_router_args and
 // ais_perf_args; GAIE v1.6.0; llm-d-router 0.10.
-var compatFlags = append([]compatFlag{
+var compatFlags = []compatFlag{
 	// KV events in JetStream, and an index in another process.
 	{commands: onServe, from: ofDynamo, name: "router-durable-kv-events", byDefault: false,
 		help: "refused: kvepp does not read KV events from JetStream", refused: jetStream},
@@ -82,8 +81,8 @@ var compatFlags = append([]compatFlag{
 	// A cache that workers share.
 	{commands: onServe, from: ofDynamo, name: "shared-cache-type", byDefault: "none",
 		help: "`TYPE`: none. kvepp refuses hicache: it does not query a cache that workers share (SGLang's HiCache " +
-			"in " +
-			"Mooncake). It knows blocks in a worker's host memory, on its disk and in external storage from KV events",
+			"in Mooncake). It knows blocks in a worker's host memory, on its disk and in external storage from KV " +
+			"events",
 		refused: "kvepp does not query a cache that workers share; it knows blocks in host memory, on disk and in " +
 			"external storage where the engine's events name them. Leave the flag out"},
 	{commands: onServe, from: ofDynamo, name: "shared-cache-multiplier", byDefault: 0.0, whenGiven: true,
@@ -115,27 +114,14 @@ var compatFlags = append([]compatFlag{
 	{commands: onBoth, from: ofDynamo, name: "router-tracking-hash", byDefault: publicTracking,
 		help: "`HASH` that identifies blocks in bookings; only the default",
 		refused: "must be " + publicTracking +
-			"; kvepp sends its bookings to no other process, so no key needs to hide " +
-			"them"},
+			"; kvepp sends its bookings to no other process, so no key needs to hide them"},
 	{commands: onBoth, from: ofDynamo, name: "router-tracking-key-file", byDefault: "",
 		help: "`FILE`; refused: belongs to another hash", refused: noTrackingKey},
 	{commands: onBoth, from: ofDynamo, name: "router-tracking-key-id", byDefault: "",
 		help: "`ID`; refused: belongs to another hash", refused: noTrackingKey},
-	{commands: onSelect, from: ofDynamo, name: "indexer-peers", byDefault: "", whenGiven: true,
-		help: "`URLS`; refused: workers register after the start, and name a replay_endpoint at which kvepp reads " +
-			"what " +
-			"they hold",
-		refused: "workers of kvepp select register after its start; give them a replay_endpoint, at which kvepp " +
-			"reads " +
-			"what they hold; leave it out"},
-	{commands: onSelect, from: ofDynamo, name: "replica-sync-port", byDefault: 0, whenGiven: true,
-		help: "`PORT`; refused: kvepp select does not share loads with other replicas", refused: noReplicaSync},
-	{commands: onSelect, from: ofDynamo, name: "replica-sync-peers", byDefault: "", whenGiven: true,
-		help: "`ADDRESSES`; refused, as --replica-sync-port", refused: noReplicaSync},
 	{commands: onHTTP, from: ofDynamo, name: "threads", byDefault: 4,
 		help: "no effect; accepted for command lines written for Dynamo's program. kvepp applies each worker's " +
-			"events " +
-			"beside the others'"},
+			"events beside the others'"},
 
 	// Flags of the endpoint pickers of the Gateway API Inference Extension and of llm-d.
 	{commands: onServe, from: ofGAIE, name: "enable-cert-reload", byDefault: true,
@@ -144,34 +130,36 @@ var compatFlags = append([]compatFlag{
 		help: "accepted: both ports always answer gRPC health checks"},
 	{commands: onServe, from: ofGAIE, name: "grpc-max-recv-msg-size", byDefault: 0,
 		help: "accepted: a message may have as many `BYTES` as --max-parse-bytes needs"},
-	{commands: onServe, from: ofGAIE, name: "config-file", byDefault: "",
-		help:    "refused: kvepp has no plugins that a `FILE` could configure; its flags configure all of it",
-		refused: noPluginConfig},
-	{commands: onServe, from: ofGAIE, name: "config-text", byDefault: "",
-		help: "refused, as --config-file", refused: noPluginConfig},
 	{commands: onServe, from: ofGAIE, name: "emit-endpoint-scores", byDefault: false,
 		help: "refused: --decision-headers shows every candidate's cost",
 		refused: "kvepp shows costs in response headers (--decision-headers), at /debug/decisions and in spans, not " +
-			"in " +
-			"metadata; leave it out"},
-	{commands: onServe, from: ofGAIE, name: "metrics-cert-dir", byDefault: "",
-		help:    "refused: kvepp serves metrics without TLS; --metrics-token-file guards them",
-		refused: noMetricsTLS},
-	{commands: onServe, from: ofGAIE, name: "metrics-client-ca-file", byDefault: "",
-		help: "refused, as --metrics-cert-dir", refused: noMetricsTLS},
-}, performanceModelFlags()...)
+			"in metadata; leave it out"},
+}
 
-// performanceModelFlags are the flags of Dynamo's prefill load models aic and ais.
-func performanceModelFlags() (flags []compatFlag) {
-	for _, model := range []string{"aic", "ais"} {
-		for _, name := range []string{"perf-config", "backend", "system", "backend-version", "tp-size", "model-path",
-			"moe-tp-size", "moe-ep-size", "attention-dp-size", "nextn", "nextn-accept-rates", "mtp-seed"} {
-			flags = append(flags, compatFlag{commands: onServe, from: ofDynamo, name: model + "-" + name, byDefault: "",
-				whenGiven: true, hidden: true, help: "no effect, see --router-prefill-load-model",
-				ignored: "belongs to a model that kvepp does not run, see --router-prefill-load-model"})
-		}
+// absentFlags are flags of other routers that kvepp does not declare, with what the error says. None has a variable in
+// Dynamo, and no value of them asks for what kvepp does. Sources: as for compatFlags.
+var absentFlags = map[string]string{
+	"config-file":            noPluginConfig,
+	"config-text":            noPluginConfig,
+	"metrics-cert-dir":       noMetricsTLS,
+	"metrics-client-ca-file": noMetricsTLS,
+	"replica-sync-port":      noReplicaSync,
+	"replica-sync-peers":     noReplicaSync,
+	"indexer-peers": "workers of kvepp select register after its start; give them a replay_endpoint, at which kvepp " +
+		"reads what they hold; leave it out",
+}
+
+// absentFlag returns an error if a name is that of an absent flag, or of the performance models aic and ais of Dynamo.
+func absentFlag(name string) error {
+	why := absentFlags[name]
+	if strings.HasPrefix(name, "aic-") || strings.HasPrefix(name, "ais-") {
+		why = "belongs to a model of Dynamo that kvepp does not run; leave it out. --router-prefill-load-model aic " +
+			"and ais are treated as linear (docs/migration/dynamo.md)"
 	}
-	return flags
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("--%s: %s", name, why)
 }
 
 // addCompatFlags declares the compatFlags of a command.
@@ -190,7 +178,6 @@ func addCompatFlags(f *pflag.FlagSet, command string) {
 		case float64:
 			f.Float64(c.name, value, c.help)
 		}
-		f.Lookup(c.name).Hidden = c.hidden
 	}
 	section(f, sectionCompat)
 }

@@ -119,6 +119,9 @@ func settingNamed(f *pflag.FlagSet, name string) (*pflag.Flag, error) {
 	case strings.HasPrefix(name, "--") && f.Lookup(strings.TrimPrefix(name, "--")) != nil:
 		return nil, fmt.Errorf("unknown key %q: write it without dashes, %s", name, strings.TrimPrefix(name, "--"))
 	}
+	if err := absentFlag(name); err != nil {
+		return nil, err
+	}
 	if others := commandsWith(name); len(others) > 0 {
 		return nil, fmt.Errorf("unknown key %q: it is a flag of kvepp %s", name, strings.Join(others, " and kvepp "))
 	}

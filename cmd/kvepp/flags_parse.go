@@ -59,6 +59,9 @@ func unknownFlag(f *pflag.FlagSet, err *pflag.NotExistError) error {
 	if f.Lookup(name) != nil { // written with one dash
 		return fmt.Errorf("unknown flag -%s: flags begin with two dashes, --%s", name, name)
 	}
+	if err := absentFlag(name); err != nil {
+		return err
+	}
 	if others := commandsWith(name); len(others) > 0 {
 		return fmt.Errorf(
 			"unknown flag %s%s: it is a flag of kvepp %s",

@@ -249,7 +249,7 @@ func (s *scheduling) addPrefill(f *pflag.FlagSet) {
 	f.StringVar(&s.prefillModel, "router-prefill-load-model", "none",
 		"`MODEL`, how waiting prompts count during their prefill: none (in full until the first token), or linear "+
 			"(less by what the worker has prefilled since, at --router-prefill-tokens-per-second). kvepp treats aic "+
-			"and ais, Dynamo's models, as linear, and ignores their --aic-* and --ais-* flags")
+			"and ais, Dynamo's models, as linear, and refuses their --aic-* and --ais-* flags")
 	values(f, "router-prefill-load-model", "none", "linear", "aic", "ais")
 	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0,
 		"how many prompt `TOKENS` a worker prefills in a second. 0: learned for each worker from the time to first "+

@@ -26,7 +26,7 @@ func TestSelectFlags(t *testing.T) {
 		{"--router-tracking-hash keyed-xxh3-v1", "", "--router-tracking-hash"},
 		{"--router-tracking-key-file f", "", "--router-tracking-key-file"},
 		{"--replica-sync-port 1", "", "--replica-sync-port"},
-		{"", "KVEPP_SELECT_REPLICA_SYNC_PEERS=tcp://a:1", "--replica-sync-peers"},
+		{"--replica-sync-peers tcp://a:1", "", "--replica-sync-peers"},
 		{"--indexer-peers http://a", "", "--indexer-peers"},
 		{"--session-affinity-ttl-secs 60", "", ""},
 		{"--session-affinity-ttl-secs 0", "", "--session-affinity-ttl-secs"},
