@@ -47,8 +47,9 @@ def loader(engine, sources):
         import vllm.tokenizers.registry as registry
         import vllm.transformers_utils.config as config
 
-        for model_type in list(config._CONFIG_REGISTRY):  # whose classes need PyTorch
-            config._CONFIG_REGISTRY[model_type] = type(model_type, (transformers.PreTrainedConfig,), {"model_type": model_type})
+        for model_type, config_class in dict.items(config._CONFIG_REGISTRY):  # some need PyTorch
+            if isinstance(config_class, str):  # Transformers knows a class by its name
+                config._CONFIG_REGISTRY[model_type] = type(config_class, (transformers.PreTrainedConfig,), {"model_type": model_type})
         time.sleep = lambda seconds: None  # vLLM tries again, after seconds, what fails for these folders each time
         return registry.get_tokenizer
     import sglang.srt.utils as utils
@@ -331,7 +332,8 @@ def prompt(engine, tokenizer, chat):
 def main(name, sources, out, texts, nth, only, *real):
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr  # some classes print
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some classes print
     load, engine = loader(name, sources), None
     with open(texts, encoding="utf-8") as file:
         texts = [json.loads(line) for line in file]
