@@ -270,6 +270,11 @@ func checkEnvironment(environ []string) error {
 			errs = append(errs, fmt.Errorf("unknown environment variable %s: write %s=false", name, positive))
 			continue
 		}
+		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, "KVEPP_"), "_", "-"))
+		if err := absentFlag(strings.TrimPrefix(flag, selectPrefix)); err != nil {
+			errs = append(errs, fmt.Errorf("unknown environment variable %s: %w", name, err))
+			continue
+		}
 		nearest := suggest.DidYouMean(strings.TrimPrefix(name, "KVEPP_"), "KVEPP_", withoutPrefix(known))
 		if nearest == "" {
 			nearest = ": no flag of kvepp has this name; correct or unset it"

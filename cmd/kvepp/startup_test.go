@@ -178,6 +178,10 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x", "KVEPP_NO_ROUTER_KV_EVENTS=true",
 			"kvepp serve: unknown environment variable KVEPP_NO_ROUTER_KV_EVENTS: write KVEPP_ROUTER_KV_EVENTS=false" +
 				variables},
+		{"serve --endpoints=x", "KVEPP_METRICS_CERT_DIR=d KVEPP_SELECT_REPLICA_SYNC_PORT=1",
+			"kvepp serve: unknown environment variable KVEPP_METRICS_CERT_DIR: --metrics-cert-dir: " + noMetricsTLS +
+				"\nunknown environment variable KVEPP_SELECT_REPLICA_SYNC_PORT: --replica-sync-port: " +
+				noReplicaSync + variables},
 		{"serve --endpoints=x", "KVEPP_SELECT_PROT=1 KVEPP_ADRESS=1",
 			"kvepp serve: unknown environment variable KVEPP_ADRESS: no flag of kvepp has this name; correct or " +
 				"unset it\n" +
