@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -171,9 +172,6 @@ func (d *decisions) close() error {
 
 // drawReplay writes the charts.
 func drawReplay(dir string, variants []variant, reports []*replay.Report) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
 	cached := chart.Bars{Title: "Share of prompt tokens found in a cache", XLabel: "%", To: 100,
 		Mark: 100 * reports[0].PossibleShare(), MarkName: "one cache of infinite size"}
 	balance := chart.Lines{Title: "How much busier the busiest engine is than the mean", XLabel: "minutes",
@@ -202,12 +200,8 @@ func drawReplay(dir string, variants []variant, reports []*replay.Report) error 
 		}
 		balance.Lines = append(balance.Lines, line)
 	}
-	if err := draw(filepath.Join(dir, "cached.svg"), cached.Write); err != nil {
-		return err
-	}
-	if err := draw(filepath.Join(dir, "balance.svg"), balance.Write); err != nil {
-		return err
-	}
+	err := cmp.Or(chart.Save(filepath.Join(dir, "cached.svg"), &cached),
+		chart.Save(filepath.Join(dir, "balance.svg"), &balance))
 	for _, f := range figures {
 		c := chart.Lines{Title: f.title, XLabel: f.unit + " (logarithmic)", YLabel: "% of requests within this time",
 			LogX: true, YTo: 100}
@@ -219,24 +213,10 @@ func drawReplay(dir string, variants []variant, reports []*replay.Report) error 
 			}
 			c.Lines = append(c.Lines, line)
 		}
-		if err := draw(filepath.Join(dir, f.file), c.Write); err != nil {
-			return err
-		}
+		err = cmp.Or(err, chart.Save(filepath.Join(dir, f.file), &c))
 	}
-	return nil
-}
-
-func draw(path string, write func(io.Writer) error) error {
-	f, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("--svg: %w", err)
-	}
-	err = write(f)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		return fmt.Errorf("--svg %s: %w", path, err)
 	}
 	return nil
 }
