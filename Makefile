@@ -63,7 +63,7 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && \
-	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
+	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./internal/apibody ./tokenizer ./zmqsub && \
 	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
 	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|internal/lint|replay|tokenizer/bpe)$$') && \

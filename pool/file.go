@@ -89,8 +89,8 @@ const maxWorkers = 1 << 16
 
 // Bounds on the endpoints file before it is parsed, which takes some hundred bytes for each value in it.
 const (
-	MaxFile       = 32 << 20        // bytes
-	maxSeparators = 16 * maxWorkers // newlines and commas
+	MaxFile       = 32 << 20 // bytes
+	maxSeparators = 1 << 20  // newlines and commas, 16 for each of maxWorkers
 )
 
 // ParseFile reads the endpoints file. Errors name the line. Unknown keys, duplicate names and invalid addresses are

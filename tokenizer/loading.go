@@ -336,6 +336,9 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	}
 	name, _ := f.model.ModelName.(string)
 	mapped := mappedClass(model, v)
+	if engine == VLLM && v < 19 && model == "cosmos3_omni" {
+		mapped = "" // vLLM 0.31.0 has a configuration of its own for it, which AutoTokenizer does not know
+	}
 	switch {
 	case mapped == mistralBackend && f.tekken && engine == SGLang:
 		return "", errNotReproduced("Mistral's own tokenizer on SGLang")

@@ -66,8 +66,6 @@ func TestTemplateFiles(t *testing.T) {
 		"conversation SGLang": {map[string]string{"config.json": `{"model_type":"internvl_chat"}`},
 			Options{Engine: SGLang}, noTemplate, noTemplate},
 		"Mistral's, vLLM": {map[string]string{"tokenizer.model.v3": "x"}, Options{}, noTemplate, noTemplate},
-		"Llama's class, vLLM": {map[string]string{"config.json": `{"model_type":"qwen3"}`,
-			config: `{"tokenizer_class":"LlamaTokenizerFast"}`}, Options{}, noTemplate, noTemplate},
 		"known for it, vLLM": {map[string]string{"config.json": `{"model_type":"deepseek_v3"}`,
 			config: `{"tokenizer_class":"LlamaTokenizerFast"}`, "chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
 		"HF's weights, vLLM": {map[string]string{"tekken.json": "{}", "model.safetensors": "x",

@@ -58,12 +58,12 @@ func attacked(t *testing.T, flags ...string) *running {
 	return r
 }
 
-// within checks the most memory that kvepp has had so far.
+// within checks the most memory that kvepp has had so far. The race detector takes several times as much.
 func (r *running) within(what string, most int) {
 	r.t.Helper()
 	now, peak := r.memory("VmRSS:"), r.memory("VmHWM:")
 	r.t.Logf("%s: kvepp has %d MiB, at most it had %d", what, now>>20, peak>>20)
-	if peak > most {
+	if peak > most && !raceDetector {
 		r.t.Errorf("%s: kvepp had %d MiB, more than %d", what, peak>>20, most>>20)
 	}
 }
@@ -141,9 +141,9 @@ func (r *running) crowd(n int, body func(i int) []byte) (statuses map[string]int
 	return statuses, cancel
 }
 
-// TestRunningRequestsAreBounded: completions of many short prompts whose answers do not come take no more memory than
+// TestMemoryOfRunningRequests: completions of many short prompts whose answers do not come take no more memory than
 // the budget. They are routed all the same, and a second burst takes no more than the first.
-func TestRunningRequestsAreBounded(t *testing.T) {
+func TestMemoryOfRunningRequests(t *testing.T) {
 	requests := 700 * *attackScale
 	r := attacked(t)
 	for range 2 {
@@ -252,9 +252,9 @@ func (u *lastPart) Read([]byte) (int, error) {
 	return 0, u.ctx.Err()
 }
 
-// TestMessagesAreBounded: streams of every method, with messages that are large, half sent or compressed, take no more
+// TestMemoryOfMessages: streams of every method, with messages that are large, half sent or compressed, take no more
 // memory than the budget. Probes are answered meanwhile.
-func TestMessagesAreBounded(t *testing.T) {
+func TestMemoryOfMessages(t *testing.T) {
 	headers, err := proto.Marshal(&extprocv3.ProcessingRequest{
 		ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED},
 		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{

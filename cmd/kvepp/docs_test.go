@@ -406,8 +406,7 @@ func constantOf(folder, name string) (int64, error) {
 		folder = "kvepp"
 	}
 	for _, at := range []string{"../../", "../../internal/", "../../internal/api/", "../../pool/", "../../tokenizer/",
-		"../../indexer/",
-		"../"} {
+		"../../indexer/", "../../replica/", "../"} {
 		found, err := filepath.Glob(at + folder + "/*.go")
 		if err != nil {
 			return 0, err
