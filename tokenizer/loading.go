@@ -317,9 +317,17 @@ func prefix(d *bpe.Description, s *specials) []kvblock.Token {
 	return []kvblock.Token{kvblock.Token(d.Added[i].ID)}
 }
 
+// modelType returns the model type as AutoTokenizer sees it.
+func (f *folder) modelType(engine Engine, v int) string {
+	if engine == VLLM && v < 19 && f.model.ModelType == "cosmos3_omni" {
+		return "" // vLLM 0.31.0 has a configuration of its own for it, which AutoTokenizer does not know
+	}
+	return f.model.ModelType
+}
+
 // autoClass returns the class that AutoTokenizer of Transformers 5.v chooses, one of classes.
 func (f *folder) autoClass(engine Engine, v int) (string, error) {
-	model := f.model.ModelType
+	model := f.modelType(engine, v)
 	asItIs := func(name string) bool { return hasType(vllmAsItIs, name, v) }
 	if engine == VLLM && (asItIs(model) || slices.ContainsFunc(f.model.Architectures, asItIs)) {
 		return tokenizersBackend, nil
@@ -336,9 +344,6 @@ func (f *folder) autoClass(engine Engine, v int) (string, error) {
 	}
 	name, _ := f.model.ModelName.(string)
 	mapped := mappedClass(model, v)
-	if engine == VLLM && v < 19 && model == "cosmos3_omni" {
-		mapped = "" // vLLM 0.31.0 has a configuration of its own for it, which AutoTokenizer does not know
-	}
 	switch {
 	case mapped == mistralBackend && f.tekken && engine == SGLang:
 		return "", errNotReproduced("Mistral's own tokenizer on SGLang")
