@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -197,10 +196,8 @@ func (f *flood) run(t *testing.T) (answered int) {
 	var all sync.WaitGroup
 	var refused atomic.Int64
 	for range 8 {
-		client := &http2.Transport{AllowHTTP: true,
-			DialTLSContext: func(ctx context.Context, network, address string, _ *tls.Config) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, network, address)
-			}}
+		client := &http.Transport{Protocols: new(http.Protocols)}
+		client.Protocols.SetUnencryptedHTTP2(true)
 		for range f.streams / 8 {
 			read, end := make(chan struct{}), make(chan struct{})
 			body := io.MultiReader(bytes.NewReader(start), io.LimitReader(zeros{}, int64(f.sent)),

@@ -39,10 +39,9 @@ const (
 )
 
 var (
-	onServe  = []string{"serve"}
-	onSelect = []string{"select"}
-	onBoth   = []string{"serve", "select"}
-	onHTTP   = []string{"indexer", "select"}
+	onServe = []string{"serve"}
+	onBoth  = []string{"serve", "select"}
+	onHTTP  = []string{"indexer", "select"}
 )
 
 const (
