@@ -22,7 +22,6 @@ type replica struct {
 	queue    *queue.Queue[*flight] // nil: without
 	sessions *session.Table        // nil: sessions are not bound
 	copies   []*scoring.Copies     // by replica, of its bookings; nil: its own, and if nothing is shared
-	share    []bool                // the workers that it prefers, by number
 	taught   time.Duration         // when it told the others what it has learned of all workers
 	looked   time.Duration         // when it last looked for workers where much of it is untold
 	told     []news                // what the others have not heard yet, in order
@@ -48,10 +47,6 @@ func (s *Simulation) newReplicas() {
 	s.draws = rand.New(rand.NewPCG(s.cfg.Seed, 0x7265706c6963))
 	for i := range n {
 		r := &replica{number: i, book: scoring.NewActiveSequences(), copies: make([]*scoring.Copies, n)}
-		r.share = make([]bool, s.cfg.Workers)
-		for w := i; w < s.cfg.Workers; w += n {
-			r.share[w] = true
-		}
 		r.book.Prefill = s.cfg.Prefill
 		r.book.Clock = func() time.Duration { return s.now }
 		if s.cfg.Queue != nil {
@@ -76,7 +71,7 @@ func (s *Simulation) newReplicas() {
 		}
 		for i := range s.replicas {
 			if i != r.number {
-				r.copies[i] = r.book.NewCopies(i < r.number)
+				r.copies[i] = r.book.NewCopies()
 			}
 		}
 	}
@@ -118,45 +113,9 @@ func (s *Simulation) hear(of int) {
 	}
 }
 
-// rateOver is over how many bookings the rate is measured that the replicas' books are told.
-const rateOver = 256
-
-// arrivalRate measures how many requests are sent a second.
-type arrivalRate struct {
-	times [rateOver]time.Duration
-	n     int
-}
-
-// add notes a request. It returns the present rate; 0: not known yet.
-func (a *arrivalRate) add(now time.Duration) float64 {
-	first := a.times[a.n%rateOver]
-	if a.n < rateOver {
-		first = a.times[0]
-	}
-	a.times[a.n%rateOver] = now
-	a.n++
-	if a.n < 8 || now <= first {
-		return 0
-	}
-	return float64(min(a.n-1, rateOver)) / (now - first).Seconds()
-}
-
-// settle sends a booked request on, or chooses again for it if another replica's request came before it.
-func (s *Simulation) settle(f *flight) {
-	if !f.booking.Overtaken() {
-		s.dispatch(f)
-		return
-	}
-	f.booking.Free()
-	f.again++
-	s.send(f)
-}
-
-// measure tells a replica's book how many bookings the others make, and how late it hears of them; and the others what
-// it has learned.
+// measure tells a replica's book how late it hears of the others' bookings, and the others what it has learned.
 func (s *Simulation) measure(r *replica) {
-	n := float64(len(s.replicas))
-	if n == 1 || s.cfg.Unshared {
+	if len(s.replicas) == 1 || s.cfg.Unshared {
 		return
 	}
 	if s.cfg.Scoring.Policy == scoring.Time && s.now-r.looked >= lookEvery {
@@ -171,6 +130,5 @@ func (s *Simulation) measure(r *replica) {
 			}
 		}
 	}
-	r.book.SetPeers(scoring.Peers{Rate: s.rate.add(s.now) * (n - 1) / n, Staleness: s.cfg.ReplicaDelay, Share: r.share,
-		First: r.number == 0})
+	r.book.SetPeersStaleness(s.cfg.ReplicaDelay)
 }

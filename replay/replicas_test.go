@@ -2,7 +2,6 @@ package replay
 
 import (
 	"bytes"
-	"fmt"
 	"testing"
 	"time"
 
@@ -67,51 +66,5 @@ func TestSharingPays(t *testing.T) {
 	unshared := run(func(c *Config) { c.Replicas, c.Unshared = 4, true })
 	if !(shared < unshared) || shared > 1.05*one {
 		t.Errorf("mean TTFT %v s of one, %v s shared, %v s unshared", one, shared, unshared)
-	}
-}
-
-// Of three requests of one moment, more go to idle workers of their own if the replicas know of each other soon enough
-// for requests to settle.
-func TestRequestsOfOneMomentSettle(t *testing.T) {
-	var trace bytes.Buffer
-	hash := 0
-	for round := range 100 {
-		for range 3 {
-			fmt.Fprintf(&trace, `{"timestamp": %d, "input_length": 1280, "output_length": 2, "hash_ids": [`,
-				5000*round)
-			for range 19 {
-				fmt.Fprintf(&trace, "%d, ", hash)
-				hash++
-			}
-			fmt.Fprintf(&trace, "%d]}\n", hash)
-			hash++
-		}
-	}
-	mean := func(change func(*Config)) float64 {
-		c := Config{Workers: 4, Engine: DefaultEngineConfig(), Scoring: scoring.DefaultConfig(), ArrivalSpeed: 1,
-			Seed: 1}
-		c.Scoring.Policy = scoring.Time
-		change(&c)
-		reader, err := NewReader("trace", bytes.NewReader(trace.Bytes()), Mooncake,
-			ReaderOptions{BlockSize: c.Engine.BlockSize, TraceBlockSize: 64})
-		if err != nil {
-			t.Fatal(err)
-		}
-		report, err := Run(t.Context(), c, reader.Next, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return report.TTFT.Mean
-	}
-	one := mean(func(*Config) {})
-	four := func(delay time.Duration) float64 {
-		return mean(func(c *Config) { c.Replicas, c.ReplicaDelay = 4, delay })
-	}
-	soon, late := four(time.Millisecond), four(4*time.Millisecond)
-	never := mean(func(c *Config) { c.Replicas, c.ReplicaDelay, c.NeverSettle = 4, time.Millisecond, true })
-	unshared := mean(func(c *Config) { c.Replicas, c.Unshared = 4, true })
-	if lost := late - one; soon-one > lost/2 || lost < 0.1*one || never-one < lost/2 || unshared-one < 0.1*one {
-		t.Errorf("mean TTFT %v s of one replica; of four %v s if they know of bookings soon, %v s if late, %v s if "+
-			"they never settle, and %v s if they share nothing", one, soon, late, never, unshared)
 	}
 }

@@ -57,12 +57,10 @@ type Config struct {
 	// it, which depends on Seed and its place in the trace alone.
 	ArrivalJitter time.Duration
 	// Replicas is how many routers share the engines; 0: one. Each request arrives at one of them, drawn at random.
-	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never. With NeverSettle no
-	// request waits for news of them.
+	// They know of each other's bookings and sessions after ReplicaDelay, or with Unshared never.
 	Replicas     int
 	ReplicaDelay time.Duration
 	Unshared     bool
-	NeverSettle  bool
 	// Seed makes ties, and modes that draw, repeatable.
 	Seed uint64
 	// Decided, if set, is called when a request has ended. The Decision is valid during the call.
@@ -171,7 +169,6 @@ type flight struct {
 	expires time.Duration         // when it has waited there for too long
 	turn    *admission.Turn       // nil: without admission, or the prompt has no full block
 	number  int                   // of the arrival, from 1
-	again   int                   // of scoring.Request, see settle
 	options []Candidate           // only with Config.Decided
 }
 
@@ -188,9 +185,8 @@ type Simulation struct {
 	index   *indexer.Index
 	// at least one
 	replicas []*replica
-	rate     arrivalRate // of all requests
-	draws    *rand.Rand  // of the replica at that a request arrives
-	lateness *rand.Rand  // of arrivals
+	draws    *rand.Rand // of the replica at that a request arrives
+	lateness *rand.Rand // of arrivals
 	// conversations, and the requests that wait for their admission; nil: without
 	admission *admission.Controller
 	held      *queue.Queue[*flight]
@@ -525,7 +521,7 @@ func (t *Thresholds) exceeded(l *scoring.Load, e *EngineConfig) bool {
 		t.ActiveDecodeBlocks != nil && float64(l.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.Blocks)
 }
 
-// send chooses a worker and books the request on it. It sends the request to the engine, or has it settle before.
+// send chooses a worker, books the request on it and sends it to the engine.
 func (s *Simulation) send(f *flight) {
 	s.match(f)
 	size := s.cfg.Engine.BlockSize
@@ -544,7 +540,6 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	request.Settles, request.Again = s.cfg.Queue == nil && !s.cfg.NeverSettle, f.again
 	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
@@ -555,11 +550,6 @@ func (s *Simulation) send(f *flight) {
 	f.overlap = s.candidates[chosen.Index].DeviceBlocks
 	if s.cfg.Decided != nil {
 		f.options = s.options(chosen.Index)
-	}
-	if chosen.Settle > 0 {
-		// After one delay the others know of it. What they booked before that is known after another one.
-		s.at(s.now+min(2*s.cfg.ReplicaDelay, chosen.Settle), event{what: settled, of: f})
-		return
 	}
 	s.dispatch(f)
 }
@@ -747,7 +737,6 @@ const (
 	arrival  happening = iota
 	timeout            // of a request that waits
 	delivery           // of a request to its engine
-	settled            // a request knows what other replicas booked meanwhile
 	stepBegins
 	stepEnds
 	cacheChanges // reach the index
@@ -771,8 +760,6 @@ func (s *Simulation) happen(e *event) {
 		s.beginStep(e.worker)
 	case stepEnds:
 		s.endStep(e.worker)
-	case settled:
-		s.settle(e.of)
 	case heard:
 		s.hear(e.worker)
 	case cacheChanges:

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"slices"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // Bounds and times of a Receiver.
@@ -21,11 +19,6 @@ const (
 	parkedFor          = 60 * time.Second
 	suspectAfter       = time.Second
 	maxOrigins         = 256
-
-	// Messages with bookings are acknowledged at once, so that the peer knows what this process knows: one in ackEvery,
-	// and after a pause as many as ackBurst. Others wait for HeartbeatEvery.
-	ackEvery = 16 * time.Millisecond
-	ackBurst = 32
 )
 
 // ReceiverConfig is what a Receiver needs. Zero values have the defaults above.
@@ -151,7 +144,6 @@ type Receiver struct {
 
 	effects []Effect
 	entries []Entry
-	booked  bool // the message has bookings
 	room    arena
 }
 
@@ -164,7 +156,6 @@ type stream struct {
 	heard   time.Duration
 	sent    time.Duration // of the latest message, on the peer's clock
 	acked   time.Duration // when the latest message was acknowledged
-	acks    *rate.Limiter // of messages with bookings
 }
 
 // origin is a peer and what this process holds of it.
@@ -262,7 +253,7 @@ func (r *Receiver) Step(in Input) []Effect {
 }
 
 func (r *Receiver) open(in *Input) {
-	s := &stream{address: in.Address, heard: in.Now, acks: rate.NewLimiter(rate.Every(ackEvery), ackBurst)}
+	s := &stream{address: in.Address, heard: in.Now}
 	delete(r.left, in.Address)
 	r.streams[in.Stream] = s
 	h := Hello{Lowest: MinVersion, Highest: Version, Self: r.config.Self, Group: r.config.Group, Proof: in.Proof}
@@ -331,7 +322,7 @@ func (r *Receiver) receive(id Stream, s *stream, now time.Duration, message []by
 			o.state = Joining
 		}
 	}
-	if r.booked && s.acks.AllowN(time.Unix(0, int64(now)), 1) || now-s.acked >= HeartbeatEvery || s.acked == 0 {
+	if now-s.acked >= HeartbeatEvery || s.acked == 0 {
 		s.acked = now
 		a := ack{seq: o.seq, sent: s.sent}
 		r.effects = append(r.effects, Effect{Kind: Send, Stream: id, Message: a.append(nil)})
@@ -415,7 +406,6 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 	}
 	s.sent, o.staleness = head.sent, head.staleness
 	from := len(r.entries)
-	r.booked = false
 	for read := 0; read < head.entries && d.err == nil; {
 		var e Entry
 		if d.entry(&e, &s.words, &r.room, head.sent) {
@@ -446,7 +436,6 @@ func (r *Receiver) batch(s *stream, o *origin, now time.Duration, message []byte
 func (r *Receiver) take(o *origin, e *Entry, now time.Duration) {
 	switch e.Kind {
 	case Booked:
-		r.booked = true
 		r.book(o, e, now)
 		return
 	case Bound, Used, Learned:

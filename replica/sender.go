@@ -373,9 +373,6 @@ func (c *Cursor) Snapshotting() bool { return c.rest }
 // Behind returns how many entries the peer has not acknowledged.
 func (c *Cursor) Behind() uint64 { return c.log.next - 1 - min(c.acked, c.log.next-1) }
 
-// Acked returns the sequence number of the latest entry that the peer has acknowledged.
-func (c *Cursor) Acked() uint64 { return c.acked }
-
 // Peer returns the identity that the peer gave.
 func (c *Cursor) Peer() Identity { return c.peer }
 

@@ -395,41 +395,6 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// TestAcks: messages with bookings are acknowledged at once, after a pause so many, and then only now and then.
-func TestAcks(t *testing.T) {
-	c := newTalk(t)
-	c.step(Input{Kind: Opened, Stream: 1, Address: "a"})
-	c.pump(0)
-	acked := func(at time.Duration, kind Kind, messages int) (n int) {
-		for range messages {
-			c.sender.Append(at, &Entry{Kind: kind, Number: c.sender.next, Worker: Worker{Name: "a"}, BlockSize: 16})
-			c.pump(at)
-			if c.cursor.Acked() == c.sender.Last() {
-				n++
-			}
-		}
-		return n
-	}
-	at := 10 * time.Second
-	acked(at, Ended, 1) // a heartbeat's turn
-	for _, step := range []struct {
-		after          time.Duration
-		kind           Kind
-		messages, want int
-	}{
-		{0, Ended, 10, 0},
-		{0, Booked, 100, ackBurst},
-		{ackEvery, Booked, 10, 1},
-		{ackBurst * ackEvery, Booked, 100, ackBurst},
-	} {
-		at += step.after
-		if got := acked(at, step.kind, step.messages); got != step.want {
-			t.Errorf("after %v, %d of %d messages (%v) were acknowledged, want %d", step.after, got, step.messages,
-				step.kind, step.want)
-		}
-	}
-}
-
 func FuzzHello(f *testing.F) {
 	h := Hello{Lowest: 1, Highest: 1, Self: Identity{1, 2}, Group: "pool", Proof: []byte("p"), Have: Identity{3, 4},
 		Seq: 5}

@@ -3,8 +3,6 @@ package router
 import (
 	"errors"
 	"math/rand/v2"
-	"slices"
-	"time"
 
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -55,9 +53,7 @@ const maxLooks = 64
 //
 // With an error, or in a further round, what was booked before is in sc: see undo.
 func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target) (*Route, error) {
-	sc.again, sc.settled = 0, 0
 	for look := 1; ; look++ {
-		sc.unsettled = sc.unsettled[:0]
 		over := r.overloaded(sc, snapshot, p.model)
 		sc.over = over
 		if look == maxLooks {
@@ -67,41 +63,14 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 			return nil, err
 		}
 		route, err := r.bookCandidates(sc, p)
-		if err == nil && r.settle(sc) {
-			sc.again++
-			sc.undo()
-			continue
-		}
 		switch {
 		case err == nil && (!r.cordonedSince(sc, route) && r.watch(sc, route, p) || look >= maxLooks):
-			route.Settled = sc.settled
 			return route, nil
 		case err != nil && !errors.Is(err, scoring.ErrChanged):
 			return nil, err
 		}
 		sc.undo()
 	}
-}
-
-// settles reports whether requests may settle. Those that have a turn, in the queue or for admission, do not, because
-// others wait for the turn.
-func (r *Router) settles() bool { return r.cfg.Confirm != nil && r.room == nil && r.admissions == nil }
-
-// settle waits, if bookings of the request are to settle, until it is known what other replicas booked meanwhile. It
-// reports whether a request that comes before this one went to the same worker.
-func (r *Router) settle(sc *scratch) (overtaken bool) {
-	if len(sc.unsettled) == 0 {
-		return false
-	}
-	from := time.Now()
-	r.cfg.Confirm(sc.settle)
-	done := r.metrics.Phase("settle", from)
-	sc.settled += done.Sub(from)
-	sc.span.Phase(spanSettle, from, done)
-	if overtaken = slices.ContainsFunc(sc.unsettled, scoring.Booking.Overtaken); overtaken {
-		r.metrics.ChosenAgain.Inc()
-	}
-	return overtaken
 }
 
 // bookCandidates books the cheapest of the candidates: an aggregated worker, or a prefill and a decode worker.

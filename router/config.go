@@ -52,9 +52,6 @@ type Config struct {
 	// Responses knows which worker has which stored response. The caller reports workers that left to it. nil: requests
 	// that name a stored response are routed as others.
 	Responses *session.Table
-	// Confirm waits until the bookings are known that other replicas made before they heard of this one's, at most
-	// limit; nil: no request settles.
-	Confirm func(limit time.Duration)
 	// Pinning lets requests name their worker in nvext.
 	Pinning bool
 	// Frontends says that the endpoints are Dynamo's frontends. They make a request's tenant its cache salt, and refuse

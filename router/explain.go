@@ -52,7 +52,7 @@ func (r *Router) Explain(ctx context.Context, req *Request) (*Explanation, error
 	p.affinity = dry.affinityOf(&p)
 	sc := dry.takeScratch(nil)
 	defer dry.putScratch(sc)
-	dry.settleVersion(sc, &p)
+	dry.chooseVersion(sc, &p)
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	out := new(Explanation)

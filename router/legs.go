@@ -179,8 +179,7 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 	// The booking has no ID: the client's x-request-id need not be unique.
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
-		scoring.Request{Model: model, ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry,
-			Settles: r.settles(), Again: sc.again},
+		scoring.Request{Model: model, ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry},
 		l.candidates,
 		&l.cfg,
 		nil,
@@ -190,9 +189,6 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}
 	sc.booked = append(sc.booked, booking)
-	if sel.Settle > 0 {
-		sc.unsettled, sc.settle = append(sc.unsettled, booking), sel.Settle
-	}
 	if len(l.candidates) == 1 {
 		r.metrics.OnlyCandidate.Inc()
 	}

@@ -1,11 +1,9 @@
 package router
 
 import (
-	"cmp"
 	"fmt"
 	"hash/fnv"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -354,38 +352,12 @@ func (r *Router) PeersBooked(changes []scoring.Change) {
 	}
 }
 
-// SetPeers says what is known of the other replicas: how many bookings a second they make, and how late this one knows
-// of them. of is how many replicas there are with this one, and number, from 0, is this one's place in an order of them
-// that is the same for all. 0 of: there are no others. Call it a few times a second.
-func (r *Router) SetPeers(rate float64, staleness time.Duration, number, of int) {
+// SetPeers says how late this replica knows of the others' bookings. of is how many replicas there are with this one,
+// and number, from 0, is this one's place in an order of them that is the same for all. 0 of: there are no others. Call
+// it a few times a second.
+func (r *Router) SetPeers(staleness time.Duration, number, of int) {
 	r.peers.number.Store(int64(number))
 	r.peers.of.Store(int64(of))
 	r.peers.late.Store(int64(staleness))
-	peers := scoring.Peers{Rate: rate, Staleness: staleness}
-	if of > 1 && number >= 0 && number < of {
-		peers.Share, peers.First = r.share(number, of), number == 0
-	}
-	r.book.SetPeers(peers)
-}
-
-// share returns the workers that a replica prefers, see scoring.Peers. Replicas number workers differently, so that the
-// order is by name; each replica gets its part of each model's workers and of each role.
-func (r *Router) share(number, of int) []bool {
-	snapshot := r.pool.Acquire()
-	defer snapshot.Release()
-	order := make([]*pool.Worker, len(snapshot.Workers))
-	highest := kvblock.Worker(0)
-	for i := range snapshot.Workers {
-		order[i] = &snapshot.Workers[i]
-		highest = max(highest, order[i].Worker)
-	}
-	slices.SortFunc(order, func(a, b *pool.Worker) int {
-		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Role, b.Role), cmp.Compare(a.Name, b.Name),
-			cmp.Compare(a.Rank, b.Rank))
-	})
-	share := make([]bool, highest+1)
-	for i := number; i < len(order); i += of {
-		share[order[i].Worker] = true
-	}
-	return share
+	r.book.SetPeersStaleness(staleness)
 }

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/pool"
 	"kvepp/queue"
 	"kvepp/scoring"
 )
@@ -45,104 +44,6 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 	second.PeersReleased()
 }
 
-// Requests that come at one moment at several replicas go to different workers, each as a pair, too: those whose worker
-// another replica booked first are booked again. With a queue or without Confirm, none waits for that.
-func TestRequestsOfOneMomentSettle(t *testing.T) {
-	for name, c := range map[string]struct {
-		endpoints []pool.Endpoint
-		queue     *queue.Profiles
-		legs      int // of a request
-		never     bool
-		settles   bool
-	}{
-		"aggregated": {workers(3), nil, 1, false, true},
-		"pairs":      {disaggregated(3, 1), nil, 2, false, true},
-		"with a queue": {
-			maxed(workers(3), 100), (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(100.0))), 1, false, false,
-		},
-		"never": {workers(3), nil, 1, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := fleetOf(t, 3, func() *house {
-					if c.queue != nil {
-						return withProfiles(t, c.queue, c.endpoints...)
-					}
-					return newHouse(t, c.endpoints...)
-				})
-				for _, h := range f.houses {
-					if c.never {
-						h.cfg.Confirm = nil
-					}
-					h.route(completion("m", tokens(0, 400))).Free() // so that they know what a booking costs
-				}
-				f.settle()
-				routes := make([]*Route, len(f.houses))
-				var arrived sync.WaitGroup
-				for i, h := range f.houses {
-					arrived.Go(func() { routes[i] = h.route(completion("m", tokens(1000*i, 400))) })
-				}
-				arrived.Wait()
-				chosen, settled := map[string]bool{}, time.Duration(0)
-				for _, r := range routes {
-					chosen[r.computes.Name], settled = true, max(settled, r.Settled)
-				}
-				const once = fleetLate * 3 / 2
-				if c.settles && (len(chosen) != len(routes) || settled < once || settled > 3*once) ||
-					!c.settles && settled > 0 {
-					t.Errorf("three requests went to %d workers and settled for up to %v", len(chosen), settled)
-				}
-				f.settle()
-				for i, h := range f.houses {
-					known := 0
-					for _, l := range h.book.Loads(nil) {
-						known += l.Requests
-					}
-					if known != len(routes)*c.legs {
-						t.Errorf("replica %d knows %d bookings of %d requests", i, known, len(routes))
-					}
-				}
-			})
-		})
-	}
-}
-
-// The shares of the replicas have each worker once, of each model and role about equally many, by name: the numbers of
-// workers differ from replica to replica.
-func TestSharesOfReplicas(t *testing.T) {
-	endpoints := append(workers(8), disaggregated(4, 4)...)
-	reversed := slices.Clone(endpoints)
-	slices.Reverse(reversed)
-	houses := []*house{newHouse(t, endpoints...), newHouse(t, reversed...), newHouse(t, endpoints[3:]...),
-		newHouse(t, endpoints...)}
-	houses[2].pool.Update(endpoints)
-	owners, counts := map[string]int{}, map[string]int{}
-	for number, h := range houses {
-		h.SetPeers(10, time.Millisecond, number, len(houses))
-		share := h.share(number, len(houses))
-		s := h.pool.Acquire()
-		for i := range s.Workers {
-			if w := &s.Workers[i]; share[w.Worker] {
-				owners[w.Name]++
-				counts[string(w.Role)+string(rune('0'+number))]++
-			}
-		}
-		s.Release()
-	}
-	for _, e := range endpoints {
-		if owners[e.Name] != 1 {
-			t.Errorf("%s is in %d shares", e.Name, owners[e.Name])
-		}
-	}
-	for number := range houses {
-		for role, want := range map[pool.Role]int{pool.Aggregated: 2, pool.Prefill: 1, pool.Decode: 1} {
-			if n := counts[string(role)+string(rune('0'+number))]; n != want {
-				t.Errorf("replica %d has %d workers of role %q, want %d", number, n, role, want)
-			}
-		}
-	}
-}
-
 // fleet is several replicas over one worker, which takes one prompt at a time. Each hears of the others' bookings late.
 type fleet struct {
 	t       *testing.T
@@ -150,7 +51,7 @@ type fleet struct {
 	waiting []*arrivals
 	known   string // what replicas know of each other's queues: nothing, ages, classes
 	running []*Route
-	settled time.Duration // how often
+	rested  time.Duration // how often
 }
 
 const fleetLate = 2 * time.Millisecond
@@ -167,7 +68,7 @@ func newFleet(t *testing.T, replicas int, known string, profiles *queue.Profiles
 		t.Fatal(err)
 	}
 	f.running = []*Route{first}
-	f.settle()
+	f.rest()
 	return f
 }
 
@@ -179,7 +80,7 @@ func fleetOf(t *testing.T, replicas int, replica func() *house) *fleet {
 		h := replica()
 		f.houses, copies[h] = append(f.houses, h), map[*house]*scoring.Copies{}
 	}
-	for number, from := range f.houses {
+	for _, from := range f.houses {
 		var delivery sync.Mutex
 		told := make(chan scoring.Change, 1000)
 		from.book.Observe(func(c *scoring.Change) {
@@ -199,22 +100,22 @@ func fleetOf(t *testing.T, replicas int, replica func() *house) *fleet {
 				}
 			})
 		})
-		for later, to := range f.houses {
+		for _, to := range f.houses {
 			if to != from {
-				copies[to][from] = to.book.NewCopies(number < later)
+				copies[to][from] = to.book.NewCopies()
 			}
 		}
 	}
 	for i, h := range f.houses {
-		h.SetPeers(10, fleetLate, i, replicas)
+		h.SetPeers(fleetLate, i, replicas)
 	}
 	return f
 }
 
-// settle waits until nothing happens any more but the regular looks. These come at other moments than what follows.
-func (f *fleet) settle() {
-	f.settled++
-	<-time.After(time.Duration(10*len(f.houses))*fleetLate + f.settled*7*time.Microsecond)
+// rest waits until nothing happens any more but the regular looks. These come at other moments than what follows.
+func (f *fleet) rest() {
+	f.rested++
+	<-time.After(time.Duration(10*len(f.houses))*fleetLate + f.rested*7*time.Microsecond)
 }
 
 // send sends a request of a class to a replica, where it waits.
@@ -223,7 +124,7 @@ func (f *fleet) send(replica int, name, class string) {
 	req.Body = append([]byte(`{"stream":true,`), req.Body[1:]...) // no estimate ends its prefill
 	req.Hints.PolicyClass = class
 	f.waiting[replica].send(f.t.Context(), name, req)
-	f.settle()
+	f.rest()
 }
 
 // release ends what the worker computes. It returns the names of the requests that have gone since: with their
@@ -244,7 +145,7 @@ func (f *fleet) release() (went []string) {
 		r.MarkPrefillCompleted()
 	}
 	f.running = nil
-	f.settle()
+	f.rest()
 	for i, a := range f.waiting {
 		a.mu.Lock()
 		for name, r := range a.by {

@@ -188,8 +188,6 @@ func (r *Router) record(
 		route.IndexAtBound,
 		"waited",
 		route.Waited,
-		"settled",
-		route.Settled,
 		"ejected",
 		route.Ejected,
 		"cordoned",

@@ -120,7 +120,6 @@ type Decision struct {
 	// Session is what the request did to its session, a session.Outcome. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
-	Settled time.Duration // until it was known what other replicas booked meanwhile, see scoring.Selection.Settle
 	// Ejected are the endpoints that would have been candidates but for their ejection; nil unless explained, as Costs.
 	// If EjectedAdmitted is set they were candidates all the same, because all were ejected.
 	Ejected         []string
@@ -327,7 +326,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	p.affinity, p.stored = r.affinityOf(&p), r.storedTarget(req, &p)
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
-	r.settleVersion(sc, &p)
+	r.chooseVersion(sc, &p)
 	route, waited, err := r.admitAndDecide(ctx, sc, req, &p) // wait, match, choose, book
 	if err == nil {
 		route.Waited, route.most = waited, p.most

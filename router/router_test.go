@@ -46,7 +46,7 @@ func newHouse(t testing.TB, endpoints ...pool.Endpoint) *house {
 	}
 	h := &house{t: t, pool: pool.New(log), index: index, book: scoring.NewActiveSequences()}
 	h.pool.Update(endpoints)
-	cfg := Config{Scoring: scoring.DefaultConfig(), Explain: true, Confirm: time.Sleep}
+	cfg := Config{Scoring: scoring.DefaultConfig(), Explain: true}
 	h.Router = New(cfg, h.pool, index, h.book, metrics.New(), log)
 	return h
 }
@@ -673,9 +673,8 @@ func pickAmong(b *testing.B, policy scoring.Policy, replicas int) func() {
 	}
 	h := newHouse(b, es...)
 	h.cfg.Scoring.Policy = policy
-	ids, rng, share := tokens(0, length), rand.New(rand.NewPCG(4, 4)), make([]bool, n)
+	ids, rng := tokens(0, length), rand.New(rand.NewPCG(4, 4))
 	for i := range es {
-		share[i] = i%replicas == 0
 		h.warm(es[i].Name, 0, ids[:(1+i%4)*length/8], kvblock.HashOptions{BlockSize: blockSize})
 	}
 	for i := range 16 * n {
@@ -683,7 +682,7 @@ func pickAmong(b *testing.B, policy scoring.Policy, replicas int) func() {
 		for j := range hashes {
 			hashes[j] = kvblock.SequenceHash(rng.Uint64())
 		}
-		h.book.NewCopies(false).Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
+		h.book.NewCopies().Apply([]scoring.Change{{Kind: scoring.Booked, Number: uint64(i),
 			Worker: kvblock.Worker(i % n), BlockSize: blockSize, Chains: [][]kvblock.SequenceHash{hashes}}})
 	}
 	if replicas > 1 {
@@ -699,7 +698,7 @@ func pickAmong(b *testing.B, policy scoring.Policy, replicas int) func() {
 				copied = append(copied, chain...)
 			}
 		})
-		h.book.SetPeers(scoring.Peers{Rate: 8750, Staleness: 2 * time.Millisecond, Share: share})
+		h.book.SetPeersStaleness(2 * time.Millisecond)
 	}
 	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 	return func() { h.pick(&p) }

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"time"
-
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
@@ -29,7 +27,6 @@ type scratch struct {
 	overloaded              []bool          // indexed like the snapshot's workers
 	over                    []bool          // overloaded; nil: no thresholds are set
 	version                 scoring.Version // of the loads behind overloaded; 0: any
-	again                   int             // of scoring.Request
 
 	// The prompt, see match.
 	variants []variant
@@ -39,15 +36,10 @@ type scratch struct {
 
 	// The outcome.
 	booked []scoring.Booking // for this request; some may be freed already
-	// unsettled are those of booked that have a scoring.Selection.Settle, which is settle.
-	unsettled []scoring.Booking
-	settle    time.Duration
-	// settled is how long the request has waited for that.
-	settled time.Duration
-	route   *Route // what was chosen
-	kept    bool   // route was returned to the caller, which frees it
-	took    metrics.Overhead
-	span    *tracing.Span // parent of the phases' spans; nil: no tracing
+	route  *Route            // what was chosen
+	kept   bool              // route was returned to the caller, which frees it
+	took   metrics.Overhead
+	span   *tracing.Span // parent of the phases' spans; nil: no tracing
 }
 
 // takeScratch returns scratch memory for one decision. span is the parent of its spans; nil: no tracing.

@@ -17,7 +17,6 @@ const (
 	spanHash     = "kvepp.hash"
 	spanLookUp   = "kvepp.lookup"
 	spanQueue    = "kvepp.queue"
-	spanSettle   = "kvepp.settle"
 	spanChoose   = "kvepp.choose"
 )
 

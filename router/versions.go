@@ -116,9 +116,9 @@ func (r *Router) tokenizeByVersion(
 	return versions[0].prompts, versions, nil
 }
 
-// settleVersion chooses among the versions of a request's prompt, if they differ: the one that most of the workers
+// chooseVersion chooses among the versions of a request's prompt, if they differ: the one that most of the workers
 // that have a block of it cached run, the newer one of two. Without such a worker the request goes by load.
-func (r *Router) settleVersion(sc *scratch, p *prompt) {
+func (r *Router) chooseVersion(sc *scratch, p *prompt) {
 	if p.versions == nil || p.tokens == nil {
 		return
 	}

@@ -79,12 +79,9 @@ func BenchmarkSelectAndAddWithPeers(b *testing.B) {
 			a, told := NewActiveSequences(), 0
 			if replicas > 1 {
 				a.Observe(func(*Change) { told++ })
-				rng, share := rand.New(rand.NewPCG(4, 4)), make([]bool, n)
-				for w := range share {
-					share[w] = w%replicas == 0
-				}
+				rng := rand.New(rand.NewPCG(4, 4))
 				for origin := range replicas - 1 {
-					c := a.NewCopies(false)
+					c := a.NewCopies()
 					for i := range 16 * n / (replicas - 1) {
 						hashes := make([]kvblock.SequenceHash, blocks)
 						for j := range hashes {
@@ -94,7 +91,7 @@ func BenchmarkSelectAndAddWithPeers(b *testing.B) {
 							BlockSize: 64, Chains: [][]kvblock.SequenceHash{hashes}}})
 					}
 				}
-				a.SetPeers(Peers{Rate: 8750, Staleness: 2 * time.Millisecond, Share: share})
+				a.SetPeersStaleness(2 * time.Millisecond)
 			}
 			benchmarkSelectAndAdd(b, a, defaults(), blocks, n, 1)
 			if replicas > 1 && told == 0 {

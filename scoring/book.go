@@ -65,11 +65,6 @@ type Request struct {
 	// Terms, if not nil, must have the length of the candidates. It receives the terms of each one's cost at the time
 	// of the choice: Config.Cost of them is the cost. nil, the usual, costs nothing.
 	Terms []Terms
-
-	// Settles says that the caller heeds Selection.Settle. Again is how often the request was booked before and freed,
-	// because of Booking.Overtaken.
-	Settles bool
-	Again   int
 }
 
 // Prompt is a request's prompt cut into blocks of one block size. Candidates of the same block size share one Prompt,
@@ -126,10 +121,6 @@ type Selection struct {
 	// UnitTokens is the block size, in tokens, in which all costs of this selection are expressed: the smallest one
 	// known among the candidates.
 	UnitTokens int
-
-	// Settle is for how long to wait at most until bookings of other replicas are known that come together with this
-	// one and may change the choice: see Booking.Overtaken then. 0: none are expected.
-	Settle time.Duration
 
 	// Version is the book's version after this booking, for Request.IfVersion of a booking that must follow it
 	// directly. 0 after a DryRun.
@@ -189,8 +180,7 @@ type ActiveSequences struct {
 	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
 	copies          copiesTotal
 	copiedParts     []copied // indexed like bookings, as far as there were copies
-	preceding       []uint32 // indexed by worker: how many bookings were copied from replicas that precede this one
-	guard           guard
+	stale           bool     // copies are not priced, see SetPeersStaleness
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -223,7 +213,6 @@ type booking struct {
 	expiring   links // links among the bookings that expire
 	expires    bool
 	number     uint64  // of this book, or of the one that it was copied from
-	preceding  uint32  // ActiveSequences.preceding of the worker when it was made
 	from       *Copies // nil: the booking is this book's own
 }
 
@@ -298,7 +287,7 @@ func (a *ActiveSequences) SelectAndAdd(
 	if req.IfVersion != 0 && req.IfVersion != a.version {
 		return Selection{}, Booking{}, ErrChanged
 	}
-	all.alike = all.alike && a.adjustedWorkers == 0 && !a.guard.stale
+	all.alike = all.alike && a.adjustedWorkers == 0 && !a.stale
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -327,14 +316,6 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 		return Selection{}, Booking{}, err
 	}
-	var settle time.Duration
-	if a.guard.Rate > 0 && cfg.Mode == KV && cfg.Temperature == 0 {
-		if settle = a.settle(req, cfg, all.unit, i, costs); settle == 0 {
-			i = a.spread(candidates, cfg, &all, i, rng, costs)
-		} else if a.guard.First { // the others give way to it
-			settle = 0
-		}
-	}
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
 	}
@@ -344,11 +325,8 @@ func (a *ActiveSequences) SelectAndAdd(
 		sel, _ = a.selection(req, candidates, i, cfg, all.unit)
 		a.closeWalks()
 	} else {
-		if a.guard.Rate > 0 && req.Again == 0 {
-			a.guard.unknown.chose(a.now)
-		}
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
-		sel.Version, sel.Settle = a.version, settle
+		sel.Version = a.version
 		if cfg.Mode == RoundRobin {
 			a.takeTurn(sel.Worker)
 		}
@@ -700,7 +678,6 @@ func (a *ActiveSequences) fit(n int) {
 	}
 	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 	a.copied = append(a.copied, make([]copiedLoad, n-len(a.copied))...)
-	a.preceding = append(a.preceding, make([]uint32, n-len(a.preceding))...)
 	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
 	a.learned.fit(n)
 	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
@@ -740,7 +717,7 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 		if cfg.Policy == Time {
 			a.timeTerms(&t, &candidates[i], a.added[i])
 		}
-		if a.guard.stale {
+		if a.stale {
 			t.Peers = a.peerTerms(&t, &candidates[i])
 			own := t.WithoutPeers()
 			costs[i] = cfg.Cost(&own)
@@ -901,7 +878,6 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	index, b := a.newBooking()
 	a.numbered++
 	b.id, b.worker, b.since, b.blockSize, b.number = req.ID, c.Worker, a.now, blockSize, a.numbered
-	b.preceding = a.preceding[c.Worker]
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}
@@ -932,9 +908,6 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	}
 	// A prompt without room waits until others end, which says nothing about the worker's speed.
 	b.atOnce = b.atOnce && (c.KVBlocks <= 0 || load.ActiveBlocks <= c.KVBlocks)
-	if a.guard.Rate > 0 {
-		a.guard.learn(sel.PrefillTokens, sel.ActiveBlocks*b.blockSize)
-	}
 	a.reprice(c.Worker)
 	a.closeWalks()
 	if cfg.Policy == Time && c.Prompt != nil {

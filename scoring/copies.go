@@ -49,7 +49,6 @@ type Copies struct {
 	book *ActiveSequences
 
 	// the book's lock guards all below
-	precedes bool
 	byNumber map[uint64]uint32 // number -> index in bookings
 	bookings int
 	flat     int    // bookings that were copied without their hashes
@@ -58,11 +57,8 @@ type Copies struct {
 	lessons  map[kvblock.Worker]*pace
 }
 
-// NewCopies returns an empty set of copies. precedes: of two bookings that do not know of each other, the one of the
-// other book counts as the first, see Booking.Overtaken.
-func (a *ActiveSequences) NewCopies(precedes bool) *Copies {
-	return &Copies{book: a, precedes: precedes, byNumber: map[uint64]uint32{}}
-}
+// NewCopies returns an empty set of copies.
+func (a *ActiveSequences) NewCopies() *Copies { return &Copies{book: a, byNumber: map[uint64]uint32{}} }
 
 // Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
 // known, if a Booked one is known already, or if a number is out of range or beyond MaxCopies. Nothing passed in is
@@ -138,8 +134,7 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	}
 	a.fit(int(ch.Worker) + 1)
 	a.version++
-	heard := a.clock()
-	a.now = heard - min(max(ch.Age, 0), seconds(maxSampleSeconds*24))
+	a.now = a.clock() - min(max(ch.Age, 0), seconds(maxSampleSeconds*24))
 	index, b := a.newBooking()
 	b.worker, b.since, b.blockSize, b.number = ch.Worker, a.now, ch.BlockSize, ch.Number
 	b.from = c
@@ -177,15 +172,6 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
-	if c.precedes && !c.open {
-		a.preceding[b.worker]++
-	}
-	if g := &a.guard; g.Rate > 0 {
-		g.learn(ch.PrefillTokens, load.ActiveTokens-tokens)
-		if age := max(ch.Age, g.Staleness); age <= staleAfter && !c.open {
-			g.unknown.heard(heard - age)
-		}
-	}
 	a.reprice(b.worker)
 	if n := ch.Output; n > 0 && n <= MaxISLTokens {
 		a.addOutput(b, n, ch.Left)
@@ -273,7 +259,6 @@ func (c *Copies) EndSnapshot() (freed int) {
 func (c *Copies) FreeAll() (freed int) {
 	c.book.lock()
 	c.book.learned.unlearn(c)
-	c.book.guard.prefill, c.book.guard.active = mean{}, mean{} // its bookings counted there
 	c.book.mu.Unlock()
 	return c.free(func(*copied) bool { return true })
 }

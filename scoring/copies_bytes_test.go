@@ -51,7 +51,7 @@ func TestCopiesCountTheirMemory(t *testing.T) {
 		}} {
 		t.Run(name, func(t *testing.T) {
 			a := NewActiveSequences()
-			c := a.NewCopies(false)
+			c := a.NewCopies()
 			before := heapBytes()
 			book(a, c)
 			took, counted := heapBytes()-before, a.blocks.copied()
@@ -68,7 +68,7 @@ func TestCopiesCountTheirMemory(t *testing.T) {
 // Copies beyond the bound in bytes have no hashes, also if the number of hashes is far below its own bound.
 func TestCopiesAreBoundedInBytes(t *testing.T) {
 	a := NewActiveSequences()
-	c := a.NewCopies(false)
+	c := a.NewCopies()
 	many := Change{Kind: Booked, Number: 1, BlockSize: 16}
 	for i := range 1 << 12 {
 		many.Chains = append(many.Chains, []kvblock.SequenceHash{kvblock.SequenceHash(i + 1)})
@@ -94,7 +94,7 @@ func TestCopiesAreBoundedInBytes(t *testing.T) {
 // What a peer books and frees leaves little memory behind, also if each booking has another shape.
 func TestEndedCopiesLeaveLittle(t *testing.T) {
 	a := NewActiveSequences()
-	c := a.NewCopies(false)
+	c := a.NewCopies()
 	book := func(from, n, chains, hashes int) {
 		for i := range n {
 			ch := Change{Kind: Booked, Number: uint64(from + i), BlockSize: 16}

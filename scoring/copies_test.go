@@ -36,7 +36,7 @@ func newReplicas(n int) []*replica {
 		r.book.Observe(func(ch *Change) { r.log = append(r.log, clone(ch)) })
 		for j := range n {
 			if j != i {
-				r.copies[j] = r.book.NewCopies(j < i)
+				r.copies[j] = r.book.NewCopies()
 			}
 		}
 		all[i] = r
@@ -266,7 +266,7 @@ func TestSnapshotWhileTheBookChanges(t *testing.T) {
 // What a peer says out of range changes nothing. Beyond the bound of blocks, copies keep only numbers.
 func TestCopiesAreBounded(t *testing.T) {
 	a := NewActiveSequences()
-	c := a.NewCopies(false)
+	c := a.NewCopies()
 	good := Change{Kind: Booked, Number: 1, BlockSize: 16, PrefillTokens: 20,
 		Chains: [][]kvblock.SequenceHash{chain(1, 3)}}
 	bad := []Change{{}, {Kind: 99, Number: 1}, {Kind: Freed, Number: 2}, {Kind: Moved, Number: 2}}

@@ -103,7 +103,7 @@ func TestBookedBlocksAreBounded(t *testing.T) {
 // A request that moves, one that generates, and those of other replicas leave no bytes counted.
 func TestHeldBytesAfterMoves(t *testing.T) {
 	a := NewActiveSequences()
-	copies := a.NewCopies(false)
+	copies := a.NewCopies()
 	b := mustAdd(t, a, Request{ISLTokens: 64}, Candidate{Prompt: prompt(16, chain(1, 4), chain(2, 1))})
 	copies.Apply([]Change{{Kind: Booked, Number: 1, BlockSize: 16, Chains: [][]kvblock.SequenceHash{chain(3, 4)}}})
 	if held := a.HeldBytes(); held < 2*runBytes || held >= 3*runBytes+16*8 {

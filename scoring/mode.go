@@ -98,7 +98,7 @@ func (a *ActiveSequences) takeTurn(w kvblock.Worker) {
 
 // requests returns how many requests count as active on a worker.
 func (a *ActiveSequences) requests(c *Candidate) int {
-	if a.guard.stale {
+	if a.stale {
 		return a.loads[c.Worker].Requests - a.copied[c.Worker].Requests
 	}
 	return a.loads[c.Worker].Requests

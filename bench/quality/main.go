@@ -126,8 +126,7 @@ func replicated(n int) []system {
 	name := fmt.Sprintf("%s %d replicas", single, n)
 	flags := []string{"--router-policy=time", tokenIDs}
 	return []system{{name: name, extra: true, replicas: n, flags: flags},
-		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags},
-		{name: name + " unsettled", extra: true, replicas: n, flags: append(flags, "--replica-settle=false")}}
+		{name: name + " unshared", extra: true, replicas: n, unshared: true, flags: flags}}
 }
 
 func (o *options) check(args []string) error {

@@ -21,7 +21,6 @@ type replicaFlags struct {
 	replicaService   string
 	replicaTokenFile string
 	replicaTimeout   time.Duration
-	replicaSettle    bool
 }
 
 func (o *replicaFlags) add(f *pflag.FlagSet) {
@@ -41,14 +40,6 @@ func (o *replicaFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&o.replicaTimeout, "replica-timeout", replica.DefaultTimeout,
 		"how long a replica may be silent until the others free its running requests in their load books; a replica "+
 			"that ends properly says so and is not waited for")
-	settleFlag(f, &o.replicaSettle)
-}
-
-// settleFlag adds --replica-settle, which kvepp replay has too.
-func settleFlag(f *pflag.FlagSet, settle *bool) {
-	f.BoolVar(settle, "replica-settle", true,
-		"a request that several replicas might send to one worker, because others come at the same moment, waits "+
-			"until they know of each other: usually 0.3 ms, at most 9 ms. false: no request waits for another replica")
 }
 
 // shares reports whether kvepp has other replicas.

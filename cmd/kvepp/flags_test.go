@@ -409,13 +409,6 @@ var settings = []struct {
 		func(o *options) any { return o.replicaTimeout },
 	},
 	{
-		"replica-settle",
-		"KVEPP_REPLICA_SETTLE",
-		"",
-		[3]string{"false", "true", "false"},
-		func(o *options) any { return o.replicaSettle },
-	},
-	{
 		"index-peers",
 		"KVEPP_INDEX_PEERS",
 		"",

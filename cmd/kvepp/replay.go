@@ -72,7 +72,6 @@ type variantOptions struct {
 	affinity   affinity
 	lag        time.Duration
 	delivery   time.Duration
-	settle     bool
 	jitter     time.Duration
 	replicas   int
 	delay      string // of replicas; off: nothing is shared
@@ -98,7 +97,6 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
 		"`TIME` until replicas know of each other's bookings and sessions; off: they share nothing")
-	settleFlag(f, &v.settle)
 	f.DurationVar(&v.jitter, "arrival-jitter", 0,
 		"the most `TIME` by which a request arrives later than in the trace; each takes a random part of it. Without "+
 			"it, replicas cannot know of requests that the trace has at the same microsecond")
@@ -154,7 +152,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if c.Replicas = v.replicas; v.replicas < 1 {
 		return fmt.Errorf("--replicas %d: must be at least 1", v.replicas)
 	}
-	c.ReplicaDelay, c.Unshared, c.NeverSettle = 0, v.delay == "off", !v.settle
+	c.ReplicaDelay, c.Unshared = 0, v.delay == "off"
 	if !c.Unshared {
 		if c.ReplicaDelay, err = time.ParseDuration(v.delay); err != nil || c.ReplicaDelay < 0 {
 			return fmt.Errorf("--replica-delay %q: must be a time of at least 0 such as 5ms, or off", v.delay)

@@ -268,10 +268,6 @@ func (s *server) decide(ctx context.Context) {
 	}
 	engine := s.config.engine.Engine
 	s.admission = s.busy.newAdmission()
-	var confirm func(time.Duration)
-	if s.replicaSettle {
-		confirm = s.replicas.confirm
-	}
 	s.router = router.New(router.Config{
 		Engine: engine, Models: s.models, Adapters: s.adapters,
 		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
@@ -293,7 +289,6 @@ func (s *server) decide(ctx context.Context) {
 		StrictModel:     s.strictModel,
 		Sessions:        s.sessions,
 		Responses:       s.responses,
-		Confirm:         confirm,
 		Pinning:         s.allowPinning,
 		Frontends:       engine == tokenizer.Dynamo,
 		KeepLegacyNvext: s.keepLegacy,

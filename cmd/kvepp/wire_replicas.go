@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -424,7 +425,7 @@ func (r *replicas) known(w replica.Worker) bool {
 func (r *replicas) apply(e *replica.Effect) {
 	c := r.copies[e.Origin]
 	if c == nil {
-		c = r.book.NewCopies(e.Origin < r.origin) // the same order at all replicas
+		c = r.book.NewCopies()
 		r.copies[e.Origin] = c
 	}
 	switch e.Kind {
@@ -497,13 +498,6 @@ func (r *replicas) routedBy(to *router.Router) {
 	}
 }
 
-// confirm waits until the peers' bookings of this moment are here, at most limit.
-func (r *replicas) confirm(limit time.Duration) {
-	if r != nil {
-		r.node.Confirm(limit)
-	}
-}
-
 // released lets requests go that wait.
 func (r *replicas) released() {
 	if to := r.router.Load(); to != nil {
@@ -511,9 +505,8 @@ func (r *replicas) released() {
 	}
 }
 
-// tellRouter tells the router what waits at the replicas and, with rates, how many replicas there are and how stale the
-// copies are.
-func (r *replicas) tellRouter(rates *peerRates) {
+// tellRouter tells the router what waits at the replicas, how many there are, and how stale the copies are.
+func (r *replicas) tellRouter(late time.Duration) {
 	to := r.router.Load()
 	if to == nil {
 		return
@@ -526,9 +519,7 @@ func (r *replicas) tellRouter(rates *peerRates) {
 	}
 	slices.Sort(origins)
 	number := slices.Index(origins, r.origin)
-	if rates != nil {
-		to.SetPeers(rates.rate, rates.staleness, number, len(origins))
-	}
+	to.SetPeers(late, number, len(origins))
 	to.SetPeersWaits(r.waits.of(origins, number))
 }
 
@@ -561,8 +552,8 @@ func (r *replicas) teach(untold float64) {
 func (r *replicas) keep(ctx context.Context) {
 	tick := time.NewTicker(namesEvery)
 	defer tick.Stop()
-	var rates peerRates
-	taught := time.Now()
+	var late time.Duration
+	booked, taught := map[uint64]uint64{}, time.Now()
 	for told := taught; ; {
 		select {
 		case <-ctx.Done():
@@ -572,18 +563,15 @@ func (r *replicas) keep(ctx context.Context) {
 		r.refreshNames()
 		r.tellWaits()
 		if now := time.Now(); now.Sub(told) >= tellBookEvery {
-			rates.update(now, r.node.Peers())
-			told = now
+			late, told = staleness(r.node.Peers(), booked), now
 			r.sessions.Refresh()
-			r.tellRouter(&rates)
 			untold := scoring.MuchUntold
 			if now.Sub(taught) >= teachEvery {
 				taught, untold = now, 0
 			}
 			r.teach(untold)
-			continue
 		}
-		r.tellRouter(nil)
+		r.tellRouter(late)
 	}
 }
 
@@ -602,38 +590,24 @@ func (r *replicas) refreshNames() {
 	}
 }
 
-// peerRates measures the peers' bookings a second.
-type peerRates struct {
-	at        time.Time
-	booked    map[uint64]uint64
-	rate      float64       // smoothed
-	staleness time.Duration // mean of the live peers, weighted by their rates
-}
-
-func (p *peerRates) update(now time.Time, peers []replica.Peer) {
-	booked := map[uint64]uint64{}
-	seconds := now.Sub(p.at).Seconds()
-	var sum, weighted, weights float64
+// staleness returns how stale the copies are: the mean of the live peers, weighted by how many bookings of each came
+// since the last call. booked has these counts, from call to call.
+func staleness(peers []replica.Peer, booked map[uint64]uint64) time.Duration {
+	was := maps.Clone(booked)
+	clear(booked)
+	var sum, weights float64
 	for _, x := range peers {
 		booked[x.Origin] = x.Booked
-		was, known := p.booked[x.Origin]
-		if !known || x.State != replica.Live {
-			continue
+		if before, known := was[x.Origin]; known && x.State == replica.Live {
+			weight := float64(x.Booked-before) + 1e-3 // so that all count if none books
+			sum += weight * float64(x.Staleness)
+			weights += weight
 		}
-		rate := float64(x.Booked-was) / seconds
-		sum += rate
-		weighted += (rate + 1e-3) * float64(x.Staleness)
-		weights += rate + 1e-3
 	}
-	p.at, p.booked = now, booked
-	p.staleness = 0
-	if weights > 0 {
-		p.staleness = time.Duration(weighted / weights)
+	if weights == 0 {
+		return 0
 	}
-	p.rate += (sum - p.rate) / 4 // over a second
-	if len(peers) == 0 {
-		p.rate = 0
-	}
+	return time.Duration(sum / weights)
 }
 
 // follow gives the node its peers, and waits until their bookings and sessions are here, at most snapshotWithin. k is
@@ -777,7 +751,7 @@ func exportReplicas(m *metrics.Metrics, r *replicas) {
 			now.ByPeer = append(now.ByPeer,
 				metrics.ReplicaPeer{Name: p.Name, Bookings: p.Bookings, Staleness: p.Staleness})
 		}
-		now.Unpriced, now.Unknown = r.book.PeersStale(), r.book.UnknownBookings()
+		now.Unpriced = r.book.PeersStale()
 		now.Load = map[string]int{"requests": 0, "prefill_tokens": 0, "active_blocks": 0}
 		for _, l := range r.book.CopiedLoads(nil) {
 			now.Load["requests"] += l.Requests

@@ -7,14 +7,12 @@ import (
 	"log/slog"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
-	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/replica"
@@ -116,15 +114,6 @@ func sharing(t *testing.T, n int, endpoints string, flags ...string) (all []*ser
 	return all
 }
 
-// fourWorkers returns an endpoints file with four equal workers.
-func fourWorkers() string {
-	endpoints := "endpoints:\n"
-	for i := range 4 {
-		endpoints += fmt.Sprintf("- {name: w%d, address: '10.0.0.%d:8000', model: m, blockSize: 4}\n", i, i+1)
-	}
-	return endpoints
-}
-
 // awaitThat waits for a condition.
 func awaitThat(t *testing.T, what string, condition func() error) {
 	t.Helper()
@@ -135,74 +124,41 @@ func awaitThat(t *testing.T, what string, condition func() error) {
 	}
 }
 
-// TestSharedBooksGuard: with the flags of replicas, the book learns the peers' rate, how late they are known, and the
-// own share of the workers: while all workers cost the same, each replica keeps to its own.
-func TestSharedBooksGuard(t *testing.T) {
-	all := sharing(t, 2, fourWorkers())
-	next := 0
-	awaitThat(t, "each replica to keep to its own workers", func() error {
-		owners := map[string]map[int]bool{}
-		for i, s := range all {
-			<-time.After(10 * time.Millisecond) // requests that come together would settle
-			for range 20 {
-				next += 100
-				route := s.route(tokensRequest("", tokenIDs(next, 42), ""))
-				if route.Free(); owners[route.Name] == nil {
-					owners[route.Name] = map[int]bool{}
-				}
-				owners[route.Name][i] = true
-			}
-		}
-		for name, of := range owners {
-			if len(of) > 1 {
-				return fmt.Errorf("both chose %s: %v", name, owners)
-			}
-		}
-		return nil
-	})
-}
-
-// TestSharedBooksSettle: of requests that come to three replicas at one moment, some are chosen for again, so that they
-// go to different workers.
-func TestSharedBooksSettle(t *testing.T) {
-	// By time, prompts this short would only settle if most requests of a moment did not know each other. On a busy
-	// machine they often come one after another.
-	all := sharing(t, 3, fourWorkers(), "--router-policy=dynamo")
-	next := 0
-	moment := func() error {
-		routes := make([]*router.Route, len(all))
-		var requests sync.WaitGroup
-		for i, s := range all {
-			next += 100
-			request := tokensRequest("", tokenIDs(next, 42), "")
-			requests.Go(func() { routes[i] = s.route(request) })
-		}
-		requests.Wait()
-		settled, again, workers := time.Duration(0), 0.0, map[string]bool{}
-		for i, r := range routes {
-			settled, workers[r.Name] = max(settled, r.Settled), true
-			again += metricstest.Read(t, all[i].m.Registry).Of("kvepp_chosen_again_total").Value()
-			r.Free()
-		}
-		if len(workers) < len(all) || settled == 0 || again == 0 {
-			return fmt.Errorf("they went to %v and settled for up to %v; choices made again: %v", workers, settled,
-				again)
-		}
-		return nil
+// TestStaleness: how late copies are is the mean of the live peers by the bookings that came since, and the book leaves
+// copies out of the costs when they are too late.
+func TestStaleness(t *testing.T) {
+	booked := map[uint64]uint64{}
+	peers := []replica.Peer{
+		{Identity: replica.Identity{Origin: 1}, State: replica.Live, Staleness: 100 * time.Millisecond, Booked: 7},
+		{Identity: replica.Identity{Origin: 2}, State: replica.Live, Staleness: 500 * time.Millisecond, Booked: 9},
+		{Identity: replica.Identity{Origin: 3}, State: replica.Suspect, Staleness: time.Hour, Booked: 9},
 	}
-	awaitThat(t, "requests of one moment to settle", func() (err error) {
-		for range 20 { // the pauses between calls become longer than those between moments need to be
-			for _, s := range all {
-				// On a busy machine it may be more, and then no request settles.
-				s.replicas.tellRouter(&peerRates{rate: 10, staleness: time.Millisecond})
-			}
-			if err = moment(); err == nil {
-				return nil
-			}
-			<-time.After(20 * time.Millisecond)
+	for _, step := range []struct {
+		more [3]uint64
+		want time.Duration
+	}{
+		{[3]uint64{}, 0}, // no peer was known before
+		{[3]uint64{}, 300 * time.Millisecond},
+		{[3]uint64{3, 1, 50}, 200 * time.Millisecond},
+		{[3]uint64{0, 10, 50}, 500 * time.Millisecond},
+	} {
+		for i := range peers {
+			peers[i].Booked += step.more[i]
 		}
-		return err
-	})
+		if got := staleness(peers, booked).Round(time.Millisecond); got != step.want {
+			t.Errorf("after %v bookings the copies are %v late, want %v", step.more, got, step.want)
+		}
+	}
+	s := sharing(t, 1, threeWorkers)[0]
+	for _, late := range []time.Duration{300 * time.Millisecond, time.Millisecond} {
+		awaitThat(t, "the book to know how late copies are", func() error { // the replica itself tells it now and then
+			s.replicas.tellRouter(late)
+			if got := s.book.PeersStale(); got != (late > 250*time.Millisecond) {
+				return fmt.Errorf("%v late: stale %v", late, got)
+			}
+			return nil
+		})
+	}
 }
 
 // TestSharedBooksPredict: in approximate mode, a replica assumes that a worker holds what a peer sent there.

@@ -63,8 +63,6 @@ type Metrics struct {
 	AggregatedSelections, PrefillSelections, DecodeSelections prometheus.Counter
 	// OnlyCandidate counts those that had no other candidate beside them.
 	OnlyCandidate prometheus.Counter
-	// ChosenAgain counts those that were freed and chosen again, because another replica's request came before.
-	ChosenAgain prometheus.Counter
 	// Unpaired counts requests that were refused because no prefill worker was ready.
 	Unpaired prometheus.Counter
 	// Injected counts requests that were forwarded with their token ids.
@@ -183,11 +181,6 @@ func (m *Metrics) declareRouting(declare promauto.Factory) {
 		Help: "Workers chosen because no other one was a candidate; a rise means that sessions, pins, subset hints, " +
 			"ejections or overload leave kvepp no choice.",
 	})
-	m.ChosenAgain = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_chosen_again_total",
-		Help: "Workers chosen again because another replica, which comes first, chose the same one at the same " +
-			"moment; the phase settle of kvepp_phase_seconds counts the requests that waited to know that.",
-	})
 	m.Unpaired = declare.NewCounter(prometheus.CounterOpts{
 		Name: "kvepp_unpaired_requests_total",
 		Help: "Requests refused because decode workers were ready but no prefill worker that pairs with one of them.",
@@ -298,13 +291,13 @@ func (m *Metrics) declarePhases(declare promauto.Factory) {
 	m.phases = declare.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "kvepp_phase_seconds",
 		Help: "Time in each phase of a decision: wait (bodies above 16 KiB wait for memory and a processor), parse, " +
-			"tokenize (includes tokenizer_url, the wait for an engine's token ids), hash, match, select, settle " +
-			"(the wait for what other replicas booked at the same moment), predict; pick is the whole decision.",
+			"tokenize (includes tokenizer_url, the wait for an engine's token ids), hash, match, select, predict; " +
+			"pick is the whole decision.",
 		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 	}, []string{"phase"})
 	m.phaseObservers = map[string]prometheus.Observer{}
-	for _, phase := range []string{"wait", "parse", "tokenize", "tokenizer_url", "hash", "match", "select", "settle",
-		"predict", "pick"} {
+	for _, phase := range []string{"wait", "parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict",
+		"pick"} {
 		m.phaseObservers[phase] = m.phases.WithLabelValues(phase)
 	}
 }

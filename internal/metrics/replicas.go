@@ -21,7 +21,6 @@ type Replicas struct {
 	ByPeer                   []ReplicaPeer
 	Load                     map[string]int // of all workers, by kind
 	Unpriced                 bool           // the copies are too late to be priced
-	Unknown                  float64        // bookings of others that a choice does not know, on average
 }
 
 // ReplicaPeer is what kvepp has of one peer.
@@ -72,9 +71,6 @@ var (
 			"prefill_tokens, active_blocks.", "kind")
 	replicaUnpriced = replicaDesc("kvepp_replica_unpriced",
 		"1 while the other replicas' requests are known more than 0.25 s late, so that costs leave them out; else 0.")
-	replicaUnknown = replicaDesc("kvepp_replica_unknown_bookings",
-		"How many new requests of other replicas a choice here does not know, on average: the greater of their rate "+
-			"times their staleness, and of what the latest 200 choices or so did not know.")
 	replicaParked = replicaDesc("kvepp_replica_parked_bookings",
 		"Running requests of other replicas at workers that this one does not know yet.")
 	replicaEvents = replicaDesc("kvepp_replica_events_total",
@@ -115,7 +111,7 @@ func (m *Metrics) CollectReplicas(read func() Replicas) {
 func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaBlocks, replicaParked, replicaEvents,
 		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaBytes, replicaFailures, replicaFlat,
-		replicaPeerBookings, replicaPeerStaleness, replicaLoad, replicaUnpriced, replicaUnknown} {
+		replicaPeerBookings, replicaPeerStaleness, replicaLoad, replicaUnpriced} {
 		out <- d
 	}
 }
@@ -146,7 +142,6 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 		unpriced = 1
 	}
 	gauge(replicaUnpriced, unpriced)
-	out <- prometheus.MustNewConstMetric(replicaUnknown, prometheus.GaugeValue, now.Unknown)
 	for labels, n := range now.Events {
 		count(replicaEvents, n, labels[0], labels[1])
 	}

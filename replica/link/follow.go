@@ -36,7 +36,7 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 	conn, err := n.dial(at)
 	if err != nil {
 		n.config.Log.Error("the address of a peer is invalid", "address", at, "error", err)
-		n.settle(at)
+		n.answer(at)
 		return
 	}
 	defer conn.Close()
@@ -54,7 +54,7 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 					adviceOf(why))
 			}
 			a.why = why
-			n.settle(at)
+			n.answer(at)
 			wait = refusedRetry
 		case time.Since(begin) > 2*lastRetry:
 			wait = firstRetry
@@ -79,9 +79,10 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 	}
 }
 
-func (n *Node) settle(at string) {
+// answer notes that an address has sent its snapshot, or is no peer's.
+func (n *Node) answer(at string) {
 	n.receiving.Lock()
-	n.settled[at] = true
+	n.answered[at] = true
 	n.receiving.Unlock()
 }
 
@@ -138,7 +139,7 @@ func (n *Node) read(ctx context.Context, conn *grpc.ClientConn, at string, a *ad
 		if !ready && why == "" && welcomed {
 			if peer, live := n.liveAt(at); live {
 				ready = true
-				n.settled[at] = true
+				n.answered[at] = true
 				a.why, a.failed = "", false
 				n.config.Log.Info("this replica has a peer's bookings", "address", at, "name", peer.Name, "replica",
 					originText(peer.Origin), "bookings", peer.Bookings)

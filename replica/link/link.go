@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// flushEvery is how long changes are collected under constant load. After a pause, flushBurst changes go at once,
-	// because requests that come together must know of each other.
+	// flushEvery is how long changes are collected under constant load. After a pause, flushBurst changes go at once:
+	// requests that come together shall know of each other soon.
 	flushEvery = 4 * time.Millisecond
 	flushBurst = 32
 
@@ -92,7 +92,7 @@ type Node struct {
 
 	changed chan struct{} // holds a token if changes wait to be drained
 
-	sending sync.Mutex // guards what follows, up to waiting
+	sending sync.Mutex // guards what follows, up to flush
 	sender  *replica.Sender
 	readers map[*reader]bool
 	closing bool
@@ -100,15 +100,14 @@ type Node struct {
 	refused map[replica.Reason]uint64 // peers that this process refused
 	sent    uint64                    // bytes to readers that have gone
 	flush   time.Duration             // how long a change waits on average, smoothed
-	waiting map[*confirmation]bool
 
-	receiving sync.Mutex // guards what follows, up to settled
+	receiving sync.Mutex // guards what follows, up to answered
 	receiver  *replica.Receiver
 	streams   map[replica.Stream]*reading
 	next      replica.Stream
 	closed    map[replica.Reason]uint64 // streams that this process closed, or whose peer refused it
 	freed     map[replica.Cause]uint64
-	settled   map[string]bool // addresses whose snapshot came, or that are no peers
+	answered  map[string]bool // addresses whose snapshot came, or that are no peers
 
 	peering   sync.Mutex // guards what follows; taken before receiving
 	addresses map[string]*address
@@ -118,12 +117,6 @@ type Node struct {
 
 	failed  atomic.Uint64 // attempts to reach a peer
 	running sync.WaitGroup
-}
-
-// confirmation waits until all readers have acknowledged an entry.
-type confirmation struct {
-	seq  uint64
-	done chan struct{}
 }
 
 // reader is a peer that reads this process's log.
@@ -157,11 +150,10 @@ func New(config Config) *Node {
 		said:   map[string]bool{},
 		sender: replica.NewSender(config.Self, config.Group, config.Name), readers: map[*reader]bool{},
 		served: map[replica.SnapshotReason]uint64{}, refused: map[replica.Reason]uint64{},
-		waiting: map[*confirmation]bool{},
 		receiver: replica.NewReceiver(replica.ReceiverConfig{Self: config.Self, Group: config.Group,
 			Timeout: config.Timeout, Known: config.Known}),
 		streams: map[replica.Stream]*reading{}, closed: map[replica.Reason]uint64{}, freed: map[replica.Cause]uint64{},
-		settled: map[string]bool{}, addresses: map[string]*address{}, synced: make(chan struct{})}
+		answered: map[string]bool{}, addresses: map[string]*address{}, synced: make(chan struct{})}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.running.Go(n.pump)
 	n.running.Go(n.tick)
@@ -214,40 +206,6 @@ func (n *Node) wakeReaders() {
 		select {
 		case r.wake <- struct{}{}:
 		default:
-		}
-	}
-}
-
-// Confirm waits until all peers that read this process's log have acknowledged the changes that it has made so far, at
-// most for limit. Then it also knows what they did before they heard of these, but for what is just on its way.
-func (n *Node) Confirm(limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	n.sending.Lock()
-	n.drain()
-	c := &confirmation{n.sender.Last(), make(chan struct{})}
-	n.waiting[c] = true
-	n.confirm()
-	n.sending.Unlock()
-	select {
-	case <-c.done:
-	case <-timer.C:
-		n.sending.Lock()
-		delete(n.waiting, c)
-		n.sending.Unlock()
-	}
-}
-
-// confirm ends the waits that all readers have acknowledged. The caller holds n.sending.
-func (n *Node) confirm() {
-	for c := range n.waiting {
-		acked := true
-		for r := range n.readers {
-			acked = acked && r.cursor.Acked() >= c.seq
-		}
-		if acked {
-			delete(n.waiting, c)
-			close(c.done)
 		}
 	}
 }
@@ -366,7 +324,7 @@ func (n *Node) SetPeers(addresses []string) {
 			a.gone.Store(true)
 			n.step(replica.Input{Kind: replica.AddressLeft, Address: at})
 			n.receiving.Lock()
-			delete(n.settled, at)
+			delete(n.answered, at)
 			connected := slices.ContainsFunc(n.receiver.Peers(),
 				func(p replica.Peer) bool { return p.Address == at && p.State != replica.Suspect })
 			n.receiving.Unlock()
@@ -413,7 +371,7 @@ func (n *Node) checkSynced() {
 	n.receiving.Lock()
 	defer n.receiving.Unlock()
 	for at := range n.addresses {
-		if !n.settled[at] {
+		if !n.answered[at] {
 			return
 		}
 	}

@@ -212,48 +212,6 @@ func connectAll(nodes ...*testNode) {
 	}
 }
 
-// TestConfirm: after Confirm, the peers have what was booked before it. It does not wait for a peer that has gone, and
-// for one that does not answer it waits only as long as it is told.
-func TestConfirm(t *testing.T) {
-	const never = time.Hour
-	token := func() Security { return withToken(t, "secret") }
-	a, b, c := startNode(t, token(), nil), startNode(t, token(), nil), startNode(t, token(), nil)
-	a.Confirm(never)
-	connectAll(a, b, c)
-	eventually(t, "all read a's log", func() bool { return len(a.Stats().Readers) == 2 })
-	for number := range uint64(50) {
-		a.book(number)
-		a.Confirm(never)
-		if b.holds(a) != int(number)+1 || c.holds(a) != int(number)+1 {
-			t.Fatalf("after %d bookings, the peers have %d and %d", number+1, b.holds(a), c.holds(a))
-		}
-	}
-	hangs, hold := make(chan struct{}), make(chan struct{})
-	go b.Locked(func() {
-		close(hangs)
-		<-hold
-	})
-	<-hangs
-	a.book(50)
-	a.Confirm(time.Millisecond)
-	confirmed := make(chan struct{})
-	go func() {
-		a.Confirm(never)
-		close(confirmed)
-	}()
-	eventually(t, "a to wait for b alone", func() bool {
-		a.sending.Lock()
-		defer a.sending.Unlock()
-		return len(a.waiting) == 1
-	})
-	close(hold)
-	b.Close()
-	<-confirmed
-	if c.holds(a) != 51 {
-		t.Errorf("c has %d bookings", c.holds(a))
-	}
-}
-
 // TestNodes: bookings travel between three nodes in each way of recognising one another, a node that comes later gets
 // what runs, and the bookings of one that says goodbye or dies end.
 func TestNodes(t *testing.T) {

@@ -146,7 +146,6 @@ func (n *Node) serveLog(s grpc.ServerStream) error {
 			delete(n.readers, r)
 			n.sent += r.cursor.Bytes
 		}
-		n.confirm()
 		n.sending.Unlock()
 	}()
 	go n.sendLog(s, r, ctx, welcome)
@@ -256,7 +255,6 @@ func (n *Node) receiveAcks(s grpc.ServerStream, r *reader) {
 		if err == nil {
 			n.sending.Lock()
 			err = r.cursor.Received(n.Now(), f.data, n.flush)
-			n.confirm()
 			n.sending.Unlock()
 		}
 		if err != nil {

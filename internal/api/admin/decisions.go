@@ -210,12 +210,10 @@ type Decision struct {
 	// EngineVersion is the version by whose rules the prompt was tokenized, if the workers' versions differ about it.
 	EngineVersion string `json:"engine_version,omitempty"`
 	// UnusableTokens are cached by full attention, but not usable because of layers of the kind UnusableBy.
-	UnusableTokens int     `json:"unusable_tokens,omitempty"`
-	UnusableBy     string  `json:"unusable_by,omitempty"`
-	IndexAtBound   bool    `json:"index_at_bound,omitempty"`
-	WaitedSeconds  float64 `json:"waited_seconds,omitempty"` // in the queue
-	// SettledSeconds is the wait for what other replicas booked at the same moment.
-	SettledSeconds float64      `json:"settled_seconds,omitempty"`
+	UnusableTokens int          `json:"unusable_tokens,omitempty"`
+	UnusableBy     string       `json:"unusable_by,omitempty"`
+	IndexAtBound   bool         `json:"index_at_bound,omitempty"`
+	WaitedSeconds  float64      `json:"waited_seconds,omitempty"` // in the queue
 	Worker         *Destination `json:"worker,omitempty"`
 	// the endpoint that answered, as the proxy reports it; absent: not known yet
 	AnsweredBy *AnsweredEndpoint `json:"served,omitempty"`
@@ -375,7 +373,6 @@ func asJSON(r *router.Record) Decision {
 		UpperBound:            r.UpperBound,
 		IndexAtBound:          r.IndexAtBound,
 		WaitedSeconds:         r.Waited.Seconds(),
-		SettledSeconds:        r.Settled.Seconds(),
 		Weights:               weightsOf(r.Weights),
 		Pinned:                r.Pinned,
 		Session:               r.Session,

@@ -305,7 +305,6 @@ function detail(d) {
       ["Path", outside(d.path)], ["Reason", d.reason], ["Session", d.session], ["Prompt tokens", number(d.prompt_tokens)],
       ["Trace", trace(d)],
       ["Waited", d.waited_seconds ? milliseconds(1000 * d.waited_seconds) : null],
-      ["Waited for other replicas", d.settled_seconds ? milliseconds(1000 * d.settled_seconds) : null],
       ["Ejected, left out", d.ejected ? names(d.ejected) : null], ["Cordoned, left out", d.cordoned ? names(d.cordoned) : null],
       ["Refused", d.error ? outside(d.error) : null],
     ]),
