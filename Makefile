@@ -93,7 +93,7 @@ long-waiting:
 parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
 	$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_TOOLS="$$tools" KVEPP_ENGINES="$$engines" KVEPP_ENGINE_VERSIONS="$$versions" KVEPP_VLLM_MISTRAL="$$mistral" KVEPP_TEMPLATES="$$templates" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
-	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
+	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus|CacheUse)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
 	@$(if $(ENGINE),exit 0;) tools=$(TOOLS) && models=$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3) && \
 	KVEPP_TOOLS="$$tools" KVEPP_MODELS="$$models" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 

@@ -11,6 +11,10 @@ import (
 
 // TestCacheUse compares which requests skip the prefix cache with what vLLM's and SGLang's own code makes of them.
 func TestCacheUse(t *testing.T) {
+	if testing.Short() {
+		t.Log("make parity asks the engines' own code which requests read their cache")
+		return
+	}
 	members := [][]string{
 		{``, `"prompt_logprobs":null`, `"prompt_logprobs":0`, `"prompt_logprobs":2`, `"prompt_logprobs":-1`},
 		{``, `"echo":true`, `"echo":false`, `"echo":"yes"`, `"echo":null`},
