@@ -434,19 +434,24 @@ const (
 // canHave reports whether the answer can have so many tokens by now. Engines report their number, and routing learns
 // from it.
 func (x *exchange) canHave(tokens int) bool {
-	if !x.route.Allows(tokens) {
+	if most := x.route.MostTokens(); most > 0 && tokens > most {
 		return false
 	}
 	unsent := tokens - x.answered - maxUnsent
 	return unsent <= 0 || float64(unsent) <= unsentPerSecond*time.Since(x.began).Seconds()
 }
 
-// generated returns the number of tokens that a stream has delivered so far; 0: not known.
+// generated returns the number of tokens that a stream has delivered so far; 0 if it reports a number that cannot be
+// true.
 func (x *exchange) generated() int {
-	if n := x.usage.Generated(); x.canHave(n) {
-		return n
+	reported, counted := x.usage.Generated()
+	if !x.canHave(reported) {
+		return 0
 	}
-	return 0
+	if most := x.route.MostTokens(); most > 0 {
+		counted = min(counted, most)
+	}
+	return max(reported, counted)
 }
 
 // maxPrompt is more than any engine's context, in tokens.

@@ -87,3 +87,18 @@ func TestUnsentReasoningCounts(t *testing.T) {
 		}
 	}
 }
+
+// A stream that ends at the request's limit has further events, without a token.
+func TestEventsWithoutATokenDoNotCount(t *testing.T) {
+	x := newBench(t, Config{}).running(t, router.Config{TrackOutput: true},
+		`{"model":"m","stream":true,"max_tokens":3,"messages":[{"role":"user","content":"-"}]}`)
+	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
+	for range 3 {
+		x.observe(&effect{Body: []byte(contentEvent("x"))})
+	}
+	x.observe(&effect{Body: []byte(`data: {"choices":[{"delta":{},"finish_reason":"length"}]}` + "\n\n")})
+	if got := x.generated(); got != 3 {
+		t.Errorf("%d tokens, want 3", got)
+	}
+	x.end(t.Context())
+}

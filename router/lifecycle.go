@@ -33,8 +33,8 @@ func (r *Route) endPrefill() {
 	}
 }
 
-// Allows reports whether the request lets its answer have so many tokens.
-func (r *Route) Allows(tokens int) bool { return r.most == 0 || tokens <= r.most }
+// MostTokens returns the most tokens that the request lets all of its answers have together; 0: no limit.
+func (r *Route) MostTokens() int { return r.most }
 
 // LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free.
 func (r *Route) LearnAnswer(tokens int) {

@@ -71,13 +71,14 @@ func (r *UsageReader) SawContent() bool { return r.sawContent }
 // Streaming reports whether the response is an event stream.
 func (r *UsageReader) Streaming() bool { return r.streaming }
 
-// Generated returns the number of tokens that a stream has delivered: from its latest usage, or else one for each event
-// from the first content on. That is too low for engines that put several tokens into one event. 0 for other responses.
-func (r *UsageReader) Generated() int {
+// Generated returns how many tokens a stream has delivered: as its latest usage reports, and counted as one for each
+// event from the first content on. That is too low for engines that put several tokens into one event, and the last
+// events often have none. 0 for other responses.
+func (r *UsageReader) Generated() (reported, counted int) {
 	if !r.streaming {
-		return 0
+		return 0, 0
 	}
-	return max(r.events, r.usage.CompletionTokens)
+	return r.usage.CompletionTokens, r.events
 }
 
 // Write takes the next bytes of the body, in any chunking. It does not keep p.
