@@ -121,10 +121,9 @@ func (x *execution) character(text string, n int) (any, error) {
 
 // dictInternals are the names that every dict has for Python's own use. The sandbox hides them, even from a key.
 var dictInternals = strings.Fields(`__class__ __class_getitem__ __contains__ __delattr__ __delitem__ __dir__ __doc__
-	__eq__ __format__ __ge__ __getattribute__ __getitem__ __getstate__ __gt__ __hash__ __init__ __init_subclass__ ` +
-	`__ior__
-	__iter__ __le__ __len__ __lt__ __ne__ __new__ __or__ __reduce__ __reduce_ex__ __repr__ __reversed__ __ror__
-	__setattr__ __setitem__ __sizeof__ __str__ __subclasshook__`)
+	__eq__ __format__ __ge__ __getattribute__ __getitem__ __getstate__ __gt__ __hash__ __init__ __init_subclass__
+	__ior__ __iter__ __le__ __len__ __lt__ __ne__ __new__ __or__ __reduce__ __reduce_ex__ __repr__ __reversed__
+	__ror__ __setattr__ __setitem__ __sizeof__ __str__ __subclasshook__`)
 
 var numberAttributes = strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes fromhex
 	hex imag is_integer numerator real to_bytes`)

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"kvepp/internal/boundedfile"
 )
 
 // quietDelay is how long a file must stay unchanged before it is read again, because editors write in several steps.
@@ -78,22 +78,8 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 	return nil
 }
 
-// ReadFile reads a file of an operator, of at most most bytes. A larger one is an error before it takes memory.
-func ReadFile(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s: larger than %d bytes", path, most)
-	}
-	return text, err
-}
-
 func readFile(path string) ([]byte, []Entry, error) {
-	text, err := ReadFile(path, MaxFile)
+	text, err := boundedfile.Read(path, MaxFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pool: the endpoints file cannot be read: %w", err)
 	}

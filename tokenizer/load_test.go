@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/kvblock"
 )
 
@@ -138,7 +139,7 @@ func TestLargeFile(t *testing.T) {
 	if err := os.Truncate(path, maxConfigFile+1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readFile(path, maxConfigFile); err == nil || !strings.Contains(err.Error(), "bytes") {
+	if _, err := boundedfile.Read(path, maxConfigFile); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("a large file: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
 )
@@ -181,7 +182,7 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 		}
 	}
 	path := filepath.Join(dir, tokenizerFile)
-	raw, err := readFile(path, maxTokenizerFile)
+	raw, err := boundedfile.Read(path, maxTokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		if found, otherErr := m.loadTiktoken(dir, f); found || otherErr != nil {
 			return otherErr

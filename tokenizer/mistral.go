@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/boundedfile"
 	"kvepp/tokenizer/bpe"
 )
 
@@ -101,7 +102,7 @@ type mistralSettings struct {
 // loadMistral loads the encoder and the rules of a folder's tekken.json.
 func (m *Model) loadMistral(dir string) error {
 	path := filepath.Join(dir, tekkenFile)
-	raw, err := readFile(path, maxTokenizerFile)
+	raw, err := boundedfile.Read(path, maxTokenizerFile)
 	if err != nil {
 		return err
 	}

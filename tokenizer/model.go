@@ -6,14 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
+	"kvepp/internal/boundedfile"
 	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
 	"kvepp/tokenizer/encoders"
@@ -175,7 +174,7 @@ func (m *Model) loadTiktoken(dir string, f *folder) (found bool, err error) {
 	if err != nil || !found {
 		return found, err
 	}
-	config, err := readFile(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
+	config, err := boundedfile.Read(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
 	if err != nil {
 		return true, fmt.Errorf("tokenizer: %w", err)
 	}
@@ -203,7 +202,7 @@ func readOptional(path string) ([]byte, bool, error) {
 	if filepath.Base(path) == tiktokenFile {
 		most = maxTokenizerFile
 	}
-	raw, err := readFile(path, most)
+	raw, err := boundedfile.Read(path, most)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
@@ -216,30 +215,6 @@ const (
 	// maxConfigFile is the largest of a folder's other files, in bytes.
 	maxConfigFile = 32 << 20
 )
-
-// readFile reads a file. A file of more than most bytes is an error.
-func readFile(path string, most int64) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > most {
-		return nil, fmt.Errorf("%s: %d bytes are more than %d", path, info.Size(), most)
-	}
-	raw := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead)) // ReadFrom does not grow it
-	if _, err := raw.ReadFrom(io.LimitReader(file, most+1)); err != nil {
-		return nil, err
-	}
-	if int64(raw.Len()) > most {
-		return nil, fmt.Errorf("%s: more than %d bytes", path, most)
-	}
-	return raw.Bytes(), nil
-}
 
 // readModelConfig reads from config.json what kind of model the folder holds. Engines treat some kinds differently.
 func (m *Model) readModelConfig(dir string) (config modelConfig, err error) {

@@ -11,6 +11,7 @@ import (
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
+	"kvepp/internal/boundedfile"
 	"kvepp/kvblock"
 	"kvepp/tokenizer/bpe"
 	"kvepp/tokenizer/encoders"
@@ -47,7 +48,7 @@ var (
 
 // readEfforts reads that file from a folder. A folder without it leaves the wording unknown.
 func readEfforts(dir string) (encoders.Efforts, error) {
-	raw, err := readFile(filepath.Join(dir, effortsFile), maxConfigFile)
+	raw, err := boundedfile.Read(filepath.Join(dir, effortsFile), maxConfigFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return encoders.EffortsUnknown, nil

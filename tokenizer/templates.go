@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kvepp/chattemplate"
+	"kvepp/internal/boundedfile"
 )
 
 // chatTemplate is a compiled template and how the engine calls it.
@@ -73,7 +74,7 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 // sound, they change places for chats without tools, because chat_template.json belongs to its processor.
 func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	if m.options.ChatTemplate != "" {
-		raw, err := readFile(m.options.ChatTemplate, maxConfigFile)
+		raw, err := boundedfile.Read(m.options.ChatTemplate, maxConfigFile)
 		if err != nil {
 			return err
 		}
@@ -100,7 +101,7 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 			return err
 		}
 		for _, path := range more {
-			raw, err := readFile(path, maxConfigFile)
+			raw, err := boundedfile.Read(path, maxConfigFile)
 			if err != nil {
 				return err
 			}

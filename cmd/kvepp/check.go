@@ -27,6 +27,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/check"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
@@ -265,7 +266,7 @@ func (c *checkOptions) endpointsWithHostNames() (map[string]pool.Endpoint, error
 	if c.endpoints == "" {
 		return named, nil
 	}
-	text, err := pool.ReadFile(c.endpoints, pool.MaxFile)
+	text, err := boundedfile.Read(c.endpoints, pool.MaxFile)
 	if err != nil {
 		return nil, err
 	}

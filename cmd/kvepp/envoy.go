@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/manifests/envoy"
 	"kvepp/pool"
 	"kvepp/tokenizer"
@@ -100,7 +101,7 @@ func printEnvoy(args []string, stdout, stderr io.Writer, getenv func(string) str
 		fmt.Fprintf(stderr, "kvepp envoy: %v\n\"kvepp envoy --help\" shows how to use it.\n", err)
 		return 2
 	}
-	text, err := pool.ReadFile(o.endpoints, pool.MaxFile)
+	text, err := boundedfile.Read(o.endpoints, pool.MaxFile)
 	if err == nil {
 		var entries []pool.Entry
 		if entries, err = pool.ParseFile(text); err == nil {

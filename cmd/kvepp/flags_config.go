@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kvepp/internal/api/admin"
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/suggest"
-	"kvepp/pool"
 )
 
 // settingsFile are the flags about files of settings. serve, check, indexer and select have them.
@@ -40,7 +40,7 @@ const maxSettingsBytes = 1 << 20
 // fromFile sets the flags that have no value yet from a file of settings. Its errors name file and line.
 func fromFile(f *pflag.FlagSet, path string) error {
 	fail := func(err error) error { return fmt.Errorf("--config %s: %w", path, err) }
-	text, err := pool.ReadFile(path, maxSettingsBytes)
+	text, err := boundedfile.Read(path, maxSettingsBytes)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/admission"
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/suggest"
-	"kvepp/pool"
 	"kvepp/queue"
 	"kvepp/router"
 	"kvepp/router/eject"
@@ -557,7 +557,7 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 		}
 		return nil
 	}
-	text, err := pool.ReadFile(b.policyConfig, maxSettingsBytes)
+	text, err := boundedfile.Read(b.policyConfig, maxSettingsBytes)
 	if err != nil {
 		return fmt.Errorf("--router-policy-config: %w", err)
 	}

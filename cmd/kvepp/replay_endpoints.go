@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/pool"
 	"kvepp/replay"
 )
@@ -18,7 +19,7 @@ func (o *replayOptions) readEndpoints(f *pflag.FlagSet) error {
 	if f.Changed("workers") {
 		return errors.New("--endpoints lists the engines: leave out --workers")
 	}
-	text, err := pool.ReadFile(o.endpoints, pool.MaxFile)
+	text, err := boundedfile.Read(o.endpoints, pool.MaxFile)
 	if err != nil {
 		return fmt.Errorf("--endpoints: %w", err)
 	}

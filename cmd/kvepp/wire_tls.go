@@ -26,8 +26,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/metrics"
-	"kvepp/pool"
 )
 
 // reloadEvery is the interval at which kvepp reads the certificate files. File watches would react sooner, but do not
@@ -93,7 +93,7 @@ func (c *certificates) load() (changed bool, err error) {
 		if file == "" {
 			continue
 		}
-		if read[i], err = pool.ReadFile(file, maxSettingsBytes); err != nil {
+		if read[i], err = boundedfile.Read(file, maxSettingsBytes); err != nil {
 			return false, fmt.Errorf("%s: %w", c.flagOf(i), err)
 		}
 	}
@@ -527,7 +527,7 @@ func (f *tokenFile) token() string {
 }
 
 func (f *tokenFile) load() (changed bool, err error) {
-	text, err := pool.ReadFile(f.file, maxSettingsBytes)
+	text, err := boundedfile.Read(f.file, maxSettingsBytes)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", f.flag, err)
 	}

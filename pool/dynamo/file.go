@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/pool"
 )
 
@@ -108,7 +109,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			cards[c.key] = c.card
 			return nil
 		}
-		record, err := pool.ReadFile(file, maxRecord)
+		record, err := boundedfile.Read(file, maxRecord)
 		if err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 	alive := map[key]time.Time{}
 	var instances []Instance
 	s.each("instances", now, func(file string, info fs.FileInfo) error {
-		record, err := pool.ReadFile(file, maxRecord)
+		record, err := boundedfile.Read(file, maxRecord)
 		if err != nil {
 			return err
 		}
@@ -179,7 +180,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
 				return nil // another topic
 			}
-			record, err := pool.ReadFile(file, maxRecord)
+			record, err := boundedfile.Read(file, maxRecord)
 			if err != nil {
 				return err
 			}
@@ -206,7 +207,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	s.loads = loads
 	channels := map[key][]pool.EventChannel{}
 	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
-		record, err := pool.ReadFile(file, maxRecord)
+		record, err := boundedfile.Read(file, maxRecord)
 		if err != nil {
 			return err
 		}
