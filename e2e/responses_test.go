@@ -63,7 +63,8 @@ func (e *storing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestStoredResponses: with two engines that store responses, each request for a stored response reaches its engine.
+// TestStoredResponses: with two engines that store responses and get requests in turn, each request for a stored
+// response reaches its engine.
 func TestStoredResponses(t *testing.T) {
 	var servers []string
 	for number := range 2 {
@@ -72,7 +73,7 @@ func TestStoredResponses(t *testing.T) {
 		servers = append(servers, server.Listener.Addr().String())
 	}
 	s := start(t, stack.Config{Workers: -1, Servers: servers,
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}})
+		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--router-mode=round-robin"}})
 	engines := map[string]int{}
 	send := func(method, path, body string) string {
 		t.Helper()
