@@ -147,3 +147,33 @@ func BenchmarkLearn(b *testing.B) {
 		})
 	}
 }
+
+// The fastest of the workers that are known does not keep all requests of an idle fleet: when only it computes, it is
+// the average worker, and a worker without samples costs as much.
+func TestNewWorkerIsTriedBesideFastOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewActiveSequences()
+		for range 30 {
+			serveOf(t, a, "a", 0, 1000, 100*time.Millisecond, 100, time.Second)
+			serveOf(t, a, "a", 1, 1000, 150*time.Millisecond, 100, time.Second)
+		}
+		rng := rand.New(rand.NewPCG(1, 1))
+		for n := range 200 {
+			candidates := workers(3, prompt(16, chain(1+100*n, 62)))
+			chosen, b, err := a.SelectAndAdd(Request{Model: "a", ISLTokens: 1000}, candidates, byTime(), rng, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if chosen.Worker == 2 {
+				t.Logf("request %d", n)
+				return
+			}
+			wait([...]time.Duration{100 * time.Millisecond, 150 * time.Millisecond}[chosen.Worker])
+			b.MarkPrefillCompleted()
+			wait(time.Second)
+			b.LearnAnswer(100)
+			b.Free()
+		}
+		t.Error("none of 200 requests was sent to the worker without samples")
+	})
+}
