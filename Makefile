@@ -11,7 +11,7 @@ TIMEOUT := 20m
 # The packages whose tests need programs that install.sh installs.
 REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$
 # The packages whose long tests are single-threaded: the race detector slows these tests down tenfold and finds nothing.
-LONG := ./chattemplate ./indexer ./replay ./tokenizer/bpe
+LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How long `make test-long` plays random histories of replicas (before a release: 5m).
@@ -63,10 +63,10 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && \
-	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./internal/apibody ./tokenizer ./zmqsub && \
+	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./prompt/body ./prompt ./zmqsub && \
 	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
-	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|internal/lint|replay|tokenizer/bpe)$$') && \
+	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|internal/lint|replay|prompt/bpe)$$') && \
 	$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" $(MAKE) --no-print-directory -j2 test-e2e test-manifests
 
@@ -153,7 +153,7 @@ bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers an
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
 	@go build -o bin/ ./bench/charts
-	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub | bin/charts -out $(CHARTS) -go go
+	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./prompt ./router ./zmqsub | bin/charts -out $(CHARTS) -go go
 
 bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro hybrid tree10m": only these)
 	@bench/index.sh $(WORKLOADS)

@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/test/harness/stack"
-	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
@@ -93,7 +93,7 @@ func (s *storedBlocks) holds(ids []kvblock.Token) error {
 // parityModel is a model that a mocker serves, as kvepp reads it.
 type parityModel struct {
 	folder string
-	model  *tokenizer.Model
+	model  *prompt.Model
 	blocks *storedBlocks
 }
 
@@ -331,15 +331,15 @@ func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Fronten
 			folder: folder,
 			blocks: &storedBlocks{next: map[string]kvblock.EngineHash{}, connected: make(chan struct{})},
 		}
-		if m.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: tokenizer.Dynamo}); err != nil {
+		if m.model, err = prompt.Load(folder, prompt.Options{Engine: prompt.Dynamo}); err != nil {
 			t.Fatal(err)
 		}
 		if i < len(runtimeConfigs) {
-			settings, err := tokenizer.ParseDynamoSettings([]byte(runtimeConfigs[i]))
+			settings, err := prompt.ParseDynamoSettings([]byte(runtimeConfigs[i]))
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.model.SetDynamo([]tokenizer.DynamoSettings{settings})
+			m.model.SetDynamo([]prompt.DynamoSettings{settings})
 		}
 		if _, err := hub.Subscribe(zmqsub.Config{Endpoint: frontend.Events[i], ReplayEndpoint: frontend.Replay[i]},
 			m.blocks); err != nil {
@@ -370,35 +370,35 @@ const (
 
 // compare sends a request through the frontend and compares the frontend's token ids with kvepp's: all of them, or with
 // media those that are certain.
-func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body string) outcome {
+func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, payload string) outcome {
 	t.Helper()
 	limit := "max_tokens"
 	if api == "responses" {
 		limit = "max_output_tokens"
 	}
-	status, promptTokens, answer := askFrontend(t, frontend.URL+"/v1/"+api, fmt.Sprintf(`{%q:1,%s`, limit, body[1:]))
+	status, promptTokens, answer := askFrontend(t, frontend.URL+"/v1/"+api, fmt.Sprintf(`{%q:1,%s`, limit, payload[1:]))
 	if status != http.StatusOK { // such a request reaches no worker
-		t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, answer, body)
+		t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, answer, payload)
 		return refused
 	}
-	request, err := apibody.ParseRequest("/v1/"+api, []byte(body))
+	request, err := body.ParseRequest("/v1/"+api, []byte(payload))
 	if err != nil {
-		t.Errorf("%s: %v", body, err)
+		t.Errorf("%s: %v", payload, err)
 		return differs
 	}
 	prompts, err := m.model.Tokenize(t.Context(), request)
 	switch {
-	case err != nil && tokenizer.IsUnknown(err):
+	case err != nil && prompt.IsUnknown(err):
 		return unknown
 	case err != nil || len(prompts) != 1:
-		t.Errorf("%s of %s: %v", body, m.folder, err)
+		t.Errorf("%s of %s: %v", payload, m.folder, err)
 		return differs
 	}
 	p := prompts[0]
 	if promptTokens != len(p.IDs) || request.HasMedia == (p.Certain == len(p.IDs)) {
 		t.Errorf(
 			"%s of %s\n%d tokens, %d certain; the frontend counts %d",
-			body,
+			payload,
 			m.folder,
 			len(p.IDs),
 			p.Certain,
@@ -407,7 +407,7 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 		return differs
 	}
 	if err := settled(func() error { return m.blocks.holds(p.IDs[:p.Certain]) }); err != nil {
-		t.Errorf("%s of %s\n%v", body, m.folder, err)
+		t.Errorf("%s of %s\n%v", payload, m.folder, err)
 		return differs
 	}
 	return equal

@@ -11,28 +11,28 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/test/harness/stack"
-	"kvepp/tokenizer"
 )
 
 // TestTokenizerURL: kvepp has no folder of the model, and gets token ids from a server with vLLM's render endpoints,
 // which returns those of Dynamo's frontend here. Predictions are as exact as with a folder. While the server fails,
 // requests are routed by load.
 func TestTokenizerURL(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{Engine: prompt.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var failing atomic.Bool
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
+		payload, err := io.ReadAll(r.Body)
 		path, render := strings.CutSuffix(r.URL.Path, "/render")
 		if err != nil || !render || failing.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		request, err := apibody.ParseRequest(path, body)
+		request, err := body.ParseRequest(path, payload)
 		if err != nil {
 			t.Error(err)
 		}

@@ -40,7 +40,7 @@ func inOrder(t testing.TB, m *extprocv3.ProcessingRequest) []byte {
 	return wire
 }
 
-func body(random *rand.Rand) []byte {
+func someBody(random *rand.Rand) []byte {
 	b := make([]byte, []int{0, 1, 127, 128, 1000, 1025, 16384, 70000}[random.IntN(8)])
 	for i := range b {
 		b[i] = byte(random.Uint32())
@@ -70,7 +70,7 @@ func TestCodecReads(t *testing.T) {
 	short := 0
 	for range 500 {
 		want := &extprocv3.ProcessingRequest{}
-		piece := &extprocv3.HttpBody{Body: body(random), EndOfStream: random.IntN(2) == 0}
+		piece := &extprocv3.HttpBody{Body: someBody(random), EndOfStream: random.IntN(2) == 0}
 		if random.IntN(2) == 0 {
 			want.MetadataContext = &corev3.Metadata{} // as Envoy has it in every message
 		}
@@ -157,7 +157,7 @@ func TestCodecWrites(t *testing.T) {
 		}
 	}
 	reply := func(d direction) *extprocv3.ProcessingResponse {
-		return appendBody(nil, d, body(random), random.IntN(2) == 0)[0]
+		return appendBody(nil, d, someBody(random), random.IntN(2) == 0)[0]
 	}
 	// others sets, one after the other, each field of a message that has its zero value, at every depth.
 	var others func(whole *extprocv3.ProcessingResponse, m protoreflect.Message)

@@ -12,7 +12,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc/codes"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 	"kvepp/router"
 )
 
@@ -29,15 +29,15 @@ type httpError struct {
 
 // toHTTP is the one place where errors become HTTP.
 func (c *Config) toHTTP(err error) *httpError {
-	var body *apibody.Error
+	var payload *body.Error
 	switch {
-	case errors.As(err, &body):
+	case errors.As(err, &payload):
 		return &httpError{
 			status:  http.StatusBadRequest,
 			kind:    "invalid_request_error",
-			code:    body.Code,
-			param:   body.Param,
-			message: body.Message,
+			code:    payload.Code,
+			param:   payload.Param,
+			message: payload.Message,
 		}
 	case errors.Is(err, router.ErrUnknownModel):
 		return &httpError{

@@ -11,8 +11,8 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/tracing"
+	"kvepp/prompt/body"
 	"kvepp/router"
 )
 
@@ -203,12 +203,12 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 
 // withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
-	to = append(append(append(to, protectedHeaders...), apibody.ObjectiveHeaders...), s.head.overrides...)
+	to = append(append(append(to, protectedHeaders...), body.ObjectiveHeaders...), s.head.overrides...)
 	if s.cfg.Frontends && !s.cfg.PassSessions {
-		to = append(to, apibody.SessionHeaders...)
+		to = append(to, body.SessionHeaders...)
 	}
 	if s.cfg.IgnoreHints {
-		to = append(to, apibody.DynamoHintHeaders...)
+		to = append(to, body.DynamoHintHeaders...)
 	}
 	return to
 }

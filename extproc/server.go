@@ -28,11 +28,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
+	"kvepp/prompt/body"
 	"kvepp/router"
 )
 
@@ -124,11 +124,11 @@ type exchange struct {
 	stream
 	in             incoming
 	route          *router.Route // set while the request is booked
-	usage          *apibody.UsageReader
+	usage          *body.UsageReader
 	code           string // what kvepp_requests_total counts
 	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
 
-	responseID *apibody.ResponseIDReader // nil: the answer's id does not matter, or is known
+	responseID *body.ResponseIDReader // nil: the answer's id does not matter, or is known
 
 	// For the access log alone.
 	model      string    // as the request names it; "": unknown
@@ -379,9 +379,9 @@ func (x *exchange) observe(e *effect) {
 		switch {
 		case x.route == nil:
 		case e.ContentEncoding == "" || e.ContentEncoding == "identity":
-			x.usage = apibody.NewUsageReader(e.ContentType)
+			x.usage = body.NewUsageReader(e.ContentType)
 			if x.code == "200" && x.route.StoresResponse() {
-				x.responseID = apibody.NewResponseIDReader(e.ContentType)
+				x.responseID = body.NewResponseIDReader(e.ContentType)
 			}
 		default:
 			x.metrics.Unread.Inc()
@@ -458,12 +458,12 @@ func (x *exchange) generated() int {
 const maxPrompt = 1 << 24
 
 // reported returns the usage that the answer reports. impossible: it cannot be true, and does not count.
-func (x *exchange) reported() (u apibody.Usage, ok, impossible bool) {
+func (x *exchange) reported() (u body.Usage, ok, impossible bool) {
 	if u, ok = x.usage.Usage(); !ok {
 		return u, false, false
 	}
 	if u.CachedTokens > u.PromptTokens || u.PromptTokens > maxPrompt || !x.canHave(u.CompletionTokens) {
-		return apibody.Usage{}, false, true
+		return body.Usage{}, false, true
 	}
 	return u, true, false
 }

@@ -10,8 +10,8 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/tracing"
+	"kvepp/prompt/body"
 	"kvepp/router"
 	"kvepp/router/eject"
 )
@@ -77,7 +77,7 @@ type stream struct {
 	noTrailers     bool             // the request's protocol has no trailers
 	responding     bool             // the response has begun
 	renamed        *router.Renamed  // the model's names for client and endpoint; nil: the same
-	renamer        *apibody.Renamer // renames the model in the response; nil: kvepp does not
+	renamer        *body.Renamer    // renames the model in the response; nil: kvepp does not
 	decision       *router.Decision // set when routed; response headers show it if cfg says so
 	token          string           // identifies the request in the metadata for the proxy's access log; "": none
 	complete       bool             // the whole response has come
@@ -88,7 +88,7 @@ type head struct {
 	path, id    string
 	idGenerated bool // the client sent no request id; kvepp made one
 	subset      *subset
-	hints       apibody.Hints
+	hints       body.Hints
 	length      int             // content-length; -1: the client did not say how long the body is
 	caller      tracing.Context // the client's trace context, if kvepp traces
 	method      string
@@ -218,7 +218,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		// "If true, then there is no message body associated with this request" (external_processor.proto).
 		s.bodylessReason = router.ReasonNoBody
 		e.Ask = true
-	case s.head.opaque || !apibody.Reads(s.head.path):
+	case s.head.opaque || !body.Reads(s.head.path):
 		// kvepp does not read the body, so it does not wait for it: on a WebSocket or a gRPC stream client and server
 		// may each wait for the other, for ever.
 		s.bodylessReason = router.ReasonUnknownAPI
@@ -260,7 +260,7 @@ func (s *stream) mayRetry() bool {
 // needsBody reports whether engines refuse the request without a body. kvepp then refuses an empty body like any other
 // that is not JSON.
 func (s *stream) needsBody() bool {
-	return s.head.method == http.MethodPost && !s.head.opaque && apibody.Reads(s.head.path)
+	return s.head.method == http.MethodPost && !s.head.opaque && body.Reads(s.head.path)
 }
 
 // tooLarge reports whether a body of n bytes is above MaxBodyBytes.
@@ -468,7 +468,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 		case e.ContentEncoding != "" && e.ContentEncoding != "identity":
 			e.Note = "compressed responses keep the name of the model that a request was rewritten to"
 		default:
-			s.renamer = apibody.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
+			s.renamer = body.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
 		}
 	}
 	reply := s.responseHeadersReply(e.AnsweredBy)
@@ -524,7 +524,7 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 // kept returns what kvepp needs of a head during the response. The texts of all headers share one allocation, which
 // kept releases unless it is small.
 func (h head) kept() head {
-	h.hints, h.subset, h.caller, h.overrides = apibody.Hints{}, nil, tracing.Context{}, nil
+	h.hints, h.subset, h.caller, h.overrides = body.Hints{}, nil, tracing.Context{}, nil
 	if h.bytes > headBytes {
 		h.path, _, _ = strings.Cut(h.path, "?")
 		h.path, h.id, h.method = router.Clip(h.path), router.Clip(h.id), router.Clip(h.method)
@@ -535,7 +535,7 @@ func (h head) kept() head {
 // readHead reads a request's headers; the trace context only if traced.
 func readHead(m *corev3.HeaderMap, traced bool) head {
 	h := head{length: -1}
-	var hints apibody.HeaderHints
+	var hints body.HeaderHints
 	for _, v := range m.GetHeaders() {
 		h.bytes += len(v.GetKey()) + len(v.GetRawValue()) + len(v.GetValue())
 		switch name := strings.ToLower(v.GetKey()); name {

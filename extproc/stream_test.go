@@ -17,7 +17,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 	"kvepp/router"
 )
 
@@ -98,7 +98,7 @@ func play(s *stream, line string) (effect, error) {
 		}
 		return h
 	}
-	body := func() *extprocv3.HttpBody {
+	payload := func() *extprocv3.HttpBody {
 		b := &extprocv3.HttpBody{EndOfStream: end, Body: []byte(args["text"])}
 		if n, err := strconv.Atoi(args["size"]); err == nil {
 			b.Body = bytes.Repeat([]byte("x"), n)
@@ -158,13 +158,13 @@ func play(s *stream, line string) (effect, error) {
 			h.Headers = append(h.Headers, &corev3.HeaderValue{Key: "x", RawValue: make([]byte, maxHeaderBytes)})
 		}
 	case "request-body":
-		in.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: body()}
+		in.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: payload()}
 	case "request-trailers":
 		in.Request = &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}
 	case "response-headers":
 		in.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers()}
 	case "response-body":
-		in.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: body()}
+		in.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: payload()}
 	case "response-trailers":
 		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
 	case "no-request":
@@ -199,7 +199,7 @@ func play(s *stream, line string) (effect, error) {
 	case "refused":
 		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel,
 			"no-prefill": router.ErrNoPrefill, "constraints": router.ErrConstraints,
-			"bad-body": &apibody.Error{Code: "invalid_type", Param: "model", Message: "'model' must be a string."},
+			"bad-body": &body.Error{Code: "invalid_type", Param: "model", Message: "'model' must be a string."},
 			"defect":   fmt.Errorf("something else")}[words[0]]
 		if !ok {
 			return effect{}, fmt.Errorf("no such error")
@@ -296,7 +296,7 @@ func describe(s *stream, e effect) string {
 }
 
 // hints renders the hints that are set.
-func hints(h apibody.Hints) string {
+func hints(h body.Hints) string {
 	var b strings.Builder
 	for _, x := range []struct{ name, value string }{{"policy-class", h.PolicyClass}, {"tenant", h.Tenant},
 		{"session", h.Session},

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"sync"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // maxWorkerAdapters bounds how many adapters are learned from one worker's events, maxAdapterName the length of an
@@ -96,8 +96,8 @@ func (a *Adapters) Len() int {
 
 // readSpaces sets the model and the adapter that a request names, and in which parts of the engine's cache its prompts'
 // blocks are. p.salt is set.
-func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
-	if r.cfg.Engine != tokenizer.SGLang {
+func (r *Router) readSpaces(p *prepared, payload *body.Request) {
+	if r.cfg.Engine != prompt.SGLang {
 		if adapted := r.cfg.Adapters.of(p.model, r.served); adapted != "" && !r.cfg.names(p.model) {
 			p.lora = strings.Clone(p.model) // a metric keeps it longer than the body
 			p.model, p.label = adapted, p.lora
@@ -110,15 +110,15 @@ func (r *Router) readSpaces(p *prompt, body *apibody.Request) {
 	} else if adapted := r.cfg.Adapters.of(name, r.served); adapted != "" && !r.cfg.names(name) {
 		p.model = adapted // to SGLang, the name of an adapter alone has no meaning
 	}
-	space, unnamed := tokenizer.SGLangSpace(body, adapter, 0)
+	space, unnamed := prompt.SGLangSpace(payload, adapter, 0)
 	p.lora, p.salt, p.unnamed = strings.Clone(space.LoRA), space.Salt, unnamed
 	if r.cfg.Adapters.of(p.lora, r.served) != "" {
 		p.label = p.lora
 	}
-	if tokenizer.SGLangSpacesDiffer(body) {
-		p.spaces = make([]tokenizer.Space, len(body.Prompts))
+	if prompt.SGLangSpacesDiffer(payload) {
+		p.spaces = make([]prompt.Space, len(payload.Prompts))
 		for i := range p.spaces {
-			p.spaces[i], unnamed = tokenizer.SGLangSpace(body, adapter, i)
+			p.spaces[i], unnamed = prompt.SGLangSpace(payload, adapter, i)
 			p.unnamed = p.unnamed || unnamed
 		}
 	}

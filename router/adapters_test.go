@@ -8,7 +8,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // kvepp learns an adapter from an engine's events. Its base model is that of the worker that sent them.
@@ -51,7 +51,7 @@ func TestAdaptersOfHostileEngines(t *testing.T) {
 	es[0].Model, es[1].Model, es[2].Model = "theirs", "ours", "ours"
 	h := newHouse(t, es...)
 	h.cfg.Adapters = NewAdapters(map[string]string{"named": "ours"})
-	h.cfg.Models = map[string]*tokenizer.Model{"m": nil}
+	h.cfg.Models = map[string]*prompt.Model{"m": nil}
 	h.cfg.StrictModel = true
 	seen := func(w kvblock.Worker, name string) {
 		h.cfg.Adapters.Seen(w, name, func() string { return es[w].Model })

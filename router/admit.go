@@ -27,7 +27,7 @@ type Admission struct {
 // heldRequest is what the waiting room of the admission keeps of a request.
 type heldRequest struct {
 	req    *Request
-	prompt *prompt
+	prompt *prepared
 	turn   *admission.Turn
 }
 
@@ -49,7 +49,7 @@ func (r *Router) admitAndDecide(
 	ctx context.Context,
 	sc *scratch,
 	req *Request,
-	p *prompt,
+	p *prepared,
 ) (route *Route, waited time.Duration, err error) {
 	turn := r.turnOf(sc, req, p)
 	if turn != nil && !turn.Continues() {
@@ -64,7 +64,7 @@ func (r *Router) admitAndDecide(
 
 // turnOf returns the request's turn in its conversation; nil if admission does not apply to it. The caller has not
 // gathered candidates yet.
-func (r *Router) turnOf(sc *scratch, req *Request, p *prompt) *admission.Turn {
+func (r *Router) turnOf(sc *scratch, req *Request, p *prepared) *admission.Turn {
 	if r.cfg.Admission == nil || p.pins.Given() || p.reason != ReasonKV || len(p.tokens) != 1 {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (r *Router) waitAndDecide(
 	ctx context.Context,
 	sc *scratch,
 	req *Request,
-	p *prompt,
+	p *prepared,
 	turn *admission.Turn,
 ) (route *Route, waited time.Duration, err error) {
 	held := *p // a copy, so that p stays on the stack of requests that never wait

@@ -20,7 +20,7 @@ type affinity struct {
 //
 // The requests of an agent's sub-agents share one session, apart from the agent's own: their prompts begin alike.
 // Source: dynamo-llm 1.6.1, kv_router::routing_host.
-func (r *Router) affinityOf(p *prompt) (a affinity) {
+func (r *Router) affinityOf(p *prepared) (a affinity) {
 	h := &p.hints
 	if h.Session == "" || r.cfg.Sessions == nil {
 		return a
@@ -40,7 +40,7 @@ func (r *Router) affinityOf(p *prompt) (a affinity) {
 
 // exclusiveTarget returns the target that a request waits for although other workers are ready: that of its stored
 // response, or of its session, unless the session may move.
-func (r *Router) exclusiveTarget(p *prompt) (t target) {
+func (r *Router) exclusiveTarget(p *prepared) (t target) {
 	if p.stored.bound {
 		return p.stored
 	}
@@ -58,7 +58,7 @@ const maxTries = 4
 // It holds no lock while it chooses, so requests of one session race: A and B both find the session unbound, A binds it
 // to the worker that it chose, and B, which chose another, cannot. B then frees its booking and chooses again, with the
 // session bound.
-func (r *Router) chooseInSession(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
+func (r *Router) chooseInSession(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (*Route, error) {
 	sessions, a := r.cfg.Sessions, &p.affinity
 	for try := 1; ; try++ {
 		t := target{soft: sessions.Soft()}

@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/queue"
 	"kvepp/scoring"
 	"kvepp/session"
@@ -430,7 +430,7 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 						req.Hints.SessionFinal = rng.IntN(4) == 0
 					}
 					r, err := h.Route(t.Context(), req)
-					var bad *apibody.Error
+					var bad *body.Error
 					switch {
 					case err == nil:
 						running = append(running, r)

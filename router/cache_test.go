@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/prompt"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // withFields returns a request with more fields in its body.
@@ -26,7 +26,7 @@ func TestCacheNotRead(t *testing.T) {
 	const n = 512
 	for _, policy := range []scoring.Policy{scoring.Dynamo, scoring.Time} {
 		for _, c := range []struct {
-			engine tokenizer.Engine
+			engine prompt.Engine
 			fields string
 			read   bool
 		}{
@@ -35,22 +35,22 @@ func TestCacheNotRead(t *testing.T) {
 			{"", `"prompt_logprobs":null`, true},
 			{"", `"echo":true`, true},
 			{"", `"prompt_logprobs":1`, false},
-			{tokenizer.VLLM, `"prompt_logprobs":0`, false},
-			{tokenizer.VLLM, `"echo":true,"logprobs":1`, false},
-			{tokenizer.SGLang, ``, true},
-			{tokenizer.SGLang, `"prompt_logprobs":1`, true},
-			{tokenizer.SGLang, `"echo":true,"logprobs":1`, false},
-			{tokenizer.Dynamo, `"prompt_logprobs":1`, false},
-			{tokenizer.TRTLLM, `"prompt_logprobs":1`, true},
+			{prompt.VLLM, `"prompt_logprobs":0`, false},
+			{prompt.VLLM, `"echo":true,"logprobs":1`, false},
+			{prompt.SGLang, ``, true},
+			{prompt.SGLang, `"prompt_logprobs":1`, true},
+			{prompt.SGLang, `"echo":true,"logprobs":1`, false},
+			{prompt.Dynamo, `"prompt_logprobs":1`, false},
+			{prompt.TRTLLM, `"prompt_logprobs":1`, true},
 		} {
 			name := fmt.Sprintf("%v, %q, %s", policy, c.engine, c.fields)
 			h := newHouse(t, workers(2)...)
 			h.cfg.Engine, h.cfg.Scoring.Policy = c.engine, policy
 			h.cfg.Predict.TTL = time.Hour
 			h.warm("w0", 0, tokens(0, n), blocksOfFour)
-			prompt := func(from int) *Request { return withFields(completion("m", tokens(from, n)), c.fields) }
+			input := func(from int) *Request { return withFields(completion("m", tokens(from, n)), c.fields) }
 			if c.read {
-				if r := h.route(prompt(0)); r.PredictedCachedTokens != n || r.Reason != ReasonKV {
+				if r := h.route(input(0)); r.PredictedCachedTokens != n || r.Reason != ReasonKV {
 					t.Errorf("%s: %d cached tokens, %s", name, r.PredictedCachedTokens, r.Reason)
 				}
 				continue
@@ -58,7 +58,7 @@ func TestCacheNotRead(t *testing.T) {
 			served := map[string]int{}
 			var routes []*Route
 			for range 16 {
-				r := h.route(prompt(0))
+				r := h.route(input(0))
 				served[r.Name]++
 				routes = append(routes, r)
 				if r.PredictedCachedTokens != 0 || r.Reason != ReasonCacheNotRead || r.PromptTokens != n {
@@ -75,7 +75,7 @@ func TestCacheNotRead(t *testing.T) {
 			}
 			h.end(routes)
 			// The blocks of one that was computed are there for the next plain request.
-			other := h.route(prompt(n))
+			other := h.route(input(n))
 			h.end([]*Route{other})
 			if r := h.route(completion("m", tokens(n, n))); r.Name != other.Name || r.PredictedCachedTokens != n {
 				t.Errorf("%s: then %d cached tokens on %s", name, r.PredictedCachedTokens, r.Name)
@@ -128,7 +128,7 @@ func TestSGLangNamesOfCaches(t *testing.T) {
 		{kvblock.HashOptions{}, "named", ``, false, 64, ReasonKV},
 	} {
 		h := newHouse(t, workers(2)...)
-		h.cfg.Engine, h.cfg.StrictModel = tokenizer.SGLang, true
+		h.cfg.Engine, h.cfg.StrictModel = prompt.SGLang, true
 		h.cfg.Adapters = NewAdapters(map[string]string{"named": "m"})
 		h.cfg.Adapters.Seen(0, "sql", func() string { return "m" })
 		c.blocks.BlockSize = 4
@@ -161,7 +161,7 @@ func TestSGLangNamesOfCaches(t *testing.T) {
 // TestExtraKeysArePredicted: the blocks of a namespace that events do not name are known by earlier decisions alone.
 func TestExtraKeysArePredicted(t *testing.T) {
 	h := newHouse(t, workers(4)...)
-	h.cfg.Engine, h.cfg.Predict.TTL = tokenizer.SGLang, time.Hour
+	h.cfg.Engine, h.cfg.Predict.TTL = prompt.SGLang, time.Hour
 	cached := map[string]int{}
 	for range 2 {
 		for _, fields := range []string{`"extra_key":"a"`, `"extra_key":"b"`, `"extra_key":"a","cache_salt":"s"`} {
@@ -188,31 +188,31 @@ func TestSGLangModels(t *testing.T) {
 	es := workers(3)
 	es[1].Model, es[2].Model = "org:tiny", ""
 	for _, c := range []struct {
-		engine      tokenizer.Engine
+		engine      prompt.Engine
 		strict      bool
 		model, want string
 		adapter     string
 	}{
-		{tokenizer.SGLang, false, "m", "w0 w2", ""},
-		{tokenizer.SGLang, false, "m:other", "w0 w2", "other"},
-		{tokenizer.SGLang, true, "m:other", "w0", "other"},
-		{tokenizer.SGLang, true, "org:tiny", "w1", ""},
-		{tokenizer.SGLang, true, "org:tiny:other", "w1", "other"},
-		{tokenizer.SGLang, true, "org:tiny:a:b", "w1", "a:b"},
-		{tokenizer.SGLang, false, "org:tinyother", "w2", "tinyother"},
-		{tokenizer.SGLang, true, "flag:a", "w2", ""},
-		{tokenizer.SGLang, false, "flag:a", "w2", ""},
-		{tokenizer.SGLang, false, "flag:a:b", "w2", "b"},
-		{tokenizer.SGLang, true, "m:a:b", "w0", "a:b"},
-		{tokenizer.SGLang, true, "unserved:other", "", ""},
-		{tokenizer.SGLang, false, "unserved:other", "w2", "other"},
-		{tokenizer.SGLang, false, ":other", "w0 w1 w2", "other"},
-		{tokenizer.VLLM, true, "m:other", "", ""},
-		{tokenizer.Dynamo, true, "m:other", "", ""},
+		{prompt.SGLang, false, "m", "w0 w2", ""},
+		{prompt.SGLang, false, "m:other", "w0 w2", "other"},
+		{prompt.SGLang, true, "m:other", "w0", "other"},
+		{prompt.SGLang, true, "org:tiny", "w1", ""},
+		{prompt.SGLang, true, "org:tiny:other", "w1", "other"},
+		{prompt.SGLang, true, "org:tiny:a:b", "w1", "a:b"},
+		{prompt.SGLang, false, "org:tinyother", "w2", "tinyother"},
+		{prompt.SGLang, true, "flag:a", "w2", ""},
+		{prompt.SGLang, false, "flag:a", "w2", ""},
+		{prompt.SGLang, false, "flag:a:b", "w2", "b"},
+		{prompt.SGLang, true, "m:a:b", "w0", "a:b"},
+		{prompt.SGLang, true, "unserved:other", "", ""},
+		{prompt.SGLang, false, "unserved:other", "w2", "other"},
+		{prompt.SGLang, false, ":other", "w0 w1 w2", "other"},
+		{prompt.VLLM, true, "m:other", "", ""},
+		{prompt.Dynamo, true, "m:other", "", ""},
 	} {
 		h := newHouse(t, es...)
 		h.cfg.Engine, h.cfg.StrictModel = c.engine, c.strict
-		h.cfg.Models, h.cfg.Keep = map[string]*tokenizer.Model{"flag:a": nil}, 1
+		h.cfg.Models, h.cfg.Keep = map[string]*prompt.Model{"flag:a": nil}, 1
 		h.records.ring = make([]*Record, 1)
 		r, err := h.Route(t.Context(), completion(c.model, tokens(0, 16)))
 		if lora := h.Records(1, Query{})[0].LoRA; err == nil && lora != c.adapter {
@@ -233,7 +233,7 @@ func TestSGLangModels(t *testing.T) {
 // TestSGLangAdaptersAreNoLabels: adapters that only clients name do not become labels of metrics.
 func TestSGLangAdaptersAreNoLabels(t *testing.T) {
 	h := newHouse(t, workers(1)...)
-	h.cfg.Engine, h.cfg.Adapters = tokenizer.SGLang, NewAdapters(map[string]string{"sql": "m"})
+	h.cfg.Engine, h.cfg.Adapters = prompt.SGLang, NewAdapters(map[string]string{"sql": "m"})
 	for model, want := range map[string]string{"m:sql": "sql", "m:client-1": "m", "m:client-2": "m"} {
 		r := h.route(completion(model, tokens(0, 16)))
 		if r.observed.target != want {

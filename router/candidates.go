@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/router/eject"
 )
 
@@ -31,13 +31,13 @@ type tally [verdicts]int
 // criteria decide which workers are candidates for one request.
 type criteria struct {
 	req                               *Request
-	p                                 *prompt
+	p                                 *prepared
 	standings                         *standings
 	stockPrefill, pinned, constrained bool
 }
 
 // criteria returns those for a request. The standings are those in sc.
-func (r *Router) criteria(sc *scratch, req *Request, p *prompt) criteria {
+func (r *Router) criteria(sc *scratch, req *Request, p *prepared) criteria {
 	return criteria{
 		req:          req,
 		p:            p,
@@ -72,7 +72,7 @@ func (c *criteria) hasModel(w *pool.Worker) bool {
 }
 
 // judge applies the criteria of all roles. A pinned request goes to its worker even if that is ejected.
-func (c *criteria) judge(w *pool.Worker, pin *apibody.Pin, busy bool) verdict {
+func (c *criteria) judge(w *pool.Worker, pin *body.Pin, busy bool) verdict {
 	switch {
 	case c.pinned && !pinAllows(pin, w):
 		return notPinned
@@ -104,7 +104,7 @@ type target struct {
 //
 // Errors: ErrOverloaded, ErrCordoned, ErrConstraints, ErrNoPrefill, ErrUnknownModel, ErrNoEndpoints, and an
 // *apibody.Error for a pin that names no candidate.
-func (r *Router) gather(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target, over []bool) error {
+func (r *Router) gather(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared, t target, over []bool) error {
 	targetOverloaded := r.classify(sc, snapshot, req, p, t, over)
 	sc.admitEjected()
 	unpaired := sc.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
@@ -124,7 +124,7 @@ func (r *Router) classify(
 	sc *scratch,
 	snapshot *pool.Snapshot,
 	req *Request,
-	p *prompt,
+	p *prepared,
 	t target,
 	over []bool,
 ) (targetOverloaded bool) {
@@ -175,7 +175,7 @@ func (r *Router) classify(
 
 // whyNone says why no worker may take the request: of several reasons the first below. unpaired counts the decode
 // workers that no prefill worker matches.
-func (sc *scratch) whyNone(p *prompt, unpaired int) error {
+func (sc *scratch) whyNone(p *prepared, unpaired int) error {
 	// why reports whether a destination has that verdict, or the only prefill workers for a decode worker.
 	why := func(v verdict) bool { return sc.destinations[v] > 0 || unpaired > 0 && sc.prefills[v] > 0 }
 	switch {

@@ -9,7 +9,7 @@ import (
 )
 
 // choose chooses the worker, or the two workers, for a request and books the request there.
-func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (route *Route, err error) {
+func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (route *Route, err error) {
 	if p.affinity.wanted && !p.stored.bound {
 		route, err = r.chooseInSession(sc, snapshot, req, p)
 	} else {
@@ -52,7 +52,7 @@ const maxLooks = 64
 // nothing was booked after the loads were compared with them. Otherwise a burst would pass the thresholds together.
 //
 // With an error, or in a further round, what was booked before is in sc: see undo.
-func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, t target) (*Route, error) {
+func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared, t target) (*Route, error) {
 	for look := 1; ; look++ {
 		over := r.overloaded(sc, snapshot, p.model)
 		sc.over = over
@@ -74,7 +74,7 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 }
 
 // bookCandidates books the cheapest of the candidates: an aggregated worker, or a prefill and a decode worker.
-func (r *Router) bookCandidates(sc *scratch, p *prompt) (*Route, error) {
+func (r *Router) bookCandidates(sc *scratch, p *prepared) (*Route, error) {
 	if alone, pairs := len(sc.aggregated.workers), len(sc.decode.workers); alone > 0 && pairs > 0 &&
 		r.cfg.Scoring.Mode != scoring.KV {
 		// The other modes have no cost to compare. Both kinds get requests in proportion to their destinations.

@@ -10,12 +10,12 @@ import (
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
 	"kvepp/pool"
+	"kvepp/prompt"
+	"kvepp/prompt/remote"
 	"kvepp/queue"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 	"kvepp/session"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
 )
 
 // DefaultBytesPerToken fits English text in JSON.
@@ -25,12 +25,12 @@ const DefaultBytesPerToken = 4
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer. A nil tokenizer stands for a model whose
 	// tokenizer could not be loaded.
-	Models map[string]*tokenizer.Model
+	Models map[string]*prompt.Model
 	// UpperBound reports whether the engines of a model may have less of a prompt cached than their KV events announce,
 	// without a sign of it in the events. Predictions for its requests are then marked as upper bounds. nil: no model.
 	UpperBound func(model string) bool
 	// Engine is the engine of all endpoints: its rules say which part of its cache a request uses. Empty: vLLM.
-	Engine tokenizer.Engine
+	Engine prompt.Engine
 	// Adapters are the LoRA adapters. An adapter shares the tokenizer and the workers of its model and has blocks of
 	// its own. A name in Models or Remote is always a model's. nil: no adapters.
 	Adapters *Adapters

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 var (
@@ -64,7 +64,7 @@ type reading struct {
 // Errors: errPickTimeout; ctx's own.
 func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading, error) {
 	g := reading{router: r, size: size}
-	share, cost := r.cfg.Memory.ReadShare(size), apibody.ReadCost(size)
+	share, cost := r.cfg.Memory.ReadShare(size), body.ReadCost(size)
 	if size <= quickBytes {
 		if share.TryTake(cost) {
 			g.cost = cost
@@ -198,14 +198,14 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 func (g *reading) parse(
 	ctx context.Context,
 	until time.Time,
-	how apibody.Parser,
+	how body.Parser,
 	req *Request,
-) (*apibody.Request, error) {
+) (*body.Request, error) {
 	if until.IsZero() || g.size <= quickBytes {
 		return how.Parse(req.Path, req.Body)
 	}
-	path, body := req.Path, req.Body
-	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return how.Parse(path, body) })
+	path, payload := req.Path, req.Body
+	return within(ctx, until, g, func(context.Context) (*body.Request, error) { return how.Parse(path, payload) })
 }
 
 // tokenize returns the prompts of a body. A client's own template may take long even for a small body. Errors: the
@@ -213,11 +213,11 @@ func (g *reading) parse(
 func (g *reading) tokenize(
 	ctx context.Context,
 	until time.Time,
-	model *tokenizer.Model,
-	body *apibody.Request,
-) ([]tokenizer.Prompt, error) {
-	if until.IsZero() || g.size <= quickBytes && body.ChatTemplate == "" {
-		return model.Tokenize(ctx, body)
+	model *prompt.Model,
+	payload *body.Request,
+) ([]prompt.Prompt, error) {
+	if until.IsZero() || g.size <= quickBytes && payload.ChatTemplate == "" {
+		return model.Tokenize(ctx, payload)
 	}
 	if g.slot == nil {
 		if err := g.takeSlot(ctx, until); err != nil {
@@ -228,7 +228,7 @@ func (g *reading) tokenize(
 		ctx,
 		until,
 		g,
-		func(ctx context.Context) ([]tokenizer.Prompt, error) { return model.Tokenize(ctx, body) },
+		func(ctx context.Context) ([]prompt.Prompt, error) { return model.Tokenize(ctx, payload) },
 	)
 }
 

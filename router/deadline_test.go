@@ -10,21 +10,21 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // budgeted returns a house with the memory budget of a 2 GiB container, and a function that returns a request of a
 // given size.
 func budgeted(t *testing.T) (*house, func(size int) *Request) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := newHouse(t, workers(2)...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	h.cfg.PickTimeout = 2 * time.Second
 	h.cfg.Memory = budget.New(448 << 20)
 	return h, func(size int) *Request {
@@ -182,7 +182,7 @@ func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 			if !errors.Is(err, errPickTimeout) || !told {
 				t.Errorf("%v; it was told: %t", err, told)
 			}
-			if n := h.cfg.Memory.Used(); n != apibody.ReadCost(size)+size || len(h.slots.all) != 1 {
+			if n := h.cfg.Memory.Used(); n != body.ReadCost(size)+size || len(h.slots.all) != 1 {
 				t.Errorf("%d bytes and %d slots are taken", n, len(h.slots.all))
 			}
 			close(end)
@@ -294,7 +294,7 @@ func TestPanicWhileBooking(t *testing.T) {
 // on.
 func TestPanicWhileTokenizing(t *testing.T) {
 	h := newHouse(t, workers(2)...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // not loaded
+	h.cfg.Models = map[string]*prompt.Model{"m": new(prompt.Model)} // not loaded
 	h.cfg.PickTimeout = time.Minute
 	for _, size := range []int{100, 100_000} {
 		r, err := h.Route(
@@ -317,7 +317,7 @@ func TestPanicKeepsWhatWasAsked(t *testing.T) {
 	es := workers(2)
 	es[1].Taints = []string{"gpu"}
 	h := newHouse(t, es...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // not loaded
+	h.cfg.Models = map[string]*prompt.Model{"m": new(prompt.Model)} // not loaded
 	for range 20 {
 		r := h.route(
 			&Request{

@@ -70,7 +70,7 @@ func (r *Router) Explain(ctx context.Context, req *Request) (*Explanation, error
 
 // wouldWait, of a rehearsal, reports whether every worker that may compute the prompt is busy for the request's policy
 // class.
-func (r *Router) wouldWait(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) bool {
+func (r *Router) wouldWait(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) bool {
 	entry, err := r.entry(sc, snapshot, req, p)
 	if err != nil {
 		return false // it is refused

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/queue"
 	"kvepp/router/eject"
 	"kvepp/scoring"
@@ -92,7 +92,7 @@ func TestExplainRefusals(t *testing.T) {
 		!errors.Is(x.Refused, ErrUnknownModel) || x.Record.Error == "" || x.Record.Name != "" {
 		t.Errorf("unknown model: %+v, %v", x.Record, err)
 	}
-	invalid := (*apibody.Error)(nil)
+	invalid := (*body.Error)(nil)
 	if _, err := h.Explain(t.Context(), &Request{Path: "/v1/completions", Body: []byte("{")}); err == nil ||
 		!errors.As(err, &invalid) {
 		t.Errorf("no JSON: %v", err)

@@ -1,6 +1,6 @@
 package router
 
-import "kvepp/internal/apibody"
+import "kvepp/prompt/body"
 
 // The bodies that endpoints get in place of the clients'.
 
@@ -10,8 +10,8 @@ const saltPrefix = "dynamo-cache-salt:"
 
 // changes returns what is changed in every body that was read. A pin that is not followed is removed: Dynamo's frontend
 // would follow it.
-func (r *Router) changes() apibody.Changes {
-	return apibody.Changes{
+func (r *Router) changes() body.Changes {
+	return body.Changes{
 		RemovePins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
 		RemoveLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext,
 	}
@@ -21,15 +21,15 @@ func (r *Router) changes() apibody.Changes {
 func (r *Router) heedsTenants() bool { return r.cfg.Frontends || r.cfg.TenantSalt }
 
 // namespace returns the cache namespace of a request: its tenant if tenants are heeded, else the body's cache salt.
-func (r *Router) namespace(body *apibody.Request, tenant string) string {
+func (r *Router) namespace(payload *body.Request, tenant string) string {
 	if tenant != "" && r.heedsTenants() && !r.cfg.IgnoreHints {
 		return tenant
 	}
-	return body.CacheSalt
+	return payload.CacheSalt
 }
 
 // setBody sets what the endpoint gets in place of the request's body.
-func (r *Router) setBody(route *Route, p *prompt, req *Request) {
+func (r *Router) setBody(route *Route, p *prepared, req *Request) {
 	route.Body, route.Renamed = p.forward, p.renamed
 	if p.inject != nil && route.sameTokenizer {
 		route.Body = r.injected(p, req)
@@ -37,7 +37,7 @@ func (r *Router) setBody(route *Route, p *prompt, req *Request) {
 }
 
 // injected returns the body with the prompt's token ids, so that the frontend need not compute them again.
-func (r *Router) injected(p *prompt, req *Request) []byte {
+func (r *Router) injected(p *prepared, req *Request) []byte {
 	changes := r.changes()
 	if p.renamed != nil {
 		changes.Model = p.renamed.Upstream

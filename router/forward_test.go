@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // Token ids are injected into a body exactly if the frontend would compute the same ids.
 func TestTokenDataGoesOn(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{Engine: prompt.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 	const completion = `{"model":"m","prompt":%s}`
 	workers := workers(1)
 	h := newHouse(t, workers...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	h.cfg.Frontends, h.cfg.InjectTokens = true, true
 	for _, c := range []struct {
 		path, body string
@@ -55,7 +55,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 			}
 			continue
 		}
-		request, err := apibody.ParseRequest(c.path, []byte(c.body))
+		request, err := body.ParseRequest(c.path, []byte(c.body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,13 +91,13 @@ func TestTokenDataGoesOn(t *testing.T) {
 
 // With a prefill and a decode worker, both must have kvepp's tokenizer files.
 func TestTokenDataOfTwoLegs(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{Engine: prompt.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}
 	endpoints := disaggregated(1, 1)
 	h := newHouse(t, endpoints...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	h.cfg.Frontends, h.cfg.InjectTokens = true, true
 	for same := range 4 {
 		endpoints[0].SameTokenizer, endpoints[1].SameTokenizer = same&1 != 0, same&2 != 0
@@ -135,7 +135,7 @@ func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 		if c.in != "" {
 			req = with(req, c.in)
 		}
-		req.Hints = apibody.Hints{Tenant: c.tenant}
+		req.Hints = body.Hints{Tenant: c.tenant}
 		route := h.route(req)
 		if route.Name != c.want || route.PredictedCachedTokens != 40 {
 			t.Errorf("%+v: %s with %d cached tokens", c, route.Name, route.PredictedCachedTokens)
@@ -193,7 +193,7 @@ func TestModelWithoutTokenizer(t *testing.T) {
 	endpoints := workers(1)
 	endpoints[0].Model = ""
 	h := newHouse(t, endpoints...)
-	h.cfg.Models, h.cfg.StrictModel = map[string]*tokenizer.Model{"m": nil}, true
+	h.cfg.Models, h.cfg.StrictModel = map[string]*prompt.Model{"m": nil}, true
 	if route := h.route(&Request{Path: "/v1/completions",
 		Body: []byte(`{"model":"m","prompt":"Sing!"}`)}); route.Reason != ReasonNoTokenizer {
 		t.Errorf("%+v", route.Decision)

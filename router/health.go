@@ -84,7 +84,7 @@ func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
 
 // watch begins to follow the request's endpoints. It returns false if the request was to be an endpoint's trial and
 // another request took the trial first: then the caller must choose again.
-func (r *Router) watch(sc *scratch, route *Route, p *prompt) bool {
+func (r *Router) watch(sc *scratch, route *Route, p *prepared) bool {
 	t := r.cfg.Eject
 	if !t.Ejects() {
 		return true

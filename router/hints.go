@@ -3,9 +3,9 @@ package router
 import (
 	"fmt"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/scoring"
 )
 
@@ -19,7 +19,7 @@ const (
 
 // showIgnored creates the series of ignored hints, at zero.
 func showIgnored(m *metrics.Metrics) {
-	for _, hint := range apibody.HintNames {
+	for _, hint := range body.HintNames {
 		m.HintsIgnored(hint, hintMalformed, 0)
 		m.HintsIgnored(hint, hintDisabled, 0)
 	}
@@ -28,12 +28,12 @@ func showIgnored(m *metrics.Metrics) {
 }
 
 // follow returns the hints that are followed, and counts the others.
-func (r *Router) follow(given apibody.Hints) apibody.Hints {
+func (r *Router) follow(given body.Hints) body.Hints {
 	if r.cfg.IgnoreHints {
 		for _, hint := range given.Given() {
 			r.metrics.HintsIgnored(hint, hintDisabled, 1)
 		}
-		return apibody.Hints{}
+		return body.Hints{}
 	}
 	if given.Tenant != "" && !r.heedsTenants() {
 		r.metrics.HintsIgnored("tenant", hintUnheard, 1)
@@ -62,7 +62,7 @@ func (r *Router) followOverrides(o *scoring.Overrides) *scoring.Config {
 }
 
 // followPins returns the workers that a request asks for; none if it may not ask.
-func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
+func (r *Router) followPins(p body.Pins) (body.Pins, error) {
 	switch {
 	case !p.Given():
 	case r.cfg.IgnoreHints:
@@ -70,15 +70,15 @@ func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
 	case !r.cfg.Pinning:
 		r.metrics.HintsIgnored("pin", hintNotAllowed, 1)
 	case p.Err != nil:
-		return apibody.Pins{}, p.Err
+		return body.Pins{}, p.Err
 	default:
 		return p, nil
 	}
-	return apibody.Pins{}, nil
+	return body.Pins{}, nil
 }
 
 // followConstraints returns the request's constraints on its workers' taints.
-func (r *Router) followConstraints(c *apibody.Constraints) scoring.Constraints {
+func (r *Router) followConstraints(c *body.Constraints) scoring.Constraints {
 	if c.Given() && r.cfg.IgnoreHints {
 		r.metrics.HintsIgnored("routing_constraints", hintDisabled, 1)
 		return scoring.Constraints{}
@@ -87,18 +87,18 @@ func (r *Router) followConstraints(c *apibody.Constraints) scoring.Constraints {
 }
 
 // pinAllows reports whether a pin names w, or no worker at all.
-func pinAllows(p *apibody.Pin, w *pool.Worker) bool {
+func pinAllows(p *body.Pin, w *pool.Worker) bool {
 	return p.Key == "" || w.InstanceID == p.InstanceID && (!p.HasRank || w.Rank == p.Rank)
 }
 
 // unknownPin returns the error for a pin that names no worker that can take the request.
-func unknownPin(p *apibody.Pin) error {
+func unknownPin(p *body.Pin) error {
 	what := fmt.Sprintf("%d", p.InstanceID)
 	if p.HasRank {
 		what += fmt.Sprintf(", rank %d,", p.Rank)
 	}
-	return &apibody.Error{
-		Code:    apibody.CodeInvalidValue,
+	return &body.Error{
+		Code:    body.CodeInvalidValue,
 		Param:   p.Key,
 		Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what),
 	}

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
+	"kvepp/prompt/body"
 	"kvepp/scoring"
 )
 
@@ -49,7 +49,7 @@ func TestTenantIsTheCacheSaltOfDynamosFrontends(t *testing.T) {
 	} {
 		h.cfg.Frontends, h.cfg.IgnoreHints = c.salts, c.ignore
 		r := *c.req
-		r.Hints = apibody.Hints{Tenant: c.tenant}
+		r.Hints = body.Hints{Tenant: c.tenant}
 		route := h.route(&r)
 		if route.Name != c.want || route.PredictedCachedTokens != 40 {
 			t.Errorf("%+v: %s with %d cached tokens, want %s", c, route.Name, route.PredictedCachedTokens, c.want)
@@ -60,14 +60,14 @@ func TestTenantIsTheCacheSaltOfDynamosFrontends(t *testing.T) {
 
 func TestIgnoredHintsAreCounted(t *testing.T) {
 	h := newHouse(t, workers(1)...)
-	for _, hint := range apibody.HintNames {
+	for _, hint := range body.HintNames {
 		for _, cause := range []string{"malformed", "disabled"} {
 			if n := h.counted(fmt.Sprintf(`kvepp_hints_ignored_total{cause=%q,hint=%q}`, cause, hint)); n != 0 {
 				t.Errorf("%s %s starts at %v, want 0", hint, cause, n)
 			}
 		}
 	}
-	var headers apibody.HeaderHints
+	var headers body.HeaderHints
 	headers.Add("x-dynamo-request-priority", "high")
 	headers.Add("x-tenant-id", "t")
 	req := completion("m", tokens(0, 8))
@@ -191,7 +191,7 @@ func TestPinning(t *testing.T) {
 		`"backend_instance_id":"100"`:           "nvext.backend_instance_id",
 	} {
 		_, err := h.Route(t.Context(), with(req, `"nvext":{`+pin+`}`))
-		var e *apibody.Error
+		var e *body.Error
 		if !errors.As(err, &e) || e.Param != key {
 			t.Errorf("%s: %v, want an error of %s", pin, err, key)
 		}
@@ -236,7 +236,7 @@ func TestPinningOfTwoLegs(t *testing.T) {
 		`"prefill_worker_id":201,"prefill_dp_rank":1`: "nvext.prefill_worker_id",
 	} {
 		_, err := h.Route(t.Context(), with(req, `"nvext":{`+pin+`}`))
-		var e *apibody.Error
+		var e *body.Error
 		if !errors.As(err, &e) || e.Param != key {
 			t.Errorf("%s: %v, want an error of %s", pin, err, key)
 		}

@@ -5,18 +5,18 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // TestHostileBodies: every hostile body gets a clear 400 or a decision, never a panic or a wrong answer.
 func TestHostileBodies(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := newHouse(t, workers(2)...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	chat := func(message string) string { return `{"model":"m","messages":[` + message + `]}` }
 	for _, c := range []struct {
 		name, body string
@@ -51,7 +51,7 @@ func TestHostileBodies(t *testing.T) {
 			path = "/v1/completions"
 		}
 		r, err := h.Route(t.Context(), &Request{Path: path, Body: []byte(c.body)})
-		var bad *apibody.Error
+		var bad *body.Error
 		switch {
 		case c.says != "":
 			if !errors.As(err, &bad) || !strings.Contains(bad.Message, c.says) {
@@ -74,7 +74,7 @@ func TestHostileBodies(t *testing.T) {
 // TestPythonsJSON: what servers in Python accept gets a decision, by cache if the prompt is known and by load if not.
 // Dynamo's frontend refuses it, and so does kvepp before one. A body that would miss its tenant's salt is refused, too.
 func TestPythonsJSON(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,12 +109,12 @@ func TestPythonsJSON(t *testing.T) {
 		}
 		for _, kind := range []string{"stock", "frontends", "salted"} {
 			h := newHouse(t, workers(2)...)
-			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+			h.cfg.Models = map[string]*prompt.Model{"m": model}
 			h.cfg.Frontends, h.cfg.TenantSalt = kind == "frontends", kind == "salted"
 			request := &Request{Path: path, Body: []byte(c.body)}
 			request.Hints.Tenant = "t"
 			r, err := h.Route(t.Context(), request)
-			var bad *apibody.Error
+			var bad *body.Error
 			switch {
 			case kind == "frontends" || kind == "salted" && !c.salted:
 				if !errors.As(err, &bad) {

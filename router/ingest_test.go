@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // BenchmarkPickBesideEvents is BenchmarkPick while the index applies the KV events of the same workers: that many
@@ -70,9 +70,9 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 					}
 				}
 			}()
-			p := prompt{
+			p := prepared{
 				model:  "m",
-				tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}},
+				tokens: []prompt.Prompt{{IDs: ids, Certain: len(ids)}},
 				isl:    len(ids),
 				reason: ReasonKV,
 			}

@@ -23,7 +23,7 @@ var modelSpaces = maphash.MakeSeed()
 
 // climb notes how many of the request's prompt tokens reach each rung of the ladder, up to the chosen worker, and why
 // not more.
-func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt, route *Route) {
+func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared, route *Route) {
 	if r.cfg.Ladder == nil {
 		return
 	}
@@ -81,7 +81,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 }
 
 // noteSeen returns how many of the prompt's blocks were requested before, with the same salt and adapter, and with any.
-func (r *Router) noteSeen(v *variant, p *prompt) (seen, plain int) {
+func (r *Router) noteSeen(v *variant, p *prepared) (seen, plain int) {
 	space := maphash.String(modelSpaces, p.model)
 	// Blocks without regard to salts are remembered beside the others, and only once a request has a salt.
 	plainSpace := ^space
@@ -103,7 +103,7 @@ func (r *Router) noteSeen(v *variant, p *prompt) (seen, plain int) {
 
 // bestHolder returns the index in the snapshot of the worker of the model that has most of the prompt cached, and how
 // many blocks, if that is more than so many; -1 if there is none.
-func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prompt, more int) (holder, blocks int) {
+func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prepared, more int) (holder, blocks int) {
 	holder, blocks = -1, more
 	any := false
 	for i := range v.overlap {
@@ -125,7 +125,7 @@ func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prompt
 func (o overlap) blocks() int { return int(o.device + o.host + o.disk) }
 
 // whyNotEligible says why a worker of the request's model is no candidate.
-func (r *Router) whyNotEligible(sc *scratch, w *pool.Worker, index int, req *Request, p *prompt) ladder.Cause {
+func (r *Router) whyNotEligible(sc *scratch, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
 	c := r.criteria(sc, req, p)
 	busy := index < len(sc.over) && sc.over[index]
 	var v verdict

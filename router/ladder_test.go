@@ -8,7 +8,7 @@ import (
 	"kvepp/internal/ladder"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // withLadder makes the house count where cached tokens are lost.
@@ -205,7 +205,7 @@ func TestLadderOfDynamosNames(t *testing.T) {
 		pairs[3+i].Model = "pair"
 	}
 	sums := &Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(1 << 20)}
-	models := map[string]*tokenizer.Model{"m": nil, "pair": nil}
+	models := map[string]*prompt.Model{"m": nil, "pair": nil}
 	h, sample := exportingAs(t, Config{Models: models, Ladder: sums}, pairs...)
 	h.cfg.Ladder = sums
 	h.warm("w1", 0, tokens(0, 40), blocksOfFour)

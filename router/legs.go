@@ -44,7 +44,7 @@ func decodeConfig(c scoring.Config) scoring.Config {
 }
 
 // bookAggregated chooses an aggregated worker and books the request there.
-func (r *Router) bookAggregated(sc *scratch, p *prompt) (*Route, error) {
+func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
 	l := &sc.aggregated
 	l.cfg = sc.pricing
 	reason, sel, booking, err := r.bookPrompt(sc, l, p)
@@ -70,7 +70,7 @@ func (r *Router) bookAggregated(sc *scratch, p *prompt) (*Route, error) {
 }
 
 // bookPair chooses a prefill worker and a decode worker that matches it, and books the request on both.
-func (r *Router) bookPair(sc *scratch, p *prompt) (*Route, error) {
+func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 	sc.prefill.cfg = prefillConfig(sc.pricing)
 	reason, first, prefill, err := r.bookPrompt(sc, &sc.prefill, p)
 	if err != nil {
@@ -137,7 +137,7 @@ func blockSizeOf(w *pool.Worker, sel scoring.Selection) int {
 }
 
 // bookPrompt matches the prompt with the blocks of a leg's candidates, chooses one and books the prompt there.
-func (r *Router) bookPrompt(sc *scratch, l *leg, p *prompt) (Reason, scoring.Selection, scoring.Booking, error) {
+func (r *Router) bookPrompt(sc *scratch, l *leg, p *prepared) (Reason, scoring.Selection, scoring.Booking, error) {
 	reason := p.reason
 	if p.tokens != nil {
 		reason = r.match(sc, l.workers, p)
@@ -164,7 +164,7 @@ func (r *Router) bookPrompt(sc *scratch, l *leg, p *prompt) (Reason, scoring.Sel
 }
 
 // bookLeg prices a leg's candidates, chooses one and books the request there, in one step.
-func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, scoring.Booking, error) {
+func (r *Router) bookLeg(sc *scratch, l *leg, p *prepared) (scoring.Selection, scoring.Booking, error) {
 	l.costs = slices.Grow(l.costs[:0], len(l.candidates))[:len(l.candidates)]
 	l.terms = l.terms[:0]
 	var terms []scoring.Terms // nil: not wanted
@@ -204,7 +204,7 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prompt) (scoring.Selection, sco
 }
 
 // explain completes a decision by the leg that computes the prompt.
-func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
+func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selection, p *prepared, reason Reason) {
 	w, chosen := &route.computes, &l.candidates[sel.Index]
 	switch reason {
 	case ReasonKV,

@@ -11,8 +11,8 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // disaggregated returns p prefill and d decode workers, named p0 and d0, with blocks of four tokens.
@@ -439,7 +439,7 @@ func TestPairAllocates(t *testing.T) {
 		h.cfg.Explain = false
 		s := h.pool.Acquire()
 		defer s.Release()
-		d, p := new(scratch), prompt{isl: 40, reason: ReasonNoTokenizer}
+		d, p := new(scratch), prepared{isl: 40, reason: ReasonNoTokenizer}
 		route := func() {
 			r, err := h.choose(d, s, &Request{}, &p)
 			if err != nil {
@@ -523,7 +523,7 @@ func BenchmarkPair(b *testing.B) {
 	}
 	d, s := new(scratch), h.pool.Acquire()
 	defer s.Release()
-	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
+	p := prepared{model: "m", tokens: []prompt.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 	b.ReportAllocs()
 	for b.Loop() {
 		r, err := h.choose(d, s, &Request{}, &p)

@@ -39,7 +39,7 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 
 // match hashes the prompt once for every block size among the candidates, looks the hashes up in the index, and says on
 // what the choice then rests.
-func (r *Router) match(sc *scratch, candidates []pool.Worker, p *prompt) Reason {
+func (r *Router) match(sc *scratch, candidates []pool.Worker, p *prepared) Reason {
 	sized, announcing := false, false
 	for i := range candidates {
 		w := &candidates[i]
@@ -97,7 +97,7 @@ func (r *Router) predict(sc *scratch, route *Route) {
 }
 
 // cut hashes the prompt for one block size and looks the hashes up.
-func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant {
+func (r *Router) cut(sc *scratch, p *prepared, blockSize int, eagle bool) variant {
 	began := time.Now()
 	var before variant // its memory is reused
 	if n := len(sc.variants); n < cap(sc.variants) {
@@ -141,7 +141,7 @@ func (r *Router) cut(sc *scratch, p *prompt, blockSize int, eagle bool) variant 
 }
 
 // hashOptions returns how the blocks of prompt i are hashed.
-func (p *prompt) hashOptions(v *variant, i int) kvblock.HashOptions {
+func (p *prepared) hashOptions(v *variant, i int) kvblock.HashOptions {
 	options := kvblock.HashOptions{BlockSize: v.blockSize, EAGLE: v.eagle, LoRAName: p.lora, CacheNamespace: p.salt}
 	if i < len(p.spaces) {
 		options.LoRAName, options.CacheNamespace = p.spaces[i].LoRA, p.spaces[i].Salt

@@ -10,8 +10,8 @@ import (
 	"kvepp/internal/budget"
 	"kvepp/kvblock"
 	"kvepp/modelrewrite"
+	"kvepp/prompt"
 	"kvepp/queue"
-	"kvepp/tokenizer"
 )
 
 // TestRunningRequestsReleaseTheirBodies: the model's name, an adapter's and a rewritten one do not keep the body from
@@ -22,13 +22,13 @@ func TestRunningRequestsReleaseTheirBodies(t *testing.T) {
 		nameless[i].Model = ""
 	}
 	for name, prepare := range map[string]func(h *house){
-		"a model of the operator's": func(h *house) { h.cfg.Models = map[string]*tokenizer.Model{"named": nil} },
+		"a model of the operator's": func(h *house) { h.cfg.Models = map[string]*prompt.Model{"named": nil} },
 		"an adapter":                func(h *house) { h.cfg.Adapters = NewAdapters(map[string]string{"named": "m"}) },
 		"a rewritten model": func(h *house) {
 			h.cfg.Rewrites = rewrites(t, modelrewrite.Rule{Name: "r", Models: []string{"named"}, Targets: toM})
 		},
 		"a queue": func(h *house) {
-			h.cfg.Models = map[string]*tokenizer.Model{"named": nil}
+			h.cfg.Models = map[string]*prompt.Model{"named": nil}
 			h.cfg.Queue = &queue.RoomConfig{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))),
 				Bound: 10}
 		},

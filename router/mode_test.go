@@ -5,9 +5,9 @@ import (
 	"errors"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/scoring"
 )
 
@@ -80,7 +80,7 @@ func TestDirectMode(t *testing.T) {
 	h := newHouse(t, endpoints...)
 	h.cfg.Scoring.Mode, h.cfg.Pinning = scoring.Direct, true
 	req := completion("m", tokens(0, 4))
-	var refused *apibody.Error
+	var refused *body.Error
 	if _, err := h.Route(context.Background(), req); !errors.As(err, &refused) ||
 		refused.Param != "nvext.backend_instance_id" {
 		t.Errorf("a request that names no worker: %v", err)

@@ -3,7 +3,7 @@ package router
 import (
 	"sync/atomic"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 )
 
 // Objectives maps objectives to the priorities of their requests. It is safe for concurrent use. A nil one is empty.
@@ -31,7 +31,7 @@ func (o *Objectives) of(name string) int32 {
 
 // lift gives a request the priority of its objective, unless the request has a strict priority of its own. It returns
 // the objective's priority.
-func (r *Router) lift(h *apibody.Hints) int32 {
+func (r *Router) lift(h *body.Hints) int32 {
 	priority := r.cfg.Objectives.of(h.Objective)
 	if priority > 0 && h.StrictPriority == 0 {
 		h.StrictPriority = uint32(priority)

@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/queue"
 	"kvepp/scoring"
 )
@@ -39,7 +39,7 @@ type observed struct {
 }
 
 // observeChoice reports a choice to the metrics.
-func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prompt, began time.Time) {
+func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prepared, began time.Time) {
 	route.observed = observed{
 		router:   r,
 		began:    began,
@@ -142,7 +142,7 @@ func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
 
 // labelOf returns the model as a metric's label: a name that the operator or a worker gave, never one that only a
 // client gave.
-func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
+func (r *Router) labelOf(w *pool.Worker, p *prepared) string {
 	if w.Model != "" {
 		return w.Model
 	}
@@ -221,9 +221,9 @@ func (o *observed) sawFirstToken(route *Route) {
 }
 
 // observeRefusal counts a refused request. A request whose client has gone is not counted.
-func (r *Router) observeRefusal(p *prompt, err error) {
+func (r *Router) observeRefusal(p *prepared, err error) {
 	code := metrics.CodeInternal
-	invalid, limit := (*apibody.Error)(nil), (*queue.LimitError)(nil)
+	invalid, limit := (*body.Error)(nil), (*queue.LimitError)(nil)
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return

@@ -8,10 +8,10 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
+	"kvepp/prompt"
+	"kvepp/prompt/remote"
 	"kvepp/queue"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
 )
 
 // exporting returns a house whose router exports Dynamo's router metrics, and a function that reads a sample by its
@@ -21,7 +21,7 @@ func exporting(
 	q *queue.RoomConfig,
 	endpoints ...pool.Endpoint,
 ) (*house, func(name string, labels ...string) float64) {
-	return exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}, Queue: q}, endpoints...)
+	return exportingAs(t, Config{Models: map[string]*prompt.Model{"m": nil}, Queue: q}, endpoints...)
 }
 
 // exportingAs is exporting with a given configuration.
@@ -159,7 +159,7 @@ func TestModelOfLabels(t *testing.T) {
 // there is none.
 func TestModelSeriesFromTheStart(t *testing.T) {
 	for model, cfg := range map[string]Config{
-		"own":     {Models: map[string]*tokenizer.Model{"own": nil}},
+		"own":     {Models: map[string]*prompt.Model{"own": nil}},
 		"asked":   {Remote: map[string]*remote.Client{"asked": nil}},
 		"unknown": {},
 	} {

@@ -196,7 +196,7 @@ func TestThresholdsDoNotAllocate(t *testing.T) {
 	h := newHouse(t, workers(50)...)
 	s := h.pool.Acquire()
 	defer s.Release()
-	d, p := new(scratch), prompt{reason: ReasonNoBody} // own scratch: under -race a sync.Pool drops items at random
+	d, p := new(scratch), prepared{reason: ReasonNoBody} // own scratch: under -race a sync.Pool drops items at random
 	count := func() float64 {
 		return testing.AllocsPerRun(50, func() {
 			r, err := h.choose(d, s, &Request{}, &p)

@@ -9,7 +9,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/modelrewrite"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // kvepp exports the metrics of the Inference Extension's endpoint picker for a request, from its choice to its end.
@@ -22,7 +22,7 @@ func TestPickerMetrics(t *testing.T) {
 		h, sample := exportingAs(
 			t,
 			Config{
-				Models:      map[string]*tokenizer.Model{"m": nil},
+				Models:      map[string]*prompt.Model{"m": nil},
 				Adapters:    NewAdapters(map[string]string{"sql": "m"}),
 				StrictModel: true,
 			},
@@ -175,7 +175,7 @@ func TestPickerMetrics(t *testing.T) {
 
 // After a panic the metrics count the request as ended.
 func TestPickerMetricsAfterAPanic(t *testing.T) {
-	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}}, workers(2)...)
+	h, sample := exportingAs(t, Config{Models: map[string]*prompt.Model{"m": nil}}, workers(2)...)
 	h.Router.metrics.AggregatedSelections = nil
 	func() {
 		defer func() {

@@ -26,7 +26,7 @@ var sessionNames = maphash.MakeSeed()
 
 // keepChain keeps the hashes of the prompt's blocks. They share the memory that the decision hashed them into, unless
 // the prompt is long.
-func (r *Record) keepChain(sc *scratch, p *prompt, route *Route) {
+func (r *Record) keepChain(sc *scratch, p *prepared, route *Route) {
 	if route == nil || p.tokens == nil {
 		return
 	}

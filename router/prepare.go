@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
 	"kvepp/internal/tracing"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
+	"kvepp/prompt/remote"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
 )
 
 // Renamed is a model's name before and after a rewrite: as the client gave it, and as the endpoint gets it.
@@ -23,35 +23,35 @@ type Renamed struct {
 	label               string // Requested, as a metric's label
 }
 
-// prompt is a request's body as routing sees it.
-type prompt struct {
+// prepared is a request's body as routing sees it.
+type prepared struct {
 	model   string   // the base model of an adapter; empty if the body was not read
 	renamed *Renamed // nil: the endpoint gets the client's name
 	lora    string   // the adapter; empty without one
 	label   string   // the adapter, if the operator or an engine named it: as a metric's label
 	// mustBeNamed restricts the candidates to workers that report the model.
 	mustBeNamed bool
-	salt        string             // cache namespace
-	spaces      []tokenizer.Space  // of each prompt, if these differ; nil: lora and salt
-	unnamed     bool               // KV events do not name the namespace
-	writeOnly   bool               // the engine reads none of its cache for the request
-	tokens      []tokenizer.Prompt // nil without a tokenizer
-	versions    []versioned        // by version of the engine, if these differ; nil: they do not
-	version     *tokenizer.Model   // whose tokens are used, if versions differ
-	isl         int                // tokens of all prompts, or an estimate
-	previous    string             // id of the stored response that the request continues; shares the body's memory
-	stores      bool               // the endpoint may store its answer
-	most        int                // tokens that all answers may have; 0: no limit
-	forward     []byte             // replaces the body; nil: it stays
-	inject      *apibody.Request   // the body, if token ids may be injected into it; nil: they may not
-	hints       apibody.Hints      // of headers and body
+	salt        string          // cache namespace
+	spaces      []prompt.Space  // of each prompt, if these differ; nil: lora and salt
+	unnamed     bool            // KV events do not name the namespace
+	writeOnly   bool            // the engine reads none of its cache for the request
+	tokens      []prompt.Prompt // nil without a tokenizer
+	versions    []versioned     // by version of the engine, if these differ; nil: they do not
+	version     *prompt.Model   // whose tokens are used, if versions differ
+	isl         int             // tokens of all prompts, or an estimate
+	previous    string          // id of the stored response that the request continues; shares the body's memory
+	stores      bool            // the endpoint may store its answer
+	most        int             // tokens that all answers may have; 0: no limit
+	forward     []byte          // replaces the body; nil: it stays
+	inject      *body.Request   // the body, if token ids may be injected into it; nil: they may not
+	hints       body.Hints      // of headers and body
 	// scoring is the router's configuration with the request's overrides. nil: no overrides.
 	scoring     *scoring.Config
-	priority    int32        // of its objective; below 0 the request is refused instead of waiting
-	pins        apibody.Pins // none if pinning is not allowed
-	api         apibody.API  // zero: the body was not read
-	affinity    affinity     // of the request's session
-	stored      target       // the worker that has the stored response which the request names
+	priority    int32     // of its objective; below 0 the request is refused instead of waiting
+	pins        body.Pins // none if pinning is not allowed
+	api         body.API  // zero: the body was not read
+	affinity    affinity  // of the request's session
+	stored      target    // the worker that has the stored response which the request names
 	constraints scoring.Constraints
 	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
 	whole  bool
@@ -61,25 +61,25 @@ type prompt struct {
 }
 
 // releaseMemory ends the count of the prompt's memory.
-func (p *prompt) releaseMemory() {
+func (p *prepared) releaseMemory() {
 	if p.held > 0 {
 		p.heldIn.Give(p.held)
 	}
 }
 
 // errNotDirected refuses a request that must name its worker and does not.
-var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
+var errNotDirected = &body.Error{Code: body.CodeMissingField, Param: "nvext.backend_instance_id",
 	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
 
 // prepare reads, rewrites and tokenizes the body, below a span. A panic in it is a defect; the request is then routed
 // by load.
-func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
+func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prepared, err error) {
 	given := req.Hints
 	defer func() {
 		p.hints = r.follow(given)
 		p.priority = r.lift(&p.hints)
 	}()
-	p = prompt{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / r.cfg.BytesPerToken}
+	p = prepared{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / r.cfg.BytesPerToken}
 	if req.BodylessReason != "" {
 		return p, nil
 	}
@@ -144,7 +144,7 @@ func (r *Router) tokenless() bool { return r.cfg.Scoring.Mode != scoring.KV && !
 // readBody waits for its turn, joins the pieces of the body and parses it. until is the deadline; zero: none. It also
 // returns when the body was parsed. The caller ends g. Errors: begin's and parse's.
 func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req *Request, span *tracing.Span) (
-	body *apibody.Request, parsed time.Time, err error) {
+	payload *body.Request, parsed time.Time, err error) {
 	began := time.Now()
 	size := max(len(req.Body), req.BodyBytes)
 	if *g, err = r.begin(ctx, until, size); err != nil {
@@ -156,25 +156,25 @@ func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req 
 	if size > quickBytes {
 		began = r.metrics.Phase("wait", began)
 	}
-	how := apibody.Parser{Python: !r.cfg.Frontends, NoTokens: r.tokenless()}
-	body, err = g.parse(ctx, until, how, req)
+	how := body.Parser{Python: !r.cfg.Frontends, NoTokens: r.tokenless()}
+	payload, err = g.parse(ctx, until, how, req)
 	parsed = r.metrics.Phase("parse", began)
 	if span != nil {
 		span.Phase(spanParse, began, parsed, tracing.Int("kvepp.body_bytes", len(req.Body)))
 	}
-	return body, parsed, err
+	return payload, parsed, err
 }
 
 // unread returns the prompt of a request whose body could not be read. The request is routed by load, unless it is
 // invalid or its client closed the connection: then unread returns the error.
-func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
+func (r *Router) unread(p prepared, req *Request, err error) (prepared, error) {
 	switch {
-	case errors.Is(err, apibody.ErrUnknownAPI):
+	case errors.Is(err, body.ErrUnknownAPI):
 		p.reason = ReasonUnknownAPI
-	case errors.Is(err, apibody.ErrPythonJSON) && r.cfg.TenantSalt: // it would pass without its tenant's salt
-		return p, &apibody.Error{Code: apibody.CodeInvalidJSON, Message: "The request body is not JSON in UTF-8 that " +
+	case errors.Is(err, body.ErrPythonJSON) && r.cfg.TenantSalt: // it would pass without its tenant's salt
+		return p, &body.Error{Code: body.CodeInvalidJSON, Message: "The request body is not JSON in UTF-8 that " +
 			"can be given a tenant's cache salt."}
-	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, apibody.ErrPythonJSON),
+	case errors.Is(err, body.ErrTooManyValues), errors.Is(err, body.ErrPythonJSON),
 		errors.Is(err, errPickTimeout), errors.Is(err, errPanic):
 		p.reason = reasonOf(err)
 		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
@@ -186,36 +186,36 @@ func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 
 // readRouting sets what the body says about routing: the model after rewrites, the cache namespace, pins, overrides and
 // constraints; and the body for the endpoint. Errors are the client's.
-func (r *Router) readRouting(p *prompt, req *Request, body *apibody.Request, tenant string) (err error) {
-	changes, salt := r.changes(), r.namespace(body, tenant)
-	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
+func (r *Router) readRouting(p *prepared, req *Request, payload *body.Request, tenant string) (err error) {
+	changes, salt := r.changes(), r.namespace(payload, tenant)
+	if rule, target := r.cfg.Rewrites.Of(payload.Model); rule != nil {
 		// Copies: metrics, and the route until its end, keep these names, and the body's text would keep the body.
-		requested, label := strings.Clone(body.Model), strings.Clone(rule.Label(body.Model))
+		requested, label := strings.Clone(payload.Model), strings.Clone(rule.Label(payload.Model))
 		r.metrics.Rewritten(rule.Name, label, target)
-		if target != body.Model {
+		if target != payload.Model {
 			p.renamed = &Renamed{Requested: requested, Upstream: target, label: label}
-			body.Model, changes.Model = target, target
+			payload.Model, changes.Model = target, target
 		}
 	}
 	if r.cfg.TenantSalt && salt != "" {
 		changes.CacheSalt = saltPrefix + salt
 	}
-	p.forward = body.Forward(req.Body, changes)
-	if p.pins, err = r.followPins(body.Pins); err != nil {
+	p.forward = payload.Forward(req.Body, changes)
+	if p.pins, err = r.followPins(payload.Pins); err != nil {
 		return err
 	}
 	if r.cfg.Scoring.Mode == scoring.Direct && p.pins.Worker.Key == "" {
 		return errNotDirected
 	}
-	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.most, p.previous, p.stores = body.MostTokens(), body.PreviousResponse, body.Stores
-	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
-	p.writeOnly = tokenizer.WritesCacheOnly(r.cfg.Engine, body)
-	r.readSpaces(p, body)
+	p.scoring, p.constraints = r.followOverrides(&payload.Overrides), r.followConstraints(&payload.Constraints)
+	p.most, p.previous, p.stores = payload.MostTokens(), payload.PreviousResponse, payload.Stores
+	p.model, p.api, p.salt, p.whole = payload.Model, payload.API, salt, !payload.Stream || req.AnswerUnseen
+	p.writeOnly = prompt.WritesCacheOnly(r.cfg.Engine, payload)
+	r.readSpaces(p, payload)
 	if r.modelUse.request(p.model, p.lora) {
 		r.modelUse.logUnused(r.workerModels(), r.log)
 	}
-	p.mustBeNamed = r.cfg.StrictModel && !r.cfg.names(p.model) && (p.lora == "" || r.cfg.Engine == tokenizer.SGLang)
+	p.mustBeNamed = r.cfg.StrictModel && !r.cfg.names(p.model) && (p.lora == "" || r.cfg.Engine == prompt.SGLang)
 	return nil
 }
 
@@ -228,7 +228,7 @@ const (
 
 // keep counts what the prompt keeps until the request is routed. size is the body's, in bytes. Without room beside the
 // bodies' the token ids are dropped: the request is routed by load. Those of a large body take the room of its reading.
-func (r *Router) keep(p *prompt, g *reading, size int) {
+func (r *Router) keep(p *prepared, g *reading, size int) {
 	p.held, p.heldIn = p.keeps(size), r.cfg.Memory.KeptShare(g.size)
 	if g.size <= budget.LargeBody && !r.cfg.Memory.HoldBody(budget.LargeBody, p.held) && p.tokens != nil {
 		all := p.held
@@ -241,19 +241,19 @@ func (r *Router) keep(p *prompt, g *reading, size int) {
 }
 
 // keeps returns how many bytes the prompt keeps until the request is routed. size is the body's, in bytes.
-func (p *prompt) keeps(size int) int {
+func (p *prepared) keeps(size int) int {
 	n := len(p.forward)
 	for i := range p.tokens {
 		n += (bytesPerID*len(p.tokens[i].IDs) + bytesPerPrompt) * max(len(p.versions), 1)
 	}
 	if p.inject != nil {
-		n += apibody.ReadCostPerByte * size
+		n += body.ReadCostPerByte * size
 	}
 	return n
 }
 
 // seen returns the request with the body that its endpoint gets: an engine is asked about that body.
-func (p *prompt) seen(req *Request) *Request {
+func (p *prepared) seen(req *Request) *Request {
 	if p.renamed == nil {
 		return req
 	}
@@ -269,9 +269,9 @@ func (r *Router) tokenize(
 	until time.Time,
 	g *reading,
 	name string,
-	body *apibody.Request,
+	payload *body.Request,
 	req *Request,
-) (prompts []tokenizer.Prompt, versions []versioned, reason Reason, err error) {
+) (prompts []prompt.Prompt, versions []versioned, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	offer := func() {
 		if !r.dry {
@@ -280,16 +280,16 @@ func (r *Router) tokenize(
 	}
 	running := r.running.of(r.pool, r.cfg.Models, name)
 	switch {
-	case body.TooLarge != nil:
-		return nil, nil, reasonOf(body.TooLarge), body.TooLarge
+	case payload.TooLarge != nil:
+		return nil, nil, reasonOf(payload.TooLarge), payload.TooLarge
 	case check.Differs():
 		return nil, nil, ReasonTokenizerDiffers, nil
-	case body.HasMedia && model == nil:
+	case payload.HasMedia && model == nil:
 		return nil, nil, ReasonMedia, nil
-	case body.Unmapped != "":
-		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
+	case payload.Unmapped != "":
+		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", payload.Unmapped)
 	case len(running) > 1:
-		prompts, versions, err = r.tokenizeByVersion(ctx, until, g, running, body)
+		prompts, versions, err = r.tokenizeByVersion(ctx, until, g, running, payload)
 		if err == nil {
 			offer()
 		}
@@ -297,15 +297,15 @@ func (r *Router) tokenize(
 		if len(running) == 1 {
 			model = running[0]
 		}
-		if prompts, err = g.tokenize(ctx, until, model, body); err == nil {
+		if prompts, err = g.tokenize(ctx, until, model, payload); err == nil {
 			offer()
 		}
 	default:
-		given := *body
+		given := *payload
 		if engine != nil {
 			given.TokenData = nil // a field of Dynamo's, which this engine does not read
 		}
-		prompts, err = tokenizer.Given(&given) // token ids from the client need no tokenizer
+		prompts, err = prompt.Given(&given) // token ids from the client need no tokenizer
 	}
 	switch {
 	case err == nil:
@@ -313,18 +313,18 @@ func (r *Router) tokenize(
 	case reason == "":
 		reason = reasonOf(err)
 	}
-	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
+	if engine == nil || payload.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
 		return nil, nil, reason, err
 	}
 	g.leaveSlot() // let other bodies be read while the engine is asked
 	at := time.Now()
 	limited, cancel := by(ctx, until)
 	defer cancel()
-	ids, remoteErr := engine.Tokenize(limited, body, req.Body)
+	ids, remoteErr := engine.Tokenize(limited, payload, req.Body)
 	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
-		return tokenizer.Certain(ids), nil, ReasonKV, nil
+		return prompt.Certain(ids), nil, ReasonKV, nil
 	case remote.Failed:
 		reason = ReasonRemoteError
 	case remote.TimedOut, remote.Busy:
@@ -339,7 +339,7 @@ func (r *Router) tokenize(
 // it refuses, or a template that raised an error.
 func engineMayKnow(err error, reason Reason) bool {
 	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate ||
-		tokenizer.IsUnknown(err)
+		prompt.IsUnknown(err)
 }
 
 // reasonOf returns the reason for a tokenization error.
@@ -349,15 +349,15 @@ func reasonOf(err error) Reason {
 		return ReasonPickTimeout
 	case errors.Is(err, errPanic):
 		return ReasonPanic
-	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, tokenizer.ErrMemory):
+	case errors.Is(err, body.ErrTooManyValues), errors.Is(err, prompt.ErrMemory):
 		return ReasonBodyValues
-	case errors.Is(err, apibody.ErrPythonJSON):
+	case errors.Is(err, body.ErrPythonJSON):
 		return ReasonBodyEncoding
-	case errors.Is(err, tokenizer.ErrNoIDs):
+	case errors.Is(err, prompt.ErrNoIDs):
 		return ReasonNoTokenizer
-	case errors.Is(err, tokenizer.ErrMedia):
+	case errors.Is(err, prompt.ErrMedia):
 		return ReasonMedia
-	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+	case errors.Is(err, prompt.ErrNoChatTemplate):
 		return ReasonNoChatTemplate
 	}
 	return ReasonTokenize

@@ -4,8 +4,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // differentCounts is how many answers in a row must report another number of prompt tokens than kvepp counts before a
@@ -19,7 +19,7 @@ type promptCounts map[promptKind]*promptCount
 
 type promptKind struct {
 	model string
-	api   apibody.API
+	api   body.API
 }
 
 type promptCount struct {
@@ -29,10 +29,10 @@ type promptCount struct {
 }
 
 // newPromptCounts returns counts for the models that kvepp tokenizes itself.
-func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
+func newPromptCounts(models map[string]*prompt.Model) promptCounts {
 	all := promptCounts{}
 	for name, model := range models {
-		for _, api := range []apibody.API{apibody.ChatCompletions, apibody.Completions} {
+		for _, api := range []body.API{body.ChatCompletions, body.Completions} {
 			if kind := (promptKind{name, api}); model != nil {
 				all[kind] = &promptCount{promptKind: kind}
 			}
@@ -42,7 +42,7 @@ func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
 }
 
 // of returns the count for a request; nil unless kvepp knows the exact tokens of a single prompt, by any worker.
-func (c promptCounts) of(p *prompt) *promptCount {
+func (c promptCounts) of(p *prepared) *promptCount {
 	if p.reason != ReasonKV || len(p.tokens) != 1 || p.version != nil {
 		return nil
 	}

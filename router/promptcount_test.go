@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	"kvepp/internal/logtest"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // TestPromptCounts: an answer whose number of prompt tokens differs from kvepp's is counted. After three in a row kvepp
 // logs once for each model and API.
 func TestPromptCounts(t *testing.T) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,17 +21,17 @@ func TestPromptCounts(t *testing.T) {
 	for i := range endpoints {
 		endpoints[i].Model = ""
 	}
-	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": model, "none": nil}}, endpoints...)
+	h, sample := exportingAs(t, Config{Models: map[string]*prompt.Model{"m": model, "none": nil}}, endpoints...)
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	differing := 0.0
-	answer := func(path, model, prompt, status string, more int) {
+	answer := func(path, model, input, status string, more int) {
 		t.Helper()
-		body := fmt.Sprintf(`{"model":%q,"prompt":%s}`, model, prompt)
+		body := fmt.Sprintf(`{"model":%q,"prompt":%s}`, model, input)
 		switch path {
 		case "/v1/responses":
-			body = fmt.Sprintf(`{"model":%q,"input":%s}`, model, prompt)
+			body = fmt.Sprintf(`{"model":%q,"input":%s}`, model, input)
 		case "/v1/chat/completions":
-			body = fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%s}]}`, model, prompt)
+			body = fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%s}]}`, model, input)
 		}
 		r := h.route(&Request{Path: path, Body: []byte(body)})
 		tokens := r.PromptTokens + more

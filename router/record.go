@@ -133,7 +133,7 @@ func (r *Router) record(
 	ctx context.Context,
 	sc *scratch,
 	req *Request,
-	p *prompt,
+	p *prepared,
 	route *Route,
 	waited time.Duration,
 	err error,
@@ -199,7 +199,7 @@ func (r *Router) record(
 }
 
 // recordOf returns the record of a decision. route is nil if err is not.
-func recordOf(sc *scratch, req *Request, p *prompt, route *Route, waited time.Duration, err error) *Record {
+func recordOf(sc *scratch, req *Request, p *prepared, route *Route, waited time.Duration, err error) *Record {
 	path, _, _ := strings.Cut(req.Path, "?")
 	record := &Record{
 		Time:      time.Now(),

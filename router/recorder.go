@@ -9,7 +9,7 @@ import (
 // beginRecording keeps what the trace of --record says about a request. Only a request with one prompt, whose token ids
 // and block hashes are all known, can be replayed. The hashes count in the memory of bodies. Without room for them the
 // request is not recorded.
-func (r *Router) beginRecording(sc *scratch, route *Route, p *prompt) {
+func (r *Router) beginRecording(sc *scratch, route *Route, p *prepared) {
 	v := sc.variantOf(&route.computes)
 	if p.reason != ReasonKV || len(p.tokens) != 1 || v == nil || v.eagle ||
 		p.tokens[0].Certain < len(p.tokens[0].IDs) || !r.cfg.Memory.Held.TryTake(8*len(v.prompt.Chains[0])) {

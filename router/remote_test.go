@@ -13,15 +13,15 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
+	"kvepp/prompt"
+	"kvepp/prompt/remote"
 )
 
 // asks makes the router ask url for the token ids of model "m".
 func (h *house) asks(url string, timeout time.Duration) {
 	h.t.Helper()
 	client, err := remote.New(
-		remote.Config{Model: "m", URL: url, Engine: tokenizer.VLLM, Timeout: timeout},
+		remote.Config{Model: "m", URL: url, Engine: prompt.VLLM, Timeout: timeout},
 		metrics.New(),
 		slog.New(slog.DiscardHandler),
 	)
@@ -156,13 +156,13 @@ func TestTheEngineDiffers(t *testing.T) {
 		io.WriteString(w, `[{"token_ids":[1,2,3]}]`)
 	}))
 	defer engine.Close()
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := newHouse(t, workers(1)...)
 	h.asks(engine.URL, time.Minute)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	check := remote.NewCheck(model.Tokenize, h.cfg.Remote["m"], 3)
 	h.cfg.Checks = map[string]*remote.Check{"m": check}
 	req := &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}

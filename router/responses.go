@@ -1,7 +1,7 @@
 package router
 
 import (
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 	"kvepp/session"
 )
 
@@ -12,10 +12,10 @@ import (
 
 // storedTarget returns the worker that has the stored response which a request names; none if it is not known: then
 // the request is routed as any other, and its engine says that there is no such response.
-func (r *Router) storedTarget(req *Request, p *prompt) (t target) {
+func (r *Router) storedTarget(req *Request, p *prepared) (t target) {
 	id := p.previous
 	if p.api == 0 {
-		id = apibody.StoredResponse(req.Path)
+		id = body.StoredResponse(req.Path)
 	}
 	if id != "" && r.cfg.Responses != nil {
 		t.worker, t.bound = r.cfg.Responses.Find(session.ResponseKeyOf(id))

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/modelrewrite"
+	"kvepp/prompt/body"
 	"kvepp/queue"
 )
 
@@ -64,7 +64,7 @@ func TestObjectives(t *testing.T) {
 		h.cfg.Objectives.Set(map[string]int32{"urgent": 10, "batch": -1})
 		with := func(objective string, from int, headers ...string) *Request {
 			r := completion("m", tokens(from, 40))
-			var said apibody.HeaderHints
+			var said body.HeaderHints
 			for _, h := range append(headers, "x-gateway-inference-objective="+objective) {
 				name, value, _ := strings.Cut(h, "=")
 				said.Add(name, value)
@@ -95,7 +95,7 @@ func TestObjectives(t *testing.T) {
 			t.Errorf("went: %s", a.order())
 		}
 		h.cfg.IgnoreHints = true
-		if r := h.follow(apibody.Hints{Objective: "batch"}); r.Objective != "" {
+		if r := h.follow(body.Hints{Objective: "batch"}); r.Objective != "" {
 			t.Error("an objective is followed though clients' hints are not")
 		}
 	})
@@ -103,7 +103,7 @@ func TestObjectives(t *testing.T) {
 
 func TestRemoteSeesTheNameThatItKnows(t *testing.T) {
 	req := completion("alias", tokens(0, 4))
-	p := prompt{renamed: &Renamed{Requested: "alias", Upstream: "m"}, forward: []byte("changed")}
+	p := prepared{renamed: &Renamed{Requested: "alias", Upstream: "m"}, forward: []byte("changed")}
 	if got := p.seen(req); string(got.Body) != "changed" || got.Path != req.Path ||
 		!slices.Equal(completion("alias", tokens(0, 4)).Body, req.Body) {
 		t.Errorf("%q, and the request's own is %q", got.Body, req.Body)

@@ -23,7 +23,6 @@ import (
 
 	"kvepp/admission"
 	"kvepp/indexer"
-	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
 	"kvepp/internal/ladder"
 	"kvepp/internal/loglimit"
@@ -32,6 +31,7 @@ import (
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt/body"
 	"kvepp/queue"
 	"kvepp/scoring"
 	"kvepp/session"
@@ -70,7 +70,7 @@ type Request struct {
 	// BodyBytes is the number of body bytes seen if Body is not set. It gives an estimate of the request's load.
 	BodyBytes int
 	// Hints are those of the headers. They take precedence over the body's.
-	Hints apibody.Hints
+	Hints body.Hints
 	// AnswerUnseen says that kvepp is shown nothing of the answer's body, so that its first content cannot end the
 	// prefill.
 	AnswerUnseen bool

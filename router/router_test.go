@@ -19,13 +19,13 @@ import (
 	"time"
 
 	"kvepp/indexer"
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // house is a router with its pool, index, book and metrics.
@@ -422,7 +422,7 @@ func TestCandidates(t *testing.T) {
 		!strings.Contains(err.Error(), `"m"`) {
 		t.Errorf("a model without endpoints: %v", err)
 	}
-	var bad *apibody.Error
+	var bad *body.Error
 	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte("[]")}); !errors.As(err, &bad) {
 		t.Errorf("a body that is no request: %v", err)
 	}
@@ -526,7 +526,7 @@ func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.For
 // BenchmarkRoute measures a chat of about 8,000 tokens from its body to the booked worker, among 64 workers that hold
 // parts of it. "again" repeats a request. "new" has a different long message each time, so that all of it is encoded.
 func BenchmarkRoute(b *testing.B) {
-	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -556,7 +556,7 @@ func BenchmarkRoute(b *testing.B) {
 			if c.ladder {
 				h.withLadder()
 			}
-			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+			h.cfg.Models = map[string]*prompt.Model{"m": model}
 			p, err := h.prepare(b.Context(), &Request{Path: "/v1/chat/completions", Body: body(0)}, nil)
 			if err != nil || p.reason != ReasonKV {
 				b.Fatal(err, p.reason)
@@ -579,7 +579,7 @@ func BenchmarkRoute(b *testing.B) {
 }
 
 // pick runs the part of a decision after tokenization, books and frees.
-func (h *house) pick(p *prompt) {
+func (h *house) pick(p *prepared) {
 	d := h.scratches.Get().(*scratch)
 	s := h.pool.Acquire()
 	r, err := h.choose(d, s, &Request{}, p)
@@ -611,9 +611,9 @@ func BenchmarkPick(b *testing.B) {
 							h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
 						}
 					}
-					p := prompt{
+					p := prepared{
 						model:  "m",
-						tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}},
+						tokens: []prompt.Prompt{{IDs: ids, Certain: len(ids)}},
 						isl:    len(ids),
 						reason: ReasonKV,
 					}
@@ -700,12 +700,12 @@ func pickAmong(b *testing.B, policy scoring.Policy, replicas int) func() {
 		})
 		h.book.SetPeersStaleness(2 * time.Millisecond)
 	}
-	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
+	p := prepared{model: "m", tokens: []prompt.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 	return func() { h.pick(&p) }
 }
 
 // mediaModel returns the small model with an architecture that takes images, and a token that marks an image.
-func mediaModel(t *testing.T) *tokenizer.Model {
+func mediaModel(t *testing.T) *prompt.Model {
 	t.Helper()
 	dir := t.TempDir()
 	file, err := os.ReadFile("../test/models/tiny-bytelevel/tokenizer.json")
@@ -734,7 +734,7 @@ func mediaModel(t *testing.T) *tokenizer.Model {
 			t.Fatal(err)
 		}
 	}
-	m, err := tokenizer.Load(dir, tokenizer.Options{})
+	m, err := prompt.Load(dir, prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -746,8 +746,8 @@ func mediaModel(t *testing.T) *tokenizer.Model {
 func TestPromptWithAnImage(t *testing.T) {
 	model := mediaModel(t)
 	h := newHouse(t, workers(2)...)
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
-	body := func(after string) []byte {
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
+	payload := func(after string) []byte {
 		return fmt.Appendf(
 			nil,
 			`{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":[{"type":"image_url",`+
@@ -756,7 +756,7 @@ func TestPromptWithAnImage(t *testing.T) {
 			after,
 		)
 	}
-	request, err := apibody.ParseRequest("/v1/chat/completions", body("What is this? Say it in ten words."))
+	request, err := body.ParseRequest("/v1/chat/completions", payload("What is this? Say it in ten words."))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -769,7 +769,7 @@ func TestPromptWithAnImage(t *testing.T) {
 		t.Fatalf("%d of %d ids are certain: this shows nothing", p.Certain, len(p.IDs))
 	}
 	h.warm("w1", 0, p.IDs, blocksOfFour) // as if the image had no tokens
-	r := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
+	r := h.route(&Request{Path: "/v1/chat/completions", Body: payload("What is this? Say it in ten words.")})
 	if r.Name != "w1" || r.Reason != ReasonMediaPrefix || r.PredictedCachedTokens != p.Certain/4*4 ||
 		r.PromptTokens != len(p.IDs) {
 		t.Errorf("decision: %+v; %d of %d ids are certain", r.Decision, p.Certain, len(p.IDs))
@@ -783,7 +783,7 @@ func TestPromptWithAnImage(t *testing.T) {
 	}
 	one := blocks()
 	h.pool.Update(workers(2)[1:]) // so that the second goes to the same worker
-	again := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
+	again := h.route(&Request{Path: "/v1/chat/completions", Body: payload("What is this? Say it in ten words.")})
 	if all, known := len(p.IDs)/4, p.Certain/4; one != all || blocks() != 2*all-known {
 		t.Errorf("%d blocks are booked, then %d; want %d, then %d", one, blocks(), all, 2*all-known)
 	}

@@ -22,7 +22,7 @@ const (
 
 // traceRoute sets the span's attributes by the decision. route is nil for a refused request. No attribute has anything
 // of the prompt.
-func traceRoute(span *tracing.Span, p *prompt, route *Route) {
+func traceRoute(span *tracing.Span, p *prepared, route *Route) {
 	if span == nil {
 		return
 	}

@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // Workers of one model may run several versions of the engine, for example during a rollout. If these make different
@@ -17,14 +17,14 @@ import (
 
 // versioned is what one version of an engine makes of a request.
 type versioned struct {
-	model   *tokenizer.Model
-	prompts []tokenizer.Prompt
+	model   *prompt.Model
+	prompts []prompt.Prompt
 }
 
 // runningVersions are the rules that the workers of each model follow, newest first, in one snapshot of the pool.
 type runningVersions struct {
 	snapshot *pool.Snapshot
-	of       map[string][]*tokenizer.Model
+	of       map[string][]*prompt.Model
 }
 
 // versionsRunning caches the runningVersions of the latest snapshot.
@@ -33,7 +33,7 @@ type versionsRunning struct {
 }
 
 // of returns the rules that the workers of a model follow, newest first; the model's own if it has no workers.
-func (c *versionsRunning) of(p *pool.Pool, models map[string]*tokenizer.Model, name string) []*tokenizer.Model {
+func (c *versionsRunning) of(p *pool.Pool, models map[string]*prompt.Model, name string) []*prompt.Model {
 	model := models[name]
 	if model == nil || !model.HasVersions() {
 		return nil
@@ -42,7 +42,7 @@ func (c *versionsRunning) of(p *pool.Pool, models map[string]*tokenizer.Model, n
 	defer s.Release()
 	now := c.latest.Load()
 	if now == nil || now.snapshot != s {
-		now = &runningVersions{s, make(map[string][]*tokenizer.Model, len(models))}
+		now = &runningVersions{s, make(map[string][]*prompt.Model, len(models))}
 		for name, model := range models {
 			if model != nil {
 				now.of[name] = versionsIn(s, name, model)
@@ -53,8 +53,8 @@ func (c *versionsRunning) of(p *pool.Pool, models map[string]*tokenizer.Model, n
 	return now.of[name]
 }
 
-func versionsIn(s *pool.Snapshot, name string, model *tokenizer.Model) []*tokenizer.Model {
-	var found []*tokenizer.Model
+func versionsIn(s *pool.Snapshot, name string, model *prompt.Model) []*prompt.Model {
+	var found []*prompt.Model
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		if w.Model != "" && w.Model != name || w.OtherTokenizer || w.Role == pool.Encode {
@@ -67,12 +67,12 @@ func versionsIn(s *pool.Snapshot, name string, model *tokenizer.Model) []*tokeni
 	if found == nil {
 		found = append(found, model)
 	}
-	slices.SortFunc(found, func(a, b *tokenizer.Model) int { return b.Recency() - a.Recency() })
+	slices.SortFunc(found, func(a, b *prompt.Model) int { return b.Recency() - a.Recency() })
 	return found
 }
 
 // versionOf returns a model by the rules that a worker follows.
-func versionOf(model *tokenizer.Model, w *pool.Worker) *tokenizer.Model {
+func versionOf(model *prompt.Model, w *pool.Worker) *prompt.Model {
 	if w.EngineVersion == "" {
 		return model
 	}
@@ -89,12 +89,12 @@ func (r *Router) tokenizeByVersion(
 	ctx context.Context,
 	until time.Time,
 	g *reading,
-	models []*tokenizer.Model,
-	body *apibody.Request,
-) (prompts []tokenizer.Prompt, versions []versioned, err error) {
+	models []*prompt.Model,
+	payload *body.Request,
+) (prompts []prompt.Prompt, versions []versioned, err error) {
 	differ := false
 	for _, model := range models {
-		made, failure := g.tokenize(ctx, until, model, body)
+		made, failure := g.tokenize(ctx, until, model, payload)
 		if failure != nil {
 			if err == nil {
 				err = failure
@@ -103,7 +103,7 @@ func (r *Router) tokenizeByVersion(
 			continue
 		}
 		versions = append(versions, versioned{model, made})
-		differ = differ || !slices.EqualFunc(versions[0].prompts, made, func(a, b tokenizer.Prompt) bool {
+		differ = differ || !slices.EqualFunc(versions[0].prompts, made, func(a, b prompt.Prompt) bool {
 			return a.Certain == b.Certain && slices.Equal(a.IDs, b.IDs)
 		})
 	}
@@ -118,7 +118,7 @@ func (r *Router) tokenizeByVersion(
 
 // chooseVersion chooses among the versions of a request's prompt, if they differ: the one that most of the workers
 // that have a block of it cached run, the newer one of two. Without such a worker the request goes by load.
-func (r *Router) chooseVersion(sc *scratch, p *prompt) {
+func (r *Router) chooseVersion(sc *scratch, p *prepared) {
 	if p.versions == nil || p.tokens == nil {
 		return
 	}
@@ -159,7 +159,7 @@ func (r *Router) chooseVersion(sc *scratch, p *prompt) {
 }
 
 // countTokens sets isl from tokens, and reason if they are not all certain.
-func (p *prompt) countTokens() {
+func (p *prepared) countTokens() {
 	p.isl = 0
 	for _, t := range p.tokens {
 		p.isl += len(t.IDs)
@@ -170,6 +170,6 @@ func (p *prompt) countTokens() {
 }
 
 // predictable reports whether the worker will hold the blocks of the prompt's token ids.
-func (r *Router) predictable(p *prompt, w *pool.Worker) bool {
+func (r *Router) predictable(p *prepared, w *pool.Worker) bool {
 	return p.version == nil || versionOf(r.cfg.Models[p.model], w) == p.version
 }

@@ -5,38 +5,38 @@ import (
 	"path/filepath"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // sglang loads a small model by the rules of SGLang.
-func (h *house) sglang() *tokenizer.Model {
+func (h *house) sglang() *prompt.Model {
 	h.t.Helper()
 	template := filepath.Join(h.t.TempDir(), "template.jinja")
 	if err := os.WriteFile(template, []byte("{{ tools }}{{ messages }}"), 0o644); err != nil {
 		h.t.Fatal(err)
 	}
-	model, err := tokenizer.Load(
+	model, err := prompt.Load(
 		"../test/models/tiny-bytelevel",
-		tokenizer.Options{Engine: tokenizer.SGLang, ChatTemplate: template},
+		prompt.Options{Engine: prompt.SGLang, ChatTemplate: template},
 	)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Models = map[string]*prompt.Model{"m": model}
 	return model
 }
 
 // idsBy returns the token ids of a chat by the rules of a version.
-func idsBy(t *testing.T, model *tokenizer.Model, version, body string) []kvblock.Token {
+func idsBy(t *testing.T, model *prompt.Model, version, payload string) []kvblock.Token {
 	t.Helper()
 	at, err := model.At(version)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := apibody.ParseRequest("/v1/chat/completions", []byte(body))
+	request, err := body.ParseRequest("/v1/chat/completions", []byte(payload))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestWorkersOfTwoVersions(t *testing.T) {
 
 // TestPredictionsOfTwoVersions: kvepp does not assume that a worker holds the blocks of another version's token ids.
 func TestPredictionsOfTwoVersions(t *testing.T) {
-	p := &prompt{model: "m"}
+	p := &prepared{model: "m"}
 	h := newHouse(t, workers(1)...)
 	model := h.sglang()
 	old, err := model.At("0.5.21")

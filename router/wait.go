@@ -33,7 +33,7 @@ const (
 // waitingRequest is what the waiting room keeps of a request.
 type waitingRequest struct {
 	req    *Request
-	prompt *prompt
+	prompt *prepared
 }
 
 // newRoom returns the waiting room of all models: a worker that reports no model serves them all.
@@ -53,7 +53,7 @@ func (r *Router) decide(
 	ctx context.Context,
 	sc *scratch,
 	req *Request,
-	p *prompt,
+	p *prepared,
 ) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
 	defer func() { snapshot.Release() }()
@@ -117,7 +117,7 @@ func (r *Router) queueError(line string, err error) error {
 }
 
 // entry describes a request for the waiting room.
-func (r *Router) entry(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prompt) (queue.Entry, error) {
+func (r *Router) entry(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (queue.Entry, error) {
 	t := r.exclusiveTarget(p)
 	if err := r.gather(sc, snapshot, req, p, t, nil); err != nil {
 		return queue.Entry{}, err
@@ -159,7 +159,7 @@ func (r *Router) lineName(sc *scratch, model string) string {
 }
 
 // jump is how far a request's priority lifts it in its class. Source: dynamo-llm 1.6.1, preprocessor.
-func jump(p *prompt) float64 {
+func jump(p *prepared) float64 {
 	if p.hints.Priority != nil {
 		return max(float64(*p.hints.Priority), 0)
 	}
@@ -181,7 +181,7 @@ func prompterEndpoints(s *pool.Snapshot, model string) (n int) {
 }
 
 // bestCached returns the most tokens of the prompt that a candidate has cached.
-func (r *Router) bestCached(sc *scratch, p *prompt) (most int) {
+func (r *Router) bestCached(sc *scratch, p *prepared) (most int) {
 	if p.tokens == nil {
 		return 0
 	}

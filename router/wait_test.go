@@ -399,7 +399,7 @@ func TestPastTheLine(t *testing.T) {
 		// gets the turn first, because it arrived before them. Its 40 tokens leave the worker idle enough for the first
 		// of the three, which leaves it busy for the last one. The one between them leaves before its turn.
 		profile, _ := h.cfg.Queue.Profiles.Of("other")
-		holder := waitingRequest{completion("other", tokens(0, 40)), &prompt{model: "other"}}
+		holder := waitingRequest{completion("other", tokens(0, 40)), &prepared{model: "other"}}
 		entry := queue.Entry{Line: "other", Profile: profile, Workers: 1, Request: queue.Request{Lane: queue.Any}}
 		if w, err := h.room.Enter(entry, holder); w != nil || err != nil {
 			t.Fatalf("the holder waits or is refused: %v", err)

@@ -18,9 +18,9 @@ import (
 	"syscall"
 	"unsafe"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 func main() {
@@ -37,7 +37,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	in, out := bufio.NewReader(stdin), bufio.NewWriter(stdout)
 	heapBefore, residentBefore := memory()
 	start := cpuTime()
-	m, err := tokenizer.Load(args[0], tokenizer.Options{Engine: tokenizer.Dynamo}) // it takes the file as it is
+	m, err := prompt.Load(args[0], prompt.Options{Engine: prompt.Dynamo}) // it takes the file as it is
 	if err != nil {
 		return err
 	}
@@ -135,8 +135,8 @@ func each[T any](out *bufio.Writer, texts []T, ids func(T) ([]kvblock.Token, err
 }
 
 // chat is what kvepp does with a request's body: read, render, encode.
-func chat(m *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
-	request, err := apibody.ParseRequest("/v1/chat/completions", body)
+func chat(m *prompt.Model, payload []byte) ([]kvblock.Token, error) {
+	request, err := body.ParseRequest("/v1/chat/completions", payload)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func chat(m *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
 }
 
 // allocations answers the objects and bytes allocated while encoding all texts.
-func allocations(out io.Writer, texts []string, m *tokenizer.Model) error {
+func allocations(out io.Writer, texts []string, m *prompt.Model) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for _, text := range texts {
@@ -166,7 +166,7 @@ func allocations(out io.Writer, texts []string, m *tokenizer.Model) error {
 
 // threads answers the CPU time of encoding all texts on n threads at once, each taking every n-th. The process must
 // have been started with that many: to change GOMAXPROCS here would empty every sync.Pool.
-func threads(out io.Writer, texts []string, m *tokenizer.Model, n int) error {
+func threads(out io.Writer, texts []string, m *prompt.Model, n int) error {
 	errs := make([]error, n)
 	var running sync.WaitGroup
 	settle()

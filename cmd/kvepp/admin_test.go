@@ -14,8 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/prompt/body"
 )
 
 func TestAdminToken(t *testing.T) {
@@ -139,15 +139,15 @@ func TestEngineKeyChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body := []byte(`{"model":"m","prompt":"p"}`)
-	request, err := apibody.ParseRequest("/v1/completions", body)
+	payload := []byte(`{"model":"m","prompt":"p"}`)
+	request, err := body.ParseRequest("/v1/completions", payload)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, now := range []string{"one", "two"} {
 		write(now)
 		key.reload(log)
-		if _, err := engines["m"].Tokenize(t.Context(), request, body); err != nil {
+		if _, err := engines["m"].Tokenize(t.Context(), request, payload); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -31,8 +31,8 @@ import (
 	"kvepp/internal/check"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/prompt"
 	"kvepp/router"
-	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
@@ -301,7 +301,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // if kvepp check sends no prompts.
 func (c *checkOptions) predictor(
 	p *pool.Pool,
-	models map[string]*tokenizer.Model,
+	models map[string]*prompt.Model,
 	m *metrics.Metrics,
 ) (*check.Predictor, *feed.Feed, error) {
 	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))

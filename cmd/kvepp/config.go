@@ -22,9 +22,9 @@ import (
 	"kvepp/modelrewrite"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
+	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
@@ -118,7 +118,7 @@ type config struct {
 	urls     map[string]string // model -> URL of the engine that tokenizes for it
 	adapters map[string]string // LoRA adapter -> model
 	rewrites []modelrewrite.Rule
-	engine   tokenizer.Options
+	engine   prompt.Options
 	gauges   enginemetrics.Config // Interval is 0: kvepp does not read engines' metrics
 }
 
@@ -422,7 +422,7 @@ func (o *options) checkEngine() error {
 		return err
 	}
 	if o.engine == "" && o.dynamoDiscovery != "" {
-		engine = tokenizer.Dynamo
+		engine = prompt.Dynamo
 	}
 	if o.config.engine, err = o.promptFlags.options(engine); err != nil {
 		return err
@@ -431,13 +431,13 @@ func (o *options) checkEngine() error {
 		return err
 	}
 	switch {
-	case o.injectTokens && engine != tokenizer.Dynamo:
+	case o.injectTokens && engine != prompt.Dynamo:
 		return fmt.Errorf(
 			"--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave "+
 				"it out",
 			engine,
 		)
-	case o.tenantSalt && engine != tokenizer.VLLM:
+	case o.tenantSalt && engine != prompt.VLLM:
 		return fmt.Errorf(
 			"--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow "+
 				"x-tenant-id themselves",
@@ -447,13 +447,13 @@ func (o *options) checkEngine() error {
 		return errors.New(
 			"--tenant-cache-salt follows x-tenant-id, and --ignore-client-hints drops it; leave one of them out",
 		)
-	case len(o.adapters) > 0 && engine == tokenizer.Dynamo:
+	case len(o.adapters) > 0 && engine == prompt.Dynamo:
 		return errors.New(
 			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED excludes it), so " +
 				"there are none to route to; leave --lora out, or give --engine vllm, sglang or trtllm if that is " +
 				"what the endpoints run",
 		)
-	case len(o.config.urls) > 0 && engine != tokenizer.VLLM && engine != tokenizer.SGLang:
+	case len(o.config.urls) > 0 && engine != prompt.VLLM && engine != prompt.SGLang:
 		return fmt.Errorf(
 			"--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint "+
 				"that tokenizes",
@@ -464,8 +464,8 @@ func (o *options) checkEngine() error {
 }
 
 // parseEngine returns the engine that --engine names.
-func parseEngine(name string) (tokenizer.Engine, error) {
-	engine, err := tokenizer.ParseEngine(name)
+func parseEngine(name string) (prompt.Engine, error) {
+	engine, err := prompt.ParseEngine(name)
 	if err != nil {
 		return "", oneOf("engine", name, engineNames()...)
 	}
@@ -474,7 +474,7 @@ func parseEngine(name string) (tokenizer.Engine, error) {
 
 func engineNames() []string {
 	var names []string
-	for _, e := range tokenizer.Engines {
+	for _, e := range prompt.Engines {
 		names = append(names, string(e))
 	}
 	return names
@@ -562,7 +562,7 @@ func (o *options) parseAdapters() (map[string]string, error) {
 		if name == "" || model == "" {
 			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
 		}
-		if o.engine == string(tokenizer.SGLang) { // requests name it so, and events do not
+		if o.engine == string(prompt.SGLang) { // requests name it so, and events do not
 			name = strings.TrimPrefix(name, model+":")
 		}
 		if _, twice := adapters[name]; twice {

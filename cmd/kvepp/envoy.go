@@ -15,7 +15,7 @@ import (
 	"kvepp/internal/boundedfile"
 	"kvepp/manifests/envoy"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 const envoyHelp = `Print an Envoy configuration for the endpoints of a file, so that you write their addresses once.
@@ -142,7 +142,7 @@ func (o *envoyOptions) configuration(entries []pool.Entry) (string, error) {
 		return "", errors.New("no endpoint has an address")
 	}
 	base, comment := envoy.OverrideHost, ""
-	dynamos := o.engine == string(tokenizer.Dynamo) ||
+	dynamos := o.engine == string(prompt.Dynamo) ||
 		o.engine == "" && slices.ContainsFunc(entries, func(e pool.Entry) bool { return e.Dynamo != "" })
 	if !dynamos {
 		base, comment = envoy.StockEngines, " Start kvepp serve with --fallback-endpoints 2."

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/pool/enginemetrics"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // promptFlags are flags of the engines that change prompts; kvepp takes them with the same values. `kvepp serve` and
@@ -38,7 +38,7 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 		"chat template `FILE` in place of the model folder's, for every --model; give the engine's value")
 	f.StringVar(&p.chatTemplateContentFormat, "chat-template-content-format", "auto",
 		"`FORMAT` of message content in templates: auto, string or openai; give the engine's value")
-	values(f, "chat-template-content-format", tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI)
+	values(f, "chat-template-content-format", prompt.ContentAuto, prompt.ContentString, prompt.ContentOpenAI)
 	f.StringVar(&p.defaultChatTemplateKwargs, "default-chat-template-kwargs", "",
 		"template variables as a `JSON` object for requests that do not set them, such as {\"enable_thinking\": "+
 			"false}; give the engine's value")
@@ -56,10 +56,10 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 			"vLLM's value")
 	f.StringVar(&p.disabledThinkingEffort, "anthropic-disabled-thinking-effort", "auto",
 		"the reasoning `EFFORT` that stands for disabled thinking in /v1/messages; give vLLM's value")
-	f.StringVar(&p.tokenizerMode, "tokenizer-mode", tokenizer.TokenizerAuto,
+	f.StringVar(&p.tokenizerMode, "tokenizer-mode", prompt.TokenizerAuto,
 		"which of a model folder's tokenizers to use: auto (Mistral's own, if the folder also has Mistral's own "+
 			"weights), hf or mistral; give vLLM's value, and auto for its other `MODE`s")
-	values(f, "tokenizer-mode", tokenizer.TokenizerAuto, tokenizer.TokenizerHF, tokenizer.TokenizerMistral)
+	values(f, "tokenizer-mode", prompt.TokenizerAuto, prompt.TokenizerHF, prompt.TokenizerMistral)
 	f.StringVar(&p.hfChatTemplateName, "hf-chat-template-name", "",
 		"`NAME` of the chat template, if the model's folder has several; give SGLang's value. Empty: the first")
 }
@@ -68,8 +68,8 @@ func (p *promptFlags) add(f *pflag.FlagSet) {
 const autoVersion = "auto"
 
 // options returns how the engine serves its models.
-func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error) {
-	o := tokenizer.Options{
+func (p *promptFlags) options(engine prompt.Engine) (prompt.Options, error) {
+	o := prompt.Options{
 		Engine:                         engine,
 		ChatTemplate:                   p.chatTemplate,
 		ChatTemplateContentFormat:      p.chatTemplateContentFormat,
@@ -81,9 +81,9 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 		HFChatTemplateName:             p.hfChatTemplateName,
 	}
 	if p.engineVersion != autoVersion {
-		if _, _, err := tokenizer.MatchVersion(engine, p.engineVersion); err != nil {
+		if _, _, err := prompt.MatchVersion(engine, p.engineVersion); err != nil {
 			return o, fmt.Errorf("--engine-version %s: give auto, or a version such as %s", p.engineVersion,
-				strings.Join(tokenizer.Versions(engine), ", "))
+				strings.Join(prompt.Versions(engine), ", "))
 		}
 		o.Version = p.engineVersion
 	}
@@ -91,28 +91,28 @@ func (p *promptFlags) options(engine tokenizer.Engine) (tokenizer.Options, error
 		o.AnthropicDisabledThinkingEffort = p.disabledThinkingEffort
 	}
 	switch {
-	case o.AnthropicDisabledThinkingEffort != "" && engine != tokenizer.VLLM:
+	case o.AnthropicDisabledThinkingEffort != "" && engine != prompt.VLLM:
 		return o, errors.New("--anthropic-disabled-thinking-effort is vLLM's flag: it needs --engine vllm")
-	case p.excludeTools && engine != tokenizer.VLLM:
+	case p.excludeTools && engine != prompt.VLLM:
 		return o, errors.New("--exclude-tools-when-tool-choice-none is vLLM's flag: it needs --engine vllm")
-	case p.reasoningEffortMap != "" && engine != tokenizer.VLLM:
+	case p.reasoningEffortMap != "" && engine != prompt.VLLM:
 		return o, errors.New("--reasoning-effort-map is vLLM's flag: it needs --engine vllm")
-	case p.tokenizerMode != tokenizer.TokenizerAuto && engine != tokenizer.VLLM:
+	case p.tokenizerMode != prompt.TokenizerAuto && engine != prompt.VLLM:
 		return o, errors.New("--tokenizer-mode is vLLM's flag: it needs --engine vllm")
-	case p.hfChatTemplateName != "" && engine != tokenizer.SGLang:
+	case p.hfChatTemplateName != "" && engine != prompt.SGLang:
 		return o, errors.New("--hf-chat-template-name is SGLang's flag: it needs --engine sglang")
-	case p.dynamoRuntimeConfig != "" && engine != tokenizer.Dynamo:
+	case p.dynamoRuntimeConfig != "" && engine != prompt.Dynamo:
 		return o, errors.New("--dynamo-runtime-config is about Dynamo's frontends: it needs --engine dynamo")
 	}
 	var err error
-	if o.Dynamo, err = tokenizer.ParseDynamoSettings([]byte(p.dynamoRuntimeConfig)); err != nil {
+	if o.Dynamo, err = prompt.ParseDynamoSettings([]byte(p.dynamoRuntimeConfig)); err != nil {
 		return o, fmt.Errorf("--dynamo-runtime-config: %w", err)
 	}
 	return o, errors.Join(
-		oneOf("chat-template-content-format", p.chatTemplateContentFormat, tokenizer.ContentAuto,
-			tokenizer.ContentString, tokenizer.ContentOpenAI),
-		oneOf("tokenizer-mode", p.tokenizerMode, tokenizer.TokenizerAuto, tokenizer.TokenizerHF,
-			tokenizer.TokenizerMistral),
+		oneOf("chat-template-content-format", p.chatTemplateContentFormat, prompt.ContentAuto,
+			prompt.ContentString, prompt.ContentOpenAI),
+		oneOf("tokenizer-mode", p.tokenizerMode, prompt.TokenizerAuto, prompt.TokenizerHF,
+			prompt.TokenizerMistral),
 	)
 }
 

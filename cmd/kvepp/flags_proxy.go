@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/budget"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // proxied are the flags of `kvepp serve` about its exchange with the proxy: how long a decision may take, and how much
@@ -58,11 +58,11 @@ func (p *proxied) add(f *pflag.FlagSet) {
 const maxFallbacks = 8
 
 // check checks the flags. engine is the one that turns requests into token ids.
-func (p *proxied) check(engine tokenizer.Engine) error {
+func (p *proxied) check(engine prompt.Engine) error {
 	switch {
 	case p.fallbacks < 0 || p.fallbacks > maxFallbacks:
 		return fmt.Errorf("--fallback-endpoints %d: must be from 0 to %d", p.fallbacks, maxFallbacks)
-	case p.fallbacks > 0 && engine == tokenizer.Dynamo:
+	case p.fallbacks > 0 && engine == prompt.Dynamo:
 		return errors.New(
 			"--fallback-endpoints: a frontend of Dynamo's serves for the worker that a header names, so a retry at " +
 				"another frontend would still name the first worker; leave it out, or give --engine vllm, sglang or " +

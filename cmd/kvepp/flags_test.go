@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/pool/dynamo"
+	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // settings lists every flag with its environment variables, two values that differ from the default, and the field that
@@ -1615,12 +1615,12 @@ func TestInheritedDirect(t *testing.T) {
 func TestEngineDefault(t *testing.T) {
 	for _, c := range []struct {
 		args []string
-		want tokenizer.Engine
+		want prompt.Engine
 	}{
-		{nil, tokenizer.VLLM},
-		{[]string{"--dynamo-discovery=file:d"}, tokenizer.Dynamo},
-		{[]string{"--dynamo-discovery=file:d", "--engine=sglang"}, tokenizer.SGLang},
-		{[]string{"--engine=trtllm"}, tokenizer.TRTLLM},
+		{nil, prompt.VLLM},
+		{[]string{"--dynamo-discovery=file:d"}, prompt.Dynamo},
+		{[]string{"--dynamo-discovery=file:d", "--engine=sglang"}, prompt.SGLang},
+		{[]string{"--engine=trtllm"}, prompt.TRTLLM},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
 		if got := o.config.engine.Engine; got != c.want {

@@ -30,12 +30,12 @@ import (
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/enginemetrics"
+	"kvepp/prompt"
+	"kvepp/prompt/remote"
 	"kvepp/router"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 	"kvepp/session"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
@@ -73,7 +73,7 @@ type server struct {
 
 	// Set by open: files, models and clients that the flags name.
 	adminToken, metricsToken *tokenFile
-	models                   map[string]*tokenizer.Model
+	models                   map[string]*prompt.Model
 	files                    map[string]dynamo.ModelFiles
 	adapters                 *router.Adapters
 	tokenizers               map[string]*remote.Client
@@ -290,7 +290,7 @@ func (s *server) decide(ctx context.Context) {
 		Sessions:        s.sessions,
 		Responses:       s.responses,
 		Pinning:         s.allowPinning,
-		Frontends:       engine == tokenizer.Dynamo,
+		Frontends:       engine == prompt.Dynamo,
 		KeepLegacyNvext: s.keepLegacy,
 		InjectTokens:    s.injectTokens,
 		TenantSalt:      s.tenantSalt,
@@ -321,7 +321,7 @@ func (s *server) decide(ctx context.Context) {
 		Conformance:     s.conformance,
 		IgnoreSubset:    s.withoutSubset,
 		IgnoreHints:     s.ignoreHints,
-		Frontends:       engine == tokenizer.Dynamo,
+		Frontends:       engine == prompt.Dynamo,
 		PassSessions:    s.passSessions,
 		MaxParseBytes:   s.maxParseBytes,
 		MaxBodyBytes:    s.maxBodyBytes,

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 const tokenizeHelp = `kvepp tokenize shows how kvepp tokenizes a request: the prompt, its token ids, and with ` +
@@ -60,7 +60,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f.StringVar(
 		&o.engine,
 		"engine",
-		string(tokenizer.VLLM),
+		string(prompt.VLLM),
 		"`ENGINE` whose rules build the prompt: vllm, sglang, trtllm or dynamo",
 	)
 	values(f, "engine", engineNames()...)
@@ -108,12 +108,12 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
 		return 2
 	}
-	engine, err := o.prompts.options(tokenizer.Engine(o.engine))
+	engine, err := o.prompts.options(prompt.Engine(o.engine))
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
 		return 2
 	}
-	model, err := tokenizer.Load(o.modelPath, engine)
+	model, err := prompt.Load(o.modelPath, engine)
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: --model-path %s: %v\n", o.modelPath, err)
 		return 1
@@ -128,7 +128,7 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 }
 
 // run answers the whole input. It returns the exit status.
-func (o *tokenizeOptions) run(out *bufio.Writer, model *tokenizer.Model, stdin io.Reader, stderr io.Writer) int {
+func (o *tokenizeOptions) run(out *bufio.Writer, model *prompt.Model, stdin io.Reader, stderr io.Writer) int {
 	if !o.jsonl {
 		input, err := io.ReadAll(stdin)
 		if err == nil {
@@ -205,7 +205,7 @@ type tokenized struct {
 }
 
 // answer writes the answer to one input, as one line.
-func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []byte) error {
+func (o *tokenizeOptions) answer(out io.Writer, model *prompt.Model, input []byte) error {
 	if o.text {
 		text := string(input)
 		if o.jsonl {
@@ -217,7 +217,7 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 		if err != nil {
 			return err
 		}
-		return encode(out, o.tokenized(tokenizer.Prompt{Text: text, IDs: ids, Certain: len(ids)}, ""))
+		return encode(out, o.tokenized(prompt.Prompt{Text: text, IDs: ids, Certain: len(ids)}, ""))
 	}
 	path := apiPaths[o.api]
 	if path == "" {
@@ -225,7 +225,7 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 			path = apiPaths["chat"]
 		}
 	}
-	how := apibody.Parser{Python: tokenizer.Engine(o.engine) != tokenizer.Dynamo}
+	how := body.Parser{Python: prompt.Engine(o.engine) != prompt.Dynamo}
 	request, err := how.Parse(path, input)
 	if err != nil {
 		return err
@@ -244,7 +244,7 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 	return encode(out, answers)
 }
 
-func (o *tokenizeOptions) tokenized(p tokenizer.Prompt, salt string) tokenized {
+func (o *tokenizeOptions) tokenized(p prompt.Prompt, salt string) tokenized {
 	t := tokenized{Prompt: p.Text, TokenIDs: p.IDs, Certain: p.Certain}
 	if t.TokenIDs == nil {
 		t.TokenIDs = []kvblock.Token{}

@@ -17,8 +17,8 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/pool/engineversion"
 	"kvepp/pool/kube"
+	"kvepp/prompt"
 	"kvepp/router"
-	"kvepp/tokenizer"
 )
 
 // modelOf returns the model of a worker; fallback if the pool does not know it.
@@ -40,13 +40,13 @@ func subscribe(
 	p *pool.Pool,
 	index *indexer.Index,
 	adapters *router.Adapters,
-	models map[string]*tokenizer.Model,
+	models map[string]*prompt.Model,
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (*feed.Feed, error) {
 	engine := o.config.engine.Engine
 	o.feed.Engine = string(engine)
-	if engine != tokenizer.Dynamo {
+	if engine != prompt.Dynamo {
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
 			if name == "" {
 				adapters.Forget(w)
@@ -60,7 +60,7 @@ func subscribe(
 		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {
 			l, known := model.Layers()
 			// Other engines keep windows and states in other ways, and announce less.
-			known = known && engine == tokenizer.VLLM
+			known = known && engine == prompt.VLLM
 			return feed.Layers{Known: known, Windows: l.Windows, Chunk: l.Chunk, State: l.State,
 				Other: len(l.Windows) > 0 || l.Chunk > 0 || l.State}
 		}
@@ -84,7 +84,7 @@ type poolFollower struct {
 	*options
 	pool   *pool.Pool
 	names  *pool.Names
-	models map[string]*tokenizer.Model
+	models map[string]*prompt.Model
 	files  map[string]dynamo.ModelFiles
 	m      *metrics.Metrics
 	log    *slog.Logger
@@ -108,7 +108,7 @@ func follow(
 	cluster *kubernetes,
 	ready *readiness,
 	p *pool.Pool,
-	models map[string]*tokenizer.Model,
+	models map[string]*prompt.Model,
 	files map[string]dynamo.ModelFiles,
 	m *metrics.Metrics,
 	log *slog.Logger,

@@ -11,9 +11,9 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
+	"kvepp/prompt"
 	"kvepp/router/eject"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
 )
 
 // tracker returns the tracker of the endpoints' health. It uses pages to scrape their metrics as soon as pages is set.
@@ -80,7 +80,7 @@ func followEngines(
 	if c.Interval == 0 {
 		return nil
 	}
-	c.Frontends = o.config.engine.Engine == tokenizer.Dynamo
+	c.Frontends = o.config.engine.Engine == prompt.Dynamo
 	if o.feed.EventPlane != "zmq" {
 		c.NATSServer = o.feed.NATSServer
 	}

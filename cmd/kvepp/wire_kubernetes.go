@@ -18,8 +18,8 @@ import (
 	"kvepp/modelrewrite"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
+	"kvepp/prompt"
 	"kvepp/router"
-	"kvepp/tokenizer"
 )
 
 // kubernetes is kvepp's connection to a cluster. Its methods also work on nil: there is no cluster.
@@ -46,7 +46,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	config := kube.Config{
 		Namespace: k.namespace, PoolName: o.poolName, PoolGroup: o.poolGroup, Ports: o.targetPorts,
 		KVEventsPort: int(o.kvEventsPort), KVEventsGiven: o.given("kv-events-port"), KVReplayPort: int(o.kvReplayPort),
-		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: o.config.engine.Engine == tokenizer.Dynamo,
+		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: o.config.engine.Engine == prompt.Dynamo,
 	}
 	if config.Dynamo {
 		config.QueryFrontend = dynamo.QueryFrontend

@@ -16,12 +16,12 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
+	"kvepp/prompt"
 	"kvepp/queue"
 	"kvepp/router"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 	"kvepp/session"
-	"kvepp/tokenizer"
 )
 
 // sessions makes the table of session affinity, and exports its counts.
@@ -193,7 +193,7 @@ func exportCounts(
 }
 
 // exportModels exports the state of the models.
-func exportModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters *router.Adapters) {
+func exportModels(m *metrics.Metrics, models map[string]*prompt.Model, adapters *router.Adapters) {
 	without := 0
 	for name, model := range models {
 		if model == nil {

@@ -11,34 +11,34 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 	"kvepp/pool/dynamo"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
+	"kvepp/prompt/remote"
 )
 
 // loadResult is the result of loading a tokenizer.
 type loadResult struct {
-	model *tokenizer.Model
+	model *prompt.Model
 	err   error
 }
 
 // loadModels loads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and that has no
 // --tokenizer-url, is nil: kvepp routes its requests by load.
-func loadModels(o *options, log *slog.Logger) map[string]*tokenizer.Model {
+func loadModels(o *options, log *slog.Logger) map[string]*prompt.Model {
 	folders, urls := o.config.folders, o.config.urls
 	if len(folders)+len(urls) == 0 {
 		log.Warn("no --model is given: kvepp cannot tokenize prompts, and routes every request by load only")
 	}
-	models := make(map[string]*tokenizer.Model, len(folders))
+	models := make(map[string]*prompt.Model, len(folders))
 	start := time.Now()
 	loads := make(map[string]chan loadResult, len(folders))
 	for name, dir := range folders {
 		done := make(chan loadResult, 1)
 		loads[name] = done
 		go func() {
-			model, err := tokenizer.Load(dir, o.config.engine)
+			model, err := prompt.Load(dir, o.config.engine)
 			done <- loadResult{model, err}
 		}()
 	}
@@ -96,8 +96,8 @@ func awaitLoad(ctx context.Context, result <-chan loadResult, timeout time.Durat
 func logModel(
 	log *slog.Logger,
 	name, dir, url string,
-	engine tokenizer.Engine,
-	model *tokenizer.Model,
+	engine prompt.Engine,
+	model *prompt.Model,
 	took time.Duration,
 ) {
 	if model.GeneralPattern() {
@@ -115,7 +115,7 @@ func logModel(
 }
 
 // warnUpperBound logs that predicted cached tokens of a model on SGLang are an upper bound, and why.
-func warnUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) {
+func warnUpperBound(log *slog.Logger, name, dir string, model *prompt.Model) {
 	switch {
 	case !model.OverlapIsUpperBound():
 	case model.HasConfig():
@@ -140,8 +140,8 @@ func warnUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) 
 
 // upperBound returns router.Config.UpperBound: with SGLang, predictions are exact only for models that are known not to
 // be hybrid.
-func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) func(string) bool {
-	if engine != tokenizer.SGLang {
+func upperBound(engine prompt.Engine, models map[string]*prompt.Model) func(string) bool {
+	if engine != prompt.SGLang {
 		return nil
 	}
 	return func(name string) bool {
@@ -152,12 +152,12 @@ func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) fun
 
 // templateOf renders a short chat with a model. It returns what the log says about its chat template, and the level.
 // url is the model's --tokenizer-url; "" if there is none.
-func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
+func templateOf(model *prompt.Model, url string) (slog.Level, string) {
 	instead := "chats are routed by load"
 	if url != "" {
 		instead = "kvepp asks --tokenizer-url for the token ids of chats"
 	}
-	chat, err := apibody.ParseRequest(
+	chat, err := body.ParseRequest(
 		"/v1/chat/completions",
 		[]byte(`{"model":"m","messages":[{"role":"user","content":"Hello"}]}`),
 	)
@@ -169,16 +169,16 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 		return slog.LevelInfo, "none needed: chats are encoded like " + model.ChatEncoder()
 	case err == nil:
 		return slog.LevelInfo, "yes"
-	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+	case errors.Is(err, prompt.ErrNoChatTemplate):
 		return slog.LevelWarn, "none (" + instead + ")"
 	}
 	return slog.LevelWarn, fmt.Sprintf("unusable (%s): %v", instead, err)
 }
 
 // modelFiles computes the checksums of the loaded models' files, to compare them with those of Dynamo's model cards.
-func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
+func modelFiles(o *options, models map[string]*prompt.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if o.dynamoDiscovery == "" && !(o.usesKubernetes() && o.config.engine.Engine == tokenizer.Dynamo) {
+	if o.dynamoDiscovery == "" && !(o.usesKubernetes() && o.config.engine.Engine == prompt.Dynamo) {
 		return files, nil
 	}
 	folders := o.config.folders
@@ -259,7 +259,7 @@ func remoteTokenizers(
 func startChecks(
 	ctx context.Context,
 	o *options,
-	models map[string]*tokenizer.Model,
+	models map[string]*prompt.Model,
 	engines map[string]*remote.Client,
 	log *slog.Logger,
 ) map[string]*remote.Check {
@@ -287,7 +287,7 @@ func startChecks(
 		}
 		tokenize := model.Tokenize
 		if url := o.config.urls[name]; finder != nil {
-			tokenize = func(ctx context.Context, request *apibody.Request) ([]tokenizer.Prompt, error) {
+			tokenize = func(ctx context.Context, request *body.Request) ([]prompt.Prompt, error) {
 				return versionAt(ctx, finder, url, model).Tokenize(ctx, request)
 			}
 		}
@@ -298,14 +298,14 @@ func startChecks(
 }
 
 // applySettings gives the settings of Dynamo's workers that change prompts to the tokenizers of their models.
-func applySettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, problems *dedupLog) {
-	workers := map[string][]tokenizer.DynamoSettings{}
+func applySettings(models map[string]*prompt.Model, instances []dynamo.Instance, problems *dedupLog) {
+	workers := map[string][]prompt.DynamoSettings{}
 	for _, in := range instances {
 		// instances that a frontend lists have no card
 		if in.Card == nil || len(in.Card.RuntimeConfig) == 0 || models[in.Card.Model] == nil {
 			continue
 		}
-		settings, err := tokenizer.ParseDynamoSettings(in.Card.RuntimeConfig)
+		settings, err := prompt.ParseDynamoSettings(in.Card.RuntimeConfig)
 		if err != nil {
 			problems.warn(
 				fmt.Sprintf(

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // TestLoadOnlyModels: kvepp warns when it loads a model whose chats the engine encodes with code that is not known
@@ -19,18 +19,18 @@ func TestLoadOnlyModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		engine                           tokenizer.Engine
+		engine                           prompt.Engine
 		version, architecture, modelType string
 	}{
-		{tokenizer.SGLang, "0.5.22", "KimiK3ForConditionalGeneration", "kimi_k3"},
-		{tokenizer.SGLang, "0.5.23", "DeepseekV4ForCausalLM", "deepseek_v4"},
-		{tokenizer.SGLang, "0.5.23", "InklingForConditionalGeneration", "inkling"},
-		{tokenizer.SGLang, "0.5.23", "DeepseekV41ForCausalLM", "deepseek_v41"},
-		{tokenizer.SGLang, "0.5.23", "MuseSparkForConditionalGeneration", "muse"},
-		{tokenizer.SGLang, "0.5.23", "BeamForCausalLM", "beam"},
-		{tokenizer.VLLM, "0.33.0", "KimiK3ForConditionalGeneration", "kimi_k3"},
-		{tokenizer.VLLM, "0.33.0", "DeepseekV41ForCausalLM", "deepseek_v41"},
-		{tokenizer.TRTLLM, "1.3", "InklingForConditionalGeneration", "inkling"},
+		{prompt.SGLang, "0.5.22", "KimiK3ForConditionalGeneration", "kimi_k3"},
+		{prompt.SGLang, "0.5.23", "DeepseekV4ForCausalLM", "deepseek_v4"},
+		{prompt.SGLang, "0.5.23", "InklingForConditionalGeneration", "inkling"},
+		{prompt.SGLang, "0.5.23", "DeepseekV41ForCausalLM", "deepseek_v41"},
+		{prompt.SGLang, "0.5.23", "MuseSparkForConditionalGeneration", "muse"},
+		{prompt.SGLang, "0.5.23", "BeamForCausalLM", "beam"},
+		{prompt.VLLM, "0.33.0", "KimiK3ForConditionalGeneration", "kimi_k3"},
+		{prompt.VLLM, "0.33.0", "DeepseekV41ForCausalLM", "deepseek_v41"},
+		{prompt.TRTLLM, "1.3", "InklingForConditionalGeneration", "inkling"},
 	} {
 		dir := t.TempDir()
 		for name, text := range map[string]string{
@@ -42,7 +42,7 @@ func TestLoadOnlyModels(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m, err := tokenizer.Load(dir, tokenizer.Options{Engine: c.engine, Version: c.version})
+		m, err := prompt.Load(dir, prompt.Options{Engine: c.engine, Version: c.version})
 		if err != nil {
 			t.Fatal(err)
 		}

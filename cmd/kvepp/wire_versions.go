@@ -10,7 +10,7 @@ import (
 
 	"kvepp/pool"
 	"kvepp/pool/engineversion"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // The values of --unknown-engine-version.
@@ -76,7 +76,7 @@ func (f *poolFollower) setVersions(endpoints []pool.Endpoint) {
 			continue
 		}
 		engine := f.config.engine.Engine
-		treatedAs, tested, err := tokenizer.MatchVersion(engine, e.EngineVersion)
+		treatedAs, tested, err := prompt.MatchVersion(engine, e.EngineVersion)
 		if tested {
 			continue
 		}
@@ -88,7 +88,7 @@ func (f *poolFollower) setVersions(endpoints []pool.Endpoint) {
 		}
 		f.problems.warn(fmt.Sprintf("kvepp was not tested with %s %q (but with %s): %s. kvepp check and "+
 			"--tokenizer-check compare the token ids", engine, e.EngineVersion,
-			strings.Join(tokenizer.Versions(engine), ", "), effect))
+			strings.Join(prompt.Versions(engine), ", "), effect))
 		if err != nil {
 			e.EngineVersion = "" // not a version: nothing else may go by it
 		}
@@ -98,7 +98,7 @@ func (f *poolFollower) setVersions(endpoints []pool.Endpoint) {
 
 // checkVersions returns an error for an endpoint of the endpoints file whose engineVersion is none, or differs from
 // that of another endpoint with its address.
-func checkVersions(engine tokenizer.Engine, entries []pool.Entry) error {
+func checkVersions(engine prompt.Engine, entries []pool.Entry) error {
 	type declared struct{ name, version string }
 	byAddress := map[string]declared{}
 	for i := range entries {
@@ -106,9 +106,9 @@ func checkVersions(engine tokenizer.Engine, entries []pool.Entry) error {
 		if e.EngineVersion == "" {
 			continue
 		}
-		if _, _, err := tokenizer.MatchVersion(engine, e.EngineVersion); err != nil {
+		if _, _, err := prompt.MatchVersion(engine, e.EngineVersion); err != nil {
 			return fmt.Errorf("endpoint %q: engineVersion: %q is not a version such as %s", e.Name, e.EngineVersion,
-				strings.Join(tokenizer.Versions(engine), ", "))
+				strings.Join(prompt.Versions(engine), ", "))
 		}
 		other, twice := byAddress[e.Address]
 		if twice && e.Address != "" && other.version != e.EngineVersion {
@@ -126,8 +126,8 @@ func versionAt(
 	ctx context.Context,
 	finder *engineversion.Finder,
 	url string,
-	model *tokenizer.Model,
-) *tokenizer.Model {
+	model *prompt.Model,
+) *prompt.Model {
 	if finder == nil {
 		return model
 	}

@@ -11,7 +11,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // versionsOf runs setVersions for endpoints with these flags. It returns the log, too.
@@ -91,7 +91,7 @@ func TestVersionsInTheFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = checkVersions(tokenizer.SGLang, entries)
+		err = checkVersions(prompt.SGLang, entries)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v", text, err)
 		}

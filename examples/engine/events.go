@@ -12,12 +12,12 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // publisher is the two sockets of an engine's KV events: one that publishes, and one that replays.
 type publisher struct {
-	like tokenizer.Engine // the engine whose format the events have
+	like prompt.Engine // the engine whose format the events have
 
 	mu        sync.Mutex  // guards what follows; a socket takes one thread at a time
 	announces *zmq.Socket // nil: events are off
@@ -25,7 +25,7 @@ type publisher struct {
 }
 
 // publish opens the sockets at these ports and starts to answer replay requests. Port 0 opens no socket.
-func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
+func publish(like prompt.Engine, announce, repeat int) (*publisher, error) {
 	if announce == 0 {
 		return &publisher{like: like}, nil
 	}
@@ -56,7 +56,7 @@ func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
 // disaggregation/kv_events.py, where hashes are signed and adapters have no name.
 func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token, blockSize int) error {
 	event, number64 := byte(0x88), byte(0xcf) // a map of 8, and unsigned numbers
-	if p.like == tokenizer.SGLang {
+	if p.like == prompt.SGLang {
 		event, number64 = 0x87, 0xd3
 	}
 	b := []byte{0x93, 0xcb}
@@ -80,7 +80,7 @@ func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token
 	b = integer(text(b, "block_size"), uint32(blockSize))
 	b = append(text(b, "lora_id"), none)
 	b = text(text(b, "medium"), "GPU")
-	if p.like == tokenizer.VLLM {
+	if p.like == prompt.VLLM {
 		b = append(text(b, "lora_name"), none)
 	}
 	b = append(b, 0x00) // the rank

@@ -19,16 +19,16 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 type engine struct {
 	name       string
-	like       tokenizer.Engine // VLLM or SGLang
-	served     string           // the model's name
-	model      *tokenizer.Model
+	like       prompt.Engine // VLLM or SGLang
+	served     string        // the model's name
+	model      *prompt.Model
 	blockSize  int
 	pace       time.Duration // time for one token
 	promptPace time.Duration // time for one token of the prompt that is not cached
@@ -44,7 +44,7 @@ func main() {
 	e := &engine{held: map[uint64]bool{}}
 	hostname, _ := os.Hostname() // in a Pod its name
 	flag.StringVar(&e.name, "name", hostname, "its name in the response header x-engine")
-	flag.StringVar((*string)(&e.like), "like", string(tokenizer.VLLM), "the engine to imitate: vllm or sglang")
+	flag.StringVar((*string)(&e.like), "like", string(prompt.VLLM), "the engine to imitate: vllm or sglang")
 	folder := flag.String("model", "", "folder of the model's tokenizer")
 	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
 	template := flag.String("chat-template", "", "chat template `FILE` in place of the model folder's")
@@ -64,10 +64,10 @@ func main() {
 }
 
 func (e *engine) run(folder, template string, port, events, replay int) (err error) {
-	if e.like != tokenizer.VLLM && e.like != tokenizer.SGLang {
+	if e.like != prompt.VLLM && e.like != prompt.SGLang {
 		return fmt.Errorf("-like %s: must be vllm or sglang", e.like)
 	}
-	if e.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: e.like, ChatTemplate: template}); err != nil {
+	if e.model, err = prompt.Load(folder, prompt.Options{Engine: e.like, ChatTemplate: template}); err != nil {
 		return err
 	}
 	if e.events, err = publish(e.like, events, replay); err != nil {
@@ -111,7 +111,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	// said returns a choice with so much text, under its key in a chat's answer (message) or chunk (delta).
 	said := func(chat, text, finish string) map[string]any {
 		choice := map[string]any{"index": 0, "text": text}
-		if request.API == apibody.ChatCompletions {
+		if request.API == body.ChatCompletions {
 			choice = map[string]any{"index": 0, chat: map[string]string{"content": text}}
 		}
 		if finish != "" {
@@ -151,12 +151,12 @@ func (e *engine) read(
 	w http.ResponseWriter,
 	r *http.Request,
 	path string,
-) (request *apibody.Request, prompt []kvblock.Token, ok bool) {
-	body, err := io.ReadAll(r.Body)
+) (request *body.Request, prompt []kvblock.Token, ok bool) {
+	payload, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, nil, false // the client closed the connection
 	}
-	request, prompts, ok := e.prompts(w, path, body)
+	request, prompts, ok := e.prompts(w, path, payload)
 	if !ok {
 		return nil, nil, false
 	}
@@ -167,9 +167,9 @@ func (e *engine) read(
 func (e *engine) prompts(
 	w http.ResponseWriter,
 	path string,
-	body []byte,
-) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
-	request, err := apibody.Parser{Python: true}.Parse(path, body)
+	payload []byte,
+) (request *body.Request, prompts []prompt.Prompt, ok bool) {
+	request, err := body.Parser{Python: true}.Parse(path, payload)
 	if err == nil {
 		if prompts, err = e.model.Tokenize(context.Background(), request); err == nil {
 			return request, prompts, true
@@ -199,7 +199,7 @@ func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	_, prompts, ok := e.prompts(w, path, body)
 	switch {
 	case !ok:
-	case given.Messages == nil && given.Prompt[0] == '[' && e.like == tokenizer.SGLang:
+	case given.Messages == nil && given.Prompt[0] == '[' && e.like == prompt.SGLang:
 		tokens, counts := make([][]kvblock.Token, len(prompts)), make([]int, len(prompts))
 		for i := range prompts {
 			tokens[i], counts[i] = prompts[i].IDs, len(prompts[i].IDs)
@@ -228,7 +228,7 @@ func (e *engine) tell() {
 		)
 	})
 	http.HandleFunc("POST /tokenize", e.tokenize)
-	if e.like == tokenizer.SGLang {
+	if e.like == prompt.SGLang {
 		http.HandleFunc("GET /model_info", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
 		})

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 )
 
 // LargeBody is the size in bytes above which a body is large. Parsing it takes milliseconds to seconds of CPU time.
@@ -50,10 +50,10 @@ func New(limit int) *Budget {
 
 // MaxBody returns the size in bytes of the largest body that can be parsed within a budget of limit bytes. It leaves
 // out the constant part of [apibody.ReadCost].
-func MaxBody(limit int) int { return max(largePart(limit)/apibody.ReadCostPerByte, 1) }
+func MaxBody(limit int) int { return max(largePart(limit)/body.ReadCostPerByte, 1) }
 
 // ForBody returns the smallest budget in bytes that allows parsing a body of size bytes; it is the inverse of MaxBody.
-func ForBody(size int) int { return (size*apibody.ReadCostPerByte + 3) / 4 * 7 }
+func ForBody(size int) int { return (size*body.ReadCostPerByte + 3) / 4 * 7 }
 
 // Used returns the number of bytes taken from all shares.
 func (b *Budget) Used() int { return b.Held.Used() + b.small.Used() + b.large.Used() }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 )
 
 // TestWaitersComeInTurn: memory goes to the waiter that waited longest, small requests do not overtake a large one, and
@@ -101,7 +101,7 @@ func TestShares(t *testing.T) {
 		t.Errorf("the shares add up to %d bytes of %d", all, limit)
 	}
 	n := MaxBody(limit)
-	if cost := int64(apibody.ReadCost(n)); n < 32<<20 || cost > b.large.limit+b.large.limit/100 {
+	if cost := int64(body.ReadCost(n)); n < 32<<20 || cost > b.large.limit+b.large.limit/100 {
 		t.Errorf("MaxBody is %d bytes; reading it costs %d of %d bytes", n, cost, b.large.limit)
 	}
 	if MaxBody(ForBody(32<<20)) != 32<<20 {

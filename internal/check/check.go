@@ -21,7 +21,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 	"kvepp/zmqsub"
 )
 
@@ -80,11 +80,11 @@ type Config struct {
 	Hub  *zmqsub.Hub
 	HTTP *http.Client
 	// Models are kvepp's models by name. The value is nil if the tokenizer could not be loaded.
-	Models map[string]*tokenizer.Model
+	Models map[string]*prompt.Model
 	// Names holds the addresses that are host names, by the endpoint's name.
 	Names map[string]string
 	// Engine is the configured engine (--engine).
-	Engine tokenizer.Engine
+	Engine prompt.Engine
 	// EngineHashes are those of feed.Config.
 	EngineHashes *kvblock.EngineHashes
 	// WithoutEvents is true if kvepp is configured not to use KV events.
@@ -105,10 +105,10 @@ type Result struct {
 	Worker   *pool.Worker
 	Findings []Finding
 
-	engine  tokenizer.Engine // at the worker's address; "": unknown
-	version string           // of the engine, by its own words; "": unknown
-	model   string           // name in requests; "": unknown
-	answers bool             // it answers HTTP
+	engine  prompt.Engine // at the worker's address; "": unknown
+	version string        // of the engine, by its own words; "": unknown
+	model   string        // name in requests; "": unknown
+	answers bool          // it answers HTTP
 	// no events come: kvepp cannot connect to the socket, or the blocks of its prompts are not announced
 	eventsMissing bool
 }

@@ -19,7 +19,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 	"kvepp/zmqsub"
 )
 
@@ -27,7 +27,7 @@ import (
 // 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
 type engine struct {
 	answers map[string]string
-	model   *tokenizer.Model
+	model   *prompt.Model
 
 	mu   sync.Mutex
 	seen [][]kvblock.Token
@@ -97,7 +97,7 @@ func (e *engine) with(path, answer string) *engine {
 	return other
 }
 
-func (e *engine) serving(m *tokenizer.Model) *engine {
+func (e *engine) serving(m *prompt.Model) *engine {
 	other := e.with("", "")
 	other.model = m
 	return other
@@ -107,16 +107,16 @@ const vLLMCache = "# HELP vllm:cache_config_info " +
 	"x\nvllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"True\",user_block_size=\"1\"} 1.0\n"
 
 // testModel loads the test model, with another chat template if one is given.
-func testModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.Model {
+func testModel(t *testing.T, engine prompt.Engine, template string) *prompt.Model {
 	t.Helper()
-	o := tokenizer.Options{Engine: engine}
+	o := prompt.Options{Engine: engine}
 	if template != "" {
 		o.ChatTemplate = filepath.Join(t.TempDir(), "template.jinja")
 		if err := os.WriteFile(o.ChatTemplate, []byte(template), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	m, err := tokenizer.Load("../../test/models/tiny-bytelevel", o)
+	m, err := prompt.Load("../../test/models/tiny-bytelevel", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func testModel(t *testing.T, engine tokenizer.Engine, template string) *tokenize
 }
 
 // withoutTemplate loads the test model from a folder that has no chat template.
-func withoutTemplate(t *testing.T) *tokenizer.Model {
+func withoutTemplate(t *testing.T) *prompt.Model {
 	t.Helper()
 	folder := t.TempDir()
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
@@ -136,7 +136,7 @@ func withoutTemplate(t *testing.T) *tokenizer.Model {
 			t.Fatal(err)
 		}
 	}
-	m, err := tokenizer.Load(folder, tokenizer.Options{})
+	m, err := prompt.Load(folder, prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,12 +154,12 @@ func TestEngines(t *testing.T) {
 	}
 	defer hub.Close()
 	const template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-	model := testModel(t, tokenizer.VLLM, "")
-	other, bare := testModel(t, tokenizer.VLLM, template), withoutTemplate(t)
-	noTools := testModel(t, tokenizer.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
+	model := testModel(t, prompt.VLLM, "")
+	other, bare := testModel(t, prompt.VLLM, template), withoutTemplate(t)
+	noTools := testModel(t, prompt.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
 	userOnly := testModel(
 		t,
-		tokenizer.VLLM,
+		prompt.VLLM,
 		"{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template,
 	)
 	models := func(owner, id string) string { return fmt.Sprintf(`{"data":[{"id":%q,"owned_by":%q}]}`, id, owner) }
@@ -170,7 +170,7 @@ func TestEngines(t *testing.T) {
 			"/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
 			"/model_info":  `{"has_image_understanding":false,"has_audio_understanding":false}`,
 		},
-		model: testModel(t, tokenizer.SGLang, ""),
+		model: testModel(t, prompt.SGLang, ""),
 	}
 	dynamo := vllm.with("/v1/models", models("nvidia", "m")).with("/tokenize", "")
 	const (
@@ -184,105 +184,105 @@ func TestEngines(t *testing.T) {
 	type row struct {
 		name   string
 		engine *engine
-		own    *tokenizer.Model // nil: model
-		asks   tokenizer.Engine
+		own    *prompt.Model // nil: model
+		asks   prompt.Engine
 		probe  bool
 		edit   func(*pool.Endpoint)
 		want   string // about and state
 		says   string // one of the answers, or a fix
 	}
 	for _, c := range []row{
-		{"vLLM", vllm, nil, tokenizer.VLLM, false, nil, good, "ids of a chat equal the engine's"},
-		{"vLLM, with a probe", vllm, nil, tokenizer.VLLM, true, sized, good + ", cached tokens ok",
+		{"vLLM", vllm, nil, prompt.VLLM, false, nil, good, "ids of a chat equal the engine's"},
+		{"vLLM, with a probe", vllm, nil, prompt.VLLM, true, sized, good + ", cached tokens ok",
 			"the second time, as predicted"},
-		{"a block size that is not known", vllm, nil, tokenizer.VLLM, true, nil, good + ", cached tokens ok",
+		{"a block size that is not known", vllm, nil, prompt.VLLM, true, nil, good + ", cached tokens ok",
 			"the second time"},
-		{"taken for another engine", vllm, nil, tokenizer.SGLang, false, nil,
+		{"taken for another engine", vllm, nil, prompt.SGLang, false, nil,
 			strings.Replace(good, "http ok", "http wrong", 1), "--engine vllm"},
-		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, tokenizer.VLLM, false, nil,
+		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, prompt.VLLM, false, nil,
 			"http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
-		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, tokenizer.VLLM, false, nil,
+		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, prompt.VLLM, false, nil,
 			"http ok, model wrong, events wrong, block size unknown", "the engine serves no model"},
-		{"the endpoint's model is another", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" },
+		{"the endpoint's model is another", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" },
 			"http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp is configured with n"},
-		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Name = byName },
+		{"an address by name", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.Name = byName },
 			"address wrong, " + good, "or write the IP address, address: 127.0.0.1:"},
 		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), nil,
-			tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
+			prompt.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
 			"--enable-prefix-caching"},
-		{"another block size", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 },
+		{"another block size", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 },
 			strings.Replace(good, "size ok", "size wrong", 1), "set blockSize to 16"},
-		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil,
+		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, prompt.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
-		{"no ids returned", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil,
+		{"no ids returned", vllm.with("/tokenize", ""), nil, prompt.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat unknown", 1), "404"},
-		{"another template", vllm.serving(other), nil, tokenizer.VLLM, false, nil,
+		{"another template", vllm.serving(other), nil, prompt.VLLM, false, nil,
 			strings.Replace(good, "chat ok", "chat wrong", 1), "--chat-template FILE"},
 		{"another template, with a probe of chats alone", vllm.serving(other).with("/tokenize", ""), nil,
-			tokenizer.VLLM, true, sized,
+			prompt.VLLM, true, sized,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong, cached tokens ...", 1),
 			"--chat-template FILE"},
-		{"no template", vllm, bare, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1),
+		{"no template", vllm, bare, prompt.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1),
 			"routes its chats by load"},
-		{"no template, and no ids returned", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil,
+		{"no template, and no ids returned", vllm.with("/tokenize", ""), bare, prompt.VLLM, false, nil,
 			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong", 1),
 			"routes its chats by load"},
-		{"no template on either side", vllm.serving(bare), bare, tokenizer.VLLM, true, sized,
+		{"no template on either side", vllm.serving(bare), bare, prompt.VLLM, true, sized,
 			strings.Replace(good, "chat ok", "chat unknown", 1) + ", cached tokens ok", "neither kvepp nor the engine"},
-		{"a template that refuses tools", vllm.serving(noTools), noTools, tokenizer.VLLM, true, sized,
+		{"a template that refuses tools", vllm.serving(noTools), noTools, prompt.VLLM, true, sized,
 			good + ", cached tokens ok", "a chat, without a tool, equal"},
-		{"a template that refuses system prompts", vllm.serving(userOnly), userOnly, tokenizer.VLLM, true, sized,
+		{"a template that refuses system prompts", vllm.serving(userOnly), userOnly, prompt.VLLM, true, sized,
 			good + ", cached tokens ok", "without a tool and a system prompt, equal"},
-		{"a template that refuses what the engine's takes", vllm, noTools, tokenizer.VLLM, false, nil,
+		{"a template that refuses what the engine's takes", vllm, noTools, prompt.VLLM, false, nil,
 			strings.Replace(good, "chat ok", "chat wrong", 1), "that the engine takes"},
-		{"no cached tokens reported", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil,
+		{"no cached tokens reported", vllm.with(chatPath, uncached), nil, prompt.VLLM, true, nil,
 			good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
 		{"nothing cached", vllm.with(chatPath,
-			`{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, tokenizer.VLLM, true,
+			`{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, prompt.VLLM, true,
 			nil, good + ", cached tokens wrong", "none of a prompt's 400"},
 		{"more cached than predicted", vllm.with(chatPath,
-			`{"usage":{"prompt_tokens":4000,"prompt_tokens_details":{"cached_tokens":3984}}}`), nil, tokenizer.VLLM,
+			`{"usage":{"prompt_tokens":4000,"prompt_tokens_details":{"cached_tokens":3984}}}`), nil, prompt.VLLM,
 			true, sized, good + ", cached tokens wrong", "predicts only"},
-		{"a probe that fails", vllm.with(chatPath, "").with(completionsPath, ""), nil, tokenizer.VLLM, true, nil,
+		{"a probe that fails", vllm.with(chatPath, "").with(completionsPath, ""), nil, prompt.VLLM, true, nil,
 			good + ", cached tokens wrong", "404"},
-		{"nothing publishes", vllm, nil, tokenizer.VLLM, false,
+		{"nothing publishes", vllm, nil, prompt.VLLM, false,
 			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, good,
 			"no publisher answers at"},
-		{"the event port is one of HTTP", vllm, nil, tokenizer.VLLM, false,
+		{"the event port is one of HTTP", vllm, nil, prompt.VLLM, false,
 			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = "tcp://"+e.Address, closedPort(t) }, good,
 			"accepts connections, but publishes no KV events -> write the port"},
-		{"no such event address", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" },
+		{"no such event address", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" },
 			good, "correct the address"},
-		{"a decode worker", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode },
+		{"a decode worker", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode },
 			"http ok, model ok, events ok, prefix caching ok, tokenizer ok, chat ok", "sends no events about prompts"},
-		{"events over Dynamo's plane", vllm, nil, tokenizer.VLLM, false,
+		{"events over Dynamo's plane", vllm, nil, prompt.VLLM, false,
 			func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} },
 			strings.Replace(good, "events wrong", "events unknown", 1), "full attention's blocks alone"},
-		{"without events", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents },
+		{"without events", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents },
 			strings.Replace(good, "events wrong", "events ok", 1), "kvepp predicts the worker's cache"},
-		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, tokenizer.VLLM, true, nil,
+		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, prompt.VLLM, true, nil,
 			noAnswers, "404"},
-		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, tokenizer.VLLM, false, nil, noAnswers,
+		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, prompt.VLLM, false, nil, noAnswers,
 			"invalid character"},
-		{"SGLang", sglang, sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
+		{"SGLang", sglang, sglang.model, prompt.SGLang, false, nil, good, "1 tokens"},
 		{"SGLang of old", sglang.with("/get_server_info", sglang.answers["/server_info"]).with("/server_info", ""),
-			sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
+			sglang.model, prompt.SGLang, false, nil, good, "1 tokens"},
 		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`),
-			sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
+			sglang.model, prompt.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
 			"--disable-radix-cache"},
 		{"SGLang without a report", sglang.with("/server_info", `{"page_size":1,"enable_cache_report":false}`),
-			sglang.model, tokenizer.SGLang, false, nil,
+			sglang.model, prompt.SGLang, false, nil,
 			"http ok, model ok, events wrong, block size ok, tokenizer ok, chat ok, cached tokens wrong",
 			"--enable-cache-report"},
 		{"SGLang with a model of images",
 			sglang.with("/model_info", `{"has_image_understanding":true,"has_audio_understanding":false}`),
-			sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
-		{"an engine that tells no ids", dynamo, nil, tokenizer.Dynamo, true, sized, asDynamo,
+			sglang.model, prompt.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
+		{"an engine that tells no ids", dynamo, nil, prompt.Dynamo, true, sized, asDynamo,
 			"kvepp and the engine count"},
-		{"its template is another", dynamo.serving(other), nil, tokenizer.Dynamo, true, sized,
+		{"its template is another", dynamo.serving(other), nil, prompt.Dynamo, true, sized,
 			strings.Replace(asDynamo, "chat ok, cached tokens ok", "chat wrong, cached tokens ...", 1),
 			"--chat-template FILE"},
-		{"kvepp has no template for it", dynamo, bare, tokenizer.Dynamo, true, sized,
+		{"kvepp has no template for it", dynamo, bare, prompt.Dynamo, true, sized,
 			strings.Replace(asDynamo, "chat ok", "chat wrong", 1), "routes its chats by load"},
 	} {
 		e := &engine{answers: c.engine.answers, model: c.engine.model}
@@ -304,7 +304,7 @@ func TestEngines(t *testing.T) {
 		cfg := Config{
 			Hub:           hub,
 			HTTP:          server.Client(),
-			Models:        map[string]*tokenizer.Model{"m": own},
+			Models:        map[string]*prompt.Model{"m": own},
 			Names:         map[string]string{byName: "engine:8000"},
 			Engine:        c.asks,
 			Probe:         c.probe,

@@ -14,21 +14,21 @@ import (
 	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // engines maps owned_by in /v1/models to the engine.
-var engines = map[string]tokenizer.Engine{
-	"vllm":         tokenizer.VLLM,
-	"sglang":       tokenizer.SGLang,
-	"tensorrt_llm": tokenizer.TRTLLM,
-	"nvidia":       tokenizer.Dynamo,
+var engines = map[string]prompt.Engine{
+	"vllm":         prompt.VLLM,
+	"sglang":       prompt.SGLang,
+	"tensorrt_llm": prompt.TRTLLM,
+	"nvidia":       prompt.Dynamo,
 }
 
 // engineNames are the engines' names in findings.
-var engineNames = map[tokenizer.Engine]string{
-	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM",
-	tokenizer.Dynamo: "a frontend of Dynamo's",
+var engineNames = map[prompt.Engine]string{
+	prompt.VLLM: "vLLM", prompt.SGLang: "SGLang", prompt.TRTLLM: "TensorRT-LLM",
+	prompt.Dynamo: "a frontend of Dynamo's",
 }
 
 // maxAnswer bounds the bytes that are read of an answer.
@@ -37,20 +37,20 @@ const maxAnswer = 16 << 20
 // The settings that kvepp needs at each engine. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM
 // 1.3, Dynamo 1.6.1.
 var (
-	eventsFix = map[tokenizer.Engine]string{
-		tokenizer.VLLM: `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq",` +
+	eventsFix = map[prompt.Engine]string{
+		prompt.VLLM: `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq",` +
 			`"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
-		tokenizer.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557",` +
+		prompt.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557",` +
 			`"replay_endpoint":"tcp://*:5657"}'`,
-		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher ` +
+		prompt.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher ` +
 			`of its events`,
-		tokenizer.Dynamo: "the worker's own flag for KV events",
-		"":               "its own flag for KV events", // the engine is unknown
+		prompt.Dynamo: "the worker's own flag for KV events",
+		"":            "its own flag for KV events", // the engine is unknown
 	}
-	usageFix = map[tokenizer.Engine]string{
-		tokenizer.VLLM:   "--enable-prompt-tokens-details",
-		tokenizer.SGLang: "--enable-cache-report",
-		tokenizer.Dynamo: "Dynamo 1.6.1's workers report it without a flag: is this one of another version?",
+	usageFix = map[prompt.Engine]string{
+		prompt.VLLM:   "--enable-prompt-tokens-details",
+		prompt.SGLang: "--enable-cache-report",
+		prompt.Dynamo: "Dynamo 1.6.1's workers report it without a flag: is this one of another version?",
 	}
 )
 
@@ -199,11 +199,11 @@ func (q *workerCheck) askSettings(ctx context.Context) {
 	var s settings
 	if q.answers {
 		switch q.engine {
-		case tokenizer.VLLM:
+		case prompt.VLLM:
 			s = q.vLLMSettings(ctx)
-		case tokenizer.SGLang:
+		case prompt.SGLang:
 			s = q.sgLangSettings(ctx)
-		case tokenizer.Dynamo:
+		case prompt.Dynamo:
 			s = q.askFrontend(ctx)
 		}
 	}
@@ -214,7 +214,7 @@ func (q *workerCheck) askSettings(ctx context.Context) {
 	case s.prefix == nil:
 	case *s.prefix:
 		q.report(AboutPrefix, OK, "", "on")
-	case q.engine == tokenizer.VLLM:
+	case q.engine == prompt.VLLM:
 		q.report(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
 		q.report(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")

@@ -15,7 +15,7 @@ import (
 	"kvepp/internal/useragent"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // probe holds prompts with words that no earlier request has: two chats, and a text if the engine does not return token
@@ -67,7 +67,7 @@ func (q *workerCheck) probe(ctx context.Context, events *eventRecorder) {
 	q.Predictor.awaitListening(ctx)
 	p := &probe{events: events}
 	q.prompt = p
-	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
+	if q.engine != prompt.VLLM && q.engine != prompt.SGLang {
 		p.text = exchange{
 			path: completionsPath,
 			body: map[string]any{
@@ -124,14 +124,14 @@ func (a *Result) isGatewayEndpoint() bool {
 // takesRequests reports whether the worker takes requests directly. Dynamo's decode workers need a prefill worker
 // for each.
 func (a *Result) takesRequests() bool {
-	return a.isGatewayEndpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
+	return a.isGatewayEndpoint() && (a.Worker.Role != pool.Decode || a.engine != prompt.Dynamo)
 }
 
 // header returns the headers that name the worker to the server at its address.
 func (a *Result) header() http.Header {
 	h := http.Header{"Content-Type": {"application/json"}}
 	rank := strconv.FormatUint(uint64(a.Worker.Rank), 10)
-	if a.engine == tokenizer.Dynamo {
+	if a.engine == prompt.Dynamo {
 		h.Set("x-dynamo-worker-instance-id", strconv.FormatUint(a.Worker.InstanceID, 10))
 		h.Set("x-dynamo-dp-rank", rank)
 	} else if !a.Worker.RankByAddress && a.Worker.DataParallelSize > 1 {
@@ -214,14 +214,14 @@ type chat struct {
 
 // newChat begins a conversation with the given text: as a system prompt, or in the user's message if the model's
 // template refuses system prompts. model may be nil.
-func newChat(model *tokenizer.Model, name, text string) *chat {
+func newChat(model *prompt.Model, name, text string) *chat {
 	message := func(role, content string) any { return map[string]any{"role": role, "content": content} }
 	t := &chat{model: name, messages: []any{message("system", text), message("user", "What is this about?")}}
 	if model == nil {
 		return t
 	}
 	if _, _, _, err := kveppIDs(model, chatPath, t.request(1).body); err != nil &&
-		!errors.Is(err, tokenizer.ErrNoChatTemplate) {
+		!errors.Is(err, prompt.ErrNoChatTemplate) {
 		t.messages = []any{message("user", text)}
 	}
 	return t

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"net/http"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
+	"kvepp/prompt/remote"
 )
 
 const (
@@ -64,15 +64,15 @@ func (c sampleChat) body(model string) map[string]any {
 
 // kveppIDs returns kvepp's token ids of a request with one prompt, the parsed request and its body.
 func kveppIDs(
-	model *tokenizer.Model,
+	model *prompt.Model,
 	path string,
-	body map[string]any,
-) ([]kvblock.Token, *apibody.Request, []byte, error) {
-	text, err := json.Marshal(body)
+	payload map[string]any,
+) ([]kvblock.Token, *body.Request, []byte, error) {
+	text, err := json.Marshal(payload)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	request, err := apibody.ParseRequest(path, text)
+	request, err := body.ParseRequest(path, text)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -98,7 +98,7 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 		}
 		model = at
 	}
-	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
+	if q.engine != prompt.VLLM && q.engine != prompt.SGLang {
 		q.compareCounts(model)
 		return
 	}
@@ -115,7 +115,7 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 	q.compareChat(ctx, model, engine)
 }
 
-func (q *workerCheck) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+func (q *workerCheck) compareText(ctx context.Context, model *prompt.Model, engine *remote.Client) {
 	own, request, body, err := kveppIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": sampleText})
 	if err != nil {
 		q.report(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v",
@@ -140,7 +140,7 @@ func (q *workerCheck) compareText(ctx context.Context, model *tokenizer.Model, e
 	q.report(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(own))
 }
 
-func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+func (q *workerCheck) compareChat(ctx context.Context, model *prompt.Model, engine *remote.Client) {
 	for i, sample := range sampleChats {
 		own, request, body, err := kveppIDs(model, chatPath, sample.body(q.model))
 		if request == nil {
@@ -148,7 +148,7 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 			return
 		}
 		engineIDs, refused := engine.Tokenize(ctx, request, body)
-		missing := errors.Is(err, tokenizer.ErrNoChatTemplate)
+		missing := errors.Is(err, prompt.ErrNoChatTemplate)
 		switch {
 		case refused != nil && remote.OutcomeOf(refused) != remote.Refused:
 			switch {
@@ -220,7 +220,7 @@ func (q *workerCheck) compareChat(ctx context.Context, model *tokenizer.Model, e
 }
 
 // encodedLike names the code that takes the place of a chat template; "" for a template.
-func encodedLike(model *tokenizer.Model) string {
+func encodedLike(model *prompt.Model) string {
 	if name := model.ChatEncoder(); name != "" {
 		return ", encoded without a template like " + name + ","
 	}
@@ -238,7 +238,7 @@ func difference(a, b []kvblock.Token) int {
 }
 
 // compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not return ids.
-func (q *workerCheck) compareCounts(model *tokenizer.Model) {
+func (q *workerCheck) compareCounts(model *prompt.Model) {
 	p := q.prompt
 	switch {
 	case !q.takesRequests():
@@ -262,7 +262,7 @@ func (q *workerCheck) compareCounts(model *tokenizer.Model) {
 	q.compareCount(model, &p.second, AboutChat, templateFix, "chat")
 }
 
-func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, fix, what string) {
+func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix, what string) {
 	if about == AboutChat && r.path != chatPath {
 		return // another finding says that the engine refuses chats
 	}
@@ -278,7 +278,7 @@ func (q *workerCheck) compareCount(model *tokenizer.Model, r *exchange, about, f
 	}
 	own, _, _, err := kveppIDs(model, r.path, r.body)
 	switch {
-	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+	case errors.Is(err, prompt.ErrNoChatTemplate):
 		q.report(about, Wrong, addTemplate, noTemplate, q.model)
 	case err != nil:
 		q.report(

@@ -26,7 +26,7 @@ const root = "../.."
 var may = map[string]string{
 	"kvblock":              "",
 	"kvblock/kvblocktest":  "",
-	"chattemplate":         "",
+	"prompt/jinja":         "",
 	"zmqsub":               "",
 	"natssub":              "internal/loglimit internal/useragent",
 	"internal/metrics":     "",
@@ -37,19 +37,19 @@ var may = map[string]string{
 	"internal/prefetch":    "",
 	"internal/suggest":     "",
 	"internal/useragent":   "",
-	"internal/check": "indexer kvblock pool pool/dynamo tokenizer tokenizer/remote zmqsub internal/apibody " +
+	"internal/check": "indexer kvblock pool pool/dynamo tokenizer prompt/remote zmqsub internal/apibody " +
 		"internal/metrics internal/useragent",
 	"internal/tracing":    "internal/useragent",
 	"extproc/extproctest": "",
-	"internal/apibody":    "chattemplate scoring",
-	"internal/budget":     "internal/apibody",
-	"tokenizer": "tokenizer/bpe tokenizer/encoders chattemplate kvblock internal/apibody " +
+	"prompt/body":         "chattemplate scoring",
+	"internal/budget":     "prompt/body",
+	"prompt": "prompt/bpe prompt/encoders chattemplate kvblock internal/apibody " +
 		"internal/boundedfile",
-	"tokenizer/encoders": "chattemplate",
-	"tokenizer/bpe":      "kvblock internal/hugepage internal/prefetch",
-	"tokenizer/remote": "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit " +
+	"prompt/encoders": "prompt/jinja",
+	"prompt/bpe":      "kvblock internal/hugepage internal/prefetch",
+	"prompt/remote": "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit " +
 		"internal/useragent",
-	"test/parity":        "tokenizer tokenizer/remote kvblock chattemplate internal/apibody internal/metrics",
+	"test/parity":        "tokenizer prompt/remote kvblock chattemplate internal/apibody internal/metrics",
 	"scoring":            "kvblock",
 	"pool":               "kvblock internal/boundedfile internal/suggest",
 	"indexer":            "kvblock internal/hugepage internal/prefetch",
@@ -72,7 +72,7 @@ var may = map[string]string{
 	"internal/chart":  "",
 	"modelrewrite":    "",
 	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
-		"tokenizer/remote internal/apibody internal/budget internal/ladder internal/metrics internal/record " +
+		"prompt/remote internal/apibody internal/budget internal/ladder internal/metrics internal/record " +
 		"internal/tracing internal/loglimit",
 	"replay":               "admission indexer kvblock queue scoring session",
 	"internal/api":         "internal/metrics",
@@ -140,8 +140,8 @@ var only = map[string][]string{
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
 	"lukechampine.com/blake3":              {"pool/dynamo"},
-	"golang.org/x/text/":                   {"chattemplate", "tokenizer/bpe"},
-	"github.com/dlclark/regexp2":           {"tokenizer/bpe"},
+	"golang.org/x/text/":                   {"prompt/jinja", "prompt/bpe"},
+	"github.com/dlclark/regexp2":           {"prompt/bpe"},
 	"github.com/spf13/pflag":               {"cmd/kvepp"},
 }
 

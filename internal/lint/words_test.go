@@ -12,7 +12,7 @@ import (
 // sampleTexts are files with prose for models and benchmarks to read.
 var sampleTexts = []string{"bench/words.txt", "bench/quality/traffic.go", "test/models/train.py",
 	"test/parity/oracle.py",
-	"tokenizer/bpe/oracle_test.go", "tokenizer/memory_test.go", "tokenizer/tokenize_test.go"}
+	"prompt/bpe/oracle_test.go", "prompt/memory_test.go", "prompt/tokenize_test.go"}
 
 // TestWords refuses the words that docs/style.md lists, in code, scripts and pages.
 func TestWords(t *testing.T) {

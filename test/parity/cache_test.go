@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // TestCacheUse compares which requests skip the prefix cache with what vLLM's and SGLang's own code makes of them.
@@ -26,32 +26,32 @@ func TestCacheUse(t *testing.T) {
 		"completions":      `"model":"m","prompt":"a"`,
 		"chat/completions": `"model":"m","messages":[{"role":"user","content":"a"}]`,
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
 			var questions []any
-			var requests []*apibody.Request
-			for api, prompt := range prompts {
-				if engine == tokenizer.SGLang && api != "completions" {
+			var requests []*body.Request
+			for api, input := range prompts {
+				if engine == prompt.SGLang && api != "completions" {
 					continue // logprob_start_len is -1 in the source
 				}
-				bodies := []string{prompt}
+				bodies := []string{input}
 				for _, choice := range members {
 					var more []string
-					for _, body := range bodies {
+					for _, payload := range bodies {
 						for _, member := range choice {
-							more = append(more, strings.TrimSuffix(body+","+member, ","))
+							more = append(more, strings.TrimSuffix(payload+","+member, ","))
 						}
 					}
 					bodies = more
 				}
-				for _, body := range bodies {
-					body = "{" + body + "}"
-					request, err := apibody.Parser{Python: true}.Parse("/v1/"+api, []byte(body))
+				for _, payload := range bodies {
+					payload = "{" + payload + "}"
+					request, err := body.Parser{Python: true}.Parse("/v1/"+api, []byte(payload))
 					if err != nil {
 						t.Fatal(err)
 					}
 					requests = append(requests, request)
-					questions = append(questions, map[string]any{"cache": api, "body": json.RawMessage(body)})
+					questions = append(questions, map[string]any{"cache": api, "body": json.RawMessage(payload)})
 				}
 			}
 			answers := engineAnswers[struct {
@@ -72,7 +72,7 @@ func TestCacheUse(t *testing.T) {
 				if version == "0.31.0" && strings.Contains(string(question), `"top_logprobs":null`) {
 					continue
 				}
-				if got := tokenizer.WritesCacheOnly(engine, requests[i]); got != answer.WritesOnly {
+				if got := prompt.WritesCacheOnly(engine, requests[i]); got != answer.WritesOnly {
 					t.Errorf("%s %s, %s: %v", engine, version, question, got)
 				}
 			}

@@ -6,13 +6,13 @@ import (
 	"math/rand/v2"
 	"strings"
 
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // chatGenerator makes random requests of conversations, most of them such as agents send.
 type chatGenerator struct {
 	*rand.Rand
-	engine tokenizer.Engine
+	engine prompt.Engine
 	calls  int
 }
 
@@ -164,7 +164,7 @@ func (g *chatGenerator) turn(messages []any) []any {
 	}
 	if g.oneIn(2) {
 		name := "reasoning_content"
-		if g.engine == tokenizer.VLLM && g.oneIn(2) {
+		if g.engine == prompt.VLLM && g.oneIn(2) {
 			name = "reasoning"
 		}
 		m[name] = g.said()
@@ -200,11 +200,11 @@ func (g *chatGenerator) conversation() []any {
 	var messages []any
 	if g.oneIn(2) {
 		text := g.text()
-		if g.engine == tokenizer.VLLM && g.oneIn(12) {
+		if g.engine == prompt.VLLM && g.oneIn(12) {
 			text = "x-anthropic-billing-header: cch=1\n" + text
 		}
 		m := object{"role": "system", "content": g.content(text)}
-		if g.engine == tokenizer.SGLang && g.oneIn(6) {
+		if g.engine == prompt.SGLang && g.oneIn(6) {
 			m["tools"] = g.tools()
 		}
 		messages = append(messages, m)
@@ -222,7 +222,7 @@ func (g *chatGenerator) conversation() []any {
 			if g.oneIn(10) {
 				m["name"] = "Ann"
 			}
-			if g.engine == tokenizer.VLLM && g.oneIn(12) {
+			if g.engine == prompt.VLLM && g.oneIn(12) {
 				m["task"] = choose(g, "action", "query", "read_url", "other")
 			}
 			messages = append(messages, m)
@@ -294,10 +294,10 @@ func (g *chatGenerator) chat() object {
 	if g.oneIn(10) {
 		body["add_special_tokens"] = g.oneIn(2)
 	}
-	if g.engine == tokenizer.SGLang && g.oneIn(6) {
+	if g.engine == prompt.SGLang && g.oneIn(6) {
 		body["thinking"] = object{"type": choose(g, "enabled", "disabled", "adaptive")}
 	}
-	if g.engine == tokenizer.SGLang && g.oneIn(10) {
+	if g.engine == prompt.SGLang && g.oneIn(10) {
 		body["task"] = choose(g, "action", "query", "title")
 	}
 	if g.oneIn(10) {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // completionFields are further fields of a request to /v1/completions. Only add_special_tokens, suffix and
@@ -73,7 +73,7 @@ func TestCompletions(t *testing.T) {
 		t.Log("make test-long runs the engine's own code")
 		return
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
@@ -86,8 +86,8 @@ func TestCompletions(t *testing.T) {
 
 func negative(ids []int64) bool { return len(ids) > 0 && slices.Min(ids) < 0 }
 
-func compareCompletions(t *testing.T, engine tokenizer.Engine, version, folder string) {
-	m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version})
+func compareCompletions(t *testing.T, engine prompt.Engine, version, folder string) {
+	m, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,26 +117,26 @@ func compareCompletions(t *testing.T, engine tokenizer.Engine, version, folder s
 			refusals[cause]++
 			continue
 		}
-		body := questions[i].(question).Body //nolint:errcheck // all are questions
+		payload := questions[i].(question).Body //nolint:errcheck // all are questions
 		var ids [][]int64
-		request, err := apibody.ParseRequest("/v1/completions", body)
+		request, err := body.ParseRequest("/v1/completions", payload)
 		if err == nil {
-			var prompts []tokenizer.Prompt
+			var prompts []prompt.Prompt
 			prompts, err = m.Prompts(t.Context(), request)
-			for _, prompt := range prompts {
-				one := make([]int64, len(prompt.IDs))
-				for i, id := range prompt.IDs {
+			for _, input := range prompts {
+				one := make([]int64, len(input.IDs))
+				for i, id := range input.IDs {
 					one[i] = int64(id)
 				}
 				ids = append(ids, one)
 			}
 		}
 		switch {
-		case err != nil && tokenizer.IsUnknown(err):
+		case err != nil && prompt.IsUnknown(err):
 			unknown++
 		case err != nil || !slices.EqualFunc(ids, a.Prompts, slices.Equal):
 			wrong++
-			t.Errorf("%s\n got %v, %v\nwant %v", body, ids, err, a.Prompts)
+			t.Errorf("%s\n got %v, %v\nwant %v", payload, ids, err, a.Prompts)
 		default:
 			equal++
 		}

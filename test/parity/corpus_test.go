@@ -20,9 +20,9 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // corpusFolder is the tokenizer that the templates of the corpus are rendered with. It is byte-level, so that different
@@ -159,11 +159,11 @@ type corpusAnswer struct {
 	err  error
 }
 
-func corpusAnswers(ctx context.Context, m *tokenizer.Model, bodies [][]byte) []corpusAnswer {
+func corpusAnswers(ctx context.Context, m *prompt.Model, bodies [][]byte) []corpusAnswer {
 	answers := make([]corpusAnswer, len(bodies))
-	for i, body := range bodies {
-		request, err := apibody.ParseRequest("/v1/chat/completions", body)
-		var prompts []tokenizer.Prompt
+	for i, payload := range bodies {
+		request, err := body.ParseRequest("/v1/chat/completions", payload)
+		var prompts []prompt.Prompt
 		if err == nil {
 			prompts, err = m.Tokenize(ctx, request)
 		}
@@ -196,8 +196,8 @@ func TestCorpus(t *testing.T) {
 	if *onlyTemplates == "" {
 		listed = listRefusals(t, "testdata/corpus.txt")
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang, tokenizer.Dynamo} {
-		all := tokenizer.Versions(engine)
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang, prompt.Dynamo} {
+		all := prompt.Versions(engine)
 		for _, version := range compared(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
@@ -217,7 +217,7 @@ func TestCorpus(t *testing.T) {
 
 // corpusRun compares the templates with a version of an engine.
 type corpusRun struct {
-	engine    tokenizer.Engine
+	engine    prompt.Engine
 	version   string
 	templates []corpusTemplate
 	bodies    [][]byte
@@ -237,7 +237,7 @@ type wrongChat struct {
 }
 
 // load returns kvepp's model with a template.
-func (r *corpusRun) load(t *testing.T, template corpusTemplate) (*tokenizer.Model, error) {
+func (r *corpusRun) load(t *testing.T, template corpusTemplate) (*prompt.Model, error) {
 	t.Helper()
 	source, err := os.ReadFile(template.path)
 	if err == nil {
@@ -246,13 +246,13 @@ func (r *corpusRun) load(t *testing.T, template corpusTemplate) (*tokenizer.Mode
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tokenizer.Load(r.folder, tokenizer.Options{Engine: r.engine, Version: r.version})
+	return prompt.Load(r.folder, prompt.Options{Engine: r.engine, Version: r.version})
 }
 
 // compare returns what kvepp refuses of each template.
 func (r *corpusRun) compare(t *testing.T) map[string]string {
 	var a *asker
-	if r.engine == tokenizer.Dynamo {
+	if r.engine == prompt.Dynamo {
 		python := filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python")
 		a = startAsker(t, python, "minijinja.py", corpusFolder, "testdata/chats.jsonl", t.TempDir())
 	} else {
@@ -295,7 +295,7 @@ func (r *corpusRun) compare(t *testing.T) map[string]string {
 }
 
 // count compares the chats with a template, and returns how many of them only kvepp refuses, and why.
-func (r *corpusRun) count(t *testing.T, template corpusTemplate, m *tokenizer.Model, got []corpusAnswer,
+func (r *corpusRun) count(t *testing.T, template corpusTemplate, m *prompt.Model, got []corpusAnswer,
 	want []*string) (refused int, reason string) {
 	differs := false
 	for i, w := range want {
@@ -315,7 +315,7 @@ func (r *corpusRun) count(t *testing.T, template corpusTemplate, m *tokenizer.Mo
 			r.equal++
 		case !differs: // the first one is shown
 			differs = true
-			request, err := apibody.ParseRequest("/v1/chat/completions", r.bodies[i])
+			request, err := body.ParseRequest("/v1/chat/completions", r.bodies[i])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,15 +10,15 @@ import (
 	"slices"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 var encoderChats = flag.Int("encoder-chats", 150, "chats that TestEncoders compares for each encoder and version")
 
 // encoderCase is a model that an engine encodes without a Jinja template.
 type encoderCase struct {
-	engine       tokenizer.Engine
+	engine       prompt.Engine
 	architecture string
 	modelType    string
 	// asked is what engines.py wants for it: vLLM's tokenizer mode; nil for SGLang, which looks at the model.
@@ -32,19 +32,19 @@ type encoderCase struct {
 }
 
 var encoderCases = []encoderCase{
-	{engine: tokenizer.VLLM, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32", asked: "deepseek_v32"},
-	{engine: tokenizer.SGLang, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32"},
-	{engine: tokenizer.VLLM, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", asked: "deepseek_v4"},
-	{engine: tokenizer.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
+	{engine: prompt.VLLM, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32", asked: "deepseek_v32"},
+	{engine: prompt.SGLang, architecture: "DeepseekV32ForCausalLM", modelType: "deepseek_v32"},
+	{engine: prompt.VLLM, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", asked: "deepseek_v4"},
+	{engine: prompt.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
 		checkpoint: "REASONING_EFFORT_MAX = (\n    \"x\"\n)\n"},
-	{engine: tokenizer.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
+	{engine: prompt.SGLang, architecture: "DeepseekV4ForCausalLM", modelType: "deepseek_v4", until: "0.5.22",
 		checkpoint: "REASONING_EFFORT_PROMPTS: Dict[str, str] = {\n    \"low\": \"\",\n    \"high\": (\n" +
 			"        \"x\"\n    ),\n    'max': \"y\",\n}\nDEFAULT_REASONING_EFFORT = \"low\"\n"},
-	{engine: tokenizer.SGLang, architecture: "GlmMoeDsaForCausalLM", modelType: "glm_moe_dsa", since: "0.5.23",
+	{engine: prompt.SGLang, architecture: "GlmMoeDsaForCausalLM", modelType: "glm_moe_dsa", since: "0.5.23",
 		template: glm53Words},
-	{engine: tokenizer.SGLang, architecture: "Glm5NextForConditionalGeneration", modelType: "glm5_next",
+	{engine: prompt.SGLang, architecture: "Glm5NextForConditionalGeneration", modelType: "glm5_next",
 		since: "0.5.23", template: glm53Words + "<|begin_of_image|>"},
-	{engine: tokenizer.SGLang, architecture: "MiniMaxM3SparseForConditionalGeneration", modelType: "minimax_m3_vl",
+	{engine: prompt.SGLang, architecture: "MiniMaxM3SparseForConditionalGeneration", modelType: "minimax_m3_vl",
 		since: "0.5.23", template: m3Template},
 }
 
@@ -58,7 +58,7 @@ const glm53Words = "[gMASK]<sop>Reasoning Effort: <tool_call><arg_key><arg_value
 
 // applies reports whether the case is one of a version's.
 func (c encoderCase) applies(version string) bool {
-	all := tokenizer.Versions(c.engine)
+	all := prompt.Versions(c.engine)
 	at := slices.Index(all, version)
 	return (c.since == "" || at >= slices.Index(all, c.since)) && (c.until == "" || at <= slices.Index(all, c.until))
 }
@@ -71,7 +71,7 @@ func TestEncoders(t *testing.T) {
 		t.Log("make parity runs the engines' own encoders")
 		return
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
@@ -81,7 +81,7 @@ func TestEncoders(t *testing.T) {
 	}
 }
 
-func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chats int) {
+func compareEncoders(t *testing.T, engine prompt.Engine, version string, chats int) {
 	const folder = "../../test/models/tiny-sentencepiece" // its prompts begin with a special token
 	type question struct {
 		Body      json.RawMessage `json:"body"`
@@ -92,7 +92,7 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 		Defaults  json.RawMessage `json:"defaults,omitempty"`
 		name      string
 		path      string
-		model     *tokenizer.Model
+		model     *prompt.Model
 	}
 	var questions []any
 	for _, c := range encoderCases {
@@ -100,12 +100,12 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 			continue
 		}
 		loaded := encoderFolder(t, folder, c)
-		m, err := tokenizer.Load(loaded, tokenizer.Options{Engine: engine, Version: version})
+		m, err := prompt.Load(loaded, prompt.Options{Engine: engine, Version: version})
 		if err != nil {
 			t.Fatal(err)
 		}
 		const defaults = `{"thinking":true,"reasoning_effort":"max"}`
-		preset, err := tokenizer.Load(loaded, tokenizer.Options{Engine: engine, Version: version,
+		preset, err := prompt.Load(loaded, prompt.Options{Engine: engine, Version: version,
 			DefaultChatTemplateKwargs: defaults})
 		if err != nil {
 			t.Fatal(err)
@@ -126,16 +126,16 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 			if i%4 == 3 {
 				q.model, q.Defaults = preset, json.RawMessage(defaults)
 			}
-			var body map[string]any
+			var payload map[string]any
 			switch {
 			case i%7 == 5:
-				q.Messages, q.path, body = true, "/v1/messages", g.messages()
+				q.Messages, q.path, payload = true, "/v1/messages", g.messages()
 			case i%7 == 6:
-				q.Responses, q.path, body = true, "/v1/responses", g.responses()
+				q.Responses, q.path, payload = true, "/v1/responses", g.responses()
 			default:
-				body = g.chat()
+				payload = g.chat()
 			}
-			if q.Body, err = json.Marshal(body); err != nil {
+			if q.Body, err = json.Marshal(payload); err != nil {
 				t.Fatal(err)
 			}
 			questions = append(questions, q)
@@ -155,16 +155,16 @@ func compareEncoders(t *testing.T, engine tokenizer.Engine, version string, chat
 			r.refused++
 			continue
 		}
-		request, err := apibody.ParseRequest(q.path, q.Body)
+		request, err := body.ParseRequest(q.path, q.Body)
 		if err != nil {
 			t.Errorf("%s: %v", q.Body, err)
 			continue
 		}
 		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
-		case err != nil && tokenizer.IsUnknown(err):
+		case err != nil && prompt.IsUnknown(err):
 			r.unknown++
-		case err != nil || engine == tokenizer.VLLM && prompts[0].Text != answer.Text ||
+		case err != nil || engine == prompt.VLLM && prompts[0].Text != answer.Text ||
 			!slices.Equal(prompts[0].IDs, answer.IDs):
 			if r.wrong++; r.wrong <= 5 {
 				t.Errorf("%s: %s\n got %+v, %v\nwant %q", name, q.Body, prompts, err, answer.Text)

@@ -13,12 +13,12 @@ import (
 	"slices"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write tokenizer/testdata's goldens of the engines again")
+var rewrite = flag.Bool("rewrite", false, "write prompt/testdata's goldens of the engines again")
 
 // rendered is the result of engines.py for a request.
 type rendered struct {
@@ -28,7 +28,7 @@ type rendered struct {
 }
 
 // engineAnswers runs engines.py over questions, with the code of an engine's version, and returns an answer each.
-func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, version, folder string, questions []any) []T {
+func engineAnswers[T any](t *testing.T, engine prompt.Engine, version, folder string, questions []any) []T {
 	t.Helper()
 	python, sources := oracle(t, engine, version)
 	var input bytes.Buffer
@@ -114,7 +114,7 @@ func mixed(t *testing.T, requests []byte, n int) []byte {
 }
 
 // TestEngines compares each engine's rules with the engine's own code; those of TensorRT-LLM with engines.py. It
-// compares text and ids of every request of tokenizer/testdata, and of requests mixed from those, with each template.
+// compares text and ids of every request of prompt/testdata, and of requests mixed from those, with each template.
 func TestEngines(t *testing.T) {
 	if testing.Short() && !*rewrite {
 		t.Log(
@@ -132,28 +132,28 @@ func TestEngines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body := requests
-	more := append(slices.Clone(body), mixed(t, body, atLeast(700, len(templates)))...)
+	payload := requests
+	more := append(slices.Clone(payload), mixed(t, payload, atLeast(700, len(templates)))...)
 	for _, c := range []struct {
-		engine   tokenizer.Engine
+		engine   prompt.Engine
 		folder   string
 		defaults string
 		efforts  string // also with vLLM's other flag
 	}{
-		{tokenizer.VLLM, "tiny-bytelevel", "", ""},
-		{tokenizer.SGLang, "tiny-bytelevel", "", ""},
-		{tokenizer.TRTLLM, "tiny-bytelevel", "", ""},
-		{tokenizer.VLLM, "tiny-sentencepiece",
+		{prompt.VLLM, "tiny-bytelevel", "", ""},
+		{prompt.SGLang, "tiny-bytelevel", "", ""},
+		{prompt.TRTLLM, "tiny-bytelevel", "", ""},
+		{prompt.VLLM, "tiny-sentencepiece",
 			`{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`, ""},
-		{tokenizer.VLLM, "tiny-sentencepiece", "", `{"high":"none","low":"auto","none":"some","medium":"high"}`},
-		{tokenizer.SGLang, "tiny-sentencepiece",
+		{prompt.VLLM, "tiny-sentencepiece", "", `{"high":"none","low":"auto","none":"some","medium":"high"}`},
+		{prompt.SGLang, "tiny-sentencepiece",
 			`{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`, ""},
-		{tokenizer.SGLang, "tiny-sentencepiece", newestOnly, ""},
-		{tokenizer.TRTLLM, "tiny-sentencepiece", "", ""},
+		{prompt.SGLang, "tiny-sentencepiece", newestOnly, ""},
+		{prompt.TRTLLM, "tiny-sentencepiece", "", ""},
 	} {
 		versions := compared(t, c.engine)
 		if c.defaults == newestOnly || c.efforts != "" { // older vLLM has no --reasoning-effort-map
-			all := tokenizer.Versions(c.engine)
+			all := prompt.Versions(c.engine)
 			versions = slices.DeleteFunc(versions, func(v string) bool { return v != all[len(all)-1] })
 		}
 		for _, version := range versions {
@@ -162,28 +162,28 @@ func TestEngines(t *testing.T) {
 					t.Parallel()
 				}
 				engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
-				body, templates := body, templates
+				payload, templates := payload, templates
 				if c.folder != "tiny-bytelevel" { // its answers are the golden files
-					body = withVersioned(t, engine, more, requests)
+					payload = withVersioned(t, engine, more, requests)
 					templates = append(slices.Clip(templates), versionedTemplate(t))
 				}
 				var questions []any
-				var models []*tokenizer.Model
+				var models []*prompt.Model
 				for _, path := range templates {
 					source, err := os.ReadFile(path)
 					if err != nil {
 						t.Fatal(err)
 					}
-					m, err := tokenizer.Load(
+					m, err := prompt.Load(
 						folder,
-						tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path,
+						prompt.Options{Engine: engine, Version: version, ChatTemplate: path,
 							DefaultChatTemplateKwargs: c.defaults,
 							ReasoningEffortMap:        c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
 					)
 					if err != nil {
 						t.Fatal(err)
 					}
-					for line := range bytes.Lines(body) {
+					for line := range bytes.Lines(payload) {
 						question := map[string]any{
 							"template": string(source),
 							"body":     json.RawMessage(bytes.TrimSpace(line)),
@@ -213,13 +213,13 @@ func TestEngines(t *testing.T) {
 						t.Fatal(err)
 					}
 					golden.Write(append(text, '\n'))
-					request, err := apibody.ParseRequest("/v1/chat/completions", line)
+					request, err := body.ParseRequest("/v1/chat/completions", line)
 					if err != nil {
 						t.Fatalf("%s: %v", line, err)
 					}
 					ids, err := models[i].Tokenize(t.Context(), request)
 					switch {
-					case err != nil && tokenizer.IsUnknown(err):
+					case err != nil && prompt.IsUnknown(err):
 						unknown++
 					case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
 						wrong++

@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // onlyFolders limits TestFolders, for someone who works on one class.
@@ -40,9 +40,9 @@ var folderChats = []string{
 // message, and folderChats.
 type folderBodies struct {
 	texts       []string
-	completions *apibody.Request
-	plain       []*apibody.Request
-	chats       []*apibody.Request
+	completions *body.Request
+	plain       []*body.Request
+	chats       []*body.Request
 }
 
 func readFolderBodies(t *testing.T) folderBodies {
@@ -59,12 +59,12 @@ func readFolderBodies(t *testing.T) folderBodies {
 		}
 		b.texts = append(b.texts, text)
 	}
-	parse := func(path string, body any) *apibody.Request {
-		raw, err := json.Marshal(body)
+	parse := func(path string, payload any) *body.Request {
+		raw, err := json.Marshal(payload)
 		if err != nil {
 			t.Fatal(err)
 		}
-		request, err := apibody.ParseRequest(path, raw)
+		request, err := body.ParseRequest(path, raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func readFolderBodies(t *testing.T) folderBodies {
 
 // compare returns how kvepp's ids of a folder differ from the engine's; "" if they are equal. refused is the reason why
 // kvepp does not know them.
-func (b *folderBodies) compare(ctx context.Context, m *tokenizer.Model, want *loadedFolder) (differs, refused string) {
+func (b *folderBodies) compare(ctx context.Context, m *prompt.Model, want *loadedFolder) (differs, refused string) {
 	completions, err := m.Tokenize(ctx, b.completions)
 	if err != nil {
 		return "", err.Error()
@@ -94,7 +94,7 @@ func (b *folderBodies) compare(ctx context.Context, m *tokenizer.Model, want *lo
 			return fmt.Sprintf("completion %q\n got %v\nwant %v", text, completions[i].IDs, want.Special[i]), ""
 		}
 	}
-	chat := func(request *apibody.Request, what string, want []kvblock.Token) {
+	chat := func(request *body.Request, what string, want []kvblock.Token) {
 		prompts, err := m.Tokenize(ctx, request)
 		switch {
 		case differs != "" || refused != "":
@@ -131,8 +131,8 @@ func TestFolders(t *testing.T) {
 	if *onlyFolders == "" {
 		listed = listRefusals(t, "testdata/folders.txt")
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
-		all := tokenizer.Versions(engine)
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
+		all := prompt.Versions(engine)
 		for _, version := range compared(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
@@ -152,7 +152,7 @@ func TestFolders(t *testing.T) {
 
 // folderRun compares folders with a version of an engine.
 type folderRun struct {
-	engine  tokenizer.Engine
+	engine  prompt.Engine
 	version string
 	bodies  *folderBodies
 	// How many folders are equal, not loaded by the engine, refused here, and different.
@@ -236,7 +236,7 @@ func (r *folderRun) outcome(t *testing.T, want *loadedFolder) int {
 		return failed
 	}
 	difference, reason := "", ""
-	m, err := tokenizer.Load(want.Folder, tokenizer.Options{Engine: r.engine, Version: r.version})
+	m, err := prompt.Load(want.Folder, prompt.Options{Engine: r.engine, Version: r.version})
 	if err != nil {
 		reason = err.Error()
 	} else {

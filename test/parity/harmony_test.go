@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // TestHarmony compares the ids of requests for gpt-oss with those of the engines' own code with oss-harmony: all APIs
@@ -37,15 +37,15 @@ func TestHarmony(t *testing.T) {
 	}
 	folder := gptOSS(t, folders[i])
 	vocabulary := tiktokenFolder(t, folder)
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
 			count := 600
-			if all := tokenizer.Versions(engine); engine == tokenizer.VLLM && version == all[len(all)-1] {
+			if all := prompt.Versions(engine); engine == prompt.VLLM && version == all[len(all)-1] {
 				count = 3000
 			}
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
-				model, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version})
+				model, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -59,8 +59,8 @@ func TestHarmony(t *testing.T) {
 // Responses on SGLang.
 func compareHarmony(
 	t *testing.T,
-	model *tokenizer.Model,
-	engine tokenizer.Engine,
+	model *prompt.Model,
+	engine prompt.Engine,
 	version, vocabulary string,
 	n int,
 ) {
@@ -92,9 +92,9 @@ func compareHarmony(
 			ids, err := tokenizeChat(model, answer.Body)
 			switch {
 			// What SGLang refuses needs no ids. kvepp knows what vLLM refuses.
-			case answer.Error != "" && (err != nil || engine == tokenizer.SGLang):
+			case answer.Error != "" && (err != nil || engine == prompt.SGLang):
 				refused++
-			case answer.Error == "" && tokenizer.IsUnknown(err):
+			case answer.Error == "" && prompt.IsUnknown(err):
 				unknown++
 			case answer.Error == "" && err == nil && slices.Equal(ids, answer.IDs):
 				equal++
@@ -189,12 +189,12 @@ func gptOSS(t *testing.T, from string) string {
 	return dir
 }
 
-func tokenizeChat(model *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
+func tokenizeChat(model *prompt.Model, payload []byte) ([]kvblock.Token, error) {
 	var named struct {
 		Input     json.RawMessage
 		MaxTokens int `json:"max_tokens"`
 	}
-	if err := json.Unmarshal(body, &named); err != nil {
+	if err := json.Unmarshal(payload, &named); err != nil {
 		return nil, err
 	}
 	path := "/v1/chat/completions"
@@ -204,7 +204,7 @@ func tokenizeChat(model *tokenizer.Model, body []byte) ([]kvblock.Token, error) 
 	case named.MaxTokens > 0:
 		path = "/v1/messages"
 	}
-	request, err := apibody.ParseRequest(path, body)
+	request, err := body.ParseRequest(path, payload)
 	if err != nil {
 		return nil, err
 	}

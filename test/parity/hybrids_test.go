@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // TestSGLangHybrids compares kvepp's knowledge of hybrid models with SGLang's own code, for every architecture and
@@ -51,7 +51,7 @@ func TestSGLangHybrids(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(folder, "config.json"), answer.Config, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: tokenizer.SGLang})
+		m, err := prompt.Load(folder, prompt.Options{Engine: prompt.SGLang})
 		if err != nil {
 			t.Fatal(err)
 		}

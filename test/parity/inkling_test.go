@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // inklingTokens are the special tokens of Inkling's prompts. One of them has another name in the vocabulary.
@@ -27,9 +27,9 @@ func TestInkling(t *testing.T) {
 		return
 	}
 	folder := mediaFolder(t, "InklingForConditionalGeneration", inklingTokens)
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
-			if engine == tokenizer.SGLang && version == "0.5.23" {
+			if engine == prompt.SGLang && version == "0.5.23" {
 				continue // kvepp routes the model's chats by load: a compiled package encodes them
 			}
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestInkling(t *testing.T) {
 	}
 }
 
-func compareInkling(t *testing.T, engine tokenizer.Engine, version, folder string) {
+func compareInkling(t *testing.T, engine prompt.Engine, version, folder string) {
 	type question struct {
 		Body         json.RawMessage `json:"body"`
 		Messages     bool            `json:"messages"`
@@ -49,7 +49,7 @@ func compareInkling(t *testing.T, engine tokenizer.Engine, version, folder strin
 		Architecture string          `json:"architecture,omitempty"`
 		path         string
 	}
-	m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version})
+	m, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,19 +57,19 @@ func compareInkling(t *testing.T, engine tokenizer.Engine, version, folder strin
 	var questions []any
 	for i := range *encoderChats {
 		q := question{Encoder: "inkling", Architecture: takesImages, path: "/v1/chat/completions"}
-		if engine == tokenizer.SGLang {
+		if engine == prompt.SGLang {
 			q.Encoder, q.Architecture = []string{"InklingForConditionalGeneration", "inkling"}, ""
 		}
-		var body map[string]any
+		var payload map[string]any
 		switch {
 		case i%7 == 5:
-			q.Messages, q.path, body = true, "/v1/messages", g.messages()
+			q.Messages, q.path, payload = true, "/v1/messages", g.messages()
 		case i%7 == 6:
-			q.Responses, q.path, body = true, "/v1/responses", g.responses()
+			q.Responses, q.path, payload = true, "/v1/responses", g.responses()
 		default:
-			body = g.inkling()
+			payload = g.inkling()
 		}
-		if q.Body, err = json.Marshal(body); err != nil {
+		if q.Body, err = json.Marshal(payload); err != nil {
 			t.Fatal(err)
 		}
 		questions = append(questions, q)
@@ -81,14 +81,14 @@ func compareInkling(t *testing.T, engine tokenizer.Engine, version, folder strin
 			refused++
 			continue
 		}
-		request, err := apibody.ParseRequest(q.path, q.Body)
+		request, err := body.ParseRequest(q.path, q.Body)
 		if err != nil {
 			t.Errorf("%s: %v", q.Body, err)
 			continue
 		}
 		prompts, err := m.Tokenize(t.Context(), request)
 		switch {
-		case tokenizer.IsUnknown(err):
+		case prompt.IsUnknown(err):
 			unknown++
 		case err != nil || !slices.Equal(prompts[0].IDs[:prompts[0].Certain], answer.IDs):
 			if wrong++; wrong <= 5 {
@@ -130,7 +130,7 @@ func (g *chatGenerator) inkling() object {
 		if message["role"] == "tool" && g.oneIn(4) {
 			message["name"] = choose(g, toolNames...)
 		}
-		if g.engine == tokenizer.SGLang {
+		if g.engine == prompt.SGLang {
 			g.inklingSGLang(message)
 		}
 	}

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // TestMediaProcessors runs vLLM's own media processors on prompts with images. For every image, vLLM's ids begin with
@@ -33,11 +33,11 @@ func TestMediaProcessors(t *testing.T) {
 		if err := os.WriteFile(template, []byte(stringsOfMedia), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m, err := tokenizer.Load(folder, tokenizer.Options{ChatTemplate: template})
+		m, err := prompt.Load(folder, prompt.Options{ChatTemplate: template})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var prompts []tokenizer.Prompt
+		var prompts []prompt.Prompt
 		var input bytes.Buffer
 		for i, before := range []string{"", "Hello", "Hello there, ", "日本語の文 ", strings.Repeat("A longer text. ", 40)} {
 			const image = `{"type":"image_url","image_url":{"url":"http://h/i"}}`
@@ -52,16 +52,16 @@ func TestMediaProcessors(t *testing.T) {
 				turns += `,{"role":"assistant","content":"A cat."},{"role":"user","content":[` + image + `]}`
 				images++
 			}
-			request, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[`+turns+`]}`))
+			request, err := body.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[`+turns+`]}`))
 			if err != nil {
 				t.Fatal(err)
 			}
-			prompt, err := m.Tokenize(t.Context(), request)
+			prompted, err := m.Tokenize(t.Context(), request)
 			if err != nil {
 				t.Fatal(err)
 			}
-			prompts = append(prompts, prompt[0])
-			line, err := json.Marshal(map[string]any{"ids": prompt[0].IDs, "images": images})
+			prompts = append(prompts, prompted[0])
+			line, err := json.Marshal(map[string]any{"ids": prompted[0].IDs, "images": images})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // The templates of chats with media: one that takes strings, and one that writes marks itself.
@@ -144,7 +144,7 @@ func TestMedia(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		for _, version := range compared(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
@@ -154,7 +154,7 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests []byte) {
+func testMedia(t *testing.T, engine prompt.Engine, version string, requests []byte) {
 	var marks []string // all, each once
 	for _, architecture := range slices.Sorted(maps.Keys(mediaArchitectures)) {
 		for _, mark := range mediaArchitectures[architecture] {
@@ -167,7 +167,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests [
 		Template     string          `json:"template"`
 		Body         json.RawMessage `json:"body"`
 		Architecture string          `json:"architecture"`
-		model        *tokenizer.Model
+		model        *prompt.Model
 		own          []kvblock.Token
 	}
 	var questions []any
@@ -184,19 +184,19 @@ func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests [
 			if err := os.WriteFile(path, []byte(template), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
+			m, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version, ChatTemplate: path})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, content := range mediaContents(mark) {
-				body := json.RawMessage(
+				payload := json.RawMessage(
 					`{"model":"m","messages":[{"role":"system","content":"You see."},{"role":"user","content":"What ` +
 						`is there?"},{"role":"user","content":` + content + `}]}`,
 				)
-				questions = append(questions, question{template, body, architecture, m, own})
+				questions = append(questions, question{template, payload, architecture, m, own})
 			}
 		}
-		if engine != tokenizer.SGLang || architecture != "Qwen3VLForConditionalGeneration" {
+		if engine != prompt.SGLang || architecture != "Qwen3VLForConditionalGeneration" {
 			continue
 		}
 		// If the model takes images, SGLang also treats chats of text differently.
@@ -209,7 +209,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests [
 			if err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
+			m, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version, ChatTemplate: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +221,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests [
 	equal, refused, unknown, wrong := 0, 0, 0, 0
 	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
-		request, err := apibody.ParseRequest("/v1/chat/completions", q.Body)
+		request, err := body.ParseRequest("/v1/chat/completions", q.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, version string, requests [
 		switch {
 		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for media
 			refused++
-		case err != nil && tokenizer.IsUnknown(err):
+		case err != nil && prompt.IsUnknown(err):
 			unknown++
 		case err != nil || prompts[0].Text != answer.Text || !slices.Equal(prompts[0].IDs, answer.IDs),
 			request.HasMedia && (prompts[0].Certain > first || prompts[0].Certain < first-8):

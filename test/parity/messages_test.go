@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 // anthropicTurns are messages for Anthropic's API.
@@ -204,10 +204,10 @@ var (
 // TestAnthropicMessages compares kvepp's prompts of Anthropic's messages on vLLM and SGLang with the engines' own code.
 func TestAnthropicMessages(t *testing.T) {
 	folder := mediaFolder(t, "LlavaForConditionalGeneration", []string{"<image>"})
-	compareAPI(t, tokenizer.VLLM, "messages", "messages", folder, anthropicTurns, anthropicFields)
+	compareAPI(t, prompt.VLLM, "messages", "messages", folder, anthropicTurns, anthropicFields)
 	compareAPI(
 		t,
-		tokenizer.SGLang,
+		prompt.SGLang,
 		"messages",
 		"messages",
 		"../../test/models/tiny-bytelevel",
@@ -223,10 +223,10 @@ func TestAnthropicMessages(t *testing.T) {
 // TestResponses compares the prompts of OpenAI's responses.
 func TestResponses(t *testing.T) {
 	const folder = "../../test/models/tiny-sentencepiece" // its prompts begin with a special token
-	compareAPI(t, tokenizer.VLLM, "responses", "input", folder, responsesItems, responsesFields)
+	compareAPI(t, prompt.VLLM, "responses", "input", folder, responsesItems, responsesFields)
 	compareAPI(
 		t,
-		tokenizer.SGLang,
+		prompt.SGLang,
 		"responses",
 		"input",
 		folder,
@@ -241,7 +241,7 @@ func TestResponses(t *testing.T) {
 
 // compareAPI generates requests to an API, from items for the field list and from further fields, and compares the
 // prompts with an engine's.
-func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string, items, more []string) {
+func compareAPI(t *testing.T, engine prompt.Engine, api, list, folder string, items, more []string) {
 	if testing.Short() {
 		t.Log("make test-long runs the engine's own code")
 		return
@@ -256,7 +256,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 
 func compareAPIVersion(
 	t *testing.T,
-	engine tokenizer.Engine,
+	engine prompt.Engine,
 	version, api, list, folder string,
 	items, more []string,
 ) {
@@ -273,7 +273,7 @@ func compareAPIVersion(
 		sources = append(sources, string(source))
 	}
 	sources = append(sources, namespacedTemplate)
-	if engine == tokenizer.SGLang && api == "messages" {
+	if engine == prompt.SGLang && api == "messages" {
 		sources = append(sources, gptOSSTemplate)
 	}
 	random := rand.New(rand.NewPCG(7, 7))
@@ -285,17 +285,17 @@ func compareAPIVersion(
 		return chosen
 	}
 	var bodies []json.RawMessage
-	body := func(turns []string, fields ...string) {
+	payload := func(turns []string, fields ...string) {
 		fields = append(
 			[]string{`"model":"m"`, `"max_tokens":4096`, `"` + list + `":[` + strings.Join(turns, ",") + `]`},
 			fields...)
 		bodies = append(bodies, json.RawMessage("{"+strings.Join(fields, ",")+"}"))
 	}
 	for _, turn := range items {
-		body([]string{items[0], turn}, more[0])
+		payload([]string{items[0], turn}, more[0])
 	}
 	for _, field := range more {
-		body(items[:1], field)
+		payload(items[:1], field)
 	}
 	for range atLeast(60, len(sources)) {
 		fields := pick(more, random.IntN(4))
@@ -306,7 +306,7 @@ func compareAPIVersion(
 			names[name] = true
 			return twice
 		})
-		body(pick(items[:len(items)-2], 1+random.IntN(5)), fields...)
+		payload(pick(items[:len(items)-2], 1+random.IntN(5)), fields...)
 	}
 	type question struct {
 		Template  string          `json:"template"`
@@ -318,11 +318,11 @@ func compareAPIVersion(
 		// ReasoningParser is SGLang's flag.
 		ReasoningParser string `json:"reasoning_parser,omitempty"`
 		GptOSS          bool   `json:"gpt_oss,omitempty"`
-		model           *tokenizer.Model
+		model           *prompt.Model
 	}
 	var questions []any
 	architecture := ""
-	if engine == tokenizer.VLLM {
+	if engine == prompt.VLLM {
 		architecture = "LlavaForConditionalGeneration"
 	}
 	for i, source := range sources {
@@ -334,21 +334,21 @@ func compareAPIVersion(
 		if source == gptOSSTemplate {
 			folder = gptOSS(t, folder)
 		}
-		m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, Version: version, ChatTemplate: path})
+		m, err := prompt.Load(folder, prompt.Options{Engine: engine, Version: version, ChatTemplate: path})
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		for i, body := range bodies {
+		for i, payload := range bodies {
 			q := question{
 				Template:     source,
-				Body:         body,
+				Body:         payload,
 				Messages:     api == "messages",
 				Responses:    api == "responses",
 				Architecture: architecture,
 				model:        m,
 			}
 			q.GptOSS = source == gptOSSTemplate
-			if engine == tokenizer.SGLang && i%3 > 0 { // kvepp does not know it
+			if engine == prompt.SGLang && i%3 > 0 { // kvepp does not know it
 				q.ReasoningParser = "qwen3"
 				if q.GptOSS {
 					q.ReasoningParser = "gpt-oss"
@@ -364,16 +364,16 @@ func compareAPIVersion(
 			refused++
 			continue
 		}
-		request, err := apibody.ParseRequest("/v1/"+api, q.Body)
+		request, err := body.ParseRequest("/v1/"+api, q.Body)
 		if err != nil {
 			t.Errorf("%s: %v", q.Body, err)
 			continue
 		}
 		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
-		case err != nil && tokenizer.IsUnknown(err):
+		case err != nil && prompt.IsUnknown(err):
 			unknown++
-		case err != nil || engine == tokenizer.VLLM && prompts[0].Text != answer.Text ||
+		case err != nil || engine == prompt.VLLM && prompts[0].Text != answer.Text ||
 			!slices.Equal(prompts[0].IDs, answer.IDs):
 			wrong++
 			t.Errorf("%s\nwith %.60s\n got %+v, %v\nwant %q", q.Body, q.Template, prompts, err, answer.Text)

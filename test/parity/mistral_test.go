@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 )
 
 var mistralChats = flag.Int("mistral-chats", 200, "chats to compare for each of Mistral's tokenizers")
@@ -29,7 +29,7 @@ func TestMistral(t *testing.T) {
 		t.Log("make parity runs mistral-common")
 		return
 	}
-	versions := compared(t, tokenizer.VLLM)
+	versions := compared(t, prompt.VLLM)
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
@@ -40,13 +40,13 @@ func TestMistral(t *testing.T) {
 
 // compareMistral compares with one version of vLLM. The newest one writes the golden file.
 func compareMistral(t *testing.T, version string) {
-	all := tokenizer.Versions(tokenizer.VLLM)
+	all := prompt.Versions(prompt.VLLM)
 	newest := version == all[len(all)-1]
 	chats := *mistralChats
 	if !newest { // whose code for these models is the same, but not that around it
 		chats /= 4
 	}
-	python, sources := oracle(t, tokenizer.VLLM, version)
+	python, sources := oracle(t, prompt.VLLM, version)
 	folders := t.TempDir()
 	cmd := exec.Command(python, "mistral.py", sources, folders, strconv.Itoa(max(chats, *requests/6)))
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "PYTHONPATH="+environment(t, "KVEPP_VLLM_MISTRAL"))
@@ -61,7 +61,7 @@ func compareMistral(t *testing.T, version string) {
 	const path = "../../tokenizer/testdata/mistral.jsonl"
 	var golden bytes.Buffer
 	scores := map[string]*mistralScore{}
-	models := map[string]*tokenizer.Model{}
+	models := map[string]*prompt.Model{}
 	reasons := map[string]int{}
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<26)
@@ -80,8 +80,8 @@ func compareMistral(t *testing.T, version string) {
 		}
 		m := models[a.Folder]
 		if m == nil {
-			options := tokenizer.Options{Version: version}
-			if m, err = tokenizer.Load(filepath.Join(folders, a.Folder), options); err != nil {
+			options := prompt.Options{Version: version}
+			if m, err = prompt.Load(filepath.Join(folders, a.Folder), options); err != nil {
 				t.Fatal(err)
 			}
 			models[a.Folder], scores[a.Folder] = m, &mistralScore{}
@@ -138,39 +138,39 @@ type mistralAnswer struct {
 type mistralScore struct{ equal, media, refused, onlyByIt, unknown, wrong int }
 
 // add compares a prompt of m with an answer. reasons counts why prompts are not known.
-func (s *mistralScore) add(t *testing.T, m *tokenizer.Model, a *mistralAnswer, reasons map[string]int) {
+func (s *mistralScore) add(t *testing.T, m *prompt.Model, a *mistralAnswer, reasons map[string]int) {
 	t.Helper()
-	prompt, err := mistralPrompt(t, m, a.Body)
+	input, err := mistralPrompt(t, m, a.Body)
 	switch {
 	case a.Error != "" && err != nil:
 		s.refused++
 	case a.Error != "": // vLLM checks more of what has no tokens
 		s.onlyByIt++
-	case tokenizer.IsUnknown(err):
+	case prompt.IsUnknown(err):
 		s.unknown++
 		reasons[err.Error()]++
-	case err == nil && slices.Equal(prompt.IDs[:prompt.Certain], a.IDs) &&
-		a.Media == (prompt.Certain < len(prompt.IDs)):
+	case err == nil && slices.Equal(input.IDs[:input.Certain], a.IDs) &&
+		a.Media == (input.Certain < len(input.IDs)):
 		s.equal++
 		if a.Media {
 			s.media++
 		}
 	default:
 		if s.wrong++; s.wrong <= 3 {
-			t.Errorf("%s: %s\n got %v, %v\nwant %v", a.Folder, a.Body, prompt, err, a.IDs)
+			t.Errorf("%s: %s\n got %v, %v\nwant %v", a.Folder, a.Body, input, err, a.IDs)
 		}
 	}
 }
 
 // mistralPrompt returns the only prompt of a body, whose fields say which API it is for.
-func mistralPrompt(t *testing.T, m *tokenizer.Model, body []byte) (tokenizer.Prompt, error) {
+func mistralPrompt(t *testing.T, m *prompt.Model, payload []byte) (prompt.Prompt, error) {
 	t.Helper()
 	var named struct {
 		Prompt, Input json.RawMessage
 		MaxTokens     int `json:"max_tokens"`
 	}
-	if err := json.Unmarshal(body, &named); err != nil {
-		return tokenizer.Prompt{}, err
+	if err := json.Unmarshal(payload, &named); err != nil {
+		return prompt.Prompt{}, err
 	}
 	path := "/v1/chat/completions"
 	switch {
@@ -181,13 +181,13 @@ func mistralPrompt(t *testing.T, m *tokenizer.Model, body []byte) (tokenizer.Pro
 	case named.MaxTokens > 0:
 		path = "/v1/messages"
 	}
-	request, err := apibody.ParseRequest(path, body)
+	request, err := body.ParseRequest(path, payload)
 	if err != nil {
-		return tokenizer.Prompt{}, err
+		return prompt.Prompt{}, err
 	}
 	prompts, err := m.Tokenize(t.Context(), request)
 	if err != nil {
-		return tokenizer.Prompt{}, err
+		return prompt.Prompt{}, err
 	}
 	return prompts[0], nil
 }

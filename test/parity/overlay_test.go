@@ -10,7 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // TestOverlayArguments: the arguments of vLLM in overlays/vllm exist in the version of its image: each flag among those
@@ -43,7 +43,7 @@ func TestOverlayArguments(t *testing.T) {
 	if version == nil {
 		t.Fatalf("the image %q has no version", container.Image)
 	}
-	_, sources := oracle(t, tokenizer.VLLM, version[1])
+	_, sources := oracle(t, prompt.VLLM, version[1])
 	defined := source(t, sources, "vllm/engine/arg_utils.py") +
 		source(t, sources, "vllm/entrypoints/launchers/cli_args.py")
 	flags := 0

@@ -16,8 +16,8 @@ import (
 	"testing"
 
 	"kvepp/kvblock"
+	"kvepp/prompt"
 	"kvepp/test/harness/parts"
-	"kvepp/tokenizer"
 )
 
 // oracleCommand is a call of oracle.py.
@@ -94,11 +94,11 @@ func TestRealFiles(t *testing.T) {
 	for _, m := range models(t) {
 		t.Run(m.name(), func(t *testing.T) {
 			args := []string{"encode", m.Folder, strconv.Itoa(texts), strconv.Itoa(random)}
-			options := tokenizer.Options{Engine: tokenizer.Dynamo} // which takes the file as it is; see TestFolders
+			options := prompt.Options{Engine: prompt.Dynamo} // which takes the file as it is; see TestFolders
 			if m.Native != "" {
-				args, options = append(args, m.Native), tokenizer.Options{}
+				args, options = append(args, m.Native), prompt.Options{}
 			}
-			model, err := tokenizer.Load(m.Folder, options)
+			model, err := prompt.Load(m.Folder, options)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -127,7 +127,7 @@ func TestFamilies(t *testing.T) {
 		configurations++
 		t.Run(m.name(), func(t *testing.T) {
 			t.Parallel()
-			model, err := tokenizer.Load(m.Folder, tokenizer.Options{})
+			model, err := prompt.Load(m.Folder, prompt.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +145,7 @@ func TestFamilies(t *testing.T) {
 }
 
 // compare runs a command that prints answers, and compares the model with them; want is their number.
-func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
+func compare(t *testing.T, model *prompt.Model, cmd *exec.Cmd, want int) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
+	"kvepp/prompt/remote"
 )
 
 // conversation is a running engines.py.
@@ -30,7 +30,7 @@ type conversation struct {
 	out *bufio.Reader
 }
 
-func converse(t *testing.T, engine tokenizer.Engine, folder string) *conversation {
+func converse(t *testing.T, engine prompt.Engine, folder string) *conversation {
 	t.Helper()
 	python, sources := oracle(t, engine, "")
 	cmd := exec.Command(python, "engines.py", string(engine), sources, folder)
@@ -71,7 +71,7 @@ func (c *conversation) ask(question any) ([]byte, error) {
 	return bytes.TrimSpace(answer), err
 }
 
-// TestRemote sends requests through tokenizer/remote to a server that answers with the engines' own request and
+// TestRemote sends requests through prompt/remote to a server that answers with the engines' own request and
 // response classes. It compares the ids with those of the engines' own code for the same requests.
 func TestRemote(t *testing.T) {
 	if testing.Short() {
@@ -79,11 +79,11 @@ func TestRemote(t *testing.T) {
 		return
 	}
 	const data, folder = "../../tokenizer/testdata/", "../../test/models/tiny-bytelevel"
-	body, err := os.ReadFile(data + "requests.jsonl")
+	payload, err := os.ReadFile(data + "requests.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	body = append(body, mixed(t, body, 300)...)
+	payload = append(payload, mixed(t, payload, 300)...)
 	completions := []string{
 		`{"model":"m","prompt":"a <b> \"c\" é 😀"}`,
 		`{"model":"m","prompt":["one","two three"],"stream":true,"max_tokens":1}`,
@@ -96,10 +96,10 @@ func TestRemote(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		engine tokenizer.Engine
+		engine prompt.Engine
 		render bool
-	}{{"vllm render", tokenizer.VLLM, true}, {"vllm tokenize", tokenizer.VLLM, false},
-		{"sglang", tokenizer.SGLang, false}} {
+	}{{"vllm render", prompt.VLLM, true}, {"vllm tokenize", prompt.VLLM, false},
+		{"sglang", prompt.SGLang, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			python := converse(t, c.engine, folder)
 			var template string
@@ -146,7 +146,7 @@ func TestRemote(t *testing.T) {
 					t.Fatal(err)
 				}
 				template = string(source)
-				for line := range bytes.Lines(body) {
+				for line := range bytes.Lines(payload) {
 					line = bytes.TrimSpace(line)
 					answer, err := python.ask(map[string]any{"template": template, "body": json.RawMessage(line)})
 					if err != nil {
@@ -156,7 +156,7 @@ func TestRemote(t *testing.T) {
 					if err := json.Unmarshal(answer, &want); err != nil {
 						t.Fatal(err)
 					}
-					request, err := apibody.ParseRequest("/v1/chat/completions", line)
+					request, err := body.ParseRequest("/v1/chat/completions", line)
 					if err != nil {
 						t.Fatalf("%s: %v", line, err)
 					}
@@ -168,7 +168,7 @@ func TestRemote(t *testing.T) {
 						refused++
 					case outcome == remote.Refused &&
 						(want.Error != "" ||
-							c.engine == tokenizer.SGLang): // only these check requests before rendering
+							c.engine == prompt.SGLang): // only these check requests before rendering
 						refused++
 					case outcome == remote.Unsupported:
 						declined++
@@ -201,12 +201,12 @@ func TestRemote(t *testing.T) {
 			}
 			count(equal+wrong, 0, wrong)
 
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: c.engine})
+			m, err := prompt.Load(folder, prompt.Options{Engine: c.engine})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, line := range completions {
-				request, err := apibody.ParseRequest("/v1/completions", []byte(line))
+				request, err := body.ParseRequest("/v1/completions", []byte(line))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -217,9 +217,9 @@ func TestRemote(t *testing.T) {
 				ids, err := client.Tokenize(t.Context(), request, []byte(line))
 				if err != nil ||
 					!slices.EqualFunc(
-						tokenizer.Certain(ids),
+						prompt.Certain(ids),
 						want,
-						func(a, b tokenizer.Prompt) bool { return slices.Equal(a.IDs, b.IDs) },
+						func(a, b prompt.Prompt) bool { return slices.Equal(a.IDs, b.IDs) },
 					) {
 					t.Errorf("%s: %v, %v; want %v", line, ids, err, want)
 				}

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/chattemplate"
-	"kvepp/tokenizer"
+	"kvepp/prompt"
+	"kvepp/prompt/jinja"
 )
 
 // realTemplate is the result of templates.py for a template.
@@ -63,21 +63,21 @@ func TestTemplates(t *testing.T) {
 	equal, raised, wrong := 0, 0, 0
 	templates := realTemplates(t)
 	for _, r := range templates {
-		compiled, err := chattemplate.Compile(r.Name, r.Template)
+		compiled, err := jinja.Compile(r.Name, r.Template)
 		if err != nil {
 			t.Errorf("%s: %v", r.Name, err)
 			continue
 		}
 		for i, render := range r.Renders {
-			vars, err := chattemplate.ParseJSON(render.Vars)
+			vars, err := jinja.ParseJSON(render.Vars)
 			if err != nil {
 				t.Fatal(err)
 			}
-			dict, ok := vars.(*chattemplate.Dict)
+			dict, ok := vars.(*jinja.Dict)
 			if !ok {
 				t.Fatalf("%s is not an object", render.Vars)
 			}
-			got, err := compiled.Render(t.Context(), dict, chattemplate.Limits{})
+			got, err := compiled.Render(t.Context(), dict, jinja.Limits{})
 			switch {
 			case render.Text == nil && err == nil:
 				wrong++
@@ -153,7 +153,7 @@ func TestContentFormats(t *testing.T) {
 	for _, r := range templates {
 		questions = append(questions, map[string]string{"detect": r.Template})
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		parts := 0
 		const folder = "../../test/models/tiny-bytelevel"
 		for i, answer := range engineAnswers[struct{ Format string }](t, engine, "", folder, questions) {
@@ -161,7 +161,7 @@ func TestContentFormats(t *testing.T) {
 			if err := os.WriteFile(path, []byte(templates[i].Template), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+			m, err := prompt.Load(folder, prompt.Options{Engine: engine, ChatTemplate: path})
 			if err != nil {
 				t.Errorf("%s: %v", templates[i].Name, err)
 				continue
@@ -169,7 +169,7 @@ func TestContentFormats(t *testing.T) {
 			if got := m.ContentFormat(); got != answer.Format {
 				t.Errorf("%s, %s: got %s, want %s", engine, templates[i].Name, got, answer.Format)
 			}
-			if answer.Format == tokenizer.ContentOpenAI {
+			if answer.Format == prompt.ContentOpenAI {
 				parts++
 			}
 		}

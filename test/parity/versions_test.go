@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/tokenizer"
+	"kvepp/prompt"
 )
 
 // requests is how many random requests each test sends to each engine's version and API.
@@ -20,10 +20,10 @@ func atLeast(n, templates int) int { return max(n, (*requests+templates-1)/templ
 
 // oracle returns the Python and the folder of sources of an engine's version; "": the one of KVEPP_ENGINES. The others
 // are in KVEPP_ENGINE_VERSIONS, a folder each.
-func oracle(t *testing.T, engine tokenizer.Engine, version string) (python, sources string) {
+func oracle(t *testing.T, engine prompt.Engine, version string) (python, sources string) {
 	t.Helper()
-	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
-		engine, version = tokenizer.VLLM, ""
+	if engine == prompt.TRTLLM { // whose rules engines.py tells itself
+		engine, version = prompt.VLLM, ""
 	}
 	sourcesList, err := os.ReadFile("../tools/oracles/sources.txt")
 	if err != nil {
@@ -45,9 +45,9 @@ func oracle(t *testing.T, engine tokenizer.Engine, version string) (python, sour
 
 // compared returns the versions of an engine to compare with: all that kvepp follows, or those that KVEPP_PARITY
 // names, an engine and optionally a version.
-func compared(t *testing.T, engine tokenizer.Engine) []string {
+func compared(t *testing.T, engine prompt.Engine) []string {
 	t.Helper()
-	all := tokenizer.Versions(engine)
+	all := prompt.Versions(engine)
 	only := strings.Fields(os.Getenv("KVEPP_PARITY"))
 	switch {
 	case len(only) == 0:
@@ -57,7 +57,7 @@ func compared(t *testing.T, engine tokenizer.Engine) []string {
 	case len(only) == 1:
 		return all
 	case !slices.Contains(all, only[1]):
-		t.Fatalf("%s %s is none of the versions %v in tokenizer/version.go: add it there, and its packages to "+
+		t.Fatalf("%s %s is none of the versions %v in prompt/version.go: add it there, and its packages to "+
 			"test/tools/oracles/versions", engine, only[1], all)
 	}
 	return only[1:]
@@ -139,13 +139,13 @@ const newestOnly = `{"custom":{"a":[1]}}`
 
 // withVersioned returns chats, for SGLang and vLLM with those that their versions treat differently, and others mixed
 // from them and requests.
-func withVersioned(t *testing.T, engine tokenizer.Engine, chats, requests []byte) []byte {
+func withVersioned(t *testing.T, engine prompt.Engine, chats, requests []byte) []byte {
 	t.Helper()
 	var versioned []byte
 	switch engine {
-	case tokenizer.SGLang:
+	case prompt.SGLang:
 		versioned = []byte(versionedRequests)
-	case tokenizer.VLLM:
+	case prompt.VLLM:
 		versioned = []byte(versionedVLLM)
 	default:
 		return chats
@@ -155,8 +155,8 @@ func withVersioned(t *testing.T, engine tokenizer.Engine, chats, requests []byte
 
 // goldenOf returns the name of the golden file of an engine's version. Versions that make the same text of all requests
 // share one.
-func goldenOf(engine tokenizer.Engine, version string) string {
-	if engine == tokenizer.SGLang && version == "0.5.23" || engine == tokenizer.VLLM && version == "0.31.0" {
+func goldenOf(engine prompt.Engine, version string) string {
+	if engine == prompt.SGLang && version == "0.5.23" || engine == prompt.VLLM && version == "0.31.0" {
 		return string(engine) + "-" + version + ".jsonl"
 	}
 	return string(engine) + ".jsonl"

@@ -12,8 +12,8 @@ import (
 
 // Adapters and tenants separate blocks of the same tokens.
 
-// prompt returns a conversation that no other test uses.
-func prompt(rng *rand.Rand) []any {
+// newChat returns a conversation that no other test uses.
+func newChat(rng *rand.Rand) []any {
 	return []any{map[string]any{"role": "user", "content": text(rng, 150)}}
 }
 
@@ -60,7 +60,7 @@ func (b *bench) predicted(what string, a *stack.Answer, again bool) {
 // configuration and for one that it learns from the first event. Each adapter answers with its own output.
 func testAdapters(b *bench) {
 	rng := rand.New(rand.NewPCG(6, 0))
-	messages := prompt(rng)
+	messages := newChat(rng)
 	var texts []string
 	for _, model := range append([]string{stack.Model}, adapters...) {
 		in := space{lora: model}
@@ -127,7 +127,7 @@ func testTenants(b *bench) {
 		return http.Header{"X-Tenant-Id": {tenant}}, nil
 	})
 	// A salt that contains another tenant's name does not reach its blocks.
-	messages := prompt(rand.New(rand.NewPCG(8, 0)))
+	messages := newChat(rand.New(rand.NewPCG(8, 0)))
 	b.predicted(
 		"acme",
 		b.chat(stack.Model, messages, http.Header{"X-Tenant-Id": {"acme"}}, nil, space{salt: "acme"}),
@@ -168,7 +168,7 @@ func testSalts(b *bench) {
 // replayed events. say adds a tenant to a request.
 func (b *bench) separate(say func(tenant string) (http.Header, map[string]any)) {
 	b.t.Helper()
-	messages := prompt(rand.New(rand.NewPCG(7, uint64(len(b.t.Name())))))
+	messages := newChat(rand.New(rand.NewPCG(7, uint64(len(b.t.Name())))))
 	for _, lora := range []string{"", "sql"} {
 		model := lora
 		if lora == "" {

@@ -18,11 +18,11 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/test/harness/process"
 	"kvepp/test/harness/stack"
-	"kvepp/tokenizer"
 )
 
 const (
@@ -49,7 +49,7 @@ var adapters = []string{"sql", "legal"}
 // its start takes up to a minute.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
-	model, err := tokenizer.Load(folder, tokenizer.Options{})
+	model, err := prompt.Load(folder, prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +85,11 @@ type bench struct {
 	t     *testing.T
 	vllm  *stack.VLLM
 	stack *stack.Stack
-	model *tokenizer.Model
+	model *prompt.Model
 }
 
 // newBench starts kvepp with these flags and Envoy, and waits until kvepp is subscribed to vLLM.
-func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Model, flags ...string) *bench {
+func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *prompt.Model, flags ...string) *bench {
 	t.Helper()
 	b := &bench{t: t, vllm: vllm, model: model}
 	var err error
@@ -243,13 +243,13 @@ func (b *bench) post(url string, body, into any) {
 }
 
 // ids returns kvepp's token ids of a chat.
-func (b *bench) ids(body map[string]any) []kvblock.Token {
+func (b *bench) ids(payload map[string]any) []kvblock.Token {
 	b.t.Helper()
-	raw, err := json.Marshal(body)
+	raw, err := json.Marshal(payload)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	request, err := apibody.ParseRequest("/v1/chat/completions", raw)
+	request, err := body.ParseRequest("/v1/chat/completions", raw)
 	if err != nil {
 		b.t.Fatal(err)
 	}

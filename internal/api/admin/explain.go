@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"kvepp/internal/api"
-	"kvepp/internal/apibody"
+	"kvepp/prompt/body"
 	"kvepp/router"
 )
 
@@ -59,9 +59,9 @@ func HandlePick(mux *http.ServeMux, r *router.Router, instance string) {
 		}
 		defer places.give()
 		var out Pick
-		err := api.WithBody(w, req, func(body []byte) error {
-			found, err := r.Explain(req.Context(), dryRequest(req, req.URL.Query().Get("path"), body))
-			if invalid := (*apibody.Error)(nil); errors.As(err, &invalid) {
+		err := api.WithBody(w, req, func(payload []byte) error {
+			found, err := r.Explain(req.Context(), dryRequest(req, req.URL.Query().Get("path"), payload))
+			if invalid := (*body.Error)(nil); errors.As(err, &invalid) {
 				return api.Refuse(http.StatusBadRequest, "the gateway would answer 400: %v", err)
 			}
 			if err == nil {
@@ -76,15 +76,15 @@ func HandlePick(mux *http.ServeMux, r *router.Router, instance string) {
 
 // dryRequest returns the request that a client would send with these headers and this body. path: empty if the body's
 // keys say which API it is for.
-func dryRequest(req *http.Request, path string, body []byte) *router.Request {
-	var hints apibody.HeaderHints
+func dryRequest(req *http.Request, path string, payload []byte) *router.Request {
+	var hints body.HeaderHints
 	for name, values := range req.Header {
 		for _, v := range values {
 			hints.Add(strings.ToLower(name), v)
 		}
 	}
 	return &router.Request{ID: cmp.Or(req.Header.Get("x-request-id"), router.NewRequestID()),
-		Path: cmp.Or(path, pathOf(body)), Body: body, Hints: hints.Hints()}
+		Path: cmp.Or(path, pathOf(payload)), Body: payload, Hints: hints.Hints()}
 }
 
 // pathOf returns the path of the API that a body without a path is for.
@@ -182,13 +182,13 @@ func probe(w http.ResponseWriter, req *http.Request, r *router.Router, places dr
 	}
 	req.Body = http.MaxBytesReader(w, req.Body, maxProbeBody)
 	var found *router.Explanation
-	err := api.WithBody(w, req, func(body []byte) (err error) {
+	err := api.WithBody(w, req, func(payload []byte) (err error) {
 		ctx, cancel := context.WithTimeout(req.Context(), probeWithin)
 		defer cancel()
-		found, err = r.Explain(ctx, dryRequest(req, "/v1/chat/completions", body))
+		found, err = r.Explain(ctx, dryRequest(req, "/v1/chat/completions", payload))
 		return err
 	})
-	refused, invalid := (*api.Refusal)(nil), (*apibody.Error)(nil)
+	refused, invalid := (*api.Refusal)(nil), (*body.Error)(nil)
 	switch {
 	case errors.As(err, &refused):
 		return out, refused.Status, cmp.Or(map[int]string{http.StatusRequestEntityTooLarge: "request_too_large",

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"kvepp/indexer"
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
 	"kvepp/test/harness/stack"
-	"kvepp/tokenizer"
 )
 
 // vllmBlocks is a small cache, so that blocks are evicted.
@@ -58,7 +58,7 @@ func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt,
 // predicts exactly the cached tokens that vLLM reports after it.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
-	model, err := tokenizer.Load(folder, tokenizer.Options{})
+	model, err := prompt.Load(folder, prompt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,13 +84,13 @@ func TestVLLM(t *testing.T) {
 		return b.String()
 	}
 	// predicted returns how many tokens of a request the index has as cached. vLLM always computes the last token.
-	predicted := func(body map[string]any) (cached, all int) {
+	predicted := func(payload map[string]any) (cached, all int) {
 		t.Helper()
-		raw, err := json.Marshal(body)
+		raw, err := json.Marshal(payload)
 		if err != nil {
 			t.Fatal(err)
 		}
-		request, err := apibody.ParseRequest("/v1/chat/completions", raw)
+		request, err := body.ParseRequest("/v1/chat/completions", raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,11 +111,11 @@ func TestVLLM(t *testing.T) {
 			)
 	}
 	chat := func(salt string, messages []any) map[string]any {
-		body := map[string]any{"model": stack.Model, "messages": messages, "max_tokens": 4, "temperature": 0}
+		payload := map[string]any{"model": stack.Model, "messages": messages, "max_tokens": 4, "temperature": 0}
 		if salt != "" {
-			body["cache_salt"] = salt
+			payload["cache_salt"] = salt
 		}
-		return body
+		return payload
 	}
 	user := func(n int) any { return map[string]any{"role": "user", "content": text(n)} }
 
@@ -135,16 +135,16 @@ func TestVLLM(t *testing.T) {
 	for range 12 {
 		for _, name := range []string{"", "tenant-a", "tenant-b", "again"} {
 			salt := strings.TrimPrefix(name, "again")
-			body := chat(salt, conversations[name])
-			want, all := predicted(body)
-			prompt, cached, answer := ask(t, v, "/v1/chat/completions", body)
-			if prompt != all || cached != want {
+			payload := chat(salt, conversations[name])
+			want, all := predicted(payload)
+			input, cached, answer := ask(t, v, "/v1/chat/completions", payload)
+			if input != all || cached != want {
 				t.Fatalf(
 					"request %d of %q: vLLM reports %d of %d tokens cached, the index predicted %d of %d",
 					requests,
 					name,
 					cached,
-					prompt,
+					input,
 					want,
 					all,
 				)
@@ -167,7 +167,7 @@ func TestVLLM(t *testing.T) {
 			eventually(
 				t,
 				"the events of a request",
-				func() bool { cached, _ := predicted(body); return cached == (all-1)/vllmBlock*vllmBlock },
+				func() bool { cached, _ := predicted(payload); return cached == (all-1)/vllmBlock*vllmBlock },
 			)
 		}
 	}

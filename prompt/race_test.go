@@ -1,0 +1,6 @@
+//go:build race
+
+package prompt
+
+// slowerBuild is about how much longer everything takes in this build.
+const slowerBuild = 12

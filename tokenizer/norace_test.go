@@ -1,6 +1,0 @@
-//go:build !race
-
-package tokenizer
-
-// slowerBuild is about how much longer everything takes in this build.
-const slowerBuild = 1
