@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/test/harness/stack"
 )
 

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"kvepp/extproc/extproctest"
-	"kvepp/internal/budget"
 	"kvepp/internal/logtest"
 	"kvepp/router"
+	"kvepp/router/budget"
 )
 
 // lines waits until the access log has n lines, and returns them.

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"kvepp/internal/budget"
+	"kvepp/router/budget"
 	"kvepp/scoring"
 )
 

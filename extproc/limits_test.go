@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"kvepp/extproc/extproctest"
-	"kvepp/internal/budget"
 	"kvepp/internal/metrics/metricstest"
+	"kvepp/router/budget"
 )
 
 // TestStreamsAreLimited: kvepp refuses a request above MaxStreams with an HTTP response, which a proxy sends to the

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"kvepp/router"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // The id of an answer is learned as soon as it comes, streamed or not, and from nothing else.

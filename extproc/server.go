@@ -28,12 +28,12 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"kvepp/internal/budget"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/prompt/body"
 	"kvepp/router"
+	"kvepp/router/budget"
 )
 
 // Config are the operator's settings.

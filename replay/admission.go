@@ -2,7 +2,7 @@ package replay
 
 import (
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/queue"
 )
 
 // holds gives an arrived request its turn in its conversation. It reports whether the request waits for admission, or

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/admission"
-	"kvepp/queue"
+	"kvepp/router/admission"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

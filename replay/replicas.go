@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // maxReplicas bounds Config.Replicas.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // Report is what came of a replay. Times are virtual.

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"time"
 
-	"kvepp/admission"
 	"kvepp/indexer"
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/admission"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // Config is one variant of a replay.

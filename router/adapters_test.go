@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"kvepp/kvblock"
-	"kvepp/modelrewrite"
 	"kvepp/prompt"
+	"kvepp/router/modelrewrite"
 )
 
 // kvepp learns an adapter from an engine's events. Its base model is that of the worker that sent them.

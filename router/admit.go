@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"kvepp/admission"
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/admission"
+	"kvepp/router/queue"
 )
 
 // ErrNoRoom says that the request begins a conversation, or goes on with one that paused for long, and that within the

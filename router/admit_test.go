@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/admission"
 	"kvepp/kvblock"
+	"kvepp/router/admission"
 )
 
 // newAdmissionHouse returns a house with one worker whose KV cache has 100 blocks of 4 tokens. Half of all

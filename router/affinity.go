@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"kvepp/pool"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // affinity is what a request wants of session affinity. The zero value wants none.

@@ -14,9 +14,9 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/prompt/body"
-	"kvepp/queue"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 const minute = time.Minute

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // These tests show that the policy Time composes with what narrows or weighs the candidates. Without it each of them

@@ -4,18 +4,18 @@ import (
 	"time"
 
 	"kvepp/indexer"
-	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
-	"kvepp/internal/record"
 	"kvepp/kvblock"
-	"kvepp/modelrewrite"
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/prompt/remote"
-	"kvepp/queue"
+	"kvepp/router/budget"
 	"kvepp/router/eject"
+	"kvepp/router/modelrewrite"
+	"kvepp/router/queue"
+	"kvepp/router/record"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // DefaultBytesPerToken fits English text in JSON.

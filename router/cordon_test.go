@@ -11,9 +11,9 @@ import (
 
 	"kvepp/internal/logtest"
 	"kvepp/pool"
-	"kvepp/queue"
 	"kvepp/router/eject"
-	"kvepp/session"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 )
 
 // newCordonHouse is newHealthHouse with the pool's cordons connected to the tracker.

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/internal/budget"
 	"kvepp/prompt"
 	"kvepp/prompt/body"
+	"kvepp/router/budget"
 )
 
 var (

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/internal/budget"
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/prompt/body"
+	"kvepp/router/budget"
 )
 
 // budgeted returns a house with the memory budget of a 2 GiB container, and a function that returns a request of a

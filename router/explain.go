@@ -5,7 +5,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/pool"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // Explanation is what Route would decide now.

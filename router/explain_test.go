@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/prompt/body"
-	"kvepp/queue"
 	"kvepp/router/eject"
+	"kvepp/router/ladder"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // books returns all that a dry run must leave as it is: series, loads, records, sessions and the index.

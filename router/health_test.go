@@ -12,7 +12,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/eject"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // newHealthHouse returns a house that ejects endpoints after three failures.

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 
 	"kvepp/indexer"
-	"kvepp/internal/ladder"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/ladder"
 	"kvepp/scoring"
 )
 

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/ladder"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/prompt"
+	"kvepp/router/ladder"
 )
 
 // withLadder makes the house count where cached tokens are lost.

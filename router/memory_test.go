@@ -7,11 +7,11 @@ import (
 	"testing/synctest"
 	"weak"
 
-	"kvepp/internal/budget"
 	"kvepp/kvblock"
-	"kvepp/modelrewrite"
 	"kvepp/prompt"
-	"kvepp/queue"
+	"kvepp/router/budget"
+	"kvepp/router/modelrewrite"
+	"kvepp/router/queue"
 )
 
 // TestRunningRequestsReleaseTheirBodies: the model's name, an adapter's and a rewritten one do not keep the body from

@@ -8,12 +8,12 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/prompt/body"
-	"kvepp/queue"
+	"kvepp/router/ladder"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

@@ -10,7 +10,7 @@ import (
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/prompt/remote"
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

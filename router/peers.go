@@ -11,7 +11,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

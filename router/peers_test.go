@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

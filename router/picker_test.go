@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
-	"kvepp/modelrewrite"
 	"kvepp/prompt"
+	"kvepp/router/modelrewrite"
 )
 
 // kvepp exports the metrics of the Inference Extension's endpoint picker for a request, from its choice to its end.

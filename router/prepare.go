@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/internal/budget"
 	"kvepp/internal/tracing"
 	"kvepp/prompt"
 	"kvepp/prompt/body"
 	"kvepp/prompt/remote"
+	"kvepp/router/budget"
 	"kvepp/scoring"
 )
 

@@ -3,7 +3,7 @@ package router
 import (
 	"time"
 
-	"kvepp/internal/record"
+	"kvepp/router/record"
 )
 
 // beginRecording keeps what the trace of --record says about a request. Only a request with one prompt, whose token ids

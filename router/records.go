@@ -8,7 +8,7 @@ import (
 	"time"
 	"unsafe"
 
-	"kvepp/internal/ladder"
+	"kvepp/router/ladder"
 )
 
 // Outcome is what became of a request.

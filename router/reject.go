@@ -3,7 +3,7 @@ package router
 import (
 	"errors"
 
-	"kvepp/queue"
+	"kvepp/router/queue"
 )
 
 // rejections are the causes of refusals because of load. They are a metric's labels.

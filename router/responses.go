@@ -2,7 +2,7 @@ package router
 
 import (
 	"kvepp/prompt/body"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // An engine keeps responses of the Responses API in its memory. Requests that continue, read or cancel one must go to

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"kvepp/pool"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 func newResponsesHouse(t testing.TB, endpoints ...pool.Endpoint) *house {

@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 
 	"kvepp/internal/metrics/metricstest"
-	"kvepp/modelrewrite"
 	"kvepp/prompt/body"
-	"kvepp/queue"
+	"kvepp/router/modelrewrite"
+	"kvepp/router/queue"
 )
 
 func rewrites(t *testing.T, rules ...modelrewrite.Rule) *modelrewrite.Rules {

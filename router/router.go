@@ -21,20 +21,20 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/admission"
 	"kvepp/indexer"
-	"kvepp/internal/budget"
-	"kvepp/internal/ladder"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
-	"kvepp/internal/record"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/prompt/body"
-	"kvepp/queue"
+	"kvepp/router/admission"
+	"kvepp/router/budget"
+	"kvepp/router/ladder"
+	"kvepp/router/queue"
+	"kvepp/router/record"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 var (

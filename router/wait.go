@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"kvepp/pool"
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

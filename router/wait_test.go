@@ -16,7 +16,7 @@ import (
 
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
-	"kvepp/queue"
+	"kvepp/router/queue"
 )
 
 // newQueueHouse returns a house where requests wait while every worker has a prompt to prefill.

@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname -- "$0")/.." || exit 1
 # A look at one small package, which takes a second, shows whether the database can be reached.
-out=$(go tool govulncheck ${GOVULNDB:+-db "$GOVULNDB"} ./internal/budget 2>&1)
+out=$(go tool govulncheck ${GOVULNDB:+-db "$GOVULNDB"} ./router/budget 2>&1)
 case $out in
 *'fetching vulnerabilities'* | *'creating client'*)
 	if [ -n "${GOVULNDB:-}" ]; then

@@ -15,15 +15,15 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/api/admin"
-	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/kvblock"
-	"kvepp/modelrewrite"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/router/ladder"
+	"kvepp/router/modelrewrite"
 	"kvepp/scoring"
 )
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/budget"
 	"kvepp/prompt"
+	"kvepp/router/budget"
 )
 
 // proxied are the flags of `kvepp serve` about its exchange with the proxy: how long a decision may take, and how much

@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/admission"
 	"kvepp/internal/boundedfile"
 	"kvepp/internal/suggest"
-	"kvepp/queue"
 	"kvepp/router"
+	"kvepp/router/admission"
 	"kvepp/router/eject"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

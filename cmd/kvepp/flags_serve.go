@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
-	"kvepp/internal/ladder"
+	"kvepp/router/ladder"
 )
 
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.

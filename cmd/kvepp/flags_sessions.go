@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // affinity are the flags of session affinity that serve and replay have.

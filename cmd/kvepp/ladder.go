@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 
 	"kvepp/internal/api/admin"
-	"kvepp/internal/ladder"
+	"kvepp/router/ladder"
 )
 
 const ladderHelp = `Show the hit-rate ladder of a running kvepp serve: how many prompt tokens reach each rung on the

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kvepp/internal/api/admin"
-	"kvepp/internal/ladder"
+	"kvepp/router/ladder"
 )
 
 // TestLadderTable: the table has a line for each rung and each loss, with what to do about it.

@@ -16,11 +16,11 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/api/selector"
-	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/router/budget"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to

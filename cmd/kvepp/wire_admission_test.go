@@ -4,10 +4,10 @@ import (
 	"log/slog"
 	"testing"
 
-	"kvepp/admission"
 	"kvepp/internal/logtest"
 	"kvepp/pool"
 	"kvepp/router"
+	"kvepp/router/admission"
 )
 
 // The log names each worker that computes prompts and whose number of KV blocks is not known.

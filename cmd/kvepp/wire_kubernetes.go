@@ -15,11 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvepp/internal/metrics"
-	"kvepp/modelrewrite"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/router/modelrewrite"
 )
 
 // kubernetes is kvepp's connection to a cluster. Its methods also work on nil: there is no cluster.

@@ -24,8 +24,8 @@ import (
 
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
-	"kvepp/internal/record"
 	"kvepp/internal/tracing"
+	"kvepp/router/record"
 )
 
 // logStart logs the command and its version, and the settings that differ from their defaults: one line each.

@@ -8,20 +8,20 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"kvepp/admission"
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/ladder"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
-	"kvepp/queue"
 	"kvepp/router"
+	"kvepp/router/admission"
 	"kvepp/router/eject"
+	"kvepp/router/ladder"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // sessions makes the table of session affinity, and exports its counts.

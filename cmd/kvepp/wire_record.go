@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/metrics"
-	"kvepp/internal/record"
+	"kvepp/router/record"
 )
 
 // recording are the flags of the file that "kvepp replay" reads.

@@ -28,8 +28,8 @@ import (
 	"kvepp/replica"
 	"kvepp/replica/link"
 	"kvepp/router"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 const (

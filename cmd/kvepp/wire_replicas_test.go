@@ -18,8 +18,8 @@ import (
 	"kvepp/replica"
 	"kvepp/replica/link"
 	"kvepp/router"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 	"kvepp/test/harness/process"
 )
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"kvepp/modelrewrite"
+	"kvepp/router/modelrewrite"
 )
 
 // policyGroups are the API groups of InferenceObjective and InferenceModelRewrite. If the cluster has both groups, the

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"kvepp/internal/api"
-	"kvepp/internal/ladder"
 	"kvepp/router"
+	"kvepp/router/ladder"
 	"kvepp/scoring"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"kvepp/internal/api"
-	"kvepp/internal/ladder"
+	"kvepp/router/ladder"
 )
 
 // Ladder is the hit-rate ladder as /debug/ladder describes it: where prompt tokens are lost on the way to a prefix

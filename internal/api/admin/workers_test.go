@@ -17,8 +17,8 @@ import (
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/router/eject"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 var quiet = slog.New(slog.DiscardHandler)

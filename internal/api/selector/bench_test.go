@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kvepp/kvblock"
-	"kvepp/queue"
+	"kvepp/router/queue"
 )
 
 // BenchmarkSelect chooses among 1,000 workers for a prompt of 4,000 tokens, from the request's body to the answer's

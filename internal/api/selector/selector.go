@@ -18,9 +18,9 @@ import (
 	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
-	"kvepp/queue"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/session"
 )
 
 // Selector is Dynamo's selection service. Clients register workers, and kvepp follows the workers' events. Selections

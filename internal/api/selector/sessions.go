@@ -6,7 +6,7 @@ import (
 	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/session"
+	"kvepp/router/session"
 )
 
 // maxSessionID is the longest session id, in bytes. Source: dynamo-kv-router 1.6.1, services::selection::affinity.

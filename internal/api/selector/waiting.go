@@ -9,7 +9,7 @@ import (
 
 	"kvepp/internal/api"
 	"kvepp/pool"
-	"kvepp/queue"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

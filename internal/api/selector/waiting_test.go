@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kvepp/queue"
-	"kvepp/session"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 )
 
 // later sends a request from a goroutine of its own; ctx is the client's connection. It returns the channel of the
