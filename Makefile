@@ -88,7 +88,7 @@ long-computing:
 
 long-waiting:
 	@$(TIMED) "test-long: events" $(MAKE) --no-print-directory events
-	@$(TIMED) "test-long: histories of replicas" go test ./replica -run TestHistories -histories $(HISTORIES)
+	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
 
 parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
@@ -128,7 +128,7 @@ release: ## programs, image, packages, chart, SBOM and checksums of a release, i
 	@manifests/release/release.sh "$(VERSION)"
 
 bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay; a pick with seven peers and alone
-	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./replica/link -run TestBenchReplicas -count 1 -v
+	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./scoring/replica/link -run TestBenchReplicas -count 1 -v
 	go test ./router -run '^$$' -bench BenchmarkPickWithPeers -count 5
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)

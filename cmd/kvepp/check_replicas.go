@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"kvepp/internal/check"
-	"kvepp/replica/link"
+	"kvepp/scoring/replica/link"
 )
 
 // aboutSharing is what findings about replicas are about.

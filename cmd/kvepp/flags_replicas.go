@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/pool"
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // replicaFlags say with which other kvepps this one shares its load book and its sessions.

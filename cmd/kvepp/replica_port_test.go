@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"kvepp/internal/connlimit"
-	"kvepp/replica"
-	"kvepp/replica/link"
+	"kvepp/scoring/replica"
+	"kvepp/scoring/replica/link"
 )
 
 // portNode is a replica with a token, with at most so many connections at its port.

@@ -25,11 +25,11 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/kube"
-	"kvepp/replica"
-	"kvepp/replica/link"
 	"kvepp/router"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/scoring/replica"
+	"kvepp/scoring/replica/link"
 )
 
 const (

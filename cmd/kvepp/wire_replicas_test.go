@@ -15,11 +15,11 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/replica"
-	"kvepp/replica/link"
 	"kvepp/router"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/scoring/replica"
+	"kvepp/scoring/replica/link"
 	"kvepp/test/harness/process"
 )
 

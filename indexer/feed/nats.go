@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"sync"
 
+	"kvepp/internal/natssub"
 	"kvepp/kvblock"
-	"kvepp/natssub"
 	"kvepp/pool"
 )
 

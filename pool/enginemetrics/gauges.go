@@ -23,8 +23,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvepp/internal/natssub"
 	"kvepp/kvblock"
-	"kvepp/natssub"
 	"kvepp/pool"
 	"kvepp/zmqsub"
 )

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"time"
 
+	"kvepp/internal/natssub"
 	"kvepp/kvblock"
-	"kvepp/natssub"
 	"kvepp/pool"
 	"kvepp/zmqsub"
 )

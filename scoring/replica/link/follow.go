@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kvepp/internal/useragent"
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // dial returns a connection to an address, which is not connected yet.

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc"
 
 	"kvepp/kvblock"
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // authority issues certificates.

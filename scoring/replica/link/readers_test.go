@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // open opens a stream at a node's port and says hello.

@@ -12,7 +12,7 @@ import (
 
 	"kvepp/internal/chart"
 	"kvepp/kvblock"
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // TestBenchReplicas measures eight replicas in one process that share 10,000 requests a second of 128 blocks each, over

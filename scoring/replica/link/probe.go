@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // Answer is what a process says to one that asks whether it would share.

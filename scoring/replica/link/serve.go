@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 // windowBytes is how much a stream may send before the other end has read it. Peers that read a log send only a hello

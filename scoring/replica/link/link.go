@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc"
 
 	"kvepp/internal/loglimit"
-	"kvepp/replica"
+	"kvepp/scoring/replica"
 )
 
 const (
