@@ -16,7 +16,7 @@ import (
 // pageRate is the load of the part page, in requests a second.
 const pageRate = 1000
 
-// pageView is what an open page asks for: paths of the admin address, and how often, as internal/web/assets/views.js
+// pageView is what an open page asks for: paths of the admin address, and how often, as serve/web/assets/views.js
 // says. An interval of 0 is a stream that stays open.
 type pageView struct {
 	name string

@@ -28,11 +28,11 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/boundedfile"
-	"kvepp/internal/check"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/serve/check"
 	"kvepp/zmqsub"
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"sync"
 
-	"kvepp/internal/check"
 	"kvepp/scoring/replica/link"
+	"kvepp/serve/check"
 )
 
 // aboutSharing is what findings about replicas are about.

@@ -14,7 +14,6 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api/admin"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/kvblock"
@@ -25,6 +24,7 @@ import (
 	"kvepp/router/ladder"
 	"kvepp/router/modelrewrite"
 	"kvepp/scoring"
+	"kvepp/serve/admin"
 )
 
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe

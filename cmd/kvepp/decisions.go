@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/api/admin"
+	"kvepp/serve/admin"
 )
 
 const decisionsHelp = `Show the latest decisions of a running kvepp serve and how their requests ended, the newest

@@ -321,8 +321,8 @@ func TestPagesRun(t *testing.T) {
 // TestPartsAreShown wants each part of a cost explained: words in decisions, a colour and a name on the web page.
 func TestPartsAreShown(t *testing.T) {
 	text := map[string]string{}
-	for _, name := range []string{"scoring/parts.go", "internal/api/admin/decisions.go",
-		"internal/web/assets/kvepp.css", "docs/web-page.md"} {
+	for _, name := range []string{"scoring/parts.go", "serve/admin/decisions.go",
+		"serve/web/assets/kvepp.css", "docs/web-page.md"} {
 		b, err := os.ReadFile(filepath.Join("../..", name))
 		if err != nil {
 			t.Fatal(err)
@@ -335,9 +335,9 @@ func TestPartsAreShown(t *testing.T) {
 	}
 	for _, part := range parts {
 		for name, want := range map[string]string{
-			"internal/api/admin/decisions.go": "scoring." + part[1] + ":",
-			"internal/web/assets/kvepp.css":   ".p-" + part[2],
-			"docs/web-page.md":                "`" + part[2] + "`",
+			"serve/admin/decisions.go":   "scoring." + part[1] + ":",
+			"serve/web/assets/kvepp.css": ".p-" + part[2],
+			"docs/web-page.md":           "`" + part[2] + "`",
 		} {
 			if !strings.Contains(text[name], want) {
 				t.Errorf("%s lacks %s for scoring.%s", name, want, part[1])

@@ -19,10 +19,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/api/admin"
 	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/router/eject"
+	"kvepp/serve/admin"
 )
 
 const drainHelp = `Take an endpoint out of routing for maintenance, and bring it back. These commands talk to a running

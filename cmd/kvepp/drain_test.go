@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/api/admin"
+	"kvepp/serve/admin"
 	"kvepp/test/harness/process"
 )
 

@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/api"
-	"kvepp/internal/api/admin"
+	"kvepp/serve/admin"
+	"kvepp/serve/api"
 )
 
 const explainHelp = `Show which worker a running kvepp serve would choose for a request now, what each candidate costs,

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/api/admin"
 	"kvepp/router"
+	"kvepp/serve/admin"
 )
 
 // TestExplainCommand: the command shows the decision that the request then gets, and its answers to bad bodies.

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"kvepp/internal/api/admin"
 	"kvepp/internal/boundedfile"
 	"kvepp/internal/suggest"
+	"kvepp/serve/admin"
 )
 
 // settingsFile are the flags about files of settings. serve, check, indexer and select have them.

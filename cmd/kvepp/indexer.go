@@ -18,10 +18,10 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
-	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/serve/api"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 const indexerHelp = `kvepp indexer follows the KV events of workers, and answers over HTTP how much of a prompt each

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"kvepp/internal/api/admin"
 	"kvepp/router/ladder"
+	"kvepp/serve/admin"
 )
 
 const ladderHelp = `Show the hit-rate ladder of a running kvepp serve: how many prompt tokens reach each rung on the

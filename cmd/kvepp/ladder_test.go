@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/internal/api/admin"
 	"kvepp/router/ladder"
+	"kvepp/serve/admin"
 )
 
 // TestLadderTable: the table has a line for each rung and each loss, with what to do about it.

@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/internal/api/admin"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/router"
+	"kvepp/serve/admin"
 	"kvepp/test/harness/browser"
 )
 

@@ -15,12 +15,12 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api/selector"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router/budget"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/serve/dynamo/selector"
 )
 
 const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to

@@ -18,11 +18,8 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api/admin"
-	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
-	"kvepp/internal/web"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
@@ -36,6 +33,9 @@ import (
 	"kvepp/router/record"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/serve/admin"
+	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/web"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.

@@ -21,7 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"kvepp/internal/api/admin"
+	"kvepp/serve/admin"
 )
 
 const topHelp = `Show the workers of a running kvepp serve and its latest requests in the terminal, every two

@@ -12,7 +12,7 @@ import (
 	"time"
 	"unsafe"
 
-	"kvepp/internal/api/admin"
+	"kvepp/serve/admin"
 )
 
 // TestTopOnce: the tables and the JSON have the numbers of the API.

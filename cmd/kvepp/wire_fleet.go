@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"kvepp/internal/api/admin"
 	"kvepp/router"
+	"kvepp/serve/admin"
 )
 
 // remember takes samples of the fleet for its history until ctx ends.

@@ -19,8 +19,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/internal/api"
-	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -30,6 +28,8 @@ import (
 	"kvepp/scoring"
 	"kvepp/scoring/replica"
 	"kvepp/scoring/replica/link"
+	"kvepp/serve/api"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 const (

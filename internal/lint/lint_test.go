@@ -37,7 +37,7 @@ var may = map[string]string{
 	"internal/prefetch":    "",
 	"internal/suggest":     "",
 	"internal/useragent":   "",
-	"internal/check": "indexer kvblock pool pool/dynamo tokenizer prompt/remote zmqsub internal/apibody " +
+	"serve/check": "indexer kvblock pool pool/dynamo tokenizer prompt/remote zmqsub internal/apibody " +
 		"internal/metrics internal/useragent",
 	"internal/tracing":    "internal/useragent",
 	"extproc/extproctest": "",
@@ -74,15 +74,15 @@ var may = map[string]string{
 	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"prompt/remote internal/apibody internal/budget internal/ladder internal/metrics internal/record " +
 		"internal/tracing internal/loglimit",
-	"replay":               "admission indexer kvblock queue scoring session",
-	"internal/api":         "internal/metrics",
-	"internal/api/apitest": "",
-	"internal/api/indexer": "indexer indexer/feed internal/api internal/connlimit internal/useragent kvblock pool " +
+	"replay":            "admission indexer kvblock queue scoring session",
+	"serve/api":         "internal/metrics",
+	"serve/api/apitest": "",
+	"serve/dynamo/indexer": "indexer indexer/feed internal/api internal/connlimit internal/useragent kvblock pool " +
 		"scoring",
-	"internal/api/selector": "indexer indexer/feed internal/api internal/api/indexer internal/metrics kvblock pool " +
+	"serve/dynamo/selector": "indexer indexer/feed internal/api serve/api/indexer internal/metrics kvblock pool " +
 		"queue router scoring session",
-	"internal/web":       "",
-	"internal/api/admin": "internal/api internal/apibody internal/ladder internal/suggest router router/eject scoring",
+	"serve/web":   "",
+	"serve/admin": "internal/api internal/apibody internal/ladder internal/suggest router router/eject scoring",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":     "*",

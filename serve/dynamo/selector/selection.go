@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"kvepp/indexer"
-	"kvepp/internal/api"
-	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/serve/api"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 // promptFields are a prompt: token ids (for a prompt with media, those of the model's processor), or hashes.

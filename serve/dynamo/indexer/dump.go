@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/api"
 )
 
 // dumpPatience is how long a client may take to read one worker's part of a dump, and to read in all if others ask for

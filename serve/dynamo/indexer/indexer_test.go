@@ -19,12 +19,12 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
-	"kvepp/internal/api/apitest"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/api"
+	"kvepp/serve/api/apitest"
 )
 
 var quiet = slog.New(slog.DiscardHandler)

@@ -13,9 +13,9 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/serve/api"
 )
 
 // maxPeers bounds the list of peers.

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"unicode"
 
-	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/api"
 )
 
 const (

@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"slices"
 
-	"kvepp/internal/api"
 	"kvepp/router/ladder"
+	"kvepp/serve/api"
 )
 
 // Ladder is the hit-rate ladder as /debug/ladder describes it: where prompt tokens are lost on the way to a prefix

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/serve/api"
 )
 
 const (

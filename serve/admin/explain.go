@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/prompt/body"
 	"kvepp/router"
+	"kvepp/serve/api"
 )
 
 const (

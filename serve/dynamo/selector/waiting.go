@@ -7,10 +7,10 @@ import (
 	"net/http"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/pool"
 	"kvepp/router/queue"
 	"kvepp/scoring"
+	"kvepp/serve/api"
 )
 
 // tick is how often waiting selections are checked if no load is released: reservations can expire.

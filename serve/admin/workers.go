@@ -11,10 +11,10 @@ import (
 	"slices"
 	"strings"
 
-	"kvepp/internal/api"
 	"kvepp/internal/suggest"
 	"kvepp/router"
 	"kvepp/router/eject"
+	"kvepp/serve/api"
 )
 
 // Endpoint is an endpoint as /workers describes it.

@@ -4,8 +4,8 @@ import (
 	"log/slog"
 	"net/http"
 
-	"kvepp/internal/api"
 	"kvepp/router"
+	"kvepp/serve/api"
 )
 
 // busyThresholds are a model's thresholds in requests and answers; null: not set.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/router"
+	"kvepp/serve/api"
 )
 
 // Fleet is what /debug/fleet answers: the workers, what waits, and the sessions, now.

@@ -14,13 +14,13 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
-	indexerapi "kvepp/internal/api/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router/queue"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/serve/api"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 // Selector is Dynamo's selection service. Clients register workers, and kvepp follows the workers' events. Selections

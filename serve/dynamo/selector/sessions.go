@@ -3,10 +3,10 @@ package selector
 import (
 	"net/http"
 
-	"kvepp/internal/api"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/session"
+	"kvepp/serve/api"
 )
 
 // maxSessionID is the longest session id, in bytes. Source: dynamo-kv-router 1.6.1, services::selection::affinity.

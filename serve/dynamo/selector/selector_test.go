@@ -16,13 +16,13 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
-	"kvepp/internal/api/apitest"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/serve/api"
+	"kvepp/serve/api/apitest"
 )
 
 var quiet = slog.New(slog.DiscardHandler)

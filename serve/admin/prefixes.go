@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/router"
+	"kvepp/serve/api"
 )
 
 // Prefixes is what /debug/prefixes answers: the hottest prefixes of the kept decisions, as a radix tree.

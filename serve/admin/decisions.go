@@ -14,10 +14,10 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/internal/api"
 	"kvepp/router"
 	"kvepp/router/ladder"
 	"kvepp/scoring"
+	"kvepp/serve/api"
 )
 
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each

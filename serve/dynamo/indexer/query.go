@@ -16,10 +16,10 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/api"
 	"kvepp/internal/connlimit"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/api"
 )
 
 // Reader answers queries about an index over the workers of a pool. Its requests name a model and a routing group.

@@ -6,9 +6,9 @@ import (
 	"net/http"
 	"slices"
 
-	"kvepp/internal/api"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/serve/api"
 )
 
 // promptQuery is the body of POST /potential_loads and /overlap_scores.
