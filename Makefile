@@ -66,7 +66,7 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./prompt/body ./prompt ./zmqsub && \
 	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
-	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(chattemplate|indexer|internal/lint|replay|prompt/bpe)$$') && \
+	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay)$$') && \
 	$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" $(MAKE) --no-print-directory -j2 test-e2e test-manifests
 
@@ -152,32 +152,32 @@ bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers an
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
-	@go build -o bin/ ./bench/charts
+	@go build -o bin/ ./test/bench/charts
 	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./prompt ./router ./zmqsub | bin/charts -out $(CHARTS) -go go
 
 bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro hybrid tree10m": only these)
-	@bench/index.sh $(WORKLOADS)
+	@test/bench/index.sh $(WORKLOADS)
 
 bench-events: libzmq ## compares KV events from the wire to the index, hashing and selection with libzmq's binding and Dynamo's crate
-	@bench/events.sh
+	@test/bench/events.sh
 
 bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fastokens, on real models (MODELS="qwen3 llama2": only these)
-	@bench/tokenizers.sh $(MODELS)
+	@test/bench/tokenizers.sh $(MODELS)
 
 bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
-	@PEER=$(PEER) bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
+	@PEER=$(PEER) test/bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
 bench-page: libzmq ## what an open web page costs kvepp's CPU at 1,000 requests a second, behind a real Envoy (three minutes)
-	@bench/path.sh -only page
+	@test/bench/path.sh -only page
 
 quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLICAS=4: one kvepp and four behind one Envoy; REPLAY=1 OUT=folder: kvepp replay of what it sent)
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./test/bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
 
 replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
-	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" bench/replay-table.sh
+	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" test/bench/replay-table.sh
 
 replay-charts: ## makes the trace of examples/replay and the charts of docs/charts
-	@$(MAKE) --no-print-directory build && bench/replay-charts.sh
+	@$(MAKE) --no-print-directory build && test/bench/replay-charts.sh
 
 pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's programs, other conversations, Chromium (three minutes)
 	@$(INSTALL) chromium && tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./examples/demo && KVEPP_TOOLS="$$tools" exec bin/demo -pictures docs/pictures

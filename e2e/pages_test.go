@@ -359,7 +359,7 @@ var harmless = regexp.MustCompile(`^([A-Z_]+=\S+ )*(bin/kvepp|kvepp|curl|vllm|ca
 // marked sh, or console if they show output too. TestReadmeStart runs those of the README, and TestMistakes those of
 // docs/mistakes.md.
 func TestPageCommands(t *testing.T) {
-	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md", "bench/README.md",
+	pages := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "manifests/README.md", "test/bench/README.md",
 		"examples/compose/README.md"}
 	for _, pattern := range []string{"../docs/*.md", "../docs/*/*.md"} {
 		files, err := filepath.Glob(pattern)

@@ -25,7 +25,8 @@ func WritesCacheOnly(engine Engine, request *body.Request) bool {
 	case engine == SGLang:
 		logprobs := field(payload, "logprobs")
 		return !chat && echo && logprobs != nil && logprobs != int64(0) && logprobs != false
-	case engine == TRTLLM, engine != Dynamo && field(payload, "use_beam_search") == true: // its steps ask for no prompt's
+	case engine == TRTLLM, engine != Dynamo && field(payload, "use_beam_search") == true:
+		// The steps of a beam search ask for no prompt's.
 		return false
 	case field(payload, "prompt_logprobs") != nil:
 		return true

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"kvepp/internal/metrics"
+	"kvepp/internal/overrides"
 	"kvepp/pool"
 	"kvepp/prompt/body"
 	"kvepp/scoring"
@@ -46,15 +47,15 @@ func (r *Router) follow(given body.Hints) body.Hints {
 
 // followOverrides returns the configuration that prices a request with these overrides. nil: the router's. A request
 // that sets a weight of Dynamo's cost is priced by the policy Dynamo, which is the only one that has it.
-func (r *Router) followOverrides(o *scoring.Overrides) *scoring.Config {
+func (r *Router) followOverrides(o *overrides.Overrides) *scoring.Config {
 	switch {
-	case *o == (scoring.Overrides{}):
+	case *o == (overrides.Overrides{}):
 		return nil
 	case r.cfg.IgnoreHints:
 		r.metrics.HintsIgnored("override", hintDisabled, 1)
 		return nil
 	}
-	c := o.Apply(r.cfg.Scoring)
+	c := r.cfg.Scoring.With(o)
 	if o.SetsDynamosWeights() {
 		c.Policy = scoring.Dynamo
 	}

@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"fmt"
+	"kvepp/internal/overrides"
 	"math"
 )
 
@@ -135,4 +136,28 @@ func (c *Config) Validate() error {
 		)
 	}
 	return nil
+}
+
+// With returns c with a request's overrides, which their Check accepted. The deprecated weight takes precedence over
+// the fields of the settings that it sets.
+func (c Config) With(o *overrides.Overrides) Config {
+	set(&c.OverlapScoreCredit, o.OverlapScoreCredit)
+	set(&c.PrefillLoadScale, o.PrefillLoadScale)
+	set(&c.Temperature, o.RouterTemperature)
+	set(&c.SharedCacheMultiplier, o.SharedCacheMultiplier)
+	set(&c.AssumeKVReuse, o.AssumeKVReuse)
+	set(&c.TrackPrefillTokens, o.TrackPrefillTokens)
+	if weight := o.OverlapScoreWeight; weight != nil {
+		if c.PrefillLoadScale = *weight; *weight == 0 {
+			c.OverlapScoreCredit = 0
+		}
+	}
+	return c
+}
+
+// set sets a setting if it is overridden.
+func set[T any](setting, override *T) {
+	if override != nil {
+		*setting = *override
+	}
 }

@@ -328,7 +328,7 @@ func TestToolVariables(t *testing.T) {
 		}
 	}
 	read("../../Makefile")
-	for _, folder := range []string{"e2e", "test", "examples", "bench", "manifests", "tokenizer", "indexer"} {
+	for _, folder := range []string{"e2e", "test", "examples", "manifests", "prompt", "indexer"} {
 		err := filepath.WalkDir("../../"+folder, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.Type().IsRegular() &&
 				slices.Contains([]string{".go", ".sh", ".py"}, filepath.Ext(path)) {

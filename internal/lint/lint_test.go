@@ -37,33 +37,34 @@ var may = map[string]string{
 	"internal/prefetch":    "",
 	"internal/suggest":     "",
 	"internal/useragent":   "",
-	"serve/check": "indexer kvblock pool pool/dynamo tokenizer prompt/remote zmqsub internal/apibody " +
+	"serve/check": "indexer kvblock pool pool/dynamo prompt prompt/remote zmqsub prompt/body " +
 		"internal/metrics internal/useragent",
 	"internal/tracing":    "internal/useragent",
 	"extproc/extproctest": "",
-	"prompt/body":         "chattemplate scoring",
+	"prompt/body":         "prompt/jinja internal/overrides",
 	"router/budget":       "prompt/body",
-	"prompt": "prompt/bpe prompt/encoders chattemplate kvblock internal/apibody " +
+	"prompt": "prompt/bpe prompt/encoders prompt/jinja kvblock prompt/body " +
 		"internal/boundedfile",
 	"prompt/encoders": "prompt/jinja",
 	"prompt/bpe":      "kvblock internal/hugepage internal/prefetch",
-	"prompt/remote": "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit " +
+	"prompt/remote": "prompt prompt/jinja kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
-	"test/parity":        "tokenizer prompt/remote kvblock chattemplate internal/apibody internal/metrics",
-	"scoring":            "kvblock",
+	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/body internal/metrics",
+	"internal/overrides": "",
+	"scoring":            "kvblock internal/overrides",
 	"pool":               "kvblock internal/boundedfile internal/suggest",
 	"indexer":            "kvblock internal/hugepage internal/prefetch",
 	"pool/dynamo":        "kvblock pool internal/boundedfile internal/useragent",
-	"pool/kube":          "kvblock pool pool/dynamo modelrewrite internal/useragent",
-	"pool/enginemetrics": "kvblock natssub pool zmqsub internal/useragent",
+	"pool/kube":          "kvblock pool pool/dynamo router/modelrewrite internal/useragent",
+	"pool/enginemetrics": "kvblock internal/natssub pool zmqsub internal/useragent",
 	"pool/engineversion": "internal/useragent",
-	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer " +
-		"internal/apibody internal/metrics",
-	"indexer/feed":         "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
+	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo prompt " +
+		"prompt/body internal/metrics",
+	"indexer/feed":         "indexer kvblock internal/natssub pool zmqsub internal/loglimit internal/metrics",
 	"router/eject":         "kvblock pool",
 	"router/queue":         "internal/suggest",
 	"scoring/replica":      "kvblock",
-	"scoring/replica/link": "replica internal/loglimit internal/useragent",
+	"scoring/replica/link": "scoring/replica internal/loglimit internal/useragent",
 	"router/session":       "kvblock",
 	"router/admission":     "kvblock",
 	"router/record":        "kvblock",
@@ -71,34 +72,34 @@ var may = map[string]string{
 	"manifests/envoy":      "",
 	"internal/chart":       "",
 	"router/modelrewrite":  "",
-	"router": "admission indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
-		"prompt/remote internal/apibody internal/budget internal/ladder internal/metrics internal/record " +
-		"internal/tracing internal/loglimit",
-	"replay":            "admission indexer kvblock queue scoring session",
+	"router": "router/admission router/budget router/eject router/ladder router/modelrewrite router/queue " +
+		"router/record router/session scoring indexer pool prompt prompt/body prompt/remote kvblock " +
+		"internal/loglimit internal/metrics internal/overrides internal/tracing",
+	"replay":            "router/admission indexer kvblock router/queue scoring router/session",
 	"serve/api":         "internal/metrics",
 	"serve/api/apitest": "",
-	"serve/dynamo/indexer": "indexer indexer/feed internal/api internal/connlimit internal/useragent kvblock pool " +
+	"serve/dynamo/indexer": "indexer indexer/feed serve/api internal/connlimit internal/useragent kvblock pool " +
 		"scoring",
-	"serve/dynamo/selector": "indexer indexer/feed internal/api serve/api/indexer internal/metrics kvblock pool " +
-		"queue router scoring session",
+	"serve/dynamo/selector": "indexer indexer/feed serve/api serve/dynamo/indexer internal/metrics " +
+		"internal/overrides kvblock pool router/queue router scoring router/session",
 	"serve/web":   "",
-	"serve/admin": "internal/api internal/apibody internal/ladder internal/suggest router router/eject scoring",
-	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
+	"serve/admin": "serve/api prompt/body router/ladder internal/suggest router router/eject scoring",
+	"extproc": "router router/eject prompt/body router/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
-	"cmd/kvepp":     "*",
-	"internal/lint": "",
-	"bench/charts":  "internal/chart",
-	"bench/cputime": "",
-	"bench/events": "bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub " +
+	"cmd/kvepp":          "*",
+	"internal/lint":      "",
+	"test/bench/charts":  "internal/chart",
+	"test/bench/cputime": "",
+	"test/bench/events": "test/bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub " +
 		"internal/metrics",
-	"bench/events/binding":  "bench/cputime",
-	"bench/index":           "bench/cputime indexer kvblock",
-	"bench/path":            "internal/chart test/harness/apiserver test/harness/process",
-	"bench/quality":         "internal/chart replay test/harness/stack",
-	"bench/replicas-replay": "replay scoring",
-	"bench/tokenizers":      "tokenizer kvblock internal/apibody",
-	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
-		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
+	"test/bench/events/binding":  "test/bench/cputime",
+	"test/bench/index":           "test/bench/cputime indexer kvblock",
+	"test/bench/path":            "internal/chart test/harness/apiserver test/harness/process",
+	"test/bench/quality":         "internal/chart replay test/harness/stack",
+	"test/bench/replicas-replay": "replay scoring",
+	"test/bench/tokenizers":      "prompt kvblock prompt/body",
+	"e2e": "test/harness/process test/harness/stack prompt/body internal/bodytest " +
+		"internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue prompt zmqsub",
 	"test/harness/process": "",
 	"test/harness/browser": "",
 	"test/harness/parts":   "",
@@ -108,9 +109,9 @@ var may = map[string]string{
 		"kvblock/kvblocktest pool/kube",
 	"test/harness/apiserver": "test/harness/process",
 	"test/kind":              "test/harness/process test/harness/stack",
-	"examples/engine":        "internal/apibody kvblock tokenizer",
+	"examples/engine":        "prompt/body kvblock prompt",
 	"e2e/manifests":          "test/harness/apiserver test/harness/process",
-	"test/vllm":              "test/harness/process test/harness/stack internal/apibody kvblock tokenizer",
+	"test/vllm":              "test/harness/process test/harness/stack prompt/body kvblock prompt",
 
 	"internal/logtest":             "",
 	"internal/bodytest":            "",
@@ -120,18 +121,20 @@ var may = map[string]string{
 
 // only lists what few packages may import from elsewhere.
 var only = map[string][]string{
-	"github.com/envoyproxy/": {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path"},
+	"github.com/envoyproxy/": {"extproc", "extproc/extproctest", "cmd/kvepp", "test/bench/path"},
 	"google.golang.org/grpc": {
 		"extproc",
 		"extproc/extproctest",
 		"cmd/kvepp",
-		"bench/path",
+		"test/bench/path",
 		"internal/connlimit",
 		"internal/tracing",
 		"internal/tracing/tracingtest",
 		"scoring/replica/link",
 	},
-	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events", "bench/events/binding", "examples/engine"},
+	"github.com/pebbe/zmq4": {
+		"zmqsub", "test/bench/events", "test/bench/events/binding", "examples/engine",
+	},
 	"github.com/nats-io/":                  {"internal/natssub"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp"},
 	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},

@@ -10,7 +10,7 @@ import (
 )
 
 // sampleTexts are files with prose for models and benchmarks to read.
-var sampleTexts = []string{"bench/words.txt", "bench/quality/traffic.go", "test/models/train.py",
+var sampleTexts = []string{"test/bench/words.txt", "test/bench/quality/traffic.go", "test/models/train.py",
 	"test/parity/oracle.py",
 	"prompt/bpe/oracle_test.go", "prompt/memory_test.go", "prompt/tokenize_test.go"}
 

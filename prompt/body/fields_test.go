@@ -19,13 +19,13 @@ func TestFieldsAreThoseRead(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
 	}
-	bodies := map[string]bool{"b": true, "body": true, "object": true}
+	bodies := map[string]bool{"b": true, "body": true, "payload": true, "object": true}
 	elsewhere := map[string]bool{ // looked up in other objects with the same variable names
 		"type": true,
 	}
 	read := map[string]string{}
-	for _, dir := range []string{".", "../../tokenizer", "../../tokenizer/remote", "../../router", "../../extproc",
-		"../check"} {
+	for _, dir := range []string{".", "..", "../remote", "../../router", "../../extproc",
+		"../../serve/check"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"math"
 	"math/big"
 
+	"kvepp/internal/overrides"
 	"kvepp/prompt/jinja"
-	"kvepp/scoring"
 )
 
 // overrideKey is the path of the overrides in a body.
@@ -19,13 +19,13 @@ const overrideKey = "nvext.router_config_override"
 //
 // Source: dynamo-kv-router 1.6.1 accepts router_config_override in function calls and not in HTTP bodies.
 // agent_hints.kv_overlap_score_weight is a field of HTTP bodies in an earlier Dynamo.
-func readOverrides(nvext *jinja.Dict) (o scoring.Overrides, err error) {
-	weightPath := overrideKey + "." + scoring.OverlapScoreWeightKey
+func readOverrides(nvext *jinja.Dict) (o overrides.Overrides, err error) {
+	weightPath := overrideKey + "." + overrides.OverlapScoreWeightKey
 	refused := func(err error) *Error {
-		var override *scoring.OverrideError
+		var override *overrides.Error
 		errors.As(err, &override)
 		path := overrideKey + "." + override.Key
-		if override.Key == scoring.OverlapScoreWeightKey {
+		if override.Key == overrides.OverlapScoreWeightKey {
 			path = weightPath
 		}
 		override.Key = "'" + path + "'"
@@ -49,7 +49,7 @@ func readOverrides(nvext *jinja.Dict) (o scoring.Overrides, err error) {
 				continue
 			}
 			if err := set(fmt.Sprint(key), v); err != nil {
-				return scoring.Overrides{}, refused(err)
+				return overrides.Overrides{}, refused(err)
 			}
 		}
 	default:
@@ -58,13 +58,13 @@ func readOverrides(nvext *jinja.Dict) (o scoring.Overrides, err error) {
 	if hints, ok := field[*jinja.Dict](nvext, "agent_hints"); ok && o.OverlapScoreWeight == nil {
 		if v, _ := hints.Get("kv_overlap_score_weight"); v != nil {
 			weightPath = "nvext.agent_hints.kv_overlap_score_weight"
-			if err := set(scoring.OverlapScoreWeightKey, v); err != nil {
-				return scoring.Overrides{}, refused(err)
+			if err := set(overrides.OverlapScoreWeightKey, v); err != nil {
+				return overrides.Overrides{}, refused(err)
 			}
 		}
 	}
 	if err := o.Check(); err != nil {
-		return scoring.Overrides{}, refused(err)
+		return overrides.Overrides{}, refused(err)
 	}
 	return o, nil
 }

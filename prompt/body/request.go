@@ -16,8 +16,8 @@ import (
 	"strconv"
 	"strings"
 
+	"kvepp/internal/overrides"
 	"kvepp/prompt/jinja"
-	"kvepp/scoring"
 )
 
 // API is the kind of endpoint that a request calls.
@@ -89,7 +89,7 @@ type Request struct {
 	// Hints are the hints of the body. ParseRequest does not see headers.
 	Hints Hints
 	// Overrides are the router settings that the request changes for itself, and Pins the workers that it selects.
-	Overrides scoring.Overrides
+	Overrides overrides.Overrides
 	Pins      Pins
 	// Constraints are the request's constraints on its workers' taints.
 	Constraints Constraints

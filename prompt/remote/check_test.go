@@ -128,7 +128,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 		c,
 		func(context.Context, *body.Request) ([]prompt.Prompt, error) { return nil, errors.New("media") },
 		1,
-		prompt,
+		completion,
 	)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
@@ -148,7 +148,7 @@ func TestOfferNeverWaits(t *testing.T) {
 		t.Errorf("%d wait", len(check.queue))
 	}
 	body[0] = 'x'
-	if s := <-check.queue; string(s.body) != prompt {
+	if s := <-check.queue; string(s.body) != completion {
 		t.Error("the body was not copied")
 	}
 	check.Offer(completionPath, make([]byte, maxCheckedBody+1))

@@ -666,7 +666,8 @@ func TestBusy(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.ask(ctx, completionPath, completion); OutcomeOf(err) != Canceled || !errors.Is(err, context.Canceled) {
+	_, err := c.ask(ctx, completionPath, completion)
+	if OutcomeOf(err) != Canceled || !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if c.IsOpen() {

@@ -121,7 +121,7 @@ func TestBusy(t *testing.T) {
 
 // The example of docs/overload-and-queue.md is a valid file.
 func TestPageExample(t *testing.T) {
-	page, err := os.ReadFile("../docs/overload-and-queue.md")
+	page, err := os.ReadFile("../../docs/overload-and-queue.md")
 	if err != nil {
 		t.Fatal(err)
 	}

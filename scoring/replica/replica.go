@@ -5,8 +5,8 @@
 // locks the book. Each peer that follows the log has a [Cursor]. A [Receiver] owns what this process knows of its
 // peers: which origin a connection serves, how far its log was read, and when its copies end. Its step takes an input
 // (a connection, a message, a tick, a worker that joined) and returns effects: what to send, and what to change in the
-// copies. Neither has a clock, a goroutine or a socket: the caller passes the time, and package scoring/replica/link connects
-// them. Nothing here merges: each origin changes its own bookings alone, and sessions carry a version that the table of
+// copies. Neither has a clock, a goroutine or a socket: the caller passes the time, and package link connects them.
+// Nothing here merges: each origin changes its own bookings alone, and sessions carry a version that the table of
 // sessions compares.
 //
 // Times are ages. An entry has the time of its owner's monotonic clock, a message has the time at which it was sent on

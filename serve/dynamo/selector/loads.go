@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 
+	"kvepp/internal/overrides"
 	"kvepp/pool"
 	"kvepp/scoring"
 	"kvepp/serve/api"
@@ -16,7 +17,7 @@ type promptQuery struct {
 	Model *string `json:"model_name"`
 	Group *string `json:"routing_group"`
 	promptFields
-	Overrides *scoring.Overrides `json:"router_config_override"`
+	Overrides *overrides.Overrides `json:"router_config_override"`
 }
 
 // potentialLoad is the load of a rank now, and with one more request.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/internal/overrides"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -159,10 +160,10 @@ type reserveRequest struct {
 	Worker *uint64 `json:"worker_id"`
 	Rank   *uint32 `json:"dp_rank"`
 	promptFields
-	Overrides            *scoring.Overrides `json:"router_config_override"`
-	ExpectedOutputTokens *uint32            `json:"expected_output_tokens"`
-	Effective            *uint64            `json:"effective_prefill_tokens"` // nil: books no tokens
-	TrackPrefill         *bool              `json:"track_prefill_tokens"`
+	Overrides            *overrides.Overrides `json:"router_config_override"`
+	ExpectedOutputTokens *uint32              `json:"expected_output_tokens"`
+	Effective            *uint64              `json:"effective_prefill_tokens"` // nil: books no tokens
+	TrackPrefill         *bool                `json:"track_prefill_tokens"`
 }
 
 func (q *reserveRequest) check() error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/overrides"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router"
@@ -123,14 +124,14 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 
 // overridden returns c with a request's overrides, or a Refusal of overrides that are outside their limits. nil: the
 // request has none.
-func overridden(c scoring.Config, o *scoring.Overrides) (scoring.Config, error) {
+func overridden(c scoring.Config, o *overrides.Overrides) (scoring.Config, error) {
 	if o == nil {
 		return c, nil
 	}
 	if err := o.Check(); err != nil {
 		return c, api.Refuse(http.StatusUnprocessableEntity, "router_config_override: %v", err)
 	}
-	return o.Apply(c), nil
+	return c.With(o), nil
 }
 
 // ranked is one rank of a worker, or all its ranks if Rank is nil.
@@ -145,7 +146,7 @@ type selectRequest struct {
 	Group *string `json:"routing_group"`
 	ID    *string `json:"selection_id"`
 	promptFields
-	Overrides *scoring.Overrides `json:"router_config_override"`
+	Overrides *overrides.Overrides `json:"router_config_override"`
 	// ExpectedOutputTokens has no effect, as in Dynamo: clients report the rest of an answer themselves, see
 	// outputBlock.
 	ExpectedOutputTokens *uint32         `json:"expected_output_tokens"`

@@ -68,7 +68,7 @@ func main() {
 
 func fail(err error) {
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench/path:", err)
+		fmt.Fprintln(os.Stderr, "test/bench/path:", err)
 		os.Exit(1)
 	}
 	os.Exit(0)

@@ -13,8 +13,8 @@
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
-tools=$("$here/../test/tools/install.sh" tools)
-model=$("$here/../test/tools/models.sh" qwen3)
+tools=$("$here/../tools/install.sh" tools)
+model=$("$here/../tools/models.sh" qwen3)
 case ${PEER:-} in
 "") ;;
 gaie)
@@ -25,18 +25,18 @@ gaie)
 		printf '%s\n' "building the Gateway API's endpoint picker ${module##*@} into $gaie (minutes, once)" >&2
 		mkdir -p "$gaie/crds"
 		dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
-		[ -n "$dir" ] || { printf '%s\n' "bench/path.sh: $module could not be fetched" >&2; exit 1; }
+		[ -n "$dir" ] || { printf '%s\n' "test/bench/path.sh: $module could not be fetched" >&2; exit 1; }
 		cp "$dir"/config/crd/bases/*.yaml "$gaie/crds"
 		chmod u+w "$gaie/crds"/*
 		(cd "$dir" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false -o "$gaie/epp" ./cmd/epp) >&2
 		touch "$gaie/complete"
 	fi
-	set -- "$@" -gaie "$gaie" -kube "$("$here/../test/tools/install.sh" kube)"
+	set -- "$@" -gaie "$gaie" -kube "$("$here/../tools/install.sh" kube)"
 	;;
 *)
-	printf '%s\n' "bench/path.sh: PEER is gaie or nothing, not $PEER" >&2
+	printf '%s\n' "test/bench/path.sh: PEER is gaie or nothing, not $PEER" >&2
 	exit 1
 	;;
 esac
-(cd "$here/.." && go build -o "$cache/bench-path" ./bench/path && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
-exec "$cache/bench-path" -out "${OUT:-$here/../bin/bench}" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"
+(cd "$here/../.." && go build -o "$cache/bench-path" ./test/bench/path && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
+exec "$cache/bench-path" -out "${OUT:-$here/../../bin/bench}" -root "$here/../.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"

@@ -237,7 +237,7 @@ def measure(model, folder, programs, rounds):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description="Compare tokenizers. bench/tokenizers.sh builds the programs and calls this.")
+    arguments = argparse.ArgumentParser(description="Compare tokenizers. test/bench/tokenizers.sh builds the programs and calls this.")
     arguments.add_argument("--go", required=True, help="the program bench-tokenizers")
     arguments.add_argument("--rs", required=True, help="the program tokenizers-rs")
     arguments.add_argument("--rounds", type=int, default=7)

@@ -3,7 +3,7 @@
 bench-index makes the workloads, which are files; README.md describes them. An engine (bench-index or index-rs) answers these
 commands:
 
-  run FILE      runs the whole workload on a new index. The answer has for each phase (bench/index/workload.go numbers them) the
+  run FILE      runs the whole workload on a new index. The answer has for each phase (test/bench/index/workload.go numbers them) the
                 time of storing, removing and finding (ns), the numbers of blocks and queries, and a digest of all answers
   memory FILE   the bytes that the first phase's blocks take
   open FILE     loads the first phase, for the commands below
@@ -241,7 +241,7 @@ class workload:
 
 
 def main():
-    arguments = argparse.ArgumentParser(description="Compare indexes. bench/index.sh builds the programs and calls this.")
+    arguments = argparse.ArgumentParser(description="Compare indexes. test/bench/index.sh builds the programs and calls this.")
     arguments.add_argument("--go", required=True, help="the program bench-index")
     arguments.add_argument("--rs", required=True, help="the program index-rs")
     arguments.add_argument("--rounds", type=int, default=5)

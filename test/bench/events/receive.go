@@ -8,12 +8,12 @@ import (
 	"runtime"
 	"time"
 
-	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/test/bench/cputime"
 	"kvepp/zmqsub"
 )
 

@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 )
 
-// words are the words of bench/words.txt, with frequencies by Zipf's law.
+// words are the words of test/bench/words.txt, with frequencies by Zipf's law.
 type words []string
 
 func readWords(root string) (words, error) {
-	list, err := os.ReadFile(filepath.Join(root, "bench/words.txt"))
+	list, err := os.ReadFile(filepath.Join(root, "test/bench/words.txt"))
 	if err != nil {
 		return nil, err
 	}

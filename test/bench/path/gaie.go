@@ -17,7 +17,7 @@ import (
 func (p *programs) startGAIE(ctx context.Context, o *options, port, upstream int) (*program, error) {
 	crds, err := filepath.Glob(filepath.Join(o.gaie, "crds", "*.yaml"))
 	if err == nil && len(crds) == 0 {
-		err = errors.New(o.gaie + " has no crds/*.yaml: run this through bench/path.sh")
+		err = errors.New(o.gaie + " has no crds/*.yaml: run this through test/bench/path.sh")
 	}
 	if err != nil {
 		return nil, err

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
+	"kvepp/test/bench/cputime"
 )
 
 // readers has a loaded index, the queries, and the operations of the writer.

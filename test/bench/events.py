@@ -102,7 +102,7 @@ def hashing(programs, rounds, met):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description="Measure KV events. bench/events.sh builds the programs and calls this.")
+    arguments = argparse.ArgumentParser(description="Measure KV events. test/bench/events.sh builds the programs and calls this.")
     arguments.add_argument("--go", required=True, help="the program bench-events")
     arguments.add_argument("--rs", required=True, help="the program index-rs")
     arguments.add_argument("--rounds", type=int, default=7)

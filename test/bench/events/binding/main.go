@@ -15,12 +15,12 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
-	"kvepp/bench/cputime"
+	"kvepp/test/bench/cputime"
 )
 
 func main() {
 	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "bench/events/binding:", err)
+		fmt.Fprintln(os.Stderr, "test/bench/events/binding:", err)
 		os.Exit(1)
 	}
 }

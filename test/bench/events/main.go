@@ -1,5 +1,6 @@
 // Command bench-events measures the CPU time of KV events and decisions in kvepp, and publishes the events for that. It
-// is one of the engines that bench/events.py compares. It reports CPU times; events.py compares them with the goals.
+// is one of the engines that events.py beside it compares. It reports CPU times; events.py compares them with the
+// goals.
 //
 //	bench-events publish KIND COUNT
 //	bench-events engine

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the trace that ships, and the charts of docs/replay.md (of that trace) and of docs/routing.md (of the traffic
-# `chat` of bench/replay-table.sh, seed 101). All are the same for the same kvepp.
+# `chat` of test/bench/replay-table.sh, seed 101). All are the same for the same kvepp.
 set -eu
 kvepp=${KVEPP:-bin/kvepp}
 work=$(mktemp -d)

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
 	"kvepp/scoring"
+	"kvepp/test/bench/cputime"
 )
 
 const promptTokens = 8192

@@ -9,5 +9,5 @@ target=$cache/bench-index-rs
 CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/index/rs/Cargo.toml"
 rs=$target/release/index-rs
 go=$cache/bench-$part
-(cd "$here/.." && go build -o "$go" "./bench/$part")
+(cd "$here/../.." && go build -o "$go" "./test/bench/$part")
 . "$here/charts.sh"

@@ -1,5 +1,5 @@
 // Command bench-index makes the workloads for comparing indexes, and runs them on package indexer. It is one of the
-// engines that bench/index.py compares. It reports CPU times; index.py compares them with the goals.
+// engines that test/bench/index.py compares. It reports CPU times; index.py compares them with the goals.
 //
 //	bench-index generate -kind tree|trace|micro ... -o FILE
 //	bench-index engine

@@ -13,11 +13,11 @@ here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 say() { printf '%s\n' "$*" >&2; }
 
-command -v cargo >/dev/null || { say "bench/tokenizers.sh: cargo (Rust) is needed to build the peers; see https://rustup.rs"; exit 1; }
+command -v cargo >/dev/null || { say "test/bench/tokenizers.sh: cargo (Rust) is needed to build the peers; see https://rustup.rs"; exit 1; }
 [ "$#" -gt 0 ] || set -- llama3_1 qwen3 gptoss deepseek_v3 gemma3 llama2
 pairs=""
 for name; do
-	folder=$("$here/../test/tools/models.sh" "$name")
+	folder=$("$here/../tools/models.sh" "$name")
 	pairs="$pairs
 $name=$folder"
 done
@@ -26,10 +26,10 @@ target=$cache/bench-tokenizers-rs
 [ -d "$target/release" ] || say "building tokenizers and fastokens (a few minutes, once)"
 CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/tokenizers/rs/Cargo.toml"
 go=$cache/bench-tokenizers
-(cd "$here/.." && go build -o "$go" ./bench/tokenizers)
+(cd "$here/../.." && go build -o "$go" ./test/bench/tokenizers)
 
 . "$here/charts.sh"
-python=$("$here/../test/tools/install.sh" oracles)/bin/python # has tokenizers
+python=$("$here/../tools/install.sh" oracles)/bin/python # has tokenizers
 
 IFS='
 '

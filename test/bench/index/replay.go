@@ -10,9 +10,9 @@ import (
 	"runtime/metrics"
 	"strings"
 
-	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
+	"kvepp/test/bench/cputime"
 )
 
 // result has the costs of one phase.

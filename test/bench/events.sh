@@ -9,5 +9,5 @@ set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 part=events
 . "$here/build.sh"
-(cd "$here/.." && go build -o "$go-binding" ./bench/events/binding)
+(cd "$here/../.." && go build -o "$go-binding" ./test/bench/events/binding)
 exec python3 "$here/events.py" --go "$go" --rs "$rs" --rounds "${ROUNDS:-7}"

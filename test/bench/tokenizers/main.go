@@ -1,6 +1,6 @@
 // Command bench-tokenizers encodes texts and chats with kvepp's tokenizer and says what CPU time each took. It is one
-// of the engines that bench/compare.py compares, which also describes the protocol on its standard input and output; it
-// measures and judges nothing itself. Usage: bench-tokenizers FOLDER
+// of the engines that compare.py beside it compares, which also describes the protocol on its standard input and
+// output; it measures and judges nothing itself. Usage: bench-tokenizers FOLDER
 package main
 
 import (
