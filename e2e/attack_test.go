@@ -190,7 +190,7 @@ func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 func whole() bool { return *stormRequests >= 5000 }
 
 // TestStormOfBodies sends bodies that are costly to parse, four at once and as large as allowed. Memory stays within
-// its bound, other clients get their answers, every body arrives unchanged, and CPU time is proportional to the bytes.
+// its bound, other clients get their answers, and every body arrives unchanged.
 func TestStormOfBodies(t *testing.T) {
 	const size = 31_000_000
 	a := startAttacked(t, 50)
@@ -254,16 +254,6 @@ func TestStormOfBodies(t *testing.T) {
 	statuses.Range(func(status, n any) bool { t.Logf("status %v: %d", status, n.(*atomic.Int64).Load()); return true })
 	t.Logf("%d MB of bodies in %v", sent.Load()/1e6, time.Since(began).Round(time.Second))
 	a.ordinary(attackMemory)
-	if limit, took := 10*time.Second+time.Duration(sent.Load())*200+time.Duration(a.served.Load())*10*time.Millisecond,
-		cpuTime(t, a.s); took > limit {
-		t.Errorf(
-			"kvepp took %v of CPU time for %d MB and %d ordinary requests, more than %v",
-			took,
-			sent.Load()/1e6,
-			a.served.Load(),
-			limit,
-		)
-	}
 }
 
 // TestStormOfPieces sends bodies in pieces of one or a few bytes, over HTTP/1.1 and HTTP/2. They take only the memory

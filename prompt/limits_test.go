@@ -7,7 +7,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
-	"time"
 
 	"kvepp/prompt/jinja"
 )
@@ -86,13 +85,9 @@ func TestHostileTools(t *testing.T) {
 			if engine != VLLM && name != "a nullable string" && name != "a deep schema" {
 				continue // the renderer is the same
 			}
-			start := time.Now()
 			_, err := m.Tokenize(t.Context(), chatRequest(t, body(parameters)))
 			if !errors.Is(err, jinja.ErrLimit) {
 				t.Errorf("%s, %s: got %v, want a limit", engine, name, err)
-			}
-			if took := time.Since(start); took > 10*time.Second {
-				t.Errorf("%s, %s: took %v", engine, name, took)
 			}
 		}
 	}

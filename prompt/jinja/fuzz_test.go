@@ -40,11 +40,8 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 	if err != nil {
 		return
 	}
-	start := time.Now()
-	text, err := tmpl.Render(t.Context(), vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
-	if took := time.Since(start); took > 20*time.Second {
-		t.Fatalf("took %v", took)
-	}
+	// No time limit: the steps alone must end it, well before the tests' own timeout.
+	text, err := tmpl.Render(t.Context(), vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Hour})
 	if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {
 		t.Fatalf("%d bytes of text, valid UTF-8: %v", len(text), utf8.ValidString(text))
 	}

@@ -92,13 +92,10 @@ func TestLimits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			start := time.Now()
-			text, err := tmpl.Render(t.Context(), vars, Limits{})
+			// No time limit: counted steps, bytes and calls must end it.
+			text, err := tmpl.Render(t.Context(), vars, Limits{Timeout: time.Hour})
 			if !errors.Is(err, ErrLimit) {
 				t.Errorf("got %.50q, %v; want ErrLimit", text, err)
-			}
-			if took := time.Since(start); took > 20*time.Second {
-				t.Errorf("took %v", took)
 			}
 		})
 	}
@@ -310,16 +307,13 @@ func TestHostileSources(t *testing.T) {
 		"generators":       "{{ 'a'" + strings.Repeat("|map('string')", size/20) + "|list }}",
 	} {
 		for _, dialect := range []Dialect{Python, MiniJinja} {
-			start, before := threadCPU(), allocated()
+			before := allocated()
 			tmpl, err := dialect.Compile("t", source)
 			if err == nil {
 				tmpl.LoopsOverContent(true)
 				tmpl.LoopsOverContent(false)
 				tmpl.LoopsOver("message", "content")
 				_, err = tmpl.Render(t.Context(), NewDict(), Limits{})
-			}
-			if took, limit := threadCPU()-start, 1500*time.Millisecond*slower; took > limit {
-				t.Errorf("%s: took %v (%.100v)", name, took, err)
 			}
 			if used := allocated() - before; used > 128<<20 {
 				t.Errorf("%s: allocated %d bytes (%.100v)", name, used, err)
