@@ -32,6 +32,7 @@ import (
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/serve/api"
 	"kvepp/serve/check"
 	"kvepp/zmqsub"
 )
@@ -506,7 +507,9 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := func(port uint16) string { return dialable(net.JoinHostPort(c.bindAddress, strconv.Itoa(int(port)))) }
+	at := func(port uint16) string {
+		return api.Dialable(net.JoinHostPort(c.bindAddress, strconv.Itoa(int(port))))
+	}
 	g := &check.Gateway{
 		URL:          c.gateway.url,
 		Key:          key.token(),
@@ -518,22 +521,13 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 		},
 	}
 	if c.adminAddress != "" {
-		g.Admin = "http://" + dialable(c.adminAddress)
+		g.Admin = "http://" + api.Dialable(c.adminAddress)
 	}
 	switch {
 	case c.metricsAddress != "":
-		g.MetricsPage = "http://" + dialable(c.metricsAddress) + "/metrics"
+		g.MetricsPage = "http://" + api.Dialable(c.metricsAddress) + "/metrics"
 	case c.metricsPort != 0:
 		g.MetricsPage = "http://" + at(c.metricsPort) + "/metrics"
 	}
 	return g, nil
-}
-
-// dialable returns the address at which a client on the same machine reaches a server that listens at address.
-func dialable(address string) string {
-	host, port, err := net.SplitHostPort(address)
-	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
-		return net.JoinHostPort("127.0.0.1", port)
-	}
-	return address
 }

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/serve/client"
 )
 
 // othersFlags are the flags of other programs that the pages name, by program. Flags that kvepp has too are not listed.
@@ -88,11 +90,11 @@ func TestPagesNameFlags(t *testing.T) {
 		replayFlags(new(replayOptions)),
 		envoyFlags(new(envoyOptions)),
 		sizeFlags(new(sizeOptions)),
-		adminFlags(new(adminOptions), "drain"),
-		adminFlags(new(adminOptions), "ladder"),
-		adminFlags(new(adminOptions), "decisions"),
-		adminFlags(new(adminOptions), "explain"),
-		adminFlags(new(adminOptions), "top"),
+		clientFlags(&client.Config{Command: "drain"}),
+		clientFlags(&client.Config{Command: "ladder"}),
+		clientFlags(&client.Config{Command: "decisions"}),
+		clientFlags(&client.Config{Command: "explain"}),
+		clientFlags(&client.Config{Command: "top"}),
 	}
 	known := func(name string) bool {
 		return name == "help" || absentFlags[name] != "" ||
@@ -301,7 +303,7 @@ func TestPagesRun(t *testing.T) {
 				case "size":
 					err = parseSize(new(sizeOptions), args, none)
 				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
-					err = parseAdmin(new(adminOptions), c[1], args, none)
+					err = parseClient(&client.Config{Command: c[1]}, args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])
 				}

@@ -9,14 +9,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"kvepp/serve/admin"
+	"kvepp/serve/client"
 	"kvepp/test/harness/process"
 )
 
@@ -109,96 +107,6 @@ func TestOperatorCommands(t *testing.T) {
 	}
 }
 
-// fakeKvepp serves the admin API with one endpoint, whose state the test chooses.
-type fakeKvepp struct {
-	mu    sync.Mutex
-	now   admin.Endpoint
-	gets  int
-	after func(gets int, e *admin.Endpoint) // called before each answer to GET; may change e
-	*httptest.Server
-}
-
-func newFakeKvepp(t *testing.T, after func(int, *admin.Endpoint)) *fakeKvepp {
-	d := &fakeKvepp{
-		after: after,
-		now:   admin.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []admin.Worker{}},
-	}
-	d.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		switch req.Method + " " + req.URL.Path {
-		case "POST /workers/a/drain":
-			d.now.Cordon = &admin.Cordon{As: "draining", By: []string{admin.Operator}}
-		case "GET /workers/a":
-			d.gets++
-			d.after(d.gets, &d.now)
-		default:
-			http.NotFound(w, req)
-			return
-		}
-		json.NewEncoder(w).Encode(d.now)
-	}))
-	t.Cleanup(d.Close)
-	return d
-}
-
-// elapsed matches the time in a line.
-var elapsed = regexp.MustCompile(`after [0-9ms]+`)
-
-// TestDrainWaits: the command prints how many requests run, and returns when the last one ends. If it ends for another
-// reason, it says what to do.
-func TestDrainWaits(t *testing.T) {
-	if testing.Short() {
-		t.Skip("slow: make test runs it")
-	}
-	for name, c := range map[string]struct {
-		after                  func(gets int, e *admin.Endpoint)
-		timeout                time.Duration
-		err, printed, progress string
-	}{
-		"requests end": {after: func(gets int, e *admin.Endpoint) { e.RunningRequests = max(3-gets, 0) },
-			printed: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`,
-			progress: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 " +
-				"request runs after N s\n"},
-		"requests do not end": {after: func(int, *admin.Endpoint) {}, timeout: 2 * time.Second,
-			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait ` +
-				`further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
-		"the endpoint leaves": {after: func(_ int, e *admin.Endpoint) { e.InPool = false },
-			err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself " +
-				"before you stop it"},
-		"uncordoned": {after: func(_ int, e *admin.Endpoint) { e.Cordon = nil },
-			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or an operator has " +
-				"uncordoned it. Drain it again"},
-		"only the Pod annotation cordons it": {after: func(_ int,
-			e *admin.Endpoint) {
-			e.Cordon.By = []string{"Pod annotation"}
-		}, err: "a is not cordoned any more"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := newFakeKvepp(t, c.after)
-			var progress, out bytes.Buffer
-			client := adminClient{
-				address:  strings.TrimPrefix(d.URL, "http://"),
-				http:     http.DefaultClient,
-				poll:     time.Millisecond,
-				progress: &progress,
-			}
-			err := client.drain(t.Context(), "a", c.timeout, &out)
-			if got := elapsed.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" &&
-				!strings.Contains(got, c.err) ||
-				c.err == "" && err != nil {
-				t.Errorf("error %q, want %q", got, c.err)
-			}
-			if got := elapsed.ReplaceAllString(strings.TrimSpace(out.String()), "after N s"); got != c.printed {
-				t.Errorf("printed %q, want %q", got, c.printed)
-			}
-			if got := elapsed.ReplaceAllString(progress.String(), "after N s"); c.progress != "" && got != c.progress {
-				t.Errorf("progress %q, want %q", got, c.progress)
-			}
-		})
-	}
-}
-
 // TestAdminAnswers: the commands recognise responses that do not come from a kvepp.
 func TestAdminAnswers(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
@@ -257,17 +165,21 @@ func TestAdminUsage(t *testing.T) {
 			t.Errorf("kvepp %s: status %d, %q; want 2, %q", c.args, got, errs.String(), c.want)
 		}
 	}
-	var o adminOptions
-	if err := parseAdmin(&o, "drain", []string{"a"}, func(name string) string {
+	o := client.Config{Command: "drain"}
+	if err := parseClient(&o, []string{"a"}, func(name string) string {
 		return map[string]string{"KVEPP_ADMIN_ADDRESS": ":9400", "KVEPP_ADMIN_TOKEN_FILE": "f"}[name]
-	}); err != nil || o.name != "a" || dialable(o.address) != "127.0.0.1:9400" || o.tokenFile != "f" {
+	}); err != nil || o.Endpoint != "a" || o.Address != "127.0.0.1:9400" || o.TokenFile != "f" {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
 
 // TestDrainIsInterrupted: the first signal ends the command, which reports the running requests.
 func TestDrainIsInterrupted(t *testing.T) {
-	d := newFakeKvepp(t, func(int, *admin.Endpoint) {})
+	d := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		json.NewEncoder(w).Encode(admin.Endpoint{Name: "a", InPool: true, RunningRequests: 3,
+			Cordon: &admin.Cordon{As: "draining", By: []string{admin.Operator}}})
+	}))
+	defer d.Close()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func TestExplainCommand(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		args := append(strings.Fields(c.args), "--admin-address="+strings.TrimPrefix(s.web.URL, "http://"))
-		status := runAdmin("explain", args, strings.NewReader(c.body), &out, &errs, func(string) string { return "" })
+		status := runClient("explain", args, strings.NewReader(c.body), &out, &errs, func(string) string { return "" })
 		rest := out.String() + errs.String()
 		for _, want := range c.want {
 			_, after, found := strings.Cut(rest, want)

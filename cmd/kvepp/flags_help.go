@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/serve/client"
 )
 
 // helpWidth is the number of columns of help, and helpColumn the one at which the text of a flag begins.
@@ -154,7 +157,7 @@ func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
 			}
 		}
 	default:
-		fmt.Fprint(out, helpTexts[command])
+		fmt.Fprint(out, cmp.Or(helpTexts[command], client.Help[command]))
 		writeSections(out, f)
 	}
 }
@@ -169,15 +172,6 @@ var helpTexts = map[string]string{
 	"replay":   replayHelp,
 	"envoy":    envoyHelp,
 	"size":     sizeHelp,
-	"workers":  drainHelp,
-	"cordon":   drainHelp,
-	"drain":    drainHelp,
-	"uncordon": drainHelp,
-	"ladder":   ladderHelp,
-
-	"decisions": decisionsHelp,
-	"explain":   explainHelp,
-	"top":       topHelp,
 }
 
 // writeSections writes the flags of a command, by section. Flags that are refused or ignored are a list of names.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/suggest"
+	"kvepp/serve/client"
 )
 
 // parseArgs reads the arguments into f. Its errors say what to write instead.
@@ -176,17 +177,17 @@ func init() {
 		{"size", "print the CPU, memory and replicas that a load needs", sizePrefix,
 			func() *pflag.FlagSet { return sizeFlags(new(sizeOptions)) }},
 		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
-			adminCommand("workers")},
-		{"cordon", "send an endpoint no new requests", "", adminCommand("cordon")},
-		{"drain", "cordon an endpoint, and wait until no request runs on it", "", adminCommand("drain")},
-		{"uncordon", "send an endpoint requests again", "", adminCommand("uncordon")},
+			clientCommand("workers")},
+		{"cordon", "send an endpoint no new requests", "", clientCommand("cordon")},
+		{"drain", "cordon an endpoint, and wait until no request runs on it", "", clientCommand("drain")},
+		{"uncordon", "send an endpoint requests again", "", clientCommand("uncordon")},
 		{"decisions", "show the latest decisions of a running kvepp, or follow them", "",
-			adminCommand("decisions")},
+			clientCommand("decisions")},
 		{"top", "show the workers and the latest requests of a running kvepp in the terminal", "",
-			adminCommand("top")},
+			clientCommand("top")},
 		{"explain", "show which worker a running kvepp would choose for a request, and the cost of each", "",
-			adminCommand("explain")},
-		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", adminCommand("ladder")},
+			clientCommand("explain")},
+		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", clientCommand("ladder")},
 		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,
 			func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
 		{"select", "run choosing and booking alone, in place of python -m dynamo.select_service", selectPrefix,
@@ -197,9 +198,9 @@ func init() {
 	}
 }
 
-// adminCommand returns the flags of a command that talks to a running kvepp.
-func adminCommand(command string) func() *pflag.FlagSet {
-	return func() *pflag.FlagSet { return adminFlags(new(adminOptions), command) }
+// clientCommand returns the flags of a command that talks to a running kvepp.
+func clientCommand(command string) func() *pflag.FlagSet {
+	return func() *pflag.FlagSet { return clientFlags(&client.Config{Command: command}) }
 }
 
 func commandNames() []string {

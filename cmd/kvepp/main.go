@@ -103,7 +103,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
 	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
-		return runAdmin(args[0], args[1:], stdin, stdout, stderr, getenv)
+		return runClient(args[0], args[1:], stdin, stdout, stderr, getenv)
 	case "envoy":
 		return printEnvoy(args[1:], stdout, stderr, getenv)
 	case "size":

@@ -82,8 +82,9 @@ var may = map[string]string{
 		"scoring",
 	"serve/dynamo/selector": "indexer indexer/feed serve/api serve/dynamo/indexer internal/metrics " +
 		"internal/overrides kvblock pool router/queue router scoring router/session",
-	"serve/web":   "",
-	"serve/admin": "serve/api prompt/body router/ladder internal/suggest router router/eject scoring",
+	"serve/client": "internal/useragent pool router/eject router/ladder serve/admin serve/api",
+	"serve/web":    "",
+	"serve/admin":  "serve/api prompt/body router/ladder internal/suggest router router/eject scoring",
 	"extproc": "router router/eject prompt/body router/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":          "*",
@@ -145,7 +146,7 @@ var only = map[string][]string{
 	"lukechampine.com/blake3":              {"pool/dynamo"},
 	"golang.org/x/text/":                   {"prompt/jinja", "prompt/bpe"},
 	"github.com/dlclark/regexp2":           {"prompt/bpe"},
-	"github.com/spf13/pflag":               {"cmd/kvepp"},
+	"github.com/spf13/pflag":               {"cmd/kvepp", "serve/client"},
 }
 
 type pkg struct {

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"mime"
+	"net"
 	"net/http"
 	"regexp"
 	"strings"
@@ -131,4 +132,13 @@ func ReadBody(w http.ResponseWriter, req *http.Request, v any) error {
 		return Refuse(http.StatusUnprocessableEntity, "%v", err)
 	}
 	return nil
+}
+
+// Dialable returns the address at which a client on the same machine reaches a server that listens at address.
+func Dialable(address string) string {
+	host, port, err := net.SplitHostPort(address)
+	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return address
 }

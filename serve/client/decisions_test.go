@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 const endedDecision = `{"time":"2026-01-02T03:04:05.678Z","request_id":"r1","reason":"kv","prompt_tokens":100,` +
@@ -16,7 +18,7 @@ const endedDecision = `{"time":"2026-01-02T03:04:05.678Z","request_id":"r1","rea
 // TestDecisionsCommand: the flags select decisions, and the table has the newest last.
 func TestDecisionsCommand(t *testing.T) {
 	var asked string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch asked = req.URL.String(); {
 		case strings.Contains(asked, "bogus"):
 			w.WriteHeader(http.StatusBadRequest)
@@ -28,29 +30,41 @@ func TestDecisionsCommand(t *testing.T) {
 				`"reason":"kv","candidates":[]},%s]}`, endedDecision)
 		}
 	}))
-	defer server.Close()
+	defer web.Close()
 	for _, c := range []struct {
-		args   string
-		status int
-		asked  string
-		out    []string // in this order
-		err    string
+		args  string
+		usage bool // the flags are refused
+		asked string
+		out   []string // in this order
+		err   string
 	}{
-		{"--number=5 --worker=w0/1 --cold --slow=1s", 0, "/debug/decisions?cold=true&n=5&slow=1s&worker=w0%2F1",
+		{"--number=5 --worker=w0/1 --cold --slow=1s", false, "/debug/decisions?cold=true&n=5&slow=1s&worker=w0%2F1",
 			[]string{"TIME", "w0/1", "200", "100", "80/96", "12ms", "456ms", "r1", "refused", "r2 no endpoint"}, ""},
-		{"--json", 0, "/debug/decisions?n=20", []string{endedDecision + "\n", `"r2"`}, ""},
-		{"--follow --status=5xx --wrong", 1, "/debug/decisions?follow=true&status=5xx&wrong=true",
+		{"--json", false, "/debug/decisions?n=20", []string{endedDecision + "\n", `"r2"`}, ""},
+		{"--follow --status=5xx --wrong", false, "/debug/decisions?follow=true&status=5xx&wrong=true",
 			[]string{"TIME", "r1"}, "7 decisions are left out"},
-		{"--reason=bogus", 1, "/debug/decisions?n=20&reason=bogus", nil, "no such reason"},
-		{"--number=0", 2, "", nil, "must be at least 1"},
-		{"r1", 2, "", nil, `unexpected argument "r1"`},
+		{"--reason=bogus", false, "/debug/decisions?n=20&reason=bogus", nil, "no such reason"},
+		{"--number=0", true, "", nil, "must be at least 1"},
+		{"r1", true, "", nil, `unexpected argument "r1"`},
 	} {
 		asked = ""
 		var out, errs bytes.Buffer
-		args := append(strings.Fields(c.args), "--admin-address="+strings.TrimPrefix(server.URL, "http://"))
-		status := runAdmin("decisions", args, nil, &out, &errs, func(string) string { return "" })
-		if status != c.status || asked != c.asked || !strings.Contains(errs.String(), c.err) {
-			t.Errorf("%s: status %d, asked %q, errors %s", c.args, status, asked, errs.String())
+		config, f := Config{Command: "decisions"}, pflag.NewFlagSet("", pflag.ContinueOnError)
+		config.AddFlags(f)
+		args := append(strings.Fields(c.args), "--admin-address="+strings.TrimPrefix(web.URL, "http://"))
+		if err := f.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		err := config.Validate(f.Args())
+		if (err != nil) != c.usage {
+			t.Errorf("%s: %v", c.args, err)
+		}
+		if err == nil {
+			err = config.Run(t.Context(), nil, &out, &errs)
+		}
+		if text := fmt.Sprint(errs.String(), err); asked != c.asked || !strings.Contains(text, c.err) ||
+			c.err == "" && err != nil {
+			t.Errorf("%s: asked %q, errors %s", c.args, asked, text)
 		}
 		rest := out.String()
 		for _, want := range c.out {

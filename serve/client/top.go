@@ -1,21 +1,16 @@
-package main
+package client
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/pflag"
@@ -40,27 +35,25 @@ joined, REQ/S the rate of the last seconds. EVENT is the age of the latest KV ev
 Without a terminal on standard output, the command prints both tables once.
 `
 
-// topOptions are the flags of the command top.
-type topOptions struct {
+type topConfig struct {
 	once     bool
 	output   string
 	interval time.Duration
 }
 
-func (o *topOptions) add(f *pflag.FlagSet) {
+func (o *topConfig) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.once, "once", false, "print the workers and the latest requests once, as plain text")
 	f.StringVarP(&o.output, "output", "o", "text", "the `FORMAT` of --once: text or json")
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "how often to ask kvepp, at least 500ms")
 }
 
-func (o *topOptions) check() error {
-	if err := oneOf("output", o.output, "text", "json"); err != nil {
-		return err
-	}
-	if o.output == "json" && !o.once {
+func (o *topConfig) validate() error {
+	switch {
+	case o.output != "text" && o.output != "json":
+		return fmt.Errorf("--output %q: must be text or json", o.output)
+	case o.output == "json" && !o.once:
 		return errors.New("-o json: give --once too")
-	}
-	if o.interval < 500*time.Millisecond {
+	case o.interval < 500*time.Millisecond:
 		return fmt.Errorf("--interval %v: must be at least 500ms", o.interval)
 	}
 	return nil
@@ -77,17 +70,17 @@ type glance struct {
 }
 
 // glance asks for the workers and the latest requests. before is the glance before; nil: none.
-func (c *adminClient) glance(ctx context.Context, before *glance) (*glance, error) {
+func (s *server) glance(ctx context.Context, before *glance) (*glance, error) {
 	now := new(glance)
 	path := "/debug/fleet"
 	if before == nil {
 		path += "?history=1"
 	}
-	if err := c.send(ctx, http.MethodGet, path, &now.Fleet); err != nil {
+	if err := s.get(ctx, path, &now.Fleet); err != nil {
 		return nil, err
 	}
 	var found struct{ Decisions []admin.Decision }
-	if err := c.send(ctx, http.MethodGet, "/debug/decisions?n="+strconv.Itoa(topRequests), &found); err != nil {
+	if err := s.get(ctx, "/debug/decisions?n="+strconv.Itoa(topRequests), &found); err != nil {
 		return nil, err
 	}
 	now.Decisions = found.Decisions
@@ -95,7 +88,7 @@ func (c *adminClient) glance(ctx context.Context, before *glance) (*glance, erro
 	for i := range now.Fleet.Workers {
 		w := &now.Fleet.Workers[i]
 		if h := w.History; h != nil && len(h.RequestsPerSecond) > 0 {
-			now.rates[workerKey(w)] = h.RequestsPerSecond[len(h.RequestsPerSecond)-1]
+			now.rates[keyOf(w)] = h.RequestsPerSecond[len(h.RequestsPerSecond)-1]
 		}
 	}
 	if before != nil {
@@ -104,20 +97,20 @@ func (c *adminClient) glance(ctx context.Context, before *glance) (*glance, erro
 	return now, nil
 }
 
-func workerKey(w *admin.FleetWorker) string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
+func keyOf(w *admin.FleetWorker) string { return worker(w.Name, w.Rank) }
 
 // ratesSince returns each worker's ended requests a second between two answers.
 func ratesSince(before, now *admin.Fleet) map[string]float64 {
 	was := map[string]uint64{}
 	for i := range before.Workers {
-		was[workerKey(&before.Workers[i])] = before.Workers[i].Requests
+		was[keyOf(&before.Workers[i])] = before.Workers[i].Requests
 	}
 	seconds := max(now.Time.Sub(before.Time).Seconds(), 1e-3)
 	rates := map[string]float64{}
 	for i := range now.Workers {
 		w := &now.Workers[i]
-		if n, known := was[workerKey(w)]; known && w.Requests >= n {
-			rates[workerKey(w)] = float64(w.Requests-n) / seconds
+		if n, known := was[keyOf(w)]; known && w.Requests >= n {
+			rates[keyOf(w)] = float64(w.Requests-n) / seconds
 		}
 	}
 	return rates
@@ -131,7 +124,7 @@ type topColumn struct {
 }
 
 var topColumns = []topColumn{
-	{"WORKER", func(_ *glance, w *admin.FleetWorker) string { return printable(workerKey(w)) }, nil},
+	{"WORKER", func(_ *glance, w *admin.FleetWorker) string { return printable(keyOf(w)) }, nil},
 	{"RUN", func(_ *glance, w *admin.FleetWorker) string { return strconv.Itoa(int(runningOn(w))) },
 		func(_ *glance, w *admin.FleetWorker) float64 { return runningOn(w) }},
 	{"WAIT", func(_ *glance, w *admin.FleetWorker) string {
@@ -157,11 +150,11 @@ var topColumns = []topColumn{
 		return fmt.Sprintf("%.1f%%", 100*hitShare(w))
 	}, func(_ *glance, w *admin.FleetWorker) float64 { return hitShare(w) }},
 	{"REQ/S", func(g *glance, w *admin.FleetWorker) string {
-		if rate, known := g.rates[workerKey(w)]; known {
+		if rate, known := g.rates[keyOf(w)]; known {
 			return strconv.FormatFloat(rate, 'f', 1, 64)
 		}
 		return "-"
-	}, func(g *glance, w *admin.FleetWorker) float64 { return g.rates[workerKey(w)] }},
+	}, func(g *glance, w *admin.FleetWorker) float64 { return g.rates[keyOf(w)] }},
 	{"EVENT", func(_ *glance, w *admin.FleetWorker) string {
 		if w.LastEvent == nil {
 			return "-"
@@ -190,16 +183,6 @@ func statesOf(w *admin.FleetWorker) string {
 	return strings.Join(names, ", ")
 }
 
-// printable replaces control characters, which a client may have put into a name.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		if unicode.IsPrint(c) {
-			return c
-		}
-		return '?'
-	}, text)
-}
-
 // summary returns the lines above both tables.
 func (g *glance) summary() (lines []string) {
 	running, prompt, cached, rate := 0.0, uint64(0), uint64(0), 0.0
@@ -207,7 +190,7 @@ func (g *glance) summary() (lines []string) {
 		w := &g.Fleet.Workers[i]
 		running += runningOn(w)
 		prompt, cached = prompt+w.PromptTokens, cached+w.CachedTokens
-		rate += g.rates[workerKey(w)]
+		rate += g.rates[keyOf(w)]
 	}
 	queued := 0
 	for _, q := range g.Fleet.Queues {
@@ -235,59 +218,49 @@ func (g *glance) workers(column int) []string {
 		}
 		return cmp.Compare(by.key(g, b), by.key(g, a))
 	})
-	return tabulate(func(t io.Writer) {
+	return linesOf(func(t io.Writer) {
+		titles := make([]string, len(topColumns))
 		for i, c := range topColumns {
-			title := c.title
-			if i == column {
-				title += "*"
-			}
-			fmt.Fprint(t, title, "\t")
+			titles[i] = c.title
 		}
-		fmt.Fprintln(t)
+		titles[column] += "*"
+		fmt.Fprintln(t, strings.Join(titles, "\t"))
+		cells := titles
 		for _, w := range rows {
-			for _, c := range topColumns {
-				fmt.Fprint(t, c.cell(g, w), "\t")
+			for i, c := range topColumns {
+				cells[i] = c.cell(g, w)
 			}
-			fmt.Fprintln(t)
+			fmt.Fprintln(t, strings.Join(cells, "\t"))
 		}
 	})
 }
 
 // requests returns the table of the latest requests.
 func (g *glance) requests() []string {
-	return tabulate(func(t io.Writer) {
-		fmt.Fprintln(t, "TIME\tWORKER\tREASON\tSTATUS\tPROMPT\tCACHED\tTTFT\tDURATION\tMODEL\tREQUEST")
+	format := strings.Repeat("%s\t", len(decisionTitles)) + "%s\t%s\n"
+	return linesOf(func(t io.Writer) {
+		fmt.Fprintf(t, format, append(decisionTitles, "MODEL", "REQUEST")...)
 		for i := range g.Decisions {
 			d := &g.Decisions[i]
-			x := endOf(d)
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s/%d\t%s\t%s\t%s\t%s\n", d.Time.Local().Format("15:04:05"),
-				printable(x.worker), d.Reason, x.status, d.PromptTokens, x.cached, d.PredictedCachedTokens, x.ttft,
-				x.duration, printable(cmp.Or(d.LoRA, d.Model, "-")), printable(d.RequestID))
+			fmt.Fprintf(t, format, append(cellsOf(d, "15:04:05"), printable(cmp.Or(d.LoRA, d.Model, "-")),
+				printable(d.RequestID))...)
 		}
 	})
 }
 
-// tabulate returns the lines of a table that write makes of cells with tabs between them.
-func tabulate(write func(io.Writer)) []string {
-	var text bytes.Buffer
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	write(t)
-	t.Flush() // to memory: cannot fail
-	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
-	}
-	return lines
+// linesOf returns the lines of a table.
+func linesOf(write func(io.Writer)) []string {
+	return strings.Split(strings.TrimSuffix(string(table(write)), "\n"), "\n")
 }
 
 // top shows a running kvepp until the operator ends it, or once.
-func (c *adminClient) top(ctx context.Context, o *topOptions, stdin io.Reader, stdout io.Writer) error {
+func (s *server) top(ctx context.Context, o *topConfig, stdin io.Reader, stdout io.Writer) error {
 	in, keys := stdin.(*os.File)
-	out, screen := stdout.(*os.File)
-	if o.once || !keys || !screen || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
-		return c.topOnce(ctx, o.output, stdout)
+	out, shows := stdout.(*os.File)
+	if o.once || !keys || !shows || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
+		return s.topOnce(ctx, o.output, stdout)
 	}
-	before, err := c.glance(ctx, nil)
+	before, err := s.glance(ctx, nil)
 	if err != nil {
 		return err // before the terminal is changed
 	}
@@ -303,7 +276,7 @@ func (c *adminClient) top(ctx context.Context, o *topOptions, stdin io.Reader, s
 	}()
 	pressed := make(chan byte)
 	go readKeys(in, pressed) // until the process ends: a read of a terminal cannot be interrupted
-	s := &topScreen{now: before}
+	screen := &topScreen{now: before}
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
 	type answer struct {
@@ -316,42 +289,40 @@ func (c *adminClient) top(ctx context.Context, o *topOptions, stdin io.Reader, s
 		if err != nil || width < 1 || height < 1 { // some serial and pseudo-terminals do not know their size
 			width, height = 80, 24
 		}
-		if _, err := io.WriteString(out, s.draw(width, height)); err != nil {
+		if _, err := io.WriteString(out, screen.draw(width, height)); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case key, open := <-pressed:
-			if !open || !s.press(key) {
+			if !open || !screen.press(key) {
 				return nil
 			}
 		case <-tick.C:
-			if before := s.now; !asking { // beside this loop, so that keys work while kvepp does not answer
+			if before := screen.now; !asking { // beside this loop, so that keys work while kvepp does not answer
 				asking = true
 				go func() {
-					now, err := c.glance(ctx, before)
+					now, err := s.glance(ctx, before)
 					answers <- answer{now, err}
 				}()
 			}
 		case a := <-answers:
-			if s.lost, asking = a.err, false; a.err == nil {
-				s.now = a.now
+			if screen.lost, asking = a.err, false; a.err == nil {
+				screen.now = a.now
 			}
 		}
 	}
 }
 
 // topOnce writes both tables, or the answers.
-func (c *adminClient) topOnce(ctx context.Context, output string, to io.Writer) error {
-	now, err := c.glance(ctx, nil)
+func (s *server) topOnce(ctx context.Context, output string, to io.Writer) error {
+	now, err := s.glance(ctx, nil)
 	if err != nil {
 		return err
 	}
 	if output == "json" {
-		e := json.NewEncoder(to)
-		e.SetIndent("", "  ")
-		return e.Encode(now)
+		return writeJSON(to, now)
 	}
 	lines := append(now.summary(), "")
 	lines = append(append(lines, now.workers(0)...), "")

@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bytes"
@@ -10,9 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 
@@ -35,20 +33,19 @@ in blocks of the size that the first line gives. CACHED counts the prompt's bloc
 holds, in its device's memory, its host's, and on disk.
 `
 
-// explainOptions are the flags of the command explain.
-type explainOptions struct {
+type explainConfig struct {
 	path    string
 	headers []string
 }
 
-func (o *explainOptions) add(f *pflag.FlagSet) {
+func (o *explainConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.path, "path", "", "the `PATH` that the request would ask for; empty: /v1/chat/completions, or "+
 		"/v1/completions for a body with \"prompt\", or /v1/responses for one with \"input\"")
 	f.StringArrayVar(&o.headers, "header", nil, "a header of the request, as `\"NAME: VALUE\"`: kvepp reads those "+
 		"with routing hints, such as x-session-id. Give the flag once for each")
 }
 
-func (o *explainOptions) check() error {
+func (o *explainConfig) validate() error {
 	if o.path != "" && !strings.HasPrefix(o.path, "/") {
 		return fmt.Errorf("--path %q: must begin with /", o.path)
 	}
@@ -61,7 +58,7 @@ func (o *explainOptions) check() error {
 }
 
 // explain sends a body for a dry run and writes the decision.
-func (c *adminClient) explain(ctx context.Context, o *explainOptions, asJSON bool, from io.Reader, to io.Writer) error {
+func (s *server) explain(ctx context.Context, o *explainConfig, asJSON bool, from io.Reader, to io.Writer) error {
 	body, err := io.ReadAll(io.LimitReader(from, api.MaxBody+1))
 	switch {
 	case err != nil:
@@ -75,30 +72,19 @@ func (c *adminClient) explain(ctx context.Context, o *explainOptions, asJSON boo
 	if o.path != "" {
 		path += "?path=" + url.QueryEscape(o.path)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+c.address+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
+	header := http.Header{}
 	for _, h := range o.headers {
 		name, value, _ := strings.Cut(h, ":")
-		req.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := c.do(c.http, req)
-	if err != nil {
+	header.Set("Content-Type", "application/json")
+	var text json.RawMessage
+	if err := s.ask(ctx, http.MethodPost, path, header, body, &text); err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return c.refused(resp, http.MethodPost, path)
-	}
 	var pick admin.Pick
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err == nil {
-		err = json.Unmarshal(text, &pick)
-	}
-	if err != nil {
-		return fmt.Errorf("%s does not answer as kvepp serve does (%w)", c.address, err)
+	if err := json.Unmarshal(text, &pick); err != nil {
+		return fmt.Errorf("%s does not answer as kvepp serve does (%w)", s.address, err)
 	}
 	if !asJSON {
 		text = explained(&pick)
@@ -110,6 +96,10 @@ func (c *adminClient) explain(ctx context.Context, o *explainOptions, asJSON boo
 		return fmt.Errorf("the request would get no worker: %s", pick.Error)
 	}
 	return nil
+}
+
+func place(d *admin.Destination) string {
+	return worker(d.Name, d.Rank) + " at " + cmp.Or(d.Address, "-")
 }
 
 // explained describes a dry run in words and tables.
@@ -130,12 +120,11 @@ func explained(p *admin.Pick) []byte {
 		fmt.Fprintln(&out, "Every worker is busy: the request would wait in the queue first.")
 	}
 	if p.Worker != nil {
-		fmt.Fprintf(&out, "=> %s/%d at %s, %d tokens cached\n", p.Worker.Name, p.Worker.Rank,
-			cmp.Or(p.Worker.Address, "-"), p.PredictedCachedTokens)
+		fmt.Fprintf(&out, "=> %s, %d tokens cached\n", place(p.Worker), p.PredictedCachedTokens)
 	}
 	writeCandidates(&out, p.Candidates)
 	if x := p.Prefill; x != nil {
-		fmt.Fprintf(&out, "prefill => %s/%d at %s\n", x.Worker.Name, x.Worker.Rank, cmp.Or(x.Worker.Address, "-"))
+		fmt.Fprintf(&out, "prefill => %s\n", place(&x.Worker))
 		writeCandidates(&out, x.Candidates)
 	}
 	if len(p.Ejected) > 0 {
@@ -148,28 +137,27 @@ func explained(p *admin.Pick) []byte {
 }
 
 // writeCandidates writes a leg's candidates, with the parts of each cost.
-func writeCandidates(to io.Writer, all []admin.Candidate) {
+func writeCandidates(to *bytes.Buffer, all []admin.Candidate) {
 	if len(all) == 0 {
 		return
 	}
-	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "WORKER\tCOST\tCACHED\tPARTS\tWHY NOT")
-	for i := range all {
-		x := &all[i]
-		cost := "-"
-		if x.Cost != nil {
-			cost = strconv.FormatFloat(*x.Cost, 'f', 2, 64)
+	to.Write(table(func(t io.Writer) {
+		fmt.Fprintln(t, "WORKER\tCOST\tCACHED\tPARTS\tWHY NOT")
+		for i := range all {
+			x := &all[i]
+			cost, why := "-", x.Lost
+			if x.Cost != nil {
+				cost = fmt.Sprintf("%.2f", *x.Cost)
+			}
+			if x.Chosen {
+				why = "chosen"
+			}
+			parts := make([]string, len(x.Parts))
+			for k, p := range x.Parts {
+				parts[k] = fmt.Sprintf("%s %.2f", p.Name, p.Value)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%d+%d+%d\t%s\t%s\n", worker(x.Name, x.Rank), cost, x.DeviceBlocks, x.HostBlocks,
+				x.DiskBlocks, cmp.Or(strings.Join(parts, ", "), "-"), why)
 		}
-		parts := make([]string, len(x.Parts))
-		for k, p := range x.Parts {
-			parts[k] = fmt.Sprintf("%s %.2f", p.Name, p.Value)
-		}
-		why := x.Lost
-		if x.Chosen {
-			why = "chosen"
-		}
-		fmt.Fprintf(t, "%s/%d\t%s\t%d+%d+%d\t%s\t%s\n", x.Name, x.Rank, cost, x.DeviceBlocks, x.HostBlocks,
-			x.DiskBlocks, cmp.Or(strings.Join(parts, ", "), "-"), why)
-	}
-	t.Flush() // to memory: cannot fail
+	}))
 }

@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bufio"
@@ -35,15 +35,14 @@ CACHED is what the engine reports, with kvepp's prediction after the slash. TTFT
 first token of a streamed answer. --json prints every candidate's cost.
 `
 
-// decisionOptions are the flags of the command decisions.
-type decisionOptions struct {
+type decisionsConfig struct {
 	n                                                 int
 	follow, cold, wrong                               bool
 	worker, model, session, reason, status, requestID string
 	slow                                              time.Duration
 }
 
-func (o *decisionOptions) add(f *pflag.FlagSet) {
+func (o *decisionsConfig) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.n, "number", 20, "how many decisions to show, `N`")
 	f.BoolVar(&o.follow, "follow", false, "show each decision when its request has ended, until Ctrl-C")
 	f.StringVar(&o.worker, "worker", "", "only those of this worker, `NAME` or NAME/RANK")
@@ -58,7 +57,7 @@ func (o *decisionOptions) add(f *pflag.FlagSet) {
 	f.DurationVar(&o.slow, "slow", 0, "only those whose first token took at least `DURATION`; 0: all")
 }
 
-func (o *decisionOptions) check() error {
+func (o *decisionsConfig) validate() error {
 	if o.n < 1 {
 		return fmt.Errorf("--number %d: must be at least 1", o.n)
 	}
@@ -69,7 +68,7 @@ func (o *decisionOptions) check() error {
 }
 
 // path returns the path and query of /debug/decisions.
-func (o *decisionOptions) path() string {
+func (o *decisionsConfig) path() string {
 	q := url.Values{}
 	for name, value := range map[string]string{"worker": o.worker, "model": o.model, "session": o.session,
 		"reason": o.reason, "status": o.status, "request_id": o.requestID} {
@@ -92,13 +91,13 @@ func (o *decisionOptions) path() string {
 }
 
 // decisions writes a line for each decision.
-func (c *adminClient) decisions(ctx context.Context, o *decisionOptions, asJSON bool, to io.Writer) error {
+func (s *server) decisions(ctx context.Context, o *decisionsConfig, asJSON bool, to, progress io.Writer) error {
 	out := &decisionWriter{to: to, asJSON: asJSON}
 	if o.follow {
-		return c.followDecisions(ctx, o, out)
+		return s.followDecisions(ctx, o.path(), out, progress)
 	}
 	var all struct{ Decisions []json.RawMessage }
-	if err := c.send(ctx, http.MethodGet, o.path(), &all); err != nil {
+	if err := s.get(ctx, o.path(), &all); err != nil {
 		return err
 	}
 	for _, raw := range slices.Backward(all.Decisions) {
@@ -110,16 +109,12 @@ func (c *adminClient) decisions(ctx context.Context, o *decisionOptions, asJSON 
 }
 
 // followDecisions writes decisions until ctx ends.
-func (c *adminClient) followDecisions(ctx context.Context, o *decisionOptions, out *decisionWriter) error {
-	path := o.path()
-	resp, err := c.open(ctx, &http.Client{Transport: c.http.Transport}, http.MethodGet, path) // without its time limit
+func (s *server) followDecisions(ctx context.Context, path string, out *decisionWriter, progress io.Writer) error {
+	resp, err := s.open(ctx, http.MethodGet, path, nil, nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return c.refused(resp, http.MethodGet, path)
-	}
 	lines, missed := bufio.NewReader(resp.Body), false
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -128,12 +123,12 @@ func (c *adminClient) followDecisions(ctx context.Context, o *decisionOptions, o
 		case err != nil && ctx.Err() != nil:
 			return nil
 		case err != nil:
-			return fmt.Errorf("%w at %s: the stream of decisions ended (%w)", errUnreachable, c.address, err)
+			return fmt.Errorf("%w at %s: the stream of decisions ended (%w)", errUnreachable, s.address, err)
 		case bytes.Equal(line, []byte("event: missed")):
 			missed = true
 		case isData && missed:
 			missed = false
-			fmt.Fprintf(c.progress, "%s decisions are left out: they came faster than they were read\n", data)
+			fmt.Fprintf(progress, "%s decisions are left out: they came faster than they were read\n", data)
 		case isData:
 			if err := out.write(data); err != nil {
 				return err
@@ -151,6 +146,9 @@ type decisionWriter struct {
 
 const decisionFormat = "%-12s  %-20s  %-14s  %6s  %7s  %13s  %8s  %8s  %s\n"
 
+// decisionTitles are those of the cells of a decision.
+var decisionTitles = []any{"TIME", "WORKER", "REASON", "STATUS", "PROMPT", "CACHED", "TTFT", "DURATION"}
+
 func (w *decisionWriter) write(raw []byte) error {
 	if w.asJSON {
 		_, err := fmt.Fprintf(w.to, "%s\n", raw)
@@ -162,39 +160,33 @@ func (w *decisionWriter) write(raw []byte) error {
 	}
 	if !w.begun {
 		w.begun = true
-		if _, err := fmt.Fprintf(w.to, decisionFormat, "TIME", "WORKER", "REASON", "STATUS", "PROMPT", "CACHED", "TTFT",
-			"DURATION", "REQUEST"); err != nil {
+		if _, err := fmt.Fprintf(w.to, decisionFormat, append(decisionTitles, "REQUEST")...); err != nil {
 			return err
 		}
 	}
-	x := endOf(&d)
-	_, err := fmt.Fprintf(w.to, decisionFormat, d.Time.Local().Format("15:04:05.000"), x.worker, d.Reason, x.status,
-		strconv.Itoa(d.PromptTokens), x.cached+"/"+strconv.Itoa(d.PredictedCachedTokens), x.ttft, x.duration,
-		strings.TrimSpace(d.RequestID+" "+d.Error))
+	_, err := fmt.Fprintf(w.to, decisionFormat, append(cellsOf(&d, "15:04:05.000"),
+		printable(strings.TrimSpace(d.RequestID+" "+d.Error)))...)
 	return err
 }
 
-// decisionEnd is where a request went and what became of it, as text; "-": not known.
-type decisionEnd struct{ worker, status, cached, ttft, duration string }
-
-func endOf(d *admin.Decision) decisionEnd {
-	x := decisionEnd{"-", "running", "-", "-", "-"}
+// cellsOf returns where a request went and what became of it, as text; "-": not known.
+func cellsOf(d *admin.Decision, clock string) []any {
+	at, status, cached, ttft, duration := "-", "running", "-", "-", "-"
 	if d.Worker != nil {
-		x.worker = fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank)
+		at = printable(worker(d.Worker.Name, d.Worker.Rank))
 	}
 	if d.Error != "" {
-		x.status = "refused"
+		status = "refused"
 	}
 	if o := d.Outcome; o != nil {
-		x.status, x.duration = cmp.Or(o.Status, "none"), milliseconds(o.Duration)
+		status, duration = cmp.Or(o.Status, "none"), fmt.Sprintf("%.0fms", o.Duration)
 		if o.TTFT > 0 {
-			x.ttft = milliseconds(o.TTFT)
+			ttft = fmt.Sprintf("%.0fms", o.TTFT)
 		}
 		if o.CachedTokens != nil {
-			x.cached = strconv.Itoa(*o.CachedTokens)
+			cached = strconv.Itoa(*o.CachedTokens)
 		}
 	}
-	return x
+	return []any{d.Time.Local().Format(clock), at, d.Reason, status, strconv.Itoa(d.PromptTokens),
+		cached + "/" + strconv.Itoa(d.PredictedCachedTokens), ttft, duration}
 }
-
-func milliseconds(n float64) string { return strconv.FormatFloat(n, 'f', 0, 64) + "ms" }

@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bytes"
@@ -20,9 +20,9 @@ func TestLadderTable(t *testing.T) {
 		Tokens: [ladder.Rungs]int{1000, 800, 600, 600, 400, 400}})
 	mux := http.NewServeMux()
 	admin.HandleLadder(mux, sums, ladder.NewSeen(0), func() uint64 { return 1 }, true)
-	server := httptest.NewServer(mux)
-	defer server.Close()
-	c := &adminClient{address: strings.TrimPrefix(server.URL, "http://"), http: server.Client()}
+	web := httptest.NewServer(mux)
+	defer web.Close()
+	c := &server{address: strings.TrimPrefix(web.URL, "http://")}
 	var out bytes.Buffer
 	if err := c.ladder(t.Context(), false, &out); err != nil {
 		t.Fatal(err)
