@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
 )
 
 // publicTracking is the tracking hash that needs no key. Source: dynamo-kv-router 1.6.1.
@@ -158,7 +161,7 @@ func absentFlag(name string) error {
 	if why == "" {
 		return nil
 	}
-	return fmt.Errorf("--%s: %s", name, why)
+	return errors.New(why)
 }
 
 // addCompatFlags declares the compatFlags of a command.
@@ -178,18 +181,18 @@ func addCompatFlags(f *pflag.FlagSet, command string) {
 			f.Float64(c.name, value, c.help)
 		}
 	}
-	section(f, sectionCompat)
+	section(f, flags.OtherRouters)
 }
 
-func compatFlagsOf(command string) (flags []compatFlag) {
+func compatFlagsOf(command string) (found []compatFlag) {
 	for _, c := range compatFlags {
 		for _, name := range c.commands {
 			if name == command {
-				flags = append(flags, c)
+				found = append(found, c)
 			}
 		}
 	}
-	return flags
+	return found
 }
 
 // compatFlagNamed returns the compatFlag of a name, which must exist.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/internal/suggest"
 )
 
@@ -70,17 +71,17 @@ func completionsOf(c command) (all []completion) {
 	if c.flags == nil {
 		return nil
 	}
-	for _, s := range sectionsOf(c.flags()) {
-		if s.title == sectionCompat {
+	for _, s := range flags.Sections(c.flags()) {
+		if s.Title == flags.OtherRouters {
 			continue
 		}
-		for _, flag := range s.flags {
+		for _, flag := range s.Flags {
 			all = append(all, completionOf(flag))
 		}
 	}
 	all = append(all, completion{name: "help", summary: "show help"})
 	if c.name == "serve" || c.name == "check" {
-		all = append(all, completion{name: helpAllFlag, summary: "show help with all flags"})
+		all = append(all, completion{name: flags.HelpAll, summary: "show help with all flags"})
 	}
 	return all
 }
@@ -88,13 +89,13 @@ func completionsOf(c command) (all []completion) {
 func completionOf(flag *pflag.Flag) completion {
 	c := completion{
 		name:    flag.Name,
-		summary: strings.Trim(firstSentence(meaning(flag)), ":"),
-		values:  flag.Annotations[hasValues],
+		summary: strings.Trim(flags.FirstSentence(flags.Meaning(flag)), ":"),
+		values:  flags.ValuesOf(flag),
 	}
 	if flag.Value.Type() == "bool" {
 		return c
 	}
-	switch c.word = valueWord(flag); c.word {
+	switch c.word = flags.ValueWord(flag); c.word {
 	case "FILE":
 		c.kind = aFile
 	case "DIR", "FOLDER":

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/url"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/kvblock"
@@ -82,7 +82,7 @@ type options struct {
 	decisionHeaders   bool
 	minInitialWorkers int
 
-	overlapWeight float64 // deprecated; NaN: not given
+	overlapWeight *float64 // deprecated
 	kvEvents      bool
 
 	ttlSecs, predictedTTLSecs float64
@@ -132,7 +132,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 // parseWith is parseServe for a command that has further flags: f has those of o and the others.
 func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
 	o.flags = f
-	if err := parse(f, args, &o.file, o.scheduling.inherited(getenv)); err != nil {
+	if err := parse(f, args, &o.Path, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
 	o.applyPresets()
@@ -142,18 +142,18 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	o.selectPolicy()
 	err := o.check()
 	o.settings = changedSettings(f) // with the values that presets have set
-	return withSource(f, err)
+	return flags.WithSource(f, err)
 }
 
 // applyPresets sets the flags that others stand for.
 func (o *options) applyPresets() {
-	_ = attribute(o.flags, "--router-kv-overlap-score-weight", func() error {
-		if !math.IsNaN(o.overlapWeight) {
-			o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+	_ = flags.Imply(o.flags, "--router-kv-overlap-score-weight", func() error {
+		if o.overlapWeight != nil {
+			o.scoring.SetOverlapScoreWeight(*o.overlapWeight)
 		}
 		return nil
 	})
-	_ = attribute(o.flags, "--load-aware", func() error {
+	_ = flags.Imply(o.flags, "--load-aware", func() error {
 		o.scheduling.applyPresets(&o.scoring, &o.kvEvents)
 		return nil
 	})
@@ -175,7 +175,8 @@ func (o *options) check() error {
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
 		func() error {
-			return attribute(o.flags, "--zap-encoder or --v", func() error { return o.pickerLogging.apply(&o.logging) })
+			return flags.Imply(o.flags, "--zap-encoder or --v",
+				func() error { return o.pickerLogging.apply(&o.logging) })
 		},
 		o.logging.check,
 		func() error { return checkCompatFlags(o.flags, "serve") },

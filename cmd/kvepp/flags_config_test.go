@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
 )
 
 // settingsIn writes a file of settings and returns its path.
@@ -48,19 +50,8 @@ func TestPrecedenceOfSettings(t *testing.T) {
 	}
 }
 
-// TestSettingsFile: every flag of the table, with its older name if it has one, can be set by a file.
+// TestSettingsFile: lists, older names, and files without settings.
 func TestSettingsFile(t *testing.T) {
-	for _, s := range settings {
-		if s.flag == "config" || s.flag == "print-config" {
-			continue
-		}
-		value := s.values[0]
-		file := settingsIn(t, s.flag+": "+yamlString(value)+"\n")
-		want := s.get(parsed(t, []string{"--" + s.flag + "=" + value}, nil))
-		if got := s.get(parsed(t, []string{"--config=" + file}, nil)); got != want {
-			t.Errorf("%s: %s in a file: %v, want the flag's %v", s.flag, value, got, want)
-		}
-	}
 	file := settingsIn(t, "model:\n- a=b\n- c=d,e\nindex-peers: ['http://a:1', 'http://b:1']\n"+
 		"endpoint-target-ports: [1, 2]\nkv-events: false\n")
 	o := parsed(t, []string{"--config=" + file}, nil)
@@ -123,9 +114,9 @@ func TestSettingsFileErrors(t *testing.T) {
 		"- a":                                      "line 1: must be lines of the form FLAG: VALUE",
 		"a: 1\n---\nb: 2":                          "more than one document",
 		"a: [":                                     "yaml",
-		strings.Repeat("#", maxSettingsBytes+1):    "larger than",
+		strings.Repeat("#", flags.MaxFileBytes+1):  "larger than",
 		"endpoints: e\nrouter-mode: x":             "(router-mode is set by ",
-		"endpoints: e\nconfig-file: x":             "--config-file: kvepp reads no EndpointPickerConfig",
+		"endpoints: e\nconfig-file: x":             `"config-file": kvepp reads no EndpointPickerConfig`,
 		"endpoints: e\nrouter-replica-sync: maybe": "line 2: router-replica-sync \"maybe\": must be true or false",
 	} {
 		file := settingsIn(t, text)

@@ -6,6 +6,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
 )
 
 // TestHelpFits: each command's help fits a screen in width, and that of kvepp serve in height.
@@ -24,7 +26,7 @@ func TestHelpFits(t *testing.T) {
 				t.Errorf("kvepp serve --help has %d lines, want at most 50", len(lines))
 			}
 			for _, line := range lines {
-				if n := utf8.RuneCountInString(line); n > helpWidth {
+				if n := utf8.RuneCountInString(line); n > 100 {
 					t.Errorf("kvepp %s %s: a line of %d columns: %s", c.name, flag, n, line)
 				}
 			}
@@ -39,7 +41,7 @@ func TestHelpAllNamesEveryFlag(t *testing.T) {
 	shown := 0
 	serveFlags(new(options)).VisitAll(func(f *pflag.Flag) {
 		has := func(help string) bool { return strings.Contains(help, "  --"+f.Name) }
-		refused := annotation(f, inSection) == sectionCompat
+		refused := flags.SectionOf(f) == flags.OtherRouters
 		switch {
 		case f.Hidden:
 		case refused && !strings.Contains(all, "--"+f.Name), !refused && !has(all):
@@ -70,7 +72,7 @@ func TestNamedValues(t *testing.T) {
 	}
 	named := 0
 	serveFlags(new(options)).VisitAll(func(f *pflag.Flag) {
-		all := f.Annotations[hasValues]
+		all := flags.ValuesOf(f)
 		if len(all) == 0 {
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/boundedfile"
+	"kvepp/internal/flags"
 	"kvepp/internal/suggest"
 	"kvepp/router"
 	"kvepp/router/admission"
@@ -21,14 +22,17 @@ import (
 )
 
 // checkWeights returns an error for the first weight of the cost function that is negative, infinite or not a number.
-// weight is that of the deprecated flag, NaN when not given.
-func checkWeights(c *scoring.Config, weight float64) error {
-	d := scoring.DefaultConfig()
+// weight is that of the deprecated flag, nil when not given.
+func checkWeights(c *scoring.Config, weight *float64) error {
+	d, older := scoring.DefaultConfig(), 0.0
+	if weight != nil {
+		older = *weight
+	}
 	for _, w := range []struct {
 		flag          string
 		value, normal float64
 	}{
-		{"router-kv-overlap-score-weight", weight, 1},
+		{"router-kv-overlap-score-weight", older, 1},
 		{"router-kv-overlap-score-credit", c.OverlapScoreCredit, d.OverlapScoreCredit},
 		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
 		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},
@@ -38,8 +42,7 @@ func checkWeights(c *scoring.Config, weight float64) error {
 		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight, d.DiskCacheHitWeight},
 		{"router-temperature", c.Temperature, d.Temperature},
 	} {
-		absent := w.flag == "router-kv-overlap-score-weight" && math.IsNaN(weight)
-		if !absent && (!(w.value >= 0) || math.IsInf(w.value, 0)) {
+		if !(w.value >= 0) || math.IsInf(w.value, 0) {
 			return fmt.Errorf(
 				"--%s %v: must be a finite number of at least 0, for example %v",
 				w.flag,
@@ -71,7 +74,7 @@ func (o *options) selectPolicy() {
 		return
 	}
 	selectDynamo := func(because string) {
-		_ = attribute(o.flags, because, func() error {
+		_ = flags.Imply(o.flags, because, func() error {
 			o.scheduling.policy = scoring.Dynamo.String()
 			return nil
 		})
@@ -116,8 +119,8 @@ func checkPolicy(c *scoring.Config, given func(flag string) bool) error {
 }
 
 // costFlags declares the knobs of the cost function over c, with the defaults in it. weight is that of the deprecated
-// flag, which goes before two of them; NaN when not given.
-func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
+// flag, which goes before two of them; nil when not given.
+func costFlags(f *pflag.FlagSet, c *scoring.Config, weight **float64) {
 	d := scoring.DefaultConfig()
 	f.Float64Var(
 		&c.OverlapScoreCredit,
@@ -150,13 +153,12 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 		d.PrefillLoadScale,
 		"weight of blocks to prefill relative to blocks held for decoding; higher favours time to first token",
 	)
-	f.Float64Var(
+	flags.Float(
+		f,
 		weight,
 		"router-kv-overlap-score-weight",
-		math.NaN(),
 		"deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0",
 	)
-	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // help must not show NaN, which means not given
 	f.Float64Var(
 		&c.DecodeActiveRequestWeight,
 		"router-decode-active-request-weight",
@@ -404,20 +406,23 @@ func (b *busy) add(f *pflag.FlagSet) {
 
 // addThresholds declares the busy thresholds.
 func (b *busy) addThresholds(f *pflag.FlagSet) {
-	f.Var(
-		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
+	flags.Float(
+		f,
+		&b.thresholds.ActiveDecodeBlocks,
 		"active-decode-blocks-threshold",
 		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
 			"It is then no candidate; if all are overloaded, kvepp refuses requests at once. None: no limit",
 	)
-	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
-	f.Var(
-		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
+	flags.Alias(f, "busy-threshold", "active-decode-blocks-threshold", "")
+	flags.Uint(
+		f,
+		&b.thresholds.ActivePrefillTokens,
 		"active-prefill-tokens-threshold",
 		"an endpoint is overloaded while more than this many prompt `TOKENS` wait to be prefilled. None: no limit",
 	)
-	f.Var(
-		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
+	flags.Float(
+		f,
+		&b.thresholds.ActivePrefillTokensFrac,
 		"active-prefill-tokens-threshold-frac",
 		"the same limit in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the "+
 			"model card's); without effect if that number is not known",
@@ -426,8 +431,9 @@ func (b *busy) addThresholds(f *pflag.FlagSet) {
 
 // addQueue declares the flags of the queue.
 func (b *busy) addQueue(f *pflag.FlagSet) {
-	f.Var(
-		optional(&b.queueThreshold, "float", parseFloat),
+	flags.Float(
+		f,
+		&b.queueThreshold,
 		"router-queue-threshold",
 		"a request waits while every candidate has more prompt tokens waiting than `N` times its engine's tokens per "+
 			"step. None, the default: never; also never if a candidate's tokens per step are not known "+
@@ -586,10 +592,10 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 }
 
 // set sets the flag of a key in the part of the policy file that is named what.
-func (b *busy) set(f *pflag.FlagSet, s queue.Setting, what string, flags map[string]string) error {
-	name, known := flags[s.Key]
+func (b *busy) set(f *pflag.FlagSet, s queue.Setting, what string, names map[string]string) error {
+	name, known := names[s.Key]
 	if !known {
-		keys := slices.Sorted(maps.Keys(flags))
+		keys := slices.Sorted(maps.Keys(names))
 		return fmt.Errorf(
 			"%q is not a key of %s, which has: %s%s",
 			s.Key,
@@ -615,9 +621,9 @@ func (b *busy) set(f *pflag.FlagSet, s queue.Setting, what string, flags map[str
 		b.overridden = append(b.overridden, fmt.Sprintf("--%s: %s in --router-policy-config, line %d, takes precedence",
 			name, s.Key, s.Line))
 	}
-	annotate(flag, setBy, follows+"--router-policy-config")
+	flags.Implied(flag, "--router-policy-config")
 	if err != nil {
-		return fmt.Errorf("%s %q: %s", s.Key, s.Value, takes(flag))
+		return fmt.Errorf("%s %q: %s", s.Key, s.Value, flags.Takes(flag, s.Value))
 	}
 	return nil
 }

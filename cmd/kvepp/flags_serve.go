@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
+	"kvepp/internal/flags"
 	"kvepp/router/ladder"
 )
 
@@ -16,7 +17,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		title string
 		add   func(*pflag.FlagSet)
 	}{
-		{"Settings", o.settingsFile.add},
+		{"Settings", o.settingsFile.AddFlags},
 		{"Endpoints", o.addEndpoints},
 		{"Kubernetes", o.cluster.add},
 		{"Models and prompts", o.addModels},
@@ -44,7 +45,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"Engines' own metrics", o.engineGauges.add},
 		{"Logs", o.addLogs},
 		{sectionOtherNames, func(f *pflag.FlagSet) { o.pickerLogging.add(f) }},
-		{sectionCompat, func(f *pflag.FlagSet) { addCompatFlags(f, "serve") }},
+		{flags.OtherRouters, func(f *pflag.FlagSet) { addCompatFlags(f, "serve") }},
 		{sectionOtherNames, addAliases},
 	} {
 		s.add(f)

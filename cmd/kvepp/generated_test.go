@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/test/harness/process"
 )
@@ -129,12 +130,12 @@ func TestConfigurationPage(t *testing.T) {
 		default:
 			fmt.Fprintf(&page, "\n## kvepp %s\n", c.name)
 		}
-		for _, s := range sectionsOf(c.flags()) {
-			if c.name == "check" && s.title != sectionCheck {
+		for _, s := range flags.Sections(c.flags()) {
+			if c.name == "check" && s.Title != sectionCheck {
 				continue
 			}
-			if !strings.HasPrefix(s.title, "Flags of kvepp") {
-				title := s.title
+			if !strings.HasPrefix(s.Title, "Flags of kvepp") {
+				title := s.Title
 				if c.name != "serve" {
 					title += " (kvepp " + c.name + ")"
 				}
@@ -150,29 +151,29 @@ func TestConfigurationPage(t *testing.T) {
 	checkPage(t, "configuration.md", page.String())
 }
 
-func writeFlagTable(page io.Writer, s flagSection) {
-	if s.title == sectionCompat {
+func writeFlagTable(page io.Writer, s flags.Group) {
+	if s.Title == flags.OtherRouters {
 		fmt.Fprint(page, "\nkvepp declares these flags for command lines and environments that were written for "+
 			"another "+
 			"router. It refuses\nthem, or accepts them without effect.\n")
 	}
 	fmt.Fprint(page, "\n| flag | default | variables | meaning |\n|---|---|---|---|\n")
-	for _, f := range s.flags {
-		if _, old := f.Value.(alias); old && s.title != sectionOtherNames {
+	for _, f := range s.Flags {
+		if flags.Canonical(f) != f && s.Title != sectionOtherNames {
 			continue
 		}
 		var variables []string
-		for _, v := range f.Annotations[inVariables] {
+		for _, v := range flags.VariablesOf(f) {
 			variables = append(variables, code(v))
 		}
-		fmt.Fprintf(page, "| %s | %s | %s | %s |\n", code(spelled(f)), code(pageDefault(f)),
-			strings.Join(variables, ", "), cell(meaning(f)))
+		fmt.Fprintf(page, "| %s | %s | %s | %s |\n", code(flags.Spelled(f)), code(pageDefault(f)),
+			strings.Join(variables, ", "), cell(flags.Meaning(f)))
 	}
 }
 
 // pageDefault returns the default of a flag as the page shows it.
 func pageDefault(f *pflag.Flag) string {
-	if value := defaultOf(f); value != "0s" {
+	if value := flags.Default(f); value != "0s" {
 		return value
 	}
 	return "0"

@@ -71,7 +71,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	)
 	o.indexMemory.add(f)
 	o.logging.add(f, "")
-	o.settingsFile.add(f)
+	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp indexer")
 	addCompatFlags(f, "indexer")
 	documentEnvironment(f, indexerPrefix)
@@ -82,7 +82,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
 	f := indexerFlags(o)
 	o.flags = f
-	if err := parse(f, args, &o.file, getenv); err != nil {
+	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
 	o.settings = changedSettings(f)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/internal/useragent"
@@ -83,7 +84,7 @@ func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []s
 }
 
 // isHelp reports whether an argument asks for help.
-func isHelp(arg string) bool { return arg == "--help" || arg == "-h" || arg == "--"+helpAllFlag }
+func isHelp(arg string) bool { return arg == "--help" || arg == "-h" || arg == "--"+flags.HelpAll }
 
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
@@ -131,10 +132,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 }
 
 // daemon runs a command that serves until a signal ends it. It parses the options O from arguments and environment;
-// flags declares them for help. It returns the exit status.
+// declare declares them for help. It returns the exit status.
 func daemon[O any](
 	name string,
-	flags func(*O) *pflag.FlagSet,
+	declare func(*O) *pflag.FlagSet,
 	parse func(*O, []string, func(string) string) error,
 	run func(*O) error,
 	args []string,
@@ -144,7 +145,7 @@ func daemon[O any](
 	var o O
 	switch err := parse(&o, args, getenv); {
 	case errors.Is(err, pflag.ErrHelp):
-		showHelp(stdout, flags(new(O)), err)
+		showHelp(stdout, declare(new(O)), err)
 		return 0
 	case err != nil:
 		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help-all\" lists the flags.\n", name, err, name)

@@ -64,7 +64,7 @@ type replayOptions struct {
 // variantOptions are the flags of "kvepp replay" that --compare can change.
 type variantOptions struct {
 	scoring    scoring.Config
-	weight     float64
+	weight     *float64
 	mode       string
 	policy     string
 	scheduling scheduling // only what waiting prompts count
@@ -108,8 +108,8 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 
 // apply checks the flags of f and sets what they say in c.
 func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
-	if !math.IsNaN(v.weight) {
-		v.scoring.SetOverlapScoreWeight(v.weight)
+	if v.weight != nil {
+		v.scoring.SetOverlapScoreWeight(*v.weight)
 	}
 	if err := v.busy.readPolicies(f); err != nil {
 		return err

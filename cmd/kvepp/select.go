@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"os/signal"
 	"runtime/debug"
@@ -46,7 +45,7 @@ type selectOptions struct {
 	cacheSeconds     uint64
 	reservationsSecs uint64
 	ttlSecs          float64
-	overlapWeight    float64
+	overlapWeight    *float64
 
 	busy     busy // only its queue flags
 	selector selector.Config
@@ -102,7 +101,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 			"0: off",
 	)
 	o.logging.add(f, "")
-	o.settingsFile.add(f)
+	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp select")
 	addCompatFlags(f, "select")
 	documentEnvironment(f, selectPrefix)
@@ -113,11 +112,11 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
 	f := selectFlags(o)
 	o.flags = f
-	if err := parse(f, args, &o.file, getenv); err != nil {
+	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
-	if !math.IsNaN(o.overlapWeight) {
-		o.selector.Scoring.SetOverlapScoreWeight(o.overlapWeight)
+	if o.overlapWeight != nil {
+		o.selector.Scoring.SetOverlapScoreWeight(*o.overlapWeight)
 	}
 	if err := o.busy.readPolicies(f); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
@@ -354,7 +355,7 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandleWorkers(mux, s.router)
 	mux.HandleFunc("GET /debug/replicas", s.replicas.handle)
 	admin.HandleFleet(mux, s.fleet, &s.history)
-	admin.HandleSettings(mux, s.effective())
+	admin.HandleSettings(mux, flags.Settings(s.flags))
 	web.Handle(mux)
 	if s.enablePprof {
 		handleProfiles(mux)

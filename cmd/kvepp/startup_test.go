@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
 )
 
 // TestStartupErrors checks the exact error text of each kind of mistake on the command line and in the environment.
@@ -179,8 +181,8 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: unknown environment variable KVEPP_NO_ROUTER_KV_EVENTS: write KVEPP_ROUTER_KV_EVENTS=false" +
 				variables},
 		{"serve --endpoints=x", "KVEPP_METRICS_CERT_DIR=d KVEPP_SELECT_REPLICA_SYNC_PORT=1",
-			"kvepp serve: unknown environment variable KVEPP_METRICS_CERT_DIR: --metrics-cert-dir: " + noMetricsTLS +
-				"\nunknown environment variable KVEPP_SELECT_REPLICA_SYNC_PORT: --replica-sync-port: " +
+			"kvepp serve: unknown environment variable KVEPP_METRICS_CERT_DIR: " + noMetricsTLS +
+				"\nunknown environment variable KVEPP_SELECT_REPLICA_SYNC_PORT: " +
 				noReplicaSync + variables},
 		{"serve --endpoints=x", "KVEPP_SELECT_PROT=1 KVEPP_ADRESS=1",
 			"kvepp serve: unknown environment variable KVEPP_ADRESS: no flag of kvepp has this name; correct or " +
@@ -315,7 +317,7 @@ func TestToolVariables(t *testing.T) {
 		if c.flags == nil {
 			continue
 		}
-		c.flags().VisitAll(func(f *pflag.Flag) { settings = append(settings, kveppEnv(c.prefix+f.Name)) })
+		c.flags().VisitAll(func(f *pflag.Flag) { settings = append(settings, flags.Variable(c.prefix+f.Name)) })
 	}
 	variable, used := regexp.MustCompile(`KVEPP_[A-Z0-9_]*[A-Z0-9]`), map[string]string{}
 	read := func(path string) {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,7 +18,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/pflag"
 	"google.golang.org/grpc/grpclog"
 
 	"kvepp/internal/loglimit"
@@ -38,26 +36,6 @@ func (o *logging) logStart(command string, log *slog.Logger) {
 	}
 	log.Info("settings that differ from their defaults", o.settings...)
 }
-
-// changedSettings returns the flags whose effective values differ from their defaults, as name and value in turn. It
-// includes values from the environment, and those that another flag sets (a preset). Passwords in URLs are masked.
-func changedSettings(f *pflag.FlagSet) []any {
-	var settings []any
-	f.VisitAll(func(flag *pflag.Flag) {
-		value := flag.Value.String()
-		if flag.Hidden || value == flag.DefValue || value == "NaN" { // NaN: not given
-			return
-		}
-		settings = append(settings, flag.Name, maskPasswords(value))
-	})
-	return settings
-}
-
-// urlUser matches the user and the password in a URL.
-var urlUser = regexp.MustCompile(`://[^/\s]*@`)
-
-// maskPasswords replaces users and passwords in the URLs of a setting.
-func maskPasswords(value string) string { return urlUser.ReplaceAllString(value, "://***@") }
 
 // logTo sets the writer of the process's log. The flags must have been checked.
 func (o *logging) logTo(lines *lineWriter) {

@@ -33,6 +33,7 @@ var may = map[string]string{
 	"internal/loglimit":    "",
 	"internal/boundedfile": "",
 	"internal/connlimit":   "",
+	"internal/flags":       "internal/boundedfile internal/suggest",
 	"internal/hugepage":    "",
 	"internal/prefetch":    "",
 	"internal/suggest":     "",
@@ -84,7 +85,7 @@ var may = map[string]string{
 		"internal/overrides kvblock pool router/queue router scoring router/session",
 	"serve/client": "internal/useragent pool router/eject router/ladder serve/admin serve/api",
 	"serve/web":    "",
-	"serve/admin":  "serve/api prompt/body router/ladder internal/suggest router router/eject scoring",
+	"serve/admin":  "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring",
 	"extproc": "router router/eject prompt/body router/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":          "*",
@@ -146,7 +147,11 @@ var only = map[string][]string{
 	"lukechampine.com/blake3":              {"pool/dynamo"},
 	"golang.org/x/text/":                   {"prompt/jinja", "prompt/bpe"},
 	"github.com/dlclark/regexp2":           {"prompt/bpe"},
-	"github.com/spf13/pflag":               {"cmd/kvepp", "serve/client"},
+	"github.com/spf13/pflag": { // packages that declare their own flags
+		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "pool/enginemetrics", "pool/kube",
+		"prompt", "router", "router/admission", "router/eject", "router/queue", "router/record", "router/session",
+		"scoring", "scoring/replica", "scoring/replica/link", "serve/client",
+	},
 }
 
 type pkg struct {

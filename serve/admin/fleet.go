@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/internal/flags"
 	"kvepp/router"
 	"kvepp/serve/api"
 )
@@ -278,17 +279,8 @@ func HandleFleet(mux *http.ServeMux, read func() Fleet, past *History) {
 	})
 }
 
-// Setting is an effective setting, without secrets.
-type Setting struct {
-	Section string `json:"section"`
-	Name    string `json:"name"`
-	Value   string `json:"value"`  // in YAML, on one line
-	Source  string `json:"source"` // where the value comes from
-	Default bool   `json:"default"`
-}
-
 // HandleSettings adds GET /debug/config: the effective settings.
-func HandleSettings(mux *http.ServeMux, settings []Setting) {
+func HandleSettings(mux *http.ServeMux, settings []flags.Setting) {
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
 		api.Reply(w, http.StatusOK, map[string]any{"settings": settings}, nil)
 	})

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
+	"kvepp/serve/client"
+)
+
+// A command is a subcommand of kvepp.
+type command struct {
+	name    string
+	summary string
+	prefix  string                // of the flags' names in environment variables
+	flags   func() *pflag.FlagSet // nil: the command has no flags and reads no environment
+}
+
+// commands are the subcommands, in the order of help. The functions of flags use it, so init fills it.
+var commands []command
+
+func init() {
+	commands = []command{
+		{"serve", "run the endpoint picker", "", func() *pflag.FlagSet { return serveFlags(new(options)) }},
+		{"check", "test the engines' setup once; print each problem and its fix", "",
+			func() *pflag.FlagSet { return checkFlags(new(checkOptions)) }},
+		{"tokenize", "print a request's prompt, token ids and block hashes", "",
+			func() *pflag.FlagSet { return tokenizeFlags(new(tokenizeOptions)) }},
+		{"fetch", "download tokenizers from a model hub, without weights", fetchPrefix,
+			func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
+		{"replay", "predict what a setting of the router does to recorded or synthetic traffic", replayPrefix,
+			func() *pflag.FlagSet { return replayFlags(new(replayOptions)) }},
+		{"envoy", "print an Envoy configuration for an endpoints file", "",
+			func() *pflag.FlagSet { return envoyFlags(new(envoyOptions)) }},
+		{"size", "print the CPU, memory and replicas that a load needs", sizePrefix,
+			func() *pflag.FlagSet { return sizeFlags(new(sizeOptions)) }},
+		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
+			clientCommand("workers")},
+		{"cordon", "send an endpoint no new requests", "", clientCommand("cordon")},
+		{"drain", "cordon an endpoint, and wait until no request runs on it", "", clientCommand("drain")},
+		{"uncordon", "send an endpoint requests again", "", clientCommand("uncordon")},
+		{"decisions", "show the latest decisions of a running kvepp, or follow them", "",
+			clientCommand("decisions")},
+		{"top", "show the workers and the latest requests of a running kvepp in the terminal", "",
+			clientCommand("top")},
+		{"explain", "show which worker a running kvepp would choose for a request, and the cost of each", "",
+			clientCommand("explain")},
+		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", clientCommand("ladder")},
+		{"indexer", "run the index alone, in place of python -m dynamo.indexer", indexerPrefix,
+			func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
+		{"select", "run choosing and booking alone, in place of python -m dynamo.select_service", selectPrefix,
+			func() *pflag.FlagSet { return selectFlags(new(selectOptions)) }},
+		{"completion", "print a completion script for bash, zsh or fish", "", nil},
+		{"version", "print what was built", "", nil},
+		{"help", "print this help", "", nil},
+	}
+}
+
+// clientCommand returns the flags of a command that talks to a running kvepp.
+func clientCommand(command string) func() *pflag.FlagSet {
+	return func() *pflag.FlagSet { return clientFlags(&client.Config{Command: command}) }
+}
+
+func commandNames() []string {
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// commandsWith returns the commands that have a flag.
+func commandsWith(flag string) (names []string) {
+	for _, c := range commands {
+		if c.flags != nil && c.flags().Lookup(flag) != nil {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+// toolVariables are the variables of the Makefile, the scripts and the tests. A shell that builds and runs kvepp may
+// have set them.
+var toolVariables = []string{
+	"KVEPP_BENCH_OUT", "KVEPP_BENCH_REPLICAS",
+	"KVEPP_CACHE", "KVEPP_CHARTS", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_ENGINE_VERSIONS", "KVEPP_IMAGE_ENVOY",
+	"KVEPP_KIND", "KVEPP_KIND_CONFIG", "KVEPP_KIND_IMAGE", "KVEPP_KUBE", "KVEPP_MANIFEST_TOOLS",
+	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PARITY", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_RELEASE",
+	"KVEPP_RELEASE_AGAIN", "KVEPP_ROOTFS", "KVEPP_TEMPLATES", "KVEPP_TIMES", "KVEPP_TOOLS", "KVEPP_VLLM",
+	"KVEPP_VLLM_MEDIA", "KVEPP_VLLM_MISTRAL",
+}
+
+// checkEnvironment returns an error that names each variable KVEPP_* in environ (NAME=VALUE each) that belongs to no
+// flag of any command.
+func checkEnvironment(environ []string) error {
+	var sets []flags.Prefixed
+	for _, c := range commands {
+		if c.flags != nil {
+			sets = append(sets, flags.Prefixed{FlagSet: c.flags(), Prefix: c.prefix})
+		}
+	}
+	return flags.UnknownVariables(environ, sets, toolVariables, func(flag string) error {
+		return absentFlag(strings.TrimPrefix(flag, selectPrefix))
+	})
+}
+
+// elsewhere returns why a command does not have a flag; nil if no other command has it either.
+func elsewhere(name string) error {
+	if others := commandsWith(name); len(others) > 0 {
+		return fmt.Errorf("it is a flag of kvepp %s", strings.Join(others, " and kvepp "))
+	}
+	return absentFlag(name)
+}
+
+// parseArgs reads the arguments into f.
+func parseArgs(f *pflag.FlagSet, args []string) error { return flags.ParseArgs(f, args, elsewhere) }
+
+// parse reads arguments, environment and the file at path.
+func parse(f *pflag.FlagSet, args []string, path *string, getenv func(string) string) error {
+	return flags.Parse(f, args, path, getenv, elsewhere)
+}
+
+// settingsFile are the flags about files of settings. serve, check, indexer and select have them.
+type settingsFile struct {
+	flags.File
+	flags *pflag.FlagSet // that were parsed
+}
+
+// printsConfig writes the effective settings to out if --print-config asks for it, and reports whether it did.
+func (s *settingsFile) printsConfig(out io.Writer) bool {
+	if s.Print {
+		flags.WriteSettings(out, s.flags)
+	}
+	return s.Print
+}
+
+// documentEnvironment names the flags' environment variables. Those of the index alone are not Dynamo's.
+func documentEnvironment(f *pflag.FlagSet, prefix string) {
+	f.VisitAll(func(flag *pflag.Flag) {
+		if name := dynamoEnv[flag.Name]; name != "" && prefix != indexerPrefix {
+			flags.Inherit(f, flag.Name, name)
+		}
+	})
+	flags.NameVariables(f, prefix)
+}
+
+// essential are the flags that `kvepp serve --help` shows.
+var essential = []struct {
+	title string
+	flags []string
+}{
+	{"Workers", []string{"endpoints", "pool-name", "dynamo-discovery"}},
+	{"Models", []string{"model", "engine", "tokenizer-url"}},
+	{"Routing", []string{"router-mode", "router-kv-events", "router-queue-threshold"}},
+	{"Addresses", []string{"grpc-port", "secure-serving", "metrics-port", "admin-address"}},
+	{"Operation", []string{"config", "log-level"}},
+}
+
+const serveHelp = `kvepp serve is an endpoint picker for Envoy: for each LLM request it chooses the worker that costs
+least, by the cached prefix and the load of each worker. It runs until SIGTERM.
+
+Usage:       kvepp serve --endpoints FILE --model NAME=DIR [flags]
+Example:     kvepp serve --endpoints endpoints.yaml --model qwen=/models/qwen
+Test it:     kvepp check --endpoints endpoints.yaml --model qwen=/models/qwen
+`
+
+const serveHelpEnd = `
+All flags:   kvepp serve --help-all; the same as a page: docs/configuration.md
+Settings:    kvepp serve --print-config [flags] prints each value and where it came from
+Precedence:  flag, variable KVEPP_<FLAG>, --config FILE, Dynamo's variable, default
+`
+
+const serveHelpAll = `kvepp serve is an endpoint picker for Envoy. These are all its flags; "kvepp serve --help" ` +
+	`shows the
+fifteen that matter first.
+
+Precedence:  flag, variable KVEPP_<FLAG> (KVEPP_GRPC_PORT), --config FILE (grpc-port: 9002),
+             Dynamo's variable (in brackets where there is one), default
+Turn off:    --FLAG=false
+`
+
+// sectionCheck has the flags of kvepp check that kvepp serve does not have.
+const sectionCheck = "Flags of kvepp check"
+
+// showHelp writes the help of a command, whose flags are f. asked is the error of parsing, flags.ErrHelpAll for all
+// flags.
+func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
+	all := errors.Is(asked, flags.ErrHelpAll)
+	command := strings.TrimPrefix(f.Name(), "kvepp ")
+	switch {
+	case command == "serve" && !all:
+		fmt.Fprint(out, serveHelp)
+		for _, s := range essential {
+			group := flags.Group{Title: s.title}
+			for _, name := range s.flags {
+				group.Flags = append(group.Flags, f.Lookup(name))
+			}
+			group.WriteBrief(out)
+		}
+		fmt.Fprint(out, serveHelpEnd)
+		return
+	case command == "serve":
+		fmt.Fprint(out, serveHelpAll)
+	default:
+		fmt.Fprint(out, cmp.Or(helpTexts[command], client.Help[command]))
+	}
+	for _, s := range flags.Sections(f) {
+		switch {
+		case command == "check" && !all && s.Title != sectionCheck:
+		case s.Title == flags.OtherRouters:
+			writeCompatFlags(out, s)
+		default:
+			s.WriteHelp(out)
+		}
+	}
+}
+
+// writeCompatFlags writes the names of compatFlags, by what kvepp does with them.
+func writeCompatFlags(out io.Writer, s flags.Group) {
+	var refused, ignored []string
+	for _, flag := range s.Flags {
+		if c := compatFlagNamed(flag.Name); c.refused != "" {
+			refused = append(refused, "--"+c.name)
+		} else {
+			ignored = append(ignored, "--"+c.name)
+		}
+	}
+	fmt.Fprintf(out, "\n%s\n", s.Title)
+	if len(refused) > 0 {
+		fmt.Fprintln(out, "  Refused; the error says why, and what to do instead:")
+		flags.WriteList(out, refused)
+	}
+	if len(ignored) > 0 {
+		fmt.Fprintln(out, "  Accepted without effect:")
+		flags.WriteList(out, ignored)
+	}
+}
+
+// helpTexts are the beginnings of help.
+var helpTexts = map[string]string{
+	"check":    checkHelp,
+	"tokenize": tokenizeHelp,
+	"indexer":  indexerHelp,
+	"select":   selectHelp,
+	"fetch":    fetchHelp,
+	"replay":   replayHelp,
+	"envoy":    envoyHelp,
+	"size":     sizeHelp,
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
+)
+
+// Names for which package flags has better ones.
+var (
+	newFlags        = flags.New
+	section         = flags.Section
+	values          = flags.Values
+	oneOf           = flags.OneOf
+	negatable       = flags.Negatable
+	fromEnvironment = flags.FromEnvironment
+	maskPasswords   = flags.MaskPasswords
+	changedSettings = flags.Changed
+)
+
+const maxSettingsBytes = flags.MaxFileBytes
+
+// durations returns an error for the first flag whose duration is negative, or 0 where 0 is not allowed.
+func durations(of ...durationFlag) error {
+	for _, f := range of {
+		check := flags.Positive
+		if f.zero {
+			check = flags.NotNegative
+		}
+		if err := check(f.name, f.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// durationFlag is a duration flag and its value. zero says whether 0 is allowed.
+type durationFlag struct {
+	name  string
+	value time.Duration
+	zero  bool
+}
+
+// dynamoEnv maps flags to the environment variables of the same settings of Dynamo's router. Some differ from the flag
+// in capitals. Source: dynamo-kv-router 1.6.1, scheduling configuration; kv_router_args.
+var dynamoEnv = map[string]string{
+	"kv-cache-block-size":                  "DYN_KV_CACHE_BLOCK_SIZE",
+	"model-name":                           "DYN_MODEL_NAME",
+	"secure-serving":                       "DYN_SECURE_SERVING",
+	"metrics-port":                         "DYN_EPP_METRICS_PORT",
+	"dynamo-namespace":                     "DYN_NAMESPACE",
+	"event-plane":                          "DYN_EVENT_PLANE",
+	"nats-server":                          "NATS_SERVER",
+	"router-kv-events":                     "DYN_ROUTER_USE_KV_EVENTS",
+	"router-ttl-secs":                      "DYN_ROUTER_TTL_SECS",
+	"router-max-tree-size":                 "DYN_ROUTER_MAX_TREE_SIZE",
+	"router-prune-target-ratio":            "DYN_ROUTER_PRUNE_TARGET_RATIO",
+	"router-approximate-cache-policy":      "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+	"router-predicted-ttl-secs":            "DYN_ROUTER_PREDICTED_TTL_SECS",
+	"router-event-threads":                 "DYN_ROUTER_EVENT_THREADS",
+	"router-durable-kv-events":             "DYN_ROUTER_DURABLE_KV_EVENTS",
+	"router-snapshot-threshold":            "DYN_ROUTER_SNAPSHOT_THRESHOLD",
+	"router-reset-states":                  "DYN_ROUTER_RESET_STATES",
+	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
+	"router-mode":                          "DYN_ROUTER_MODE",
+	"router-min-initial-workers":           "DYN_ROUTER_MIN_INITIAL_WORKERS",
+	"encoder-cuda-to-cpu-ratio":            "DYN_ENCODER_CUDA_TO_CPU_RATIO",
+	"load-aware":                           "DYN_ROUTER_LOAD_AWARE",
+	"router-host-cache-hit-weight":         "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+	"router-disk-cache-hit-weight":         "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+	"shared-cache-type":                    "DYN_SHARED_CACHE_TYPE",
+	"shared-cache-multiplier":              "DYN_SHARED_CACHE_MULTIPLIER",
+	"router-track-output-blocks":           "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
+	"router-prefill-load-model":            "DYN_ROUTER_PREFILL_LOAD_MODEL",
+	"router-replica-sync":                  "DYN_ROUTER_REPLICA_SYNC",
+	"serve-indexer":                        "DYN_SERVE_INDEXER",
+	"enable-session-prefix-index":          "DYN_ENABLE_SESSION_PREFIX_INDEX",
+	"router-conditional-disagg":            "DYN_ROUTER_CONDITIONAL_DISAGG",
+	"router-conditional-disagg-config":     "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+	"router-worker-selection-policy":       "DYN_ROUTER_WORKER_SELECTION_POLICY",
+	"router-prefill-policy":                "DYN_ROUTER_PREFILL_POLICY",
+	"router-decode-policy":                 "DYN_ROUTER_DECODE_POLICY",
+	"router-tracking-hash":                 "DYN_ROUTER_TRACKING_HASH",
+	"router-tracking-key-file":             "DYN_ROUTER_TRACKING_KEY_FILE",
+	"router-tracking-key-id":               "DYN_ROUTER_TRACKING_KEY_ID",
+	"kv-overlap-score-weight":              "DYN_OVERLAP_SCORE_WEIGHT",
+	"system-port":                          "DYN_SYSTEM_PORT",
+	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+	"router-prefill-load-scale":            "DYN_ROUTER_PREFILL_LOAD_SCALE",
+	"router-decode-active-request-weight":  "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+	"router-temperature":                   "DYN_ROUTER_TEMPERATURE",
+	"router-session-affinity-ttl-secs":     "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+	"router-session-affinity-mode":         "DYN_ROUTER_SESSION_AFFINITY_MODE",
+	"router-track-active-blocks":           "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
+	"router-track-prefill-tokens":          "DYN_ROUTER_TRACK_PREFILL_TOKENS",
+	"router-assume-kv-reuse":               "DYN_ROUTER_ASSUME_KV_REUSE",
+	"active-request-expiry-secs":           "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
+	"active-decode-blocks-threshold":       "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+	"active-prefill-tokens-threshold":      "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+	"active-prefill-tokens-threshold-frac": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+	"router-queue-threshold":               "DYN_ROUTER_QUEUE_THRESHOLD",
+	"router-queue-policy":                  "DYN_ROUTER_QUEUE_POLICY",
+	"router-policy-config":                 "DYN_ROUTER_POLICY_CONFIG",
+	"shed-retry-after":                     "DYN_EPP_SHED_RETRY_AFTER_SECS",
+	"overload-status-code":                 "DYN_HTTP_OVERLOAD_STATUS_CODE",
+	"pool-name":                            "DYN_EPP_INFERENCE_POOL_NAME",
+	"pool-namespace":                       "POD_NAMESPACE",
+	"kv-events-port":                       "DYN_EPP_KV_EVENT_PORT",
+	"kv-replay-port":                       "DYN_EPP_KV_EVENT_REPLAY_PORT",
+}
+
+// addAliases declares the older names of flags that other functions have declared.
+func addAliases(f *pflag.FlagSet) {
+	flags.Alias(f, "kv-overlap-score-weight", "router-kv-overlap-score-weight", "")
+	flags.Alias(f, "kv-events", "router-kv-events", "")
+	flags.Alias(f, "durable-kv-events", "router-durable-kv-events", "")
+	flags.Alias(f, "track-active-blocks", "router-track-active-blocks", "")
+	flags.Alias(f, "track-output-blocks", "router-track-output-blocks", "")
+	flags.Alias(f, "assume-kv-reuse", "router-assume-kv-reuse", "")
+	flags.Alias(f, "router-block-size", "kv-cache-block-size", "")
+	flags.Alias(f, "system-port", "metrics-port", ", by which Dynamo's components take it")
+}
+
+// sectionOtherNames has the flags that only set another flag.
+const sectionOtherNames = "Other names"
