@@ -191,13 +191,6 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 			t.Errorf("inference_objective_%s counts %v answers", name, got)
 		}
 	}
-	info := false
-	for name, v := range m {
-		info = info || strings.HasPrefix(name, "inference_extension_info{") && v == 1
-	}
-	if !info {
-		t.Error("no inference_extension_info")
-	}
 }
 
 // TestLoadsOverNATS: the same for workers whose event plane is NATS, also after a restart of the NATS server.

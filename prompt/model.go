@@ -273,11 +273,6 @@ func (m *Model) AppendEncode(ids []kvblock.Token, text string, addSpecialTokens 
 	return m.encoder.AppendEncode(ids, text, addSpecialTokens)
 }
 
-// EngineRuns returns how often the general pattern engine has split a text since loading. If the pre-tokenizer has
-// several patterns, it counts the pieces that the earlier ones left. The engine is exact but ten times slower than the
-// scanners for known patterns. See GeneralPattern.
-func (m *Model) EngineRuns() int64 { return m.encoder.GeneralRuns() }
-
 // GeneralPattern reports whether the model's pre-tokenizer needs the general pattern engine.
 func (m *Model) GeneralPattern() bool { return m.encoder.GeneralPattern() }
 

@@ -195,8 +195,7 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prepared) (scoring.Selection, s
 	if sc.version != 0 {
 		sc.version = sel.Version
 	}
-	done := lap(&sc.took.Scheduling, at)
-	r.metrics.ObservePhase("select", done.Sub(at))
+	done := r.metrics.Phase("select", at)
 	if sc.span != nil {
 		traceChoice(sc.span, at, done, l, sel)
 	}

@@ -106,18 +106,15 @@ func (r *Router) cut(sc *scratch, p *prepared, blockSize int, eagle bool) varian
 	v := variant{blockSize: blockSize, eagle: eagle, prompts: before.prompts[:0], overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	v.unread = p.writeOnly
-	at := began
 	for i, t := range p.tokens {
 		options := p.hashOptions(&v, i)
 		sc.local = kvblock.AppendLocalHashes(sc.local[:0], t.IDs[:t.Certain], options)
-		at = lap(&sc.took.BlockHashing, at)
 		v.prompt.Chains = append(
 			v.prompt.Chains,
 			kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(sc.local)), sc.local),
 		)
-		at = lap(&sc.took.SeqHashing, at)
 	}
-	r.metrics.ObservePhase("hash", at.Sub(began))
+	at := r.metrics.Phase("hash", began)
 	if sc.span != nil {
 		sc.span.Phase(
 			spanHash,
@@ -175,8 +172,7 @@ func (r *Router) lookUp(sc *scratch, v *variant) {
 			}
 		}
 	}
-	done := lap(&sc.took.FindMatches, at)
-	r.metrics.ObservePhase("match", done.Sub(at))
+	done := r.metrics.Phase("match", at)
 	if sc.span != nil {
 		sc.span.Phase(
 			spanLookUp,
@@ -193,13 +189,6 @@ func (r *Router) rematch(sc *scratch) {
 	for i := range sc.variants {
 		r.lookUp(sc, &sc.variants[i])
 	}
-}
-
-// lap adds the time since at to sum and returns the current time.
-func lap(sum *time.Duration, at time.Time) time.Time {
-	now := time.Now()
-	*sum += now.Sub(at)
-	return now
 }
 
 // appendUnknown extends a chain to this many blocks with random hashes. They stand, in the load book alone, for the

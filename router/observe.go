@@ -67,7 +67,6 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prepa
 	if r.cfg.Metrics == nil {
 		return
 	}
-	r.cfg.Metrics.Overhead(&sc.took)
 	l := &sc.aggregated
 	if route.Prefill != nil {
 		l = &sc.prefill
@@ -84,23 +83,20 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prepa
 		WithoutOverlap: p.tokens == nil || route.BlockSize == 0 || !r.cfg.asksIndex(),
 	}
 	if !c.WithoutOverlap {
-		most, chosen := 0.0, 0.0 // blocks, weighted by tier
+		chosen := 0.0 // blocks, weighted by tier
 		for i := range l.candidates {
 			candidate := &l.candidates[i]
 			if candidate.Prompt == nil {
 				continue
 			}
-			blocks := worth(&l.cfg, candidate)
-			most = max(most, blocks)
 			if candidate.Worker == route.computes.Worker {
-				chosen = blocks
+				chosen = worth(&l.cfg, candidate)
 			}
 			c.BestTokens = max(c.BestTokens, cachedBlocks(candidate)*candidate.Prompt.BlockSize)
 		}
 		if r.cfg.Ladder != nil { // so that Dynamo's names say what the ladder says
 			c.BestTokens, c.CachedTokens = route.climb.Tokens[ladder.Eligible], route.climb.Tokens[ladder.Chosen]
 		}
-		c.LostBlocks = most - chosen
 		if p.isl > 0 {
 			c.HitRate = chosen / float64((p.isl+route.BlockSize-1)/route.BlockSize)
 		}
@@ -117,7 +113,6 @@ func (r *Router) countDecision(route *Route) {
 	} else {
 		r.metrics.AggregatedSelections.Inc()
 	}
-	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
 	if route.UpperBound {
 		r.metrics.UpperBound.Inc()
 	}
@@ -172,13 +167,8 @@ func (r *Router) Queues() []metrics.Queue {
 		for _, l := range r.room.Loads() {
 			model := lineLabel(l.Line)
 			seen[model] = true
-			all = append(all, metrics.Queue{
-				Model:        model,
-				Class:        l.Class,
-				Requests:     l.Requests,
-				Tokens:       l.Tokens,
-				CachedTokens: l.CachedTokens,
-			})
+			all = append(all, metrics.Queue{Model: model, Class: l.Class,
+				Requests: l.Requests, Tokens: l.Tokens, CachedTokens: l.CachedTokens})
 		}
 	}
 	for model := range r.cfg.modelLabels() {
@@ -398,8 +388,8 @@ func (r *Router) Workers() []metrics.Worker {
 		pace := r.book.Pace(w.Worker)
 		all = append(
 			all,
-			metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
-				WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
+			metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill,
+				ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
 				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
 				PrefillSpeed: r.book.PrefillSpeed(w.Worker), SecondsPerToken: pace.SecondsPerToken,
 				StepSeconds: pace.StepSeconds, GapPerToken: pace.GapPerToken, Reuse: pace.Reuse},

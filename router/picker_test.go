@@ -49,7 +49,6 @@ func TestPickerMetrics(t *testing.T) {
 			map[string]float64{
 				"inference_extension_scheduler_e2e_duration_seconds": 0,
 				"inference_extension_prefix_indexer_hit_ratio":       0,
-				"inference_extension_info":                           1,
 			},
 		)
 

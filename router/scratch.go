@@ -2,7 +2,6 @@ package router
 
 import (
 	"kvepp/indexer"
-	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -38,14 +37,13 @@ type scratch struct {
 	booked []scoring.Booking // for this request; some may be freed already
 	route  *Route            // what was chosen
 	kept   bool              // route was returned to the caller, which frees it
-	took   metrics.Overhead
-	span   *tracing.Span // parent of the phases' spans; nil: no tracing
+	span   *tracing.Span     // parent of the phases' spans; nil: no tracing
 }
 
 // takeScratch returns scratch memory for one decision. span is the parent of its spans; nil: no tracing.
 func (r *Router) takeScratch(span *tracing.Span) *scratch {
 	sc := r.scratches.Get().(*scratch)
-	sc.variants, sc.took, sc.span, sc.kept = sc.variants[:0], metrics.Overhead{}, span, false
+	sc.variants, sc.span, sc.kept = sc.variants[:0], span, false
 	return sc
 }
 

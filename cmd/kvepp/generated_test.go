@@ -240,27 +240,20 @@ type metric struct {
 var wiredElsewhere = []metric{
 	{metrics.Connections, "gauge", metrics.ConnectionsHelp, []string{"listener"}},
 	{metrics.ConnectionsClosed, "counter", metrics.ConnectionsClosedHelp, []string{"listener", "outcome"}},
-	{metrics.GeneralPattern, "counter", metrics.GeneralPatternHelp, []string{"model"}},
 	{metrics.KubeErrors, "counter", metrics.KubeErrorsHelp, []string{"kind"}},
 	{metrics.KubeFollowed, "gauge", metrics.KubeFollowedHelp, []string{"kind"}},
 	{metrics.KubeUpdates, "counter", metrics.KubeUpdatesHelp, []string{"of"}},
 	{metrics.Leader, "gauge", metrics.LeaderHelp, nil},
 	{metrics.HeldRequests, "gauge", metrics.HeldRequestsHelp, nil},
 	{metrics.Conversations, "gauge", metrics.ConversationsHelp, []string{"state"}},
-	{metrics.ConversationReturn, "gauge", metrics.ConversationReturnHelp, nil},
-	{metrics.ConversationIdle, "gauge", metrics.ConversationIdleHelp, nil},
 	{metrics.LogLines, "counter", metrics.LogLinesHelp, []string{"outcome"}},
 	{metrics.RecordedRequests, "counter", metrics.RecordedRequestsHelp, []string{"outcome"}},
 	{metrics.TraceSpans, "counter", metrics.TraceSpansHelp, []string{"outcome"}},
 	{metrics.MemoryLimit, "gauge", metrics.MemoryLimitHelp, []string{"source"}},
-	{metrics.IndexerModels, "gauge", metrics.IndexerModelsHelp, nil},
-	{metrics.IndexerWorkers, "gauge", metrics.IndexerWorkersHelp, nil},
 	{metrics.IndexerListeners, "gauge", metrics.IndexerListenersHelp, []string{"status"}},
-	{metrics.SelectionGroups, "gauge", metrics.SelectionGroupsHelp, nil},
 	{metrics.SelectionReservations, "gauge", metrics.SelectionReservationsHelp, nil},
 	{metrics.SelectionExpired, "counter", metrics.SelectionExpiredHelp, nil},
 	{metrics.SelectionWaiting, "gauge", metrics.SelectionWaitingHelp, nil},
-	{metrics.SelectionPending, "gauge", metrics.SelectionPendingHelp, nil},
 }
 
 // metricSections are the headings of the page. A metric is in the first section whose pattern matches.
@@ -291,10 +284,10 @@ start, at zero; a worker's series exist while it is in the pool. ` +
 		"`--dynamo-namespace`, `--dynamo-component` and\n" +
 		"`--router-id`" + ` set their labels. Times to first token and between tokens are those of streamed answers that
 Envoy shows to kvepp. kvepp counts the time between tokens for all of these; Dynamo counts it only with
-` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index and shared books ` +
-		`do not
-exist here. The counters of best eligible, selected and reused tokens are the rungs eligible, chosen and delivered ` +
-		`of the
+` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index, shared books ` +
+		`and
+shared caches do not exist here, nor those that none of its dashboards, its planner or an autoscaler reads.
+The counters of best eligible, selected and reused tokens are the rungs eligible, chosen and delivered of the
 [hit-rate ladder](hit-rate.md), so that both views agree; kvepp counts the ladder when a request has ended, and the ` +
 		`first
 two counters when it chooses.

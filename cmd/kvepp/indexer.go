@@ -195,18 +195,6 @@ func runIndexer(o *indexerOptions) error {
 // indexerGauges exports the counts of the registry, the feed and the index.
 func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
 	indexGauges(m, index)
-	m.GaugeFunc(
-		metrics.IndexerModels,
-		metrics.IndexerModelsHelp,
-		nil,
-		func() float64 { models, _ := registry.Counts(); return float64(models) },
-	)
-	m.GaugeFunc(
-		metrics.IndexerWorkers,
-		metrics.IndexerWorkersHelp,
-		nil,
-		func() float64 { _, workers := registry.Counts(); return float64(workers) },
-	)
 	for _, status := range []string{"active", "pending"} {
 		m.GaugeFunc(
 			metrics.IndexerListeners,

@@ -57,7 +57,7 @@ func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Envi
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
 	built := readBuild()
 	useragent.Set(built.version)
-	metrics.SetBuild(built.version, built.commit)
+	metrics.SetVersion(built.version)
 	// the command reads the environment
 	reads := len(args) > 0 &&
 		slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] && c.flags != nil })

@@ -215,12 +215,6 @@ func runSelect(o *selectOptions) error {
 	m.CounterFunc(metrics.Flattened, metrics.FlattenedHelp, nil, func() float64 { return float64(book.Flattened()) })
 	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.GaugeFunc(
-		metrics.SelectionGroups,
-		metrics.SelectionGroupsHelp,
-		nil,
-		func() float64 { return float64(service.Stats().Groups) },
-	)
-	m.GaugeFunc(
 		metrics.SelectionReservations,
 		metrics.SelectionReservationsHelp,
 		nil,
@@ -237,12 +231,6 @@ func runSelect(o *selectOptions) error {
 		metrics.SelectionWaitingHelp,
 		nil,
 		func() float64 { return float64(service.Stats().Waiting) },
-	)
-	m.GaugeFunc(
-		metrics.SelectionPending,
-		metrics.SelectionPendingHelp,
-		nil,
-		func() float64 { return float64(service.Stats().Pending) },
 	)
 	return o.serve(ctx, "selections", mux, m, log)
 }

@@ -195,13 +195,10 @@ func exportCounts(
 // exportModels exports the state of the models.
 func exportModels(m *metrics.Metrics, models map[string]*prompt.Model, adapters *router.Adapters) {
 	without := 0
-	for name, model := range models {
+	for _, model := range models {
 		if model == nil {
 			without++
-			continue
 		}
-		m.CounterFunc(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
-			func() float64 { return float64(model.EngineRuns()) })
 	}
 	m.GaugeFunc(metrics.ModelsWithoutTokenizer, metrics.ModelsWithoutTokenizerHelp, nil,
 		func() float64 { return float64(without) })
@@ -247,10 +244,6 @@ func exportAdmission(m *metrics.Metrics, a *router.Admission, r *router.Router) 
 		m.GaugeFunc(metrics.Conversations, metrics.ConversationsHelp, prometheus.Labels{"state": state},
 			func() float64 { return float64(of(a.Stats())) })
 	}
-	m.GaugeFunc(metrics.ConversationReturn, metrics.ConversationReturnHelp, nil,
-		func() float64 { return a.Stats().Return })
-	m.GaugeFunc(metrics.ConversationIdle, metrics.ConversationIdleHelp, nil,
-		func() float64 { return a.Stats().IdleFor.Seconds() })
 }
 
 // indexGauges exports the counts of the index.

@@ -739,9 +739,9 @@ func (k *kubernetes) newService(o *options, log *slog.Logger) *kube.Service {
 func exportReplicas(m *metrics.Metrics, r *replicas) {
 	m.CollectReplicas(func() metrics.Replicas {
 		s := r.node.Stats()
-		now := metrics.Replicas{Peers: map[string]int{}, Bookings: s.Bookings, Parked: s.Parked, Blocks: s.Blocks,
+		now := metrics.Replicas{Peers: map[string]int{}, Bookings: s.Bookings, Parked: s.Parked,
 			Events: map[[2]string]uint64{}, Snapshots: map[string]uint64{}, Refused: map[string]uint64{},
-			Closed: map[string]uint64{}, Freed: map[string]uint64{}, Sent: s.Sent, Received: s.Received,
+			Closed: map[string]uint64{}, Freed: map[string]uint64{},
 			ConnectFailures: s.Failed, Flat: s.Outcomes.Flat}
 		for _, state := range replica.States() {
 			now.Peers[string(state)] = 0

@@ -294,12 +294,6 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 	if config != nil {
 		p.TransportCredentials = credentials.NewTLS(config)
 	}
-	m.CounterFunc(
-		metrics.ProxyConnections,
-		metrics.ProxyConnectionsHelp,
-		nil,
-		func() float64 { return float64(p.count()) },
-	)
 	for cause := range handshakeAdvice {
 		p.failures[cause] = new(handshakeFailures)
 		m.CounterFunc(
@@ -314,13 +308,6 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 		)
 	}
 	return p
-}
-
-// count returns the number of connections since the start.
-func (p *proxies) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.connected
 }
 
 // ServerHandshake performs the handshake with a proxy. gRPC calls it for each connection, in its own goroutine.

@@ -39,13 +39,12 @@ type Metrics struct {
 	// take to be applied. The map is never changed, only replaced.
 	eventCounters atomic.Pointer[map[event]prometheus.Counter]
 
-	// Predicted counts the tokens of the leading prompt blocks that the index had for the chosen worker.
-	Predicted prometheus.Counter
 	// UpperBound counts decisions whose predicted tokens are an upper bound.
 	UpperBound prometheus.Counter
 	// Reported counts usage.prompt_tokens_details.cached_tokens of responses.
 	Reported prometheus.Counter
-	// PredictedOfReported counts what Predicted does, only for requests whose responses reported cached tokens.
+	// PredictedOfReported counts the tokens of the leading prompt blocks that the index had for the chosen worker, of
+	// requests whose responses reported cached tokens.
 	PredictedOfReported prometheus.Counter
 	// PromptTokenMismatches counts responses that report another number of prompt tokens than kvepp computed.
 	PromptTokenMismatches prometheus.Counter
@@ -78,20 +77,17 @@ type Metrics struct {
 // event identifies a counter of events.
 type event struct{ kind, outcome string }
 
-// build says what the program was built from.
-type build struct{ version, commit string }
+var buildVersion atomic.Pointer[string] // nil before SetVersion
 
-var buildSet atomic.Pointer[build] // nil before SetBuild
+// SetVersion sets the version of the program, as `kvepp version` prints it, for kvepp_build_info. It takes effect in
+// metrics that are declared later. Safe for concurrent use.
+func SetVersion(version string) { buildVersion.Store(&version) }
 
-// SetBuild sets the version and the commit of the program, as `kvepp version` prints them, for the series that name
-// them. It takes effect in metrics that are declared later. Safe for concurrent use.
-func SetBuild(version, commit string) { buildSet.Store(&build{version, commit}) }
-
-func built() build {
-	if b := buildSet.Load(); b != nil {
-		return *b
+func version() string {
+	if v := buildVersion.Load(); v != nil {
+		return *v
 	}
-	return build{"unknown", "unknown"}
+	return "unknown"
 }
 
 // New declares the metrics on a new registry, together with Go's runtime and process metrics.
@@ -110,7 +106,7 @@ func New() *Metrics {
 			"transport) and outcome (applied, or the reason why not).",
 	}, []string{"kind", "outcome"})
 	declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": built().version},
+		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version()},
 	}).Set(1)
 	m.Registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -205,10 +201,6 @@ func (m *Metrics) declareRouting(declare promauto.Factory) {
 
 // declareCachedTokens declares predicted and reported cached tokens.
 func (m *Metrics) declareCachedTokens(declare promauto.Factory) {
-	m.Predicted = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_predicted_cached_tokens_total",
-		Help: "Prompt tokens that the index had for the chosen worker.",
-	})
 	m.UpperBound = declare.NewCounter(prometheus.CounterOpts{
 		Name: "kvepp_upper_bound_decisions_total",
 		Help: "Decisions whose predicted cached tokens are an upper bound, because the model also has layers that " +
@@ -437,9 +429,6 @@ const (
 	ConnectionsClosed       = "kvepp_connections_closed_total"
 	ConnectionsClosedHelp   = "Connections closed at the limit of a listener, by outcome: evicted (an idle " +
 		"connection made room for a new one), refused (a new one, while all others had requests)."
-	ProxyConnections     = "kvepp_proxy_connections_total"
-	ProxyConnectionsHelp = "Connections of proxies to the external processor's port, after a successful TLS " +
-		"handshake if the port uses TLS."
 	HandshakeFailures     = "kvepp_tls_handshake_failures_total"
 	HandshakeFailuresHelp = "Connections to the external processor's port that failed before the first request, by " +
 		"cause: plaintext (only kvepp uses TLS), tls_is_off (only the peer uses TLS), client_certificate (missing, " +
@@ -490,9 +479,6 @@ const (
 	SessionsEnded     = "kvepp_sessions_ended_total"
 	SessionsEndedHelp = "Ended sessions, by cause: final (a request ended it), expired, evicted (the table was " +
 		"full), worker_left."
-	GeneralPattern     = "kvepp_general_pattern_runs_total"
-	GeneralPatternHelp = "Texts whose pre-tokenizer pattern ran on the general regular-expression engine, which is " +
-		"exact but slower."
 	TokenizerURLOpen     = "kvepp_tokenizer_url_open"
 	TokenizerURLOpenHelp = "1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."
 	ActiveRequests       = "kvepp_active_requests"
@@ -527,11 +513,6 @@ const (
 	Conversations     = "kvepp_conversations"
 	ConversationsHelp = "Conversations that --router-admission knows, by state: running (a turn runs), idle " +
 		"(admitted, between two turns), lapsed (idle for too long; the next turn has to be admitted again)."
-	ConversationReturn     = "kvepp_conversation_return_ratio"
-	ConversationReturnHelp = "Share of idle conversations that went on in time, as --router-admission has learned " +
-		"it; 0 until it is known."
-	ConversationIdle      = "kvepp_conversation_idle_limit_seconds"
-	ConversationIdleHelp  = "How long an idle conversation stays admitted, as --router-admission has learned it."
 	QueuedRequests        = "kvepp_queued_requests"
 	QueuedRequestsHelp    = "Requests that wait for a worker, by policy class."
 	OverloadedWorkers     = "kvepp_overloaded_workers"

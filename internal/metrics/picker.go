@@ -163,19 +163,7 @@ func (m *Metrics) NewPicker() *Picker {
 		[]string{"status"},
 	)
 	p.scheduled, p.unscheduled = attempts.WithLabelValues("success"), attempts.WithLabelValues("failure")
-	declarePickerInfo(declare)
 	return p
-}
-
-// declarePickerInfo declares the series that names the version of the picker.
-func declarePickerInfo(declare promauto.Factory) {
-	declare.NewGauge(
-		prometheus.GaugeOpts{
-			Name:        "inference_extension_info",
-			Help:        "Always 1.",
-			ConstLabels: prometheus.Labels{"commit": built().commit, "build_ref": built().version},
-		},
-	).Set(1)
 }
 
 // InitModel declares the series of a model at zero.

@@ -10,17 +10,16 @@ import (
 
 // Replicas is what kvepp shares with its replicas at one moment. Keys are values of labels.
 type Replicas struct {
-	Peers                    map[string]int // by state
-	Bookings, Blocks, Parked int
-	Events                   map[[2]string]uint64 // by kind and outcome
-	Snapshots                map[string]uint64    // by reason
-	Refused, Closed          map[string]uint64    // by reason
-	Freed                    map[string]uint64    // by cause
-	Sent, Received           uint64               // bytes
-	ConnectFailures, Flat    uint64
-	ByPeer                   []ReplicaPeer
-	Load                     map[string]int // of all workers, by kind
-	Unpriced                 bool           // the copies are too late to be priced
+	Peers                 map[string]int // by state
+	Bookings, Parked      int
+	Events                map[[2]string]uint64 // by kind and outcome
+	Snapshots             map[string]uint64    // by reason
+	Refused, Closed       map[string]uint64    // by reason
+	Freed                 map[string]uint64    // by cause
+	ConnectFailures, Flat uint64
+	ByPeer                []ReplicaPeer
+	Load                  map[string]int // of all workers, by kind
+	Unpriced              bool           // the copies are too late to be priced
 }
 
 // ReplicaPeer is what kvepp has of one peer.
@@ -59,8 +58,6 @@ var (
 		"state")
 	replicaBookings = replicaDesc("kvepp_replica_bookings",
 		"Running requests of other replicas that kvepp's load book counts.")
-	replicaBlocks = replicaDesc("kvepp_replica_blocks",
-		"KV blocks with hashes of other replicas' running requests.")
 	replicaPeerBookings = replicaDesc("kvepp_replica_peer_bookings",
 		"Running requests of one other replica that kvepp's load book counts, by its name.", "peer")
 	replicaPeerStaleness = replicaDesc("kvepp_replica_peer_staleness_seconds",
@@ -86,8 +83,6 @@ var (
 		"Connections to other replicas that ended for a reason of the protocol, by reason.", "reason")
 	replicaFreed = replicaDesc("kvepp_replica_freed_total",
 		"Running requests of other replicas that were freed together, by cause: peer_dead, goodbye.", "cause")
-	replicaBytes = replicaDesc("kvepp_replica_bytes_total",
-		"Bytes of messages between replicas, by direction: sent, received.", "direction")
 	replicaFailures = replicaDesc("kvepp_replica_connect_failures_total",
 		"Attempts to reach another replica that failed; a rise means that its address, certificate or token is wrong.")
 	replicaFlat = replicaDesc("kvepp_replica_flat_bookings_total",
@@ -109,8 +104,8 @@ func (m *Metrics) CollectReplicas(read func() Replicas) {
 }
 
 func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaBlocks, replicaParked, replicaEvents,
-		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaBytes, replicaFailures, replicaFlat,
+	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaParked, replicaEvents,
+		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaFailures, replicaFlat,
 		replicaPeerBookings, replicaPeerStaleness, replicaLoad, replicaUnpriced} {
 		out <- d
 	}
@@ -128,7 +123,6 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(replicaPeers, n, state)
 	}
 	gauge(replicaBookings, now.Bookings)
-	gauge(replicaBlocks, now.Blocks)
 	gauge(replicaParked, now.Parked)
 	for _, p := range byName(now.ByPeer) {
 		gauge(replicaPeerBookings, p.Bookings, p.Name)
@@ -151,8 +145,6 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 			count(d, n, label)
 		}
 	}
-	count(replicaBytes, now.Sent, "sent")
-	count(replicaBytes, now.Received, "received")
 	count(replicaFailures, now.ConnectFailures)
 	count(replicaFlat, now.Flat)
 }

@@ -14,7 +14,7 @@ import (
 // pool, and those of a model that is not configured from its first request. A nil Router exports nothing.
 //
 // Dynamo's frontend observes the time between output tokens only if it tracks output blocks. kvepp observes it for
-// every streamed response. Series about shared caches, which kvepp does not have, stay at zero.
+// every streamed response.
 //
 // Source: what `python -m dynamo.frontend --router-mode kv` 1.6.1 answers to GET /metrics; package e2e compares both.
 type Router struct {
@@ -25,12 +25,7 @@ type Router struct {
 	ttft, itl, output, hitRate prometheus.Histogram
 	input                      *prometheus.HistogramVec
 	best, selected, reused     *prometheus.CounterVec
-	nonMax                     prometheus.Counter
-	lost                       prometheus.Histogram
-
-	blockHashing, seqHashing, findMatches, scheduling, total prometheus.Histogram
-
-	backpressure *prometheus.CounterVec
+	backpressure               *prometheus.CounterVec
 
 	models sync.Map // modelPhase -> *modelSeries
 	labels modelLabels
@@ -80,15 +75,6 @@ func (n *routerNames) histogram(name, help string, buckets []float64) prometheus
 	}
 }
 
-func (n *routerNames) overhead(name, help string, buckets []float64) prometheus.HistogramOpts {
-	return prometheus.HistogramOpts{
-		Name:        "dynamo_router_overhead_" + name + "_ms",
-		Help:        help + ", in milliseconds.",
-		ConstLabels: prometheus.Labels{"router_id": n.routerID},
-		Buckets:     buckets,
-	}
-}
-
 // NewRouter declares the metrics on m's registry.
 func (m *Metrics) NewRouter(id Identity) *Router {
 	declare := promauto.With(m.Registry)
@@ -100,11 +86,6 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 		"worker_id":        strconv.FormatUint(id.RouterID, 16),
 	}}
 	counter, histogram := names.counter, names.histogram
-	overhead := func(name, help string, buckets []float64) prometheus.Histogram {
-		return declare.NewHistogram(names.overhead(name, help, buckets))
-	}
-	compute := prometheus.ExponentialBuckets(0.001, 2, 15)
-	waiting := prometheus.ExponentialBuckets(0.01, 3, 17)
 	perModel := []string{"phase", "model"}
 	r := &Router{
 		registry: m.Registry,
@@ -156,78 +137,12 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 				"delivered of kvepp_ladder_tokens_total."),
 			perModel,
 		),
-
-		blockHashing: overhead("block_hashing", "Time to hash a prompt's blocks", compute),
-		seqHashing:   overhead("seq_hashing", "Time to chain the block hashes", compute),
-		findMatches:  overhead("indexer_find_matches", "Time to look up which workers hold the blocks", waiting),
-		scheduling:   overhead("scheduling", "Time to choose and book a worker", waiting),
-		total:        overhead("total", "Time to hash, look up, choose and book", waiting),
 	}
-	r.declareLost(declare, names)
 	r.backpressure = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "dynamo_frontend_router_queue_backpressure_total",
 		Help: "Requests rejected at a limit of their policy class.",
 	}, []string{"model", "worker_type", "policy_class", "reason"})
-	declareSharedCaches(declare, names, waiting)
 	return r
-}
-
-// declareLost declares how often, and by how much, a prefill worker was chosen that did not hold most of the prompt.
-func (r *Router) declareLost(declare promauto.Factory, names *routerNames) {
-	prefill := prometheus.Labels{"worker_type": "prefill"}
-	nonMax := declare.NewCounterVec(
-		names.counter(
-			"non_max_overlap_selections_total",
-			"Prefill workers chosen although another candidate held more of the prompt.",
-		),
-		[]string{"worker_type"},
-	)
-	lost := declare.NewHistogramVec(
-		names.histogram(
-			"overlap_blocks_lost",
-			"Blocks that the best other candidate held beyond the chosen prefill worker.",
-			prometheus.ExponentialBuckets(0.25, 2, 16),
-		),
-		[]string{"worker_type"},
-	)
-	r.nonMax, r.lost = nonMax.With(prefill), lost.With(prefill).(prometheus.Histogram)
-}
-
-// declareSharedCaches declares the series of caches that workers share. They stay at zero: kvepp has no such caches.
-func declareSharedCaches(declare promauto.Factory, names *routerNames, overheadBuckets []float64) {
-	declare.NewHistogram(
-		names.histogram(
-			"shared_cache_hit_rate",
-			"Fraction (0..1) of the prompt's blocks in a cache that workers share.",
-			rateBuckets,
-		),
-	)
-	declare.NewHistogram(
-		names.histogram(
-			"shared_cache_beyond_blocks",
-			"Blocks in a shared cache beyond those of the chosen worker.",
-			prometheus.ExponentialBuckets(1, 2, 12),
-		),
-	)
-	declare.NewHistogram(
-		names.overhead("shared_cache_query", "Time to query a cache that workers share", overheadBuckets),
-	)
-}
-
-// Overhead holds the durations of a decision's steps after tokenization.
-type Overhead struct{ BlockHashing, SeqHashing, FindMatches, Scheduling time.Duration }
-
-// Overhead observes the durations of one decision.
-func (r *Router) Overhead(o *Overhead) {
-	if r == nil {
-		return
-	}
-	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-	r.blockHashing.Observe(ms(o.BlockHashing))
-	r.seqHashing.Observe(ms(o.SeqHashing))
-	r.findMatches.Observe(ms(o.FindMatches))
-	r.scheduling.Observe(ms(o.Scheduling))
-	r.total.Observe(ms(o.BlockHashing + o.SeqHashing + o.FindMatches + o.Scheduling))
 }
 
 // Chosen is one choice of a worker.
@@ -239,7 +154,6 @@ type Chosen struct {
 	CachedTokens   int     // of the chosen worker
 	BestTokens     int     // of the candidate with the most cached tokens
 	HitRate        float64 // fraction (0..1) of the prompt's blocks on the chosen worker, weighted by tier
-	LostBlocks     float64 // prefill only: such blocks of the best other candidate beyond the chosen worker
 	WithoutOverlap bool    // overlap was not computed: only PromptTokens is known
 }
 
@@ -257,10 +171,6 @@ func (r *Router) Chosen(c *Chosen) {
 	r.hitRate.Observe(c.HitRate)
 	s.best.Add(float64(c.BestTokens))
 	s.selected.Add(float64(c.CachedTokens))
-	if c.Phase == "prefill" && c.LostBlocks > 0 {
-		r.nonMax.Inc()
-		r.lost.Observe(c.LostBlocks)
-	}
 }
 
 // FirstToken observes the time to the first token of a streamed response.
@@ -393,20 +303,17 @@ func (r *Router) CollectQueues(read func() []Queue) {
 		)
 	}
 	r.registry.MustRegister(&queues{read, desc("requests", "Requests that wait for a worker."),
-		desc(
-			"isl_tokens",
-			"Prompt tokens of the requests that wait.",
-		), desc("cached_tokens", "Prompt tokens of the requests that wait which a worker holds.")})
+		desc("isl_tokens", "Prompt tokens of the requests that wait.")})
 }
 
 // queues collects the series of the requests that wait.
 type queues struct {
-	read                     func() []Queue
-	requests, tokens, cached *prometheus.Desc
+	read             func() []Queue
+	requests, tokens *prometheus.Desc
 }
 
 func (q *queues) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{q.requests, q.tokens, q.cached} {
+	for _, d := range []*prometheus.Desc{q.requests, q.tokens} {
 		to <- d
 	}
 }
@@ -417,18 +324,14 @@ func (q *queues) Collect(to chan<- prometheus.Metric) {
 			x.Class)
 		to <- prometheus.MustNewConstMetric(q.tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode",
 			x.Class)
-		to <- prometheus.MustNewConstMetric(q.cached, prometheus.GaugeValue, float64(x.CachedTokens), x.Model, "decode",
-			x.Class)
 	}
 }
 
 // Worker holds the values of one worker's metrics.
 type Worker struct {
-	InstanceID    uint64
-	Rank          uint32
-	Prefill       bool // label worker_type: prefill, else decode (Dynamo labels aggregated workers so, too)
-	Model         string
-	WithoutEvents bool // it sends no KV events
+	InstanceID uint64
+	Rank       uint32
+	Prefill    bool // label worker_type: prefill, else decode (Dynamo labels aggregated workers so, too)
 
 	ActiveBlocks, PrefillTokens int // of its running requests
 	// Of the worker's latest response that reported them; 0: unknown.
@@ -512,13 +415,6 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			[]string{"router_worker_id", "dp_rank", "worker_type"},
 			component,
 		),
-		mismatch: prometheus.NewDesc(
-			"dynamo_component_router_kv_event_source_mismatch_workers",
-			"Workers that send no KV events.",
-			[]string{"model", "worker_type", "target_namespace", "target_component", "target_endpoint"},
-			component,
-		),
-		identity: r.identity,
 	})
 }
 
@@ -526,32 +422,23 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 type workers struct {
 	read func() []Worker
 
-	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, reuse, registered, mismatch *prometheus.Desc
-
-	identity Identity
+	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, reuse, registered *prometheus.Desc
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.perStep,
-		w.gap, w.reuse, w.registered, w.mismatch} {
+		w.gap, w.reuse, w.registered} {
 		to <- d
 	}
 }
 
 func (w *workers) Collect(to chan<- prometheus.Metric) {
 	type name struct{ id, rank, kind string }
-	type group struct{ model, kind string }
 	seen := map[name]bool{} // several endpoints may have one id by mistake, but each series must be unique
-	without := map[group]int{}
 	for _, x := range w.read() {
 		kind := "decode"
 		if x.Prefill {
 			kind = "prefill"
-		}
-		g := group{x.Model, kind}
-		without[g] += 0
-		if x.WithoutEvents {
-			without[g]++
 		}
 		n := name{strconv.FormatUint(x.InstanceID, 10), strconv.FormatUint(uint64(x.Rank), 10), kind}
 		if seen[n] {
@@ -569,9 +456,5 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
 		}
-	}
-	for g, n := range without {
-		to <- prometheus.MustNewConstMetric(w.mismatch, prometheus.GaugeValue, float64(n), g.model, g.kind,
-			w.identity.Namespace, w.identity.Component, "generate")
 	}
 }

@@ -11,17 +11,12 @@ import (
 //
 // Source: what `python -m dynamo.indexer` 1.6.1 answers to GET /metrics.
 type IndexerService struct {
-	requests *prometheus.CounterVec
 	errors   *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
 // Names and help of the gauges that the service's wiring declares.
 const (
-	IndexerModels        = "dynamo_kvindexer_models"
-	IndexerModelsHelp    = "Pairs of a model and a routing group that have workers."
-	IndexerWorkers       = "dynamo_kvindexer_workers"
-	IndexerWorkersHelp   = "Registered worker instances."
 	IndexerListeners     = "dynamo_kvindexer_listeners"
 	IndexerListenersHelp = "Subscriptions to KV events, by state: active (connected), pending (not yet connected)."
 )
@@ -29,9 +24,6 @@ const (
 // NewIndexerService declares the metrics on m's registry.
 func (m *Metrics) NewIndexerService() *IndexerService {
 	s := &IndexerService{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dynamo_kvindexer_requests_total", Help: "HTTP requests.",
-		}, []string{"endpoint", "method"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dynamo_kvindexer_errors_total", Help: "HTTP requests answered with an error.",
 		}, []string{"endpoint", "status_class"}),
@@ -40,13 +32,12 @@ func (m *Metrics) NewIndexerService() *IndexerService {
 			Buckets: prometheus.ExponentialBuckets(1e-4, 2, 20), // 0.1 ms .. 52 s
 		}, []string{"endpoint"}),
 	}
-	m.Registry.MustRegister(s.requests, s.errors, s.duration)
+	m.Registry.MustRegister(s.errors, s.duration)
 	return s
 }
 
 // Answered counts one request to a known path, which began at start.
-func (s *IndexerService) Answered(endpoint, method string, status int, start time.Time) {
-	s.requests.WithLabelValues(endpoint, method).Inc()
+func (s *IndexerService) Answered(endpoint, _ string, status int, start time.Time) {
 	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
 	if status >= 400 {
 		s.errors.WithLabelValues(endpoint, strconv.Itoa(status/100)+"xx").Inc()
@@ -61,16 +52,12 @@ type SelectionService struct {
 
 // Names and help of the gauges that the service's wiring declares.
 const (
-	SelectionGroups           = "kvepp_selection_groups"
-	SelectionGroupsHelp       = "Pairs of model and routing group that kvepp knows."
 	SelectionReservations     = "kvepp_selection_reservations"
 	SelectionReservationsHelp = "Reservations that have not ended."
 	SelectionExpired          = "kvepp_selection_reservations_expired_total"
 	SelectionExpiredHelp      = "Reservations that no client ended within --active-request-expiry-secs."
 	SelectionWaiting          = "kvepp_selection_waiting"
 	SelectionWaitingHelp      = "Selections that wait because every worker is busy."
-	SelectionPending          = "kvepp_selection_pending"
-	SelectionPendingHelp      = "Selections kept for a later reservation."
 )
 
 // NewSelectionService declares the metrics on m's registry.

@@ -116,9 +116,6 @@ func (e *Encoder) appendStages(out []kvblock.Token, k int, s string, first bool,
 	if st.whole {
 		return e.appendStages(out, k+1, s, first, sc)
 	}
-	if st.general {
-		e.generalRuns.Add(1)
-	}
 	pieces := 0
 	err := st.cut(s, sc, func(start, end int) {
 		if pieces++; pieces%1024 == 0 && sc.budget.stopped() || sc.budget.err != nil {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -154,7 +153,6 @@ type Encoder struct {
 	segments   *segmentCache // nil for none
 	// firstDiffers is set if text at the beginning of a prompt has other ids than the same text later.
 	firstDiffers bool
-	generalRuns  atomic.Int64  // see GeneralRuns
 	roundTrips   bool          // decoding the ids of a normalized text returns this text
 	kimiLimits   bool          // see withinKimiLimits
 	cutAt        string        // see Description
@@ -198,10 +196,6 @@ func (e *Encoder) IsNormalized(text string) bool { return e.normalizer.keeps(tex
 
 // RoundTrips reports whether decoding the ids of a text for which IsNormalized is true returns this text.
 func (e *Encoder) RoundTrips() bool { return e.roundTrips }
-
-// GeneralRuns returns how often the general pattern engine has split a text. If the pre-tokenizer has several patterns,
-// it counts the pieces that the earlier ones left. The general engine is exact but ten times slower than a scanner.
-func (e *Encoder) GeneralRuns() int64 { return e.generalRuns.Load() }
 
 // GeneralPattern reports whether the pre-tokenizer needs the general pattern engine.
 func (e *Encoder) GeneralPattern() bool {

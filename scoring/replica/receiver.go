@@ -139,8 +139,6 @@ type Receiver struct {
 	held    int                 // bookings of all origins, parked ones not counted
 	blocks  int                 // of held
 	Outcomes
-	// Messages and Bytes count what was received.
-	Messages, Bytes uint64
 
 	effects []Effect
 	entries []Entry
@@ -227,8 +225,6 @@ func (r *Receiver) Step(in Input) []Effect {
 		r.open(&in)
 	case Received:
 		if s := r.streams[in.Stream]; s != nil {
-			r.Messages++
-			r.Bytes += uint64(len(in.Message))
 			if why, err := r.receive(in.Stream, s, in.Now, in.Message); why != "" {
 				r.close(in.Stream, s, why, err)
 			}

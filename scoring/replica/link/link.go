@@ -398,17 +398,16 @@ type Stats struct {
 	Readers  []Reader
 	Outcomes replica.Outcomes
 	// Served counts the snapshots that this process sent, Taken those that it took, by no reason.
-	Served   map[replica.SnapshotReason]uint64
-	Refused  map[replica.Reason]uint64
-	Closed   map[replica.Reason]uint64
-	Freed    map[replica.Cause]uint64
-	Failed   uint64 // attempts to reach a peer
-	Sent     uint64 // bytes of messages
-	Received uint64
-	Last     uint64        // sequence number of the latest own entry
-	Live     int           // own bookings in the log
-	Flush    time.Duration // how long a change waits on average
-	Known    int           // addresses of peers, this process's own left out
+	Served  map[replica.SnapshotReason]uint64
+	Refused map[replica.Reason]uint64
+	Closed  map[replica.Reason]uint64
+	Freed   map[replica.Cause]uint64
+	Failed  uint64        // attempts to reach a peer
+	Sent    uint64        // bytes of messages
+	Last    uint64        // sequence number of the latest own entry
+	Live    int           // own bookings in the log
+	Flush   time.Duration // how long a change waits on average
+	Known   int           // addresses of peers, this process's own left out
 	// Held are the copies: bookings, blocks with hashes, and bookings of workers that are not known.
 	Bookings, Blocks, Parked int
 }
@@ -433,7 +432,7 @@ func (n *Node) Stats() Stats {
 	slices.SortFunc(s.Readers, func(a, b Reader) int { return cmp.Compare(a.Origin, b.Origin) })
 	n.receiving.Lock()
 	defer n.receiving.Unlock()
-	s.Peers, s.Outcomes, s.Received = n.receiver.Peers(), n.receiver.Outcomes, n.receiver.Bytes
+	s.Peers, s.Outcomes = n.receiver.Peers(), n.receiver.Outcomes
 	s.Bookings, s.Blocks, s.Parked = n.receiver.Held()
 	for k, v := range n.closed {
 		s.Closed[k] = v

@@ -153,7 +153,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	if resp.Body.Close(); resp.StatusCode != http.StatusUnsupportedMediaType {
 		t.Errorf("text/plain: %s", resp.Status)
 	}
-	if models, workers := h.registry.Counts(); models != 2 || workers != 2 {
+	if models, workers := counts(h.registry); models != 2 || workers != 2 {
 		t.Errorf("%d models, %d workers", models, workers)
 	}
 	for i := range maxPeers {
@@ -539,7 +539,7 @@ func TestRegistrationIsLinear(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if models, workers := r.Counts(); models != 10 || workers != 8*part {
+	if models, workers := counts(r); models != 10 || workers != 8*part {
 		t.Errorf("%d models, %d workers", models, workers)
 	}
 	for i := range 8 * part {
@@ -549,7 +549,7 @@ func TestRegistrationIsLinear(t *testing.T) {
 	}
 	s := p.Acquire()
 	defer s.Release()
-	if models, workers := r.Counts(); models+workers+len(s.Workers)+len(r.workers)+r.bytes != 0 {
+	if models, workers := counts(r); models+workers+len(s.Workers)+len(r.workers)+r.bytes != 0 {
 		t.Errorf(
 			"%d models, %d workers, %d in the pool and %d bytes are left",
 			models,
@@ -558,4 +558,11 @@ func TestRegistrationIsLinear(t *testing.T) {
 			r.bytes,
 		)
 	}
+}
+
+// counts returns the pairs of model and group that have workers, and the worker instances.
+func counts(r *Registry) (models, instances int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.groups), len(r.ranks)
 }

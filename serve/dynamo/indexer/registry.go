@@ -371,13 +371,6 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// Counts returns the pairs of model and group that have workers, and the worker instances.
-func (r *Registry) Counts() (models, instances int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.groups), len(r.ranks)
-}
-
 // readPeer reads the body of the peer requests.
 func readPeer(w http.ResponseWriter, req *http.Request) (url string, err error) {
 	var body struct {

@@ -138,12 +138,6 @@ func (p *pendingSelections) drop(key pendingKey, n *pendingSelection) {
 	}
 }
 
-func (p *pendingSelections) len() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.byKey)
-}
-
 // remove forgets a selection. The caller holds p.mu.
 func (p *pendingSelections) remove(e *list.Element) {
 	n := p.order.Remove(e).(*pendingSelection)

@@ -197,16 +197,14 @@ func modelGroupNamed(model, group *string) api.ModelGroup {
 const defaultModel = "default"
 
 // Stats are the sizes of a Selector's tables.
-type Stats struct{ Groups, Reservations, Pending, Waiting int }
+type Stats struct{ Reservations, Waiting int }
 
 // Stats returns the current sizes.
 func (s *Selector) Stats() Stats {
-	stats := Stats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
-	rooms := s.rooms()
-	for _, room := range rooms {
+	stats := Stats{Reservations: s.loadBook.Len()}
+	for _, room := range s.rooms() {
 		waiting, _ := room.pending()
 		stats.Waiting += waiting
 	}
-	stats.Groups = len(rooms)
 	return stats
 }

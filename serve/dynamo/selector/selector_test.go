@@ -396,7 +396,7 @@ func TestReservationsAreBooked(t *testing.T) {
 	c.want("GET /loads?routing_group=other", "", http.StatusOK, `[]`)
 	c.want("GET /workers?model_name=default", "", http.StatusOK, `[{"worker_id":2,`)
 	c.want("DELETE /workers/2", "", http.StatusOK, "")
-	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (Stats{Groups: 1}) ||
+	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (Stats{}) || c.selector.pending.len() != 0 ||
 		c.selector.bytes != 0 {
 		t.Errorf("%d requests are booked, %+v are held", n, stats)
 	}
@@ -691,4 +691,10 @@ func TestSelectRegistrationIsLinear(t *testing.T) {
 			t.Fatal(w.Code, w.Body)
 		}
 	})
+}
+
+func (p *pendingSelections) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.byKey)
 }
