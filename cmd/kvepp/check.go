@@ -34,6 +34,7 @@ import (
 	"kvepp/router"
 	"kvepp/serve/api"
 	"kvepp/serve/check"
+	"kvepp/serve/secrets"
 	"kvepp/zmqsub"
 )
 
@@ -495,15 +496,15 @@ func (g *gatewayOptions) check() error {
 
 // gatewayToCheck returns the addresses and tokens of the gateway and of the running kvepp.
 func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
-	key, err := newTokenFile("--gateway-api-key-file", c.gateway.keyFile)
+	key, err := secrets.ReadToken("--gateway-api-key-file", c.gateway.keyFile)
 	if err != nil {
 		return nil, err
 	}
-	admin, err := newTokenFile("--admin-token-file", c.adminTokenFile)
+	admin, err := secrets.ReadToken("--admin-token-file", c.adminTokenFile)
 	if err != nil {
 		return nil, err
 	}
-	metrics, err := newTokenFile("--metrics-token-file", c.metricsTokenFile)
+	metrics, err := secrets.ReadToken("--metrics-token-file", c.metricsTokenFile)
 	if err != nil {
 		return nil, err
 	}
@@ -512,10 +513,10 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 	}
 	g := &check.Gateway{
 		URL:          c.gateway.url,
-		Key:          key.token(),
+		Key:          key,
 		ExtProc:      cmp.Or(c.gateway.extProc, at(c.grpcPort)),
-		AdminToken:   admin.token(),
-		MetricsToken: metrics.token(),
+		AdminToken:   admin,
+		MetricsToken: metrics,
 		HTTP: &http.Client{
 			Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: c.gateway.insecure}},
 		},

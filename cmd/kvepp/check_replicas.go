@@ -7,8 +7,10 @@ import (
 	"slices"
 	"sync"
 
+	"kvepp/internal/metrics"
 	"kvepp/scoring/replica/link"
 	"kvepp/serve/check"
+	"kvepp/serve/secrets"
 )
 
 // aboutSharing is what findings about replicas are about.
@@ -24,7 +26,7 @@ func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kubernetes,
 	finding := func(who string, state check.State, fix, says string, args ...any) check.Finding {
 		return check.Finding{Worker: who, About: aboutSharing, State: state, Says: fmt.Sprintf(says, args...), Fix: fix}
 	}
-	security, err := replicaSecurity(ctx, &c.options, log)
+	security, err := replicaSecurity(&c.options, secrets.Follow(ctx, metrics.New(), log))
 	if err != nil {
 		return []check.Finding{finding("replicas", check.Wrong, "--replica-token-file, --cert-path, --tls-client-ca",
 			"%v", err)}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/serve/client"
+	"kvepp/serve/secrets"
 )
 
 func clientFlags(c *client.Config) *pflag.FlagSet {
@@ -47,9 +48,8 @@ func runClient(
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	token, err := newTokenFile("--admin-token-file", c.TokenFile)
-	if err == nil {
-		c.Token = token.token()
+	var err error
+	if c.Token, err = secrets.ReadToken("--admin-token-file", c.TokenFile); err == nil {
 		err = c.Run(ctx, stdin, stdout, stderr)
 	}
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/useragent"
+	"kvepp/serve/secrets"
 )
 
 const fetchHelp = `kvepp fetch downloads tokenizers from a model hub or its mirror: a few megabytes that kvepp reads,
@@ -145,13 +146,9 @@ func parseFetch(o *fetchOptions, args []string, getenv func(string) string) erro
 	}
 	o.token = getenv("HF_TOKEN")
 	if o.tokenFile != "" {
-		file, err := newTokenFile("--token-file", o.tokenFile)
-		if err != nil {
-			return err
-		}
-		o.token = file.token()
+		o.token, err = secrets.ReadToken("--token-file", o.tokenFile)
 	}
-	return nil
+	return err
 }
 
 // fetch runs `kvepp fetch`. It returns the exit status.

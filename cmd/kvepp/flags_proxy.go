@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 
 	"kvepp/prompt"
 	"kvepp/router/budget"
+	"kvepp/serve/secrets"
 )
 
 // proxied are the flags of `kvepp serve` about its exchange with the proxy: how long a decision may take, and how much
@@ -136,28 +136,24 @@ func (p *proxied) bufferedBytes(goLimit int64) (buffered, parsed int, err error)
 // transport are the flags of TLS between proxies and the external processor.
 type transport struct {
 	secureServing bool
-	certPath      string
-	clientCA      string
-	minVersion    string
+	secrets.Config
 }
 
 func (t *transport) add(f *pflag.FlagSet) {
 	f.BoolVar(&t.secureServing, "secure-serving", true,
 		"serve TLS at --grpc-port, as Envoy's cluster for kvepp must expect")
-	f.StringVar(&t.certPath, "cert-path", "",
+	f.StringVar(&t.CertPath, "cert-path", "",
 		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; kvepp "+
 			"reads them again when they change. Empty: kvepp makes a self-signed certificate at start")
-	f.StringVar(&t.clientCA, "tls-client-ca", "",
+	f.StringVar(&t.ClientCA, "tls-client-ca", "",
 		"PEM `FILE` with authorities: kvepp accepts only proxies with a certificate of one of them; kvepp reads it "+
 			"again when it changes. Empty: kvepp accepts any proxy")
-	f.StringVar(&t.minVersion, "tls-min-version", "1.2", "the oldest `VERSION` of TLS that kvepp accepts, 1.2 or 1.3")
+	f.StringVar(&t.MinVersion, "tls-min-version", "1.2", "the oldest `VERSION` of TLS that kvepp accepts, 1.2 or 1.3")
 	values(f, "tls-min-version", "1.2", "1.3")
 }
 
-var tlsVersions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
-
 func (t *transport) check(given func(flag string) bool) error {
-	if err := oneOf("tls-min-version", t.minVersion, "1.2", "1.3"); err != nil {
+	if err := oneOf("tls-min-version", t.MinVersion, "1.2", "1.3"); err != nil {
 		return err
 	}
 	for _, flag := range []string{"cert-path", "tls-client-ca", "tls-min-version"} {

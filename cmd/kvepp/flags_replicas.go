@@ -77,7 +77,7 @@ func (o *options) checkReplicas() error {
 			return fmt.Errorf("--replica-peers %q: %w", peer, err)
 		}
 	}
-	if o.replicaTokenFile != "" || o.certPath != "" && o.clientCA != "" {
+	if o.replicaTokenFile != "" || o.CertPath != "" && o.ClientCA != "" {
 		return nil
 	}
 	if o.replicaService != "" || !loopbackHost(o.bindAddress) {

@@ -405,30 +405,6 @@ func TestTokenizerURLs(t *testing.T) {
 	}
 }
 
-// TestTokenFile: the line end that editors add is not part of the token.
-func TestTokenFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "key")
-	for text, want := range map[string]string{"secret\n": "secret", " k \r\n": "k"} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if key, err := newTokenFile("--key", file); err != nil || key.token() != want {
-			t.Errorf("%q: %q, %v", text, key.token(), err)
-		}
-	}
-	for _, text := range []string{"", "\n", "two\nlines"} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if key, err := newTokenFile("--key", file); err == nil || key != nil || strings.Contains(err.Error(), "two") {
-			t.Errorf("%q: %q, %v", text, key.token(), err)
-		}
-	}
-	if key, err := newTokenFile("--key", ""); err != nil || key.token() != "" {
-		t.Errorf("without a file: %q, %v", key.token(), err)
-	}
-}
-
 // TestRefusedFolderWithURL: kvepp starts if --tokenizer-url names the engine of a model whose folder cannot be used. It
 // logs a warning.
 func TestRefusedFolderWithURL(t *testing.T) {

@@ -1,21 +1,16 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"kvepp/internal/logtest"
 	"kvepp/internal/metrics"
+	"kvepp/serve/secrets/secretstest"
 )
 
 // TestHandshakeFailures: each kind of failed TLS handshake is counted under its own cause, and logged once with advice.
@@ -24,9 +19,9 @@ func TestHandshakeFailures(t *testing.T) {
 		t.Skip("slow: make test runs it")
 	}
 	t.Parallel()
-	dir, ours, others := t.TempDir(), newAuthority(t), newAuthority(t)
-	certificate, key := ours.sign(t, 1)
-	mount(t, dir, "1", map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": ours.pem})
+	dir, ours, others := t.TempDir(), secretstest.NewAuthority(t), secretstest.NewAuthority(t)
+	certificate, key := ours.Sign(t, 1)
+	secretstest.Mount(t, dir, "1", map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": ours.PEM})
 	r := reserve(t)
 	r.writeEndpoints("endpoints: []\n")
 	r.start(
@@ -48,7 +43,7 @@ func TestHandshakeFailures(t *testing.T) {
 		conn.Read(make([]byte, 1)) // the server refuses after the client has completed its part of the handshake
 	}
 	with := func(edit func(*tls.Config)) *tls.Config {
-		c := ours.client(t, ours)
+		c := ours.Client(t, ours)
 		edit(c)
 		return c
 	}
@@ -70,21 +65,21 @@ func TestHandshakeFailures(t *testing.T) {
 		cause, advice string
 		fail          func()
 	}{
-		{causePlaintext, "--secure-serving=false", func() { plain("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") }},
-		{causeClosed, "TCP health check", func() { plain("") }},
-		{causeClientCertificate, "--tls-client-ca", func() { handshake(ours.client(t, nil)) }},
-		{causeClientCertificate, "--tls-client-ca", func() { handshake(ours.client(t, others)) }},
-		{causeRefused, "--cert-path", func() {
+		{"plaintext", "--secure-serving=false", func() { plain("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") }},
+		{"closed", "TCP health check", func() { plain("") }},
+		{"client_certificate", "--tls-client-ca", func() { handshake(ours.Client(t, nil)) }},
+		{"client_certificate", "--tls-client-ca", func() { handshake(ours.Client(t, others)) }},
+		{"certificate_refused", "--cert-path", func() {
 			handshake(
 				with(func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }))
 		}},
-		{causeVersion, "--tls-min-version",
+		{"version", "--tls-min-version",
 			func() { handshake(with(func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })) }},
-		{causeALPN, "alpn_protocols", func() {
+		{"alpn", "alpn_protocols", func() {
 			handshake(
 				with(func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }))
 		}},
-		{causeALPN, "alpn_protocols", func() { handshake(with(func(c *tls.Config) { c.NextProtos = nil })) }},
+		{"alpn", "alpn_protocols", func() { handshake(with(func(c *tls.Config) { c.NextProtos = nil })) }},
 	} {
 		name := fmt.Sprintf("%s{cause=%q}", metrics.HandshakeFailures, c.cause)
 		before, err := r.metric(name)
@@ -157,78 +152,4 @@ func TestNoProxy(t *testing.T) {
 		"tls=off",
 		"failed_handshakes=0",
 	)
-}
-
-// TestNoProxyTiming: kvepp logs the line after 60 s, and never if a proxy has connected or kvepp stops.
-func TestNoProxyTiming(t *testing.T) {
-	for _, c := range []struct {
-		name               string
-		connects, failures int
-		stops              bool
-		want               int
-	}{{"no proxy", 0, 0, false, 1}, {"a failed handshake", 0, 2, false, 1}, {"a proxy", 1, 0, false, 0},
-		{"a stop", 0, 0, true, 0}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var log logtest.Log
-				p := newProxies(nil, "off", metrics.New(), slog.New(slog.NewTextHandler(&log, nil)))
-				ctx, stop := context.WithCancel(t.Context())
-				defer stop()
-				go p.warnWithoutProxy(ctx, "127.0.0.1:9002")
-				for range c.connects {
-					p.succeeded(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}, nil)
-				}
-				for range c.failures {
-					p.failed(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}, errIsTLS)
-				}
-				<-time.After(proxyPatience - time.Second)
-				synctest.Wait()
-				if n := log.Count("no proxy has connected"); n != 0 {
-					t.Errorf("logged %d times after 59 s, want 0", n)
-				}
-				if c.stops {
-					stop()
-				}
-				<-time.After(10 * time.Minute)
-				synctest.Wait()
-				if n := log.Count("no proxy has connected"); n != c.want {
-					t.Errorf("logged %d times, want %d: %s", n, c.want, log.String())
-				}
-				if want := fmt.Sprintf("failed_handshakes=%d", c.failures); c.want == 1 &&
-					!strings.Contains(log.String(), want) {
-					t.Errorf("the log line lacks %s: %s", want, log.String())
-				}
-			})
-		})
-	}
-}
-
-// TestHandshakeFailuresAreNotRepeated: a proxy that fails each second causes one line a minute with the number of
-// failures. TCP health checks cause one line in total.
-func TestHandshakeFailuresAreNotRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log logtest.Log
-		p := newProxies(nil, "off", metrics.New(), slog.New(slog.NewTextHandler(&log, nil)))
-		peer := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}
-		for range 150 {
-			p.failed(peer, errIsTLS)
-			p.failed(peer, os.ErrDeadlineExceeded)
-			p.failed(peer, net.ErrClosed)
-			<-time.After(time.Second)
-		}
-		for cause, want := range map[string]int{causeTLSOff: 3, causeTimeout: 3, causeClosed: 1} {
-			if n := log.Count("cause=" + cause); n != want {
-				t.Errorf("%d lines about %s in 150 s, want %d", n, cause, want)
-			}
-		}
-		if n := log.Count("times=60"); n != 4 {
-			t.Errorf("%d lines report 60 failures, want 4:\n%s", n, log.String())
-		}
-		for host := range 3 * maxProxyHosts {
-			p.succeeded(&net.TCPAddr{IP: net.IPv4(10, 1, byte(host>>8), byte(host)), Port: 1}, nil)
-		}
-		if n := log.Count("a proxy connected"); n != maxProxyHosts || len(p.hosts) != maxProxyHosts {
-			t.Errorf("%d lines are logged and %d hosts kept, want maxProxyHosts", n, len(p.hosts))
-		}
-	})
 }

@@ -14,14 +14,17 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"kvepp/internal/connlimit"
+	"kvepp/internal/metrics"
 	"kvepp/scoring/replica"
 	"kvepp/scoring/replica/link"
+	"kvepp/serve/secrets"
 )
 
 // portNode is a replica with a token, with at most so many connections at its port.
 func portNode(t *testing.T, origin uint64, most int) (*link.Node, *connlimit.Listener) {
 	t.Helper()
-	certs, err := newCertificates(transport{})
+	files := secrets.Follow(t.Context(), metrics.New(), slog.New(slog.DiscardHandler))
+	certs, err := files.Certificates(secrets.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +34,7 @@ func portNode(t *testing.T, origin uint64, most int) (*link.Node, *connlimit.Lis
 	}
 	l := connlimit.New(raw, most)
 	n := link.New(link.Config{Self: replica.Identity{Origin: origin, Epoch: 1}, Group: "pool",
-		Security: link.Security{Certificate: func() *tls.Certificate { return &certs.current.Load().Certificates[0] },
+		Security: link.Security{Certificate: certs.Own,
 			Token: func() string { return "secret" }},
 		Known: func(replica.Worker) bool { return true }, Drain: func(func(*replica.Entry)) time.Duration { return 0 },
 		Apply: func(*replica.Effect) {}, Log: slog.New(slog.DiscardHandler),

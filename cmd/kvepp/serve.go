@@ -36,6 +36,8 @@ import (
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/listen"
+	"kvepp/serve/secrets"
 	"kvepp/serve/web"
 )
 
@@ -73,7 +75,8 @@ type server struct {
 	ready *readiness
 
 	// Set by open: files, models and clients that the flags name.
-	adminToken, metricsToken *tokenFile
+	secrets                  *secrets.Files
+	adminToken, metricsToken *secrets.Token
 	models                   map[string]*prompt.Model
 	files                    map[string]dynamo.ModelFiles
 	adapters                 *router.Adapters
@@ -83,7 +86,7 @@ type server struct {
 	ladder                   *router.Ladder    // nil: none
 	admission                *router.Admission // nil: none
 	tracer                   *tracing.Tracer
-	proxies                  *proxies
+	proxies                  *listen.Proxies
 	memory                   *budget.Budget
 	maxParseBytes            int
 
@@ -123,17 +126,17 @@ func (s *server) close() {
 // open opens the files, models and clients that the flags name. Its errors are mistakes in flags and files.
 func (s *server) open(ctx context.Context) error {
 	var err error
-	if s.adminToken, err = newTokenFile("--admin-token-file", s.adminTokenFile); err != nil {
+	s.secrets = secrets.Follow(ctx, s.m, s.log)
+	if s.adminToken, err = s.secrets.Token("--admin-token-file", s.adminTokenFile); err != nil {
 		return err
 	}
-	if s.metricsToken, err = newTokenFile("--metrics-token-file", s.metricsTokenFile); err != nil {
+	if s.metricsToken, err = s.secrets.Token("--metrics-token-file", s.metricsTokenFile); err != nil {
 		return err
 	}
-	engineKey, err := newTokenFile("--tokenizer-url-api-key-file", s.tokenizerURLKeyFile)
+	engineKey, err := s.secrets.Token("--tokenizer-url-api-key-file", s.tokenizerURLKeyFile)
 	if err != nil {
 		return err
 	}
-	followTokens(ctx, reloadEvery, s.m, s.log, s.adminToken, s.metricsToken, engineKey)
 	s.models = loadModels(s.options, s.log)
 	if s.files, err = modelFiles(s.options, s.models); err != nil {
 		return err
@@ -155,10 +158,14 @@ func (s *server) open(ctx context.Context) error {
 		return err
 	}
 	s.closeWith(func() { closeTracer(s.tracer, s.log) })
-	if s.proxies, err = newProxyCredentials(ctx, s.options, s.m, s.log); err != nil {
-		return err
+	var certificates *secrets.Certificates
+	if s.secureServing {
+		if certificates, err = s.secrets.Certificates(s.transport.Config); err != nil {
+			return err
+		}
 	}
-	if s.tokenizers, err = remoteTokenizers(s.options, engineKey, s.m, s.log); err != nil {
+	s.proxies = listen.NewProxies(certificates, s.m, s.log)
+	if s.tokenizers, err = remoteTokenizers(s.options, engineKey.Text, s.m, s.log); err != nil {
 		return err
 	}
 	for _, line := range s.withoutEffect() {
@@ -255,7 +262,7 @@ func (s *server) warmUp(ctx context.Context) {
 	s.cluster.await(warm) // kvepp can only use what a peer says of workers that it knows
 	s.replicas.follow(ctx, s.cluster)
 	if s.events != nil {
-		s.reader.WarmUpFrom(warm, slices.Concat(indexerapi.Sources(s.indexPeers, s.adminToken.token()),
+		s.reader.WarmUpFrom(warm, slices.Concat(indexerapi.Sources(s.indexPeers, s.adminToken.Text()),
 			s.replicas.sources()))
 		s.replicas.serveIndex(s.reader)
 	}
@@ -363,7 +370,7 @@ func (s *server) adminHandler() http.Handler {
 	if s.adminToken == nil {
 		return mux
 	}
-	return web.NewGuard(s.adminToken.token).Protect(mux, guarded(mux, s.adminToken))
+	return web.NewGuard(s.adminToken.Text).Protect(mux, guarded(mux, s.adminToken))
 }
 
 // metricsHandler answers requests for metrics. An invalid series does not hide the others.

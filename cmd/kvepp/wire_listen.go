@@ -35,6 +35,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/secrets"
 )
 
 // listen serves until ctx ends, then drains. While a condition of s.ready does not hold, health checks say NOT_SERVING.
@@ -50,7 +51,7 @@ func (s *server) listen(ctx context.Context) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	go s.proxies.warnWithoutProxy(ctx, s.addressOf(s.grpcPort))
+	go s.proxies.WarnWithoutProxy(ctx, s.addressOf(s.grpcPort))
 	unmet, err := l.watchReadiness(ctx, unmet)
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (l *listeners) open() error {
 		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10))...)
 	l.plain.RegisterService(&healthService, l.checks)
 	l.closers = append(l.closers, l.plain.Stop, l.grpc.Stop)
-	l.serve("ext_proc", picker, l.proxies.tlsMode, l.grpc.Serve)
+	l.serve("ext_proc", picker, l.proxies.Mode(), l.grpc.Serve)
 	l.serve("health", plain, "off", l.plain.Serve)
 
 	switch metrics := l.metricsHandler(); {
@@ -602,14 +603,14 @@ func (o *httpService) serve(
 }
 
 // guarded passes requests with the right token, and health requests. With a nil token it passes all.
-func guarded(next http.Handler, token *tokenFile) http.Handler {
+func guarded(next http.Handler, token *secrets.Token) http.Handler {
 	if token == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 		if req.URL.Path != "/health" &&
-			!(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.token())) == 1) {
+			!(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.Text())) == 1) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(
 				w,

@@ -222,7 +222,7 @@ func logMismatches(log *slog.Logger, mismatches []dynamo.Mismatch, logged map[dy
 // remoteTokenizers makes the clients of --tokenizer-url, by model. They send key.
 func remoteTokenizers(
 	o *options,
-	key *tokenFile,
+	key func() string,
 	m *metrics.Metrics,
 	log *slog.Logger,
 ) (map[string]*remote.Client, error) {
@@ -234,7 +234,7 @@ func remoteTokenizers(
 				Model:   name,
 				URL:     url,
 				Engine:  o.config.engine.Engine,
-				APIKey:  key.token,
+				APIKey:  key,
 				Timeout: o.tokenizerURLTimeout,
 			},
 			m,

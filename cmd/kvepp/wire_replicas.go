@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +28,7 @@ import (
 	"kvepp/scoring/replica/link"
 	"kvepp/serve/api"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/secrets"
 )
 
 const (
@@ -215,7 +214,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	if !s.shares() {
 		return nil, nil
 	}
-	security, err := replicaSecurity(ctx, s.options, s.log)
+	security, err := replicaSecurity(s.options, s.secrets)
 	if err != nil {
 		return nil, err
 	}
@@ -261,27 +260,22 @@ func replicaGroup(o *options, cluster *kubernetes) string {
 }
 
 // replicaSecurity returns how replicas recognise one another. The certificates and the token follow their files.
-func replicaSecurity(ctx context.Context, o *options, log *slog.Logger) (link.Security, error) {
-	token, err := newTokenFile("--replica-token-file", o.replicaTokenFile)
+func replicaSecurity(o *options, files *secrets.Files) (link.Security, error) {
+	token, err := files.Token("--replica-token-file", o.replicaTokenFile)
+	certified := o.CertPath != "" && o.ClientCA != ""
+	if err != nil || token == nil && !certified {
+		return link.Security{}, err
+	}
+	certificates, err := files.Certificates(o.transport.Config)
 	if err != nil {
 		return link.Security{}, err
 	}
-	certified := o.certPath != "" && o.clientCA != ""
-	if token == nil && !certified {
-		return link.Security{}, nil
-	}
-	certs, err := newCertificates(o.transport)
-	if err != nil {
-		return link.Security{}, err
-	}
-	go certs.follow(ctx, reloadEvery, log)
-	security := link.Security{Certificate: func() *tls.Certificate { return &certs.current.Load().Certificates[0] }}
+	security := link.Security{Certificate: certificates.Own}
 	if certified {
-		security.Authorities = func() *x509.CertPool { return certs.current.Load().ClientCAs }
+		security.Authorities = certificates.Authorities
 	}
 	if token != nil {
-		go repeat(ctx, reloadEvery, func() { token.reload(log) })
-		security.Token = token.token
+		security.Token = token.Text
 	}
 	return security, nil
 }
@@ -667,7 +661,15 @@ func (r *replicas) resolve(ctx context.Context) {
 		}
 	}
 	update()
-	repeat(ctx, resolveEvery, update)
+	tick := time.NewTicker(resolveEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			update()
+		}
+	}
 }
 
 // maxReplicaAddresses bounds the addresses of all peers.

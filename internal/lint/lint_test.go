@@ -86,6 +86,11 @@ var may = map[string]string{
 	"serve/client": "internal/useragent pool router/eject router/ladder serve/admin serve/api",
 	"serve/web":    "",
 	"serve/admin":  "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring",
+
+	"serve/listen":              "internal/metrics serve/secrets",
+	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
+	"serve/secrets/secretstest": "",
+
 	"extproc": "router router/eject prompt/body router/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":          "*",
@@ -128,6 +133,7 @@ var only = map[string][]string{
 		"extproc",
 		"extproc/extproctest",
 		"cmd/kvepp",
+		"serve/listen",
 		"test/bench/path",
 		"internal/connlimit",
 		"internal/tracing",
@@ -137,16 +143,18 @@ var only = map[string][]string{
 	"github.com/pebbe/zmq4": {
 		"zmqsub", "test/bench/events", "test/bench/events/binding", "examples/engine",
 	},
-	"github.com/nats-io/":                  {"internal/natssub"},
-	"github.com/prometheus/client_golang/": {"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp"},
-	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},
-	"k8s.io/":                              {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
-	"sigs.k8s.io/":                         {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
-	"github.com/fsnotify/":                 {"pool"},
-	"github.com/zeebo/xxh3":                {"kvblock"},
-	"lukechampine.com/blake3":              {"pool/dynamo"},
-	"golang.org/x/text/":                   {"prompt/jinja", "prompt/bpe"},
-	"github.com/dlclark/regexp2":           {"prompt/bpe"},
+	"github.com/nats-io/": {"internal/natssub"},
+	"github.com/prometheus/client_golang/": {
+		"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp", "serve/listen",
+	},
+	"go.opentelemetry.io/":       {"internal/tracing", "internal/tracing/tracingtest"},
+	"k8s.io/":                    {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
+	"sigs.k8s.io/":               {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
+	"github.com/fsnotify/":       {"pool"},
+	"github.com/zeebo/xxh3":      {"kvblock"},
+	"lukechampine.com/blake3":    {"pool/dynamo"},
+	"golang.org/x/text/":         {"prompt/jinja", "prompt/bpe"},
+	"github.com/dlclark/regexp2": {"prompt/bpe"},
 	"github.com/spf13/pflag": { // packages that declare their own flags
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "pool/enginemetrics", "pool/kube",
 		"prompt", "router", "router/admission", "router/eject", "router/queue", "router/record", "router/session",
