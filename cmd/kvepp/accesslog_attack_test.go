@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kvepp/internal/logtest"
+	"kvepp/prompt/fetch/fetchtest"
 )
 
 // TestAccessLogRemoved: while kvepp runs, the access log's file or folder is removed, moved, or replaced by something
@@ -56,7 +57,7 @@ func TestAccessLogRemoved(t *testing.T) {
 		failed := int64(0)
 		if x.found == "" {
 			failed = 3
-		} else if got := tree(t, parent)[x.found]; !strings.HasSuffix(got, "one\ntwo\nthree\n") {
+		} else if got := fetchtest.Tree(t, parent)[x.found]; !strings.HasSuffix(got, "one\ntwo\nthree\n") {
 			t.Errorf("%s: the file has %q", what, got)
 		}
 		if a.written.Load() != 4-failed || a.lostByError.Load() != failed ||
@@ -69,7 +70,8 @@ func TestAccessLogRemoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.flush([]byte("four\n"))
-			if got := tree(t, parent)["logs/access.log"]; got != "four\n" || logged.Count("is written again") != 1 {
+			if got := fetchtest.Tree(t, parent)["logs/access.log"]; got != "four\n" ||
+				logged.Count("is written again") != 1 {
 				t.Errorf("%s, and mended: the file has %q; logged %s", what, got, &logged)
 			}
 		}

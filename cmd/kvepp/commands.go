@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/flags"
+	"kvepp/prompt/fetch"
 	"kvepp/serve/client"
 )
 
@@ -32,7 +33,7 @@ func init() {
 		{"tokenize", "print a request's prompt, token ids and block hashes", "",
 			func() *pflag.FlagSet { return tokenizeFlags(new(tokenizeOptions)) }},
 		{"fetch", "download tokenizers from a model hub, without weights", fetchPrefix,
-			func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
+			func() *pflag.FlagSet { return fetchFlags(new(fetch.Config)) }},
 		{"replay", "predict what a setting of the router does to recorded or synthetic traffic", replayPrefix,
 			func() *pflag.FlagSet { return replayFlags(new(replayOptions)) }},
 		{"envoy", "print an Envoy configuration for an endpoints file", "",
@@ -247,7 +248,7 @@ var helpTexts = map[string]string{
 	"tokenize": tokenizeHelp,
 	"indexer":  indexerHelp,
 	"select":   selectHelp,
-	"fetch":    fetchHelp,
+	"fetch":    fetch.Help,
 	"replay":   replayHelp,
 	"envoy":    envoyHelp,
 	"size":     sizeHelp,

@@ -22,6 +22,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/prompt/fetch"
 	"kvepp/serve/client"
 )
 
@@ -88,7 +89,7 @@ func TestPagesNameFlags(t *testing.T) {
 		indexerFlags(new(indexerOptions)),
 		selectFlags(new(selectOptions)),
 		tokenizeFlags(new(tokenizeOptions)),
-		fetchFlags(new(fetchOptions)),
+		fetchFlags(new(fetch.Config)),
 		replayFlags(new(replayOptions)),
 		envoyFlags(new(envoyOptions)),
 		sizeFlags(new(sizeOptions)),
@@ -300,7 +301,7 @@ func TestPagesRun(t *testing.T) {
 				case "select":
 					err = parseSelect(new(selectOptions), args, none)
 				case "fetch":
-					err = parseFetch(new(fetchOptions), args, none)
+					err = parseFetch(new(fetch.Config), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":

@@ -102,7 +102,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	case "replay":
 		return replayTraces(args[1:], stdout, stderr, getenv)
 	case "fetch":
-		return fetch(args[1:], stdout, stderr, getenv)
+		return runFetch(args[1:], stdout, stderr, getenv)
 	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
 		return runClient(args[0], args[1:], stdin, stdout, stderr, getenv)
 	case "envoy":

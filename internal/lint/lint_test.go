@@ -46,8 +46,10 @@ var may = map[string]string{
 	"router/budget":       "prompt/body",
 	"prompt": "prompt/bpe prompt/encoders prompt/jinja kvblock prompt/body " +
 		"internal/boundedfile",
-	"prompt/encoders": "prompt/jinja",
-	"prompt/bpe":      "kvblock internal/hugepage internal/prefetch",
+	"prompt/encoders":        "prompt/jinja",
+	"prompt/fetch":           "internal/flags internal/useragent",
+	"prompt/fetch/fetchtest": "",
+	"prompt/bpe":             "kvblock internal/hugepage internal/prefetch",
 	"prompt/remote": "prompt prompt/jinja kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
 	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/body internal/metrics",
@@ -83,7 +85,7 @@ var may = map[string]string{
 		"scoring",
 	"serve/dynamo/selector": "indexer indexer/feed serve/api serve/dynamo/indexer internal/metrics " +
 		"internal/overrides kvblock pool router/queue router scoring router/session",
-	"serve/client": "internal/useragent pool router/eject router/ladder serve/admin serve/api",
+	"serve/client": "internal/flags internal/useragent pool router/eject router/ladder serve/admin serve/api",
 	"serve/web":    "",
 	"serve/admin":  "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring",
 
@@ -157,8 +159,8 @@ var only = map[string][]string{
 	"github.com/dlclark/regexp2": {"prompt/bpe"},
 	"github.com/spf13/pflag": { // packages that declare their own flags
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "pool/enginemetrics", "pool/kube",
-		"prompt", "router", "router/admission", "router/eject", "router/queue", "router/record", "router/session",
-		"scoring", "scoring/replica", "scoring/replica/link", "serve/client",
+		"prompt", "prompt/fetch", "router", "router/admission", "router/eject", "router/queue", "router/record",
+		"router/session", "scoring", "scoring/replica", "scoring/replica/link", "serve/client",
 	},
 }
 

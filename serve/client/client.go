@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/serve/api"
@@ -71,11 +72,11 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 
 // Validate checks the flags, and takes the command's arguments.
 func (c *Config) Validate(args []string) error {
-	if c.Address = api.Dialable(c.Address); c.timeout < 0 {
-		return fmt.Errorf("--timeout %v: may not be negative; give a duration such as 2s, or 0", c.timeout)
+	if c.Address = api.Dialable(c.Address); pool.CheckHostPort(c.Address) != nil {
+		return fmt.Errorf("--admin-address: %w", pool.CheckHostPort(c.Address))
 	}
-	if err := pool.CheckHostPort(c.Address); err != nil {
-		return fmt.Errorf("--admin-address: %w", err)
+	if err := flags.NotNegative("timeout", c.timeout); err != nil {
+		return err
 	}
 	changes := slices.Contains([]string{"cordon", "drain", "uncordon"}, c.Command)
 	switch {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"kvepp/internal/flags"
 	"kvepp/serve/admin"
 )
 
@@ -48,9 +49,10 @@ func (o *topConfig) addFlags(f *pflag.FlagSet) {
 }
 
 func (o *topConfig) validate() error {
+	if err := flags.OneOf("output", o.output, "text", "json"); err != nil {
+		return err
+	}
 	switch {
-	case o.output != "text" && o.output != "json":
-		return fmt.Errorf("--output %q: must be text or json", o.output)
 	case o.output == "json" && !o.once:
 		return errors.New("-o json: give --once too")
 	case o.interval < 500*time.Millisecond:

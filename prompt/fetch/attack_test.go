@@ -1,4 +1,4 @@
-package main
+package fetch
 
 import (
 	"bytes"
@@ -11,42 +11,27 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"kvepp/test/harness/process"
+	"kvepp/prompt/fetch/fetchtest"
 )
 
 // fetchInto fetches the model of a hub into a folder, and returns the exit status and what kvepp printed.
 func fetchInto(folder, hub string) (status int, printed string) {
 	var out bytes.Buffer
-	status = fetch([]string{"--hub=" + hub, "--to=" + folder, "--timeout=1m", ".=org/model"}, &out, &out, noEnvironment)
+	status = run([]string{"--hub=" + hub, "--to=" + folder, "--timeout=1m", ".=org/model"}, &out, &out, noEnvironment)
 	return status, out.String()
-}
-
-// fill writes files into a folder.
-func fill(t *testing.T, folder string, files map[string]string) {
-	t.Helper()
-	for name, text := range files {
-		file := filepath.Join(folder, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // TestFetchKeepsWeights: kvepp fetches into folders that hold weights, of any format, whole or in part, as files or as
 // links into a cache. All of them keep their content, and the folder gets no empty ones.
 func TestFetchKeepsWeights(t *testing.T) {
-	hub := modelHub(t, map[string]string{"tokenizer.json": "new", "config.json": "new", "consolidated.safetensors": "x",
+	hub := fetchtest.Hub(t, map[string]string{"tokenizer.json": "new", "config.json": "new",
+		"consolidated.safetensors":         "x",
 		"model-00001-of-00002.safetensors": "x", "model-00002-of-00002.safetensors": "x",
 		"tokenizer.model.gguf": "x", "tokenizer.model.bin": "x"}, nil)
 	for _, weights := range [][]string{
@@ -63,7 +48,7 @@ func TestFetchKeepsWeights(t *testing.T) {
 			for _, name := range weights {
 				want[name] = "weights"
 				if !linked {
-					fill(t, folder, map[string]string{name: "weights"})
+					fetchtest.Fill(t, folder, map[string]string{name: "weights"})
 					continue
 				}
 				blob := filepath.Join(t.TempDir(), "blob")
@@ -75,7 +60,7 @@ func TestFetchKeepsWeights(t *testing.T) {
 				}
 			}
 			status, printed := fetchInto(folder, hub)
-			if got := tree(t, folder); status != 0 || !maps.Equal(got, want) {
+			if got := fetchtest.Tree(t, folder); status != 0 || !maps.Equal(got, want) {
 				t.Errorf("%q, links %v: status %d, %q; the folder has %v, want %v", weights, linked, status, printed,
 					got, want)
 			}
@@ -91,8 +76,8 @@ func TestFetchMarksWeights(t *testing.T) {
 		files[fmt.Sprintf("model-%05d.safetensors", i)] = ""
 	}
 	folder := t.TempDir()
-	status, printed := fetchInto(folder, modelHub(t, files, nil))
-	names := slices.Sorted(maps.Keys(tree(t, folder)))
+	status, printed := fetchInto(folder, fetchtest.Hub(t, files, nil))
+	names := slices.Sorted(maps.Keys(fetchtest.Tree(t, folder)))
 	if status != 0 || len(names) != 3 || !strings.HasPrefix(names[0], "consolidated-") ||
 		!strings.HasPrefix(names[1], "model-") {
 		t.Errorf("status %d, %q; %d files, %.5q", status, printed, len(names), names)
@@ -102,7 +87,7 @@ func TestFetchMarksWeights(t *testing.T) {
 // TestFetchReplacesWhole: an existing file is replaced and never written to, so that another name or an open reader of
 // it keeps the former content.
 func TestFetchReplacesWhole(t *testing.T) {
-	hub := modelHub(t, map[string]string{"tokenizer.json": "new"}, nil)
+	hub := fetchtest.Hub(t, map[string]string{"tokenizer.json": "new"}, nil)
 	for what, put := range map[string]func(file, other string) error{
 		"a symbolic link":     func(file, other string) error { return os.Symlink(other, file) },
 		"a second hard link":  func(file, other string) error { return os.Link(other, file) },
@@ -115,8 +100,8 @@ func TestFetchReplacesWhole(t *testing.T) {
 	} {
 		folder := t.TempDir()
 		other := filepath.Join(t.TempDir(), "other")
-		fill(t, filepath.Dir(other), map[string]string{"other": "old"})
-		fill(t, folder, map[string]string{"model.safetensors": "weights"})
+		fetchtest.Fill(t, filepath.Dir(other), map[string]string{"other": "old"})
+		fetchtest.Fill(t, folder, map[string]string{"model.safetensors": "weights"})
 		if err := put(filepath.Join(folder, "tokenizer.json"), other); err != nil {
 			t.Fatal(what, err)
 		}
@@ -126,10 +111,10 @@ func TestFetchReplacesWhole(t *testing.T) {
 			t.Fatalf("%s: status %d, %s; %v", what, status, printed, err)
 		}
 		want := map[string]string{"tokenizer.json": "new", "model.safetensors": "weights"}
-		if got := tree(t, folder); !maps.Equal(got, want) {
+		if got := fetchtest.Tree(t, folder); !maps.Equal(got, want) {
 			t.Errorf("%s: the folder has %v, want %v", what, got, want)
 		}
-		if got := tree(t, filepath.Dir(other)); !maps.Equal(got, map[string]string{"other": "old"}) {
+		if got := fetchtest.Tree(t, filepath.Dir(other)); !maps.Equal(got, map[string]string{"other": "old"}) {
 			t.Errorf("%s: outside the folder is %v", what, got)
 		}
 	}
@@ -137,7 +122,7 @@ func TestFetchReplacesWhole(t *testing.T) {
 
 // listingHub starts a hub that answers with a listing and, for each file, with what file writes.
 func listingHub(t *testing.T, listing string, file http.HandlerFunc) string {
-	return modelHub(t, nil, func(w http.ResponseWriter, r *http.Request) bool {
+	return fetchtest.Hub(t, nil, func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "/api/") {
 			fmt.Fprint(w, listing)
 		} else {
@@ -169,7 +154,7 @@ func TestFetchRefusesNames(t *testing.T) {
 	} {
 		parent := t.TempDir()
 		folder := filepath.Join(parent, "to")
-		fill(t, parent, map[string]string{"tokenizer.json": "mine", "to/tokenizer.json": "old"})
+		fetchtest.Fill(t, parent, map[string]string{"tokenizer.json": "mine", "to/tokenizer.json": "old"})
 		quoted, _ := json.Marshal(name)
 		hub := listingHub(t, fmt.Sprintf(`{"sha":"c0ffee","siblings":[{"rfilename":"tokenizer.json"},`+
 			`{"rfilename":"tokenizer_config.json"},{"rfilename":%s}]}`, quoted),
@@ -179,7 +164,7 @@ func TestFetchRefusesNames(t *testing.T) {
 		if want == "" {
 			expect["to/tokenizer.json"], expect["to/tokenizer_config.json"] = "new", "new"
 		}
-		if got := tree(t, parent); (status == 0) != (want == "") || !strings.Contains(printed, want) ||
+		if got := fetchtest.Tree(t, parent); (status == 0) != (want == "") || !strings.Contains(printed, want) ||
 			!maps.Equal(got, expect) || strings.Contains(printed, "\x1b") {
 			t.Errorf("%q: status %d, %q; files %v, want %v", name, status, printed, got, expect)
 		}
@@ -201,9 +186,9 @@ func TestFetchStaysInFolder(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(folder, "encoding")); err != nil {
 		t.Fatal(err)
 	}
-	hub := modelHub(t, map[string]string{"tokenizer.json": "new", "encoding/encoding_dsv4.py": "new"}, nil)
+	hub := fetchtest.Hub(t, map[string]string{"tokenizer.json": "new", "encoding/encoding_dsv4.py": "new"}, nil)
 	status, printed := fetchInto(folder, hub)
-	if got := tree(t, outside); status != 1 || len(got) != 0 || !strings.Contains(printed, "escapes") {
+	if got := fetchtest.Tree(t, outside); status != 1 || len(got) != 0 || !strings.Contains(printed, "escapes") {
 		t.Errorf("status %d, %q, outside %v", status, printed, got)
 	}
 	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 1 {
@@ -250,15 +235,15 @@ func failingHubs(t *testing.T) map[string]string {
 func TestFetchChangesAllOrNothing(t *testing.T) {
 	for want, hub := range failingHubs(t) {
 		folder, before := t.TempDir(), map[string]string{"tokenizer.json": "old", "vocab.json": "old"}
-		fill(t, folder, before)
+		fetchtest.Fill(t, folder, before)
 		status, printed := fetchInto(folder, hub)
-		if got := tree(t, folder); status != 1 || !strings.Contains(printed, want) || !maps.Equal(got, before) ||
-			strings.Contains(printed, "again in") {
+		if got := fetchtest.Tree(t, folder); status != 1 || !strings.Contains(printed, want) ||
+			!maps.Equal(got, before) || strings.Contains(printed, "again in") {
 			t.Errorf("status %d, %q, want %q; files %v", status, printed, want, got)
 		}
-		good := modelHub(t, map[string]string{"tokenizer.json": "new", "vocab.json": "new"}, nil)
+		good := fetchtest.Hub(t, map[string]string{"tokenizer.json": "new", "vocab.json": "new"}, nil)
 		status, printed = fetchInto(folder, good)
-		if got := tree(t, folder); status != 0 || got["tokenizer.json"] != "new" || len(got) != 2 {
+		if got := fetchtest.Tree(t, folder); status != 0 || got["tokenizer.json"] != "new" || len(got) != 2 {
 			t.Errorf("a later fetch: status %d, %q; files %v", status, printed, got)
 		}
 	}
@@ -302,7 +287,8 @@ func TestFetchAcceptsHashes(t *testing.T) {
 	} {
 		folder := t.TempDir()
 		hub := listingHub(t, `{"sha":"c0ffee","siblings":[{"rfilename":"tokenizer.json"`+x.listed+`}]}`, x.answer)
-		if status, printed := fetchInto(folder, hub); status != 0 || tree(t, folder)["tokenizer.json"] != text {
+		status, printed := fetchInto(folder, hub)
+		if status != 0 || fetchtest.Tree(t, folder)["tokenizer.json"] != text {
 			t.Errorf("%s: status %d, %q", what, status, printed)
 		}
 	}
@@ -315,9 +301,9 @@ func TestFetchBounds(t *testing.T) {
 		files[fmt.Sprintf("tokenizer_%03d.json", i)] = "{}"
 	}
 	folder := t.TempDir()
-	if status, printed := fetchInto(folder, modelHub(t, files, nil)); status != 1 ||
-		!strings.Contains(printed, "more than 200 files") || len(tree(t, folder)) > 0 {
-		t.Errorf("201 files: status %d, %q; %d files", status, printed, len(tree(t, folder)))
+	if status, printed := fetchInto(folder, fetchtest.Hub(t, files, nil)); status != 1 ||
+		!strings.Contains(printed, "more than 200 files") || len(fetchtest.Tree(t, folder)) > 0 {
+		t.Errorf("201 files: status %d, %q; %d files", status, printed, len(fetchtest.Tree(t, folder)))
 	}
 	stream := func(n int) http.HandlerFunc { // without Content-Length
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -336,8 +322,8 @@ func TestFetchBounds(t *testing.T) {
 		h := hub{url: listingHub(t, two, stream(x.each)), client: http.DefaultClient, log: t.Output(), maxBytes: 10_000,
 			maxModel: 19_999}
 		_, _, _, err := h.model(context.Background(), modelSource{".", "org/model", "main"}, folder)
-		if (err == nil) != x.want || !x.want && len(tree(t, folder)) > 0 {
-			t.Errorf("%s: %v; files %d", what, err, len(tree(t, folder)))
+		if (err == nil) != x.want || !x.want && len(fetchtest.Tree(t, folder)) > 0 {
+			t.Errorf("%s: %v; files %d", what, err, len(fetchtest.Tree(t, folder)))
 		}
 	}
 }
@@ -361,82 +347,5 @@ func TestFetchTokenStays(t *testing.T) {
 		if err != nil || (to.Header.Get("Authorization") != "") != x.keeps {
 			t.Errorf("%s to %s: %v, Authorization %q", x.from, x.to, err, to.Header.Get("Authorization"))
 		}
-	}
-}
-
-// fetchProcess starts kvepp fetch as a process, below a wrapper. It returns the process and its output.
-func fetchProcess(t *testing.T, folder, hub, wrapper string) (*exec.Cmd, *bytes.Buffer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("/bin/sh", "-c", wrapper+`exec "$0" "$@"`, self, "fetch", "--hub="+hub, "--to="+folder,
-		"--optional", ".=org/model")
-	var out bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asProgram+"=1"), &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	return cmd, &out
-}
-
-// TestFetchInterrupted: a signal in the middle of the second file leaves the folder as it was, and the status says so,
-// also with --optional.
-func TestFetchInterrupted(t *testing.T) {
-	for _, signal := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		half, end := make(chan struct{}), make(chan struct{})
-		defer close(end)
-		hub := modelHub(t, map[string]string{"tokenizer.json": "new", "vocab.json": "new"},
-			func(w http.ResponseWriter, r *http.Request) bool {
-				if !strings.HasSuffix(r.URL.Path, "/vocab.json") {
-					return false
-				}
-				fmt.Fprint(w, "n")
-				w.(http.Flusher).Flush()
-				close(half)
-				<-end
-				return true
-			})
-		folder, before := t.TempDir(), map[string]string{"tokenizer.json": "old", "vocab.json": "old"}
-		fill(t, folder, before)
-		cmd, out := fetchProcess(t, folder, hub, "")
-		<-half
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if err := process.Until(ctx, func() error {
-			if files := tree(t, folder); len(files) != 4 {
-				return fmt.Errorf("want both parts: %v", files)
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
-			t.Errorf("%v: %v, %q", signal, err, out)
-		}
-		if got := tree(t, folder); !maps.Equal(got, before) {
-			t.Errorf("%v: files %v, want %v", signal, got, before)
-		}
-	}
-}
-
-// TestFetchOnFullDisk: a disk that takes no more bytes (here: a limit on the size of files) ends the fetch at once,
-// leaves the folder as it was, and no part.
-func TestFetchOnFullDisk(t *testing.T) {
-	hub := modelHub(t, map[string]string{"tokenizer.json": "new", "vocab.json": strings.Repeat("x", 4<<20)}, nil)
-	folder, before := t.TempDir(), map[string]string{"tokenizer.json": "old", "vocab.json": "old"}
-	fill(t, folder, before)
-	cmd, out := fetchProcess(t, folder, hub, "ulimit -f 1024; ")
-	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "file too large") ||
-		strings.Contains(out.String(), "again in") {
-		t.Errorf("%v, %q", err, out)
-	}
-	if got := tree(t, folder); !maps.Equal(got, before) {
-		t.Errorf("files %d, want %v", len(got), before)
 	}
 }
