@@ -118,6 +118,12 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
 }
 
+// Export exports what is read at each scrape. Call it once.
+func (s *Server) Export() {
+	metrics.Gauge(s.metrics, metrics.Streams, s.Streams)
+	metrics.Gauge(s.metrics, metrics.HeldBytes, s.HeldBytes)
+}
+
 // exchange is one stream, and its effects outside the state machine.
 type exchange struct {
 	*Server

@@ -297,6 +297,14 @@ func (p *Pool) Watch(w Watcher) {
 	p.watchers = append(p.watchers, w)
 }
 
+// OnLeave makes forget the watcher of workers that left.
+func (p *Pool) OnLeave(forget func(kvblock.Worker)) { p.Watch(leaves(forget)) }
+
+type leaves func(kvblock.Worker)
+
+func (leaves) WorkerJoined(Worker)                {}
+func (forget leaves) WorkerLeft(w kvblock.Worker) { forget(w) }
+
 // OnCordon sets a function that is called when Endpoint.CordonedBy changes for an endpoint that stays in the pool. For
 // endpoints that join, WorkerJoined has the value. Call OnCordon before the first Update.
 func (p *Pool) OnCordon(f func(endpoint string, by CordonSource)) {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/pool"
 	"kvepp/router/admission"
 	"kvepp/router/queue"
 )
@@ -22,7 +24,21 @@ type Admission struct {
 	// clients leave.
 	Bound   int
 	Timeout time.Duration
+
+	log *slog.Logger // set by New
 }
+
+// WorkerJoined tells the operator which workers the admission has no effect on.
+func (a *Admission) WorkerJoined(w pool.Worker) {
+	if w.TotalKVBlocks > 0 || w.Role == pool.Decode || w.Role == pool.Encode {
+		return
+	}
+	a.log.Warn("--router-admission has no effect on this worker, because kvepp does not know its number of KV blocks: "+
+		"set totalKvBlocks in the endpoints file, or the Pod's annotation kvepp/total-kv-blocks", "worker", w.String())
+}
+
+// WorkerLeft forgets a worker.
+func (a *Admission) WorkerLeft(w kvblock.Worker) { a.Forget(w) }
 
 // heldRequest is what the waiting room of the admission keeps of a request.
 type heldRequest struct {

@@ -1,12 +1,15 @@
 package router
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/logtest"
 	"kvepp/kvblock"
+	"kvepp/pool"
 	"kvepp/router/admission"
 )
 
@@ -117,4 +120,19 @@ func TestNoRoom(t *testing.T) {
 		a.by["first"].Free()
 		h.wantTurnFree()
 	})
+}
+
+// The log names each worker that computes prompts and whose number of KV blocks is not known.
+func TestAdmissionWatcher(t *testing.T) {
+	var log logtest.Log
+	a := Admission{Controller: admission.New(admission.Config{Fill: 1}), log: slog.New(slog.NewTextHandler(&log, nil))}
+	for _, e := range []pool.Endpoint{
+		{Name: "known", TotalKVBlocks: 100}, {Name: "decodes", Role: pool.Decode}, {Name: "unknown"},
+	} {
+		a.WorkerJoined(pool.Worker{Endpoint: &e})
+	}
+	a.WorkerLeft(7)
+	if log.Count("has no effect on this worker") != 1 || log.Count("worker=unknown") != 1 {
+		t.Error(&log)
+	}
 }

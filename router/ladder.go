@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"kvepp/indexer"
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/ladder"
@@ -17,6 +18,30 @@ type Ladder struct {
 	Seen *ladder.Seen
 
 	salted atomic.Bool // a request had a salt or an adapter
+}
+
+// NewLadder returns a ladder that remembers requested blocks in so many bytes; nil for 0.
+func NewLadder(bytes int64) *Ladder {
+	if bytes == 0 {
+		return nil
+	}
+	return &Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(int(bytes))}
+}
+
+// read returns what is exported of the ladder.
+func (l *Ladder) read() []metrics.LadderSum {
+	var all []metrics.LadderSum
+	for _, sum := range l.Sums.Sums() {
+		out := metrics.LadderSum{Model: sum.Model, Unpredicted: sum.Unpredicted}
+		for r, n := range sum.Tokens {
+			out.Tokens = append(out.Tokens, metrics.Named{Name: ladder.Rung(r).String(), Count: n})
+		}
+		for c, n := range sum.Lost {
+			out.Lost = append(out.Lost, metrics.Named{Name: ladder.Cause(c).String(), Count: n})
+		}
+		all = append(all, out)
+	}
+	return all
 }
 
 var modelSpaces = maphash.MakeSeed()

@@ -158,6 +158,32 @@ func (c *Config) modelLabels() map[string]bool {
 	return map[string]bool{otherModels: true}
 }
 
+// Export exports what is read at each scrape. Call it once.
+func (r *Router) Export() {
+	m := r.metrics
+	metrics.Gauge(m, metrics.OverloadedWorkers, r.Overloaded)
+	classes := []string{"default"}
+	if r.cfg.Queue != nil {
+		classes = r.cfg.Queue.Profiles.Classes()
+	}
+	for _, class := range classes {
+		metrics.Gauge(m, metrics.QueuedRequests, func() int { return r.Waiting(class) }, "policy_class", class)
+	}
+	if a := r.cfg.Admission; a != nil {
+		metrics.Gauge(m, metrics.HeldRequests, r.Held)
+		metrics.Gauges(m, metrics.Conversations, "state", func() map[string]int {
+			s := a.Stats()
+			return map[string]int{"running": s.Running, "idle": s.Idle, "lapsed": s.Lapsed}
+		})
+	}
+	if r.cfg.Adapters != nil {
+		metrics.Gauge(m, metrics.Adapters, r.cfg.Adapters.Len)
+	}
+	if l := r.cfg.Ladder; l != nil {
+		m.CollectLadder(l.read, l.Seen.Sampling)
+	}
+}
+
 // Queues returns what waits, by model and policy class: all models that the configuration names, and others after their
 // first request.
 func (r *Router) Queues() []metrics.Queue {

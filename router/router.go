@@ -271,6 +271,7 @@ func New(
 		r.onRelease = r.room.Released
 	}
 	if cfg.Admission != nil {
+		cfg.Admission.log = log
 		r.admissions = r.newAdmissionRoom()
 		r.admissions.Tick = r.ticked(r.admissions.Released)
 		others := r.onRelease

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 )
 
@@ -972,6 +973,12 @@ func (a *ActiveSequences) dropLeaves(b *booking) {
 
 // HeldBytes returns about the memory that MaxBytes bounds.
 func (a *ActiveSequences) HeldBytes() int { return int(a.held.Load()) }
+
+// Export exports how many requests are booked.
+func (a *ActiveSequences) Export(m *metrics.Metrics) {
+	metrics.Gauge(m, metrics.ActiveRequests, a.Len)
+	metrics.Counter(m, metrics.Flattened, a.Flattened)
+}
 
 // Flattened returns how many requests were booked without their chains so far, because of MaxBytes.
 func (a *ActiveSequences) Flattened() uint64 { return a.flattened.Load() }

@@ -71,7 +71,7 @@ func TestPoolMetrics(t *testing.T) {
 		return wrong
 	}
 	off := metrics.New()
-	exportGauges(off, "llama", p, nil)
+	enginemetrics.Export(off, "llama", p, nil)
 	if wrong := check(off, nothing); wrong != "" {
 		t.Errorf("engines are not scraped:\n%s", wrong)
 	}
@@ -96,7 +96,7 @@ func TestPoolMetrics(t *testing.T) {
 		eject.New(eject.Config{Off: true}, quiet),
 		quiet,
 	)
-	exportGauges(on, "llama", p, g)
+	enginemetrics.Export(on, "llama", p, g)
 	want := map[string]float64{
 		"inference_pool_ready_pods llama":                   2,
 		"inference_pool_average_kv_cache_utilization llama": 0.5,

@@ -167,7 +167,7 @@ func runIndexer(o *indexerOptions) error {
 		events.Hold()
 	}
 	workers.Watch(events)
-	workers.Watch(forgetter{index.Forget})
+	workers.OnLeave(index.Forget)
 	registry := indexerapi.NewRegistry(workers, index, events, log)
 	for _, r := range o.registrations {
 		if err := registry.Register(r); err != nil {
@@ -194,7 +194,7 @@ func runIndexer(o *indexerOptions) error {
 
 // indexerGauges exports the counts of the registry, the feed and the index.
 func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
-	indexGauges(m, index)
+	index.Export(m)
 	for _, status := range []string{"active", "pending"} {
 		m.GaugeFunc(
 			metrics.IndexerListeners,

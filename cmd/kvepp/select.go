@@ -200,20 +200,20 @@ func runSelect(o *selectOptions) error {
 		book.MaxBytes = budget.New(buffered).BookedLimit()
 	}
 	book.Expiry = time.Duration(o.reservationsSecs) * time.Second
-	workers.Watch(forgetter{index.Forget})
-	workers.Watch(forgetter{book.Forget})
+	workers.OnLeave(index.Forget)
+	workers.OnLeave(book.Forget)
 	if o.affinitySeconds > 0 {
-		o.selector.Sessions = sessions(session.Config{TTL: time.Duration(o.affinitySeconds) * time.Second}, m)
-		workers.Watch(forgetter{o.selector.Sessions.Forget})
+		o.selector.Sessions = session.NewTable(session.Config{TTL: time.Duration(o.affinitySeconds) * time.Second})
+		o.selector.Sessions.Export(m)
+		workers.OnLeave(o.selector.Sessions.Forget)
 	}
 	service := selector.New(o.selector, workers, index, events, book, m.NewSelectionService(), log)
 
 	mux := http.NewServeMux()
 	mux.Handle("/", service.Handler())
 	mux.Handle("GET /metrics", metricsPage(m, promhttp.HandlerOpts{}))
-	indexGauges(m, index)
-	m.CounterFunc(metrics.Flattened, metrics.FlattenedHelp, nil, func() float64 { return float64(book.Flattened()) })
-	m.GaugeFunc(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	index.Export(m)
+	book.Export(m)
 	m.GaugeFunc(
 		metrics.SelectionReservations,
 		metrics.SelectionReservationsHelp,

@@ -67,6 +67,9 @@ func serve(o *options) error {
 // responseTTL is how long it is known which worker has a stored response. Engines keep them until they end.
 const responseTTL = 24 * time.Hour
 
+// withoutPool is the pool's name in labels if there is no InferencePool.
+const withoutPool = "kvepp"
+
 // server is a running `kvepp serve`. Its steps set its fields in this order: open, discover, decide, listen.
 type server struct {
 	*options
@@ -106,10 +109,9 @@ type server struct {
 	replicas   *replicas // nil: kvepp shares nothing
 
 	// Set by decide.
-	router  *router.Router
-	picker  *extproc.Server
-	started time.Time
-	history admin.History
+	router *router.Router
+	picker *extproc.Server
+	live   *admin.Live
 
 	closers []func() // close calls these, the latest first
 }
@@ -198,7 +200,7 @@ func (s *server) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.index, s.pool, s.sessions = index, pool.New(s.log), sessions(s.options.affinity.config(), s.m)
+	s.index, s.pool, s.sessions = index, pool.New(s.log), session.NewTable(s.options.affinity.config())
 	s.book.Prefill = s.prefill()
 	var pages atomic.Pointer[enginemetrics.Gauges]
 	s.health = s.ejection.tracker(s.m, &pages, s.log)
@@ -212,11 +214,11 @@ func (s *server) discover(ctx context.Context) error {
 		s.closeWith(func() { s.events.Close() })
 		s.pool.Watch(s.events) // before the index: events of a worker must not arrive after the index forgot it
 	}
-	s.pool.Watch(forgetter{index.Forget})
-	s.pool.Watch(forgetter{s.book.Forget})
-	s.pool.Watch(forgetter{s.sessions.Forget})
+	s.pool.OnLeave(index.Forget)
+	s.pool.OnLeave(s.book.Forget)
+	s.pool.OnLeave(s.sessions.Forget)
 	s.responses = session.NewTable(session.Config{TTL: responseTTL})
-	s.pool.Watch(forgetter{s.responses.Forget})
+	s.pool.OnLeave(s.responses.Forget)
 
 	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
 		return err
@@ -246,9 +248,13 @@ func (s *server) discover(ctx context.Context) error {
 	}
 	s.reader = indexerapi.NewReader(s.pool, index, s.events, s.log)
 	s.warmUp(ctx)
-	exportCounts(s.m, s.book, index, s.pool, s.events)
-	exportModels(s.m, s.models, s.adapters)
-	exportGauges(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
+	s.book.Export(s.m)
+	s.sessions.Export(s.m)
+	index.Export(s.m)
+	metrics.Gauge(s.m, metrics.PrefixIndexer, func() int { return index.Stats().Entries })
+	feed.Export(s.m, s.events)
+	exportModels(s.m, s.models)
+	enginemetrics.Export(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
 	return nil
 }
 
@@ -275,7 +281,7 @@ func (s *server) decide(ctx context.Context) {
 		promptComputed = s.events.PromptComputed
 	}
 	engine := s.config.engine.Engine
-	s.admission = s.busy.newAdmission()
+	s.admission, s.ladder = s.busy.newAdmission(), router.NewLadder(s.ladderBytes)
 	s.router = router.New(router.Config{
 		Engine: engine, Models: s.models, Adapters: s.adapters,
 		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
@@ -310,18 +316,19 @@ func (s *server) decide(ctx context.Context) {
 		Admission:       s.admission,
 		CountTokens:     s.busy.countsTokens() || s.recorder != nil,
 		Recorder:        s.recorder,
-		Ladder:          s.newLadder(),
+		Ladder:          s.ladder,
 		StockPrefill:    s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
-	s.pool.Watch(forgetter{s.router.Forget})
+	s.pool.OnLeave(s.router.Forget)
 	s.replicas.routedBy(s.router)
-	exportRouter(s.m, s.busy.queue(), s.router)
 	if s.admission != nil {
-		s.pool.Watch(admissionWatcher{s.admission, s.log})
-		exportAdmission(s.m, s.admission, s.router)
+		s.pool.Watch(s.admission)
 	}
-	exportEjection(s.m, s.health)
-	exportWorkers(s.m, s.pool, s.index, s.events, s.health, s.router)
+	s.router.Export()
+	s.health.Export(s.m)
+	s.live = &admin.Live{Pool: s.pool, Router: s.router, Index: s.index, Sessions: s.sessions, Health: s.health,
+		Events: s.events, Gauges: s.gauges, Version: readBuild().version, Started: time.Now()}
+	s.live.Export(s.m)
 	s.picker = extproc.NewServer(extproc.Config{
 		HeaderAliases:   s.headerAliases,
 		PrefillerHeader: s.prefillerHeader,
@@ -340,10 +347,9 @@ func (s *server) decide(ctx context.Context) {
 		Tracer:          s.tracer,
 		AccessLog:       s.accessLog,
 	}, s.router, s.m, s.log)
-	exportPicker(s.m, s.picker)
-	s.started = time.Now()
+	s.picker.Export()
 	if s.adminAddress != "" {
-		go s.remember(ctx)
+		go s.live.Remember(ctx)
 	}
 }
 
@@ -361,7 +367,7 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
 	mux.HandleFunc("GET /debug/replicas", s.replicas.handle)
-	admin.HandleFleet(mux, s.fleet, &s.history)
+	admin.HandleFleet(mux, s.live.Fleet, &s.live.History)
 	admin.HandleSettings(mux, flags.Settings(s.flags))
 	web.Handle(mux)
 	if s.enablePprof {

@@ -73,12 +73,6 @@ func subscribe(
 	return events, err
 }
 
-// forgetter is a watcher of the pool that only forgets workers that left.
-type forgetter struct{ forget func(kvblock.Worker) }
-
-func (forgetter) WorkerJoined(pool.Worker)      {}
-func (f forgetter) WorkerLeft(w kvblock.Worker) { f.forget(w) }
-
 // poolFollower merges the endpoints file, Dynamo's discovery and the cluster into the endpoints of a pool.
 type poolFollower struct {
 	*options
@@ -122,12 +116,7 @@ func follow(
 	if f.finder = newFinder(o, func() { f.change(func() {}) }); f.finder != nil {
 		go f.finder.Run(ctx)
 	}
-	m.GaugeFunc(
-		metrics.UnresolvedNames,
-		metrics.UnresolvedNamesHelp,
-		nil,
-		func() float64 { return float64(names.Unresolved()) },
-	)
+	metrics.Gauge(m, metrics.UnresolvedNames, names.Unresolved)
 	setDiscovered := func(now []dynamo.Instance) { f.change(func() { f.discovered = now }) }
 	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); kind {
 	case "file":

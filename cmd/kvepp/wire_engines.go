@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -40,33 +38,6 @@ func (e *ejection) tracker(
 	}, log)
 }
 
-// pageState converts the state of a metrics page to the tracker's type.
-func pageState(s enginemetrics.PageState) eject.Page {
-	switch s {
-	case enginemetrics.PageAnswers:
-		return eject.PageAnswers
-	case enginemetrics.PageRefused:
-		return eject.PageRefused
-	case enginemetrics.PageRefusedElsewhere:
-		return eject.PageRefusedElsewhere
-	case enginemetrics.PageSilent:
-		return eject.PageSilent
-	}
-	return eject.PageUnknown
-}
-
-// exportEjection exports how many workers are ejected and how many are cordoned.
-func exportEjection(m *metrics.Metrics, t *eject.Tracker) {
-	m.GaugeFunc(metrics.EjectedWorkers, metrics.EjectedWorkersHelp, prometheus.Labels{}, func() float64 {
-		ejected, _ := t.Counts()
-		return float64(ejected)
-	})
-	m.GaugeFunc(metrics.CordonedWorkers, metrics.CordonedWorkersHelp, prometheus.Labels{}, func() float64 {
-		_, cordoned := t.Counts()
-		return float64(cordoned)
-	})
-}
-
 // followEngines starts to scrape the engines of p until ctx ends; nil if --refresh-metrics-interval is 0.
 func followEngines(
 	ctx context.Context,
@@ -85,7 +56,7 @@ func followEngines(
 		c.NATSServer = o.feed.NATSServer
 	}
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
-	c.Health = func(w kvblock.Worker, s enginemetrics.PageState) { health.PageRead(w, pageState(s)) }
+	c.Health = health.PageRead
 	c.SilentAfter = eject.SilentAfter
 	g := enginemetrics.New(c, p, log)
 	p.Watch(g)

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"kvepp/internal/metrics"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
@@ -69,12 +67,7 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			leading.Store(now)
 			setReady(now)
 		}
-		m.GaugeFunc(metrics.Leader, metrics.LeaderHelp, nil, func() float64 {
-			if leading.Load() {
-				return 1
-			}
-			return 0
-		})
+		metrics.Flag(m, metrics.Leader, leading.Load)
 		// A restarted container has the same identity, so that it leads again at once if it led before.
 		identity := os.Getenv("POD_NAME")
 		if identity == "" {
@@ -93,33 +86,13 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 		kinds = append(kinds, k.replicas.Kind())
 	}
 	for _, kind := range kinds {
-		labels := prometheus.Labels{"kind": kind.Name}
-		m.CounterFunc(
-			metrics.KubeErrors,
-			metrics.KubeErrorsHelp,
-			labels,
-			func() float64 { return float64(kind.Errors()) },
-		)
-		m.GaugeFunc(metrics.KubeFollowed, metrics.KubeFollowedHelp, labels, func() float64 {
-			if kind.Health() == kube.Followed {
-				return 1
-			}
-			return 0
-		})
+		metrics.Counter(m, metrics.KubeErrors, kind.Errors, "kind", kind.Name)
+		metrics.Flag(m, metrics.KubeFollowed, func() bool { return kind.Health() == kube.Followed }, "kind", kind.Name)
 	}
-	countersOf(
-		m,
-		metrics.KubeUpdates,
-		metrics.KubeUpdatesHelp,
-		"of",
-		k.source.Stats,
-		map[string]func(kube.Stats) uint64{
-			"list":   func(s kube.Stats) uint64 { return s.Lists },
-			"pool":   func(s kube.Stats) uint64 { return s.Recomputed },
-			"change": func(s kube.Stats) uint64 { return s.Changes },
-			"update": func(s kube.Stats) uint64 { return s.Updates },
-		},
-	)
+	metrics.Counters(m, metrics.KubeUpdates, "of", func() map[string]uint64 {
+		s := k.source.Stats()
+		return map[string]uint64{"list": s.Lists, "pool": s.Recomputed, "change": s.Changes, "update": s.Updates}
+	})
 	return k, nil
 }
 

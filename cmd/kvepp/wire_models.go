@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"kvepp/internal/metrics"
 	"kvepp/pool/dynamo"
 	"kvepp/prompt"
@@ -244,13 +242,7 @@ func remoteTokenizers(
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
 		clients[name] = client
-		m.GaugeFunc(metrics.TokenizerURLOpen, metrics.TokenizerURLOpenHelp, prometheus.Labels{"model": name},
-			func() float64 {
-				if client.IsOpen() {
-					return 1
-				}
-				return 0
-			})
+		metrics.Flag(m, metrics.TokenizerURLOpen, client.IsOpen, "model", name)
 	}
 	return clients, nil
 }
@@ -334,4 +326,15 @@ func applySettings(models map[string]*prompt.Model, instances []dynamo.Instance,
 			model.SetDynamo(workers[name])
 		}
 	}
+}
+
+// exportModels exports the state of the models.
+func exportModels(m *metrics.Metrics, models map[string]*prompt.Model) {
+	without := 0
+	for _, model := range models {
+		if model == nil {
+			without++
+		}
+	}
+	metrics.Gauge(m, metrics.ModelsWithoutTokenizer, func() int { return without })
 }

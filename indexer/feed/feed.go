@@ -171,8 +171,22 @@ func (f *Feed) Room() error {
 	return nil
 }
 
+// Export exports what f, which may be nil, is subscribed to.
+func Export(m *metrics.Metrics, f *Feed) {
+	metrics.Gauges(m, metrics.Subscriptions, "state", func() map[string]int {
+		connected, connecting := f.Subscriptions()
+		return map[string]int{"connected": connected, "connecting": connecting}
+	})
+	if f != nil {
+		metrics.Gauge(m, metrics.SilentWorkers, f.Silent)
+	}
+}
+
 // Subscriptions returns the number of subscriptions that are connected, and of those that are not.
 func (f *Feed) Subscriptions() (connected, connecting int) {
+	if f == nil {
+		return 0, 0
+	}
 	f.mu.Lock()
 	all := len(f.subscriptions)
 	f.mu.Unlock()

@@ -39,9 +39,8 @@ func (m *Metrics) CollectLadder(read func() []LadderSum, sampling func() int) {
 			[]string{"model"}, nil,
 		),
 	})
-	m.GaugeFunc("kvepp_ladder_sampling",
-		"kvepp remembers one of so many requested blocks. Above 1 the rung reusable is an estimate.", nil,
-		func() float64 { return float64(sampling()) })
+	Gauge(m, Reading{"kvepp_ladder_sampling",
+		"kvepp remembers one of so many requested blocks. Above 1 the rung reusable is an estimate."}, sampling)
 }
 
 type ladderSums struct {

@@ -412,10 +412,9 @@ func (m *Metrics) CounterFunc(name, help string, labels prometheus.Labels, read 
 }
 
 // Name and help of the gauge of models without a tokenizer.
-const (
-	ModelsWithoutTokenizer     = "kvepp_models_without_tokenizer"
-	ModelsWithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded; their requests are routed " +
-		"by load only."
+var (
+	ModelsWithoutTokenizer = Reading{"kvepp_models_without_tokenizer",
+		"Models of --model whose tokenizer could not be loaded; their requests are routed by load only."}
 )
 
 // Names and help of the metrics of connections and TLS certificates.
@@ -463,85 +462,73 @@ const (
 )
 
 // Names and help of the arguments of GaugeFunc and CounterFunc.
-const (
-	Streams       = "kvepp_streams"
-	StreamsHelp   = "Open ext_proc streams: requests whose responses have not ended."
-	HeldBytes     = "kvepp_held_body_bytes"
-	HeldBytesHelp = "Memory that requests hold until they are routed, in bytes: bodies with their buffers, the most " +
-		"that reading them may take, and token ids while they wait for a worker; bounded by --max-buffered-bytes."
-	Adapters            = "kvepp_lora_adapters"
-	AdaptersHelp        = "LoRA adapters that kvepp knows, from --lora and from KV events."
-	Sessions            = "kvepp_sessions"
-	SessionsHelp        = "Sessions that session affinity keeps on a worker."
-	SessionRequests     = "kvepp_session_requests_total"
-	SessionRequestsHelp = "Requests of sessions by outcome: new, kept (on the session's worker), moved (that worker " +
-		"was overloaded or not available)."
-	SessionsEnded     = "kvepp_sessions_ended_total"
-	SessionsEndedHelp = "Ended sessions, by cause: final (a request ended it), expired, evicted (the table was " +
-		"full), worker_left."
-	TokenizerURLOpen     = "kvepp_tokenizer_url_open"
-	TokenizerURLOpenHelp = "1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."
-	ActiveRequests       = "kvepp_active_requests"
-	ActiveRequestsHelp   = "Bookings in the load book: requests that were routed and have not ended."
-	Flattened            = "kvepp_active_requests_counted_only_total"
-	FlattenedHelp        = "Requests whose blocks are only counted, because those of running requests take too much " +
-		"memory (--max-buffered-bytes): they count as blocks that no other request shares."
-	IndexBlocks        = "kvepp_index_blocks"
-	IndexBlocksHelp    = "Entries of the index: one for each block of each worker in each tier."
-	IndexBytes         = "kvepp_index_bytes"
-	IndexBytesHelp     = "Memory in use by the index, in bytes."
-	IndexMaxBytes      = "kvepp_index_max_bytes"
-	IndexMaxBytesHelp  = "Limit of the index's memory, in bytes."
-	IndexPredicted     = "kvepp_index_predicted_blocks"
-	IndexPredictedHelp = "Blocks of all workers that the index predicts, because requests with these blocks were " +
-		"sent there."
-	IndexAtBound     = "kvepp_index_at_bound"
-	IndexAtBoundHelp = "1 while overlap may be underestimated because the index evicted blocks to stay within its " +
-		"limit, else 0."
-	IndexOutcomes     = "kvepp_index_outcomes_total"
-	IndexOutcomesHelp = "Blocks and stores by what the index did with them: stored again while present (duplicate), " +
-		"evicted at the limit (evicted), stores whose parent came later (joined) or never (parent_not_found); " +
-		"predicted blocks that expired (expired) or exceeded their limit (pruned)."
-	Subscriptions     = "kvepp_subscriptions"
-	SubscriptionsHelp = "Subscriptions to engines' KV events, by state (connected, connecting)."
-	SilentWorkers     = "kvepp_silent_workers"
-	SilentWorkersHelp = "Workers that have served requests but sent no KV event: wrong address, blocked port, or " +
-		"events are disabled."
-	HeldRequests     = "kvepp_held_requests"
-	HeldRequestsHelp = "Requests that wait until a worker's KV cache has room for their conversation " +
-		"(--router-admission)."
-	Conversations     = "kvepp_conversations"
-	ConversationsHelp = "Conversations that --router-admission knows, by state: running (a turn runs), idle " +
-		"(admitted, between two turns), lapsed (idle for too long; the next turn has to be admitted again)."
-	QueuedRequests        = "kvepp_queued_requests"
-	QueuedRequestsHelp    = "Requests that wait for a worker, by policy class."
-	OverloadedWorkers     = "kvepp_overloaded_workers"
-	OverloadedWorkersHelp = "Workers that are not candidates because their load is above a busy threshold."
-	UnresolvedNames       = "kvepp_unresolved_host_names"
-	UnresolvedNamesHelp   = "Host names in the endpoints file that have no address; their endpoints are left out."
-	EjectedWorkers        = "kvepp_ejected_workers"
-	EjectedWorkersHelp    = "Workers that get no requests because their endpoint failed (--eject)."
-	CordonedWorkers       = "kvepp_cordoned_workers"
-	CordonedWorkersHelp   = "Workers that get no new requests because their endpoint is cordoned: over the admin " +
-		"address, by a Pod annotation, or in the endpoints file."
-	Workers     = "kvepp_workers"
-	WorkersHelp = "Workers (endpoint and rank) in the pool."
+var (
+	Streams   = Reading{"kvepp_streams", "Open ext_proc streams: requests whose responses have not ended."}
+	HeldBytes = Reading{"kvepp_held_body_bytes",
+		"Memory that requests hold until they are routed, in bytes: bodies with their buffers, the most that " +
+			"reading them may take, and token ids while they wait for a worker; bounded by --max-buffered-bytes."}
+	Adapters        = Reading{"kvepp_lora_adapters", "LoRA adapters that kvepp knows, from --lora and from KV events."}
+	Sessions        = Reading{"kvepp_sessions", "Sessions that session affinity keeps on a worker."}
+	SessionRequests = Reading{"kvepp_session_requests_total",
+		"Requests of sessions by outcome: new, kept (on the session's worker), moved (that worker was overloaded " +
+			"or not available)."}
+	SessionsEnded = Reading{"kvepp_sessions_ended_total",
+		"Ended sessions, by cause: final (a request ended it), expired, evicted (the table was full), " +
+			"worker_left."}
+	TokenizerURLOpen = Reading{"kvepp_tokenizer_url_open",
+		"1 while the circuit breaker for the engine at --tokenizer-url is open, else 0."}
+	ActiveRequests = Reading{"kvepp_active_requests",
+		"Bookings in the load book: requests that were routed and have not ended."}
+	Flattened = Reading{"kvepp_active_requests_counted_only_total",
+		"Requests whose blocks are only counted, because those of running requests take too much memory " +
+			"(--max-buffered-bytes): they count as blocks that no other request shares."}
+	IndexBlocks = Reading{"kvepp_index_blocks",
+		"Entries of the index: one for each block of each worker in each tier."}
+	IndexBytes     = Reading{"kvepp_index_bytes", "Memory in use by the index, in bytes."}
+	IndexMaxBytes  = Reading{"kvepp_index_max_bytes", "Limit of the index's memory, in bytes."}
+	IndexPredicted = Reading{"kvepp_index_predicted_blocks",
+		"Blocks of all workers that the index predicts, because requests with these blocks were sent there."}
+	IndexAtBound = Reading{"kvepp_index_at_bound",
+		"1 while overlap may be underestimated because the index evicted blocks to stay within its limit, else " +
+			"0."}
+	IndexOutcomes = Reading{"kvepp_index_outcomes_total",
+		"Blocks and stores by what the index did with them: stored again while present (duplicate), evicted at " +
+			"the limit (evicted), stores whose parent came later (joined) or never (parent_not_found); predicted " +
+			"blocks that expired (expired) or exceeded their limit (pruned)."}
+	Subscriptions = Reading{"kvepp_subscriptions",
+		"Subscriptions to engines' KV events, by state (connected, connecting)."}
+	SilentWorkers = Reading{"kvepp_silent_workers",
+		"Workers that have served requests but sent no KV event: wrong address, blocked port, or events are " +
+			"disabled."}
+	HeldRequests = Reading{"kvepp_held_requests",
+		"Requests that wait until a worker's KV cache has room for their conversation (--router-admission)."}
+	Conversations = Reading{"kvepp_conversations",
+		"Conversations that --router-admission knows, by state: running (a turn runs), idle (admitted, between " +
+			"two turns), lapsed (idle for too long; the next turn has to be admitted again)."}
+	QueuedRequests    = Reading{"kvepp_queued_requests", "Requests that wait for a worker, by policy class."}
+	OverloadedWorkers = Reading{"kvepp_overloaded_workers",
+		"Workers that are not candidates because their load is above a busy threshold."}
+	UnresolvedNames = Reading{"kvepp_unresolved_host_names",
+		"Host names in the endpoints file that have no address; their endpoints are left out."}
+	EjectedWorkers = Reading{"kvepp_ejected_workers",
+		"Workers that get no requests because their endpoint failed (--eject)."}
+	CordonedWorkers = Reading{"kvepp_cordoned_workers",
+		"Workers that get no new requests because their endpoint is cordoned: over the admin address, by a Pod " +
+			"annotation, or in the endpoints file."}
+	Workers = Reading{"kvepp_workers", "Workers (endpoint and rank) in the pool."}
 )
 
 // Names and help of the metrics of Kubernetes, with --pool-name or --endpoint-selector.
-const (
-	KubeUpdates     = "kvepp_kube_updates_total"
-	KubeUpdatesHelp = "Changes read from Kubernetes, by scope: list (all Pods: at the start, for a new selector, " +
-		"after " +
-		"a watch that could not resume), pool (the ports of all Pods), change (one Pod, or Dynamo's metadata of " +
-		"one); update counts how often kvepp published new endpoints."
-	KubeErrors       = "kvepp_kube_errors_total"
-	KubeErrorsHelp   = "Failed requests to the API server, by kind of object."
-	KubeFollowed     = "kvepp_kube_followed"
-	KubeFollowedHelp = "1 while kvepp watches a kind of object; 0 while its CRD is absent, kvepp may not read it, or " +
-		"the API server does not answer."
-	Leader     = "kvepp_leader"
-	LeaderHelp = "1 while this replica is the leader of --ha-enable-leader-election, else 0."
+var (
+	KubeUpdates = Reading{"kvepp_kube_updates_total",
+		"Changes read from Kubernetes, by scope: list (all Pods: at the start, for a new selector, after a watch " +
+			"that could not resume), pool (the ports of all Pods), change (one Pod, or Dynamo's metadata of one); " +
+			"update counts how often kvepp published new endpoints."}
+	KubeErrors   = Reading{"kvepp_kube_errors_total", "Failed requests to the API server, by kind of object."}
+	KubeFollowed = Reading{"kvepp_kube_followed",
+		"1 while kvepp watches a kind of object; 0 while its CRD is absent, kvepp may not read it, or the API " +
+			"server does not answer."}
+	Leader = Reading{"kvepp_leader", "1 while this replica is the leader of --ha-enable-leader-election, else 0."}
 )
 
 // Unusable counts cached tokens that the chosen worker cannot reuse, see kvepp_unusable_cached_tokens_total.

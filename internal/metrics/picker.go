@@ -297,7 +297,7 @@ func (p *Picker) Ended(e *Ended) {
 }
 
 // Name and help of the size of the index, under the extension's name.
-const (
-	PrefixIndexer     = "inference_extension_prefix_indexer_size"
-	PrefixIndexerHelp = "Entries of the index, equal to kvepp_index_blocks."
+var (
+	PrefixIndexer = Reading{"inference_extension_prefix_indexer_size",
+		"Entries of the index, equal to kvepp_index_blocks."}
 )

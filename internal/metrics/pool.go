@@ -73,16 +73,15 @@ func (p *inferencePool) Collect(to chan<- prometheus.Metric) {
 }
 
 // Names and help of kvepp's metrics about engines' own gauges.
-const (
-	EngineReadings     = "kvepp_engine_readings_total"
-	EngineReadingsHelp = "Scrapes of engines' metrics, and load messages on Dynamo's event plane, by outcome: ok, " +
-		"without (no metric that kvepp knows), refused (a status other than 200), timeout, unreachable, " +
-		"too_large, malformed."
-	WorkersWithReadings     = "kvepp_workers_with_gauges"
-	WorkersWithReadingsHelp = "Workers whose engines have reported their load recently (--refresh-metrics-interval)."
-	UnseenLoad              = "kvepp_unseen_load_workers"
-	UnseenLoadHelp          = "Workers whose engines have reported more requests for a minute than kvepp sent them " +
-		"(at least " +
-		"4 more, and 1.5 times as many): other load bypasses kvepp. Expected with several replicas of kvepp, and " +
-		"for requests with several prompts or several responses."
+var (
+	EngineReadings = Reading{"kvepp_engine_readings_total",
+		"Scrapes of engines' metrics, and load messages on Dynamo's event plane, by outcome: ok, without (no " +
+			"metric that kvepp knows), refused (a status other than 200), timeout, unreachable, too_large, " +
+			"malformed."}
+	WorkersWithReadings = Reading{"kvepp_workers_with_gauges",
+		"Workers whose engines have reported their load recently (--refresh-metrics-interval)."}
+	UnseenLoad = Reading{"kvepp_unseen_load_workers",
+		"Workers whose engines have reported more requests for a minute than kvepp sent them (at least 4 more, " +
+			"and 1.5 times as many): other load bypasses kvepp. Expected with several replicas of kvepp, and for " +
+			"requests with several prompts or several responses."}
 )

@@ -40,19 +40,13 @@ var outcomeNames = [...]string{
 
 func (o outcome) String() string { return outcomeNames[o] }
 
-// Readings returns the number of reads for every outcome, in a fixed order.
-func (g *Gauges) Readings() []Count {
-	counts := make([]Count, sharedPage)
-	for o := range counts {
-		counts[o] = Count{outcomeNames[o], g.outcomes[o].Load()}
+// readings returns the number of reads by outcome.
+func (g *Gauges) readings() map[string]uint64 {
+	counts := map[string]uint64{}
+	for o := range sharedPage {
+		counts[outcomeNames[o]] = g.outcomes[o].Load()
 	}
 	return counts
-}
-
-// Count is the number of reads with an outcome.
-type Count struct {
-	Outcome  string
-	Readings uint64
 }
 
 // fetch requests a page and parses it. The ranks are nil unless the outcome is ok.

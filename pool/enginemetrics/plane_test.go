@@ -188,7 +188,7 @@ func TestLoadsOverNATS(t *testing.T) {
 			t.Errorf("%q: usage %s", c.server, got)
 		}
 		if readings(g, "ok") != 2 || readings(g, "malformed") != 1 {
-			t.Errorf("%q: %v", c.server, g.Readings())
+			t.Errorf("%q: %v", c.server, g.readings())
 		}
 		p.Update(nil)
 		follow(g)

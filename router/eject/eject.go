@@ -29,8 +29,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 )
 
 // Config is what an operator chooses.
@@ -119,18 +121,6 @@ var advice = map[Cause]string{
 	ProcessGone: "its metrics page refuses connections, and its KV events have ended: is the engine up?",
 }
 
-// Page is the outcome of the latest read of an endpoint's metrics page.
-type Page int
-
-// The outcomes.
-const (
-	PageUnknown          Page = iota // never read, or an outcome that says nothing about the process
-	PageAnswers                      // any HTTP response
-	PageRefused                      // connections are refused, on the endpoint's own port
-	PageRefusedElsewhere             // connections are refused, on a port that only the page has
-	PageSilent                       // a read has waited for SilentAfter
-)
-
 // Standing says whether an endpoint gets requests.
 type Standing int
 
@@ -171,7 +161,7 @@ type Endpoint struct {
 	trial     uint64 // number of the running trial; 0: none
 	// number of the latest trial without response headers in time, whose answer may still come; 0: none
 	overdue  uint64
-	page     Page
+	page     enginemetrics.PageState
 	cut      bool              // its event subscription broke and has not come back
 	recheck  *time.Timer       // judges a silent page again; nil: no page was silent while answers brought bytes
 	cordon   Cordon            // the operator's, set over the admin address
@@ -526,7 +516,7 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 }
 
 // PageRead notes the outcome of a read of a worker's metrics page. Call it at least when the outcome changes.
-func (t *Tracker) PageRead(w kvblock.Worker, page Page) {
+func (t *Tracker) PageRead(w kvblock.Worker, page enginemetrics.PageState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.of(w)
@@ -565,11 +555,11 @@ func (t *Tracker) judge(e *Endpoint) {
 	now := time.Now()
 	var cause Cause
 	switch {
-	case e.page == PageRefused:
+	case e.page == enginemetrics.PageRefused:
 		cause = MetricsRefused
-	case e.page == PageRefusedElsewhere && e.cut:
+	case e.page == enginemetrics.PageRefusedElsewhere && e.cut:
 		cause = ProcessGone
-	case e.page == PageSilent:
+	case e.page == enginemetrics.PageSilent:
 		if left := SilentAfter - now.Sub(time.Unix(0, e.lastByte.Load())); left > 0 {
 			t.judgeAfter(e, left)
 		} else {
@@ -603,6 +593,12 @@ func (t *Tracker) judgeAfter(e *Endpoint, after time.Duration) {
 			t.judge(e)
 		}
 	})
+}
+
+// Export exports how many workers are ejected and how many are cordoned.
+func (t *Tracker) Export(m *metrics.Metrics) {
+	metrics.Gauge(m, metrics.EjectedWorkers, func() int { ejected, _ := t.Counts(); return ejected })
+	metrics.Gauge(m, metrics.CordonedWorkers, func() int { _, cordoned := t.Counts(); return cordoned })
 }
 
 // Counts returns how many workers are ejected, and how many are cordoned by an operator or the pool.

@@ -12,6 +12,7 @@ import (
 	"kvepp/internal/logtest"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 )
 
 // house is a tracker with endpoints of one worker each, and the calls that it made.
@@ -209,19 +210,19 @@ func TestHalfOfOddNumber(t *testing.T) {
 func TestPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 3, nil)
-		h.PageRead(0, PageAnswers)
-		h.PageRead(0, PageRefused)
+		h.PageRead(0, enginemetrics.PageAnswers)
+		h.PageRead(0, enginemetrics.PageRefused)
 		h.want(0, Ejected)
 		<-time.After(time.Hour)
 		h.want(0, Ejected)
-		h.PageRead(0, PageAnswers)
+		h.PageRead(0, enginemetrics.PageAnswers)
 		h.want(0, Trial)
 		h.Works(h.Of(0), h.claim(0))
 		h.want(0, In)
 
 		// A refused page on another port alone does not eject. Together with a lost subscription it does: the process
 		// is gone.
-		h.PageRead(1, PageRefusedElsewhere)
+		h.PageRead(1, enginemetrics.PageRefusedElsewhere)
 		h.want(1, In)
 		h.Subscribed(1, false)
 		h.want(1, Ejected)
@@ -231,7 +232,7 @@ func TestPages(t *testing.T) {
 		// A silent page does not eject while answers arrive, but as soon as they have stopped for SilentAfter.
 		h.Of(2).Heard()
 		<-time.After(4 * time.Second)
-		h.PageRead(2, PageSilent)
+		h.PageRead(2, enginemetrics.PageSilent)
 		h.want(2, In)
 		h.Of(2).Heard()
 		<-time.After(4 * time.Second)
@@ -239,7 +240,7 @@ func TestPages(t *testing.T) {
 		<-time.After(time.Second)
 		synctest.Wait()
 		h.want(2, Ejected) // although no read reports the silence again
-		h.PageRead(2, PageAnswers)
+		h.PageRead(2, enginemetrics.PageAnswers)
 		h.want(2, Trial)
 		if fmt.Sprint(h.causes) != "[metrics_refused process_gone metrics_silent]" {
 			t.Errorf("causes %v", h.causes)
@@ -256,10 +257,10 @@ func TestTrialEndsWhenPageRefuses(t *testing.T) {
 		if len(h.read) == 0 || h.read[0] != 0 {
 			t.Errorf("pages asked for: %v", h.read)
 		}
-		h.PageRead(0, PageRefused)
+		h.PageRead(0, enginemetrics.PageRefused)
 		<-time.After(time.Minute)
 		h.want(0, Ejected)
-		h.PageRead(0, PageUnknown)
+		h.PageRead(0, enginemetrics.PageUnknown)
 		h.want(0, Trial)
 	})
 }
@@ -315,7 +316,7 @@ func TestCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, func(c *Config) { c.Off = true })
 		h.fail(1, 100)
-		h.PageRead(1, PageRefused)
+		h.PageRead(1, enginemetrics.PageRefused)
 		h.want(1, In) // nothing is ejected
 		if err := h.SetCordon("e0", NoNewRequests); err != nil {
 			t.Fatal(err)
@@ -459,7 +460,7 @@ func TestConcurrentUse(t *testing.T) {
 						h.Works(h.Of(w), trial)
 					}
 				case 1:
-					h.PageRead(w, Page(i%4+1))
+					h.PageRead(w, enginemetrics.PageState(i%4+1))
 				case 2:
 					h.Subscribed(w, i%2 == 0)
 				case 3:
@@ -480,7 +481,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	wait.Wait()
 	for w := range 8 {
-		h.PageRead(kvblock.Worker(w), PageAnswers)
+		h.PageRead(kvblock.Worker(w), enginemetrics.PageAnswers)
 		h.Subscribed(kvblock.Worker(w), true)
 	}
 }
@@ -494,7 +495,7 @@ func TestAdvice(t *testing.T) {
 	}
 	h := newHouse(t, 1, nil)
 	h.WorkerJoined(pool.Worker{Worker: 1, Endpoint: &pool.Endpoint{Name: "there", Address: "10.0.0.7:8000"}})
-	h.PageRead(1, PageRefused)
+	h.PageRead(1, enginemetrics.PageRefused)
 	for _, part := range []string{"endpoint=there", "address=10.0.0.7:8000", "cause=metrics_refused",
 		"is the engine up, and is the endpoint's address right?"} {
 		if h.log.Count(part) != 1 {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 )
 
@@ -111,6 +112,20 @@ type Stats struct {
 	Final, Expired, Evicted, WorkerLeft uint64
 	// Sessions that another table's event bound here, and those that it moved, see Apply.
 	ByPeers, MovedByPeers uint64
+}
+
+// Export exports how many sessions there are, and how they began and ended.
+func (t *Table) Export(m *metrics.Metrics) {
+	metrics.Gauge(m, metrics.Sessions, t.Active)
+	metrics.Counters(m, metrics.SessionRequests, "outcome", func() map[string]uint64 {
+		s := t.Stats()
+		return map[string]uint64{New: s.New, Kept: s.Kept, Moved: s.Moved}
+	})
+	metrics.Counters(m, metrics.SessionsEnded, "cause", func() map[string]uint64 {
+		s := t.Stats()
+		return map[string]uint64{"final": s.Final, "expired": s.Expired, "evicted": s.Evicted,
+			"worker_left": s.WorkerLeft}
+	})
 }
 
 // Add adds the counts of another table.

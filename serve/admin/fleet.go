@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"kvepp/internal/flags"
-	"kvepp/router"
 	"kvepp/serve/api"
 )
 
@@ -285,6 +284,3 @@ func HandleSettings(mux *http.ServeMux, settings []flags.Setting) {
 		api.Reply(w, http.StatusOK, map[string]any{"settings": settings}, nil)
 	})
 }
-
-// EndpointOf describes an endpoint.
-func EndpointOf(s *router.EndpointState) Endpoint { return endpointOf(s) }
