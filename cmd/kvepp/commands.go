@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/flags"
+	"kvepp/manifests/envoy"
 	"kvepp/prompt/fetch"
 	"kvepp/serve/client"
 )
@@ -37,9 +38,7 @@ func init() {
 		{"replay", "predict what a setting of the router does to recorded or synthetic traffic", replayPrefix,
 			func() *pflag.FlagSet { return replayFlags(new(replayOptions)) }},
 		{"envoy", "print an Envoy configuration for an endpoints file", "",
-			func() *pflag.FlagSet { return envoyFlags(new(envoyOptions)) }},
-		{"size", "print the CPU, memory and replicas that a load needs", sizePrefix,
-			func() *pflag.FlagSet { return sizeFlags(new(sizeOptions)) }},
+			func() *pflag.FlagSet { return envoyFlags(new(envoy.Config)) }},
 		{"workers", "list the endpoints of a running kvepp, and how many requests run on each", "",
 			clientCommand("workers")},
 		{"cordon", "send an endpoint no new requests", "", clientCommand("cordon")},
@@ -250,6 +249,5 @@ var helpTexts = map[string]string{
 	"select":   selectHelp,
 	"fetch":    fetch.Help,
 	"replay":   replayHelp,
-	"envoy":    envoyHelp,
-	"size":     sizeHelp,
+	"envoy":    envoy.Help,
 }

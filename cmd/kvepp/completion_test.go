@@ -17,9 +17,9 @@ func TestCompletion(t *testing.T) {
 		want []string // some of the offers; none: no offers
 	}{
 		{"kvepp ", []string{"serve", "check", "completion"}},
-		{"kvepp siz", []string{"size"}},
-		{"kvepp size --out", []string{"--output", "--output-tokens"}},
-		{"kvepp size --output ", []string{"text", "yaml"}},
+		{"kvepp env", []string{"envoy"}},
+		{"kvepp envoy --engine-", []string{"--engine-ca", "--engine-tls"}},
+		{"kvepp envoy --engine ", []string{"vllm", "dynamo"}},
 		{"kvepp se", []string{"serve", "select"}},
 		{"kvepp serve --grpc-", []string{"--grpc-port", "--grpc-health-port"}},
 		{"kvepp serve --help", []string{"--help", "--help-all"}},

@@ -22,6 +22,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/manifests/envoy"
 	"kvepp/prompt/fetch"
 	"kvepp/serve/client"
 )
@@ -91,8 +92,7 @@ func TestPagesNameFlags(t *testing.T) {
 		tokenizeFlags(new(tokenizeOptions)),
 		fetchFlags(new(fetch.Config)),
 		replayFlags(new(replayOptions)),
-		envoyFlags(new(envoyOptions)),
-		sizeFlags(new(sizeOptions)),
+		envoyFlags(new(envoy.Config)),
 		clientFlags(&client.Config{Command: "drain"}),
 		clientFlags(&client.Config{Command: "ladder"}),
 		clientFlags(&client.Config{Command: "decisions"}),
@@ -305,9 +305,7 @@ func TestPagesRun(t *testing.T) {
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":
-					err = parseEnvoy(new(envoyOptions), args, none)
-				case "size":
-					err = parseSize(new(sizeOptions), args, none)
+					err = parseEnvoy(new(envoy.Config), args, none)
 				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
 					err = parseClient(&client.Config{Command: c[1]}, args, none)
 				default:

@@ -107,8 +107,6 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return runClient(args[0], args[1:], stdin, stdout, stderr, getenv)
 	case "envoy":
 		return printEnvoy(args[1:], stdout, stderr, getenv)
-	case "size":
-		return printSize(args[1:], stdout, stderr, getenv)
 	case "indexer":
 		return daemon("indexer", indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
 	case "select":

@@ -72,7 +72,7 @@ var may = map[string]string{
 	"router/admission":     "kvblock",
 	"router/record":        "kvblock",
 	"router/ladder":        "kvblock internal/prefetch",
-	"manifests/envoy":      "",
+	"manifests/envoy":      "internal/boundedfile internal/flags pool",
 	"internal/chart":       "",
 	"router/modelrewrite":  "",
 	"router": "router/admission router/budget router/eject router/ladder router/modelrewrite router/queue " +
@@ -159,9 +159,9 @@ var only = map[string][]string{
 	"golang.org/x/text/":         {"prompt/jinja", "prompt/bpe"},
 	"github.com/dlclark/regexp2": {"prompt/bpe"},
 	"github.com/spf13/pflag": { // packages that declare their own flags
-		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "pool/enginemetrics", "pool/kube",
-		"prompt", "prompt/fetch", "router", "router/admission", "router/eject", "router/queue", "router/record",
-		"router/session", "scoring", "scoring/replica", "scoring/replica/link", "serve/client",
+		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
+		"pool/kube", "prompt", "prompt/fetch", "router", "router/admission", "router/eject", "router/queue",
+		"router/record", "router/session", "scoring", "scoring/replica", "scoring/replica/link", "serve/client",
 	},
 }
 

@@ -1,4 +1,6 @@
-// Package envoy holds Envoy's configurations, for `kvepp envoy`. It has no code.
+// Package envoy holds Envoy's configurations, and prints one for the endpoints of a file: `kvepp envoy`.
+//
+// Concurrency: it holds no state. A Config is for one caller at a time.
 package envoy
 
 import _ "embed"

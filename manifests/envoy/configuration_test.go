@@ -1,18 +1,20 @@
-package main
+package envoy
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"kvepp/manifests/envoy"
+	"kvepp/prompt"
 )
 
-const envoyEndpoints = `endpoints:
+const someEndpoints = `endpoints:
 - {name: a, address: "10.0.0.1:8000"}
 - {name: b, address: "10.0.0.1:8000", dataParallelStartRank: 1}
 - {name: c, address: "[fd00::1]:8000"}
@@ -22,14 +24,21 @@ const envoyEndpoints = `endpoints:
 // TestEnvoyAnchors: each line that kvepp envoy replaces is in both configurations once.
 func TestEnvoyAnchors(t *testing.T) {
 	for name, text := range map[string]string{
-		"override-host": envoy.OverrideHost, "stock-engines": envoy.StockEngines,
+		"override-host": OverrideHost, "stock-engines": StockEngines,
 	} {
-		for _, anchor := range []string{envoyAdmin, envoyListener, envoyPool, envoyPools, envoyPicker, envoyPickerAt,
-			envoyTLSReason + envoyTLS} {
+		for _, anchor := range []string{adminLines, listenerPort, poolHead, poolAddresses, pickerHead, pickerAddress,
+			tlsReason + tlsLines} {
 			if n := strings.Count(text, anchor); n != 1 {
 				t.Errorf("%s.yaml has %d times:\n%s", name, n, anchor)
 			}
 		}
+	}
+}
+
+// TestEnvoyEngines: the flag knows the engines of package prompt.
+func TestEnvoyEngines(t *testing.T) {
+	if text := fmt.Sprint(engines); text != fmt.Sprint(prompt.Engines) {
+		t.Errorf("%s, but kvepp knows %v", text, prompt.Engines)
 	}
 }
 
@@ -40,9 +49,20 @@ func TestEnvoyConfiguration(t *testing.T) {
 		if err := os.WriteFile(file, []byte(endpoints), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		var out, stderr bytes.Buffer
-		status = printEnvoy(append(args, "--endpoints", file), &out, &stderr, func(string) string { return "" })
-		return out.String(), stderr.String(), status
+		var c Config
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		c.AddFlags(f)
+		if err := f.Parse(append(args, "--endpoints", file)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Validate(); err != nil {
+			return "", err.Error(), 2
+		}
+		var out bytes.Buffer
+		if err := c.Run(&out); err != nil {
+			return "", err.Error(), 1
+		}
+		return out.String(), "", 0
 	}
 	for _, c := range []struct {
 		endpoints  string
@@ -53,12 +73,12 @@ func TestEnvoyConfiguration(t *testing.T) {
 		{"endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n", nil, []string{"previous_hosts"}, nil},
 		{"endpoints:\n- {name: a, address: '10.0.0.1:8000', dynamo: d/backend/generate}\n", nil, nil,
 			[]string{"previous_hosts"}},
-		{envoyEndpoints, []string{"--engine=dynamo"},
+		{someEndpoints, []string{"--engine=dynamo"},
 			[]string{`{address: "10.0.0.1", port_value: 8000}`, `{address: "fd00::1", port_value: 8000}`,
 				`{address: "127.0.0.1", port_value: 9002}`, "port_value: 10080", "19900", "self-signed",
 				"for 2 endpoints"},
 			[]string{"8001", "8002", "previous_hosts", "STRICT_DNS", "Remove this", "To adapt it"}},
-		{envoyEndpoints, []string{"--engine=vllm", "--listen-port=8080", "--envoy-admin-port=0",
+		{someEndpoints, []string{"--engine=vllm", "--listen-port=8080", "--envoy-admin-port=0",
 			"--kvepp-address=kvepp:9002",
 			"--secure-serving=false"},
 			[]string{"previous_hosts", "port_value: 8080", "STRICT_DNS", `{address: "kvepp", port_value: 9002}`,
@@ -97,11 +117,10 @@ func TestEnvoyConfiguration(t *testing.T) {
 	}{
 		{"endpoints: 5\n", "line 1", 1, nil},
 		{"endpoints:\n- {name: d, role: prefill}\n", "no endpoint has an address", 1, nil},
-		{envoyEndpoints, "give one of vllm, ", 2, []string{"--engine=vlm"}},
-		{envoyEndpoints, "--kvepp-address", 2, []string{"--kvepp-address=9002"}},
-		{envoyEndpoints, "give --engine-tls too", 2, []string{"--engine-ca=/x"}},
-		{envoyEndpoints, "--dns-lookup-family V4", 2, []string{"--dns-lookup-family=V4"}},
-		{envoyEndpoints, "unexpected argument", 2, []string{"x"}},
+		{someEndpoints, "give one of vllm, ", 2, []string{"--engine=vlm"}},
+		{someEndpoints, "--kvepp-address", 2, []string{"--kvepp-address=9002"}},
+		{someEndpoints, "give --engine-tls too", 2, []string{"--engine-ca=/x"}},
+		{someEndpoints, "--dns-lookup-family V4", 2, []string{"--dns-lookup-family=V4"}},
 	} {
 		if _, errs, status := print(c.endpoints, c.args...); status != c.status || !strings.Contains(errs, c.want) {
 			t.Errorf("%v: status %d, %s; want %d, %s", c.args, status, errs, c.status, c.want)
