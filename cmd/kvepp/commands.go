@@ -212,32 +212,9 @@ func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
 	for _, s := range flags.Sections(f) {
 		switch {
 		case command == "check" && !all && s.Title != sectionCheck:
-		case s.Title == flags.OtherRouters:
-			writeCompatFlags(out, s)
 		default:
 			s.WriteHelp(out)
 		}
-	}
-}
-
-// writeCompatFlags writes the names of compatFlags, by what kvepp does with them.
-func writeCompatFlags(out io.Writer, s flags.Group) {
-	var refused, ignored []string
-	for _, flag := range s.Flags {
-		if c := compatFlagNamed(flag.Name); c.refused != "" {
-			refused = append(refused, "--"+c.name)
-		} else {
-			ignored = append(ignored, "--"+c.name)
-		}
-	}
-	fmt.Fprintf(out, "\n%s\n", s.Title)
-	if len(refused) > 0 {
-		fmt.Fprintln(out, "  Refused; the error says why, and what to do instead:")
-		flags.WriteList(out, refused)
-	}
-	if len(ignored) > 0 {
-		fmt.Fprintln(out, "  Accepted without effect:")
-		flags.WriteList(out, ignored)
 	}
 }
 

@@ -66,15 +66,12 @@ const (
 	aFolder
 )
 
-// completionsOf returns the flags that are offered for a command: not those that it only refuses or ignores.
+// completionsOf returns the flags that are offered for a command.
 func completionsOf(c command) (all []completion) {
 	if c.flags == nil {
 		return nil
 	}
 	for _, s := range flags.Sections(c.flags()) {
-		if s.Title == flags.OtherRouters {
-			continue
-		}
 		for _, flag := range s.Flags {
 			all = append(all, completionOf(flag))
 		}

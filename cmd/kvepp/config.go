@@ -64,7 +64,6 @@ type options struct {
 	unknownVersion string // nearestVersion or loadOnlyVersion
 	scheduling
 	proxied
-	pickerLogging
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -174,12 +173,7 @@ func (o *options) check() error {
 		o.cluster.check,
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
-		func() error {
-			return flags.Imply(o.flags, "--zap-encoder or --v",
-				func() error { return o.pickerLogging.apply(&o.logging) })
-		},
 		o.logging.check,
-		func() error { return checkCompatFlags(o.flags, "serve") },
 		o.affinity.check,
 		o.indexMemory.check,
 		o.checkKVEvents,
@@ -713,7 +707,7 @@ func (o *options) withoutEffect() []string {
 		unused.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
 	o.scheduling.unused(&unused)
-	unused.lines = append(unused.lines, ignoredCompatFlags(o.flags, "serve")...)
+	unused.lines = append(unused.lines, givenRetired(o.flags)...)
 	o.busy.unused(&unused, o.scoring.TrackPrefillTokens)
 	o.ejection.unused(&unused)
 	o.engineGauges.unused(&unused)

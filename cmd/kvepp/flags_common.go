@@ -109,36 +109,3 @@ func (o *logging) check() error {
 	}
 	return oneOf("log-format", o.logFormat, "text", "json")
 }
-
-// pickerLogging are the flags by which the endpoint pickers of the Gateway API Inference Extension and of llm-d set up
-// their logs.
-type pickerLogging struct {
-	zapEncoder string
-	verbosity  int
-}
-
-func (p *pickerLogging) add(f *pflag.FlagSet) {
-	f.StringVar(&p.zapEncoder, "zap-encoder", "", "sets --log-format: json, or console for text (`ENCODER`)")
-	values(f, "zap-encoder", "json", "console")
-	f.IntVar(&p.verbosity, "v", 0, "sets --log-level to debug if `LEVEL` is at least 4")
-}
-
-// apply checks the flags, and sets in o what they stand for.
-func (p *pickerLogging) apply(o *logging) error {
-	if p.verbosity < 0 {
-		return fmt.Errorf("--v %d: must not be below 0", p.verbosity)
-	}
-	switch p.zapEncoder {
-	case "":
-	case "json":
-		o.logFormat = "json"
-	case "console":
-		o.logFormat = "text"
-	default:
-		return oneOf("zap-encoder", p.zapEncoder, "json", "console")
-	}
-	if p.verbosity >= 4 {
-		o.logLevel = "debug"
-	}
-	return nil
-}

@@ -50,13 +50,13 @@ func TestPrecedenceOfSettings(t *testing.T) {
 	}
 }
 
-// TestSettingsFile: lists, older names, and files without settings.
+// TestSettingsFile: lists, and files without settings.
 func TestSettingsFile(t *testing.T) {
 	file := settingsIn(t, "model:\n- a=b\n- c=d,e\nindex-peers: ['http://a:1', 'http://b:1']\n"+
-		"endpoint-target-ports: [1, 2]\nkv-events: false\n")
+		"endpoint-target-ports: [1, 2]\nrouter-kv-events: false\n")
 	o := parsed(t, []string{"--config=" + file}, nil)
 	if strings.Join(o.models, " ") != "a=b c=d,e" || len(o.indexPeers) != 2 || len(o.targetPorts) != 2 || o.kvEvents {
-		t.Errorf("lists: %q %q %v; kv-events %v", o.models, o.indexPeers, o.targetPorts, o.kvEvents)
+		t.Errorf("lists: %q %q %v; router-kv-events %v", o.models, o.indexPeers, o.targetPorts, o.kvEvents)
 	}
 	for _, text := range []string{"", "# nothing\n", "---\n"} {
 		parsed(t, []string{"--config=" + settingsIn(t, text)}, nil)
@@ -109,15 +109,14 @@ func TestSettingsFileErrors(t *testing.T) {
 		"grpc-port: [1]":              "takes one value, not a list",
 		"grpc-port:":                  "grpc-port: has no value",
 		"model: {a: b}":               "takes one value, not a mapping",
-		"kv-events: true\nrouter-kv-events: false": "line 2: router-kv-events: line 1 sets the same flag",
-		"grpc-port: 1\ngrpc-port: 1":               "line 2",
-		"- a":                                      "line 1: must be lines of the form FLAG: VALUE",
-		"a: 1\n---\nb: 2":                          "more than one document",
-		"a: [":                                     "yaml",
-		strings.Repeat("#", flags.MaxFileBytes+1):  "larger than",
-		"endpoints: e\nrouter-mode: x":             "(router-mode is set by ",
-		"endpoints: e\nconfig-file: x":             `"config-file": kvepp reads no EndpointPickerConfig`,
-		"endpoints: e\nrouter-replica-sync: maybe": "line 2: router-replica-sync \"maybe\": must be true or false",
+		"grpc-port: 1\ngrpc-port: 2":  "line 2: grpc-port: line 1 sets the same flag",
+		"- a":                         "line 1: must be lines of the form FLAG: VALUE",
+		"a: 1\n---\nb: 2":             "more than one document",
+		"a: [":                        "yaml",
+		strings.Repeat("#", flags.MaxFileBytes+1): "larger than",
+		"endpoints: e\nrouter-mode: x":            "(router-mode is set by ",
+		"endpoints: e\nconfig-file: x":            `"config-file": kvepp reads no EndpointPickerConfig`,
+		"endpoints: e\neject: maybe":              "line 2: eject \"maybe\": must be true or false",
 	} {
 		file := settingsIn(t, text)
 		status, _, stderr := runWith(nil, "serve", "--config", file)

@@ -3,8 +3,6 @@ package main
 import (
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"kvepp/internal/flags"
 )
 
@@ -60,33 +58,17 @@ var dynamoEnv = map[string]string{
 	"router-approximate-cache-policy":      "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
 	"router-predicted-ttl-secs":            "DYN_ROUTER_PREDICTED_TTL_SECS",
 	"router-event-threads":                 "DYN_ROUTER_EVENT_THREADS",
-	"router-durable-kv-events":             "DYN_ROUTER_DURABLE_KV_EVENTS",
-	"router-snapshot-threshold":            "DYN_ROUTER_SNAPSHOT_THRESHOLD",
-	"router-reset-states":                  "DYN_ROUTER_RESET_STATES",
-	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
 	"router-mode":                          "DYN_ROUTER_MODE",
 	"router-min-initial-workers":           "DYN_ROUTER_MIN_INITIAL_WORKERS",
 	"encoder-cuda-to-cpu-ratio":            "DYN_ENCODER_CUDA_TO_CPU_RATIO",
 	"load-aware":                           "DYN_ROUTER_LOAD_AWARE",
 	"router-host-cache-hit-weight":         "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
 	"router-disk-cache-hit-weight":         "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
-	"shared-cache-type":                    "DYN_SHARED_CACHE_TYPE",
-	"shared-cache-multiplier":              "DYN_SHARED_CACHE_MULTIPLIER",
 	"router-track-output-blocks":           "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
 	"router-prefill-load-model":            "DYN_ROUTER_PREFILL_LOAD_MODEL",
-	"router-replica-sync":                  "DYN_ROUTER_REPLICA_SYNC",
-	"serve-indexer":                        "DYN_SERVE_INDEXER",
-	"enable-session-prefix-index":          "DYN_ENABLE_SESSION_PREFIX_INDEX",
-	"router-conditional-disagg":            "DYN_ROUTER_CONDITIONAL_DISAGG",
-	"router-conditional-disagg-config":     "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
 	"router-worker-selection-policy":       "DYN_ROUTER_WORKER_SELECTION_POLICY",
 	"router-prefill-policy":                "DYN_ROUTER_PREFILL_POLICY",
 	"router-decode-policy":                 "DYN_ROUTER_DECODE_POLICY",
-	"router-tracking-hash":                 "DYN_ROUTER_TRACKING_HASH",
-	"router-tracking-key-file":             "DYN_ROUTER_TRACKING_KEY_FILE",
-	"router-tracking-key-id":               "DYN_ROUTER_TRACKING_KEY_ID",
-	"kv-overlap-score-weight":              "DYN_OVERLAP_SCORE_WEIGHT",
-	"system-port":                          "DYN_SYSTEM_PORT",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
 	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
@@ -112,18 +94,3 @@ var dynamoEnv = map[string]string{
 	"kv-events-port":                       "DYN_EPP_KV_EVENT_PORT",
 	"kv-replay-port":                       "DYN_EPP_KV_EVENT_REPLAY_PORT",
 }
-
-// addAliases declares the older names of flags that other functions have declared.
-func addAliases(f *pflag.FlagSet) {
-	flags.Alias(f, "kv-overlap-score-weight", "router-kv-overlap-score-weight", "")
-	flags.Alias(f, "kv-events", "router-kv-events", "")
-	flags.Alias(f, "durable-kv-events", "router-durable-kv-events", "")
-	flags.Alias(f, "track-active-blocks", "router-track-active-blocks", "")
-	flags.Alias(f, "track-output-blocks", "router-track-output-blocks", "")
-	flags.Alias(f, "assume-kv-reuse", "router-assume-kv-reuse", "")
-	flags.Alias(f, "router-block-size", "kv-cache-block-size", "")
-	flags.Alias(f, "system-port", "metrics-port", ", by which Dynamo's components take it")
-}
-
-// sectionOtherNames has the flags that only set another flag.
-const sectionOtherNames = "Other names"

@@ -413,7 +413,6 @@ func (b *busy) addThresholds(f *pflag.FlagSet) {
 		"an endpoint is overloaded while active requests hold more than this `FRACTION` (0 to 1) of its KV blocks. "+
 			"It is then no candidate; if all are overloaded, kvepp refuses requests at once. None: no limit",
 	)
-	flags.Alias(f, "busy-threshold", "active-decode-blocks-threshold", "")
 	flags.Uint(
 		f,
 		&b.thresholds.ActivePrefillTokens,
@@ -513,8 +512,8 @@ func (b *busy) addAdmission(f *pflag.FlagSet) {
 	)
 }
 
-// settingFlags maps each key under router in a policy file to the flag that it sets. Source: dynamo-kv-router 1.6.1,
-// scheduling::policy_config.
+// settingFlags maps each key under router in a policy file to the flag that it sets, or to an absent flag. Source:
+// dynamo-kv-router 1.6.1, scheduling::policy_config.
 var settingFlags = map[string]string{
 	"host_cache_hit_weight":           "router-host-cache-hit-weight",
 	"disk_cache_hit_weight":           "router-disk-cache-hit-weight",
@@ -537,6 +536,9 @@ var settingFlags = map[string]string{
 	"router_tracking_key_id":          "router-tracking-key-id",
 	"enable_session_prefix_index":     "enable-session-prefix-index",
 }
+
+// turnedOff are the values that mean for each of Dynamo's settings without a flag what kvepp does.
+var turnedOff = []string{"false", "None", "none", "", "public-xxh3-v1"}
 
 // parameterFlags maps each parameter of Dynamo's policy of costs in a policy file to the flag that it sets. A parameter
 // that is absent leaves the flag as it is. Source: ai-dynamo 1.6.1, type dynamo-default-cost-fn, by its errors, and by
@@ -605,7 +607,12 @@ func (b *busy) set(f *pflag.FlagSet, s queue.Setting, what string, names map[str
 		)
 	}
 	flag := f.Lookup(name)
-	if flag == nil {
+	switch why := absentFlag(name); {
+	case flag == nil && slices.Contains(turnedOff, s.Value):
+		return nil
+	case flag == nil && why != nil:
+		return fmt.Errorf("%s %q: %w", s.Key, s.Value, why)
+	case flag == nil:
 		return fmt.Errorf("%s: %s has no --%s; leave this key out", s.Key, f.Name(), name)
 	}
 	var (

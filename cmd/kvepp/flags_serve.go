@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
-	"kvepp/internal/flags"
 	"kvepp/router/ladder"
 )
 
@@ -44,13 +43,11 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"Ejection of failing endpoints", o.ejection.add},
 		{"Engines' own metrics", o.engineGauges.add},
 		{"Logs", o.addLogs},
-		{sectionOtherNames, func(f *pflag.FlagSet) { o.pickerLogging.add(f) }},
-		{flags.OtherRouters, func(f *pflag.FlagSet) { addCompatFlags(f, "serve") }},
-		{sectionOtherNames, addAliases},
 	} {
 		s.add(f)
 		section(f, s.title)
 	}
+	addRetired(f)
 	documentEnvironment(f, "")
 	return f
 }

@@ -30,8 +30,7 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	err := parseServe(&o, args, func(name string) string { return env[name] })
 	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") &&
 		!strings.Contains(err.Error(), "belong together") &&
-		!strings.Contains(err.Error(), "needs a server") &&
-		!strings.Contains(err.Error(), "does not query a cache") {
+		!strings.Contains(err.Error(), "needs a server") {
 		t.Fatalf("%v %v: %v", args, env, err)
 	}
 	return &o
@@ -39,7 +38,6 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 
 // samples returns three values of a flag: neighbours differ, and the first one differs from the default.
 func samples(f *pflag.Flag) [3]string {
-	f = flags.Canonical(f)
 	values := flags.ValuesOf(f)
 	at := slices.Index(values, f.DefValue) + 1
 	switch {
@@ -203,7 +201,7 @@ func TestWorkerSelection(t *testing.T) {
 	}{
 		{nil, nil, 0.5, 7, 0, 1},
 		{[]string{"--router-temperature=0.2"}, nil, 0.5, 7, 0.2, 1},
-		{[]string{"--kv-overlap-score-weight=4"}, nil, 0.5, 7, 0, 1},
+		{[]string{"--router-kv-overlap-score-weight=4"}, nil, 0.5, 7, 0, 1},
 		{[]string{"--router-worker-selection-policy=default"}, nil, 1, 3, 0, 0},
 		{nil, map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "hot"}, 1, 3, 0.9, 1},
 		{[]string{"--router-prefill-policy=hot", "--router-decode-policy=hot",
@@ -230,7 +228,7 @@ func TestWorkerSelection(t *testing.T) {
 func TestPolicySettings(t *testing.T) {
 	f := serveFlags(new(options))
 	for key, flag := range settingFlags {
-		if f.Lookup(flag) == nil {
+		if f.Lookup(flag) == nil && absentFlag(flag) == nil {
 			t.Errorf("%s: no flag --%s", key, flag)
 		}
 	}
@@ -244,11 +242,9 @@ func TestBusyThresholdFlags(t *testing.T) {
 	if o := parsed(t, base, nil); !o.thresholds.None() || o.retryAfter != 1 || o.overloadStatus != 429 {
 		t.Errorf("defaults: %+v", o.thresholds)
 	}
-	for _, flag := range []string{"--busy-threshold=0.5", "--active-decode-blocks-threshold=0.5"} {
-		if o := parsed(t, append(base, flag), nil); o.thresholds.ActiveDecodeBlocks == nil ||
-			*o.thresholds.ActiveDecodeBlocks != 0.5 {
-			t.Errorf("%s: %+v", flag, o.thresholds)
-		}
+	o := parsed(t, append(base, "--active-decode-blocks-threshold=0.5"), nil)
+	if o.thresholds.ActiveDecodeBlocks == nil || *o.thresholds.ActiveDecodeBlocks != 0.5 {
+		t.Errorf("0.5: %+v", o.thresholds)
 	}
 	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"),
 		map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.thresholds.None() {
@@ -269,45 +265,6 @@ func TestDeprecatedWeight(t *testing.T) {
 	if o := parsed(t, base, nil); o.overlapWeight != nil || o.scoring.PrefillLoadScale != 1 ||
 		o.drainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
-	}
-}
-
-// TestOlderNames: older names set the same value as the new ones, also with no-.
-func TestOlderNames(t *testing.T) {
-	o := parsed(
-		t,
-		[]string{
-			"--no-kv-events",
-			"--no-track-active-blocks",
-			"--assume-kv-reuse=false",
-			"--kv-overlap-score-weight=0",
-			"--router-block-size",
-			"32",
-		},
-		nil,
-	)
-	if o.kvEvents || o.scoring.TrackActiveBlocks || o.scoring.AssumeKVReuse || o.scoring.OverlapScoreCredit != 0 ||
-		o.scoring.PrefillLoadScale != 0 ||
-		o.blockSize != 32 {
-		t.Errorf("%+v", o)
-	}
-	if o := parsed(t, []string{"--track-output-blocks", "--no-router-assume-kv-reuse"}, nil); !o.trackOutput ||
-		o.scoring.AssumeKVReuse {
-		t.Errorf("%+v", o)
-	}
-	// Among variables, the newer name takes precedence. A flag, also by an older name, precedes both.
-	env := map[string]string{
-		"DYN_OVERLAP_SCORE_WEIGHT":           "2",
-		"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3",
-		"DYN_SYSTEM_PORT":                    "-1",
-	}
-	if o := parsed(t, nil, env); o.scoring.PrefillLoadScale != 3 || o.metricsPort != 0 {
-		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
-	}
-	if o := parsed(t, []string{"--metrics-port=7", "--kv-overlap-score-weight=4"},
-		env); o.scoring.PrefillLoadScale != 4 ||
-		o.metricsPort != 7 {
-		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
 	}
 }
 
@@ -341,7 +298,7 @@ func TestDefaultPolicy(t *testing.T) {
 		{[]string{"--router-kv-usage-weight=0"}, nil, scoring.Dynamo, "follows from --router-kv-usage-weight"},
 		{nil, map[string]string{"DYN_ROUTER_PREFILL_LOAD_SCALE": "1"}, scoring.Dynamo,
 			"follows from --router-prefill-load-scale"},
-		{[]string{"--kv-overlap-score-weight=1"}, nil, scoring.Dynamo,
+		{[]string{"--router-kv-overlap-score-weight=1"}, nil, scoring.Dynamo,
 			"follows from --router-kv-overlap-score-weight"},
 		{[]string{file + "selection.yaml", "--router-worker-selection-policy=default"}, nil, scoring.Dynamo,
 			"follows from worker_selection in --router-policy-config"},
@@ -651,9 +608,10 @@ func TestWrongUsage(t *testing.T) {
 			"--router-worker-selection-policy=negative"}, nil, "--router-temperature -1: must be a finite number"},
 		{[]string{"--endpoints=x", "--router-worker-selection-policy=tuned"}, nil, "loads no other"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil,
-			`--router-tracking-hash "keyed": must be public-xxh3-v1`},
-		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil, "leave them out"},
-		{[]string{"--endpoints=x", "--router-conditional-disagg"}, nil, "answer 500 to one without"},
+			`refused2.yaml: line 3: router_tracking_hash "keyed": kvepp sends its bookings to no other process`},
+		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil,
+			"unknown flag --router-tracking-key-id: kvepp sends its bookings"},
+		{[]string{"--endpoints=x", "--no-router-conditional-disagg"}, nil, "answer 500 to one without"},
 		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil, "answer 500 to one without"},
 		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "loads no other"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_DECODE_POLICY": "mine"}, "loads no other"},
@@ -693,7 +651,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--emit-endpoint-scores"}, nil, "--decision-headers"},
 		{[]string{"--endpoints=x", "--metrics-cert-dir=a"}, nil, "--metrics-token-file"},
 		{[]string{"--endpoints=x", "--metrics-client-ca-file=a"}, nil, "--metrics-token-file"},
-		{[]string{"--endpoints=x", "--zap-encoder=a"}, nil, "json or console"},
+		{[]string{"--endpoints=x", "--no-kv-events"}, nil, "unknown flag --no-kv-events: write --router-kv-events"},
 		{[]string{"--endpoints=x", "--log-level=loud"}, nil, "debug, info, warn or error"},
 		{[]string{"--endpoints=x", "--log-format=xml"}, nil, "text or json"},
 		{[]string{"--endpoints=x", "--v=-1"}, nil, "not be below 0"},
@@ -801,9 +759,8 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--encoder-cuda-to-cpu-ratio=2"}, 1},
 		{[]string{"--router-prefill-load-model=aic"}, 1},
 		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5",
-			"--enable-session-prefix-index"}, 4},
-		{[]string{"--no-router-conditional-disagg", "--router-tracking-hash=public-xxh3-v1",
-			"--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
+			"--enable-session-prefix-index", "--aic-tp-size=2", "--v", "4"}, 6},
+		{[]string{"--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
 		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m",
 			"--metrics-staleness-threshold=1m"}, 0},
 		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"},
@@ -855,20 +812,6 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 	} {
 		if got := parsed(t, append(c.args, "--endpoints=x"), nil).config.adapters; fmt.Sprint(got) != c.want {
 			t.Errorf("%v: %v, want %s", c.args, got, c.want)
-		}
-	}
-}
-
-// TestLoggingOfOtherPickers: the logging flags of GAIE's and llm-d's pickers mean the same in kvepp.
-func TestLoggingOfOtherPickers(t *testing.T) {
-	for _, c := range []struct{ args, want string }{
-		{"", "info text"}, {"--zap-encoder=json", "info json"},
-		{"--zap-encoder=console --log-format=json", "info text"},
-		{"--v=3", "info text"}, {"--v=4", "debug text"},
-	} {
-		o := parsed(t, append([]string{"--endpoints=x"}, strings.Fields(c.args)...), nil)
-		if err := o.check(); err != nil || o.logLevel+" "+o.logFormat != c.want {
-			t.Errorf("%s: %s %s, want %s (%v)", c.args, o.logLevel, o.logFormat, c.want, err)
 		}
 	}
 }

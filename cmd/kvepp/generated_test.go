@@ -152,16 +152,8 @@ func TestConfigurationPage(t *testing.T) {
 }
 
 func writeFlagTable(page io.Writer, s flags.Group) {
-	if s.Title == flags.OtherRouters {
-		fmt.Fprint(page, "\nkvepp declares these flags for command lines and environments that were written for "+
-			"another "+
-			"router. It refuses\nthem, or accepts them without effect.\n")
-	}
 	fmt.Fprint(page, "\n| flag | default | variables | meaning |\n|---|---|---|---|\n")
 	for _, f := range s.Flags {
-		if flags.Canonical(f) != f && s.Title != sectionOtherNames {
-			continue
-		}
 		var variables []string
 		for _, v := range flags.VariablesOf(f) {
 			variables = append(variables, code(v))

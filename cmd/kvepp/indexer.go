@@ -18,6 +18,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/serve/api"
@@ -73,7 +74,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	o.logging.add(f, "")
 	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp indexer")
-	addCompatFlags(f, "indexer")
+	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
 	documentEnvironment(f, indexerPrefix)
 	return f
 }

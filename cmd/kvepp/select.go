@@ -14,6 +14,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router/budget"
@@ -103,7 +104,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	o.logging.add(f, "")
 	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp select")
-	addCompatFlags(f, "select")
+	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
 	documentEnvironment(f, selectPrefix)
 	return f
 }
@@ -119,9 +120,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		o.selector.Scoring.SetOverlapScoreWeight(*o.overlapWeight)
 	}
 	if err := o.busy.readPolicies(f); err != nil {
-		return err
-	}
-	if err := checkCompatFlags(f, "select"); err != nil {
 		return err
 	}
 	if err := o.busy.checkQueue(); err != nil {

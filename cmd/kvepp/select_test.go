@@ -13,7 +13,7 @@ func TestSelectFlags(t *testing.T) {
 		want string // of the error; empty for none
 	}{
 		{"", "", ""},
-		{"--port 1 --threads 2 --no-router-assume-kv-reuse --router-tracking-hash public-xxh3-v1", "", ""},
+		{"--port 1 --threads 2 --no-router-assume-kv-reuse", "", ""},
 		{"", "KVEPP_SELECT_PORT=0", "--port"},
 		{"", "DYN_ROUTER_TEMPERATURE=-1", "temperature"},
 		{"--router-kv-overlap-score-credit 1", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT=-1", ""},

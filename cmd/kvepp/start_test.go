@@ -143,7 +143,7 @@ func TestChangedSettings(t *testing.T) {
 	}{
 		{nil, nil, ""},
 		{[]string{"--grpc-port=9002"}, nil, ""}, // the default
-		{[]string{"--system-port=9100"}, nil, " metrics-port 9100"},
+		{[]string{"--metrics-port=9100"}, nil, " metrics-port 9100"},
 		{[]string{"--no-router-kv-events"}, nil, " router-kv-events false"},
 		{[]string{"--router-kv-overlap-score-weight=2"}, nil,
 			" router-policy dynamo router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},

@@ -93,8 +93,8 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x", "DYN_ROUTER_TEMPERATURE=hot",
 			"kvepp serve: environment variable DYN_ROUTER_TEMPERATURE \"hot\": must be a number, for example 0.5" +
 				lists},
-		{"serve --endpoints=x", "KVEPP_KV_EVENTS=on",
-			"kvepp serve: environment variable KVEPP_KV_EVENTS \"on\": must be true or false" + lists},
+		{"serve --endpoints=x", "KVEPP_ROUTER_KV_EVENTS=on",
+			"kvepp serve: environment variable KVEPP_ROUTER_KV_EVENTS \"on\": must be true or false" + lists},
 
 		{"serve --endpoints=x --drain-delay=-2s", "",
 			"kvepp serve: --drain-delay -2s: may not be negative; give a duration such as 2s, or 0" + lists},
@@ -154,8 +154,6 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: --pod-ip-family \"ipv5\": must be ipv4 or ipv6; did you mean ipv4?" + lists},
 		{"serve --endpoints=x --tls-min-version=1.1", "",
 			"kvepp serve: --tls-min-version \"1.1\": must be 1.2 or 1.3; did you mean 1.2?" + lists},
-		{"serve --endpoints=x --zap-encoder=jsn", "",
-			"kvepp serve: --zap-encoder \"jsn\": must be json or console; did you mean json?" + lists},
 		{"serve --endpoints=x --log-level=trace", "",
 			"kvepp serve: --log-level \"trace\": must be debug, info, warn or error" + lists},
 		{"serve --endpoints=x --log-level=warning", "",
@@ -181,9 +179,9 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: unknown environment variable KVEPP_NO_ROUTER_KV_EVENTS: write KVEPP_ROUTER_KV_EVENTS=false" +
 				variables},
 		{"serve --endpoints=x", "KVEPP_METRICS_CERT_DIR=d KVEPP_SELECT_REPLICA_SYNC_PORT=1",
-			"kvepp serve: unknown environment variable KVEPP_METRICS_CERT_DIR: " + noMetricsTLS +
+			"kvepp serve: unknown environment variable KVEPP_METRICS_CERT_DIR: " + metricsTLS +
 				"\nunknown environment variable KVEPP_SELECT_REPLICA_SYNC_PORT: " +
-				noReplicaSync + variables},
+				replicaSync + variables},
 		{"serve --endpoints=x", "KVEPP_SELECT_PROT=1 KVEPP_ADRESS=1",
 			"kvepp serve: unknown environment variable KVEPP_ADRESS: no flag of kvepp has this name; correct or " +
 				"unset it\n" +

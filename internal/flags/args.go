@@ -88,7 +88,7 @@ func unknownFlag(fs *pflag.FlagSet, err *pflag.NotExistError, elsewhere Elsewher
 // names returns the names of the flags.
 func names(fs *pflag.FlagSet, hidden bool) (all []string) {
 	fs.VisitAll(func(flag *pflag.Flag) {
-		if hidden || !flag.Hidden {
+		if (hidden || !flag.Hidden) && !isRetired(flag) {
 			all = append(all, flag.Name)
 		}
 	})
@@ -103,7 +103,7 @@ func Takes(flag *pflag.Flag, wrong string) string {
 		}
 		return shortDuration(flag.DefValue)
 	}
-	if c, ok := Canonical(flag).Value.(choice); ok {
+	if c, ok := flag.Value.(choice); ok {
 		return mustBeOneOf(wrong, c.known)
 	}
 	switch flag.Value.Type() {

@@ -24,11 +24,11 @@ const (
 	inheritedVariable = 1
 )
 
-// NameVariables gives each flag that is not hidden the names of its environment variables; prefix precedes the flag's
-// name in the first.
+// NameVariables gives each flag that is retired or not hidden the names of its environment variables; prefix precedes
+// the flag's name in the first.
 func NameVariables(fs *pflag.FlagSet, prefix string) {
 	fs.VisitAll(func(flag *pflag.Flag) {
-		if !flag.Hidden {
+		if !flag.Hidden || isRetired(flag) {
 			own := []string{Variable(prefix + flag.Name)}
 			annotate(flag, inVariables, slices.Concat(own, flag.Annotations[inherits])...)
 		}
@@ -48,7 +48,7 @@ func fromVariables(fs *pflag.FlagSet, which int, getenv func(string) string) err
 	var errs []error
 	fs.VisitAll(func(flag *pflag.Flag) {
 		variables := VariablesOf(flag)
-		if len(variables) <= which || flag.Changed || Canonical(flag).Changed {
+		if len(variables) <= which || flag.Changed {
 			return
 		}
 		name := variables[which]
@@ -66,7 +66,7 @@ func fromVariables(fs *pflag.FlagSet, which int, getenv func(string) string) err
 			}
 		}
 		flag.Changed = true
-		annotate(Canonical(flag), setBy, name)
+		annotate(flag, setBy, name)
 	})
 	return errors.Join(errs...)
 }
@@ -87,7 +87,7 @@ func UnknownVariables(environ []string, sets []Prefixed, known []string, elsewhe
 	for _, set := range sets {
 		set.VisitAll(func(flag *pflag.Flag) {
 			name := Variable(set.Prefix + flag.Name)
-			if !flag.Hidden {
+			if !flag.Hidden || isRetired(flag) {
 				known = append(known, name)
 			} else if n, ok := flag.Value.(negated); ok {
 				negations[name] = Variable(set.Prefix + n.flag.Name)

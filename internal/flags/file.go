@@ -59,16 +59,15 @@ func fromFile(fs *pflag.FlagSet, path string, elsewhere Elsewhere) error {
 
 // setFromFile sets a flag unless it has a value. lines has the line of each flag that was set by the file before.
 func setFromFile(flag *pflag.Flag, path string, key, value *yaml.Node, lines map[*pflag.Flag]int) error {
-	target := Canonical(flag)
-	if line := lines[target]; line > 0 {
+	if line := lines[flag]; line > 0 {
 		return fmt.Errorf("%s: line %d sets the same flag; remove one of the two", key.Value, line)
 	}
-	lines[target] = key.Line
+	lines[flag] = key.Line
 	values, err := scalars(flag, value)
 	if err != nil {
 		return fmt.Errorf("%s: %w", key.Value, err)
 	}
-	if target.Changed {
+	if flag.Changed {
 		return nil // by the command line or the environment
 	}
 	if list, ok := flag.Value.(pflag.SliceValue); ok && value.Kind == yaml.SequenceNode {
@@ -80,8 +79,8 @@ func setFromFile(flag *pflag.Flag, path string, key, value *yaml.Node, lines map
 		all := strings.Join(values, ", ")
 		return fmt.Errorf("%s %q: %s", key.Value, all, Takes(flag, all))
 	}
-	flag.Changed, target.Changed = true, true
-	annotate(target, setBy, fmt.Sprintf("%s, line %d", path, key.Line))
+	flag.Changed = true
+	annotate(flag, setBy, fmt.Sprintf("%s, line %d", path, key.Line))
 	return nil
 }
 

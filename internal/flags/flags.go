@@ -27,10 +27,6 @@ const HelpAll = "help-all"
 // ErrHelpAll is what parsing returns for --help-all.
 var ErrHelpAll = fmt.Errorf("all flags: %w", pflag.ErrHelp)
 
-// OtherRouters is the section of flags that kvepp refuses or ignores: help lists their names only, and they are no
-// settings.
-const OtherRouters = "Flags of other routers"
-
 // Keys of annotations of flags.
 const (
 	inSection   = "section"     // its heading in help
@@ -190,36 +186,22 @@ func Negatable(fs *pflag.FlagSet, names ...string) {
 	}
 }
 
-// alias is an older name of a flag.
-type alias struct{ of *pflag.Flag }
+// retired is a flag that nothing reads any more.
+type retired struct{}
 
-func (a alias) Set(s string) error {
-	if err := a.of.Value.Set(s); err != nil {
-		return err
-	}
-	a.of.Changed = true
-	return nil
-}
+func (retired) Set(string) error { return nil }
+func (retired) String() string   { return "" }
+func (retired) Type() string     { return "retired" }
 
-func (alias) String() string { return "" }
-func (a alias) Type() string { return a.of.Value.Type() }
-
-// Canonical returns the flag that a flag is an older name of, or the flag itself.
-func Canonical(flag *pflag.Flag) *pflag.Flag {
-	if a, ok := flag.Value.(alias); ok {
-		return a.of
-	}
-	return flag
-}
-
-// Alias declares an older name of a flag; more is added to its help.
-func Alias(fs *pflag.FlagSet, name, of, more string) {
-	target := fs.Lookup(of)
-	fs.VarPF(alias{target}, name, "", "older name of --"+of+more).NoOptDefVal = target.NoOptDefVal
-	if target.Value.Type() == "bool" {
-		Negatable(fs, name)
+// Retire declares a flag that is accepted and changes nothing; a switch needs no value. Help does not list it.
+func Retire(fs *pflag.FlagSet, name string, isSwitch bool) {
+	flag := fs.VarPF(retired{}, name, "", "")
+	if flag.Hidden = true; isSwitch {
+		flag.NoOptDefVal = "true"
 	}
 }
+
+func isRetired(flag *pflag.Flag) bool { return flag.Value == retired{} }
 
 // OneOf returns an error unless the value of a flag is one of the known ones.
 func OneOf(name, value string, known ...string) error {

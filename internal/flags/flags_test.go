@@ -32,7 +32,8 @@ func (c *example) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.wait, "wait", 5*time.Minute, "how long it waits")
 	fs.BoolVar(&c.on, "turbo", true, "whether it is on")
 	Negatable(fs, "turbo")
-	Alias(fs, "delay", "wait", "")
+	Retire(fs, "size", false)
+	Retire(fs, "slow", true)
 	fs.StringArrayVar(&c.names, "name", nil, "a `NAME`; may be repeated")
 	Inherit(fs, "mode", "OTHER_MODE", "limit", "OTHER_LIMIT")
 	Section(fs, "Example")
@@ -61,7 +62,7 @@ func read(t *testing.T, args []string, file string, env map[string]string) (*exa
 
 func TestPrecedence(t *testing.T) {
 	env := map[string]string{"OTHER_MODE": "exact", "OTHER_LIMIT": "1", "KVEPP_NAME": "a,b", "KVEPP_WAIT": ""}
-	c, _, err := read(t, []string{"--no-turbo", "--delay=1s"}, "mode: fast\nwait: 2s\n", env)
+	c, _, err := read(t, []string{"--no-turbo", "--wait=1s"}, "mode: fast\nwait: 2s\n", env)
 	if err != nil || c.mode != "fast" || *c.limit != 1 || c.on || c.wait != time.Second || len(c.names) != 2 {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -87,7 +88,7 @@ func TestMistakes(t *testing.T) {
 		{"x", "", `unexpected argument "x": every flag begins with --`},
 		{"", "port: 1\nmodes: fast", "settings.yaml: line 2: unknown key \"modes\"; did you mean mode?"},
 		{"", "mode: slow", "line 1: mode \"slow\": must be fast or exact"},
-		{"", "wait: 1s\ndelay: 2s", "line 2: delay: line 1 sets the same flag"},
+		{"", "wait: 1s\nwait: 2s", "line 2: wait: line 1 sets the same flag"},
 		{"", "gone: 1", `unknown key "gone": it went away`},
 	} {
 		_, _, err := read(t, strings.Fields(c.args), c.file, nil)
@@ -171,6 +172,39 @@ func TestChecks(t *testing.T) {
 	}
 	if err := errors.Join(Between("n", 4, 1, 4), AtLeast("n", 1, 1, 3), NotNegative("d", 0), Positive("d", 1),
 		OneOf("x", "a", "a", "b")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRetired: a retired flag is accepted everywhere and named nowhere.
+func TestRetired(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		file string
+		env  map[string]string
+	}{
+		{args: []string{"--size", "7", "--slow"}},
+		{file: "size: 7\nslow: true\n"},
+		{env: map[string]string{"KVEPP_SIZE": "7", "KVEPP_SLOW": "true"}},
+	} {
+		_, fs, err := read(t, c.args, c.file, c.env)
+		if err != nil || !fs.Changed("size") || !fs.Changed("slow") {
+			t.Errorf("%+v: %v", c, err)
+		}
+		var help bytes.Buffer
+		for _, s := range Sections(fs) {
+			s.WriteHelp(&help)
+		}
+		if WriteSettings(&help, fs); strings.Contains(help.String(), "slow") {
+			t.Errorf("help or settings name a retired flag:\n%s", help.String())
+		}
+	}
+	if _, _, err := read(t, []string{"--siz=7"}, "", nil); err == nil || strings.Contains(err.Error(), "--size") {
+		t.Errorf("a misspelt one: %v", err)
+	}
+	sets := []Prefixed{{FlagSet: New("kvepp example")}}
+	new(example).AddFlags(sets[0].FlagSet)
+	if err := UnknownVariables([]string{"KVEPP_SIZE=7"}, sets, nil, func(string) error { return nil }); err != nil {
 		t.Error(err)
 	}
 }

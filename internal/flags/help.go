@@ -70,13 +70,6 @@ func write(out io.Writer, flag *pflag.Flag, text string) {
 	}
 }
 
-// WriteList writes words in lines that are indented by four columns.
-func WriteList(out io.Writer, words []string) {
-	for _, line := range wrap(strings.Join(words, " "), width-4) {
-		fmt.Fprintf(out, "    %s\n", line)
-	}
-}
-
 // Spelled returns a flag as it is written, with a word for its value: --grpc-port PORT.
 func Spelled(flag *pflag.Flag) string {
 	if word := ValueWord(flag); word != "" {

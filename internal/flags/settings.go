@@ -94,9 +94,9 @@ func Settings(fs *pflag.FlagSet) []Setting {
 func settingOf(section string, flag *pflag.Flag) (setting Setting, shown bool) {
 	source := annotation(flag, setBy)
 	switch {
-	case Canonical(flag) != flag || flag.Name == fileFlag || flag.Name == printFlag:
+	case flag.Name == fileFlag || flag.Name == printFlag:
 		return setting, false
-	case source == "" && section == OtherRouters || flag.Value.String() == "NaN": // NaN: not given
+	case flag.Value.String() == "NaN": // not given
 		return setting, false
 	}
 	setting = Setting{Section: section, Name: flag.Name, Value: yamlValue(flag), Source: cmp.Or(source, "default"),

@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 		"engines",
 		"--pool-namespace",
 		ns,
-		"--zap-encoder",
+		"--log-format",
 		"json",
 		"--conformance",
 		"--kv-events-port",
