@@ -1,7 +1,6 @@
 package chart
 
 import (
-	"bytes"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -13,10 +12,10 @@ import (
 	"testing"
 )
 
-// picture parses an SVG, and returns the elements of a kind with their attributes.
-func picture(t *testing.T, text []byte, kind string) (found []map[string]string) {
+// elements parses an SVG, and returns the elements of a kind with their attributes.
+func elements(t *testing.T, text string, kind string) (found []map[string]string) {
 	t.Helper()
-	d := xml.NewDecoder(bytes.NewReader(text))
+	d := xml.NewDecoder(strings.NewReader(text))
 	for {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -48,14 +47,11 @@ func TestLines(t *testing.T) {
 		{Title: "many", Lines: make([]Line, 11)},
 		{Title: "narrow", LogX: true, Lines: []Line{{"n", []float64{20, 20.1, 24}, []float64{0, 1, 2}}}},
 	} {
-		var b bytes.Buffer
-		if err := c.Write(&b); err != nil {
-			t.Fatal(err)
-		}
-		svg := picture(t, b.Bytes(), "svg")[0]
+		text := c.String()
+		svg := elements(t, text, "svg")[0]
 		width, _ := strconv.ParseFloat(svg["width"], 64)
 		height, _ := strconv.ParseFloat(svg["height"], 64)
-		lines := picture(t, b.Bytes(), "polyline")
+		lines := elements(t, text, "polyline")
 		if len(lines) != len(c.Lines) {
 			t.Errorf("%s: %d lines of %d", c.Title, len(lines), len(c.Lines))
 		}
@@ -69,9 +65,9 @@ func TestLines(t *testing.T) {
 				}
 			}
 		}
-		for _, text := range picture(t, b.Bytes(), "text") {
-			if x, err := strconv.ParseFloat(text["x"], 64); err != nil || !(x >= 0 && x <= width) {
-				t.Errorf("%s: text at %q", c.Title, text["x"])
+		for _, label := range elements(t, text, "text") {
+			if x, err := strconv.ParseFloat(label["x"], 64); err != nil || !(x >= 0 && x <= width) {
+				t.Errorf("%s: text at %q", c.Title, label["x"])
 			}
 		}
 	}
@@ -96,27 +92,19 @@ func TestTicks(t *testing.T) {
 
 // TestBars: a bar is as long as its value, and the dark look is in the file.
 func TestBars(t *testing.T) {
-	var b bytes.Buffer
 	c := Bars{Title: "t", To: 100, Bars: []Bar{{"half", 50}, {"all", 100}, {"none", 0}}, Mark: 90, MarkName: "m"}
-	if err := c.Write(&b); err != nil {
-		t.Fatal(err)
-	}
 	var widths []float64
-	for _, r := range picture(t, b.Bytes(), "rect")[1:] {
+	for _, r := range elements(t, c.String(), "rect")[1:] {
 		w, _ := strconv.ParseFloat(r["width"], 64)
 		widths = append(widths, w)
 	}
 	if len(widths) != 3 || widths[1] < 300 || math.Abs(widths[0]-widths[1]/2) > 0.1 || widths[2] != 0 {
 		t.Errorf("bars %v", widths)
 	}
-	if !strings.Contains(b.String(), "prefers-color-scheme:dark") {
+	if !strings.Contains(c.String(), "prefers-color-scheme:dark") {
 		t.Error("no dark look")
 	}
-	var none bytes.Buffer
-	if err := (&Bars{Title: "none"}).Write(&none); err != nil {
-		t.Fatal(err)
-	}
-	picture(t, none.Bytes(), "svg")
+	elements(t, (&Bars{Title: "none"}).String(), "svg")
 }
 
 // TestLogBars: on a logarithmic scale each decade has the same width, a value that it cannot show has no bar, and
@@ -135,7 +123,7 @@ func TestLogBars(t *testing.T) {
 		t.Fatal(err)
 	}
 	var widths []float64
-	for _, r := range picture(t, text, "rect")[1:] {
+	for _, r := range elements(t, string(text), "rect")[1:] {
 		w, _ := strconv.ParseFloat(r["width"], 64)
 		widths = append(widths, w)
 		if x, _ := strconv.ParseFloat(r["x"], 64); x < 250 {
