@@ -12,6 +12,7 @@ import (
 	"kvepp/internal/flags"
 	"kvepp/manifests/envoy"
 	"kvepp/prompt/fetch"
+	"kvepp/replay/report"
 	"kvepp/serve/client"
 )
 
@@ -225,6 +226,6 @@ var helpTexts = map[string]string{
 	"indexer":  indexerHelp,
 	"select":   selectHelp,
 	"fetch":    fetch.Help,
-	"replay":   replayHelp,
+	"replay":   report.Help,
 	"envoy":    envoy.Help,
 }

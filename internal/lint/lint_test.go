@@ -79,6 +79,7 @@ var may = map[string]string{
 		"router/record router/session scoring indexer pool prompt prompt/body prompt/remote kvblock " +
 		"internal/loglimit internal/metrics internal/overrides internal/tracing",
 	"replay":            "router/admission indexer kvblock router/queue scoring router/session",
+	"replay/report":     "internal/boundedfile internal/chart internal/flags pool replay",
 	"serve/api":         "internal/metrics",
 	"serve/api/apitest": "",
 	"serve/dynamo/indexer": "indexer indexer/feed serve/api internal/connlimit internal/useragent kvblock pool " +
@@ -160,8 +161,9 @@ var only = map[string][]string{
 	"github.com/dlclark/regexp2": {"prompt/bpe"},
 	"github.com/spf13/pflag": { // packages that declare their own flags
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
-		"pool/kube", "prompt", "prompt/fetch", "router", "router/admission", "router/eject", "router/queue",
-		"router/record", "router/session", "scoring", "scoring/replica", "scoring/replica/link", "serve/client",
+		"pool/kube", "prompt", "prompt/fetch", "replay/report", "router", "router/admission", "router/eject",
+		"router/queue", "router/record", "router/session", "scoring", "scoring/replica", "scoring/replica/link",
+		"serve/client",
 	},
 }
 

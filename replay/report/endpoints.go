@@ -1,10 +1,8 @@
-package main
+package report
 
 import (
 	"errors"
 	"fmt"
-
-	"github.com/spf13/pflag"
 
 	"kvepp/internal/boundedfile"
 	"kvepp/pool"
@@ -12,32 +10,32 @@ import (
 )
 
 // readEndpoints makes the engines those of --endpoints, if it is given.
-func (o *replayOptions) readEndpoints(f *pflag.FlagSet) error {
-	if o.endpoints == "" {
+func (c *Config) readEndpoints() error {
+	if c.endpoints == "" {
 		return nil
 	}
-	if f.Changed("workers") {
+	if c.flags.Changed("workers") {
 		return errors.New("--endpoints lists the engines: leave out --workers")
 	}
-	text, err := boundedfile.Read(o.endpoints, pool.MaxFile)
+	text, err := boundedfile.Read(c.endpoints, pool.MaxFile)
 	if err != nil {
 		return fmt.Errorf("--endpoints: %w", err)
 	}
 	entries, err := pool.ParseFile(text)
 	if err == nil {
-		err = o.addEngines(entries, f.Changed("block-size"))
+		err = c.addEngines(entries, c.flags.Changed("block-size"))
 	}
 	if err != nil {
-		return fmt.Errorf("--endpoints %s: %w", o.endpoints, err)
+		return fmt.Errorf("--endpoints %s: %w", c.endpoints, err)
 	}
 	return nil
 }
 
 // addEngines makes an engine of each rank. blockSizeGiven says that --block-size has precedence over the default.
-func (o *replayOptions) addEngines(entries []pool.Entry, blockSizeGiven bool) error {
+func (c *Config) addEngines(entries []pool.Entry, blockSizeGiven bool) error {
 	model, blockSize := "", 0
 	if blockSizeGiven {
-		blockSize = o.config.Engine.BlockSize
+		blockSize = c.Base.Engine.BlockSize
 	}
 	for i := range entries {
 		e := &entries[i]
@@ -66,16 +64,16 @@ func (o *replayOptions) addEngines(entries []pool.Entry, blockSizeGiven bool) er
 			if e.DataParallelSize > 1 {
 				name = fmt.Sprintf("%s/%d", e.Name, e.DataParallelStartRank+rank)
 			}
-			o.config.Own = append(o.config.Own,
+			c.Base.Own = append(c.Base.Own,
 				replay.Own{Name: name, Blocks: e.TotalKVBlocks, MaxBatchedTokens: e.MaxNumBatchedTokens})
 		}
 	}
-	if len(o.config.Own) == 0 {
+	if len(c.Base.Own) == 0 {
 		return errors.New("no endpoint that gets requests")
 	}
-	o.config.Workers = len(o.config.Own)
+	c.Base.Workers = len(c.Base.Own)
 	if blockSize > 0 {
-		o.config.Engine.BlockSize = blockSize
+		c.Base.Engine.BlockSize = blockSize
 	}
 	return nil
 }

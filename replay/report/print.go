@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"bufio"
@@ -16,7 +16,7 @@ import (
 )
 
 // print prints the table.
-func (o *replayOptions) print(to io.Writer, variants []variant, reports []*replay.Report) error {
+func (c *Config) print(to io.Writer, settings []Setting, reports []*replay.Report) error {
 	first, bound := reports[0], ""
 	if first.DistinctFull {
 		bound = "at least "
@@ -29,19 +29,19 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 		fmt.Fprintf(to, "%d more requests need more than the KV blocks of any engine and are left out.\n",
 			first.TooLarge)
 	}
-	fmt.Fprintf(to, "Goodput: first token within %v, mean gap between tokens within %v.\n\n", o.ttft, o.tpot)
+	fmt.Fprintf(to, "Goodput: first token within %v, mean gap between tokens within %v.\n\n", c.ttft, c.tpot)
 	table := func(head, units string, row func(*replay.Report) string) error {
 		w := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintf(w, "\t%s\t\nsetting\t%s\t\n", head, units)
 		for i, r := range reports {
-			fmt.Fprintf(w, "%s\t%s\t\n", variants[i].name, row(r))
+			fmt.Fprintf(w, "%s\t%s\t\n", settings[i].Name, row(r))
 		}
 		return w.Flush()
 	}
 	err := table("cached\tTTFT ms\t\t\t\t\tgoodput\tbusiest\tqueued ms\t\trefused",
 		"%\tmean\tp50\tp90\tp99\tmax\t%\tby mean\tp90\tp99\t%", func(r *replay.Report) string {
 			return fmt.Sprintf("%.1f\t%s\t%.1f\t%.2f\t%.0f\t%.0f\t%.1f", 100*r.CachedShare(), times(&r.TTFT, 1e3, 0),
-				100*r.Goodput(o.ttft, o.tpot), r.Imbalance(), 1e3*r.Queued.P90, 1e3*r.Queued.P99,
+				100*r.Goodput(c.ttft, c.tpot), r.Imbalance(), 1e3*r.Queued.P90, 1e3*r.Queued.P99,
 				100*float64(r.Refused())/float64(max(r.Requests, 1)))
 		})
 	if err != nil {
@@ -56,7 +56,7 @@ func (o *replayOptions) print(to io.Writer, variants []variant, reports []*repla
 	for i, r := range reports {
 		if s := &r.Sessions; s.New > 0 {
 			fmt.Fprintf(to, "%s: %d sessions; %d later requests stayed on their session's worker, %d moved it.\n",
-				variants[i].name, s.New, s.Kept, s.Moved)
+				settings[i].Name, s.New, s.Kept, s.Moved)
 		}
 	}
 	return nil
@@ -170,8 +170,8 @@ func (d *decisions) close() error {
 	return nil
 }
 
-// drawReplay writes the charts.
-func drawReplay(dir string, variants []variant, reports []*replay.Report) error {
+// draw writes the charts.
+func draw(dir string, settings []Setting, reports []*replay.Report) error {
 	cached := chart.Bars{Title: "Share of prompt tokens found in a cache", XLabel: "%", To: 100,
 		Mark: 100 * reports[0].PossibleShare(), MarkName: "one cache of infinite size"}
 	balance := chart.Lines{Title: "How much busier the busiest engine is than the mean", XLabel: "minutes",
@@ -190,7 +190,7 @@ func drawReplay(dir string, variants []variant, reports []*replay.Report) error 
 			func(r *replay.Report) *replay.Distribution { return &r.E2E }},
 	}
 	for i, r := range reports {
-		name := variants[i].name
+		name := settings[i].Name
 		cached.Bars = append(cached.Bars, chart.Bar{Name: name, Value: 100 * r.CachedShare()})
 		period, each := r.AheadOverTime()
 		line := chart.Line{Name: name}
@@ -206,7 +206,7 @@ func drawReplay(dir string, variants []variant, reports []*replay.Report) error 
 		c := chart.Lines{Title: f.title, XLabel: f.unit + " (logarithmic)", YLabel: "% of requests within this time",
 			LogX: true, YTo: 100}
 		for i, r := range reports {
-			line, curve := chart.Line{Name: variants[i].name}, &f.of(r).Curve
+			line, curve := chart.Line{Name: settings[i].Name}, &f.of(r).Curve
 			for k, v := range curve {
 				line.X = append(line.X, f.scale*v)
 				line.Y = append(line.Y, 100*float64(k)/float64(len(curve)-1))
