@@ -30,6 +30,7 @@ import (
 	"kvepp/internal/boundedfile"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/serve/api"
@@ -155,8 +156,8 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 		return nil, err
 	}
 	endpoints, ready := pool.New(quiet), newReadiness()
-	c.leaderElection = false // any replica can be checked
-	cluster, err := connect(&c.options, ready, m, log)
+	c.kube.LeaderElection = false // any replica can be checked
+	cluster, err := openCluster(&c.options, ready, m, log)
 	if err != nil {
 		return nil, err
 	}
@@ -353,13 +354,13 @@ func (c *checkOptions) sendsPrompts() bool {
 // awaitEndpoints waits until there are endpoints, and their number has not changed for half a second.
 func (c *checkOptions) awaitEndpoints(
 	ctx context.Context,
-	cluster *kubernetes,
+	cluster *kube.Cluster,
 	p *pool.Pool,
 ) ([]pool.Worker, func(), error) {
 	const stable, interval = 500 * time.Millisecond, 50 * time.Millisecond
 	within, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
-	cluster.await(within)
+	cluster.Await(within)
 	for last, since := -1, time.Now(); ; {
 		s := p.Acquire()
 		if n := len(s.Workers); n != last {

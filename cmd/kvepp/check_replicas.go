@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"kvepp/internal/metrics"
+	"kvepp/pool/kube"
 	"kvepp/scoring/replica/link"
 	"kvepp/serve/check"
 	"kvepp/serve/secrets"
@@ -17,7 +18,7 @@ import (
 const aboutSharing = "sharing"
 
 // replicaFindings asks each of the other replicas whether it would share its load with one that has these settings.
-func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kubernetes, log *slog.Logger) []check.Finding {
+func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kube.Cluster, log *slog.Logger) []check.Finding {
 	if !c.shares() {
 		return nil
 	}
@@ -64,13 +65,13 @@ func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kubernetes,
 // cannot be resolved.
 func (c *checkOptions) replicaAddresses(
 	ctx context.Context,
-	cluster *kubernetes,
+	cluster *kube.Cluster,
 	finding func(who string, state check.State, fix, says string, args ...any) check.Finding,
 ) (addresses []string, findings []check.Finding) {
-	if cluster != nil && cluster.replicas != nil {
+	if cluster != nil && cluster.Replicas != nil {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		cluster.replicas.Run(ctx, func(hosts []string) {
+		cluster.Replicas.Run(ctx, func(hosts []string) {
 			for _, host := range hosts {
 				addresses = append(addresses, c.replicaAddress(host))
 			}

@@ -19,6 +19,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
+	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/router/ladder"
@@ -49,7 +50,7 @@ type options struct {
 	endpoints       string
 	dnsLookupFamily string
 	dynamoDiscovery string
-	cluster
+	kube            kube.Config
 
 	models        []string
 	modelPath     string
@@ -134,6 +135,7 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := parse(f, args, &o.Path, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
+	o.kube.KVEventsGiven = o.given("kv-events-port")
 	o.applyPresets()
 	if err := o.busy.readPolicies(f); err != nil {
 		return err
@@ -170,7 +172,7 @@ func (o *options) check() error {
 		func() error { return checkPolicy(&o.scoring, o.given) },
 		o.checkDurations,
 		o.checkEndpoints,
-		o.cluster.check,
+		o.kube.Validate,
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
 		o.logging.check,
@@ -198,7 +200,6 @@ func (o *options) checkDurations() error {
 		durationFlag{"drain-delay", o.drainDelay, true},
 		durationFlag{"drain-timeout", o.drainTimeout, true},
 		durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
-		durationFlag{"ha-handover-timeout", o.handOverTimeout, true},
 		durationFlag{"pick-timeout", o.pickTimeout, false},
 		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
 		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
@@ -206,10 +207,13 @@ func (o *options) checkDurations() error {
 	)
 }
 
+// inKubernetes is the value of --dynamo-discovery for workers that write DynamoWorkerMetadata objects.
+const inKubernetes = "kubernetes"
+
 // checkEndpoints checks where endpoints come from and what they have in common.
 func (o *options) checkEndpoints() error {
 	switch {
-	case o.endpoints == "" && !o.usesKubernetes():
+	case o.endpoints == "" && !o.kube.Used():
 		return errors.New(
 			"no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in Kubernetes --pool-name NAME",
 		)
@@ -250,7 +254,7 @@ func (o *options) checkDiscovery() error {
 			o.dynamoDiscovery,
 			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
 		)
-	case !o.usesKubernetes():
+	case !o.kube.Used():
 		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or " +
 			"--endpoint-selector")
 	}
@@ -682,7 +686,7 @@ var indexFlags = []string{
 // withoutEffect returns a line for each flag that was given and has no effect beside the others.
 func (o *options) withoutEffect() []string {
 	unused := unusedFlags{given: o.given}
-	if !o.usesKubernetes() {
+	if !o.kube.Used() {
 		unused.add(
 			"acts with --pool-name or --endpoint-selector only",
 			"kubeconfig",
@@ -694,8 +698,8 @@ func (o *options) withoutEffect() []string {
 		)
 	}
 	switch {
-	case !o.metricsAuth:
-	case !o.usesKubernetes():
+	case !o.kube.MetricsAuth:
+	case !o.kube.Used():
 		unused.add(
 			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
 			"metrics-endpoint-auth",
@@ -703,7 +707,7 @@ func (o *options) withoutEffect() []string {
 	case o.metricsTokenFile != "":
 		unused.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
-	if !o.leaderElection {
+	if !o.kube.LeaderElection {
 		unused.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
 	o.scheduling.unused(&unused)

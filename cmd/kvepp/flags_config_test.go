@@ -55,8 +55,8 @@ func TestSettingsFile(t *testing.T) {
 	file := settingsIn(t, "model:\n- a=b\n- c=d,e\nindex-peers: ['http://a:1', 'http://b:1']\n"+
 		"endpoint-target-ports: [1, 2]\nrouter-kv-events: false\n")
 	o := parsed(t, []string{"--config=" + file}, nil)
-	if strings.Join(o.models, " ") != "a=b c=d,e" || len(o.indexPeers) != 2 || len(o.targetPorts) != 2 || o.kvEvents {
-		t.Errorf("lists: %q %q %v; router-kv-events %v", o.models, o.indexPeers, o.targetPorts, o.kvEvents)
+	if strings.Join(o.models, " ") != "a=b c=d,e" || len(o.indexPeers) != 2 || len(o.kube.Ports) != 2 || o.kvEvents {
+		t.Errorf("lists: %q %q %v; router-kv-events %v", o.models, o.indexPeers, o.kube.Ports, o.kvEvents)
 	}
 	for _, text := range []string{"", "# nothing\n", "---\n"} {
 		parsed(t, []string{"--config=" + settingsIn(t, text)}, nil)

@@ -18,7 +18,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	}{
 		{"Settings", o.settingsFile.AddFlags},
 		{"Endpoints", o.addEndpoints},
-		{"Kubernetes", o.cluster.add},
+		{"Kubernetes", o.kube.AddFlags},
 		{"Models and prompts", o.addModels},
 		{"Tokenizer servers", o.addTokenizerServers},
 		{"External processor", o.addExternalProcessor},

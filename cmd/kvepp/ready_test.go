@@ -84,19 +84,3 @@ func TestReadiness(t *testing.T) {
 		t.Error(r.unmetConditions())
 	}
 }
-
-func TestLeaseNames(t *testing.T) {
-	for _, c := range []struct {
-		cluster
-		want string
-	}{
-		{cluster{poolName: "p"}, "kvepp-p"},
-		{cluster{poolName: "p", leaseName: "x"}, "x"},
-		// must never change: replicas of different versions share the lease
-		{cluster{endpointSelector: "app=vllm"}, "kvepp-ae189306"},
-	} {
-		if got := c.lease(); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.cluster, got, c.want)
-		}
-	}
-}

@@ -25,6 +25,7 @@ import (
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/enginemetrics"
+	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/prompt/remote"
 	"kvepp/router"
@@ -102,7 +103,7 @@ type server struct {
 	health     *eject.Tracker
 	events     *feed.Feed // nil: kvepp does not subscribe to KV events
 	gauges     *enginemetrics.Gauges
-	cluster    *kubernetes // nil: there is none
+	cluster    *kube.Cluster // nil: there is none
 	reader     *indexerapi.Reader
 	rewrites   *modelrewrite.Rules
 	objectives *router.Objectives
@@ -220,7 +221,7 @@ func (s *server) discover(ctx context.Context) error {
 	s.responses = session.NewTable(session.Config{TTL: responseTTL})
 	s.pool.OnLeave(s.responses.Forget)
 
-	if s.cluster, err = connect(s.options, s.ready, s.m, s.log); err != nil {
+	if s.cluster, err = openCluster(s.options, s.ready, s.m, s.log); err != nil {
 		return err
 	}
 	if s.replicas, err = s.newReplicas(ctx); err != nil {
@@ -235,7 +236,12 @@ func (s *server) discover(ctx context.Context) error {
 	if err := s.rewrites.Set(s.config.rewrites); err != nil {
 		return err
 	}
-	s.cluster.applyPolicies(ctx, s.config.rewrites, s.rewrites, s.objectives, s.log)
+	s.cluster.FollowPolicies(ctx, func(now kube.Policy) {
+		s.objectives.Set(now.Priorities)
+		if err := s.rewrites.Set(slices.Concat(s.config.rewrites, now.Rewrites)); err != nil {
+			s.log.Error("the cluster's model rewrites are invalid; the earlier ones stay in force", "error", err)
+		}
+	})
 	stopFollowing, err := follow(ctx, s.options, s.cluster, s.ready, s.pool, s.models, s.files, s.m, s.log)
 	if err != nil {
 		return err
@@ -254,7 +260,7 @@ func (s *server) discover(ctx context.Context) error {
 	metrics.Gauge(s.m, metrics.PrefixIndexer, func() int { return index.Stats().Entries })
 	feed.Export(s.m, s.events)
 	exportModels(s.m, s.models)
-	enginemetrics.Export(s.m, cmp.Or(s.poolName, withoutPool), s.pool, s.gauges)
+	enginemetrics.Export(s.m, cmp.Or(s.kube.PoolName, withoutPool), s.pool, s.gauges)
 	return nil
 }
 
@@ -265,7 +271,7 @@ func (s *server) warmUp(ctx context.Context) {
 	}
 	warm, cancel := context.WithTimeout(ctx, s.warmUpTimeout)
 	defer cancel()
-	s.cluster.await(warm) // kvepp can only use what a peer says of workers that it knows
+	s.cluster.Await(warm) // kvepp can only use what a peer says of workers that it knows
 	s.replicas.follow(ctx, s.cluster)
 	if s.events != nil {
 		s.reader.WarmUpFrom(warm, slices.Concat(indexerapi.Sources(s.indexPeers, s.adminToken.Text()),
@@ -383,5 +389,5 @@ func (s *server) adminHandler() http.Handler {
 func (s *server) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metricsPage(s.m, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
-	return s.cluster.guard(guarded(mux, s.metricsToken))
+	return s.cluster.Guard(guarded(mux, s.metricsToken))
 }

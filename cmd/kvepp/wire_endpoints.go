@@ -73,6 +73,21 @@ func subscribe(
 	return events, err
 }
 
+// openCluster creates the followers of a cluster; nil without one.
+func openCluster(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kube.Cluster, error) {
+	c := o.kube
+	c.MetricsAuth = c.MetricsAuth && o.metricsTokenFile == ""
+	c.ReplicaService = o.replicaService
+	if c.Dynamo = o.config.engine.Engine == prompt.Dynamo; c.Dynamo {
+		c.QueryFrontend = dynamo.QueryFrontend
+	}
+	var leads func(bool)
+	if c.LeaderElection && c.Used() {
+		leads = ready.condition("this replica to lead")
+	}
+	return kube.Open(&c, leads, m, log)
+}
+
 // poolFollower merges the endpoints file, Dynamo's discovery and the cluster into the endpoints of a pool.
 type poolFollower struct {
 	*options
@@ -99,7 +114,7 @@ type poolFollower struct {
 func follow(
 	ctx context.Context,
 	o *options,
-	cluster *kubernetes,
+	cluster *kube.Cluster,
 	ready *readiness,
 	p *pool.Pool,
 	models map[string]*prompt.Model,
@@ -126,8 +141,8 @@ func follow(
 	}
 	stop = func() {}
 	if cluster != nil {
-		stop = cluster.follow(func(now kube.State) { f.change(func() { f.pods = now }) })
-		ready.await("the pool and its Pods to be read", cluster.source.Synced())
+		stop = cluster.Follow(func(now kube.State) { f.change(func() { f.pods = now }) })
+		ready.await("the pool and its Pods to be read", cluster.Synced())
 	}
 	if o.endpoints == "" {
 		return stop, nil

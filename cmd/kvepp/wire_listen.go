@@ -40,7 +40,7 @@ import (
 
 // listen serves until ctx ends, then drains. While a condition of s.ready does not hold, health checks say NOT_SERVING.
 func (s *server) listen(ctx context.Context) error {
-	defer s.cluster.elect(ctx)()
+	defer s.cluster.Elect(ctx)()
 	l := &listeners{server: s, checks: health.NewServer(), failed: make(chan error, 4)}
 	unmet := s.ready.unmetConditions()
 	announce(l.checks, unmet == "")
@@ -195,7 +195,7 @@ func (l *listeners) watchReadiness(ctx context.Context, unmet string) (string, e
 func (l *listeners) drain(ready bool) error {
 	if ready {
 		select {
-		case <-l.cluster.handedOver(l.options, l.log):
+		case <-l.cluster.HandedOver(l.drainDelay):
 		case err := <-l.failed:
 			return err
 		}

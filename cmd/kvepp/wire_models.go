@@ -176,7 +176,7 @@ func templateOf(model *prompt.Model, url string) (slog.Level, string) {
 // modelFiles computes the checksums of the loaded models' files, to compare them with those of Dynamo's model cards.
 func modelFiles(o *options, models map[string]*prompt.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if o.dynamoDiscovery == "" && !(o.usesKubernetes() && o.config.engine.Engine == prompt.Dynamo) {
+	if o.dynamoDiscovery == "" && !(o.kube.Used() && o.config.engine.Engine == prompt.Dynamo) {
 		return files, nil
 	}
 	folders := o.config.folders

@@ -252,11 +252,11 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 }
 
 // replicaGroup names whose endpoints this process picks from.
-func replicaGroup(o *options, cluster *kubernetes) string {
+func replicaGroup(o *options, cluster *kube.Cluster) string {
 	if cluster == nil {
 		return "endpoints file"
 	}
-	return cluster.namespace + "/" + cmp.Or(o.poolName, o.endpointSelector)
+	return cluster.Namespace + "/" + cmp.Or(o.kube.PoolName, o.kube.EndpointSelector)
 }
 
 // replicaSecurity returns how replicas recognise one another. The certificates and the token follow their files.
@@ -606,13 +606,13 @@ func staleness(peers []replica.Peer, booked map[uint64]uint64) time.Duration {
 
 // follow gives the node its peers, and waits until their bookings and sessions are here, at most snapshotWithin. k is
 // nil without a cluster.
-func (r *replicas) follow(ctx context.Context, k *kubernetes) {
+func (r *replicas) follow(ctx context.Context, k *kube.Cluster) {
 	if r == nil {
 		return
 	}
 	r.refreshNames()
-	if k != nil && k.replicas != nil {
-		go k.replicas.Run(ctx, func(hosts []string) {
+	if k != nil && k.Replicas != nil {
+		go k.Replicas.Run(ctx, func(hosts []string) {
 			addresses := make([]string, 0, len(hosts))
 			for _, host := range hosts {
 				addresses = append(addresses, r.replicaAddress(host))
@@ -726,15 +726,6 @@ func (r *replicas) serveIndex(reader *indexerapi.Reader) {
 		r.reader.Store(reader)
 		r.warmed.Store(true)
 	}
-}
-
-// newService returns the follower of --replica-service; nil without one.
-func (k *kubernetes) newService(o *options, log *slog.Logger) *kube.Service {
-	if o.replicaService == "" {
-		return nil
-	}
-	return kube.NewService(k.client, cmp.Or(os.Getenv("NAMESPACE"), k.client.Namespace), o.replicaService,
-		o.podIPFamily, log)
 }
 
 // exportReplicas exports what is shared with replicas.

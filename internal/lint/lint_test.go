@@ -58,7 +58,8 @@ var may = map[string]string{
 	"pool":               "kvblock internal/boundedfile internal/suggest",
 	"indexer":            "kvblock internal/hugepage internal/metrics internal/prefetch",
 	"pool/dynamo":        "kvblock pool internal/boundedfile internal/useragent",
-	"pool/kube":          "kvblock pool pool/dynamo router/modelrewrite internal/useragent",
+	"pool/kube": "kvblock pool pool/dynamo router/modelrewrite internal/flags internal/metrics " +
+		"internal/useragent",
 	"pool/enginemetrics": "kvblock internal/metrics internal/natssub pool zmqsub internal/useragent",
 	"pool/engineversion": "internal/useragent",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo prompt " +

@@ -99,35 +99,6 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// Config says which Pods are endpoints, and gives the settings that the Pods themselves do not give.
-type Config struct {
-	Namespace string // of the pool, and of its Pods
-	// PoolName names the InferencePool. If it is empty, Selector and Ports select the endpoints.
-	PoolName string
-	// PoolGroup is the pool's API group, PoolGroup or LegacyPoolGroup. Empty: PoolGroup.
-	PoolGroup string
-	Selector  labels.Selector // in place of a pool
-	// Ports are the target ports of each Pod, in place of a pool's. Empty: with Dynamo, the Pod's container port
-	// "http".
-	Ports []int
-
-	// KVEventsPort is that of a Pod's rank 0; rank r is at KVEventsPort + r. 0: none.
-	KVEventsPort int
-	// KVEventsGiven gives KVEventsPort precedence over the event channels that Dynamo's workers announce.
-	KVEventsGiven bool
-	KVReplayPort  int // of the replay sockets, numbered like KVEventsPort; 0: none
-	// DataParallelSize is how many ranks share the port of a Pod with one port. 0 means 1.
-	DataParallelSize uint32
-	// Family is the address family to use for Pods with several: "ipv4", "ipv6", or empty for the Pod's first address.
-	Family string
-	// Dynamo means that the Pods are Dynamo's: Source follows their DynamoWorkerMetadata objects.
-	Dynamo bool
-	// QueryFrontend asks the frontend of a Dynamo Pod which workers it knows, as dynamo.QueryFrontend does; nil: kvepp
-	// asks no frontend. It gives the instance ids of workers that write no DynamoWorkerMetadata because their discovery
-	// is etcd or another.
-	QueryFrontend func(ctx context.Context, address string) (dynamo.View, error)
-}
-
 // State is the state of the cluster at one moment.
 type State struct {
 	// Endpoints are ordered by Pod, then by port. Their names are unique.

@@ -397,7 +397,7 @@ func role(p *corev1.Pod) pool.Role {
 // eventPorts returns the event port and the replay port of a Pod's rank 0; 0 means none. Precedence: the Pod's
 // annotation, an event port set by flag, the worker's own event channels, the default event port.
 func (s *Source) eventPorts(p *corev1.Pod, e *pool.Endpoint) (events, replay int) {
-	events, replay = s.config.KVEventsPort, s.config.KVReplayPort
+	events, replay = int(s.config.KVEventsPort), int(s.config.KVReplayPort)
 	// Dynamo's decode workers send no events for prompts.
 	if !s.config.KVEventsGiven && (len(e.EventChannels) > 0 || s.config.Dynamo && e.Role == pool.Decode) {
 		events = 0
