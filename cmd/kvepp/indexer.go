@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
@@ -152,7 +153,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	o.logStart("indexer", log)
-	limitMemory("/", m, log)
+	limitMemory(memlimit.FromCgroup, m, log)
 	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err

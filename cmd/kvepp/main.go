@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/flags"
@@ -87,46 +88,84 @@ func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []s
 func isHelp(arg string) bool { return arg == "--help" || arg == "-h" || arg == "--"+flags.HelpAll }
 
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
-func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
-	if len(args) == 0 {
-		writeUsage(stderr)
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) (status int) {
+	root := &cobra.Command{Use: "kvepp", DisableFlagParsing: true, Args: cobra.ArbitraryArgs}
+	root.Run = func(_ *cobra.Command, args []string) {
+		status = runOther(args, stdout, stderr)
+	}
+	// a shell asks for completions; else each command parses its flags itself
+	completing := len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
+	for _, c := range commands {
+		sub := &cobra.Command{Use: c.name, Short: c.summary, DisableFlagParsing: !completing}
+		sub.Run = func(_ *cobra.Command, args []string) {
+			status = runCommand(root, c.name, args, stdin, stdout, stderr, getenv)
+		}
+		if root.AddCommand(sub); c.name == "help" {
+			root.SetHelpCommand(sub)
+		}
+		if completing {
+			offer(sub, c)
+		}
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetArgs(append([]string{}, args...)) // nil would mean the arguments of the process
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	if err := root.Execute(); err != nil {
 		return 2
 	}
-	switch args[0] {
-	case "serve":
-		return daemon("serve", serveFlags, parseServe, serve, args[1:], stdout, stderr, getenv)
-	case "check":
-		return checkWorkers(args[1:], stdout, stderr, getenv)
-	case "tokenize":
-		return tokenize(args[1:], stdin, stdout, stderr, getenv)
-	case "replay":
-		return replayTraces(args[1:], stdout, stderr, getenv)
-	case "fetch":
-		return runFetch(args[1:], stdout, stderr, getenv)
-	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
-		return runClient(args[0], args[1:], stdin, stdout, stderr, getenv)
-	case "envoy":
-		return printEnvoy(args[1:], stdout, stderr, getenv)
-	case "indexer":
-		return daemon("indexer", indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
-	case "select":
-		return daemon("select", selectFlags, parseSelect, runSelect, args[1:], stdout, stderr, getenv)
-	case "version", "--version":
+	return status
+}
+
+// runOther runs kvepp with arguments that do not begin with a command.
+func runOther(args []string, stdout, stderr io.Writer) int {
+	switch {
+	case len(args) == 0:
+		writeUsage(stderr)
+		return 2
+	case args[0] == "--version":
 		fmt.Fprintln(stdout, version())
 		return 0
-	case "help", "--help", "-h":
+	case isHelp(args[0]):
 		writeUsage(stdout)
 		return 0
-	case "completion":
-		return complete(args[1:], stdout, stderr)
 	}
-	fmt.Fprintf(
-		stderr,
-		"kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n",
-		args[0],
-		suggest.DidYouMean(args[0], "", commandNames()),
-	)
+	fmt.Fprintf(stderr, "kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n", args[0],
+		suggest.DidYouMean(args[0], "", commandNames()))
 	return 2
+}
+
+// runCommand runs one of commands. It returns the exit status.
+func runCommand(root *cobra.Command, name string, args []string, stdin io.Reader, stdout, stderr io.Writer,
+	getenv func(string) string,
+) int {
+	switch name {
+	case "serve":
+		return daemon("serve", serveFlags, parseServe, serve, args, stdout, stderr, getenv)
+	case "check":
+		return checkWorkers(args, stdout, stderr, getenv)
+	case "tokenize":
+		return tokenize(args, stdin, stdout, stderr, getenv)
+	case "replay":
+		return replayTraces(args, stdout, stderr, getenv)
+	case "fetch":
+		return runFetch(args, stdout, stderr, getenv)
+	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
+		return runClient(name, args, stdin, stdout, stderr, getenv)
+	case "envoy":
+		return printEnvoy(args, stdout, stderr, getenv)
+	case "indexer":
+		return daemon("indexer", indexerFlags, parseIndexer, runIndexer, args, stdout, stderr, getenv)
+	case "select":
+		return daemon("select", selectFlags, parseSelect, runSelect, args, stdout, stderr, getenv)
+	case "completion":
+		return complete(root, args, stdout, stderr)
+	case "version":
+		fmt.Fprintln(stdout, version())
+	default: // help
+		writeUsage(stdout)
+	}
+	return 0
 }
 
 // daemon runs a command that serves until a signal ends it. It parses the options O from arguments and environment;

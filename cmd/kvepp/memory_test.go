@@ -5,87 +5,38 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
+
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 )
 
-// container writes the files of a system with memory limits, and returns the folder that is its root.
-func container(t *testing.T, files map[string]string) string {
-	t.Helper()
-	root := t.TempDir()
-	for name, text := range files {
-		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return root
-}
-
-func TestContainerMemory(t *testing.T) {
-	for name, c := range map[string]struct {
-		files map[string]string
-		want  int64
-	}{
-		"no cgroups": {nil, 0},
-		"version 2, a container with its own cgroup namespace": {map[string]string{"proc/self/cgroup": "0::/\n",
-			"sys/fs/cgroup/memory.max": "536870912\n"}, 512 << 20},
-		"version 2, no limit": {map[string]string{"proc/self/cgroup": "0::/\n",
-			"sys/fs/cgroup/memory.max": "max\n"}, 0},
-		"version 2, the pod has less than the container": {map[string]string{
-			"proc/self/cgroup":                          "0::/kubepods/pod1/c1\n",
-			"sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n",
-			"sys/fs/cgroup/kubepods/memory.max": "9000000\n"}, 1000000},
-		"version 2, outside of the cgroup namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n",
-			"sys/fs/cgroup/memory.max": "77000000\n"}, 77000000},
-		"version 1": {map[string]string{
-			"proc/self/cgroup": "12:cpu,cpuacct:/a\n9:memory:/docker/c1\n1:name=systemd:/docker/c1\n",
-			"sys/fs/cgroup/memory/docker/c1/memory.limit_in_bytes": "268435456\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes":           "9223372036854771712\n"}, 256 << 20},
-		"version 1, in a container that sees the host's path": {map[string]string{
-			"proc/self/cgroup":                           "9:hugetlb,memory:/kubepods/burstable/pod1/c1\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "268435456\n"}, 256 << 20},
-		"version 1, no limit": {map[string]string{"proc/self/cgroup": "9:memory:/\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
-		"both versions, memory in version 1": {map[string]string{"proc/self/cgroup": "4:memory:/c1\n0::/c1\n",
-			"sys/fs/cgroup/memory/c1/memory.limit_in_bytes": "300000000\n"}, 300000000},
-		"unreadable files": {map[string]string{"proc/self/cgroup": "nonsense\n0::/\n",
-			"sys/fs/cgroup/memory.max": "many\n"}, 0},
-	} {
-		if got := containerMemory(container(t, c.files)); got != c.want {
-			t.Errorf("%s: %d, want %d", name, got, c.want)
-		}
-	}
-}
-
 func TestMemoryLimit(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	t.Cleanup(func() { debug.SetMemoryLimit(before) })
-	small := container(t, map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "8589934592\n"})
+	small := memlimit.Limit(8 << 30)
+	none := func() (uint64, error) { return 0, memlimit.ErrNoLimit }
 	for _, c := range []struct {
-		system, variable string
-		runtime          int64 // the limit that the runtime read from the variable
-		want, index      int64
-		source           string
+		container   memlimit.Provider
+		variable    string
+		runtime     int64 // the limit that the runtime read from the variable
+		want, index int64
+		source      string
 	}{
 		{small, "", math.MaxInt64, 7 << 30, 7 << 29, limitFromContainer},
 		{small, "6GiB", 6 << 30, 6 << 30, 3 << 30, limitFromEnvironment},
 		{small, "off", math.MaxInt64, math.MaxInt64, 2 << 30, limitFromEnvironment},
-		{t.TempDir(), "", math.MaxInt64, math.MaxInt64, 2 << 30, noLimit},
+		{none, "", math.MaxInt64, math.MaxInt64, 2 << 30, noLimit},
 	} {
 		t.Setenv("GOMEMLIMIT", c.variable)
 		debug.SetMemoryLimit(c.runtime)
 		m, log := metrics.New(), new(strings.Builder)
-		limitMemory(c.system, m, slog.New(slog.NewTextHandler(log, nil)))
+		limitMemory(c.container, m, slog.New(slog.NewTextHandler(log, nil)))
 		got := debug.SetMemoryLimit(-1)
 		if index := new(indexMemory).indexBytes(got); got != c.want || index != c.index {
 			t.Errorf("GOMEMLIMIT=%q: limit %d, index %d, want %d and %d", c.variable, got, index, c.want, c.index)

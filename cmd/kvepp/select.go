@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
 
@@ -176,7 +177,7 @@ func runSelect(o *selectOptions) error {
 	defer stop()
 
 	o.logStart("select", log)
-	limitMemory("/", m, log)
+	limitMemory(memlimit.FromCgroup, m, log)
 	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
 	if !o.selector.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget

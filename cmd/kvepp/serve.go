@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kvepp/extproc"
@@ -47,7 +48,7 @@ func serve(o *options) error {
 	m := metrics.New()
 	log := o.logger(m)
 	o.logStart("serve", log)
-	limitMemory("/", m, log)
+	limitMemory(memlimit.FromCgroup, m, log)
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

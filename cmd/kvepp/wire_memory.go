@@ -4,12 +4,11 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvepp/internal/metrics"
@@ -24,16 +23,19 @@ const (
 
 // limitMemory keeps the Go runtime within the container's memory, unless GOMEMLIMIT is set. Without a limit the
 // collector lets the heap double, and the kernel kills the process. Go reads the container's CPU limit, but not its
-// memory limit. Code that depends on the limit calls debug.SetMemoryLimit(-1) afterwards. system is the root of the
-// file system.
-func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
-	source, container := noLimit, containerMemory(system)
+// memory limit. Code that depends on the limit calls debug.SetMemoryLimit(-1) afterwards.
+func limitMemory(container memlimit.Provider, m *metrics.Metrics, log *slog.Logger) {
+	source := noLimit
+	bytes, err := container()
+	if err != nil { // no limit, or no cgroup
+		bytes = 0
+	}
 	switch {
 	case os.Getenv("GOMEMLIMIT") != "": // the runtime has read it; "off" is respected too
 		source = limitFromEnvironment
-	case container > 0:
+	case bytes > 0:
 		source = limitFromContainer
-		debug.SetMemoryLimit(goShare(container))
+		debug.SetMemoryLimit(goShare(int64(bytes)))
 	}
 	limit := debug.SetMemoryLimit(-1)
 	if limit == math.MaxInt64 {
@@ -52,7 +54,7 @@ func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 		"memory_limit_from",
 		source,
 		"container_bytes",
-		container,
+		bytes,
 		"processors",
 		runtime.GOMAXPROCS(0),
 	)
@@ -61,60 +63,6 @@ func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 // goShare returns Go's part of a container's memory: seven eighths. The rest is for memory that the runtime does not
 // count: the program, libzmq's buffers, C stacks.
 func goShare(container int64) int64 { return container - container/8 }
-
-// containerMemory returns the smallest memory limit, in bytes, of the process's cgroup and its ancestors; 0 if none has
-// a limit.
-//
-// Source: proc(5), cgroups(7); Linux's cgroup-v2 and cgroup-v1/memory documentation. With version 1, a container sees
-// the host's path of its cgroup in /proc/self/cgroup, but its own cgroup is mounted at the root, so the search upwards
-// ends there.
-func containerMemory(system string) int64 {
-	text, err := os.ReadFile(path.Join(system, "proc/self/cgroup"))
-	if err != nil {
-		return 0
-	}
-	least := int64(0)
-	for line := range strings.Lines(string(text)) {
-		part := strings.SplitN(strings.TrimSpace(line), ":", 3) // number, controllers, path
-		if len(part) < 3 {
-			continue
-		}
-		mount, file := "sys/fs/cgroup", "memory.max"
-		if part[1] != "" { // version 1: each controller has its own tree
-			if mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"; !strings.Contains(
-				","+part[1]+",",
-				",memory,",
-			) {
-				continue
-			}
-		}
-		for at := path.Clean("/" + part[2]); ; at = path.Dir(at) {
-			if n := limitIn(path.Join(system, mount, at, file)); n > 0 && (least == 0 || n < least) {
-				least = n
-			}
-			if at == "/" {
-				break
-			}
-		}
-	}
-	return least
-}
-
-// unlimited is the least value that means no limit in version 1, which reports the greatest multiple of a page.
-const unlimited = 1 << 60
-
-// limitIn reads a limit. It returns 0 for no limit ("max" in version 2) and for a missing file.
-func limitIn(file string) int64 {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return 0
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || n >= unlimited || n < 0 {
-		return 0
-	}
-	return n
-}
 
 // collectorFloor is the minimum number of bytes allocated between two garbage collections.
 const collectorFloor = 64 << 20

@@ -41,7 +41,7 @@ func New(command string) *pflag.FlagSet {
 	fs := pflag.NewFlagSet(command, pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.SetOutput(io.Discard) // the caller prints errors, once
-	fs.Bool(HelpAll, false, "")
+	fs.Bool(HelpAll, false, "show help with all flags")
 	fs.Lookup(HelpAll).Hidden = true
 	return fs
 }
