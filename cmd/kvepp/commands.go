@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -138,6 +140,17 @@ func (s *settingsFile) printsConfig(out io.Writer) bool {
 		flags.WriteSettings(out, s.flags)
 	}
 	return s.Print
+}
+
+// logStart logs the command and its version, and the settings that differ from their defaults: one line each.
+func (s *settingsFile) logStart(command string, log *slog.Logger) {
+	b := readBuild()
+	log.Info("kvepp starts", "command", command, "version", b.version, "commit", b.commit, "go", runtime.Version())
+	if changed := flags.Changed(s.flags); len(changed) > 0 {
+		log.Info("settings that differ from their defaults", changed...)
+	} else {
+		log.Info("all settings have their defaults")
+	}
 }
 
 // documentEnvironment names the flags' environment variables. Those of the index alone are not Dynamo's.

@@ -24,6 +24,7 @@ import (
 	"kvepp/router"
 	"kvepp/router/ladder"
 	"kvepp/router/modelrewrite"
+	"kvepp/router/record"
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 )
@@ -105,8 +106,7 @@ type options struct {
 
 	indexMemory
 	logging
-	accessLog string // a file, or "-"
-	recording
+	recording record.Config
 
 	settingsFile
 	config config
@@ -141,9 +141,7 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 		return err
 	}
 	o.selectPolicy()
-	err := o.check()
-	o.settings = changedSettings(f) // with the values that presets have set
-	return flags.WithSource(f, err)
+	return flags.WithSource(f, o.check())
 }
 
 // applyPresets sets the flags that others stand for.
@@ -175,14 +173,14 @@ func (o *options) check() error {
 		o.kube.Validate,
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
-		o.logging.check,
+		o.logging.Validate,
 		o.affinity.check,
 		o.indexMemory.check,
 		o.checkKVEvents,
 		o.busy.check,
 		o.checkAdmission,
 		o.ejection.check,
-		o.recording.check,
+		o.recording.Validate,
 		o.checkModels,
 		o.checkEngine,
 	} {

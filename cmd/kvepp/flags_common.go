@@ -3,12 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
+	"kvepp/serve/logs"
 )
 
 // webHosts are the names that HTTP requests over loopback may give in their Host header.
@@ -20,6 +20,8 @@ func (o *webHosts) add(f *pflag.FlagSet) {
 			"localhost and loopback addresses. kvepp refuses other names, because a page in a browser can make a "+
 			"name of its own resolve to this machine (DNS rebinding)")
 }
+
+type logging = logs.Config
 
 // httpService are the flags that `kvepp indexer` and `kvepp select` share. Both serve only HTTP, and each stands in for
 // one of Dynamo's programs.
@@ -43,7 +45,7 @@ func (o *httpService) check() error {
 	if o.port == 0 {
 		return errors.New("--port 0: must be from 1 to 65535")
 	}
-	if err := o.logging.check(); err != nil {
+	if err := o.logging.Validate(); err != nil {
 		return err
 	}
 	return o.indexMemory.check()
@@ -84,28 +86,4 @@ func (o *indexMemory) indexBytes(goLimit int64) int64 {
 		return indexer.DefaultMaxBytes
 	}
 	return max(goLimit/2, minIndexBytes)
-}
-
-// logging are the flags of the process's log.
-type logging struct {
-	logLevel, logFormat string
-
-	lines    *lineWriter // that writes the log
-	settings []any       // of changedSettings
-}
-
-// add declares the flags. debug says, in brackets, what the level debug adds.
-func (o *logging) add(f *pflag.FlagSet, debug string) {
-	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL` of the log: debug"+debug+", info, warn or error")
-	values(f, "log-level", "debug", "info", "warn", "error")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
-	values(f, "log-format", "text", "json")
-}
-
-func (o *logging) check() error {
-	var level slog.Level
-	if level.UnmarshalText([]byte(o.logLevel)) != nil {
-		return oneOf("log-level", o.logLevel, "debug", "info", "warn", "error")
-	}
-	return oneOf("log-format", o.logFormat, "text", "json")
 }

@@ -15,7 +15,6 @@ var (
 	negatable       = flags.Negatable
 	fromEnvironment = flags.FromEnvironment
 	maskPasswords   = flags.MaskPasswords
-	changedSettings = flags.Changed
 )
 
 const maxSettingsBytes = flags.MaxFileBytes

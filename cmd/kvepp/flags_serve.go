@@ -261,11 +261,9 @@ func (o *options) addHints(f *pflag.FlagSet) {
 }
 
 func (o *options) addLogs(f *pflag.FlagSet) {
-	o.logging.add(f, " (one line per request, with the decision)")
-	f.StringVar(&o.accessLog, "access-log", "",
-		"`FILE` to which kvepp appends a line for each request when it has ended, in the format of --log-format; - is "+
-			"standard output. Empty: none. If the file was moved away, kvepp creates it again")
-	o.recording.add(f)
+	o.logging.AddFlags(f, " (one line per request, with the decision)")
+	o.logging.AddAccessFlags(f)
+	o.recording.AddFlags(f)
 }
 
 // addBusy declares the flags for overload.

@@ -19,6 +19,7 @@ import (
 
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
+	"kvepp/serve/logs"
 	"kvepp/test/harness/process"
 )
 
@@ -230,17 +231,17 @@ type metric struct {
 // wiredElsewhere are the metrics of parts that TestMetricsPage does not start: the process, Kubernetes and other
 // commands.
 var wiredElsewhere = []metric{
-	{metrics.Connections, "gauge", metrics.ConnectionsHelp, []string{"listener"}},
-	{metrics.ConnectionsClosed, "counter", metrics.ConnectionsClosedHelp, []string{"listener", "outcome"}},
+	{metrics.Connections.Name, "gauge", metrics.Connections.Help, []string{"listener"}},
+	{metrics.ConnectionsClosed.Name, "counter", metrics.ConnectionsClosed.Help, []string{"listener", "outcome"}},
 	{metrics.KubeErrors.Name, "counter", metrics.KubeErrors.Help, []string{"kind"}},
 	{metrics.KubeFollowed.Name, "gauge", metrics.KubeFollowed.Help, []string{"kind"}},
 	{metrics.KubeUpdates.Name, "counter", metrics.KubeUpdates.Help, []string{"of"}},
 	{metrics.Leader.Name, "gauge", metrics.Leader.Help, nil},
 	{metrics.HeldRequests.Name, "gauge", metrics.HeldRequests.Help, nil},
 	{metrics.Conversations.Name, "gauge", metrics.Conversations.Help, []string{"state"}},
-	{metrics.LogLines, "counter", metrics.LogLinesHelp, []string{"outcome"}},
-	{metrics.RecordedRequests, "counter", metrics.RecordedRequestsHelp, []string{"outcome"}},
-	{metrics.TraceSpans, "counter", metrics.TraceSpansHelp, []string{"outcome"}},
+	{metrics.LogLines.Name, "counter", metrics.LogLines.Help, []string{"outcome"}},
+	{metrics.RecordedRequests.Name, "counter", metrics.RecordedRequests.Help, []string{"outcome"}},
+	{metrics.TraceSpans.Name, "counter", metrics.TraceSpans.Help, []string{"outcome"}},
 	{metrics.MemoryLimit, "gauge", metrics.MemoryLimitHelp, []string{"source"}},
 	{metrics.IndexerListeners, "gauge", metrics.IndexerListenersHelp, []string{"status"}},
 	{metrics.SelectionReservations, "gauge", metrics.SelectionReservationsHelp, nil},
@@ -363,7 +364,7 @@ func TestMetricsPage(t *testing.T) {
 		func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}
-	o.lines = &lineWriter{out: io.Discard}
+	o.LogTo(logs.Start(io.Discard))
 	s := &server{options: o, m: metrics.New(), log: log, ready: newReadiness()}
 	defer s.close()
 	if err := s.open(ctx); err != nil {

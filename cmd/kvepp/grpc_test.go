@@ -59,8 +59,8 @@ func TestIdleConnections(t *testing.T) {
 	}
 	read := func() error {
 		seen := metricstest.Read(t, m.Registry)
-		open := seen.Of(metrics.Connections, "listener=ext_proc").Value()
-		evicted := seen.Of(metrics.ConnectionsClosed, "listener=ext_proc", "outcome=evicted").Value()
+		open := seen.Of(metrics.Connections.Name, "listener=ext_proc").Value()
+		evicted := seen.Of(metrics.ConnectionsClosed.Name, "listener=ext_proc", "outcome=evicted").Value()
 		if open > most || evicted < 9*most {
 			return fmt.Errorf("%v connections are open, %v were evicted", open, evicted)
 		}

@@ -72,7 +72,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 			"from the first peer that answers",
 	)
 	o.indexMemory.add(f)
-	o.logging.add(f, "")
+	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp indexer")
 	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
@@ -87,7 +87,6 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
-	o.settings = changedSettings(f)
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -148,7 +147,7 @@ const warmUpTimeout = 10 * time.Second
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
 	m := metrics.New()
-	log := o.logger(m)
+	log := o.Logger(m)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 	"time"
+
+	"kvepp/serve/logs"
 )
 
 func TestIndexerFlags(t *testing.T) {
@@ -47,7 +50,7 @@ func TestIndexerThatCannotStart(t *testing.T) {
 		func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}
-	o.logTo(new(lineWriter))
+	o.LogTo(logs.Start(io.Discard))
 	ended := make(chan error, 1)
 	go func() { ended <- runIndexer(&o) }()
 	select {

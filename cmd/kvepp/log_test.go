@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,10 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc/grpclog"
-
-	"kvepp/internal/metrics"
 )
 
 // pipeStderr gives kvepp a small pipe as its standard error, and returns the pipe. Only the test can read it.
@@ -116,62 +109,4 @@ func TestLogReaderGone(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// TestDroppedLinesAreReported: a line in the log's format reports dropped lines at their place, at any log level.
-func TestDroppedLinesAreReported(t *testing.T) {
-	reader, writer := io.Pipe()
-	o := logging{logLevel: "error", logFormat: "json"}
-	w := &lineWriter{out: writer}
-	w.start()
-	o.logTo(w)
-	m := metrics.New()
-	log := o.logger(m)
-	line := strings.Repeat("x", maxPendingLog/2)
-	log.Error(line)
-	begun := make([]byte, 1) // then the first line does not count as pending any more
-	if _, err := io.ReadFull(reader, begun); err != nil {
-		t.Fatal(err)
-	}
-	for range 5 {
-		log.Error(line)
-	}
-	all := make(chan []byte)
-	go func() {
-		text, _ := io.ReadAll(reader)
-		all <- text
-	}()
-	if !w.Close(time.Minute) {
-		t.Error("Close did not write all lines")
-	}
-	writer.Close()
-	text := string(<-all)
-	if n := strings.Count(text, line); n != 2 || w.dropped.Load() != 4 {
-		t.Errorf("%d lines, %d dropped; want 2 and 4", n, w.dropped.Load())
-	}
-	_, after, _ := strings.Cut(text, line+"\"}\n{")
-	_, after, _ = strings.Cut(after, line+"\"}\n")
-	if !strings.Contains(
-		after,
-		`"level":"WARN","msg":"lines of this log were dropped here: its reader did not take them","lines":4}`,
-	) ||
-		strings.Count(after, "\n") != 1 {
-		t.Errorf("after the last line: %.300q", after)
-	}
-}
-
-// TestLibrariesLog: the log lines of gRPC and net/http go to slog, with a limit on lines of one kind.
-func TestLibrariesLog(t *testing.T) {
-	var logged bytes.Buffer
-	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
-	defer slog.SetDefault(slog.New(slog.DiscardHandler)) // slog's original default would deadlock
-	for range 100 {
-		grpclog.Errorf("a %d is ERROR: 2", 1)
-		httpErrors := httpErrors()
-		httpErrors.Print("http: panic serving x\nstack")
-	}
-	if text := logged.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 ||
-		!strings.Contains(text, `level=WARN msg="http: panic serving x\nstack" from=net/http`) {
-		t.Error(text)
-	}
 }

@@ -21,6 +21,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/suggest"
 	"kvepp/internal/useragent"
+	"kvepp/serve/logs"
 )
 
 const usage = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache. It is an
@@ -191,10 +192,9 @@ func daemon[O any](
 		return 0
 	}
 	signal.Ignore(syscall.SIGPIPE) // SIGPIPE would end kvepp when the reader of its log closes
-	lines := &lineWriter{out: stderr}
-	lines.start()
+	lines := logs.Start(stderr)
 	defer lines.Close(2 * time.Second) // also where run panics
-	any(&o).(interface{ logTo(*lineWriter) }).logTo(lines)
+	any(&o).(interface{ LogTo(*logs.Writer) }).LogTo(lines)
 	if err := run(&o); err != nil {
 		fmt.Fprintf(lines, "kvepp %s: %v\n", name, err)
 		return 1

@@ -81,7 +81,7 @@ func TestHandshakeFailures(t *testing.T) {
 		}},
 		{"alpn", "alpn_protocols", func() { handshake(with(func(c *tls.Config) { c.NextProtos = nil })) }},
 	} {
-		name := fmt.Sprintf("%s{cause=%q}", metrics.HandshakeFailures, c.cause)
+		name := fmt.Sprintf("%s{cause=%q}", metrics.HandshakeFailures.Name, c.cause)
 		before, err := r.metric(name)
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestTLSToPlaintextPort(t *testing.T) {
 	}
 	r.eventually(
 		"the failure to be counted",
-		func() error { return r.checkMetric(metrics.HandshakeFailures+`{cause="tls_is_off"}`, 1) },
+		func() error { return r.checkMetric(metrics.HandshakeFailures.Name+`{cause="tls_is_off"}`, 1) },
 	)
 	r.awaitLog("a proxy cannot connect", "cause=tls_is_off", "transport_socket", "level=WARN")
 	if q, err := r.startRequest(t.Context()); err != nil || q.status != 503 { // there are no endpoints

@@ -102,7 +102,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		"keep the reservations of a session (session_id) on one worker, until `SECONDS` after the latest one ended. "+
 			"0: off",
 	)
-	o.logging.add(f, "")
+	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp select")
 	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
@@ -165,14 +165,13 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	}
 	o.selector.PredictTTL = seconds(o.ttlSecs)
 	o.selector.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
-	o.settings = changedSettings(f)
 	return nil
 }
 
 // runSelect runs the service until SIGTERM or SIGINT.
 func runSelect(o *selectOptions) error {
 	m := metrics.New()
-	log := o.logger(m)
+	log := o.Logger(m)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 

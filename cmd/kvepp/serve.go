@@ -46,7 +46,7 @@ import (
 // serve runs the endpoint picker until SIGTERM or SIGINT.
 func serve(o *options) error {
 	m := metrics.New()
-	log := o.logger(m)
+	log := o.Logger(m)
 	o.logStart("serve", log)
 	limitMemory(memlimit.FromCgroup, m, log)
 	defer runtime.KeepAlive(restrainCollector())
@@ -146,22 +146,23 @@ func (s *server) open(ctx context.Context) error {
 		return err
 	}
 	s.adapters = router.NewAdapters(s.config.adapters)
-	accessLog, closeAccessLog, err := s.logAccess(s.m, s.log)
+	accessLog, closeAccessLog, err := s.OpenAccess(s.m, s.log)
 	if err != nil {
 		return err
 	}
 	s.accessLog = accessLog
 	s.closeWith(closeAccessLog)
-	recorder, closeRecorder, err := s.recording.open(s.m, s.log)
-	if err != nil {
+	if s.recorder, err = s.recording.Open(s.m, s.log); err != nil {
 		return err
 	}
-	s.recorder = recorder
-	s.closeWith(closeRecorder)
-	if s.tracer, err = s.newTracer(ctx, s.m, s.log); err != nil {
-		return err
+	s.closeWith(func() { s.recorder.Close(2 * time.Second) })
+	if s.tracing {
+		if s.tracer, err = tracing.New(ctx, version(), s.log); err != nil {
+			return err
+		}
+		s.tracer.Export(s.m)
+		s.closeWith(s.closeTracer)
 	}
-	s.closeWith(func() { closeTracer(s.tracer, s.log) })
 	var certificates *secrets.Certificates
 	if s.secureServing {
 		if certificates, err = s.secrets.Certificates(s.transport.Config); err != nil {
@@ -187,6 +188,15 @@ func (s *server) open(ctx context.Context) error {
 	s.memory, s.maxParseBytes = budget.New(buffered), parsed
 	s.log.Info("memory of requests until they are routed", "max_buffered_bytes", buffered, "max_parse_bytes", parsed)
 	return nil
+}
+
+// closeTracer sends the last spans, for at most 5 s.
+func (s *server) closeTracer() {
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := s.tracer.Close(last); err != nil {
+		s.log.Warn("the last spans of requests are lost", "error", err)
+	}
 }
 
 // discover starts to follow the workers, their cached blocks and their load. It returns after it has read the endpoints

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/internal/flags"
 	"kvepp/test/harness/process"
 )
 
@@ -157,7 +158,7 @@ func TestChangedSettings(t *testing.T) {
 			continue
 		}
 		got := ""
-		for _, s := range o.settings {
+		for _, s := range flags.Changed(o.flags) {
 			got += fmt.Sprint(" ", s)
 		}
 		if want := " endpoints e.yaml" + c.want; got != want {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -411,30 +409,6 @@ func TestPortInUse(t *testing.T) {
 		if code := start(strings.Fields(c.args), nil, io.Discard, &stderr, nil); code != 1 ||
 			stderr.String() != c.want {
 			t.Errorf("kvepp %s: status %d\n%s\nwant 1\n%s", c.args, code, stderr.String(), c.want)
-		}
-	}
-}
-
-// TestLoggedDurations: in both formats a duration is a number of seconds, under a key with the suffix _seconds.
-func TestLoggedDurations(t *testing.T) {
-	for format, want := range map[string]string{
-		"json": `"msg":"m","took_seconds":0.0015,"n":3,"group":{"waited_seconds":90}}`,
-		"text": "msg=m took_seconds=0.0015 n=3 group.waited_seconds=90",
-	} {
-		var out bytes.Buffer
-		o := logging{logLevel: "info", logFormat: format}
-		slog.New(
-			o.handler(&out, slog.LevelInfo),
-		).Info(
-			"m",
-			"took",
-			1500*time.Microsecond,
-			"n",
-			3,
-			slog.Group("group", "waited", 90*time.Second),
-		)
-		if got := out.String(); !strings.HasSuffix(got, want+"\n") {
-			t.Errorf("%s: %q, want it to end with %q", format, got, want)
 		}
 	}
 }

@@ -21,7 +21,6 @@ import (
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -35,6 +34,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/serve/logs"
 	"kvepp/serve/secrets"
 )
 
@@ -466,26 +466,11 @@ func markInUse(ctx context.Context, l *connlimit.Listener) func() {
 // limitConnections returns a listener with at most most connections. name is its label in metrics.
 func limitConnections(l net.Listener, name string, most int, m *metrics.Metrics) *connlimit.Listener {
 	limited := connlimit.New(l, most)
-	count := func(read func(open int, evicted, refused int64) float64) func() float64 {
-		return func() float64 { return read(limited.Counts()) }
-	}
-	m.GaugeFunc(
-		metrics.Connections,
-		metrics.ConnectionsHelp,
-		prometheus.Labels{"listener": name},
-		count(func(open int, _, _ int64) float64 { return float64(open) }),
-	)
-	for outcome, read := range map[string]func(int, int64, int64) float64{
-		"evicted": func(_ int, evicted, _ int64) float64 { return float64(evicted) },
-		"refused": func(_ int, _, refused int64) float64 { return float64(refused) },
-	} {
-		m.CounterFunc(
-			metrics.ConnectionsClosed,
-			metrics.ConnectionsClosedHelp,
-			prometheus.Labels{"listener": name, "outcome": outcome},
-			count(read),
-		)
-	}
+	metrics.Gauge(m, metrics.Connections, func() int { open, _, _ := limited.Counts(); return open }, "listener", name)
+	metrics.Counter(m, metrics.ConnectionsClosed, func() int64 { _, n, _ := limited.Counts(); return n },
+		"listener", name, "outcome", "evicted")
+	metrics.Counter(m, metrics.ConnectionsClosed, func() int64 { _, _, n := limited.Counts(); return n },
+		"listener", name, "outcome", "refused")
 	return limited
 }
 
@@ -557,7 +542,7 @@ func webServer(h http.Handler, hosts *webHosts) *http.Server {
 		WriteTimeout:      webRequestWithin,
 		IdleTimeout:       webIdle,
 		MaxHeaderBytes:    maxWebHeader,
-		ErrorLog:          httpErrors(),
+		ErrorLog:          logs.HTTPErrors(),
 	}
 }
 

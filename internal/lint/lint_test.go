@@ -40,7 +40,7 @@ var may = map[string]string{
 	"internal/useragent":   "",
 	"serve/check": "indexer kvblock pool pool/dynamo prompt prompt/remote zmqsub prompt/body " +
 		"internal/metrics internal/useragent",
-	"internal/tracing":    "internal/useragent",
+	"internal/tracing":    "internal/metrics internal/useragent",
 	"extproc/extproctest": "",
 	"prompt/body":         "prompt/jinja internal/overrides",
 	"router/budget":       "prompt/body",
@@ -71,7 +71,7 @@ var may = map[string]string{
 	"scoring/replica/link": "scoring/replica internal/loglimit internal/useragent",
 	"router/session":       "kvblock internal/metrics",
 	"router/admission":     "kvblock",
-	"router/record":        "kvblock",
+	"router/record":        "internal/flags internal/metrics kvblock",
 	"router/ladder":        "kvblock internal/prefetch",
 	"manifests/envoy":      "internal/boundedfile internal/flags pool",
 	"internal/chart":       "",
@@ -93,6 +93,7 @@ var may = map[string]string{
 		"indexer indexer/feed internal/metrics pool pool/enginemetrics router/session",
 
 	"serve/listen":              "internal/metrics serve/secrets",
+	"serve/logs":                "internal/flags internal/loglimit internal/metrics router/record",
 	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
 	"serve/secrets/secretstest": "",
 
@@ -139,6 +140,7 @@ var only = map[string][]string{
 		"extproc/extproctest",
 		"cmd/kvepp",
 		"serve/listen",
+		"serve/logs",
 		"test/bench/path",
 		"internal/connlimit",
 		"internal/tracing",
@@ -150,7 +152,7 @@ var only = map[string][]string{
 	},
 	"github.com/nats-io/": {"internal/natssub"},
 	"github.com/prometheus/client_golang/": {
-		"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp", "serve/listen",
+		"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp", "serve/listen", "serve/logs",
 	},
 	"go.opentelemetry.io/":       {"internal/tracing", "internal/tracing/tracingtest"},
 	"k8s.io/":                    {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
@@ -164,7 +166,7 @@ var only = map[string][]string{
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
 		"pool/kube", "prompt", "prompt/fetch", "replay/report", "router", "router/admission", "router/eject",
 		"router/queue", "router/record", "router/session", "scoring", "scoring/replica", "scoring/replica/link",
-		"serve/client",
+		"serve/client", "serve/listen", "serve/logs", "serve/secrets",
 	},
 }
 

@@ -417,47 +417,46 @@ var (
 		"Models of --model whose tokenizer could not be loaded; their requests are routed by load only."}
 )
 
-// Names and help of the metrics of connections and TLS certificates.
-const (
-	CertificateExpires      = "kvepp_certificate_expires_seconds"
-	CertificateExpiresHelp  = "Expiry of the certificate of the external processor's port, in seconds since 1970."
-	CertificatesRefused     = "kvepp_certificates_refused_total"
-	CertificatesRefusedHelp = "Changed certificate files that kvepp could not use; it kept the earlier certificate."
-	Connections             = "kvepp_connections"
-	ConnectionsHelp         = "Open connections, by listener (ext_proc, health, ...)."
-	ConnectionsClosed       = "kvepp_connections_closed_total"
-	ConnectionsClosedHelp   = "Connections closed at the limit of a listener, by outcome: evicted (an idle " +
-		"connection made room for a new one), refused (a new one, while all others had requests)."
-	HandshakeFailures     = "kvepp_tls_handshake_failures_total"
-	HandshakeFailuresHelp = "Connections to the external processor's port that failed before the first request, by " +
-		"cause: plaintext (only kvepp uses TLS), tls_is_off (only the peer uses TLS), client_certificate (missing, " +
-		"or of another authority), certificate_refused (the peer refuses kvepp's certificate), version, alpn, " +
-		"closed (by the peer, as TCP health checks do), timeout, other."
+// Names and help of the metrics of connections, TLS certificates and token files.
+var (
+	CertificateExpires = Reading{"kvepp_certificate_expires_seconds",
+		"Expiry of the certificate of the external processor's port, in seconds since 1970."}
+	CertificatesRefused = Reading{"kvepp_certificates_refused_total",
+		"Changed certificate files that kvepp could not use; it kept the earlier certificate."}
+	Connections       = Reading{"kvepp_connections", "Open connections, by listener (ext_proc, health, ...)."}
+	ConnectionsClosed = Reading{"kvepp_connections_closed_total",
+		"Connections closed at the limit of a listener, by outcome: evicted (an idle connection made room for a new " +
+			"one), refused (a new one, while all others had requests)."}
+	HandshakeFailures = Reading{"kvepp_tls_handshake_failures_total",
+		"Connections to the external processor's port that failed before the first request, by cause: plaintext " +
+			"(only kvepp uses TLS), tls_is_off (only the peer uses TLS), client_certificate (missing, or of another " +
+			"authority), certificate_refused (the peer refuses kvepp's certificate), version, alpn, closed (by the " +
+			"peer, as TCP health checks do), timeout, other."}
+	TokenFilesRefused = Reading{"kvepp_token_files_refused_total",
+		"Changed files of bearer tokens that kvepp could not use; it kept the earlier tokens."}
 )
 
 // Names and help of the metrics of logs and traces.
-const (
-	AccessLogLines     = "kvepp_access_log_lines_total"
-	AccessLogLinesHelp = "Lines of the access log, by outcome: written, dropped (the log's reader was too slow), " +
-		"failed (could not be written)."
-	RecordedRequests     = "kvepp_recorded_requests_total"
-	RecordedRequestsHelp = "Requests for the file of --record, by outcome: written, dropped (the file's disk was too " +
-		"slow), failed (the file could not be written, and recording has stopped), skipped (no exact token ids, an " +
-		"answer of unknown length, or another block size than the file's)."
-	LogLines     = "kvepp_log_lines_total"
-	LogLinesHelp = "Lines of kvepp's own log on standard error, by outcome: written, dropped (the log's reader was " +
-		"too slow), failed (could not be written), suppressed (by the rate limit for lines of one kind)."
-	TraceSpans     = "kvepp_trace_spans_total"
-	TraceSpansHelp = "Trace spans by outcome: exported (the collector took them), failed (the collector was " +
-		"unreachable or refused them)."
+var (
+	AccessLogLines = Reading{"kvepp_access_log_lines_total",
+		"Lines of the access log, by outcome: written, dropped (the log's reader was too slow), failed (could not " +
+			"be written)."}
+	RecordedRequests = Reading{"kvepp_recorded_requests_total",
+		"Requests for the file of --record, by outcome: written, dropped (the file's disk was too slow), failed " +
+			"(the file could not be written, and recording has stopped), skipped (no exact token ids, an answer of " +
+			"unknown length, or another block size than the file's)."}
+	LogLines = Reading{"kvepp_log_lines_total",
+		"Lines of kvepp's own log on standard error, by outcome: written, dropped (the log's reader was too slow), " +
+			"failed (could not be written), suppressed (by the rate limit for lines of one kind)."}
+	TraceSpans = Reading{"kvepp_trace_spans_total",
+		"Trace spans by outcome: exported (the collector took them), failed (the collector was unreachable or " +
+			"refused them)."}
 )
 
-// Names and help of the metrics of token files and of Go's memory limit.
+// Names and help of the metric of Go's memory limit.
 const (
-	TokenFilesRefused     = "kvepp_token_files_refused_total"
-	TokenFilesRefusedHelp = "Changed files of bearer tokens that kvepp could not use; it kept the earlier tokens."
-	MemoryLimit           = "kvepp_memory_limit_bytes"
-	MemoryLimitHelp       = "Soft memory limit of Go's runtime, 0 for no limit, by source: environment " +
+	MemoryLimit     = "kvepp_memory_limit_bytes"
+	MemoryLimitHelp = "Soft memory limit of Go's runtime, 0 for no limit, by source: environment " +
 		"(GOMEMLIMIT), container (seven eighths of the cgroup's limit), none."
 )
 

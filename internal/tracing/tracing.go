@@ -34,6 +34,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 	"google.golang.org/grpc"
 
+	"kvepp/internal/metrics"
 	"kvepp/internal/useragent"
 )
 
@@ -190,6 +191,15 @@ func (t *Tracer) Close(ctx context.Context) error {
 		return nil
 	}
 	return t.provider.Shutdown(ctx)
+}
+
+// Export exports the counts of spans.
+func (t *Tracer) Export(m *metrics.Metrics) {
+	if t != nil {
+		metrics.Counters(m, metrics.TraceSpans, "outcome", func() map[string]int64 {
+			return map[string]int64{"exported": t.exporter.exported.Load(), "failed": t.exporter.failed.Load()}
+		})
+	}
 }
 
 // Spans returns the number of spans that the collector accepted, and the number that was lost because it did not.

@@ -34,19 +34,6 @@ const (
 // Schema is the format of a line. Source: dynamo 1.6.1, DYN_REQUEST_TRACE=1.
 const Schema = "dynamo.request.trace.v1"
 
-// Options say what is recorded, and where.
-type Options struct {
-	// Path is the current file. Older ones have the suffixes .1, .2 and so on; .1 is the newest of them.
-	Path string
-	// MaxBytes bounds all files together, and Files is how many there are at most, the current one included. Each has
-	// an equal share.
-	MaxBytes int64
-	Files    int
-	// PlainHashes writes the sequence hashes as they are. Otherwise they are hashed with a random key, which is the
-	// same for all files of one Recorder and is kept in memory only.
-	PlainHashes bool
-}
-
 // Request is a request to record.
 type Request struct {
 	Model     string
@@ -81,7 +68,7 @@ type Counts struct {
 type Recorder struct {
 	Counts Counts
 
-	options Options
+	config  Config
 	log     *slog.Logger
 	queue   chan *Request
 	hashes  atomic.Int64 // in queue
@@ -102,17 +89,16 @@ type Recorder struct {
 	line      []byte
 }
 
-// Open opens the file, and begins to record. An existing file is kept as an older one.
-func Open(o Options, log *slog.Logger) (*Recorder, error) {
+func open(c Config, log *slog.Logger) (*Recorder, error) {
 	r := &Recorder{
-		options: o,
+		config:  c,
 		log:     log,
 		queue:   make(chan *Request, maxQueued),
 		closing: make(chan struct{}),
 		done:    make(chan struct{}),
 	}
 	rand.Read(r.key[:]) // never fails, see crypto/rand
-	if info, err := os.Stat(o.Path); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+	if info, err := os.Stat(c.Path); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
 		if err := r.shift(); err != nil {
 			return nil, err
 		}
@@ -127,7 +113,7 @@ func Open(o Options, log *slog.Logger) (*Recorder, error) {
 // open creates the current file. Others than its owner cannot read it.
 func (r *Recorder) open() error {
 	// Without O_NONBLOCK the open of a named pipe would wait for its reader.
-	f, err := os.OpenFile(r.options.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NONBLOCK, 0o600)
+	f, err := os.OpenFile(r.config.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
 	}
@@ -153,7 +139,7 @@ type current struct{ r *Recorder }
 
 func (c current) Write(b []byte) (int, error) {
 	if info, err := c.r.file.Stat(); err == nil && Removed(info) {
-		folder := func() error { return os.MkdirAll(filepath.Dir(c.r.options.Path), 0o700) }
+		folder := func() error { return os.MkdirAll(filepath.Dir(c.r.config.Path), 0o700) }
 		for _, step := range []func() error{folder, c.r.shift, c.r.file.Close, c.r.open} {
 			if err := step(); err != nil {
 				return 0, err
@@ -175,20 +161,20 @@ func Removed(info os.FileInfo) bool {
 func (r *Recorder) shift() error {
 	older := func(n int) string {
 		if n == 0 {
-			return r.options.Path
+			return r.config.Path
 		}
-		return r.options.Path + "." + strconv.Itoa(n)
+		return r.config.Path + "." + strconv.Itoa(n)
 	}
-	for n := r.options.Files - 1; ; n++ {
+	for n := r.config.Files - 1; ; n++ {
 		if err := os.Remove(older(n)); os.IsNotExist(err) {
-			if n >= r.options.Files {
+			if n >= r.config.Files {
 				break
 			}
 		} else if err != nil {
 			return err
 		}
 	}
-	for n := r.options.Files - 2; n >= 0; n-- {
+	for n := r.config.Files - 2; n >= 0; n-- {
 		if err := os.Rename(older(n), older(n+1)); err != nil && !os.IsNotExist(err) {
 			return err
 		}
@@ -222,8 +208,11 @@ func (r *Recorder) Add(q *Request) {
 // Skip counts a request that cannot be recorded.
 func (r *Recorder) Skip() { r.Counts.Skipped.Add(1) }
 
-// Close writes what is queued, within a time. Call it once, after the last Add.
+// Close writes what is queued, within a time. Call it once, after the last Add. A nil Recorder has nothing.
 func (r *Recorder) Close(within time.Duration) {
+	if r == nil {
+		return
+	}
 	close(r.closing)
 	select {
 	case <-r.done:
@@ -303,7 +292,7 @@ func (r *Recorder) flush() error {
 func (r *Recorder) write(q *Request) error {
 	r.lines++
 	r.line = r.format(r.line[:0], q)
-	share := r.options.MaxBytes / int64(r.options.Files)
+	share := r.config.MaxBytes / int64(r.config.Files)
 	n := int64(len(r.line))
 	if n > share {
 		r.Skip()
@@ -376,7 +365,7 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 // hide returns the keyed hash of a sequence hash: the first 8 bytes of SHA-256 over the key and the hash. Both have a
 // fixed length, so that HMAC's second pass is not needed.
 func (r *Recorder) hide(h kvblock.SequenceHash) uint64 {
-	if r.options.PlainHashes {
+	if r.config.Hashes == PlainHashes {
 		return uint64(h)
 	}
 	var text [40]byte

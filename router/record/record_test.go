@@ -35,7 +35,7 @@ func request(hashes ...kvblock.SequenceHash) *Request {
 	}
 }
 
-func opened(t *testing.T, o Options) (*Recorder, *logtest.Log) {
+func opened(t *testing.T, o Config) (*Recorder, *logtest.Log) {
 	t.Helper()
 	var log logtest.Log
 	if o.Path == "" {
@@ -44,7 +44,7 @@ func opened(t *testing.T, o Options) (*Recorder, *logtest.Log) {
 	if o.Files == 0 {
 		o.Files, o.MaxBytes = 1, 1<<20
 	}
-	r, err := Open(o, slog.New(slog.NewTextHandler(&log, nil)))
+	r, err := open(o, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func content(t *testing.T, path string) string {
 
 // TestLine: a line has the fields of Dynamo's trace, and the file is for its owner only.
 func TestLine(t *testing.T) {
-	r, _ := opened(t, Options{PlainHashes: true})
+	r, _ := opened(t, Config{Hashes: PlainHashes})
 	r.Add(request(11, 18446744073709551614))
 	r.Close(time.Minute)
 	want := `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end",` +
@@ -71,10 +71,10 @@ func TestLine(t *testing.T) {
 		`"ttft_ms":20,"avg_itl_ms":20,"total_time_ms":100,"worker":{"prefill_worker_id":18446744073709551615,` +
 		`"prefill_dp_rank":1,"decode_worker_id":7,"decode_dp_rank":0},"replay":{"trace_block_size":4,` +
 		`"input_length":11,"input_sequence_hashes":[11,18446744073709551614]}}}}` + "\n"
-	if got := content(t, r.options.Path); got != want {
+	if got := content(t, r.config.Path); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	if info, err := os.Stat(r.options.Path); err != nil || info.Mode() != 0o600 {
+	if info, err := os.Stat(r.config.Path); err != nil || info.Mode() != 0o600 {
 		t.Error(info.Mode(), err)
 	}
 }
@@ -83,12 +83,12 @@ func TestLine(t *testing.T) {
 func TestKeyedHashes(t *testing.T) {
 	seen := map[uint64]bool{1: true, 2: true}
 	for range 2 {
-		r, _ := opened(t, Options{})
+		r, _ := opened(t, Config{})
 		r.Add(request(1, 2))
 		r.Add(request(1, 2))
 		r.Close(time.Minute)
 		var hashes []uint64
-		for line := range strings.Lines(content(t, r.options.Path)) {
+		for line := range strings.Lines(content(t, r.config.Path)) {
 			var row struct {
 				Event struct {
 					Request struct {
@@ -122,7 +122,7 @@ func TestRolls(t *testing.T) {
 	if err := os.WriteFile(path, []byte("before\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r, _ := opened(t, Options{Path: path, MaxBytes: 6000, Files: 3})
+	r, _ := opened(t, Config{Path: path, MaxBytes: 6000, Files: 3})
 	if got := content(t, path+".1"); got != "before\n" {
 		t.Errorf("%q", got)
 	}
@@ -154,7 +154,7 @@ func TestRolls(t *testing.T) {
 
 // TestFullDisk: the first error stops recording; it is logged once, and requests are counted.
 func TestFullDisk(t *testing.T) {
-	r, log := opened(t, Options{Path: "/dev/full"})
+	r, log := opened(t, Config{Path: "/dev/full"})
 	for range 3 {
 		r.Add(request(1))
 	}
@@ -177,7 +177,7 @@ func TestRollFails(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(path+".1", "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r, log := opened(t, Options{Path: path, MaxBytes: 2000, Files: 2})
+	r, log := opened(t, Config{Path: path, MaxBytes: 2000, Files: 2})
 	for range 10 {
 		r.Add(request(1))
 	}
@@ -191,7 +191,7 @@ func TestRollFails(t *testing.T) {
 
 // TestSkipped: what cannot be replayed is not recorded.
 func TestSkipped(t *testing.T) {
-	r, _ := opened(t, Options{})
+	r, _ := opened(t, Config{})
 	r.Add(request(1))
 	other, silent, short := request(1), request(1), request(1)
 	other.BlockSize, other.Prompt = 8, 9
@@ -216,7 +216,7 @@ func TestSlowDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, log := opened(t, Options{Path: path, MaxBytes: 1 << 40, Files: 1})
+	r, log := opened(t, Config{Path: path, MaxBytes: 1 << 40, Files: 1})
 	big := make([]kvblock.SequenceHash, maxQueuedHashes/16)
 	for range 100 {
 		r.Add(request(big...))
@@ -235,7 +235,7 @@ func TestSlowDisk(t *testing.T) {
 // TestUnusableRequests: a request that a replay could not read is skipped, and hashes beyond the prompt are left out.
 func TestUnusableRequests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
-	r, _ := opened(t, Options{Path: path, PlainHashes: true, MaxBytes: 1 << 20, Files: 1})
+	r, _ := opened(t, Config{Path: path, Hashes: PlainHashes, MaxBytes: 1 << 20, Files: 1})
 	for _, change := range []func(*Request){
 		func(q *Request) { q.BlockSize = 0 },
 		func(q *Request) { q.Prompt = 0 },
@@ -264,7 +264,7 @@ func TestFewerFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, _ := opened(t, Options{Path: path, MaxBytes: 1 << 20, Files: 2})
+	r, _ := opened(t, Config{Path: path, MaxBytes: 1 << 20, Files: 2})
 	r.Close(time.Minute)
 	if content(t, path) != "" || content(t, path+".1") != path {
 		t.Error("the newest two are not kept")

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -75,12 +74,11 @@ func NewProxies(certs *secrets.Certificates, m *metrics.Metrics, log *slog.Logge
 	for cause := range handshakeAdvice {
 		f := new(handshakeFailures)
 		p.failures[cause] = f
-		m.CounterFunc(metrics.HandshakeFailures, metrics.HandshakeFailuresHelp, prometheus.Labels{"cause": cause},
-			func() float64 {
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				return float64(f.total)
-			})
+		metrics.Counter(m, metrics.HandshakeFailures, func() int {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return f.total
+		}, "cause", cause)
 	}
 	return p
 }

@@ -39,10 +39,8 @@ func (f *Files) Certificates(c Config) (*Certificates, error) {
 		rejected: "new certificates are refused; the earlier ones stay"}); err != nil {
 		return nil, err
 	}
-	f.m.GaugeFunc(metrics.CertificateExpires, metrics.CertificateExpiresHelp, nil,
-		func() float64 { return float64(certs.Own().Leaf.NotAfter.Unix()) })
-	f.m.CounterFunc(metrics.CertificatesRefused, metrics.CertificatesRefusedHelp, nil,
-		func() float64 { return float64(f.refusedCertificates.Load()) })
+	metrics.Gauge(f.m, metrics.CertificateExpires, func() int64 { return certs.Own().Leaf.NotAfter.Unix() })
+	metrics.Counter(f.m, metrics.CertificatesRefused, f.refusedCertificates.Load)
 	f.certificates = certs
 	return certs, nil
 }

@@ -152,7 +152,7 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	if out := logged.String(); strings.Contains(out, "PRIVATE") || strings.Count(out, "refused") > 2 {
 		t.Errorf("the log has a key, or more than two refusals:\n%s", out)
 	}
-	ends := metricstest.Read(t, m.Registry).Of(metrics.CertificateExpires).Value()
+	ends := metricstest.Read(t, m.Registry).Of(metrics.CertificateExpires.Name).Value()
 	if left := time.Until(time.Unix(int64(ends), 0)); left < 55*time.Minute || left > time.Hour {
 		t.Errorf("the metric says that the certificate expires in %v", left)
 	}

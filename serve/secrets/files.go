@@ -43,8 +43,7 @@ type followed struct {
 // Follow returns Files that are read again until ctx ends.
 func Follow(ctx context.Context, m *metrics.Metrics, log *slog.Logger) *Files {
 	f := &Files{m: m, log: log}
-	m.CounterFunc(metrics.TokenFilesRefused, metrics.TokenFilesRefusedHelp, nil,
-		func() float64 { return float64(f.refusedTokens.Load()) })
+	metrics.Counter(m, metrics.TokenFilesRefused, f.refusedTokens.Load)
 	go f.follow(ctx, reloadEvery)
 	return f
 }

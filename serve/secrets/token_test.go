@@ -77,7 +77,7 @@ func TestTokenChanges(t *testing.T) {
 		expect("no file", "two")
 		write("three")
 		expect("after another change", "three")
-		if n := metricstest.Read(t, m.Registry).Of(metrics.TokenFilesRefused).Value(); n != 1 {
+		if n := metricstest.Read(t, m.Registry).Of(metrics.TokenFilesRefused.Name).Value(); n != 1 {
 			t.Errorf("%v refusals are counted, want 1", n)
 		}
 		if n := strings.Count(log.String(), "is refused"); n != 1 || strings.Contains(log.String(), "three") {

@@ -1,0 +1,77 @@
+package record
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
+	"kvepp/internal/metrics"
+)
+
+// Config says what is recorded, and where.
+type Config struct {
+	// Path is the current file; empty: nothing is recorded. Older ones have the suffixes .1, .2 and so on; .1 is the
+	// newest of them.
+	Path string
+	// MaxBytes bounds all files together, and Files is how many there are at most, the current one included. Each has
+	// an equal share.
+	MaxBytes int64
+	Files    int
+	// Hashes is PlainHashes, or KeyedHashes: they are hashed with a random key, which is the same for all files of one
+	// Recorder and is kept in memory only.
+	Hashes string
+}
+
+// Values of Config.Hashes.
+const (
+	KeyedHashes = "keyed"
+	PlainHashes = "plain"
+)
+
+// minFile is the least share of MaxBytes of one file: room for the line of a long prompt.
+const minFile = 1 << 20
+
+// AddFlags declares the flags.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Path, "record", "",
+		"`FILE` to which kvepp writes its traffic for \"kvepp replay --format dynamo\": block hashes, token counts, "+
+			"times and workers, no text. kvepp then tokenizes prompts in every --router-mode. Empty: none")
+	fs.Int64Var(&c.MaxBytes, "record-max-bytes", 1<<30,
+		"how many `BYTES` all files of --record take at most; kvepp removes the oldest file then")
+	fs.IntVar(&c.Files, "record-files", 4,
+		"how many files --record has at most, `N`: FILE, FILE.1 and so on, the oldest last")
+	flags.Choice(fs, &c.Hashes, "record-hashes", KeyedHashes,
+		"the block hashes in --record, `KIND`: keyed (with a random key that ends with the process, so that they do "+
+			"not reveal prompts) or plain (those of KV events; readers can then test whether a prompt that "+
+			"they know was sent)", KeyedHashes, PlainHashes)
+}
+
+// Validate checks the flags.
+func (c *Config) Validate() error {
+	if err := flags.Between("record-files", c.Files, 1, 1000); err != nil {
+		return err
+	}
+	if c.MaxBytes < int64(c.Files)*minFile {
+		return fmt.Errorf("--record-max-bytes %d: must be at least %d for each of --record-files", c.MaxBytes, minFile)
+	}
+	return nil
+}
+
+// Open begins to record, and exports the counts. An existing file is kept as an older one. It returns nil if nothing is
+// to be recorded.
+func (c *Config) Open(m *metrics.Metrics, log *slog.Logger) (*Recorder, error) {
+	if c.Path == "" {
+		return nil, nil
+	}
+	r, err := open(*c, log)
+	if err != nil {
+		return nil, fmt.Errorf("--record: %w; give a file in a folder that kvepp may write to", err)
+	}
+	metrics.Counters(m, metrics.RecordedRequests, "outcome", func() map[string]int64 {
+		return map[string]int64{"written": r.Counts.Written.Load(), "dropped": r.Counts.Dropped.Load(),
+			"failed": r.Counts.Failed.Load(), "skipped": r.Counts.Skipped.Load()}
+	})
+	return r, nil
+}
