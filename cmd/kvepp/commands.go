@@ -14,6 +14,7 @@ import (
 	"kvepp/internal/flags"
 	"kvepp/manifests/envoy"
 	"kvepp/prompt/fetch"
+	"kvepp/prompt/tokenize"
 	"kvepp/replay/report"
 	"kvepp/serve/client"
 )
@@ -235,7 +236,7 @@ func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
 // helpTexts are the beginnings of help.
 var helpTexts = map[string]string{
 	"check":    checkHelp,
-	"tokenize": tokenizeHelp,
+	"tokenize": tokenize.Help,
 	"indexer":  indexerHelp,
 	"select":   selectHelp,
 	"fetch":    fetch.Help,

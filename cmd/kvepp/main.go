@@ -146,7 +146,7 @@ func runCommand(root *cobra.Command, name string, args []string, stdin io.Reader
 	case "check":
 		return checkWorkers(args, stdout, stderr, getenv)
 	case "tokenize":
-		return tokenize(args, stdin, stdout, stderr, getenv)
+		return runTokenizer(args, stdin, stdout, stderr, getenv)
 	case "replay":
 		return replayTraces(args, stdout, stderr, getenv)
 	case "fetch":

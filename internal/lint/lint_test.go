@@ -49,6 +49,7 @@ var may = map[string]string{
 	"prompt/encoders":        "prompt/jinja",
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
+	"prompt/tokenize":        "internal/flags kvblock prompt prompt/body",
 	"prompt/bpe":             "kvblock internal/hugepage internal/prefetch",
 	"prompt/remote": "prompt prompt/jinja kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
@@ -164,9 +165,9 @@ var only = map[string][]string{
 	"github.com/dlclark/regexp2": {"prompt/bpe"},
 	"github.com/spf13/pflag": { // packages that declare their own flags
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
-		"pool/kube", "prompt", "prompt/fetch", "replay/report", "router", "router/admission", "router/eject",
-		"router/queue", "router/record", "router/session", "scoring", "scoring/replica", "scoring/replica/link",
-		"serve/client", "serve/listen", "serve/logs", "serve/secrets",
+		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
+		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
+		"scoring/replica/link", "serve/client", "serve/listen", "serve/logs", "serve/secrets",
 	},
 }
 
