@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -189,6 +188,7 @@ type ActiveSequences struct {
 	// Scratch memory of SelectAndAdd.
 	now      time.Duration // of the call
 	fleet    *fleet        // of Request.Model
+	average  prices        // of its average worker
 	walker   walker
 	variants []variant
 	added    []int // indexed like the candidates: blocks that the request would add
@@ -279,7 +279,7 @@ func (a *ActiveSequences) SelectAndAdd(
 			len(candidates),
 		)
 	}
-	all, err := look(req, candidates, cfg)
+	all, err := look(req, candidates)
 	if err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -288,7 +288,6 @@ func (a *ActiveSequences) SelectAndAdd(
 	if req.IfVersion != 0 && req.IfVersion != a.version {
 		return Selection{}, Booking{}, ErrChanged
 	}
-	all.alike = all.alike && a.adjustedWorkers == 0 && !a.stale
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -296,22 +295,14 @@ func (a *ActiveSequences) SelectAndAdd(
 		costs = grown(&a.costs, len(candidates))
 	}
 	var i int
-	switch {
-	case cfg.Mode != KV:
+	if cfg.Mode != KV {
 		i = a.chooseByMode(candidates, cfg, rng)
 		for j := range candidates {
 			costs[j] = float64(a.requests(&candidates[j]))
 		}
-	case all.alike && cfg.Policy == Time:
-		i, err = a.chooseAlikeByTime(req, candidates, cfg, all.unit, rng, costs)
-	case all.alike:
-		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
-	case cfg.Policy == Time:
+	} else {
 		a.price(req, candidates, cfg, all.unit, costs)
-		i, err = chooseByTime(costs, cfg.Temperature, rng)
-	default:
-		a.price(req, candidates, cfg, all.unit, costs)
-		i, err = Choose(costs, cfg.Temperature, rng)
+		i, err = cfg.choose(costs, rng)
 	}
 	if err != nil {
 		a.closeWalks()
@@ -341,7 +332,7 @@ func (a *ActiveSequences) SelectAndAdd(
 // Errors, which book nothing: ErrDuplicateRequest, and a description of a number that is out of range.
 func (a *ActiveSequences) AddRequest(req Request, c Candidate, cfg *Config) (Booking, error) {
 	candidates := []Candidate{c}
-	all, err := look(req, candidates, cfg)
+	all, err := look(req, candidates)
 	if err != nil {
 		return Booking{}, err
 	}
@@ -473,11 +464,11 @@ func (a *ActiveSequences) PotentialLoads(
 	cfg *Config,
 	dst []PotentialLoad,
 ) ([]PotentialLoad, error) {
-	all, err := look(req, candidates, cfg)
+	all, err := look(req, candidates)
 	if err != nil {
 		return dst, err
 	}
-	req.ID, all.alike = "", false
+	req.ID = ""
 	a.lock()
 	defer a.mu.Unlock()
 	if err := a.open(req, candidates, cfg, &all); err != nil {
@@ -487,7 +478,7 @@ func (a *ActiveSequences) PotentialLoads(
 	t := a.common(req, candidates, cfg, all.unit)
 	for i := range candidates {
 		c := &candidates[i]
-		a.terms(&t, c, a.added[i])
+		a.terms(&t, cfg, c, a.added[i])
 		p := PotentialLoad{
 			Load:                  a.load(c.Worker, a.now),
 			CachedTokens:          cfg.CachedTokens(&t),
@@ -540,48 +531,41 @@ func (a *ActiveSequences) clock() time.Duration {
 type overview struct {
 	top  kvblock.Worker // highest worker number
 	unit int            // block size that costs are expressed in: the smallest one, in tokens
-
-	// alike says that chooseAlike can choose: the candidates differ only in number, device blocks and load; they share
-	// one Prompt with hashes and a block size that is a power of two; and the configuration is plain.
-	alike bool
 }
 
 // look summarizes the candidates in one pass. It makes a second pass only if a number may be out of range.
-func look(req Request, candidates []Candidate, cfg *Config) (overview, error) {
+func look(req Request, candidates []Candidate) (overview, error) {
 	if len(candidates) == 0 {
 		return overview{}, ErrNoCandidates
 	}
 	if req.ISLTokens < 0 || req.ISLTokens > MaxISLTokens {
 		return overview{}, fmt.Errorf("scoring: %d prompt tokens, but must be 0 to %d", req.ISLTokens, MaxISLTokens)
 	}
-	all := overview{unit: MaxBlockSize + 1, alike: true}
-	first := candidates[0].Prompt
-	prompt := first
+	all := overview{unit: MaxBlockSize + 1}
+	prompt := candidates[0].Prompt
 	if prompt != nil && prompt.BlockSize > 0 {
 		all.unit = prompt.BlockSize
 	}
-	var device, lower, multipliers uint64 // bitwise or over all candidates: a negative number sets the highest bit
+	one := true                    // all candidates have one prompt
+	var blocks, multipliers uint64 // bitwise or over all candidates: a negative number sets the highest bit
 	for i := range candidates {
 		c := &candidates[i]
 		all.top = max(all.top, c.Worker)
-		device |= uint64(c.DeviceBlocks)
-		lower |= uint64(c.HostBlocks) | uint64(c.DiskBlocks) | uint64(c.SharedBlocks)
+		blocks |= uint64(c.DeviceBlocks) | uint64(c.HostBlocks) | uint64(c.DiskBlocks) | uint64(c.SharedBlocks)
 		multipliers |= math.Float64bits(c.CostMultiplier)
 		if c.Prompt != prompt {
-			all.alike = false
+			one = false
 			if prompt = c.Prompt; prompt != nil && prompt.BlockSize > 0 {
 				all.unit = min(all.unit, prompt.BlockSize)
 			}
 		}
 	}
-	if all.top >= MaxWorkers || device|lower >= maxOverlapBlocks || multipliers != 0 || !all.alike ||
-		first != nil && uint(first.BlockSize) > MaxBlockSize {
+	if all.top >= MaxWorkers || blocks >= maxOverlapBlocks || multipliers != 0 || !one ||
+		prompt != nil && uint(prompt.BlockSize) > MaxBlockSize {
 		if err := check(candidates); err != nil {
 			return overview{}, err
 		}
 	}
-	all.alike = all.alike && lower == 0 && multipliers == 0 && cfg.plain() &&
-		first != nil && first.Chains != nil && bits.OnesCount(uint(first.BlockSize)) == 1
 	if all.unit > MaxBlockSize {
 		all.unit = NominalBlockSize
 	}
@@ -632,8 +616,8 @@ func check(candidates []Candidate) error {
 	return nil
 }
 
-// open begins a request. It walks each distinct prompt once and sets a.variants and, unless the candidates are alike,
-// a.added. The caller must then call add or closeWalks.
+// open begins a request. It walks each distinct prompt once and sets a.variants and a.added. The caller must then call
+// add or closeWalks.
 func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config, all *overview) error {
 	if req.ID != "" {
 		if _, ok := a.byID[req.ID]; ok {
@@ -643,10 +627,6 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 	a.fit(int(all.top) + 1)
 	a.now, a.fleet = a.clock(), a.learned.fleetOf(req.Model)
 	a.variants, a.walker.leaves, a.walker.made = a.variants[:0], a.walker.leaves[:0], a.walker.made[:0]
-	if all.alike {
-		a.walk(candidates[0].Prompt)
-		return nil
-	}
 	added := grown(&a.added, len(candidates))
 	for i := range candidates {
 		p := candidates[i].Prompt
@@ -714,10 +694,7 @@ func (a *ActiveSequences) closeWalks() {
 func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config, unit int, costs []float64) {
 	t := a.common(req, candidates, cfg, unit)
 	for i := range candidates {
-		a.terms(&t, &candidates[i], a.added[i])
-		if cfg.Policy == Time {
-			a.timeTerms(&t, &candidates[i], a.added[i])
-		}
+		a.terms(&t, cfg, &candidates[i], a.added[i])
 		if a.stale {
 			t.Peers = a.peerTerms(&t, &candidates[i])
 			own := t.WithoutPeers()
@@ -733,16 +710,7 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 	t := a.common(req, candidates, cfg, all.unit)
 	for i := range candidates {
 		c := &candidates[i]
-		added := 0
-		if all.alike {
-			added = a.variants[0].distinct - int(a.walker.held[c.Worker])
-		} else {
-			added = a.added[i]
-		}
-		a.terms(&t, c, added)
-		if cfg.Policy == Time {
-			a.timeTerms(&t, c, added)
-		}
+		a.terms(&t, cfg, c, a.added[i])
 		if a.copies.bookings > 0 {
 			a.explainPeers(&t, c)
 		}
@@ -753,6 +721,10 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 // common returns the terms that are the same for all candidates.
 func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Config, unit int) Terms {
 	t := Terms{ISLTokens: req.ISLTokens, UnitTokens: unit}
+	if cfg.Policy == Time {
+		a.average = a.fleet.common()
+		t.Time = TimeTerms{AnswerTokens: a.fleet.answerTokens(), LifeSeconds: a.fleet.usual.life.value}
+	}
 	if cfg.OverlapScoreCreditDecay != 0 {
 		t.LeastPrefillTokens = math.MaxInt
 		for i := range candidates {
@@ -763,77 +735,22 @@ func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Confi
 }
 
 // terms adds to t, which common made, the terms of one candidate. added is how many blocks the request would add there.
-func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
+func (a *ActiveSequences) terms(t *Terms, cfg *Config, c *Candidate, added int) {
 	load := &a.loads[c.Worker]
 	c.overlap(t, t.UnitTokens)
 	t.PrefillTokens = a.waiting(c.Worker, a.now)
-	t.DecodeBlocks = float64(load.ActiveTokens)/float64(t.BlockSize) + float64(added)
+	held := float64(load.ActiveTokens) / float64(t.BlockSize)
+	t.DecodeBlocks = held + float64(added)
 	if s := &a.adjusted[c.Worker]; s.tokens != 0 {
 		t.DecodeBlocks = math.Round((float64(load.ActiveTokens)+s.tokens)/float64(t.BlockSize)) + float64(added)
 	}
 	t.ActiveRequests = load.Requests
 	t.KVBlocks = c.KVBlocks
 	t.CostMultiplier = c.CostMultiplier
-}
-
-// plain reports whether c tracks everything and Cost has no terms except those that chooseAlike and chooseAlikeByTime
-// add up.
-func (c *Config) plain() bool {
-	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0 &&
-		c.KVUsageWeight == 0
-}
-
-// chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It computes what
-// Config.Cost does in the same order, so that costs are equal to the last bit: the terms that it leaves out are zero,
-// and division by a power of two equals multiplication by its inverse.
-func (a *ActiveSequences) chooseAlike(
-	req Request,
-	candidates []Candidate,
-	cfg *Config,
-	blockSize int,
-	rng *rand.Rand,
-	costs []float64,
-) (int, error) {
-	loads := a.loads
-	held := a.walker.held[:len(loads)]
-	costs = costs[:len(candidates)]
-	distinct := int64(a.variants[0].distinct)
-	isl, size := float64(req.ISLTokens), float64(blockSize)
-	perToken := 1 / size
-	credit, scale, weight := cfg.OverlapScoreCredit, cfg.PrefillLoadScale, cfg.DecodeActiveRequestWeight
-	linear := a.Prefill.Linear
-	best := newLowest()
-	if cfg.Temperature != 0 {
-		best.cost = math.Inf(-1) // offer no cost: draw chooses
+	if cfg.Policy == Time {
+		t.Time.HeldBlocks = held
+		a.timeTerms(t, c, added)
 	}
-	for i := range candidates {
-		c := &candidates[i]
-		load := &loads[c.Worker]
-		device := float64(c.DeviceBlocks)
-		raw := isl
-		if cached := float64(device * size); cached > isl {
-			raw = cached
-		}
-		waiting := load.PrefillTokens
-		if linear && waiting > 0 {
-			waiting = a.remaining(c.Worker, a.now)
-		}
-		raw += float64(waiting)
-		prefill := float64(raw*perToken) - float64(credit*device)
-		if prefill < 0 {
-			prefill = 0
-		}
-		decode := float64(float64(load.ActiveTokens)*perToken) + float64(distinct-int64(held[c.Worker]))
-		cost := float64(scale*prefill) + decode + float64(weight*float64(load.Requests))
-		costs[i] = cost
-		if cost <= best.cost {
-			best.offer(i, cost, rng)
-		}
-	}
-	if cfg.Temperature != 0 {
-		return draw(costs, cfg.Temperature, rng)
-	}
-	return best.choice()
 }
 
 // blockSize returns the candidate's block size, or the unit if it is unknown.
@@ -909,7 +826,6 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	}
 	// A prompt without room waits until others end, which says nothing about the worker's speed.
 	b.atOnce = b.atOnce && (c.KVBlocks <= 0 || load.ActiveBlocks <= c.KVBlocks)
-	a.reprice(c.Worker)
 	a.closeWalks()
 	if cfg.Policy == Time && c.Prompt != nil {
 		a.beginUse(b, c.Prompt)
@@ -1013,7 +929,6 @@ func (a *ActiveSequences) end(index uint32) {
 	load.ActiveTokens -= b.ownBlocks * b.blockSize
 	a.endOutput(b)
 	a.releaseChains(b)
-	a.reprice(b.worker)
 	if load.Requests == 0 {
 		a.dropAdjustment(b.worker)
 	}

@@ -172,7 +172,6 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
-	a.reprice(b.worker)
 	if n := ch.Output; n > 0 && n <= MaxISLTokens {
 		a.addOutput(b, n, ch.Left)
 	}

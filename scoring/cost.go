@@ -56,7 +56,7 @@ func (c *Config) Cost(t *Terms) float64 {
 	}
 	blockSize := float64(t.BlockSize)
 	isl := float64(t.ISLTokens)
-	credit, cachedBlocks := c.worth(t)
+	credit, cachedBlocks := c.Credit(t), c.cachedBlocks(t)
 
 	decode, requests := 0.0, 0.0
 	if !t.LoadUnknown {
@@ -98,27 +98,27 @@ func (c *Config) Cost(t *Terms) float64 {
 
 // Credit returns what Cost takes off the blocks to prefill for cached blocks, in blocks of the worker.
 func (c *Config) Credit(t *Terms) float64 {
-	credit, _ := c.worth(t)
-	return credit
+	device := c.OverlapScoreCredit * float64(t.DeviceBlocks)
+	if c.OverlapScoreCreditDecay != 0 {
+		device = float64(c.OverlapScoreCredit*c.creditDecay(t)) * float64(t.DeviceBlocks)
+	}
+	if t.HostBlocks|t.DiskBlocks|t.SharedBlocks == 0 {
+		return device
+	}
+	return float64(device) + float64(c.HostCacheHitWeight*float64(t.HostBlocks)) +
+		float64(c.DiskCacheHitWeight*float64(t.DiskBlocks)) + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
 }
 
-// worth returns the credit, and the cached blocks weighted by tier.
-func (c *Config) worth(t *Terms) (credit, cachedBlocks float64) {
-	device := float64(t.DeviceBlocks)
-	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
-	disk := float64(c.DiskCacheHitWeight * float64(t.DiskBlocks))
-	credit = float64(
-		c.OverlapScoreCredit*c.creditDecay(t)*device,
-	) + host + disk + float64(
-		c.SharedCacheMultiplier*float64(t.SharedBlocks),
-	)
-	return credit, device + host + disk
+// cachedBlocks returns the cached blocks weighted by tier.
+func (c *Config) cachedBlocks(t *Terms) float64 {
+	return float64(t.DeviceBlocks) + float64(c.HostCacheHitWeight*float64(t.HostBlocks)) +
+		float64(c.DiskCacheHitWeight*float64(t.DiskBlocks))
 }
 
 // creditDecay returns the factor in (0, 1] that shrinks the device credit on a worker with more prefill waiting than
 // the least busy candidate. The difference counts in multiples of this request.
 func (c *Config) creditDecay(t *Terms) float64 {
-	if !c.TrackPrefillTokens || c.OverlapScoreCreditDecay == 0 {
+	if !c.TrackPrefillTokens {
 		return 1
 	}
 	blockSize := float64(t.BlockSize)
@@ -130,8 +130,7 @@ func (c *Config) creditDecay(t *Terms) float64 {
 // CachedTokens estimates how many prompt tokens the worker need not prefill: cached blocks weighted by tier, rounded
 // half away from zero, at most ISLTokens.
 func (c *Config) CachedTokens(t *Terms) int {
-	_, blocks := c.worth(t)
-	if tokens := math.Round(blocks * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {
+	if tokens := math.Round(c.cachedBlocks(t) * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {
 		return max(int(tokens), 0)
 	}
 	return t.ISLTokens

@@ -116,27 +116,13 @@ type learned struct {
 	ratios  []float64    // the same
 }
 
-// prices are a worker's times and its load as chooseAlikeByTime reads them: 64 bytes, a cache line, and numbers that
-// need no conversion. ActiveSequences.reprice keeps the load.
+// prices are a worker's learned times, and its load beside Load, as a choice reads them.
 type prices struct {
 	secondsPerToken, gapPerToken float64 // 0: not learned, or secondsPerToken is that of the average worker
 	stepSeconds                  float64 // known if secondsPerToken is
-	waiting, decoding, held      float64 // prefill tokens, requests with a first token, tokens
 	reuse                        float32 // reuse.chanceOf
 	slowerPerToken               float32 // TimeTerms.SlowerPerToken
 	prefilling                   int32   // requests without a first token
-	paused                       float32 // requests that one more prompt's step would delay
-}
-
-// reprice copies a worker's load to its prices. Call it after each change of the load.
-func (a *ActiveSequences) reprice(w kvblock.Worker) {
-	load, p := &a.loads[w], &a.learned.prices[w]
-	p.waiting, p.held = float64(load.PrefillTokens), float64(load.ActiveTokens)
-	p.decoding = float64(load.Requests - int(p.prefilling))
-	p.paused = float32(load.Requests)
-	if a.prefills[w].queued > 0 {
-		p.paused = 0
-	}
 }
 
 // fit makes room for workers numbered below n.
@@ -162,22 +148,15 @@ func (l *learned) forget(w kvblock.Worker) {
 	}
 }
 
-// prefillTimes returns the time in which a worker prefills one more token, and that which each prefill step takes
-// besides, in seconds. f has the workers that it is compared with.
-func (l *learned) prefillTimes(f *fleet, w kvblock.Worker) (perToken, perStep float64) {
-	if p := &l.prices[w]; p.secondsPerToken > 0 {
-		return p.secondsPerToken, p.stepSeconds
+// or returns the prices with those of the average worker where p has none.
+func (p prices) or(average *prices) prices {
+	if p.secondsPerToken == 0 {
+		p.secondsPerToken, p.stepSeconds = average.secondsPerToken, average.stepSeconds
 	}
-	p := f.common()
-	return p.secondsPerToken, p.stepSeconds
-}
-
-// gapPerToken returns by how much each token held on a worker lengthens the time between two tokens, in seconds.
-func (l *learned) gapPerToken(f *fleet, w kvblock.Worker) float64 {
-	if g := l.prices[w].gapPerToken; g > 0 {
-		return g
+	if p.gapPerToken == 0 {
+		p.gapPerToken = average.gapPerToken
 	}
-	return f.common().gapPerToken
+	return p
 }
 
 // firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.
@@ -189,8 +168,9 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	p, f := &l.workers[w], l.fleets[w]
 	f.prefills++
 	if f.usual.prefill.slope > 0 {
-		perToken, perStep := l.prefillTimes(f, w)
-		p.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
+		average := f.common()
+		price := l.prices[w].or(&average)
+		p.noise.add(math.Abs(s - price.stepSeconds - price.secondsPerToken*float64(tokens)))
 	}
 	l.forgetUnused(w)
 	p.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
@@ -265,7 +245,7 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	if int(w) >= len(a.learned.workers) {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
-	f := a.learned.fleets[w]
-	perToken, perStep := a.learned.prefillTimes(f, w)
-	return Pace{perToken, perStep, a.learned.gapPerToken(f, w), float64(a.learned.prices[w].reuse)}
+	average := a.learned.fleets[w].common()
+	p := a.learned.prices[w].or(&average)
+	return Pace{p.secondsPerToken, p.stepSeconds, p.gapPerToken, float64(p.reuse)}
 }

@@ -63,7 +63,6 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	b.ownBlocks = own / b.blockSize
 	here.ActiveBlocks += b.ownBlocks
 	here.ActiveTokens += b.ownBlocks * b.blockSize
-	left := b.worker
 	b.worker = to
 	if copied {
 		a.count(index, here.ActiveBlocks-before.ActiveBlocks, here.ActiveTokens-before.ActiveTokens)
@@ -80,8 +79,6 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 			a.copied[to].prefill(waiting, 1)
 		}
 	}
-	a.reprice(left)
-	a.reprice(to)
 	if generated > 0 {
 		b.output = output{blocks: generated, weight: float64(generated)}
 		a.adjust(to, float64(generated), b.blockSize)

@@ -24,26 +24,31 @@ const (
 // Parts splits the cost of a request on one worker, for people: the values add up to Cost but for rounding. Parts that
 // are 0 are left out.
 func (c *Config) Parts(t *Terms) []Part {
-	all := c.blockParts(t)
+	names, values := blockPartNames[:], c.blockParts(t)
+	all := values[:]
 	if c.Policy == Time {
-		all = c.timeParts(t)
+		var times [len(timePartNames)]float64
+		c.sumTime(t, &times)
+		names, all = timePartNames[:], times[:]
 	}
-	kept := all[:0]
-	for _, p := range all {
+	var parts []Part
+	for i, value := range all {
 		if t.CostMultiplier != 0 {
-			p.Value *= t.CostMultiplier
+			value *= t.CostMultiplier
 		}
-		if p.Value != 0 {
-			kept = append(kept, p)
+		if value != 0 {
+			parts = append(parts, Part{names[i], value})
 		}
 	}
-	return kept
+	return parts
 }
 
+var blockPartNames = [...]string{PartPrompt, PartCached, PartWaiting, PartHeld, PartRequests, PartUsage}
+
 // blockParts are the parts of the policy Dynamo, before the multiplier. See Cost for the formula.
-func (c *Config) blockParts(t *Terms) []Part {
+func (c *Config) blockParts(t *Terms) [len(blockPartNames)]float64 {
 	size := float64(t.BlockSize)
-	credit, cachedBlocks := c.worth(t)
+	credit, cachedBlocks := c.Credit(t), c.cachedBlocks(t)
 	var prompt, waiting, cached, decode, requests, usage float64
 	if !t.LoadUnknown {
 		decode, requests = t.DecodeBlocks, c.DecodeActiveRequestWeight*float64(t.ActiveRequests)
@@ -66,47 +71,5 @@ func (c *Config) blockParts(t *Terms) []Part {
 	if t.UnitTokens != 0 {
 		unit = size / float64(t.UnitTokens)
 	}
-	return []Part{{PartPrompt, prompt * unit}, {PartCached, cached * unit}, {PartWaiting, waiting * unit},
-		{PartHeld, decode * unit}, {PartRequests, requests}, {PartUsage, usage}}
-}
-
-// timeParts are the parts of the policy Time, before the multiplier. See timeCost for the formula.
-func (c *Config) timeParts(t *Terms) []Part {
-	size, x := float64(t.BlockSize), &t.Time
-	waiting, requests, decoding := float64(t.PrefillTokens), float64(t.ActiveRequests), float64(x.DecodingRequests)
-	held, decodeBlocks := x.HeldBlocks, t.DecodeBlocks
-	if t.LoadUnknown {
-		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
-	}
-	var prompt, cached, steps, pauses, delays, evicts, answers, slower, memory float64
-	if c.TrackPrefillTokens {
-		credit, _ := c.worth(t)
-		steps = x.StepSeconds
-		if x.QueuedPrefills == 0 {
-			pauses = steps * pauseWeight(x.AnswerTokens) * requests
-		}
-		if requests > decoding {
-			steps *= prefillSteps(x.RunningSeconds, x.StepSeconds)
-			credit = max(credit, c.OverlapScoreCredit*float64(x.ActivePromptBlocks))
-		}
-		prompt = float64(t.ISLTokens)
-		cached = -min(credit*size, prompt)
-		fresh := prompt + cached
-		delays, evicts = fresh*interference*decoding, x.Reuse*(fresh+x.AnswerTokens)
-	} else {
-		waiting = 0
-	}
-	if c.TrackActiveBlocks {
-		answers = decodeInterference * x.AnswerTokens * x.GapPerToken *
-			(held*size + decoding*(float64(t.ISLTokens)+x.AnswerTokens/2))
-		slower = slowerAnswer * x.AnswerTokens * x.SlowerPerToken
-		if t.KVBlocks > 0 {
-			expected := decodeBlocks + (requests+1)*x.AnswerTokens/(2*size)
-			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds
-		}
-	}
-	token := 1000 * x.SecondsPerToken
-	return []Part{{PartPrompt, token * prompt}, {PartCached, token * cached}, {PartWaiting, token * waiting},
-		{PartHeld, 1000 * answers}, {PartSteps, 1000 * steps}, {PartDelays, token*delays + 1000*pauses},
-		{PartEvicts, token * evicts}, {PartMemory, 1000 * memory}, {PartSlower, 1000 * slower}}
+	return [...]float64{prompt * unit, cached * unit, waiting * unit, decode * unit, requests, usage}
 }

@@ -162,7 +162,6 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	}
 	a.loads[b.worker].PrefillTokens -= b.prefillTokens
 	b.prefillTokens = 0
-	a.reprice(b.worker)
 }
 
 // PrefillEstimate returns the time until the worker will have prefilled the request, by its speed and the tokens that

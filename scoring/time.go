@@ -103,42 +103,55 @@ type TimeTerms struct {
 // memory is the wait until enough blocks become free, if the worker's number of blocks is known; each active request is
 // expected to need half an answer more.
 func (c *Config) timeCost(t *Terms) float64 {
-	size := float64(t.BlockSize)
-	waiting, requests := float64(t.PrefillTokens), t.ActiveRequests
-	held, decodeBlocks := t.Time.HeldBlocks, t.DecodeBlocks
-	decoding := float64(t.Time.DecodingRequests)
+	return c.sumTime(t, nil)
+}
+
+// timePartNames are the names of the parts that sumTime returns.
+var timePartNames = [...]string{
+	PartPrompt, PartCached, PartWaiting, PartHeld, PartSteps, PartDelays, PartEvicts, PartMemory, PartSlower,
+}
+
+// sumTime is timeCost. Unless parts is nil, it also sets these to the terms, before the multiplier.
+func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
+	size, x := float64(t.BlockSize), &t.Time
+	waiting, requests, decoding := float64(t.PrefillTokens), float64(t.ActiveRequests), float64(x.DecodingRequests)
+	held, decodeBlocks := x.HeldBlocks, t.DecodeBlocks
 	if t.LoadUnknown {
 		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
 	}
-	cost := 0.0
+	var prompt, cached, steps, pauses, delays, evicts, answers, slower, memory float64
 	if c.TrackPrefillTokens {
-		credit, _ := c.worth(t)
-		steps := 1.0
-		if requests > int(decoding) {
-			steps = prefillSteps(t.Time.RunningSeconds, t.Time.StepSeconds)
-			credit = max(credit, float64(c.OverlapScoreCredit*float64(t.Time.ActivePromptBlocks)))
+		credit := c.Credit(t)
+		steps = x.StepSeconds
+		if x.QueuedPrefills == 0 {
+			pauses = steps * pauseWeight(x.AnswerTokens) * requests
 		}
-		fresh := max(float64(t.ISLTokens)-float64(credit*size), 0)
-		tokens := waiting + float64(fresh*(1+float64(interference*decoding))) +
-			float64(t.Time.Reuse*(fresh+t.Time.AnswerTokens))
-		if t.Time.QueuedPrefills == 0 {
-			steps += float64(pauseWeight(t.Time.AnswerTokens) * float64(requests))
+		if requests > decoding {
+			steps *= prefillSteps(x.RunningSeconds, x.StepSeconds)
+			credit = max(credit, c.OverlapScoreCredit*float64(x.ActivePromptBlocks))
 		}
-		cost = float64(steps*t.Time.StepSeconds) + float64(t.Time.SecondsPerToken*tokens)
+		prompt = float64(t.ISLTokens)
+		cached = -min(credit*size, prompt)
+		fresh := prompt + cached
+		delays, evicts = fresh*interference*decoding, x.Reuse*(fresh+x.AnswerTokens)
+	} else {
+		waiting = 0
 	}
 	if c.TrackActiveBlocks {
-		answer := t.Time.AnswerTokens
-		cost += float64(decodeInterference * answer * t.Time.GapPerToken *
-			(float64(held*size) + float64(decoding*(float64(t.ISLTokens)+answer/2))))
-		cost += float64(slowerAnswer * answer * t.Time.SlowerPerToken)
+		answers = decodeInterference * x.AnswerTokens * x.GapPerToken *
+			(held*size + decoding*(float64(t.ISLTokens)+x.AnswerTokens/2))
+		slower = slowerAnswer * x.AnswerTokens * x.SlowerPerToken
 		if t.KVBlocks > 0 {
-			expected := decodeBlocks + float64(float64(requests+1)*(answer/(2*size)))
-			if above := expected - float64(t.KVBlocks); above > 0 {
-				cost += float64(above / max(held, 1) * t.Time.LifeSeconds)
-			}
+			expected := decodeBlocks + (requests+1)*x.AnswerTokens/(2*size)
+			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds
 		}
 	}
-	cost *= 1000
+	token := 1000 * x.SecondsPerToken
+	if parts != nil {
+		*parts = [...]float64{token * prompt, token * cached, token * waiting, 1000 * answers, 1000 * steps,
+			token*delays + 1000*pauses, token * evicts, 1000 * memory, 1000 * slower}
+	}
+	cost := token*(prompt+cached+waiting+delays+evicts) + 1000*(answers+steps+pauses+memory+slower)
 	if t.CostMultiplier != 0 {
 		cost *= t.CostMultiplier
 	}
@@ -164,26 +177,27 @@ func (t *Terms) EvictSeconds() float64 {
 	return t.Time.SecondsPerToken * t.Time.Reuse * (float64(fresh) + t.Time.AnswerTokens)
 }
 
-// timeTerms sets the terms of the policy Time for a candidate. added is how many blocks the request would add there.
+// timeTerms sets the terms of the policy Time for a candidate that common and terms have not set yet.
+// added is how many blocks the request would add there.
 func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
-	load, prices := &a.loads[c.Worker], &a.learned.prices[c.Worker]
-	t.Time = TimeTerms{
-		DecodingRequests: load.Requests - int(prices.prefilling),
-		QueuedPrefills:   a.prefills[c.Worker].queued,
-		SlowerPerToken:   float64(prices.slowerPerToken),
-		HeldBlocks:       float64(load.ActiveTokens) / float64(t.BlockSize),
-		GapPerToken:      a.learned.gapPerToken(a.fleet, c.Worker),
-		AnswerTokens:     a.fleet.answerTokens(),
-		LifeSeconds:      a.fleet.usual.life.value,
-		Reuse:            float64(prices.reuse),
+	load, p, x := &a.loads[c.Worker], &a.learned.prices[c.Worker], &t.Time
+	x.DecodingRequests = load.Requests - int(p.prefilling)
+	x.SecondsPerToken, x.StepSeconds, x.GapPerToken = p.secondsPerToken, p.stepSeconds, p.gapPerToken
+	if p.secondsPerToken == 0 {
+		x.SecondsPerToken, x.StepSeconds = a.average.secondsPerToken, a.average.stepSeconds
 	}
-	if prices.prefilling > 0 {
-		t.Time.RunningSeconds = a.runningSeconds(c.Worker)
+	if p.gapPerToken == 0 {
+		x.GapPerToken = a.average.gapPerToken
 	}
-	if v := a.variantOf(c.Prompt); v != nil {
-		t.Time.ActivePromptBlocks = v.distinct - added
+	x.SlowerPerToken, x.Reuse = float64(p.slowerPerToken), float64(p.reuse)
+	x.RunningSeconds, x.QueuedPrefills, x.ActivePromptBlocks = 0, 0, 0
+	if p.prefilling > 0 {
+		x.QueuedPrefills = a.prefills[c.Worker].queued
+		x.RunningSeconds = a.runningSeconds(c.Worker)
+		if v := a.variantOf(c.Prompt); v != nil {
+			x.ActivePromptBlocks = v.distinct - added
+		}
 	}
-	t.Time.SecondsPerToken, t.Time.StepSeconds = a.learned.prefillTimes(a.fleet, c.Worker)
 }
 
 // runningSeconds returns for how many seconds a worker's prefill step has run. The worker must have one.
@@ -191,87 +205,20 @@ func (a *ActiveSequences) runningSeconds(w kvblock.Worker) float64 {
 	return float64(a.now-a.prefills[w].step) / float64(time.Second)
 }
 
-// chooseAlikeByTime sets the costs of candidates that are alike, right after open, and chooses one: what timeCost and
-// chooseByTime do, without the terms that are zero, with what all candidates share computed once, and in one pass. The
-// costs are equal to the last bit, as in chooseAlike.
-func (a *ActiveSequences) chooseAlikeByTime(
-	req Request, candidates []Candidate, cfg *Config, blockSize int, rng *rand.Rand, costs []float64,
-) (int, error) {
-	learned, held, distinct := a.learned.prices, a.walker.held, int64(a.variants[0].distinct)
-	costs = costs[:len(candidates)]
-	common, answer, life := a.fleet.common(), a.fleet.answerTokens(), a.fleet.usual.life.value
-	isl, size := float64(req.ISLTokens), float64(blockSize)
-	credit := cfg.OverlapScoreCredit * size
-	gapWeight, own, half := decodeInterference*answer, isl+answer/2, answer/(2*size)
-	slowerWeight, pause := slowerAnswer*answer, pauseWeight(answer)
-	linear, now := a.Prefill.Linear, a.now
-	l := newLowest()
-	if cfg.Temperature != 0 {
-		l.cost = math.Inf(-1) // offer no cost: chooseByTime chooses
-	}
-	for i := range candidates {
-		c := &candidates[i]
-		p := &learned[c.Worker]
-		perToken, perStep, perHeld := p.secondsPerToken, p.stepSeconds, p.gapPerToken
-		if perToken == 0 {
-			perToken, perStep = common.secondsPerToken, common.stepSeconds
-		}
-		if perHeld == 0 {
-			perHeld = common.gapPerToken
-		}
-		waiting := p.waiting
-		if linear {
-			waiting = float64(a.waiting(c.Worker, now))
-		}
-		known := c.DeviceBlocks
-		steps := 1.0
-		if p.prefilling > 0 {
-			steps = prefillSteps(a.runningSeconds(c.Worker), perStep)
-			known = max(known, int(held[c.Worker]))
-		}
-		steps += float64(pause * float64(p.paused))
-		fresh := isl - float64(credit*float64(known))
-		if fresh < 0 { // faster than max
-			fresh = 0
-		}
-		cost := float64(steps*perStep) + float64(perToken*(waiting+float64(fresh*(1+float64(interference*p.decoding)))+
-			float64(float64(p.reuse)*(fresh+answer))))
-		cost += float64(gapWeight * perHeld * (p.held + float64(p.decoding*own)))
-		cost += float64(slowerWeight * float64(p.slowerPerToken))
-		if c.KVBlocks > 0 {
-			blocks := p.held / size
-			requests := p.decoding + float64(p.prefilling)
-			expected := blocks + float64(distinct-int64(held[c.Worker])) + float64((requests+1)*half)
-			if above := expected - float64(c.KVBlocks); above > 0 {
-				cost += float64(above / max(blocks, 1) * life)
+// choose returns the index of the chosen cost, see Choose. With the policy Time the temperature is in milliseconds too: a
+// worker that costs that much more than the cheapest one is drawn 1/e times as often.
+func (c *Config) choose(costs []float64, rng *rand.Rand) (int, error) {
+	temperature := c.Temperature
+	if c.Policy == Time && temperature != 0 {
+		least, greatest := math.Inf(1), math.Inf(-1)
+		for _, cost := range costs {
+			if finite(cost) {
+				least, greatest = min(least, cost), max(greatest, cost)
 			}
 		}
-		cost *= 1000
-		costs[i] = cost
-		if cost <= l.cost {
-			l.offer(i, cost, rng)
+		if greatest > least { // Choose scales to 0..1
+			temperature = max(temperature/(greatest-least), math.SmallestNonzeroFloat64)
 		}
 	}
-	if cfg.Temperature == 0 {
-		return l.choice()
-	}
-	return chooseByTime(costs, cfg.Temperature, rng)
-}
-
-// chooseByTime chooses by costs in milliseconds. So is temperature: a worker that costs that much more than the
-// cheapest one is drawn 1/e times as often.
-func chooseByTime(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
-	if temperature == 0 {
-		return Choose(costs, 0, rng)
-	}
-	least, greatest := math.Inf(1), math.Inf(-1)
-	for _, cost := range costs {
-		if finite(cost) {
-			least, greatest = min(least, cost), max(greatest, cost)
-		}
-	}
-	if !(greatest > least) {
-		return Choose(costs, temperature, rng)
-	}
-	return Choose(costs, max(temperature/(greatest-least), math.SmallestNonzeroFloat64), rng) // Choose scales to 0..1
+	return Choose(costs, temperature, rng)
 }
