@@ -52,16 +52,16 @@ func TestUnreadDump(t *testing.T) {
 	deadline := time.Now().Add(30 * time.Second) // sooner than the write deadline of the first
 	for {
 		resp, err := http.Get(server.URL + "/dump")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if resp.StatusCode == http.StatusOK && err == nil && json.Valid(text) && len(text) > blocks {
-			return
+		var text []byte
+		if err == nil { // else this client was too slow itself, and is asked to try again
+			text, err = io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK && err == nil && json.Valid(text) && len(text) > blocks {
+				return
+			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s, %d bytes, %v", resp.Status, len(text), err)
+			t.Fatalf("%d bytes, %v", len(text), err)
 		}
 	}
 }
