@@ -205,7 +205,7 @@ func (a *ActiveSequences) runningSeconds(w kvblock.Worker) float64 {
 	return float64(a.now-a.prefills[w].step) / float64(time.Second)
 }
 
-// choose returns the index of the chosen cost, see Choose. With the policy Time the temperature is in milliseconds too: a
+// choose returns the index of the chosen cost, see Choose. With the policy Time the temperature is in milliseconds: a
 // worker that costs that much more than the cheapest one is drawn 1/e times as often.
 func (c *Config) choose(costs []float64, rng *rand.Rand) (int, error) {
 	temperature := c.Temperature
