@@ -336,7 +336,7 @@ func TestStormOfPrompts(t *testing.T) {
 	if whole() {
 		requests = 7000
 	}
-	a := startAttacked(t, 10, fmt.Sprint("--max-buffered-bytes=", budget), "--router-max-tree-size=10000")
+	a := startAttacked(t, 10, fmt.Sprint("--max-buffered-bytes=", budget), "--index-max-bytes=4000000")
 	client := stormClients(t)[true]
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup

@@ -17,7 +17,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=1ms")
 	s := start(
 		t,
-		stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm", "--eject-time=200ms"}},
+		stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}},
 	)
 	prompts := 0
 	decide := func() (*stack.Answer, *stack.Decision) {

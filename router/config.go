@@ -18,8 +18,9 @@ import (
 	"kvepp/scoring"
 )
 
-// DefaultBytesPerToken fits English text in JSON.
-const DefaultBytesPerToken = 4
+// bytesPerToken is the size of a body divided by its prompt tokens, for prompts that are not tokenized. It fits English
+// text in JSON.
+const bytesPerToken = 4
 
 // Config is what an operator chooses.
 type Config struct {
@@ -65,9 +66,6 @@ type Config struct {
 	InjectTokens bool
 	// TenantSalt makes a request's tenant, or else its cache namespace, the cache salt of stock vLLM.
 	TenantSalt bool
-	// BytesPerToken is the size of a body in bytes divided by its prompt tokens, for prompts that are not tokenized.
-	// Only the balance among such requests depends on it. 0: DefaultBytesPerToken.
-	BytesPerToken int
 	// PromptComputed is called for each prompt of known tokens that a worker has computed. blockSize is the worker's,
 	// in tokens; 0: not known. nil: not called.
 	PromptComputed func(w kvblock.Worker, tokens, blockSize int)

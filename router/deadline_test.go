@@ -101,7 +101,7 @@ func TestPickTimeout(t *testing.T) {
 			if took := time.Since(start); r.Reason != c.reason || took != c.took {
 				t.Errorf("%s: reason %s after %v, want %s after %v", c.name, r.Reason, took, c.reason, c.took)
 			}
-			if r.Reason != ReasonKV && r.PromptTokens != len(request(c.size).Body)/DefaultBytesPerToken {
+			if r.Reason != ReasonKV && r.PromptTokens != len(request(c.size).Body)/bytesPerToken {
 				t.Errorf("%s: counts for %d tokens", c.name, r.PromptTokens)
 			}
 			r.Free()
@@ -246,7 +246,7 @@ func TestJoinedOnlyToBeRead(t *testing.T) {
 		for range cap(h.slots.all) {
 			h.slots.all <- struct{}{}
 		}
-		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/DefaultBytesPerToken ||
+		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/bytesPerToken ||
 			joined != 1 {
 			t.Errorf("%s, %d tokens, joined %d times", r.Reason, r.PromptTokens, joined)
 		}

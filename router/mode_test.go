@@ -26,7 +26,7 @@ func TestOtherModes(t *testing.T) {
 			r := h.route(req)
 			used[r.Name]++
 			if r.Reason != ReasonMode || r.PredictedCachedTokens != 0 ||
-				r.PromptTokens != len(req.Body)/DefaultBytesPerToken {
+				r.PromptTokens != len(req.Body)/bytesPerToken {
 				t.Fatalf("%v: %+v", mode, r.Decision)
 			}
 		}
@@ -97,18 +97,5 @@ func TestDirectMode(t *testing.T) {
 	}
 	if r := h.route(&Request{Path: "/v1/models", BodylessReason: ReasonNoBody}); r.Name != "w0" {
 		t.Errorf("a request without a body went to %s", r.Name)
-	}
-}
-
-// TestBytesPerToken: Config.BytesPerToken estimates the tokens of prompts that are not tokenized, and of no others.
-func TestBytesPerToken(t *testing.T) {
-	h := newHouse(t, workers(1)...)
-	h.cfg.BytesPerToken = 2
-	embedding := &Request{Path: "/v1/other", Body: []byte(`{"model":"m","input":"text"}`)}
-	if r := h.route(embedding); r.PromptTokens != len(embedding.Body)/2 {
-		t.Errorf("%d tokens of %d bytes, %s", r.PromptTokens, len(embedding.Body), r.Reason)
-	}
-	if r := h.route(completion("m", tokens(0, 40))); r.PromptTokens != 40 {
-		t.Errorf("%d tokens of a prompt of 40", r.PromptTokens)
 	}
 }

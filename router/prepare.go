@@ -79,7 +79,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.hints = r.follow(given)
 		p.priority = r.lift(&p.hints)
 	}()
-	p = prepared{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / r.cfg.BytesPerToken}
+	p = prepared{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.BodylessReason != "" {
 		return p, nil
 	}

@@ -174,7 +174,7 @@ func TestTheEngineDiffers(t *testing.T) {
 	check.Run(t.Context()) // returns, because the first comparison decides
 	for _, body := range []string{`{"model":"m","prompt":"text"}`, `{"model":"m","prompt":[1,2]}`} {
 		r = h.route(&Request{Path: "/v1/completions", Body: []byte(body)})
-		if r.Reason != ReasonTokenizerDiffers || r.PromptTokens != len(body)/DefaultBytesPerToken {
+		if r.Reason != ReasonTokenizerDiffers || r.PromptTokens != len(body)/bytesPerToken {
 			t.Errorf("%s: %+v", body, r.Decision)
 		}
 		r.Free()

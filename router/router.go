@@ -9,7 +9,6 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -248,7 +247,6 @@ func New(
 	if cfg.Memory == nil {
 		cfg.Memory = budget.New(0)
 	}
-	cfg.BytesPerToken = cmp.Or(cfg.BytesPerToken, DefaultBytesPerToken)
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log,
 		thresholds: new(thresholds)}
 	r.rehearsal = sync.OnceValue(r.newRehearsal)

@@ -52,7 +52,7 @@ func attacked(t *testing.T, flags ...string) *running {
 	r.writeEndpoints("endpoints:\n- {name: a, address: '10.0.0.1:8000', blockSize: 4}\n" +
 		"- {name: b, address: '10.0.0.2:8000', blockSize: 4}\n")
 	r.start(append([]string{fmt.Sprint("--max-buffered-bytes=", attackBudget), "--router-kv-events=false",
-		"--router-max-tree-size=10000"}, flags...)...)
+		"--index-max-bytes=4000000"}, flags...)...)
 	r.awaitReady()
 	return r
 }

@@ -81,10 +81,25 @@ func absentFlag(name string) error {
 // had no effect, or their default is now what always holds. kvepp accepts them with a warning in this release.
 var (
 	retiredValues = map[string]string{
-		"shared-cache-multiplier": "kvepp does not query a shared cache",
-		"grpc-max-recv-msg-size":  "a message may have as many bytes as --max-parse-bytes needs",
-		"zap-encoder":             "give --log-format json or text",
-		"v":                       "give --log-level debug for what --v 4 showed",
+		"shared-cache-multiplier":    "kvepp does not query a shared cache",
+		"grpc-max-recv-msg-size":     "a message may have as many bytes as --max-parse-bytes needs",
+		"zap-encoder":                "give --log-format json or text",
+		"router-max-tree-size":       "in approximate mode kvepp assumes at most 1048576 blocks",
+		"router-prune-target-ratio":  "in approximate mode kvepp forgets a fifth of the blocks when there are too many",
+		"router-event-threads":       "kvepp applies the KV events of 4 workers at once",
+		"ladder-max-bytes":           "the hit-rate ladder has 16 MiB",
+		"debug-decisions":            "kvepp keeps the latest 1000 decisions",
+		"estimated-bytes-per-token":  "4 bytes count as a token where kvepp does not tokenize",
+		"router-admission-fill":      "--router-admission working-set fills nine tenths of a KV cache",
+		"router-queue-size":          "65536 requests may wait for one model; limits of policy classes bound fewer",
+		"encoder-cuda-to-cpu-ratio":  "a worker with an accelerator counts as 8 on a CPU",
+		"eject-consecutive-failures": "kvepp ejects an endpoint after 3 failures in a row",
+		"eject-failure-percent":      "an endpoint is ejected if half of its requests failed in 10 s",
+		"eject-max-percent":          "a share of failures ejects at most half of the endpoints",
+		"eject-time":                 "an ejected endpoint waits 1 s for its first trial request",
+		"replica-timeout":            "a replica is dead after 3 s of silence",
+		"record-files":               "--record has at most 4 files",
+		"v":                          "give --log-level debug for what --v 4 showed",
 	}
 	retiredSwitches = map[string]string{
 		"serve-indexer":               "the index answers at --admin-address",

@@ -22,7 +22,6 @@ import (
 	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
-	"kvepp/router/ladder"
 	"kvepp/router/modelrewrite"
 	"kvepp/router/record"
 	"kvepp/scoring"
@@ -72,9 +71,7 @@ type options struct {
 	tokenizerURLKeyFile string
 	tokenizerCheck      int
 
-	debugDecisions    int
 	traceURL          string
-	ladderBytes       int64 // of the memory of requested blocks; 0: no ladder
 	dynamoNamespace   string
 	dynamoComponent   string
 	routerID          uint64
@@ -87,8 +84,6 @@ type options struct {
 	kvEvents      bool
 
 	ttlSecs, predictedTTLSecs float64
-	maxTreeSize               int
-	pruneTarget               float64
 	cachePolicy               string
 
 	ignoreHints, allowPinning bool
@@ -274,11 +269,6 @@ func (o *options) checkListeners() error {
 			o.drainDelay,
 			o.drainTimeout,
 		)
-	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
-		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
-	case o.ladderBytes != 0 && (o.ladderBytes < ladder.MinSeenBytes || o.ladderBytes > maxLadderBytes):
-		return fmt.Errorf("--ladder-max-bytes %d: must be 0, or from %d to %d", o.ladderBytes, ladder.MinSeenBytes,
-			maxLadderBytes)
 	case o.enablePprof && o.adminAddress == "":
 		return errors.New(
 			"--enable-pprof: profiles are shown at the admin address; give --admin-address too, 127.0.0.1:9091 for " +
@@ -350,23 +340,7 @@ func (o *options) checkKVEvents() error {
 			)
 		}
 	}
-	switch {
-	case o.maxTreeSize < 1 || o.maxTreeSize > 1<<30:
-		return fmt.Errorf(
-			"--router-max-tree-size %d: must be from 1 to %d blocks, for example %d",
-			o.maxTreeSize,
-			1<<30,
-			indexer.DefaultMaxPredicted,
-		)
-	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
-		return fmt.Errorf(
-			"--router-prune-target-ratio %v: must be above 0, and at most 1, for example %v",
-			o.pruneTarget,
-			indexer.DefaultPruneTarget,
-		)
-	case o.feed.Threads < 1:
-		return fmt.Errorf("--router-event-threads %d: must be at least 1, for example 4", o.feed.Threads)
-	}
+	o.feed.Threads = 4 // of the others, so that a flood of events leaves processors for requests
 	if len(o.vllmHashSeeds) > 0 {
 		var err error
 		if o.feed.EngineHashes, err = kvblock.NewEngineHashes(o.vllmHashSeeds); err != nil {
@@ -597,25 +571,22 @@ func (o *options) parseRewrites() ([]modelrewrite.Rule, error) {
 	return rules, nil
 }
 
-// maxLadderBytes bounds --ladder-max-bytes.
-const maxLadderBytes = 1 << 30
-
-// maxDebugDecisions bounds the memory of the decisions that kvepp keeps.
-const maxDebugDecisions = 100_000
+// maxDecisions are the latest decisions that the admin address shows.
+const maxDecisions = 1000
 
 // keptDecisions returns how many decisions kvepp keeps: none if no admin address could show them.
 func (o *options) keptDecisions() int {
 	if o.adminAddress == "" {
 		return 0
 	}
-	return o.debugDecisions
+	return maxDecisions
 }
 
 // index returns the bounds of the index. goLimit is indexBytes's.
 func (o *options) index(goLimit int64) indexer.Config {
 	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
 	if !o.kvEvents {
-		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
+		c.MaxPredicted, c.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}
 	return c
 }
@@ -670,11 +641,8 @@ func (u *unusedFlags) add(why string, flags ...string) {
 var indexFlags = []string{
 	"router-kv-events",
 	"router-ttl-secs",
-	"router-max-tree-size",
-	"router-prune-target-ratio",
 	"router-approximate-cache-policy",
 	"router-predicted-ttl-secs",
-	"router-event-threads",
 	"index-max-bytes",
 	"vllm-hash-seeds",
 	"index-peers",
@@ -713,9 +681,6 @@ func (o *options) withoutEffect() []string {
 	o.busy.unused(&unused, o.scoring.TrackPrefillTokens)
 	o.ejection.unused(&unused)
 	o.engineGauges.unused(&unused)
-	if o.scoring.Mode != scoring.DeviceAwareWeighted {
-		unused.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
-	}
 	switch {
 	case o.scoring.Mode != scoring.KV:
 		unused.add("acts with --router-mode kv only", indexFlags...)
@@ -736,12 +701,10 @@ func (o *options) withoutEffect() []string {
 	case o.kvEvents:
 		unused.add(
 			"acts with --no-router-kv-events only",
-			"router-max-tree-size",
-			"router-prune-target-ratio",
 			"router-approximate-cache-policy",
 		)
 	default:
-		unused.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+		unused.add("acts with KV events only", "router-predicted-ttl-secs", "index-max-bytes",
 			"vllm-hash-seeds", "index-peers", "warmup-timeout")
 	}
 	return unused.lines

@@ -6,12 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"time"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/pool"
-	"kvepp/scoring/replica"
 )
 
 // replicaFlags say with which other kvepps this one shares its load book and its sessions.
@@ -20,7 +18,6 @@ type replicaFlags struct {
 	replicaPeers     []string
 	replicaService   string
 	replicaTokenFile string
-	replicaTimeout   time.Duration
 }
 
 func (o *replicaFlags) add(f *pflag.FlagSet) {
@@ -37,26 +34,14 @@ func (o *replicaFlags) add(f *pflag.FlagSet) {
 		"`FILE` with a secret that all replicas have; kvepp reads it again when it changes. Replicas recognise one "+
 			"another by it, or by --cert-path and --tls-client-ca, or by both. Without either, --bind-address and all "+
 			"peers must be loopback addresses")
-	f.DurationVar(&o.replicaTimeout, "replica-timeout", replica.DefaultTimeout,
-		"how long a replica may be silent until the others free its running requests in their load books; a replica "+
-			"that ends properly says so and is not waited for")
 }
 
 // shares reports whether kvepp has other replicas.
 func (o *replicaFlags) shares() bool { return len(o.replicaPeers) > 0 || o.replicaService != "" }
 
-// Bounds of --replica-timeout. Below the first, a busy machine would look like a dead one.
-const (
-	leastReplicaTimeout = time.Second
-	mostReplicaTimeout  = 5 * time.Minute
-)
-
 // checkReplicas returns an error for the first invalid flag about replicas.
 func (o *options) checkReplicas() error {
 	switch {
-	case o.replicaTimeout < leastReplicaTimeout || o.replicaTimeout > mostReplicaTimeout:
-		return fmt.Errorf("--replica-timeout %v: must be from %v to %v", o.replicaTimeout, leastReplicaTimeout,
-			mostReplicaTimeout)
 	case !o.shares():
 		return nil
 	case len(o.replicaPeers) > 0 && o.replicaService != "":

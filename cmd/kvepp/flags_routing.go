@@ -16,7 +16,6 @@ import (
 	"kvepp/internal/suggest"
 	"kvepp/router"
 	"kvepp/router/admission"
-	"kvepp/router/eject"
 	"kvepp/router/queue"
 	"kvepp/scoring"
 )
@@ -51,10 +50,7 @@ func checkWeights(c *scoring.Config, weight *float64) error {
 			)
 		}
 	}
-	if err := c.Validate(); err != nil { // of what is left, the ratio alone can be wrong
-		return fmt.Errorf("--encoder-cuda-to-cpu-ratio: %w", err)
-	}
-	return nil
+	return c.Validate()
 }
 
 // dynamosWeights are the flags of weights that only the policy dynamo reads.
@@ -211,7 +207,6 @@ type scheduling struct {
 	prefillModel string
 	prefillSpeed float64 // tokens a second
 
-	bytesPerToken int
 }
 
 // add declares the flags, over s and c, with the defaults in them.
@@ -229,9 +224,6 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 			"of Dynamo's cost, a temperature, --load-aware or another mode selects dynamo. With time, these weights "+
 			"are refused, and --router-temperature is in milliseconds")
 	values(f, "router-policy", scoring.PolicyNames()...)
-	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio,
-		"with device-aware-weighted, how many times as many requests a worker with an accelerator gets as one on a "+
-			"CPU (deviceType: cpu)")
 	f.BoolVar(&s.loadAware, "load-aware", false,
 		"Dynamo's preset: choose by load alone, and count every request's blocks in full. It sets "+
 			"--router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking "+
@@ -240,9 +232,6 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 		"also count the blocks of responses while they are generated. If the request gives its expected length "+
 			"(nvext.agent_hints.osl), blocks that it alone holds count less the nearer its end is")
 	s.addPrefill(f)
-	f.IntVar(&s.bytesPerToken, "estimated-bytes-per-token", router.DefaultBytesPerToken,
-		"how many `BYTES` of a request's body count as one prompt token if kvepp does not tokenize the prompt. Only "+
-			"the balance among such requests depends on it")
 	negatable(f, "load-aware", "router-track-output-blocks")
 }
 
@@ -328,10 +317,6 @@ func (s *scheduling) check(c *scoring.Config, pinning bool) error {
 				"give one of the two",
 		)
 	}
-	if s.bytesPerToken < 1 {
-		return fmt.Errorf("--estimated-bytes-per-token %d: must be at least 1, for example %d", s.bytesPerToken,
-			router.DefaultBytesPerToken)
-	}
 	return s.checkPrefill(c)
 }
 
@@ -365,11 +350,9 @@ type busy struct {
 	queueThreshold *float64 // nil: requests do not wait
 	queuePolicy    string
 	policyConfig   string // file
-	queueSize      int
 	queueTimeout   time.Duration
 
 	admissionMode string // noAdmission or byWorkingSet
-	admissionFill float64
 
 	policies   *queue.File // what policyConfig holds; nil without one
 	instances  queue.Overrides
@@ -460,13 +443,6 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 		30*time.Second,
 		"how long a request waits before it is refused; 0: as long as its client waits. Dynamo has no such limit",
 	)
-	f.IntVar(
-		&b.queueSize,
-		"router-queue-size",
-		65536,
-		"at most `N` requests wait for the workers of one model, each with its body in memory; further requests are "+
-			"refused",
-	)
 }
 
 // addInstances declares the flags that name instances of the policy file's worker_selection.
@@ -504,12 +480,6 @@ func (b *busy) addAdmission(f *pflag.FlagSet) {
 			"workers whose number of KV blocks is not known (totalKvBlocks, model card)",
 	)
 	values(f, "router-admission", noAdmission, byWorkingSet)
-	f.Float64Var(
-		&b.admissionFill,
-		"router-admission-fill",
-		admission.DefaultFill,
-		"`SHARE` (0 to 1) of a worker's KV blocks up to which --router-admission working-set admits conversations",
-	)
 }
 
 // settingFlags maps each key under router in a policy file to the flag that it sets, or to an absent flag. Source:
@@ -664,8 +634,6 @@ func (b *busy) checkQueue() error {
 			"--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None",
 			*b.queueThreshold,
 		)
-	case b.queueSize < 1:
-		return fmt.Errorf("--router-queue-size %d: must be at least 1, for example 65536", b.queueSize)
 	}
 	if err := durations(durationFlag{"router-queue-timeout", b.queueTimeout, true}); err != nil {
 		return err
@@ -673,14 +641,13 @@ func (b *busy) checkQueue() error {
 	return oneOf("router-queue-policy", b.queuePolicy, "fcfs", "wspt", "lcfs")
 }
 
+// maxQueued is how many requests wait for the workers of one model at most, each with its body in memory.
+const maxQueued = 65536
+
 // checkAdmission checks the flags that hold conversations back.
 func (b *busy) checkAdmission() error {
 	if err := oneOf("router-admission", b.admissionMode, noAdmission, byWorkingSet); err != nil {
 		return err
-	}
-	c := admission.Config{Fill: b.admissionFill}
-	if err := c.Validate(); err != nil {
-		return fmt.Errorf("--router-admission-fill: %w", err)
 	}
 	return nil
 }
@@ -690,7 +657,7 @@ func (b *busy) admission() *admission.Config {
 	if b.admissionMode != byWorkingSet {
 		return nil
 	}
-	return &admission.Config{Fill: b.admissionFill}
+	return &admission.Config{Fill: admission.DefaultFill}
 }
 
 // checkAdmission also refuses admission in a mode that does not know conversations.
@@ -711,7 +678,7 @@ func (b *busy) newAdmission() *router.Admission {
 	if c == nil {
 		return nil
 	}
-	return &router.Admission{Controller: admission.New(*c), Bound: b.queueSize, Timeout: b.queueTimeout}
+	return &router.Admission{Controller: admission.New(*c), Bound: maxQueued, Timeout: b.queueTimeout}
 }
 
 // queue returns how requests wait; nil: never.
@@ -720,7 +687,7 @@ func (b *busy) queue() *queue.RoomConfig {
 	if !profiles.Waits() {
 		return nil
 	}
-	return &queue.RoomConfig{Profiles: profiles, Bound: b.queueSize, Timeout: b.queueTimeout}
+	return &queue.RoomConfig{Profiles: profiles, Bound: maxQueued, Timeout: b.queueTimeout}
 }
 
 // countsTokens reports whether the numbers of tokens matter in every router mode.
@@ -743,7 +710,6 @@ func (b *busy) unused(unused *unusedFlags, tracked bool) {
 			"no request ever waits: neither --router-queue-threshold nor --router-policy-config says when",
 			"router-queue-policy",
 			"router-queue-timeout",
-			"router-queue-size",
 		)
 	case b.policies != nil && b.policies.HasRoot():
 		unused.add(
@@ -751,9 +717,6 @@ func (b *busy) unused(unused *unusedFlags, tracked bool) {
 			"router-queue-threshold",
 			"router-queue-policy",
 		)
-	}
-	if b.admission() == nil {
-		unused.add("no conversation is held back (--router-admission "+noAdmission+")", "router-admission-fill")
 	}
 	if !tracked {
 		unused.add(
@@ -767,10 +730,8 @@ func (b *busy) unused(unused *unusedFlags, tracked bool) {
 
 // ejection holds the flags of outlier detection.
 type ejection struct {
-	on                  bool
-	consecutive         int
-	percent, maxPercent int
-	time, firstByte     time.Duration
+	on        bool
+	firstByte time.Duration
 }
 
 // add declares the flags.
@@ -783,27 +744,6 @@ func (e *ejection) add(f *pflag.FlagSet) {
 			"a reset, status 500, 502, 503 or 504, no headers within --eject-first-byte, and a metrics page that "+
 			"refuses connections or stays silent for 5 s",
 	)
-	f.IntVar(&e.consecutive, "eject-consecutive-failures", 3, "eject an endpoint after `N` failures in a row")
-	f.IntVar(
-		&e.percent,
-		"eject-failure-percent",
-		50,
-		"eject an endpoint when more than this `PERCENT` of its requests failed in the last 10 s, of at least 10. "+
-			"100: never",
-	)
-	f.IntVar(
-		&e.maxPercent,
-		"eject-max-percent",
-		50,
-		"at most this `PERCENT` of a model's endpoints are ejected for --eject-failure-percent alone. When all "+
-			"endpoints that may take a request are ejected, all are candidates again",
-	)
-	f.DurationVar(
-		&e.time,
-		"eject-time",
-		time.Second,
-		"how long an ejected endpoint waits for its trial request; twice as long after each failed trial, up to 60 s",
-	)
 	f.DurationVar(
 		&e.firstByte,
 		"eject-first-byte",
@@ -813,32 +753,11 @@ func (e *ejection) add(f *pflag.FlagSet) {
 }
 
 // check checks these flags.
-func (e *ejection) check() error {
-	switch {
-	case e.consecutive < 1:
-		return fmt.Errorf("--eject-consecutive-failures %d: must be at least 1", e.consecutive)
-	case e.percent < 1 || e.percent > 100:
-		return fmt.Errorf("--eject-failure-percent %d: must be from 1 to 100", e.percent)
-	case e.maxPercent < 0 || e.maxPercent > 100:
-		return fmt.Errorf("--eject-max-percent %d: must be from 0 to 100", e.maxPercent)
-	case e.time < 10*time.Millisecond || e.time > eject.MaxTime:
-		return fmt.Errorf("--eject-time %v: must be from 10ms to %v", e.time, eject.MaxTime)
-	case e.firstByte < 0:
-		return errors.New("--eject-first-byte may not be negative; 0 means no limit")
-	}
-	return nil
-}
+func (e *ejection) check() error { return flags.NotNegative("eject-first-byte", e.firstByte) }
 
 // unused adds the flags that have no effect because endpoints are not ejected.
 func (e *ejection) unused(unused *unusedFlags) {
 	if !e.on {
-		unused.add(
-			"with --eject=false no endpoint is ejected",
-			"eject-consecutive-failures",
-			"eject-failure-percent",
-			"eject-max-percent",
-			"eject-time",
-			"eject-first-byte",
-		)
+		unused.add("with --eject=false no endpoint is ejected", "eject-first-byte")
 	}
 }

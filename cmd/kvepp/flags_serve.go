@@ -4,9 +4,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"kvepp/indexer"
-	"kvepp/router/ladder"
 )
 
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.
@@ -152,13 +149,6 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 	o.hosts.add(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false,
 		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")
-	f.Int64Var(&o.ladderBytes, "ladder-max-bytes", ladder.DefaultSeenBytes,
-		"memory, in `BYTES`, in which kvepp remembers which blocks were requested in the last 24 hours, for the "+
-			"hit-rate ladder (\"kvepp ladder\"). If it is full, kvepp remembers one of 2, 4 ... 256 blocks and "+
-			"estimates. 0: no ladder")
-	f.IntVar(&o.debugDecisions, "debug-decisions", 1000,
-		"how many of the latest decisions kvepp keeps for /debug/decisions, `N`, in at most 32 MiB; about 300 bytes a "+
-			"candidate. 0, or no --admin-address: none")
 	f.StringVar(&o.traceURL, "trace-url", "",
 		"`URL` of a trace in Jaeger, Tempo or Grafana, with {trace_id} in place of its id: the page links each "+
 			"decision to it whose spans kvepp exports, and /debug/decisions has it as trace_url. None: no link")
@@ -202,12 +192,6 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120,
 		"how many `SECONDS` after the latest request with a block kvepp assumes that the worker holds it, in "+
 			"approximate mode and for workers whose KV events do not arrive")
-	f.IntVar(&o.maxTreeSize, "router-max-tree-size", indexer.DefaultMaxPredicted,
-		"in approximate mode, the most `BLOCKS` that kvepp assumes held over all workers; beyond it, kvepp forgets "+
-			"the oldest. Dynamo 1.6 no longer has this flag")
-	f.Float64Var(&o.pruneTarget, "router-prune-target-ratio", indexer.DefaultPruneTarget,
-		"the `PART` of --router-max-tree-size, 0 to 1, that is left after kvepp has forgotten the oldest blocks. "+
-			"Dynamo 1.6 no longer has this flag")
 	f.StringVar(&o.cachePolicy, "router-approximate-cache-policy", "ttl",
 		"in approximate mode, when kvepp forgets a block, `POLICY`: ttl (after --router-ttl-secs), or lru (when a "+
 			"worker with a known number of blocks has more than that; other workers as with ttl)")
@@ -215,8 +199,6 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 	f.Float64Var(&o.predictedTTLSecs, "router-predicted-ttl-secs", 0,
 		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds the prompts sent to it, "+
 			"so that a burst of requests with one new prefix finds its first copy before any event. 0: off")
-	f.IntVar(&o.feed.Threads, "router-event-threads", 4,
-		"the most workers whose KV events are decoded and applied at the same time, `N`")
 	f.StringSliceVar(&o.vllmHashSeeds, "vllm-hash-seeds", nil,
 		"compute vLLM's block hashes for workers whose model has no full attention (sliding windows in all layers), "+
 			"whose KV events alone do not tell which blocks they hold. `SEEDS`, separated by commas: the values of "+

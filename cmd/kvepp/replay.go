@@ -133,7 +133,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if q := v.busy.queue(); q != nil {
 		c.Queue, _ = q.Profiles.Of("")
 	}
-	c.QueueBound, c.QueueTimeout = v.busy.queueSize, v.busy.queueTimeout
+	c.QueueBound, c.QueueTimeout = maxQueued, v.busy.queueTimeout
 	c.Admission = v.busy.admission()
 	return nil
 }

@@ -32,6 +32,7 @@ import (
 	"kvepp/router"
 	"kvepp/router/budget"
 	"kvepp/router/eject"
+	"kvepp/router/ladder"
 	"kvepp/router/modelrewrite"
 	"kvepp/router/record"
 	"kvepp/router/session"
@@ -298,7 +299,7 @@ func (s *server) decide(ctx context.Context) {
 		promptComputed = s.events.PromptComputed
 	}
 	engine := s.config.engine.Engine
-	s.admission, s.ladder = s.busy.newAdmission(), router.NewLadder(s.ladderBytes)
+	s.admission, s.ladder = s.busy.newAdmission(), router.NewLadder(ladder.DefaultSeenBytes)
 	s.router = router.New(router.Config{
 		Engine: engine, Models: s.models, Adapters: s.adapters,
 		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
@@ -306,7 +307,6 @@ func (s *server) decide(ctx context.Context) {
 		UpperBound:      upperBound(engine, s.models),
 		Scoring:         s.scoring,
 		TrackOutput:     s.trackOutput,
-		BytesPerToken:   s.bytesPerToken,
 		PromptComputed:  promptComputed,
 		Predict:         s.predict(),
 		Metrics:         s.m.NewRouter(s.identity()),

@@ -38,7 +38,7 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --no-router-kv-event", "",
 			"kvepp serve: unknown flag --no-router-kv-event; did you mean --no-router-kv-events?" + lists},
 		{"serve --replicas=2", "",
-			"kvepp serve: unknown flag --replicas: it is a flag of kvepp replay and kvepp size" + lists},
+			"kvepp serve: unknown flag --replicas: it is a flag of kvepp replay" + lists},
 		{"serve --probe", "", "kvepp serve: unknown flag --probe: it is a flag of kvepp check" + lists},
 		{"serve -grpc-port=9002", "", "kvepp serve: unknown flag -grpc-port: flags begin with two dashes, --grpc-port" +
 			lists},
@@ -105,8 +105,6 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x --max-streams=-5", "",
 			"kvepp serve: --max-streams -5: may not be negative; give a number such as 20000, or 0 for no limit" +
 				lists},
-		{"serve --endpoints=x --router-queue-size=0", "",
-			"kvepp serve: --router-queue-size 0: must be at least 1, for example 65536" + lists},
 		{"serve --endpoints=x --router-temperature=-1", "",
 			"kvepp serve: --router-temperature -1: must be a finite number of at least 0, for example 0" + lists},
 		{"serve --endpoints=x --router-kv-overlap-score-credit=nan", "",

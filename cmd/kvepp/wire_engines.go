@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
@@ -25,10 +26,10 @@ func (e *ejection) tracker(
 	}
 	return eject.New(eject.Config{
 		Off:                 !e.on,
-		ConsecutiveFailures: e.consecutive,
-		FailurePercent:      e.percent,
-		MaxPercent:          e.maxPercent,
-		Time:                e.time,
+		ConsecutiveFailures: 3,
+		FailurePercent:      50,
+		MaxPercent:          50,
+		Time:                time.Second,
 		Ejected:             func(cause eject.Cause) { m.Ejection(string(cause)) },
 		ReadPage: func(w kvblock.Worker) {
 			if g := pages.Load(); g != nil {

@@ -229,7 +229,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
 	group := replicaGroup(s.options, s.cluster)
-	r.node = link.New(link.Config{Self: self, Group: group, Timeout: s.replicaTimeout, Security: security,
+	r.node = link.New(link.Config{Self: self, Group: group, Timeout: replica.DefaultTimeout, Security: security,
 		Name:  cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.replicaPort)),
 		Known: r.known, Drain: r.drain, Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
 		InUse:    func(ctx context.Context) func() { return markInUse(ctx, limited) },

@@ -540,10 +540,7 @@ func TestEjectFlags(t *testing.T) {
 	}{
 		{"", nil},
 		{",router.eject.enabled=false", []string{"--eject=false"}},
-		{",router.eject.consecutiveFailures=5,router.eject.failurePercent=80,router.eject.maxPercent=0," +
-			"router.eject.time=2s,router.eject.firstByte=1m30s",
-			[]string{"--eject-consecutive-failures=5", "--eject-failure-percent=80", "--eject-max-percent=0",
-				"--eject-time=2s", "--eject-first-byte=1m30s"}},
+		{",router.eject.firstByte=1m30s", []string{"--eject-first-byte=1m30s"}},
 	} {
 		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
 		if err != nil {
@@ -645,13 +642,11 @@ func TestRefused(t *testing.T) {
 		{set("extraArgs={--fallback-endpoints=2}"), "set the value router.fallbackEndpoints"},
 		{set("router.fallbackEndpoints=9"), "/router/fallbackEndpoints"},
 		{set("router.eject.enabled=0"), "/router/eject/enabled"},
-		{set("router.eject.consecutiveFailures=0"), "/router/eject/consecutiveFailures"},
-		{set("router.eject.maxPercent=101"), "/router/eject/maxPercent"},
-		{set("router.eject.time=5"), "/router/eject/time"},
+		{set("router.eject.firstByte=5"), "/router/eject/firstByte"},
 		{set("router.eject.percent=50"), "additional properties 'percent' not allowed"},
-		{set("router.eject.enabled=false", "router.eject.time=5s"),
-			"router.eject.time has no effect"},
-		{set("extraArgs={--eject-time=5s}"), "set the value router.eject.time"},
+		{set("router.eject.enabled=false", "router.eject.firstByte=5s"),
+			"router.eject.firstByte has no effect"},
+		{set("extraArgs={--eject-first-byte=5s}"), "set the value router.eject.firstByte"},
 		{set("router.fallbackEndpoints=1", "engine=dynamo"), "router.fallbackEndpoints: a Dynamo frontend"},
 		{set("envoy.create=true", "engine=dynamo"), "envoy.create works only with stock engines"},
 		{set("envoy.create=true", "tls.enabled=false"), "envoy.create: this Envoy uses TLS"},

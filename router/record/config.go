@@ -39,9 +39,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"`FILE` to which kvepp writes its traffic for \"kvepp replay --format dynamo\": block hashes, token counts, "+
 			"times and workers, no text. kvepp then tokenizes prompts in every --router-mode. Empty: none")
 	fs.Int64Var(&c.MaxBytes, "record-max-bytes", 1<<30,
-		"how many `BYTES` all files of --record take at most; kvepp removes the oldest file then")
-	fs.IntVar(&c.Files, "record-files", 4,
-		"how many files --record has at most, `N`: FILE, FILE.1 and so on, the oldest last")
+		"how many `BYTES` all files of --record take at most, FILE, FILE.1 and so on to FILE.3; kvepp "+
+			"removes the oldest then")
+	c.Files = 4
 	flags.Choice(fs, &c.Hashes, "record-hashes", KeyedHashes,
 		"the block hashes in --record, `KIND`: keyed (with a random key that ends with the process, so that they do "+
 			"not reveal prompts) or plain (those of KV events; readers can then test whether a prompt that "+
@@ -50,11 +50,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 
 // Validate checks the flags.
 func (c *Config) Validate() error {
-	if err := flags.Between("record-files", c.Files, 1, 1000); err != nil {
-		return err
-	}
 	if c.MaxBytes < int64(c.Files)*minFile {
-		return fmt.Errorf("--record-max-bytes %d: must be at least %d for each of --record-files", c.MaxBytes, minFile)
+		return fmt.Errorf("--record-max-bytes %d: must be at least %d", c.MaxBytes, int64(c.Files)*minFile)
 	}
 	return nil
 }

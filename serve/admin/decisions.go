@@ -121,7 +121,7 @@ func follow(
 	f := r.Follow(q, rate)
 	if f == nil {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusServiceUnavailable,
-			"at most %d requests follow decisions at once, and none if --debug-decisions is 0", router.MaxFollowers))
+			"at most %d requests follow decisions at once", router.MaxFollowers))
 		return
 	}
 	defer f.Close()
@@ -170,7 +170,7 @@ type Outcome struct {
 	PromptTokens int     `json:"prompt_tokens,omitempty"` // as the engine reports
 	Tokens       int     `json:"output_tokens,omitempty"`
 	CachedTokens *int    `json:"cached_tokens"`    // as the engine reports; null: it does not
-	Ladder       []Rung  `json:"ladder,omitempty"` // the request's rungs; absent without --ladder-max-bytes
+	Ladder       []Rung  `json:"ladder,omitempty"` // the request's rungs; absent without a ladder
 }
 
 func outcomeOf(o *router.Outcome, byTime bool) *Outcome {

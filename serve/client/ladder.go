@@ -47,7 +47,7 @@ func (s *server) ladder(ctx context.Context, asJSON bool, to io.Writer) error {
 	}
 	if answer.Sampling > 1 {
 		fmt.Fprintf(&text, "kvepp remembers one of %d requested blocks: \"reusable\" is an estimate. "+
-			"--ladder-max-bytes gives it more memory.\n", answer.Sampling)
+			"its 16 MiB are full.\n", answer.Sampling)
 	}
 	_, err := to.Write(text.Bytes())
 	return err

@@ -65,12 +65,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $eject := . }}
 {{- $flags := list }}
 {{- if not $eject.enabled }}{{ $flags = append $flags "--eject=false" }}{{ end }}
-{{- range $i, $key := list "consecutiveFailures" "failurePercent" "maxPercent" "time" "firstByte" }}
-{{- $value := get $eject $key }}
-{{- if not (kindIs "invalid" $value) }}
-{{- $flags = append $flags (printf "--eject-%s=%v" (kebabcase $key) (kindIs "string" $value | ternary $value (int64 $value))) }}
-{{- end }}
-{{- end }}
+{{- if not (kindIs "invalid" $eject.firstByte) }}{{ $flags = append $flags (printf "--eject-first-byte=%s" $eject.firstByte) }}{{ end }}
 {{- toJson $flags -}}
 {{- end -}}
 

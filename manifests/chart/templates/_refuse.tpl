@@ -74,8 +74,7 @@
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
   "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds"
   "replica-service" "sharing.enabled" "replica-token-file" "sharing.tokenSecret"
-  "eject" "router.eject.enabled" "eject-consecutive-failures" "router.eject.consecutiveFailures" "eject-failure-percent" "router.eject.failurePercent" "eject-max-percent" "router.eject.maxPercent"
-  "eject-time" "router.eject.time" "eject-first-byte" "router.eject.firstByte" }}
+  "eject" "router.eject.enabled" "eject-first-byte" "router.eject.firstByte" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}

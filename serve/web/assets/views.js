@@ -604,7 +604,7 @@ function flame(found, show, chosen) {
     }
   };
   const sum = found.roots.reduce((n, p) => n + p.requests, 0);
-  if (!sum) return el("p", {}, "No kept decision has known blocks: kvepp keeps --debug-decisions of them.");
+  if (!sum) return el("p", {}, "None of the latest decisions has known blocks.");
   place(found.roots, 0, width / sum, 0);
   return svg("svg", {viewBox: `0 0 ${width} ${levels * row}`, preserveAspectRatio: "none", height: Math.min(levels * row, 480),
     role: "group", "aria-label": "Flame graph of prefixes"}, bars);
