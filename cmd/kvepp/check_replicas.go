@@ -22,7 +22,7 @@ func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kube.Cluste
 	if !c.shares() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.wait)
+	ctx, cancel := context.WithTimeout(ctx, c.tests.Wait)
 	defer cancel()
 	finding := func(who string, state check.State, fix, says string, args ...any) check.Finding {
 		return check.Finding{Worker: who, About: aboutSharing, State: state, Says: fmt.Sprintf(says, args...), Fix: fix}
@@ -39,7 +39,7 @@ func (c *checkOptions) replicaFindings(ctx context.Context, cluster *kube.Cluste
 	}
 	group := replicaGroup(&c.options, cluster)
 	asked := make([]check.Finding, len(addresses))
-	slots := make(chan struct{}, checksAtOnce)
+	slots := make(chan struct{}, check.AtOnce)
 	var asking sync.WaitGroup
 	for i, at := range addresses {
 		slots <- struct{}{}

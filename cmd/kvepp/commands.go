@@ -16,6 +16,7 @@ import (
 	"kvepp/prompt/fetch"
 	"kvepp/prompt/tokenize"
 	"kvepp/replay/report"
+	"kvepp/serve/check"
 	"kvepp/serve/client"
 )
 
@@ -235,7 +236,7 @@ func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
 
 // helpTexts are the beginnings of help.
 var helpTexts = map[string]string{
-	"check":    checkHelp,
+	"check":    check.Help,
 	"tokenize": tokenize.Help,
 	"indexer":  indexerHelp,
 	"select":   selectHelp,

@@ -39,7 +39,7 @@ var may = map[string]string{
 	"internal/suggest":     "",
 	"internal/useragent":   "",
 	"serve/check": "indexer kvblock pool pool/dynamo prompt prompt/remote zmqsub prompt/body " +
-		"internal/metrics internal/useragent",
+		"internal/metrics internal/useragent internal/boundedfile internal/flags",
 	"internal/tracing":    "internal/metrics internal/useragent",
 	"extproc/extproctest": "",
 	"prompt/body":         "prompt/jinja internal/overrides",
@@ -167,7 +167,7 @@ var only = map[string][]string{
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
 		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
-		"scoring/replica/link", "serve/client", "serve/listen", "serve/logs", "serve/secrets",
+		"scoring/replica/link", "serve/check", "serve/client", "serve/listen", "serve/logs", "serve/secrets",
 	},
 }
 

@@ -27,8 +27,8 @@ func (q *workerCheck) checkAddress() {
 	}
 }
 
-// Unresolved is the finding about an endpoint that kvepp leaves out because its name has no address.
-func Unresolved(e *pool.Endpoint) Finding {
+// unresolved is the finding about an endpoint that kvepp leaves out because its name has no address.
+func unresolved(e *pool.Endpoint) Finding {
 	return Finding{
 		Worker: e.Name,
 		About:  AboutAddress,

@@ -91,6 +91,9 @@ type Config struct {
 	WithoutEvents bool
 	// Probe sends each worker two short chats with the same beginning.
 	Probe bool
+	// Conversations is the number of conversations of five turns to hold.
+	Conversations int
+	Gateway       GatewayFlags
 	// Predictor computes how many tokens kvepp expects to be cached. Needed for Probe, Conversations and Gateway only.
 	Predictor *Predictor
 	// Wait is the time limit of each answer and of each wait for events.
@@ -98,6 +101,8 @@ type Config struct {
 	// Metrics and Log are those of the clients that ask engines for token ids.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
+
+	json bool // the findings are printed as JSON
 }
 
 // Result holds a worker's findings, and what later tests need to know of it.
