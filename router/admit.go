@@ -86,7 +86,7 @@ func (r *Router) turnOf(sc *scratch, req *Request, p *prepared) *admission.Turn 
 	}
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	if r.gather(sc, snapshot, req, p, r.exclusiveTarget(p), nil) != nil {
+	if r.gather(&sc.gathered, snapshot, req, p, r.exclusiveTarget(p), nil) != nil {
 		return nil // decide returns the error
 	}
 	cached := r.bestCached(sc, p)
@@ -113,7 +113,7 @@ func (r *Router) waitAndDecide(
 ) (route *Route, waited time.Duration, err error) {
 	held := *p // a copy, so that p stays on the stack of requests that never wait
 	w, err := r.admissions.Enter(queue.Entry{
-		Line:       r.lineName(sc, p.model),
+		Line:       r.lineName(&sc.gathered, p.model),
 		Profile:    heldProfile,
 		Workers:    1,
 		MayNotWait: p.priority < 0,
@@ -154,7 +154,7 @@ type admissionJudge struct{ roomJudge }
 // Busy reports whether no worker that may compute the prompt has room for the conversation.
 func (j *admissionJudge) Busy(_ *queue.Class, h heldRequest) bool {
 	r, sc := j.router, j.sc
-	if r.gather(sc, j.snapshot, h.req, h.prompt, r.exclusiveTarget(h.prompt), nil) != nil {
+	if r.gather(&sc.gathered, j.snapshot, h.req, h.prompt, r.exclusiveTarget(h.prompt), nil) != nil {
 		return false // it gets its turn, and choose returns the error
 	}
 	candidates := sc.prompters()

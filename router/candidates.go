@@ -37,11 +37,11 @@ type criteria struct {
 }
 
 // criteria returns those for a request. The standings are those in sc.
-func (r *Router) criteria(sc *scratch, req *Request, p *prepared) criteria {
+func (r *Router) criteria(g *gathered, req *Request, p *prepared) criteria {
 	return criteria{
 		req:          req,
 		p:            p,
-		standings:    &sc.standings,
+		standings:    &g.standings,
 		stockPrefill: r.cfg.StockPrefill,
 		pinned:       p.pins.Given(),
 		constrained:  len(p.constraints.Required) > 0,
@@ -104,16 +104,16 @@ type target struct {
 //
 // Errors: ErrOverloaded, ErrCordoned, ErrConstraints, ErrNoPrefill, ErrUnknownModel, ErrNoEndpoints, and an
 // *apibody.Error for a pin that names no candidate.
-func (r *Router) gather(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared, t target, over []bool) error {
-	targetOverloaded := r.classify(sc, snapshot, req, p, t, over)
-	sc.admitEjected()
-	unpaired := sc.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
-	if t.bound && !sc.keepOnly(t.worker) && targetOverloaded && !t.soft {
+func (r *Router) gather(g *gathered, snapshot *pool.Snapshot, req *Request, p *prepared, t target, over []bool) error {
+	targetOverloaded := r.classify(g, snapshot, req, p, t, over)
+	g.admitEjected()
+	unpaired := g.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
+	if t.bound && !g.keepOnly(t.worker) && targetOverloaded && !t.soft {
 		return ErrOverloaded
 	}
-	sc.dropUnpairedPrefill()
-	if len(sc.aggregated.workers)+len(sc.decode.workers) == 0 {
-		return sc.whyNone(p, unpaired)
+	g.dropUnpairedPrefill()
+	if len(g.aggregated.workers)+len(g.decode.workers) == 0 {
+		return g.whyNone(p, unpaired)
 	}
 	return nil
 }
@@ -121,53 +121,53 @@ func (r *Router) gather(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 // classify judges every worker of the snapshot, makes the candidates those of their legs and counts the others. It
 // reports whether the session's target would be a candidate but for its load.
 func (r *Router) classify(
-	sc *scratch,
+	g *gathered,
 	snapshot *pool.Snapshot,
 	req *Request,
 	p *prepared,
 	t target,
 	over []bool,
 ) (targetOverloaded bool) {
-	sc.aggregated.reset()
-	sc.prefill.reset()
-	sc.decode.reset()
-	sc.destinations, sc.prefills, sc.pairings = tally{}, tally{}, sc.pairings[:0]
-	sc.ejected, sc.ejectedPrefill, sc.ejectedAdmitted = sc.ejected[:0], sc.ejectedPrefill[:0], false
-	sc.cordoned = sc.cordoned[:0]
-	sc.pricing = r.cfg.Scoring
+	g.aggregated.reset()
+	g.prefill.reset()
+	g.decode.reset()
+	g.destinations, g.prefills, g.pairings = tally{}, tally{}, g.pairings[:0]
+	g.ejected, g.ejectedPrefill, g.ejectedAdmitted = g.ejected[:0], g.ejectedPrefill[:0], false
+	g.cordoned = g.cordoned[:0]
+	g.pricing = r.cfg.Scoring
 	if p.scoring != nil {
-		sc.pricing = *p.scoring
+		g.pricing = *p.scoring
 	}
-	sc.standings = r.standings()
+	g.standings = r.standings()
 	explains := r.explains()
-	c := r.criteria(sc, req, p)
+	c := r.criteria(g, req, p)
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
 		busy := over != nil && over[i]
 		var v verdict
 		if w.Role == pool.Prefill {
 			v = c.prefill(w, busy)
-			sc.prefills[v]++
+			g.prefills[v]++
 			switch v {
 			case candidate:
-				sc.addPrefill(w)
+				g.addPrefill(w)
 			case ejected:
-				sc.ejectedPrefill = append(sc.ejectedPrefill, *w)
+				g.ejectedPrefill = append(g.ejectedPrefill, *w)
 			}
 		} else {
 			v = c.destination(w, busy)
-			sc.destinations[v]++
+			g.destinations[v]++
 			switch v {
 			case candidate:
-				sc.addDestination(w)
+				g.addDestination(w)
 			case ejected:
-				sc.ejected = append(sc.ejected, *w)
+				g.ejected = append(g.ejected, *w)
 			case overloaded:
 				targetOverloaded = targetOverloaded || w.Worker == t.worker
 			}
 		}
 		if v == cordoned && explains {
-			sc.noteCordoned(w)
+			g.noteCordoned(w)
 		}
 	}
 	return targetOverloaded
@@ -175,9 +175,9 @@ func (r *Router) classify(
 
 // whyNone says why no worker may take the request: of several reasons the first below. unpaired counts the decode
 // workers that no prefill worker matches.
-func (sc *scratch) whyNone(p *prepared, unpaired int) error {
+func (g *gathered) whyNone(p *prepared, unpaired int) error {
 	// why reports whether a destination has that verdict, or the only prefill workers for a decode worker.
-	why := func(v verdict) bool { return sc.destinations[v] > 0 || unpaired > 0 && sc.prefills[v] > 0 }
+	why := func(v verdict) bool { return g.destinations[v] > 0 || unpaired > 0 && g.prefills[v] > 0 }
 	switch {
 	case why(overloaded):
 		return ErrOverloaded
@@ -185,49 +185,49 @@ func (sc *scratch) whyNone(p *prepared, unpaired int) error {
 		return ErrCordoned
 	case why(untainted):
 		return fmt.Errorf("%w: %.200q", ErrConstraints, p.constraints.Required)
-	case unpaired > 0 && sc.prefills[notPinned] > 0:
+	case unpaired > 0 && g.prefills[notPinned] > 0:
 		return unknownPin(&p.pins.Prefill)
 	case unpaired > 0:
 		return ErrNoPrefill
-	case sc.destinations[notPinned] > 0:
+	case g.destinations[notPinned] > 0:
 		return unknownPin(&p.pins.Worker)
-	case sc.destinations[otherModel] > 0:
+	case g.destinations[otherModel] > 0:
 		return fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
 	}
 	return ErrNoEndpoints
 }
 
 // addPrefill makes a prefill worker a candidate.
-func (sc *scratch) addPrefill(w *pool.Worker) {
-	if g := pairingOf(w); len(sc.pairings) == 0 ||
-		g != sc.pairings[len(sc.pairings)-1] && !slices.Contains(sc.pairings, g) {
-		sc.pairings = append(sc.pairings, g)
+func (g *gathered) addPrefill(w *pool.Worker) {
+	if p := pairingOf(w); len(g.pairings) == 0 ||
+		p != g.pairings[len(g.pairings)-1] && !slices.Contains(g.pairings, p) {
+		g.pairings = append(g.pairings, p)
 	}
-	sc.prefill.workers = append(sc.prefill.workers, *w)
+	g.prefill.workers = append(g.prefill.workers, *w)
 }
 
 // addDestination makes a worker that the request can be sent to a candidate.
-func (sc *scratch) addDestination(w *pool.Worker) {
-	l := &sc.aggregated
+func (g *gathered) addDestination(w *pool.Worker) {
+	l := &g.aggregated
 	if w.Role == pool.Decode {
-		l = &sc.decode
+		l = &g.decode
 	}
 	l.workers = append(l.workers, *w)
 }
 
 // admitEjected makes the ejected workers of a role candidates if it has no others: a request that may fail is better
 // than one that must. Overloaded workers count as others.
-func (sc *scratch) admitEjected() {
-	if len(sc.ejected) > 0 && sc.destinations[candidate]+sc.destinations[overloaded] == 0 {
-		sc.ejectedAdmitted = true
-		for i := range sc.ejected {
-			sc.addDestination(&sc.ejected[i])
+func (g *gathered) admitEjected() {
+	if len(g.ejected) > 0 && g.destinations[candidate]+g.destinations[overloaded] == 0 {
+		g.ejectedAdmitted = true
+		for i := range g.ejected {
+			g.addDestination(&g.ejected[i])
 		}
 	}
-	if len(sc.ejectedPrefill) > 0 && sc.prefills[candidate]+sc.prefills[overloaded] == 0 {
-		sc.ejectedAdmitted = true
-		for i := range sc.ejectedPrefill {
-			sc.addPrefill(&sc.ejectedPrefill[i])
+	if len(g.ejectedPrefill) > 0 && g.prefills[candidate]+g.prefills[overloaded] == 0 {
+		g.ejectedAdmitted = true
+		for i := range g.ejectedPrefill {
+			g.addPrefill(&g.ejectedPrefill[i])
 		}
 	}
 }
@@ -236,13 +236,13 @@ func (sc *scratch) admitEjected() {
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: an eligible target is exclusive in the default policy; dynamo-llm 1.6.1,
 // kv_router::routing_host: what hard and soft mean for one that is not eligible.
-func (sc *scratch) keepOnly(w kvblock.Worker) bool {
-	for _, l := range []*leg{&sc.aggregated, &sc.decode} {
+func (g *gathered) keepOnly(w kvblock.Worker) bool {
+	for _, l := range []*leg{&g.aggregated, &g.decode} {
 		for i := range l.workers {
 			if l.workers[i].Worker == w {
 				only := l.workers[i]
-				sc.aggregated.reset()
-				sc.decode.reset()
+				g.aggregated.reset()
+				g.decode.reset()
 				l.workers = append(l.workers, only)
 				return true
 			}
@@ -252,22 +252,22 @@ func (sc *scratch) keepOnly(w kvblock.Worker) bool {
 }
 
 // noteCordoned keeps the name of a cordoned endpoint, once for all of its ranks.
-func (sc *scratch) noteCordoned(w *pool.Worker) {
-	if n := len(sc.cordoned); n == 0 || sc.cordoned[n-1] != w.Name { // ranks of an endpoint follow one another
-		sc.cordoned = append(sc.cordoned, w.Name)
+func (g *gathered) noteCordoned(w *pool.Worker) {
+	if n := len(g.cordoned); n == 0 || g.cordoned[n-1] != w.Name { // ranks of an endpoint follow one another
+		g.cordoned = append(g.cordoned, w.Name)
 	}
 }
 
 // explainExcluded names in a decision the endpoints that were left out.
-func (sc *scratch) explainExcluded(route *Route) {
-	if len(sc.cordoned) > 0 {
-		route.Cordoned = slices.Clone(sc.cordoned)
+func (g *gathered) explainExcluded(route *Route) {
+	if len(g.cordoned) > 0 {
+		route.Cordoned = slices.Clone(g.cordoned)
 	}
-	if len(sc.ejected)+len(sc.ejectedPrefill) == 0 {
+	if len(g.ejected)+len(g.ejectedPrefill) == 0 {
 		return
 	}
-	route.EjectedAdmitted = sc.ejectedAdmitted
-	for _, out := range [][]pool.Worker{sc.ejected, sc.ejectedPrefill} {
+	route.EjectedAdmitted = g.ejectedAdmitted
+	for _, out := range [][]pool.Worker{g.ejected, g.ejectedPrefill} {
 		for i := range out {
 			if name := out[i].Name; !slices.Contains(route.Ejected, name) {
 				route.Ejected = append(route.Ejected, name)
@@ -303,38 +303,38 @@ func (g *pairing) matches(decode *pool.Worker) bool {
 // pairUp removes from the decode leg the workers that no prefill worker matches. If alone is set they become aggregated
 // candidates: a stock engine decodes alone unless a request says where its prompt is computed, and a request without a
 // prompt needs no prefill. Otherwise pairUp returns how many they are.
-func (sc *scratch) pairUp(alone bool) (unpaired int) {
-	kept := sc.decode.workers[:0]
-	for i := range sc.decode.workers {
-		w := &sc.decode.workers[i]
+func (g *gathered) pairUp(alone bool) (unpaired int) {
+	kept := g.decode.workers[:0]
+	for i := range g.decode.workers {
+		w := &g.decode.workers[i]
 		switch {
-		case slices.ContainsFunc(sc.pairings, func(g pairing) bool { return g.matches(w) }):
+		case slices.ContainsFunc(g.pairings, func(p pairing) bool { return p.matches(w) }):
 			kept = append(kept, *w)
 		case alone:
-			sc.aggregated.workers = append(sc.aggregated.workers, *w)
+			g.aggregated.workers = append(g.aggregated.workers, *w)
 		default:
 			unpaired++
 		}
 	}
-	sc.decode.workers = kept
+	g.decode.workers = kept
 	return unpaired
 }
 
 // dropUnpairedPrefill removes from the prefill leg the workers that match no decode worker.
-func (sc *scratch) dropUnpairedPrefill() {
-	all := len(sc.pairings)
-	sc.pairings = slices.DeleteFunc(sc.pairings, func(g pairing) bool {
-		for i := range sc.decode.workers {
-			if g.matches(&sc.decode.workers[i]) {
+func (g *gathered) dropUnpairedPrefill() {
+	all := len(g.pairings)
+	g.pairings = slices.DeleteFunc(g.pairings, func(p pairing) bool {
+		for i := range g.decode.workers {
+			if p.matches(&g.decode.workers[i]) {
 				return false
 			}
 		}
 		return true
 	})
-	if len(sc.pairings) < all {
-		sc.prefill.workers = slices.DeleteFunc(
-			sc.prefill.workers,
-			func(w pool.Worker) bool { return !slices.Contains(sc.pairings, pairingOf(&w)) },
+	if len(g.pairings) < all {
+		g.prefill.workers = slices.DeleteFunc(
+			g.prefill.workers,
+			func(w pool.Worker) bool { return !slices.Contains(g.pairings, pairingOf(&w)) },
 		)
 	}
 }

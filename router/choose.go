@@ -31,7 +31,7 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	}
 	r.climb(sc, snapshot, req, p, route)
 	if r.predictable(p, &route.computes) {
-		r.predict(sc, route)
+		r.predict(&sc.matched, route)
 	}
 	route.released = r.onOwnRelease
 	if p.whole {
@@ -54,17 +54,18 @@ const maxLooks = 64
 // With an error, or in a further round, what was booked before is in sc: see undo.
 func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared, t target) (*Route, error) {
 	for look := 1; ; look++ {
-		over := r.overloaded(sc, snapshot, p.model)
+		over := r.overloaded(&sc.gathered, snapshot, p.model)
 		sc.over = over
 		if look == maxLooks {
 			sc.version = 0
 		}
-		if err := r.gather(sc, snapshot, req, p, t, over); err != nil {
+		if err := r.gather(&sc.gathered, snapshot, req, p, t, over); err != nil {
 			return nil, err
 		}
 		route, err := r.bookCandidates(sc, p)
 		switch {
-		case err == nil && (!r.cordonedSince(sc, route) && r.watch(sc, route, p) || look >= maxLooks):
+		case err == nil && (!r.cordonedSince(&sc.gathered, route) && r.watch(&sc.gathered, route, p) ||
+			look >= maxLooks):
 			return route, nil
 		case err != nil && !errors.Is(err, scoring.ErrChanged):
 			return nil, err

@@ -51,7 +51,7 @@ func (r *Router) Endpoints() []EndpointState {
 	defer s.Release()
 	sc := r.takeScratch(nil)
 	defer r.putScratch(sc)
-	over := r.overloaded(sc, s, "")
+	over := r.overloaded(&sc.gathered, s, "")
 	loads, sessions := r.book.Loads(nil), r.cfg.Sessions.CountByWorker()
 	health, inPool := map[string]eject.Health{}, map[string]bool{}
 	tracked := r.cfg.Eject.Endpoints()

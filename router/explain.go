@@ -61,7 +61,7 @@ func (r *Router) Explain(ctx context.Context, req *Request) (*Explanation, error
 		sc.variants = sc.variants[:0]
 	}
 	route, err := dry.choose(sc, snapshot, req, &p)
-	out.Record, out.Refused = recordOf(sc, req, &p, route, 0, err), err
+	out.Record, out.Refused = recordOf(&sc.gathered, req, &p, route, 0, err), err
 	if err == nil {
 		out.Computes = route.computes
 	}

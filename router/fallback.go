@@ -11,7 +11,7 @@ import (
 // fallbacks returns the addresses of the next cheapest endpoints of a leg, at most Config.Fallbacks, for a proxy that
 // cannot reach the chosen one. Each fits the headers that the request gets. Ejected endpoints come last: one that may
 // fail is better than none.
-func (r *Router) fallbacks(sc *scratch, l *leg, chosen int) (addresses []string) {
+func (r *Router) fallbacks(g *gathered, l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (r *Router) fallbacks(sc *scratch, l *leg, chosen int) (addresses []string)
 		}
 	}
 	for i := range l.workers {
-		if !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) && !sc.onTrial(l.workers[i].Worker) {
+		if !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) && !g.onTrial(l.workers[i].Worker) {
 			order = append(order, i)
 		}
 	}
@@ -33,14 +33,14 @@ func (r *Router) fallbacks(sc *scratch, l *leg, chosen int) (addresses []string)
 		add(&l.workers[i])
 	}
 	for i := range l.workers {
-		if sc.onTrial(l.workers[i].Worker) {
+		if g.onTrial(l.workers[i].Worker) {
 			add(&l.workers[i])
 		}
 	}
-	if !sc.ejectedAdmitted {
-		for i := range sc.ejected {
-			if sc.ejected[i].Role == l.workers[chosen].Role {
-				add(&sc.ejected[i])
+	if !g.ejectedAdmitted {
+		for i := range g.ejected {
+			if g.ejected[i].Role == l.workers[chosen].Role {
+				add(&g.ejected[i])
 			}
 		}
 	}

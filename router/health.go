@@ -72,9 +72,9 @@ func (s *standings) of(w *pool.Worker) eject.Standing {
 
 // cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is called
 // after the booking. So an operator who cordons an endpoint and then sees no booking on it will see none later.
-func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
+func (r *Router) cordonedSince(g *gathered, route *Route) bool {
 	view := r.cfg.Eject.View()
-	if view == sc.standings.view {
+	if view == g.standings.view {
 		return false
 	}
 	now := time.Now()
@@ -84,20 +84,20 @@ func (r *Router) cordonedSince(sc *scratch, route *Route) bool {
 
 // watch begins to follow the request's endpoints. It returns false if the request was to be an endpoint's trial and
 // another request took the trial first: then the caller must choose again.
-func (r *Router) watch(sc *scratch, route *Route, p *prepared) bool {
+func (r *Router) watch(g *gathered, route *Route, p *prepared) bool {
 	t := r.cfg.Eject
 	if !t.Ejects() {
 		return true
 	}
 	if r.dry {
-		route.Trial = !p.pins.Given() && (sc.onTrial(route.destination) ||
-			route.Prefill != nil && sc.onTrial(route.computes.Worker))
+		route.Trial = !p.pins.Given() && (g.onTrial(route.destination) ||
+			route.Prefill != nil && g.onTrial(route.computes.Worker))
 		return true
 	}
 	h := &route.health
 	*h = health{tracker: t, router: r, streams: !p.whole, legs: legs{endpoint: t.Of(route.destination)}}
 	claim := func(w kvblock.Worker) (trial uint64, ok bool) {
-		if p.pins.Given() || !sc.onTrial(w) {
+		if p.pins.Given() || !g.onTrial(w) {
 			return 0, true
 		}
 		return t.Claim(w)
@@ -119,8 +119,8 @@ func (r *Router) watch(sc *scratch, route *Route, p *prepared) bool {
 }
 
 // onTrial reports whether a worker is ejected and its next request is the trial.
-func (sc *scratch) onTrial(w kvblock.Worker) bool {
-	return sc.standings.view.Of(w, sc.standings.now) == eject.Trial
+func (g *gathered) onTrial(w kvblock.Worker) bool {
+	return g.standings.view.Of(w, g.standings.now) == eject.Trial
 }
 
 // trialCostMultiplier is the cost multiplier of an endpoint whose trial is due. It makes that endpoint the cheapest,
@@ -128,8 +128,8 @@ func (sc *scratch) onTrial(w kvblock.Worker) bool {
 const trialCostMultiplier = 1e-6
 
 // trialMultiplier returns a candidate's cost multiplier, given the one that it would have without a trial.
-func (sc *scratch) trialMultiplier(w *pool.Worker, multiplier float64) float64 {
-	if !sc.onTrial(w.Worker) {
+func (g *gathered) trialMultiplier(w *pool.Worker, multiplier float64) float64 {
+	if !g.onTrial(w.Worker) {
 		return multiplier
 	}
 	return trialCostMultiplier

@@ -93,7 +93,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	fleet := eligible
 	if holder, blocks := r.bestHolder(sc, snapshot, v, p, eligible); holder >= 0 {
 		fleet = blocks
-		c.NotEligible = r.whyNotEligible(sc, &snapshot.Workers[holder], holder, req, p)
+		c.NotEligible = r.whyNotEligible(&sc.gathered, &snapshot.Workers[holder], holder, req, p)
 	}
 	c.NotInFleet = r.whyNotInFleet(snapshot, v)
 	seen, plain := r.noteSeen(v, p)
@@ -150,9 +150,9 @@ func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prepar
 func (o overlap) blocks() int { return int(o.device + o.host + o.disk) }
 
 // whyNotEligible says why a worker of the request's model is no candidate.
-func (r *Router) whyNotEligible(sc *scratch, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
-	c := r.criteria(sc, req, p)
-	busy := index < len(sc.over) && sc.over[index]
+func (r *Router) whyNotEligible(g *gathered, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
+	c := r.criteria(g, req, p)
+	busy := index < len(g.over) && g.over[index]
 	var v verdict
 	if w.Role == pool.Prefill {
 		v = c.prefill(w, busy)

@@ -53,16 +53,12 @@ func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
 	}
 	w := &l.workers[sel.Index]
 	route := &Route{
-		booking:       booking,
-		destination:   w.Worker,
-		instance:      w.InstanceID,
-		computes:      *w,
-		sameTokenizer: w.SameTokenizer,
-		unit:          blockSizeOf(w, sel),
+		placed: placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
+			sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
-			Fallbacks: r.fallbacks(sc, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
-			Weights: l.weights(),
+			Fallbacks: r.fallbacks(&sc.gathered, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(),
+			Chosen: sel.Index, Weights: l.weights(),
 		},
 	}
 	r.explain(sc, route, l, sel, p, reason)
@@ -100,17 +96,12 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 	}
 	w := &l.workers[last.Index]
 	route := &Route{
-		booking:       booking,
-		prefill:       prefill,
-		destination:   w.Worker,
-		instance:      w.InstanceID,
-		computes:      *x,
-		sameTokenizer: w.SameTokenizer && x.SameTokenizer,
-		unit:          blockSizeOf(w, last),
+		placed: placed{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x,
+			sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
-			Fallbacks: r.fallbacks(sc, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
-			Weights: l.weights(),
+			Fallbacks: r.fallbacks(&sc.gathered, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(),
+			Chosen: last.Index, Weights: l.weights(),
 			Prefill: &Prefill{
 				Name:       x.Name,
 				Address:    x.Address,
@@ -283,16 +274,16 @@ func (l *leg) weights() *scoring.Config {
 
 // promptOf returns a prompt without hashes, for a candidate with only the block size known; nil if that is not
 // known either.
-func (sc *scratch) promptOf(blockSize int) *scoring.Prompt {
+func (m *matched) promptOf(blockSize int) *scoring.Prompt {
 	if blockSize <= 0 {
 		return nil
 	}
-	for _, p := range sc.sized {
+	for _, p := range m.sized {
 		if p.BlockSize == blockSize {
 			return p
 		}
 	}
 	p := &scoring.Prompt{BlockSize: blockSize}
-	sc.sized = append(sc.sized, p)
+	m.sized = append(m.sized, p)
 	return p
 }

@@ -83,9 +83,9 @@ func loadOnly(w *pool.Worker) Reason {
 
 // predict adds to the index the blocks that the worker is about to compute, so that the next request with the same
 // prefix finds them.
-func (r *Router) predict(sc *scratch, route *Route) {
+func (r *Router) predict(m *matched, route *Route) {
 	w := &route.computes
-	v, life := sc.variantOf(w), r.cfg.Predict.lifetime(w)
+	v, life := m.variantOf(w), r.cfg.Predict.lifetime(w)
 	if v == nil || life == (indexer.Lifetime{}) || !r.cfg.asksIndex() {
 		return
 	}
@@ -201,12 +201,12 @@ func appendUnknown(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceH
 }
 
 // variantOf returns the prompt as cut for the worker's engine; nil if it was not.
-func (sc *scratch) variantOf(w *pool.Worker) *variant {
+func (m *matched) variantOf(w *pool.Worker) *variant {
 	if loadOnly(w) != "" {
 		return nil
 	}
-	for i := range sc.variants {
-		if v := &sc.variants[i]; v.blockSize == w.BlockSize && v.eagle == w.EAGLE {
+	for i := range m.variants {
+		if v := &m.variants[i]; v.blockSize == w.BlockSize && v.eagle == w.EAGLE {
 			return v
 		}
 	}

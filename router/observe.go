@@ -39,7 +39,7 @@ type observed struct {
 }
 
 // observeChoice reports a choice to the metrics.
-func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prepared, began time.Time) {
+func (r *Router) observeChoice(g *gathered, route *Route, req *Request, p *prepared, began time.Time) {
 	route.observed = observed{
 		router:   r,
 		began:    began,
@@ -67,9 +67,9 @@ func (r *Router) observeChoice(sc *scratch, route *Route, req *Request, p *prepa
 	if r.cfg.Metrics == nil {
 		return
 	}
-	l := &sc.aggregated
+	l := &g.aggregated
 	if route.Prefill != nil {
-		l = &sc.prefill
+		l = &g.prefill
 		route.observed.phase = phasePrefill
 		r.cfg.Metrics.Chosen(
 			&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true},

@@ -145,17 +145,17 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 
 // overloaded says for each worker of the snapshot whether it is overloaded; nil if no threshold is set. Workers without
 // a model have the thresholds of model. The result is sc's until the next call; sc.version is the version of the loads.
-func (r *Router) overloaded(sc *scratch, s *pool.Snapshot, model string) []bool {
+func (r *Router) overloaded(g *gathered, s *pool.Snapshot, model string) []bool {
 	table := r.thresholds.current.Load()
-	if sc.version = 0; table == nil {
+	if g.version = 0; table == nil {
 		return nil
 	}
-	sc.loads, sc.version = r.book.LoadsAndVersion(sc.loads[:0])
-	sc.usage = sc.usage[:0]
+	g.loads, g.version = r.book.LoadsAndVersion(g.loads[:0])
+	g.usage = g.usage[:0]
 	if r.cfg.KVUsage != nil && table.blocks {
-		sc.usage = r.cfg.KVUsage(sc.usage)
+		g.usage = r.cfg.KVUsage(g.usage)
 	}
-	sc.overloaded = sc.overloaded[:0]
+	g.overloaded = g.overloaded[:0]
 	for from := 0; from < len(s.Workers); {
 		e := s.Workers[from].Endpoint
 		name := e.Model
@@ -165,16 +165,16 @@ func (r *Router) overloaded(sc *scratch, s *pool.Snapshot, model string) []bool 
 		limits, all, to := table.of(name), true, from
 		for ; to < len(s.Workers) && s.Workers[to].Endpoint == e; to++ { // ranks of an endpoint follow one another
 			usage := 0.0
-			if w := int(s.Workers[to].Worker); w < len(sc.usage) {
-				usage = sc.usage[w]
+			if w := int(s.Workers[to].Worker); w < len(g.usage) {
+				usage = g.usage[w]
 			}
-			all = all && limits.exceeded(e, loadOf(sc.loads, &s.Workers[to]), usage)
+			all = all && limits.exceeded(e, loadOf(g.loads, &s.Workers[to]), usage)
 		}
 		for ; from < to; from++ {
-			sc.overloaded = append(sc.overloaded, all)
+			g.overloaded = append(g.overloaded, all)
 		}
 	}
-	return sc.overloaded
+	return g.overloaded
 }
 
 // loadOf returns a worker's load from a list indexed by worker number. Workers beyond its end have no load.
@@ -194,7 +194,7 @@ func (r *Router) Overloaded() int {
 	s := r.pool.Acquire()
 	defer s.Release()
 	n := 0
-	for _, o := range r.overloaded(sc, s, "") {
+	for _, o := range r.overloaded(&sc.gathered, s, "") {
 		if o {
 			n++
 		}

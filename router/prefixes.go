@@ -26,11 +26,11 @@ var sessionNames = maphash.MakeSeed()
 
 // keepChain keeps the hashes of the prompt's blocks. They share the memory that the decision hashed them into, unless
 // the prompt is long.
-func (r *Record) keepChain(sc *scratch, p *prepared, route *Route) {
+func (r *Record) keepChain(m *matched, p *prepared, route *Route) {
 	if route == nil || p.tokens == nil {
 		return
 	}
-	v := sc.variantOf(&route.computes)
+	v := m.variantOf(&route.computes)
 	if v == nil || len(v.prompts) == 0 {
 		return
 	}

@@ -139,8 +139,8 @@ func (r *Router) record(
 	err error,
 ) {
 	if r.cfg.Keep > 0 {
-		record := recordOf(sc, req, p, route, waited, err)
-		record.keepChain(sc, p, route)
+		record := recordOf(&sc.gathered, req, p, route, waited, err)
+		record.keepChain(&sc.matched, p, route)
 		if r.records.add(record); err == nil {
 			r.records.keep(route, record)
 		} else {
@@ -199,7 +199,7 @@ func (r *Router) record(
 }
 
 // recordOf returns the record of a decision. route is nil if err is not.
-func recordOf(sc *scratch, req *Request, p *prepared, route *Route, waited time.Duration, err error) *Record {
+func recordOf(g *gathered, req *Request, p *prepared, route *Route, waited time.Duration, err error) *Record {
 	path, _, _ := strings.Cut(req.Path, "?")
 	record := &Record{
 		Time:      time.Now(),
@@ -216,7 +216,7 @@ func recordOf(sc *scratch, req *Request, p *prepared, route *Route, waited time.
 	}
 	record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
 	if errors.Is(err, ErrCordoned) {
-		record.Cordoned = slices.Clone(sc.cordoned)
+		record.Cordoned = slices.Clone(g.cordoned)
 	}
 	return record
 }

@@ -155,6 +155,18 @@ type Route struct {
 	// Renamed says that Body, and so the answer, names another model than the client did. nil: it does not.
 	Renamed *Renamed
 
+	placed
+	answering
+	ending
+
+	record   *Record         // nil: none is kept
+	kept     int             // its bytes in records.running
+	recorded *record.Request // without its end; nil: it is not recorded
+	climb    ladder.Climb    // the zero value without Config.Ladder
+}
+
+// placed is where a request was booked. The choice sets it, and Reconcile if the proxy chose otherwise.
+type placed struct {
 	booking  scoring.Booking // on the destination
 	prefill  scoring.Booking // on the prefill worker; the zero value without one
 	computes pool.Worker     // the worker that computes the prompt
@@ -164,27 +176,26 @@ type Route struct {
 	unit          int            // a block of the destination, in tokens
 	destination   kvblock.Worker // the worker that the request is sent to
 	instance      uint64         // of destination
+}
 
-	record *Record // nil: none is kept
-	kept   int     // its bytes in records.running
-
+// answering is what a route knows of its answer while it comes.
+type answering struct {
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
 	output         outputTracker
 	most           int // tokens of the answer; 0: no limit
 	observed       observed
-	recorded       *record.Request // without its end; nil: it is not recorded
-	climb          ladder.Climb    // the zero value without Config.Ladder
 	health         health
+	answerTokens   int            // of a complete answer; 0: not known
+	responses      *session.Table // learns the answer's id; nil: the endpoint does not store it
+}
 
-	turn         *admission.Turn // of its conversation; nil: admission does not apply
-	answerTokens int             // of a complete answer; 0: not known
-
-	responses *session.Table // learns the answer's id; nil: the endpoint does not store it
-
-	lease session.Lease // on its session
-	final bool          // the session ends with this request
+// ending is what a route gives back when it ends.
+type ending struct {
+	turn  *admission.Turn // of its conversation; nil: admission does not apply
+	lease session.Lease   // on its session
+	final bool            // the session ends with this request
 	freed atomic.Bool
 
 	// released is called with the number of the booking that released load; nil: no request ever waits
@@ -340,7 +351,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	r.observeChoice(sc, route, req, &p, start)
+	r.observeChoice(&sc.gathered, route, req, &p, start)
 	if r.cfg.Recorder != nil {
 		r.beginRecording(sc, route, &p)
 	}

@@ -10,7 +10,18 @@ import (
 
 // scratch is the memory of one decision. Router.scratches reuses it.
 type scratch struct {
-	// The candidates, see gather.
+	gathered
+	matched
+
+	// The outcome.
+	booked []scoring.Booking // for this request; some may be freed already
+	route  *Route            // what was chosen
+	kept   bool              // route was returned to the caller, which frees it
+	span   *tracing.Span     // parent of the phases' spans; nil: no tracing
+}
+
+// gathered are the candidates of a request. gather sets them, and all later phases read them.
+type gathered struct {
 	pricing                 scoring.Config // the router's, with what the request overrides
 	aggregated              leg
 	prefill, decode         leg
@@ -26,18 +37,14 @@ type scratch struct {
 	overloaded              []bool          // indexed like the snapshot's workers
 	over                    []bool          // overloaded; nil: no thresholds are set
 	version                 scoring.Version // of the loads behind overloaded; 0: any
+}
 
-	// The prompt, see match.
+// matched is a prompt's blocks and who holds them. match sets it; pricing and predictions read it.
+type matched struct {
 	variants []variant
 	sized    []*scoring.Prompt   // one for each block size met so far, kept from decision to decision
 	local    []kvblock.LocalHash // of one prompt
 	scores   indexer.OverlapScores
-
-	// The outcome.
-	booked []scoring.Booking // for this request; some may be freed already
-	route  *Route            // what was chosen
-	kept   bool              // route was returned to the caller, which frees it
-	span   *tracing.Span     // parent of the phases' spans; nil: no tracing
 }
 
 // takeScratch returns scratch memory for one decision. span is the parent of its spans; nil: no tracing.
@@ -76,13 +83,13 @@ func (sc *scratch) undo() {
 }
 
 // prompters returns the candidates that compute prompts. After gather without an error there is at least one.
-func (sc *scratch) prompters() []pool.Worker {
-	if len(sc.decode.workers) == 0 {
-		return sc.aggregated.workers
+func (g *gathered) prompters() []pool.Worker {
+	if len(g.decode.workers) == 0 {
+		return g.aggregated.workers
 	}
-	if len(sc.aggregated.workers) == 0 {
-		return sc.prefill.workers
+	if len(g.aggregated.workers) == 0 {
+		return g.prefill.workers
 	}
-	sc.prompting = append(append(sc.prompting[:0], sc.aggregated.workers...), sc.prefill.workers...)
-	return sc.prompting
+	g.prompting = append(append(g.prompting[:0], g.aggregated.workers...), g.prefill.workers...)
+	return g.prompting
 }

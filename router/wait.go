@@ -119,11 +119,11 @@ func (r *Router) queueError(line string, err error) error {
 // entry describes a request for the waiting room.
 func (r *Router) entry(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (queue.Entry, error) {
 	t := r.exclusiveTarget(p)
-	if err := r.gather(sc, snapshot, req, p, t, nil); err != nil {
+	if err := r.gather(&sc.gathered, snapshot, req, p, t, nil); err != nil {
 		return queue.Entry{}, err
 	}
 	e := queue.Entry{
-		Line:       r.lineName(sc, p.model),
+		Line:       r.lineName(&sc.gathered, p.model),
 		Workers:    prompterEndpoints(snapshot, p.model),
 		MayNotWait: p.priority < 0,
 		Request: queue.Request{
@@ -147,12 +147,12 @@ func lineLabel(line string) string { return cmp.Or(line, otherModels) }
 
 // lineName returns the model's name if the operator or a worker gave it, else "": all other names share one line, so
 // that clients cannot create lines.
-func (r *Router) lineName(sc *scratch, model string) string {
+func (r *Router) lineName(g *gathered, model string) string {
 	own := false
 	if r.cfg.Queue != nil {
 		_, own = r.cfg.Queue.Profiles.Of(model)
 	}
-	if own || r.cfg.names(model) || sc.prompters()[0].Model == model {
+	if own || r.cfg.names(model) || g.prompters()[0].Model == model {
 		return strings.Clone(model) // the room keeps its lines
 	}
 	return ""
@@ -224,7 +224,7 @@ func (j *roomJudge) Busy(c *queue.Class, w waitingRequest) bool {
 	}
 	r, sc := j.router, j.sc
 	t := r.exclusiveTarget(w.prompt)
-	if r.gather(sc, j.snapshot, w.req, w.prompt, t, nil) != nil {
+	if r.gather(&sc.gathered, j.snapshot, w.req, w.prompt, t, nil) != nil {
 		return false // it gets its turn, and choose returns the error
 	}
 	candidates := sc.prompters()
