@@ -18,6 +18,7 @@ import (
 	"kvepp/replay/report"
 	"kvepp/serve/check"
 	"kvepp/serve/client"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 // A command is a subcommand of kvepp.
@@ -238,7 +239,7 @@ func showHelp(out io.Writer, f *pflag.FlagSet, asked error) {
 var helpTexts = map[string]string{
 	"check":    check.Help,
 	"tokenize": tokenize.Help,
-	"indexer":  indexerHelp,
+	"indexer":  indexerapi.Help,
 	"select":   selectHelp,
 	"fetch":    fetch.Help,
 	"replay":   report.Help,

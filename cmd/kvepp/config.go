@@ -26,6 +26,7 @@ import (
 	"kvepp/router/record"
 	"kvepp/scoring"
 	"kvepp/serve/admin"
+	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
@@ -311,17 +312,6 @@ func (o *options) checkListeners() error {
 	return nil
 }
 
-// checkPeers returns an error unless each of the peers is a URL of an HTTP server.
-func checkPeers(flag string, peers []string) error {
-	for _, peer := range peers {
-		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" ||
-			u.User != nil {
-			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
-		}
-	}
-	return nil
-}
-
 // maxTTL bounds the time for which kvepp assumes that a worker holds a block, so that times stay in range.
 const maxTTL = 365 * 24 * time.Hour
 
@@ -347,7 +337,7 @@ func (o *options) checkKVEvents() error {
 			return fmt.Errorf("--vllm-hash-seeds: %w", err)
 		}
 	}
-	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
+	if err := indexerapi.CheckPeers("--index-peers", o.indexPeers); err != nil {
 		return err
 	}
 	if err := o.checkReplicas(); err != nil {

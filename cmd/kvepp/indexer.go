@@ -2,15 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/http"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"syscall"
-	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,26 +21,10 @@ import (
 	indexerapi "kvepp/serve/dynamo/indexer"
 )
 
-const indexerHelp = `kvepp indexer follows the KV events of workers, and answers over HTTP how much of a prompt each
-worker has cached. It replaces "python -m dynamo.indexer": the same requests, the same responses.
-
-Usage:       kvepp indexer [--workers WORKERS --block-size TOKENS] [flags]
-Example:     kvepp indexer --port 8090 --block-size 16 --workers 1=tcp://10.0.0.7:5557
-             curl localhost:8090/query -H 'Content-Type: application/json' \
-               -d '{"model_name": "default", "token_ids": [1, 2, 3]}'
-Precedence:  flag, variable KVEPP_INDEXER_<FLAG>, --config FILE, default
-`
-
 // indexerOptions are the flags of "kvepp indexer".
 type indexerOptions struct {
 	httpService
-	blockSize int
-	workers   string
-	model     string
-	group     string
-	peers     string
-
-	registrations []indexerapi.Registration // parsed from workers
+	indexerapi.Config
 }
 
 // indexerPrefix separates the environment variables of these flags from those of "kvepp serve".
@@ -54,23 +33,7 @@ const indexerPrefix = "indexer-"
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
 	o.httpService.add(f, 8090)
-	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
-	f.StringVar(
-		&o.workers,
-		"workers",
-		"",
-		"`WORKERS` at the start: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over "+
-			"HTTP",
-	)
-	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
-	f.StringVar(&o.group, "routing-group", "default", "the routing `GROUP` of those workers")
-	f.StringVar(
-		&o.peers,
-		"peers",
-		"",
-		"`URLS` of other indexers, separated by commas: at start kvepp copies the index of the workers in --workers "+
-			"from the first peer that answers",
-	)
+	o.Config.AddFlags(f)
 	o.indexMemory.add(f)
 	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
@@ -90,59 +53,8 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	if err := o.check(); err != nil {
 		return err
 	}
-	if err := checkPeers("--peers", o.peerList()); err != nil {
-		return err
-	}
-	if o.workers == "" {
-		if o.blockSize != 0 {
-			return errors.New(
-				"--block-size is that of the workers that --workers names; those registered over HTTP bring their own",
-			)
-		}
-		return nil
-	}
-	if o.blockSize == 0 {
-		return errors.New("--workers needs --block-size: the tokens per KV block of these workers")
-	}
-	for _, w := range strings.Split(o.workers, ",") {
-		r, err := o.registration(w)
-		if err != nil {
-			return fmt.Errorf("--workers: %w", err)
-		}
-		o.registrations = append(o.registrations, r)
-	}
-	return nil
+	return o.Config.Validate()
 }
-
-func (o *indexerOptions) peerList() []string {
-	return strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' })
-}
-
-// registration parses one element of --workers.
-func (o *indexerOptions) registration(worker string) (r indexerapi.Registration, err error) {
-	name, address, ok := strings.Cut(worker, "=")
-	instance, ranked, hasRank := strings.Cut(name, ":")
-	id, err := strconv.ParseUint(instance, 10, 64)
-	rank := uint64(0)
-	if hasRank && err == nil {
-		rank, err = strconv.ParseUint(ranked, 10, 32)
-	}
-	if !ok || err != nil {
-		return r, fmt.Errorf("%q must look like INSTANCE[:RANK]=tcp://HOST:PORT, both numbers decimal", worker)
-	}
-	rank32 := uint32(rank)
-	return indexerapi.Registration{
-		InstanceID: &id,
-		Rank:       &rank32,
-		Endpoint:   &address,
-		Model:      &o.model,
-		Group:      &o.group,
-		BlockSize:  &o.blockSize,
-	}, nil
-}
-
-// warmUpTimeout bounds how long the start waits for --peers.
-const warmUpTimeout = 10 * time.Second
 
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
@@ -163,27 +75,14 @@ func runIndexer(o *indexerOptions) error {
 		return err
 	}
 	defer events.Close()
-	peers := o.peerList()
-	if len(peers) > 0 {
+	if len(o.Peers()) > 0 {
 		events.Hold()
 	}
 	workers.Watch(events)
 	workers.OnLeave(index.Forget)
 	registry := indexerapi.NewRegistry(workers, index, events, log)
-	for _, r := range o.registrations {
-		if err := registry.Register(r); err != nil {
-			return fmt.Errorf("--workers: %w", err)
-		}
-	}
-	for _, peer := range peers {
-		if err := registry.AddPeer(peer); err != nil {
-			return fmt.Errorf("--peers: %w", err)
-		}
-	}
-	if len(peers) > 0 {
-		warm, cancel := context.WithTimeout(ctx, warmUpTimeout)
-		registry.WarmUp(warm, peers, "")
-		cancel()
+	if err := registry.Begin(ctx, &o.Config); err != nil {
+		return err
 	}
 
 	mux := http.NewServeMux()

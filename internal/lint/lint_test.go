@@ -167,7 +167,8 @@ var only = map[string][]string{
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
 		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
-		"scoring/replica/link", "serve/check", "serve/client", "serve/listen", "serve/logs", "serve/secrets",
+		"scoring/replica/link", "serve/check", "serve/client", "serve/dynamo/indexer", "serve/listen", "serve/logs",
+		"serve/secrets",
 	},
 }
 
