@@ -26,6 +26,7 @@ import (
 	"kvepp/router"
 	"kvepp/serve/api"
 	"kvepp/serve/check"
+	"kvepp/serve/listen"
 	"kvepp/serve/secrets"
 	"kvepp/zmqsub"
 )
@@ -88,7 +89,7 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 	if err != nil {
 		return nil, err
 	}
-	endpoints, ready := pool.New(quiet), newReadiness()
+	endpoints, ready := pool.New(quiet), listen.NewReadiness()
 	c.kube.LeaderElection = false // any replica can be checked
 	cluster, err := openCluster(&c.options, ready, m, log)
 	if err != nil {

@@ -27,6 +27,7 @@ import (
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/listen"
 )
 
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
@@ -37,7 +38,7 @@ type options struct {
 	grpcHealthPort                   uint16
 	metricsPort                      uint16
 	adminAddress                     string
-	hosts                            webHosts
+	hosts                            listen.Hosts
 	adminTokenFile                   string
 	enablePprof, tracing             bool
 	indexPeers, vllmHashSeeds        []string

@@ -1,49 +1,30 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"math"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
+	"kvepp/serve/listen"
 	"kvepp/serve/logs"
 )
-
-// webHosts are the names that HTTP requests over loopback may give in their Host header.
-type webHosts struct{ names []string }
-
-func (o *webHosts) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.names, "allowed-hosts", nil,
-		"`NAMES`, separated by commas, that HTTP requests over loopback may give in their Host header, besides "+
-			"localhost and loopback addresses. kvepp refuses other names, because a page in a browser can make a "+
-			"name of its own resolve to this machine (DNS rebinding)")
-}
 
 type logging = logs.Config
 
 // httpService are the flags that `kvepp indexer` and `kvepp select` share. Both serve only HTTP, and each stands in for
 // one of Dynamo's programs.
 type httpService struct {
-	host  string
-	port  uint16
-	hosts webHosts
+	listen.Web
 	indexMemory
 	logging
 	settingsFile
 }
 
-// add declares the flags about the address.
-func (o *httpService) add(f *pflag.FlagSet, port uint16) {
-	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
-	f.Uint16Var(&o.port, "port", port, "`PORT` to listen on")
-	o.hosts.add(f)
-}
-
 func (o *httpService) check() error {
-	if o.port == 0 {
-		return errors.New("--port 0: must be from 1 to 65535")
+	if err := o.Web.Validate(); err != nil {
+		return err
 	}
 	if err := o.logging.Validate(); err != nil {
 		return err

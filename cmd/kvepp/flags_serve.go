@@ -146,7 +146,7 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
 			"Bearer TOKEN\"; the page asks for it once. kvepp reads it again when it changes. Without it "+
 			"--admin-address must be a loopback address")
-	o.hosts.add(f)
+	o.hosts.AddFlags(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false,
 		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")
 	f.StringVar(&o.traceURL, "trace-url", "",

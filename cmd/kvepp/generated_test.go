@@ -19,6 +19,7 @@ import (
 
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
+	"kvepp/serve/listen"
 	"kvepp/serve/logs"
 	"kvepp/test/harness/process"
 )
@@ -365,7 +366,7 @@ func TestMetricsPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.LogTo(logs.Start(io.Discard))
-	s := &server{options: o, m: metrics.New(), log: log, ready: newReadiness()}
+	s := &server{options: o, m: metrics.New(), log: log, ready: listen.NewReadiness()}
 	defer s.close()
 	if err := s.open(ctx); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
@@ -19,6 +18,7 @@ import (
 	"kvepp/pool"
 	"kvepp/serve/api"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/listen"
 )
 
 // indexerOptions are the flags of "kvepp indexer".
@@ -32,7 +32,7 @@ const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
-	o.httpService.add(f, 8090)
+	o.Web.AddFlags(f, 8090)
 	o.Config.AddFlags(f)
 	o.indexMemory.add(f)
 	o.logging.AddFlags(f, "")
@@ -87,9 +87,9 @@ func runIndexer(o *indexerOptions) error {
 
 	mux := http.NewServeMux()
 	registry.Handle(mux)
-	mux.Handle("GET /metrics", metricsPage(m, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", listen.MetricsPage(m))
 	indexerGauges(m, registry, events, index)
-	return o.serve(ctx, "the indexer's requests", api.Counted(mux, m.NewIndexerService()), m, log)
+	return o.Web.Serve(ctx, "the indexer's requests", api.Counted(mux, m.NewIndexerService()), m, log)
 }
 
 // indexerGauges exports the counts of the registry, the feed and the index.

@@ -21,6 +21,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/router"
 	"kvepp/serve/admin"
+	"kvepp/serve/listen"
 	"kvepp/test/harness/browser"
 )
 
@@ -45,7 +46,7 @@ func serveHere(t testing.TB, endpoints string, flags ...string) *served {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	s := &server{options: &o, m: metrics.New(), log: log, ready: newReadiness()}
+	s := &server{options: &o, m: metrics.New(), log: log, ready: listen.NewReadiness()}
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(func() { stop(); s.close() })
 	if err := s.open(ctx); err != nil {
@@ -57,7 +58,7 @@ func serveHere(t testing.TB, endpoints string, flags ...string) *served {
 	s.decide(ctx)
 	// A stream of decisions ends when its client leaves: the browser must have ended before web is closed.
 	web := httptest.NewUnstartedServer(nil)
-	web.Config = webServer(s.adminHandler(), &o.hosts)
+	web.Config = listen.WebServer(s.adminHandler(), &o.hosts)
 	web.Start()
 	t.Cleanup(func() { web.CloseClientConnections(); web.Close() })
 	return &served{server: s, t: t, web: web}

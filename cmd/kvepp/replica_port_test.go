@@ -17,6 +17,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/scoring/replica"
 	"kvepp/scoring/replica/link"
+	"kvepp/serve/listen"
 	"kvepp/serve/secrets"
 )
 
@@ -38,8 +39,8 @@ func portNode(t *testing.T, origin uint64, most int) (*link.Node, *connlimit.Lis
 			Token: func() string { return "secret" }},
 		Known: func(replica.Worker) bool { return true }, Drain: func(func(*replica.Entry)) time.Duration { return 0 },
 		Apply: func(*replica.Effect) {}, Log: slog.New(slog.DiscardHandler),
-		InUse: func(ctx context.Context) func() { return markInUse(ctx, l) }})
-	go func() { _ = n.Serve(l, grpcLimits(nil, nil)...) }()
+		InUse: func(ctx context.Context) func() { return listen.MarkInUse(ctx, l) }})
+	go func() { _ = n.Serve(l, listen.Options(nil, nil)...) }()
 	t.Cleanup(n.Close)
 	return n, l
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
@@ -22,6 +21,7 @@ import (
 	"kvepp/router/session"
 	"kvepp/scoring"
 	"kvepp/serve/dynamo/selector"
+	"kvepp/serve/listen"
 )
 
 const selectHelp = `kvepp select chooses and reserves workers for prompts, over HTTP. Its clients send the requests to
@@ -58,7 +58,7 @@ const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f := newFlags("kvepp select")
-	o.httpService.add(f, 8092)
+	o.Web.AddFlags(f, 8092)
 	f.Uint64Var(
 		&o.cacheSeconds,
 		"selection-cache-ttl-secs",
@@ -209,7 +209,7 @@ func runSelect(o *selectOptions) error {
 
 	mux := http.NewServeMux()
 	mux.Handle("/", service.Handler())
-	mux.Handle("GET /metrics", metricsPage(m, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", listen.MetricsPage(m))
 	index.Export(m)
 	book.Export(m)
 	m.GaugeFunc(
@@ -230,5 +230,5 @@ func runSelect(o *selectOptions) error {
 		nil,
 		func() float64 { return float64(service.Stats().Waiting) },
 	)
-	return o.serve(ctx, "selections", mux, m, log)
+	return o.Web.Serve(ctx, "selections", mux, m, log)
 }

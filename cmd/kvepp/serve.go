@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kvepp/extproc"
 	"kvepp/indexer"
@@ -55,7 +54,7 @@ func serve(o *options) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // so that a second signal ends the process at once
 
-	s := &server{options: o, m: m, log: log, ready: newReadiness()}
+	s := &server{options: o, m: m, log: log, ready: listen.NewReadiness()}
 	defer s.close()
 	if err := s.open(ctx); err != nil {
 		return err
@@ -78,7 +77,7 @@ type server struct {
 	*options
 	m     *metrics.Metrics
 	log   *slog.Logger
-	ready *readiness
+	ready *listen.Readiness
 
 	// Set by open: files, models and clients that the flags name.
 	secrets                  *secrets.Files
@@ -239,9 +238,7 @@ func (s *server) discover(ctx context.Context) error {
 	if s.replicas, err = s.newReplicas(ctx); err != nil {
 		return err
 	}
-	first := awaitWorkers(s.pool, s.minInitialWorkers)
-	s.ready.await("as many endpoints as --router-min-initial-workers", first.reached)
-	s.pool.Watch(first)
+	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.minInitialWorkers))
 	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
 	pages.Store(s.gauges)
 	s.rewrites, s.objectives = new(modelrewrite.Rules), new(router.Objectives)
@@ -388,17 +385,41 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandleSettings(mux, flags.Settings(s.flags))
 	web.Handle(mux)
 	if s.enablePprof {
-		handleProfiles(mux)
+		listen.HandleProfiles(mux)
 	}
 	if s.adminToken == nil {
 		return mux
 	}
-	return web.NewGuard(s.adminToken.Text).Protect(mux, guarded(mux, s.adminToken))
+	return web.NewGuard(s.adminToken.Text).Protect(mux, listen.Guarded(mux, s.adminToken))
 }
 
-// metricsHandler answers requests for metrics. An invalid series does not hide the others.
+// metricsHandler answers requests for metrics.
 func (s *server) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metricsPage(s.m, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
-	return s.cluster.Guard(guarded(mux, s.metricsToken))
+	mux.Handle("GET /metrics", listen.MetricsPage(s.m))
+	return s.cluster.Guard(listen.Guarded(mux, s.metricsToken))
+}
+
+// listen serves until ctx ends, then drains.
+func (s *server) listen(ctx context.Context) error {
+	defer s.cluster.Elect(ctx)()
+	d := &listen.Daemon{
+		Config: listen.Config{BindAddress: s.bindAddress, GRPCPort: s.grpcPort, HealthPort: s.grpcHealthPort,
+			MetricsPort: s.metricsPort, MetricsAddress: s.metricsAddress, AdminAddress: s.adminAddress, Hosts: s.hosts,
+			DrainTimeout: s.drainTimeout, DrainDelay: s.drainDelay},
+		Proxies:       s.proxies,
+		Picker:        s.picker,
+		AccessLog:     extproc.NewAccessLog(s.router),
+		MaxParseBytes: s.maxParseBytes,
+		MaxStreams:    s.maxStreams,
+		MetricsPage:   s.metricsHandler(),
+		Ready:         s.ready,
+		HandOver:      func() <-chan struct{} { return s.cluster.HandedOver(s.drainDelay) },
+		Metrics:       s.m,
+		Log:           s.log,
+	}
+	if s.adminAddress != "" {
+		d.Admin = s.adminHandler()
+	}
+	return d.Run(ctx)
 }

@@ -295,8 +295,8 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 		"KVEPP_INDEXER_SERVICE_PORT": "80",
 		"KVEPP_INDEXER_PORT":         "tcp://10.96.0.7:80",
 	}
-	if err := parseIndexer(&o, nil, func(name string) string { return of[name] }); err != nil || o.port != 8090 {
-		t.Errorf("port %d, %v; want the default 8090", o.port, err)
+	if err := parseIndexer(&o, nil, func(name string) string { return of[name] }); err != nil || o.Port != 8090 {
+		t.Errorf("port %d, %v; want the default 8090", o.Port, err)
 	}
 	delete(of, "KVEPP_INDEXER_SERVICE_HOST")
 	if err := parseIndexer(new(indexerOptions), nil, func(name string) string { return of[name] }); err == nil {

@@ -111,7 +111,7 @@ func TestUnreadMetrics(t *testing.T) {
 	r.writeEndpoints(text.String())
 	r.start()
 	r.awaitReady()
-	for range maxMetricsReadings + 8 {
+	for range 40 {
 		hold(t, r.prom, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	}
 	r.eventually("/metrics", func() error { // kvepp writes the other pages first

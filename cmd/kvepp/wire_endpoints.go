@@ -19,6 +19,7 @@ import (
 	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/serve/listen"
 )
 
 // modelOf returns the model of a worker; fallback if the pool does not know it.
@@ -74,7 +75,7 @@ func subscribe(
 }
 
 // openCluster creates the followers of a cluster; nil without one.
-func openCluster(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kube.Cluster, error) {
+func openCluster(o *options, ready *listen.Readiness, m *metrics.Metrics, log *slog.Logger) (*kube.Cluster, error) {
 	c := o.kube
 	c.MetricsAuth = c.MetricsAuth && o.metricsTokenFile == ""
 	c.ReplicaService = o.replicaService
@@ -83,7 +84,7 @@ func openCluster(o *options, ready *readiness, m *metrics.Metrics, log *slog.Log
 	}
 	var leads func(bool)
 	if c.LeaderElection && c.Used() {
-		leads = ready.condition("this replica to lead")
+		leads = ready.Condition("this replica to lead")
 	}
 	return kube.Open(&c, leads, m, log)
 }
@@ -115,7 +116,7 @@ func follow(
 	ctx context.Context,
 	o *options,
 	cluster *kube.Cluster,
-	ready *readiness,
+	ready *listen.Readiness,
 	p *pool.Pool,
 	models map[string]*prompt.Model,
 	files map[string]dynamo.ModelFiles,
@@ -142,7 +143,7 @@ func follow(
 	stop = func() {}
 	if cluster != nil {
 		stop = cluster.Follow(func(now kube.State) { f.change(func() { f.pods = now }) })
-		ready.await("the pool and its Pods to be read", cluster.Synced())
+		ready.Await("the pool and its Pods to be read", cluster.Synced())
 	}
 	if o.endpoints == "" {
 		return stop, nil

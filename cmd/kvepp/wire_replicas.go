@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"kvepp/scoring/replica/link"
 	"kvepp/serve/api"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/listen"
 	"kvepp/serve/secrets"
 )
 
@@ -221,18 +223,18 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 	r := &replicas{options: s.options, pool: s.pool, book: s.book, sessions: s.sessions, stored: s.responses,
 		log:    s.log,
 		copies: map[uint64]*scoring.Copies{}}
-	at, err := listenAt("replica-port", s.addressOf(s.replicaPort))
+	at, err := listen.At("replica-port", net.JoinHostPort(s.bindAddress, strconv.Itoa(int(s.replicaPort))))
 	if err != nil {
 		return nil, err
 	}
-	limited := limitConnections(at, "replica", connections(), s.m)
+	limited := listen.Limit(at, "replica", listen.Connections(), s.m)
 	self := replica.Identity{Origin: rand.Uint64() | 1, Epoch: uint64(time.Now().UnixNano())}
 	r.origin = self.Origin
 	group := replicaGroup(s.options, s.cluster)
 	r.node = link.New(link.Config{Self: self, Group: group, Timeout: replica.DefaultTimeout, Security: security,
 		Name:  cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.replicaPort)),
 		Known: r.known, Drain: r.drain, Snapshot: r.snapshotSessions, Apply: r.apply, Dump: r.dump,
-		InUse:    func(ctx context.Context) func() { return markInUse(ctx, limited) },
+		InUse:    func(ctx context.Context) func() { return listen.MarkInUse(ctx, limited) },
 		Measured: func(d time.Duration) { s.m.ReplicaStaleness(d) }, Log: s.log})
 	r.book.Observe(r.observeBook)
 	r.sessions.Observe(self.Origin, r.observeSession)
@@ -241,7 +243,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas, error) {
 		fmt.Sprintf("%x", self.Origin))
 	go func() {
 		// A stream alone does not keep its connection: only those of admitted peers do, see link.Config.InUse.
-		if err := r.node.Serve(limited, grpcLimits(nil, nil)...); err != nil {
+		if err := r.node.Serve(limited, listen.Options(nil, nil)...); err != nil {
 			s.log.Error("the port for replicas does not serve any more", "error", err)
 		}
 	}()

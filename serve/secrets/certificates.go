@@ -19,6 +19,15 @@ import (
 	"kvepp/internal/metrics"
 )
 
+// Config are the settings of TLS between proxies and the external processor, and of that between replicas.
+type Config struct {
+	CertPath   string // folder with tls.crt and tls.key; empty: a self-signed certificate
+	ClientCA   string // file with the authorities of clients; empty: any client
+	MinVersion string // of TLS, a key of versions
+}
+
+var versions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
+
 // Certificates are a server's certificate and the authorities of its clients: the latest contents of the files that
 // could be used. grpc's pemfile provider was rejected because it logs a key that does not match its certificate.
 type Certificates struct {

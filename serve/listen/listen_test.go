@@ -1,4 +1,4 @@
-package main
+package listen
 
 import (
 	"context"
@@ -25,8 +25,8 @@ func TestIdleConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limitConnections(raw, "ext_proc", most, m)
-	server := grpc.NewServer(grpcLimits(l, nil)...)
+	l := Limit(raw, "ext_proc", most, m)
+	server := grpc.NewServer(Options(l, nil)...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	go server.Serve(l)
 	t.Cleanup(server.Stop)
