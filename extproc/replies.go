@@ -174,9 +174,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	}
 	for _, l := range lines {
 		for _, alias := range l.aliases {
-			if s.cfg.HeaderAliases {
-				name(alias, l.value)
-			}
+			name(alias, l.value)
 		}
 	}
 	if s.head.idGenerated {
@@ -204,7 +202,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 // withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
 	to = append(append(append(to, protectedHeaders...), body.ObjectiveHeaders...), s.head.overrides...)
-	if s.cfg.Frontends && !s.cfg.PassSessions {
+	if s.cfg.Frontends {
 		to = append(to, body.SessionHeaders...)
 	}
 	if s.cfg.IgnoreHints {

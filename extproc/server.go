@@ -38,9 +38,6 @@ import (
 
 // Config are the operator's settings.
 type Config struct {
-	// HeaderAliases also sets the worker headers' older names (x-worker-instance-id, x-dp-rank, x-data-parallel-rank,
-	// x-prefill-instance-id, x-prefill-dp-rank).
-	HeaderAliases bool
 	// PrefillerHeader also names a prefill worker by its address, for llm-d's routing sidecar (x-prefiller-host-port).
 	PrefillerHeader bool
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients
@@ -49,12 +46,10 @@ type Config struct {
 	// Conformance lets clients restrict the endpoints, and shows them the endpoint that answered, for the conformance
 	// tests of the Gateway API Inference Extension: see conformance.go.
 	Conformance bool
-	// IgnoreSubset ignores the subset of endpoints that the proxy names.
-	IgnoreSubset bool
 	// IgnoreHints removes Dynamo's hint headers from requests, so that frontends ignore them as the router does.
 	IgnoreHints bool
-	// Frontends: the endpoints are Dynamo's frontends in direct mode. They get session headers only with PassSessions.
-	Frontends, PassSessions bool
+	// Frontends: the endpoints are Dynamo's frontends in direct mode. They get no session headers.
+	Frontends bool
 	// MaxParseBytes is the size in bytes above which kvepp streams a body through and routes by load only. 0 means 32
 	// MiB.
 	MaxParseBytes int

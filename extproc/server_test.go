@@ -197,7 +197,7 @@ func answer(pieces ...string) func(*extproctest.Routed) extproctest.Response {
 }
 
 func TestRequestIsRoutedAndRelayed(t *testing.T) {
-	b := newBench(t, Config{HeaderAliases: true})
+	b := newBench(t, Config{})
 	out, err := b.Do(
 		t.Context(),
 		&extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody[:10]), []byte(chatBody[10:]), nil},
@@ -229,7 +229,7 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 // TestDataParallelShapes: if all ranks share a port, a header names the rank. If each rank has its own port, there is
 // no such header, because the engine would refuse the request.
 func TestDataParallelShapes(t *testing.T) {
-	b := newBench(t, Config{HeaderAliases: true})
+	b := newBench(t, Config{})
 	ranks := []string{"x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"}
 	for _, c := range []struct {
 		endpoint pool.Endpoint
@@ -267,7 +267,7 @@ func TestDataParallelShapes(t *testing.T) {
 // TestPrefillerHeader: for stock engines behind llm-d's routing sidecar, the header has the prefill worker's address,
 // independent of the client's headers. The prefill worker's booking ends at the first byte of the response.
 func TestPrefillerHeader(t *testing.T) {
-	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
+	b := newBench(t, Config{PrefillerHeader: true})
 	b.pool.Update([]pool.Endpoint{
 		{Name: "p", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", Role: pool.Prefill},
 		{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode},

@@ -193,9 +193,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 	}
 	e := effect{Note: s.learnModes(in)}
 	s.head = readHead(h.GetHeaders(), s.cfg.Tracer != nil)
-	if !s.cfg.IgnoreSubset {
-		s.head.subset = readSubset(in.GetMetadataContext())
-	}
+	s.head.subset = readSubset(in.GetMetadataContext())
 	if s.cfg.Conformance {
 		if selection := readSelection(h.GetHeaders()); selection != nil {
 			s.head.subset = selection

@@ -38,7 +38,7 @@ func TestTranscripts(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got bytes.Buffer
-			s := &stream{cfg: &Config{HeaderAliases: true, MaxParseBytes: 1 << 20}}
+			s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}}
 			skipping := false
 			for line := range strings.Lines(string(want)) {
 				line = strings.TrimSuffix(line, "\n")
@@ -108,13 +108,11 @@ func play(s *stream, line string) (effect, error) {
 	in := &extprocv3.ProcessingRequest{ObservabilityMode: slices.Contains(words, "observed")}
 	switch fields[0] {
 	case "config":
-		s.cfg.HeaderAliases = args["aliases"] != "false"
 		s.cfg.PrefillerHeader = args["prefiller"] == "true"
 		s.cfg.DecisionHeaders = args["decision-headers"] == "true"
-		s.cfg.IgnoreSubset = args["ignore-subset"] == "true"
 		s.cfg.Conformance = args["conformance"] == "true"
 		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
-		s.cfg.Frontends, s.cfg.PassSessions = args["frontends"] == "true", args["pass-sessions"] == "true"
+		s.cfg.Frontends = args["frontends"] == "true"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
 			s.cfg.MaxParseBytes = n
 		}

@@ -58,9 +58,6 @@ type Config struct {
 	// Frontends says that the endpoints are Dynamo's frontends. They make a request's tenant its cache salt, and refuse
 	// body fields that are for kvepp alone.
 	Frontends bool
-	// KeepLegacyNvext keeps in bodies for Dynamo's frontends the fields that Dynamo 1.6.1 refuses, for earlier versions
-	// that accept them.
-	KeepLegacyNvext bool
 	// InjectTokens puts prompts' token ids into bodies for Frontends, if the frontend would certainly compute the same
 	// ids.
 	InjectTokens bool

@@ -13,7 +13,7 @@ const saltPrefix = "dynamo-cache-salt:"
 func (r *Router) changes() body.Changes {
 	return body.Changes{
 		RemovePins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
-		RemoveLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext,
+		RemoveLegacy: r.cfg.Frontends,
 	}
 }
 

@@ -155,28 +155,25 @@ func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 	}
 }
 
-// The forwarded body has a client's worker ids only if kvepp follows them. Before Dynamo's frontends it has legacy
-// fields only with KeepLegacyNvext.
+// The forwarded body has a client's worker ids only if kvepp follows them. Before Dynamo's frontends it has no legacy
+// fields.
 func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
 	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`,
 		`"session_control":{"session_id":"s"}`
 	for _, c := range []struct {
-		pinning, ignore, frontends, keep bool
-		nvext, want                      string // want is "" if the body is unchanged
+		pinning, ignore, frontends bool
+		nvext, want                string // want is "" if the body is unchanged
 	}{
-		{false, false, false, false, pins, "{}"},
-		{false, false, true, false, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
-		{true, true, true, false, pins, "{}"},
-		{true, false, true, false, pins, ""},
-		{false, false, false, false, legacy, ""},
-		{false, false, true, true, legacy, ""},
-		{false, false, true, true, legacy + "," + pins, "{" + legacy + "}"},
-		{false, false, true, false, legacy + "," + pins, "{}"},
-		{false, false, true, false, `"cache_salt":"s"`, ""},
+		{false, false, false, pins, "{}"},
+		{false, false, true, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
+		{true, true, true, pins, "{}"},
+		{true, false, true, pins, ""},
+		{false, false, false, legacy, ""},
+		{false, false, true, legacy + "," + pins, "{}"},
+		{false, false, true, `"cache_salt":"s"`, ""},
 	} {
 		h := newHouse(t, workers(1)...)
-		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends,
-			c.keep
+		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends = c.pinning, c.ignore, c.frontends
 		req := with(completion("m", tokens(0, 8)), `"nvext":{`+c.nvext+`}`)
 		want := ""
 		if c.want != "" {

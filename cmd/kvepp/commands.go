@@ -117,10 +117,13 @@ func checkEnvironment(environ []string) error {
 
 // elsewhere returns why a command does not have a flag; nil if no other command has it either.
 func elsewhere(name string) error {
+	if why := absentFlag(name); why != nil {
+		return why
+	}
 	if others := commandsWith(name); len(others) > 0 {
 		return fmt.Errorf("it is a flag of kvepp %s", strings.Join(others, " and kvepp "))
 	}
-	return absentFlag(name)
+	return nil
 }
 
 // parseArgs reads the arguments into f.

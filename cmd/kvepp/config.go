@@ -40,7 +40,7 @@ type options struct {
 	adminAddress                     string
 	hosts                            listen.Hosts
 	adminTokenFile                   string
-	enablePprof, tracing             bool
+	enablePprof                      bool
 	indexPeers, vllmHashSeeds        []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
@@ -55,8 +55,6 @@ type options struct {
 	kube            kube.Config
 
 	models        []string
-	modelPath     string
-	modelName     string
 	adapters      []string
 	modelRewrites []string
 	strictModel   bool
@@ -75,9 +73,6 @@ type options struct {
 
 	traceURL          string
 	dynamoNamespace   string
-	dynamoComponent   string
-	routerID          uint64
-	headerAliases     bool
 	prefillerHeader   bool
 	decisionHeaders   bool
 	minInitialWorkers int
@@ -89,7 +84,6 @@ type options struct {
 	cachePolicy               string
 
 	ignoreHints, allowPinning bool
-	passSessions, keepLegacy  bool
 	injectTokens, tenantSalt  bool
 
 	affinity affinity
@@ -198,7 +192,6 @@ func (o *options) checkDurations() error {
 		durationFlag{"pick-timeout", o.pickTimeout, false},
 		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
 		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
-		durationFlag{"metrics-staleness-threshold", o.stale, true},
 	)
 }
 
@@ -349,9 +342,6 @@ func (o *options) checkKVEvents() error {
 
 // checkModels reads the flags that name models, and checks them beside each other.
 func (o *options) checkModels() (err error) {
-	if (o.modelPath == "") != (o.modelName == "") {
-		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
-	}
 	c := &o.config
 	if c.folders, err = o.parseModels(); err != nil {
 		return err
@@ -454,12 +444,6 @@ func (o *options) parseModels() (map[string]string, error) {
 			return nil, fmt.Errorf("--model: %q is given twice", name)
 		}
 		folders[name] = dir
-	}
-	if o.modelName != "" {
-		if _, twice := folders[o.modelName]; twice {
-			return nil, fmt.Errorf("--model-name %q is given by --model already", o.modelName)
-		}
-		folders[o.modelName] = o.modelPath
 	}
 	return folders, nil
 }
@@ -606,11 +590,8 @@ func hostName() string {
 
 // identity returns the labels of the metrics that have Dynamo's names.
 func (o *options) identity() metrics.Identity {
-	id := o.routerID
-	if id == 0 {
-		id = kvblock.InstanceID(hostName()) // without a name, the id of the empty one
-	}
-	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
+	return metrics.Identity{Namespace: o.dynamoNamespace, Component: "backend",
+		RouterID: kvblock.InstanceID(hostName())} // without a name, the id of the empty one
 }
 
 // unusedFlags collects the flags that were given and have no effect.

@@ -119,10 +119,10 @@ func (p *promptFlags) options(engine prompt.Engine) (prompt.Options, error) {
 // engineGauges are the flags of `kvepp serve` about the engines' own metrics. They have the names of the Gateway API
 // Inference Extension's endpoint picker.
 type engineGauges struct {
-	interval, stale time.Duration
-	port            uint16
-	path, scheme    string
-	skipVerify      bool
+	interval     time.Duration
+	port         uint16
+	path, scheme string
+	skipVerify   bool
 
 	queued, running, usage string // metrics, as enginemetrics.ParseMetric reads them
 }
@@ -130,8 +130,6 @@ type engineGauges struct {
 func (g *engineGauges) add(f *pflag.FlagSet) {
 	f.DurationVar(&g.interval, "refresh-metrics-interval", 5*time.Second,
 		"how often kvepp scrapes each engine's metrics, give or take a tenth; no request waits for it. 0: never")
-	f.DurationVar(&g.stale, "metrics-staleness-threshold", 0,
-		"the age from which kvepp ignores an engine's metrics. 0: three times --refresh-metrics-interval")
 	f.Uint16Var(&g.port, "model-server-metrics-port", 0,
 		"`PORT` of the engines' metrics. 0: the port of the endpoint's address. For Dynamo's frontends, which show "+
 			"none, give the workers' DYN_SYSTEM_PORT if each worker has its frontend beside it. The key metrics of an "+
@@ -157,7 +155,6 @@ const minInterval = 50 * time.Millisecond
 func (g *engineGauges) config() (enginemetrics.Config, error) {
 	c := enginemetrics.Config{
 		Interval:   g.interval,
-		Stale:      g.stale,
 		Scheme:     g.scheme,
 		Port:       g.port,
 		Path:       g.path,
@@ -169,13 +166,6 @@ func (g *engineGauges) config() (enginemetrics.Config, error) {
 			"--refresh-metrics-interval %v: must be at least %v, for example 5s, or 0 for never",
 			g.interval,
 			minInterval,
-		)
-	case g.stale != 0 && g.stale < g.interval:
-		return c, fmt.Errorf(
-			"--metrics-staleness-threshold %v is shorter than --refresh-metrics-interval %v, so kvepp would know "+
-				"nothing most of the time; leave it out, or give 0",
-			g.stale,
-			g.interval,
 		)
 	case !strings.HasPrefix(g.path, "/"):
 		return c, errors.New("--model-server-metrics-path must begin with a slash")
@@ -204,7 +194,6 @@ func (g *engineGauges) unused(unused *unusedFlags) {
 	if g.interval == 0 {
 		unused.add(
 			"with --refresh-metrics-interval=0 kvepp never reads engines' metrics",
-			"metrics-staleness-threshold",
 			"model-server-metrics-port",
 			"model-server-metrics-path",
 			"model-server-metrics-scheme",

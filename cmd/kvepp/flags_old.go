@@ -44,7 +44,6 @@ type durationFlag struct {
 // in capitals. Source: dynamo-kv-router 1.6.1, scheduling configuration; kv_router_args.
 var dynamoEnv = map[string]string{
 	"kv-cache-block-size":                  "DYN_KV_CACHE_BLOCK_SIZE",
-	"model-name":                           "DYN_MODEL_NAME",
 	"secure-serving":                       "DYN_SECURE_SERVING",
 	"metrics-port":                         "DYN_EPP_METRICS_PORT",
 	"dynamo-namespace":                     "DYN_NAMESPACE",
@@ -62,8 +61,6 @@ var dynamoEnv = map[string]string{
 	"router-track-output-blocks":           "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
 	"router-prefill-load-model":            "DYN_ROUTER_PREFILL_LOAD_MODEL",
 	"router-worker-selection-policy":       "DYN_ROUTER_WORKER_SELECTION_POLICY",
-	"router-prefill-policy":                "DYN_ROUTER_PREFILL_POLICY",
-	"router-decode-policy":                 "DYN_ROUTER_DECODE_POLICY",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
 	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",

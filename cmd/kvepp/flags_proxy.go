@@ -22,7 +22,6 @@ type proxied struct {
 	maxStreams       int
 	maxBufferedBytes int
 	conformance      bool
-	withoutSubset    bool
 }
 
 func (p *proxied) add(f *pflag.FlagSet) {
@@ -50,8 +49,6 @@ func (p *proxied) add(f *pflag.FlagSet) {
 		"let clients restrict the endpoints (header test-epp-endpoint-selection) and show them the endpoint that "+
 			"answered (x-conformance-test-served-endpoint), for the conformance tests of the Gateway API Inference "+
 			"Extension; never in production")
-	f.BoolVar(&p.withoutSubset, "disable-endpoint-subset-filter", false,
-		"ignore the subset of endpoints that the proxy names")
 }
 
 // maxFallbacks keeps the header of a decision short.

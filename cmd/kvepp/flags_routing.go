@@ -61,8 +61,8 @@ var dynamosWeights = []string{
 
 // dynamosFlags are the flags that are meant for Dynamo's cost: they set a weight of it, select it by name, or have its
 // unit.
-var dynamosFlags = append([]string{"load-aware", "router-temperature", "router-worker-selection-policy",
-	"router-prefill-policy", "router-decode-policy"}, dynamosWeights...)
+var dynamosFlags = append([]string{"load-aware", "router-temperature", "router-worker-selection-policy"},
+	dynamosWeights...)
 
 // selectPolicy sets --router-policy to dynamo if it is not given and another setting is meant for Dynamo's cost.
 func (o *options) selectPolicy() {
@@ -355,7 +355,7 @@ type busy struct {
 	admissionMode string // noAdmission or byWorkingSet
 
 	policies   *queue.File // what policyConfig holds; nil without one
-	instances  queue.Overrides
+	instance   string
 	overridden []string // a line for each flag that was given, and that policyConfig sets otherwise
 }
 
@@ -448,24 +448,11 @@ func (b *busy) addQueue(f *pflag.FlagSet) {
 // addInstances declares the flags that name instances of the policy file's worker_selection.
 func (b *busy) addInstances(f *pflag.FlagSet) {
 	f.StringVar(
-		&b.instances.All,
+		&b.instance,
 		"router-worker-selection-policy",
 		"",
 		"instance `NAME` of worker_selection in --router-policy-config whose weights apply, in place of those that "+
 			"the file selects; default: only the flags' weights",
-	)
-	f.StringVar(
-		&b.instances.Prefill,
-		"router-prefill-policy",
-		"",
-		"the same for prefill workers, `NAME`. kvepp has one set of weights, so --router-decode-policy must select "+
-			"the same",
-	)
-	f.StringVar(
-		&b.instances.Decode,
-		"router-decode-policy",
-		"",
-		"the same for decode workers, `NAME`",
 	)
 }
 
@@ -528,10 +515,9 @@ var parameterFlags = map[string]string{
 // that others stand for must be set before, because the file takes precedence over them.
 func (b *busy) readPolicies(f *pflag.FlagSet) error {
 	if b.policyConfig == "" {
-		_, err := (*queue.Selection)(nil).Parameters(b.instances)
+		_, err := (*queue.Selection)(nil).Parameters(b.instance)
 		if err != nil {
-			return fmt.Errorf("--router-worker-selection-policy, --router-prefill-policy or --router-decode-policy: %w",
-				err)
+			return fmt.Errorf("--router-worker-selection-policy: %w", err)
 		}
 		return nil
 	}
@@ -542,7 +528,7 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 	if b.policies, err = queue.ParseFile(text); err != nil {
 		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
 	}
-	parameters, err := b.policies.Selection.Parameters(b.instances)
+	parameters, err := b.policies.Selection.Parameters(b.instance)
 	if err != nil {
 		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
 	}

@@ -74,8 +74,6 @@ func (o *options) addModels(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.models, "model", nil,
 		"a served model and the folder of its tokenizer, `NAME=DIR`. May be repeated; in the environment a "+
 			"comma-separated list")
-	f.StringVar(&o.modelPath, "model-path", "", "for a single model, the `DIR` of its tokenizer; with --model-name")
-	f.StringVar(&o.modelName, "model-name", "", "for a single model, the `NAME` that requests give; with --model-path")
 	f.StringArrayVar(&o.adapters, "lora", nil,
 		"a LoRA adapter, as requests name it, and the model that it adapts, `NAME=MODEL`; with a single --model, the "+
 			"name alone; may be repeated. KV events add the adapters that they name. Not with Dynamo's frontends")
@@ -127,13 +125,6 @@ func (o *options) addMetrics(f *pflag.FlagSet) {
 			"it again when it changes. Empty: anyone may read metrics")
 	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo",
 		"the label dynamo_namespace of the metrics that have Dynamo's names, `NAME`")
-	f.StringVar(&o.dynamoComponent, "dynamo-component", "backend",
-		"the label dynamo_component of these metrics, `NAME`")
-	f.Uint64Var(&o.routerID, "router-id", 0,
-		"the label router_id of these metrics, `NUMBER`. 0: from the host's name, as Dynamo computes it for a pod")
-	f.BoolVar(&o.tracing, "tracing", true,
-		"send spans of each request to the OpenTelemetry collector that the environment names "+
-			"(OTEL_EXPORTER_OTLP_ENDPOINT and other OTEL_* variables)")
 }
 
 func (o *options) addAdmin(f *pflag.FlagSet) {
@@ -174,9 +165,6 @@ func (o *options) addLife(f *pflag.FlagSet) {
 }
 
 func (o *options) addHeaders(f *pflag.FlagSet) {
-	f.BoolVar(&o.headerAliases, "header-aliases", true,
-		"also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank, "+
-			"x-prefill-instance-id, x-prefill-dp-rank")
 	f.BoolVar(&o.prefillerHeader, "prefiller-header", false,
 		"for stock engines with llm-d's routing sidecar before each decode worker: also set x-prefiller-host-port, "+
 			"the "+
@@ -216,10 +204,6 @@ func (o *options) addKVEvents(f *pflag.FlagSet) {
 
 func (o *options) addSessions(f *pflag.FlagSet) {
 	o.affinity.add(f)
-	f.BoolVar(&o.passSessions, "pass-session-headers", false,
-		"forward the headers that name a request's session to Dynamo's frontends. A frontend with its own "+
-			"--router-session-affinity-ttl-secs then follows them instead of kvepp's choice. Other engines always get "+
-			"them")
 }
 
 func (o *options) addHints(f *pflag.FlagSet) {
@@ -230,9 +214,6 @@ func (o *options) addHints(f *pflag.FlagSet) {
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false,
 		"let requests name their worker, in nvext: backend_instance_id or decode_worker_id, with dp_rank; "+
 			"prefill_worker_id, with prefill_dp_rank. Off: kvepp removes these from the body, and counts them")
-	f.BoolVar(&o.keepLegacy, "keep-legacy-nvext", false,
-		"for Dynamo's frontends before 1.6.1: keep the keys of nvext that later ones refuse (session_control, "+
-			"router_config_override, agent_hints.kv_overlap_score_weight)")
 	f.BoolVar(&o.injectTokens, "inject-token-data", false,
 		"send a prompt's token ids to Dynamo's frontend (nvext.token_data), which then does not tokenize it again; a "+
 			"body grows by about 6 bytes a token. Only for chats and completions with one text prompt and no "+

@@ -203,8 +203,6 @@ func TestWorkerSelection(t *testing.T) {
 		{[]string{"--router-kv-overlap-score-weight=4"}, nil, 0.5, 7, 0, 1},
 		{[]string{"--router-worker-selection-policy=default"}, nil, 1, 3, 0, 0},
 		{nil, map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "hot"}, 1, 3, 0.9, 1},
-		{[]string{"--router-prefill-policy=hot", "--router-decode-policy=hot",
-			"--router-worker-selection-policy=hot"}, nil, 1, 3, 0.9, 1},
 	} {
 		o := parsed(t, append(slices.Clone(base), c.args...), c.env)
 		if w := o.scoring; w.OverlapScoreCredit != c.credit || w.PrefillLoadScale != c.scale ||
@@ -351,8 +349,6 @@ func TestTokenizerURLs(t *testing.T) {
 		{[]string{"--tokenizer-url=m=http://a:1/b?c=d", "--tokenizer-url=n=https://c"},
 			map[string]string{"m": "http://a:1/b?c=d", "n": "https://c"}},
 		{[]string{"--model=m=dir", "--tokenizer-url=http://a?c=d"}, map[string]string{"m": "http://a?c=d"}},
-		{[]string{"--model-name=m", "--model-path=dir", "--tokenizer-url=http://a"},
-			map[string]string{"m": "http://a"}},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
 		if got := o.config.urls; !maps.Equal(got, c.want) {
@@ -498,8 +494,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "y"}, nil, `"y"`},
 		{[]string{"--endpoints=x", "--model=qwen"}, nil, "NAME=DIR"},
 		{[]string{"--endpoints=x", "--model=a=b", "--model=a=c"}, nil, "given twice"},
-		{[]string{"--endpoints=x", "--model-path=a"}, nil, "belong together"},
-		{[]string{"--endpoints=x", "--model=a=b", "--model-name=a", "--model-path=c"}, nil, "given by --model already"},
+		{[]string{"--endpoints=x", "--model-path=a"}, nil, "write --model NAME=DIR"},
 		{[]string{"--endpoints=x", "--lora=a"}, nil, "needs its model"},
 		{[]string{"--endpoints=x", "--model-rewrite=a"}, nil, "NAME=TARGET"},
 		{[]string{"--endpoints=x", "--model-rewrite=a="}, nil, "NAME=TARGET"},
@@ -587,10 +582,9 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--max-streams=-1"}, nil, "may not be negative"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil,
 			"testdata/refused.yaml: line 3: worker_selection: must have instances"},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml", "--router-prefill-policy=other"},
-			nil, `instance "other" (line 6) has the type thunderagent, which kvepp does not have`},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml", "--router-prefill-policy=tuned"},
-			nil, `select different weights, "tuned" and "default"`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml",
+			"--router-worker-selection-policy=other"}, nil,
+			`instance "other" (line 6) has the type thunderagent, which kvepp does not have`},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/selection.yaml"},
 			map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "wrong"},
 			`line 8: "overlap_credit" is not a key of the parameters of dynamo-default-cost-fn, which has`},
@@ -603,8 +597,7 @@ func TestWrongUsage(t *testing.T) {
 			"unknown flag --router-tracking-key-id: kvepp sends its bookings"},
 		{[]string{"--endpoints=x", "--no-router-conditional-disagg"}, nil, "answer 500 to one without"},
 		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil, "answer 500 to one without"},
-		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "loads no other"},
-		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_DECODE_POLICY": "mine"}, "loads no other"},
+		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "give --router-worker-selection-policy"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil,
 			`refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil,
@@ -612,8 +605,6 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
 		{[]string{"--endpoints=x", "--refresh-metrics-interval=10ms"}, nil,
 			"at least 50ms, for example 5s, or 0 for never"},
-		{[]string{"--endpoints=x", "--metrics-staleness-threshold=2s"}, nil,
-			"shorter than --refresh-metrics-interval 5s"},
 		{[]string{"--endpoints=x", "--model-server-metrics-scheme=ftp"}, nil, "must be http or https"},
 		{[]string{"--endpoints=x", "--model-server-metrics-path=metrics"}, nil, "must begin with a slash"},
 		{[]string{"--endpoints=x", "--total-queued-requests-metric=a{b"}, nil,
@@ -748,9 +739,7 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--router-prefill-load-model=aic"}, 1},
 		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5",
 			"--enable-session-prefix-index", "--aic-tp-size=2", "--v", "4"}, 6},
-		{[]string{"--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
-		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m",
-			"--metrics-staleness-threshold=1m"}, 0},
+		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m"}, 0},
 		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"},
 			2},
 	} {
@@ -792,7 +781,6 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 		want string
 	}{
 		{[]string{"--model=m=d", "--lora=a", "--lora=b=n"}, "map[a:m b:n]"},
-		{[]string{"--model-name=m", "--model-path=d", "--lora=a"}, "map[a:m]"},
 		{[]string{"--tokenizer-url=m=http://e", "--lora=a"}, "map[a:m]"},
 		{[]string{"--engine=sglang", "--model=m=d", "--lora=m:a", "--lora=b", "--lora=n:c=n"}, "map[a:m b:m c:n]"},
 		{[]string{"--engine=vllm", "--model=m=d", "--lora=m:a"}, "map[m:a:m]"},

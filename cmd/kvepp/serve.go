@@ -156,13 +156,11 @@ func (s *server) open(ctx context.Context) error {
 		return err
 	}
 	s.closeWith(func() { s.recorder.Close(2 * time.Second) })
-	if s.tracing {
-		if s.tracer, err = tracing.New(ctx, version(), s.log); err != nil {
-			return err
-		}
-		s.tracer.Export(s.m)
-		s.closeWith(s.closeTracer)
+	if s.tracer, err = tracing.New(ctx, version(), s.log); err != nil {
+		return err
 	}
+	s.tracer.Export(s.m)
+	s.closeWith(s.closeTracer)
 	var certificates *secrets.Certificates
 	if s.secureServing {
 		if certificates, err = s.secrets.Certificates(s.transport.Config); err != nil {
@@ -300,38 +298,37 @@ func (s *server) decide(ctx context.Context) {
 	s.router = router.New(router.Config{
 		Engine: engine, Models: s.models, Adapters: s.adapters,
 		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
-		Checks:          startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
-		UpperBound:      upperBound(engine, s.models),
-		Scoring:         s.scoring,
-		TrackOutput:     s.trackOutput,
-		PromptComputed:  promptComputed,
-		Predict:         s.predict(),
-		Metrics:         s.m.NewRouter(s.identity()),
-		Picker:          s.m.NewPicker(),
-		PickTimeout:     s.pickTimeout,
-		Memory:          s.memory,
-		Fallbacks:       s.fallbacks,
-		Explain:         s.decisionHeaders,
-		Keep:            s.keptDecisions(),
-		IgnoreHints:     s.ignoreHints,
-		StrictModel:     s.strictModel,
-		Sessions:        s.sessions,
-		Responses:       s.responses,
-		Pinning:         s.allowPinning,
-		Frontends:       engine == prompt.Dynamo,
-		KeepLegacyNvext: s.keepLegacy,
-		InjectTokens:    s.injectTokens,
-		TenantSalt:      s.tenantSalt,
-		Thresholds:      s.thresholds,
-		KVUsage:         kvUsage(s.gauges),
-		Eject:           s.health,
-		FirstByte:       s.firstByte,
-		Queue:           s.busy.queue(),
-		Admission:       s.admission,
-		CountTokens:     s.busy.countsTokens() || s.recorder != nil,
-		Recorder:        s.recorder,
-		Ladder:          s.ladder,
-		StockPrefill:    s.prefillerHeader,
+		Checks:         startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
+		UpperBound:     upperBound(engine, s.models),
+		Scoring:        s.scoring,
+		TrackOutput:    s.trackOutput,
+		PromptComputed: promptComputed,
+		Predict:        s.predict(),
+		Metrics:        s.m.NewRouter(s.identity()),
+		Picker:         s.m.NewPicker(),
+		PickTimeout:    s.pickTimeout,
+		Memory:         s.memory,
+		Fallbacks:      s.fallbacks,
+		Explain:        s.decisionHeaders,
+		Keep:           s.keptDecisions(),
+		IgnoreHints:    s.ignoreHints,
+		StrictModel:    s.strictModel,
+		Sessions:       s.sessions,
+		Responses:      s.responses,
+		Pinning:        s.allowPinning,
+		Frontends:      engine == prompt.Dynamo,
+		InjectTokens:   s.injectTokens,
+		TenantSalt:     s.tenantSalt,
+		Thresholds:     s.thresholds,
+		KVUsage:        kvUsage(s.gauges),
+		Eject:          s.health,
+		FirstByte:      s.firstByte,
+		Queue:          s.busy.queue(),
+		Admission:      s.admission,
+		CountTokens:    s.busy.countsTokens() || s.recorder != nil,
+		Recorder:       s.recorder,
+		Ladder:         s.ladder,
+		StockPrefill:   s.prefillerHeader,
 	}, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.OnLeave(s.router.Forget)
 	s.replicas.routedBy(s.router)
@@ -344,14 +341,11 @@ func (s *server) decide(ctx context.Context) {
 		Events: s.events, Gauges: s.gauges, Version: readBuild().version, Started: time.Now()}
 	s.live.Export(s.m)
 	s.picker = extproc.NewServer(extproc.Config{
-		HeaderAliases:   s.headerAliases,
 		PrefillerHeader: s.prefillerHeader,
 		DecisionHeaders: s.decisionHeaders,
 		Conformance:     s.conformance,
-		IgnoreSubset:    s.withoutSubset,
 		IgnoreHints:     s.ignoreHints,
 		Frontends:       engine == prompt.Dynamo,
-		PassSessions:    s.passSessions,
 		MaxParseBytes:   s.maxParseBytes,
 		MaxBodyBytes:    s.maxBodyBytes,
 		MaxStreams:      s.maxStreams,

@@ -55,9 +55,6 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x --refresh-metrics-interval=five", "",
 			"kvepp serve: --refresh-metrics-interval \"five\": must be a duration with a unit (ms, s, m or h), for " +
 				"example 5s" + lists},
-		{"serve --endpoints=x --metrics-staleness-threshold=1", "",
-			"kvepp serve: --metrics-staleness-threshold \"1\": must be a duration with a unit (ms, s, m or h), for " +
-				"example 2s" + lists},
 		{"serve --endpoints=x --ha-handover-timeout=60", "",
 			"kvepp serve: --ha-handover-timeout \"60\": must be a duration with a unit (ms, s, m or h), for example " +
 				"1m" + lists},
@@ -67,8 +64,6 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: --max-streams \"many\": must be a whole number, for example 20000" + lists},
 		{"serve --endpoints=x --kv-cache-block-size=16k", "",
 			"kvepp serve: --kv-cache-block-size \"16k\": must be a whole number, for example 16" + lists},
-		{"serve --endpoints=x --router-id=-1", "",
-			"kvepp serve: --router-id \"-1\": must be a whole number of at least 0, for example 16" + lists},
 		{"serve --endpoints=x --router-temperature=hot", "",
 			"kvepp serve: --router-temperature \"hot\": must be a number, for example 0.5" + lists},
 		{"serve --endpoints=x --router-queue-threshold=no", "",

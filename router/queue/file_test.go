@@ -288,7 +288,7 @@ func FuzzParseFile(f *testing.F) {
 			}
 			return
 		}
-		if _, err := file.Selection.Parameters(Overrides{Prefill: "a"}); err != nil && err.Error() == "" {
+		if _, err := file.Selection.Parameters("a"); err != nil && err.Error() == "" {
 			t.Error("an error without words")
 		}
 		all := file.Profiles(Single(FCFS, nil))

@@ -39,22 +39,19 @@ type instance struct {
 	line       int
 }
 
-// Overrides are the names of instances that take the place of those that a file selects; empty: the file's.
-// Prefill and Decode go before All.
-type Overrides struct{ All, Prefill, Decode string }
-
 // Parameters returns the weights of the instances that are selected for aggregated, prefill and decode workers, in the
-// file's order; none for the instance "default", which has the flags' weights. s may be nil.
+// file's order; none for the instance "default", which has the flags' weights. by, if it is not empty, takes the place
+// of the instances that the file selects. s may be nil.
 //
 // Errors: an instance that the file does not have, a policy that kvepp does not have, or stages with different weights,
 // because kvepp has one set for all workers.
-func (s *Selection) Parameters(by Overrides) ([]Setting, error) {
+func (s *Selection) Parameters(by string) ([]Setting, error) {
 	if s == nil {
 		s = &Selection{}
 	}
-	names := map[string]string{"aggregated": cmp.Or(by.All, s.selects["aggregated"]),
-		"prefill": cmp.Or(by.Prefill, by.All, s.selects["prefill"]),
-		"decode":  cmp.Or(by.Decode, by.All, s.selects["decode"])}
+	names := map[string]string{"aggregated": cmp.Or(by, s.selects["aggregated"]),
+		"prefill": cmp.Or(by, s.selects["prefill"]),
+		"decode":  cmp.Or(by, s.selects["decode"])}
 	var used []string // the stages that decide
 	if names["aggregated"] != "" {
 		used = append(used, "aggregated")

@@ -19,24 +19,22 @@ func TestSelection(t *testing.T) {
 	const ofA = "[overlap_score_credit=1 router_temperature=0.5]"
 	for _, c := range []struct {
 		selects   string
-		by        Overrides
+		by        string
 		want, err string
 	}{
-		{"", Overrides{}, "[]", ""},
-		{"aggregated: default", Overrides{}, "[]", ""},
-		{"aggregated: a", Overrides{}, ofA, ""},
-		{"aggregated: c", Overrides{}, "[]", ""},
-		{"encode: d", Overrides{}, "[]", ""},
-		{"prefill: a, decode: b", Overrides{}, ofA, ""},
-		{"prefill: a, decode: b, aggregated: c", Overrides{}, "", "aggregated and prefill select different weights"},
-		{"prefill: a", Overrides{}, "", `prefill and decode select different weights, "a" and "default"`},
-		{"prefill: c", Overrides{}, "[]", ""},
-		{"decode: a", Overrides{Prefill: "a"}, ofA, ""},
-		{"aggregated: d", Overrides{}, "", `line 2: aggregated: instance "d" (line 7) has the type dynamo-two`},
-		{"aggregated: d", Overrides{All: "a"}, ofA, ""},
-		{"aggregated: a", Overrides{All: "default"}, "[]", ""},
-		{"", Overrides{All: "e"}, "", `policy of aggregated workers: "e" is no instance`},
-		{"", Overrides{All: "a", Decode: "default"}, "", "select different weights"},
+		{"", "", "[]", ""},
+		{"aggregated: default", "", "[]", ""},
+		{"aggregated: a", "", ofA, ""},
+		{"aggregated: c", "", "[]", ""},
+		{"encode: d", "", "[]", ""},
+		{"prefill: a, decode: b", "", ofA, ""},
+		{"prefill: a, decode: b, aggregated: c", "", "", "aggregated and prefill select different weights"},
+		{"prefill: a", "", "", `prefill and decode select different weights, "a" and "default"`},
+		{"prefill: c", "", "[]", ""},
+		{"aggregated: d", "", "", `line 2: aggregated: instance "d" (line 7) has the type dynamo-two`},
+		{"aggregated: d", "a", ofA, ""},
+		{"aggregated: a", "default", "[]", ""},
+		{"", "e", "", `policy of aggregated workers: "e" is no instance`},
 	} {
 		text := "worker_selection:" + instances
 		if c.selects != "" {
@@ -49,7 +47,7 @@ func TestSelection(t *testing.T) {
 		got, err := f.Selection.Parameters(c.by)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%s %+v: %v, want %q", c.selects, c.by, err, c.err)
+				t.Errorf("%s %q: %v, want %q", c.selects, c.by, err, c.err)
 			}
 			continue
 		}
@@ -58,10 +56,10 @@ func TestSelection(t *testing.T) {
 			shown = append(shown, s.Key+"="+s.Value)
 		}
 		if err != nil || fmt.Sprint(shown) != c.want {
-			t.Errorf("%s %+v: %v, %v, want %s", c.selects, c.by, shown, err, c.want)
+			t.Errorf("%s %q: %v, %v, want %s", c.selects, c.by, shown, err, c.want)
 		}
 	}
-	if got, err := (*Selection)(nil).Parameters(Overrides{Prefill: "default"}); err != nil || got != nil {
+	if got, err := (*Selection)(nil).Parameters("default"); err != nil || got != nil {
 		t.Errorf("without a file: %v, %v", got, err)
 	}
 }
