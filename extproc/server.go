@@ -57,6 +57,8 @@ type Config struct {
 	MaxBodyBytes int
 	// MaxStreams is the most requests that kvepp follows at once; it rejects more with OverloadStatus. 0: no limit.
 	MaxStreams int
+	// MaxBufferedBytes is the size of Memory; 0: by Go's memory limit. Only Buffers reads it.
+	MaxBufferedBytes int
 	// Memory bounds what requests take until they are routed; kvepp rejects a request beyond it with OverloadStatus.
 	// The router shares it. nil: no limit.
 	Memory *budget.Budget

@@ -45,7 +45,8 @@ func TestExplain(t *testing.T) {
 	frac := 1.0
 	h.Router = New(Config{
 		Scoring: scoring.DefaultConfig(), Keep: 9, Sessions: sessions,
-		Eject: eject.New(eject.Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second},
+		Eject: eject.New(eject.Config{On: true, ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50,
+			Time: time.Second},
 			h.log),
 		Predict: Predict{TTL: time.Hour},
 		Ladder:  &Ladder{Sums: new(ladder.Ladder), Seen: ladder.NewSeen(1 << 20)},

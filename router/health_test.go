@@ -21,7 +21,7 @@ func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint
 	cfg := h.cfg
 	cfg.Keep, cfg.FirstByte = 100, 30*time.Second
 	cfg.Eject = eject.New(
-		eject.Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second},
+		eject.Config{On: true, ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second},
 		h.log,
 	)
 	if edit != nil {
@@ -389,7 +389,7 @@ func BenchmarkHealth(b *testing.B) {
 				cfg.Keep, cfg.Explain = 0, false
 				cfg.Eject = eject.New(
 					eject.Config{
-						Off:                 c.off,
+						On:                  !c.off,
 						ConsecutiveFailures: 1,
 						FailurePercent:      50,
 						MaxPercent:          50,

@@ -1,10 +1,6 @@
 package scoring
 
-import (
-	"fmt"
-	"kvepp/internal/overrides"
-	"math"
-)
+import "kvepp/internal/overrides"
 
 // Config holds the weights of the cost function, under Dynamo's names. The zero value is not useful: start from
 // [DefaultConfig]. A Config is read-only while calls that were given it run.
@@ -43,6 +39,10 @@ type Config struct {
 	// proportion if they hold a part. It steers requests away from workers with little memory left. Dynamo has no such
 	// term. Default 0.
 	KVUsageWeight float64
+
+	// OverlapScoreWeight is the deprecated single weight of earlier Dynamo versions; nil: not given. It has an effect
+	// by ApplyOverlapScoreWeight only.
+	OverlapScoreWeight *float64
 
 	// HostCacheHitWeight is the worth of a block that continues the device's prefix in the worker's host memory.
 	// Default 0.75.
@@ -101,42 +101,6 @@ func (c *Config) SetOverlapScoreWeight(weight float64) {
 
 // maxCUDAToCPURatio keeps products with it far from overflow.
 const maxCUDAToCPURatio = 1 << 20
-
-// Validate reports the first weight that is negative, infinite or NaN, and an unknown mode.
-func (c *Config) Validate() error {
-	for _, w := range []struct {
-		name  string
-		value float64
-	}{
-		{"overlap score credit", c.OverlapScoreCredit},
-		{"overlap score credit decay", c.OverlapScoreCreditDecay},
-		{"prefill load scale", c.PrefillLoadScale},
-		{"decode active request weight", c.DecodeActiveRequestWeight},
-		{"kv usage weight", c.KVUsageWeight},
-		{"host cache hit weight", c.HostCacheHitWeight},
-		{"disk cache hit weight", c.DiskCacheHitWeight},
-		{"shared cache multiplier", c.SharedCacheMultiplier},
-		{"temperature", c.Temperature},
-	} {
-		// The comparison is also false for NaN.
-		if !(w.value >= 0) || math.IsInf(w.value, 0) {
-			return fmt.Errorf("scoring: %s is %v, but must be a finite number of at least 0", w.name, w.value)
-		}
-	}
-	switch {
-	case int(c.Mode) >= len(modeNames):
-		return fmt.Errorf("scoring: unknown mode %d", c.Mode)
-	case int(c.Policy) >= len(policyNames):
-		return fmt.Errorf("scoring: unknown policy %d", c.Policy)
-	case c.Mode == DeviceAwareWeighted && (c.CUDAToCPURatio < 1 || c.CUDAToCPURatio > maxCUDAToCPURatio):
-		return fmt.Errorf(
-			"scoring: ratio of accelerator to CPU is %d, but must be 1 to %d",
-			c.CUDAToCPURatio,
-			maxCUDAToCPURatio,
-		)
-	}
-	return nil
-}
 
 // With returns c with a request's overrides, which their Check accepted. The deprecated weight takes precedence over
 // the fields of the settings that it sets.

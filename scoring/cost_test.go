@@ -254,7 +254,8 @@ func TestValidate(t *testing.T) {
 		for _, bad := range []float64{-0.1, math.NaN(), math.Inf(1), math.Inf(-1)} {
 			cfg := DefaultConfig()
 			*field(&cfg) = bad
-			if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), name+" is ") {
+			flag := strings.ReplaceAll(name, " ", "-") + " "
+			if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), flag) {
 				t.Errorf("%s %v: error %v, want one that names it", name, bad, err)
 			}
 		}

@@ -1,8 +1,6 @@
 package scoring
 
 import (
-	"fmt"
-	"math"
 	"time"
 
 	"kvepp/kvblock"
@@ -18,17 +16,6 @@ type PrefillModel struct {
 	// TokensPerSecond is every worker's speed. 0: learned for each worker from the times between a booking and its
 	// first content, after enough of them.
 	TokensPerSecond float64
-}
-
-// Validate reports a speed that is negative, infinite or NaN.
-func (m PrefillModel) Validate() error {
-	if !(m.TokensPerSecond >= 0) || math.IsInf(m.TokensPerSecond, 0) {
-		return fmt.Errorf(
-			"scoring: %v prefill tokens a second, but must be a finite number of at least 0",
-			m.TokensPerSecond,
-		)
-	}
-	return nil
 }
 
 const (

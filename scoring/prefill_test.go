@@ -137,7 +137,7 @@ func TestPrefillEstimateOfNothing(t *testing.T) {
 		t.Errorf("after its prefill: %v", d)
 	}
 	for _, speed := range []float64{-1, math.NaN(), math.Inf(1)} {
-		if (PrefillModel{TokensPerSecond: speed}).Validate() == nil {
+		if (PrefillModel{TokensPerSecond: speed}).Validate(new(Config)) == nil {
 			t.Errorf("%v tokens a second are valid", speed)
 		}
 	}

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/flags"
@@ -22,8 +25,12 @@ import (
 	"kvepp/pool/kube"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/router/admission"
+	"kvepp/router/eject"
 	"kvepp/router/modelrewrite"
+	"kvepp/router/queue"
 	"kvepp/router/record"
+	"kvepp/router/session"
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 	indexerapi "kvepp/serve/dynamo/indexer"
@@ -41,7 +48,7 @@ type options struct {
 	hosts                            listen.Hosts
 	adminTokenFile                   string
 	enablePprof                      bool
-	indexPeers, vllmHashSeeds        []string
+	indexPeers                       []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
 	transport
@@ -57,14 +64,11 @@ type options struct {
 	models        []string
 	adapters      []string
 	modelRewrites []string
-	strictModel   bool
 	blockSize     int
 
 	engine string
 	promptFlags
 	unknownVersion string // nearestVersion or loadOnlyVersion
-	scheduling
-	proxied
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -73,29 +77,27 @@ type options struct {
 
 	traceURL          string
 	dynamoNamespace   string
-	prefillerHeader   bool
-	decisionHeaders   bool
 	minInitialWorkers int
 
-	overlapWeight *float64 // deprecated
-	kvEvents      bool
+	kvEvents, lru     bool // lru: kvepp forgets assumed blocks by workers' sizes, not by ttl
+	ttl, predictedTTL time.Duration
 
-	ttlSecs, predictedTTLSecs float64
-	cachePolicy               string
+	loadAware       bool // a preset
+	inheritedDirect bool // the environment had DYN_ROUTER_MODE=direct
+	scoring         scoring.Config
+	prefill         scoring.PrefillModel
+	affinity        session.Config
+	queue           queue.Config
+	hold            admission.Config
+	ejection        eject.Config
+	routing         router.Config  // the part that flags set
+	proxy           extproc.Config // the part that flags set
 
-	ignoreHints, allowPinning bool
-	injectTokens, tenantSalt  bool
-
-	affinity affinity
-
-	busy
-	ejection
 	engineGauges
 
-	feed    feed.Config
-	scoring scoring.Config
+	feed   feed.Config
+	bounds indexer.Config
 
-	indexMemory
 	logging
 	recording record.Config
 
@@ -123,30 +125,72 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 // parseWith is parseServe for a command that has further flags: f has those of o and the others.
 func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
 	o.flags = f
-	if err := parse(f, args, &o.Path, o.scheduling.inherited(getenv)); err != nil {
+	if err := parse(f, args, &o.Path, withoutDirect(getenv)); err != nil {
 		return err
 	}
 	o.kube.KVEventsGiven = o.given("kv-events-port")
+	o.inheritedDirect = getenv(modeVariable) == scoring.Direct.String() && !o.given("router-mode")
 	o.applyPresets()
-	if err := o.busy.readPolicies(f); err != nil {
+	if err := o.queue.Read(f, absentFlag); err != nil {
 		return err
 	}
 	o.selectPolicy()
 	return flags.WithSource(f, o.check())
 }
 
+const modeVariable = "DYN_ROUTER_MODE"
+
+// withoutDirect is getenv without Dynamo's router mode direct. A pod has it in its environment for the frontend; it
+// does not say how the endpoint picker of that frontend chooses.
+func withoutDirect(getenv func(string) string) func(string) string {
+	return func(name string) string {
+		value := getenv(name)
+		switch {
+		case name == modeVariable && value == scoring.Direct.String():
+			return ""
+		case name == "DYN_SYSTEM_PORT" && value == "-1":
+			return "0" // no port: Dynamo writes -1, kvepp 0
+		}
+		return value
+	}
+}
+
 // applyPresets sets the flags that others stand for.
 func (o *options) applyPresets() {
-	_ = flags.Imply(o.flags, "--router-kv-overlap-score-weight", func() error {
-		if o.overlapWeight != nil {
-			o.scoring.SetOverlapScoreWeight(*o.overlapWeight)
+	flags.Imply(o.flags, "--router-kv-overlap-score-weight", o.scoring.ApplyOverlapScoreWeight)
+	if c := &o.scoring; o.loadAware {
+		flags.Imply(o.flags, "--load-aware", func() {
+			c.OverlapScoreCredit, o.kvEvents = 0, false
+			c.TrackActiveBlocks, c.TrackPrefillTokens, c.AssumeKVReuse = true, true, false
+		})
+	}
+}
+
+// dynamosFlags are the flags that are meant for Dynamo's cost: they set a weight of it, select it by name, or have its
+// unit.
+var dynamosFlags = append([]string{"load-aware", "router-temperature", "router-worker-selection-policy"},
+	scoring.DynamoWeights...)
+
+// selectPolicy sets --router-policy to dynamo if it is not given and another setting is meant for Dynamo's cost.
+func (o *options) selectPolicy() {
+	if o.given("router-policy") {
+		return
+	}
+	selectDynamo := func(because string) {
+		flags.Imply(o.flags, because, func() { o.scoring.Policy = scoring.Dynamo })
+	}
+	if o.scoring.Mode != scoring.KV { // prices no worker
+		selectDynamo("--router-mode")
+	}
+	if o.queue.File != nil && o.queue.File.Selection != nil {
+		selectDynamo("worker_selection in --router-policy-config")
+	}
+	for _, flag := range dynamosFlags {
+		off := slices.Contains([]string{"", "0", "false"}, o.flags.Lookup(flag).Value.String())
+		if o.given(flag) && (!off || slices.Contains(scoring.DynamoWeights, flag)) {
+			selectDynamo("--" + flag)
 		}
-		return nil
-	})
-	_ = flags.Imply(o.flags, "--load-aware", func() error {
-		o.scheduling.applyPresets(&o.scoring, &o.kvEvents)
-		return nil
-	})
+	}
 }
 
 // given reports whether a flag was given, on the command line, by the environment or by the policy file.
@@ -156,21 +200,22 @@ func (o *options) given(flag string) bool { return o.flags.Changed(flag) }
 // fills o.config.
 func (o *options) check() error {
 	for _, topic := range []func() error{
-		func() error { return o.scheduling.check(&o.scoring, o.allowPinning && !o.ignoreHints) },
-		func() error { return checkWeights(&o.scoring, o.overlapWeight) },
-		func() error { return checkPolicy(&o.scoring, o.given) },
+		o.checkChoice,
 		o.checkDurations,
 		o.checkEndpoints,
 		o.kube.Validate,
 		o.checkListeners,
 		func() error { return o.transport.check(o.given) },
 		o.logging.Validate,
-		o.affinity.check,
-		o.indexMemory.check,
+		o.affinity.Validate,
+		o.bounds.Validate,
+		o.feed.Validate,
 		o.checkKVEvents,
-		o.busy.check,
-		o.checkAdmission,
-		o.ejection.check,
+		func() error { return checkThresholds(&o.routing.Thresholds) },
+		o.proxy.Validate,
+		o.queue.Validate,
+		o.hold.Validate,
+		o.ejection.Validate,
 		o.recording.Validate,
 		o.checkModels,
 		o.checkEngine,
@@ -184,12 +229,34 @@ func (o *options) check() error {
 	return err
 }
 
+// checkChoice checks the flags that say how kvepp chooses a worker.
+func (o *options) checkChoice() error {
+	switch {
+	case o.scoring.Mode == scoring.Direct && (!o.routing.Pinning || o.routing.IgnoreHints):
+		return errors.New("--router-mode direct sends each request to the worker that it names, and needs " +
+			"--allow-client-pinning, without --ignore-client-hints. (Dynamo's frontends behind kvepp run in direct " +
+			"mode, because kvepp chooses for them: give that flag to the frontends, not to kvepp)")
+	case o.hold.On && o.scoring.Mode != scoring.KV:
+		return fmt.Errorf("--router-admission working-set knows conversations in --router-mode kv only, not %v: leave "+
+			"out one of the two", o.scoring.Mode)
+	}
+	return cmp.Or(o.prefill.Validate(&o.scoring), o.scoring.ValidateFlags(o.flags))
+}
+
+// checkThresholds checks the busy thresholds, whose errors have Dynamo's names.
+func checkThresholds(t *router.Thresholds) error {
+	if err := t.Validate(); err != nil {
+		flag, says, _ := strings.Cut(err.Error(), " ")
+		return fmt.Errorf("--%s %s", strings.ReplaceAll(flag, "_", "-"), says)
+	}
+	return nil
+}
+
 func (o *options) checkDurations() error {
 	return durations(
 		durationFlag{"drain-delay", o.drainDelay, true},
 		durationFlag{"drain-timeout", o.drainTimeout, true},
 		durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
-		durationFlag{"pick-timeout", o.pickTimeout, false},
 		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
 		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
 	)
@@ -245,9 +312,6 @@ func (o *options) checkDiscovery() error {
 	case !o.kube.Used():
 		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or " +
 			"--endpoint-selector")
-	}
-	if o.feed.EventPlane != "" {
-		return oneOf("event-plane", o.feed.EventPlane, "zmq", "nats")
 	}
 	return nil
 }
@@ -313,31 +377,15 @@ const maxTTL = 365 * 24 * time.Hour
 func (o *options) checkKVEvents() error {
 	for _, ttl := range []struct {
 		flag     string
-		secs     float64
+		value    time.Duration
 		mayBeOff bool
-	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
-		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.mayBeOff && ttl.secs == 0; !ok {
-			return fmt.Errorf(
-				"--%s %v: must be a positive number of seconds, at most a year, for example 120",
-				ttl.flag,
-				ttl.secs,
-			)
+	}{{"router-ttl-secs", o.ttl, false}, {"router-predicted-ttl-secs", o.predictedTTL, true}} {
+		if ok := ttl.value > 0 && ttl.value <= maxTTL || ttl.mayBeOff && ttl.value == 0; !ok {
+			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year, for example 120",
+				ttl.flag, ttl.value.Seconds())
 		}
 	}
-	o.feed.Threads = 4 // of the others, so that a flood of events leaves processors for requests
-	if len(o.vllmHashSeeds) > 0 {
-		var err error
-		if o.feed.EngineHashes, err = kvblock.NewEngineHashes(o.vllmHashSeeds); err != nil {
-			return fmt.Errorf("--vllm-hash-seeds: %w", err)
-		}
-	}
-	if err := indexerapi.CheckPeers("--index-peers", o.indexPeers); err != nil {
-		return err
-	}
-	if err := o.checkReplicas(); err != nil {
-		return err
-	}
-	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")
+	return cmp.Or(indexerapi.CheckPeers("--index-peers", o.indexPeers), o.checkReplicas())
 }
 
 // checkModels reads the flags that name models, and checks them beside each other.
@@ -383,22 +431,6 @@ func (o *options) checkEngine() error {
 		return err
 	}
 	switch {
-	case o.injectTokens && engine != prompt.Dynamo:
-		return fmt.Errorf(
-			"--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave "+
-				"it out",
-			engine,
-		)
-	case o.tenantSalt && engine != prompt.VLLM:
-		return fmt.Errorf(
-			"--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow "+
-				"x-tenant-id themselves",
-			engine,
-		)
-	case o.tenantSalt && o.ignoreHints:
-		return errors.New(
-			"--tenant-cache-salt follows x-tenant-id, and --ignore-client-hints drops it; leave one of them out",
-		)
 	case len(o.adapters) > 0 && engine == prompt.Dynamo:
 		return errors.New(
 			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED excludes it), so " +
@@ -412,7 +444,8 @@ func (o *options) checkEngine() error {
 			engine,
 		)
 	}
-	return o.proxied.check(engine)
+	o.routing.Engine, o.routing.Scoring = engine, o.scoring
+	return o.routing.Validate()
 }
 
 // parseEngine returns the engine that --engine names.
@@ -557,9 +590,9 @@ func (o *options) keptDecisions() int {
 	return maxDecisions
 }
 
-// index returns the bounds of the index. goLimit is indexBytes's.
+// index returns the bounds of the index. goLimit is that of Bytes.
 func (o *options) index(goLimit int64) indexer.Config {
-	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
+	c := indexer.Config{MaxBytes: o.bounds.Bytes(goLimit)}
 	if !o.kvEvents {
 		c.MaxPredicted, c.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}
@@ -569,9 +602,9 @@ func (o *options) index(goLimit int64) indexer.Config {
 // predict returns how routing decisions count as stored blocks.
 func (o *options) predict() router.Predict {
 	if o.kvEvents {
-		return router.Predict{TTL: seconds(o.predictedTTLSecs), Silent: seconds(o.ttlSecs)}
+		return router.Predict{TTL: o.predictedTTL, Silent: o.ttl}
 	}
-	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
+	return router.Predict{TTL: o.ttl, LRU: o.lru, Alone: true}
 }
 
 func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
@@ -594,21 +627,6 @@ func (o *options) identity() metrics.Identity {
 		RouterID: kvblock.InstanceID(hostName())} // without a name, the id of the empty one
 }
 
-// unusedFlags collects the flags that were given and have no effect.
-type unusedFlags struct {
-	given func(flag string) bool
-	lines []string // one for each flag: its name and why it has no effect
-}
-
-// add adds those of the flags that were given.
-func (u *unusedFlags) add(why string, flags ...string) {
-	for _, flag := range flags {
-		if u.given(flag) {
-			u.lines = append(u.lines, "--"+flag+": "+why)
-		}
-	}
-}
-
 // indexFlags have an effect only while kvepp keeps an index.
 var indexFlags = []string{
 	"router-kv-events",
@@ -623,9 +641,9 @@ var indexFlags = []string{
 
 // withoutEffect returns a line for each flag that was given and has no effect beside the others.
 func (o *options) withoutEffect() []string {
-	unused := unusedFlags{given: o.given}
+	unused := flags.Unused{Set: o.flags}
 	if !o.kube.Used() {
-		unused.add(
+		unused.Add(
 			"acts with --pool-name or --endpoint-selector only",
 			"kubeconfig",
 			"pool-group",
@@ -638,25 +656,36 @@ func (o *options) withoutEffect() []string {
 	switch {
 	case !o.kube.MetricsAuth:
 	case !o.kube.Used():
-		unused.add(
+		unused.Add(
 			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
 			"metrics-endpoint-auth",
 		)
 	case o.metricsTokenFile != "":
-		unused.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
+		unused.Add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
 	if !o.kube.LeaderElection {
-		unused.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
+		unused.Add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
-	o.scheduling.unused(&unused)
-	unused.lines = append(unused.lines, givenRetired(o.flags)...)
-	o.busy.unused(&unused, o.scoring.TrackPrefillTokens)
-	o.ejection.unused(&unused)
+	if o.inheritedDirect {
+		unused.Lines = append(unused.Lines, "DYN_ROUTER_MODE=direct: sets how Dynamo's frontends run behind kvepp; "+
+			"kvepp itself chooses by --router-mode "+o.scoring.Mode.String())
+	}
+	if name := o.flags.Lookup("router-prefill-load-model").Value.String(); o.prefill.Linear && name != "linear" {
+		unused.Lines = append(unused.Lines, "--router-prefill-load-model "+name+
+			": treated as linear, at the speed of --router-prefill-tokens-per-second, or a learned one")
+	}
+	unused.Lines = append(unused.Lines, givenRetired(o.flags)...)
+	o.queue.AddUnused(&unused, o.hold.On)
+	if !o.scoring.TrackPrefillTokens {
+		unused.Add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold",
+			"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
+	}
+	o.ejection.AddUnused(&unused)
 	o.engineGauges.unused(&unused)
 	switch {
 	case o.scoring.Mode != scoring.KV:
-		unused.add("acts with --router-mode kv only", indexFlags...)
-		unused.add(
+		unused.Add("acts with --router-mode kv only", indexFlags...)
+		unused.Add(
 			"acts with --router-mode kv only",
 			"router-kv-overlap-score-credit",
 			"router-kv-overlap-score-credit-decay",
@@ -669,17 +698,17 @@ func (o *options) withoutEffect() []string {
 			"router-disk-cache-hit-weight",
 		)
 	case o.scoring.OverlapScoreCredit == 0:
-		unused.add("cached blocks have no credit, so kvepp keeps no index of them", indexFlags...)
+		unused.Add("cached blocks have no credit, so kvepp keeps no index of them", indexFlags...)
 	case o.kvEvents:
-		unused.add(
+		unused.Add(
 			"acts with --no-router-kv-events only",
 			"router-approximate-cache-policy",
 		)
 	default:
-		unused.add("acts with KV events only", "router-predicted-ttl-secs", "index-max-bytes",
+		unused.Add("acts with KV events only", "router-predicted-ttl-secs", "index-max-bytes",
 			"vllm-hash-seeds", "index-peers", "warmup-timeout")
 	}
-	return unused.lines
+	return unused.Lines
 }
 
 // checkTraceURL checks the template of addresses of traces. The page shows it to each of its readers, as a link.

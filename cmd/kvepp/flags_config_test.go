@@ -114,7 +114,7 @@ func TestSettingsFileErrors(t *testing.T) {
 		"a: 1\n---\nb: 2":             "more than one document",
 		"a: [":                        "yaml",
 		strings.Repeat("#", flags.MaxFileBytes+1): "larger than",
-		"endpoints: e\nrouter-mode: x":            "(router-mode is set by ",
+		"endpoints: e\nrouter-temperature: -1":    "(router-temperature is set by ",
 		"endpoints: e\nconfig-file: x":            `"config-file": kvepp reads no EndpointPickerConfig`,
 		"endpoints: e\neject: maybe":              "line 2: eject \"maybe\": must be true or false",
 	} {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
 )
@@ -190,9 +191,9 @@ func (g *engineGauges) config() (enginemetrics.Config, error) {
 }
 
 // unused adds the flags that have no effect because kvepp never scrapes engines.
-func (g *engineGauges) unused(unused *unusedFlags) {
+func (g *engineGauges) unused(unused *flags.Unused) {
 	if g.interval == 0 {
-		unused.add(
+		unused.Add(
 			"with --refresh-metrics-interval=0 kvepp never reads engines' metrics",
 			"model-server-metrics-port",
 			"model-server-metrics-path",

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/flags"
 )
 
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.
@@ -22,22 +24,14 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"Metrics and traces", o.addMetrics},
 		{"Admin address", o.addAdmin},
 		{"Start and shutdown", o.addLife},
-		{"Headers", o.addHeaders},
-		{"Limits of requests", o.proxied.add},
-		{"How kvepp chooses", func(f *pflag.FlagSet) {
-			o.scheduling.add(f, &o.scoring)
-			costFlags(f, &o.scoring, &o.overlapWeight)
-		}},
-		{"KV events and the index", func(f *pflag.FlagSet) {
-			o.addKVEvents(f)
-			o.indexMemory.add(f)
-			o.addIndexPeers(f)
-		}},
-		{"Sessions", o.addSessions},
+		{"How kvepp chooses", o.addChoice},
+		{"KV events and the index", o.addKVEvents},
+		{"Sessions", o.affinity.AddFlags},
 		{"Replicas", o.replicaFlags.add},
-		{"What clients may say", o.addHints},
-		{"Overload and the queue", o.addBusy},
-		{"Ejection of failing endpoints", o.ejection.add},
+		{"", o.proxy.AddFlags},
+		{"", o.routing.AddFlags},
+		{"Overload and the queue", o.addQueue},
+		{"Ejection of failing endpoints", o.ejection.AddFlags},
 		{"Engines' own metrics", o.engineGauges.add},
 		{"Logs", o.addLogs},
 	} {
@@ -81,9 +75,6 @@ func (o *options) addModels(f *pflag.FlagSet) {
 		"send requests for the model NAME as requests for TARGET, `NAME=TARGET`, and write NAME into their responses "+
 			"(if Envoy sends responses BUFFERED or FULL_DUPLEX_STREAMED). May be repeated: several targets of a name "+
 			"share its requests evenly; *=TARGET is for all other names")
-	f.BoolVar(&o.strictModel, "strict-model", false,
-		"answer 404 for a model that neither --model, --lora, --tokenizer-url, an endpoint nor KV events name. Off: "+
-			"kvepp routes such requests by load to endpoints that do not say which model they serve")
 	f.StringVar(&o.engine, "engine", "",
 		"the `ENGINE` whose rules turn requests into token ids: vllm, sglang, trtllm or dynamo (default: dynamo with "+
 			"--dynamo-discovery, else vllm)")
@@ -164,73 +155,49 @@ func (o *options) addLife(f *pflag.FlagSet) {
 			"by then by load only")
 }
 
-func (o *options) addHeaders(f *pflag.FlagSet) {
-	f.BoolVar(&o.prefillerHeader, "prefiller-header", false,
-		"for stock engines with llm-d's routing sidecar before each decode worker: also set x-prefiller-host-port, "+
-			"the "+
-			"prefill worker's address. While there is no prefill worker, decode workers serve alone")
-	f.BoolVar(&o.decisionHeaders, "decision-headers", false,
-		"show each decision in the response as x-kvepp-* headers. They reveal the workers' names and loads to clients")
-}
-
 func (o *options) addKVEvents(f *pflag.FlagSet) {
 	f.BoolVar(&o.kvEvents, "router-kv-events", true,
 		"subscribe to the engines' KV events. Off: approximate mode, in which kvepp assumes that a worker holds what "+
 			"it was sent, for --router-ttl-secs")
-	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120,
+	flags.Seconds(f, &o.ttl, "router-ttl-secs", 2*time.Minute, false,
 		"how many `SECONDS` after the latest request with a block kvepp assumes that the worker holds it, in "+
 			"approximate mode and for workers whose KV events do not arrive")
-	f.StringVar(&o.cachePolicy, "router-approximate-cache-policy", "ttl",
+	flags.Either(f, &o.lru, "router-approximate-cache-policy", "ttl", "lru",
 		"in approximate mode, when kvepp forgets a block, `POLICY`: ttl (after --router-ttl-secs), or lru (when a "+
 			"worker with a known number of blocks has more than that; other workers as with ttl)")
-	values(f, "router-approximate-cache-policy", "ttl", "lru")
-	f.Float64Var(&o.predictedTTLSecs, "router-predicted-ttl-secs", 0,
+	flags.Seconds(f, &o.predictedTTL, "router-predicted-ttl-secs", 0, false,
 		"with KV events, for how many `SECONDS` kvepp also assumes that a worker holds the prompts sent to it, "+
 			"so that a burst of requests with one new prefix finds its first copy before any event. 0: off")
-	f.StringSliceVar(&o.vllmHashSeeds, "vllm-hash-seeds", nil,
-		"compute vLLM's block hashes for workers whose model has no full attention (sliding windows in all layers), "+
-			"whose KV events alone do not tell which blocks they hold. `SEEDS`, separated by commas: the values of "+
-			"PYTHONHASHSEED that the workers may have, and default for vLLM's own seed, which kvepp always tries. "+
-			"Takes about 110 bytes for each block that such a worker holds. Empty: off")
-	f.StringVar(&o.feed.EventPlane, "event-plane", "",
-		"the event `PLANE` of Dynamo's workers, zmq or nats, for endpoints that Dynamo's discovery knows and that "+
-			"have "+
-			"no kvEvents. Empty: what discovery names for each worker")
-	values(f, "event-plane", "zmq", "nats")
-	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222",
-		"`URL` of the event plane's NATS server; may contain user:password@")
-	negatable(f, "router-kv-events")
+	o.feed.AddFlags(f)
+	flags.Negatable(f, "router-kv-events")
+	flags.Inherit(f, "router-kv-events", "DYN_ROUTER_USE_KV_EVENTS", "router-ttl-secs", "DYN_ROUTER_TTL_SECS",
+		"router-approximate-cache-policy", "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+		"router-predicted-ttl-secs", "DYN_ROUTER_PREDICTED_TTL_SECS")
+	o.bounds.AddFlags(f)
+	o.addIndexPeers(f)
 }
 
-func (o *options) addSessions(f *pflag.FlagSet) {
-	o.affinity.add(f)
+// addChoice declares the flags that say how kvepp chooses a worker, and what a running request counts for.
+func (o *options) addChoice(f *pflag.FlagSet) {
+	o.scoring.AddFlags(f)
+	f.BoolVar(&o.loadAware, "load-aware", false,
+		"Dynamo's preset: choose by load alone, and count every request's blocks in full. It sets "+
+			"--router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking "+
+			"of active blocks and prefill tokens")
+	flags.Negatable(f, "load-aware")
+	flags.Inherit(f, "load-aware", "DYN_ROUTER_LOAD_AWARE")
+	o.prefill.AddFlags(f)
 }
 
-func (o *options) addHints(f *pflag.FlagSet) {
-	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false,
-		"ignore what clients say about the routing of their requests, in nvext and in headers: priorities, expected "+
-			"lengths, sessions, tenants, overrides and pins. kvepp also removes Dynamo's own headers among these, and "+
-			"leaves the body as it is")
-	f.BoolVar(&o.allowPinning, "allow-client-pinning", false,
-		"let requests name their worker, in nvext: backend_instance_id or decode_worker_id, with dp_rank; "+
-			"prefill_worker_id, with prefill_dp_rank. Off: kvepp removes these from the body, and counts them")
-	f.BoolVar(&o.injectTokens, "inject-token-data", false,
-		"send a prompt's token ids to Dynamo's frontend (nvext.token_data), which then does not tokenize it again; a "+
-			"body grows by about 6 bytes a token. Only for chats and completions with one text prompt and no "+
-			"annotations, and for workers whose model cards name kvepp's tokenizer and template")
-	f.BoolVar(&o.tenantSalt, "tenant-cache-salt", false,
-		"with --engine vllm: write the request's tenant (x-tenant-id), or else its cache namespace "+
-			"(nvext.cache_salt, cache_salt), into the body as cache_salt, so that tenants share no cached blocks")
+// addQueue declares the flags that hold requests back.
+func (o *options) addQueue(f *pflag.FlagSet) {
+	o.queue.AddFlags(f)
+	o.queue.AddInstanceFlag(f)
+	o.hold.AddFlags(f)
 }
 
 func (o *options) addLogs(f *pflag.FlagSet) {
 	o.logging.AddFlags(f, " (one line per request, with the decision)")
 	o.logging.AddAccessFlags(f)
 	o.recording.AddFlags(f)
-}
-
-// addBusy declares the flags for overload.
-func (o *options) addBusy(f *pflag.FlagSet) {
-	o.busy.add(f)
-	o.busy.addAdmission(f)
 }

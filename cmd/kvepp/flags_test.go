@@ -16,10 +16,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/indexer"
 	"kvepp/internal/flags"
 	"kvepp/pool/dynamo"
 	"kvepp/prompt"
 	"kvepp/router"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 
@@ -151,7 +153,7 @@ func TestQueueFlags(t *testing.T) {
 		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth=false", "--metrics-token-file=x"}, false, 0},
 	} {
 		o := parsed(t, append(base, c.args...), nil)
-		if q := o.busy.queue(); (q != nil) != c.waits || q != nil && (q.Bound != 65536 || q.Timeout != 30*time.Second) {
+		if q := o.queue.Room(); (q != nil) != c.waits || q != nil && (q.Bound != 65536 || q.Timeout != 30*time.Second) {
 			t.Errorf("%v: %+v", c.args, q)
 		}
 		if unused := o.withoutEffect(); len(unused) != c.unused {
@@ -169,7 +171,7 @@ func TestQueueFlags(t *testing.T) {
 		),
 		map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"},
 	)
-	if o.ttlSecs != 60.5 || o.scoring.TrackActiveBlocks || o.kvEvents || o.predictedTTLSecs != 0 ||
+	if o.ttl != 60500*time.Millisecond || o.scoring.TrackActiveBlocks || o.kvEvents || o.predictedTTL != 0 ||
 		o.scoring.HostCacheHitWeight != 0.5 {
 		t.Errorf("%+v", o.scoring)
 	}
@@ -181,7 +183,7 @@ func TestQueueFlags(t *testing.T) {
 		t,
 		append(base, "--router-policy-config=testdata/policy.yaml"),
 		nil,
-	).busy.queue().Profiles.Classes()
+	).queue.Room().Profiles.Classes()
 	if strings.Join(classes, " ") != "cached uncached" {
 		t.Errorf("classes %v", classes)
 	}
@@ -214,9 +216,9 @@ func TestWorkerSelection(t *testing.T) {
 		}
 	}
 	f := serveFlags(new(options))
-	for key, flag := range parameterFlags {
-		if f.Lookup(flag) == nil {
-			t.Errorf("%s: no flag --%s", key, flag)
+	for _, key := range queue.ParameterKeys {
+		if queue.FlagOf(f, key) == nil {
+			t.Errorf("%s: no flag", key)
 		}
 	}
 }
@@ -224,28 +226,29 @@ func TestWorkerSelection(t *testing.T) {
 // TestPolicySettings: each of Dynamo's settings in the section router has a flag.
 func TestPolicySettings(t *testing.T) {
 	f := serveFlags(new(options))
-	for key, flag := range settingFlags {
-		if f.Lookup(flag) == nil && absentFlag(flag) == nil {
-			t.Errorf("%s: no flag --%s", key, flag)
+	for _, key := range queue.SettingKeys {
+		if queue.FlagOf(f, key) == nil && absentFlag(strings.ReplaceAll(key, "_", "-")) == nil {
+			t.Errorf("%s: no flag", key)
 		}
 	}
-	if n := len(settingFlags); n != 20 {
+	if n := len(queue.SettingKeys); n != 20 {
 		t.Errorf("%d settings, Dynamo has 20", n)
 	}
 }
 
 func TestBusyThresholdFlags(t *testing.T) {
 	base := []string{"--endpoints=x"}
-	if o := parsed(t, base, nil); !o.thresholds.None() || o.retryAfter != 1 || o.overloadStatus != 429 {
-		t.Errorf("defaults: %+v", o.thresholds)
+	if o := parsed(t, base, nil); !o.routing.Thresholds.None() || o.proxy.RetryAfter != 1 ||
+		o.proxy.OverloadStatus != 429 {
+		t.Errorf("defaults: %+v", o.routing.Thresholds)
 	}
 	o := parsed(t, append(base, "--active-decode-blocks-threshold=0.5"), nil)
-	if o.thresholds.ActiveDecodeBlocks == nil || *o.thresholds.ActiveDecodeBlocks != 0.5 {
-		t.Errorf("0.5: %+v", o.thresholds)
+	if o.routing.Thresholds.ActiveDecodeBlocks == nil || *o.routing.Thresholds.ActiveDecodeBlocks != 0.5 {
+		t.Errorf("0.5: %+v", o.routing.Thresholds)
 	}
 	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"),
-		map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.thresholds.None() {
-		t.Errorf("None: %+v", o.thresholds)
+		map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.routing.Thresholds.None() {
+		t.Errorf("None: %+v", o.routing.Thresholds)
 	}
 }
 
@@ -259,7 +262,7 @@ func TestDeprecatedWeight(t *testing.T) {
 		o.scoring.OverlapScoreCredit != 0 {
 		t.Errorf("weight 0: %+v", o.scoring)
 	}
-	if o := parsed(t, base, nil); o.overlapWeight != nil || o.scoring.PrefillLoadScale != 1 ||
+	if o := parsed(t, base, nil); o.scoring.OverlapScoreWeight != nil || o.scoring.PrefillLoadScale != 1 ||
 		o.drainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
 	}
@@ -713,10 +716,10 @@ func TestIndexBytes(t *testing.T) {
 	for _, c := range []struct{ flag, limit, want int64 }{
 		{0, math.MaxInt64, 2 << 30},
 		{0, 3 << 30, 3 << 29},
-		{0, 1000, minIndexBytes},
+		{0, 1000, 1 << 20},
 		{5 << 20, 3 << 30, 5 << 20},
 	} {
-		if got := (&indexMemory{c.flag}).indexBytes(c.limit); got != c.want {
+		if got := (&indexer.Config{MaxBytes: c.flag}).Bytes(c.limit); got != c.want {
 			t.Errorf("flag %d, GOMEMLIMIT %d: %d, want %d", c.flag, c.limit, got, c.want)
 		}
 	}

@@ -93,7 +93,7 @@ func TestPoolMetrics(t *testing.T) {
 		o,
 		p,
 		scoring.NewActiveSequences(),
-		eject.New(eject.Config{Off: true}, quiet),
+		eject.New(eject.Config{}, quiet),
 		quiet,
 	)
 	enginemetrics.Export(on, "llama", p, g)
@@ -117,7 +117,7 @@ func TestPoolMetrics(t *testing.T) {
 		t.Errorf("usage %v", u)
 	}
 	o.config.gauges.Interval = 0
-	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), quiet) != nil {
+	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{}, quiet), quiet) != nil {
 		t.Error("kvepp scrapes engines although the interval is 0")
 	}
 }

@@ -34,7 +34,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
 	o.Web.AddFlags(f, 8090)
 	o.Config.AddFlags(f)
-	o.indexMemory.add(f)
+	o.bounds.AddFlags(f)
 	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
 	section(f, "Flags of kvepp indexer")
@@ -65,7 +65,7 @@ func runIndexer(o *indexerOptions) error {
 
 	o.logStart("indexer", log)
 	limitMemory(memlimit.FromCgroup, m, log)
-	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
+	index, err := indexer.New(indexer.Config{MaxBytes: o.bounds.Bytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err
 	}

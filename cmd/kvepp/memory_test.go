@@ -12,6 +12,8 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
+	"kvepp/extproc"
+	"kvepp/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 )
@@ -38,7 +40,7 @@ func TestMemoryLimit(t *testing.T) {
 		m, log := metrics.New(), new(strings.Builder)
 		limitMemory(c.container, m, slog.New(slog.NewTextHandler(log, nil)))
 		got := debug.SetMemoryLimit(-1)
-		if index := new(indexMemory).indexBytes(got); got != c.want || index != c.index {
+		if index := new(indexer.Config).Bytes(got); got != c.want || index != c.index {
 			t.Errorf("GOMEMLIMIT=%q: limit %d, index %d, want %d and %d", c.variable, got, index, c.want, c.index)
 		}
 		if !strings.Contains(log.String(), "memory_limit_from="+c.source) {
@@ -71,8 +73,8 @@ func TestBufferedBytes(t *testing.T) {
 			refused: "--max-buffered-bytes is 536870912, which is enough to read bodies of 38347922 bytes; lower the " +
 				"first, or set --max-buffered-bytes 939524096"},
 	} {
-		p := &proxied{maxBufferedBytes: c.buffered, maxParseBytes: c.parsed}
-		buffered, parsed, err := p.bufferedBytes(c.goLimit)
+		p := &extproc.Config{MaxBufferedBytes: c.buffered, MaxParseBytes: c.parsed}
+		buffered, parsed, err := p.Buffers(c.goLimit)
 		if c.refused != "" {
 			if err == nil || !strings.Contains(err.Error(), c.refused) {
 				t.Errorf("%+v: %v", c, err)

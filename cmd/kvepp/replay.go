@@ -14,8 +14,13 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/replay"
 	"kvepp/replay/report"
+	"kvepp/router"
+	"kvepp/router/admission"
+	"kvepp/router/queue"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -31,12 +36,13 @@ type replayOptions struct {
 // variantOptions are the flags of "kvepp replay" that --compare can change.
 type variantOptions struct {
 	scoring    scoring.Config
-	weight     *float64
 	mode       string
 	policy     string
-	scheduling scheduling // only what waiting prompts count
-	busy       busy
-	affinity   affinity
+	prefill    scoring.PrefillModel
+	thresholds router.Thresholds
+	queue      queue.Config
+	admission  admission.Config
+	affinity   session.Config
 	lag        time.Duration
 	delivery   time.Duration
 	jitter     time.Duration
@@ -45,21 +51,21 @@ type variantOptions struct {
 }
 
 func (v *variantOptions) add(f *pflag.FlagSet) {
-	v.scoring = scoring.DefaultConfig()
-	costFlags(f, &v.scoring, &v.weight)
+	v.scoring.AddWeightFlags(f)
 	f.StringVar(&v.mode, "router-mode", v.scoring.Mode.String(),
 		"how a worker is chosen, `MODE`: kv, round-robin, random, power-of-two or least-loaded, as in kvepp serve")
+	flags.Inherit(f, "router-mode", "DYN_ROUTER_MODE")
 	f.StringVar(&v.policy, "router-policy", scoring.Dynamo.String(),
 		"how the mode kv prices workers, `POLICY`: dynamo (the default here, to compare with) or time, as in kvepp "+
 			"serve; or, for comparison, "+
 			strings.Join(replay.PolicyNames(), ", "))
-	v.scheduling.addPrefill(f)
-	v.affinity.add(f)
+	v.prefill.AddFlags(f)
+	v.affinity.AddFlags(f)
 	f.Lookup("router-session-affinity-ttl-secs").Usage = "keep the requests of a session of the trace on one worker, " +
 		"until `SECONDS` after its latest request has ended. 0: sessions are not bound"
-	v.busy.addThresholds(f)
-	v.busy.addQueue(f)
-	v.busy.addAdmission(f)
+	v.thresholds.AddFlags(f)
+	v.queue.AddFlags(f)
+	v.admission.AddFlags(f)
 	f.IntVar(&v.replicas, "replicas", 1,
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
@@ -75,16 +81,14 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 
 // apply checks the flags of f and sets what they say in c.
 func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
-	if v.weight != nil {
-		v.scoring.SetOverlapScoreWeight(*v.weight)
-	}
-	if err := v.busy.readPolicies(f); err != nil {
+	v.scoring.ApplyOverlapScoreWeight()
+	if err := v.queue.Read(f, absentFlag); err != nil {
 		return err
 	}
-	if err := errors.Join(v.busy.checkThresholds(), v.busy.checkQueue(), v.affinity.check()); err != nil {
+	if err := errors.Join(checkThresholds(&v.thresholds), v.queue.Validate(), v.affinity.Validate()); err != nil {
 		return err
 	}
-	if err := v.busy.checkAdmission(); err != nil {
+	if err := v.admission.Validate(); err != nil {
 		return err
 	}
 	mode, err := scoring.ParseMode(v.mode)
@@ -98,10 +102,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	} else if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
 		return oneOf("router-policy", v.policy, append(scoring.PolicyNames(), replay.PolicyNames()...)...)
 	}
-	if err := checkWeights(&v.scoring, v.weight); err != nil {
-		return err
-	}
-	if err := checkPolicy(&v.scoring, f.Changed); err != nil {
+	if err := v.scoring.ValidateFlags(f); err != nil {
 		return err
 	}
 	if v.lag < 0 {
@@ -113,7 +114,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if v.delivery < 0 {
 		return fmt.Errorf("--delivery-delay %v: must be at least 0", v.delivery)
 	}
-	if err := v.scheduling.checkPrefill(&v.scoring); err != nil {
+	if err := v.prefill.Validate(&v.scoring); err != nil {
 		return err
 	}
 	if c.Replicas = v.replicas; v.replicas < 1 {
@@ -125,16 +126,17 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 			return fmt.Errorf("--replica-delay %q: must be a time of at least 0 such as 5ms, or off", v.delay)
 		}
 	}
-	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.scheduling.prefill(), v.lag
+	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.prefill, v.lag
 	c.DeliveryDelay, c.ArrivalJitter = v.delivery, v.jitter
-	c.Busy = replay.Thresholds(v.busy.thresholds)
-	sessions := v.affinity.config()
-	c.SessionTTL, c.SessionSoft = sessions.TTL, sessions.Soft
-	if q := v.busy.queue(); q != nil {
+	c.Busy = replay.Thresholds(v.thresholds)
+	c.SessionTTL, c.SessionSoft = v.affinity.TTL, v.affinity.Soft
+	if q := v.queue.Room(); q != nil {
 		c.Queue, _ = q.Profiles.Of("")
 	}
-	c.QueueBound, c.QueueTimeout = maxQueued, v.busy.queueTimeout
-	c.Admission = v.busy.admission()
+	c.QueueBound, c.QueueTimeout = v.queue.Size, v.queue.Timeout
+	if c.Admission = nil; v.admission.On {
+		c.Admission = &v.admission
+	}
 	return nil
 }
 
@@ -154,7 +156,7 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := parseArgs(f, args); err != nil {
 		return nil, err
 	}
-	if err := fromEnvironment(f, new(scheduling).inherited(getenv)); err != nil {
+	if err := fromEnvironment(f, withoutDirect(getenv)); err != nil {
 		return nil, err
 	}
 	if err := o.Validate(f.Args()); err != nil || o.Generates() {
@@ -208,7 +210,7 @@ func compared(texts []string) (all []string) {
 		for _, p := range slices.Concat(scoring.PolicyNames(), replay.PolicyNames()) {
 			all = append(all, p+"=--router-policy="+p)
 		}
-		all = append(all, "time+admission=--router-policy=time --router-admission="+byWorkingSet)
+		all = append(all, "time+admission=--router-policy=time --router-admission=working-set")
 		for _, m := range []scoring.Mode{scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo, scoring.LeastLoaded} {
 			all = append(all, m.String()+"=--router-mode="+m.String())
 		}

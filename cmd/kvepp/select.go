@@ -12,12 +12,14 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/pflag"
 
+	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router/budget"
+	"kvepp/router/queue"
 	"kvepp/router/session"
 	"kvepp/scoring"
 	"kvepp/serve/dynamo/selector"
@@ -47,9 +49,8 @@ type selectOptions struct {
 	cacheSeconds     uint64
 	reservationsSecs uint64
 	ttlSecs          float64
-	overlapWeight    *float64
 
-	busy     busy // only its queue flags
+	queue    queue.Config
 	selector selector.Config
 }
 
@@ -78,7 +79,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		300,
 		"`SECONDS` after which kvepp ends a reservation that its client has not ended",
 	)
-	costFlags(f, &o.selector.Scoring, &o.overlapWeight)
+	o.selector.Scoring.AddWeightFlags(f)
 	f.BoolVar(
 		&o.selector.Events,
 		"router-kv-events",
@@ -93,8 +94,8 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 		"without events, how many `SECONDS` after its latest reservation a block is assumed to stay cached",
 	)
 	negatable(f, "router-kv-events")
-	o.busy.addQueue(f)
-	o.indexMemory.add(f)
+	o.queue.AddFlags(f)
+	o.bounds.AddFlags(f)
 	f.Uint64Var(
 		&o.affinitySeconds,
 		"session-affinity-ttl-secs",
@@ -117,18 +118,16 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
-	if o.overlapWeight != nil {
-		o.selector.Scoring.SetOverlapScoreWeight(*o.overlapWeight)
-	}
-	if err := o.busy.readPolicies(f); err != nil {
+	o.selector.Scoring.ApplyOverlapScoreWeight()
+	if err := o.queue.Read(f, absentFlag); err != nil {
 		return err
 	}
-	if err := o.busy.checkQueue(); err != nil {
+	if err := o.queue.Validate(); err != nil {
 		return err
 	}
-	o.selector.Queue = o.busy.queue()
+	o.selector.Queue = o.queue.Room()
 	o.selector.Scoring.DecodeRole = true // for all roles of workers, as in dynamo.select_service
-	if err := checkWeights(&o.selector.Scoring, o.overlapWeight); err != nil {
+	if err := o.selector.Scoring.Validate(); err != nil {
 		return err
 	}
 	if err := o.httpService.check(); err != nil {
@@ -177,7 +176,7 @@ func runSelect(o *selectOptions) error {
 
 	o.logStart("select", log)
 	limitMemory(memlimit.FromCgroup, m, log)
-	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
+	bounds := indexer.Config{MaxBytes: o.bounds.Bytes(debug.SetMemoryLimit(-1))}
 	if !o.selector.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}
@@ -194,7 +193,7 @@ func runSelect(o *selectOptions) error {
 		defer events.Close()
 		workers.Watch(events)
 	}
-	if buffered, _, err := new(proxied).bufferedBytes(debug.SetMemoryLimit(-1)); err == nil { // as of kvepp serve
+	if buffered, _, err := new(extproc.Config).Buffers(debug.SetMemoryLimit(-1)); err == nil { // as of kvepp serve
 		book.MaxBytes = budget.New(buffered).BookedLimit()
 	}
 	book.Expiry = time.Duration(o.reservationsSecs) * time.Second

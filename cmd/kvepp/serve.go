@@ -29,6 +29,7 @@ import (
 	"kvepp/prompt"
 	"kvepp/prompt/remote"
 	"kvepp/router"
+	"kvepp/router/admission"
 	"kvepp/router/budget"
 	"kvepp/router/eject"
 	"kvepp/router/ladder"
@@ -174,12 +175,12 @@ func (s *server) open(ctx context.Context) error {
 	for _, line := range s.withoutEffect() {
 		s.log.Warn("a flag has no effect", "flag", line)
 	}
-	if s.conformance {
+	if s.proxy.Conformance {
 		s.log.Warn(
 			"--conformance: clients can choose endpoints and see which one answered; use it for conformance tests only",
 		)
 	}
-	buffered, parsed, err := s.bufferedBytes(debug.SetMemoryLimit(-1))
+	buffered, parsed, err := s.proxy.Buffers(debug.SetMemoryLimit(-1))
 	if err != nil {
 		return err
 	}
@@ -210,10 +211,10 @@ func (s *server) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.index, s.pool, s.sessions = index, pool.New(s.log), session.NewTable(s.options.affinity.config())
-	s.book.Prefill = s.prefill()
+	s.index, s.pool, s.sessions = index, pool.New(s.log), session.NewTable(s.options.affinity)
+	s.book.Prefill = s.prefill
 	var pages atomic.Pointer[enginemetrics.Gauges]
-	s.health = s.ejection.tracker(s.m, &pages, s.log)
+	s.health = tracker(s.ejection, s.m, &pages, s.log)
 	s.pool.Watch(s.health) // first: later watchers report workers that health must know
 	s.pool.OnCordon(s.health.PoolCordon)
 	s.feed.Connection = s.health.Subscribed
@@ -294,42 +295,25 @@ func (s *server) decide(ctx context.Context) {
 		promptComputed = s.events.PromptComputed
 	}
 	engine := s.config.engine.Engine
-	s.admission, s.ladder = s.busy.newAdmission(), router.NewLadder(ladder.DefaultSeenBytes)
-	s.router = router.New(router.Config{
-		Engine: engine, Models: s.models, Adapters: s.adapters,
-		Rewrites: s.rewrites, Objectives: s.objectives, Remote: s.tokenizers,
-		Checks:         startChecks(ctx, s.options, s.models, s.tokenizers, s.log),
-		UpperBound:     upperBound(engine, s.models),
-		Scoring:        s.scoring,
-		TrackOutput:    s.trackOutput,
-		PromptComputed: promptComputed,
-		Predict:        s.predict(),
-		Metrics:        s.m.NewRouter(s.identity()),
-		Picker:         s.m.NewPicker(),
-		PickTimeout:    s.pickTimeout,
-		Memory:         s.memory,
-		Fallbacks:      s.fallbacks,
-		Explain:        s.decisionHeaders,
-		Keep:           s.keptDecisions(),
-		IgnoreHints:    s.ignoreHints,
-		StrictModel:    s.strictModel,
-		Sessions:       s.sessions,
-		Responses:      s.responses,
-		Pinning:        s.allowPinning,
-		Frontends:      engine == prompt.Dynamo,
-		InjectTokens:   s.injectTokens,
-		TenantSalt:     s.tenantSalt,
-		Thresholds:     s.thresholds,
-		KVUsage:        kvUsage(s.gauges),
-		Eject:          s.health,
-		FirstByte:      s.firstByte,
-		Queue:          s.busy.queue(),
-		Admission:      s.admission,
-		CountTokens:    s.busy.countsTokens() || s.recorder != nil,
-		Recorder:       s.recorder,
-		Ladder:         s.ladder,
-		StockPrefill:   s.prefillerHeader,
-	}, s.pool, s.index, s.book, s.m, s.log)
+	s.ladder = router.NewLadder(ladder.DefaultSeenBytes)
+	if s.hold.On {
+		s.admission = &router.Admission{Controller: admission.New(s.hold), Bound: s.queue.Size,
+			Timeout: s.queue.Timeout}
+	}
+	c := s.routing
+	c.Models, c.Adapters, c.Remote = s.models, s.adapters, s.tokenizers
+	c.Rewrites, c.Objectives = s.rewrites, s.objectives
+	c.Checks = startChecks(ctx, s.options, s.models, s.tokenizers, s.log)
+	c.UpperBound = upperBound(engine, s.models)
+	c.PromptComputed, c.Predict = promptComputed, s.predict()
+	c.Metrics, c.Picker = s.m.NewRouter(s.identity()), s.m.NewPicker()
+	c.Explain, c.Keep = s.proxy.DecisionHeaders, s.keptDecisions()
+	c.Memory, c.Sessions, c.Responses, c.Ladder = s.memory, s.sessions, s.responses, s.ladder
+	c.Frontends, c.StockPrefill = engine == prompt.Dynamo, s.proxy.PrefillerHeader
+	c.KVUsage, c.Eject, c.FirstByte = kvUsage(s.gauges), s.health, s.ejection.FirstByte
+	c.Queue, c.Admission, c.Recorder = s.queue.Room(), s.admission, s.recorder
+	c.CountTokens = c.Queue != nil || c.Thresholds.ReadTokens() || s.recorder != nil
+	s.router = router.New(c, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.OnLeave(s.router.Forget)
 	s.replicas.routedBy(s.router)
 	if s.admission != nil {
@@ -340,21 +324,11 @@ func (s *server) decide(ctx context.Context) {
 	s.live = &admin.Live{Pool: s.pool, Router: s.router, Index: s.index, Sessions: s.sessions, Health: s.health,
 		Events: s.events, Gauges: s.gauges, Version: readBuild().version, Started: time.Now()}
 	s.live.Export(s.m)
-	s.picker = extproc.NewServer(extproc.Config{
-		PrefillerHeader: s.prefillerHeader,
-		DecisionHeaders: s.decisionHeaders,
-		Conformance:     s.conformance,
-		IgnoreHints:     s.ignoreHints,
-		Frontends:       engine == prompt.Dynamo,
-		MaxParseBytes:   s.maxParseBytes,
-		MaxBodyBytes:    s.maxBodyBytes,
-		MaxStreams:      s.maxStreams,
-		Memory:          s.memory,
-		OverloadStatus:  s.overloadStatus,
-		RetryAfter:      int(s.retryAfter),
-		Tracer:          s.tracer,
-		AccessLog:       s.accessLog,
-	}, s.router, s.m, s.log)
+	p := s.proxy
+	p.IgnoreHints, p.Frontends = c.IgnoreHints, c.Frontends
+	p.MaxParseBytes, p.Memory = s.maxParseBytes, s.memory
+	p.Tracer, p.AccessLog = s.tracer, s.accessLog
+	s.picker = extproc.NewServer(p, s.router, s.m, s.log)
 	s.picker.Export()
 	if s.adminAddress != "" {
 		go s.live.Remember(ctx)
@@ -370,7 +344,7 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandlePick(mux, s.router, hostName())
 	if s.ladder != nil {
 		admin.HandleLadder(mux, s.ladder.Sums, s.ladder.Seen, s.router.Miscounted,
-			s.scheduling.policy == scoring.Time.String())
+			s.options.scoring.Policy == scoring.Time)
 	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
@@ -405,7 +379,7 @@ func (s *server) listen(ctx context.Context) error {
 		Picker:        s.picker,
 		AccessLog:     extproc.NewAccessLog(s.router),
 		MaxParseBytes: s.maxParseBytes,
-		MaxStreams:    s.maxStreams,
+		MaxStreams:    s.proxy.MaxStreams,
 		MetricsPage:   s.metricsHandler(),
 		Ready:         s.ready,
 		HandOver:      func() <-chan struct{} { return s.cluster.HandedOver(s.drainDelay) },

@@ -134,8 +134,8 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x --router-session-affinity-mode=sofd", "",
 			"kvepp serve: --router-session-affinity-mode \"sofd\": must be hard or soft; did you mean soft?" + lists},
 		{"serve --endpoints=x --router-prefill-load-model=liner", "",
-			"kvepp serve: --router-prefill-load-model \"liner\": must be none or linear (aic and ais are treated as " +
-				"linear); did you mean linear?" + lists},
+			"kvepp serve: --router-prefill-load-model \"liner\": must be none, linear, aic or ais; did you mean " +
+				"linear?" + lists},
 		{"serve --endpoints=x --chat-template-content-format=opneai", "",
 			"kvepp serve: --chat-template-content-format \"opneai\": must be auto, string or openai; did you mean " +
 				"openai?" + lists},

@@ -55,7 +55,7 @@ func subscribe(
 			}
 			adapters.Seen(w, name, func() string { return modelOf(p, w, o.config.onlyModel()) })
 		}
-		o.feed.UnmarkedSalts = !o.tenantSalt
+		o.feed.UnmarkedSalts = !o.routing.TenantSalt
 	}
 	o.feed.Layers = func(name string) feed.Layers {
 		if model := models[cmp.Or(name, o.config.onlyModel())]; model != nil {

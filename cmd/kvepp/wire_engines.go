@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync/atomic"
-	"time"
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
@@ -16,7 +15,8 @@ import (
 )
 
 // tracker returns the tracker of the endpoints' health. It uses pages to scrape their metrics as soon as pages is set.
-func (e *ejection) tracker(
+func tracker(
+	c eject.Config,
 	m *metrics.Metrics,
 	pages *atomic.Pointer[enginemetrics.Gauges],
 	log *slog.Logger,
@@ -24,19 +24,13 @@ func (e *ejection) tracker(
 	for _, cause := range eject.Causes {
 		m.InitEjection(string(cause))
 	}
-	return eject.New(eject.Config{
-		Off:                 !e.on,
-		ConsecutiveFailures: 3,
-		FailurePercent:      50,
-		MaxPercent:          50,
-		Time:                time.Second,
-		Ejected:             func(cause eject.Cause) { m.Ejection(string(cause)) },
-		ReadPage: func(w kvblock.Worker) {
-			if g := pages.Load(); g != nil {
-				g.ReadNow(w)
-			}
-		},
-	}, log)
+	c.Ejected = func(cause eject.Cause) { m.Ejection(string(cause)) }
+	c.ReadPage = func(w kvblock.Worker) {
+		if g := pages.Load(); g != nil {
+			g.ReadNow(w)
+		}
+	}
+	return eject.New(c, log)
 }
 
 // followEngines starts to scrape the engines of p until ctx ends; nil if --refresh-metrics-interval is 0.

@@ -244,7 +244,7 @@ func TestPeersReleaseWakes(t *testing.T) {
 		m, book := metrics.New(), scoring.NewActiveSequences()
 		r := &replicas{pool: p, book: book, sessions: session.NewTable(session.Config{}),
 			copies: map[uint64]*scoring.Copies{}}
-		to := router.New(router.Config{Scoring: o.scoring, Queue: o.busy.queue(),
+		to := router.New(router.Config{Scoring: o.scoring, Queue: o.queue.Room(),
 			Metrics: m.NewRouter(metrics.Identity{}), Picker: m.NewPicker()}, p, index, book, m,
 			slog.New(slog.DiscardHandler))
 		r.routedBy(to)

@@ -74,6 +74,8 @@ type Config struct {
 	Adapter func(w kvblock.Worker, name string)
 	// UnmarkedSalts says that cache salts in events are the clients', see kvblock.Normalizer.UnmarkedSalts.
 	UnmarkedSalts bool
+	// HashSeeds are what EngineHashes are made of; Validate makes them. Empty: none.
+	HashSeeds []string
 	// EngineHashes, if not nil, are the ways in which vLLM workers may compute their block hashes. kvepp then computes
 	// those of workers whose model has no full attention, and so knows which blocks they hold.
 	EngineHashes *kvblock.EngineHashes

@@ -103,8 +103,8 @@ func Takes(flag *pflag.Flag, wrong string) string {
 		}
 		return shortDuration(flag.DefValue)
 	}
-	if c, ok := flag.Value.(choice); ok {
-		return mustBeOneOf(wrong, c.known)
+	if known := ValuesOf(flag); len(known) > 1 {
+		return mustBeOneOf(wrong, known)
 	}
 	switch flag.Value.Type() {
 	case "bool", (negated{}).Type():

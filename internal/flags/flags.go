@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -225,14 +226,6 @@ func Between[T int | int64 | uint32 | float64 | time.Duration](name string, valu
 	return fmt.Errorf("--%s %v: must be from %v to %v", name, value, least, most)
 }
 
-// AtLeast returns an error, with an example, unless the value of a flag is at least the least one.
-func AtLeast[T int | int64](name string, value, least, example T) error {
-	if value >= least {
-		return nil
-	}
-	return fmt.Errorf("--%s %d: must be at least %d, for example %d", name, value, least, example)
-}
-
 // NotNegative returns an error if the duration of a flag is negative.
 func NotNegative(name string, value time.Duration) error {
 	if value >= 0 {
@@ -247,4 +240,87 @@ func Positive(name string, value time.Duration) error {
 		return nil
 	}
 	return fmt.Errorf("--%s %v: must be above 0, for example 2s", name, value)
+}
+
+// either is a choice between two words.
+type either struct {
+	value   *bool
+	no, yes string
+}
+
+func (e either) Set(s string) error {
+	if s != e.no && s != e.yes {
+		return errors.New("unknown value")
+	}
+	*e.value = s == e.yes
+	return nil
+}
+
+func (e either) String() string {
+	if e.value != nil && *e.value {
+		return e.yes
+	}
+	return e.no
+}
+
+func (either) Type() string { return "string" }
+
+// Either declares a flag with two values: no, the default, and yes.
+func Either(fs *pflag.FlagSet, to *bool, name, no, yes, usage string) {
+	fs.Var(either{to, no, yes}, name, usage)
+	Values(fs, name, no, yes)
+}
+
+// seconds is a duration that is written as a number of seconds.
+type seconds struct {
+	value *time.Duration
+	whole bool
+}
+
+func (s seconds) Set(text string) error {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(n) || s.whole && n != math.Trunc(n) {
+		return errors.New("must be a number")
+	}
+	n = max(-maxSeconds, min(n, maxSeconds))
+	*s.value = time.Duration(n * float64(time.Second))
+	return nil
+}
+
+// maxSeconds is near the longest time.Duration.
+const maxSeconds = 9e9
+
+func (s seconds) String() string {
+	if s.value == nil {
+		return ""
+	}
+	return strconv.FormatFloat(s.value.Seconds(), 'f', -1, 64)
+}
+
+func (s seconds) Type() string {
+	if s.whole {
+		return "int"
+	}
+	return "float64"
+}
+
+// Seconds declares a duration that is written as a number of seconds; with whole, as a whole number.
+func Seconds(fs *pflag.FlagSet, to *time.Duration, name string, byDefault time.Duration, whole bool, usage string) {
+	*to = byDefault
+	fs.Var(seconds{to, whole}, name, usage)
+}
+
+// Unused collects flags that were given and have no effect beside others.
+type Unused struct {
+	Set   *pflag.FlagSet
+	Lines []string // one for each flag: its name and why it has no effect
+}
+
+// Add adds those of the flags that were given.
+func (u *Unused) Add(why string, names ...string) {
+	for _, name := range names {
+		if u.Set.Changed(name) {
+			u.Lines = append(u.Lines, "--"+name+": "+why)
+		}
+	}
 }

@@ -53,16 +53,15 @@ func WithSource(fs *pflag.FlagSet, err error) error {
 const follows = "follows from "
 
 // Imply runs set, and records for each flag whose value changes that it follows from source.
-func Imply(fs *pflag.FlagSet, source string, set func() error) error {
+func Imply(fs *pflag.FlagSet, source string, set func()) {
 	before := map[*pflag.Flag]string{}
 	fs.VisitAll(func(flag *pflag.Flag) { before[flag] = flag.Value.String() })
-	err := set()
+	set()
 	fs.VisitAll(func(flag *pflag.Flag) {
 		if flag.Value.String() != before[flag] {
 			Implied(flag, source)
 		}
 	})
-	return err
 }
 
 // Implied records that the value of a flag follows from source.

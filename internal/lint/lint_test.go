@@ -55,9 +55,9 @@ var may = map[string]string{
 		"internal/useragent",
 	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/body internal/metrics",
 	"internal/overrides": "",
-	"scoring":            "kvblock internal/metrics internal/overrides",
+	"scoring":            "kvblock internal/flags internal/metrics internal/overrides",
 	"pool":               "kvblock internal/boundedfile internal/suggest",
-	"indexer":            "kvblock internal/hugepage internal/metrics internal/prefetch",
+	"indexer":            "kvblock internal/flags internal/hugepage internal/metrics internal/prefetch",
 	"pool/dynamo":        "kvblock pool internal/boundedfile internal/useragent",
 	"pool/kube": "kvblock pool pool/dynamo router/modelrewrite internal/flags internal/metrics " +
 		"internal/useragent",
@@ -65,13 +65,14 @@ var may = map[string]string{
 	"pool/engineversion": "internal/useragent",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo prompt " +
 		"prompt/body internal/metrics",
-	"indexer/feed":         "indexer kvblock internal/natssub pool zmqsub internal/loglimit internal/metrics",
-	"router/eject":         "kvblock pool pool/enginemetrics internal/metrics",
-	"router/queue":         "internal/suggest",
+	"indexer/feed": "indexer kvblock internal/flags internal/natssub pool zmqsub internal/loglimit " +
+		"internal/metrics",
+	"router/eject":         "internal/flags kvblock pool pool/enginemetrics internal/metrics",
+	"router/queue":         "internal/boundedfile internal/flags internal/suggest",
 	"scoring/replica":      "kvblock",
 	"scoring/replica/link": "scoring/replica internal/loglimit internal/useragent",
-	"router/session":       "kvblock internal/metrics",
-	"router/admission":     "kvblock",
+	"router/session":       "kvblock internal/flags internal/metrics",
+	"router/admission":     "kvblock internal/flags",
 	"router/record":        "internal/flags internal/metrics kvblock",
 	"router/ladder":        "kvblock internal/prefetch",
 	"manifests/envoy":      "internal/boundedfile internal/flags pool",
@@ -79,7 +80,7 @@ var may = map[string]string{
 	"router/modelrewrite":  "",
 	"router": "router/admission router/budget router/eject router/ladder router/modelrewrite router/queue " +
 		"router/record router/session scoring indexer pool prompt prompt/body prompt/remote kvblock " +
-		"internal/loglimit internal/metrics internal/overrides internal/tracing",
+		"internal/flags internal/loglimit internal/metrics internal/overrides internal/tracing",
 	"replay":            "router/admission indexer kvblock router/queue scoring router/session",
 	"replay/report":     "internal/boundedfile internal/chart internal/flags pool replay",
 	"serve/api":         "internal/metrics",
@@ -98,7 +99,7 @@ var may = map[string]string{
 	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
 	"serve/secrets/secretstest": "",
 
-	"extproc": "router router/eject prompt/body router/budget internal/metrics " +
+	"extproc": "router router/eject prompt/body router/budget internal/flags internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":          "*",
 	"internal/lint":      "",

@@ -19,7 +19,6 @@ package admission
 
 import (
 	"container/list"
-	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -49,25 +48,6 @@ const (
 	// keep is the weight that earlier samples keep with each further one: about the last 200 count.
 	keep = 0.995
 )
-
-// Config is what an operator chooses.
-type Config struct {
-	// Fill is the share of a worker's KV cache, above 0 and at most 1, up to which conversations are admitted.
-	Fill float64
-	// Max bounds the conversations in the table. Beyond it the one that was idle longest is dropped. 0: DefaultMax.
-	Max int
-	// Clock is the time since some moment, and never runs backwards. nil: the machine's monotonic clock.
-	Clock func() time.Duration
-}
-
-// Validate reports a Fill that is out of range.
-func (c *Config) Validate() error {
-	if !(c.Fill > 0 && c.Fill <= 1) {
-		return fmt.Errorf("%v of a worker's KV cache: must be above 0 and at most 1, for example %v", c.Fill,
-			DefaultFill)
-	}
-	return nil
-}
 
 // Controller knows the conversations. Make one with New.
 type Controller struct {

@@ -35,27 +35,6 @@ import (
 	"kvepp/pool/enginemetrics"
 )
 
-// Config is what an operator chooses.
-type Config struct {
-	// Off ejects no endpoint. Cordons still work.
-	Off bool
-	// ConsecutiveFailures ejects an endpoint after this many failures in a row; at least 1.
-	ConsecutiveFailures int
-	// FailurePercent ejects an endpoint if more than this percentage of its requests of the last 10 s failed, with at
-	// least 10 requests. 100: never.
-	FailurePercent int
-	// MaxPercent bounds the percentage of a model's endpoints that are ejected for FailurePercent alone. Endpoints that
-	// fail every time, or refuse connections, are ejected without that bound.
-	MaxPercent int
-	// Time is the duration of the first ejection. Each further one in a row lasts twice as long, up to MaxTime.
-	Time time.Duration
-	// Ejected is called with the cause of each ejection, for a metric. nil: not called.
-	Ejected func(Cause)
-	// ReadPage asks for a worker's metrics page to be read at once, because the process may be gone. It is called
-	// without a lock held. nil: pages are not read.
-	ReadPage func(kvblock.Worker)
-}
-
 // MaxTime bounds how long an ejection lasts.
 const MaxTime = 60 * time.Second
 
@@ -201,7 +180,7 @@ type exclusion struct {
 }
 
 // Ejects reports whether failures have any effect.
-func (t *Tracker) Ejects() bool { return t != nil && !t.cfg.Off }
+func (t *Tracker) Ejects() bool { return t != nil && t.cfg.On }
 
 // View returns the current view.
 func (t *Tracker) View() *View {
@@ -408,7 +387,7 @@ func (t *Tracker) changeUnexplained(e *Endpoint, by int) {
 
 // Failed notes a failure of a request.
 func (t *Tracker) Failed(e *Endpoint, trial uint64, cause Cause) {
-	if e == nil || t.cfg.Off {
+	if e == nil || !t.cfg.On {
 		return
 	}
 	if read := t.failed(e, trial, cause); read != nil && t.cfg.ReadPage != nil {
@@ -549,7 +528,7 @@ func (t *Tracker) subscribed(w kvblock.Worker, connected bool) bool {
 
 // judge ejects or readmits e by its metrics page and its subscription. The caller holds t.mu.
 func (t *Tracker) judge(e *Endpoint) {
-	if t.cfg.Off {
+	if !t.cfg.On {
 		return
 	}
 	now := time.Now()

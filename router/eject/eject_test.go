@@ -27,7 +27,7 @@ type house struct {
 
 func newHouse(t *testing.T, n int, edit func(*Config)) *house {
 	h := &house{t: t, log: new(logtest.Log)}
-	cfg := Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second,
+	cfg := Config{On: true, ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second,
 		Ejected: func(c Cause) { h.causes = append(h.causes, c) },
 		ReadPage: func(w kvblock.Worker) {
 			h.mu.Lock()
@@ -314,7 +314,7 @@ func TestRanksAndNames(t *testing.T) {
 
 func TestCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHouse(t, 2, func(c *Config) { c.Off = true })
+		h := newHouse(t, 2, func(c *Config) { c.On = false })
 		h.fail(1, 100)
 		h.PageRead(1, enginemetrics.PageRefused)
 		h.want(1, In) // nothing is ejected

@@ -25,19 +25,6 @@ const DefaultMax = 65536
 // MaxTTL is the longest time for which a session is kept without a request. Source: as for DefaultMax.
 const MaxTTL = 31_536_000 * time.Second
 
-// Config is what an operator chooses.
-type Config struct {
-	// TTL is how long a session is kept after the end of its last request. 0: the table keeps only sessions that
-	// requests open themselves (session_control), each for the time that its request gives.
-	TTL time.Duration
-	// Soft lets a session move to another worker while its own is overloaded. Otherwise its requests are refused then.
-	Soft bool
-	// Max bounds the sessions kept. Beyond it the least recently used one is evicted. 0: DefaultMax.
-	Max int
-	// Clock returns the time. nil: time.Now.
-	Clock func() time.Time
-}
-
 // Table knows which worker each session is bound to. It holds at most Config.Max sessions of a fixed size each, so that
 // clients cannot exhaust memory. It never refuses a new session.
 //
