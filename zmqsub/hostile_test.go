@@ -114,8 +114,8 @@ func TestHostileStreams(t *testing.T) {
 		t.Skip("slow: make test runs it")
 	}
 	h := newHub(t)
-	h.timing.cutPause, h.timing.cutPauseMax, h.timing.revive = time.Millisecond, 16*time.Millisecond,
-		10*time.Millisecond
+	h.timing.cutPause, h.timing.cutPauseMax = time.Millisecond, 16*time.Millisecond
+	h.timing.reconnect, h.timing.reconnectMax = time.Millisecond, 16*time.Millisecond
 	honest := publish(t, "")
 	good := &checker{count: -1, done: make(chan struct{})}
 	if _, err := h.Subscribe(Config{Endpoint: honest.endpoint}, good); err != nil {

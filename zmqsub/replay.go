@@ -2,8 +2,6 @@ package zmqsub
 
 import (
 	"encoding/binary"
-	"errors"
-	"syscall"
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
@@ -30,7 +28,7 @@ const lastSeq = 1 << 62
 const maxReplayTimeouts = 6
 
 // runReplay asks the publisher for the messages that the sequence needs, and delivers them. Without a replay endpoint
-// it does nothing. Live messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns
+// it does nothing. Live messages meanwhile wait in the live socket's queue, which is bounded (relay.go). It returns
 // when the replay is complete, when it failed, or when the subscription was closed; the sequence knows what is still
 // missing.
 //
@@ -53,32 +51,20 @@ func (s *Subscription) runReplay() {
 	}
 	// Few replays run at once, so that thousands of subscriptions that connect together do not need twice the
 	// descriptors.
-	watch := time.NewTicker(s.hub.timing.watch)
-	defer watch.Stop()
-	for turn := false; !turn; {
-		select {
-		case s.hub.replays <- struct{}{}:
-			turn = true
-		case <-watch.C:
-			s.live.bound()
-		case <-s.stop:
-			return
-		}
+	select {
+	case s.hub.replays <- struct{}{}:
+	case <-s.stop.Done():
+		return
 	}
 	defer func() { <-s.hub.replays }()
 	began, brought := time.Now(), false
 	defer func() { s.chargeReplay(began, brought) }()
-	defer func() {
-		if len(s.unhandled) > 0 {
-			s.monitor.signal()
-		}
-	}()
 	all := 0
 	end := time.Now().Add(maxReplayTimeouts * s.config.ReplayTimeout)
 	for again := true; again; {
 		var outcome Replay
 		var messages int
-		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout), watch)
+		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout))
 		again = again && time.Now().Before(end)
 		brought = brought || s.sequence.replayed > 0
 		all += messages
@@ -126,24 +112,26 @@ func (s *Subscription) freeReplayDebt() time.Duration {
 
 // replayOnce runs one exchange. again says that another must follow, because the publisher turned out to be in a new
 // epoch, or because the answer stopped after it brought messages.
-func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outcome Replay, messages int, again bool) {
+func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
 	// Each exchange has its own socket, so that a late answer to one is not taken for an answer to the next.
-	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
+	patience := time.NewTimer(min(s.hub.timing.replayConnect, time.Until(deadline)))
+	defer patience.Stop()
+	src, err := s.connectReplay(patience)
 	if err != nil {
-		s.malformed("cannot replay: %w", err)
 		return ReplayUnreachable, 0, false
 	}
 	defer src.close()
-	request := binary.BigEndian.AppendUint64(nil, s.sequence.onReplayStart())
+	if err := src.request(binary.BigEndian.AppendUint64(nil, s.sequence.onReplayStart())); err != nil {
+		s.malformed("cannot ask for a replay: %w", err)
+		return ReplayUnreachable, 0, false
+	}
 	outcome = ReplayUnreachable
-	patience := time.NewTimer(min(s.hub.timing.replayConnect, time.Until(deadline)))
-	defer patience.Stop()
-	for {
+	for greeted, ended := src.greeted, false; ; {
 		for {
-			frames, ok, err := src.receive()
-			if err != nil || s.stopped() || time.Now().After(deadline) {
+			if s.stopped() || time.Now().After(deadline) {
 				return outcome, messages, s.sequence.replayed > 0
 			}
+			frames, ok := src.receive()
 			if !ok {
 				break
 			}
@@ -151,37 +139,49 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 			if done {
 				return ReplayComplete, messages, again
 			}
-			if messages++; messages%64 == 0 {
-				s.live.bound()
-			}
+			messages++
 		}
-		switch {
-		case outcome == ReplayUnreachable:
-			// Send after receive: only receive makes libzmq process a new connection at once.
-			switch err := src.request(request); {
-			case err == nil:
-				outcome = ReplayTimedOut // until it answers
-				patience.Reset(time.Until(deadline))
-				continue
-			case !errors.Is(err, syscall.EAGAIN):
-				s.malformed("cannot ask for a replay: %w", err)
-				return outcome, 0, false
-			}
-		case messages > 0:
+		if ended {
+			return outcome, messages, s.sequence.replayed > 0
+		}
+		if messages > 0 {
 			patience.Reset(min(s.hub.timing.replayIdle, time.Until(deadline)))
 		}
 		select {
+		case <-greeted:
+			greeted, outcome = nil, ReplayTimedOut // until it answers
+			patience.Reset(time.Until(deadline))
 		case <-src.ready:
-		case <-watch.C:
-			s.live.bound()
-		case <-s.monitor.ready:
-			if s.disconnects() {
-				return ReplayCut, messages, false
-			}
-		case <-s.stop:
+		case <-src.ended:
+			ended = true
+		case <-s.live.ended:
+			return ReplayCut, messages, false
+		case <-s.stop.Done():
 			return outcome, messages, false
 		case <-patience.C:
 			return outcome, messages, s.sequence.replayed > 0
+		}
+	}
+}
+
+// connectReplay connects to the replay endpoint, which may open a moment after the live one.
+func (s *Subscription) connectReplay(patience *time.Timer) (*source, error) {
+	t := &s.hub.timing
+	again := time.NewTicker(t.reconnect)
+	defer again.Stop()
+	for {
+		src, err := s.hub.connect(s.stop, zmq.DEALER, s.config.ReplayEndpoint, &s.config, t.replayConnect)
+		if err == nil {
+			return src, nil
+		}
+		select {
+		case <-again.C:
+		case <-patience.C:
+			return nil, err
+		case <-s.live.ended:
+			return nil, err
+		case <-s.stop.Done():
+			return nil, err
 		}
 	}
 }
@@ -195,7 +195,7 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 	case len(frames) == 4 && len(frames[0]) == 0:
 		topic, number, payload = frames[1], frames[2], frames[3]
 	default:
-		s.malformed("replayed message of %s frames, want an empty one and 2 or 3 more", frameCount(frames))
+		s.malformed("replayed message of %d frames, want an empty one and 2 or 3 more", len(frames))
 		return false, false
 	}
 	if len(payload) == 0 {

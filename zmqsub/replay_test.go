@@ -211,7 +211,7 @@ func TestReplayMalformed(t *testing.T) {
 	r.want(
 		t,
 		"malformed: zmqsub: replayed message of 2 frames, want an empty one and 2 or 3 more",
-		"malformed: zmqsub: replayed message of 5 or more frames, want an empty one and 2 or 3 more",
+		"malformed: zmqsub: replayed message of 5 frames, want an empty one and 2 or 3 more",
 		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
 		"0 :p0",
 		"1 :p1",

@@ -1,159 +1,146 @@
 package zmqsub
 
 import (
+	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
-	"os"
-	"sync"
-	"syscall"
+	"net"
+	"strconv"
+	"strings"
+	"time"
 
 	zmq "github.com/pebbe/zmq4"
 )
 
-// source is a socket that needs no thread to wait for messages: ready has a token when one may have arrived.
-type source struct {
-	*socket
-	poller *poller
-	fd     int
-	ready  chan struct{}
+// newContext returns a libzmq context with threads I/O threads and at most this many sockets.
+func newContext(threads, sockets int) (*zmq.Context, error) {
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(ctx.SetIoThreads(threads), ctx.SetMaxSockets(sockets), ctx.SetBlocky(false)); err != nil {
+		return nil, errors.Join(err, ctx.Term())
+	}
+	return ctx, nil
 }
 
-func (h *Hub) newSource(kind zmq.Type) (*source, error) {
-	soc, err := newSocket(h.ctx, kind)
+// source is a libzmq socket with one connection, and the relay on it. One goroutine at a time may use it.
+type source struct {
+	*relay
+	hub    *Hub
+	socket *zmq.Socket
+}
+
+// connect connects a new socket to a peer. It waits for the connection and not for the handshake.
+func (h *Hub) connect(ctx context.Context, kind zmq.Type, endpoint string, c *Config, within time.Duration) (
+	*source, error) {
+	network, address, err := dialable(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("zmqsub: new %v socket: %w", kind, err)
+		return nil, err
 	}
-	s := &source{socket: soc, poller: h.poller, ready: make(chan struct{}, 1)}
-	if s.fd, err = soc.GetFd(); err == nil {
-		err = h.poller.add(s)
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	far, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, fmt.Errorf("zmqsub: connect to %q: %w", endpoint, err)
+	}
+	name := "@kvepp-" + rand.Text() // a name with @ is in no folder
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		far.Close()
+		return nil, fmt.Errorf("zmqsub: relay from %q: %w", endpoint, err)
+	}
+	socket, err := h.newSocket(kind, "ipc://"+name, c)
+	if err != nil {
+		far.Close()
+		listener.Close()
+		return nil, fmt.Errorf("zmqsub: prepare a %v socket: %w", kind, err)
+	}
+	s := &source{hub: h, socket: socket}
+	if s.relay, err = h.startRelay(far, listener, c.MaxMessageBytes); err != nil {
+		s.closeSocket()
+		return nil, fmt.Errorf("zmqsub: relay from %q: %w", endpoint, err)
+	}
+	return s, nil
+}
+
+// never is longer than a socket lives: zmqsub opens a new one for each connection.
+const never = 24 * time.Hour
+
+// newSocket returns a socket that connects to endpoint. A SUB socket subscribes.
+func (h *Hub) newSocket(kind zmq.Type, endpoint string, c *Config) (*zmq.Socket, error) {
+	h.calls.Lock()
+	defer h.calls.Unlock()
+	s, err := h.ctx.NewSocket(kind)
+	if err != nil {
+		return nil, err
+	}
+	t := &h.timing
+	err = errors.Join(
+		s.SetLinger(0),
+		s.SetReconnectIvl(never),
+		s.SetHandshakeIvl(t.handshake),
+		s.SetHeartbeatIvl(t.heartbeat),
+		s.SetHeartbeatTimeout(never), // the relay ends silent connections; libzmq does not see the messages
+		s.SetHeartbeatTtl(t.heartbeatTimeout),
+	)
+	if kind == zmq.SUB {
+		err = errors.Join(err, s.SetSubscribe(c.Topic))
+	}
+	if err == nil {
+		err = s.Connect(endpoint)
 	}
 	if err != nil {
-		soc.close()
-		return nil, fmt.Errorf("zmqsub: watch a %v socket: %w", kind, err)
+		return nil, errors.Join(err, s.Close())
 	}
-	s.signal() // libzmq signals only after a receive that found nothing
 	return s, nil
 }
 
 // close must not run while another goroutine uses the source.
 func (s *source) close() {
-	s.poller.remove(s)
-	s.socket.close()
+	s.relay.close()
+	s.closeSocket()
 }
 
-// bound limits the bytes of the waiting messages. Call it periodically while no receive runs.
-func (s *source) bound() {
-	if waiting := s.tooMuch(); waiting > 0 {
-		s.restrain(waiting)
-		s.signal() // restrain may have consumed libzmq's signal
-	}
+func (s *source) closeSocket() {
+	s.hub.calls.Lock()
+	defer s.hub.calls.Unlock()
+	s.socket.Close() // an error means that it is closed
 }
 
-// signal puts a token into ready.
-func (s *source) signal() {
-	select {
-	case s.ready <- struct{}{}:
-	default:
-	}
-}
-
-// poller watches the descriptors with which libzmq signals (ZMQ_FD). All are in one epoll set, and Go's network poller
-// watches that set. Thousands of sockets thus need one goroutine, no thread, and no further descriptors.
-//
-// A descriptor signals once for all messages that arrived since the queue was empty. The receiver of a token must
-// therefore receive until the queue is empty, or put the token back.
-//
-// Two simpler ways were rejected: zmq_poll checks every socket on each call, so that a thousand quiet subscriptions
-// would slow down the busy ones; and an os.File for each socket costs a duplicate of its descriptor.
-type poller struct {
-	file *os.File
-	conn syscall.RawConn
-	done chan struct{}
-
-	mu      sync.Mutex
-	sources map[int32]*source // by descriptor; guarded by mu
-}
-
-func newPoller() (*poller, error) {
-	fd, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.SetNonblock(fd, true); err != nil { // os.NewFile polls only non-blocking descriptors
-		syscall.Close(fd)
-		return nil, err
-	}
-	p := &poller{file: os.NewFile(uintptr(fd), "zmqsub epoll"), done: make(chan struct{}), sources: map[int32]*source{}}
-	if p.conn, err = p.file.SyscallConn(); err != nil {
-		p.file.Close()
-		return nil, err
-	}
-	go p.run(fd)
-	return p, nil
-}
-
-// close stops the poller. The sources must be closed before.
-func (p *poller) close() {
-	p.file.Close()
-	<-p.done
-}
-
-// epollET is EPOLLET as the unsigned number that EpollEvent wants.
-const epollET = 1 << 31
-
-func (p *poller) add(s *source) error {
-	p.mu.Lock()
-	p.sources[int32(s.fd)] = s
-	p.mu.Unlock()
-	var add error
-	err := p.conn.Control(func(fd uintptr) {
-		event := syscall.EpollEvent{Events: syscall.EPOLLIN | epollET, Fd: int32(s.fd)}
-		add = syscall.EpollCtl(int(fd), syscall.EPOLL_CTL_ADD, s.fd, &event)
-	})
-	if err == nil {
-		err = add
-	}
-	if err != nil {
-		p.forget(s)
-	}
+// request sends an empty frame and p after the handshake.
+func (s *source) request(p []byte) error {
+	_, err := s.socket.SendMessageDontwait("", p)
 	return err
 }
 
-func (p *poller) remove(s *source) {
-	p.forget(s)
-	// The only errors are that the set is closed or that the descriptor is not in it. Both are fine.
-	_ = p.conn.Control(func(fd uintptr) { _ = syscall.EpollCtl(int(fd), syscall.EPOLL_CTL_DEL, s.fd, nil) })
-}
-
-func (p *poller) forget(s *source) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.sources, int32(s.fd))
-}
-
-// run hands out tokens until the set is closed. If a descriptor was closed and reused by another source, that source
-// may get a token without a message.
-func (p *poller) run(fd int) {
-	defer close(p.done)
-	var events [128]syscall.EpollEvent
-	_ = p.conn.Read(func(uintptr) (done bool) {
-		for {
-			n, err := syscall.EpollWait(fd, events[:], 0)
-			if err == syscall.EINTR {
-				continue
-			}
-			if err != nil {
-				return true
-			}
-			p.mu.Lock()
-			for _, e := range events[:n] {
-				if s := p.sources[e.Fd]; s != nil {
-					s.signal()
-				}
-			}
-			p.mu.Unlock()
-			if n < len(events) {
-				return false
-			}
-		}
-	})
+// dialable returns an endpoint as package net writes it.
+func dialable(endpoint string) (network, address string, err error) {
+	if endpoint == "" {
+		return "", "", errors.New("zmqsub: the endpoint is empty; want one such as tcp://10.0.0.7:5557")
+	}
+	if strings.IndexByte(endpoint, 0) >= 0 {
+		return "", "", fmt.Errorf("zmqsub: endpoint %q contains a zero byte", endpoint)
+	}
+	if path, ok := strings.CutPrefix(endpoint, "ipc://"); ok && path != "" {
+		return "unix", path, nil
+	}
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", "", fmt.Errorf("zmqsub: endpoint %q: want one such as tcp://10.0.0.7:5557", endpoint)
+	}
+	if strings.HasPrefix(address, "*") {
+		return "", "", fmt.Errorf("zmqsub: %q is an address to bind; connecting needs the publisher's host", endpoint)
+	}
+	colon := strings.LastIndexByte(address, ':')
+	port := address[colon+1:]
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", "", fmt.Errorf("zmqsub: endpoint %q must end in a port from 1 to 65535", endpoint)
+	}
+	host := strings.TrimSuffix(strings.TrimPrefix(address[:max(colon, 0)], "["), "]")
+	if host == "" {
+		return "", "", fmt.Errorf("zmqsub: endpoint %q lacks the publisher's host", endpoint)
+	}
+	return "tcp", net.JoinHostPort(host, port), nil
 }

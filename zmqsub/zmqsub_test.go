@@ -257,11 +257,11 @@ func TestMalformed(t *testing.T) {
 		"malformed: zmqsub: live message with a number of 7 bytes, want 8",
 		"malformed: zmqsub: live message with a number of 0 bytes, want 8",
 		"malformed: zmqsub: live message of 4 frames, want 3",
-		"malformed: zmqsub: live message of 5 or more frames, want 3",
+		"malformed: zmqsub: live message of 8 frames, want 3",
 		"1 :")
 }
 
-// A frame above the limit ends the connection and not the process. The next message shows the gap.
+// A message above the limit ends the connection and not the process. The next message shows the gap.
 func TestMessageTooLong(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -275,7 +275,7 @@ func TestMessageTooLong(t *testing.T) {
 	p.subscribed(1)
 	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
 	p.send("", 2, "")
-	r.want(t, "0 :", "restart", "gap 0-2", "2 :")
+	r.want(t, "0 :", "cut: zmqsub: a message of more than 1000 bytes", "gap 0-2", "2 :")
 }
 
 // At first a server that is no ZMQ socket answers, as when another process has the port for a while.
@@ -441,12 +441,11 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// If the handler is too slow, libzmq drops messages here and at the publisher. Exactly those are reported as gaps.
+// If the handler is too slow, the publisher drops messages. Exactly those are reported as gaps.
 func TestSlowConsumer(t *testing.T) {
 	const count = 100_000
 	endpoints, in, out := publishers(t, 1, count, 1000, 1000)
 	h := newHub(t)
-	h.timing.highWaterMark = 1 << 10
 	slow := &slowHandler{hold: make(chan struct{}), until: count, done: make(chan struct{})}
 	if _, err := h.Subscribe(Config{Endpoint: endpoints[0]}, slow); err != nil {
 		t.Fatal(err)
@@ -686,15 +685,5 @@ func TestRefusedEndpoints(t *testing.T) {
 	}
 	if after := openFiles(t); after > before {
 		t.Errorf("%d files are open, %d were before", after, before)
-	}
-}
-
-// A binding without the field that newContext or newSocket reads gives an error.
-func TestLibzmqPointer(t *testing.T) {
-	other := &struct{ Number int }{1}
-	for _, field := range []string{"Number", "soc"} {
-		if p, err := libzmqPointer(other, field); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("field %q: pointer %v, error %v, want an error that names the field", field, p, err)
-		}
 	}
 }
