@@ -205,7 +205,7 @@ func (o *options) check() error {
 		o.checkEndpoints,
 		o.kube.Validate,
 		o.checkListeners,
-		func() error { return o.transport.check(o.given) },
+		func() error { return o.transport.Validate(o.given) },
 		o.logging.Validate,
 		o.affinity.Validate,
 		o.bounds.Validate,

@@ -4,9 +4,13 @@ import (
 	"kvepp/indexer"
 	"kvepp/serve/listen"
 	"kvepp/serve/logs"
+	"kvepp/serve/secrets"
 )
 
-type logging = logs.Config
+type (
+	logging   = logs.Config
+	transport = secrets.Config
+)
 
 // httpService are the flags that `kvepp indexer` and `kvepp select` share. Both serve only HTTP, and each stands in for
 // one of Dynamo's programs.

@@ -104,7 +104,7 @@ func (o *options) addExternalProcessor(f *pflag.FlagSet) {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` at which Envoy calls kvepp (ext_proc)")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003,
 		"`PORT` of the gRPC health service without TLS; it also answers at --grpc-port")
-	o.transport.add(f)
+	o.transport.AddFlags(f)
 }
 
 func (o *options) addMetrics(f *pflag.FlagSet) {

@@ -163,8 +163,8 @@ func (s *server) open(ctx context.Context) error {
 	s.tracer.Export(s.m)
 	s.closeWith(s.closeTracer)
 	var certificates *secrets.Certificates
-	if s.secureServing {
-		if certificates, err = s.secrets.Certificates(s.transport.Config); err != nil {
+	if s.transport.Serving {
+		if certificates, err = s.secrets.Certificates(s.transport); err != nil {
 			return err
 		}
 	}

@@ -268,7 +268,7 @@ func replicaSecurity(o *options, files *secrets.Files) (link.Security, error) {
 	if err != nil || token == nil && !certified {
 		return link.Security{}, err
 	}
-	certificates, err := files.Certificates(o.transport.Config)
+	certificates, err := files.Certificates(o.transport)
 	if err != nil {
 		return link.Security{}, err
 	}

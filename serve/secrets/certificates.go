@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"kvepp/internal/boundedfile"
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
@@ -21,12 +23,38 @@ import (
 
 // Config are the settings of TLS between proxies and the external processor, and of that between replicas.
 type Config struct {
+	Serving    bool   // the external processor uses TLS
 	CertPath   string // folder with tls.crt and tls.key; empty: a self-signed certificate
 	ClientCA   string // file with the authorities of clients; empty: any client
 	MinVersion string // of TLS, a key of versions
 }
 
 var versions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
+
+// AddFlags declares the flags.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&c.Serving, "secure-serving", true,
+		"serve TLS at --grpc-port, as Envoy's cluster for kvepp must expect")
+	fs.StringVar(&c.CertPath, "cert-path", "",
+		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; kvepp "+
+			"reads them again when they change. Empty: kvepp makes a self-signed certificate at start")
+	fs.StringVar(&c.ClientCA, "tls-client-ca", "",
+		"PEM `FILE` with authorities: kvepp accepts only proxies with a certificate of one of them; kvepp reads it "+
+			"again when it changes. Empty: kvepp accepts any proxy")
+	flags.Choice(fs, &c.MinVersion, "tls-min-version", "1.2",
+		"the oldest `VERSION` of TLS that kvepp accepts, 1.2 or 1.3", "1.2", "1.3")
+}
+
+// Validate checks the flags. given reports whether a flag was given.
+func (c *Config) Validate(given func(flag string) bool) error {
+	for _, flag := range []string{"cert-path", "tls-client-ca", "tls-min-version"} {
+		if !c.Serving && given(flag) {
+			return fmt.Errorf("--%s belongs to TLS, which --secure-serving=false turns off; leave one of them out",
+				flag)
+		}
+	}
+	return nil
+}
 
 // Certificates are a server's certificate and the authorities of its clients: the latest contents of the files that
 // could be used. grpc's pemfile provider was rejected because it logs a key that does not match its certificate.
