@@ -503,3 +503,9 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 }
+
+func TestDummy(t *testing.T) {
+	if err := (&Config{Dummy: -1}).Validate(); err == nil {
+		t.Error("a negative dummy is valid")
+	}
+}
