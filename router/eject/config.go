@@ -1,7 +1,6 @@
 package eject
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -27,8 +26,6 @@ type Config struct {
 	// FirstByte is how long the headers of a streamed response, or of a trial request's, may take; 0: no limit. The
 	// router measures it.
 	FirstByte time.Duration
-	// Dummy does nothing; at least 0.
-	Dummy time.Duration
 	// Ejected is called with the cause of each ejection, for a metric. nil: not called.
 	Ejected func(Cause)
 	// ReadPage asks for a worker's metrics page to be read at once, because the process may be gone. It is called
@@ -45,13 +42,10 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.ConsecutiveFailures, c.FailurePercent, c.MaxPercent, c.Time = 3, 50, 50, time.Second
 	fs.DurationVar(&c.FirstByte, "eject-first-byte", 30*time.Second,
 		"how long the headers of a streamed response, or of a trial request's, may take. 0: no limit")
-	fs.DurationVar(&c.Dummy, "dummy", time.Second, "nothing; shows what a flag costs")
 }
 
-// Validate returns an error for the first negative duration.
-func (c *Config) Validate() error {
-	return cmp.Or(flags.NotNegative("eject-first-byte", c.FirstByte), flags.NotNegative("dummy", c.Dummy))
-}
+// Validate returns an error if FirstByte is negative.
+func (c *Config) Validate() error { return flags.NotNegative("eject-first-byte", c.FirstByte) }
 
 // AddUnused adds the flags that have no effect.
 func (c *Config) AddUnused(unused *flags.Unused) {

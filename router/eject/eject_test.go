@@ -503,9 +503,3 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 }
-
-func TestDummy(t *testing.T) {
-	if err := (&Config{Dummy: -1}).Validate(); err == nil {
-		t.Error("a negative dummy is valid")
-	}
-}
