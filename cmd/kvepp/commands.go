@@ -19,6 +19,7 @@ import (
 	"kvepp/serve/check"
 	"kvepp/serve/client"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/dynamo/selector"
 )
 
 // A command is a subcommand of kvepp.
@@ -243,7 +244,7 @@ var helpTexts = map[string]string{
 	"check":    check.Help,
 	"tokenize": tokenize.Help,
 	"indexer":  indexerapi.Help,
-	"select":   selectHelp,
+	"select":   selector.Help,
 	"fetch":    fetch.Help,
 	"replay":   report.Help,
 	"envoy":    envoy.Help,

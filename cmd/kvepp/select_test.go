@@ -51,7 +51,7 @@ func TestSelectFlags(t *testing.T) {
 		}); err != nil {
 		t.Fatal(err)
 	}
-	if s := o.selector; s.Events || s.PredictTTL != 2500*time.Millisecond || o.reservationsSecs != 7 ||
+	if s := o.selector; s.Events || s.PredictTTL != 2500*time.Millisecond || s.Expiry() != 7*time.Second ||
 		s.PendingTTL != 2*time.Minute ||
 		s.Scoring.OverlapScoreCredit != 0 || s.Scoring.PrefillLoadScale != 0 ||
 		s.Scoring.HostCacheHitWeight != 0.75 {

@@ -88,7 +88,7 @@ var may = map[string]string{
 	"serve/dynamo/indexer": "indexer indexer/feed serve/api internal/connlimit internal/useragent kvblock pool " +
 		"scoring",
 	"serve/dynamo/selector": "indexer indexer/feed serve/api serve/dynamo/indexer internal/metrics " +
-		"internal/overrides kvblock pool router/queue router scoring router/session",
+		"internal/overrides kvblock pool router/queue router scoring router/session internal/flags",
 	"serve/client": "internal/flags internal/useragent pool router/eject router/ladder serve/admin serve/api",
 	"serve/web":    "",
 	"serve/admin": "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring " +
@@ -167,8 +167,8 @@ var only = map[string][]string{
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
 		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
-		"scoring/replica/link", "serve/check", "serve/client", "serve/dynamo/indexer", "serve/listen", "serve/logs",
-		"serve/secrets",
+		"scoring/replica/link", "serve/check", "serve/client", "serve/dynamo/indexer", "serve/dynamo/selector",
+		"serve/listen", "serve/logs", "serve/secrets",
 	},
 }
 

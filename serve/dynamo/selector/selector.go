@@ -68,6 +68,8 @@ type Config struct {
 	Queue *queue.RoomConfig
 	// Sessions is the table of session affinity. Endpoints that leave the pool leave it too. Nil: no affinity.
 	Sessions *session.Table
+
+	settings settings
 }
 
 // New returns a Selector without workers. No other code may update p. f watches p and follows the workers' events; it
