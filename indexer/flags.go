@@ -14,7 +14,8 @@ const minBytes = 1 << 20
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.MaxBytes, "index-max-bytes", 0,
 		"the most memory of the index, in `BYTES`; at the bound kvepp forgets the deepest blocks of the largest "+
-			"worker, and counts them. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the "+
+			"worker, and counts them. In approximate mode kvepp assumes a block held for each 256 bytes, at most "+
+			"1,048,576. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the "+
 			"environment sets it; 2 GiB without either")
 }
 

@@ -93,7 +93,7 @@ var (
 		"shared-cache-multiplier":     "kvepp does not query a shared cache",
 		"grpc-max-recv-msg-size":      "a message may have as many bytes as --max-parse-bytes needs",
 		"zap-encoder":                 "give --log-format json or text",
-		"router-max-tree-size":        "in approximate mode kvepp assumes at most 1048576 blocks",
+		"router-max-tree-size":        "in approximate mode --index-max-bytes bounds the assumed blocks",
 		"router-prune-target-ratio":   "in approximate mode kvepp forgets a fifth of the blocks at the limit",
 		"router-event-threads":        "kvepp applies the KV events of 4 workers at once",
 		"ladder-max-bytes":            "the hit-rate ladder has 16 MiB",

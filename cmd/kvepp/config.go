@@ -590,11 +590,15 @@ func (o *options) keptDecisions() int {
 	return maxDecisions
 }
 
+// predictedBytes is what a block takes at most that kvepp assumes held, which the index does not count in its bytes.
+const predictedBytes = 256
+
 // index returns the bounds of the index. goLimit is that of Bytes.
 func (o *options) index(goLimit int64) indexer.Config {
 	c := indexer.Config{MaxBytes: o.bounds.Bytes(goLimit)}
 	if !o.kvEvents {
-		c.MaxPredicted, c.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
+		c.MaxPredicted = int(min(indexer.DefaultMaxPredicted, max(c.MaxBytes/predictedBytes, 1)))
+		c.PruneTarget = indexer.DefaultPruneTarget
 	}
 	return c
 }
@@ -705,8 +709,8 @@ func (o *options) withoutEffect() []string {
 			"router-approximate-cache-policy",
 		)
 	default:
-		unused.Add("acts with KV events only", "router-predicted-ttl-secs", "index-max-bytes",
-			"vllm-hash-seeds", "index-peers", "warmup-timeout")
+		unused.Add("acts with KV events only", "router-predicted-ttl-secs", "vllm-hash-seeds", "index-peers",
+			"warmup-timeout")
 	}
 	return unused.Lines
 }

@@ -770,6 +770,8 @@ func TestPredict(t *testing.T) {
 		{[]string{"--no-router-kv-events"}, router.Predict{TTL: 2 * time.Minute, Alone: true}, 1 << 20},
 		{[]string{"--no-router-kv-events", "--router-approximate-cache-policy=lru"},
 			router.Predict{TTL: 2 * time.Minute, LRU: true, Alone: true}, 1 << 20},
+		{[]string{"--no-router-kv-events", "--index-max-bytes=2560000"},
+			router.Predict{TTL: 2 * time.Minute, Alone: true}, 10_000},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.predict(); got != c.want || o.index(math.MaxInt64).MaxPredicted != c.most {

@@ -36,7 +36,6 @@ func TestEngineFails(t *testing.T) {
 		n.apply(read(t, "testdata/engines.yaml"))
 		n.install(
 			"pool.selector.app=engine",
-			"router.eject.consecutiveFailures=2",
 			"envoy.create=true",
 			"envoy.image=kvepp/envoy:e2e",
 			"envoy.resources.requests.cpu=50m",
