@@ -82,6 +82,9 @@ type Options struct {
 	Dynamo DynamoSettings
 }
 
+// autoEffort is the value of AnthropicDisabledThinkingEffort that leaves the effort to the template.
+const autoEffort = "auto"
+
 // check sets the defaults and returns an error for options that exclude each other or are unknown.
 func (o *Options) check() error {
 	var err error
@@ -114,11 +117,14 @@ func (o *Options) check() error {
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
 		return errors.New("tokenizer: only SGLang chooses a Hugging Face chat template by name")
 	}
+	if o.AnthropicDisabledThinkingEffort == autoEffort {
+		o.AnthropicDisabledThinkingEffort = ""
+	}
 	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") &&
 		o.Engine != VLLM {
 		return errors.New("tokenizer: only vLLM excludes tools and maps reasoning efforts")
 	}
-	if e := o.AnthropicDisabledThinkingEffort; e != "" && e != "auto" &&
+	if e := o.AnthropicDisabledThinkingEffort; e != "" &&
 		(e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
 		return fmt.Errorf("tokenizer: vLLM does not take the effort %q for disabled thinking", e)
 	}

@@ -76,7 +76,7 @@ func (m *Model) mergesSystem() (bool, error) {
 
 // effortOfDisabled returns "none"; or "low" if the template refuses "none", or renders another effort in the same way.
 func (m *Model) effortOfDisabled() (string, error) {
-	if given := m.options.AnthropicDisabledThinkingEffort; given != "" && given != "auto" {
+	if given := m.options.AnthropicDisabledThinkingEffort; given != "" {
 		return given, nil
 	}
 	prompt := func(effort string) (Prompt, error) {

@@ -22,7 +22,7 @@ func TestEngineKeyChanges(t *testing.T) {
 	defer server.Close()
 	var key string
 	o := parsed(t, []string{"--endpoints=x", "--tokenizer-url=m=" + server.URL, "--tokenizer-url-timeout=1m"}, nil)
-	engines, err := remoteTokenizers(o, func() string { return key }, metrics.New(), slog.New(slog.DiscardHandler))
+	engines, err := o.models.Remote(func() string { return key }, metrics.New(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,11 +22,12 @@ import (
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
-	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/serve/api"
 	"kvepp/serve/check"
+	"kvepp/serve/join"
 	"kvepp/serve/listen"
+	"kvepp/serve/models"
 	"kvepp/serve/secrets"
 	"kvepp/zmqsub"
 )
@@ -84,27 +85,29 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	m := metrics.New()
-	models := loadModels(&c.options, log)
+	loaded := c.models.Load(log)
 	gateway, err := c.gatewayToCheck()
 	if err != nil {
 		return nil, err
 	}
 	endpoints, ready := pool.New(quiet), listen.NewReadiness()
-	c.kube.LeaderElection = false // any replica can be checked
+	c.sources.Kube.LeaderElection = false // any replica can be checked
 	cluster, err := openCluster(&c.options, ready, m, log)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	predictor, events, err := c.predictor(endpoints, models, m)
+	predictor, events, err := c.predictor(endpoints, loaded, m)
 	if err != nil {
 		return nil, err
 	}
 	if events != nil {
 		defer events.Close()
 	}
-	unfollow, err := follow(ctx, &c.options, cluster, ready, endpoints, models, nil, m, log)
+	sources := join.Join{Config: &c.sources, Models: &c.models, Loaded: loaded, Gauges: &c.gauges, Cluster: cluster,
+		Pool: endpoints, Metrics: m, Log: log}
+	unfollow, err := sources.Follow(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +120,7 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 		return nil, err
 	}
 	defer release()
-	hostNames, err := check.HostNames(c.endpoints)
+	hostNames, err := check.HostNames(c.sources.File)
 	if err != nil {
 		return nil, err
 	}
@@ -136,9 +139,9 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 	cfg := check.Config{
 		Hub:           hub,
 		HTTP:          &http.Client{Transport: &http.Transport{Proxy: nil}},
-		Models:        models,
+		Models:        loaded,
 		Names:         names,
-		Engine:        c.config.engine.Engine,
+		Engine:        c.models.Engine(),
 		WithoutEvents: !c.kvEvents,
 		EngineHashes:  c.feed.EngineHashes,
 		Probe:         c.tests.Probe,
@@ -161,7 +164,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // if kvepp check sends no prompts.
 func (c *checkOptions) predictor(
 	p *pool.Pool,
-	models map[string]*prompt.Model,
+	loaded models.Models,
 	m *metrics.Metrics,
 ) (*check.Predictor, *feed.Feed, error) {
 	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))
@@ -173,7 +176,7 @@ func (c *checkOptions) predictor(
 		return predictor, nil, nil
 	}
 	c.indexPeers = nil // the check is about the engines' own events, not about another kvepp's index
-	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), models, m, quiet)
+	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), loaded, m, quiet)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -18,23 +18,20 @@ import (
 	"kvepp/indexer/feed"
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
-	"kvepp/internal/suggest"
 	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
-	"kvepp/pool/kube"
-	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/router/admission"
 	"kvepp/router/eject"
-	"kvepp/router/modelrewrite"
 	"kvepp/router/queue"
 	"kvepp/router/record"
 	"kvepp/router/session"
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/join"
 	"kvepp/serve/listen"
+	"kvepp/serve/models"
 )
 
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
@@ -53,31 +50,13 @@ type options struct {
 	metricsAddress, metricsTokenFile string
 	transport
 	drainTimeout, drainDelay time.Duration
-	modelLoadTimeout         time.Duration
 	replicaFlags
 
-	endpoints       string
-	dnsLookupFamily string
-	dynamoDiscovery string
-	kube            kube.Config
+	sources join.Config
+	models  models.Config
 
-	models        []string
-	adapters      []string
-	modelRewrites []string
-	blockSize     int
-
-	engine string
-	promptFlags
-	unknownVersion string // nearestVersion or loadOnlyVersion
-
-	tokenizerURLs       []string
-	tokenizerURLTimeout time.Duration
-	tokenizerURLKeyFile string
-	tokenizerCheck      int
-
-	traceURL          string
-	dynamoNamespace   string
-	minInitialWorkers int
+	traceURL        string
+	dynamoNamespace string
 
 	kvEvents, lru     bool // lru: kvepp forgets assumed blocks by workers' sizes, not by ttl
 	ttl, predictedTTL time.Duration
@@ -93,7 +72,7 @@ type options struct {
 	routing         router.Config  // the part that flags set
 	proxy           extproc.Config // the part that flags set
 
-	engineGauges
+	gauges enginemetrics.Config // Interval is 0: kvepp does not read engines' metrics
 
 	feed   feed.Config
 	bounds indexer.Config
@@ -102,17 +81,6 @@ type options struct {
 	recording record.Config
 
 	settingsFile
-	config config
-}
-
-// config is what several flags say together, parsed and checked.
-type config struct {
-	folders  map[string]string // model -> folder of its tokenizer
-	urls     map[string]string // model -> URL of the engine that tokenizes for it
-	adapters map[string]string // LoRA adapter -> model
-	rewrites []modelrewrite.Rule
-	engine   prompt.Options
-	gauges   enginemetrics.Config // Interval is 0: kvepp does not read engines' metrics
 }
 
 // parseServe reads the arguments, the environment and the file of --config into o. Precedence: flag, KVEPP_<FLAG>,
@@ -128,7 +96,7 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := parse(f, args, &o.Path, withoutDirect(getenv)); err != nil {
 		return err
 	}
-	o.kube.KVEventsGiven = o.given("kv-events-port")
+	o.sources.Kube.KVEventsGiven = o.given("kv-events-port")
 	o.inheritedDirect = getenv(modeVariable) == scoring.Direct.String() && !o.given("router-mode")
 	o.applyPresets()
 	if err := o.queue.Read(f, absentFlag); err != nil {
@@ -202,8 +170,7 @@ func (o *options) check() error {
 	for _, topic := range []func() error{
 		o.checkChoice,
 		o.checkDurations,
-		o.checkEndpoints,
-		o.kube.Validate,
+		o.sources.Validate,
 		o.checkListeners,
 		func() error { return o.transport.Validate(o.given) },
 		o.logging.Validate,
@@ -218,15 +185,13 @@ func (o *options) check() error {
 		o.ejection.Validate,
 		o.recording.Validate,
 		o.checkModels,
-		o.checkEngine,
+		o.gauges.Validate,
 	} {
 		if err := topic(); err != nil {
 			return err
 		}
 	}
-	var err error
-	o.config.gauges, err = o.engineGauges.config()
-	return err
+	return nil
 }
 
 // checkChoice checks the flags that say how kvepp chooses a worker.
@@ -256,64 +221,8 @@ func (o *options) checkDurations() error {
 	return durations(
 		durationFlag{"drain-delay", o.drainDelay, true},
 		durationFlag{"drain-timeout", o.drainTimeout, true},
-		durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
-		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
 		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
 	)
-}
-
-// inKubernetes is the value of --dynamo-discovery for workers that write DynamoWorkerMetadata objects.
-const inKubernetes = "kubernetes"
-
-// checkEndpoints checks where endpoints come from and what they have in common.
-func (o *options) checkEndpoints() error {
-	switch {
-	case o.endpoints == "" && !o.kube.Used():
-		return errors.New(
-			"no endpoints: give --endpoints FILE (docs/endpoints-file.md), or in Kubernetes --pool-name NAME",
-		)
-	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
-		return fmt.Errorf(
-			"--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)",
-			o.blockSize,
-			scoring.MaxBlockSize,
-		)
-	case o.minInitialWorkers < 0:
-		return fmt.Errorf(
-			"--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0",
-			o.minInitialWorkers,
-		)
-	}
-	if err := o.checkDiscovery(); err != nil {
-		return err
-	}
-	if _, err := pool.NewNames(o.dnsLookupFamily, nil); err != nil {
-		return fmt.Errorf("--dns-lookup-family: %w", err)
-	}
-	return nil
-}
-
-func (o *options) checkDiscovery() error {
-	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
-	case o.dynamoDiscovery == "" || kind == "file" && at != "":
-	case kind == "frontend":
-		for _, address := range strings.Split(at, ",") {
-			if err := pool.CheckHostPort(address); err != nil {
-				return fmt.Errorf("--dynamo-discovery frontend: %w", err)
-			}
-		}
-	case o.dynamoDiscovery != inKubernetes:
-		return fmt.Errorf(
-			"--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; for Dynamo's "+
-				"other backends, give a frontend%s",
-			o.dynamoDiscovery,
-			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
-		)
-	case !o.kube.Used():
-		return errors.New("--dynamo-discovery kubernetes needs to know which Pods to follow: give --pool-name or " +
-			"--endpoint-selector")
-	}
-	return nil
 }
 
 // checkListeners checks addresses and ports, and refuses an admin address that other machines can reach without a
@@ -388,195 +297,14 @@ func (o *options) checkKVEvents() error {
 	return cmp.Or(indexerapi.CheckPeers("--index-peers", o.indexPeers), o.checkReplicas())
 }
 
-// checkModels reads the flags that name models, and checks them beside each other.
-func (o *options) checkModels() (err error) {
-	c := &o.config
-	if c.folders, err = o.parseModels(); err != nil {
+// checkModels checks the flags about models and the engine, and refuses those that do not go with the engine.
+func (o *options) checkModels() error {
+	o.models.Discovery = o.sources.Discovery != ""
+	if err := o.models.Validate(); err != nil {
 		return err
 	}
-	if c.rewrites, err = o.parseRewrites(); err != nil {
-		return err
-	}
-	if c.urls, err = o.parseTokenizerURLs(); err != nil {
-		return err
-	}
-	if c.adapters, err = o.parseAdapters(); err != nil {
-		return err
-	}
-	switch {
-	case o.tokenizerCheck < 0:
-		return fmt.Errorf(
-			"--tokenizer-check %d: may not be negative; give a number such as 100, or 0",
-			o.tokenizerCheck,
-		)
-	case o.tokenizerCheck > 0 && len(c.urls) == 0:
-		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
-	}
-	return nil
-}
-
-// checkEngine reads the flags about the engine, and refuses those that do not go with it.
-func (o *options) checkEngine() error {
-	engine, err := parseEngine(o.engine)
-	if err != nil {
-		return err
-	}
-	if o.engine == "" && o.dynamoDiscovery != "" {
-		engine = prompt.Dynamo
-	}
-	if o.config.engine, err = o.promptFlags.options(engine); err != nil {
-		return err
-	}
-	if err := oneOf("unknown-engine-version", o.unknownVersion, nearestVersion, loadOnlyVersion); err != nil {
-		return err
-	}
-	switch {
-	case len(o.adapters) > 0 && engine == prompt.Dynamo:
-		return errors.New(
-			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED excludes it), so " +
-				"there are none to route to; leave --lora out, or give --engine vllm, sglang or trtllm if that is " +
-				"what the endpoints run",
-		)
-	case len(o.config.urls) > 0 && engine != prompt.VLLM && engine != prompt.SGLang:
-		return fmt.Errorf(
-			"--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint "+
-				"that tokenizes",
-			engine,
-		)
-	}
-	o.routing.Engine, o.routing.Scoring = engine, o.scoring
+	o.routing.Engine, o.routing.Scoring = o.models.Engine(), o.scoring
 	return o.routing.Validate()
-}
-
-// parseEngine returns the engine that --engine names.
-func parseEngine(name string) (prompt.Engine, error) {
-	engine, err := prompt.ParseEngine(name)
-	if err != nil {
-		return "", oneOf("engine", name, engineNames()...)
-	}
-	return engine, nil
-}
-
-func engineNames() []string {
-	var names []string
-	for _, e := range prompt.Engines {
-		names = append(names, string(e))
-	}
-	return names
-}
-
-// parseModels returns model -> folder.
-func (o *options) parseModels() (map[string]string, error) {
-	folders := map[string]string{}
-	for _, m := range o.models {
-		name, dir, ok := strings.Cut(m, "=")
-		if !ok || name == "" || dir == "" {
-			return nil, fmt.Errorf("--model %q: must look like NAME=DIR", m)
-		}
-		if _, twice := folders[name]; twice {
-			return nil, fmt.Errorf("--model: %q is given twice", name)
-		}
-		folders[name] = dir
-	}
-	return folders, nil
-}
-
-// parseTokenizerURLs returns model -> URL of the engine that tokenizes for it.
-func (o *options) parseTokenizerURLs() (map[string]string, error) {
-	urls := map[string]string{}
-	isURL := func(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
-	for _, given := range o.tokenizerURLs {
-		name, address, _ := strings.Cut(given, "=")
-		if isURL(given) {
-			if len(o.config.folders) != 1 {
-				return nil, fmt.Errorf(
-					"--tokenizer-url %q: say for which model, as NAME=URL: there are %d",
-					given,
-					len(o.config.folders),
-				)
-			}
-			for only := range o.config.folders {
-				name, address = only, given
-			}
-		}
-		if name == "" || !isURL(address) {
-			return nil, fmt.Errorf("--tokenizer-url %q: must look like NAME=http://HOST:PORT", given)
-		}
-		if _, twice := urls[name]; twice {
-			return nil, fmt.Errorf("--tokenizer-url: %q is given twice", name)
-		}
-		urls[name] = address
-	}
-	return urls, nil
-}
-
-// onlyModel returns the model if there is exactly one, else "".
-func (c *config) onlyModel() string {
-	names := map[string]bool{}
-	for name := range c.folders {
-		names[name] = true
-	}
-	for name := range c.urls {
-		names[name] = true
-	}
-	if len(names) == 1 {
-		for name := range names {
-			return name
-		}
-	}
-	return ""
-}
-
-// parseAdapters returns adapter -> model.
-func (o *options) parseAdapters() (map[string]string, error) {
-	adapters := map[string]string{}
-	for _, a := range o.adapters {
-		name, model, ok := strings.Cut(a, "=")
-		if !ok {
-			if model = o.config.onlyModel(); model == "" {
-				return nil, fmt.Errorf("--lora %q needs its model, because there is not exactly one: write NAME=MODEL",
-					a)
-			}
-		}
-		if name == "" || model == "" {
-			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
-		}
-		if o.engine == string(prompt.SGLang) { // requests name it so, and events do not
-			name = strings.TrimPrefix(name, model+":")
-		}
-		if _, twice := adapters[name]; twice {
-			return nil, fmt.Errorf("--lora: %q is given twice", name)
-		}
-		adapters[name] = model
-	}
-	return adapters, nil
-}
-
-// parseRewrites returns the rules of --model-rewrite: one for each name that requests give, in the order of the flags.
-func (o *options) parseRewrites() ([]modelrewrite.Rule, error) {
-	var rules []modelrewrite.Rule
-	of := map[string]int{} // name -> index in rules
-	for _, given := range o.modelRewrites {
-		name, target, ok := strings.Cut(given, "=")
-		if !ok || name == "" || target == "" {
-			return nil, fmt.Errorf(
-				"--model-rewrite %q: must look like NAME=TARGET, or *=TARGET for all other names",
-				given,
-			)
-		}
-		i, known := of[name]
-		if !known {
-			i = len(rules)
-			of[name] = i
-			rule := modelrewrite.Rule{Name: "flag"}
-			if name != "*" {
-				rule.Models = []string{name}
-			}
-			rules = append(rules, rule)
-		}
-		rules[i].Targets = append(rules[i].Targets, modelrewrite.Target{Model: target})
-	}
-	return rules, nil
 }
 
 // maxDecisions are the latest decisions that the admin address shows.
@@ -646,7 +374,7 @@ var indexFlags = []string{
 // withoutEffect returns a line for each flag that was given and has no effect beside the others.
 func (o *options) withoutEffect() []string {
 	unused := flags.Unused{Set: o.flags}
-	if !o.kube.Used() {
+	if !o.sources.Kube.Used() {
 		unused.Add(
 			"acts with --pool-name or --endpoint-selector only",
 			"kubeconfig",
@@ -658,8 +386,8 @@ func (o *options) withoutEffect() []string {
 		)
 	}
 	switch {
-	case !o.kube.MetricsAuth:
-	case !o.kube.Used():
+	case !o.sources.Kube.MetricsAuth:
+	case !o.sources.Kube.Used():
 		unused.Add(
 			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
 			"metrics-endpoint-auth",
@@ -667,7 +395,7 @@ func (o *options) withoutEffect() []string {
 	case o.metricsTokenFile != "":
 		unused.Add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
-	if !o.kube.LeaderElection {
+	if !o.sources.Kube.LeaderElection {
 		unused.Add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
 	if o.inheritedDirect {
@@ -685,7 +413,9 @@ func (o *options) withoutEffect() []string {
 			"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
 	}
 	o.ejection.AddUnused(&unused)
-	o.engineGauges.unused(&unused)
+	if o.gauges.Interval == 0 {
+		unused.Add("with --refresh-metrics-interval=0 kvepp never reads engines' metrics", enginemetrics.Flags...)
+	}
 	switch {
 	case o.scoring.Mode != scoring.KV:
 		unused.Add("acts with --router-mode kv only", indexFlags...)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -53,10 +54,12 @@ func TestPrecedenceOfSettings(t *testing.T) {
 // TestSettingsFile: lists, and files without settings.
 func TestSettingsFile(t *testing.T) {
 	file := settingsIn(t, "model:\n- a=b\n- c=d,e\nindex-peers: ['http://a:1', 'http://b:1']\n"+
-		"endpoint-target-ports: [1, 2]\nrouter-kv-events: false\n")
+		"endpoint-selector: app=x\nendpoint-target-ports: [1, 2]\nrouter-kv-events: false\n")
 	o := parsed(t, []string{"--config=" + file}, nil)
-	if strings.Join(o.models, " ") != "a=b c=d,e" || len(o.indexPeers) != 2 || len(o.kube.Ports) != 2 || o.kvEvents {
-		t.Errorf("lists: %q %q %v; router-kv-events %v", o.models, o.indexPeers, o.kube.Ports, o.kvEvents)
+	if fmt.Sprint(o.models.Folders) != "map[a:b c:d,e]" || len(o.indexPeers) != 2 ||
+		len(o.sources.Kube.Ports) != 2 || o.kvEvents {
+		t.Errorf("lists: %v %q %v; router-kv-events %v", o.models.Folders, o.indexPeers, o.sources.Kube.Ports,
+			o.kvEvents)
 	}
 	for _, text := range []string{"", "# nothing\n", "---\n"} {
 		parsed(t, []string{"--config=" + settingsIn(t, text)}, nil)

@@ -46,7 +46,7 @@ func (o *options) checkReplicas() error {
 		return nil
 	case len(o.replicaPeers) > 0 && o.replicaService != "":
 		return errors.New("--replica-peers and --replica-service: both say who the replicas are; leave out one of them")
-	case o.replicaService != "" && !o.kube.Used():
+	case o.replicaService != "" && !o.sources.Kube.Used():
 		return errors.New("--replica-service: the Service is Kubernetes'; give --pool-name or --endpoint-selector, " +
 			"or give --replica-peers")
 	case o.replicaPort == 0:

@@ -16,10 +16,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 		add   func(*pflag.FlagSet)
 	}{
 		{"Settings", o.settingsFile.AddFlags},
-		{"Endpoints", o.addEndpoints},
-		{"Kubernetes", o.kube.AddFlags},
-		{"Models and prompts", o.addModels},
-		{"Tokenizer servers", o.addTokenizerServers},
+		{"", o.sources.AddFlags},
+		{"", o.models.AddFlags},
 		{"External processor", o.addExternalProcessor},
 		{"Metrics and traces", o.addMetrics},
 		{"Admin address", o.addAdmin},
@@ -32,7 +30,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"", o.routing.AddFlags},
 		{"Overload and the queue", o.addQueue},
 		{"Ejection of failing endpoints", o.ejection.AddFlags},
-		{"Engines' own metrics", o.engineGauges.add},
+		{"Engines' own metrics", o.gauges.AddFlags},
 		{"Logs", o.addLogs},
 	} {
 		s.add(f)
@@ -41,62 +39,6 @@ func serveFlags(o *options) *pflag.FlagSet {
 	addRetired(f)
 	documentEnvironment(f, "")
 	return f
-}
-
-func (o *options) addEndpoints(f *pflag.FlagSet) {
-	f.StringVar(&o.endpoints, "endpoints", "",
-		"YAML `FILE` that lists the endpoints. kvepp reads it again when it changes")
-	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "",
-		"complete the endpoints from Dynamo's discovery, `SOURCE`: file:DIR, frontend:HOST:PORT or kubernetes. "+
-			"file:DIR reads the workers' DYN_FILE_KV; frontend:HOST:PORT,HOST:PORT asks frontends, for any backend; "+
-			"both are for endpoints with a \"dynamo:\" path. kubernetes needs --pool-name or --endpoint-selector")
-	values(f, "dynamo-discovery", "file:", "frontend:", inKubernetes)
-	f.StringVar(&o.dnsLookupFamily, "dns-lookup-family", "auto",
-		"which address of a host name in the endpoints file kvepp uses, `FAMILY`: auto (IPv6, else IPv4), "+
-			"v4_preferred (IPv4, else IPv6), v4_only or v6_only. Give the dns_lookup_family of Envoy's cluster, in "+
-			"lower case")
-	values(f, "dns-lookup-family", "auto", "v4_preferred", "v4_only", "v6_only")
-	f.IntVar(&o.blockSize, "kv-cache-block-size", 0,
-		"`TOKENS` per KV block of every worker. 0: each worker's own, from the endpoints file, its model card, or its "+
-			"first stored block")
-	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0,
-		"health checks say NOT_SERVING until kvepp has seen `N` endpoints that can take requests; prefill workers do "+
-			"not count")
-}
-
-func (o *options) addModels(f *pflag.FlagSet) {
-	f.StringArrayVar(&o.models, "model", nil,
-		"a served model and the folder of its tokenizer, `NAME=DIR`. May be repeated; in the environment a "+
-			"comma-separated list")
-	f.StringArrayVar(&o.adapters, "lora", nil,
-		"a LoRA adapter, as requests name it, and the model that it adapts, `NAME=MODEL`; with a single --model, the "+
-			"name alone; may be repeated. KV events add the adapters that they name. Not with Dynamo's frontends")
-	f.StringArrayVar(&o.modelRewrites, "model-rewrite", nil,
-		"send requests for the model NAME as requests for TARGET, `NAME=TARGET`, and write NAME into their responses "+
-			"(if Envoy sends responses BUFFERED or FULL_DUPLEX_STREAMED). May be repeated: several targets of a name "+
-			"share its requests evenly; *=TARGET is for all other names")
-	f.StringVar(&o.engine, "engine", "",
-		"the `ENGINE` whose rules turn requests into token ids: vllm, sglang, trtllm or dynamo (default: dynamo with "+
-			"--dynamo-discovery, else vllm)")
-	values(f, "engine", engineNames()...)
-	o.promptFlags.add(f)
-	f.StringVar(&o.unknownVersion, "unknown-engine-version", nearestVersion,
-		"what kvepp does for an engine of a version that it was not tested with, `MODE`: nearest (the rules of the "+
-			"newest tested version that is not newer) or load (routes to it by load only)")
-	values(f, "unknown-engine-version", nearestVersion, loadOnlyVersion)
-}
-
-func (o *options) addTokenizerServers(f *pflag.FlagSet) {
-	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil,
-		"a vLLM or SGLang server that kvepp asks for the token ids of a model, `NAME=URL`, if it cannot compute them. "+
-			"With a single --model, the URL alone; may be repeated. A model named here needs no folder")
-	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond,
-		"how long a request waits for --tokenizer-url; after that kvepp routes it by load")
-	f.StringVar(&o.tokenizerURLKeyFile, "tokenizer-url-api-key-file", "",
-		"`FILE` with the API key of the servers at --tokenizer-url; kvepp reads it again when it changes")
-	f.IntVar(&o.tokenizerCheck, "tokenizer-check", 0,
-		"compare kvepp's token ids of the first `N` requests of each model with those of its --tokenizer-url, without "+
-			"delay for the requests. If they differ, kvepp routes the model by load only from then on")
 }
 
 func (o *options) addExternalProcessor(f *pflag.FlagSet) {
@@ -150,9 +92,6 @@ func (o *options) addLife(f *pflag.FlagSet) {
 	f.DurationVar(&o.drainDelay, "drain-delay", 5*time.Second,
 		"after SIGTERM, how long kvepp still serves new requests, so that proxies notice that health checks say "+
 			"NOT_SERVING; a part of --drain-timeout")
-	f.DurationVar(&o.modelLoadTimeout, "model-load-timeout", 30*time.Second,
-		"how long the start waits for the models' tokenizers. kvepp routes the requests of a model that is not loaded "+
-			"by then by load only")
 }
 
 func (o *options) addKVEvents(f *pflag.FlagSet) {

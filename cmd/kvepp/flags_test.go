@@ -18,7 +18,6 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/internal/flags"
-	"kvepp/pool/dynamo"
 	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/router/queue"
@@ -337,7 +336,7 @@ func TestEngineDefault(t *testing.T) {
 		{[]string{"--engine=trtllm"}, prompt.TRTLLM},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
-		if got := o.config.engine.Engine; got != c.want {
+		if got := o.models.Engine(); got != c.want {
 			t.Errorf("%v: engine %q, want %q", c.args, got, c.want)
 		}
 	}
@@ -354,7 +353,7 @@ func TestTokenizerURLs(t *testing.T) {
 		{[]string{"--model=m=dir", "--tokenizer-url=http://a?c=d"}, map[string]string{"m": "http://a?c=d"}},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
-		if got := o.config.urls; !maps.Equal(got, c.want) {
+		if got := o.models.URLs; !maps.Equal(got, c.want) {
 			t.Errorf("%v: %v", c.args, got)
 		}
 	}
@@ -374,7 +373,7 @@ func TestRefusedFolderWithURL(t *testing.T) {
 		nil,
 	)
 	var logged bytes.Buffer
-	models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
+	models := o.models.Load(slog.New(slog.NewTextHandler(&logged, nil)))
 	if len(models) != 1 || models["here"] == nil {
 		t.Fatalf("%v", models)
 	}
@@ -417,11 +416,11 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 			nil,
 		)
 		var logged bytes.Buffer
-		models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
+		models := o.models.Load(slog.New(slog.NewTextHandler(&logged, nil)))
 		if len(models) != 3 {
 			t.Fatalf("%v", models)
 		}
-		of := upperBound(o.config.engine.Engine, models)
+		of := o.models.UpperBound(models)
 		if !bounded {
 			if of != nil || strings.Contains(logged.String(), "upper bound") {
 				t.Errorf("%s: log:\n%s", engine, logged.String())
@@ -452,7 +451,7 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 		nil,
 	)
 	var logged bytes.Buffer
-	models := loadModels(o, slog.New(slog.NewTextHandler(&logged, nil)))
+	models := o.models.Load(slog.New(slog.NewTextHandler(&logged, nil)))
 	if gone, named := models["gone"]; !named || gone != nil || models["here"] == nil {
 		t.Fatalf("%v", models)
 	}
@@ -460,29 +459,9 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 		!strings.Contains(text, "model=gone folder=testdata/nomodel") {
 		t.Errorf("log:\n%s", text)
 	}
-	files, err := modelFiles(o, models)
+	files, err := o.models.Files(models)
 	if _, named := files["gone"]; err != nil || named || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)
-	}
-	applySettings(
-		models,
-		[]dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}},
-		newDedupLog(slog.New(slog.NewTextHandler(&logged, nil))),
-	)
-}
-
-// TestMismatchesAreLoggedOnce: each mismatch is logged when it begins, and again if it ended in between.
-func TestMismatchesAreLoggedOnce(t *testing.T) {
-	var log bytes.Buffer
-	logged := map[dynamo.Mismatch]bool{}
-	a := dynamo.Mismatch{Endpoint: "w0", File: "tokenizer.json", Own: "x", Worker: "y"}
-	b := dynamo.Mismatch{Endpoint: "w1", File: "tokenizer.json", Own: "x", Worker: "y"}
-	for _, mismatches := range [][]dynamo.Mismatch{{a}, {a}, {a, b}, {b}, {b, a}} {
-		logMismatches(slog.New(slog.NewTextHandler(&log, nil)), mismatches, logged)
-	}
-	if text := log.String(); strings.Count(text, "level=ERROR") != 3 ||
-		strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
-		t.Errorf("log:\n%s", text)
 	}
 }
 
@@ -791,7 +770,7 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 		{[]string{"--engine=vllm", "--model=m=d", "--lora=m:a"}, "map[m:a:m]"},
 		{[]string{"--model=m=d", "--tokenizer-url=http://e", "--lora=a"}, "map[a:m]"},
 	} {
-		if got := parsed(t, append(c.args, "--endpoints=x"), nil).config.adapters; fmt.Sprint(got) != c.want {
+		if got := parsed(t, append(c.args, "--endpoints=x"), nil).models.Adapters; fmt.Sprint(got) != c.want {
 			t.Errorf("%v: %v, want %s", c.args, got, c.want)
 		}
 	}

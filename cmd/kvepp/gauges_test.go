@@ -80,12 +80,12 @@ func TestPoolMetrics(t *testing.T) {
 	}
 
 	on := metrics.New()
-	o := &options{config: config{gauges: enginemetrics.Config{
+	o := &options{gauges: enginemetrics.Config{
 		Interval: 50 * time.Millisecond,
 		Stale:    time.Minute,
 		Scheme:   "http",
 		Path:     "/metrics",
-	}}}
+	}}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	g := followEngines(
@@ -116,7 +116,7 @@ func TestPoolMetrics(t *testing.T) {
 	if u := kvUsage(g)(nil); len(u) == 0 || u[0] != 0.5 {
 		t.Errorf("usage %v", u)
 	}
-	o.config.gauges.Interval = 0
+	o.gauges.Interval = 0
 	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{}, quiet), quiet) != nil {
 		t.Error("kvepp scrapes engines although the interval is 0")
 	}

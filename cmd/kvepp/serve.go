@@ -39,7 +39,9 @@ import (
 	"kvepp/scoring"
 	"kvepp/serve/admin"
 	indexerapi "kvepp/serve/dynamo/indexer"
+	"kvepp/serve/join"
 	"kvepp/serve/listen"
+	"kvepp/serve/models"
 	"kvepp/serve/secrets"
 	"kvepp/serve/web"
 )
@@ -83,7 +85,7 @@ type server struct {
 	// Set by open: files, models and clients that the flags name.
 	secrets                  *secrets.Files
 	adminToken, metricsToken *secrets.Token
-	models                   map[string]*prompt.Model
+	loaded                   models.Models
 	files                    map[string]dynamo.ModelFiles
 	adapters                 *router.Adapters
 	tokenizers               map[string]*remote.Client
@@ -106,6 +108,7 @@ type server struct {
 	events     *feed.Feed // nil: kvepp does not subscribe to KV events
 	gauges     *enginemetrics.Gauges
 	cluster    *kube.Cluster // nil: there is none
+	join       *join.Join
 	reader     *indexerapi.Reader
 	rewrites   *modelrewrite.Rules
 	objectives *router.Objectives
@@ -138,15 +141,17 @@ func (s *server) open(ctx context.Context) error {
 	if s.metricsToken, err = s.secrets.Token("--metrics-token-file", s.metricsTokenFile); err != nil {
 		return err
 	}
-	engineKey, err := s.secrets.Token("--tokenizer-url-api-key-file", s.tokenizerURLKeyFile)
+	engineKey, err := s.secrets.Token("--tokenizer-url-api-key-file", s.models.KeyFile)
 	if err != nil {
 		return err
 	}
-	s.models = loadModels(s.options, s.log)
-	if s.files, err = modelFiles(s.options, s.models); err != nil {
-		return err
+	s.loaded = s.models.Load(s.log)
+	if s.sources.Discovery != "" || s.sources.Kube.Used() && s.models.Engine() == prompt.Dynamo {
+		if s.files, err = s.models.Files(s.loaded); err != nil {
+			return err
+		}
 	}
-	s.adapters = router.NewAdapters(s.config.adapters)
+	s.adapters = router.NewAdapters(s.models.Adapters)
 	accessLog, closeAccessLog, err := s.OpenAccess(s.m, s.log)
 	if err != nil {
 		return err
@@ -169,7 +174,7 @@ func (s *server) open(ctx context.Context) error {
 		}
 	}
 	s.proxies = listen.NewProxies(certificates, s.m, s.log)
-	if s.tokenizers, err = remoteTokenizers(s.options, engineKey.Text, s.m, s.log); err != nil {
+	if s.tokenizers, err = s.models.Remote(engineKey.Text, s.m, s.log); err != nil {
 		return err
 	}
 	for _, line := range s.withoutEffect() {
@@ -219,7 +224,7 @@ func (s *server) discover(ctx context.Context) error {
 	s.pool.OnCordon(s.health.PoolCordon)
 	s.feed.Connection = s.health.Subscribed
 	if s.wantsEvents() {
-		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.models, s.m, s.log); err != nil {
+		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.loaded, s.m, s.log); err != nil {
 			return err
 		}
 		s.closeWith(func() { s.events.Close() })
@@ -237,20 +242,22 @@ func (s *server) discover(ctx context.Context) error {
 	if s.replicas, err = s.newReplicas(ctx); err != nil {
 		return err
 	}
-	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.minInitialWorkers))
+	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.sources.MinWorkers))
 	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
 	pages.Store(s.gauges)
 	s.rewrites, s.objectives = new(modelrewrite.Rules), new(router.Objectives)
-	if err := s.rewrites.Set(s.config.rewrites); err != nil {
+	if err := s.rewrites.Set(s.models.Rewrites); err != nil {
 		return err
 	}
 	s.cluster.FollowPolicies(ctx, func(now kube.Policy) {
 		s.objectives.Set(now.Priorities)
-		if err := s.rewrites.Set(slices.Concat(s.config.rewrites, now.Rewrites)); err != nil {
+		if err := s.rewrites.Set(slices.Concat(s.models.Rewrites, now.Rewrites)); err != nil {
 			s.log.Error("the cluster's model rewrites are invalid; the earlier ones stay in force", "error", err)
 		}
 	})
-	stopFollowing, err := follow(ctx, s.options, s.cluster, s.ready, s.pool, s.models, s.files, s.m, s.log)
+	s.join = &join.Join{Config: &s.sources, Models: &s.models, Loaded: s.loaded, Files: s.files,
+		Gauges: &s.options.gauges, Cluster: s.cluster, Pool: s.pool, Metrics: s.m, Log: s.log}
+	stopFollowing, err := s.join.Follow(ctx)
 	if err != nil {
 		return err
 	}
@@ -267,8 +274,8 @@ func (s *server) discover(ctx context.Context) error {
 	index.Export(s.m)
 	metrics.Gauge(s.m, metrics.PrefixIndexer, func() int { return index.Stats().Entries })
 	feed.Export(s.m, s.events)
-	exportModels(s.m, s.models)
-	enginemetrics.Export(s.m, cmp.Or(s.kube.PoolName, withoutPool), s.pool, s.gauges)
+	s.loaded.Export(s.m)
+	enginemetrics.Export(s.m, cmp.Or(s.sources.Kube.PoolName, withoutPool), s.pool, s.gauges)
 	return nil
 }
 
@@ -294,17 +301,17 @@ func (s *server) decide(ctx context.Context) {
 	if s.events != nil {
 		promptComputed = s.events.PromptComputed
 	}
-	engine := s.config.engine.Engine
+	engine := s.models.Engine()
 	s.ladder = router.NewLadder(ladder.DefaultSeenBytes)
 	if s.hold.On {
 		s.admission = &router.Admission{Controller: admission.New(s.hold), Bound: s.queue.Size,
 			Timeout: s.queue.Timeout}
 	}
 	c := s.routing
-	c.Models, c.Adapters, c.Remote = s.models, s.adapters, s.tokenizers
+	c.Models, c.Adapters, c.Remote = s.loaded, s.adapters, s.tokenizers
 	c.Rewrites, c.Objectives = s.rewrites, s.objectives
-	c.Checks = startChecks(ctx, s.options, s.models, s.tokenizers, s.log)
-	c.UpperBound = upperBound(engine, s.models)
+	c.Checks = s.models.StartChecks(ctx, s.loaded, s.tokenizers, s.join.Finder(func() {}), s.log)
+	c.UpperBound = s.models.UpperBound(s.loaded)
 	c.PromptComputed, c.Predict = promptComputed, s.predict()
 	c.Metrics, c.Picker = s.m.NewRouter(s.identity()), s.m.NewPicker()
 	c.Explain, c.Keep = s.proxy.DecisionHeaders, s.keptDecisions()

@@ -7,19 +7,20 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/prompt"
 	"kvepp/prompt/tokenize"
 )
 
 // tokenizeOptions are the flags of `kvepp tokenize`.
 type tokenizeOptions struct {
 	tokenize.Config
-	prompts promptFlags
+	prompts prompt.Config
 }
 
 func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f := newFlags("kvepp tokenize")
 	o.AddFlags(f)
-	o.prompts.add(f)
+	o.prompts.AddFlags(f)
 	section(f, "Flags of kvepp tokenize")
 	documentEnvironment(f, "")
 	return f
@@ -44,12 +45,12 @@ func runTokenizer(args []string, stdin io.Reader, stdout, stderr io.Writer, gete
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
 		return 2
 	}
-	options, err := o.prompts.options(o.Engine)
-	if err != nil {
+	o.prompts.Engine = o.Engine
+	if err := o.prompts.Validate(); err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
 		return 2
 	}
-	if !o.Run(options, stdin, stdout, stderr) {
+	if !o.Run(o.prompts.Options, stdin, stdout, stderr) {
 		return 1
 	}
 	return 0

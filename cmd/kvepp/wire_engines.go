@@ -42,11 +42,11 @@ func followEngines(
 	health *eject.Tracker,
 	log *slog.Logger,
 ) *enginemetrics.Gauges {
-	c := o.config.gauges
+	c := o.gauges
 	if c.Interval == 0 {
 		return nil
 	}
-	c.Frontends = o.config.engine.Engine == prompt.Dynamo
+	c.Frontends = o.models.Engine() == prompt.Dynamo
 	if o.feed.EventPlane != "zmq" {
 		c.NATSServer = o.feed.NATSServer
 	}

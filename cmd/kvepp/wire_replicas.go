@@ -258,7 +258,7 @@ func replicaGroup(o *options, cluster *kube.Cluster) string {
 	if cluster == nil {
 		return "endpoints file"
 	}
-	return cluster.Namespace + "/" + cmp.Or(o.kube.PoolName, o.kube.EndpointSelector)
+	return cluster.Namespace + "/" + cmp.Or(o.sources.Kube.PoolName, o.sources.Kube.EndpointSelector)
 }
 
 // replicaSecurity returns how replicas recognise one another. The certificates and the token follow their files.

@@ -38,6 +38,10 @@ var may = map[string]string{
 	"internal/prefetch":    "",
 	"internal/suggest":     "",
 	"internal/useragent":   "",
+	"serve/join": "internal/flags internal/loglimit internal/metrics internal/suggest pool pool/dynamo " +
+		"pool/enginemetrics pool/engineversion pool/kube prompt kvblock serve/models",
+	"serve/models": "indexer/feed internal/flags internal/metrics kvblock pool pool/dynamo pool/engineversion prompt " +
+		"prompt/body prompt/remote router router/modelrewrite",
 	"serve/check": "indexer kvblock pool pool/dynamo prompt prompt/remote zmqsub prompt/body " +
 		"internal/metrics internal/useragent internal/boundedfile internal/flags",
 	"internal/tracing":    "internal/metrics internal/useragent",
@@ -45,7 +49,7 @@ var may = map[string]string{
 	"prompt/body":         "prompt/jinja internal/overrides",
 	"router/budget":       "prompt/body",
 	"prompt": "prompt/bpe prompt/encoders prompt/jinja kvblock prompt/body " +
-		"internal/boundedfile",
+		"internal/boundedfile internal/flags",
 	"prompt/encoders":        "prompt/jinja",
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
@@ -61,7 +65,7 @@ var may = map[string]string{
 	"pool/dynamo":        "kvblock pool internal/boundedfile internal/useragent",
 	"pool/kube": "kvblock pool pool/dynamo router/modelrewrite internal/flags internal/metrics " +
 		"internal/useragent",
-	"pool/enginemetrics": "kvblock internal/metrics internal/natssub pool zmqsub internal/useragent",
+	"pool/enginemetrics": "kvblock internal/flags internal/metrics internal/natssub pool zmqsub internal/useragent",
 	"pool/engineversion": "internal/useragent",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo prompt " +
 		"prompt/body internal/metrics",
@@ -168,7 +172,7 @@ var only = map[string][]string{
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
 		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
 		"scoring/replica/link", "serve/check", "serve/client", "serve/dynamo/indexer", "serve/dynamo/selector",
-		"serve/listen", "serve/logs", "serve/secrets",
+		"serve/join", "serve/listen", "serve/logs", "serve/models", "serve/secrets",
 	},
 }
 

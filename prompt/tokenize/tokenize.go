@@ -54,7 +54,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 		"the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template")
 	f.StringVar(&c.engine, "engine", string(prompt.VLLM),
 		"`ENGINE` whose rules build the prompt: vllm, sglang, trtllm or dynamo")
-	flags.Values(f, "engine", engines()...)
+	flags.Values(f, "engine", prompt.EngineNames()...)
 	f.StringVar(&c.api, "api", "",
 		"the `API` of the body: chat, completions, responses or messages. Empty: chat if the body has messages, else "+
 			"completions")
@@ -66,13 +66,6 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
 	f.StringVar(&c.lora, "lora", "", "adapter `NAME` that salts the hashes")
 	f.StringVar(&c.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Empty: the request's own")
-}
-
-func engines() (names []string) {
-	for _, e := range prompt.Engines {
-		names = append(names, string(e))
-	}
-	return names
 }
 
 // Validate checks the flags and arguments.
@@ -95,7 +88,7 @@ func (c *Config) Validate(args []string) (err error) {
 		}
 	}
 	if c.Engine, err = prompt.ParseEngine(c.engine); err != nil {
-		return flags.OneOf("engine", c.engine, engines()...)
+		return flags.OneOf("engine", c.engine, prompt.EngineNames()...)
 	}
 	return nil
 }

@@ -1,7 +1,8 @@
-package main
+package join
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -9,30 +10,49 @@ import (
 	"strings"
 	"testing"
 
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
+	"kvepp/serve/models"
 )
+
+// joinOf returns a Join with these flags.
+func joinOf(args []string) (*Join, error) {
+	j := &Join{Config: new(Config), Models: new(models.Config), Gauges: new(enginemetrics.Config)}
+	fs := flags.New("test")
+	j.Config.AddFlags(fs)
+	j.Models.AddFlags(fs)
+	j.Gauges.AddFlags(fs)
+	if err := fs.Parse(append(args, "--endpoints=e.yaml")); err != nil {
+		return nil, err
+	}
+	return j, errors.Join(j.Config.Validate(), j.Models.Validate(), j.Gauges.Validate())
+}
 
 // versionsOf runs setVersions for endpoints with these flags. It returns the log, too.
 func versionsOf(t *testing.T, endpoints []pool.Endpoint, asked bool, args ...string) (*metrics.Metrics, string) {
 	t.Helper()
-	o := parsed(t, append([]string{"--endpoints=e.yaml", "--engine=sglang", "--model=m=/models/m"}, args...), nil)
 	var log bytes.Buffer
-	f := &poolFollower{options: o, m: metrics.New(), problems: newDedupLog(slog.New(slog.NewTextHandler(&log, nil)))}
-	if f.finder = newFinder(o, func() {}); asked != (f.finder != nil) {
+	f, err := joinOf(append([]string{"--engine=sglang", "--model=m=/models/m"}, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Metrics, f.problems = metrics.New(), newProblems(slog.New(slog.NewTextHandler(&log, nil)))
+	if f.finder = f.Finder(func() {}); asked != (f.finder != nil) {
 		t.Fatalf("%v: engines are asked: %v", args, !asked)
 	}
 	f.setVersions(endpoints)
 	if f.finder != nil { // once more, with answers
 		changed := make(chan struct{}, 1)
-		f.finder = newFinder(o, func() { changed <- struct{}{} })
+		f.finder = f.Finder(func() { changed <- struct{}{} })
 		f.setVersions(endpoints)
 		go f.finder.Run(t.Context())
 		<-changed
 		f.setVersions(endpoints)
 	}
-	return f.m, log.String()
+	return f.Metrics, log.String()
 }
 
 // TestVersionsOfEndpoints: the endpoints file's version takes precedence over the engine's answer, and that over
@@ -72,7 +92,7 @@ func TestVersionsOfEndpoints(t *testing.T) {
 		t.Errorf("with --engine-version: %+v; %s", endpoints, log)
 	}
 	versionsOf(t, both(), false, "--refresh-metrics-interval", "0")
-	if newFinder(parsed(t, []string{"--endpoints=e.yaml", "--engine=dynamo"}, nil), func() {}) == nil {
+	if j, err := joinOf([]string{"--engine=dynamo"}); err != nil || j.Finder(func() {}) == nil {
 		t.Error("Dynamo's frontends are not asked")
 	}
 }
@@ -102,8 +122,7 @@ func TestVersionsInTheFile(t *testing.T) {
 func TestVersionFlags(t *testing.T) {
 	for _, args := range [][]string{{"--engine-version", "new"}, {"--engine-version", ""},
 		{"--unknown-engine-version", "guess"}} {
-		var o options
-		if err := parseServe(&o, append(args, "--endpoints=e.yaml"), noEnvironment); err == nil {
+		if _, err := joinOf(args); err == nil {
 			t.Errorf("%v is accepted", args)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package join
 
 import (
 	"bytes"
@@ -35,10 +35,10 @@ func TestMixedFrontends(t *testing.T) {
 			e("a:8", "m", "other", pool.Aggregated)}, true},
 	} {
 		var log bytes.Buffer
-		problems := newDedupLog(slog.New(slog.NewTextHandler(&log, nil)))
+		found := newProblems(slog.New(slog.NewTextHandler(&log, nil)))
 		for _, now := range [][]pool.Endpoint{c.endpoints, c.endpoints, nil, c.endpoints} {
-			problems.begin()
-			warnMixedFrontends(now, problems)
+			found.begin()
+			found.warnMixedFrontends(now)
 		}
 		// One warning while the problem lasts, and another one when it returns.
 		if n := strings.Count(log.String(), "in two ways"); n != 0 && n != 2 || (n == 2) != c.warned {
