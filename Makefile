@@ -128,7 +128,7 @@ release: ## programs, image, packages, chart, SBOM and checksums of a release, i
 	@manifests/release/release.sh "$(VERSION)"
 
 bench-replicas: ## eight replicas share 10,000 requests a second over loopback: CPU, bytes and delay; a pick with seven peers and alone
-	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./scoring/replica/link -run TestBenchReplicas -count 1 -v
+	KVEPP_BENCH_REPLICAS=10s KVEPP_BENCH_OUT="$(abspath $(CHARTS))" go test ./scoring/replica -run TestBenchReplicas -count 1 -v
 	go test ./router -run '^$$' -bench BenchmarkPickWithPeers -count 5
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)

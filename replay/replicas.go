@@ -22,16 +22,8 @@ type replica struct {
 	queue    *queue.Queue[*flight] // nil: without
 	sessions *session.Table        // nil: sessions are not bound
 	copies   []*scoring.Copies     // by replica, of its bookings; nil: its own, and if nothing is shared
-	taught   time.Duration         // when it told the others what it has learned of all workers
-	looked   time.Duration         // when it last looked for workers where much of it is untold
 	told     []news                // what the others have not heard yet, in order
 }
-
-// Times between two tellings of what a replica has learned: of all workers, and of those where much of it is untold.
-const (
-	teachEvery = time.Second
-	lookEvery  = 250 * time.Millisecond
-)
 
 // news is one change of a replica's book, one event of its sessions, or what it has learned of a worker.
 type news struct {
@@ -67,7 +59,7 @@ func (s *Simulation) newReplicas() {
 	for _, r := range s.replicas {
 		r.book.Observe(func(c *scoring.Change) { s.tell(r, news{change: *c}) }) // chains do not change in a replay
 		if r.sessions != nil {
-			r.sessions.Observe(uint64(r.number)+1, func(e *session.Event) { s.tell(r, news{event: *e}) })
+			r.sessions.Observe(func(e session.Event) { s.tell(r, news{event: e}) })
 		}
 		for i := range s.replicas {
 			if i != r.number {
@@ -103,7 +95,7 @@ func (s *Simulation) hear(of int) {
 		case n.lesson != nil:
 			r.copies[of].Learned(n.worker, n.lesson)
 		case n.event.Kind != 0:
-			r.sessions.Apply(&n.event)
+			r.sessions.Apply(n.event)
 		default:
 			r.copies[of].Apply([]scoring.Change{n.change})
 			if n.change.Kind != scoring.Booked {
@@ -118,17 +110,6 @@ func (s *Simulation) measure(r *replica) {
 	if len(s.replicas) == 1 || s.cfg.Unshared {
 		return
 	}
-	if s.cfg.Scoring.Policy == scoring.Time && s.now-r.looked >= lookEvery {
-		r.looked = s.now
-		untold := scoring.MuchUntold
-		if s.now-r.taught >= teachEvery {
-			r.taught, untold = s.now, 0
-		}
-		for w := range kvblock.Worker(s.cfg.Workers) {
-			if r.book.Untold(w) > untold {
-				s.tell(r, news{lesson: r.book.LearnedNumbers(w, nil), worker: w})
-			}
-		}
-	}
+	r.book.Lessons(false, func(w kvblock.Worker, values []float64) { s.tell(r, news{lesson: values, worker: w}) })
 	r.book.SetPeersStaleness(s.cfg.ReplicaDelay)
 }

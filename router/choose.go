@@ -33,7 +33,7 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	if r.predictable(p, &route.computes) {
 		r.predict(&sc.matched, route)
 	}
-	route.released = r.onOwnRelease
+	route.released = r.onRelease
 	if p.whole {
 		route.expectPrefill()
 	}

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"cmp"
 	"time"
 
 	"kvepp/scoring"
@@ -29,7 +28,7 @@ func (r *Route) endPrefill() {
 	r.booking.ReleasePrefill()
 	r.prefill.Free() // the prefill worker has done its part
 	if r.released != nil && !r.computed.Swap(true) {
-		r.released(cmp.Or(r.prefill.Number(), r.booking.Number()))
+		r.released()
 	}
 }
 
@@ -111,6 +110,6 @@ func (r *Route) Free() {
 		r.turn.End(r.answerTokens)
 	}
 	if r.released != nil {
-		r.released(r.booking.Number())
+		r.released()
 	}
 }

@@ -198,8 +198,8 @@ type ending struct {
 	final bool            // the session ends with this request
 	freed atomic.Bool
 
-	// released is called with the number of the booking that released load; nil: no request ever waits
-	released func(uint64)
+	// released is called after a booking released load; nil: no request ever waits
+	released func()
 	computed atomic.Bool // released was called for the end of the prefill
 }
 
@@ -229,7 +229,6 @@ type Router struct {
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
 	onRelease    func()                      // Released of the rooms; nil without any
-	onOwnRelease func(uint64)                // ownReleased; nil without rooms
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts
@@ -238,8 +237,8 @@ type Router struct {
 	broken       brokenAnswers
 	counts       workerCounts
 	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
-	peers        peers
-	dry          bool // see Explain: it books and counts nothing
+	looking      atomic.Bool   // a look at what waits is planned, see PeersReleased
+	dry          bool          // see Explain: it books and counts nothing
 	rehearsal    func() *Router
 }
 
@@ -276,13 +275,11 @@ func New(
 	r.tokens.Store(mathrand.Uint64()) // an earlier process had other tokens
 	if cfg.Queue != nil {
 		r.room = r.newRoom()
-		r.room.Tick = r.ticked(r.room.Released)
 		r.onRelease = r.room.Released
 	}
 	if cfg.Admission != nil {
 		cfg.Admission.log = log
 		r.admissions = r.newAdmissionRoom()
-		r.admissions.Tick = r.ticked(r.admissions.Released)
 		others := r.onRelease
 		r.onRelease = func() {
 			r.admissions.Released()
@@ -290,9 +287,6 @@ func New(
 				others()
 			}
 		}
-	}
-	if r.onRelease != nil {
-		r.onOwnRelease = r.ownReleased
 	}
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {

@@ -178,9 +178,9 @@ type ActiveSequences struct {
 	observer        func(*Change) // nil: none
 	change          Change        // scratch memory of the observer's argument
 	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
-	copies          copiesTotal
-	copiedParts     []copied // indexed like bookings, as far as there were copies
-	stale           bool     // copies are not priced, see SetPeersStaleness
+	copies          int           // bookings of all Copies
+	copiedParts     []copied      // indexed like bookings, as far as there were copies
+	stale           bool          // copies are not priced, see SetPeersStaleness
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -242,11 +242,7 @@ type Booking struct {
 	book       *ActiveSequences
 	index      uint32
 	generation uint64
-	number     uint64
 }
-
-// Number returns the booking's number in its book, as Change has it; 0 of the zero value.
-func (b Booking) Number() uint64 { return b.number }
 
 // SelectAndAdd prices every candidate, chooses one and books the request on it, in one atomic step: of two concurrent
 // requests, the second sees the load of the first.
@@ -354,7 +350,7 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 		return Booking{}, false
 	}
 	b := &a.bookings[index]
-	return Booking{a, index, b.generation, b.number}, true
+	return Booking{a, index, b.generation}, true
 }
 
 // MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load. Call it when the first content
@@ -497,7 +493,7 @@ func (a *ActiveSequences) PotentialLoads(
 func (a *ActiveSequences) Len() int {
 	a.lock()
 	defer a.mu.Unlock()
-	return len(a.bookings) - 1 - len(a.free) - a.copies.bookings
+	return len(a.bookings) - 1 - len(a.free) - a.copies
 }
 
 // Expired returns how many bookings have ended by Expiry so far.
@@ -711,7 +707,7 @@ func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Conf
 	for i := range candidates {
 		c := &candidates[i]
 		a.terms(&t, cfg, c, a.added[i])
-		if a.copies.bookings > 0 {
+		if a.copies > 0 {
 			a.explainPeers(&t, c)
 		}
 		req.Terms[i] = t
@@ -833,7 +829,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	if a.observer != nil {
 		a.tellBooked(b, v)
 	}
-	return sel, Booking{a, index, b.generation, b.number}
+	return sel, Booking{a, index, b.generation}
 }
 
 // newBooking returns an unused booking, which is active from now on. The pointer is valid until the next newBooking.

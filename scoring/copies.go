@@ -1,32 +1,29 @@
 package scoring
 
-import "kvepp/kvblock"
+import (
+	"slices"
+
+	"kvepp/kvblock"
+)
 
 const (
-	// MaxCopies bounds the bookings that a book copies from others, over all of them. Further ones are ignored. The
-	// caller bounds those of each.
+	// MaxCopies bounds the bookings that a book copies from others, over all of them.
 	MaxCopies = 1 << 20
-	// MaxCopiedBlocks bounds the hashes of their blocks; a chain counts as chainBlocks more. A booking beyond it is
-	// copied without hashes: its blocks count as ones that no other request shares.
-	MaxCopiedBlocks = 1 << 26
-	chainBlocks     = 32
-	// maxCopiedBytes bounds the memory of the copies' blocks. Those beyond it have no hashes, and no weights for how
-	// much of their answers is left. 8 bytes a hash is not what they take: many short runs, each held on several
-	// workers, take 30 times that.
+	// maxCopiedBytes bounds the memory of the blocks of all copies. A booking beyond it is copied without hashes: its
+	// blocks count as ones that no other request shares. 8 bytes a hash is not what they take: many short runs, each
+	// held on several workers, take 30 times that.
 	maxCopiedBytes = 1 << 29
+	// A copy counts by these numbers, and 8 bytes a hash, for Limit.
+	copyBytes, chainBytes = 512, 256
 	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.
 	maxCopiedTokens = 2 * MaxISLTokens
 )
 
-// copiesTotal is what all Copies of a book hold.
-type copiesTotal struct{ bookings, blocks int }
-
 // copied is what a booking has besides if it was copied from another book.
 type copied struct {
-	blocks   int // of ActiveSequences.copied: those that its worker did not hold before
-	tokens   int // the same
-	held     int // of copiesTotal.blocks
-	flat     bool
+	blocks   int    // of ActiveSequences.copied: those that its worker did not hold before
+	tokens   int    // the same
+	bytes    int    // of Copies.bytes
 	snapshot uint32 // the latest of Copies.snapshot that had it
 }
 
@@ -51,45 +48,49 @@ type Copies struct {
 	// the book's lock guards all below
 	byNumber map[uint64]uint32 // number -> index in bookings
 	bookings int
-	flat     int    // bookings that were copied without their hashes
+	bytes    int
+	limit    struct{ bookings, bytes int }
 	snapshot uint32 // number of the latest one
 	open     bool   // the snapshot has not ended
 	lessons  map[kvblock.Worker]*pace
 }
 
 // NewCopies returns an empty set of copies.
-func (a *ActiveSequences) NewCopies() *Copies { return &Copies{book: a, byNumber: map[uint64]uint32{}} }
+func (a *ActiveSequences) NewCopies() *Copies {
+	c := &Copies{book: a, byNumber: map[uint64]uint32{}}
+	c.limit.bookings, c.limit.bytes = MaxCopies, maxCopiedBytes
+	return c
+}
+
+// Limit bounds the copies from now on. Bookings beyond the number are ignored, and those beyond the bytes are copied
+// without hashes.
+func (c *Copies) Limit(bookings, bytes int) {
+	c.book.lock()
+	defer c.book.mu.Unlock()
+	c.limit.bookings, c.limit.bytes = bookings, bytes
+}
 
 // Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
-// known, if a Booked one is known already, or if a number is out of range or beyond MaxCopies. Nothing passed in is
-// kept.
-func (c *Copies) Apply(changes []Change) (applied, ignored int) {
-	all := len(changes)
-	for len(changes) > 0 {
-		n := min(len(changes), atOnce)
-		applied += c.apply(changes[:n])
-		changes = changes[n:]
-	}
-	return applied, all - applied
-}
-
-func (c *Copies) apply(changes []Change) (applied int) {
-	a := c.book
-	a.lock()
-	defer a.mu.Unlock()
-	for i := range changes {
-		if c.applyOne(&changes[i]) {
-			applied++
+// known, if a Booked one is known already, or if a number is out of range or beyond a bound: its Kind becomes 0. It
+// returns how many bookings a limit left out, or left without hashes. Nothing passed in is kept.
+func (c *Copies) Apply(changes []Change) (limited int) {
+	for some := range slices.Chunk(changes, atOnce) {
+		c.book.lock()
+		for i := range some {
+			if !c.applyOne(&some[i], &limited) {
+				some[i].Kind = 0
+			}
 		}
+		c.book.mu.Unlock()
 	}
-	return applied
+	return limited
 }
 
-func (c *Copies) applyOne(ch *Change) bool {
+func (c *Copies) applyOne(ch *Change, limited *int) bool {
 	a := c.book
 	index := c.byNumber[ch.Number] // 0: none
 	if ch.Kind == Booked {
-		return c.add(index, ch)
+		return c.add(index, ch, limited)
 	}
 	if index == 0 {
 		return false
@@ -107,13 +108,6 @@ func (c *Copies) applyOne(ch *Change) bool {
 		if b.worker != ch.Worker {
 			a.move(index, ch.Worker, ch.BlockSize)
 		}
-	case Output:
-		if n := ch.Output - b.output.blocks; n > 0 && ch.Output <= MaxISLTokens {
-			if a.blocks.copied() > maxCopiedBytes {
-				ch.Left = NotKnown
-			}
-			a.addOutput(b, n, ch.Left)
-		}
 	default:
 		return false
 	}
@@ -121,7 +115,7 @@ func (c *Copies) applyOne(ch *Change) bool {
 }
 
 // add copies a booking. index is that of the same number, whose state a snapshot replaces; 0: there is none.
-func (c *Copies) add(index uint32, ch *Change) bool {
+func (c *Copies) add(index uint32, ch *Change, limited *int) bool {
 	a := c.book
 	if index != 0 && !c.open || !ch.inRange() {
 		return false
@@ -129,7 +123,8 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	if index != 0 {
 		a.end(index)
 	}
-	if a.copies.bookings >= MaxCopies {
+	if a.copies >= MaxCopies || c.bookings >= c.limit.bookings {
+		*limited++
 		return false
 	}
 	a.fit(int(ch.Worker) + 1)
@@ -145,7 +140,7 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 	*part = copied{snapshot: c.snapshot}
 	c.byNumber[ch.Number] = index
 	c.bookings++
-	a.copies.bookings++
+	a.copies++
 
 	load := &a.loads[b.worker]
 	load.Requests++
@@ -153,28 +148,22 @@ func (c *Copies) add(index uint32, ch *Change) bool {
 		a.beginPrefill(index, ch.PrefillTokens)
 		a.copied[b.worker].prefill(ch.PrefillTokens, 1)
 	}
-	hashes := 0
-	for _, chain := range ch.Chains {
-		hashes += len(chain)
-	}
-	held := hashes + chainBlocks*len(ch.Chains)
+	hashes := ch.Hashes()
+	held := chainBytes*len(ch.Chains) + 8*hashes
 	blocks, tokens := load.ActiveBlocks, load.ActiveTokens
 	b.ownBlocks = ch.Blocks
-	part.flat = a.copies.blocks+held > MaxCopiedBlocks || a.blocks.copied()+8*held > maxCopiedBytes
-	if part.flat {
+	if flat := c.bytes+copyBytes+held > c.limit.bytes || a.blocks.copied()+held > maxCopiedBytes; flat && hashes > 0 {
 		b.ownBlocks += hashes
-		c.flat++
+		*limited++
+		held = 0
 	} else {
-		part.held = held
-		a.copies.blocks += held
 		c.hold(b, ch)
 	}
+	part.bytes = copyBytes + held
+	c.bytes += part.bytes
 	load.ActiveBlocks += b.ownBlocks
 	load.ActiveTokens += b.ownBlocks * b.blockSize
 	a.count(index, load.ActiveBlocks-blocks, load.ActiveTokens-tokens)
-	if n := ch.Output; n > 0 && n <= MaxISLTokens {
-		a.addOutput(b, n, ch.Left)
-	}
 	return true
 }
 
@@ -230,11 +219,8 @@ func (a *ActiveSequences) endCopy(index uint32) {
 	c := b.from
 	delete(c.byNumber, b.number)
 	c.bookings--
-	a.copies.bookings--
-	a.copies.blocks -= part.held
-	if part.flat {
-		c.flat--
-	}
+	a.copies--
+	c.bytes -= part.bytes
 }
 
 // BeginSnapshot begins a snapshot: the Booked changes applied until EndSnapshot replace copies of the same number.
@@ -288,13 +274,6 @@ func (c *Copies) Len() int {
 	c.book.lock()
 	defer c.book.mu.Unlock()
 	return c.bookings
-}
-
-// Flat returns how many of them have no hashes because of MaxCopiedBlocks.
-func (c *Copies) Flat() int {
-	c.book.lock()
-	defer c.book.mu.Unlock()
-	return c.flat
 }
 
 // CopiedLoads appends to dst the part of each load that copies brought, indexed by worker. A block counts for the

@@ -98,22 +98,23 @@ type pace struct {
 	life    mean // seconds from the first token to the end
 	noise   mean // the mean absolute error of the prices of prefills, in seconds
 
-	// How many samples came, how many had come when LearnedNumbers was called, and fleet.prefills when the latest one
+	// How many samples came, how many Lessons has told, and fleet.prefills when the latest one
 	// of a prefill came, also to other origins.
 	samples, told, latest uint64
 }
 
 // learned is what the book has learned about workers, from its own requests except for peers.
 type learned struct {
-	workers []pace   // indexed by worker
-	prices  []prices // indexed by worker: what a choice reads, in little memory
-	fleets  []*fleet // indexed by worker
-	byModel map[string]*fleet
-	rest    fleet // of workers whose model is not known
-	reuse   reuse
-	peers   *peerLessons // nil: none
-	known   []pace       // scratch memory of revise
-	ratios  []float64    // the same
+	workers        []pace   // indexed by worker
+	prices         []prices // indexed by worker: what a choice reads, in little memory
+	fleets         []*fleet // indexed by worker
+	byModel        map[string]*fleet
+	rest           fleet // of workers whose model is not known
+	reuse          reuse
+	peers          *peerLessons  // nil: none
+	looked, taught time.Duration // see Lessons
+	known          []pace        // scratch memory of revise
+	ratios         []float64     // the same
 }
 
 // prices are a worker's learned times, and its load beside Load, as a choice reads them.

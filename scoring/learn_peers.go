@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"slices"
+	"time"
 
 	"kvepp/kvblock"
 )
@@ -10,13 +11,12 @@ import (
 // all replicas is a fit over all requests. Each replica's sums replace what it told before, so that nothing counts
 // twice.
 
-// learnedNumbers is the length of what one origin has learned of a worker, as numbers. A replica of an earlier version
-// also tells what it has learned of all workers: two more lines, which are 0 here.
-const learnedNumbers = 4*6 + 3*2
+// learnedNumbers is the length of what one origin has learned of a worker, as numbers.
+const learnedNumbers = 2*6 + 3*2
 
 // numbers appends what was learned to dst.
 func (p *pace) numbers(dst []float64) []float64 {
-	for _, f := range []*line{&p.prefill, &p.gap, {}, {}} {
+	for _, f := range []*line{&p.prefill, &p.gap} {
 		dst = append(dst, float64(f.samples), f.weight, f.x, f.y, f.xx, f.xy)
 	}
 	return append(dst, p.answer.samples, p.answer.value, p.life.samples, p.life.value, p.noise.samples, p.noise.value)
@@ -37,7 +37,7 @@ func paceOf(values []float64) (p pace, ok bool) {
 		values = values[1:]
 		return v
 	}
-	for _, f := range []*line{&p.prefill, &p.gap, {}, {}} {
+	for _, f := range []*line{&p.prefill, &p.gap} {
 		*f = line{samples: int(min(next(), enoughGaps)), weight: next(), x: next(), y: next(), xx: next(), xy: next()}
 		if f.samples > 0 && !(f.weight >= 1 && f.weight <= 1/(1-keepGap)+1 && f.x > 0 && f.y > 0) {
 			return p, false
@@ -70,43 +70,51 @@ func (m *mean) plus(o *mean) {
 	}
 }
 
-// MuchUntold is the value of Untold above which the other replicas should know at once. The first samples of a worker
-// change its price most.
-const MuchUntold = 0.1
-
 // peerLessons is what other origins have learned. It ends with them.
 type peerLessons struct {
 	origins []*Copies
 	workers []pace // sums over all origins, indexed by worker
 }
 
-// Untold returns how much of what the book has learned of a worker from its own requests came after LearnedNumbers was
-// called for it, as a part (0..1) of all. If it is high, the other replicas price the worker by little.
-func (a *ActiveSequences) Untold(w kvblock.Worker) float64 {
-	a.lock()
-	defer a.mu.Unlock()
-	if int(w) >= len(a.learned.workers) || a.learned.workers[w].samples == 0 {
-		return 0
-	}
-	p := &a.learned.workers[w]
-	return float64(p.samples-p.told) / float64(p.samples)
-}
+// What is new of a worker is told every teachEvery. If it is more than muchUntold of all, as of a new worker, it is
+// told after lookEvery: the first samples of a worker change its price most.
+const (
+	teachEvery = time.Second
+	lookEvery  = 250 * time.Millisecond
+	muchUntold = 0.1
+)
 
-// LearnedNumbers appends to dst what the book has learned of a worker from its own requests, for Copies.Learned of the
-// other replicas: the policy Time prices by it. It appends nothing before the first sample.
-func (a *ActiveSequences) LearnedNumbers(w kvblock.Worker, dst []float64) []float64 {
+// Lessons calls each with what the book has learned of workers from its own requests, for Copies.Learned of other
+// replicas: the policy Time prices by it. It leaves out what it has told already, or with all, nothing. Call it often.
+// each runs under the book's lock.
+func (a *ActiveSequences) Lessons(all bool, each func(w kvblock.Worker, values []float64)) {
 	a.lock()
 	defer a.mu.Unlock()
-	if int(w) >= len(a.learned.workers) || a.learned.workers[w].samples == 0 {
-		return dst
+	l, now, untold := &a.learned, a.clock(), muchUntold
+	switch {
+	case all:
+	case now-l.looked < lookEvery:
+		return
+	case now-l.taught >= teachEvery:
+		l.taught, untold = now, 0
+		fallthrough
+	default:
+		l.looked = now
 	}
-	p := &a.learned.workers[w]
-	p.told = p.samples
-	return p.numbers(dst)
+	for w := range l.workers {
+		p := &l.workers[w]
+		if p.samples == 0 || !all && float64(p.samples-p.told) <= untold*float64(p.samples) {
+			continue
+		}
+		if !all {
+			p.told = p.samples
+		}
+		each(kvblock.Worker(w), p.numbers(nil))
+	}
 }
 
 // Learned notes what the origin has learned of a worker. It replaces what the origin told of that worker before. false:
-// the values are not those of LearnedNumbers.
+// the values are not those of Lessons.
 func (c *Copies) Learned(w kvblock.Worker, values []float64) bool {
 	l, ok := paceOf(values)
 	if !ok || w >= MaxWorkers {

@@ -35,11 +35,18 @@ func wantPace(t *testing.T, a *ActiveSequences, w kvblock.Worker, step, perToken
 // tellAll has a book's copies at another learn of two workers.
 func tellAll(t *testing.T, from *ActiveSequences, to *Copies) {
 	t.Helper()
-	for w := range kvblock.Worker(2) {
-		if values := from.LearnedNumbers(w, nil); values != nil && !to.Learned(w, values) {
+	for w, values := range lessons(from, true) {
+		if !to.Learned(w, values) {
 			t.Errorf("refused %v", values)
 		}
 	}
+}
+
+// lessons returns what a book tells, by worker.
+func lessons(a *ActiveSequences, all bool) map[kvblock.Worker][]float64 {
+	told := map[kvblock.Worker][]float64{}
+	a.Lessons(all, func(w kvblock.Worker, values []float64) { told[w] = values })
+	return told
 }
 
 // A book prices by what other books have learned, also of workers that it sent nothing to; told twice, it counts once.
@@ -49,12 +56,8 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		teacher, a := NewActiveSequences(), NewActiveSequences()
 		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
 		teach(t, teacher, 1, 30, 10*time.Millisecond, 300*time.Microsecond)
-		if got := teacher.Untold(0); got != 1 {
-			t.Errorf("before it told anything, %v is untold", got)
-		}
-		teacher.LearnedNumbers(0, nil)
-		if got := teacher.Untold(0) + teacher.Untold(9); got != 0 {
-			t.Errorf("%v is untold without a sample", got)
+		if first, again := lessons(teacher, false), lessons(teacher, false); len(first) != 2 || len(again) != 0 {
+			t.Errorf("told %v, and then %v", first, again)
 		}
 		copies := a.NewCopies()
 		tellAll(t, teacher, copies)
@@ -68,8 +71,8 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		teach(t, a, 0, 10, 20*time.Millisecond, 100*time.Microsecond)
 		wantPace(t, a, 0, 0.02, 1e-4)
 		teach(t, teacher, 1, 10, 10*time.Millisecond, 300*time.Microsecond)
-		if got := teacher.Untold(1); got != 0.25 {
-			t.Errorf("after 10 samples more than 30, %v is untold", got)
+		if told := lessons(teacher, false); len(told) != 1 || told[1] == nil {
+			t.Errorf("after 10 samples of worker 1, %v is told", told)
 		}
 
 		copies.FreeAll()
@@ -117,7 +120,7 @@ func TestBadLessonsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		teacher, a := NewActiveSequences(), NewActiveSequences()
 		teach(t, teacher, 0, 30, 20*time.Millisecond, 100*time.Microsecond)
-		good := teacher.LearnedNumbers(0, nil)
+		good := lessons(teacher, true)[0]
 		before := a.Pace(0)
 		for i := range good {
 			for _, v := range []float64{-1, math.NaN(), math.Inf(1), 1e30} {

@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"slices"
 	"time"
 
 	"kvepp/kvblock"
@@ -20,7 +21,6 @@ const (
 	PrefillReleased                       // its prefill ended at an unknown time: ReleasePrefill
 	Freed                                 // it ended, by Free, Forget or Expiry
 	Moved                                 // it moved to another worker: MoveTo
-	Output                                // it generated blocks: AddOutputBlocks
 )
 
 // Change is one change of a booking. Every kind has Kind, Number and Worker, which is the booking's worker after it.
@@ -34,9 +34,15 @@ type Change struct {
 	PrefillTokens int                      // Booked: tokens to prefill; 0: none, or their prefill has ended
 	Blocks        int                      // Booked: blocks without hashes, which no other request shares
 	Chains        [][]kvblock.SequenceHash // Booked: the blocks with hashes, by prompt
-	Output        int                      // Output, and Booked in a snapshot: all blocks generated so far
-	Left          float64                  // Output, and Booked in a snapshot: as of the latest AddOutputBlocks
 	Age           time.Duration            // Booked: since the booking was made; 0 outside a snapshot
+}
+
+// Hashes returns how many hashes the chains have.
+func (ch *Change) Hashes() (n int) {
+	for _, chain := range ch.Chains {
+		n += len(chain)
+	}
+	return n
 }
 
 // Observe has f called with each change of the book's own bookings, in the order in which they happen. f runs under
@@ -59,7 +65,7 @@ func (a *ActiveSequences) tell(kind ChangeKind, b *booking) {
 // tellBooked tells the observer, which there must be, of a new booking. v is what it holds; nil: only own blocks.
 func (a *ActiveSequences) tellBooked(b *booking, v *variant) {
 	a.change = Change{Kind: Booked, Number: b.number, Worker: b.worker, BlockSize: b.blockSize,
-		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks, Left: NotKnown}
+		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks}
 	if v != nil {
 		a.change.Chains = v.prompt.Chains
 	}
@@ -74,59 +80,50 @@ const (
 	scannedAtOnce = 4096
 )
 
-// Snapshot calls begin once and then each with every own booking as it is then, as a Booked. All calls run under the
-// book's lock, as those of Observe, and the lock is released between every 32 bookings. So each may be given changes
-// that the observer gets after begin, too. To apply the snapshot and then all changes since begin gives the
-// present state: what is there already is ignored.
-func (a *ActiveSequences) Snapshot(begin func(), each func(*Change)) {
+// Snapshot calls each with own bookings as they are, as Booked, from a place on; the first place is 0. It ends after 32
+// bookings, or when each returns false, and returns the place of the next call; more is false at the end. each runs
+// under the book's lock, as the observer does, and the lock is free between the calls. So a snapshot, and then all
+// changes since its beginning, give the present state: what is there already is ignored.
+func (a *ActiveSequences) Snapshot(place int, each func(*Change) bool) (next int, more bool) {
 	a.lock()
-	begin()
+	defer a.mu.Unlock()
 	var s snapshotter
-	for i, since := 1, 0; i < len(a.bookings); i++ {
-		if b := &a.bookings[i]; b.active() && b.from == nil {
-			each(s.change(a, b))
-			since += scannedAtOnce / atOnce
+	for looked, told := 0, 0; place < len(a.bookings); place++ {
+		if looked++; looked > scannedAtOnce || told == atOnce {
+			return place, true
 		}
-		if since++; since >= scannedAtOnce {
-			a.mu.Unlock()
-			a.lock()
-			since = 0
+		if b := &a.bookings[place]; b.active() && b.from == nil {
+			if told++; !each(s.change(a, b)) {
+				return place + 1, true
+			}
 		}
 	}
-	a.mu.Unlock()
+	return place, false
 }
 
 // snapshotter is the scratch memory of a snapshot.
 type snapshotter struct {
 	Change
 	hashes []kvblock.SequenceHash
-	ends   []int // in hashes, of each chain
 	path   []uint32
 }
 
 // change returns a booking as a Booked.
 func (s *snapshotter) change(a *ActiveSequences, b *booking) *Change {
 	s.Change = Change{Kind: Booked, Number: b.number, Worker: b.worker, BlockSize: b.blockSize,
-		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks, Chains: s.Chains[:0], Output: b.output.blocks,
-		Left: NotKnown, Age: a.clock() - b.since}
-	if b.output.own != 0 { // without a weight the blocks count in full, as with all of the answer to come
-		s.Left = b.output.own + 1
-	}
-	s.hashes, s.ends = s.hashes[:0], s.ends[:0]
+		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks, Chains: s.Chains[:0], Age: a.clock() - b.since}
+	s.hashes = s.hashes[:0]
 	for _, leaf := range b.leaves {
 		s.path = s.path[:0]
 		for id := leaf; id != 0; id = a.blocks.runs[id].parent {
 			s.path = append(s.path, id)
 		}
-		for i := len(s.path) - 1; i >= 0; i-- {
-			s.hashes = append(s.hashes, a.blocks.runs[s.path[i]].hashes...)
+		from := len(s.hashes)
+		for _, id := range slices.Backward(s.path) {
+			s.hashes = append(s.hashes, a.blocks.runs[id].hashes...)
 		}
-		s.ends = append(s.ends, len(s.hashes))
-	}
-	from := 0
-	for _, to := range s.ends {
-		s.Chains = append(s.Chains, s.hashes[from:to:to])
-		from = to
+		// If the memory grew, earlier chains stay in its former place.
+		s.Chains = append(s.Chains, s.hashes[from:len(s.hashes):len(s.hashes)])
 	}
 	return &s.Change
 }

@@ -35,13 +35,7 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 		if n <= 0 {
 			return
 		}
-		booked := &a.bookings[b.index]
-		a.addOutput(booked, n, left)
-		if a.observer != nil {
-			a.change = Change{Kind: Output, Number: booked.number, Worker: booked.worker,
-				Output: booked.output.blocks, Left: left}
-			a.observer(&a.change)
-		}
+		a.addOutput(&a.bookings[b.index], n, left)
 	})
 }
 

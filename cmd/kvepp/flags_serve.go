@@ -25,7 +25,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"How kvepp chooses", o.addChoice},
 		{"KV events and the index", o.addKVEvents},
 		{"Sessions", o.affinity.AddFlags},
-		{"Replicas", o.replicaFlags.add},
+		{"Replicas", o.sharing.AddFlags},
 		{"", o.proxy.AddFlags},
 		{"", o.routing.AddFlags},
 		{"Overload and the queue", o.addQueue},

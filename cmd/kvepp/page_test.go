@@ -440,7 +440,10 @@ func TestPageReplicas(t *testing.T) {
 	a.awaitMetric("a to have b's requests", copied, 2)
 	var state struct {
 		Self  struct{ Replica string }
-		Peers []replicaState
+		Peers []struct {
+			Name, Address string
+			Bookings      int
+		}
 	}
 	resp, err := http.Get(b.adminURL() + "/debug/replicas")
 	if err != nil {

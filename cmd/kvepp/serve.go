@@ -112,7 +112,7 @@ type server struct {
 	reader     *indexerapi.Reader
 	rewrites   *modelrewrite.Rules
 	objectives *router.Objectives
-	replicas   *replicas // nil: kvepp shares nothing
+	replicas   *sharing // nil: kvepp shares nothing
 
 	// Set by decide.
 	router *router.Router
@@ -287,11 +287,11 @@ func (s *server) warmUp(ctx context.Context) {
 	warm, cancel := context.WithTimeout(ctx, s.warmUpTimeout)
 	defer cancel()
 	s.cluster.Await(warm) // kvepp can only use what a peer says of workers that it knows
-	s.replicas.follow(ctx, s.cluster)
+	s.replicas.Follow(ctx, warm, replicaService(s.cluster))
 	if s.events != nil {
 		s.reader.WarmUpFrom(warm, slices.Concat(indexerapi.Sources(s.indexPeers, s.adminToken.Text()),
-			s.replicas.sources()))
-		s.replicas.serveIndex(s.reader)
+			s.replicas.Sources()))
+		s.replicas.GiveIndex(s.reader)
 	}
 }
 
@@ -322,7 +322,7 @@ func (s *server) decide(ctx context.Context) {
 	c.CountTokens = c.Queue != nil || c.Thresholds.ReadTokens() || s.recorder != nil
 	s.router = router.New(c, s.pool, s.index, s.book, s.m, s.log)
 	s.pool.OnLeave(s.router.Forget)
-	s.replicas.routedBy(s.router)
+	s.replicas.RoutedBy(s.router)
 	if s.admission != nil {
 		s.pool.Watch(s.admission)
 	}
@@ -355,7 +355,7 @@ func (s *server) adminHandler() http.Handler {
 	}
 	admin.HandleBusyThreshold(mux, s.router, s.log)
 	admin.HandleWorkers(mux, s.router)
-	mux.HandleFunc("GET /debug/replicas", s.replicas.handle)
+	mux.HandleFunc("GET /debug/replicas", s.replicas.Handle)
 	admin.HandleFleet(mux, s.live.Fleet, &s.live.History)
 	admin.HandleSettings(mux, flags.Settings(s.flags))
 	web.Handle(mux)

@@ -29,7 +29,7 @@ func subscribe(
 	o.models.CompleteFeed(&o.feed, p, loaded, adapters)
 	o.feed.UnmarkedSalts = o.models.Engine() != prompt.Dynamo && !o.routing.TenantSalt
 	events, err := feed.New(o.feed, p, index, m, log)
-	if err == nil && (len(o.indexPeers) > 0 || o.shares()) {
+	if err == nil && (len(o.indexPeers) > 0 || o.sharing.Shares()) {
 		events.Hold()
 	}
 	return events, err
@@ -39,7 +39,7 @@ func subscribe(
 func openCluster(o *options, ready *listen.Readiness, m *metrics.Metrics, log *slog.Logger) (*kube.Cluster, error) {
 	c := o.sources.Kube
 	c.MetricsAuth = c.MetricsAuth && o.metricsTokenFile == ""
-	c.ReplicaService = o.replicaService
+	c.ReplicaService = o.sharing.Service
 	if c.Dynamo = o.models.Engine() == prompt.Dynamo; c.Dynamo {
 		c.QueryFrontend = dynamo.QueryFrontend
 	}

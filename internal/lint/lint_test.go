@@ -71,17 +71,16 @@ var may = map[string]string{
 		"prompt/body internal/metrics",
 	"indexer/feed": "indexer kvblock internal/flags internal/natssub pool zmqsub internal/loglimit " +
 		"internal/metrics",
-	"router/eject":         "internal/flags kvblock pool pool/enginemetrics internal/metrics",
-	"router/queue":         "internal/boundedfile internal/flags internal/suggest",
-	"scoring/replica":      "kvblock",
-	"scoring/replica/link": "scoring/replica internal/loglimit internal/useragent",
-	"router/session":       "kvblock internal/flags internal/metrics",
-	"router/admission":     "kvblock internal/flags",
-	"router/record":        "internal/flags internal/metrics kvblock",
-	"router/ladder":        "kvblock internal/prefetch",
-	"manifests/envoy":      "internal/boundedfile internal/flags pool",
-	"internal/chart":       "",
-	"router/modelrewrite":  "",
+	"router/eject":        "internal/flags kvblock pool pool/enginemetrics internal/metrics",
+	"router/queue":        "internal/boundedfile internal/flags internal/suggest",
+	"scoring/replica":     "internal/loglimit kvblock pool scoring",
+	"router/session":      "kvblock internal/flags internal/metrics",
+	"router/admission":    "kvblock internal/flags",
+	"router/record":       "internal/flags internal/metrics kvblock",
+	"router/ladder":       "kvblock internal/prefetch",
+	"manifests/envoy":     "internal/boundedfile internal/flags pool",
+	"internal/chart":      "",
+	"router/modelrewrite": "",
 	"router": "router/admission router/budget router/eject router/ladder router/modelrewrite router/queue " +
 		"router/record router/session scoring indexer pool prompt prompt/body prompt/remote kvblock " +
 		"internal/flags internal/loglimit internal/metrics internal/overrides internal/tracing",
@@ -93,6 +92,8 @@ var may = map[string]string{
 		"scoring",
 	"serve/dynamo/selector": "indexer indexer/feed serve/api serve/dynamo/indexer internal/metrics " +
 		"internal/overrides kvblock pool router/queue router scoring router/session internal/flags",
+	"serve/replicas": "internal/metrics pool router router/session scoring scoring/replica serve/api serve/check " +
+		"serve/dynamo/indexer serve/secrets",
 	"serve/client": "internal/flags internal/useragent pool router/eject router/ladder serve/admin serve/api",
 	"serve/web":    "",
 	"serve/admin": "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring " +
@@ -150,7 +151,6 @@ var only = map[string][]string{
 		"internal/connlimit",
 		"internal/tracing",
 		"internal/tracing/tracingtest",
-		"scoring/replica/link",
 	},
 	"github.com/pebbe/zmq4": {
 		"zmqsub", "test/bench/events", "test/bench/events/binding", "examples/engine",
@@ -170,9 +170,9 @@ var only = map[string][]string{
 	"github.com/spf13/pflag": { // packages that declare their own flags
 		"cmd/kvepp", "internal/flags", "extproc", "indexer", "indexer/feed", "manifests/envoy", "pool/enginemetrics",
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
-		"router/eject", "router/queue", "router/record", "router/session", "scoring", "scoring/replica",
-		"scoring/replica/link", "serve/check", "serve/client", "serve/dynamo/indexer", "serve/dynamo/selector",
-		"serve/join", "serve/listen", "serve/logs", "serve/models", "serve/secrets",
+		"router/eject", "router/queue", "router/record", "router/session", "scoring",
+		"serve/check", "serve/client", "serve/dynamo/indexer", "serve/dynamo/selector",
+		"serve/join", "serve/listen", "serve/logs", "serve/models", "serve/replicas", "serve/secrets",
 	},
 }
 

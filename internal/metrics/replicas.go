@@ -11,7 +11,7 @@ import (
 // Replicas is what kvepp shares with its replicas at one moment. Keys are values of labels.
 type Replicas struct {
 	Peers                 map[string]int // by state
-	Bookings, Parked      int
+	Bookings              int
 	Events                map[[2]string]uint64 // by kind and outcome
 	Snapshots             map[string]uint64    // by reason
 	Refused, Closed       map[string]uint64    // by reason
@@ -68,15 +68,13 @@ var (
 			"prefill_tokens, active_blocks.", "kind")
 	replicaUnpriced = replicaDesc("kvepp_replica_unpriced",
 		"1 while the other replicas' requests are known more than 0.25 s late, so that costs leave them out; else 0.")
-	replicaParked = replicaDesc("kvepp_replica_parked_bookings",
-		"Running requests of other replicas at workers that this one does not know yet.")
 	replicaEvents = replicaDesc("kvepp_replica_events_total",
-		"Changes that other replicas sent, by kind and outcome: applied, ignored (the request had ended), parked (the "+
-			"worker is not known yet), lapsed (parked for a minute, or too many), refused (beyond a bound), duplicate.",
+		"Changes that other replicas sent, by kind and outcome: applied, ignored: the request had ended, the worker "+
+			"is not known, or the change is beyond a bound.",
 		"kind", "outcome")
 	replicaSnapshots = replicaDesc("kvepp_replica_snapshots_total",
-		"Snapshots sent to other replicas, by reason: joined, fell_behind (it read too slowly or was away), future.",
-		"reason")
+		"Snapshots sent to other replicas, by reason: joined, fell_behind (it read too slowly), asked (it did not "+
+			"know a worker yet).", "reason")
 	replicaRefused = replicaDesc("kvepp_replica_refused_total",
 		"Replicas that wanted to read from this one and were refused or disconnected, by reason.", "reason")
 	replicaClosed = replicaDesc("kvepp_replica_closed_total",
@@ -86,7 +84,7 @@ var (
 	replicaFailures = replicaDesc("kvepp_replica_connect_failures_total",
 		"Attempts to reach another replica that failed; a rise means that its address, certificate or token is wrong.")
 	replicaFlat = replicaDesc("kvepp_replica_flat_bookings_total",
-		"Running requests of other replicas that count without their blocks' hashes, because there were too many.")
+		"Running requests of other replicas that count without their blocks' hashes, or not at all: they are too many.")
 )
 
 // replicaCollector exports Replicas at each scrape.
@@ -104,7 +102,7 @@ func (m *Metrics) CollectReplicas(read func() Replicas) {
 }
 
 func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaParked, replicaEvents,
+	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaEvents,
 		replicaSnapshots, replicaRefused, replicaClosed, replicaFreed, replicaFailures, replicaFlat,
 		replicaPeerBookings, replicaPeerStaleness, replicaLoad, replicaUnpriced} {
 		out <- d
@@ -123,7 +121,6 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(replicaPeers, n, state)
 	}
 	gauge(replicaBookings, now.Bookings)
-	gauge(replicaParked, now.Parked)
 	for _, p := range byName(now.ByPeer) {
 		gauge(replicaPeerBookings, p.Bookings, p.Name)
 		out <- prometheus.MustNewConstMetric(replicaPeerStaleness, prometheus.GaugeValue, p.Staleness.Seconds(), p.Name)

@@ -66,9 +66,6 @@ type Judge[T any] interface {
 // While no request waits, 2 sets nothing. Therefore the lock is taken before 1: otherwise a request that enters between
 // the two would be judged by loads from before the release.
 type Room[T any] struct {
-	// Tick is called after each interval while requests wait. nil: Released. Set it before the first call.
-	Tick func()
-
 	cfg   *RoomConfig
 	judge Judge[T]
 	every time.Duration // between two looks while requests wait
@@ -76,16 +73,14 @@ type Room[T any] struct {
 
 	waiting atomic.Int64 // requests in all lines; changed under mu
 
-	mu     sync.Mutex // guards all below, the lines, and the judge
-	byName map[string]*line[T]
-	lines  []*line[T]   // the same, in the order in which they were made
-	next   int          // index in lines of the one that is asked first
-	turns  uint64       // how many were given to requests in lines
-	direct []*Waiter[T] // requests that wait for the turn only and stand in no line, in order of arrival
-	taken  bool         // some request has the turn
-	stale  bool         // load was released after the last look began
-	// only limits what may go until no such request can; nil: all may.
-	only    func(line string, c *Class) bool
+	mu      sync.Mutex // guards all below, the lines, and the judge
+	byName  map[string]*line[T]
+	lines   []*line[T]   // the same, in the order in which they were made
+	next    int          // index in lines of the one that is asked first
+	turns   uint64       // how many were given to requests in lines
+	direct  []*Waiter[T] // requests that wait for the turn only and stand in no line, in order of arrival
+	taken   bool         // some request has the turn
+	stale   bool         // load was released after the last look began
 	ticking bool
 }
 
@@ -94,29 +89,6 @@ type line[T any] struct {
 	name    string
 	profile *Profile
 	*Queue[*Waiter[T]]
-	arrived [][]*Waiter[T] // by class: those that wait, in order of arrival, among some that do not wait any more
-}
-
-// note adds a request that begins to wait. The caller holds the room's lock.
-func (l *line[T]) note(w *Waiter[T]) {
-	of := &l.arrived[w.class]
-	if len(*of) > 2*l.Load(w.class).Requests+64 {
-		*of = slices.DeleteFunc(*of, func(w *Waiter[T]) bool { return w.gone })
-	}
-	*of = append(*of, w)
-}
-
-// oldest returns the request of a class that has waited longest; nil: none waits. The caller holds the room's lock.
-func (l *line[T]) oldest(class int) *Waiter[T] {
-	of := &l.arrived[class]
-	for len(*of) > 0 && (*of)[0].gone {
-		(*of)[0] = nil
-		*of = (*of)[1:]
-	}
-	if len(*of) == 0 {
-		return nil
-	}
-	return (*of)[0]
 }
 
 // Entry describes a request that enters a Room. The room sets Request.Arrival.
@@ -139,19 +111,10 @@ type Waiter[T any] struct {
 	after      uint64        // without item: once there were this many turns, it goes before requests in lines
 	turn       chan struct{} // receives the turn; with refused, only the news of it
 	refused    error         // set before turn receives
-	arrival    float64       // in seconds after Room.began
-	gone       bool          // it does not wait in line any more; guarded by the room's lock
 }
 
 // InLine reports whether the request stands, or stood, in a line. A request that may not wait stands in none.
 func (w *Waiter[T]) InLine() bool { return w.item != nil }
-
-// depart notes that the request does not wait in line any more. Its line may list it for long, but without the value.
-// The caller holds the room's lock.
-func (w *Waiter[T]) depart() {
-	var none T
-	w.gone, w.value = true, none
-}
 
 // NewRoom returns an empty room. While requests wait, the room looks at them after each interval, even if no load is
 // released: workers join, and bookings expire.
@@ -175,7 +138,6 @@ func (m *Room[T]) Enter(e Entry, value T) (*Waiter[T], error) {
 		class:      e.Class,
 		workers:    e.Workers,
 		mayNotWait: e.MayNotWait,
-		arrival:    e.Arrival,
 		turn:       make(chan struct{}, 1),
 	}
 	free, err := m.add(w, &e)
@@ -199,8 +161,7 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 	defer m.mu.Unlock()
 	l := m.byName[e.Line]
 	if l == nil {
-		l = &line[T]{name: e.Line, profile: e.Profile, Queue: New[*Waiter[T]](e.Profile, m.cfg.Bound),
-			arrived: make([][]*Waiter[T], len(e.Profile.Classes))}
+		l = &line[T]{name: e.Line, profile: e.Profile, Queue: New[*Waiter[T]](e.Profile, m.cfg.Bound)}
 		m.byName[e.Line] = l
 		m.lines = append(m.lines, l)
 	}
@@ -212,11 +173,10 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 		if w.item, err = l.Push(e.Request, w.workers, w); err != nil {
 			return false, err
 		}
-		l.note(w)
 		m.waiting.Add(1)
 	}
 	free = !m.taken
-	m.taken, m.only = true, nil // a worker may be free for the new one
+	m.taken = true // a worker may be free for the new one
 	return free, nil
 }
 
@@ -266,7 +226,6 @@ func (m *Room[T]) leave(w *Waiter[T]) bool {
 	}
 	left := w.line.Remove(w.item)
 	if left {
-		w.depart()
 		m.waiting.Add(-1)
 	}
 	m.mu.Unlock()
@@ -277,21 +236,12 @@ func (m *Room[T]) leave(w *Waiter[T]) bool {
 }
 
 // Released notes that load was released. If a request can go now, it gets the turn.
-func (m *Room[T]) Released() { m.released(nil) }
-
-// ReleasedFor is Released for the requests in some classes of some lines: the others do not go unless the caller calls
-// Released later.
-func (m *Room[T]) ReleasedFor(only func(line string, c *Class) bool) { m.released(only) }
-
-func (m *Room[T]) released(only func(line string, c *Class) bool) {
+func (m *Room[T]) Released() {
 	if m.waiting.Load() == 0 {
 		return
 	}
 	m.mu.Lock()
 	free := !m.taken
-	if free || only == nil {
-		m.only = only
-	}
 	m.taken, m.stale = true, !free
 	m.mu.Unlock()
 	if free {
@@ -326,7 +276,7 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		return m.nextDirect(), false
 	}
 	ready := func(c *Class, item *Item[*Waiter[T]]) bool {
-		return (m.only == nil || m.only(item.Value.line.name, c)) && m.ready(c, item.Value)
+		return m.ready(c, item.Value)
 	}
 	for range m.lines {
 		l := m.lines[m.next]
@@ -334,7 +284,6 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		if item := l.Pop(ready); item != nil {
 			m.taken = true
 			m.turns++
-			item.Value.depart()
 			m.waiting.Add(-1)
 			return item.Value, false
 		}
@@ -343,9 +292,6 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		return m.nextDirect(), false
 	}
 	m.taken, m.stale = m.stale, false
-	if !m.taken {
-		m.only = nil
-	}
 	return nil, m.taken
 }
 
@@ -390,45 +336,13 @@ func (m *Room[T]) keepTicking() {
 		if m.waiting.Load() == 0 {
 			return
 		}
-		if m.Tick != nil {
-			m.Tick()
-		} else {
-			m.Released()
-		}
+		m.Released()
 		m.keepTicking()
 	})
 }
 
 // Waiting returns how many requests wait in lines.
 func (m *Room[T]) Waiting() int { return int(m.waiting.Load()) }
-
-// ClassWait is what waits in one policy class of a line.
-type ClassWait struct {
-	Line, Class string
-	Requests    int
-	Since       time.Time // when the request that has waited longest began to wait
-	Cost        int       // the work for it, in tokens
-	Quantum     int       // of the class
-}
-
-// Waits appends to dst the classes in which requests wait.
-func (m *Room[T]) Waits(dst []ClassWait) []ClassWait {
-	if m.waiting.Load() == 0 {
-		return dst
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, l := range m.lines {
-		for i := range l.profile.Classes {
-			if w := l.oldest(i); w != nil {
-				c := &l.profile.Classes[i]
-				since := m.began.Add(time.Duration(w.arrival * float64(time.Second)))
-				dst = append(dst, ClassWait{l.name, c.Name, l.Load(i).Requests, since, w.item.cost(), c.Quantum})
-			}
-		}
-	}
-	return dst
-}
 
 // ClassLoad is what waits in one policy class of a line.
 type ClassLoad struct {

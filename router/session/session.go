@@ -1,8 +1,7 @@
 // Package session binds conversations to workers, so that the requests of one conversation go to the worker that has
 // its blocks cached.
 //
-// It owns the table of sessions: which worker each is bound to, how many of its requests run, and when it expires; and
-// the order in which bindings of several tables replace each other. It
+// It owns the table of sessions: which worker each is bound to, how many of its requests run, and when it expires. It
 // never chooses a worker, never reads a request and starts no goroutine.
 //
 // Concurrency: a Table and a Leases are safe for concurrent use.
@@ -39,11 +38,7 @@ type Table struct {
 	idle, held list.List
 	stats      Stats
 
-	origin   uint64 // of this table, see Observe
-	lamport  uint64 // the highest of all versions seen
-	observer func(*Event)
-	event    Event // scratch memory of its argument
-	ended    endedSessions
+	observer func(Event) // nil: none
 }
 
 // Key identifies a session. It has a fixed size, however long the session's id and its model's name are.
@@ -59,7 +54,7 @@ func ChildrenKeyOf(model, parent string) Key { return keyOf("children", model, p
 const responsePrefix = "response"
 
 // ResponseKeyOf returns the key of a response that an engine stores. A table of responses is one of its own; replicas
-// tell each other of both tables in one log.
+// tell each other of both tables in one stream.
 func ResponseKeyOf(id string) Key {
 	key := keyOf("response", "", id)
 	copy(key[:], responsePrefix)
@@ -86,8 +81,7 @@ type session struct {
 	running int           // requests
 	expires time.Time     // valid while running is 0
 	place   *list.Element // in idle or held; nil after the session has ended
-	version Version
-	told    time.Time // when the observer was told last
+	told    time.Time     // when the observer was told last
 }
 
 // Stats counts what became of sessions.
@@ -202,10 +196,10 @@ func (t *Table) Hold(
 		return Lease{}, ""
 	case s != nil:
 		t.stats.Moved++
-		s.worker, s.version, outcome = to, t.nextVersion(), Moved
+		s.worker, outcome = to, Moved
 	default:
 		t.makeRoom(now)
-		s = &session{key: key, worker: to, ttl: t.cfg.TTL, version: t.nextVersion()}
+		s = &session{key: key, worker: to, ttl: t.cfg.TTL}
 		t.byKey[key] = s
 		t.stats.New++
 		outcome = New
@@ -215,11 +209,7 @@ func (t *Table) Hold(
 	}
 	s.running++
 	t.moveToBack(s, &t.held)
-	if outcome == Kept {
-		t.tell(Used, s, now)
-	} else {
-		t.tell(Bound, s, now)
-	}
+	t.tell(Bound, s, now)
 	return Lease{t, s}, outcome
 }
 
@@ -232,7 +222,7 @@ func (t *Table) Put(key Key, w kvblock.Worker) {
 		return
 	}
 	t.makeRoom(now)
-	s := &session{key: key, worker: w, ttl: t.cfg.TTL, version: t.nextVersion(), expires: now.Add(t.cfg.TTL)}
+	s := &session{key: key, worker: w, ttl: t.cfg.TTL, expires: now.Add(t.cfg.TTL)}
 	t.byKey[key] = s
 	t.stats.New++
 	t.moveToBack(s, &t.idle)

@@ -1,560 +1,333 @@
 package replica
 
 import (
-	"cmp"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"reflect"
+	"net"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/scoring"
 )
 
 var histories = flag.Duration("histories", 0, "how long TestHistories runs beyond its first seeds")
 
-// naiveBooking is a booking as the oracle keeps it.
-type naiveBooking struct {
-	Worker    Worker
-	BlockSize int
-	Prefill   int
-	Blocks    int
-	Hashes    [][]kvblock.SequenceHash
-	Done      bool
-	Output    int
-	Left      float64
-	At        time.Duration // on the simulation's clock
+// wires connects processes in memory. A process can be frozen: no byte goes to it or comes from it.
+type wires struct {
+	mu     sync.Mutex
+	rng    *rand.Rand
+	frozen map[[2]string]bool // pairs that cannot hear each other; one name alone: with all others
+	at     map[string]*listener
 }
 
-// apply is the oracle: what an entry does to a book. at is when it happened.
-func naiveApply(book map[uint64]*naiveBooking, e *Entry, at time.Duration) {
-	b := book[e.Number]
-	switch e.Kind {
-	case Booked:
-		n := &naiveBooking{Worker: e.Worker, BlockSize: e.BlockSize, Prefill: e.PrefillTokens, Blocks: e.Blocks, At: at}
-		for _, c := range e.Chains {
-			n.Hashes = append(n.Hashes, slices.Clone(c))
-		}
-		book[e.Number] = n
-		return
-	case Bound, Used, Ended, Learned, Waits:
-		return
+// listener accepts the connections to an address.
+type listener struct {
+	address string
+	conns   chan net.Conn
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
 	}
-	if b == nil {
-		return
+}
+
+func (l *listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *listener) Addr() net.Addr { return memory(l.address) }
+
+type memory string
+
+func (a memory) Network() string { return "memory" }
+func (a memory) String() string  { return string(a) }
+
+func (w *wires) cut(a, b string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.frozen[[2]string{a, ""}] || w.frozen[[2]string{b, ""}] || w.frozen[[2]string{min(a, b), max(a, b)}]
+}
+
+func (w *wires) freeze(a, b string, on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := [2]string{min(a, b), max(a, b)}
+	if b == "" {
+		key = [2]string{a, ""}
 	}
-	switch e.Kind {
-	case PrefillDone, PrefillReleased:
-		b.Done = true
-	case Freed:
-		delete(book, e.Number)
-	case Moved:
-		b.Worker, b.At = e.Worker, at
-		if e.BlockSize != b.BlockSize {
-			for _, c := range b.Hashes {
-				b.Blocks += len(c)
+	w.frozen[key] = on
+}
+
+// dial connects a process to an address, with a latency of its own in each direction.
+func (w *wires) dial(ctx context.Context, from, to string) (net.Conn, error) {
+	w.mu.Lock()
+	l := w.at[to]
+	latency := time.Duration(w.rng.Int64N(int64(20 * time.Millisecond)))
+	w.mu.Unlock()
+	if l == nil || w.cut(from, to) {
+		return nil, errors.New("no answer")
+	}
+	near, a := net.Pipe()
+	b, far := net.Pipe()
+	carry := func(from, to net.Conn, ends ...string) {
+		defer from.Close()
+		defer to.Close()
+		for buffer := make([]byte, 64<<10); ; {
+			n, err := from.Read(buffer)
+			if err != nil {
+				return
 			}
-			b.Blocks, b.Hashes, b.BlockSize = b.Blocks*b.BlockSize/e.BlockSize, nil, e.BlockSize
-		}
-	case Output:
-		b.Output, b.Left = e.Blocks, e.Left
-	}
-}
-
-// copies are those of one origin at one node, as a load book keeps them.
-type copies struct {
-	book       map[uint64]*naiveBooking
-	generation int
-	of         map[uint64]int
-}
-
-// node is one process.
-type node struct {
-	address  string
-	sender   *Sender
-	receiver *Receiver
-	offset   time.Duration // of its clock
-	dead     bool
-	paused   time.Duration // until then it does nothing
-	book     map[uint64]*naiveBooking
-	number   uint64
-	known    map[Worker]bool
-	copies   map[uint64]*copies
-	sessions map[[32]byte]int // entries about each session that were applied
-}
-
-// pipe is a stream from a node that reads to one that sends.
-type pipe struct {
-	id       Stream
-	reader   *node
-	sender   *node
-	cursor   *Cursor
-	up, down []packet // to the sender, to the reader
-	latency  time.Duration
-	stalled  time.Duration // since when the reader has not read; 0: it reads
-	next     time.Duration // of the sender's next message
-}
-
-type packet struct {
-	at   time.Duration
-	data []byte
-}
-
-type simulation struct {
-	t       *testing.T
-	rng     *rand.Rand
-	now     time.Duration
-	nodes   []*node
-	workers []Worker
-	pipes   map[[2]int]*pipe // by indices of reader and sender
-	retry   map[[2]int]time.Duration
-	apart   map[[2]int]bool // pairs that cannot hear each other, lower index first
-	streams Stream
-	seed    uint64
-	counts  map[string]int
-}
-
-func (s *simulation) start(address string) *node {
-	id := Identity{Origin: s.rng.Uint64() | 1, Epoch: uint64(s.now) + 1}
-	n := &node{address: address, sender: NewSender(id, "pool", address), book: map[uint64]*naiveBooking{},
-		known: map[Worker]bool{}, copies: map[uint64]*copies{}, sessions: map[[32]byte]int{},
-		offset: time.Duration(s.rng.Int64N(int64(time.Hour)))}
-	n.sender.MaxEntries = 64 + s.rng.IntN(400) // so that readers fall behind
-	for _, w := range s.workers {
-		n.known[w] = s.rng.IntN(4) > 0
-	}
-	n.receiver = NewReceiver(ReceiverConfig{Self: id, Group: "pool", Known: func(w Worker) bool { return n.known[w] }})
-	return n
-}
-
-func (n *node) clock(s *simulation) time.Duration { return s.now + n.offset }
-
-func (s *simulation) alive(n *node) bool { return !n.dead && s.now >= n.paused }
-
-// step gives an input to a node's receiver and carries out the effects.
-func (s *simulation) step(n *node, in Input) {
-	in.Now = n.clock(s)
-	for _, e := range n.receiver.Step(in) {
-		switch e.Kind {
-		case Send:
-			for _, p := range s.pipes {
-				if p.id == e.Stream {
-					p.up = append(p.up, packet{s.now + p.latency, slices.Clone(e.Message)})
+			<-time.After(latency)
+			for waited := time.Duration(0); w.cut(ends[0], ends[1]); waited += 20 * time.Millisecond {
+				if waited > time.Minute {
+					return
 				}
+				<-time.After(20 * time.Millisecond)
 			}
-		case Close:
-			s.counts["close "+string(e.Reason)]++
-			if e.Reason == Malformed || e.Reason == Gap || e.Reason == SameOrigin {
-				s.t.Fatalf("seed %d: closed as %s: %v", s.seed, e.Reason, e.Err)
-			}
-			s.cutStream(e.Stream)
-		case BeginSnapshot:
-			s.counts["snapshot"]++
-			n.of(e.Origin).generation++
-		case EndSnapshot:
-			c := n.of(e.Origin)
-			for number, generation := range c.of {
-				if generation != c.generation {
-					delete(c.of, number)
-					delete(c.book, number)
-				}
-			}
-		case FreeAll:
-			s.counts["free "+string(e.Cause)]++
-			delete(n.copies, e.Origin)
-		case Apply:
-			c := n.of(e.Origin)
-			for i := range e.Entries {
-				x := &e.Entries[i]
-				naiveApply(c.book, x, s.now-x.Age)
-				switch x.Kind {
-				case Booked:
-					c.of[x.Number] = c.generation
-				case Freed:
-					delete(c.of, x.Number)
-				case Bound, Used, Ended:
-					n.sessions[x.Key]++
-				case Waits:
-					s.counts["waits"] += len(x.Classes)
-					for i, w := range x.Classes {
-						want := ClassWait{uint64(i), x.Blocks, i, x.At, x.Age}
-						if w != want || len(x.Classes) != x.Blocks {
-							s.t.Fatalf("seed %d: %d classes, %+v, want %+v", s.seed, len(x.Classes), w, want)
-						}
-					}
-				}
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
 			}
 		}
 	}
-}
-
-func (n *node) of(origin uint64) *copies {
-	c := n.copies[origin]
-	if c == nil {
-		c = &copies{book: map[uint64]*naiveBooking{}, of: map[uint64]int{}}
-		n.copies[origin] = c
+	go carry(a, b, from, to)
+	go carry(b, a, from, to)
+	select {
+	case l.conns <- far:
+		return near, nil
+	case <-l.closed:
+	case <-ctx.Done():
 	}
-	return c
+	near.Close()
+	far.Close()
+	return nil, errors.New("no answer")
 }
 
-func (s *simulation) cutStream(id Stream) {
-	for key, p := range s.pipes {
-		if p.id == id {
-			delete(s.pipes, key)
-			s.retry[key] = s.now + time.Duration(s.rng.Int64N(int64(time.Second)))
+// process is a node of a history.
+type process struct {
+	*testNode
+	at      *listener
+	names   []string // of its workers
+	running []scoring.Booking
+	dead    bool
+}
+
+type history struct {
+	t     *testing.T
+	seed  uint64
+	rng   *rand.Rand
+	wires *wires
+	all   []*process
+	names []string // of all workers
+}
+
+// start starts a process at an address.
+func (h *history) start(address string) *process {
+	at := &listener{address: address, conns: make(chan net.Conn), closed: make(chan struct{})}
+	p := &process{at: at, names: slices.Clone(h.names)}
+	p.testNode = newTestNode(Security{}, func(c *Config) {
+		c.Name, c.Timeout = address, 3*time.Second
+		c.Dial = func(ctx context.Context, to string) (net.Conn, error) { return h.wires.dial(ctx, address, to) }
+	})
+	p.telling.Lock()
+	p.maxQueued = 2000 // so that readers fall behind
+	p.telling.Unlock()
+	p.workersOf(h.rng)
+	h.wires.mu.Lock()
+	h.wires.at[address] = at
+	h.wires.mu.Unlock()
+	go func() { _ = p.Serve(at) }()
+	var peers []string
+	for i := range 5 {
+		peers = append(peers, fmt.Sprint("process-", i))
+	}
+	p.SetPeers(peers[:len(h.all)+1])
+	return p
+}
+
+// workersOf gives a process some of the workers, in any order.
+func (p *process) workersOf(rng *rand.Rand) {
+	rng.Shuffle(len(p.names), func(i, j int) { p.names[i], p.names[j] = p.names[j], p.names[i] })
+	p.setWorkers(p.names[:1+rng.IntN(len(p.names))]...)
+}
+
+// act changes something in a process's book.
+func (h *history) act(p *process) {
+	w, there := p.worker(h.names[h.rng.IntN(len(h.names))])
+	if !there {
+		return
+	}
+	i := h.rng.IntN(len(p.running) + 1)
+	switch k := h.rng.IntN(10); {
+	case k < 4 || i == len(p.running):
+		chain := make([]kvblock.SequenceHash, h.rng.IntN(12))
+		for i, base := 0, 100*h.rng.IntN(3); i < len(chain); i++ {
+			chain[i] = kvblock.SequenceHash(base + i + 1)
 		}
+		c := scoring.Candidate{Worker: w, Prompt: &scoring.Prompt{BlockSize: 16,
+			Chains: [][]kvblock.SequenceHash{chain}}}
+		config := scoring.DefaultConfig()
+		b, err := p.book.AddRequest(scoring.Request{ISLTokens: 16*len(chain) + h.rng.IntN(16)}, c, &config)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		p.running = append(p.running, b)
+	case k < 6:
+		p.running[i].MarkPrefillCompleted()
+	case k < 7:
+		p.running[i].MoveTo(w, 16<<h.rng.IntN(2))
+	default:
+		p.running[i].Free()
+		p.running = slices.Delete(p.running, i, i+1)
 	}
 }
 
-// hang ends a pipe as a process sees that whose peer is gone.
-func (s *simulation) hang(key [2]int) {
-	p := s.pipes[key]
-	delete(s.pipes, key)
-	s.retry[key] = s.now + time.Duration(s.rng.Int64N(int64(time.Second)))
-	if !p.reader.dead {
-		s.step(p.reader, Input{Kind: Closed, Stream: p.id})
+// disturb breaks or mends something.
+func (h *history) disturb() {
+	i := h.rng.IntN(len(h.all))
+	p, other := h.all[i], h.all[h.rng.IntN(len(h.all))]
+	address := p.at.address
+	switch k := h.rng.IntN(9); {
+	case p.dead:
+		h.wires.freeze(address, "", false)
+		h.all[i] = h.start(address)
+	case k == 0: // it ends with a goodbye
+		p.at.Close()
+		p.Close()
+		p.dead = true
+	case k == 1: // it is killed, with or without a sign
+		h.wires.freeze(address, "", h.rng.IntN(2) == 0)
+		p.at.Close()
+		p.kill()
+		p.dead = true
+	case k == 2:
+		h.wires.freeze(address, "", true)
+		time.AfterFunc(time.Duration(h.rng.Int64N(int64(6*time.Second))), func() { h.wires.freeze(address, "", false) })
+	case k < 5 && other != p:
+		h.wires.freeze(address, other.at.address, h.rng.IntN(2) == 0)
+	default:
+		p.workersOf(h.rng)
 	}
 }
 
-func pair(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
-
-// carry moves messages for one pipe.
-func (s *simulation) carry(key [2]int, p *pipe) {
-	if s.apart[pair(key[0], key[1])] {
-		return // packets wait, as TCP retransmits
-	}
-	for s.alive(p.sender) && len(p.up) > 0 && p.up[0].at <= s.now {
-		message := p.up[0].data
-		p.up = p.up[1:]
-		if p.cursor == nil {
-			h, why := p.sender.sender.Admit(message)
-			if why != "" {
-				s.t.Fatalf("seed %d: refused: %s", s.seed, why)
-			}
-			var welcome []byte
-			p.cursor, welcome = p.sender.sender.Open(&h, nil, nil)
-			s.counts["open "+string(p.cursor.Reason)]++
-			p.down = append(p.down, packet{s.now + p.latency, welcome})
+// check compares each process's loads with those of a book that has the bookings of all.
+func (h *history) check() {
+	for _, p := range h.all {
+		if p.dead {
 			continue
 		}
-		if err := p.cursor.Received(p.sender.clock(s), message, time.Millisecond); err != nil {
-			s.t.Fatalf("seed %d: ack: %v", s.seed, err)
-		}
-	}
-	if s.alive(p.sender) && p.cursor != nil {
-		switch {
-		case len(p.down) > 20: // the window is full
-			if p.stalled == 0 {
-				p.stalled = s.now
-			} else if s.now-p.stalled > 2*time.Second {
-				s.counts["stalled"]++
-				s.hang(key)
-				return
-			}
-		case p.cursor.Pending() || s.now >= p.next:
-			p.stalled = 0
-			data, err := p.cursor.Next(p.sender.clock(s), nil)
-			if err != nil {
-				s.counts["behind"]++
-				s.hang(key)
-				return
-			}
-			p.next = s.now + HeartbeatEvery
-			p.down = append(p.down, packet{s.now + p.latency, data})
-		}
-	}
-	for s.alive(p.reader) && len(p.down) > 0 && p.down[0].at <= s.now && s.pipes[key] == p {
-		message := p.down[0].data
-		p.down = p.down[1:]
-		s.step(p.reader, Input{Kind: Received, Stream: p.id, Message: message})
-	}
-}
-
-// tick passes 5 ms.
-func (s *simulation) tick() {
-	s.now += 5 * time.Millisecond
-	for _, n := range s.nodes {
-		if s.alive(n) {
-			n.sender.Tick(n.clock(s))
-			if s.now%(100*time.Millisecond) == 0 {
-				s.step(n, Input{Kind: Tick})
-			}
-		}
-	}
-	keys := slices.SortedFunc(maps.Keys(s.pipes), func(a, b [2]int) int {
-		return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
-	})
-	for _, key := range keys {
-		if p := s.pipes[key]; p != nil {
-			s.carry(key, p)
-		}
-	}
-	for i, reader := range s.nodes {
-		for j, sender := range s.nodes {
-			key := [2]int{i, j}
-			if i == j || s.pipes[key] != nil || !s.alive(reader) || sender.dead || s.apart[pair(i, j)] ||
-				s.now < s.retry[key] {
+		want := scoring.NewActiveSequences()
+		for _, owner := range h.all {
+			if owner.dead {
 				continue
 			}
-			s.streams++
-			s.pipes[key] = &pipe{id: s.streams, reader: reader, sender: sender,
-				latency: time.Duration(s.rng.Int64N(int64(40 * time.Millisecond)))}
-			s.step(reader, Input{Kind: Opened, Stream: s.streams, Address: sender.address})
-		}
-	}
-}
-
-// act does something at a random node that can act.
-func (s *simulation) act() {
-	n := s.nodes[s.rng.IntN(len(s.nodes))]
-	if !s.alive(n) {
-		return
-	}
-	var known []Worker
-	for _, w := range s.workers {
-		if n.known[w] {
-			known = append(known, w)
-		}
-	}
-	if len(known) == 0 {
-		return
-	}
-	worker := known[s.rng.IntN(len(known))]
-	e := Entry{At: n.clock(s), Worker: worker}
-	if len(n.book) > 0 {
-		numbers := slices.Sorted(maps.Keys(n.book))
-		e.Number = numbers[s.rng.IntN(len(numbers))]
-	}
-	switch k := s.rng.IntN(20); {
-	case k < 7 || len(n.book) == 0:
-		n.number++
-		e.Kind, e.Number, e.BlockSize, e.PrefillTokens = Booked, n.number, 16<<s.rng.IntN(2), s.rng.IntN(4000)
-		if e.Blocks = s.rng.IntN(3); s.rng.IntN(4) > 0 {
-			for range 1 + s.rng.IntN(2) {
-				chain := make([]kvblock.SequenceHash, s.rng.IntN(20))
-				for i := range chain {
-					chain[i] = kvblock.SequenceHash(s.rng.Uint64())
-				}
-				e.Chains = append(e.Chains, chain)
+			copies := want.NewCopies()
+			number := map[kvblock.Worker]kvblock.Worker{}
+			for _, name := range h.names {
+				theirs, _ := owner.worker(name)
+				number[theirs], _ = p.worker(name)
+			}
+			for place, more := 0, true; more; {
+				place, more = owner.book.Snapshot(place, func(c *scoring.Change) bool {
+					own := *c
+					own.Worker = number[c.Worker]
+					copies.Apply([]scoring.Change{own})
+					return true
+				})
 			}
 		}
-	case k < 10:
-		e.Kind = []Kind{PrefillDone, PrefillReleased}[s.rng.IntN(2)]
-	case k < 15:
-		e.Kind = Freed
-	case k < 16:
-		e.Kind, e.BlockSize = Moved, 16<<s.rng.IntN(2)
-	case k < 18:
-		e.Kind, e.Blocks, e.Left = Output, 1+s.rng.IntN(30), []float64{-1, 0, 0.25, 1}[s.rng.IntN(4)]
-	default:
-		e.Kind = []Kind{Bound, Used, Ended, Waits}[s.rng.IntN(4)]
-		e.Key[0], e.TTL = byte(s.rng.IntN(8)), time.Minute
-		if e.Kind == Waits {
-			e.Blocks = s.rng.IntN(20)
-			e.Classes = make([]ClassWait, e.Blocks)
-			for i := range e.Classes {
-				e.Classes[i] = ClassWait{Class: uint64(i), Quantum: e.Blocks, Cost: i, At: e.At}
+		for _, name := range h.names {
+			w, there := p.worker(name)
+			if got, want := p.book.Load(w), want.Load(w); !there || got != want {
+				h.t.Fatalf("seed %d: %s has %+v at %s, and all requests are %+v; peers %+v", h.seed, p.at.address, got,
+					name, want, p.Peers())
 			}
-		}
-	}
-	naiveApply(n.book, &e, s.now)
-	n.sender.Append(n.clock(s), &e)
-}
-
-// disturb breaks something.
-func (s *simulation) disturb() {
-	i, j := s.rng.IntN(len(s.nodes)), s.rng.IntN(len(s.nodes))
-	n := s.nodes[i]
-	switch s.rng.IntN(10) {
-	case 0: // killed, and started again at its address
-		if s.rng.IntN(2) == 0 && !n.dead && s.now >= n.paused {
-			for _, p := range s.pipes {
-				if p.sender == n && p.cursor != nil {
-					p.down = append(p.down, packet{s.now + p.latency, Goodbye()})
-				}
-			}
-		}
-		n.dead = true
-		if s.rng.IntN(3) > 0 {
-			for key := range s.pipes {
-				if key[0] == i || key[1] == i {
-					s.hang(key)
-				}
-			}
-		}
-	case 1:
-		if n.dead {
-			for key := range s.pipes {
-				if key[0] == i || key[1] == i {
-					s.hang(key)
-				}
-			}
-			s.nodes[i] = s.start(n.address)
-		}
-	case 2:
-		n.paused = s.now + time.Duration(s.rng.Int64N(int64(6*time.Second)))
-	case 3:
-		if i != j {
-			s.apart[pair(i, j)] = !s.apart[pair(i, j)]
-		}
-	case 4, 5:
-		if key := [2]int{i, j}; s.pipes[key] != nil {
-			s.hang(key)
-		}
-	default:
-		w := s.workers[s.rng.IntN(len(s.workers))]
-		if n.dead || s.now < n.paused {
-			return
-		}
-		if n.known[w] = !n.known[w]; n.known[w] {
-			s.step(n, Input{Kind: WorkerJoined, Worker: w})
-			return
-		}
-		// The node's own book and the copies forget the worker.
-		for number, b := range n.book {
-			if b.Worker == w {
-				delete(n.book, number)
-				n.sender.Append(n.clock(s), &Entry{Kind: Freed, Number: number})
-			}
-		}
-		for _, c := range n.copies {
-			for number, b := range c.book {
-				if b.Worker == w {
-					delete(c.book, number)
-				}
-			}
-		}
-		s.step(n, Input{Kind: WorkerLeft, Worker: w})
-	}
-}
-
-// quiet ends all disturbances and passes five seconds.
-func (s *simulation) quiet() {
-	clear(s.apart)
-	for i, n := range s.nodes {
-		if n.dead {
-			for key := range s.pipes {
-				if key[0] == i || key[1] == i {
-					s.hang(key)
-				}
-			}
-		}
-		n.paused = min(n.paused, s.now)
-		for _, w := range s.workers {
-			if !n.dead && !n.known[w] {
-				n.known[w] = true
-				s.step(n, Input{Kind: WorkerJoined, Worker: w})
-			}
-		}
-	}
-	for range 1000 {
-		s.tick()
-	}
-}
-
-// check compares all copies with their owners' books.
-func (s *simulation) check() {
-	for _, n := range s.nodes {
-		if n.dead {
-			continue
-		}
-		want := map[uint64]map[uint64]*naiveBooking{}
-		for _, owner := range s.nodes {
-			if owner != n && !owner.dead {
-				want[owner.sender.self.Origin] = owner.book
-			}
-		}
-		for origin := range n.copies {
-			if want[origin] == nil && len(n.copies[origin].book) > 0 {
-				s.t.Fatalf("seed %d: %s has %d copies of a process that is gone", s.seed, n.address,
-					len(n.copies[origin].book))
-			}
-		}
-		held := 0
-		for origin, book := range want {
-			got := n.of(origin).book
-			held += len(got)
-			for number := range maps.Keys(book) {
-				if got[number] == nil {
-					s.t.Fatalf("seed %d: %s misses booking %d of %x", s.seed, n.address, number, origin)
-				}
-				x, y := *got[number], *book[number]
-				if d := x.At - y.At; d < -50*time.Millisecond || d > 10*time.Second {
-					s.t.Fatalf("seed %d: %s has booking %d from %v, and it was made at %v", s.seed, n.address, number,
-						x.At, y.At)
-				}
-				x.At, y.At = 0, 0
-				if fmt.Sprint(x) != fmt.Sprint(y) {
-					s.t.Fatalf("seed %d: %s has booking %d of %x as\n%+v\nand it is\n%+v", s.seed, n.address, number,
-						origin, x, y)
-				}
-			}
-			if len(got) != len(book) {
-				s.t.Fatalf("seed %d: %s has %d copies of %d bookings", s.seed, n.address, len(got), len(book))
-			}
-		}
-		if bookings, _, parked := n.receiver.Held(); bookings != held || parked != 0 {
-			s.t.Fatalf("seed %d: %s counts %d bookings and %d parked; there are %d", s.seed, n.address, bookings,
-				parked, held)
 		}
 	}
 }
 
 // run runs one history.
-func run(t *testing.T, seed uint64, counts map[string]int) {
-	s := &simulation{t: t, rng: rand.New(rand.NewPCG(seed, 0)), seed: seed, pipes: map[[2]int]*pipe{},
-		retry: map[[2]int]time.Duration{}, apart: map[[2]int]bool{}, counts: counts}
-	for i := range 5 {
-		s.workers = append(s.workers, Worker{Name: fmt.Sprintf("worker-%d", i/2), Rank: uint32(i % 2)})
+func (h *history) run(counts map[string]uint64) {
+	for i := range 4 {
+		h.names = append(h.names, fmt.Sprint("worker-", i))
 	}
-	for i := range 2 + s.rng.IntN(3) {
-		s.nodes = append(s.nodes, s.start(fmt.Sprintf("10.0.0.%d:9004", i)))
+	for i := range 2 + h.rng.IntN(3) {
+		h.all = append(h.all, h.start(fmt.Sprint("process-", i)))
 	}
-	for range 3 {
-		for range 600 + s.rng.IntN(1200) {
-			for range s.rng.IntN(8) {
-				s.act()
-			}
-			if s.rng.IntN(40) == 0 {
-				s.disturb()
-			}
-			s.tick()
+	for _, p := range h.all {
+		p.SetPeers([]string{"process-0", "process-1", "process-2", "process-3"}[:len(h.all)])
+	}
+	defer func() {
+		for _, p := range h.all {
+			p.at.Close()
+			p.Close()
 		}
-		s.quiet()
-		s.check()
+		<-time.After(2 * time.Minute) // connections of the dead
+	}()
+	for range 3 {
+		for range 300 + h.rng.IntN(300) {
+			for _, p := range h.all {
+				for range h.rng.IntN(5) {
+					if !p.dead {
+						h.act(p)
+					}
+				}
+			}
+			if h.rng.IntN(20) == 0 {
+				h.disturb()
+			}
+			<-time.After(time.Duration(h.rng.Int64N(int64(20 * time.Millisecond))))
+		}
+		h.wires.mu.Lock()
+		clear(h.wires.frozen)
+		h.wires.mu.Unlock()
+		for i, p := range h.all {
+			if p.dead {
+				h.all[i] = h.start(p.at.address)
+			}
+			h.all[i].setWorkers(h.names...)
+		}
+		<-time.After(10 * time.Second)
+		h.check()
+	}
+	for _, p := range h.all {
+		for x, n := range p.Counts() {
+			counts[x.What+" "+x.By] += n
+		}
 	}
 }
 
-// TestHistories runs random histories: processes are killed, started and paused, cannot hear each other, read slowly,
-// and do not know all workers. After five quiet seconds every copy equals its owner's book.
+// TestHistories runs random histories of real nodes over connections in memory: processes are killed, started and
+// frozen, cannot hear each other, read slowly, and do not know all workers. After ten quiet seconds each has the loads
+// of a book with all requests.
 func TestHistories(t *testing.T) {
-	counts := map[string]int{}
-	begin, seeds := time.Now(), uint64(12)
+	counts := map[string]uint64{}
+	begin, seeds := time.Now(), uint64(40)
 	for seed := uint64(0); seed < seeds || time.Since(begin) < *histories; seed++ {
-		run(t, seed, counts)
+		synctest.Test(t, func(t *testing.T) {
+			h := &history{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), wires: &wires{
+				rng: rand.New(rand.NewPCG(seed, 1)), frozen: map[[2]string]bool{}, at: map[string]*listener{}}}
+			h.run(counts)
+		})
 	}
-	for _, what := range []string{"snapshot", "behind", "waits", "stalled", "open ", "open joined", "open fell_behind",
-		"free peer_dead", "free goodbye", "close silent", "close resync"} {
+	for _, what := range []string{"snapshots joined", "snapshots fell_behind", "snapshots asked", "closed left",
+		"closed self", "refused stalled", "freed peer_dead"} {
 		if counts[what] == 0 {
 			t.Errorf("no history had %q: %v", what, counts)
 		}
 	}
 	t.Log(counts)
-}
-
-// TestReasons: each value of a label exists once.
-func TestReasons(t *testing.T) {
-	seen := map[Reason]bool{}
-	for _, r := range Reasons() {
-		if seen[r] {
-			t.Errorf("%s twice", r)
-		}
-		seen[r] = true
-	}
-	if !reflect.DeepEqual(Kinds()[0], Booked.String()) {
-		t.Error(Kinds())
-	}
 }

@@ -483,16 +483,9 @@ const replicas = {
       {title: "State", cell: p => el("span", {class: "state " + (p.state === "live" ? "ok" : "bad")}, p.state), key: p => p.state},
       {title: "Address", cell: p => outside(p.address), key: p => p.address},
       {title: "Its running requests", number: true, cell: p => number(p.bookings), key: p => p.bookings},
-      {title: "Of them for unknown workers", number: true, cell: p => number(p.parked), key: p => p.parked},
       {title: "Staleness", number: true, cell: p => milliseconds(p.staleness_ms), key: p => p.staleness_ms},
       {title: "Heard", number: true, cell: p => duration(p.heard_ago_seconds) + " ago", key: p => p.heard_ago_seconds},
-      {title: "Changes", number: true, cell: p => number(p.seq), key: p => p.seq},
     ], "Replicas that this one reads: it counts their running requests as load.");
-    const readers = table([
-      {title: "Replica", cell: p => outside(p.replica), key: p => p.replica},
-      {title: "Changes behind", number: true, cell: p => number(p.behind), key: p => p.behind},
-      {title: "Staleness", number: true, cell: p => milliseconds(p.staleness_ms), key: p => p.staleness_ms},
-    ], "Replicas that read this one.");
     root.append(el("h2", {}, "Replicas"), top);
     page.poll("/debug/replicas", 2, r => {
       if (!r.shares) {
@@ -500,15 +493,13 @@ const replicas = {
           "--replica-service turns it on."));
         return;
       }
-      if (!peers.node.isConnected) root.append(peers.node, el("h3", {}, "Readers"), readers.node);
+      if (!peers.node.isConnected) root.append(peers.node);
       top.replaceChildren(tiles([["Own running requests", number(r.self.bookings), "t-own"],
-        ["Replicas read", number(r.peers.length), "t-peers"],
+        ["Replicas read", number(r.peers.length), "t-peers"], ["Replicas that read this one", number(r.readers.length)],
         ["Their running requests", number(r.peers.reduce((n, p) => n + p.bookings, 0)), "t-copied"],
-        ["Addresses", number((r.addresses || []).length), "t-addresses"], ["Own changes", number(r.self.seq)],
-        ["Flush", milliseconds(r.self.flush_ms)]]),
+        ["Addresses", number((r.addresses || []).length), "t-addresses"]]),
         facts([["This replica", r.self.replica], ["Group", r.self.group ? outside(String(r.self.group)) : null]]));
       peers.show(r.peers);
-      readers.show(r.readers);
     });
   },
 };

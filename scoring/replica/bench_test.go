@@ -1,4 +1,4 @@
-package link
+package replica
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 
 	"kvepp/internal/chart"
 	"kvepp/kvblock"
-	"kvepp/scoring/replica"
+	"kvepp/scoring"
 )
 
 // TestBenchReplicas measures eight replicas in one process that share 10,000 requests a second of 128 blocks each, over
@@ -31,14 +31,18 @@ func TestBenchReplicas(t *testing.T) {
 	var late []time.Duration
 	for range replicas {
 		n := startNode(t, ca.mutual(t, "kvepp"), nil)
-		n.applied = func(e *replica.Entry) {
-			if e.Kind == replica.Booked && e.Number%64 < replicas {
-				d := time.Since(begin) - time.Duration(e.Number/64*64)
-				mu.Lock()
-				late = append(late, d)
-				mu.Unlock()
+		n.mu.Lock()
+		n.heard = func(changes []scoring.Change) {
+			for i := range changes {
+				if c := &changes[i]; c.Kind == scoring.Booked && c.Number%64 < replicas {
+					d := time.Since(begin) - time.Duration(c.Number/64*64)
+					mu.Lock()
+					late = append(late, d)
+					mu.Unlock()
+				}
 			}
 		}
+		n.mu.Unlock()
 		nodes = append(nodes, n)
 	}
 	connectAll(nodes...)
@@ -49,7 +53,7 @@ func TestBenchReplicas(t *testing.T) {
 	var before, after syscall.Rusage
 	sent := func() (bytes uint64) {
 		for _, n := range nodes {
-			bytes += n.Stats().Sent
+			bytes += n.counted(Sent, "")
 		}
 		return bytes
 	}
@@ -68,10 +72,11 @@ func TestBenchReplicas(t *testing.T) {
 			number := uint64(time.Since(begin)) / 64 * 64
 			n := nodes[requests%replicas]
 			number += uint64(requests % 64)
-			n.add(replica.Entry{Kind: replica.Booked, Number: number, Worker: replica.Worker{Name: "w"}, BlockSize: 16,
+			w, _ := n.worker("a")
+			n.observe(&scoring.Change{Kind: scoring.Booked, Number: number, Worker: w, BlockSize: 16,
 				PrefillTokens: 16 * blocks, Chains: chains})
-			n.add(replica.Entry{Kind: replica.PrefillDone, Number: number})
-			n.add(replica.Entry{Kind: replica.Freed, Number: number})
+			n.observe(&scoring.Change{Kind: scoring.PrefillDone, Number: number, Worker: w})
+			n.observe(&scoring.Change{Kind: scoring.Freed, Number: number, Worker: w})
 		}
 	}
 	took := time.Since(from).Seconds()
@@ -82,7 +87,7 @@ func TestBenchReplicas(t *testing.T) {
 		return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
 	}
 	cores := (seconds(&after) - seconds(&before)) / took / replicas
-	bytes = sent() - bytes // before mu, which Apply takes under the lock of receiving
+	bytes = sent() - bytes // before mu, which Heard takes under the lock of hearing
 	mu.Lock()
 	defer mu.Unlock()
 	if len(late) == 0 {

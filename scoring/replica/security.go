@@ -1,4 +1,4 @@
-package link
+package replica
 
 import (
 	"bytes"
@@ -11,10 +11,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/peer"
+	"strings"
 )
 
 // Security says how replicas recognise one another. With Authorities, a peer must have a certificate of theirs that
@@ -58,7 +55,7 @@ func (s *Security) Mode() string {
 func (s *Security) config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
-		NextProtos: []string{"h2"},
+		NextProtos: []string{alpn},
 		// VerifyConnection verifies: peers are found by their addresses, which certificates do not name.
 		InsecureSkipVerify: true,
 		VerifyConnection:   s.verify,
@@ -127,38 +124,60 @@ func shareName(a, b *x509.Certificate) bool {
 	return none(a) && none(b) && a.Subject.String() == b.Subject.String()
 }
 
-// credentials returns gRPC's for either end.
-func (s *Security) credentials() credentials.TransportCredentials {
+// server and client return the connection of either end after the handshake. Another protocol at the other end is the
+// reason OldVersion.
+func (s *Security) server(raw net.Conn) (net.Conn, error) {
 	if s.Plaintext() {
-		return insecure.NewCredentials()
+		return raw, nil
 	}
-	return credentials.NewTLS(s.config())
+	conn := tls.Server(raw, s.config())
+	err := conn.HandshakeContext(context.Background())
+	if err != nil && strings.Contains(err.Error(), "unsupported application protocols") {
+		err = refused(OldVersion)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (s *Security) client(ctx context.Context, raw net.Conn) (net.Conn, error) {
+	if s.Plaintext() {
+		return raw, nil
+	}
+	conn := tls.Client(raw, s.config())
+	err := conn.HandshakeContext(ctx)
+	if err != nil && strings.Contains(err.Error(), "no application protocol") ||
+		err == nil && conn.ConnectionState().NegotiatedProtocol != alpn {
+		err = refused(OldVersion)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
 }
 
 // Sides of a proof.
 const (
-	receiverProof = "kvepp replica receiver"
-	senderProof   = "kvepp replica sender"
+	clientProof = "kvepp replica receiver"
+	serverProof = "kvepp replica sender"
 )
 
-// proof returns what shows to the other end of a stream's connection that this process has the token: a MAC of key
-// material that only the two ends of the connection have, so that it is worth nothing on another connection. It is nil
-// without a token.
-func (s *Security) proof(ctx context.Context, side string) ([]byte, error) {
+// proof returns what shows to the other end of a connection that this process has the token: a MAC of key material that
+// only the two ends of the connection have, so that it is worth nothing on another connection. It is nil without a
+// token.
+func (s *Security) proof(conn net.Conn, side string) ([]byte, error) {
 	if s.Token == nil || s.Token() == "" {
 		return nil, nil
 	}
-	p, ok := peer.FromContext(ctx)
+	encrypted, ok := conn.(*tls.Conn)
 	if !ok {
-		return nil, errors.New("link: the stream has no connection")
+		return nil, errors.New("replica: a token needs TLS")
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return nil, errors.New("link: a token needs TLS")
-	}
-	material, err := info.State.ExportKeyingMaterial("EXPORTER-kvepp-replica", nil, 32)
+	state := encrypted.ConnectionState()
+	material, err := state.ExportKeyingMaterial("EXPORTER-kvepp-replica", nil, 32)
 	if err != nil {
-		return nil, fmt.Errorf("link: %w", err)
+		return nil, fmt.Errorf("replica: %w", err)
 	}
 	mac := hmac.New(sha256.New, []byte(s.Token()))
 	mac.Write([]byte(side))
@@ -166,8 +185,8 @@ func (s *Security) proof(ctx context.Context, side string) ([]byte, error) {
 	return mac.Sum(nil), nil
 }
 
-// proves reports whether the other end of a stream has the token. Without a token it does not look.
-func (s *Security) proves(ctx context.Context, side string, proof []byte) bool {
-	want, err := s.proof(ctx, side)
+// proves reports whether the other end of a connection has the token. Without a token it does not look.
+func (s *Security) proves(conn net.Conn, side string, proof []byte) bool {
+	want, err := s.proof(conn, side)
 	return err == nil && (want == nil || hmac.Equal(want, proof))
 }

@@ -1,0 +1,686 @@
+package replica
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// authority issues certificates.
+type authority struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+}
+
+func newAuthority(t testing.TB) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{key, cert}
+}
+
+// issue returns a certificate for a name.
+func (a *authority) issue(t testing.TB, name string) *tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
+		DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (a *authority) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.cert)
+	return p
+}
+
+// mutual is mTLS with a certificate of the authority.
+func (a *authority) mutual(t testing.TB, name string) Security {
+	cert, pool := a.issue(t, name), a.pool()
+	return Security{Certificate: func() *tls.Certificate { return cert },
+		Authorities: func() *x509.CertPool { return pool }}
+}
+
+// withToken is TLS with a certificate that is not verified, and a token.
+func withToken(t testing.TB, token string) Security {
+	cert := newAuthority(t).issue(t, "kvepp")
+	return Security{Certificate: func() *tls.Certificate { return cert }, Token: func() string { return token }}
+}
+
+// testNode is a node with a book of its own.
+type testNode struct {
+	*Node
+	address string
+	book    *scoring.ActiveSequences
+	pool    *pool.Pool
+
+	mu    sync.Mutex
+	heard func([]scoring.Change)
+}
+
+// newTestNode returns a node that does not serve. Its workers are a and b.
+func newTestNode(security Security, change func(*Config)) *testNode {
+	n := &testNode{book: scoring.NewActiveSequences(), pool: pool.New(slog.New(slog.DiscardHandler))}
+	n.pool.Watch(forgetter{n.book.Forget})
+	n.setWorkers("a", "b")
+	config := Config{Group: "pool", Timeout: time.Second, Security: security, Book: n.book, Pool: n.pool,
+		HeardSession: func(*Session) {}, Released: func() {}, Measured: func(time.Duration) {},
+		Heard: func(changes []scoring.Change) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if n.heard != nil {
+				n.heard(changes)
+			}
+		},
+		Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&config)
+	}
+	n.Node = New(config)
+	return n
+}
+
+func startNode(t testing.TB, security Security, change func(*Config)) *testNode {
+	t.Helper()
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newTestNode(security, func(c *Config) {
+		if c.Name = at.Addr().String(); change != nil {
+			change(c)
+		}
+	})
+	n.address = at.Addr().String()
+	go func() { _ = n.Serve(at) }()
+	t.Cleanup(n.Close)
+	return n
+}
+
+type forgetter struct{ forget func(kvblock.Worker) }
+
+func (forgetter) WorkerJoined(pool.Worker)      {}
+func (f forgetter) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+
+func (n *testNode) setWorkers(names ...string) {
+	var all []pool.Endpoint
+	for _, name := range names {
+		all = append(all, pool.Endpoint{Name: name, Address: "10.0.0.1:8000"})
+	}
+	n.pool.Update(all)
+}
+
+// worker returns the number of a worker by its name.
+func (n *testNode) worker(name string) (kvblock.Worker, bool) {
+	s := n.pool.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		if s.Workers[i].Name == name {
+			return s.Workers[i].Worker, true
+		}
+	}
+	return 0, false
+}
+
+// counted returns what a node has counted.
+func (n *testNode) counted(what string, by Reason) uint64 {
+	return n.Counts()[Counted{what, string(by)}]
+}
+
+// request books a request of 100 tokens and some blocks at worker a.
+func (n *testNode) request(t testing.TB, blocks int) scoring.Booking {
+	t.Helper()
+	w, _ := n.worker("a")
+	chain := make([]kvblock.SequenceHash, blocks)
+	for i := range chain {
+		chain[i] = kvblock.SequenceHash(i + 1)
+	}
+	c := scoring.Candidate{Worker: w, Prompt: &scoring.Prompt{BlockSize: 16, Chains: [][]kvblock.SequenceHash{chain}}}
+	config := scoring.DefaultConfig()
+	b, err := n.book.AddRequest(scoring.Request{ISLTokens: 16*blocks + 4}, c, &config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// holds returns how many copies of another node's bookings this one has.
+func (n *testNode) holds(other *testNode) int {
+	for _, p := range n.Peers() {
+		if p.Origin == other.Origin() {
+			return p.Bookings
+		}
+	}
+	return 0
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline, tick := time.After(30*time.Second), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+func connectAll(nodes ...*testNode) {
+	var addresses []string
+	for _, n := range nodes {
+		addresses = append(addresses, n.address)
+	}
+	for _, n := range nodes {
+		n.SetPeers(addresses)
+	}
+}
+
+// kill ends a node without a goodbye.
+func (n *testNode) kill() {
+	n.stop()
+	n.running.Wait()
+}
+
+// TestNodes: bookings travel between three nodes in each way of recognising one another, a node that comes later gets
+// what runs, and the bookings of one that says goodbye or dies end.
+func TestNodes(t *testing.T) {
+	ca := newAuthority(t)
+	// All replicas have one certificate, and the authority is that of proxies.
+	same := newAuthority(t).mutual(t, "kvepp")
+	same.Authorities, same.Token = ca.mutual(t, "envoy").Authorities, func() string { return "secret" }
+	for name, security := range map[string]func() Security{
+		"one certificate": func() Security { return same },
+		"plaintext":       func() Security { return Security{} },
+		"mTLS":            func() Security { return ca.mutual(t, "kvepp") },
+		"token":           func() Security { return withToken(t, "secret") },
+		"both": func() Security {
+			s := ca.mutual(t, "kvepp")
+			s.Token = func() string { return "secret" }
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := startNode(t, security(), nil), startNode(t, security(), nil)
+			first := a.request(t, 3)
+			a.request(t, 4)
+			connectAll(a, b)
+			eventually(t, "b has a's bookings", func() bool { return b.holds(a) == 2 })
+			<-a.Synced() // its own address is no peer's
+			<-b.Synced()
+			first.Free()
+			b.request(t, 2)
+			eventually(t, "both are up to date", func() bool { return b.holds(a) == 1 && a.holds(b) == 1 })
+			c := startNode(t, security(), nil)
+			connectAll(a, b, c)
+			eventually(t, "c has what runs", func() bool { return c.holds(a) == 1 && c.holds(b) == 1 })
+			w, _ := c.worker("a")
+			want := scoring.Load{Requests: 2, PrefillTokens: 36 + 68, ActiveBlocks: 4, ActiveTokens: 64}
+			if got := c.book.Load(w); got != want {
+				t.Errorf("the load at c is %+v, want %+v", got, want)
+			}
+			eventually(t, "a measures staleness", func() bool {
+				p := a.Peers()
+				return len(p) == 2 && p[0].Staleness > 0 && p[1].Staleness > 0
+			})
+			b.Close()
+			eventually(t, "b's bookings end", func() bool { return c.holds(b) == 0 && a.holds(b) == 0 })
+			eventually(t, "the cause", func() bool { return c.counted(Freed, Reason(PeerLeft)) == 1 })
+			a.kill()
+			eventually(t, "a's bookings end", func() bool { return c.holds(a) == 0 })
+			eventually(t, "the cause", func() bool { return c.counted(Freed, Reason(PeerDead)) == 1 })
+		})
+	}
+}
+
+// TestStrangers: who must not share bookings gets none, and gives none.
+func TestStrangers(t *testing.T) {
+	ca := newAuthority(t)
+	good := ca.mutual(t, "kvepp")
+	good.Token = func() string { return "secret" }
+	other := newAuthority(t).mutual(t, "kvepp")
+	other.Token = good.Token
+	proxy := ca.mutual(t, "envoy")
+	proxy.Token = good.Token
+	guess := ca.mutual(t, "kvepp")
+	guess.Token = func() string { return "guess" }
+	none := ca.mutual(t, "kvepp")
+	for name, test := range map[string]struct {
+		security Security
+		change   func(*Config)
+		refused  Reason // empty: no handshake succeeds
+	}{
+		"another authority":           {security: other},
+		"a proxy's certificate":       {security: proxy},
+		"no certificate":              {security: withToken(t, "secret")},
+		"plaintext":                   {security: Security{}},
+		"another token":               {security: guess, refused: BadToken},
+		"no token":                    {security: none, refused: BadToken},
+		"another pool":                {good, func(c *Config) { c.Group = "other" }, OtherGroup},
+		"another pool, another token": {guess, func(c *Config) { c.Group = "other" }, BadToken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, stranger := startNode(t, good, nil), startNode(t, test.security, test.change)
+			if _, err := Probe(t.Context(), good, "pool", stranger.address); err == nil ||
+				test.refused != "" && ReasonOf(err) != test.refused && ReasonOf(err) != BadToken {
+				t.Errorf("the stranger says %v", err)
+			}
+			if name, err := Probe(t.Context(), good, "pool", a.address); err != nil || name != a.address {
+				t.Errorf("a says %q, %v", name, err)
+			}
+			a.request(t, 1)
+			stranger.request(t, 1)
+			connectAll(a, stranger)
+			if test.refused != "" {
+				eventually(t, "a refuses the stranger", func() bool { return a.counted(Refused, test.refused) > 0 })
+				<-a.Synced() // a is not kept from being ready
+			} else {
+				eventually(t, "neither can reach the other", func() bool {
+					failed := func(n *testNode) uint64 { return n.counted(Failed, "") + n.counted(Closed, Malformed) }
+					return failed(a) >= 2 && failed(stranger) >= 1
+				})
+			}
+			if a.holds(stranger) != 0 || stranger.holds(a) != 0 {
+				t.Errorf("they share bookings")
+			}
+		})
+	}
+}
+
+// dialed connects to a node without TLS, and says hello as a process of an origin.
+func dialed(t *testing.T, n *testNode, origin uint64) net.Conn {
+	t.Helper()
+	c := Config{Group: "pool", Dial: func(ctx context.Context, at string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", at)
+	}}
+	conn, _, err := c.connect(t.Context(), n.address, greeting{Origin: origin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// TestNonsense: a server of something else, and a peer that sends garbage, are no peers and do no harm.
+func TestNonsense(t *testing.T) {
+	a, b := startNode(t, Security{}, nil), startNode(t, Security{}, nil)
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer web.Close()
+	go func() {
+		for {
+			c, err := web.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
+			c.Close()
+		}
+	}()
+	a.SetPeers([]string{b.address, web.Addr().String()})
+	b.request(t, 1)
+	eventually(t, "a has b's bookings", func() bool { return a.holds(b) == 1 })
+	conn, err := net.Dial("tcp", b.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := send(conn, time.Second, append(begin(nil, 'n'), "onsense"...)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := receiveGreeting(conn); reasonOf(err) != Malformed {
+		t.Errorf("it says %v", err)
+	}
+	eventually(t, "it is counted", func() bool { return b.counted(Refused, Malformed) == 1 })
+	// A peer that is admitted, and then sends garbage, is disconnected.
+	bad := dialed(t, b, 99)
+	eventually(t, "it reads", func() bool { return len(b.Readers()) == 2 })
+	if err := send(bad, time.Second, append(begin(nil, typePing), 1, 2, 3)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is disconnected", func() bool { return len(b.Readers()) == 1 })
+}
+
+// TestEarlierVersions: processes of earlier versions, which speak gRPC, are refused by name and not misread, whichever
+// side connects.
+func TestEarlierVersions(t *testing.T) {
+	secure, plain := startNode(t, withToken(t, "secret"), nil), startNode(t, Security{}, nil)
+	earlier := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13}
+	if conn, err := tls.Dial("tcp", secure.address, earlier); err == nil {
+		t.Error("a peer that speaks gRPC is admitted")
+		conn.Close()
+	}
+	eventually(t, "it is counted", func() bool { return secure.counted(Refused, OldVersion) == 1 })
+	conn, err := net.Dial("tcp", plain.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is counted", func() bool { return plain.counted(Refused, OldVersion) == 1 })
+	earlier.Certificates = []tls.Certificate{*newAuthority(t).issue(t, "kvepp")}
+	at, err := tls.Listen("tcp", "127.0.0.1:0", earlier)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	go func() {
+		for {
+			c, err := at.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*tls.Conn).Handshake()
+			c.Close()
+		}
+	}()
+	secure.SetPeers([]string{at.Addr().String()})
+	eventually(t, "the other side is known", func() bool { return secure.counted(Closed, OldVersion) > 0 })
+	<-secure.Synced()
+	// A later version has another layout after its number.
+	if conn, err = net.Dial("tcp", plain.address); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	later := append(begin(nil, typeGreeting), `{"Version":4,"Origin":7,"New":[1]}`...)
+	if err := send(conn, time.Second, later); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := receiveGreeting(conn); reasonOf(err) != OldVersion {
+		t.Errorf("to a later version it says %v", err)
+	}
+}
+
+// TestSlowReader: a peer that does not read costs bounded memory, is disconnected, and does not delay others.
+func TestSlowReader(t *testing.T) {
+	a, b := startNode(t, Security{}, nil), startNode(t, Security{}, nil)
+	b.SetPeers([]string{a.address})
+	slow := dialed(t, a, 99)
+	defer slow.Close()
+	eventually(t, "both read", func() bool { return len(a.Readers()) == 2 })
+	for number := 0; a.counted(Refused, Stalled) == 0; number++ {
+		a.request(t, 5000).Free()
+		if number > 100_000 {
+			t.Fatal("the slow reader is still connected")
+		}
+		if number%100 == 0 {
+			<-time.After(time.Millisecond)
+		}
+	}
+	a.request(t, 1)
+	eventually(t, "the other reader is up to date", func() bool { return b.holds(a) == 1 })
+}
+
+// TestFellBehind: what waits for a peer is bounded in bytes. Beyond that, it gets another snapshot.
+func TestFellBehind(t *testing.T) {
+	a := startNode(t, Security{}, nil)
+	reader := dialed(t, a, 99)
+	eventually(t, "it reads", func() bool { return len(a.Readers()) == 1 })
+	a.telling.Lock()
+	a.maxQueued = 100 << 10
+	a.telling.Unlock()
+	for range 1000 {
+		a.request(t, 1000)
+	}
+	eventually(t, "it gets another snapshot", func() bool {
+		a.telling.Lock()
+		defer a.telling.Unlock()
+		for _, r := range a.readers {
+			if r.queued > 100<<10 || len(r.queue) > 1000 {
+				t.Errorf("%d bytes in %d parts wait", r.queued, len(r.queue))
+			}
+			if a.counted(Snapshots, Reason(Fell)) > 0 || r.due == Fell {
+				return true
+			}
+		}
+		return false
+	})
+	var m changes
+	known := names{byName: map[Worker]kvblock.Worker{{Name: "a"}: 0}}
+	copies := scoring.NewActiveSequences().NewCopies()
+	for message := []byte(nil); copies.Len() < 1000; {
+		var err error
+		if message, err = receive(reader, message, maxMessage); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.parse(message[1:], &known); err != nil {
+			t.Fatal(err)
+		}
+		copies.Apply(m.book)
+	}
+}
+
+// TestFurtherConnectionsOfAPeer: a peer that connects again ends its own earlier connection, and takes no place of
+// others.
+func TestFurtherConnectionsOfAPeer(t *testing.T) {
+	a, b := startNode(t, Security{}, nil), startNode(t, Security{}, nil)
+	b.SetPeers([]string{a.address})
+	eventually(t, "b reads", func() bool { return len(a.Readers()) == 1 })
+	for range 2 * maxReaders {
+		dialed(t, a, 99)
+	}
+	eventually(t, "one connection is left", func() bool { return len(a.Readers()) == 2 })
+	if a.counted(Refused, TooMany) != 0 {
+		t.Errorf("%+v", a.Counts())
+	}
+	a.request(t, 1)
+	eventually(t, "b is up to date", func() bool { return b.holds(a) == 1 })
+}
+
+// liar starts a node whose peer says one message, and then nothing.
+func liar(t *testing.T, message []byte) *testNode {
+	t.Helper()
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { at.Close() })
+	go func() {
+		conn, err := at.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		if _, err := receive(conn, nil, maxRequest); err == nil {
+			hi := greeting{Origin: 7, Name: strings.Repeat("n", maxText)}
+			if hi.send(conn) == nil && send(conn, time.Second, message) == nil {
+				_, _ = io.Copy(io.Discard, conn)
+			}
+		}
+	}()
+	a := startNode(t, Security{}, func(c *Config) { c.Timeout = time.Minute })
+	a.SetPeers([]string{at.Addr().String()})
+	return a
+}
+
+// TestLyingPeer: what an admitted peer says that is malformed closes its connection, and what is out of range or beyond
+// a bound is left out.
+func TestLyingPeer(t *testing.T) {
+	booked := func(b []byte, number uint64, name string) []byte {
+		return appendChange(b, &scoring.Change{Kind: scoring.Booked, Number: number, BlockSize: 16, Blocks: 3},
+			Worker{Name: name})
+	}
+	changes := func(flags byte, data ...byte) []byte { return append(append(begin(nil, typeChanges), flags), data...) }
+	for what, lie := range map[string][]byte{
+		"no snapshot has begun": changes(0, 0),
+		"nor this one":          changes(flagLast, 0),
+		"flags":                 changes(9, 0),
+		"it ends early":         changes(flagFirst),
+		"a kind":                changes(flagFirst, 0, byte(kinds)),
+		"half a change":         append(booked(changes(flagFirst, 0), 1, "a"), byte(scoring.Booked)),
+		"too many values":       changes(flagFirst, 0, byte(Learned), 0, 1, 'a', 200, 1),
+		"a type":                begin(nil, 'Z'),
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			a := liar(t, lie)
+			eventually(t, "the liar is disconnected", func() bool { return a.counted(Closed, Malformed) == 1 })
+			if p := a.Peers(); p[0].Bookings != 0 || p[0].State != Suspect {
+				t.Errorf("%+v", p)
+			}
+		})
+	}
+	fine := booked(booked(booked(booked(changes(flagFirst|flagLast, 0), 1, "a"), 1, "a"), 2, "unknown"), 3, "b")
+	fine = appendChange(fine, &scoring.Change{Kind: scoring.Booked, Number: 4, BlockSize: 16,
+		PrefillTokens: scoring.MaxISLTokens + 1}, Worker{Name: "a"})
+	fine = appendChange(fine, &scoring.Change{Kind: scoring.Freed, Number: 3}, Worker{})
+	fine = appendLearned(fine, Worker{Name: "a"}, []float64{-1, 2})
+	a := liar(t, appendSession(fine, &Session{Kind: Ended, Key: [32]byte{1}}, Worker{}))
+	eventually(t, "what is true counts", func() bool { p := a.Peers(); return len(p) == 1 && p[0].Bookings == 1 })
+	if a.counted(Events, "") != 3 || a.counted(Events, "booked") != 3 || a.counted(Events, "freed") != 1 {
+		t.Errorf("%+v", a.Counts())
+	}
+}
+
+// TestPeersShareTheBounds: the copies of each of several peers have their part of the bounds.
+func TestPeersShareTheBounds(t *testing.T) {
+	a := newTestNode(Security{}, func(c *Config) { c.Timeout = time.Hour })
+	defer a.Close()
+	apply := func(origin uint64, from, n, hashes int) {
+		t.Helper()
+		at := &address{}
+		p, err := a.welcome("at", at, &greeting{Origin: origin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			message := append([]byte{0, 0}, appendChange(nil, &scoring.Change{Kind: scoring.Booked,
+				Number: uint64(from + i), BlockSize: 16,
+				Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, hashes)}}, Worker{Name: "a"})...)
+			if i == 0 {
+				message[0] = flagFirst | flagLast
+			}
+			if err := a.apply(p, at, message); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	apply(7, 1, 1, 1)
+	apply(8, 1, 600, MaxHashes) // more than half of the bytes
+	if n := a.counted(Limited, ""); n < 600/2 || n > 600-200 {
+		t.Errorf("%d of 600 bookings are flat", n)
+	}
+	limited := a.counted(Limited, "")
+	apply(9, 1, 10, MaxHashes)
+	if a.counted(Limited, "") != limited {
+		t.Error("one peer's bookings leave out another's")
+	}
+}
+
+// TestIndex: a peer gives its index, refuses strangers, and says that it is busy.
+func TestIndex(t *testing.T) {
+	dump := strings.Repeat("blocks ", 100_000)
+	busy := true
+	a := startNode(t, withToken(t, "secret"), func(c *Config) {
+		c.Dump = func(_ context.Context, w io.Writer) error {
+			if busy {
+				return ErrBusy
+			}
+			_, err := io.WriteString(w, dump)
+			return err
+		}
+	})
+	b, stranger := startNode(t, withToken(t, "secret"), nil), startNode(t, withToken(t, "guess"), nil)
+	if _, err := b.OpenIndex(t.Context(), a.address); !errors.Is(err, ErrBusy) {
+		t.Errorf("a busy peer: %v", err)
+	}
+	busy = false
+	r, err := b.OpenIndex(t.Context(), a.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if got, err := io.ReadAll(r); err != nil || string(got) != dump {
+		t.Errorf("%d bytes of %d: %v", len(got), len(dump), err)
+	}
+	if _, err := stranger.OpenIndex(t.Context(), a.address); err == nil {
+		t.Error("a stranger gets the index")
+	}
+	if _, err := a.OpenIndex(t.Context(), b.address); err == nil {
+		t.Error("a replica without an index gives one")
+	}
+}
+
+// A peer that asks for the index and does not read it gives way to the next one.
+func TestSlowReaderOfTheIndex(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a reader may be silent for 10 s")
+	}
+	t.Parallel()
+	busy := make(chan bool, 1)
+	a := startNode(t, Security{}, func(c *Config) {
+		c.Dump = func(_ context.Context, w io.Writer) error {
+			select {
+			case busy <- true:
+				defer func() { <-busy }()
+			default:
+				return ErrBusy
+			}
+			for part := make([]byte, 1<<20); ; {
+				if _, err := w.Write(part); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	b := startNode(t, Security{}, nil)
+	if _, err := b.OpenIndex(t.Context(), a.address); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the index is read", func() bool { return len(busy) == 1 })
+	eventually(t, "another peer gets the index", func() bool {
+		r, err := b.OpenIndex(t.Context(), a.address)
+		if err != nil {
+			return false
+		}
+		defer r.Close()
+		_, err = io.ReadFull(r, make([]byte, 1<<20))
+		return err == nil
+	})
+}
