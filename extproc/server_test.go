@@ -73,7 +73,7 @@ func newBench(t testing.TB, cfg Config) *bench {
 func (b *bench) eject(t testing.TB) *eject.Tracker {
 	t.Helper()
 	tracker := eject.New(
-		eject.Config{ConsecutiveFailures: 2, FailurePercent: 50, MaxPercent: 50, Time: time.Millisecond},
+		eject.Config{On: true, ConsecutiveFailures: 2, FailurePercent: 50, MaxPercent: 50, Time: time.Millisecond},
 		b.log,
 	)
 	b.pool.Update(nil)

@@ -86,6 +86,22 @@ func absentFlag(name string) error {
 	return nil
 }
 
+// absentVariables returns an error for each of Dynamo's variables that asks for what kvepp does not have. A process often
+// inherits such variables.
+func absentVariables(getenv func(string) string) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(absentFlags)) {
+		if !strings.HasSuffix(absentFlags[name], seeDynamo) {
+			continue
+		}
+		variable := "DYN_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+		if value := getenv(variable); !slices.Contains([]string{"", "0", "false", "none", "[]"}, value) {
+			errs = append(errs, fmt.Errorf("environment variable %s %q: %s", variable, value, absentFlags[name]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // retiredValues and retiredSwitches are flags that earlier versions of kvepp had, with what holds in their place: they
 // had no effect, or their default is now what always holds. kvepp accepts them with a warning in this release.
 var (

@@ -96,6 +96,9 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := parse(f, args, &o.Path, withoutDirect(getenv)); err != nil {
 		return err
 	}
+	if err := absentVariables(getenv); err != nil {
+		return err
+	}
 	o.sources.Kube.KVEventsGiven = o.given("kv-events-port")
 	o.inheritedDirect = getenv(modeVariable) == scoring.Direct.String() && !o.given("router-mode")
 	o.applyPresets()

@@ -234,7 +234,6 @@ func TestVariablesThatAreAccepted(t *testing.T) {
 	for name, environ := range map[string][]string{
 		"other commands": {"KVEPP_SELECT_PORT=1", "KVEPP_INDEXER_WORKERS=x", "KVEPP_FETCH_TO=d",
 			"KVEPP_PROBE=true", "KVEPP_LORA=a", "KVEPP_CACHE_SALT=s"},
-		"aliases":               {"KVEPP_KV_EVENTS=false", "KVEPP_BUSY_THRESHOLD=0.5", "KVEPP_SYSTEM_PORT=9090"},
 		"tools":                 {"KVEPP_TOOLS=d", "KVEPP_VLLM_MEDIA=d"},
 		"no value":              {"KVEPP_NO_SUCH_FLAG="},
 		"other programs":        {"KVEPPX=1", "XKVEPP_A=1", "DYN_NO_SUCH_FLAG=1", "PATH=p"},
@@ -301,7 +300,7 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 
 // TestToolVariables compares the list of variables with those in the Makefile, scripts and tests.
 func TestToolVariables(t *testing.T) {
-	settings := []string{"KVEPP_NAME"} // a placeholder in texts
+	settings := []string{"KVEPP_NAME", "KVEPP_FETCH"} // a placeholder in texts, and a prefix
 	for _, c := range commands {
 		if c.flags == nil {
 			continue

@@ -40,7 +40,7 @@ func newOperated(t *testing.T, endpoints ...pool.Endpoint) *operated {
 	}
 	o := &operated{t: t, pool: pool.New(quiet), mux: http.NewServeMux(),
 		health: eject.New(
-			eject.Config{ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute},
+			eject.Config{On: true, ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute},
 			quiet,
 		)}
 	o.pool.Watch(o.health)
