@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"kvepp/internal/flags"
 	"log/slog"
 	"net"
 	"net/http"
@@ -43,7 +44,7 @@ func checkFlags(c *checkOptions) *pflag.FlagSet {
 	f := serveFlags(&c.options)
 	f.Init("kvepp check", pflag.ContinueOnError)
 	c.tests.AddFlags(f)
-	section(f, sectionCheck)
+	flags.Section(f, sectionCheck)
 	return f
 }
 

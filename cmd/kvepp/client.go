@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"kvepp/internal/flags"
 	"os/signal"
 	"syscall"
 
@@ -15,9 +16,9 @@ import (
 )
 
 func clientFlags(c *client.Config) *pflag.FlagSet {
-	f := newFlags("kvepp " + c.Command)
+	f := flags.New("kvepp " + c.Command)
 	c.AddFlags(f)
-	section(f, "Flags of kvepp "+c.Command)
+	flags.Section(f, "Flags of kvepp "+c.Command)
 	documentEnvironment(f, "")
 	return f
 }
@@ -27,7 +28,7 @@ func parseClient(c *client.Config, args []string, getenv func(string) string) er
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if err := fromEnvironment(f, getenv); err != nil {
+	if err := flags.FromEnvironment(f, getenv); err != nil {
 		return err
 	}
 	return c.Validate(f.Args())

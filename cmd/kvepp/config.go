@@ -342,8 +342,6 @@ func (o *options) predict() router.Predict {
 	return router.Predict{TTL: o.ttl, LRU: o.lru, Alone: true}
 }
 
-func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
-
 // wantsEvents reports whether kvepp subscribes to KV events: it routes by what workers hold, and learns that from
 // events.
 func (o *options) wantsEvents() bool {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"kvepp/internal/flags"
 
 	"github.com/spf13/pflag"
 
@@ -11,9 +12,9 @@ import (
 )
 
 func envoyFlags(c *envoy.Config) *pflag.FlagSet {
-	f := newFlags("kvepp envoy")
+	f := flags.New("kvepp envoy")
 	c.AddFlags(f)
-	section(f, "Flags of kvepp envoy")
+	flags.Section(f, "Flags of kvepp envoy")
 	documentEnvironment(f, "")
 	return f
 }
@@ -23,7 +24,7 @@ func parseEnvoy(c *envoy.Config, args []string, getenv func(string) string) erro
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if err := fromEnvironment(f, getenv); err != nil {
+	if err := flags.FromEnvironment(f, getenv); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {

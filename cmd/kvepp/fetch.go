@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"kvepp/internal/flags"
 	"os/signal"
 	"syscall"
 
@@ -19,9 +20,9 @@ import (
 const fetchPrefix = "fetch-"
 
 func fetchFlags(c *fetch.Config) *pflag.FlagSet {
-	f := newFlags("kvepp fetch")
+	f := flags.New("kvepp fetch")
 	c.AddFlags(f)
-	section(f, "Flags of kvepp fetch")
+	flags.Section(f, "Flags of kvepp fetch")
 	documentEnvironment(f, fetchPrefix)
 	return f
 }
@@ -31,7 +32,7 @@ func parseFetch(c *fetch.Config, args []string, getenv func(string) string) erro
 	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if err := fromEnvironment(f, getenv); err != nil {
+	if err := flags.FromEnvironment(f, getenv); err != nil {
 		return err
 	}
 	c.Hub, c.Token = cmp.Or(c.Hub, getenv("HF_ENDPOINT")), getenv("HF_TOKEN")

@@ -10,7 +10,7 @@ import (
 
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it. Help lists them in this order.
 func serveFlags(o *options) *pflag.FlagSet {
-	f := newFlags("kvepp serve")
+	f := flags.New("kvepp serve")
 	for _, s := range []struct {
 		title string
 		add   func(*pflag.FlagSet)
@@ -34,7 +34,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		{"Logs", o.addLogs},
 	} {
 		s.add(f)
-		section(f, s.title)
+		flags.Section(f, s.title)
 	}
 	addRetired(f)
 	documentEnvironment(f, "")

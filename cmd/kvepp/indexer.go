@@ -31,13 +31,13 @@ type indexerOptions struct {
 const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
-	f := newFlags("kvepp indexer")
+	f := flags.New("kvepp indexer")
 	o.Web.AddFlags(f, 8090)
 	o.Config.AddFlags(f)
 	o.bounds.AddFlags(f)
 	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
-	section(f, "Flags of kvepp indexer")
+	flags.Section(f, "Flags of kvepp indexer")
 	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
 	documentEnvironment(f, indexerPrefix)
 	return f

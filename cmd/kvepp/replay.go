@@ -100,7 +100,7 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 	if slices.Contains(replay.PolicyNames(), v.policy) {
 		c.Policy = v.policy
 	} else if v.scoring.Policy, err = scoring.ParsePolicy(v.policy); err != nil {
-		return oneOf("router-policy", v.policy, append(scoring.PolicyNames(), replay.PolicyNames()...)...)
+		return flags.OneOf("router-policy", v.policy, append(scoring.PolicyNames(), replay.PolicyNames()...)...)
 	}
 	if err := v.scoring.ValidateFlags(f); err != nil {
 		return err
@@ -141,11 +141,11 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 }
 
 func replayFlags(o *replayOptions) *pflag.FlagSet {
-	f := newFlags("kvepp replay")
+	f := flags.New("kvepp replay")
 	o.AddFlags(f)
-	section(f, "Trace and engines")
+	flags.Section(f, "Trace and engines")
 	o.variant.add(f)
-	section(f, "Router, as in kvepp serve (--compare can change these)")
+	flags.Section(f, "Router, as in kvepp serve (--compare can change these)")
 	documentEnvironment(f, replayPrefix)
 	return f
 }
@@ -156,7 +156,7 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := parseArgs(f, args); err != nil {
 		return nil, err
 	}
-	if err := fromEnvironment(f, withoutDirect(getenv)); err != nil {
+	if err := flags.FromEnvironment(f, withoutDirect(getenv)); err != nil {
 		return nil, err
 	}
 	if err := o.Validate(f.Args()); err != nil || o.Generates() {
@@ -172,7 +172,7 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 	variants := []report.Setting{{Name: "as given", Config: o.Base}}
 	for _, text := range compared(o.Compare) {
-		name, flags, ok := strings.Cut(text, "=")
+		name, arguments, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--compare %q: must be NAME=FLAGS, for example 'rr=--router-mode=round-robin'", text)
 		}
@@ -182,9 +182,9 @@ func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 		v := report.Setting{Name: name, Config: o.Base}
 		v.Config.Queue = nil
 		var changed variantOptions
-		g := newFlags("kvepp replay --compare " + name)
+		g := flags.New("kvepp replay --compare " + name)
 		changed.add(g)
-		if err := parseArgs(g, append(changedArgs(f, g), strings.Fields(flags)...)); err != nil {
+		if err := parseArgs(g, append(changedArgs(f, g), strings.Fields(arguments)...)); err != nil {
 			return nil, fmt.Errorf("--compare %s: %w", name, err)
 		}
 		if err := changed.apply(g, &v.Config); err != nil {

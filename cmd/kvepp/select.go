@@ -35,7 +35,7 @@ type selectOptions struct {
 const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
-	f := newFlags("kvepp select")
+	f := flags.New("kvepp select")
 	o.Web.AddFlags(f, 8092)
 	o.selector.AddFlags(f)
 	o.selector.Scoring.AddWeightFlags(f)
@@ -43,7 +43,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	o.bounds.AddFlags(f)
 	o.logging.AddFlags(f, "")
 	o.settingsFile.AddFlags(f)
-	section(f, "Flags of kvepp select")
+	flags.Section(f, "Flags of kvepp select")
 	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
 	documentEnvironment(f, selectPrefix)
 	return f

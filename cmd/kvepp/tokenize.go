@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"kvepp/internal/flags"
 
 	"github.com/spf13/pflag"
 
@@ -18,10 +19,10 @@ type tokenizeOptions struct {
 }
 
 func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
-	f := newFlags("kvepp tokenize")
+	f := flags.New("kvepp tokenize")
 	o.AddFlags(f)
 	o.prompts.AddFlags(f)
-	section(f, "Flags of kvepp tokenize")
+	flags.Section(f, "Flags of kvepp tokenize")
 	documentEnvironment(f, "")
 	return f
 }
@@ -36,7 +37,7 @@ func runTokenizer(args []string, stdin io.Reader, stdout, stderr io.Writer, gete
 		return 0
 	}
 	if err == nil {
-		err = fromEnvironment(f, getenv)
+		err = flags.FromEnvironment(f, getenv)
 	}
 	if err == nil {
 		err = o.Validate(f.Args())

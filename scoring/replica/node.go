@@ -121,8 +121,6 @@ type Node struct {
 	closing   bool
 	maxQueued int             // bytes
 	said      map[string]bool // refusals that are logged
-	refused   map[Reason]uint64
-	served    map[SnapshotReason]uint64
 
 	hearing   sync.Mutex // guards what follows; taken before telling
 	theirs    names

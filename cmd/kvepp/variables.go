@@ -6,19 +6,6 @@ import (
 	"kvepp/internal/flags"
 )
 
-// Names for which package flags has better ones.
-var (
-	newFlags        = flags.New
-	section         = flags.Section
-	values          = flags.Values
-	oneOf           = flags.OneOf
-	negatable       = flags.Negatable
-	fromEnvironment = flags.FromEnvironment
-	maskPasswords   = flags.MaskPasswords
-)
-
-const maxSettingsBytes = flags.MaxFileBytes
-
 // durations returns an error for the first flag whose duration is negative, or 0 where 0 is not allowed.
 func durations(of ...durationFlag) error {
 	for _, f := range of {
