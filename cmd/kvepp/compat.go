@@ -86,8 +86,8 @@ func absentFlag(name string) error {
 	return nil
 }
 
-// absentVariables returns an error for each of Dynamo's variables that asks for what kvepp does not have. A process often
-// inherits such variables.
+// absentVariables returns an error for each of Dynamo's variables that asks for what kvepp does not have. A process
+// often inherits such variables.
 func absentVariables(getenv func(string) string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(absentFlags)) {
