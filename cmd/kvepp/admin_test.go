@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"testing"
+	"time"
 
 	"kvepp/internal/metrics"
 	"kvepp/prompt/body"
@@ -21,7 +22,8 @@ func TestEngineKeyChanges(t *testing.T) {
 	}))
 	defer server.Close()
 	var key string
-	o := parsed(t, []string{"--endpoints=x", "--tokenizer-url=m=" + server.URL, "--tokenizer-url-timeout=1m"}, nil)
+	o := parsed(t, []string{"--endpoints=x", "--tokenizer-url=m=" + server.URL}, nil)
+	o.models.URLTimeout = time.Minute
 	engines, err := o.models.Remote(func() string { return key }, metrics.New(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

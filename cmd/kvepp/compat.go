@@ -127,6 +127,10 @@ var (
 		"router-id":                   "metrics have the id that Dynamo computes from the host's name",
 		"dynamo-component":            "metrics have dynamo_component=\"backend\"",
 		"metrics-staleness-threshold": "an engine's metrics count for three times --refresh-metrics-interval",
+		"unknown-engine-version":      "an untested version follows the newest tested one before it",
+		"tokenizer-url-timeout":       "a request waits 500 ms for --tokenizer-url",
+		"model-load-timeout":          "the start waits 30 s for tokenizers",
+		"record-hashes":               "--record writes keyed hashes",
 		"v":                           "give --log-level debug for what --v 4 showed",
 	}
 	retiredSwitches = map[string]string{
@@ -134,6 +138,7 @@ var (
 		"router-replica-sync":         "replicas of kvepp share by --replica-peers or --replica-service",
 		"enable-session-prefix-index": "kvepp has no index of sessions' prefixes; Dynamo decides nothing by it either",
 		"header-aliases":              "the worker headers' older names are always set",
+		"enable-pprof":                "profiles are always shown at --admin-address",
 		"tracing":                     "set OTEL_SDK_DISABLED=true to send no spans",
 		"enable-cert-reload":          "kvepp always reads certificates again when they change",
 		"health-checking":             "both ports always answer gRPC health checks",

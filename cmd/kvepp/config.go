@@ -44,7 +44,6 @@ type options struct {
 	adminAddress                     string
 	hosts                            listen.Hosts
 	adminTokenFile                   string
-	enablePprof                      bool
 	indexPeers                       []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
@@ -239,11 +238,6 @@ func (o *options) checkListeners() error {
 			"--drain-delay %s is a part of --drain-timeout, which is %s; shorten the first or lengthen the second",
 			o.drainDelay,
 			o.drainTimeout,
-		)
-	case o.enablePprof && o.adminAddress == "":
-		return errors.New(
-			"--enable-pprof: profiles are shown at the admin address; give --admin-address too, 127.0.0.1:9091 for " +
-				"example",
 		)
 	}
 	if err := checkTraceURL(o.traceURL); err != nil {

@@ -64,15 +64,13 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 	f.StringVar(&o.adminAddress, "admin-address", "",
 		"`HOST:PORT` of the web page (/), for kvepp workers, cordon and drain, and for queries about the index and "+
 			"decisions. Its paths: /workers, /debug/fleet, /debug/decisions, /busy_threshold as in "+
-			"dynamo.frontend, and /query, /query_by_hash, /dump and /health as "+
-			"in dynamo.indexer. Empty: none")
+			"dynamo.frontend, /query, /query_by_hash, /dump and /health as in dynamo.indexer, and /debug/pprof/ for "+
+			"\"go tool pprof\". Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "",
 		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
 			"Bearer TOKEN\"; the page asks for it once. kvepp reads it again when it changes. Without it "+
 			"--admin-address must be a loopback address")
 	o.hosts.AddFlags(f)
-	f.BoolVar(&o.enablePprof, "enable-pprof", false,
-		"show profiles of the process at --admin-address, at /debug/pprof/, for \"go tool pprof\"")
 	f.StringVar(&o.traceURL, "trace-url", "",
 		"`URL` of a trace in Jaeger, Tempo or Grafana, with {trace_id} in place of its id: the page links each "+
 			"decision to it whose spans kvepp exports, and /debug/decisions has it as trace_url. None: no link")

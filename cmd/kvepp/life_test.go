@@ -327,7 +327,6 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 		"--model=b="+broken,
 		"--model=c="+hanging,
 		"--model=d=../../test/models/tiny-bytelevel",
-		"--model-load-timeout=3s",
 	)
 	r.awaitReady()
 	r.awaitEndpoint("10.0.0.1:8000")

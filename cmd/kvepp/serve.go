@@ -359,9 +359,7 @@ func (s *server) adminHandler() http.Handler {
 	admin.HandleFleet(mux, s.live.Fleet, &s.live.History)
 	admin.HandleSettings(mux, flags.Settings(s.flags))
 	web.Handle(mux)
-	if s.enablePprof {
-		listen.HandleProfiles(mux)
-	}
+	listen.HandleProfiles(mux)
 	if s.adminToken == nil {
 		return mux
 	}

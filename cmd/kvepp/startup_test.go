@@ -93,8 +93,6 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: --drain-delay -2s: may not be negative; give a duration such as 2s, or 0" + lists},
 		{"serve --endpoints=x --pick-timeout=0", "", "kvepp serve: --pick-timeout 0s: must be above 0, for example 2s" +
 			lists},
-		{"serve --endpoints=x --tokenizer-url-timeout=-1ms", "",
-			"kvepp serve: --tokenizer-url-timeout -1ms: must be above 0, for example 2s" + lists},
 		{"serve --endpoints=x --router-queue-timeout=-1m", "",
 			"kvepp serve: --router-queue-timeout -1m0s: may not be negative; give a duration such as 2s, or 0" + lists},
 		{"serve --endpoints=x --max-streams=-5", "",

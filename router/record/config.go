@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 )
 
@@ -19,16 +18,9 @@ type Config struct {
 	// an equal share.
 	MaxBytes int64
 	Files    int
-	// Hashes is PlainHashes, or KeyedHashes: they are hashed with a random key, which is the same for all files of one
-	// Recorder and is kept in memory only.
-	Hashes string
-}
 
-// Values of Config.Hashes.
-const (
-	KeyedHashes = "keyed"
-	PlainHashes = "plain"
-)
+	plain bool // for tests: the hashes of KV events, without the key
+}
 
 // minFile is the least share of MaxBytes of one file: room for the line of a long prompt.
 const minFile = 1 << 20
@@ -36,16 +28,12 @@ const minFile = 1 << 20
 // AddFlags declares the flags.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Path, "record", "",
-		"`FILE` to which kvepp writes its traffic for \"kvepp replay --format dynamo\": block hashes, token counts, "+
-			"times and workers, no text. kvepp then tokenizes prompts in every --router-mode. Empty: none")
+		"`FILE` to which kvepp writes its traffic for \"kvepp replay --format dynamo\": keyed block hashes, token "+
+			"counts, times and workers, no text. kvepp then tokenizes prompts in every --router-mode. Empty: none")
 	fs.Int64Var(&c.MaxBytes, "record-max-bytes", 1<<30,
 		"how many `BYTES` all files of --record take at most, FILE, FILE.1 and so on to FILE.3; kvepp "+
 			"removes the oldest then")
 	c.Files = 4
-	flags.Choice(fs, &c.Hashes, "record-hashes", KeyedHashes,
-		"the block hashes in --record, `KIND`: keyed (with a random key that ends with the process, so that they do "+
-			"not reveal prompts) or plain (those of KV events; readers can then test whether a prompt that "+
-			"they know was sent)", KeyedHashes, PlainHashes)
 }
 
 // Validate checks the flags.

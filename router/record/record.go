@@ -363,9 +363,10 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 }
 
 // hide returns the keyed hash of a sequence hash: the first 8 bytes of SHA-256 over the key and the hash. Both have a
-// fixed length, so that HMAC's second pass is not needed.
+// fixed length, so that HMAC's second pass is not needed. The key is random, the same for all files of one Recorder,
+// and in memory only, so that readers cannot test whether a prompt that they know was sent.
 func (r *Recorder) hide(h kvblock.SequenceHash) uint64 {
-	if r.config.Hashes == PlainHashes {
+	if r.config.plain {
 		return uint64(h)
 	}
 	var text [40]byte

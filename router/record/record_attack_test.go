@@ -36,7 +36,7 @@ func TestRemovedFile(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		r, log := opened(t, Config{Path: path, Hashes: PlainHashes, Files: 2, MaxBytes: 2 << 20})
+		r, log := opened(t, Config{Path: path, plain: true, Files: 2, MaxBytes: 2 << 20})
 		r.Add(request(1))
 		await(t, r, 1)
 		if err := remove(path); err != nil {

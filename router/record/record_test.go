@@ -62,7 +62,7 @@ func content(t *testing.T, path string) string {
 
 // TestLine: a line has the fields of Dynamo's trace, and the file is for its owner only.
 func TestLine(t *testing.T) {
-	r, _ := opened(t, Config{Hashes: PlainHashes})
+	r, _ := opened(t, Config{plain: true})
 	r.Add(request(11, 18446744073709551614))
 	r.Close(time.Minute)
 	want := `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end",` +
@@ -235,7 +235,7 @@ func TestSlowDisk(t *testing.T) {
 // TestUnusableRequests: a request that a replay could not read is skipped, and hashes beyond the prompt are left out.
 func TestUnusableRequests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
-	r, _ := opened(t, Config{Path: path, Hashes: PlainHashes, MaxBytes: 1 << 20, Files: 1})
+	r, _ := opened(t, Config{Path: path, plain: true, MaxBytes: 1 << 20, Files: 1})
 	for _, change := range []func(*Request){
 		func(q *Request) { q.BlockSize = 0 },
 		func(q *Request) { q.Prompt = 0 },

@@ -7,7 +7,6 @@ import (
 
 	"kvepp/pool"
 	"kvepp/prompt"
-	"kvepp/serve/models"
 )
 
 // engineURL returns the URL of an endpoint's server; "" without an address.
@@ -54,7 +53,7 @@ func (j *Join) setVersions(endpoints []pool.Endpoint) {
 		}
 		untested++
 		effect := "kvepp follows the rules of " + treatedAs
-		if j.Models.UnknownVersion == models.LoadOnlyVersion || err != nil {
+		if err != nil {
 			e.OtherTokenizer = true
 			effect = "kvepp routes to its endpoints by load only"
 		}

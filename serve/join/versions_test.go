@@ -82,11 +82,6 @@ func TestVersionsOfEndpoints(t *testing.T) {
 		t.Errorf("the log says %s", log)
 	}
 	endpoints = both()
-	if versionsOf(t, endpoints, true, "--unknown-engine-version", "load"); !endpoints[0].OtherTokenizer ||
-		endpoints[1].OtherTokenizer {
-		t.Errorf("with load: %+v", endpoints)
-	}
-	endpoints = both()
 	_, log = versionsOf(t, endpoints, false, "--engine-version", "0.5.22")
 	if endpoints[0].EngineVersion != "0.5.22" || endpoints[1].EngineVersion != "0.5.21" || log != "" {
 		t.Errorf("with --engine-version: %+v; %s", endpoints, log)
@@ -120,8 +115,7 @@ func TestVersionsInTheFile(t *testing.T) {
 
 // TestVersionFlags: a value that is no version is refused at start.
 func TestVersionFlags(t *testing.T) {
-	for _, args := range [][]string{{"--engine-version", "new"}, {"--engine-version", ""},
-		{"--unknown-engine-version", "guess"}} {
+	for _, args := range [][]string{{"--engine-version", "new"}, {"--engine-version", ""}} {
 		if _, err := joinOf(args); err == nil {
 			t.Errorf("%v is accepted", args)
 		}

@@ -18,12 +18,6 @@ import (
 	"kvepp/router/modelrewrite"
 )
 
-// The values of --unknown-engine-version.
-const (
-	NearestVersion  = "nearest"
-	LoadOnlyVersion = "load"
-)
-
 // Config says which models are served, and by which engine. Validate sets Folders, URLs, Adapters, Rewrites and
 // Prompts.
 type Config struct {
@@ -33,19 +27,19 @@ type Config struct {
 	Rewrites []modelrewrite.Rule
 	Prompts  prompt.Config
 
-	UnknownVersion string
-	Discovery      bool // Dynamo's discovery is used: the default engine is Dynamo
-	LoadTimeout    time.Duration
-	URLTimeout     time.Duration
-	KeyFile        string // with the API key for URLs
-	Check          int    // how many requests of each model are compared with the engine's token ids
+	Discovery   bool          // Dynamo's discovery is used: the default engine is Dynamo
+	LoadTimeout time.Duration // for the tokenizers of all models
+	URLTimeout  time.Duration // for the answer to one request
+	KeyFile     string        // with the API key for URLs
+	Check       int           // how many requests of each model are compared with the engine's token ids
 
 	models, urls, adapters, rewrites []string
 	engine                           string
 }
 
-// AddFlags declares the flags.
+// AddFlags declares the flags, and sets the timeouts.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.LoadTimeout, c.URLTimeout = 30*time.Second, 500*time.Millisecond
 	fs.StringArrayVar(&c.models, "model", nil,
 		"a served model and the folder of its tokenizer, `NAME=DIR`. May be repeated; in the environment a "+
 			"comma-separated list")
@@ -60,19 +54,10 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"the `ENGINE` whose rules turn requests into token ids: vllm, sglang, trtllm or dynamo (default: dynamo with "+
 			"--dynamo-discovery, else vllm)", prompt.EngineNames()...)
 	c.Prompts.AddFlags(fs)
-	flags.Choice(fs, &c.UnknownVersion, "unknown-engine-version", NearestVersion,
-		"what kvepp does for an engine of a version that it was not tested with, `MODE`: nearest (the rules of the "+
-			"newest tested version that is not newer) or load (routes to it by load only)",
-		NearestVersion, LoadOnlyVersion)
-	fs.DurationVar(&c.LoadTimeout, "model-load-timeout", 30*time.Second,
-		"how long the start waits for the models' tokenizers. kvepp routes the requests of a model that is not loaded "+
-			"by then by load only")
 	flags.Section(fs, "Models and prompts")
 	fs.StringArrayVar(&c.urls, "tokenizer-url", nil,
 		"a vLLM or SGLang server that kvepp asks for the token ids of a model, `NAME=URL`, if it cannot compute them. "+
 			"With a single --model, the URL alone; may be repeated. A model named here needs no folder")
-	fs.DurationVar(&c.URLTimeout, "tokenizer-url-timeout", 500*time.Millisecond,
-		"how long a request waits for --tokenizer-url; after that kvepp routes it by load")
 	fs.StringVar(&c.KeyFile, "tokenizer-url-api-key-file", "",
 		"`FILE` with the API key of the servers at --tokenizer-url; kvepp reads it again when it changes")
 	fs.IntVar(&c.Check, "tokenizer-check", 0,
@@ -125,8 +110,7 @@ func (c *Config) Validate() (err error) {
 		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have "+
 			"an endpoint that tokenizes", engine)
 	}
-	return errors.Join(c.Prompts.Validate(), flags.Positive("model-load-timeout", c.LoadTimeout),
-		flags.Positive("tokenizer-url-timeout", c.URLTimeout))
+	return c.Prompts.Validate()
 }
 
 // put adds a pair that a flag gives, and returns an error if the flag has given its name already.

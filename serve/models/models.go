@@ -87,8 +87,7 @@ func (c *Config) await(ctx context.Context, result <-chan loaded) loaded {
 	case l := <-result:
 		return l
 	default:
-		return loaded{err: fmt.Errorf("not loaded within --model-load-timeout, %s; is its file system mounted?",
-			c.LoadTimeout)}
+		return loaded{err: fmt.Errorf("not loaded within %s; is its file system mounted?", c.LoadTimeout)}
 	}
 }
 
