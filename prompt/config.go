@@ -4,17 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/flags"
+	"kvepp/internal/suggest"
 )
 
 // Config are Options as flags: those of the engines that change prompts, which kvepp takes with the same values.
 // Validate completes the Options.
 type Config struct {
 	Options
-	version, runtime string // --engine-version, --dynamo-runtime-config
+	version, runtime, engineArgs string // --engine-version, --dynamo-runtime-config, --engine-args
+
+	own, engine *pflag.FlagSet // kvepp's flags, and those that --engine-args takes
 }
 
 // autoVersion is the value of --engine-version that leaves the version to the engines.
@@ -37,19 +41,28 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"lists the tested versions")
 	fs.StringVar(&c.ChatTemplate, "chat-template", "",
 		"chat template `FILE` in place of the model folder's, for every --model; give the engine's value")
-	flags.Choice(fs, &c.ChatTemplateContentFormat, "chat-template-content-format", ContentAuto,
-		"`FORMAT` of message content in templates: auto, string or openai; give the engine's value",
-		ContentAuto, ContentString, ContentOpenAI)
 	fs.StringVar(&c.DefaultChatTemplateKwargs, "default-chat-template-kwargs", "",
 		"template variables as a `JSON` object for requests that do not set them, such as {\"enable_thinking\": "+
 			"false}; give the engine's value")
-	fs.BoolVar(&c.RequestChatTemplate, "trust-request-chat-template", false,
-		"render the chat templates that requests bring; give it if the engine has it. Off: kvepp routes such requests "+
-			"by load")
 	fs.StringVar(&c.runtime, "dynamo-runtime-config", "",
 		"with --engine dynamo, what the workers' model cards say about parsers, thinking and tools: a `JSON` object "+
 			"like a card's runtime_config, such as {\"reasoning_parser\": \"kimi_k25\"}. Cards that kvepp reads by "+
 			"--dynamo-discovery take precedence")
+	c.own, c.engine = fs, flags.New("--engine-args")
+	c.addEngineArgs(c.engine)
+	fs.StringVar(&c.engineArgs, "engine-args", "",
+		"those of the engine's own arguments that change prompts, as on its command line, such as "+
+			"\"--tokenizer-mode mistral\". Of the engine's arguments kvepp takes only these:\n"+flags.Lines(c.engine))
+}
+
+// addEngineArgs declares the engines' arguments that --engine-args takes.
+func (c *Config) addEngineArgs(fs *pflag.FlagSet) {
+	flags.Choice(fs, &c.ChatTemplateContentFormat, "chat-template-content-format", ContentAuto,
+		"`FORMAT` of message content in templates: auto, string or openai; give the engine's value",
+		ContentAuto, ContentString, ContentOpenAI)
+	fs.BoolVar(&c.RequestChatTemplate, "trust-request-chat-template", false,
+		"render the chat templates that requests bring; give it if the engine has it. Off: kvepp routes such requests "+
+			"by load")
 	fs.BoolVar(&c.ExcludeToolsWhenToolChoiceNone, "exclude-tools-when-tool-choice-none", false,
 		"leave tools out of the template if tool_choice is none; give it if vLLM has it")
 	fs.StringVar(&c.ReasoningEffortMap, "reasoning-effort-map", "",
@@ -65,9 +78,70 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"`NAME` of the chat template, if the model's folder has several; give SGLang's value. Empty: the first")
 }
 
+// parseEngineArgs reads --engine-args.
+func (c *Config) parseEngineArgs() error {
+	words, err := splitWords(c.engineArgs)
+	if err != nil {
+		return err
+	}
+	err = flags.Parse(c.engine, words, nil, nil, func(name string) error {
+		if c.own.Lookup(name) != nil {
+			return fmt.Errorf("--%s is a flag of kvepp; write it outside --engine-args", name)
+		}
+		var known []string
+		for _, flag := range flags.Sections(c.engine)[0].Flags {
+			known = append(known, flag.Name)
+		}
+		return fmt.Errorf("of the engine's arguments kvepp takes only --%s; leave out the others%s",
+			strings.Join(known, ", --"), suggest.DidYouMean(name, "--", known))
+	})
+	if errors.Is(err, pflag.ErrHelp) { // which would show kvepp's help and end with status 0
+		return errors.New("takes no --help; kvepp's help lists what it takes")
+	}
+	return err
+}
+
+// splitWords splits a text into words as a shell does, with its two kinds of quotes and the backslash.
+func splitWords(text string) (words []string, err error) {
+	var word []rune
+	var quote rune // the quote that is open; 0: none
+	begun, escaped := false, false
+	for _, r := range text {
+		switch {
+		case escaped:
+			word, escaped = append(word, r), false
+		case r == '\\' && quote != '\'':
+			begun, escaped = true, true
+		case r == quote:
+			quote = 0
+		case quote == 0 && (r == '"' || r == '\''):
+			begun, quote = true, r
+		case quote == 0 && unicode.IsSpace(r):
+			if begun {
+				words = append(words, string(word))
+			}
+			word, begun = nil, false
+		default:
+			word, begun = append(word, r), true
+		}
+	}
+	if quote != 0 || escaped {
+		return nil, errors.New("ends inside a quote or behind a backslash")
+	}
+	if begun {
+		words = append(words, string(word))
+	}
+	return words, nil
+}
+
 // Validate completes the Options, and returns an error for a flag that is invalid or another engine's. Engine must be
 // set.
 func (c *Config) Validate() (err error) {
+	if c.engineArgs != "" {
+		if err := c.parseEngineArgs(); err != nil {
+			return fmt.Errorf("--engine-args: %w", err)
+		}
+	}
 	if c.version != autoVersion {
 		if _, _, err := MatchVersion(c.Engine, c.version); err != nil {
 			return fmt.Errorf("--engine-version %s: give auto, or a version such as %s", c.version,
@@ -85,12 +159,12 @@ func (c *Config) Validate() (err error) {
 		{"tokenizer-mode", c.TokenizerMode != TokenizerAuto},
 	} {
 		if of.given && c.Engine != VLLM {
-			return fmt.Errorf("--%s is vLLM's flag: it needs --engine vllm", of.flag)
+			return fmt.Errorf("--engine-args: --%s is vLLM's flag: it needs --engine vllm", of.flag)
 		}
 	}
 	switch {
 	case c.HFChatTemplateName != "" && c.Engine != SGLang:
-		return errors.New("--hf-chat-template-name is SGLang's flag: it needs --engine sglang")
+		return errors.New("--engine-args: --hf-chat-template-name is SGLang's flag: it needs --engine sglang")
 	case c.runtime != "" && c.Engine != Dynamo:
 		return errors.New("--dynamo-runtime-config is about Dynamo's frontends: it needs --engine dynamo")
 	}

@@ -18,7 +18,7 @@ import (
 var (
 	errRequestTemplate = errors.New(
 		"tokenizer: the request brings its own chat template, which is not rendered without " +
-			"--trust-request-chat-template",
+			"--engine-args \"--trust-request-chat-template\"",
 	)
 	errContinuePrompt = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
 	errNotContinued   = errors.New(

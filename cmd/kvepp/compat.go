@@ -56,6 +56,14 @@ var absentFlags = map[string]string{
 	"system-port":             "write --metrics-port",
 	"busy-threshold":          "write --active-decode-blocks-threshold",
 
+	"chat-template-content-format":        `write --engine-args "--chat-template-content-format FORMAT"`,
+	"trust-request-chat-template":         `write --engine-args "--trust-request-chat-template"`,
+	"exclude-tools-when-tool-choice-none": `write --engine-args "--exclude-tools-when-tool-choice-none"`,
+	"reasoning-effort-map":                `write --engine-args "--reasoning-effort-map 'JSON'"`,
+	"anthropic-disabled-thinking-effort":  `write --engine-args "--anthropic-disabled-thinking-effort EFFORT"`,
+	"tokenizer-mode":                      `write --engine-args "--tokenizer-mode MODE"`,
+	"hf-chat-template-name":               `write --engine-args "--hf-chat-template-name NAME"`,
+
 	"model-path":            "write --model NAME=DIR",
 	"model-name":            "write --model NAME=DIR",
 	"router-prefill-policy": "kvepp has one set of weights: give --router-worker-selection-policy",

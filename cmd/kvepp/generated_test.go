@@ -53,6 +53,15 @@ func cell(text string) string {
 	return strings.NewReplacer("|", `\|`, "<", `\<`).Replace(strings.Join(strings.Fields(text), " "))
 }
 
+// meaningCell returns what a flag means, with its lines.
+func meaningCell(flag *pflag.Flag) string {
+	lines := strings.Split(flags.Meaning(flag), "\n")
+	for i, line := range lines {
+		lines[i] = cell(line)
+	}
+	return strings.Join(lines, "<br>")
+}
+
 func code(text string) string {
 	if text == "" {
 		return ""
@@ -161,7 +170,7 @@ func writeFlagTable(page io.Writer, s flags.Group) {
 			variables = append(variables, code(v))
 		}
 		fmt.Fprintf(page, "| %s | %s | %s | %s |\n", code(flags.Spelled(f)), code(pageDefault(f)),
-			strings.Join(variables, ", "), cell(flags.Meaning(f)))
+			strings.Join(variables, ", "), meaningCell(f))
 	}
 }
 

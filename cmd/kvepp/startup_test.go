@@ -134,9 +134,9 @@ func TestStartupErrors(t *testing.T) {
 		{"serve --endpoints=x --router-prefill-load-model=liner", "",
 			"kvepp serve: --router-prefill-load-model \"liner\": must be none, linear, aic or ais; did you mean " +
 				"linear?" + lists},
-		{"serve --endpoints=x --chat-template-content-format=opneai", "",
-			"kvepp serve: --chat-template-content-format \"opneai\": must be auto, string or openai; did you mean " +
-				"openai?" + lists},
+		{"serve --endpoints=x --engine-args=--chat-template-content-format=opneai", "",
+			"kvepp serve: --engine-args: --chat-template-content-format \"opneai\": must be auto, string or openai; " +
+				"did you mean openai?" + lists},
 		{"serve --endpoints=x --model-server-metrics-scheme=htps", "",
 			"kvepp serve: --model-server-metrics-scheme \"htps\": must be http or https; did you mean https?" + lists},
 		{"serve --endpoints=x --pod-ip-family=ipv5", "",

@@ -17,7 +17,7 @@ type Elsewhere func(name string) error
 
 // Parse reads arguments, which must all be flags, and then sets the remaining flags from the program's variables, from
 // the file at path (if path is not nil, and not empty then), and from inherited variables. A variable that is set but
-// empty counts as not set. NameVariables must have been called.
+// empty counts as not set. Flags have variables only after NameVariables.
 func Parse(fs *pflag.FlagSet, args []string, path *string, getenv func(string) string, elsewhere Elsewhere) error {
 	if err := ParseArgs(fs, args, elsewhere); err != nil {
 		return err

@@ -57,6 +57,17 @@ func (s Group) WriteBrief(out io.Writer) {
 	}
 }
 
+// Lines returns the flags that are not hidden, each on a line with its meaning and default.
+func Lines(fs *pflag.FlagSet) string {
+	var lines []string
+	for _, section := range Sections(fs) {
+		for _, flag := range section.Flags {
+			lines = append(lines, Spelled(flag)+": "+Meaning(flag)+shownDefault(flag))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
 // write writes a flag with its text beside it, or below it if its name is long.
 func write(out io.Writer, flag *pflag.Flag, text string) {
 	head := "  " + Spelled(flag)
@@ -135,18 +146,21 @@ func shortDuration(d string) string {
 	return d
 }
 
-// wrap breaks a text into lines of at most max columns, between words.
+// wrap breaks the lines of a text into lines of at most max columns, between words.
 func wrap(text string, max int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(text) {
-		switch {
-		case line == "":
-			line = word
-		case len(line)+1+len(word) <= max:
-			line += " " + word
-		default:
-			lines, line = append(lines, line), word
+	for paragraph := range strings.SplitSeq(text, "\n") {
+		line := ""
+		for _, word := range strings.Fields(paragraph) {
+			switch {
+			case line == "":
+				line = word
+			case len(line)+1+len(word) <= max:
+				line += " " + word
+			default:
+				lines, line = append(lines, line), word
+			}
 		}
+		lines = append(lines, line)
 	}
-	return append(lines, line)
+	return lines
 }

@@ -49,7 +49,7 @@ var may = map[string]string{
 	"prompt/body":         "prompt/jinja internal/overrides",
 	"router/budget":       "prompt/body",
 	"prompt": "prompt/bpe prompt/encoders prompt/jinja kvblock prompt/body " +
-		"internal/boundedfile internal/flags",
+		"internal/boundedfile internal/flags internal/suggest",
 	"prompt/encoders":        "prompt/jinja",
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
