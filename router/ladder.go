@@ -222,21 +222,10 @@ func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
 		}
 		return ladder.Load
 	}
-	if usage := l.cfg.KVUsageWeight * (usageOf(x) - usageOf(y)); usage > 0 && usage >= waiting && usage >= active {
-		return ladder.Capacity
-	}
 	if waiting >= active {
 		return ladder.Waiting
 	}
 	return ladder.Load
-}
-
-// usageOf returns the share of the worker's KV blocks that its requests would hold; 0 if it is not known.
-func usageOf(t *scoring.Terms) float64 {
-	if t.KVBlocks <= 0 {
-		return 0
-	}
-	return t.DecodeBlocks / float64(t.KVBlocks)
 }
 
 // reachDelivered completes the request's climb with what the answer reports, and counts it.

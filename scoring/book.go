@@ -93,8 +93,7 @@ type Candidate struct {
 	DiskBlocks   int
 	SharedBlocks int
 
-	// KVBlocks is how many blocks the worker's device has room for; 0: unknown. Config.KVUsageWeight and the policy
-	// Time read it.
+	// KVBlocks is how many blocks the worker's device has room for; 0: unknown. The policy Time reads it.
 	KVBlocks int
 
 	// CostMultiplier scales the cost, as preferred taints do. 0 means 1.

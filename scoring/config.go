@@ -35,11 +35,6 @@ type Config struct {
 	// DecodeActiveRequestWeight is added to a worker's cost for each request active on it, in blocks. Default 0.
 	DecodeActiveRequestWeight float64
 
-	// KVUsageWeight is added to the cost of a worker whose KV blocks active requests would all hold, in blocks; in
-	// proportion if they hold a part. It steers requests away from workers with little memory left. Dynamo has no such
-	// term. Default 0.
-	KVUsageWeight float64
-
 	// OverlapScoreWeight is the deprecated single weight of earlier Dynamo versions; nil: not given. It has an effect
 	// by ApplyOverlapScoreWeight only.
 	OverlapScoreWeight *float64

@@ -18,7 +18,7 @@ type Terms struct {
 	PrefillTokens  int     // tokens the worker has yet to prefill for requests it already has
 	DecodeBlocks   float64 // blocks the worker would hold for active requests, this one included
 	ActiveRequests int     // requests the worker already has
-	KVBlocks       int     // blocks that the worker's device has room for; 0: unknown. Only KVUsageWeight reads it.
+	KVBlocks       int     // blocks that the worker's device has room for; 0: unknown. Only the policy Time reads it.
 
 	// LeastPrefillTokens is the smallest PrefillTokens among the candidates. Only OverlapScoreCreditDecay reads it.
 	LeastPrefillTokens int
@@ -42,7 +42,7 @@ type Terms struct {
 //	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk +
 //	         SharedCacheMultiplier*shared
 //	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks +
-//	         DecodeActiveRequestWeight*active requests + KVUsageWeight*decode blocks/KV blocks
+//	         DecodeActiveRequestWeight*active requests
 //
 // The raw prefill blocks are the request's whole prompt and the worker's waiting prefill, so the overlap is credited
 // once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
@@ -61,11 +61,6 @@ func (c *Config) Cost(t *Terms) float64 {
 	decode, requests := 0.0, 0.0
 	if !t.LoadUnknown {
 		decode, requests = t.DecodeBlocks, float64(c.DecodeActiveRequestWeight*float64(t.ActiveRequests))
-	}
-
-	usage := 0.0
-	if c.KVUsageWeight != 0 && t.KVBlocks > 0 {
-		usage = float64(c.KVUsageWeight * (decode / float64(t.KVBlocks)))
 	}
 
 	var blocks float64
@@ -89,7 +84,7 @@ func (c *Config) Cost(t *Terms) float64 {
 	if t.UnitTokens != 0 && t.UnitTokens != t.BlockSize {
 		blocks = float64(blocks * (blockSize / float64(t.UnitTokens)))
 	}
-	cost := blocks + requests + usage
+	cost := blocks + requests
 	if t.CostMultiplier != 0 {
 		cost *= t.CostMultiplier
 	}

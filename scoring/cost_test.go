@@ -151,43 +151,6 @@ func TestCostUnit(t *testing.T) {
 	}
 }
 
-// TestCostOfKVUsage: KVUsageWeight counts in proportion to the blocks held, and not at all on workers of unknown size.
-func TestCostOfKVUsage(t *testing.T) {
-	cfg := DefaultConfig()
-	terms := Terms{BlockSize: 16, ISLTokens: 160, DecodeBlocks: 50, KVBlocks: 200}
-	without := cfg.Cost(&terms)
-	cfg.KVUsageWeight = 100
-	if got := cfg.Cost(&terms); got != without+25 {
-		t.Errorf("a quarter of the blocks held: cost %v, want %v", got, without+25)
-	}
-	for _, other := range []Terms{
-		{BlockSize: 16, ISLTokens: 160, DecodeBlocks: 50},
-		{BlockSize: 16, ISLTokens: 160, DecodeBlocks: 50, KVBlocks: 200, LoadUnknown: true},
-	} {
-		with := cfg.Cost(&other)
-		plain := DefaultConfig()
-		if got := plain.Cost(&other); with != got {
-			t.Errorf("%+v: cost %v, want %v", other, with, got)
-		}
-	}
-}
-
-// TestKVUsageChooses: of two workers with the same load, the book chooses the one with more memory.
-func TestKVUsageChooses(t *testing.T) {
-	cfg := DefaultConfig()
-	cfg.KVUsageWeight = 1
-	p := prompt(4, chain(0, 8))
-	candidates := workers(2, p)
-	candidates[0].KVBlocks, candidates[1].KVBlocks = 100, 200
-	for range 8 {
-		book, costs := NewActiveSequences(), make([]float64, 2)
-		sel, _, err := book.SelectAndAdd(Request{ISLTokens: 32}, candidates, &cfg, nil, costs)
-		if err != nil || sel.Index != 1 || costs[0] != 16.08 || costs[1] != 16.04 {
-			t.Fatalf("chose %d at costs %v, %v", sel.Index, costs, err)
-		}
-	}
-}
-
 func TestCostIndexClaimsMoreThanThePrompt(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.OverlapScoreCredit = 0
@@ -245,7 +208,6 @@ func TestValidate(t *testing.T) {
 		"overlap score credit decay":   func(c *Config) *float64 { return &c.OverlapScoreCreditDecay },
 		"prefill load scale":           func(c *Config) *float64 { return &c.PrefillLoadScale },
 		"decode active request weight": func(c *Config) *float64 { return &c.DecodeActiveRequestWeight },
-		"kv usage weight":              func(c *Config) *float64 { return &c.KVUsageWeight },
 		"host cache hit weight":        func(c *Config) *float64 { return &c.HostCacheHitWeight },
 		"disk cache hit weight":        func(c *Config) *float64 { return &c.DiskCacheHitWeight },
 		"shared cache multiplier":      func(c *Config) *float64 { return &c.SharedCacheMultiplier },

@@ -70,10 +70,6 @@ func (c *Config) addWeights(fs *pflag.FlagSet) {
 		"deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
 	fs.Float64Var(&c.DecodeActiveRequestWeight, "router-decode-active-request-weight", c.DecodeActiveRequestWeight,
 		"cost of each request active on a worker, in blocks")
-	fs.Float64Var(&c.KVUsageWeight, "router-kv-usage-weight", c.KVUsageWeight,
-		"cost, in blocks, of a worker whose KV blocks are all held by active requests; in proportion if they hold a "+
-			"part of them. 0: none. Without effect on workers whose number of blocks (totalKvBlocks, model card) is "+
-			"not known")
 	fs.Float64Var(&c.Temperature, "router-temperature", c.Temperature,
 		"0: the cheapest worker, ties at random. Above 0: a softmax over costs; higher spreads requests more evenly")
 	fs.BoolVar(&c.TrackActiveBlocks, "router-track-active-blocks", c.TrackActiveBlocks,
@@ -106,7 +102,7 @@ func (c *Config) ApplyOverlapScoreWeight() {
 // DynamoWeights are the flags of weights that only the policy Dynamo reads.
 var DynamoWeights = []string{
 	"router-kv-overlap-score-weight", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay",
-	"router-prefill-load-scale", "router-decode-active-request-weight", "router-kv-usage-weight",
+	"router-prefill-load-scale", "router-decode-active-request-weight",
 }
 
 // ValidateFlags returns what Validate does, and an error if the policy Time is beside a setting that it does not read.
@@ -147,7 +143,6 @@ func (c *Config) Validate() error {
 		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
 		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},
 		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight, d.DecodeActiveRequestWeight},
-		{"router-kv-usage-weight", c.KVUsageWeight, d.KVUsageWeight},
 		{"router-host-cache-hit-weight", c.HostCacheHitWeight, d.HostCacheHitWeight},
 		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight, d.DiskCacheHitWeight},
 		{"shared-cache-multiplier", c.SharedCacheMultiplier, d.SharedCacheMultiplier},

@@ -13,7 +13,6 @@ const (
 	PartWaiting  = "waiting"  // prompts that the worker computes first
 	PartHeld     = "held"     // blocks that active requests hold
 	PartRequests = "requests" // DecodeActiveRequestWeight
-	PartUsage    = "usage"    // KVUsageWeight
 	PartSteps    = "steps"    // of a prefill, beside the time for its tokens
 	PartDelays   = "delays"   // what this prefill delays answers on the worker
 	PartEvicts   = "evicts"   // time to compute again what the worker evicts for this request
@@ -43,18 +42,15 @@ func (c *Config) Parts(t *Terms) []Part {
 	return parts
 }
 
-var blockPartNames = [...]string{PartPrompt, PartCached, PartWaiting, PartHeld, PartRequests, PartUsage}
+var blockPartNames = [...]string{PartPrompt, PartCached, PartWaiting, PartHeld, PartRequests}
 
 // blockParts are the parts of the policy Dynamo, before the multiplier. See Cost for the formula.
 func (c *Config) blockParts(t *Terms) [len(blockPartNames)]float64 {
 	size := float64(t.BlockSize)
 	credit, cachedBlocks := c.Credit(t), c.cachedBlocks(t)
-	var prompt, waiting, cached, decode, requests, usage float64
+	var prompt, waiting, cached, decode, requests float64
 	if !t.LoadUnknown {
 		decode, requests = t.DecodeBlocks, c.DecodeActiveRequestWeight*float64(t.ActiveRequests)
-	}
-	if c.KVUsageWeight != 0 && t.KVBlocks > 0 {
-		usage = c.KVUsageWeight * decode / float64(t.KVBlocks)
 	}
 	if c.DecodeRole && !c.TrackPrefillTokens && c.OverlapScoreCredit > 0 {
 		cached = -min(credit, decode)
@@ -71,5 +67,5 @@ func (c *Config) blockParts(t *Terms) [len(blockPartNames)]float64 {
 	if t.UnitTokens != 0 {
 		unit = size / float64(t.UnitTokens)
 	}
-	return [...]float64{prompt * unit, cached * unit, waiting * unit, decode * unit, requests, usage}
+	return [...]float64{prompt * unit, cached * unit, waiting * unit, decode * unit, requests}
 }

@@ -15,7 +15,7 @@ func TestPartsAddUp(t *testing.T) {
 		c := DefaultConfig()
 		c.PrefillLoadScale, c.OverlapScoreCredit = rng.Float64()*2, rng.Float64()*float64(some(2))
 		c.OverlapScoreCreditDecay = rng.Float64() * float64(some(1))
-		c.DecodeActiveRequestWeight, c.KVUsageWeight = float64(some(3)), float64(some(50))
+		c.DecodeActiveRequestWeight = float64(some(3))
 		c.TrackPrefillTokens, c.TrackActiveBlocks, c.DecodeRole = !coin() || coin(), coin(), some(1) == 1
 		if coin() {
 			c.Policy = Time

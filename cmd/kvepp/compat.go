@@ -63,6 +63,11 @@ var absentFlags = map[string]string{
 	"anthropic-disabled-thinking-effort":  `write --engine-args "--anthropic-disabled-thinking-effort EFFORT"`,
 	"tokenizer-mode":                      `write --engine-args "--tokenizer-mode MODE"`,
 	"hf-chat-template-name":               `write --engine-args "--hf-chat-template-name NAME"`,
+	"total-queued-requests-metric":        "write --engine-metrics queued=NAME",
+	"total-running-requests-metric":       "write --engine-metrics running=NAME",
+	"kv-cache-usage-percentage-metric":    "write --engine-metrics usage=NAME",
+	"pod-ip-family":                       "write --dns-lookup-family v4_only or v6_only",
+	"router-kv-usage-weight":              "--router-policy time prices load; leave it out",
 
 	"model-path":            "write --model NAME=DIR",
 	"model-name":            "write --model NAME=DIR",

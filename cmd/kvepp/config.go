@@ -377,7 +377,6 @@ func (o *options) withoutEffect() []string {
 			"kv-events-port",
 			"kv-replay-port",
 			"data-parallel-size",
-			"pod-ip-family",
 		)
 	}
 	switch {
@@ -421,7 +420,6 @@ func (o *options) withoutEffect() []string {
 			"router-prefill-load-scale",
 			"router-kv-overlap-score-weight",
 			"router-decode-active-request-weight",
-			"router-kv-usage-weight",
 			"router-temperature",
 			"router-host-cache-hit-weight",
 			"router-disk-cache-hit-weight",

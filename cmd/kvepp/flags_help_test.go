@@ -61,7 +61,7 @@ func TestNamedValues(t *testing.T) {
 		if flag == "router-mode" {
 			args = append(args, "--allow-client-pinning")
 		}
-		if flag == "pool-group" || flag == "pod-ip-family" || flag == "dynamo-discovery" {
+		if flag == "pool-group" || flag == "dynamo-discovery" {
 			args = append(args, "--pool-name=p")
 		}
 		if err := parseServe(new(options), args, func(string) string { return "" }); err != nil {

@@ -139,8 +139,6 @@ func TestStartupErrors(t *testing.T) {
 				"did you mean openai?" + lists},
 		{"serve --endpoints=x --model-server-metrics-scheme=htps", "",
 			"kvepp serve: --model-server-metrics-scheme \"htps\": must be http or https; did you mean https?" + lists},
-		{"serve --endpoints=x --pod-ip-family=ipv5", "",
-			"kvepp serve: --pod-ip-family \"ipv5\": must be ipv4 or ipv6; did you mean ipv4?" + lists},
 		{"serve --endpoints=x --tls-min-version=1.1", "",
 			"kvepp serve: --tls-min-version \"1.1\": must be 1.2 or 1.3; did you mean 1.2?" + lists},
 		{"serve --endpoints=x --log-level=trace", "",

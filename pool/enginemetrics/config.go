@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/flags"
 )
 
-// AddFlags declares the flags, which have the names of the Gateway API Inference Extension's endpoint picker. Interval
-// may then be 0, for never.
+// AddFlags declares the flags. All but --engine-metrics have the names of the Gateway API Inference Extension's
+// endpoint picker. Interval may then be 0, for never.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.Interval, "refresh-metrics-interval", 5*time.Second,
 		"how often kvepp scrapes each engine's metrics, give or take a tenth; no request waits for it. 0: never")
@@ -25,19 +25,15 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"`SCHEME` of the engines' metrics: http or https", "http", "https")
 	fs.BoolVar(&c.SkipVerify, "model-server-metrics-https-insecure-skip-verify", true,
 		"with https: do not verify the engines' certificates")
-	fs.StringVar(&c.waiting, "total-queued-requests-metric", "",
-		"the engine's metric of waiting requests, as `METRIC` or METRIC{LABEL=VALUE}. Default: the one of vLLM, "+
-			"SGLang, TensorRT-LLM or Triton that the page has")
-	fs.StringVar(&c.running, "total-running-requests-metric", "",
-		"the engine's `METRIC` of running requests; likewise")
-	fs.StringVar(&c.usage, "kv-cache-usage-percentage-metric", "",
-		"the engine's `METRIC` of the part of the KV blocks that requests hold, 0 to 1; likewise")
+	fs.StringVar(&c.metrics, "engine-metrics", "",
+		"the engines' metrics of waiting requests, of running ones, and of the part of the KV blocks that requests "+
+			"hold (0 to 1), `queued=NAME,running=NAME,usage=NAME`; NAME may be NAME{LABEL=VALUE}. For one that is "+
+			"left out: the metric of vLLM, SGLang, TensorRT-LLM or Triton that the page has")
 }
 
 // Flags are the names of the flags without effect if Interval is 0.
 var Flags = []string{"model-server-metrics-port", "model-server-metrics-path",
-	"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric",
-	"total-running-requests-metric", "kv-cache-usage-percentage-metric"}
+	"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "engine-metrics"}
 
 // minInterval is the least --refresh-metrics-interval. Source: GAIE's endpoint picker.
 const minInterval = 50 * time.Millisecond
@@ -51,17 +47,21 @@ func (c *Config) Validate() error {
 	case !strings.HasPrefix(c.Path, "/"):
 		return errors.New("--model-server-metrics-path must begin with a slash")
 	}
-	for _, m := range []struct {
-		flag, value string
-		to          *Metric
-	}{{"total-queued-requests-metric", c.waiting, &c.Waiting}, {"total-running-requests-metric", c.running, &c.Running},
-		{"kv-cache-usage-percentage-metric", c.usage, &c.Usage}} {
-		if m.value == "" {
-			continue
+	if c.metrics == "" {
+		return nil
+	}
+	quantities := map[string]*Metric{"queued": &c.Waiting, "running": &c.Running, "usage": &c.Usage}
+	for given := range strings.SplitSeq(c.metrics, ",") {
+		key, value, _ := strings.Cut(given, "=")
+		to := quantities[strings.TrimSpace(key)]
+		if to == nil {
+			return fmt.Errorf("--engine-metrics %q: each part must be queued=NAME, running=NAME or usage=NAME, and "+
+				"only one of each", given)
 		}
+		delete(quantities, strings.TrimSpace(key))
 		var err error
-		if *m.to, err = ParseMetric(m.value); err != nil {
-			return fmt.Errorf("--%s: %w", m.flag, err)
+		if *to, err = ParseMetric(value); err != nil {
+			return fmt.Errorf("--engine-metrics: %w", err)
 		}
 	}
 	return nil

@@ -47,7 +47,7 @@ type Config struct {
 	Frontends bool
 	// Running, Waiting and Usage replace the metrics of all known engines for a quantity, unless they are zero.
 	Running, Waiting, Usage Metric
-	running, waiting, usage string // their flags
+	metrics                 string // their flag
 	// NATSServer is the URL of the NATS server on which some of Dynamo's workers publish their loads. Empty: none.
 	NATSServer string
 	// Booked returns the number of requests in kvepp's load book for a worker.

@@ -43,7 +43,7 @@ type Metric struct {
 	Label, Value string // Label "": all series
 }
 
-// ParseMetric parses the value of a flag.
+// ParseMetric parses a metric in the value of a flag.
 func ParseMetric(s string) (Metric, error) {
 	name, rest, labelled := strings.Cut(strings.TrimSpace(s), "{")
 	m := Metric{Name: strings.TrimSpace(name)}

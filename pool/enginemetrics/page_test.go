@@ -109,6 +109,17 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 	}
 }
 
+// TestMetricsFlag: --engine-metrics names the metrics of some quantities, with or without a label.
+func TestMetricsFlag(t *testing.T) {
+	c := Config{Path: "/metrics", metrics: `queued=a{b="c"}, usage=x:y`}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if c.Waiting != (Metric{"a", "b", "c"}) || c.Usage != (Metric{Name: "x:y"}) || c.Running != (Metric{}) {
+		t.Errorf("%+v", c)
+	}
+}
+
 // TestGivenMetrics: a metric that the operator names replaces the known ones of its quantity.
 func TestGivenMetrics(t *testing.T) {
 	m, err := ParseMetric(`queue{kind="inner"}`)

@@ -37,7 +37,8 @@ type Config struct {
 	KVReplayPort  uint16 // of the replay sockets, numbered like KVEventsPort; 0: none
 	// DataParallelSize is how many ranks share the port of a Pod with one port. 0 means 1.
 	DataParallelSize uint32
-	// Family is the address family to use for Pods with several: "ipv4", "ipv6", or empty for the Pod's first address.
+	// Family says which address of a Pod with several is used: v4_only, v6_only, v4_preferred (IPv4 if there is one);
+	// auto or empty: the first.
 	Family string
 	// Dynamo means that the Pods are Dynamo's: Source follows their DynamoWorkerMetadata objects.
 	Dynamo bool
@@ -80,9 +81,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"how many data-parallel `RANKS` share the target port of a Pod with one port; a header selects the rank "+
 			"(x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo "+
 			"worker's model card, has precedence")
-	flags.Choice(fs, &c.Family, "pod-ip-family", "",
-		"which address kvepp takes from a Pod with several, `FAMILY`: ipv4 or ipv6. Empty: the first (status.podIP)",
-		"ipv4", "ipv6")
 	fs.BoolVar(&c.LeaderElection, "ha-enable-leader-election", false,
 		"only one of several replicas is ready: the holder of a Lease. All replicas follow the workers and their KV "+
 			"events")

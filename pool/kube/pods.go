@@ -190,13 +190,16 @@ func serves(p *corev1.Pod) bool {
 
 // address returns the Pod's address of the wanted family, or "" if it has none.
 func address(p *corev1.Pod, family string) string {
-	if family == "" {
+	if family == "" || family == "auto" {
 		return p.Status.PodIP
 	}
 	for _, ip := range p.Status.PodIPs {
-		if parsed := net.ParseIP(ip.IP); parsed != nil && (parsed.To4() != nil) == (family == "ipv4") {
+		if parsed := net.ParseIP(ip.IP); parsed != nil && (parsed.To4() != nil) == (family != "v6_only") {
 			return ip.IP
 		}
+	}
+	if family == "v4_preferred" {
+		return p.Status.PodIP
 	}
 	return ""
 }

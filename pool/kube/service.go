@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,7 +21,7 @@ const maxServiceAddresses = 256
 type Service struct {
 	client          *Client
 	namespace, name string
-	family          string // "ipv4", "ipv6", or empty for both
+	family          string // as in Config; auto and v4_preferred: both
 	kind            *Kind
 	log             *slog.Logger
 	changed         changes
@@ -114,7 +113,8 @@ func (s *Service) follow(ctx context.Context) {
 
 // addressesOf returns the addresses of a slice's Pods.
 func (s *Service) addressesOf(slice *discoveryv1.EndpointSlice) (all []string) {
-	if s.family != "" && !strings.EqualFold(string(slice.AddressType), s.family) {
+	if s.family == "v4_only" && slice.AddressType != discoveryv1.AddressTypeIPv4 ||
+		s.family == "v6_only" && slice.AddressType != discoveryv1.AddressTypeIPv6 {
 		return nil
 	}
 	for i := range slice.Endpoints {

@@ -34,7 +34,7 @@ func testFollowsAService(t *testing.T) {
 	create(sliceOf("a", "replicas", discoveryv1.AddressTypeIPv4, "10.0.0.2", "10.0.0.1"))
 	create(sliceOf("b", "replicas", discoveryv1.AddressTypeIPv6, "fd00::1"))
 	create(sliceOf("other", "engines", discoveryv1.AddressTypeIPv4, "10.0.0.9"))
-	s := NewService(c.client, "ns", "replicas", "ipv4", slog.New(slog.DiscardHandler))
+	s := NewService(c.client, "ns", "replicas", "v4_only", slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var mu sync.Mutex

@@ -254,7 +254,6 @@ type Weights struct {
 	OverlapScoreCreditDecay   float64 `json:"kv_overlap_score_credit_decay"`
 	PrefillLoadScale          float64 `json:"prefill_load_scale"`
 	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight"`
-	KVUsageWeight             float64 `json:"kv_usage_weight"`
 	HostCacheHitWeight        float64 `json:"host_cache_hit_weight"`
 	DiskCacheHitWeight        float64 `json:"disk_cache_hit_weight"`
 	SharedCacheMultiplier     float64 `json:"shared_cache_multiplier"`
@@ -275,7 +274,6 @@ func weightsOf(c *scoring.Config) *Weights {
 		c.OverlapScoreCreditDecay,
 		c.PrefillLoadScale,
 		c.DecodeActiveRequestWeight,
-		c.KVUsageWeight,
 		c.HostCacheHitWeight,
 		c.DiskCacheHitWeight,
 		c.SharedCacheMultiplier,
@@ -483,7 +481,6 @@ var lostBy = map[string]string{
 	scoring.PartWaiting:  "more prompt tokens wait there",
 	scoring.PartHeld:     "its active requests hold more blocks",
 	scoring.PartRequests: "more requests run there",
-	scoring.PartUsage:    "its KV cache is fuller",
 	scoring.PartSteps:    "a prefill step takes longer there, or runs now",
 	scoring.PartDelays:   "the prompt would delay more answers there",
 	scoring.PartEvicts:   "it would evict more that is asked for again",

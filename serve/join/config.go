@@ -42,9 +42,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"both are for endpoints with a \"dynamo:\" path. kubernetes needs --pool-name or --endpoint-selector")
 	flags.Values(fs, "dynamo-discovery", "file:", "frontend:", inKubernetes)
 	fs.StringVar(&c.DNSFamily, "dns-lookup-family", "auto",
-		"which address of a host name in the endpoints file kvepp uses, `FAMILY`: auto (IPv6, else IPv4), "+
-			"v4_preferred (IPv4, else IPv6), v4_only or v6_only. Give the dns_lookup_family of Envoy's cluster, in "+
-			"lower case")
+		"which address kvepp uses of a host name in the endpoints file, and of a Pod with several, `FAMILY`: auto "+
+			"(IPv6, else IPv4; a Pod's first), v4_preferred (IPv4, else IPv6), v4_only or v6_only. For host names "+
+			"give the dns_lookup_family of Envoy's cluster, in lower case")
 	flags.Values(fs, "dns-lookup-family", "auto", "v4_preferred", "v4_only", "v6_only")
 	fs.IntVar(&c.BlockSize, "kv-cache-block-size", 0,
 		"`TOKENS` per KV block of every worker. 0: each worker's own, from the endpoints file, its model card, or its "+
@@ -89,5 +89,6 @@ func (c *Config) Validate() error {
 	if _, err := pool.NewNames(c.DNSFamily, nil); err != nil {
 		return fmt.Errorf("--dns-lookup-family: %w", err)
 	}
+	c.Kube.Family = c.DNSFamily
 	return c.Kube.Validate()
 }

@@ -68,7 +68,7 @@ func TestIPv6(t *testing.T) {
 	t.Run("a pod's second address", func(t *testing.T) {
 		e.pod.IPs = []string{newAddress(), "::1"}
 		e.writePod(t)
-		works(t, startKveppAt(t, "::1", append(flags, "--pod-ip-family", "ipv6")...))
+		works(t, startKveppAt(t, "::1", append(flags, "--dns-lookup-family", "v6_only")...))
 	})
 	t.Run("an endpoints file", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "endpoints.yaml")

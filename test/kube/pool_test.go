@@ -133,7 +133,7 @@ func TestFamilies(t *testing.T) {
 	for family, want := range map[string]struct {
 		workers int
 		address string
-	}{"": {2, "127.0.0.5:8000"}, "ipv4": {2, "127.0.0.5:8000"}, "ipv6": {1, "[fd00::5]:8000"}} {
+	}{"auto": {2, "127.0.0.5:8000"}, "v4_only": {2, "127.0.0.5:8000"}, "v6_only": {1, "[fd00::5]:8000"}} {
 		k := startKvepp(
 			t,
 			cluster.Kubeconfig,
@@ -141,7 +141,7 @@ func TestFamilies(t *testing.T) {
 			"engines",
 			"--pool-namespace",
 			ns,
-			"--pod-ip-family",
+			"--dns-lookup-family",
 			family,
 		)
 		k.awaitReady(t)
