@@ -24,6 +24,7 @@ func clone(ch *Change) Change {
 // replica is a book of one of several replicas, with the log of its changes and copies of the others' bookings.
 type replica struct {
 	book   *ActiveSequences
+	mu     sync.Mutex // guards log
 	log    []Change
 	copies []*Copies // by replica; nil: its own
 	read   []int     // by replica: how much of its log was applied
@@ -33,7 +34,11 @@ func newReplicas(n int) []*replica {
 	all := make([]*replica, n)
 	for i := range all {
 		r := &replica{book: NewActiveSequences(), copies: make([]*Copies, n), read: make([]int, n)}
-		r.book.Observe(func(ch *Change) { r.log = append(r.log, clone(ch)) })
+		r.book.Observe(func(ch *Change) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.log = append(r.log, clone(ch))
+		})
 		for j := range n {
 			if j != i {
 				r.copies[j] = r.book.NewCopies()
@@ -47,7 +52,9 @@ func newReplicas(n int) []*replica {
 // catchUp applies up to n further changes of another replica's log.
 func (r *replica) catchUp(t *testing.T, all []*replica, of, n int) {
 	t.Helper()
+	all[of].mu.Lock()
 	log := all[of].log[r.read[of]:]
+	all[of].mu.Unlock()
 	log = log[:min(n, len(log))]
 	r.copies[of].Apply(slices.Clone(log))
 	r.read[of] += len(log)
@@ -57,7 +64,9 @@ func (r *replica) catchUp(t *testing.T, all []*replica, of, n int) {
 func (r *replica) rejoin(all []*replica, of int) {
 	c := r.copies[of]
 	c.BeginSnapshot()
+	all[of].mu.Lock()
 	r.read[of] = len(all[of].log)
+	all[of].mu.Unlock()
 	for place, more := 0, true; more; {
 		var state []Change
 		place, more = all[of].book.Snapshot(place, func(ch *Change) bool {
