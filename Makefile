@@ -12,6 +12,8 @@ TIMEOUT := 20m
 REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$
 # The packages whose long tests are single-threaded: the race detector slows these tests down tenfold and finds nothing.
 LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe
+# The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
+REPLICAS_RACE := ^Test(Histories|Nodes|Strangers|Nonsense|EarlierVersions)$$
 # How long `make events` kills publishers and drops messages.
 SOAK := 2m
 # How long `make test-long` plays random histories of replicas (before a release: 5m).
@@ -66,7 +68,9 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./prompt/body ./prompt ./zmqsub && \
 	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
 	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
-	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay)$$') && \
+	$(TIMED) "test: replicas" go test -timeout $(TIMEOUT) ./scoring/replica && \
+	$(TIMED) "test: race detector, replicas" go test -race -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica && \
+	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay|scoring/replica)$$') && \
 	$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" $(MAKE) --no-print-directory -j2 test-e2e test-manifests
 
