@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
-	"kvepp/internal/flags"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,6 +19,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router"
@@ -52,19 +51,14 @@ func checkFlags(c *checkOptions) *pflag.FlagSet {
 func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var c checkOptions
 	err := parseWith(&c.options, checkFlags(&c), args, getenv)
-	if errors.Is(err, pflag.ErrHelp) {
-		showHelp(stdout, checkFlags(new(checkOptions)), err)
-		return 0
-	}
 	if err == nil {
 		err = c.tests.Validate()
 	}
-	if err == nil && c.printsConfig(stdout) {
-		return 0
-	}
 	if err != nil {
-		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help-all\" lists the flags.\n", err)
-		return 2
+		return notRun(checkFlags(new(checkOptions)), err, helpAllHint, stdout, stderr)
+	}
+	if c.printsConfig(stdout) {
+		return 0
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"kvepp/internal/flags"
 	"os/signal"
 	"syscall"
 
@@ -16,19 +14,12 @@ import (
 )
 
 func clientFlags(c *client.Config) *pflag.FlagSet {
-	f := flags.New("kvepp " + c.Command)
-	c.AddFlags(f)
-	flags.Section(f, "Flags of kvepp "+c.Command)
-	documentEnvironment(f, "")
-	return f
+	return declared(c.Command, "", c.AddFlags)
 }
 
 func parseClient(c *client.Config, args []string, getenv func(string) string) error {
 	f := clientFlags(c)
-	if err := parseArgs(f, args); err != nil {
-		return err
-	}
-	if err := flags.FromEnvironment(f, getenv); err != nil {
+	if err := parseOnce(f, args, getenv); err != nil {
 		return err
 	}
 	return c.Validate(f.Args())
@@ -39,13 +30,8 @@ func runClient(
 	command string, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string,
 ) int {
 	c := client.Config{Command: command}
-	switch err := parseClient(&c, args, getenv); {
-	case errors.Is(err, pflag.ErrHelp):
-		showHelp(stdout, clientFlags(&client.Config{Command: command}), err)
-		return 0
-	case err != nil:
-		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" shows how to use it.\n", command, err, command)
-		return 2
+	if err := parseClient(&c, args, getenv); err != nil {
+		return notRun(clientFlags(&client.Config{Command: command}), err, helpHint, stdout, stderr)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

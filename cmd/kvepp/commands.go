@@ -160,14 +160,41 @@ func (s *settingsFile) logStart(command string, log *slog.Logger) {
 	}
 }
 
-// documentEnvironment names the flags' environment variables. Those of the index alone are not Dynamo's.
-func documentEnvironment(f *pflag.FlagSet, prefix string) {
-	f.VisitAll(func(flag *pflag.Flag) {
-		if name := dynamoEnv[flag.Name]; name != "" && prefix != indexerPrefix {
-			flags.Inherit(f, flag.Name, name)
-		}
-	})
+// declared returns the flags of a command, which add declares. prefix is part of the names of their environment
+// variables.
+func declared(name, prefix string, add ...func(*pflag.FlagSet)) *pflag.FlagSet {
+	f := flags.New("kvepp " + name)
+	for _, add := range add {
+		add(f)
+	}
+	flags.Section(f, "Flags of kvepp "+name)
 	flags.NameVariables(f, prefix)
+	return f
+}
+
+// parseOnce reads arguments and environment of a command that has no file of settings.
+func parseOnce(f *pflag.FlagSet, args []string, getenv func(string) string) error {
+	if err := parseArgs(f, args); err != nil {
+		return err
+	}
+	return flags.FromEnvironment(f, getenv)
+}
+
+// What the error of a wrong use points to.
+const (
+	helpHint    = `--help" shows how to use it`
+	helpAllHint = `--help-all" lists the flags`
+)
+
+// notRun writes why a command with these flags does not run: help if err asks for it, else the error and the hint. It
+// returns the exit status.
+func notRun(f *pflag.FlagSet, err error, hint string, stdout, stderr io.Writer) int {
+	if errors.Is(err, pflag.ErrHelp) {
+		showHelp(stdout, f, err)
+		return 0
+	}
+	fmt.Fprintf(stderr, "%s: %v\n\"%s %s.\n", f.Name(), err, f.Name(), hint)
+	return 2
 }
 
 // essential are the flags that `kvepp serve --help` shows.

@@ -220,11 +220,8 @@ func checkThresholds(t *router.Thresholds) error {
 }
 
 func (o *options) checkDurations() error {
-	return durations(
-		durationFlag{"drain-delay", o.drainDelay, true},
-		durationFlag{"drain-timeout", o.drainTimeout, true},
-		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
-	)
+	return cmp.Or(flags.NotNegative("drain-delay", o.drainDelay), flags.NotNegative("drain-timeout", o.drainTimeout),
+		flags.NotNegative("warmup-timeout", o.warmUpTimeout))
 }
 
 // checkListeners checks addresses and ports, and refuses an admin address that other machines can reach without a

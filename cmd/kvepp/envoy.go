@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"kvepp/internal/flags"
 
 	"github.com/spf13/pflag"
 
@@ -12,19 +10,12 @@ import (
 )
 
 func envoyFlags(c *envoy.Config) *pflag.FlagSet {
-	f := flags.New("kvepp envoy")
-	c.AddFlags(f)
-	flags.Section(f, "Flags of kvepp envoy")
-	documentEnvironment(f, "")
-	return f
+	return declared("envoy", "", c.AddFlags)
 }
 
 func parseEnvoy(c *envoy.Config, args []string, getenv func(string) string) error {
 	f := envoyFlags(c)
-	if err := parseArgs(f, args); err != nil {
-		return err
-	}
-	if err := flags.FromEnvironment(f, getenv); err != nil {
+	if err := parseOnce(f, args, getenv); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {
@@ -36,13 +27,8 @@ func parseEnvoy(c *envoy.Config, args []string, getenv func(string) string) erro
 // printEnvoy runs `kvepp envoy`. It returns the exit status.
 func printEnvoy(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var c envoy.Config
-	switch err := parseEnvoy(&c, args, getenv); {
-	case errors.Is(err, pflag.ErrHelp):
-		showHelp(stdout, envoyFlags(new(envoy.Config)), err)
-		return 0
-	case err != nil:
-		fmt.Fprintf(stderr, "kvepp envoy: %v\n\"kvepp envoy --help\" shows how to use it.\n", err)
-		return 2
+	if err := parseEnvoy(&c, args, getenv); err != nil {
+		return notRun(envoyFlags(new(envoy.Config)), err, helpHint, stdout, stderr)
 	}
 	if err := c.Run(stdout); err != nil {
 		fmt.Fprintf(stderr, "kvepp envoy: %v\n", err)

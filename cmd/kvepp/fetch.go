@@ -3,10 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"kvepp/internal/flags"
 	"os/signal"
 	"syscall"
 
@@ -20,19 +17,12 @@ import (
 const fetchPrefix = "fetch-"
 
 func fetchFlags(c *fetch.Config) *pflag.FlagSet {
-	f := flags.New("kvepp fetch")
-	c.AddFlags(f)
-	flags.Section(f, "Flags of kvepp fetch")
-	documentEnvironment(f, fetchPrefix)
-	return f
+	return declared("fetch", fetchPrefix, c.AddFlags)
 }
 
 func parseFetch(c *fetch.Config, args []string, getenv func(string) string) error {
 	f := fetchFlags(c)
-	if err := parseArgs(f, args); err != nil {
-		return err
-	}
-	if err := flags.FromEnvironment(f, getenv); err != nil {
+	if err := parseOnce(f, args, getenv); err != nil {
 		return err
 	}
 	c.Hub, c.Token = cmp.Or(c.Hub, getenv("HF_ENDPOINT")), getenv("HF_TOKEN")
@@ -47,13 +37,8 @@ func parseFetch(c *fetch.Config, args []string, getenv func(string) string) erro
 // runFetch runs `kvepp fetch`. It returns the exit status.
 func runFetch(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var c fetch.Config
-	switch err := parseFetch(&c, args, getenv); {
-	case errors.Is(err, pflag.ErrHelp):
-		showHelp(stdout, fetchFlags(new(fetch.Config)), err)
-		return 0
-	case err != nil:
-		fmt.Fprintf(stderr, "kvepp fetch: %v\n\"kvepp fetch --help\" shows how to use it.\n", err)
-		return 2
+	if err := parseFetch(&c, args, getenv); err != nil {
+		return notRun(fetchFlags(new(fetch.Config)), err, helpHint, stdout, stderr)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"github.com/spf13/pflag"
+
 	"kvepp/indexer"
+	"kvepp/internal/flags"
 	"kvepp/serve/listen"
 	"kvepp/serve/logs"
 	"kvepp/serve/secrets"
@@ -19,6 +22,13 @@ type httpService struct {
 	bounds indexer.Config // of its memory
 	logging
 	settingsFile
+}
+
+func (o *httpService) addFlags(f *pflag.FlagSet) {
+	o.bounds.AddFlags(f)
+	o.logging.AddFlags(f, "")
+	o.settingsFile.AddFlags(f)
+	flags.Retire(f, "threads", false) // of Dynamo's programs; each worker has its own here
 }
 
 func (o *httpService) check() error {

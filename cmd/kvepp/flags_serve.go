@@ -37,7 +37,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		flags.Section(f, s.title)
 	}
 	addRetired(f)
-	documentEnvironment(f, "")
+	flags.NameVariables(f, "")
 	return f
 }
 
@@ -58,6 +58,7 @@ func (o *options) addMetrics(f *pflag.FlagSet) {
 			"it again when it changes. Empty: anyone may read metrics")
 	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo",
 		"the label dynamo_namespace of the metrics that have Dynamo's names, `NAME`")
+	flags.Inherit(f, "metrics-port", "DYN_EPP_METRICS_PORT", "dynamo-namespace", "DYN_NAMESPACE")
 }
 
 func (o *options) addAdmin(f *pflag.FlagSet) {

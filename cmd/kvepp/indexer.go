@@ -13,7 +13,6 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/serve/api"
@@ -31,16 +30,8 @@ type indexerOptions struct {
 const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
-	f := flags.New("kvepp indexer")
-	o.Web.AddFlags(f, 8090)
-	o.Config.AddFlags(f)
-	o.bounds.AddFlags(f)
-	o.logging.AddFlags(f, "")
-	o.settingsFile.AddFlags(f)
-	flags.Section(f, "Flags of kvepp indexer")
-	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
-	documentEnvironment(f, indexerPrefix)
-	return f
+	return declared("indexer", indexerPrefix, func(f *pflag.FlagSet) { o.Web.AddFlags(f, 8090) }, o.Config.AddFlags,
+		o.addFlags)
 }
 
 // parseIndexer reads the arguments, and then sets the remaining flags from the environment.

@@ -2,7 +2,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -181,14 +180,10 @@ func daemon[O any](
 	getenv func(string) string,
 ) int {
 	var o O
-	switch err := parse(&o, args, getenv); {
-	case errors.Is(err, pflag.ErrHelp):
-		showHelp(stdout, declare(new(O)), err)
-		return 0
-	case err != nil:
-		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help-all\" lists the flags.\n", name, err, name)
-		return 2
-	case any(&o).(interface{ printsConfig(io.Writer) bool }).printsConfig(stdout):
+	if err := parse(&o, args, getenv); err != nil {
+		return notRun(declare(new(O)), err, helpAllHint, stdout, stderr)
+	}
+	if any(&o).(interface{ printsConfig(io.Writer) bool }).printsConfig(stdout) {
 		return 0
 	}
 	signal.Ignore(syscall.SIGPIPE) // SIGPIPE would end kvepp when the reader of its log closes

@@ -146,17 +146,14 @@ func replayFlags(o *replayOptions) *pflag.FlagSet {
 	flags.Section(f, "Trace and engines")
 	o.variant.add(f)
 	flags.Section(f, "Router, as in kvepp serve (--compare can change these)")
-	documentEnvironment(f, replayPrefix)
+	flags.NameVariables(f, replayPrefix)
 	return f
 }
 
 // parseReplay reads the arguments and returns the settings; none with --generate.
 func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([]report.Setting, error) {
 	f := replayFlags(o)
-	if err := parseArgs(f, args); err != nil {
-		return nil, err
-	}
-	if err := flags.FromEnvironment(f, withoutDirect(getenv)); err != nil {
+	if err := parseOnce(f, args, withoutDirect(getenv)); err != nil {
 		return nil, err
 	}
 	if err := o.Validate(f.Args()); err != nil || o.Generates() {
@@ -232,14 +229,12 @@ func changedArgs(from, to *pflag.FlagSet) (args []string) {
 func replayTraces(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var o replayOptions
 	settings, err := parseReplay(&o, args, getenv)
-	if errors.Is(err, pflag.ErrHelp) {
-		showHelp(stdout, replayFlags(new(replayOptions)), err)
-		report.WriteWorkloads(stdout)
-		return 0
-	}
 	if err != nil {
-		fmt.Fprintf(stderr, "kvepp replay: %v\n\"kvepp replay --help\" shows how to use it.\n", err)
-		return 2
+		status := notRun(replayFlags(new(replayOptions)), err, helpHint, stdout, stderr)
+		if status == 0 {
+			report.WriteWorkloads(stdout)
+		}
+		return status
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -13,7 +13,6 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
-	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/router/budget"
@@ -35,18 +34,8 @@ type selectOptions struct {
 const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
-	f := flags.New("kvepp select")
-	o.Web.AddFlags(f, 8092)
-	o.selector.AddFlags(f)
-	o.selector.Scoring.AddWeightFlags(f)
-	o.queue.AddFlags(f)
-	o.bounds.AddFlags(f)
-	o.logging.AddFlags(f, "")
-	o.settingsFile.AddFlags(f)
-	flags.Section(f, "Flags of kvepp select")
-	flags.Retire(f, "threads", false) // of Dynamo's program; each worker has its own here
-	documentEnvironment(f, selectPrefix)
-	return f
+	return declared("select", selectPrefix, func(f *pflag.FlagSet) { o.Web.AddFlags(f, 8092) }, o.selector.AddFlags,
+		o.selector.Scoring.AddWeightFlags, o.queue.AddFlags, o.addFlags)
 }
 
 // parseSelect reads the arguments, and then sets the remaining flags from the environment.

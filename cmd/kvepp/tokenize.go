@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"kvepp/internal/flags"
 
 	"github.com/spf13/pflag"
 
@@ -19,32 +17,19 @@ type tokenizeOptions struct {
 }
 
 func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
-	f := flags.New("kvepp tokenize")
-	o.AddFlags(f)
-	o.prompts.AddFlags(f)
-	flags.Section(f, "Flags of kvepp tokenize")
-	documentEnvironment(f, "")
-	return f
+	return declared("tokenize", "", o.AddFlags, o.prompts.AddFlags)
 }
 
 // runTokenizer runs `kvepp tokenize`. It returns the exit status.
 func runTokenizer(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	var o tokenizeOptions
 	f := tokenizeFlags(&o)
-	err := parseArgs(f, args)
-	if errors.Is(err, pflag.ErrHelp) {
-		showHelp(stdout, f, err)
-		return 0
-	}
-	if err == nil {
-		err = flags.FromEnvironment(f, getenv)
-	}
+	err := parseOnce(f, args, getenv)
 	if err == nil {
 		err = o.Validate(f.Args())
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
-		return 2
+		return notRun(f, err, helpHint, stdout, stderr)
 	}
 	o.prompts.Engine = o.Engine
 	if err := o.prompts.Validate(); err != nil {

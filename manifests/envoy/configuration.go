@@ -57,6 +57,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 		"`PORT` of Envoy's own admin interface, on 127.0.0.1; 0: none")
 	f.StringVar(&c.kvepp, "kvepp-address", "127.0.0.1:9002", "`HOST:PORT` of kvepp serve: its --grpc-port")
 	f.BoolVar(&c.secure, "secure-serving", true, "kvepp serve uses TLS: the value of its own --secure-serving")
+	flags.Inherit(f, "secure-serving", "DYN_SECURE_SERVING")
 	f.StringVar(&c.family, "dns-lookup-family", "V4_ONLY",
 		"with host names: `FAMILY` of the addresses that Envoy resolves: V4_ONLY, V6_ONLY, V4_PREFERRED, ALL or AUTO. "+
 			"Give kvepp serve the same")

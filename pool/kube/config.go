@@ -81,6 +81,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"how many data-parallel `RANKS` share the target port of a Pod with one port; a header selects the rank "+
 			"(x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo "+
 			"worker's model card, has precedence")
+	flags.Inherit(fs, "pool-name", "DYN_EPP_INFERENCE_POOL_NAME", "pool-namespace", "POD_NAMESPACE",
+		"kv-events-port", "DYN_EPP_KV_EVENT_PORT", "kv-replay-port", "DYN_EPP_KV_EVENT_REPLAY_PORT")
 	fs.BoolVar(&c.LeaderElection, "ha-enable-leader-election", false,
 		"only one of several replicas is ready: the holder of a Lease. All replicas follow the workers and their KV "+
 			"events")

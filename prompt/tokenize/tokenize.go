@@ -64,6 +64,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.jsonl, "jsonl", false, "one input per line, one answer per line")
 	f.BoolVar(&c.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as in Dynamo")
 	f.IntVar(&c.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
+	flags.Inherit(f, "kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE")
 	f.StringVar(&c.lora, "lora", "", "adapter `NAME` that salts the hashes")
 	f.StringVar(&c.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Empty: the request's own")
 }

@@ -52,6 +52,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.MinWorkers, "router-min-initial-workers", 0,
 		"health checks say NOT_SERVING until kvepp has seen `N` endpoints that can take requests; prefill workers do "+
 			"not count")
+	flags.Inherit(fs, "kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE",
+		"router-min-initial-workers", "DYN_ROUTER_MIN_INITIAL_WORKERS")
 	flags.Section(fs, "Endpoints")
 	c.Kube.AddFlags(fs)
 	flags.Section(fs, "Kubernetes")

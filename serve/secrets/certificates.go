@@ -35,6 +35,7 @@ var versions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS1
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Serving, "secure-serving", true,
 		"serve TLS at --grpc-port, as Envoy's cluster for kvepp must expect")
+	flags.Inherit(fs, "secure-serving", "DYN_SECURE_SERVING")
 	fs.StringVar(&c.CertPath, "cert-path", "",
 		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; kvepp "+
 			"reads them again when they change. Empty: kvepp makes a self-signed certificate at start")

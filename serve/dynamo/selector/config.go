@@ -56,6 +56,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.Float64Var(&s.ttl, "router-ttl-secs", 120,
 		"without events, how many `SECONDS` after its latest reservation a block is assumed to stay cached")
 	flags.Negatable(f, "router-kv-events")
+	flags.Inherit(f, "active-request-expiry-secs", "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
+		"router-kv-events", "DYN_ROUTER_USE_KV_EVENTS", "router-ttl-secs", "DYN_ROUTER_TTL_SECS")
 }
 
 // Validate checks these flags, and sets what they say.
