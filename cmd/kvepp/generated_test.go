@@ -252,11 +252,11 @@ var wiredElsewhere = []metric{
 	{metrics.LogLines.Name, "counter", metrics.LogLines.Help, []string{"outcome"}},
 	{metrics.RecordedRequests.Name, "counter", metrics.RecordedRequests.Help, []string{"outcome"}},
 	{metrics.TraceSpans.Name, "counter", metrics.TraceSpans.Help, []string{"outcome"}},
-	{metrics.MemoryLimit, "gauge", metrics.MemoryLimitHelp, []string{"source"}},
-	{metrics.IndexerListeners, "gauge", metrics.IndexerListenersHelp, []string{"status"}},
-	{metrics.SelectionReservations, "gauge", metrics.SelectionReservationsHelp, nil},
-	{metrics.SelectionExpired, "counter", metrics.SelectionExpiredHelp, nil},
-	{metrics.SelectionWaiting, "gauge", metrics.SelectionWaitingHelp, nil},
+	{metrics.MemoryLimit.Name, "gauge", metrics.MemoryLimit.Help, []string{"source"}},
+	{metrics.IndexerListeners.Name, "gauge", metrics.IndexerListeners.Help, []string{"status"}},
+	{metrics.SelectionReservations.Name, "gauge", metrics.SelectionReservations.Help, nil},
+	{metrics.SelectionExpired.Name, "counter", metrics.SelectionExpired.Help, nil},
+	{metrics.SelectionWaiting.Name, "gauge", metrics.SelectionWaiting.Help, nil},
 }
 
 // metricSections are the headings of the page. A metric is in the first section whose pattern matches.

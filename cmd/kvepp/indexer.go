@@ -8,7 +8,6 @@ import (
 	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
@@ -86,18 +85,8 @@ func runIndexer(o *indexerOptions) error {
 // indexerGauges exports the counts of the registry, the feed and the index.
 func indexerGauges(m *metrics.Metrics, registry *indexerapi.Registry, events *feed.Feed, index *indexer.Index) {
 	index.Export(m)
-	for _, status := range []string{"active", "pending"} {
-		m.GaugeFunc(
-			metrics.IndexerListeners,
-			metrics.IndexerListenersHelp,
-			prometheus.Labels{"status": status},
-			func() float64 {
-				active, pending := events.Subscriptions()
-				if status == "active" {
-					return float64(active)
-				}
-				return float64(pending)
-			},
-		)
-	}
+	metrics.Gauges(m, metrics.IndexerListeners, "status", func() map[string]int {
+		active, pending := events.Subscriptions()
+		return map[string]int{"active": active, "pending": pending}
+	})
 }

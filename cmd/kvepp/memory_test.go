@@ -46,7 +46,7 @@ func TestMemoryLimit(t *testing.T) {
 		if !strings.Contains(log.String(), "memory_limit_from="+c.source) {
 			t.Errorf("GOMEMLIMIT=%q: %s", c.variable, log)
 		}
-		exported := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit, "source="+c.source)
+		exported := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit.Name, "source="+c.source)
 		if limit := exported.Value(); len(exported) != 1 ||
 			limit != float64(c.want) && !(limit == 0 && c.want == math.MaxInt64) {
 			t.Errorf("GOMEMLIMIT=%q: the metric is missing or wrong", c.variable)

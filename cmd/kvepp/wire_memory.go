@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"kvepp/internal/metrics"
 )
@@ -41,12 +40,7 @@ func limitMemory(container memlimit.Provider, m *metrics.Metrics, log *slog.Logg
 	if limit == math.MaxInt64 {
 		limit = 0
 	}
-	m.GaugeFunc(
-		metrics.MemoryLimit,
-		metrics.MemoryLimitHelp,
-		prometheus.Labels{"source": source},
-		func() float64 { return float64(limit) },
-	)
+	metrics.Gauge(m, metrics.MemoryLimit, func() int64 { return limit }, "source", source)
 	log.Info(
 		"resources",
 		"memory_limit_bytes",

@@ -396,21 +396,6 @@ func (m *Metrics) ObservePhase(phase string, d time.Duration) {
 // InitDecision declares the series of a reason at zero.
 func (m *Metrics) InitDecision(reason string) { m.decisions.WithLabelValues(reason) }
 
-// GaugeFunc declares a gauge whose value read returns at each scrape. Packages that do not import metrics have a Stats
-// method, from which cmd/kvepp makes gauges.
-func (m *Metrics) GaugeFunc(name, help string, labels prometheus.Labels, read func() float64) {
-	m.Registry.MustRegister(
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, read),
-	)
-}
-
-// CounterFunc declares a counter whose value read returns at each scrape.
-func (m *Metrics) CounterFunc(name, help string, labels prometheus.Labels, read func() float64) {
-	m.Registry.MustRegister(
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, read),
-	)
-}
-
 // Name and help of the gauge of models without a tokenizer.
 var (
 	ModelsWithoutTokenizer = Reading{"kvepp_models_without_tokenizer",
@@ -453,15 +438,11 @@ var (
 			"refused them)."}
 )
 
-// Names and help of the metric of Go's memory limit.
-const (
-	MemoryLimit     = "kvepp_memory_limit_bytes"
-	MemoryLimitHelp = "Soft memory limit of Go's runtime, 0 for no limit, by source: environment " +
-		"(GOMEMLIMIT), container (seven eighths of the cgroup's limit), none."
-)
-
-// Names and help of the arguments of GaugeFunc and CounterFunc.
+// The metrics that are read at each scrape.
 var (
+	MemoryLimit = Reading{"kvepp_memory_limit_bytes",
+		"Soft memory limit of Go's runtime, 0 for no limit, by source: environment (GOMEMLIMIT), container (seven " +
+			"eighths of the cgroup's limit), none."}
 	Streams   = Reading{"kvepp_streams", "Open ext_proc streams: requests whose responses have not ended."}
 	HeldBytes = Reading{"kvepp_held_body_bytes",
 		"Memory that requests hold until they are routed, in bytes: bodies with their buffers, the most that " +

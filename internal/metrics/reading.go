@@ -9,7 +9,10 @@ type number interface{ int | int64 | uint64 | float64 }
 
 // Gauge declares a gauge whose value read returns at each scrape. labels are names and values in turn.
 func Gauge[N number](m *Metrics, of Reading, read func() N, labels ...string) {
-	m.GaugeFunc(of.Name, of.Help, pairs(labels), func() float64 { return float64(read()) })
+	m.Registry.MustRegister(prometheus.NewGaugeFunc(
+		prometheus.GaugeOpts{Name: of.Name, Help: of.Help, ConstLabels: pairs(labels)},
+		func() float64 { return float64(read()) },
+	))
 }
 
 // Flag declares a gauge that is 1 while read returns true, else 0.
@@ -24,7 +27,10 @@ func Flag(m *Metrics, of Reading, read func() bool, labels ...string) {
 
 // Counter declares a counter whose value read returns at each scrape.
 func Counter[N number](m *Metrics, of Reading, read func() N, labels ...string) {
-	m.CounterFunc(of.Name, of.Help, pairs(labels), func() float64 { return float64(read()) })
+	m.Registry.MustRegister(prometheus.NewCounterFunc(
+		prometheus.CounterOpts{Name: of.Name, Help: of.Help, ConstLabels: pairs(labels)},
+		func() float64 { return float64(read()) },
+	))
 }
 
 func pairs(labels []string) prometheus.Labels {

@@ -15,11 +15,9 @@ type IndexerService struct {
 	duration *prometheus.HistogramVec
 }
 
-// Names and help of the gauges that the service's wiring declares.
-const (
-	IndexerListeners     = "dynamo_kvindexer_listeners"
-	IndexerListenersHelp = "Subscriptions to KV events, by state: active (connected), pending (not yet connected)."
-)
+// IndexerListeners is what the service's wiring declares.
+var IndexerListeners = Reading{"dynamo_kvindexer_listeners",
+	"Subscriptions to KV events, by state: active (connected), pending (not yet connected)."}
 
 // NewIndexerService declares the metrics on m's registry.
 func (m *Metrics) NewIndexerService() *IndexerService {
@@ -50,14 +48,12 @@ type SelectionService struct {
 	duration *prometheus.HistogramVec
 }
 
-// Names and help of the gauges that the service's wiring declares.
-const (
-	SelectionReservations     = "kvepp_selection_reservations"
-	SelectionReservationsHelp = "Reservations that have not ended."
-	SelectionExpired          = "kvepp_selection_reservations_expired_total"
-	SelectionExpiredHelp      = "Reservations that no client ended within --active-request-expiry-secs."
-	SelectionWaiting          = "kvepp_selection_waiting"
-	SelectionWaitingHelp      = "Selections that wait because every worker is busy."
+// The metrics that the service declares of itself.
+var (
+	SelectionReservations = Reading{"kvepp_selection_reservations", "Reservations that have not ended."}
+	SelectionExpired      = Reading{"kvepp_selection_reservations_expired_total",
+		"Reservations that no client ended within --active-request-expiry-secs."}
+	SelectionWaiting = Reading{"kvepp_selection_waiting", "Selections that wait because every worker is busy."}
 )
 
 // NewSelectionService declares the metrics on m's registry.

@@ -91,10 +91,7 @@ func (c *Config) Expiry() time.Duration { return time.Duration(c.settings.expiry
 
 // Export exports what s counts.
 func (s *Selector) Export(m *metrics.Metrics) {
-	m.GaugeFunc(metrics.SelectionReservations, metrics.SelectionReservationsHelp, nil,
-		func() float64 { return float64(s.Stats().Reservations) })
-	m.CounterFunc(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil,
-		func() float64 { return float64(s.loadBook.Expired()) })
-	m.GaugeFunc(metrics.SelectionWaiting, metrics.SelectionWaitingHelp, nil,
-		func() float64 { return float64(s.Stats().Waiting) })
+	metrics.Gauge(m, metrics.SelectionReservations, func() int { return s.Stats().Reservations })
+	metrics.Counter(m, metrics.SelectionExpired, s.loadBook.Expired)
+	metrics.Gauge(m, metrics.SelectionWaiting, func() int { return s.Stats().Waiting })
 }
