@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -62,7 +63,6 @@ func TestPrefillAndDecode(t *testing.T) {
 		}
 		stream := i%2 == 0
 		messages := conversation(fmt.Sprint(t.Name(), i), 1)
-		known := metric(t, s, "kvepp_index_blocks")
 		first := ask(messages, stream)
 		messages = append(
 			messages,
@@ -70,9 +70,13 @@ func TestPrefillAndDecode(t *testing.T) {
 			stack.Message{Role: "user", Content: "Go on."},
 		)
 		full := first.PromptTokens / stack.BlockSize
-		eventually(t, func() error { // wait for its events
-			if n := metric(t, s, "kvepp_index_blocks"); n < known+float64(full) {
-				return fmt.Errorf("the index has %v blocks, %v before a prompt of %d", n, known, full)
+		body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": messages})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error { // wait for the events of its prefill worker
+			if n := pick(t, s, string(body)).Predicted; n < full*stack.BlockSize {
+				return fmt.Errorf("%d tokens of a prompt of %d are known", n, first.PromptTokens)
 			}
 			return nil
 		})
