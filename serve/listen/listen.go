@@ -5,7 +5,6 @@
 package listen
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
 
 	"kvepp/internal/connlimit"
 	"kvepp/internal/metrics"
@@ -84,15 +82,4 @@ func Options(l *connlimit.Listener, methods map[string]*connlimit.Method) []grpc
 			},
 		),
 	}
-}
-
-// MarkInUse marks the connection of a stream as in use. It returns the function that ends the mark.
-func MarkInUse(ctx context.Context, l *connlimit.Listener) func() {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return func() {}
-	}
-	c := l.Find(p.LocalAddr, p.Addr)
-	c.Begin()
-	return c.End
 }
