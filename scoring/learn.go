@@ -149,15 +149,16 @@ func (l *learned) forget(w kvblock.Worker) {
 	}
 }
 
-// or returns the prices with those of the average worker where p has none.
-func (p prices) or(average *prices) prices {
-	if p.secondsPerToken == 0 {
-		p.secondsPerToken, p.stepSeconds = average.secondsPerToken, average.stepSeconds
+// or returns a worker's times: those of the average worker where p has none.
+func (p *prices) or(average *prices) (perToken, perStep, gapPerToken float64) {
+	perToken, perStep, gapPerToken = p.secondsPerToken, p.stepSeconds, p.gapPerToken
+	if perToken == 0 {
+		perToken, perStep = average.secondsPerToken, average.stepSeconds
 	}
-	if p.gapPerToken == 0 {
-		p.gapPerToken = average.gapPerToken
+	if gapPerToken == 0 {
+		gapPerToken = average.gapPerToken
 	}
-	return p
+	return perToken, perStep, gapPerToken
 }
 
 // firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.
@@ -170,8 +171,8 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 	f.prefills++
 	if f.usual.prefill.slope > 0 {
 		average := f.common()
-		price := l.prices[w].or(&average)
-		p.noise.add(math.Abs(s - price.stepSeconds - price.secondsPerToken*float64(tokens)))
+		perToken, perStep, _ := l.prices[w].or(&average)
+		p.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
 	}
 	l.forgetUnused(w)
 	p.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
@@ -247,6 +248,7 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
 	average := a.learned.fleets[w].common()
-	p := a.learned.prices[w].or(&average)
-	return Pace{p.secondsPerToken, p.stepSeconds, p.gapPerToken, float64(p.reuse)}
+	p := &a.learned.prices[w]
+	perToken, perStep, gapPerToken := p.or(&average)
+	return Pace{perToken, perStep, gapPerToken, float64(p.reuse)}
 }

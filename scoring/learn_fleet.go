@@ -87,6 +87,7 @@ func (l *learned) revise(f *fleet) {
 		if l.peers != nil {
 			p.plus(l.peers.of(w))
 		}
+		// An engine without requests loses its voice, so that the average becomes that of those that compute.
 		p.prefill.scale(min(1, mostVoice/p.prefill.weight) * l.kept(w))
 		if p.prefill.weight > 0 || p.answer.samples > 0 {
 			l.known = append(l.known, p)

@@ -182,13 +182,7 @@ func (t *Terms) EvictSeconds() float64 {
 func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
 	load, p, x := &a.loads[c.Worker], &a.learned.prices[c.Worker], &t.Time
 	x.DecodingRequests = load.Requests - int(p.prefilling)
-	x.SecondsPerToken, x.StepSeconds, x.GapPerToken = p.secondsPerToken, p.stepSeconds, p.gapPerToken
-	if p.secondsPerToken == 0 {
-		x.SecondsPerToken, x.StepSeconds = a.average.secondsPerToken, a.average.stepSeconds
-	}
-	if p.gapPerToken == 0 {
-		x.GapPerToken = a.average.gapPerToken
-	}
+	x.SecondsPerToken, x.StepSeconds, x.GapPerToken = p.or(&a.average)
 	x.SlowerPerToken, x.Reuse = float64(p.slowerPerToken), float64(p.reuse)
 	x.RunningSeconds, x.QueuedPrefills, x.ActivePromptBlocks = 0, 0, 0
 	if p.prefilling > 0 {
