@@ -123,7 +123,7 @@ func TestEngines(t *testing.T) {
 		)
 		return
 	}
-	const data = "../../tokenizer/testdata/"
+	const data = "../../prompt/testdata/"
 	requests, err := os.ReadFile(data + "requests.jsonl")
 	if err != nil {
 		t.Fatal(err)

@@ -140,7 +140,7 @@ func TestMedia(t *testing.T) {
 		t.Log("make test-long runs the engines' own code")
 		return
 	}
-	requests, err := os.ReadFile("../../tokenizer/testdata/requests.jsonl")
+	requests, err := os.ReadFile("../../prompt/testdata/requests.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func testMedia(t *testing.T, engine prompt.Engine, version string, requests []by
 			continue
 		}
 		// If the model takes images, SGLang also treats chats of text differently.
-		paths, err := filepath.Glob("../../tokenizer/testdata/templates/*.jinja")
+		paths, err := filepath.Glob("../../prompt/testdata/templates/*.jinja")
 		if err != nil {
 			t.Fatal(err)
 		}

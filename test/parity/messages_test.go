@@ -260,7 +260,7 @@ func compareAPIVersion(
 	version, api, list, folder string,
 	items, more []string,
 ) {
-	paths, err := filepath.Glob("../../tokenizer/testdata/templates/*.jinja")
+	paths, err := filepath.Glob("../../prompt/testdata/templates/*.jinja")
 	if err != nil {
 		t.Fatal(err)
 	}

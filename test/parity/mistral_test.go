@@ -58,7 +58,7 @@ func compareMistral(t *testing.T, version string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	const path = "../../tokenizer/testdata/mistral.jsonl"
+	const path = "../../prompt/testdata/mistral.jsonl"
 	var golden bytes.Buffer
 	scores := map[string]*mistralScore{}
 	models := map[string]*prompt.Model{}

@@ -184,7 +184,7 @@ def mistral(folder):
 
 
 def families(folder):
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tokenizer", "bpe", "testdata"))
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "prompt", "bpe", "testdata"))
     import variants_gen
 
     bases, variants = variants_gen.families()
@@ -217,7 +217,7 @@ class Tiktoken:
     """tiktoken with Kimi's pattern, and its special tokens recognised everywhere, in the form of a Tokenizer."""
 
     def __init__(self, folder):
-        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tokenizer", "bpe", "testdata"))
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "prompt", "bpe", "testdata"))
         import tiktoken
         import variants_gen
 

@@ -78,7 +78,7 @@ func TestRemote(t *testing.T) {
 		t.Log("make test-long runs the engines' own code")
 		return
 	}
-	const data, folder = "../../tokenizer/testdata/", "../../test/models/tiny-bytelevel"
+	const data, folder = "../../prompt/testdata/", "../../test/models/tiny-bytelevel"
 	payload, err := os.ReadFile(data + "requests.jsonl")
 	if err != nil {
 		t.Fatal(err)

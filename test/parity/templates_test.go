@@ -29,7 +29,7 @@ type realTemplate struct {
 func realTemplates(t *testing.T) []realTemplate {
 	t.Helper()
 	folders := append(
-		[]string{"templates.py", "../../tokenizer/testdata", "../../e2e", "../../test/models"},
+		[]string{"templates.py", "../../prompt/testdata", "../../e2e", "../../test/models"},
 		strings.Fields(environment(t, "KVEPP_MODELS"))...)
 	if !testing.Short() {
 		folders = append(folders, filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"))
