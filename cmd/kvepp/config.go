@@ -31,6 +31,7 @@ import (
 	indexerapi "kvepp/serve/dynamo/indexer"
 	"kvepp/serve/join"
 	"kvepp/serve/listen"
+	"kvepp/serve/llmd"
 	"kvepp/serve/models"
 )
 
@@ -80,6 +81,9 @@ type options struct {
 	recording record.Config
 
 	settingsFile
+
+	seat     *llmd.Seat // nil: kvepp was not started as llm-d's picker
+	noTraces bool       // also if the environment asks for them
 }
 
 // parseServe reads the arguments, the environment and the file of --config into o. Precedence: flag, KVEPP_<FLAG>,
@@ -105,7 +109,11 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 		return err
 	}
 	o.selectPolicy()
-	return flags.WithSource(f, o.check())
+	if err := o.check(); err != nil {
+		return flags.WithSource(f, err)
+	}
+	o.sit()
+	return nil
 }
 
 const modeVariable = "DYN_ROUTER_MODE"

@@ -51,7 +51,7 @@ func writeUsage(out io.Writer) {
 	fmt.Fprint(out, usageEnd)
 }
 
-func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
+func main() { os.Exit(start(arguments(os.Args), os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
 
 // start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as
 // run does.
@@ -74,14 +74,23 @@ func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []s
 			return 2
 		}
 	}
-	return run(args, stdin, stdout, stderr, func(name string) string {
+	getenv := func(name string) string {
 		for _, entry := range slices.Backward(environ) {
 			if value, found := strings.CutPrefix(entry, name+"="); found {
 				return value
 			}
 		}
 		return ""
-	})
+	}
+	if len(args) > 0 {
+		switch args[0] {
+		case seatCommand:
+			return takeSeat(args[1:], environ, stdout, stderr, getenv)
+		case sleepCommand:
+			return sleep(args[1:], stderr)
+		}
+	}
+	return run(args, stdin, stdout, stderr, getenv)
 }
 
 // isHelp reports whether an argument asks for help.

@@ -51,6 +51,7 @@ func serve(o *options) error {
 	m := metrics.New()
 	log := o.Logger(m)
 	o.logStart("serve", log)
+	o.logSeat(log)
 	limitMemory(memlimit.FromCgroup, m, log)
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -162,8 +163,10 @@ func (s *server) open(ctx context.Context) error {
 		return err
 	}
 	s.closeWith(func() { s.recorder.Close(2 * time.Second) })
-	if s.tracer, err = tracing.New(ctx, version(), s.log); err != nil {
-		return err
+	if !s.noTraces {
+		if s.tracer, err = tracing.New(ctx, version(), s.log); err != nil {
+			return err
+		}
 	}
 	s.tracer.Export(s.m)
 	s.closeWith(s.closeTracer)

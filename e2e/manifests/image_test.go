@@ -31,11 +31,25 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.Remove(endpoints)
+	for _, command := range [][]string{{"/kvepp", "serve"}, {"/app/epp", ""}, {"/kvepp", "--v=2"}} {
+		t.Run(strings.Join(command, " "), func(t *testing.T) { runImage(t, root, command) })
+	}
+	began := time.Now()
+	sleep := exec.CommandContext(t.Context(), "/bin/sleep", "0.3")
+	sleep.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	if out, err := sleep.CombinedOutput(); err != nil || time.Since(began) < 300*time.Millisecond {
+		t.Errorf("/bin/sleep: %v after %v\n%s", err, time.Since(began), out)
+	}
+}
+
+// runImage runs a command of the image until its metrics answer, and ends it.
+func runImage(t *testing.T, root string, command []string) {
+	t.Helper()
 	address := free(t)
 	cmd := exec.CommandContext(
 		t.Context(),
-		"/kvepp",
-		"serve",
+		command[0],
+		command[1],
 		"--endpoints=/endpoints.yaml",
 		"--bind-address=127.0.0.1",
 		"--grpc-port="+port(free(t)),

@@ -100,6 +100,7 @@ var may = map[string]string{
 		"indexer indexer/feed internal/metrics pool pool/enginemetrics router/session",
 
 	"serve/listen":              "extproc internal/connlimit internal/metrics serve/logs serve/secrets",
+	"serve/llmd":                "internal/boundedfile internal/flags internal/suggest",
 	"serve/logs":                "internal/flags internal/loglimit internal/metrics router/record",
 	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
 	"serve/secrets/secretstest": "",
@@ -172,7 +173,7 @@ var only = map[string][]string{
 		"pool/kube", "prompt", "prompt/fetch", "prompt/tokenize", "replay/report", "router", "router/admission",
 		"router/eject", "router/queue", "router/record", "router/session", "scoring",
 		"serve/check", "serve/client", "serve/dynamo/indexer", "serve/dynamo/selector",
-		"serve/join", "serve/listen", "serve/logs", "serve/models", "serve/replicas", "serve/secrets",
+		"serve/join", "serve/listen", "serve/llmd", "serve/logs", "serve/models", "serve/replicas", "serve/secrets",
 	},
 }
 

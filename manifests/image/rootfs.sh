@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the certificates
 # of authorities for TLS, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
+# /app/epp and /bin/sleep are links to kvepp, which looks at the name by which it is called.
 #
 # GOARCH is the processor: amd64 or arm64; default: this machine's. VERSION is that of a release; default: none.
 # COMMIT is the git commit that `kvepp version` prints; default: that of the sources, if they are in a git repository.
@@ -42,3 +43,8 @@ PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_
 	-ldflags "-s -w -X main.commit=$COMMIT -X main.release=${VERSION:-} -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/${program##*/}" "./$program" 2>"$root.log" ||
 	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -f "$root.log"
+if [ "$program" = cmd/kvepp ]; then   # the names by which KServe calls llm-d's picker and its preStop hook
+	mkdir -p "$root/app" "$root/bin"
+	ln -sfn ../kvepp "$root/app/epp"
+	ln -sfn ../kvepp "$root/bin/sleep"
+fi

@@ -27,6 +27,8 @@ type Config struct {
 	CertPath   string // folder with tls.crt and tls.key; empty: a self-signed certificate
 	ClientCA   string // file with the authorities of clients; empty: any client
 	MinVersion string // of TLS, a key of versions
+	// Suites are the cipher suites of TLS 1.2; nil: Go's. No flag sets them.
+	Suites []uint16
 }
 
 var versions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
@@ -107,7 +109,8 @@ func (c *Certificates) Authorities() *x509.CertPool { return c.current.Load().Cl
 // tls returns the settings that do not come from files.
 func (c *Config) tls() *tls.Config {
 	// A resumed session could belong to a client whose authority was removed since.
-	return &tls.Config{MinVersion: versions[c.MinVersion], NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
+	return &tls.Config{MinVersion: versions[c.MinVersion], CipherSuites: c.Suites, NextProtos: []string{"h2"},
+		SessionTicketsDisabled: true}
 }
 
 // load reads the files and makes them current.

@@ -165,10 +165,16 @@ func writeTar(to io.Writer, dir string, at time.Time) error {
 		}
 		header := &tar.Header{Name: name, Mode: mode, ModTime: at, Typeflag: tar.TypeReg, Size: info.Size(),
 			Format: tar.FormatPAX}
-		if info.IsDir() {
+		switch {
+		case info.IsDir():
 			header.Name, header.Typeflag, header.Size = name+"/", tar.TypeDir, 0
+		case info.Mode()&fs.ModeSymlink != 0:
+			header.Mode, header.Typeflag, header.Size = 0o755, tar.TypeSymlink, 0
+			if header.Linkname, err = os.Readlink(path); err != nil {
+				return err
+			}
 		}
-		if err := out.WriteHeader(header); err != nil || info.IsDir() {
+		if err := out.WriteHeader(header); err != nil || header.Typeflag != tar.TypeReg {
 			return err
 		}
 		file, err := os.Open(path)
