@@ -16,7 +16,7 @@ import (
 // it. Dynamo's frontend never adds special tokens, and drops NUL bytes. If ctx ends, Tokenize returns its error soon.
 //
 // Every error means that the ids are not known: ErrMedia, ErrMemory, ErrNoChatTemplate, ErrInvalidUTF8,
-// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, errors that say what the engine refuses,
+// *jinja.RaiseError and other template errors, jinja.ErrLimit, errors that say what the engine refuses,
 // and those of IsUnknown.
 func (m *Model) Tokenize(ctx context.Context, request *body.Request) ([]Prompt, error) {
 	switch given, err := m.given(request); {

@@ -113,7 +113,7 @@ func (m *Model) dynamoVars(messages, tools *jinja.List) *jinja.Dict {
 func probe(t *jinja.Template, vars *jinja.Dict) (text string, failed bool, err error) {
 	text, err = t.Render(context.Background(), vars, jinja.Limits{})
 	if notOfTemplate(err) {
-		return "", false, fmt.Errorf("tokenizer: chat template: %w", err)
+		return "", false, fmt.Errorf("prompt: chat template: %w", err)
 	}
 	return text, err != nil, nil
 }
@@ -122,7 +122,7 @@ func probe(t *jinja.Template, vars *jinja.Dict) (text string, failed bool, err e
 func (m *Model) probeDynamo(source string, tools *jinja.List) (*dynamoTemplate, error) {
 	compiled, err := jinja.MiniJinja.Compile("default", source)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: chat template: %w", err)
+		return nil, fmt.Errorf("prompt: chat template: %w", err)
 	}
 	t := &dynamoTemplate{Template: compiled, reasoning: strings.Contains(source, "reasoning_content")}
 	render := func(generate bool, messages ...any) (string, bool) {
@@ -220,7 +220,7 @@ func (m *Model) renderDynamo(ctx context.Context, request *body.Request) (string
 	}
 	text, err := t.Render(ctx, vars, limits(request))
 	if err != nil {
-		return "", fmt.Errorf("tokenizer: chat template: %w", err)
+		return "", fmt.Errorf("prompt: chat template: %w", err)
 	}
 	if request.ContinueFinalMessage {
 		if text, err = dynamoCut(text); err != nil {
@@ -293,5 +293,5 @@ func dynamoText(text string) string { return strings.ReplaceAll(text, "\x00", ""
 
 // refused is errRefused for Dynamo's frontend.
 func refused(what string) error {
-	return fmt.Errorf("tokenizer: Dynamo's frontend refuses %s", what)
+	return fmt.Errorf("prompt: Dynamo's frontend refuses %s", what)
 }

@@ -36,7 +36,7 @@ func ParseDynamoSettings(runtimeConfig []byte) (DynamoSettings, error) {
 	if len(runtimeConfig) > 0 {
 		if err := json.Unmarshal(runtimeConfig, &c); err != nil {
 			return DynamoSettings{}, fmt.Errorf(
-				"tokenizer: Dynamo's runtime_config: %w",
+				"prompt: Dynamo's runtime_config: %w",
 				inJSON(err, `{"reasoning_parser": "kimi_k25"}`),
 			)
 		}

@@ -103,7 +103,7 @@ func TestDynamoSettingsThatAreNotFollowed(t *testing.T) {
 			`an object such as {"reasoning_parser": "kimi_k25"}`,
 	} {
 		if _, err := ParseDynamoSettings([]byte(text)); err == nil ||
-			err.Error() != "tokenizer: Dynamo's runtime_config: "+want {
+			err.Error() != "prompt: Dynamo's runtime_config: "+want {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}

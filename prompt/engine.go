@@ -36,7 +36,7 @@ func ParseEngine(name string) (Engine, error) {
 			return e, nil
 		}
 	}
-	return "", fmt.Errorf("tokenizer: %q is not an engine: must be one of %v", name, Engines)
+	return "", fmt.Errorf("prompt: %q is not an engine: must be one of %v", name, Engines)
 }
 
 // The values of Options.ChatTemplateContentFormat.
@@ -100,7 +100,7 @@ func (o *Options) check() error {
 		o.ChatTemplateContentFormat = ContentAuto
 	case ContentAuto, ContentString, ContentOpenAI:
 	default:
-		return fmt.Errorf("tokenizer: chat template content format %q is none of %s, %s, %s",
+		return fmt.Errorf("prompt: chat template content format %q is none of %s, %s, %s",
 			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
 	}
 	switch o.TokenizerMode {
@@ -108,25 +108,25 @@ func (o *Options) check() error {
 		o.TokenizerMode = TokenizerAuto
 	case TokenizerAuto, TokenizerHF, TokenizerMistral:
 	default:
-		return fmt.Errorf("tokenizer: tokenizer mode %q is none of %s, %s, %s", o.TokenizerMode, TokenizerAuto,
+		return fmt.Errorf("prompt: tokenizer mode %q is none of %s, %s, %s", o.TokenizerMode, TokenizerAuto,
 			TokenizerHF, TokenizerMistral)
 	}
 	if o.TokenizerMode != TokenizerAuto && o.Engine != VLLM {
-		return errors.New("tokenizer: only vLLM has tokenizer modes")
+		return errors.New("prompt: only vLLM has tokenizer modes")
 	}
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
-		return errors.New("tokenizer: only SGLang chooses a Hugging Face chat template by name")
+		return errors.New("prompt: only SGLang chooses a Hugging Face chat template by name")
 	}
 	if o.AnthropicDisabledThinkingEffort == autoEffort {
 		o.AnthropicDisabledThinkingEffort = ""
 	}
 	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") &&
 		o.Engine != VLLM {
-		return errors.New("tokenizer: only vLLM excludes tools and maps reasoning efforts")
+		return errors.New("prompt: only vLLM excludes tools and maps reasoning efforts")
 	}
 	if e := o.AnthropicDisabledThinkingEffort; e != "" &&
 		(e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
-		return fmt.Errorf("tokenizer: vLLM does not take the effort %q for disabled thinking", e)
+		return fmt.Errorf("prompt: vLLM does not take the effort %q for disabled thinking", e)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (o *Options) check() error {
 type unknownError string
 
 func (e unknownError) Error() string {
-	return "tokenizer: " + string(e) + ": only the engine knows its tokens"
+	return "prompt: " + string(e) + ": only the engine knows its tokens"
 }
 
 // errNotReproduced returns the error for a request with a part that only its engine knows how to tokenize.
@@ -149,7 +149,7 @@ func IsUnknown(err error) bool {
 
 // errRefused says why the engine answers a request with an error of its own. Such a request has no token ids.
 func errRefused(format string, args ...any) error {
-	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
+	return fmt.Errorf("prompt: the engine refuses this: "+format, args...)
 }
 
 // given returns the prompts that a request brings in the fields where its engine looks for them; nil if it brings none.

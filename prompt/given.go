@@ -8,7 +8,7 @@ import (
 )
 
 // ErrNoIDs says that a request is text, which only its model's tokenizer can encode.
-var ErrNoIDs = errors.New("tokenizer: the request brings text, and no tokenizer for its model is loaded")
+var ErrNoIDs = errors.New("prompt: the request brings text, and no tokenizer for its model is loaded")
 
 // Given returns the token ids that a request brings itself: nvext.token_data for its only prompt, or prompts that are
 // lists of ids. It needs no model. The ids belong to the caller.

@@ -165,7 +165,7 @@ func readJSON(dir, name string, into any) error {
 		err = json.Unmarshal(raw, into)
 	}
 	if err != nil {
-		return fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, name), err)
+		return fmt.Errorf("prompt: %s: %w", filepath.Join(dir, name), err)
 	}
 	return nil
 }
@@ -178,7 +178,7 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 	}
 	if decoder := f.config.values["added_tokens_decoder"]; decoder != nil {
 		if err := json.Unmarshal(decoder, &f.decoder); err != nil {
-			return fmt.Errorf("tokenizer: %s: added_tokens_decoder: %w", filepath.Join(dir, tokenizerConfigFile), err)
+			return fmt.Errorf("prompt: %s: added_tokens_decoder: %w", filepath.Join(dir, tokenizerConfigFile), err)
 		}
 	}
 	path := filepath.Join(dir, tokenizerFile)
@@ -189,10 +189,10 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("tokenizer: %w", err)
+		return fmt.Errorf("prompt: %w", err)
 	}
 	if f.file, err = bpe.ReadTokenizerJSON(raw); err != nil {
-		return fmt.Errorf("tokenizer: %s: %w", path, err)
+		return fmt.Errorf("prompt: %s: %w", path, err)
 	}
 	if m.options.Engine != Dynamo && f.decoder == nil {
 		if err := readJSON(dir, specialTokensMapFile, &f.older); err != nil {
@@ -216,7 +216,7 @@ func (m *Model) loadFolder(dir string, f *folder) error {
 	case !known && IsUnknown(err):
 		return err
 	case !known:
-		return fmt.Errorf("tokenizer: %s: %w", path, err)
+		return fmt.Errorf("prompt: %s: %w", path, err)
 	}
 	for _, l := range m.loads {
 		l.description = nil // it refers to the whole file

@@ -62,7 +62,7 @@ func (m *Model) mergesSystem() (bool, error) {
 		}
 		plain, err := jinja.Compile("default", templateOnlyNames.Replace(t.source))
 		if err != nil {
-			return false, fmt.Errorf("tokenizer: chat template: %w", err)
+			return false, fmt.Errorf("prompt: chat template: %w", err)
 		}
 		messages := jinja.NewList(
 			turn("system", "t"), turn("user", "t"), turn("system", late), turn("user", "t"))

@@ -21,10 +21,10 @@ import (
 // The reasons why a request has no token ids here. The router then routes it by load.
 var (
 	// ErrMedia says that the prompt holds something other than text.
-	ErrMedia = errors.New("tokenizer: the prompt is not text alone")
+	ErrMedia = errors.New("prompt: the prompt is not text alone")
 	// ErrNoChatTemplate says that the model has no chat template.
-	ErrNoChatTemplate = errors.New("tokenizer: the model has no chat template")
-	// ErrMemory says that reading the body would take more memory than apibody.ReadCost allows for its size.
+	ErrNoChatTemplate = errors.New("prompt: the model has no chat template")
+	// ErrMemory says that reading the body would take more memory than body.ReadCost allows for its size.
 	ErrMemory = bpe.ErrMemory
 	// ErrInvalidUTF8 says that the text is not valid UTF-8.
 	ErrInvalidUTF8 = bpe.ErrInvalidUTF8
@@ -115,7 +115,7 @@ func Load(dir string, o Options) (*Model, error) {
 	m.release = releases[o.Engine][i]
 	f := &folder{}
 	if f.model, err = m.readModelConfig(dir); err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
+		return nil, fmt.Errorf("prompt: %s: %w", filepath.Join(dir, modelConfigFile), err)
 	}
 	f.multimodal = m.multimodal
 	if err := m.loadTokenizer(dir, f); err != nil {
@@ -132,19 +132,19 @@ func Load(dir string, o Options) (*Model, error) {
 	var templates []namedTemplate
 	if m.mistral == nil {
 		if templates, err = m.readConfig(&f.config); err != nil {
-			return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+			return nil, fmt.Errorf("prompt: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 		}
 	}
 	if m.mistral == nil || o.ChatTemplate != "" {
 		if err := m.readTemplates(dir, templates); err != nil {
-			return nil, fmt.Errorf("tokenizer: %w", err)
+			return nil, fmt.Errorf("prompt: %w", err)
 		}
 	}
 	if m.options.Engine == Dynamo {
 		m.dynamo = m.newDynamoChat()
 	}
 	if m.efforts4, err = readEfforts(dir); err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+		return nil, fmt.Errorf("prompt: %w", err)
 	}
 	m.native = m.chooseNative()
 	m.messages = m.probeMessages()
@@ -158,7 +158,7 @@ func (m *Model) loadTokenizer(dir string, f *folder) error {
 	if m.mistralCommon {
 		err := m.loadMistral(dir)
 		if err != nil && (!errors.Is(err, fs.ErrNotExist) || m.options.TokenizerMode == TokenizerMistral) {
-			return fmt.Errorf("tokenizer: %w", err)
+			return fmt.Errorf("prompt: %w", err)
 		}
 		if err == nil {
 			return nil
@@ -176,20 +176,20 @@ func (m *Model) loadTiktoken(dir string, f *folder) (found bool, err error) {
 	}
 	config, err := boundedfile.Read(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
 	if err != nil {
-		return true, fmt.Errorf("tokenizer: %w", err)
+		return true, fmt.Errorf("prompt: %w", err)
 	}
 	if m.encoder, err = bpe.ParseTiktoken(tiktoken, config); err != nil {
-		return true, fmt.Errorf("tokenizer: %s: %w", path, err)
+		return true, fmt.Errorf("prompt: %s: %w", path, err)
 	}
 	f.file = &bpe.File{}
 	special, _, err := f.specialTokens(&class{}, 0)
 	if err != nil {
-		return true, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+		return true, fmt.Errorf("prompt: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
 	}
 	m.specialNames = special.byName()
 	for name, token := range m.specialNames {
 		if _, ok := m.encoder.AddedID(token); !ok {
-			return true, fmt.Errorf("tokenizer: %s: %s: %q is not among its special tokens", path, name, token)
+			return true, fmt.Errorf("prompt: %s: %s: %q is not among its special tokens", path, name, token)
 		}
 	}
 	m.findMarks()

@@ -169,7 +169,7 @@ func nativeError(err error) error {
 	case errors.As(err, &unknown):
 		return errNotReproduced(string(unknown))
 	}
-	return fmt.Errorf("tokenizer: %w", err)
+	return fmt.Errorf("prompt: %w", err)
 }
 
 // renderNative returns the text of a chat's prompt.

@@ -18,7 +18,7 @@ type chatTemplate struct {
 	source string
 	// wantsParts says that the template gets content as a list of parts, never as a string.
 	wantsParts bool
-	// memory bounds what one render allocates in total, in bytes; 0 means chattemplate's default.
+	// memory bounds what one render allocates in total, in bytes; 0 means jinja's default.
 	memory int
 	// broken says why the template does not compile; nil if it does. Chats that it does not render do not matter.
 	broken error
@@ -254,11 +254,11 @@ func parseEfforts(text string) (map[string]string, error) {
 	}
 	var efforts map[string]string
 	if err := json.Unmarshal([]byte(text), &efforts); err != nil {
-		return nil, fmt.Errorf("tokenizer: reasoning effort map: %w", inJSON(err, `{"max": "high"}`))
+		return nil, fmt.Errorf("prompt: reasoning effort map: %w", inJSON(err, `{"max": "high"}`))
 	}
 	for effort := range efforts {
 		if !slices.Contains(reasoningEfforts, effort) {
-			return nil, fmt.Errorf("tokenizer: reasoning effort map: %q is none of %v", effort, reasoningEfforts)
+			return nil, fmt.Errorf("prompt: reasoning effort map: %q is none of %v", effort, reasoningEfforts)
 		}
 	}
 	return efforts, nil
@@ -268,11 +268,11 @@ func parseEfforts(text string) (map[string]string, error) {
 func parseKwargs(text string) (*jinja.Dict, error) {
 	value, err := jinja.ParseJSON([]byte(text))
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: default chat template kwargs: %w", err)
+		return nil, fmt.Errorf("prompt: default chat template kwargs: %w", err)
 	}
 	kwargs, ok := value.(*jinja.Dict)
 	if !ok {
-		return nil, errors.New("tokenizer: default chat template kwargs are not a JSON object")
+		return nil, errors.New("prompt: default chat template kwargs are not a JSON object")
 	}
 	return kwargs, nil
 }

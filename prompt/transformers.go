@@ -17,12 +17,12 @@ import (
 
 var (
 	errRequestTemplate = errors.New(
-		"tokenizer: the request brings its own chat template, which is not rendered without " +
+		"prompt: the request brings its own chat template, which is not rendered without " +
 			"--engine-args \"--trust-request-chat-template\"",
 	)
-	errContinuePrompt = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
+	errContinuePrompt = errors.New("prompt: continue_final_message and add_generation_prompt exclude each other")
 	errNotContinued   = errors.New(
-		"tokenizer: continue_final_message, but the template does not show the final message",
+		"prompt: continue_final_message, but the template does not show the final message",
 	)
 )
 
@@ -73,7 +73,7 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 	limits.Memory = t.memory
 	text, err := t.Render(ctx, vars, limits)
 	if err != nil {
-		return "", fmt.Errorf("tokenizer: chat template: %w", err)
+		return "", fmt.Errorf("prompt: chat template: %w", err)
 	}
 	if c.continueFinalMessage {
 		return cutContinued(text, final)

@@ -128,7 +128,7 @@ const maxVersionBytes = 64
 
 // parseVersion reads the first two or three numbers of a version such as v0.5.23.post1. What follows them is ignored.
 func parseVersion(version string) (n numbers, err error) {
-	wrong := fmt.Errorf("tokenizer: %.*q is not a version number like 0.5.23", maxVersionBytes, version)
+	wrong := fmt.Errorf("prompt: %.*q is not a version number like 0.5.23", maxVersionBytes, version)
 	if len(version) > maxVersionBytes {
 		return n, wrong
 	}

@@ -185,7 +185,7 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 		if source != "" {
 			t, err := m.compile("request", source)
 			if err != nil {
-				return nil, fmt.Errorf("tokenizer: the request's chat template: %w", err)
+				return nil, fmt.Errorf("prompt: the request's chat template: %w", err)
 			}
 			t.memory = requestTemplateMemory
 			return t, nil
@@ -199,7 +199,7 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	case t == nil:
 		return nil, ErrNoChatTemplate
 	case t.broken != nil:
-		return nil, fmt.Errorf("tokenizer: chat template: %w", t.broken)
+		return nil, fmt.Errorf("prompt: chat template: %w", t.broken)
 	}
 	return t, nil
 }
@@ -602,7 +602,7 @@ func vllmArguments(text string) (*jinja.Dict, error) {
 	return jinja.NewDict(), nil
 }
 
-// pythonMayRead reports whether Python's json may read a text that chattemplate found malformed. Python also reads NaN
+// pythonMayRead reports whether Python's json may read a text that jinja found malformed. Python also reads NaN
 // and Infinity, lone surrogates, floats beyond float64 and deep nesting.
 func pythonMayRead(text string, malformed error) bool {
 	var syntax *jinja.SyntaxError

@@ -219,11 +219,11 @@ var jsonDumps = sync.OnceValues(func() (*jinja.Template, error) {
 func pythonJSON(value any) (string, error) {
 	t, err := jsonDumps()
 	if err != nil {
-		return "", fmt.Errorf("tokenizer: %w", err)
+		return "", fmt.Errorf("prompt: %w", err)
 	}
 	text, err := t.Render(context.Background(), dict("value", value), jinja.Limits{})
 	if err != nil {
-		return "", fmt.Errorf("tokenizer: a tool use's input: %w", err)
+		return "", fmt.Errorf("prompt: a tool use's input: %w", err)
 	}
 	return text, nil
 }

@@ -103,7 +103,7 @@ type target struct {
 // session. over says which of the snapshot's workers are overloaded; nil: none.
 //
 // Errors: ErrOverloaded, ErrCordoned, ErrConstraints, ErrNoPrefill, ErrUnknownModel, ErrNoEndpoints, and an
-// *apibody.Error for a pin that names no candidate.
+// *body.Error for a pin that names no candidate.
 func (r *Router) gather(g *gathered, snapshot *pool.Snapshot, req *Request, p *prepared, t target, over []bool) error {
 	targetOverloaded := r.classify(g, snapshot, req, p, t, over)
 	g.admitEjected()

@@ -194,7 +194,7 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 	return o.value, o.err
 }
 
-// parse reads a body's JSON. Errors: apibody's, within's.
+// parse reads a body's JSON. Errors: body's, within's.
 func (g *reading) parse(
 	ctx context.Context,
 	until time.Time,

@@ -38,7 +38,7 @@ func (r *Router) newRehearsal() *Router {
 // predictions, records and metrics stay as they are. If an engine tokenizes the model's requests, it is asked, as for
 // any request. The admission of conversations is not judged.
 //
-// Errors: *apibody.Error for a body that is not a request; ctx's own. Every other refusal is in the Explanation.
+// Errors: *body.Error for a body that is not a request; ctx's own. Every other refusal is in the Explanation.
 func (r *Router) Explain(ctx context.Context, req *Request) (*Explanation, error) {
 	dry := r.rehearsal()
 	p, err := dry.prepare(ctx, req, nil)

@@ -311,7 +311,7 @@ func New(
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
+// Errors: *body.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
 // ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrNoRoom; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other
 // failure is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {

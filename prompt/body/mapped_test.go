@@ -150,7 +150,7 @@ func TestUnmapped(t *testing.T) {
 			`"content":[{"type":"document"}]}]}]`, "a tool's result that is neither text nor an image", false},
 		{"messages", `"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f",` +
 			`"input":{"n":123456789012345678901234567890}}]}]`,
-			"the arguments of a tool call: chattemplate: not reproduced: an integer of more than 64 bits",
+			"the arguments of a tool call: jinja: not reproduced: an integer of more than 64 bits",
 			false},
 	} {
 		r, err := ParseRequest("/v1/"+c.path, []byte(`{"model":"m",`+c.fields+`}`))

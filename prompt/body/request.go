@@ -2,7 +2,7 @@
 //
 // It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that
 // decide its route (model, cache salt), and the token counts that a response reports. A request is parsed once, into
-// chattemplate's values, which the chat template then renders.
+// jinja's values, which the chat template then renders.
 //
 // A body is never changed in place: changes are spliced into a copy. The package never checks what only the engine can
 // check (sampling parameters, roles, tool schemas), and never decides an HTTP status. A Request is read-only after
@@ -46,7 +46,7 @@ func (a API) String() string {
 }
 
 // ErrUnknownAPI says that the path is not one of a known API. Such a request is routed by load alone.
-var ErrUnknownAPI = errors.New("apibody: path is not one of chat completions, completions, responses or messages")
+var ErrUnknownAPI = errors.New("body: path is not one of chat completions, completions, responses or messages")
 
 // Error is a client error: no engine can serve the request. Its message is for the client.
 type Error struct {
@@ -140,7 +140,7 @@ func (r *Request) charge(bytes int) bool {
 	r.RemainingCost -= bytes
 	r.remainingForValues -= bytes
 	if r.remainingForValues < 0 && r.TooLarge == nil {
-		r.TooLarge = fmt.Errorf("apibody: converting the request to a chat: %w", ErrTooManyValues)
+		r.TooLarge = fmt.Errorf("body: converting the request to a chat: %w", ErrTooManyValues)
 	}
 	return r.TooLarge == nil
 }
@@ -162,7 +162,7 @@ func ParseRequest(path string, body []byte) (*Request, error) { return Parser{}.
 // Parser says how to read request bodies. The zero value reads strict JSON.
 type Parser struct {
 	// Python reads the JSON that servers in Python accept, those of vLLM, SGLang and TensorRT-LLM, see
-	// chattemplate.JSONReader.
+	// jinja.JSONReader.
 	Python bool
 	// NoTokens is for callers that need no tokens. Long prompt texts are not decoded: if they have escapes, they stay
 	// encoded as in the JSON.
@@ -411,7 +411,7 @@ func (r *Request) readPrompts() error {
 		return err
 	case *jinja.List:
 		if len(p.Items) > MaxPrompts {
-			r.TooLarge = fmt.Errorf("apibody: 'prompt' holds %d prompts, more than %d: %w", len(p.Items), MaxPrompts,
+			r.TooLarge = fmt.Errorf("body: 'prompt' holds %d prompts, more than %d: %w", len(p.Items), MaxPrompts,
 				ErrTooManyValues)
 			return nil
 		}

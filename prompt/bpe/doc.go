@@ -20,7 +20,7 @@
 //	smallmerge.go, model.go, mergetable.go
 //	                  merge the symbols of the other pieces
 //
-// Errors of encoding begin with "tokenizer:". Errors of ParseTokenizerJSON, ParseTiktoken and ParseTekken do not: the
+// Errors of encoding begin with "bpe:". Errors of ParseTokenizerJSON, ParseTiktoken and ParseTekken do not: the
 // caller puts that and the file's path before them.
 //
 // An Encoder is safe for concurrent use. Its memory is bounded: at most 64 MiB for the ids of segments, and about 2.5

@@ -12,9 +12,9 @@ import (
 
 var (
 	// ErrMemory says that the ids take more memory than the Budget has.
-	ErrMemory = errors.New("tokenizer: the request's messages, text or token ids take too much memory for its bytes")
+	ErrMemory = errors.New("bpe: the request's messages, text or token ids take too much memory for its bytes")
 	// ErrInvalidUTF8 says that the text is not valid UTF-8.
-	ErrInvalidUTF8 = errors.New("tokenizer: text is not valid UTF-8")
+	ErrInvalidUTF8 = errors.New("bpe: text is not valid UTF-8")
 )
 
 // maxText is the longest text that is encoded, in bytes: positions inside are 32-bit.
@@ -102,17 +102,17 @@ func (e *Encoder) append(
 	cache *segmentCache,
 ) ([]kvblock.Token, error) {
 	if len(text) > maxText {
-		return out, fmt.Errorf("tokenizer: text of %d bytes is too long", len(text))
+		return out, fmt.Errorf("bpe: text of %d bytes is too long", len(text))
 	}
 	if !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
 	}
 	if e.cutAt != "" && strings.Contains(text, e.cutAt) {
-		return out, fmt.Errorf("tokenizer: the model's tokenizer makes two texts of one at %q", e.cutAt)
+		return out, fmt.Errorf("bpe: the model's tokenizer makes two texts of one at %q", e.cutAt)
 	}
 	if e.kimiLimits && !withinKimiLimits(text) {
 		return out, fmt.Errorf(
-			"tokenizer: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not "+
+			"bpe: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not "+
 				"reproduced here",
 			len(text),
 		)

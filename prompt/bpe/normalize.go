@@ -35,7 +35,7 @@ const (
 
 // errGrowth says that a text grew beyond these limits.
 var errGrowth = fmt.Errorf(
-	"tokenizer: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer",
+	"bpe: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer",
 	maxGrowth,
 )
 

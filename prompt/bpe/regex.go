@@ -34,7 +34,7 @@ const (
 )
 
 // errMatch is the error for a text on which the engine reached a time limit.
-var errMatch = errors.New("tokenizer: a pre-tokenizer pattern takes too long on this text")
+var errMatch = errors.New("bpe: a pre-tokenizer pattern takes too long on this text")
 
 // pattern is a compiled expression of the general engine. It is safe for concurrent use.
 type pattern struct {

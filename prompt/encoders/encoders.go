@@ -19,7 +19,7 @@ import (
 
 // Chat is what an engine hands to its encoder.
 type Chat struct {
-	// Messages are objects, each a *chattemplate.Dict, as the engine converts the request's.
+	// Messages are objects, each a *jinja.Dict, as the engine converts the request's.
 	Messages []any
 	// Tools are the request's tools, in the form {"type", "function"}; nil for none.
 	Tools *jinja.List
@@ -103,7 +103,7 @@ type Encoder struct {
 	// Media says that Encode takes images, video and sound in parts of content, and marks the first by a piece of kind
 	// Media. Without it, chats with media are not encoded.
 	Media bool
-	// Encode returns a chat's prompt. Errors: Refused, Unknown, chattemplate.ErrLimit, ctx's error.
+	// Encode returns a chat's prompt. Errors: Refused, Unknown, jinja.ErrLimit, ctx's error.
 	Encode func(ctx context.Context, chat *Chat) ([]Piece, error)
 }
 

@@ -42,7 +42,7 @@ const (
 )
 
 // ErrUnsupported is wrapped by the error of a render whose result this package cannot reproduce.
-var ErrUnsupported = errors.New("chattemplate: not reproduced")
+var ErrUnsupported = errors.New("jinja: not reproduced")
 
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))

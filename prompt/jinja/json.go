@@ -52,12 +52,12 @@ func ParseJSON(body []byte) (any, error) {
 }
 
 // ErrTooManyValues says that the values of a JSON text take more memory than JSONReader.Allowance.
-var ErrTooManyValues = errors.New("chattemplate: the values of the JSON text take too much memory")
+var ErrTooManyValues = errors.New("jinja: the values of the JSON text take too much memory")
 
 // ErrPythonJSON says that JSONReader.Python is set and that Python may read the text: it is UTF-16 or UTF-32, has a
 // lone surrogate where a string is decoded, nests deeper than MaxJSONDepth or MaxSkippedDepth, or has token ids that
 // are booleans or texts. No values exist for these.
-var ErrPythonJSON = errors.New("chattemplate: JSON that Python may read: not UTF-8, a lone surrogate, or deep nesting")
+var ErrPythonJSON = errors.New("jinja: JSON that Python may read: not UTF-8, a lone surrogate, or deep nesting")
 
 // JSONField says how to read the value of a field of an object. Its bits can be combined.
 type JSONField uint8

@@ -170,8 +170,8 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for source, want := range map[string]string{
-		"{{ 1|pprint }}":                            "pprint: chattemplate: not reproduced",
-		"{% include 'x' %}":                         "chattemplate: not reproduced: the tag include",
+		"{{ 1|pprint }}":                            "pprint: jinja: not reproduced",
+		"{% include 'x' %}":                         "jinja: not reproduced: the tag include",
 		"{{ [1]|map('string') }}":                   "a generator prints as its address",
 		"{% if true %}{{ 1|nosuch }}{% endif %}":    `unknown filter "nosuch"`,
 		"{% if true %}{{ 1 is nosuch }}{% endif %}": `unknown test "nosuch"`,

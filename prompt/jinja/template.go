@@ -8,7 +8,7 @@ import (
 )
 
 // ErrLimit is wrapped by the error of a render that exceeds one of its Limits. The error names the limit.
-var ErrLimit = errors.New("chattemplate: limit exceeded")
+var ErrLimit = errors.New("jinja: limit exceeded")
 
 // Limits bound one render. A zero field means the default.
 type Limits struct {

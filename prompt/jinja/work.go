@@ -89,7 +89,7 @@ func (x *execution) checkLimits() error {
 		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
 	}
 	if err := x.ctx.Err(); err != nil {
-		return fmt.Errorf("chattemplate: %w", err)
+		return fmt.Errorf("jinja: %w", err)
 	}
 	return nil
 }

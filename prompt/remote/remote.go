@@ -91,7 +91,7 @@ type Config struct {
 	Model string
 	// URL is the server's root, http or https; a path in it is a prefix of the endpoints' paths.
 	URL string
-	// Engine is the server's kind: tokenizer.VLLM or tokenizer.SGLang. The others have no endpoint that tokenizes.
+	// Engine is the server's kind: prompt.VLLM or prompt.SGLang. The others have no endpoint that tokenizes.
 	Engine prompt.Engine
 	// APIKey returns the current value of the server's --api-key. Nil, or a result of "", sends no key.
 	APIKey func() string

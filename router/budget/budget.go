@@ -49,7 +49,7 @@ func New(limit int) *Budget {
 }
 
 // MaxBody returns the size in bytes of the largest body that can be parsed within a budget of limit bytes. It leaves
-// out the constant part of [apibody.ReadCost].
+// out the constant part of [body.ReadCost].
 func MaxBody(limit int) int { return max(largePart(limit)/body.ReadCostPerByte, 1) }
 
 // ForBody returns the smallest budget in bytes that allows parsing a body of size bytes; it is the inverse of MaxBody.
