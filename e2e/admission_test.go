@@ -20,16 +20,16 @@ func TestAdmission(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 1, Blocks: 1000, KveppFlags: []string{
 		"--router-admission=working-set", "--router-queue-timeout=2s", "--shed-retry-after=7"}})
 	nothingLeft(t, s)
-	request := func(first, n, answer int) map[string]any {
+	request := func(first, n, response int) map[string]any {
 		ids := make([]int, n)
 		for i := range ids {
 			ids[i] = 500 + (first+i)%50
 		}
 		ids[0] = first
-		return map[string]any{"model": stack.Model, "prompt": ids, "max_tokens": answer, "stream": true,
+		return map[string]any{"model": stack.Model, "prompt": ids, "max_tokens": response, "stream": true,
 			"ignore_eos": true}
 	}
-	post := func(ctx context.Context, body map[string]any) (*stack.Answer, error) {
+	post := func(ctx context.Context, body map[string]any) (*stack.Response, error) {
 		return stack.Post(ctx, http.DefaultClient, s.Envoy.URL+"/v1/completions", nil, body)
 	}
 
@@ -66,7 +66,7 @@ func TestAdmission(t *testing.T) {
 	}
 	t.Logf("the short conversation took %v", time.Since(began))
 
-	waiting := make(chan *stack.Answer, 1)
+	waiting := make(chan *stack.Response, 1)
 	go func() {
 		defer close(waiting)
 		if a, err := post(t.Context(), request(304, tokens, 1)); err == nil {

@@ -321,9 +321,9 @@ func TestStormOfPieces(t *testing.T) {
 	if how := f.wait(1); how != "200" {
 		t.Errorf("the request over HTTP/2 ended with %s", how)
 	}
-	answer := make([]byte, 12)
-	if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != "HTTP/1.1 200" {
-		t.Errorf("the request over HTTP/1.1: %q, %v", answer, err)
+	response := make([]byte, 12)
+	if _, err := io.ReadFull(conn, response); err != nil || string(response) != "HTTP/1.1 200" {
+		t.Errorf("the request over HTTP/1.1: %q, %v", response, err)
 	}
 	a.ordinary(256 << 20)
 }

@@ -207,16 +207,16 @@ func TestTokenData(t *testing.T) {
 // promptTokens returns the token ids that the engine got, as the frontend reports them.
 func promptTokens(t *testing.T, body string) string {
 	t.Helper()
-	var answer struct {
+	var response struct {
 		Nvext struct {
 			IDs []int `json:"prompt_token_ids"`
 		}
 	}
-	if err := json.Unmarshal([]byte(body), &answer); err != nil || len(answer.Nvext.IDs) == 0 {
+	if err := json.Unmarshal([]byte(body), &response); err != nil || len(response.Nvext.IDs) == 0 {
 		t.Fatalf("no token ids are reported (%v): %s", err, body)
 	}
 	var b strings.Builder
-	for _, id := range answer.Nvext.IDs {
+	for _, id := range response.Nvext.IDs {
 		b.WriteString(strconv.Itoa(id) + " ")
 	}
 	return b.String()

@@ -14,7 +14,7 @@ import (
 // TestBusyThresholdAsTheFrontend sends the same requests to a frontend of Dynamo's and to kvepp's admin address. No
 // load exceeds the thresholds that it sets at the end.
 func TestBusyThresholdAsTheFrontend(t *testing.T) {
-	ask := func(url, method, contentType, body string) (status int, answer string) {
+	ask := func(url, method, contentType, body string) (status int, response string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, url+"/busy_threshold", strings.NewReader(body))
 		if err != nil {

@@ -129,7 +129,7 @@ func TestDrain(t *testing.T) {
 	nothingLeft(t, s)
 	o := &operator{t: t, s: s}
 	n := 0
-	ask := func(header http.Header) *stack.Answer {
+	ask := func(header http.Header) *stack.Response {
 		t.Helper()
 		n++
 		question := fmt.Sprintf("Question %d. %s", n, strings.Repeat("Tell me more about this. ", 20))
@@ -147,7 +147,7 @@ func TestDrain(t *testing.T) {
 		}
 		return a
 	}
-	turn := func() *stack.Answer { t.Helper(); return ask(http.Header{"X-Dynamo-Session-Id": {"conversation"}}) }
+	turn := func() *stack.Response { t.Helper(); return ask(http.Header{"X-Dynamo-Session-Id": {"conversation"}}) }
 
 	target := turn().Header.Get("x-engine")
 	at := slices.IndexFunc(engines, func(e *stack.Engine) bool { return e.Name == target })

@@ -33,7 +33,7 @@ type crowd struct {
 	read     chan struct{} // closed to let the server read bodies
 	finish   chan struct{} // closed to let the server send answers
 	received []byte        // the body that every client sends
-	answer   []byte
+	response []byte
 	others   atomic.Int64 // bodies that differ from it
 }
 
@@ -59,14 +59,14 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	control := http.NewResponseController(w)
 	w.Header().Set("content-type", "text/event-stream")
-	first := min(len(c.answer), 100)
-	w.Write(c.answer[:first])
+	first := min(len(c.response), 100)
+	w.Write(c.response[:first])
 	control.Flush()
 	if !wait(c.finish) {
 		return
 	}
-	for n := first; n < len(c.answer); {
-		m, err := w.Write(c.answer[n:min(n+16<<10, len(c.answer))])
+	for n := first; n < len(c.response); {
+		m, err := w.Write(c.response[n:min(n+16<<10, len(c.response))])
 		if err != nil {
 			return
 		}
@@ -172,10 +172,10 @@ func padded(size int, prompt bool) []byte {
 	return []byte(before + strings.Repeat(" brass measure", size/14) + after)
 }
 
-func newCrowd(body []byte, answer int) *crowd {
+func newCrowd(body []byte, response int) *crowd {
 	const event = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" brass\"}}]}\n\n"
 	return &crowd{read: make(chan struct{}), finish: make(chan struct{}), received: body,
-		answer: append(bytes.Repeat([]byte(event), 1+answer/len(event)), "data: [DONE]\n\n"...)}
+		response: append(bytes.Repeat([]byte(event), 1+response/len(event)), "data: [DONE]\n\n"...)}
 }
 
 // TestCrowdOfStreams holds many answers that have begun, and lets them end together.
@@ -207,7 +207,7 @@ func TestCrowdOfStreams(t *testing.T) {
 	}
 	within(t, s, fmt.Sprint(len(clients), " streams"))
 	close(c.finish)
-	all(t, clients, len(clients), func(i int) error { return clients[i].rest(c.answer) })
+	all(t, clients, len(clients), func(i int) error { return clients[i].rest(c.response) })
 	if n := c.others.Load(); n > 0 {
 		t.Errorf("%d bodies arrived changed", n)
 	}
@@ -273,7 +273,7 @@ func TestCrowdOfSlowServers(t *testing.T) {
 		return nil
 	})
 	within(t, s, fmt.Sprint(len(clients), " clients that do not read"))
-	all(t, clients, 64, func(i int) error { return clients[i].rest(c.answer) })
+	all(t, clients, 64, func(i int) error { return clients[i].rest(c.response) })
 	if n := c.others.Load(); n > 0 {
 		t.Errorf("%d bodies arrived changed", n)
 	}
@@ -305,7 +305,7 @@ func TestCrowdOfSlowClients(t *testing.T) {
 			case http.StatusTooManyRequests:
 				refused.Add(1)
 			case http.StatusOK:
-				if err := clients[i].rest(c.answer); err != nil {
+				if err := clients[i].rest(c.response); err != nil {
 					t.Errorf("client %d: %v", i, err)
 				}
 				served.Add(1)

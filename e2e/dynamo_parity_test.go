@@ -376,9 +376,10 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, payloa
 	if api == "responses" {
 		limit = "max_output_tokens"
 	}
-	status, promptTokens, answer := askFrontend(t, frontend.URL+"/v1/"+api, fmt.Sprintf(`{%q:1,%s`, limit, payload[1:]))
+	status, promptTokens, response := askFrontend(t, frontend.URL+"/v1/"+api,
+		fmt.Sprintf(`{%q:1,%s`, limit, payload[1:]))
 	if status != http.StatusOK { // such a request reaches no worker
-		t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, answer, payload)
+		t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, response, payload)
 		return refused
 	}
 	request, err := body.ParseRequest("/v1/"+api, []byte(payload))
@@ -552,7 +553,7 @@ func settled(f func() error) error {
 }
 
 // askFrontend posts a body and returns the number of prompt tokens in the answer.
-func askFrontend(t *testing.T, url, body string) (status, promptTokens int, answer string) {
+func askFrontend(t *testing.T, url, body string) (status, promptTokens int, response string) {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute}
 	resp, err := client.Post(url, "application/json", strings.NewReader(body))

@@ -106,7 +106,7 @@ func nothingLeft(t *testing.T, s *stack.Stack) {
 }
 
 // chat sends a chat request, which must succeed.
-func chat(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Answer {
+func chat(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Response {
 	t.Helper()
 	a, err := stack.Chat(t.Context(), http.DefaultClient, url, nil, messages, stream, extra)
 	if err != nil {
@@ -125,9 +125,9 @@ func expect(predicted, promptTokens int) int {
 }
 
 // warm sends a request until kvepp's index has all full blocks that the worker made of it.
-func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Answer {
+func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra map[string]any) *stack.Response {
 	t.Helper()
-	var a *stack.Answer
+	var a *stack.Response
 	eventually(t, func() error {
 		a = chat(t, url, messages, stream, extra)
 		if a.Reason == "no_block_size" {
@@ -247,7 +247,7 @@ func TestCompletions(t *testing.T) {
 		ids = append(ids, 300+i)
 	}
 	for name, prompt := range map[string]any{"text": text, "ids": ids, "list of one": []string{text + "!"}} {
-		var a *stack.Answer
+		var a *stack.Response
 		eventually(t, func() (err error) {
 			a, err = stack.Post(t.Context(), http.DefaultClient, main.Envoy.URL+"/v1/completions", nil,
 				map[string]any{"model": stack.Model, "prompt": prompt, "max_tokens": 1})

@@ -20,7 +20,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 		stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}},
 	)
 	prompts := 0
-	decide := func() (*stack.Answer, *stack.Decision) {
+	decide := func() (*stack.Response, *stack.Decision) {
 		t.Helper()
 		prompts++
 		// No two prompts share a block, so that the choice between two idle engines is random.
@@ -36,7 +36,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 		return a, d
 	}
 	// until sends requests until a decision satisfies the condition.
-	until := func(what string, wanted func(*stack.Answer, *stack.Decision) bool) {
+	until := func(what string, wanted func(*stack.Response, *stack.Decision) bool) {
 		t.Helper()
 		eventually(t, func() error {
 			if a, d := decide(); !wanted(a, d) {
@@ -49,19 +49,19 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 	if err := bad.Fault(t.Context(), "500"); err != nil {
 		t.Fatal(err)
 	}
-	until("no candidate", func(a *stack.Answer, d *stack.Decision) bool {
+	until("no candidate", func(a *stack.Response, d *stack.Decision) bool {
 		return slices.Equal(d.Ejected, []string{bad.Name}) && !d.EjectedServe && !d.Trial &&
 			d.Worker.Name == good.Name &&
 			len(d.Candidates) == 1 &&
 			a.Status == http.StatusOK
 	})
-	until("a trial that fails", func(a *stack.Answer, d *stack.Decision) bool {
+	until("a trial that fails", func(a *stack.Response, d *stack.Decision) bool {
 		return d.Trial && d.Worker.Name == bad.Name && a.Status == http.StatusInternalServerError
 	})
 	if err := good.Fault(t.Context(), "500"); err != nil {
 		t.Fatal(err)
 	}
-	until("all are ejected", func(_ *stack.Answer, d *stack.Decision) bool {
+	until("all are ejected", func(_ *stack.Response, d *stack.Decision) bool {
 		return d.EjectedServe && len(d.Ejected) == 2 && len(d.Candidates) == 2
 	})
 	for _, e := range engines {
@@ -69,7 +69,7 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until("both serve again", func(a *stack.Answer, d *stack.Decision) bool {
+	until("both serve again", func(a *stack.Response, d *stack.Decision) bool {
 		return len(d.Ejected) == 0 && !d.Trial && len(d.Candidates) == 2 && a.Status == http.StatusOK
 	})
 	eventually(t, func() error {

@@ -105,18 +105,18 @@ func TestEmptyBody(t *testing.T) {
 				}
 				text, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
-				var answer struct {
+				var response struct {
 					Error struct{ Message, Type, Code string }
 				}
 				if err == nil {
-					err = json.Unmarshal(text, &answer)
+					err = json.Unmarshal(text, &response)
 				}
 				if err != nil || resp.StatusCode != http.StatusBadRequest ||
 					resp.Header.Get("content-type") != "application/json" ||
 					resp.Header.Get("x-kvepp-reason") != "invalid_json" ||
-					answer.Error.Code != "invalid_json" ||
-					answer.Error.Type != "invalid_request_error" ||
-					answer.Error.Message != "The request body is empty: it must be a JSON object." {
+					response.Error.Code != "invalid_json" ||
+					response.Error.Type != "invalid_request_error" ||
+					response.Error.Message != "The request body is empty: it must be a JSON object." {
 					t.Errorf(
 						"%s, %s, POST %s: %d %v %s (%v), want 400 in OpenAI's shape",
 						mode,

@@ -21,7 +21,7 @@ type fault struct {
 	begin func(t *testing.T, e *stack.Engine)
 	end   func(t *testing.T, e *stack.Engine) // nil: the fault does not end
 	// unanswered: requests to the engine hang, and are lost when their client gives up.
-	unanswered bool
+	noResponse bool
 	// retried: Envoy may send such a request again.
 	retried bool
 }
@@ -40,7 +40,7 @@ func signal(sig syscall.Signal) func(*testing.T, *stack.Engine) {
 
 var faultsOfEngines = []fault{
 	{name: "killed", begin: signal(syscall.SIGKILL), retried: true},
-	{name: "stopped", begin: signal(syscall.SIGSTOP), end: signal(syscall.SIGCONT), unanswered: true},
+	{name: "stopped", begin: signal(syscall.SIGSTOP), end: signal(syscall.SIGCONT), noResponse: true},
 	{name: "answers 503", begin: mode("503"), end: mode(""), retried: true},
 	{name: "resets after the headers", begin: mode("reset"), end: mode("")},
 }

@@ -279,7 +279,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 	}
 	clients := stormClients(t)
 	body := fmt.Sprintf(`{"model":%q,"prompt":"hello"}`, stack.Model)
-	ask := func(http2 bool, answer string) (*http.Response, error) {
+	ask := func(http2 bool, response string) (*http.Response, error) {
 		req, err := http.NewRequestWithContext(
 			t.Context(),
 			"POST",
@@ -290,7 +290,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			return nil, err
 		}
 		req.Header.Set("content-type", "application/json")
-		req.Header.Set("x-answer", answer)
+		req.Header.Set("x-answer", response)
 		return clients[http2].Do(req)
 	}
 	stats := func(envoy *stack.Envoy) map[string]string {

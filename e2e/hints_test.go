@@ -17,7 +17,7 @@ func ask(
 	header http.Header,
 	messages []stack.Message,
 	nvext map[string]any,
-) *stack.Answer {
+) *stack.Response {
 	t.Helper()
 	if nvext == nil {
 		nvext = map[string]any{}
@@ -61,16 +61,16 @@ func TestSessions(t *testing.T) {
 	s := main
 	nothingLeft(t, s)
 	others := metric(t, s, "kvepp_sessions") // sessions of other tests that have not ended
-	for name, turn := range map[string]func(last bool) *stack.Answer{
-		"Dynamo's header": func(last bool) *stack.Answer {
+	for name, turn := range map[string]func(last bool) *stack.Response{
+		"Dynamo's header": func(last bool) *stack.Response {
 			return ask(t, s, http.Header{"X-Dynamo-Session-Id": {t.Name()},
 				"X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
 		},
-		"Claude Code's header": func(last bool) *stack.Answer {
+		"Claude Code's header": func(last bool) *stack.Response {
 			return ask(t, s, http.Header{"X-Claude-Code-Session-Id": {t.Name() + "c"},
 				"X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
 		},
-		"session_control": func(last bool) *stack.Answer {
+		"session_control": func(last bool) *stack.Response {
 			control := map[string]any{"session_id": t.Name() + "n", "action": "bind", "timeout": 60}
 			if last {
 				control = map[string]any{"session_id": t.Name() + "n", "action": "close"}

@@ -111,7 +111,7 @@ func byLocalName(cluster any) {
 func stays(t *testing.T, s *stack.Stack) {
 	t.Helper()
 	messages := conversation(t.Name(), 2)
-	var a *stack.Answer
+	var a *stack.Response
 	eventually(t, func() error {
 		if a = chat(t, s.Envoy.URL, messages, true, nil); a.KveppCached < a.PromptTokens/2 {
 			return fmt.Errorf("%d of %d tokens are predicted", a.KveppCached, a.PromptTokens)

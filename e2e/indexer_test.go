@@ -283,9 +283,9 @@ func (x *indexers) settle(moment int) {
 	for _, url := range []string{x.Dynamo, x.Kvepp} {
 		eventually(x.t, func() error {
 			_, v := x.ask(url, "/query", map[string]any{"model_name": "m", "token_ids": marker})
-			answer, _ := v.(map[string]any)
+			response, _ := v.(map[string]any)
 			ranks := 0
-			scores, _ := answer["scores"].(map[string]any)
+			scores, _ := response["scores"].(map[string]any)
 			for _, byRank := range scores {
 				ranks += len(byRank.(map[string]any))
 			}
@@ -297,9 +297,9 @@ func (x *indexers) settle(moment int) {
 	}
 }
 
-// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, publishes
+// TestIndexerRespondsAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, publishes
 // events as engines do, and compares their answers.
-func TestIndexerAnswersAsDynamos(t *testing.T) {
+func TestIndexerRespondsAsDynamos(t *testing.T) {
 	x := startIndexers(t)
 	x.same(http.StatusOK, "/workers", nil)
 	x.same(http.StatusOK, "/peers", nil)

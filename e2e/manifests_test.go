@@ -321,7 +321,7 @@ func manifestFiles(t *testing.T) []string {
 // TestManifestsAgree: each of Envoy's configurations needs time for silent answers, routing headers that no client can
 // send, upgrades, and health checks of kvepp.
 func TestManifestsAgree(t *testing.T) {
-	var stripped, answers any // the first file's
+	var stripped, responses any // the first file's
 	for _, file := range manifestFiles(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -395,10 +395,11 @@ func TestManifestsAgree(t *testing.T) {
 			t.Errorf("%s: initial_metadata %s does not tell kvepp of its access log", file, got)
 		}
 		own := fmt.Sprint(stack.At(manager, "local_reply_config"), forPeople)
-		if answers == nil {
-			answers = own
+		if responses == nil {
+			responses = own
 		}
-		if own != answers || stack.At(manager, "local_reply_config") == nil || stack.At(manager, "access_log") == nil {
+		if own != responses || stack.At(manager, "local_reply_config") == nil ||
+			stack.At(manager, "access_log") == nil {
 			t.Errorf("%s: local_reply_config and access_log are not those of %s", file, manifestFiles(t)[0])
 		}
 		removed := fmt.Sprint(stack.At(manager, "early_header_mutation_extensions"))

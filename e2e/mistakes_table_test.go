@@ -330,7 +330,7 @@ func fileMistakes() []mistake {
 				s := withEngines(t, like(1)...)
 				s.behind(s.entries("  kvEvents:", "  model: tinny\n  kvEvents:"))
 				return []quote{
-					s.answersAs(
+					s.respondsAs(
 						s.Envoy,
 						chatsPath,
 						chatBody(stack.Model, "x"),
@@ -928,7 +928,7 @@ func bodyMode(group, mode string) mistake {
 func runTimeMistakes(right *setup) []mistake {
 	const group = "At run time"
 	// answered is a mistake of a client.
-	answered := func(name, made, fix, path, body string, names ...string) mistake {
+	responded := func(name, made, fix, path, body string, names ...string) mistake {
 		return mistake{
 			group: group,
 			name:  name,
@@ -939,7 +939,7 @@ func runTimeMistakes(right *setup) []mistake {
 			make: func(t *testing.T) []quote {
 				s := *right
 				s.t = t
-				return []quote{s.answers(s.Envoy, path, body)}
+				return []quote{s.responds(s.Envoy, path, body)}
 			},
 		}
 	}
@@ -987,7 +987,7 @@ func runTimeMistakes(right *setup) []mistake {
 		}
 	}
 	return []mistake{
-		answered(
+		responded(
 			"A POST without a body",
 			"curl -X POST http://10.0.0.10:8080/v1/chat/completions",
 			"Send a JSON body.",
@@ -996,7 +996,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"400",
 			"body",
 		),
-		answered(
+		responded(
 			"A body that is not JSON",
 			"curl http://10.0.0.10:8080/v1/chat/completions -d '{\"model\":'",
 			"Correct the body.",
@@ -1005,7 +1005,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"400",
 			"invalid_json",
 		),
-		answered(
+		responded(
 			"A model that no endpoint serves",
 			"curl http://10.0.0.10:8080/v1/chat/completions -d '{\"model\": \"large\", ...}'",
 			"Use a model that an endpoint serves. kvepp refuses a model that no `--model` names if every endpoint "+
@@ -1017,7 +1017,7 @@ func runTimeMistakes(right *setup) []mistake {
 			"no endpoint serves this model",
 			"large",
 		),
-		answered(
+		responded(
 			"A body above --max-body-bytes",
 			"kvepp serve --max-body-bytes 50000 ...",
 			"Send a smaller body, or raise `--max-body-bytes`.",
@@ -1036,7 +1036,7 @@ func runTimeMistakes(right *setup) []mistake {
 			make: func(t *testing.T) []quote {
 				s := *right
 				s.t = t
-				s.answers(s.Envoy, chatsPath, chatBody(stack.Model, strings.Repeat("x", 30000)))
+				s.responds(s.Envoy, chatsPath, chatBody(stack.Model, strings.Repeat("x", 30000)))
 				return []quote{
 					s.logs("larger than --max-parse-bytes"),
 					s.counts(`kvepp_decisions_total{reason="body_too_large"}`),
@@ -1053,7 +1053,7 @@ func runTimeMistakes(right *setup) []mistake {
 			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries(), "--admin-token-file="+write(t, "token", "secret\n"))
-				return []quote{s.answers(&stack.Envoy{URL: s.Admin()}, "/query", "{}")}
+				return []quote{s.responds(&stack.Envoy{URL: s.Admin()}, "/query", "{}")}
 			},
 		},
 		failing(
@@ -1121,7 +1121,7 @@ func runTimeMistakes(right *setup) []mistake {
 				s := newSetup(t)
 				s.behind("endpoints: []\n")
 				return []quote{
-					s.answers(s.Envoy, chatsPath, chatBody(stack.Model, "x")),
+					s.responds(s.Envoy, chatsPath, chatBody(stack.Model, "x")),
 					s.logs("level=WARN", "request refused"),
 					s.cannotCheck(),
 				}

@@ -466,15 +466,15 @@ func (s *setup) checksGateway(e *stack.Envoy, flags ...string) quote {
 }
 
 // answers returns the answer that a client gets from an Envoy for a POST of this body.
-func (s *setup) answers(e *stack.Envoy, path, body string) quote {
+func (s *setup) responds(e *stack.Envoy, path, body string) quote {
 	s.t.Helper()
-	return s.answersAs(e, path, body, "A client gets:", func(int) bool { return true })
+	return s.respondsAs(e, path, body, "A client gets:", func(int) bool { return true })
 }
 
 // unavailable returns the answer that a client gets from an Envoy that does not reach kvepp.
 func (s *setup) unavailable(e *stack.Envoy) quote {
 	s.t.Helper()
-	return s.answersAs(
+	return s.respondsAs(
 		e,
 		chatsPath,
 		chatBody(stack.Model, "x"),
@@ -483,8 +483,8 @@ func (s *setup) unavailable(e *stack.Envoy) quote {
 	)
 }
 
-// answersAs posts until the answer's status is as wanted.
-func (s *setup) answersAs(e *stack.Envoy, path, body, where string, wanted func(status int) bool) quote {
+// respondsAs posts until the answer's status is as wanted.
+func (s *setup) respondsAs(e *stack.Envoy, path, body, where string, wanted func(status int) bool) quote {
 	s.t.Helper()
 	var text string
 	eventually(s.t, func() error {

@@ -44,7 +44,7 @@ type apiError struct {
 }
 
 // readError returns the error in an answer. It fails unless it is a complete one of the given type and code.
-func readError(a *stack.Answer, kind, code string) error {
+func readError(a *stack.Response, kind, code string) error {
 	var e apiError
 	decoder := json.NewDecoder(strings.NewReader(a.Body))
 	decoder.DisallowUnknownFields()
@@ -120,7 +120,7 @@ func TestOutages(t *testing.T) {
 			return err
 		})
 	}
-	send := func(envoy *stack.Envoy, id, first string, body string) *stack.Answer {
+	send := func(envoy *stack.Envoy, id, first string, body string) *stack.Response {
 		t.Helper()
 		header := http.Header{"X-Request-Id": {id}, "X-Number": {id}, "Authorization": {"Bearer sk-7f3a91"}}
 		if first != "" {
@@ -273,9 +273,9 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestEnvoysOwnAnswers: Envoy's own answers keep their status and have OpenAI's shape for any reason; for gRPC they
+// TestEnvoysOwnResponses: Envoy's own answers keep their status and have OpenAI's shape for any reason; for gRPC they
 // have gRPC's.
-func TestEnvoysOwnAnswers(t *testing.T) {
+func TestEnvoysOwnResponses(t *testing.T) {
 	endpoints := startScripted(t, 1)
 	s := start(
 		t,
@@ -346,7 +346,7 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &stack.Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(body)}
+	a := &stack.Response{Status: resp.StatusCode, Header: resp.Header, Body: string(body)}
 	if err := readError(a, "invalid_request_error", "missing_host_header"); err != nil ||
 		a.Status != http.StatusBadRequest ||
 		a.Header.Get("x-request-id") != "" {
@@ -354,14 +354,14 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 	}
 
 	// kvepp is killed while an engine computes.
-	answers := make(chan *stack.Answer, 1)
+	responses := make(chan *stack.Response, 1)
 	go func() {
 		q := &scriptedRequest{path: "/v1/completions", body: completion(100), first: "wait", length: true}
 		a, err := q.send(t.Context(), client[false], s.Envoy.URL, "computing")
 		if err != nil {
 			t.Error(err)
 		}
-		answers <- a
+		responses <- a
 	}()
 	eventually(t, func() error {
 		if len(endpoints.of("computing")) == 0 {
@@ -370,7 +370,7 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 		return nil
 	})
 	s.KillKvepp()
-	if a := <-answers; a == nil || a.Status != http.StatusServiceUnavailable {
+	if a := <-responses; a == nil || a.Status != http.StatusServiceUnavailable {
 		t.Errorf("kvepp was killed while the engine computed: %+v", a)
 	} else if err := readError(a, "service_unavailable", "endpoint_picker_unavailable"); err != nil {
 		t.Error("kvepp was killed while the engine computed:", err)

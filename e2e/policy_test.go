@@ -22,8 +22,8 @@ type timedDecision struct {
 		Pace   *struct {
 			Decoding      int     `json:"decoding_requests"`
 			PrefillMS     float64 `json:"prefill_ms_per_1000_tokens"`
-			AnswerTokens  float64 `json:"answer_tokens"`
-			AnswerSeconds float64 `json:"answer_seconds"`
+			OutputTokens  float64 `json:"answer_tokens"`
+			OutputSeconds float64 `json:"answer_seconds"`
 		}
 	}
 }
@@ -49,7 +49,7 @@ func TestPolicyTime(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, KveppFlags: []string{"--router-policy=time"}})
 	nothingLeft(t, s)
 	served := map[string]bool{} // workers; the others' speed is not known
-	ask := func(messages []stack.Message, extra map[string]any) (*stack.Answer, timedDecision) {
+	ask := func(messages []stack.Message, extra map[string]any) (*stack.Response, timedDecision) {
 		t.Helper()
 		a := chat(t, s.Envoy.URL, messages, true, extra)
 		served[a.Worker] = true
@@ -66,8 +66,8 @@ func TestPolicyTime(t *testing.T) {
 	}
 	least, chosen := math.Inf(1), math.NaN()
 	for _, c := range d.Candidates {
-		if c.Pace == nil || c.Pace.PrefillMS == 100 || c.Pace.PrefillMS <= 0 || c.Pace.AnswerSeconds <= 0 ||
-			c.Pace.AnswerTokens == 100 {
+		if c.Pace == nil || c.Pace.PrefillMS == 100 || c.Pace.PrefillMS <= 0 || c.Pace.OutputSeconds <= 0 ||
+			c.Pace.OutputTokens == 100 {
 			t.Fatalf("nothing was learned: %+v, pace %+v", c, c.Pace)
 		}
 		if least = min(least, c.Cost); c.Chosen {

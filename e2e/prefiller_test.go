@@ -46,13 +46,13 @@ func newSidecars(t *testing.T) *sidecars {
 			defer s.mu.Unlock()
 			s.prefilled[r.Host] = body
 		})
-		add(&s.decode, s.answer)
+		add(&s.decode, s.respond)
 	}
 	return s
 }
 
 // answer is the behaviour of a decode worker's sidecar.
-func (s *sidecars) answer(w http.ResponseWriter, r *http.Request, body []byte) {
+func (s *sidecars) respond(w http.ResponseWriter, r *http.Request, body []byte) {
 	named := r.Header.Values("x-prefiller-host-port")
 	switch len(named) {
 	case 0:
@@ -134,7 +134,7 @@ func TestPrefillerHeader(t *testing.T) {
 			return nil
 		})
 	}
-	ask := func(messages []stack.Message) (a *stack.Answer, prefiller string, alone int) {
+	ask := func(messages []stack.Message) (a *stack.Response, prefiller string, alone int) {
 		t.Helper()
 		a, err := stack.Chat(
 			t.Context(),

@@ -53,7 +53,7 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 
 // answering starts a server that answers every request, with its address in the header x-server. It returns that
 // address.
-func answering(t *testing.T) string {
+func responding(t *testing.T) string {
 	t.Helper()
 	var server *httptest.Server
 	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -90,7 +90,7 @@ func TestProxyTLSMismatch(t *testing.T) {
 				t,
 				stack.Config{
 					Workers:    -1,
-					Servers:    []string{answering(t)},
+					Servers:    []string{responding(t)},
 					KveppFlags: []string{c.flag, "--router-kv-events=false"},
 					EditEnvoy:  func(config any) { edit(config) },
 				},
@@ -129,8 +129,8 @@ func TestProxyTLSMismatch(t *testing.T) {
 // TestServedElsewhere: when an endpoint other than the chosen one serves a request for the first time, kvepp logs a
 // warning with both addresses and the fix. The response and the decision's record name the worker that served.
 func TestServedElsewhere(t *testing.T) {
-	known := []string{answering(t), answering(t)}
-	unknown := answering(t)
+	known := []string{responding(t), responding(t)}
+	unknown := responding(t)
 	s := start(
 		t,
 		stack.Config{Workers: -1, Servers: known, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}},
@@ -218,7 +218,7 @@ func TestServedElsewhere(t *testing.T) {
 // TestHostNames: kvepp's choice is served for endpoints with host names, if Envoy's cluster is of type STRICT_DNS and
 // has the same names.
 func TestHostNames(t *testing.T) {
-	servers := []string{answering(t), answering(t)}
+	servers := []string{responding(t), responding(t)}
 	named := map[string]string{} // by name of the worker: the address of its server
 	var list strings.Builder
 	list.WriteString("endpoints:\n")
@@ -304,7 +304,7 @@ func TestHostNames(t *testing.T) {
 }
 
 // chatAt sends a new chat, which must get status 200.
-func chatAt(t *testing.T, url string) *stack.Answer {
+func chatAt(t *testing.T, url string) *stack.Response {
 	t.Helper()
 	a, err := stack.Chat(t.Context(), http.DefaultClient, url, nil, novel(), false, nil)
 	if err != nil || a.Status != http.StatusOK {
@@ -320,7 +320,7 @@ func TestUnusedModel(t *testing.T) {
 		t,
 		stack.Config{
 			Workers: -1,
-			Servers: []string{answering(t)},
+			Servers: []string{responding(t)},
 			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm",
 				"--model=Tiny=models/tiny-bytelevel", "--lora=sql=" + stack.Model},
 		},

@@ -141,9 +141,9 @@ func playQueue(
 			return 0, []byte(err.Error())
 		}
 		defer resp.Body.Close()
-		var answer bytes.Buffer
-		_, _ = answer.ReadFrom(resp.Body)
-		return resp.StatusCode, answer.Bytes()
+		var response bytes.Buffer
+		_, _ = response.ReadFrom(resp.Body)
+		return resp.StatusCode, response.Bytes()
 	}
 	if status, body := post("/workers", "", map[string]any{"worker_id": 1, "model_name": model,
 		"endpoint": "http://w:1", "block_size": 16,

@@ -51,9 +51,9 @@ func TestQueue(t *testing.T) {
 		next++
 		return map[string]any{"model": stack.Model, "prompt": ids, "max_tokens": 1, "stream": true}
 	}
-	burst := func(n int, header http.Header) (answers []*stack.Answer) {
+	burst := func(n int, header http.Header) (responses []*stack.Response) {
 		var wait sync.WaitGroup
-		answers = make([]*stack.Answer, n)
+		responses = make([]*stack.Response, n)
 		for i := range n {
 			body := prompt(1500)
 			wait.Go(func() {
@@ -62,13 +62,13 @@ func TestQueue(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				answers[i] = a
+				responses[i] = a
 			})
 		}
 		if wait.Wait(); t.Failed() {
 			t.FailNow()
 		}
-		return answers
+		return responses
 	}
 	patient := http.Header{"x-dynamo-meta-policy-class": {"patient"}}
 

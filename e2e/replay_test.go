@@ -75,13 +75,13 @@ func TestReplayAgreesWithDynamo(t *testing.T) {
 	if out, err := oracle.CombinedOutput(); err != nil {
 		t.Fatalf("Dynamo's replay: %v\n%s", err, out)
 	}
-	var answers [][3]float64
+	var responses [][3]float64
 	text, err := os.ReadFile(filepath.Join(dir, "answers.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(text, &answers); err != nil || len(answers) != 2*len(files) {
-		t.Fatal(err, len(answers))
+	if err := json.Unmarshal(text, &responses); err != nil || len(responses) != 2*len(files) {
+		t.Fatal(err, len(responses))
 	}
 	for i, file := range files {
 		var kv [3]float64
@@ -102,7 +102,7 @@ func TestReplayAgreesWithDynamo(t *testing.T) {
 				got[2], _ = strconv.ParseFloat(ends[n][2], 64)
 				got[0], got[2] = got[0]/100, got[2]*1e3
 				if line[1] == "turn" {
-					agrees(t, filepath.Base(file)+", in turn", got, answers[2*i], 0.001, 0.01)
+					agrees(t, filepath.Base(file)+", in turn", got, responses[2*i], 0.001, 0.01)
 				} else {
 					for k := range kv {
 						kv[k] += got[k] / replayRuns
@@ -110,7 +110,7 @@ func TestReplayAgreesWithDynamo(t *testing.T) {
 				}
 			}
 		}
-		agrees(t, filepath.Base(file)+", kv", kv, answers[2*i+1], 0.01, 0.05)
+		agrees(t, filepath.Base(file)+", kv", kv, responses[2*i+1], 0.01, 0.05)
 	}
 }
 

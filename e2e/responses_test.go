@@ -25,7 +25,7 @@ func (e *storing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	id, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v1/responses"), "/"), "/")
-	answer := func(id string) string {
+	response := func(id string) string {
 		return fmt.Sprintf(`{"id":%q,"object":"response","status":"completed","output":[{"id":"msg_1"}]}`, id)
 	}
 	unknown := func(id string) bool {
@@ -39,7 +39,7 @@ func (e *storing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case id != "":
 		if !unknown(id) {
 			w.Header().Set("content-type", "application/json")
-			fmt.Fprint(w, answer(id))
+			fmt.Fprint(w, response(id))
 		}
 	default:
 		var body struct {
@@ -54,12 +54,12 @@ func (e *storing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if body.Stream {
 			w.Header().Set("content-type", "text/event-stream")
 			for _, event := range []string{"response.created", "response.completed"} {
-				fmt.Fprintf(w, "event: %s\ndata: {\"response\":%s,\"type\":%q}\n\n", event, answer(id), event)
+				fmt.Fprintf(w, "event: %s\ndata: {\"response\":%s,\"type\":%q}\n\n", event, response(id), event)
 			}
 			return
 		}
 		w.Header().Set("content-type", "application/json")
-		fmt.Fprint(w, answer(id))
+		fmt.Fprint(w, response(id))
 	}
 }
 

@@ -33,16 +33,16 @@ func TestModelRewrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		answer, err := io.ReadAll(resp.Body)
+		response, err := io.ReadAll(resp.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return resp, answer
+		return resp, response
 	}
 	text := strings.Repeat("A long document about cranes. ", 60)
 	worker := ""
 	for turn, streams := range []bool{false, true, false, true} {
-		resp, answer := post(
+		resp, response := post(
 			"/v1/chat/completions",
 			map[string]any{"model": "public", "stream": streams, "max_tokens": 8,
 				"messages": []any{map[string]any{"role": "user", "content": text}}},
@@ -53,7 +53,7 @@ func TestModelRewrite(t *testing.T) {
 				turn,
 				resp.StatusCode,
 				resp.Header.Get("x-kvepp-reason"),
-				answer,
+				response,
 			)
 		}
 		if worker == "" {
@@ -69,7 +69,7 @@ func TestModelRewrite(t *testing.T) {
 			t.Errorf("turn %d went to %s, the first to %s", turn, got, worker)
 		}
 		events := 0
-		for line := range strings.Lines(string(answer)) {
+		for line := range strings.Lines(string(response)) {
 			line = strings.TrimSpace(strings.TrimPrefix(line, "data:"))
 			var event struct{ Model string }
 			if !strings.HasPrefix(line, "{") {
@@ -81,17 +81,17 @@ func TestModelRewrite(t *testing.T) {
 			events++
 		}
 		if events == 0 || streams && events < 3 {
-			t.Errorf("turn %d: %d events in %s", turn, events, answer)
+			t.Errorf("turn %d: %d events in %s", turn, events, response)
 		}
 	}
 	if n := metric(t, s, `inference_extension_model_rewrite_decisions_total{model_name="public",`+
 		`model_rewrite_name="flag",target_model="`+stack.Model+`"}`); n != 4 {
 		t.Errorf("the metric counts %v rewrites, want 4", n)
 	}
-	if resp, answer := post("/v1/chat/completions",
+	if resp, response := post("/v1/chat/completions",
 		map[string]any{"model": "other",
 			"messages": []any{map[string]any{"role": "user",
 				"content": "x"}}}); resp.StatusCode != http.StatusNotFound {
-		t.Errorf("a name without a rule: %d %s", resp.StatusCode, answer)
+		t.Errorf("a name without a rule: %d %s", resp.StatusCode, response)
 	}
 }

@@ -31,7 +31,7 @@ func TestPrefillAndDecode(t *testing.T) {
 		zones[w.Instance()] = w.Zone
 	}
 	asked := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
-	ask := func(messages []stack.Message, stream bool) *stack.Answer {
+	ask := func(messages []stack.Message, stream bool) *stack.Response {
 		t.Helper()
 		a := chat(t, s.Envoy.URL, messages, stream, asked)
 		if !strings.HasPrefix(a.PrefillWorker, "prefill:") || !strings.HasPrefix(a.Worker, "decode:") {

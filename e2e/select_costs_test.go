@@ -214,11 +214,11 @@ func cheapest(all []rank, cost func(*rank) float64) (of []*rank) {
 	return of
 }
 
-func chose(a answer) (id uint64, rank int) {
+func chose(a response) (id uint64, rank int) {
 	return integer(a.object()["worker_id"]), int(integer(a.object()["dp_rank"]))
 }
 
-func isOneOf(a answer, of []*rank) bool {
+func isOneOf(a response, of []*rank) bool {
 	id, at := chose(a)
 	return slices.ContainsFunc(of, func(r *rank) bool { return r.id == id && r.rank == at })
 }
@@ -307,7 +307,7 @@ func (x *selectors) book(s *selection, r *rank) {
 			body,
 		)
 		if s.random {
-			for _, a := range []answer{theirs, ours} {
+			for _, a := range []response{theirs, ours} {
 				hashes, _ := a.object()["sequence_hashes"].([]any)
 				a.object()["sequence_hashes"] = len(hashes) // unknown hashes
 			}

@@ -298,7 +298,7 @@ func TestSessionsAsDynamos(t *testing.T) {
 		reservation := maps.Clone(selection)
 		reservation["selection_id"] = fmt.Sprintf("r%d", step)
 		on, there := boundTo[name]
-		want := func(a answer, id uint64) {
+		want := func(a response, id uint64) {
 			t.Helper()
 			if got, _ := chose(a); a.status >= 300 || got != id {
 				t.Fatalf("step %d: %v is bound to %d, but %v", step, name, id, a)
@@ -409,7 +409,7 @@ policy_classes:
 // wentOn is the result of one selection that waited.
 type wentOn struct {
 	name string
-	answer
+	response
 }
 
 // waitInLine makes both workers busy, lets selections wait for them, and releases them one by one.
@@ -462,7 +462,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		if theirs.name != ours.name {
 			x.t.Fatalf("round %d: %s continues in Dynamo, %s in kvepp", round, theirs.name, ours.name)
 		}
-		x.equal("/select_and_reserve", theirs.name, theirs.answer, ours.answer)
+		x.equal("/select_and_reserve", theirs.name, theirs.response, ours.response)
 		return theirs, ours
 	}
 	const anywhere = 0
@@ -497,9 +497,9 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		}
 		// It waits, or its answer comes at once. Both services count it as waiting for an instant before a class that
 		// never waits lets it go on, so that only its answer tells.
-		answered := false
+		responded := false
 		eventually(x.t, func() error {
-			if answered = len(over[0]) > 0; answered {
+			if responded = len(over[0]) > 0; responded {
 				return nil
 			}
 			if class == "free" || class == "refused" {
@@ -507,7 +507,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 			}
 			return pending(total + 1)
 		})
-		if answered {
+		if responded {
 			theirs, _ := next()
 			x.counts[fmt.Sprintf("answered %d at once", theirs.status)]++
 			if theirs.status == http.StatusOK {
@@ -538,7 +538,7 @@ func (x *selectors) waitInLine(round int, classes bool) {
 		x.same("POST", "/reservations/"+released+"/prefill_complete", nil)
 		if last[id] = ""; waiting[id]+waiting[anywhere] > 0 {
 			theirs, _ := next() // this worker is cheaper: the other's last prompt is not prefilled
-			if on, _ := chose(theirs.answer); on != id {
+			if on, _ := chose(theirs.response); on != id {
 				x.t.Fatalf("round %d: worker %d was released, but %s continues at %d", round, id, theirs.name, on)
 			}
 			last[id] = theirs.name

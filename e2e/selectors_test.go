@@ -109,15 +109,15 @@ func startSelectors(t *testing.T, w weights, args ...string) *selectors {
 type object = map[string]any
 
 // answer is one service's answer.
-type answer struct {
+type response struct {
 	status int
 	body   any
 }
 
-func (a answer) object() object { o, _ := a.body.(object); return o }
+func (a response) object() object { o, _ := a.body.(object); return o }
 
 // ask sends a request to one service.
-func (x *selectors) ask(url, method, path string, body any) answer {
+func (x *selectors) ask(url, method, path string, body any) response {
 	x.t.Helper()
 	a, err := send(x.t.Context(), url, method, path, x.class, body)
 	if err != nil {
@@ -127,7 +127,7 @@ func (x *selectors) ask(url, method, path string, body any) answer {
 }
 
 // send sends a request of a policy class, "" for none. A string body is sent unchanged.
-func send(ctx context.Context, url, method, path, class string, body any) (a answer, err error) {
+func send(ctx context.Context, url, method, path, class string, body any) (a response, err error) {
 	var text []byte
 	switch body := body.(type) {
 	case nil:
@@ -153,15 +153,15 @@ func send(ctx context.Context, url, method, path, class string, body any) (a ans
 		return a, err
 	}
 	defer resp.Body.Close()
-	answered, err := io.ReadAll(resp.Body)
+	responded, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return a, err
 	}
 	a.status = resp.StatusCode
-	dec := json.NewDecoder(bytes.NewReader(answered))
+	dec := json.NewDecoder(bytes.NewReader(responded))
 	dec.UseNumber()
 	if dec.Decode(&a.body) != nil {
-		a.body = strings.TrimSpace(string(answered))
+		a.body = strings.TrimSpace(string(responded))
 	}
 	sortLists(a.body)
 	return a, nil
@@ -208,7 +208,7 @@ func integer(v any) uint64 {
 func float(v any) float64 { return float64(integer(v)) }
 
 // same checks that both services give the same answer, and returns it.
-func (x *selectors) same(method, path string, body any) answer {
+func (x *selectors) same(method, path string, body any) response {
 	x.t.Helper()
 	theirs, ours := x.ask(x.Dynamo, method, path, body), x.ask(x.Kvepp, method, path, body)
 	x.equal(method+" "+path, body, theirs, ours)
@@ -216,7 +216,7 @@ func (x *selectors) same(method, path string, body any) answer {
 }
 
 // equal checks that two answers are the same, except for the wording about malformed bodies.
-func (x *selectors) equal(what string, body any, theirs, ours answer) {
+func (x *selectors) equal(what string, body any, theirs, ours response) {
 	x.t.Helper()
 	if theirs.status != ours.status {
 		x.t.Fatalf("%s %v: Dynamo %d %v, kvepp %d %v", what, body, theirs.status, theirs.body, ours.status, ours.body)

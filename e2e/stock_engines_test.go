@@ -109,7 +109,7 @@ type scriptedRequest struct {
 	length   bool // the request has a content-length
 }
 
-func (q *scriptedRequest) send(ctx context.Context, client *http.Client, url, number string) (*stack.Answer, error) {
+func (q *scriptedRequest) send(ctx context.Context, client *http.Client, url, number string) (*stack.Response, error) {
 	var body io.Reader = bytes.NewReader(q.body)
 	if !q.length {
 		body = io.MultiReader(body)

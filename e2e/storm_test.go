@@ -31,10 +31,10 @@ var (
 
 // Headers with which clients, servers and Envoy coordinate in a storm.
 const (
-	stormRequest = "x-storm"        // number of the request, to the server
-	stormAnswer  = "x-storm-answer" // in the answer: it is the server's, not Envoy's or kvepp's
-	stormRetry   = "x-storm-retry"  // to Envoy: use the route with a retry
-	stormTrailer = "X-Storm-Sum"    // sha256 of the body before it
+	stormRequest  = "x-storm"        // number of the request, to the server
+	stormResponse = "x-storm-answer" // in the answer: it is the server's, not Envoy's or kvepp's
+	stormRetry    = "x-storm-retry"  // to Envoy: use the route with a retry
+	stormTrailer  = "X-Storm-Sum"    // sha256 of the body before it
 )
 
 // stormMemoryLimit is the GOMEMLIMIT of a container that may have crowdMemory.
@@ -57,18 +57,18 @@ type shape struct {
 	headers      int  // number of further headers
 	broken       bool // kvepp must refuse the request
 	cutBody      int  // the client closes after so many bytes of its body
-	cutAnswer    int  // ... of the answer
+	cutResponse  int  // ... of the answer
 
-	early        bool // the server answers before it reads
-	resetReading int  // the server breaks off after so many bytes of the body
-	resetAnswer  int  // ... of the answer
-	failFirst    bool // the server breaks off the first attempt unread, and Envoy tries again
-	status       int
-	contentType  string
-	gzip         bool
-	answer       []byte
-	answerPiece  int
-	answerLength bool
+	early          bool // the server answers before it reads
+	resetReading   int  // the server breaks off after so many bytes of the body
+	resetResponse  int  // ... of the answer
+	failFirst      bool // the server breaks off the first attempt unread, and Envoy tries again
+	status         int
+	contentType    string
+	gzip           bool
+	response       []byte
+	responsePiece  int
+	responseLength bool
 }
 
 func (q *shape) String() string {
@@ -90,23 +90,23 @@ func (q *shape) String() string {
 		q.expect,
 		q.headers,
 		q.cutBody,
-		q.cutAnswer,
+		q.cutResponse,
 		q.status,
 		q.early,
 		q.contentType,
 		q.gzip,
-		len(q.answer),
-		q.answerPiece,
-		q.answerLength,
+		len(q.response),
+		q.responsePiece,
+		q.responseLength,
 		q.resetReading,
-		q.resetAnswer,
+		q.resetResponse,
 		q.failFirst,
 	)
 }
 
 // whole reports that neither side breaks off.
 func (q *shape) whole() bool {
-	return q.cutBody < 0 && q.cutAnswer < 0 && q.resetReading < 0 && q.resetAnswer < 0
+	return q.cutBody < 0 && q.cutResponse < 0 && q.resetReading < 0 && q.resetResponse < 0
 }
 
 // draw returns the request of that number. The same seed and number always give the same request.
@@ -154,11 +154,11 @@ func draw(seed uint64, number int) *shape {
 		piece: 1 + r.IntN(
 			1<<(4+r.IntN(15)),
 		),
-		cutBody:      -1,
-		cutAnswer:    -1,
-		resetReading: -1,
-		resetAnswer:  -1,
-		status:       200,
+		cutBody:       -1,
+		cutResponse:   -1,
+		resetReading:  -1,
+		resetResponse: -1,
+		status:        200,
 	}
 	switch n := r.IntN(100); {
 	case n < 70:
@@ -187,42 +187,42 @@ func draw(seed uint64, number int) *shape {
 	q.piece = max(q.piece, len(q.body)/200) // so that one request does not take all the time
 	switch q.contentType = "application/json"; r.IntN(10) {
 	case 0:
-		q.contentType, q.answer = "application/octet-stream", random(size())
+		q.contentType, q.response = "application/octet-stream", random(size())
 	case 1:
-		q.answer = nil
+		q.response = nil
 		q.status = []int{200, 204, 400, 404, 429, 500}[r.IntN(6)]
 	case 2, 3, 4, 5, 6:
 		q.contentType = "text/event-stream"
-		for end := size() + 1; len(q.answer) < end; {
-			q.answer = append(
-				words(append(q.answer, `data: {"choices":[{"index":0,"delta":{"content":"`...), r.IntN(200)),
+		for end := size() + 1; len(q.response) < end; {
+			q.response = append(
+				words(append(q.response, `data: {"choices":[{"index":0,"delta":{"content":"`...), r.IntN(200)),
 				"\"}}]}\n\n"...)
 		}
-		q.answer = append(
-			q.answer,
+		q.response = append(
+			q.response,
 			"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n"...)
 	default:
-		q.answer = append(
+		q.response = append(
 			words([]byte(`{"choices":[{"text":"`), size()),
 			`"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`...)
 	}
-	if q.gzip = len(q.answer) > 0 && one(8); q.gzip {
+	if q.gzip = len(q.response) > 0 && one(8); q.gzip {
 		var b bytes.Buffer
 		w := gzip.NewWriter(&b)
-		w.Write(q.answer)
+		w.Write(q.response)
 		w.Close()
-		q.answer = b.Bytes()
+		q.response = b.Bytes()
 	}
-	q.answerPiece = max(1+r.IntN(1<<(4+r.IntN(15))), len(q.answer)/200)
-	q.answerLength = one(2)
+	q.responsePiece = max(1+r.IntN(1<<(4+r.IntN(15))), len(q.response)/200)
+	q.responseLength = one(2)
 	if q.method == "HEAD" || q.status == http.StatusNoContent {
-		q.trailer, q.answerLength = false, false
+		q.trailer, q.responseLength = false, false
 	}
 	if q.method != "POST" {
 		q.trailer = false
 	}
 	if q.trailer { // HTTP/1.1 has no trailer after a body with a length
-		q.answerLength = false
+		q.responseLength = false
 	}
 	if q.broken {
 		return q
@@ -231,18 +231,18 @@ func draw(seed uint64, number int) *shape {
 	case n < 6:
 		q.cutBody = r.IntN(len(q.body) + 1)
 	case n < 12:
-		q.cutAnswer = r.IntN(len(q.answer) + 1)
+		q.cutResponse = r.IntN(len(q.response) + 1)
 	case n < 16:
 		q.resetReading = r.IntN(len(q.body) + 1)
 	case n < 21:
-		q.resetAnswer = r.IntN(len(q.answer) + 1)
+		q.resetResponse = r.IntN(len(q.response) + 1)
 	case n < 24:
 		q.early = true
 	case n < 29 && len(q.body) < 200<<10:
 		q.failFirst, q.trailer = true, false
 	}
 	if q.method == "HEAD" {
-		q.cutAnswer, q.resetAnswer = min(q.cutAnswer, 0), min(q.resetAnswer, 0)
+		q.cutResponse, q.resetResponse = min(q.cutResponse, 0), min(q.resetResponse, 0)
 	}
 	if q.http2 && (q.early || q.resetReading >= 0) {
 		// Go's HTTP/2 server treats trailers of a stream that it has ended as a connection error, and so breaks off
@@ -334,14 +334,14 @@ func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	h := w.Header()
 	h.Set("content-type", q.contentType)
-	h.Set(stormAnswer, strconv.Itoa(q.number))
+	h.Set(stormResponse, strconv.Itoa(q.number))
 	if q.gzip {
 		h.Set("content-encoding", "gzip")
 	}
-	if q.answerLength {
-		h.Set("content-length", strconv.Itoa(len(q.answer)))
+	if q.responseLength {
+		h.Set("content-length", strconv.Itoa(len(q.response)))
 	}
-	if q.resetAnswer == 0 {
+	if q.resetResponse == 0 {
 		panic(http.ErrAbortHandler)
 	}
 	w.WriteHeader(q.status)
@@ -349,23 +349,23 @@ func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control.Flush()
-	for n := 0; n < len(q.answer); {
-		end := min(n+q.answerPiece, len(q.answer))
-		if q.resetAnswer >= 0 {
-			end = min(end, q.resetAnswer)
+	for n := 0; n < len(q.response); {
+		end := min(n+q.responsePiece, len(q.response))
+		if q.resetResponse >= 0 {
+			end = min(end, q.resetResponse)
 		}
-		if _, err := w.Write(q.answer[n:end]); err != nil {
+		if _, err := w.Write(q.response[n:end]); err != nil {
 			return
 		}
 		control.Flush()
-		if n = end; n == q.resetAnswer {
+		if n = end; n == q.resetResponse {
 			panic(http.ErrAbortHandler)
 		}
 	}
 	if q.trailer {
-		h.Set(http.TrailerPrefix+stormTrailer, sum(q.answer))
+		h.Set(http.TrailerPrefix+stormTrailer, sum(q.response))
 	}
-	if q.resetAnswer >= 0 {
+	if q.resetResponse >= 0 {
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -481,7 +481,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		return false
 	}
 	defer resp.Body.Close()
-	if resp.Header.Get(stormAnswer) == "" { // Envoy's or kvepp's answer
+	if resp.Header.Get(stormResponse) == "" { // Envoy's or kvepp's answer
 		text, err := io.ReadAll(resp.Body)
 		switch {
 		case q.broken && resp.StatusCode == http.StatusBadRequest:
@@ -498,11 +498,11 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		}
 		return q.broken
 	}
-	want := q.answer
+	want := q.response
 	if q.method == "HEAD" || q.status == http.StatusNoContent {
 		want = nil
 	}
-	n, err := s.same(q.shape, "the answer", resp.Body, want, q.cutAnswer)
+	n, err := s.same(q.shape, "the answer", resp.Body, want, q.cutResponse)
 	switch {
 	case err == nil: // the client closes the connection
 		return false
@@ -516,12 +516,12 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		return false
 	}
 	switch {
-	case resp.Header.Get(stormAnswer) != key || resp.StatusCode != q.status ||
+	case resp.Header.Get(stormResponse) != key || resp.StatusCode != q.status ||
 		resp.Header.Get("content-type") != q.contentType && q.status != http.StatusNoContent:
 		s.fault(q.shape, "another answer: %d %v", resp.StatusCode, resp.Header)
 	case n != len(want):
 		s.fault(q.shape, "the client saw the answer end after %d bytes", n)
-	case q.resetAnswer >= 0 && want != nil && !(q.answerLength && n == q.resetAnswer): // complete at its length
+	case q.resetResponse >= 0 && want != nil && !(q.responseLength && n == q.resetResponse): // complete at its length
 		s.fault(q.shape, "the client saw the end of an answer that the server broke off")
 	case q.trailer && resp.Trailer.Get(stormTrailer) != sum(want):
 		s.fault(q.shape, "the answer's trailer arrived as %q", resp.Trailer)

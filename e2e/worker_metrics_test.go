@@ -77,21 +77,21 @@ func TestWorkerMetrics(t *testing.T) {
 			is(0, "events_connected", "failing") &&
 			is(0, "blocks", "engine-0")
 	})
-	answers := map[string]int{}
-	for answers["engine-0/0"] < 2 || answers["engine-1/0"] < 2 || answers["failing/0"] < 2 {
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), len(answers)%2 == 0, nil)
+	responses := map[string]int{}
+	for responses["engine-0/0"] < 2 || responses["engine-1/0"] < 2 || responses["failing/0"] < 2 {
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), len(responses)%2 == 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		answers[a.Worker]++
+		responses[a.Worker]++
 	}
 	wait("all requests counted", func() bool {
 		for _, name := range []string{"engine-0", "engine-1", "failing"} {
 			failures := 0
 			if name == "failing" {
-				failures = answers["failing/0"]
+				failures = responses["failing/0"]
 			}
-			if !is(float64(answers[name+"/0"]), "requests_total", name) ||
+			if !is(float64(responses[name+"/0"]), "requests_total", name) ||
 				!is(float64(failures), "failures_total", name, `cause="status"`) ||
 				!is(0, "failures_total", name, `cause="incomplete"`) {
 				return false

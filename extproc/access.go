@@ -31,7 +31,7 @@ func (x *exchange) logAccess() {
 		text("worker", d.Name)
 		number("dp_rank", int(d.Rank))
 		text("address", d.Address)
-		if by := &x.route.AnsweredBy; by.Outcome != "" && by.Outcome != router.AnsweredByChosen {
+		if by := &x.route.ServedBy; by.Outcome != "" && by.Outcome != router.ServedByChosen {
 			text("served_worker", by.Worker)
 			text("served_address", router.Clip(by.Address))
 		}

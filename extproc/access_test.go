@@ -51,7 +51,7 @@ func TestAccessLog(t *testing.T) {
 		return [][]byte{fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":%q}]}`, model, secret), nil}
 	}
 	stream := func(status string, pieces ...string) func(*extproctest.Routed) extproctest.Response {
-		r := answer(pieces...)(nil)
+		r := response(pieces...)(nil)
 		r.Header[":status"] = status
 		return func(*extproctest.Routed) extproctest.Response { return r }
 	}
@@ -170,7 +170,7 @@ func TestAccessLogBounds(t *testing.T) {
 		":path":        "/" + strings.Repeat("p", 100_000),
 		"x-request-id": long,
 	}
-	if _, err := b.Do(t.Context(), &extproctest.Request{Header: header, Upstream: answer("")}); err != nil {
+	if _, err := b.Do(t.Context(), &extproctest.Request{Header: header, Upstream: response("")}); err != nil {
 		t.Fatal(err)
 	}
 	header = map[string]string{":method": "POST", ":path": "/v1/completions", "x-request-id": "r"}
@@ -187,8 +187,8 @@ func TestAccessLogBounds(t *testing.T) {
 	}
 }
 
-// TestAccessLogAnsweredElsewhere: the line names the endpoint that answered, if it is not the chosen one.
-func TestAccessLogAnsweredElsewhere(t *testing.T) {
+// TestAccessLogServedElsewhere: the line names the endpoint that answered, if it is not the chosen one.
+func TestAccessLogServedElsewhere(t *testing.T) {
 	for _, c := range []struct{ served, want string }{
 		{"", "<nil> <nil>"},
 		{"chosen", "<nil> <nil>"},
@@ -199,7 +199,7 @@ func TestAccessLogAnsweredElsewhere(t *testing.T) {
 		x := b.running(t, router.Config{}, chatBody)
 		var log logtest.Log
 		x.Server.cfg.AccessLog = slog.New(slog.NewJSONHandler(&log, nil))
-		x.phase, x.began = answered, time.Now()
+		x.phase, x.began = replied, time.Now()
 		addresses := map[string]string{"chosen": x.route.Address, "other": "10.0.0.2:8000"}
 		want := c.want
 		if x.route.Address == addresses["other"] {
@@ -211,7 +211,7 @@ func TestAccessLogAnsweredElsewhere(t *testing.T) {
 			if !named {
 				address = c.served
 			}
-			x.reconcile(&effect{AnsweredBy: address})
+			x.reconcile(&effect{ServedBy: address})
 		}
 		x.end(t.Context())
 		line := lines(t, &log, 1)[0]

@@ -16,15 +16,15 @@ import (
 // AccessLog implements envoy.service.accesslog.v3.AccessLogService. An ext_proc stream ends in the same way whether the
 // client or the endpoint aborted a response; the proxy's access log says which of them did. Its entries have the token
 // that kvepp put into the request's metadata. A proxy that sends such a log says so in the metadata of its ext_proc
-// streams: see [logsAnswers].
+// streams: see [logsResponses].
 type AccessLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
 	router   *router.Router
 	stopping chan struct{} // closed by Stop
 }
 
-// logsAnswers is the metadata key of an ext_proc stream by which a proxy says that it sends its access log to kvepp.
-const logsAnswers = "x-kvepp-access-log"
+// logsResponses is the metadata key of an ext_proc stream by which a proxy says that it sends its access log to kvepp.
+const logsResponses = "x-kvepp-access-log"
 
 // NewAccessLog returns a service that reports aborted responses to r.
 func NewAccessLog(r *router.Router) *AccessLog {

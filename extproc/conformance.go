@@ -11,9 +11,9 @@ import (
 // endpoints, and a response header shows the endpoint that answered according to the gateway. Source: GAIE v1.6.0,
 // pkg/lwepp.
 const (
-	selectionHeader   = "test-epp-endpoint-selection"
-	answeredByHeader  = "x-conformance-test-served-endpoint"
-	answeredByUnknown = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the " +
+	selectionHeader = "test-epp-endpoint-selection"
+	servedByHeader  = "x-conformance-test-served-endpoint"
+	servedByUnknown = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the " +
 		"response's metadata"
 )
 

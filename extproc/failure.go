@@ -16,13 +16,13 @@ const (
 
 // Response flags, as bits of response.flags. Source: Envoy 1.40, envoy/stream_info/stream_info.h, CoreResponseFlag.
 const (
-	flagUpstreamTimeout        = 1 << 2
-	flagUpstreamRemoteReset    = 1 << 4
-	flagUpstreamRefused        = 1 << 5
-	flagUpstreamTermination    = 1 << 6
-	flagUpstreamProtocolError  = 1 << 23
-	flagsOfInterruptedAnswers  = flagUpstreamRemoteReset | flagUpstreamTermination | flagUpstreamProtocolError
-	detailsOfEndpointsResponse = "via_upstream"
+	flagUpstreamTimeout         = 1 << 2
+	flagUpstreamRemoteReset     = 1 << 4
+	flagUpstreamRefused         = 1 << 5
+	flagUpstreamTermination     = 1 << 6
+	flagUpstreamProtocolError   = 1 << 23
+	flagsOfInterruptedResponses = flagUpstreamRemoteReset | flagUpstreamTermination | flagUpstreamProtocolError
+	detailsOfEndpointsResponse  = "via_upstream"
 )
 
 // verdict is what the proxy says about a response in attributes.
@@ -63,7 +63,7 @@ func causeOf(flags uint64) eject.Cause {
 	switch {
 	case flags&flagUpstreamRefused != 0:
 		return eject.Refused
-	case flags&flagsOfInterruptedAnswers != 0:
+	case flags&flagsOfInterruptedResponses != 0:
 		return eject.Reset
 	case flags&flagUpstreamTimeout != 0:
 		return eject.Timeout

@@ -135,7 +135,7 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 		}
 		served := []string{"", "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "nonsense"}[int(detail)%5]
 		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
-			Fields: map[string]*structpb.Value{answeredByKey: structpb.NewStringValue(served)}}}}
+			Fields: map[string]*structpb.Value{servedByKey: structpb.NewStringValue(served)}}}}
 		if detail&0x20 != 0 { // what a proxy says of a response, true or not
 			details := []string{"via_upstream", "upstream_reset_before_response_started{connection_termination}", "",
 				"\xff"}[int(detail)%4]
@@ -163,7 +163,7 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 			s.broken = fmt.Errorf(format, args...)
 		}
 	}
-	answer := func(kind string) {
+	response := func(kind string) {
 		if s.over != "" {
 			wrong("%s after %s", kind, s.over)
 		}
@@ -173,13 +173,13 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 	}
 	switch r := out.Response.(type) {
 	case *extprocv3.ProcessingResponse_RequestHeaders:
-		answer("request_headers")
+		response("request_headers")
 		if s.headers || s.responded {
 			wrong("request_headers twice, or after the response")
 		}
 		s.headers = true
 	case *extprocv3.ProcessingResponse_RequestBody:
-		answer("request_body")
+		response("request_body")
 		piece := r.RequestBody.GetResponse().GetBodyMutation().GetStreamedResponse()
 		switch {
 		case !s.headers:
@@ -192,18 +192,18 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 		s.bodyDone = piece.GetEndOfStream()
 		s.relayed = append(s.relayed, piece.GetBody()...)
 	case *extprocv3.ProcessingResponse_RequestTrailers:
-		answer("request_trailers")
+		response("request_trailers")
 		if s.bodyDone {
 			wrong("request_trailers after a body that ended the request")
 		}
 		s.bodyDone, s.trailersDone = true, true
 	case *extprocv3.ProcessingResponse_ResponseHeaders:
-		answer("response_headers")
+		response("response_headers")
 		s.responded = true
 	case *extprocv3.ProcessingResponse_ResponseBody:
-		answer("response_body")
+		response("response_body")
 	case *extprocv3.ProcessingResponse_ResponseTrailers:
-		answer("response_trailers")
+		response("response_trailers")
 	case *extprocv3.ProcessingResponse_ImmediateResponse:
 		if s.over != "" {
 			wrong("two immediate responses")
@@ -220,7 +220,7 @@ var orders = regexp.MustCompile(`^hb*t?$`)
 
 // unanswered returns an error if a reply is missing after a complete request in a valid order. A proxy would wait for
 // this reply forever.
-func (s *script) unanswered() error {
+func (s *script) noResponse() error {
 	streamed := s.mode == fullDuplex || s.mode == grpcMessages
 	switch {
 	case !s.complete || !orders.MatchString(s.order) || s.over != "":
@@ -271,7 +271,7 @@ func FuzzMessageOrder(f *testing.F) {
 		if s.broken != nil {
 			t.Error(s.broken)
 		}
-		if err := s.unanswered(); err != nil {
+		if err := s.noResponse(); err != nil {
 			t.Error(err)
 		}
 		if !bytes.HasPrefix(s.sent, s.relayed) {

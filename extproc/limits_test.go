@@ -43,7 +43,7 @@ func TestStreamsAreLimited(t *testing.T) {
 					Upstream: func(r *extproctest.Routed) extproctest.Response {
 						running.Done()
 						<-end
-						return answer("x")(r)
+						return response("x")(r)
 					},
 				},
 			)
@@ -70,7 +70,7 @@ func TestStreamsAreLimited(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	if out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
-		Upstream: answer("x")}); err != nil ||
+		Upstream: response("x")}); err != nil ||
 		out.Immediate != nil {
 		t.Errorf("after the others have ended: %v %v", err, out)
 	}
@@ -119,7 +119,7 @@ func TestHeldBytesAreLimited(t *testing.T) {
 			t.Context(),
 			&extproctest.Request{Header: chat, Body: body, Upstream: func(r *extproctest.Routed) extproctest.Response {
 				b.holdsNothing(t, name+", while it is answered")
-				return answer("x")(r)
+				return response("x")(r)
 			}},
 		)
 		if err != nil || out.Immediate != nil {
@@ -166,8 +166,8 @@ func (b *bench) holdsNothing(t *testing.T, when string) {
 	}
 }
 
-// TestCompressedAnswersPass: kvepp forwards compressed responses and counts them as unread.
-func TestCompressedAnswersPass(t *testing.T) {
+// TestCompressedResponsesPass: kvepp forwards compressed responses and counts them as unread.
+func TestCompressedResponsesPass(t *testing.T) {
 	b := newBench(t, Config{})
 	for _, encoding := range []string{"gzip", "identity", ""} {
 		out, err := b.Do(
@@ -372,9 +372,9 @@ func TestPiecesArriveUnchanged(t *testing.T) {
 	}
 }
 
-// TestAnswersHoldNothingOfRequests: during the response, kvepp keeps neither the request's body, nor its replacement,
+// TestResponsesHoldNothingOfRequests: during the response, kvepp keeps neither the request's body, nor its replacement,
 // nor its headers in memory.
-func TestAnswersHoldNothingOfRequests(t *testing.T) {
+func TestResponsesHoldNothingOfRequests(t *testing.T) {
 	const streams, size, name = 16, 2 << 20, 60_000
 	for what, body := range map[string]string{
 		"text": chatBody[:len(chatBody)-1] + `,"x":"` + strings.Repeat("x", size) + `"}`,

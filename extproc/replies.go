@@ -20,7 +20,7 @@ import (
 const (
 	endpointHeader    = "x-gateway-destination-endpoint"
 	subsetKey         = "x-gateway-destination-endpoint-subset"
-	answeredByKey     = "x-gateway-destination-endpoint-served"
+	servedByKey       = "x-gateway-destination-endpoint-served"
 	endpointNamespace = "envoy.lb"
 	subsetNamespace   = "envoy.lb.subset_hint"
 )
@@ -57,7 +57,7 @@ var (
 // protectedHeaders are the routing headers that a client must never choose. kvepp removes from every request those that
 // it does not set itself.
 var protectedHeaders = []string{
-	endpointHeader, subsetKey, answeredByKey,
+	endpointHeader, subsetKey, servedByKey,
 	workerHeader, rankHeader, prefillHeader, prefillRankHeader, "x-dynamo-routing-mode",
 	"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-instance-id", "x-prefill-dp-rank",
 	prefillerHeader,
@@ -235,7 +235,7 @@ func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 
 // responseHeadersReply changes response headers only if kvepp renames the model in the body, or shows the decision or
 // the endpoint that answered.
-func (s *stream) responseHeadersReply(answeredBy string) *extprocv3.HeadersResponse {
+func (s *stream) responseHeadersReply(servedBy string) *extprocv3.HeadersResponse {
 	mutation := &extprocv3.HeaderMutation{}
 	if s.renamer != nil {
 		mutation.RemoveHeaders = []string{"content-length"} // the new length is known only at the end
@@ -244,7 +244,7 @@ func (s *stream) responseHeadersReply(answeredBy string) *extprocv3.HeadersRespo
 		mutation.SetHeaders = s.decisionHeaders()
 	}
 	if s.cfg.Conformance {
-		mutation.SetHeaders = append(mutation.SetHeaders, set(answeredByHeader, cmp.Or(answeredBy, answeredByUnknown)))
+		mutation.SetHeaders = append(mutation.SetHeaders, set(servedByHeader, cmp.Or(servedBy, servedByUnknown)))
 	}
 	if len(mutation.RemoveHeaders)+len(mutation.SetHeaders) == 0 {
 		return &extprocv3.HeadersResponse{}

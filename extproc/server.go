@@ -142,7 +142,7 @@ type exchange struct {
 	prefillReported bool          // the route knows that the prefill has ended
 	held            int           // this stream's share of Memory, in bytes
 	began           time.Time     // when the stream began
-	answered        int           // bytes of the response's body
+	responseBytes   int           // bytes of the response's body
 }
 
 // Process serves one HTTP request.
@@ -199,7 +199,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		if x.phase != collect {
 			x.in.release()
 		}
-		if e.AnsweredBy != "" && x.route != nil {
+		if e.ServedBy != "" && x.route != nil {
 			x.reconcile(&e)
 		}
 		for _, m := range e.Send {
@@ -390,7 +390,7 @@ func (x *exchange) observe(e *effect) {
 			x.metrics.Unread.Inc()
 		}
 	}
-	x.answered += len(e.Body)
+	x.responseBytes += len(e.Body)
 	if x.responseID != nil {
 		if id, more := x.responseID.Write(e.Body); !more {
 			x.route.Responded(id)
@@ -422,7 +422,7 @@ func (x *exchange) follow() {
 		x.route.ReleasePrefill()
 		x.prefillReported = true
 	}
-	if stream && x.route.TracksAnswer() {
+	if stream && x.route.TracksOutput() {
 		x.route.Generated(x.generated())
 	}
 }
@@ -440,7 +440,7 @@ func (x *exchange) canHave(tokens int) bool {
 	if most := x.route.MostTokens(); most > 0 && tokens > most {
 		return false
 	}
-	unsent := tokens - x.answered - maxUnsent
+	unsent := tokens - x.responseBytes - maxUnsent
 	return unsent <= 0 || float64(unsent) <= unsentPerSecond*time.Since(x.began).Seconds()
 }
 
@@ -486,27 +486,27 @@ func (x *exchange) end(ctx context.Context) {
 		return
 	}
 	if x.complete && x.code == "200" && x.usage != nil && x.usage.Streaming() {
-		x.route.LearnAnswer(x.generated())
+		x.route.LearnOutput(x.generated())
 	}
 	x.route.Free()
-	answer := router.Answer{
+	response := router.Response{
 		Status:       x.upstreamStatus,
 		Complete:     x.complete || x.responseMode == filterv3.ProcessingMode_NONE,
-		Bytes:        x.answered,
+		Bytes:        x.responseBytes,
 		CachedTokens: -1,
 	}
-	answer.Explained = !answer.Complete && len(metadata.ValueFromIncomingContext(ctx, logsAnswers)) > 0
-	defer func() { x.route.Answered(answer) }() // even if the log panics
+	response.Explained = !response.Complete && len(metadata.ValueFromIncomingContext(ctx, logsResponses)) > 0
+	defer func() { x.route.Ended(response) }() // even if the log panics
 	if x.usage != nil {
 		u, ok, impossible := x.reported()
 		if ok {
-			answer.PromptTokens = u.PromptTokens
+			response.PromptTokens = u.PromptTokens
 		}
 		if impossible {
 			x.metrics.ImpossibleUsage.Inc()
 		}
-		if answer.Tokens = max(x.generated(), u.CompletionTokens); ok && u.HasCached {
-			answer.CachedTokens = u.CachedTokens
+		if response.Tokens = max(x.generated(), u.CompletionTokens); ok && u.HasCached {
+			response.CachedTokens = u.CachedTokens
 			x.metrics.Reported.Add(float64(u.CachedTokens))
 			x.metrics.PredictedOfReported.Add(float64(x.route.PredictedCachedTokens))
 			x.log.Debug("request ended", "request_id", x.head.id, "status", x.code, "prompt_tokens", u.PromptTokens,

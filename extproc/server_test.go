@@ -131,7 +131,7 @@ func TestRefusedAfterItWasSent(t *testing.T) {
 		&extproctest.Request{
 			Header:   chat,
 			Body:     [][]byte{make([]byte, 50), make([]byte, 51), nil},
-			Upstream: answer("x"),
+			Upstream: response("x"),
 		},
 	)
 	if out.Immediate.GetStatus().GetCode() != 413 { // in place of a piece of the body, which is an error to this Envoy
@@ -153,7 +153,7 @@ func TestTooLargeToReadIsLogged(t *testing.T) {
 	header[":path"] += "?key=secret"
 	for range 3 {
 		if out, err := b.Do(t.Context(), &extproctest.Request{Header: header, Body: [][]byte{make([]byte, 50), nil},
-			Upstream: answer("x")}); err != nil {
+			Upstream: response("x")}); err != nil {
 			t.Fatal(err, out)
 		}
 	}
@@ -188,7 +188,7 @@ var chat = map[string]string{":method": "POST", ":path": "/v1/chat/completions",
 
 const chatBody = `{"model":"m","messages":[{"role":"user","content":"hello"}]}`
 
-func answer(pieces ...string) func(*extproctest.Routed) extproctest.Response {
+func response(pieces ...string) func(*extproctest.Routed) extproctest.Response {
 	r := extproctest.Response{Header: map[string]string{":status": "200", "content-type": "text/event-stream"}}
 	for _, p := range pieces {
 		r.Body = append(r.Body, []byte(p))
@@ -205,7 +205,7 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 				if b.book.Len() != 1 {
 					t.Errorf("%d bookings while the request runs, want 1", b.book.Len())
 				}
-				return answer("data: 1\n\n", "data: [DONE]\n\n", "")(r)
+				return response("data: 1\n\n", "data: [DONE]\n\n", "")(r)
 			}},
 	)
 	if err != nil || out.Immediate != nil {
@@ -247,7 +247,7 @@ func TestDataParallelShapes(t *testing.T) {
 			&extproctest.Request{
 				Header:   claimed,
 				Body:     [][]byte{[]byte(chatBody)},
-				Upstream: answer("data: [DONE]\n\n"),
+				Upstream: response("data: [DONE]\n\n"),
 			},
 		)
 		if err != nil || out.Immediate != nil || out.Routed.Set[endpointHeader] != c.endpoint.Address {
@@ -295,7 +295,7 @@ func TestPrefillerHeader(t *testing.T) {
 				if b.book.Len() != 2 {
 					t.Errorf("%d bookings before the first byte, want one for each worker", b.book.Len())
 				}
-				return answer("data: {}\n\n", "data: [DONE]\n\n")(r)
+				return response("data: {}\n\n", "data: [DONE]\n\n")(r)
 			},
 		}
 		if gone {
@@ -341,7 +341,7 @@ func TestManyStreams(t *testing.T) {
 				Header:   chat,
 				Body:     [][]byte{[]byte(chatBody), large[:i*1000]},
 				Trailers: i%3 == 0,
-				Upstream: answer("x", ""),
+				Upstream: response("x", ""),
 			}
 			out, err := b.Do(t.Context(), r)
 			if err != nil || out.Immediate != nil || len(out.Routed.Body) != len(chatBody)+i*1000 {
@@ -452,7 +452,7 @@ func TestAnyPathIsRouted(t *testing.T) {
 	b := newBench(t, Config{DecisionHeaders: true})
 	for path, reason := range map[string]string{"/v1/embeddings": "unknown_api", "/v1/models": "no_body",
 		"/v1/chat/completions?x=1": "no_tokenizer"} {
-		r := &extproctest.Request{Header: map[string]string{":method": "POST", ":path": path}, Upstream: answer("x")}
+		r := &extproctest.Request{Header: map[string]string{":method": "POST", ":path": path}, Upstream: response("x")}
 		if reason != "no_body" {
 			r.Body = [][]byte{[]byte(chatBody)}
 		}
@@ -505,7 +505,7 @@ func TestPanicAtTheEnd(t *testing.T) {
 	b.server.log = slog.New(breaking{})
 	for range 3 {
 		_, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
-			Upstream: answer(
+			Upstream: response(
 				"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,"+
 					"\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n",
 				"data: [DONE]\n\n",

@@ -41,7 +41,7 @@ const (
 	awaitHeaders phase = iota // nothing received yet
 	collect                   // request body arriving, not decided
 	relay                     // decided: kvepp answers each further piece as it comes
-	answered                  // kvepp expects and heeds no more of the request
+	replied                   // kvepp expects and heeds no more of the request
 	closed                    // kvepp may not send any more messages
 )
 
@@ -107,16 +107,16 @@ type effect struct {
 	Ask bool
 	// Refuse: kvepp answers the request with this error. The server calls refused.
 	Refuse *httpError
-	// AnsweredBy is the endpoint that answered the request according to the proxy, host:port, set in the step that
+	// ServedBy is the endpoint that answered the request according to the proxy, host:port, set in the step that
 	// learns it; "" otherwise.
-	AnsweredBy string
+	ServedBy string
 	// Status is the response's HTTP status, set in the step that learns it; "" otherwise.
 	Status string
 	// Failure is the endpoint's failure according to the response headers, with Status; empty: none. OfEndpoint: the
 	// response says something about the endpoint; otherwise it is the proxy's own.
 	Failure    eject.Cause
 	OfEndpoint bool
-	// Tries is how many endpoints the proxy says it tried, with AnsweredBy; 0: it does not say.
+	// Tries is how many endpoints the proxy says it tried, with ServedBy; 0: it does not say.
 	Tries int
 	// ContentType and ContentEncoding of the response, with Status.
 	ContentType, ContentEncoding string
@@ -271,7 +271,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	case s.ended:
 		// envoy#46237: the last chunk may come again with end_of_stream. Answering it twice is an error to Envoy.
 		return effect{Note: "request body after its end"}
-	case s.phase == answered:
+	case s.phase == replied:
 		return effect{Note: "request body after an answer that did not wait for it"}
 	}
 	s.ended = b.GetEndOfStream()
@@ -281,7 +281,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	}
 	if s.phase == relay {
 		if s.ended {
-			s.phase = answered
+			s.phase = replied
 		}
 		return effect{Send: s.relayBody(requestDirection, s.requestMode, b)}
 	}
@@ -322,12 +322,12 @@ func (s *stream) requestTrailers() effect {
 		return effect{Note: "request trailers before the headers"}
 	case s.ended:
 		return effect{Note: "request trailers after the end"}
-	case s.phase == answered:
+	case s.phase == replied:
 		return effect{Note: "request trailers after an answer that did not wait for them"}
 	}
 	s.ended = true
 	if s.phase == relay {
-		s.phase = answered
+		s.phase = replied
 		return effect{Send: []*extprocv3.ProcessingResponse{trailersReply()}}
 	}
 	// "Sending the trailers (if present) is to inform the server that the complete body has arrived"
@@ -355,7 +355,7 @@ func (s *stream) join() []byte {
 // request returns the request for the router.
 func (s *stream) request() *router.Request {
 	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.bodylessReason,
-		AnswerUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
+		ResponseUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}
@@ -414,7 +414,7 @@ func (s *stream) routed(d *router.Decision) effect {
 		}
 	}
 	s.chunks, s.size = nil, 0 // Envoy has them now
-	if s.phase = answered; !s.ended {
+	if s.phase = replied; !s.ended {
 		s.phase = relay
 	}
 	return effect{Send: out}
@@ -428,7 +428,7 @@ func (s *stream) refused(e *httpError) effect {
 
 // beginResponse is called with each message of the response. From the first it returns the endpoint that answered,
 // after all retries. It is "" without an override_host policy. Source: proposal 004, v1.0.
-func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (answeredBy string) {
+func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (servedBy string) {
 	if s.responding {
 		return ""
 	}
@@ -437,13 +437,13 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (answeredBy stri
 		s.learnModes(in)
 	}
 	if s.phase < relay { // Envoy answered an incomplete request itself: there is nothing left to decide
-		s.phase, s.chunks, s.size = answered, nil, 0
+		s.phase, s.chunks, s.size = replied, nil, 0
 	}
-	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[answeredByKey].GetStringValue()
+	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedByKey].GetStringValue()
 }
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
-	e := effect{AnsweredBy: s.beginResponse(in)}
+	e := effect{ServedBy: s.beginResponse(in)}
 	s.complete = s.complete || h.GetEndOfStream()
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
@@ -469,7 +469,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 			s.renamer = body.NewRenamer(s.renamed.Upstream, s.renamed.Requested)
 		}
 	}
-	reply := s.responseHeadersReply(e.AnsweredBy)
+	reply := s.responseHeadersReply(e.ServedBy)
 	e.Send = []*extprocv3.ProcessingResponse{
 		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: reply}},
 	}
@@ -479,12 +479,12 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
 	s.complete = s.complete || b.GetEndOfStream()
 	if s.renamer != nil {
-		return effect{AnsweredBy: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
+		return effect{ServedBy: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
 	}
 	return effect{
-		AnsweredBy: s.beginResponse(in),
-		Body:       b.GetBody(),
-		Send:       s.relayBody(responseDirection, s.responseMode, b),
+		ServedBy: s.beginResponse(in),
+		Body:     b.GetBody(),
+		Send:     s.relayBody(responseDirection, s.responseMode, b),
 	}
 }
 
@@ -507,7 +507,7 @@ func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingRespon
 }
 
 func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
-	e := effect{AnsweredBy: s.beginResponse(in)}
+	e := effect{ServedBy: s.beginResponse(in)}
 	s.complete = true
 	if s.renamer != nil && s.responseMode == fullDuplex {
 		if rest := s.renamer.Rest(); len(rest) > 0 {

@@ -208,7 +208,7 @@ func play(s *stream, line string) (effect, error) {
 	}
 	if v, ok := args["served"]; ok {
 		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
-			Fields: map[string]*structpb.Value{answeredByKey: structpb.NewStringValue(v)}}}}
+			Fields: map[string]*structpb.Value{servedByKey: structpb.NewStringValue(v)}}}}
 	}
 	return s.step(in), nil
 }
@@ -278,8 +278,8 @@ func describe(s *stream, e effect) string {
 		}
 		b.WriteString("\n")
 	}
-	if e.AnsweredBy != "" {
-		fmt.Fprintf(&b, "served by %s\n", e.AnsweredBy)
+	if e.ServedBy != "" {
+		fmt.Fprintf(&b, "served by %s\n", e.ServedBy)
 	}
 	if e.Status != "" {
 		fmt.Fprintf(&b, "status=%s content-type=%q content-encoding=%q\n", e.Status, e.ContentType, e.ContentEncoding)

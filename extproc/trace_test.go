@@ -52,7 +52,7 @@ func TestSpansOfRequests(t *testing.T) {
 		}
 		out, err := b.Do(
 			ctx,
-			&extproctest.Request{Header: header, Body: [][]byte{[]byte(body), nil}, Upstream: answer(usage, "")},
+			&extproctest.Request{Header: header, Body: [][]byte{[]byte(body), nil}, Upstream: response(usage, "")},
 		)
 		if err != nil {
 			t.Fatal(err)

@@ -158,7 +158,7 @@ func (o *oracle) cleared(w kvblock.Worker) { delete(o.workers, w) }
 type overlap [memoryTiers]int
 
 func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
-	answer := map[kvblock.Worker]overlap{}
+	response := map[kvblock.Worker]overlap{}
 	for w, ow := range o.workers {
 		var found overlap
 		n := 0
@@ -169,10 +169,10 @@ func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
 			}
 		}
 		if n > 0 {
-			answer[w] = found
+			response[w] = found
 		}
 	}
-	return answer
+	return response
 }
 
 // count sets the fields of Stats that describe the oracle's content.
@@ -203,10 +203,10 @@ func (o *oracle) count() Stats {
 // scoresOf returns an answer as a map. It checks that all methods of OverlapScores agree.
 func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	t.Helper()
-	answer := map[kvblock.Worker]overlap{}
+	response := map[kvblock.Worker]overlap{}
 	for o := range s.Overlaps() {
 		e := s.Extension(o.Worker)
-		if _, twice := answer[o.Worker]; twice || o.Blocks+e.Total() < 1 || s.Blocks(o.Worker) != o.Blocks {
+		if _, twice := response[o.Worker]; twice || o.Blocks+e.Total() < 1 || s.Blocks(o.Worker) != o.Blocks {
 			t.Errorf(
 				"worker %d: %d blocks and %+v listed (before: %v), Blocks says %d",
 				o.Worker,
@@ -216,16 +216,16 @@ func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 				s.Blocks(o.Worker),
 			)
 		}
-		answer[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
+		response[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
 	}
 	for w := range max(len(s.device.known)*64, len(s.lower)) {
 		w := kvblock.Worker(w)
 		e := s.Extension(w)
-		if got := (overlap{s.Blocks(w), e.Host, e.Disk, e.External}); got != answer[w] {
-			t.Errorf("worker %d: %v by number, %v listed", w, got, answer[w])
+		if got := (overlap{s.Blocks(w), e.Host, e.Disk, e.External}); got != response[w] {
+			t.Errorf("worker %d: %v by number, %v listed", w, got, response[w])
 		}
 	}
-	return answer
+	return response
 }
 
 // checkInvariants checks each tier, and compares the index with the oracle.

@@ -21,14 +21,14 @@ func names(
 	t *testing.T,
 	family string,
 	log *logtest.Log,
-	answer func(ctx context.Context, network, host string) ([]netip.Addr, error),
+	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error),
 ) *Names {
 	t.Helper()
 	n, err := NewNames(family, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.lookup = answer
+	n.lookup = resolve
 	return n
 }
 

@@ -143,8 +143,8 @@ func (m *Model) probeDynamo(source string, tools *jinja.List) (*dynamoTemplate, 
 			assistant.Set("reasoning_content", reasoning)
 		}
 		assistant.Set("tool_calls", jinja.NewList(call))
-		answer := dict("role", "tool", "tool_call_id", "call_probe", "content", "r")
-		return []any{message("user", "u"), assistant, answer}
+		response := dict("role", "tool", "tool_call_id", "call_probe", "content", "r")
+		return []any{message("user", "u"), assistant, response}
 	}
 
 	const arguments = `{"probe": "value"}`

@@ -79,7 +79,7 @@ func sortToolRuns(messages []any) {
 		}
 		run := messages[i+1 : end]
 		i = end - 1
-		order, answered := map[string]int{}, map[string]bool{}
+		order, responded := map[string]int{}, map[string]bool{}
 		sortable := len(run) > 1
 		for at, item := range calls.Items {
 			call, _ := item.(*jinja.Dict)
@@ -88,19 +88,19 @@ func sortToolRuns(messages []any) {
 			sortable = sortable && given && !twice
 			order[id] = at
 		}
-		answers := func(message any) string {
+		callOf := func(message any) string {
 			d, _ := message.(*jinja.Dict)
 			id, _ := get[string](d, "tool_call_id")
 			return id
 		}
 		for _, message := range run {
-			id := answers(message)
+			id := callOf(message)
 			_, asked := order[id]
-			sortable = sortable && asked && !answered[id]
-			answered[id] = true
+			sortable = sortable && asked && !responded[id]
+			responded[id] = true
 		}
 		if sortable {
-			slices.SortStableFunc(run, func(a, b any) int { return order[answers(a)] - order[answers(b)] })
+			slices.SortStableFunc(run, func(a, b any) int { return order[callOf(a)] - order[callOf(b)] })
 		}
 	}
 }

@@ -25,25 +25,25 @@ func newClairvoyant(others float64) *clairvoyant {
 func (c *clairvoyant) choose(v *view) int {
 	return v.least(func(w int) float64 {
 		took, own := c.timeToFirstToken(v, v.engines[w])
-		return took + c.others*delayOfAnswers(v.engines[w], own)
+		return took + c.others*delayOfDecoding(v.engines[w], own)
 	})
 }
 
-// delayOfAnswers returns by how much a prompt with so many new tokens delays the answers on an engine, all together, in
+// delayOfDecoding returns by how much a prompt with so many new tokens delays the answers on an engine, in
 // milliseconds: by the time for its tokens, and by the constant of a prefill step unless another prompt waits for the
 // next step.
-func delayOfAnswers(e *engine, tokens int) float64 {
-	answers, waits := 0, len(e.waiting)+len(e.coming) > 0
+func delayOfDecoding(e *engine, tokens int) float64 {
+	decoding, waits := 0, len(e.waiting)+len(e.coming) > 0
 	for _, s := range e.running {
 		if s.known()-s.computed <= 1 {
-			answers++
+			decoding++
 		}
 	}
 	delay := e.cfg.Prefill[1] * float64(tokens)
 	if !waits {
 		delay += e.cfg.Prefill[0]
 	}
-	return float64(answers) * delay / e.cfg.Speed
+	return float64(decoding) * delay / e.cfg.Speed
 }
 
 // timeToFirstToken returns what a request would have on an engine, in milliseconds, and how many tokens of its prompt

@@ -140,9 +140,9 @@ func TestClairvoyant(t *testing.T) {
 // TestFairClairvoyant: of two engines on which the first token comes after nearly the same time, it chooses the one
 // with fewer answers to delay, or the one where another prompt waits for the next step anyway.
 func TestFairClairvoyant(t *testing.T) {
-	busy := func(answers, held int) *engine {
+	busy := func(decoding, held int) *engine {
 		e := newEngine(DefaultEngineConfig())
-		for range answers {
+		for range decoding {
 			e.running = append(e.running, &sequence{prompt: held, computed: held, generated: 1})
 		}
 		return e

@@ -567,7 +567,7 @@ func (s *Simulation) dispatch(f *flight) {
 	}
 	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
-	f.chain, f.locals = s.withAnswer(f.Request)
+	f.chain, f.locals = s.withOutput(f.Request)
 	if s.cfg.DeliveryDelay == 0 {
 		s.deliver(f)
 		return
@@ -583,9 +583,9 @@ func (s *Simulation) deliver(f *flight) {
 	s.step(f.worker)
 }
 
-// withAnswer returns the hashes of a request's full blocks, with such as no other request has for an answer that the
+// withOutput returns the hashes of a request's full blocks, with such as no other request has for an answer that the
 // trace does not tell.
-func (s *Simulation) withAnswer(q *Request) ([]kvblock.SequenceHash, []kvblock.LocalHash) {
+func (s *Simulation) withOutput(q *Request) ([]kvblock.SequenceHash, []kvblock.LocalHash) {
 	n := (q.Prompt + q.Output) / s.cfg.Engine.BlockSize
 	chain, locals := q.Chain, q.Locals
 	for len(chain) < n {
@@ -642,7 +642,7 @@ func (s *Simulation) endStep(w int) {
 	}
 	for _, q := range complete {
 		f := q.request
-		f.booking.LearnAnswer(f.Output)
+		f.booking.LearnOutput(f.Output)
 		f.booking.Free()
 		f.lease.Release(false)
 		if f.turn != nil {

@@ -104,7 +104,7 @@ type Reader struct {
 	sessions map[string]*turns
 	recent   list.List // of *turns with a history, the least recently used first; only of MooncakeDelta
 	blocks   int       // in the histories
-	answers  uint32
+	outputs  uint32
 	block    int // of a dynamo trace; 0: not known yet
 	tokens   []kvblock.Token
 	graph    *graph // of AgenticMooncake; nil: not read yet
@@ -400,7 +400,7 @@ func (r *Reader) appendTokens(tokens []kvblock.Token, ids []uint64, n int) []kvb
 
 // hash sets the hashes of a request whose prompt is r.tokens, after a session's history. An answer that the trace
 // tells, or that a later turn of the session continues, is hashed too.
-func (r *Reader) hash(q *Request, answer []uint32, session *turns) error {
+func (r *Reader) hash(q *Request, output []uint32, session *turns) error {
 	h := history{}
 	if session != nil {
 		h = session.history
@@ -408,14 +408,14 @@ func (r *Reader) hash(q *Request, answer []uint32, session *turns) error {
 	if q.Prompt = h.tokens + len(r.tokens); q.Prompt < 1 || q.Prompt > maxTokens {
 		return fmt.Errorf("a prompt of %d tokens: must be 1 to %d", q.Prompt, maxTokens)
 	}
-	if len(answer) > 0 {
-		for _, t := range answer[:min(len(answer), q.Output)] {
+	if len(output) > 0 {
+		for _, t := range output[:min(len(output), q.Output)] {
 			r.tokens = append(r.tokens, kvblock.Token(t))
 		}
 	} else if session != nil {
 		for range q.Output { // an answer that no other request has
-			r.answers++
-			r.tokens = append(r.tokens, kvblock.Token(math.MaxUint32-r.answers%(1<<31)))
+			r.outputs++
+			r.tokens = append(r.tokens, kvblock.Token(math.MaxUint32-r.outputs%(1<<31)))
 		}
 	}
 	h.extend(r.tokens, r.options.BlockSize)

@@ -56,7 +56,7 @@ func TestConversationsWait(t *testing.T) {
 			t.Fatalf("went: %s", a.order())
 		}
 		<-time.After(5 * time.Second)
-		a.by["next turn"].LearnAnswer(20)
+		a.by["next turn"].LearnOutput(20)
 		a.by["next turn"].Free()
 		a.by["first"].Free()
 		a.by["beside"].Free() // a worker without requests has room
@@ -81,7 +81,7 @@ func TestIdleConversationsLapse(t *testing.T) {
 		a := arriveAt(h)
 		for i := range 4 { // 4 times 320 idle tokens, and a third of them counts
 			r := h.route(completion("m", tokens(1000*i, 300)))
-			r.LearnAnswer(20)
+			r.LearnOutput(20)
 			r.Free()
 		}
 		a.send(t.Context(), "running", completion("m", tokens(0, 310)))

@@ -170,7 +170,7 @@ func timeOfTwoLegs(t *testing.T) {
 		r.MarkPrefillCompleted()
 		held := float64(h.load(r.Name).ActiveTokens)
 		pass(99 * (0.01 + gapPerToken*held))
-		r.booking.LearnAnswer(100)
+		r.booking.LearnOutput(100)
 		r.Free()
 	}
 	s := h.pool.Acquire()
@@ -239,7 +239,7 @@ func TestTimeSurvives(t *testing.T) {
 			now += time.Duration(rng.Int64N(int64(100 * time.Hour)))
 		}
 		r.MarkPrefillCompleted()
-		r.booking.LearnAnswer(rng.IntN(3))
+		r.booking.LearnOutput(rng.IntN(3))
 		r.Free()
 	}
 	if n := h.book.Len(); n != 0 {

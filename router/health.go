@@ -218,7 +218,7 @@ func (r *Route) Heard() {
 const explainedWithin = time.Second
 
 // end evaluates how the request ended.
-func (h *health) end(a *Answer, token string) {
+func (h *health) end(a *Response, token string) {
 	if h.tracker == nil {
 		return
 	}
@@ -262,7 +262,7 @@ func (h *health) explain(cause eject.Cause) {
 
 // moved counts a failure of each endpoint that the proxy tried before the one that answered, which has this address.
 // attempts is how many the proxy says it tried; 0: it does not say.
-func (r *Router) moved(s *pool.Snapshot, route *Route, answered string, attempts int) {
+func (r *Router) moved(s *pool.Snapshot, route *Route, servedBy string, attempts int) {
 	h := &route.health
 	// the proxy did not try the chosen one: it does not know it, or considers it unhealthy
 	if h.tracker == nil || attempts == 1 {
@@ -270,7 +270,7 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, answered string, attempts
 		return
 	}
 	tried := 0 // of the fallbacks
-	for tried < len(route.Fallbacks) && !sameAddress(route.Fallbacks[tried], answered) {
+	for tried < len(route.Fallbacks) && !sameAddress(route.Fallbacks[tried], servedBy) {
 		tried++
 	}
 	switch {
@@ -301,49 +301,49 @@ func (r *Router) BrokenOff(token string, cause eject.Cause) {
 // maxBroken bounds the answers that wait for an explanation by the access log.
 const maxBroken = 4096
 
-// brokenAnswers joins two messages that come in either order: an answer ended before it was complete, and the access
+// brokenResponses joins two messages that come in either order: an answer ended before it was complete, and the access
 // log's line about it. It holds the latest maxBroken of both.
-type brokenAnswers struct {
+type brokenResponses struct {
 	mu      sync.Mutex // guards all below
-	byToken map[string]brokenAnswer
+	byToken map[string]brokenResponse
 	ring    [maxBroken]string // tokens in order of arrival
 	next    int               // in ring
 }
 
-// brokenAnswer is one of the two messages.
-type brokenAnswer struct {
+// brokenResponse is one of the two messages.
+type brokenResponse struct {
 	health *health     // of an answer that ended; nil: the access log was first
 	cause  eject.Cause // from the access log
 }
 
 // ended notes an answer that ended before it was complete. known is true if the access log has given the cause already.
-func (b *brokenAnswers) ended(token string, h *health) (cause eject.Cause, known bool) {
+func (b *brokenResponses) ended(token string, h *health) (cause eject.Cause, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if was, there := b.byToken[token]; there {
 		delete(b.byToken, token)
 		return was.cause, was.health == nil
 	}
-	b.add(token, brokenAnswer{health: h})
+	b.add(token, brokenResponse{health: h})
 	return "", false
 }
 
 // logged notes the access log's cause for an answer, and returns that answer's health if it has ended already.
-func (b *brokenAnswers) logged(token string, cause eject.Cause) *health {
+func (b *brokenResponses) logged(token string, cause eject.Cause) *health {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if was, there := b.byToken[token]; there {
 		delete(b.byToken, token)
 		return was.health
 	}
-	b.add(token, brokenAnswer{cause: cause})
+	b.add(token, brokenResponse{cause: cause})
 	return nil
 }
 
 // add stores a message in place of the oldest. The caller holds b.mu.
-func (b *brokenAnswers) add(token string, x brokenAnswer) {
+func (b *brokenResponses) add(token string, x brokenResponse) {
 	if b.byToken == nil {
-		b.byToken = map[string]brokenAnswer{}
+		b.byToken = map[string]brokenResponse{}
 	}
 	delete(b.byToken, b.ring[b.next])
 	b.byToken[token] = x

@@ -37,18 +37,18 @@ func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint
 }
 
 // answered ends a request with a complete answer.
-func answered(r *Route) {
+func succeed(r *Route) {
 	r.Responding("", true)
 	r.Heard()
 	r.Free()
-	r.Answered(Answer{Status: "200", Complete: true, CachedTokens: -1})
+	r.Ended(Response{Status: "200", Complete: true, CachedTokens: -1})
 }
 
 // refused ends a request that found no connection.
 func refused(r *Route) {
 	r.Responding(eject.Refused, true)
 	r.Free()
-	r.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+	r.Ended(Response{Status: "503", Complete: true, CachedTokens: -1})
 }
 
 // breakDown makes requests to an endpoint fail until it is ejected. Other endpoints answer.
@@ -59,7 +59,7 @@ func (h *house) breakDown(name string) {
 		if r.Name == name {
 			refused(r)
 		} else {
-			answered(r)
+			succeed(r)
 		}
 		if ejected, _ := h.cfg.Eject.Counts(); ejected > 0 &&
 			slices.ContainsFunc(
@@ -102,7 +102,7 @@ func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 		} else {
 			r.Free()
 		}
-		answered(trial)
+		succeed(trial)
 		r := h.route(prompt)
 		if r.Name != "w1" || len(r.Ejected) > 0 || r.PredictedCachedTokens != 40 {
 			t.Errorf("after the trial: %+v", r.Decision) // its blocks stayed in the index
@@ -138,13 +138,13 @@ func TestEjectionMovesSessions(t *testing.T) {
 			workers(2)...)
 		req := completion("m", tokens(0, 40))
 		first := h.route(of("s", req))
-		answered(first)
+		succeed(first)
 		h.breakDown(first.Name)
 		r := h.route(of("s", req))
 		if r.Name == first.Name || r.Session != session.Moved {
 			t.Errorf("%s, session %s", r.Name, r.Session)
 		}
-		answered(r)
+		succeed(r)
 	})
 }
 
@@ -157,7 +157,7 @@ func TestPinnedToEjected(t *testing.T) {
 		if r.Name != "w0" || r.Trial {
 			t.Errorf("%+v", r.Decision)
 		}
-		answered(r)
+		succeed(r)
 	})
 }
 
@@ -176,7 +176,7 @@ func TestPrefillWorkerIsEjected(t *testing.T) {
 			if r.Prefill.Name == "w1" {
 				refused(r)
 			} else {
-				answered(r)
+				succeed(r)
 			}
 			<-time.After(100 * time.Millisecond)
 		}
@@ -189,7 +189,7 @@ func TestPrefillWorkerIsEjected(t *testing.T) {
 			if r.Prefill.Name == "w1" {
 				refused(r)
 			} else {
-				answered(r)
+				succeed(r)
 			}
 		}
 		if served < 19 { // one may be a trial
@@ -229,7 +229,7 @@ func TestFirstByte(t *testing.T) {
 			t.Error("not ejected after three streams without headers")
 		}
 		for _, r := range append(whole, streams...) {
-			answered(r)
+			succeed(r)
 		}
 		if h.book.Len() != 0 {
 			t.Errorf("%d booked", h.book.Len())
@@ -237,9 +237,9 @@ func TestFirstByte(t *testing.T) {
 	})
 }
 
-// TestAnswersThatBreakOff: after three answers that broke off for an unknown cause, the endpoint gets no requests. The
+// TestResponsesThatBreakOff: after three answers that broke off for no known cause, an endpoint gets no requests. The
 // access log says whether client or endpoint ended them, before or after the stream ends.
-func TestAnswersThatBreakOff(t *testing.T) {
+func TestResponsesThatBreakOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(2)...)
 		h.warm("w0", 0, tokens(0, 40), blocksOfFour)
@@ -251,7 +251,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 			r.Responding("", true)
 			r.Heard()
 			r.Free()
-			r.Answered(Answer{Status: "200", Explained: true, CachedTokens: -1})
+			r.Ended(Response{Status: "200", Explained: true, CachedTokens: -1})
 			return r.Token
 		}
 		expect := func(name, when string) {
@@ -261,7 +261,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 				t.Errorf("%s: to %s", when, r.Name)
 			}
 			r.Free()
-			r.Answered(Answer{CachedTokens: -1})
+			r.Ended(Response{CachedTokens: -1})
 		}
 		first, second, third := breakOff(), breakOff(), breakOff()
 		expect("w1", "three answers broke off")
@@ -281,7 +281,7 @@ func TestAnswersThatBreakOff(t *testing.T) {
 			h.BrokenOff(r.Token, eject.Reset) // before the stream ends
 			r.Responding("", true)
 			r.Free()
-			r.Answered(Answer{Status: "200", Explained: true, CachedTokens: -1})
+			r.Ended(Response{Status: "200", Explained: true, CachedTokens: -1})
 		}
 		expect("w1", "the endpoint broke three answers off")
 		if ejected, _ := h.cfg.Eject.Counts(); ejected != 1 {
@@ -290,8 +290,8 @@ func TestAnswersThatBreakOff(t *testing.T) {
 	})
 }
 
-// TestBrokenAnswersAreBounded: access log entries without a matching request take bounded memory.
-func TestBrokenAnswersAreBounded(t *testing.T) {
+// TestBrokenResponsesAreBounded: access log entries without a matching request take bounded memory.
+func TestBrokenResponsesAreBounded(t *testing.T) {
 	h := newHealthHouse(t, nil, workers(1)...)
 	for i := range 3 * maxBroken {
 		h.BrokenOff(fmt.Sprint("token ", i), eject.Reset)
@@ -326,7 +326,7 @@ func TestRetriesAreFailures(t *testing.T) {
 			if sum != c.failed {
 				t.Errorf("%+v: failures %v", c, fails())
 			}
-			answered(r)
+			succeed(r)
 			for range 3 { // clears the failures of all
 				for _, e := range h.cfg.Eject.Endpoints() {
 					h.cfg.Eject.Succeeded(h.cfg.Eject.Of(e.Workers[0]), 0)
@@ -349,15 +349,15 @@ func TestFallbacksAfterEjection(t *testing.T) {
 	})
 }
 
-// TestProxysOwnAnswer: an answer of the proxy itself is neither a failure nor a success of the endpoint.
-func TestProxysOwnAnswer(t *testing.T) {
+// TestProxysOwnResponse: an answer of the proxy itself is neither a failure nor a success of the endpoint.
+func TestProxysOwnResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)
 		for range 9 {
 			r := h.route(completion("m", tokens(0, 8)))
 			r.Responding("", false)
 			r.Free()
-			r.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+			r.Ended(Response{Status: "503", Complete: true, CachedTokens: -1})
 		}
 		if e := h.cfg.Eject.Endpoints()[0]; e.Ejected || e.Fails != 0 {
 			t.Errorf("%+v", e)
@@ -371,7 +371,7 @@ func TestProxysOwnAnswer(t *testing.T) {
 			}
 			trial.Responding("", false)
 			trial.Free()
-			trial.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+			trial.Ended(Response{Status: "503", Complete: true, CachedTokens: -1})
 		}
 	})
 }
@@ -409,7 +409,7 @@ func BenchmarkHealth(b *testing.B) {
 					b.Fatal(err)
 				}
 				r.Sent()
-				answered(r)
+				succeed(r)
 			}
 		})
 	}

@@ -229,7 +229,7 @@ func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
 }
 
 // reachDelivered completes the request's climb with what the answer reports, and counts it.
-func (r *Route) reachDelivered(a *Answer) {
+func (r *Route) reachDelivered(a *Response) {
 	l := r.observed.router.cfg.Ladder
 	if l == nil {
 		return

@@ -23,7 +23,7 @@ func (h *house) climbed(req *Request, cached int) (tokens [ladder.Rungs]uint64, 
 	before := ladder.Total(h.cfg.Ladder.Sums.Sums())
 	r := h.route(req)
 	r.Free()
-	r.Answered(Answer{Status: "200", Complete: true, CachedTokens: cached})
+	r.Ended(Response{Status: "200", Complete: true, CachedTokens: cached})
 	after := ladder.Total(h.cfg.Ladder.Sums.Sums())
 	for i := range tokens {
 		tokens[i] = after.Tokens[i] - before.Tokens[i]
@@ -211,17 +211,17 @@ func TestLadderOfDynamosNames(t *testing.T) {
 	h.warm("w1", 0, tokens(0, 40), blocksOfFour)
 	h.warm("w2", 0, tokens(0, 24), blocksOfFour)
 	h.warm("w4", 0, tokens(0, 32), blocksOfFour)
-	end := func(req *Request, a Answer) {
+	end := func(req *Request, a Response) {
 		r := h.route(req)
 		r.Free()
-		r.Answered(a)
+		r.Ended(a)
 	}
-	ok := func(cached int) Answer { return Answer{Status: "200", Complete: true, CachedTokens: cached} }
+	ok := func(cached int) Response { return Response{Status: "200", Complete: true, CachedTokens: cached} }
 	end(completion("m", tokens(0, 44)), ok(36))
 	end(completion("pair", tokens(0, 44)), ok(28))
 	end(completion("m", tokens(100, 44)), ok(0))
 	end(completion("m", tokens(0, 44)), ok(400))
-	end(completion("m", tokens(0, 44)), Answer{Status: "500", CachedTokens: -1})
+	end(completion("m", tokens(0, 44)), Response{Status: "500", CachedTokens: -1})
 	end(completion("m", tokens(0, 44)), ok(-1))
 	end(&Request{Body: []byte(`{"model":"pair","prompt":"text, which no tokenizer reads"}`), Path: "/v1/completions"},
 		ok(3))

@@ -35,10 +35,10 @@ func (r *Route) endPrefill() {
 // MostTokens returns the most tokens that the request lets all of its answers have together; 0: no limit.
 func (r *Route) MostTokens() int { return r.most }
 
-// LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free.
-func (r *Route) LearnAnswer(tokens int) {
-	r.answerTokens = tokens
-	r.booking.LearnAnswer(tokens)
+// LearnOutput notes that a streamed answer is complete, and its number of tokens. Call it before Free.
+func (r *Route) LearnOutput(tokens int) {
+	r.outputTokens = tokens
+	r.booking.LearnOutput(tokens)
 }
 
 // expectPrefill starts a timer that ends the prefill load after the estimated prefill time, if the worker's speed is
@@ -92,8 +92,8 @@ func (r *Route) Generated(tokens int) {
 	}
 }
 
-// TracksAnswer reports whether Generated has any effect.
-func (r *Route) TracksAnswer() bool { return r.output.tracked }
+// TracksOutput reports whether Generated has any effect.
+func (r *Route) TracksOutput() bool { return r.output.tracked }
 
 // Free ends the request. Only the first call counts.
 func (r *Route) Free() {
@@ -107,7 +107,7 @@ func (r *Route) Free() {
 	}
 	r.lease.Release(r.final)
 	if r.turn != nil {
-		r.turn.End(r.answerTokens)
+		r.turn.End(r.outputTokens)
 	}
 	if r.released != nil {
 		r.released()

@@ -47,7 +47,7 @@ func TestRunningRequestsReleaseTheirBodies(t *testing.T) {
 			t.Errorf("%s: the body is still in memory", name)
 		}
 		route.Free()
-		route.Answered(Answer{Status: "200"})
+		route.Ended(Response{Status: "200"})
 		runtime.KeepAlive(h)
 	}
 }
@@ -118,9 +118,9 @@ func TestRunningRecordsAreBounded(t *testing.T) {
 	}
 	heard := map[string]bool{}
 	for i, r := range routes {
-		h.records.setAnsweredBy(r)
+		h.records.setServedBy(r)
 		r.Free()
-		r.Answered(Answer{Status: "200", Tokens: i})
+		r.Ended(Response{Status: "200", Tokens: i})
 		record := <-follower.C
 		if heard[record.RequestID] = true; record.Outcome == nil || record.Outcome.Tokens != i {
 			t.Errorf("request %d: outcome %+v", i, record.Outcome)

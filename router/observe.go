@@ -232,7 +232,7 @@ func (o *observed) sawFirstToken(route *Route) {
 	o.router.latest.set(
 		route.computes.Worker,
 		route.computes.InstanceID,
-		func(l *lastAnswer) { l.ttft, l.promptTokens = after, route.PromptTokens },
+		func(l *lastResponse) { l.ttft, l.promptTokens = after, route.PromptTokens },
 	)
 }
 
@@ -280,7 +280,7 @@ func (r *Router) Refused(status int) {
 }
 
 // Answer is what kvepp saw of an answer.
-type Answer struct {
+type Response struct {
 	// Status is its HTTP status. Empty: there was none, or it was kvepp's.
 	Status string
 	// Complete says that its end was seen. Otherwise the client or the endpoint broke it off, or kvepp is not shown its
@@ -299,7 +299,7 @@ type Answer struct {
 }
 
 // Answered reports the request's end to the metrics. Call it once.
-func (r *Route) Answered(a Answer) {
+func (r *Route) Ended(a Response) {
 	r.health.end(&a, r.Token)
 	o := &r.observed
 	if o.router == nil {
@@ -334,7 +334,7 @@ func (r *Route) Answered(a Answer) {
 	var between time.Duration
 	if !o.firstToken.IsZero() && a.Tokens > 1 {
 		between = now.Sub(o.firstToken) / time.Duration(a.Tokens-1)
-		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
+		o.router.latest.set(r.destination, r.instance, func(l *lastResponse) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
 	end := metrics.Ended{
@@ -358,39 +358,39 @@ func (r *Route) Answered(a Answer) {
 	}
 }
 
-// lastAnswers holds what the latest answers of workers showed.
-type lastAnswers struct {
+// lastResponses holds what the latest answers of workers showed.
+type lastResponses struct {
 	mu       sync.Mutex // guards byWorker
-	byWorker []lastAnswer
+	byWorker []lastResponse
 }
 
-// lastAnswer is one worker's. It is valid for the worker with this number and this instance id: numbers are reused.
-type lastAnswer struct {
+// lastResponse is one worker's. It is valid for the worker with this number and this instance id: numbers are reused.
+type lastResponse struct {
 	instance     uint64
 	ttft, itl    time.Duration
 	promptTokens int
 }
 
-func (a *lastAnswers) set(w kvblock.Worker, instance uint64, change func(*lastAnswer)) {
+func (a *lastResponses) set(w kvblock.Worker, instance uint64, change func(*lastResponse)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := int(w) + 1; n > len(a.byWorker) {
-		a.byWorker = append(a.byWorker, make([]lastAnswer, n-len(a.byWorker))...)
+		a.byWorker = append(a.byWorker, make([]lastResponse, n-len(a.byWorker))...)
 	}
 	l := &a.byWorker[w]
 	if l.instance != instance {
-		*l = lastAnswer{instance: instance}
+		*l = lastResponse{instance: instance}
 	}
 	change(l)
 }
 
-func (a *lastAnswers) of(w *pool.Worker) lastAnswer {
+func (a *lastResponses) of(w *pool.Worker) lastResponse {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if int(w.Worker) < len(a.byWorker) && a.byWorker[w.Worker].instance == w.InstanceID {
 		return a.byWorker[w.Worker]
 	}
-	return lastAnswer{}
+	return lastResponse{}
 }
 
 // Workers returns the metrics of each worker in the pool.

@@ -46,7 +46,7 @@ func exportingAs(
 	}
 }
 
-func TestAnswersAreObserved(t *testing.T) {
+func TestResponsesAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, sample := exporting(t, nil, workers(2)...)
 		h.warm("w1", 0, tokens(0, 20), blocksOfFour)
@@ -83,7 +83,7 @@ func TestAnswersAreObserved(t *testing.T) {
 		r.MarkPrefillCompleted()
 		<-time.After(900 * time.Millisecond)
 		r.Free()
-		r.Answered(Answer{Tokens: 10, CachedTokens: 16})
+		r.Ended(Response{Tokens: 10, CachedTokens: 16})
 
 		model := []string{"model=m", "phase=aggregated"}
 		for _, c := range []struct {

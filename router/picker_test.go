@@ -67,7 +67,7 @@ func TestPickerMetrics(t *testing.T) {
 		r.MarkPrefillCompleted()
 		<-time.After(600 * time.Millisecond)
 		r.Free()
-		r.Answered(Answer{Status: "200", Bytes: 1234, PromptTokens: 40, Tokens: 10, CachedTokens: 16})
+		r.Ended(Response{Status: "200", Bytes: 1234, PromptTokens: 40, Tokens: 10, CachedTokens: 16})
 		check(map[string]float64{
 			"inference_objective_request_duration_seconds": 1, "inference_objective_request_ttft_seconds": 0.4,
 			"inference_objective_request_tpot_seconds":                     0.6 / 9,
@@ -85,7 +85,7 @@ func TestPickerMetrics(t *testing.T) {
 		// An endpoint's failure, of an adapter's request, in one piece.
 		r = h.route(completion("sql", tokens(0, 40)))
 		r.Free()
-		r.Answered(Answer{Status: "500", CachedTokens: -1})
+		r.Ended(Response{Status: "500", CachedTokens: -1})
 		check(
 			map[string]float64{"inference_objective_request_total": 1},
 			"model_name=sql",
@@ -116,7 +116,7 @@ func TestPickerMetrics(t *testing.T) {
 			"other": completion("a client's own", tokens(0, 40))} {
 			r = h.route(req)
 			r.Free()
-			r.Answered(Answer{Status: "200", CachedTokens: -1})
+			r.Ended(Response{Status: "200", CachedTokens: -1})
 			priority := map[string]string{"alias": "priority=7", "other": "priority=0"}[name]
 			check(
 				map[string]float64{"inference_objective_request_total": 1},

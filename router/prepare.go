@@ -209,7 +209,7 @@ func (r *Router) readRouting(p *prepared, req *Request, payload *body.Request, t
 	}
 	p.scoring, p.constraints = r.followOverrides(&payload.Overrides), r.followConstraints(&payload.Constraints)
 	p.most, p.previous, p.stores = payload.MostTokens(), payload.PreviousResponse, payload.Stores
-	p.model, p.api, p.salt, p.whole = payload.Model, payload.API, salt, !payload.Stream || req.AnswerUnseen
+	p.model, p.api, p.salt, p.whole = payload.Model, payload.API, salt, !payload.Stream || req.ResponseUnseen
 	p.writeOnly = prompt.WritesCacheOnly(r.cfg.Engine, payload)
 	r.readSpaces(p, payload)
 	if r.modelUse.request(p.model, p.lora) {

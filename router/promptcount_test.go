@@ -24,7 +24,7 @@ func TestPromptCounts(t *testing.T) {
 	h, sample := exportingAs(t, Config{Models: map[string]*prompt.Model{"m": model, "none": nil}}, endpoints...)
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	differing := 0.0
-	answer := func(path, model, input, status string, more int) {
+	response := func(path, model, input, status string, more int) {
 		t.Helper()
 		body := fmt.Sprintf(`{"model":%q,"prompt":%s}`, model, input)
 		switch path {
@@ -39,7 +39,7 @@ func TestPromptCounts(t *testing.T) {
 			tokens = 0 // no usage in the answer
 		}
 		r.Free()
-		r.Answered(Answer{Status: status, PromptTokens: tokens, CachedTokens: -1})
+		r.Ended(Response{Status: status, PromptTokens: tokens, CachedTokens: -1})
 	}
 	lines := func(want int) {
 		t.Helper()
@@ -52,23 +52,23 @@ func TestPromptCounts(t *testing.T) {
 	}
 	const chats, completions, prompt = "/v1/chat/completions", "/v1/completions", `"a long story"`
 	for range 10 {
-		answer(chats, "m", prompt, "200", 0)
-		answer(completions, "m", prompt, "200", -1)             // no usage
-		answer(completions, "m", `["one", "two"]`, "200", 5)    // a batch
-		answer(completions, "none", `[1, 2, 3]`, "200", 5)      // not tokenized by kvepp
-		answer(completions, "m", prompt, "500", 5)              // not an answer of the model
-		answer("/v1/responses", "m", `"another API"`, "200", 5) // counts by other rules
+		response(chats, "m", prompt, "200", 0)
+		response(completions, "m", prompt, "200", -1)             // no usage
+		response(completions, "m", `["one", "two"]`, "200", 5)    // a batch
+		response(completions, "none", `[1, 2, 3]`, "200", 5)      // not tokenized by kvepp
+		response(completions, "m", prompt, "500", 5)              // not an answer of the model
+		response("/v1/responses", "m", `"another API"`, "200", 5) // counts by other rules
 	}
 	lines(0)
-	answer(chats, "m", prompt, "200", 5)
-	answer(chats, "m", prompt, "200", 5)
-	answer(chats, "m", prompt, "200", 0) // one differing answer alone
-	answer(chats, "m", prompt, "200", 5)
-	answer(chats, "m", prompt, "200", 5)
+	response(chats, "m", prompt, "200", 5)
+	response(chats, "m", prompt, "200", 5)
+	response(chats, "m", prompt, "200", 0) // one differing answer alone
+	response(chats, "m", prompt, "200", 5)
+	response(chats, "m", prompt, "200", 5)
 	differing = 4
 	lines(0)
-	answer(completions, "m", prompt, "200", 0) // says nothing about chats
-	answer(chats, "m", prompt, "200", 5)
+	response(completions, "m", prompt, "200", 0) // says nothing about chats
+	response(chats, "m", prompt, "200", 5)
 	differing = 5
 	lines(1)
 	for _, part := range []string{"level=WARN", "model=m", `api="chat completions"`, "worker=w", "tokens_by_kvepp=",
@@ -78,12 +78,12 @@ func TestPromptCounts(t *testing.T) {
 		}
 	}
 	for range 10 {
-		answer(chats, "m", prompt, "200", 5)
+		response(chats, "m", prompt, "200", 5)
 	}
 	differing = 15
 	lines(1)
 	for range 3 {
-		answer(completions, "m", prompt, "200", 5)
+		response(completions, "m", prompt, "200", 5)
 	}
 	differing = 18
 	lines(2)

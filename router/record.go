@@ -49,7 +49,7 @@ func (c *Cost) String() string {
 			"prefill_ms_per_1000_tokens %.3g, prefill_step_ms %.3g, gap_us_per_1000_held_tokens %.3g, "+
 			"slower_ms_per_token %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)",
 			text[:len(text)-1], p.DecodingRequests, p.QueuedPrefills, p.RunningMS, p.PrefillMS, p.StepMS, p.GapUS,
-			p.SlowerMS, p.AnswerTokens, p.AnswerSeconds, p.EvictedReuse, p.EvictMS)
+			p.SlowerMS, p.OutputTokens, p.OutputSeconds, p.EvictedReuse, p.EvictMS)
 	}
 	return text
 }
@@ -63,8 +63,8 @@ type Pace struct {
 	StepMS           float64 `json:"prefill_step_ms"`             // of a prefill, beside the time for its tokens
 	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
 	SlowerMS         float64 `json:"slower_ms_per_token"`         // of an answer, more than on the average worker
-	AnswerTokens     float64 `json:"answer_tokens"`               // mean
-	AnswerSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
+	OutputTokens     float64 `json:"answer_tokens"`               // mean
+	OutputSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
 	EvictedReuse     float64 `json:"evicted_reuse"`               // chance that what it evicts is asked for again
 	EvictMS          float64 `json:"evict_ms"`                    // what that adds to the cost
 }
@@ -76,7 +76,7 @@ func PaceOf(t *scoring.Terms) *Pace {
 		return nil
 	}
 	return &Pace{x.DecodingRequests, x.QueuedPrefills, 1e3 * x.RunningSeconds, 1e6 * x.SecondsPerToken,
-		1e3 * x.StepSeconds, 1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.AnswerTokens, x.LifeSeconds, x.Reuse,
+		1e3 * x.StepSeconds, 1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.OutputTokens, x.LifeSeconds, x.Reuse,
 		1e3 * t.EvictSeconds()}
 }
 
@@ -89,16 +89,16 @@ func multiplier(t *scoring.Terms) float64 {
 
 // Record is a decision kept for people. It holds nothing of the prompt. Text that a client chose is cut to maxText.
 type Record struct {
-	Time       time.Time
-	RequestID  string
-	Path       string // without the query
-	Model      string // after rewriting; empty: the body was not read
-	LoRA       string
-	TraceID    string     // of the request's trace; empty: it is not exported
-	Pinned     bool       // the request named its worker
-	Error      string     // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
-	AnsweredBy AnsweredBy // the zero value: not known yet, or the proxy does not report it
-	Outcome    *Outcome   // nil: the request still runs, or it was refused
+	Time      time.Time
+	RequestID string
+	Path      string // without the query
+	Model     string // after rewriting; empty: the body was not read
+	LoRA      string
+	TraceID   string   // of the request's trace; empty: it is not exported
+	Pinned    bool     // the request named its worker
+	Error     string   // why no worker was chosen; of the decision only Reason, Waited and Cordoned may then be set
+	ServedBy  ServedBy // the zero value: not known yet, or the proxy does not report it
+	Outcome   *Outcome // nil: the request still runs, or it was refused
 	Decision
 
 	slot   int    // in the ring

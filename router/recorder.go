@@ -32,7 +32,7 @@ func (r *Router) beginRecording(sc *scratch, route *Route, p *prepared) {
 }
 
 // endRecording hands a request that has ended to the Recorder.
-func (r *Route) endRecording(a *Answer) {
+func (r *Route) endRecording(a *Response) {
 	q, to := r.recorded, r.observed.router.cfg.Recorder
 	r.recorded = nil
 	r.observed.router.cfg.Memory.Held.Give(8 * len(q.Hashes))

@@ -128,10 +128,10 @@ func (r *records) change(route *Route, change func(*Record)) *Record {
 	return whole
 }
 
-// setAnsweredBy stores the endpoint that answered a request in the request's record. The proxy reports it once.
-func (r *records) setAnsweredBy(route *Route) {
-	if route.record != nil && route.record.AnsweredBy.Outcome == "" {
-		r.change(route, func(record *Record) { record.AnsweredBy = route.AnsweredBy })
+// setServedBy stores the endpoint that answered a request in the request's record. The proxy reports it once.
+func (r *records) setServedBy(route *Route) {
+	if route.record != nil && route.record.ServedBy.Outcome == "" {
+		r.change(route, func(record *Record) { record.ServedBy = route.ServedBy })
 	}
 }
 

@@ -8,24 +8,25 @@ import (
 )
 
 // ended routes a request and ends it with an answer.
-func (h *house) ended(id string, req *Request, a Answer) {
+func (h *house) ended(id string, req *Request, a Response) {
 	h.t.Helper()
 	req.ID = id
 	r := h.route(req)
 	r.Free()
-	r.Answered(a)
+	r.Ended(a)
 }
 
 // TestOutcomes: a record has what became of its request, and queries select by it.
 func TestOutcomes(t *testing.T) {
 	h, _ := keeping(t, 10, workers(2)...)
 	h.warm("w1", 0, tokens(0, 8), blocksOfFour)
-	h.ended("right", completion("m", tokens(0, 10)), Answer{Status: "200", Complete: true, Tokens: 5, CachedTokens: 8})
-	h.ended("wrong", completion("m", tokens(0, 10)), Answer{Status: "200", Complete: true, CachedTokens: 4})
-	h.ended("failed", completion("m", tokens(0, 10)), Answer{Status: "503", Complete: true, CachedTokens: -1})
+	h.ended("right", completion("m", tokens(0, 10)),
+		Response{Status: "200", Complete: true, Tokens: 5, CachedTokens: 8})
+	h.ended("wrong", completion("m", tokens(0, 10)), Response{Status: "200", Complete: true, CachedTokens: 4})
+	h.ended("failed", completion("m", tokens(0, 10)), Response{Status: "503", Complete: true, CachedTokens: -1})
 	cold := completion("m", tokens(500, 10))
 	cold.Allowed = func(address string) bool { return address == "10.0.0.1:8000" }
-	h.ended("cold", cold, Answer{Status: "200", CachedTokens: -1})
+	h.ended("cold", cold, Response{Status: "200", CachedTokens: -1})
 	running := completion("m", tokens(0, 10))
 	running.ID = "running"
 	defer h.route(running).Free()
@@ -71,7 +72,7 @@ func TestOutcomes(t *testing.T) {
 func TestRecordsAreBoundedInBytes(t *testing.T) {
 	h, _ := keeping(t, 1000, workers(1000)...)
 	for i := range 300 {
-		h.ended(fmt.Sprint(i), completion("m", tokens(0, 10)), Answer{Status: "200"})
+		h.ended(fmt.Sprint(i), completion("m", tokens(0, 10)), Response{Status: "200"})
 	}
 	all := h.Records(1000, Query{})
 	if len(all) < 20 || len(all) > 200 || all[0].RequestID != "299" || h.records.bytes > maxRecordBytes {
@@ -83,8 +84,8 @@ func TestRecordsAreBoundedInBytes(t *testing.T) {
 func TestFollow(t *testing.T) {
 	h, _ := keeping(t, 5, workers(2)...)
 	all, cold := h.Follow(Query{}, 0), h.Follow(Query{Status: "5xx"}, 0)
-	h.ended("a", completion("m", tokens(0, 10)), Answer{Status: "200"})
-	h.ended("b", completion("m", tokens(0, 10)), Answer{Status: "500"})
+	h.ended("a", completion("m", tokens(0, 10)), Response{Status: "200"})
+	h.ended("b", completion("m", tokens(0, 10)), Response{Status: "500"})
 	if a, b := <-all.C, <-all.C; a.RequestID != "a" || b.RequestID != "b" || a.Outcome == nil {
 		t.Errorf("followed %+v and %+v", a, b)
 	}
@@ -93,7 +94,7 @@ func TestFollow(t *testing.T) {
 	}
 	cold.Close()
 	for i := range followerQueue + 7 {
-		h.ended(fmt.Sprint(i), completion("m", tokens(0, 10)), Answer{Status: "500"})
+		h.ended(fmt.Sprint(i), completion("m", tokens(0, 10)), Response{Status: "500"})
 	}
 	if n := all.Missed(); n != 7 || all.Missed() != 0 || len(cold.C) > 0 {
 		t.Errorf("missed %d, want 7; the closed follower has %d", n, len(cold.C))

@@ -35,7 +35,7 @@ func (h *house) asks(url string, timeout time.Duration) {
 // with ids, it routes by load.
 func TestTheEngineTokenizes(t *testing.T) {
 	ids := strings.Join(strings.Fields(fmt.Sprint(tokens(0, 42))), ",")
-	answers := map[string]string{
+	responses := map[string]string{
 		"/v1/chat/completions/render": `{"token_ids":` + ids + `}`,
 		"/v1/completions/render":      `[{"token_ids":` + ids + `}]`,
 		"/v1/responses/render":        `{"token_ids":` + ids + `}`,
@@ -45,7 +45,7 @@ func TestTheEngineTokenizes(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked++
 		w.WriteHeader(status)
-		io.WriteString(w, answers[r.URL.Path])
+		io.WriteString(w, responses[r.URL.Path])
 	}))
 	defer engine.Close()
 	h := newHouse(t, workers(4)...)

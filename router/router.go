@@ -70,9 +70,9 @@ type Request struct {
 	BodyBytes int
 	// Hints are those of the headers. They take precedence over the body's.
 	Hints body.Hints
-	// AnswerUnseen says that kvepp is shown nothing of the answer's body, so that its first content cannot end the
+	// ResponseUnseen says that kvepp is shown nothing of the answer's body, so that its first content cannot end the
 	// prefill.
-	AnswerUnseen bool
+	ResponseUnseen bool
 	// Allowed says whether an endpoint's address may be chosen. nil: every address may.
 	Allowed func(address string) bool
 	// Trace is the request's span, the parent of the router's spans. nil: no tracing.
@@ -147,8 +147,8 @@ type Route struct {
 	Decision
 	// Body is sent to the endpoint in place of the request's body. nil: the request's body.
 	Body []byte
-	// AnsweredBy is the endpoint that answered the request, after [Router.Reconcile].
-	AnsweredBy AnsweredBy
+	// ServedBy is the endpoint that answered the request, after [Router.Reconcile].
+	ServedBy ServedBy
 	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]. Empty: not
 	// needed.
 	Token string
@@ -156,7 +156,7 @@ type Route struct {
 	Renamed *Renamed
 
 	placed
-	answering
+	responding
 	ending
 
 	record   *Record         // nil: none is kept
@@ -179,7 +179,7 @@ type placed struct {
 }
 
 // answering is what a route knows of its answer while it comes.
-type answering struct {
+type responding struct {
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
@@ -187,7 +187,7 @@ type answering struct {
 	most           int // tokens of the answer; 0: no limit
 	observed       observed
 	health         health
-	answerTokens   int            // of a complete answer; 0: not known
+	outputTokens   int            // of a complete answer; 0: not known
 	responses      *session.Table // learns the answer's id; nil: the endpoint does not store it
 }
 
@@ -229,12 +229,12 @@ type Router struct {
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
 	onRelease    func()                      // Released of the rooms; nil without any
-	latest       lastAnswers
+	latest       lastResponses
 	modelUse     *modelUse
 	promptCounts promptCounts
 	running      versionsRunning
 	tokens       atomic.Uint64 // the latest Route.Token
-	broken       brokenAnswers
+	broken       brokenResponses
 	counts       workerCounts
 	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
 	looking      atomic.Bool   // a look at what waits is planned, see PeersReleased

@@ -60,7 +60,7 @@ func (r *Router) putScratch(sc *scratch) {
 	if route := sc.route; !sc.kept {
 		sc.undo()
 		if route != nil {
-			route.Answered(Answer{CachedTokens: -1}) // ends what the metrics count as begun
+			route.Ended(Response{CachedTokens: -1}) // ends what the metrics count as begun
 		}
 	}
 	sc.route, sc.booked, sc.span = nil, sc.booked[:0], nil

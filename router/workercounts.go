@@ -38,7 +38,7 @@ func (r *Router) WorkerTokens(w kvblock.Worker) WorkerTokens {
 }
 
 // computed counts the prompt of a request that has ended. A failed request computed nothing.
-func (c *workerCount) computed(a *Answer, d *Decision) {
+func (c *workerCount) computed(a *Response, d *Decision) {
 	if c == nil || a.Status != "200" {
 		return
 	}
@@ -76,7 +76,7 @@ func (c *workerCounts) of(w kvblock.Worker) *workerCount {
 // ended counts a request. explained says that the proxy's access log will say who broke off an incomplete answer;
 // otherwise it counts as incomplete, although it may have been the client. A client that leaves before the response is
 // no failure. A nil count counts nothing.
-func (c *workerCount) ended(a *Answer, explained bool) {
+func (c *workerCount) ended(a *Response, explained bool) {
 	if c == nil {
 		return
 	}

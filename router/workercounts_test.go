@@ -27,7 +27,7 @@ func (h *house) requestsOf(name string) metrics.WorkerRequests {
 func TestWorkerRequests(t *testing.T) {
 	es := workers(2)
 	h := newHouse(t, es...)
-	request := func(served string, a Answer) {
+	request := func(served string, a Response) {
 		req := completion("m", tokens(0, 16))
 		req.Allowed = func(address string) bool { return address == es[0].Address }
 		r := h.route(req)
@@ -35,33 +35,33 @@ func TestWorkerRequests(t *testing.T) {
 			h.Reconcile(r, served, 0)
 		}
 		r.Free()
-		r.Answered(a)
+		r.Ended(a)
 	}
 	for _, c := range []struct {
-		served string
-		answer Answer
-		w0, w1 metrics.WorkerRequests // differences to the counts before
+		served   string
+		response Response
+		w0, w1   metrics.WorkerRequests // differences to the counts before
 	}{
-		{"", Answer{Status: "200", Complete: true}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}},
-		{es[0].Address, Answer{Status: "429", Complete: true}, metrics.WorkerRequests{All: 1},
+		{"", Response{Status: "200", Complete: true}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}},
+		{es[0].Address, Response{Status: "429", Complete: true}, metrics.WorkerRequests{All: 1},
 			metrics.WorkerRequests{}},
-		{"", Answer{Status: "503", Complete: true}, metrics.WorkerRequests{All: 1, Errors: 1},
+		{"", Response{Status: "503", Complete: true}, metrics.WorkerRequests{All: 1, Errors: 1},
 			metrics.WorkerRequests{}},
-		{"", Answer{Status: "500"}, metrics.WorkerRequests{All: 1, Errors: 1}, metrics.WorkerRequests{}},
-		{"", Answer{Status: "200"}, metrics.WorkerRequests{All: 1, Incomplete: 1}, metrics.WorkerRequests{}},
-		{"", Answer{}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}}, // the client left
-		{es[1].Address, Answer{Status: "502", Complete: true}, metrics.WorkerRequests{},
+		{"", Response{Status: "500"}, metrics.WorkerRequests{All: 1, Errors: 1}, metrics.WorkerRequests{}},
+		{"", Response{Status: "200"}, metrics.WorkerRequests{All: 1, Incomplete: 1}, metrics.WorkerRequests{}},
+		{"", Response{}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}}, // the client left
+		{es[1].Address, Response{Status: "502", Complete: true}, metrics.WorkerRequests{},
 			metrics.WorkerRequests{All: 1, Errors: 1}},
-		{"10.9.9.9:1", Answer{Status: "502", Complete: true}, metrics.WorkerRequests{}, metrics.WorkerRequests{}},
+		{"10.9.9.9:1", Response{Status: "502", Complete: true}, metrics.WorkerRequests{}, metrics.WorkerRequests{}},
 	} {
 		before := map[string]metrics.WorkerRequests{"w0": h.requestsOf("w0"), "w1": h.requestsOf("w1")}
-		request(c.served, c.answer)
+		request(c.served, c.response)
 		for name, more := range map[string]metrics.WorkerRequests{"w0": c.w0, "w1": c.w1} {
 			was := before[name]
 			if got, want := h.requestsOf(name),
 				(metrics.WorkerRequests{All: was.All + more.All, Errors: was.Errors + more.Errors,
 					Incomplete: was.Incomplete + more.Incomplete}); got != want {
-				t.Errorf("%s after %+v served by %q: %+v, want %+v", name, c.answer, c.served, got, want)
+				t.Errorf("%s after %+v served by %q: %+v, want %+v", name, c.response, c.served, got, want)
 			}
 		}
 	}
@@ -74,7 +74,7 @@ func TestWorkerRequestsOfTwoLegs(t *testing.T) {
 	h := newHouse(t, es...)
 	r := h.route(completion("m", tokens(0, 16)))
 	r.Free()
-	r.Answered(Answer{Status: "500", Complete: true})
+	r.Ended(Response{Status: "500", Complete: true})
 	for _, name := range []string{"w0", "w1"} {
 		if got := h.requestsOf(name); got != (metrics.WorkerRequests{All: 1, Errors: 1}) {
 			t.Errorf("%s: %+v", name, got)
@@ -93,7 +93,7 @@ func TestWorkerRequestsAreForgotten(t *testing.T) {
 		late = append(late, r)
 	}
 	late[0].Free()
-	late[0].Answered(Answer{Status: "200", Complete: true})
+	late[0].Ended(Response{Status: "200", Complete: true})
 	s := h.pool.Acquire()
 	old := s.Workers[0].Worker
 	s.Release()
@@ -111,14 +111,14 @@ func TestWorkerRequestsAreForgotten(t *testing.T) {
 	s.Release()
 	for _, r := range late[1:] {
 		r.Free()
-		r.Answered(Answer{Status: "500", Complete: true})
+		r.Ended(Response{Status: "500", Complete: true})
 	}
 	if got := h.requestsOf("new"); got != (metrics.WorkerRequests{}) {
 		t.Errorf("the new worker has the old one's: %+v", got)
 	}
 	r := h.route(completion("m", tokens(0, 16)))
 	r.Free()
-	r.Answered(Answer{Status: "200", Complete: true})
+	r.Ended(Response{Status: "200", Complete: true})
 	if got := h.requestsOf("new"); got != (metrics.WorkerRequests{All: 1}) {
 		t.Errorf("the new worker's own: %+v", got)
 	}

@@ -718,7 +718,7 @@ func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Confi
 	t := Terms{ISLTokens: req.ISLTokens, UnitTokens: unit}
 	if cfg.Policy == Time {
 		a.average = a.fleet.common()
-		t.Time = TimeTerms{AnswerTokens: a.fleet.answerTokens(), LifeSeconds: a.fleet.usual.life.value}
+		t.Time = TimeTerms{OutputTokens: a.fleet.outputTokens(), LifeSeconds: a.fleet.usual.life.value}
 	}
 	if cfg.OverlapScoreCreditDecay != 0 {
 		t.LeastPrefillTokens = math.MaxInt

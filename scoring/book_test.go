@@ -544,7 +544,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.MarkPrefillCompleted()
-			b.LearnAnswer(10)
+			b.LearnOutput(10)
 			b.Free()
 		})
 		if allocs != 0 {

@@ -11,9 +11,9 @@ import (
 // request was booked, when its first token came, how long its answer was. Nothing of it is configured.
 
 const (
-	// enoughPrefills, enoughAnswers and enoughGaps are how many samples are needed before a learned number is used.
+	// enoughPrefills, enoughOutputs and enoughGaps are how many samples are needed before a learned number is used.
 	enoughPrefills = 5
-	enoughAnswers  = 10
+	enoughOutputs  = 10
 	enoughGaps     = 20
 	// safeSecondsPerToken is the time to prefill a token until it is learned.
 	safeSecondsPerToken = 1e-4
@@ -21,8 +21,8 @@ const (
 	// seconds. leastGapPerToken is the least that is learned, so that load always has a price.
 	safeGapPerToken  = 1e-8
 	leastGapPerToken = 1e-10
-	// safeAnswerTokens is the length of an answer until enoughAnswers answers ended.
-	safeAnswerTokens = 100
+	// safeOutputTokens is the length of an answer until enoughOutputs answers ended.
+	safeOutputTokens = 100
 	// A worker whose prefill takes up to alikeShare or alikeSeconds more or less than the average worker's counts as
 	// equally fast. Measured times of equal workers differ by some per cent: priced by these, an idle fleet would send
 	// every request to the worker that was lucky.
@@ -94,7 +94,7 @@ func (m *mean) add(x float64) {
 type pace struct {
 	prefill line // seconds to the first token by new prompt tokens, of requests that began at once
 	gap     line // mean seconds between tokens by tokens held at the end, of answers
-	answer  mean // tokens
+	output  mean // tokens
 	life    mean // seconds from the first token to the end
 	noise   mean // the mean absolute error of the prices of prefills, in seconds
 
@@ -201,13 +201,13 @@ func (l *learned) forgetUnused(w kvblock.Worker) {
 }
 
 // answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
-func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, held int) {
+func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, held int) {
 	s := took.Seconds()
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || float64(tokens-1)*leastSampleGap > s {
 		return
 	}
 	p := &l.workers[w]
-	p.answer.add(float64(tokens))
+	p.output.add(float64(tokens))
 	p.life.add(s)
 	if tokens > 1 && held > 0 {
 		p.gap.add(float64(held), s/float64(tokens-1), keepGap, enoughGaps)
@@ -216,9 +216,9 @@ func (l *learned) answered(w kvblock.Worker, tokens int, took time.Duration, hel
 	l.refit(w)
 }
 
-// LearnAnswer notes that a streamed answer is complete, and its number of tokens. Call it before Free. The policy Time
+// LearnOutput notes that a streamed answer is complete, and its number of tokens. Call it before Free. The policy Time
 // learns from it; it changes no load.
-func (b Booking) LearnAnswer(tokens int) {
+func (b Booking) LearnOutput(tokens int) {
 	b.do(func(a *ActiveSequences) {
 		booked := &a.bookings[b.index]
 		if booked.first == 0 {
@@ -228,7 +228,7 @@ func (b Booking) LearnAnswer(tokens int) {
 		if a.learned.prices[booked.worker].prefilling > 0 {
 			held = 0 // prefill lengthens the gaps too
 		}
-		a.learned.answered(booked.worker, tokens, a.clock()-booked.first, held)
+		a.learned.learnOutput(booked.worker, tokens, a.clock()-booked.first, held)
 	})
 }
 

@@ -72,11 +72,11 @@ func (f *fleet) common() prices {
 	return p
 }
 
-func (f *fleet) answerTokens() float64 {
-	if f.usual.answer.samples < enoughAnswers {
-		return safeAnswerTokens
+func (f *fleet) outputTokens() float64 {
+	if f.usual.output.samples < enoughOutputs {
+		return safeOutputTokens
 	}
-	return f.usual.answer.value
+	return f.usual.output.value
 }
 
 // revise computes what the workers of a fleet have in common.
@@ -89,7 +89,7 @@ func (l *learned) revise(f *fleet) {
 		}
 		// An engine without requests loses its voice, so that the average becomes that of those that compute.
 		p.prefill.scale(min(1, mostVoice/p.prefill.weight) * l.kept(w))
-		if p.prefill.weight > 0 || p.answer.samples > 0 {
+		if p.prefill.weight > 0 || p.output.samples > 0 {
 			l.known = append(l.known, p)
 		}
 	}
@@ -101,7 +101,7 @@ func (l *learned) revise(f *fleet) {
 	f.usual = pace{
 		prefill: l.pool(&by, farOff, func(p *pace) line { return p.prefill }),
 		gap:     l.pool(&one, farOff, func(p *pace) line { return p.gap }),
-		answer:  l.poolMean(farOff, func(p *pace) mean { return p.answer }),
+		output:  l.poolMean(farOff, func(p *pace) mean { return p.output }),
 		life:    l.poolMean(farOff, func(p *pace) mean { return p.life }),
 		noise:   l.poolMean(noiseFarOff, func(p *pace) mean { return p.noise }),
 	}

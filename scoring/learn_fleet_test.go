@@ -13,7 +13,7 @@ import (
 // serveOf has a book serve one request for a model on a worker. It takes first to the first token, and claims answer
 // tokens at its end, life later.
 func serveOf(t *testing.T, a *ActiveSequences, model string, w kvblock.Worker, tokens int, first time.Duration,
-	answer int, life time.Duration) {
+	output int, life time.Duration) {
 	t.Helper()
 	_, b, err := a.SelectAndAdd(Request{Model: model, ISLTokens: tokens}, []Candidate{{Worker: w}}, byTime(), nil, nil)
 	if err != nil {
@@ -22,7 +22,7 @@ func serveOf(t *testing.T, a *ActiveSequences, model string, w kvblock.Worker, t
 	wait(first)
 	b.MarkPrefillCompleted()
 	wait(life)
-	b.LearnAnswer(answer)
+	b.LearnOutput(output)
 	b.Free()
 }
 
@@ -47,7 +47,7 @@ func TestOneEngineTeachesNothingAboutOthers(t *testing.T) {
 	const liar = kvblock.Worker(0)
 	for name, lie := range map[string]struct {
 		first, life time.Duration
-		answer      int
+		output      int
 	}{
 		"16 million tokens":       {20 * time.Millisecond, 30 * time.Minute, 1 << 24},
 		"16 million in a second":  {20 * time.Millisecond, time.Second, 1 << 24},
@@ -90,7 +90,7 @@ func TestOneEngineTeachesNothingAboutOthers(t *testing.T) {
 					}
 				}
 				for range 200 {
-					serveOf(t, a, "a", liar, 1000, lie.first, lie.answer, lie.life)
+					serveOf(t, a, "a", liar, 1000, lie.first, lie.output, lie.life)
 				}
 				near("while it lies")
 				a.Forget(liar)
@@ -140,7 +140,7 @@ func BenchmarkLearn(b *testing.B) {
 				now += time.Duration(50+rng.IntN(50)) * time.Millisecond
 				x.MarkPrefillCompleted()
 				now += time.Second
-				x.LearnAnswer(50 + rng.IntN(100))
+				x.LearnOutput(50 + rng.IntN(100))
 				x.Free()
 			}
 			b.ReportMetric(float64((cpuTime(b)-spent).Nanoseconds())/float64(b.N), "cpu-ns/op")
@@ -171,7 +171,7 @@ func TestNewWorkerIsTriedBesideFastOnes(t *testing.T) {
 			wait([...]time.Duration{100 * time.Millisecond, 150 * time.Millisecond}[chosen.Worker])
 			b.MarkPrefillCompleted()
 			wait(time.Second)
-			b.LearnAnswer(100)
+			b.LearnOutput(100)
 			b.Free()
 		}
 		t.Error("none of 200 requests was sent to the worker without samples")

@@ -19,7 +19,7 @@ func (p *pace) numbers(dst []float64) []float64 {
 	for _, f := range []*line{&p.prefill, &p.gap} {
 		dst = append(dst, float64(f.samples), f.weight, f.x, f.y, f.xx, f.xy)
 	}
-	return append(dst, p.answer.samples, p.answer.value, p.life.samples, p.life.value, p.noise.samples, p.noise.value)
+	return append(dst, p.output.samples, p.output.value, p.life.samples, p.life.value, p.noise.samples, p.noise.value)
 }
 
 // paceOf is the reverse of numbers. false: the numbers are none of that. They come from another process.
@@ -43,9 +43,9 @@ func paceOf(values []float64) (p pace, ok bool) {
 			return p, false
 		}
 	}
-	p.answer, p.life, p.noise = mean{next(), next()}, mean{next(), next()}, mean{next(), next()}
-	return p, max(p.answer.samples, p.life.samples, p.noise.samples) <= 100 &&
-		p.answer.value <= maxSampleTokens && max(p.life.value, p.noise.value) <= maxSampleSeconds
+	p.output, p.life, p.noise = mean{next(), next()}, mean{next(), next()}, mean{next(), next()}
+	return p, max(p.output.samples, p.life.samples, p.noise.samples) <= 100 &&
+		p.output.value <= maxSampleTokens && max(p.life.value, p.noise.value) <= maxSampleSeconds
 }
 
 // plus adds the sums of o to l.
@@ -155,7 +155,7 @@ func (l *learned) sum(w kvblock.Worker) {
 func (p *pace) plus(o *pace) {
 	p.prefill.plus(&o.prefill)
 	p.gap.plus(&o.gap)
-	p.answer.plus(&o.answer)
+	p.output.plus(&o.output)
 	p.life.plus(&o.life)
 	p.noise.plus(&o.noise)
 }

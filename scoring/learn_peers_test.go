@@ -18,7 +18,7 @@ func teach(t *testing.T, a *ActiveSequences, w kvblock.Worker, n int, base, perT
 		wait(base + time.Duration(tokens)*perToken)
 		b.MarkPrefillCompleted()
 		wait(time.Second)
-		b.LearnAnswer(100)
+		b.LearnOutput(100)
 		b.Free()
 	}
 }
@@ -65,8 +65,8 @@ func TestBooksLearnFromEachOther(t *testing.T) {
 		wantPace(t, a, 1, 0.01, 3e-4)
 		weight := a.learned.peers.workers[0].prefill.weight
 		tellAll(t, teacher, copies)
-		if again := a.learned.peers.workers[0].prefill.weight; again != weight || a.learned.rest.answerTokens() != 100 {
-			t.Errorf("weight %v, then %v; answers of %v tokens", weight, again, a.learned.rest.answerTokens())
+		if again := a.learned.peers.workers[0].prefill.weight; again != weight || a.learned.rest.outputTokens() != 100 {
+			t.Errorf("weight %v, then %v; answers of %v tokens", weight, again, a.learned.rest.outputTokens())
 		}
 		teach(t, a, 0, 10, 20*time.Millisecond, 100*time.Microsecond)
 		wantPace(t, a, 0, 0.02, 1e-4)

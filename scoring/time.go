@@ -51,13 +51,13 @@ const (
 	interference = 0.2
 	// decodeInterference is the weight of the time that answers lose to each other's KV blocks.
 	decodeInterference = interference / 10
-	// slowerAnswer is the weight of the time that an answer takes longer on a slower worker.
-	slowerAnswer = interference / 2
+	// slowerOutput is the weight of the time that an answer takes longer on a slower worker.
+	slowerOutput = interference / 2
 	// pauseInterference is the weight of the constant time of this request's prefill step for each request that it
-	// delays. It is for answers of up to shortAnswer tokens. The longer an answer is, the more its reader is behind the
+	// delays. It is for answers of up to shortOutput tokens. The longer an answer is, the more its reader is behind the
 	// engine and does not see the delay.
 	pauseInterference = 0.15
-	shortAnswer       = 100.0
+	shortOutput       = 100.0
 	// leastRest is the least share of the constant time of a running prefill step that is assumed to be left. The step
 	// also computes tokens, and kvepp does not see its end before the first token comes.
 	leastRest = 0.5
@@ -75,7 +75,7 @@ type TimeTerms struct {
 	StepSeconds        float64 // of a prefill step on this worker, beside the time for its tokens
 	GapPerToken        float64 // seconds by which each held token lengthens the time between two tokens
 	SlowerPerToken     float64 // seconds between two tokens more than on the average worker, expected from the prefill
-	AnswerTokens       float64 // mean length of an answer
+	OutputTokens       float64 // mean length of an answer
 	LifeSeconds        float64 // mean time from the first token to the end of an answer
 	Reuse              float64 // chance that a block that this worker evicts is asked for again
 }
@@ -85,12 +85,12 @@ type TimeTerms struct {
 //	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
 //	         that its active requests hold
 //	steps  = 1; or, if another prefill waits on the worker or runs there, 2 - min(1/2, running / seconds per step)
-//	pauses = active requests * min(1, 100 / answer), or 0 if a prefill waits for the worker's next step
+//	pauses = active requests * min(1, 100 / output), or 0 if a prefill waits for the worker's next step
 //	delay  = (steps + pauseInterference * pauses) * seconds per step + seconds per token *
 //	         (waiting prefill tokens + new + interference * decoding requests * new)
-//	evict  = seconds per token * reuse * (new + answer)
-//	decode = decodeInterference * answer * gap per token * (held tokens + decoding requests * (prompt + answer / 2)) +
-//	         slowerAnswer * answer * slower per token
+//	evict  = seconds per token * reuse * (new + output)
+//	decode = decodeInterference * output * gap per token * (held tokens + decoding requests * (prompt + output / 2)) +
+//	         slowerOutput * output * slower per token
 //	memory = blocks above the capacity / held blocks * life
 //	cost   = 1000 * (delay + evict + decode + memory)
 //
@@ -119,12 +119,12 @@ func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
 	if t.LoadUnknown {
 		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
 	}
-	var prompt, cached, steps, pauses, delays, evicts, answers, slower, memory float64
+	var prompt, cached, steps, pauses, delays, evicts, outputs, slower, memory float64
 	if c.TrackPrefillTokens {
 		credit := c.Credit(t)
 		steps = x.StepSeconds
 		if x.QueuedPrefills == 0 {
-			pauses = steps * pauseWeight(x.AnswerTokens) * requests
+			pauses = steps * pauseWeight(x.OutputTokens) * requests
 		}
 		if requests > decoding {
 			steps *= prefillSteps(x.RunningSeconds, x.StepSeconds)
@@ -133,25 +133,25 @@ func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
 		prompt = float64(t.ISLTokens)
 		cached = -min(credit*size, prompt)
 		fresh := prompt + cached
-		delays, evicts = fresh*interference*decoding, x.Reuse*(fresh+x.AnswerTokens)
+		delays, evicts = fresh*interference*decoding, x.Reuse*(fresh+x.OutputTokens)
 	} else {
 		waiting = 0
 	}
 	if c.TrackActiveBlocks {
-		answers = decodeInterference * x.AnswerTokens * x.GapPerToken *
-			(held*size + decoding*(float64(t.ISLTokens)+x.AnswerTokens/2))
-		slower = slowerAnswer * x.AnswerTokens * x.SlowerPerToken
+		outputs = decodeInterference * x.OutputTokens * x.GapPerToken *
+			(held*size + decoding*(float64(t.ISLTokens)+x.OutputTokens/2))
+		slower = slowerOutput * x.OutputTokens * x.SlowerPerToken
 		if t.KVBlocks > 0 {
-			expected := decodeBlocks + (requests+1)*x.AnswerTokens/(2*size)
+			expected := decodeBlocks + (requests+1)*x.OutputTokens/(2*size)
 			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds
 		}
 	}
 	token := 1000 * x.SecondsPerToken
 	if parts != nil {
-		*parts = [...]float64{token * prompt, token * cached, token * waiting, 1000 * answers, 1000 * steps,
+		*parts = [...]float64{token * prompt, token * cached, token * waiting, 1000 * outputs, 1000 * steps,
 			token*delays + 1000*pauses, token * evicts, 1000 * memory, 1000 * slower}
 	}
-	cost := token*(prompt+cached+waiting+delays+evicts) + 1000*(answers+steps+pauses+memory+slower)
+	cost := token*(prompt+cached+waiting+delays+evicts) + 1000*(outputs+steps+pauses+memory+slower)
 	if t.CostMultiplier != 0 {
 		cost *= t.CostMultiplier
 	}
@@ -168,13 +168,13 @@ func prefillSteps(running, step float64) float64 {
 }
 
 // pauseWeight returns the weight of a prefill step's constant time for each request that it delays.
-func pauseWeight(answer float64) float64 { return pauseInterference * min(1, shortAnswer/answer) }
+func pauseWeight(output float64) float64 { return pauseInterference * min(1, shortOutput/output) }
 
 // EvictSeconds returns the time to compute again what the worker evicts for this request and is asked for later, if all
 // cached blocks are credited in full. It is a term of the policy Time.
 func (t *Terms) EvictSeconds() float64 {
 	fresh := max(t.ISLTokens-t.BlockSize*(t.DeviceBlocks+t.HostBlocks+t.DiskBlocks+t.SharedBlocks), 0)
-	return t.Time.SecondsPerToken * t.Time.Reuse * (float64(fresh) + t.Time.AnswerTokens)
+	return t.Time.SecondsPerToken * t.Time.Reuse * (float64(fresh) + t.Time.OutputTokens)
 }
 
 // timeTerms sets the terms of the policy Time for a candidate that common and terms have not set yet.

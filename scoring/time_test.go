@@ -21,7 +21,7 @@ func byTime() *Config {
 // TestTimeCost checks the terms one by one: what each adds to the cost, in milliseconds.
 func TestTimeCost(t *testing.T) {
 	base := Terms{BlockSize: 16, ISLTokens: 1000, Time: TimeTerms{SecondsPerToken: 1e-4, GapPerToken: 1e-7,
-		AnswerTokens: 200, LifeSeconds: 4}}
+		OutputTokens: 200, LifeSeconds: 4}}
 	with := func(edit func(*Terms)) *Terms {
 		t := base
 		edit(&t)
@@ -74,7 +74,7 @@ func TestTimeCost(t *testing.T) {
 		}), 20 + 100 + 2*0.2*100 + 2*0.15*0.5*20},
 		{"the same with short answers", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-			t.Time.AnswerTokens = 60
+			t.Time.OutputTokens = 60
 		}), 20 + 100 + 2*0.2*100 + 2*0.15*20},
 		{"10 ms more between tokens than on the average worker", byTime(), with(func(t *Terms) {
 			t.Time.SlowerPerToken = 0.01
@@ -125,7 +125,7 @@ func equalWorkersShare(t *testing.T) {
 		wait(seconds((0.02 + 1e-4*float64(prompt)) * (0.8 + 0.4*rng.Float64())))
 		b.MarkPrefillCompleted()
 		wait(2 * time.Second)
-		b.LearnAnswer(200)
+		b.LearnOutput(200)
 		b.Free()
 	}
 	if slices.Min(served[:]) < 300 {
@@ -160,7 +160,7 @@ func TestOneSlowStartIsForgotten(t *testing.T) {
 					wait(seconds((0.15 + 1e-4*float64(tokens)) * (0.95 + 0.1*rng.Float64()) * slower))
 					b.MarkPrefillCompleted()
 					wait(time.Second)
-					b.LearnAnswer(200)
+					b.LearnOutput(200)
 					b.Free()
 					return chosen.Index
 				}
@@ -220,7 +220,7 @@ func TestNoiseMovesNoConversation(t *testing.T) {
 					wait(seconds(took))
 					b.MarkPrefillCompleted()
 					wait(100 * time.Millisecond)
-					b.LearnAnswer(8)
+					b.LearnOutput(8)
 					b.Free()
 				}
 			}
@@ -238,7 +238,7 @@ func paceIsLearned(t *testing.T) {
 	a, cfg := NewActiveSequences(), byTime()
 	rng := rand.New(rand.NewPCG(1, 2))
 	perToken := []float64{1e-4, 4e-4}
-	serve := func(w, prompt, answer int) {
+	serve := func(w, prompt, output int) {
 		_, b, err := a.SelectAndAdd(Request{ISLTokens: prompt}, []Candidate{candidate(w)}, cfg, rng, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -246,8 +246,8 @@ func paceIsLearned(t *testing.T) {
 		wait(seconds(0.02 + perToken[w]*float64(prompt)))
 		b.MarkPrefillCompleted()
 		held := float64(a.Load(candidate(w).Worker).ActiveTokens)
-		wait(seconds(float64(answer-1) * (0.01 + 1e-6*held)))
-		b.LearnAnswer(answer)
+		wait(seconds(float64(output-1) * (0.01 + 1e-6*held)))
+		b.LearnOutput(output)
 		b.Free()
 	}
 	if p := a.Pace(1); p != (Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}) {
@@ -283,8 +283,8 @@ func paceIsLearned(t *testing.T) {
 	if got := float64(p[1].slowerPerToken); want < 0.002 || math.Abs(got-want) > want/100 || p[0].slowerPerToken != 0 {
 		t.Errorf("answers expected to be slower by %v and %v s a token, want 0 and %v", p[0].slowerPerToken, got, want)
 	}
-	if math.Abs(a.learned.rest.answerTokens()-200) > 1e-9 {
-		t.Errorf("answers of %v tokens, want 200", a.learned.rest.answerTokens())
+	if math.Abs(a.learned.rest.outputTokens()-200) > 1e-9 {
+		t.Errorf("answers of %v tokens, want 200", a.learned.rest.outputTokens())
 	}
 	before, slope := a.learned.rest.usual, a.learned.workers[1].prefill.slope
 	for _, tokens := range []int{0, -1, maxSampleTokens + 1} { // a caller that reports nonsense
@@ -292,7 +292,7 @@ func paceIsLearned(t *testing.T) {
 		b.ReleasePrefill()
 		b.MarkPrefillCompleted()
 		wait(time.Second)
-		b.LearnAnswer(tokens)
+		b.LearnOutput(tokens)
 		b.Free()
 	}
 	if a.learned.rest.usual != before {

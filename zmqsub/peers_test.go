@@ -102,12 +102,12 @@ type replayer struct {
 
 // offerReplay answers each request with the messages that answer returns, each without its empty first frame. If they
 // lack the end message, the answer has no end.
-func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
+func offerReplay(t *testing.T, response func(from uint64) [][]any) *replayer {
 	t.Helper()
-	return offerReplayAt(t, "tcp://127.0.0.1:*", answer)
+	return offerReplayAt(t, "tcp://127.0.0.1:*", response)
 }
 
-func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]any) *replayer {
+func offerReplayAt(t *testing.T, endpoint string, response func(from uint64) [][]any) *replayer {
 	t.Helper()
 	ctx, err := zmq.NewContext()
 	if err != nil {
@@ -140,7 +140,7 @@ func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]a
 			}
 			from := binary.BigEndian.Uint64(frames[2])
 			r.asked <- from
-			for _, reply := range answer(from) {
+			for _, reply := range response(from) {
 				if _, err := router.SendMessage(append([]any{frames[0], ""}, reply...)...); err != nil {
 					t.Error(err)
 				}

@@ -549,7 +549,7 @@ func TestMemoryOfReplay(t *testing.T) {
 				}
 			}
 		})
-		r := &answers{recorder: newRecorder()}
+		r := &responses{recorder: newRecorder()}
 		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint,
 			ReplayTimeout: 2 * time.Second}, r); err != nil {
 			t.Fatal(err)
@@ -563,9 +563,9 @@ func TestMemoryOfReplay(t *testing.T) {
 }
 
 // answers counts messages only.
-type answers struct{ *recorder }
+type responses struct{ *recorder }
 
-func (*answers) Message(uint64, []byte, []byte) {}
+func (*responses) Message(uint64, []byte, []byte) {}
 
 // The waiting bytes of several publishers together are bounded.
 func TestSeveralAttackers(t *testing.T) {

@@ -58,8 +58,8 @@ const (
 type missingState uint8
 
 const (
-	missingNothing    missingState = iota
-	missingUnanswered              // a gap was reported, and no replay that came to its end covers it
+	missingNothing     missingState = iota
+	missingNotReplayed              // a gap was reported, and no replay that came to its end covers it
 )
 
 // inFlightState says whether messages that the latest replay delivered may still come on the live connection.
@@ -145,7 +145,7 @@ func (q *sequence) onReplaySkipped() { q.replay = replayIncomplete }
 func (q *sequence) onReplayStart() (from uint64) {
 	q.replayed, q.inFlight = 0, inFlightPossible
 	switch {
-	case q.missing == missingUnanswered:
+	case q.missing == missingNotReplayed:
 		q.replay = replayFromStart
 	case q.next > 0:
 		q.replay = replayVerifying
@@ -216,7 +216,7 @@ func (q *sequence) onSettled(seq uint64) step {
 	}
 	q.place(seq, &st)
 	if st.gap && q.replay != replayComplete {
-		q.missing = missingUnanswered
+		q.missing = missingNotReplayed
 	}
 	return st
 }

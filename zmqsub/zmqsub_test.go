@@ -287,7 +287,7 @@ func TestPeerIsNotZMQ(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answered := make(chan struct{}, 1)
+	responded := make(chan struct{}, 1)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -299,13 +299,13 @@ func TestPeerIsNotZMQ(t *testing.T) {
 			io.ReadFull(conn, make([]byte, 10)) // the beginning of a greeting
 			conn.Close()
 			select {
-			case answered <- struct{}{}:
+			case responded <- struct{}{}:
 			default:
 			}
 		}
 	})
 	r, _ := subscribe(t, Config{Endpoint: "tcp://" + listener.Addr().String()})
-	<-answered
+	<-responded
 	listener.Close()
 	wg.Wait()
 	p := publish(t, "tcp://"+listener.Addr().String())

@@ -101,13 +101,13 @@ func sendCompletion(ctx context.Context, conn *grpc.ClientConn, body []byte) (st
 		}
 	}
 	for {
-		answer, err := stream.Recv()
+		response, err := stream.Recv()
 		switch {
 		case err != nil:
 			return "", err
-		case answer.GetImmediateResponse() != nil:
-			return fmt.Sprint(int(answer.GetImmediateResponse().GetStatus().GetCode())), nil
-		case answer.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetEndOfStream():
+		case response.GetImmediateResponse() != nil:
+			return fmt.Sprint(int(response.GetImmediateResponse().GetStatus().GetCode())), nil
+		case response.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetEndOfStream():
 			return "200", nil
 		}
 	}
@@ -178,7 +178,7 @@ type flood struct {
 
 // run opens the streams over 8 connections. It returns when the server has answered each one, or read all that it
 // sends. The streams stay open until the test ends.
-func (f *flood) run(t *testing.T) (answered int) {
+func (f *flood) run(t *testing.T) (responded int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	field := protowire.AppendVarint(protowire.AppendTag(nil, f.field, protowire.BytesType), uint64(f.declared))
@@ -300,8 +300,8 @@ func TestMemoryOfMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := attacked(t)
 			f := attack(r)
-			answered := f.run(t)
-			r.within(fmt.Sprintf("%d of %d streams were ended", answered, f.streams), attackMemory)
+			responded := f.run(t)
+			r.within(fmt.Sprintf("%d of %d streams were ended", responded, f.streams), attackMemory)
 			for _, port := range []int{r.health, r.grpc} {
 				if err := r.probe(port); err != nil {
 					t.Errorf("a probe meanwhile: %v", err)
@@ -317,9 +317,9 @@ func (r *running) probe(port int) error {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
 	defer cancel()
-	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "liveness"})
-	if err == nil && answer.Status != healthv1.HealthCheckResponse_SERVING {
-		err = fmt.Errorf("%v", answer.Status)
+	response, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "liveness"})
+	if err == nil && response.Status != healthv1.HealthCheckResponse_SERVING {
+		err = fmt.Errorf("%v", response.Status)
 	}
 	return err
 }

@@ -107,8 +107,8 @@ func TestOperatorCommands(t *testing.T) {
 	}
 }
 
-// TestAdminAnswers: the commands recognise responses that do not come from a kvepp.
-func TestAdminAnswers(t *testing.T) {
+// TestAdminResponses: the commands recognise responses that do not come from a kvepp.
+func TestAdminResponses(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

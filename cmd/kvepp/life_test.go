@@ -114,8 +114,8 @@ func (r *running) start(flags ...string) {
 func (r *running) status() (healthv1.HealthCheckResponse_ServingStatus, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
 	defer cancel()
-	answer, err := healthv1.NewHealthClient(r.plain).Check(ctx, &healthv1.HealthCheckRequest{Service: "readiness"})
-	return answer.GetStatus(), err
+	response, err := healthv1.NewHealthClient(r.plain).Check(ctx, &healthv1.HealthCheckRequest{Service: "readiness"})
+	return response.GetStatus(), err
 }
 
 // eventually waits for a condition, for two minutes.
@@ -178,15 +178,15 @@ func (r *running) startRequest(ctx context.Context) (*request, error) {
 		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: headers}}); err != nil {
 		return nil, err
 	}
-	answer, err := stream.Recv()
+	response, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
 	q := &request{
 		ExternalProcessor_ProcessClient: stream,
-		status:                          int(answer.GetImmediateResponse().GetStatus().GetCode()),
+		status:                          int(response.GetImmediateResponse().GetStatus().GetCode()),
 	}
-	for _, h := range answer.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+	for _, h := range response.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 		if h.GetHeader().GetKey() == "x-gateway-destination-endpoint" {
 			q.endpoint = string(h.GetHeader().GetRawValue())
 		}

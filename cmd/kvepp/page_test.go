@@ -134,9 +134,9 @@ func (s *served) route(req *router.Request) *router.Route {
 }
 
 // answer ends a request with what the engine reports.
-func answer(r *router.Route, prompt, cached int) {
+func response(r *router.Route, prompt, cached int) {
 	r.Free()
-	r.Answered(router.Answer{Status: "200", Complete: true, PromptTokens: prompt, CachedTokens: cached, Tokens: 8})
+	r.Ended(router.Response{Status: "200", Complete: true, PromptTokens: prompt, CachedTokens: cached, Tokens: 8})
 }
 
 // get decodes an answer of the admin API.
@@ -272,9 +272,9 @@ func TestPage(t *testing.T) {
 	for i := range 4 {
 		req := tokensRequest(fmt.Sprintf("request-%d", i), tokenIDs(1000, 400), "")
 		req.Hints.Session = "conversation"
-		answer(s.route(req), 400, 396)
+		response(s.route(req), 400, 396)
 	}
-	answer(s.route(tokensRequest("cold", tokenIDs(9000, 100), "")), 100, 0)
+	response(s.route(tokensRequest("cold", tokenIDs(9000, 100), "")), 100, 0)
 	running := s.route(tokensRequest("running", tokenIDs(20000, 80), ""))
 	defer running.Free()
 	x := s.open(t, b, "/")
@@ -311,7 +311,7 @@ func TestPage(t *testing.T) {
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
 	followed := tokensRequest("followed", tokenIDs(1000, 400), "")
 	followed.Trace = traced(t, traceID)
-	answer(s.route(followed), 400, 396) // over the stream of events
+	response(s.route(followed), 400, 396) // over the stream of events
 	x.shows("tr[data-request='followed']", "w1/0", "396 of 400")
 	x.run("document.querySelector('tr[data-request=followed] button').click()")
 	var d struct{ Decisions []admin.Decision }
@@ -384,7 +384,7 @@ func TestPagePrefixes(t *testing.T) {
 	s.store("w2", system[:40])
 	for i := range 6 {
 		prompt := append(append([]kvblock.Token(nil), system...), tokenIDs(5000+1000*(i/2), 20*(1+i%2))...)
-		answer(s.route(tokensRequest(fmt.Sprintf("request-%d", i), prompt, "")), len(prompt), 80)
+		response(s.route(tokensRequest(fmt.Sprintf("request-%d", i), prompt, "")), len(prompt), 80)
 	}
 	var found admin.Prefixes
 	s.get("/debug/prefixes", &found)
@@ -469,7 +469,7 @@ func TestPageWorlds(t *testing.T) {
 	withoutEvents := strings.ReplaceAll(threeWorkers, `kvEvents: "tcp://127.0.0.1:9", `, "")
 	repeated := func(s *served, more func(i int) string) {
 		for i := range 5 {
-			answer(s.route(tokensRequest(fmt.Sprint(i), tokenIDs(1000, 400), more(i))), 400, 0)
+			response(s.route(tokensRequest(fmt.Sprint(i), tokenIDs(1000, 400), more(i))), 400, 0)
 		}
 	}
 	same := func(int) string { return "" }
@@ -484,7 +484,7 @@ func TestPageWorlds(t *testing.T) {
 				for range 3 {
 					chat := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("a b ", 100) + `"}]}`
 					r := s.route(&router.Request{Path: "/v1/chat/completions", Body: []byte(chat)})
-					answer(r, r.PromptTokens+9, 200)
+					response(r, r.PromptTokens+9, 200)
 				}
 			}, nil, []string{"wrong template", "Tokenizer or chat template differ"}},
 		{"events off", withoutEvents, nil, func(s *served) { repeated(s, same) },
@@ -495,7 +495,7 @@ func TestPageWorlds(t *testing.T) {
 		{"one hot worker", threeWorkers, nil, func(s *served) {
 			s.store("w0", tokenIDs(1000, 400))
 			for i := range 30 {
-				answer(s.route(tokensRequest(fmt.Sprint(i), tokenIDs(1000, 400), "")), 400, 396)
+				response(s.route(tokensRequest(fmt.Sprint(i), tokenIDs(1000, 400), "")), 400, 396)
 			}
 		}, []string{"one hot worker: w0/0 served 30 of 30 requests"}, nil},
 		{"salts that differ", threeWorkers, nil, func(s *served) {
@@ -508,8 +508,8 @@ func TestPageWorlds(t *testing.T) {
 			long := s.route(tokensRequest("long", tokenIDs(50000, 2000), ""))
 			turn := tokensRequest("turn", tokenIDs(1000, 400), "")
 			turn.Hints.Session = "conversation"
-			answer(s.route(turn), 400, 0)
-			answer(long, 2000, 1996)
+			response(s.route(turn), 400, 0)
+			response(long, 2000, 1996)
 		}, nil, []string{"no_affinity loses the most that can be changed", "--router-session-affinity-ttl-secs"}},
 	} {
 		t.Run(world.name, func(t *testing.T) {
@@ -531,7 +531,7 @@ func TestPageShowsHostileText(t *testing.T) {
 	s := serveHere(t, strings.ReplaceAll(threeWorkers, "model: m, ", ""))
 	hostile := `"><img src=x onerror="window.hit=1"><script>window.hit=1</script>{{7*7}}`
 	body, _ := json.Marshal(map[string]any{"model": hostile, "prompt": tokenIDs(1000, 40)})
-	answer(s.route(&router.Request{ID: hostile, Path: "/v1/completions", Body: body}), 40, 0)
+	response(s.route(&router.Request{ID: hostile, Path: "/v1/completions", Body: body}), 40, 0)
 	x := s.open(t, b, "/#/requests")
 	x.shows("main tbody", hostile)
 	x.run("document.querySelector('main tbody button').click()")

@@ -19,7 +19,7 @@ func TestTopOnce(t *testing.T) {
 	s := serveHere(t, threeWorkers, "--load-aware=false")
 	s.store("w1", tokenIDs(1000, 400))
 	for i := range 3 {
-		answer(s.route(tokensRequest(fmt.Sprintf("request-%d", i), tokenIDs(1000, 400), "")), 400, 300)
+		response(s.route(tokensRequest(fmt.Sprintf("request-%d", i), tokenIDs(1000, 400), "")), 400, 300)
 	}
 	running := s.route(tokensRequest("bad\x1b[2Jname", tokenIDs(1000, 400), ""))
 	defer running.Free()
@@ -83,7 +83,7 @@ func terminal(t *testing.T) (controller, shell *os.File) {
 // TestTopInTerminal: the command follows keys in a terminal, and leaves the terminal as it was.
 func TestTopInTerminal(t *testing.T) {
 	s := serveHere(t, threeWorkers)
-	answer(s.route(tokensRequest("request-0", tokenIDs(1000, 40), "")), 40, 0)
+	response(s.route(tokensRequest("request-0", tokenIDs(1000, 40), "")), 40, 0)
 	controller, shell := terminal(t)
 	ended := make(chan int, 1)
 	var errs bytes.Buffer
@@ -118,7 +118,7 @@ func TestTopInTerminal(t *testing.T) {
 	}
 	type key struct{ press, shows string }
 	await("WORKER*")
-	answer(s.route(tokensRequest("request-1", tokenIDs(1000, 40), "")), 40, 0)
+	response(s.route(tokensRequest("request-1", tokenIDs(1000, 40), "")), 40, 0)
 	for _, k := range []key{{"r", "request-1"}, {"f", "w2/0"}, {"s", "RUN*"}, {"\t", "request-0"}} {
 		if _, err := controller.WriteString(k.press); err != nil {
 			t.Fatal(err)

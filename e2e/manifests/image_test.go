@@ -124,12 +124,12 @@ func port(address string) string { return address[strings.LastIndexByte(address,
 func scrape(t *testing.T, address string, ended <-chan error, out fmt.Stringer) *http.Response {
 	t.Helper()
 	for deadline := time.After(time.Minute); ; {
-		if answer, err := http.Get("http://" + address + "/metrics"); err == nil {
-			if answer.StatusCode != http.StatusOK {
-				t.Fatalf("metrics: %s", answer.Status)
+		if response, err := http.Get("http://" + address + "/metrics"); err == nil {
+			if response.StatusCode != http.StatusOK {
+				t.Fatalf("metrics: %s", response.Status)
 			}
-			t.Cleanup(func() { answer.Body.Close() })
-			return answer
+			t.Cleanup(func() { response.Body.Close() })
+			return response
 		}
 		select {
 		case err := <-ended:

@@ -316,14 +316,14 @@ func up(t *testing.T, url string, on ...*process.Process) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	answers := func() error {
-		answer, err := http.Get(url)
+	responds := func() error {
+		response, err := http.Get(url)
 		if err == nil {
-			answer.Body.Close()
+			response.Body.Close()
 		}
 		return err
 	}
-	if err := process.Up(ctx, url, answers, on...); err != nil {
+	if err := process.Up(ctx, url, responds, on...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -457,14 +457,14 @@ func routesOne(t *testing.T, tools string, kvepp []string, call func(string, ...
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	err = process.Until(ctx, func() error {
-		answer, err := http.Post("http://"+gateway+"/v1/chat/completions", "application/json",
+		response, err := http.Post("http://"+gateway+"/v1/chat/completions", "application/json",
 			strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`))
 		if err != nil {
 			return err
 		}
-		defer answer.Body.Close()
-		if worker := answer.Header.Get("x-kvepp-worker"); answer.StatusCode != http.StatusOK || worker != "w/0" {
-			return fmt.Errorf("%s by worker %q: %s", answer.Status, worker, serve.Tail(5))
+		defer response.Body.Close()
+		if worker := response.Header.Get("x-kvepp-worker"); response.StatusCode != http.StatusOK || worker != "w/0" {
+			return fmt.Errorf("%s by worker %q: %s", response.Status, worker, serve.Tail(5))
 		}
 		return nil
 	})
@@ -480,12 +480,12 @@ func routesOne(t *testing.T, tools string, kvepp []string, call func(string, ...
 	if err != nil {
 		t.Error(err)
 	}
-	answer, err := http.Get("http://" + metrics + "/metrics")
+	response, err := http.Get("http://" + metrics + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	page, err := io.ReadAll(answer.Body)
+	defer response.Body.Close()
+	page, err := io.ReadAll(response.Body)
 	if err != nil || !strings.Contains(string(page), `kvepp_build_info{version="v`+testVersion+`"} 1`) {
 		t.Errorf("kvepp_build_info has not the version v%s: %v", testVersion, err)
 	}

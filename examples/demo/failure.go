@@ -23,9 +23,9 @@ const (
 
 // outage is the result of the requests while a worker was dead.
 type outage struct {
-	answered, lost int
-	byVictim       int    // answered by the killed worker
-	said           string // kvepp's warning
+	responded, lost int
+	byVictim        int    // answered by the killed worker
+	said            string // kvepp's warning
 }
 
 // killOne kills a worker, sends requests, prints the result, and starts the worker again.
@@ -54,7 +54,7 @@ func killOne(ctx context.Context, s *stack.Stack) error {
 	}
 	fmt.Printf(
 		"  answered                     %d of %d\n  lost                         %d\n",
-		o.answered,
+		o.responded,
 		shortRequests,
 		o.lost,
 	)
@@ -120,7 +120,7 @@ func send(ctx context.Context, s *stack.Stack, victim *stack.Worker) (o outage) 
 				mu.Lock()
 				if err != nil || a.Status != http.StatusOK {
 					o.lost++
-				} else if o.answered++; a.Worker == victim.Name+"/0" {
+				} else if o.responded++; a.Worker == victim.Name+"/0" {
 					o.byVictim++
 				}
 				mu.Unlock()

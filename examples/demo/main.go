@@ -266,7 +266,7 @@ func converse(
 	s *stack.Stack,
 	run string,
 	target func(conversation int) (string, http.Header, error),
-	row func(conversation, turn int, a *stack.Answer, d *stack.Decision),
+	row func(conversation, turn int, a *stack.Response, d *stack.Decision),
 ) *result {
 	var (
 		sum  result
@@ -329,7 +329,7 @@ func ask(
 	target func(int) (string, http.Header, error),
 	c int,
 	messages []stack.Message,
-) (*stack.Answer, error) {
+) (*stack.Response, error) {
 	url, header, err := target(c)
 	if err != nil {
 		return nil, err
@@ -338,7 +338,7 @@ func ask(
 }
 
 // printRow prints a decision and its result as one line.
-func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
+func printRow(conversation, turn int, a *stack.Response, d *stack.Decision) {
 	fmt.Printf(
 		"%-9s %6d  %6d %6d  %3dms ",
 		fmt.Sprintf("%d, turn %d", conversation+1, turn+1),

@@ -121,7 +121,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	if !request.Stream {
 		time.Sleep(time.Duration(tokens) * e.pace)
-		answer(
+		respond(
 			w,
 			map[string]any{
 				"model":   request.Model,
@@ -204,14 +204,14 @@ func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
 		for i := range prompts {
 			tokens[i], counts[i] = prompts[i].IDs, len(prompts[i].IDs)
 		}
-		answer(w, map[string]any{"tokens": tokens, "count": counts})
+		respond(w, map[string]any{"tokens": tokens, "count": counts})
 	default:
-		answer(w, map[string]any{"tokens": prompts[0].IDs, "count": len(prompts[0].IDs)})
+		respond(w, map[string]any{"tokens": prompts[0].IDs, "count": len(prompts[0].IDs)})
 	}
 }
 
 // answer writes JSON.
-func answer(w http.ResponseWriter, value any) {
+func respond(w http.ResponseWriter, value any) {
 	w.Header().Set("content-type", "application/json")
 	json.NewEncoder(w).Encode(value)
 }
@@ -219,7 +219,7 @@ func answer(w http.ResponseWriter, value any) {
 // tell serves the engine's information: the model, the token ids of a text, and the cache's configuration.
 func (e *engine) tell() {
 	http.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		answer(
+		respond(
 			w,
 			map[string]any{
 				"object": "list",
@@ -230,10 +230,10 @@ func (e *engine) tell() {
 	http.HandleFunc("POST /tokenize", e.tokenize)
 	if e.like == prompt.SGLang {
 		http.HandleFunc("GET /model_info", func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
+			respond(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
 		})
 		http.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
-			answer(
+			respond(
 				w,
 				map[string]any{
 					"page_size":           e.blockSize,

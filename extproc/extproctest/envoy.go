@@ -217,12 +217,12 @@ func (c *conversation) responsePhase(r Response, out *Outcome) error {
 			if err != nil {
 				return err
 			}
-			answer := m.GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse()
-			if answer == nil {
+			response := m.GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse()
+			if response == nil {
 				return fmt.Errorf("extproctest: %T while a response body is expected", m.Response)
 			}
-			got = append(got, answer.GetBody()...)
-			if ended = answer.GetEndOfStream(); ended && !end {
+			got = append(got, response.GetBody()...)
+			if ended = response.GetEndOfStream(); ended && !end {
 				return errors.New("extproctest: the response was ended early")
 			}
 			if len(piece) == 0 && !end {

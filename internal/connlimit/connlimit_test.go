@@ -67,17 +67,17 @@ func ask(c net.Conn, path string) error {
 }
 
 // answered reads a response without a body. It returns an error if there is none.
-func answered(c net.Conn) error {
-	var answer []byte
-	for !bytes.HasSuffix(answer, []byte("\r\n\r\n")) {
+func responded(c net.Conn) error {
+	var response []byte
+	for !bytes.HasSuffix(response, []byte("\r\n\r\n")) {
 		next := make([]byte, 1)
 		if _, err := c.Read(next); err != nil {
 			return err
 		}
-		answer = append(answer, next...)
+		response = append(response, next...)
 	}
-	if !bytes.HasPrefix(answer, []byte("HTTP/1.1 200")) {
-		return fmt.Errorf("%q", answer)
+	if !bytes.HasPrefix(response, []byte("HTTP/1.1 200")) {
+		return fmt.Errorf("%q", response)
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	w := start(t, 3)
 	used, busy := w.open(), w.open()
 	for _, c := range []net.Conn{used, busy} {
-		if err := errors.Join(ask(c, "/"), answered(c)); err != nil {
+		if err := errors.Join(ask(c, "/"), responded(c)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -113,16 +113,16 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 		silent = next
 	}
 	fresh := w.open()
-	if err := errors.Join(ask(fresh, "/"), answered(fresh)); err != nil {
+	if err := errors.Join(ask(fresh, "/"), responded(fresh)); err != nil {
 		t.Errorf("a new connection at the limit: %v", err)
 	}
 	last := w.open() // all remaining ones had a request: the longest idle one is replaced
-	if err := errors.Join(ask(last, "/"), answered(last)); err != nil {
+	if err := errors.Join(ask(last, "/"), responded(last)); err != nil {
 		t.Error(err)
 	}
 	w.ended("the connection whose request was longest ago", used)
 	w.resume <- struct{}{}
-	if err := answered(busy); err != nil {
+	if err := responded(busy); err != nil {
 		t.Errorf("the request that waited: %v", err)
 	}
 	if open, evicted, refused := w.l.Counts(); open != 3 || evicted != 201 || refused != 0 {
@@ -144,13 +144,13 @@ func TestAllBusy(t *testing.T) {
 	w.resume <- struct{}{}
 	w.resume <- struct{}{}
 	for _, c := range busy {
-		if err := answered(c); err != nil {
+		if err := responded(c); err != nil {
 			t.Error(err)
 		}
 		c.Close()
 	}
 	c := w.open()
-	if err := errors.Join(ask(c, "/"), answered(c)); err != nil {
+	if err := errors.Join(ask(c, "/"), responded(c)); err != nil {
 		t.Error(err)
 	}
 	if _, _, refused := w.l.Counts(); refused != 1 {
@@ -259,11 +259,11 @@ func TestSlowClientsGiveWay(t *testing.T) {
 				w.soon("a request beside them", func() error {
 					c := w.open()
 					defer c.Close()
-					return errors.Join(ask(c, "/"), answered(c))
+					return errors.Join(ask(c, "/"), responded(c))
 				})
 			}
 			w.resume <- struct{}{}
-			if err := answered(busy); err != nil {
+			if err := responded(busy); err != nil {
 				t.Errorf("the request that the server worked on: %v", err)
 			}
 		})
@@ -280,7 +280,7 @@ func TestLimit(t *testing.T) {
 					begin(w.open(), "/limited")
 				}
 				c := w.open()
-				if err := errors.Join(ask(c, "/limited/"), answered(c)); err != nil {
+				if err := errors.Join(ask(c, "/limited/"), responded(c)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -301,13 +301,13 @@ func TestLimitRefuses(t *testing.T) {
 		<-w.waiting
 	}
 	c := w.open()
-	if err := errors.Join(ask(c, "/limited/"), answered(c)); err == nil || !strings.Contains(err.Error(), "429") {
+	if err := errors.Join(ask(c, "/limited/"), responded(c)); err == nil || !strings.Contains(err.Error(), "429") {
 		t.Errorf("a request beside two that the server works on: %v", err)
 	}
 	w.resume <- struct{}{}
 	w.resume <- struct{}{}
 	last := w.open()
-	if err := errors.Join(ask(last, "/limited/"), answered(last)); err != nil {
+	if err := errors.Join(ask(last, "/limited/"), responded(last)); err != nil {
 		t.Errorf("later: %v", err)
 	}
 }

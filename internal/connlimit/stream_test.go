@@ -212,7 +212,7 @@ func TestCrowdsReplaceThemselves(t *testing.T) {
 	var former []net.Conn
 	for range most {
 		c := w.open()
-		if err := errors.Join(ask(c, "/"), answered(c)); err != nil {
+		if err := errors.Join(ask(c, "/"), responded(c)); err != nil {
 			t.Fatal(err)
 		}
 		former = append(former, c)
@@ -221,13 +221,13 @@ func TestCrowdsReplaceThemselves(t *testing.T) {
 	for range most/2 - 1 {
 		w.open()
 	}
-	if err := errors.Join(ask(fresh, "/"), answered(fresh)); err != nil {
+	if err := errors.Join(ask(fresh, "/"), responded(fresh)); err != nil {
 		t.Errorf("a new connection beside %d with former requests: %v", most, err)
 	}
 	for range 3 * most {
 		w.open()
 	}
-	if last := former[most-1]; errors.Join(ask(last, "/"), answered(last)) != nil {
+	if last := former[most-1]; errors.Join(ask(last, "/"), responded(last)) != nil {
 		t.Error("a connection with a former request was replaced by a crowd without any")
 	}
 }

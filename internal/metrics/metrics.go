@@ -27,7 +27,7 @@ type Metrics struct {
 	tokenizerChecks *prometheus.CounterVec
 	hints           *prometheus.CounterVec
 	rejected        *prometheus.CounterVec
-	answeredBy      *prometheus.CounterVec
+	servedBy        *prometheus.CounterVec
 	rewritten       *prometheus.CounterVec
 	ejections       *prometheus.CounterVec
 	queueWait       prometheus.Histogram
@@ -125,14 +125,14 @@ func (m *Metrics) declareRequests(declare promauto.Factory) {
 	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
-	m.answeredBy = declare.NewCounterVec(prometheus.CounterOpts{
+	m.servedBy = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_served_total",
 		Help: "Requests for which the proxy reported the serving endpoint, by outcome: as_chosen; moved (another " +
 			"endpoint, after a retry or a fallback; its load is counted there); unknown (an endpoint that kvepp does " +
 			"not know; its load is not counted).",
 	}, []string{"outcome"})
 	for _, outcome := range []string{"as_chosen", "moved", "unknown"} {
-		m.answeredBy.WithLabelValues(outcome)
+		m.servedBy.WithLabelValues(outcome)
 	}
 	m.rejected = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_rejections_total",
@@ -317,8 +317,8 @@ func (m *Metrics) InitRejections(causes ...string) {
 // Rejection counts one request that was rejected because of load.
 func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).Inc() }
 
-// AnsweredBy counts one request for which the proxy reported the endpoint that answered it.
-func (m *Metrics) AnsweredBy(outcome string) { m.answeredBy.WithLabelValues(outcome).Inc() }
+// ServedBy counts one request for which the proxy reported the endpoint that answered it.
+func (m *Metrics) ServedBy(outcome string) { m.servedBy.WithLabelValues(outcome).Inc() }
 
 // QueueWait observes how long one request waited.
 func (m *Metrics) QueueWait(d time.Duration) { m.queueWait.Observe(d.Seconds()) }

@@ -18,12 +18,12 @@ import (
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics, as llm-d-router 0.10 still has it.
 type Picker struct {
-	requests, errors                                 *prometheus.CounterVec
-	running                                          *prometheus.GaugeVec
-	duration, ttft, tpot, ntpot                      *prometheus.HistogramVec
-	requestBytes, answerBytes, input, output, cached *prometheus.HistogramVec
-	scheduling, hitRatio                             prometheus.Histogram
-	scheduled, unscheduled                           prometheus.Counter
+	requests, errors                                   *prometheus.CounterVec
+	running                                            *prometheus.GaugeVec
+	duration, ttft, tpot, ntpot                        *prometheus.HistogramVec
+	requestBytes, responseBytes, input, output, cached *prometheus.HistogramVec
+	scheduling, hitRatio                               prometheus.Histogram
+	scheduled, unscheduled                             prometheus.Counter
 
 	models sync.Map // pickerModel -> *pickerSeries
 	labels modelLabels
@@ -34,10 +34,10 @@ type pickerModel struct{ name, target string }
 
 type pickerSeries struct {
 	pickerModel
-	requests                                         prometheus.Counter // of priority 0, which nearly all requests have
-	running                                          prometheus.Gauge
-	duration, ttft, tpot, ntpot                      prometheus.Observer
-	requestBytes, answerBytes, input, output, cached prometheus.Observer
+	requests                                           prometheus.Counter // of priority 0, as most are
+	running                                            prometheus.Gauge
+	duration, ttft, tpot, ntpot                        prometheus.Observer
+	requestBytes, responseBytes, input, output, cached prometheus.Observer
 }
 
 // Error codes of the extension that kvepp uses.
@@ -69,9 +69,9 @@ var (
 		0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1,
 		1.5, 2, 3, 4.5, 6, 12, 18, 24, 30, 36, 48, 60, 90, 120, 180, 270, 360,
 	}
-	pickerNormalized  = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
-	pickerAnswerBytes = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536}
-	pickerTokens      = []float64{
+	pickerNormalized    = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
+	pickerResponseBytes = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536}
+	pickerTokens        = []float64{
 		1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536, 131072, 262144, 524288,
 		1048576,
 	}
@@ -134,10 +134,10 @@ func (m *Metrics) NewPicker() *Picker {
 			"Bytes of a request's body.",
 			prometheus.ExponentialBuckets(64, 2, 25),
 		),
-		answerBytes: histogram(
+		responseBytes: histogram(
 			"response_sizes",
 			"Bytes of a response's body, if the proxy sends it to kvepp.",
-			pickerAnswerBytes,
+			pickerResponseBytes,
 		),
 		input:  histogram("input_tokens", "Prompt tokens, as responses report them.", pickerTokens),
 		output: histogram("output_tokens", "Output tokens of a response.", pickerTokens[:12]),
@@ -196,11 +196,11 @@ func (p *Picker) of(m pickerModel) *pickerSeries {
 			ntpot: with(
 				p.ntpot,
 			),
-			requestBytes: with(p.requestBytes),
-			answerBytes:  with(p.answerBytes),
-			input:        with(p.input),
-			output:       with(p.output),
-			cached:       with(p.cached),
+			requestBytes:  with(p.requestBytes),
+			responseBytes: with(p.responseBytes),
+			input:         with(p.input),
+			output:        with(p.output),
+			cached:        with(p.cached),
 		},
 	)
 	return s.(*pickerSeries)
@@ -286,7 +286,7 @@ func (p *Picker) Ended(e *Ended) {
 		s.ntpot.Observe(e.Duration.Seconds() / float64(e.Output))
 	}
 	if e.Bytes > 0 {
-		s.answerBytes.Observe(float64(e.Bytes))
+		s.responseBytes.Observe(float64(e.Bytes))
 	}
 	if e.Input > 0 {
 		s.input.Observe(float64(e.Input))

@@ -35,7 +35,7 @@ func (m *Metrics) NewIndexerService() *IndexerService {
 }
 
 // Answered counts one request to a known path, which began at start.
-func (s *IndexerService) Answered(endpoint, _ string, status int, start time.Time) {
+func (s *IndexerService) Responded(endpoint, _ string, status int, start time.Time) {
 	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
 	if status >= 400 {
 		s.errors.WithLabelValues(endpoint, strconv.Itoa(status/100)+"xx").Inc()
@@ -72,7 +72,7 @@ func (m *Metrics) NewSelectionService() *SelectionService {
 }
 
 // Answered counts one request to a known path, which began at start.
-func (s *SelectionService) Answered(endpoint, method string, status int, start time.Time) {
+func (s *SelectionService) Responded(endpoint, method string, status int, start time.Time) {
 	s.requests.WithLabelValues(endpoint, method, strconv.Itoa(status)).Inc()
 	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
 }

@@ -108,16 +108,16 @@ func ask(ctx context.Context, url string, read func(io.Reader) error) error {
 		return err
 	}
 	useragent.Add(req)
-	answer, err := frontendClient.Do(req)
+	response, err := frontendClient.Do(req)
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
+	defer response.Body.Close()
 	// A frontend without workers answers 503.
-	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusServiceUnavailable {
-		return fmt.Errorf("%s: %s", url, answer.Status)
+	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusServiceUnavailable {
+		return fmt.Errorf("%s: %s", url, response.Status)
 	}
-	if err := read(io.LimitReader(answer.Body, maxFrontendBody)); err != nil {
+	if err := read(io.LimitReader(response.Body, maxFrontendBody)); err != nil {
 		return fmt.Errorf("%s: %w", url, err)
 	}
 	return nil

@@ -424,12 +424,12 @@ func (g *Gauges) finishRead(
 // nextRead returns when to read a page again whose read has ended now. The caller holds g.mu.
 func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	h := t.health
-	if g.cfg.Health == nil || !h.answered && h.state != PageRefused {
+	if g.cfg.Health == nil || !h.responded && h.state != PageRefused {
 		return now.Add(g.readDelay(t.failed))
 	}
 	// No backoff, so that the state stays recent. The interval includes the time of a read without an answer.
 	next := now.Add(g.readDelay(0))
-	if !h.unansweredSince.IsZero() {
+	if !h.silentSince.IsZero() {
 		next = later(now, t.began.Add(g.readDelay(0)))
 	}
 	if h.reread > 0 {

@@ -31,13 +31,13 @@ type engines struct {
 
 func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.mu.Lock()
-	answer := e.page[r.URL.Host]
+	response := e.page[r.URL.Host]
 	e.requests[r.URL.Host] = append(e.requests[r.URL.Host], time.Now())
 	e.mu.Unlock()
-	if answer == nil {
+	if response == nil {
 		return nil, errors.New("connection refused")
 	}
-	text, err := answer(r)
+	text, err := response(r)
 	if err != nil {
 		return nil, err
 	}
@@ -230,9 +230,9 @@ func TestReadings(t *testing.T) {
 	})
 }
 
-// TestLateAnswerOfAWorkerThatLeft: if a worker leaves while its page is read, the result does not count for the next
+// TestLateResponseOfAWorkerThatLeft: if a worker leaves while its page is read, the result does not count for the next
 // worker with its number.
-func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
+func TestLateResponseOfAWorkerThatLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(1)...)
 		e.mu.Lock()
@@ -278,7 +278,7 @@ func TestSlotsOfAPageThatIsReadTwice(t *testing.T) {
 			t.Fatalf("%d, then %d pages are read, in %v slots", len(first), len(second), g.reading)
 		}
 		for _, page := range append(first, second...) {
-			g.finishRead(page, nil, ok, PageAnswers, make([]int, 1))
+			g.finishRead(page, nil, ok, PageResponds, make([]int, 1))
 		}
 		if g.reading != [2]int{} {
 			t.Fatalf("%v slots are in use although no page is read", g.reading)
@@ -287,8 +287,8 @@ func TestSlotsOfAPageThatIsReadTwice(t *testing.T) {
 	}
 }
 
-// TestEnginesThatDoNotAnswer: engines that do not answer do not delay the reads of others, and are read with backoff.
-func TestEnginesThatDoNotAnswer(t *testing.T) {
+// TestEnginesThatDoNotRespond: engines that do not answer do not delay the reads of others, and are read with backoff.
+func TestEnginesThatDoNotRespond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const all, hanging = 400, 200
 		g, e, _ := start(t, Config{}, endpoints(all)...)

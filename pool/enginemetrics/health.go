@@ -19,8 +19,8 @@ type PageState uint8
 const (
 	// PageUnknown: no read of the page has ended with an answer or a refusal yet. Config.Health never receives it.
 	PageUnknown PageState = iota
-	// PageAnswers: the server answered the last read, with any status and content.
-	PageAnswers
+	// PageResponds: the server answered the last read, with any status and content.
+	PageResponds
 	// PageRefused: the host refuses TCP connections to the page's port, which is also the port of the worker's Address.
 	PageRefused
 	// PageRefusedElsewhere: the host refuses connections to the page's port, and the worker's Address is another host
@@ -55,19 +55,19 @@ const (
 // pageHealth is what the reads of one page say about its server. Gauges.mu guards it. A page's targets share it while
 // at least one worker stays the same.
 type pageHealth struct {
-	state           PageState // never PageRefusedElsewhere, which depends on the worker
-	answered        bool      // at least once
-	unansweredSince time.Time // start of the first read without an answer since the last answer; zero: none
-	reported        bool      // Config.Health has the result of the latest read
-	lastBegan       time.Time // when the latest read began
-	reread          time.Duration
+	state       PageState // never PageRefusedElsewhere, which depends on the worker
+	responded   bool      // at least once
+	silentSince time.Time // start of the first read without an answer since the last answer; zero: none
+	reported    bool      // Config.Health has the result of the latest read
+	lastBegan   time.Time // when the latest read began
+	reread      time.Duration
 }
 
 // began records the start of a read.
 func (h *pageHealth) began(now time.Time) {
 	h.lastBegan = now
-	if h.unansweredSince.IsZero() {
-		h.unansweredSince = now
+	if h.silentSince.IsZero() {
+		h.silentSince = now
 	}
 }
 
@@ -75,28 +75,28 @@ func (h *pageHealth) began(now time.Time) {
 func (h *pageHealth) ended(result PageState, began time.Time) {
 	switch result {
 	case PageUnknown:
-		if h.unansweredSince.IsZero() {
-			h.unansweredSince = began // another read of the page was answered in the meantime
+		if h.silentSince.IsZero() {
+			h.silentSince = began // another read of the page was answered in the meantime
 		}
-		if h.state == PageAnswers && h.reread == 0 {
+		if h.state == PageResponds && h.reread == 0 {
 			h.reread = rereadAfter
 		}
 		return
-	case PageAnswers:
-		h.answered = true
+	case PageResponds:
+		h.responded = true
 	case PageRefused:
 		h.reread = 0
 	}
 	h.state, h.reported = result, false
-	h.unansweredSince = time.Time{}
+	h.silentSince = time.Time{}
 }
 
 // becomesSilent reports whether the page has become silent by now.
 func (h *pageHealth) becomesSilent(now time.Time, after time.Duration) bool {
-	return h.answered && h.state != PageSilent && !h.unansweredSince.IsZero() && now.Sub(h.unansweredSince) >= after
+	return h.responded && h.state != PageSilent && !h.silentSince.IsZero() && now.Sub(h.silentSince) >= after
 }
 
-// readResult returns what a read shows about the server: PageAnswers, PageRefused or PageUnknown.
+// readResult returns what a read shows about the server: PageResponds, PageRefused or PageUnknown.
 func readResult(how outcome, err error) PageState {
 	switch how {
 	case timedOut:
@@ -109,11 +109,11 @@ func readResult(how outcome, err error) PageState {
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return PageRefused
 		case errors.As(err, &untrusted), errors.As(err, &noTLS), errors.As(err, &alert):
-			return PageAnswers
+			return PageResponds
 		}
 		return PageUnknown
 	}
-	return PageAnswers
+	return PageResponds
 }
 
 // ReadNow makes the page of a worker due now, and several times soon after. If a read began less than 200 ms ago, the
@@ -170,8 +170,8 @@ func (g *Gauges) checkReads(now time.Time) {
 	g.checked = now
 	for _, t := range g.targets {
 		h := t.health
-		if stall > 0 && !h.unansweredSince.IsZero() {
-			h.unansweredSince = h.unansweredSince.Add(stall)
+		if stall > 0 && !h.silentSince.IsZero() {
+			h.silentSince = h.silentSince.Add(stall)
 		}
 		if h.becomesSilent(now, g.cfg.SilentAfter) {
 			h.state, h.reported = PageSilent, false

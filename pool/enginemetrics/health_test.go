@@ -120,11 +120,11 @@ func TestSilentPage(t *testing.T) {
 				e.setPage("e0:80", busyPage(1, 1, 0.5))
 				e.setPage("e1:80", busyPage(1, 1, 0.5))
 				advance(c.interval + time.Second)
-				states.want(t, 0, PageAnswers)
+				states.want(t, 0, PageResponds)
 				e.hang("e0:80", nil)
 				began := waitForRead(e, "e0:80")
 				advance(c.want - 200*time.Millisecond)
-				states.want(t, 0, PageAnswers)
+				states.want(t, 0, PageResponds)
 				advance(400 * time.Millisecond)
 				states.want(t, 0, PageSilent)
 				if _, at := states.latest(0); at.Sub(began) < c.want {
@@ -134,10 +134,10 @@ func TestSilentPage(t *testing.T) {
 				states.want(t, 0, PageSilent)
 				e.setPage("e0:80", busyPage(1, 1, 0.5))
 				advance(c.interval*11/10 + max(defaultSilentAfter, c.silentAfter))
-				states.want(t, 0, PageAnswers)
+				states.want(t, 0, PageResponds)
 				if calls := states.of(1); slices.ContainsFunc(
 					calls,
-					func(s stateAt) bool { return s.state != PageAnswers },
+					func(s stateAt) bool { return s.state != PageResponds },
 				) ||
 					len(calls) < int(time.Minute/c.interval) {
 					t.Errorf("the other page answered every time: %v", calls)
@@ -162,13 +162,13 @@ func TestStoppedEngineGoesOn(t *testing.T) {
 		waitForRead(e, "e0:80") // between two reads, which the jitter can separate by half a second, none waits
 		close(release)
 		advance(10 * time.Millisecond)
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 	})
 }
 
-// TestAnswersOfAnyKind: an HTTP error is an answer, and such pages are read in every interval. A page that never
+// TestResponsesOfAnyKind: an HTTP error is an answer, and such pages are read in every interval. A page that never
 // answered is read with backoff, and never becomes silent.
-func TestAnswersOfAnyKind(t *testing.T) {
+func TestResponsesOfAnyKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
 		_, e, _ := start(t, Config{Health: states.record}, endpoints(4)...)
@@ -176,8 +176,8 @@ func TestAnswersOfAnyKind(t *testing.T) {
 		e.setPage("e1:80", "up 1\n")
 		e.hang("e2:80", nil)
 		advance(2 * time.Minute)
-		states.want(t, 0, PageAnswers)
-		states.want(t, 1, PageAnswers)
+		states.want(t, 0, PageResponds)
+		states.want(t, 1, PageResponds)
 		states.want(t, 2, PageUnknown)
 		states.want(t, 3, PageUnknown) // an error other than a refusal
 		for w := range kvblock.Worker(2) {
@@ -225,7 +225,7 @@ func TestRefusedPage(t *testing.T) {
 		}
 		e.setPage("h:80", busyPage(1, 1, 0.5))
 		advance(5600 * time.Millisecond)
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		states.want(t, 1, PageRefusedElsewhere)
 	})
 }
@@ -270,7 +270,7 @@ func TestReadNow(t *testing.T) {
 		g.ReadNow(0)
 		advance(time.Millisecond)
 		states.want(t, 0, PageRefused)
-		states.want(t, 1, PageAnswers)
+		states.want(t, 1, PageResponds)
 
 		e.setPage("e0:80", busyPage(1, 1, 0.5))
 		advance(time.Second)
@@ -282,7 +282,7 @@ func TestReadNow(t *testing.T) {
 		if reads := len(e.times("e0:80")) - n; reads < 4 || reads > 6 {
 			t.Errorf("%d reads in a second of calls", reads)
 		}
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		advance(100 * time.Millisecond)
 		e.refuse("e0:80") // its page dies after its events
 		advance(time.Second)
@@ -306,7 +306,7 @@ func TestBrokenReadIsRepeatedSoon(t *testing.T) {
 		_, e, _ := start(t, Config{Interval: 30 * time.Second, Health: states.record}, endpoints(1)...)
 		e.setPage("e0:80", busyPage(1, 1, 0.5))
 		advance(31 * time.Second)
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		e.mu.Lock()
 		e.page["e0:80"] = func(*http.Request) (string, error) {
 			e.refuse("e0:80")
@@ -314,7 +314,7 @@ func TestBrokenReadIsRepeatedSoon(t *testing.T) {
 		}
 		e.mu.Unlock()
 		waitForRead(e, "e0:80")
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		advance(500 * time.Millisecond)
 		states.want(t, 0, PageRefused)
 	})
@@ -365,7 +365,7 @@ func TestPageStateOfASuccessor(t *testing.T) {
 		states.want(t, 1, PageUnknown)
 		e.setPage("e0:80", busyPage(1, 1, 0.5))
 		advance(time.Minute) // its page was read with backoff
-		states.want(t, 1, PageAnswers)
+		states.want(t, 1, PageResponds)
 	})
 }
 
@@ -385,9 +385,9 @@ func TestSlowPage(t *testing.T) {
 		}
 		e.mu.Unlock()
 		advance(time.Minute)
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		if calls := states.of(0); len(calls) < 10 ||
-			slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageAnswers }) {
+			slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageResponds }) {
 			t.Errorf("the page answered every time: %v", calls)
 		}
 	})
@@ -414,7 +414,7 @@ func TestManyEnginesStop(t *testing.T) {
 				states.want(t, i, PageSilent)
 				continue
 			}
-			states.want(t, i, PageAnswers)
+			states.want(t, i, PageResponds)
 			last := stoppedAt
 			for _, c := range append(states.of(i), stateAt{at: time.Now()}) {
 				if c.at.Before(last) {
@@ -448,7 +448,7 @@ func TestStallOfKvepp(t *testing.T) {
 	follow(g)
 	now := time.Now().Add(time.Minute)
 	taken := g.takeDue(now)
-	g.finishRead(taken[0], nil, ok, PageAnswers, make([]int, 1))
+	g.finishRead(taken[0], nil, ok, PageResponds, make([]int, 1))
 	g.checkReads(now)
 	now = now.Add(100 * time.Millisecond)
 	taken[0].due = now
@@ -458,10 +458,10 @@ func TestStallOfKvepp(t *testing.T) {
 	g.checkReads(now)
 	g.checkReads(now.Add(20 * time.Second)) // a stall
 	g.report()
-	states.want(t, 0, PageAnswers)
+	states.want(t, 0, PageResponds)
 	for d := 20 * time.Second; d <= 25*time.Second; d += 100 * time.Millisecond {
 		g.report()
-		states.want(t, 0, PageAnswers)
+		states.want(t, 0, PageResponds)
 		g.checkReads(now.Add(d))
 	}
 	g.report()
@@ -535,7 +535,7 @@ func TestPageStatesOverHTTP(t *testing.T) {
 		return state == want
 	}
 	eventually("all pages answer", func() bool {
-		return has(0, PageAnswers) && has(1, PageAnswers) && has(2, PageAnswers) && has(3, PageAnswers)
+		return has(0, PageResponds) && has(1, PageResponds) && has(2, PageResponds) && has(3, PageResponds)
 	})
 	dies.CloseClientConnections()
 	dies.Close()
@@ -545,7 +545,7 @@ func TestPageStatesOverHTTP(t *testing.T) {
 	eventually("the stopped server is silent", func() bool { return has(2, PageSilent) })
 	stopped.Store(false)
 	close(release)
-	eventually("it goes on", func() bool { return has(2, PageAnswers) })
+	eventually("it goes on", func() bool { return has(2, PageResponds) })
 	var listener net.Listener
 	eventually("the port is free", func() (bound bool) {
 		var err error
@@ -555,6 +555,6 @@ func TestPageStatesOverHTTP(t *testing.T) {
 	again := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	again.Start()
 	defer again.Close()
-	eventually("the server returns", func() bool { return has(0, PageAnswers) && has(1, PageAnswers) })
-	eventually("a certificate that cannot be checked is an answer", func() bool { return has(3, PageAnswers) })
+	eventually("the server returns", func() bool { return has(0, PageResponds) && has(1, PageResponds) })
+	eventually("a certificate that cannot be checked is an answer", func() bool { return has(3, PageResponds) })
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // Answer is what a server says of its engine.
-type Answer struct {
+type Response struct {
 	Version string // as the engine prints it; empty: not known
 	// Several says that the answers alternate between versions, so that the address stands for several engines.
 	Several bool
@@ -66,9 +66,9 @@ func PathsOf(engine string) []string {
 
 // server is what a Finder knows of one server.
 type server struct {
-	answer  Answer
-	due     time.Time   // when it is asked again
-	changes []time.Time // of the version; the latest ones
+	response Response
+	due      time.Time   // when it is asked again
+	changes  []time.Time // of the version; the latest ones
 }
 
 // Finder asks servers for their versions. Create it with New.
@@ -108,22 +108,22 @@ func (f *Finder) Want(urls []string) {
 }
 
 // Of returns the latest answer of a server; the zero Answer if there is none.
-func (f *Finder) Of(url string) Answer {
+func (f *Finder) Of(url string) Response {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if s := f.servers[url]; s != nil {
-		return s.answer
+		return s.response
 	}
-	return Answer{}
+	return Response{}
 }
 
 // Ask asks a server now, which need not be one of Want's, unless its version is known already.
-func (f *Finder) Ask(ctx context.Context, url string) (Answer, error) {
+func (f *Finder) Ask(ctx context.Context, url string) (Response, error) {
 	if known := f.Of(url); known.Version != "" {
 		return known, nil
 	}
 	version, err := f.fetch(ctx, url)
-	return Answer{Version: version}, err
+	return Response{Version: version}, err
 }
 
 // Run asks the servers of Want, again and again, until ctx ends.
@@ -195,16 +195,16 @@ func (f *Finder) learn(url, version string, err error, now time.Time) bool {
 	if err != nil && !errors.As(err, &status) {
 		s.due = now.Add(retry)
 	}
-	before := s.answer
+	before := s.response
 	if err == nil {
 		if before.Version != "" && before.Version != version {
 			s.changes = append(s.changes, now)
 			s.changes = s.changes[max(len(s.changes)-alternating, 0):]
 		}
-		s.answer.Version = version
+		s.response.Version = version
 	}
-	s.answer.Several = len(s.changes) == alternating && now.Sub(s.changes[0]) < alternatingFor
-	return s.answer != before
+	s.response.Several = len(s.changes) == alternating && now.Sub(s.changes[0]) < alternatingFor
+	return s.response != before
 }
 
 // statusError is an answer without a version: the server is there, and does not tell it.

@@ -13,15 +13,15 @@ import (
 
 // engines answers requests without a network: by URL, a status and a body; a URL that is not there is unreachable.
 type engines struct {
-	mu      sync.Mutex
-	answers map[string]string // "200 body"
-	asked   map[string]int
+	mu        sync.Mutex
+	responses map[string]string // "200 body"
+	asked     map[string]int
 }
 
-func (e *engines) set(url, answer string) {
+func (e *engines) set(url, response string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.answers[url] = answer
+	e.responses[url] = response
 }
 
 func (e *engines) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -29,11 +29,11 @@ func (e *engines) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer e.mu.Unlock()
 	url := req.URL.String()
 	e.asked[url]++
-	answer, there := e.answers[url]
+	response, there := e.responses[url]
 	if !there {
 		return nil, io.ErrUnexpectedEOF
 	}
-	code, body, _ := strings.Cut(answer, " ")
+	code, body, _ := strings.Cut(response, " ")
 	status := http.StatusOK
 	if code != "200" {
 		status = http.StatusNotFound
@@ -42,7 +42,7 @@ func (e *engines) RoundTrip(req *http.Request) (*http.Response, error) {
 		Header: http.Header{}, Request: req}, nil
 }
 
-func newEngines() *engines { return &engines{answers: map[string]string{}, asked: map[string]int{}} }
+func newEngines() *engines { return &engines{responses: map[string]string{}, asked: map[string]int{}} }
 
 // TestFinder: versions are found at the paths of each engine, again when they change, and kept while a server is away.
 func TestFinder(t *testing.T) {
@@ -60,7 +60,7 @@ func TestFinder(t *testing.T) {
 		f.Want([]string{"http://a", "http://b", "http://c", "http://d"})
 		go f.Run(ctx)
 		synctest.Wait()
-		for url, want := range map[string]Answer{"http://a": {Version: "0.5.23"}, "http://b": {Version: "0.5.21"},
+		for url, want := range map[string]Response{"http://a": {Version: "0.5.23"}, "http://b": {Version: "0.5.21"},
 			"http://c": {}, "http://d": {}, "http://other": {}} {
 			if got := f.Of(url); got != want {
 				t.Errorf("%s: %+v, want %+v", url, got, want)
@@ -79,12 +79,12 @@ func TestFinder(t *testing.T) {
 		}
 		<-time.After(interval)
 		synctest.Wait()
-		if b := f.Of("http://b"); b != (Answer{Version: "0.5.22"}) {
+		if b := f.Of("http://b"); b != (Response{Version: "0.5.22"}) {
 			t.Errorf("after an update: %+v, want 0.5.22", b)
 		}
 		e.mu.Lock()
-		delete(e.answers, "http://b/get_server_info")
-		delete(e.answers, "http://b/server_info")
+		delete(e.responses, "http://b/get_server_info")
+		delete(e.responses, "http://b/server_info")
 		e.mu.Unlock()
 		<-time.After(2 * interval)
 		synctest.Wait()
@@ -92,7 +92,7 @@ func TestFinder(t *testing.T) {
 			t.Errorf("while away: %+v, want the last version", b)
 		}
 		f.Want([]string{"http://a"})
-		if b := f.Of("http://b"); b != (Answer{}) {
+		if b := f.Of("http://b"); b != (Response{}) {
 			t.Errorf("no longer wanted: %+v", b)
 		}
 	})
@@ -105,7 +105,7 @@ func TestSeveral(t *testing.T) {
 		f := New(PathsOf("vllm"), &http.Client{Transport: e}, func() {})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		say := func(version string) Answer {
+		say := func(version string) Response {
 			e.set("http://a/version", `200 {"version":"`+version+`"}`)
 			<-time.After(interval)
 			synctest.Wait()
@@ -125,7 +125,7 @@ func TestSeveral(t *testing.T) {
 		for range alternatingFor/interval + 1 {
 			say("0.33.0")
 		}
-		if a := f.Of("http://a"); a != (Answer{Version: "0.33.0"}) {
+		if a := f.Of("http://a"); a != (Response{Version: "0.33.0"}) {
 			t.Errorf("after %v of one version: %+v", alternatingFor, a)
 		}
 	})

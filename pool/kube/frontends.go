@@ -28,8 +28,8 @@ func (f *frontends) wake() {
 	}
 }
 
-// frontendAnswer is what a frontend said about the worker of a ready Pod. The zero value: no frontend was asked yet.
-type frontendAnswer struct {
+// frontendResponse is what a frontend said about the worker of a ready Pod. The zero value: no frontend was asked yet.
+type frontendResponse struct {
 	known  bool
 	worker dynamo.FrontendWorker
 	model  string               // the frontend's only model; empty: not known
@@ -40,7 +40,7 @@ type frontendAnswer struct {
 }
 
 // instance returns the worker as discovery would describe it.
-func (s *frontendAnswer) instance() dynamo.Instance {
+func (s *frontendResponse) instance() dynamo.Instance {
 	return dynamo.Instance{Path: s.worker.Path, InstanceID: s.worker.InstanceID,
 		Card: &dynamo.Card{Model: s.model, BlockSize: s.served.BlockSize, TotalKVBlocks: s.served.TotalKVBlocks}}
 }
@@ -62,7 +62,7 @@ const (
 // waits reports whether a Pod is not an endpoint only because no frontend has identified its worker. The caller holds
 // s.mu.
 func (k *knownPod) waits() bool {
-	return !k.answer.waitingSince.IsZero() && !k.answer.known && !k.answer.waitEnded && len(k.instances) == 0
+	return !k.response.waitingSince.IsZero() && !k.response.known && !k.response.waitEnded && len(k.instances) == 0
 }
 
 // asksFrontends reports whether kvepp asks frontends.
@@ -70,11 +70,11 @@ func (s *Source) asksFrontends() bool { return s.config.Dynamo && s.config.Query
 
 // startWait starts the wait of a ready Pod, if it has not begun, and returns what a frontend said. The caller holds
 // s.mu.
-func (s *Source) startWait(k *knownPod) frontendAnswer {
-	if k.answer.waitingSince.IsZero() {
-		k.answer.waitingSince = time.Now()
+func (s *Source) startWait(k *knownPod) frontendResponse {
+	if k.response.waitingSince.IsZero() {
+		k.response.waitingSince = time.Now()
 	}
-	return k.answer
+	return k.response
 }
 
 // askFrontends asks frontends until ctx ends. Most frontends know all workers of their namespace, so that one answer
@@ -98,7 +98,7 @@ func (s *Source) askFrontends(ctx context.Context) {
 				ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 				defer cancel()
 				if v, err := s.config.QueryFrontend(ctx, address); err == nil {
-					s.recordAnswer(&v, address)
+					s.recordResponse(&v, address)
 				} else if ctx.Err() == nil {
 					s.log.Debug("a Pod's frontend does not answer which workers it knows", "address", address, "error",
 						err)
@@ -124,10 +124,10 @@ func (s *Source) frontendsToAsk(atOnce int) []string {
 	var waiting, others []string
 	for _, name := range s.order {
 		k := s.pods[name]
-		if ip := address(k.pod, s.config.Family); !k.answer.waitingSince.IsZero() && ip != "" {
+		if ip := address(k.pod, s.config.Family); !k.response.waitingSince.IsZero() && ip != "" {
 			if port := s.frontendPort(k); port != 0 {
 				at := net.JoinHostPort(ip, strconv.Itoa(port))
-				if k.answer.known {
+				if k.response.known {
 					others = append(others, at)
 				} else {
 					waiting = append(waiting, at)
@@ -151,14 +151,14 @@ func (s *Source) frontendPort(k *knownPod) int {
 	return s.spec.ports[0]
 }
 
-// recordAnswer records the answer of the frontend at an address. A worker with a loopback address is in the frontend's
+// recordResponse records what the frontend at an address said. A worker with a loopback address is in the frontend's
 // own Pod.
-func (s *Source) recordAnswer(v *dynamo.View, from string) {
+func (s *Source) recordResponse(v *dynamo.View, from string) {
 	host, _, _ := net.SplitHostPort(from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.pods {
-		if k.answer.waitingSince.IsZero() {
+		if k.response.waitingSince.IsZero() {
 			continue
 		}
 		ips := []string{k.pod.Status.PodIP}
@@ -172,12 +172,12 @@ func (s *Source) recordAnswer(v *dynamo.View, from string) {
 		if !ok {
 			continue
 		}
-		before := k.answer
-		k.answer.known, k.answer.worker = true, worker
+		before := k.response
+		k.response.known, k.response.worker = true, worker
 		if model, served, ok := v.OnlyModel(); ok {
-			k.answer.model, k.answer.served = model, served
+			k.response.model, k.response.served = model, served
 		}
-		if k.answer == before {
+		if k.response == before {
 			continue
 		}
 		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 &&
@@ -204,17 +204,17 @@ func (s *Source) endWaits() time.Duration {
 	defer s.mu.Unlock()
 	wait := idleInterval
 	for _, k := range s.pods {
-		if k.answer.waitEnded && !k.answer.known && len(k.instances) == 0 { // otherwise the Pod has metadata now
+		if k.response.waitEnded && !k.response.known && len(k.instances) == 0 { // otherwise the Pod has metadata now
 			wait = min(wait, unknownInterval)
 		}
 		if !k.waits() {
 			continue
 		}
-		if time.Since(k.answer.waitingSince) < maxPodWait {
+		if time.Since(k.response.waitingSince) < maxPodWait {
 			wait = min(wait, waitingInterval)
 			continue
 		}
-		k.answer.waitEnded = true
+		k.response.waitEnded = true
 		s.log.Warn(
 			"no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: kvepp uses the hash of the "+
 				"Pod's name as its instance id",

@@ -154,7 +154,7 @@ type knownPod struct {
 	endpoints []pool.Endpoint
 	instances []dynamo.Instance
 	problem   string // the last one logged
-	answer    frontendAnswer
+	response  frontendResponse
 }
 
 // NewSource returns a source that follows nothing yet.
@@ -344,7 +344,7 @@ func (s *Source) put(name string, p *corev1.Pod) {
 	}
 	// a new Pod with the same name: the watch missed the deletion of the earlier one
 	if k.pod != nil && k.pod.UID != p.UID {
-		k.answer = frontendAnswer{}
+		k.response = frontendResponse{}
 	}
 	k.pod = p
 	s.recompute(k)

@@ -238,7 +238,7 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 	p := k.pod
 	ip := address(p, s.config.Family)
 	if s.spec == nil || ip == "" || !serves(p) {
-		k.answer = frontendAnswer{} // another worker may run when the Pod is ready again
+		k.response = frontendResponse{} // another worker may run when the Pod is ready again
 		return nil, nil, ""
 	}
 	ports := s.spec.ports

@@ -48,10 +48,10 @@ func testReviewer(t *testing.T) {
 		if authorization != "" {
 			req.Header.Set("Authorization", authorization)
 		}
-		answer := httptest.NewRecorder()
-		guarded.ServeHTTP(answer, req)
-		if answer.Code != status || (answer.Body.String() == "metrics") != (status == http.StatusOK) {
-			t.Errorf("%q: %d %s, want %d", authorization, answer.Code, answer.Body, status)
+		response := httptest.NewRecorder()
+		guarded.ServeHTTP(response, req)
+		if response.Code != status || (response.Body.String() == "metrics") != (status == http.StatusOK) {
+			t.Errorf("%q: %d %s, want %d", authorization, response.Code, response.Body, status)
 		}
 	}
 	want("", http.StatusUnauthorized)

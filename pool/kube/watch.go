@@ -161,7 +161,7 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			ctx, try := k.attempt(ctx)
 			list, err := ask.list(ctx, options)
-			if err != nil && ctx.Err() == nil && !try.unanswered.Load() {
+			if err != nil && ctx.Err() == nil && !try.noResponse.Load() {
 				k.failed(err)
 			}
 			return list, err
@@ -172,7 +172,7 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 			// if a stream of the initial objects fails, the Reflector lists them instead
 			listing := options.SendInitialEvents != nil && *options.SendInitialEvents
 			switch {
-			case ctx.Err() != nil || try.unanswered.Load():
+			case ctx.Err() != nil || try.noResponse.Load():
 			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector repeats the same request
 				k.failed(err)
 			case err == nil && !listing:
@@ -206,7 +206,7 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 // attempt is one list or watch. unanswered: the server did not answer the latest request, which is recorded already.
 type attempt struct {
 	kind       *Kind
-	unanswered atomic.Bool
+	noResponse atomic.Bool
 }
 
 type attemptKey struct{}
@@ -224,7 +224,7 @@ type observedTransport struct{ http.RoundTripper }
 func (w observedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := w.RoundTripper.RoundTrip(req)
 	if t, ok := req.Context().Value(attemptKey{}).(*attempt); ok && req.Context().Err() == nil {
-		t.unanswered.Store(err != nil)
+		t.noResponse.Store(err != nil)
 		if err != nil {
 			t.kind.failed(err)
 		}

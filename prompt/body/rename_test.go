@@ -6,7 +6,7 @@ import (
 )
 
 func TestRenamer(t *testing.T) {
-	for _, c := range []struct{ name, answer, want string }{
+	for _, c := range []struct{ name, response, want string }{
 		{"json", `{"id":"1","model":"served/x","choices":[]}`, `{"id":"1","model":"asked","choices":[]}`},
 		{"blanks", "{\"model\" :\n \"served/x\"}", "{\"model\" :\n \"asked\"}"},
 		{"too many blanks", `{"model":` + strings.Repeat(" ", maxGap+1) + `"served/x"}`,
@@ -22,10 +22,10 @@ func TestRenamer(t *testing.T) {
 		{"cut off in the key", `{"mod`, `{"mod`},
 		{"empty", "", ""},
 	} {
-		for size := 1; size <= len(c.answer)+1; size++ {
+		for size := 1; size <= len(c.response)+1; size++ {
 			r := NewRenamer("served/x", "asked")
 			var got []byte
-			for rest := c.answer; rest != ""; {
+			for rest := c.response; rest != ""; {
 				n := min(size, len(rest))
 				given := []byte(rest[:n])
 				got = append(got, r.Next(given, false)...)
@@ -40,7 +40,7 @@ func TestRenamer(t *testing.T) {
 			if got = append(got, r.Rest()...); string(got) != c.want {
 				t.Errorf("%s, in pieces of %d bytes: %q, want %q", c.name, size, got, c.want)
 			}
-			whole := NewRenamer("served/x", "asked").Next([]byte(c.answer), true)
+			whole := NewRenamer("served/x", "asked").Next([]byte(c.response), true)
 			if string(whole) != c.want {
 				t.Errorf("%s, in one piece: %q, want %q", c.name, whole, c.want)
 			}

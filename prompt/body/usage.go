@@ -21,12 +21,12 @@ type Usage struct {
 // maxCarry bounds the bytes that a UsageReader keeps between writes: one line of a stream, or one usage object.
 const maxCarry = 64 << 10
 
-// maxAnswerValues bounds the memory of the values of one event or usage object, in bytes. Engines need a few thousand.
-const maxAnswerValues = 256 << 10
+// maxResponseValues bounds the memory of the values of one event or usage object, in bytes. Engines need thousands.
+const maxResponseValues = 256 << 10
 
-// readAnswer parses JSON from an endpoint, which is not trusted.
-func readAnswer(data []byte) (any, error) {
-	value, _, err := jinja.JSONReader{Allowance: maxAnswerValues}.Parse(data)
+// readResponse parses JSON from an endpoint, which is not trusted.
+func readResponse(data []byte) (any, error) {
+	value, _, err := jinja.JSONReader{Allowance: maxResponseValues}.Parse(data)
 	return value, err
 }
 
@@ -128,7 +128,7 @@ func (r *UsageReader) line(line []byte) {
 			return
 		}
 	}
-	value, err := readAnswer(data)
+	value, err := readResponse(data)
 	if err != nil {
 		return // "[DONE]", for example
 	}
@@ -348,7 +348,7 @@ func (r *UsageReader) capture(p []byte) {
 
 // readCaptured reads the complete usage object.
 func (r *UsageReader) readCaptured() {
-	value, err := readAnswer(r.carry)
+	value, err := readResponse(r.carry)
 	if err == nil {
 		response := jinja.NewDict()
 		response.Set(usageKey, value)

@@ -311,8 +311,8 @@ func BenchmarkUsageReaderBody(b *testing.B) {
 	}
 }
 
-// TestHostileAnswers: for every response of an endpoint, reading takes a bounded amount of memory.
-func TestHostileAnswers(t *testing.T) {
+// TestHostileResponses: for every response of an endpoint, reading takes a bounded amount of memory.
+func TestHostileResponses(t *testing.T) {
 	line := `data: {"usage":{},"x":[` + strings.Repeat(`{},`, maxCarry/3-20) + `0]}` + "\n"
 	for name, c := range map[string]struct{ contentType, piece string }{
 		"a line without an end":   {"text/event-stream", strings.Repeat("x", 64<<10)},

@@ -46,8 +46,8 @@ var (
 // dsRules are the differences between the encoders of V4.
 type dsRules struct {
 	markup dsMarkup
-	// systemAnswers says that a last system message, or one before an assistant's, begins an answer.
-	systemAnswers bool
+	// beginAfterSystem says that a last system message, or one before an assistant's, begins an answer.
+	beginAfterSystem bool
 }
 
 // dsTurn is a message after the tools' messages have joined the user's.
@@ -127,7 +127,7 @@ func deepSeekV4VLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
 	return encodeDSV4(ctx, chat, c)
 }
 
-var dsVLLM = dsRules{markup: dsMarkupV4, systemAnswers: true}
+var dsVLLM = dsRules{markup: dsMarkupV4, beginAfterSystem: true}
 
 // dsFlatten returns a message's content as one text, in which dsImage stands for each of its images.
 func dsFlatten(content any) (text string, images int, err error) {
@@ -393,9 +393,9 @@ func (p *prompt) dsTransition(c *dsChat, at int) {
 		}
 		return
 	}
-	answers := t.role == "user" || t.role == "developer" || c.rules.systemAnswers && t.role == "system" &&
+	begins := t.role == "user" || t.role == "developer" || c.rules.beginAfterSystem && t.role == "system" &&
 		(isLast || c.turns[at+1].role == "assistant")
-	if !answers {
+	if !begins {
 		return
 	}
 	if c.drop && at < c.last {

@@ -251,13 +251,13 @@ func glmOrder(c *glmChat, from, to int) map[string]int {
 		}
 		order[id] = i
 	}
-	answered := map[string]bool{}
+	responded := map[string]bool{}
 	for _, m := range c.messages[from:to] {
 		id := glmID(m)
-		if _, asked := order[id]; !asked || answered[id] {
+		if _, asked := order[id]; !asked || responded[id] {
 			return nil
 		}
-		answered[id] = true
+		responded[id] = true
 	}
 	return order
 }

@@ -271,8 +271,8 @@ func TestFetchAcceptsHashes(t *testing.T) {
 		}
 	}
 	for what, x := range map[string]struct {
-		listed string
-		answer http.HandlerFunc
+		listed   string
+		response http.HandlerFunc
 	}{
 		"size and Git's object": {fmt.Sprintf(`,"size":%d,"blobId":"%x"`, len(text), git), tagged()},
 		"LFS, a pointer in Git": {fmt.Sprintf(`,"blobId":"%040d","lfs":{"sha256":"%x"}`, 1, sum), tagged()},
@@ -286,7 +286,7 @@ func TestFetchAcceptsHashes(t *testing.T) {
 		"LFS without details":   {`,"lfs":{}`, tagged()},
 	} {
 		folder := t.TempDir()
-		hub := listingHub(t, `{"sha":"c0ffee","siblings":[{"rfilename":"tokenizer.json"`+x.listed+`}]}`, x.answer)
+		hub := listingHub(t, `{"sha":"c0ffee","siblings":[{"rfilename":"tokenizer.json"`+x.listed+`}]}`, x.response)
 		status, printed := fetchInto(folder, hub)
 		if status != 0 || fetchtest.Tree(t, folder)["tokenizer.json"] != text {
 			t.Errorf("%s: status %d, %q", what, status, printed)

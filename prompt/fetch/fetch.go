@@ -242,8 +242,8 @@ func (h *hub) list(ctx context.Context, m modelSource) (commit string, files []h
 		Siblings []hubFile `json:"siblings"`
 	}
 	address := h.url + "/api/models/" + escaped(m.repository) + "/revision/" + url.PathEscape(m.revision)
-	err = h.get(ctx, address+"?blobs=true", func(answer *http.Response) error {
-		text, err := io.ReadAll(io.LimitReader(answer.Body, maxListingBytes+1))
+	err = h.get(ctx, address+"?blobs=true", func(response *http.Response) error {
+		text, err := io.ReadAll(io.LimitReader(response.Body, maxListingBytes+1))
 		if err != nil {
 			return err
 		}
@@ -348,21 +348,21 @@ func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.R
 			}
 		}
 	}
-	err = h.get(ctx, address, func(answer *http.Response) error {
+	err = h.get(ctx, address, func(response *http.Response) error {
 		f, err := root.Create(part)
 		if err != nil {
 			return final{err}
 		}
 		defer f.Close()
-		if size = answer.ContentLength; size <= most {
-			size, err = io.Copy(f, io.LimitReader(answer.Body, most+1))
+		if size = response.ContentLength; size <= most {
+			size, err = io.Copy(f, io.LimitReader(response.Body, most+1))
 		}
 		if size > most {
 			err = final{fmt.Errorf("more than %d MB, or than %d MB with the model's other files", h.maxBytes>>20,
 				h.maxModel>>20)}
 		}
 		if err == nil {
-			err = errors.Join(file.check(f, size, h.etag(answer)), f.Sync(), f.Close())
+			err = errors.Join(file.check(f, size, h.etag(response)), f.Sync(), f.Close())
 		}
 		if errors.As(err, new(*fs.PathError)) { // of the disk, which may be full
 			err = final{err}
@@ -374,8 +374,8 @@ func (h *hub) file(ctx context.Context, address string, file hubFile, root *os.R
 
 // etag returns the ETag that the hub gives a file; "" if it gives none. Those of other hosts, to which the hub
 // redirects, need not be hashes of the content.
-func (h *hub) etag(answer *http.Response) string {
-	for r := answer; r != nil; r = r.Request.Response {
+func (h *hub) etag(response *http.Response) string {
+	for r := response; r != nil; r = r.Request.Response {
 		if tag := cmp.Or(r.Header.Get("X-Linked-Etag"), r.Header.Get("Etag")); tag != "" && // the first is Git LFS's
 			strings.HasPrefix(r.Request.URL.String(), h.url+"/") {
 			return strings.Trim(strings.TrimPrefix(tag, "W/"), `"`)
@@ -445,23 +445,23 @@ func (h *hub) try(ctx context.Context, address string, read func(*http.Response)
 	if h.token != "" {
 		request.Header.Set("Authorization", "Bearer "+h.token)
 	}
-	answer, err := h.client.Do(request)
+	response, err := h.client.Do(request)
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
-	switch code := answer.StatusCode; {
+	defer response.Body.Close()
+	switch code := response.StatusCode; {
 	case code == http.StatusOK:
-		return read(answer)
+		return read(response)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return final{fmt.Errorf("%s answers %s: the model wants a token (--token-file) of a user who may read it, or "+
-			"there is no model of that name", address, answer.Status)}
+			"there is no model of that name", address, response.Status)}
 	case code == http.StatusNotFound:
 		return final{fmt.Errorf("%s answers %s: no such model or revision, or the mirror lacks that address", address,
-			answer.Status)}
+			response.Status)}
 	case code == http.StatusTooManyRequests || code >= 500:
-		return fmt.Errorf("%s answers %s", address, answer.Status)
+		return fmt.Errorf("%s answers %s", address, response.Status)
 	default:
-		return final{fmt.Errorf("%s answers %s", address, answer.Status)}
+		return final{fmt.Errorf("%s answers %s", address, response.Status)}
 	}
 }

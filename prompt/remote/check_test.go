@@ -54,7 +54,7 @@ func checked(
 
 func TestCheck(t *testing.T) {
 	e := newEngine(t)
-	e.answer("/v1/completions/render", 200, `[{"token_ids":[1,2,3,4]}]`)
+	e.response("/v1/completions/render", 200, `[{"token_ids":[1,2,3,4]}]`)
 	c := newClient(t, e.URL, prompt.VLLM, time.Minute)
 	if check := checked(t, c, returns(1, 2, 3, 4), 2, completion, completion, completion); check.Differs() {
 		t.Error("equal ids differ")
@@ -97,7 +97,7 @@ func TestCheck(t *testing.T) {
 func TestCheckOfTime(t *testing.T) {
 	e := newEngine(t)
 	asked := 0
-	e.answers["/v1/completions/render"] = func([]byte) (int, string) {
+	e.responses["/v1/completions/render"] = func([]byte) (int, string) {
 		asked++
 		if asked == 1 {
 			return 200, `[{"token_ids":[1,2]}]` // yesterday's date
@@ -113,7 +113,7 @@ func TestCheckOfTime(t *testing.T) {
 // TestCheckKnowsNothing: a request that kvepp or the engine cannot tokenize is neither equal nor different.
 func TestCheckKnowsNothing(t *testing.T) {
 	e := newEngine(t)
-	e.answer("/v1/completions/render", 400, badInput)
+	e.response("/v1/completions/render", 400, badInput)
 	c := newClient(t, e.URL, prompt.VLLM, time.Minute)
 	check := checked(t, c, returns(1), 1, completion, completion, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 2 {

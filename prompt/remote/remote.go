@@ -105,11 +105,11 @@ const Concurrency = 32
 // Bounds of requests and answers. An answer's bound follows from the body's size: a prompt has fewer tokens than its
 // body has bytes, an id takes at most 11 bytes, and a render endpoint repeats the tools.
 const (
-	maxBodyBytes       = 8 << 20 // about two million tokens of English
-	answerBytesPerByte = 16
-	minAnswerBytes     = 1 << 20
-	maxAnswerBytes     = 32 << 20
-	maxErrorBytes      = 4 << 10
+	maxBodyBytes         = 8 << 20 // about two million tokens of English
+	responseBytesPerByte = 16
+	minResponseBytes     = 1 << 20
+	maxResponseBytes     = 32 << 20
+	maxErrorBytes        = 4 << 10
 )
 
 // idle is how long an unused connection is kept. The engines' servers close theirs after 5 s. A shorter time here makes
@@ -255,13 +255,13 @@ func (c *Client) report(err error, probe bool) {
 }
 
 // answer is a server's response.
-type answer struct {
+type response struct {
 	status int
 	body   []byte
 }
 
 // message returns the error text of an answer whose status is not 200.
-func (a *answer) message() string {
+func (a *response) message() string {
 	var decoded struct {
 		Error struct {
 			Message string `json:"message"`
@@ -281,7 +281,7 @@ func (a *answer) message() string {
 }
 
 // err returns nil for status 200, else the error that the status stands for.
-func (a *answer) err(path string) error {
+func (a *response) err(path string) error {
 	switch a.status {
 	case http.StatusOK:
 		return nil
@@ -301,7 +301,7 @@ func (a *answer) err(path string) error {
 }
 
 // call posts body to path, or gets path if body is nil, and reads the answer.
-func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, error) {
+func (c *Client) call(ctx context.Context, path string, body []byte) (*response, error) {
 	method := http.MethodGet
 	if body != nil {
 		method = http.MethodPost
@@ -320,17 +320,17 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 	// The header is not sent. It tells net/http to repeat the request if the server closed the connection before it
 	// read the request.
 	request.Header["Idempotency-Key"] = nil
-	response, err := c.http.Do(request)
+	resp, err := c.http.Do(request)
 	if err != nil {
 		return nil, c.broken(ctx, path, err)
 	}
-	defer response.Body.Close()
-	limit := max(minAnswerBytes, min(maxAnswerBytes, answerBytesPerByte*len(body)))
-	if response.StatusCode != http.StatusOK {
+	defer resp.Body.Close()
+	limit := max(minResponseBytes, min(maxResponseBytes, responseBytesPerByte*len(body)))
+	if resp.StatusCode != http.StatusOK {
 		limit = maxErrorBytes
 	}
-	a := &answer{status: response.StatusCode}
-	if a.body, err = io.ReadAll(io.LimitReader(response.Body, int64(limit)+1)); err != nil {
+	a := &response{status: resp.StatusCode}
+	if a.body, err = io.ReadAll(io.LimitReader(resp.Body, int64(limit)+1)); err != nil {
 		return nil, c.broken(ctx, path, err)
 	}
 	if len(a.body) > limit && a.status == http.StatusOK {
@@ -348,7 +348,7 @@ func (c *Client) broken(ctx context.Context, path string, err error) error {
 }
 
 // read decodes an answer with ids.
-func read[T any](path string, a *answer) (T, error) {
+func read[T any](path string, a *response) (T, error) {
 	var v T
 	if err := a.err(path); err != nil {
 		return v, err

@@ -29,14 +29,14 @@ import (
 // engine is a server that answers like the engines and records the requests.
 type engine struct {
 	*httptest.Server
-	answers map[string]func(body []byte) (status int, answer string) // by path
+	responses map[string]func(body []byte) (status int, response string) // by path
 
 	mu    sync.Mutex
 	asked []string // path and body
 }
 
 func newEngine(t *testing.T) *engine {
-	e := &engine{answers: map[string]func([]byte) (int, string){}}
+	e := &engine{responses: map[string]func([]byte) (int, string){}}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -44,11 +44,11 @@ func newEngine(t *testing.T) *engine {
 		}
 		e.mu.Lock()
 		e.asked = append(e.asked, r.URL.Path+" "+string(body))
-		answer := e.answers[r.URL.Path]
+		response := e.responses[r.URL.Path]
 		e.mu.Unlock()
 		status, text := 404, `{"detail":"Not Found"}`
-		if answer != nil {
-			status, text = answer(body)
+		if response != nil {
+			status, text = response(body)
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -59,10 +59,10 @@ func newEngine(t *testing.T) *engine {
 }
 
 // answer sets the answer for a path.
-func (e *engine) answer(path string, status int, text string) {
+func (e *engine) response(path string, status int, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.answers[path] = func([]byte) (int, string) { return status, text }
+	e.responses[path] = func([]byte) (int, string) { return status, text }
 }
 
 // wasAsked returns the requests since the last call.
@@ -141,14 +141,14 @@ const (
 func TestVLLMRenders(t *testing.T) {
 	e := newEngine(t)
 	c := newClient(t, e.URL, prompt.VLLM, time.Minute)
-	e.answer("/v1/chat/completions/render", 200, renderedChat)
-	e.answer(
+	e.response("/v1/chat/completions/render", 200, renderedChat)
+	e.response(
 		"/v1/completions/render",
 		200,
 		`[{"request_id":"cmpl-1-0","token_ids":[1,2]},{"request_id":"cmpl-1-1","token_ids":[3]}]`,
 	)
-	e.answer("/v1/responses/render", 200, `{"request_id":"resp_1","token_ids":[7]}`)
-	e.answer("/v1/messages/render", 200, `{"request_id":"chatcmpl-2","token_ids":[8]}`)
+	e.response("/v1/responses/render", 200, `{"request_id":"resp_1","token_ids":[7]}`)
+	e.response("/v1/messages/render", 200, `{"request_id":"chatcmpl-2","token_ids":[8]}`)
 	for _, c2 := range []struct {
 		path, body string
 		want       [][]kvblock.Token
@@ -176,10 +176,10 @@ func TestVLLMRenders(t *testing.T) {
 // TestVLLMWithoutRender asks /tokenize where that gives the same ids, and declines where not.
 func TestVLLMWithoutRender(t *testing.T) {
 	e := newEngine(t)
-	e.answer("/v1/chat/completions/render", 403, disabled)
-	e.answer("/v1/completions/render", 403, disabled)
-	e.answer("/v1/messages/render", 403, disabled)
-	e.answer("/tokenize", 200, tokenize)
+	e.response("/v1/chat/completions/render", 403, disabled)
+	e.response("/v1/completions/render", 403, disabled)
+	e.response("/v1/messages/render", 403, disabled)
+	e.response("/tokenize", 200, tokenize)
 	const hi = `"model":"m","messages":[{"role":"user","content":"hi"}]`
 	ids := [][]kvblock.Token{{1, 2, 4000000000}}
 	for _, c2 := range []struct {
@@ -258,7 +258,7 @@ func TestVLLMWithoutRender(t *testing.T) {
 // TestAnOlderVLLM: an older vLLM has no render endpoints and answers 404, as for any unknown path.
 func TestAnOlderVLLM(t *testing.T) {
 	e := newEngine(t)
-	e.answer("/prefix/tokenize", 200, tokenize)
+	e.response("/prefix/tokenize", 200, tokenize)
 	c := newClient(t, e.URL+"/prefix/", prompt.VLLM, time.Minute)
 	for range 2 {
 		if _, err := c.ask(t.Context(), completionPath, `{"model":"m","prompt":"a"}`); err != nil {
@@ -270,8 +270,8 @@ func TestAnOlderVLLM(t *testing.T) {
 	}
 	// An answer about an unknown model does not show that the endpoints are missing.
 	other := newEngine(t)
-	other.answer("/v1/completions/render", 404, notFound)
-	other.answer("/tokenize", 404, notFound)
+	other.response("/v1/completions/render", 404, notFound)
+	other.response("/tokenize", 404, notFound)
 	c = newClient(t, other.URL, prompt.VLLM, time.Minute)
 	for range 2 {
 		if _, err := c.ask(t.Context(), completionPath, `{"model":"m","prompt":"a"}`); OutcomeOf(err) != Failed ||
@@ -288,8 +288,8 @@ func TestSGLang(t *testing.T) {
 	const info = `{"model_path":"/m","served_model_name":"m","is_generation":true,"has_image_understanding":%t,` +
 		`"has_audio_understanding":false}`
 	e := newEngine(t)
-	e.answer("/model_info", 200, fmt.Sprintf(info, false))
-	e.answers["/tokenize"] = func(body []byte) (int, string) {
+	e.response("/model_info", 200, fmt.Sprintf(info, false))
+	e.responses["/tokenize"] = func(body []byte) (int, string) {
 		if strings.Contains(string(body), `"prompt":[`) {
 			return 200, `{"tokens":[[1,2],[3]],"count":[2,1],"max_model_len":131072}`
 		}
@@ -354,7 +354,7 @@ func TestSGLang(t *testing.T) {
 		t.Errorf("unnecessary requests: %q", asked)
 	}
 
-	e.answer("/model_info", 200, fmt.Sprintf(info, true))
+	e.response("/model_info", 200, fmt.Sprintf(info, true))
 	c = newClient(t, e.URL, prompt.SGLang, time.Minute)
 	for range 2 {
 		if _, err := c.ask(t.Context(), chatPath,
@@ -369,16 +369,16 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// TestBadAnswers: an answer that cannot be used is an error that quotes it, never ids.
-func TestBadAnswers(t *testing.T) {
-	huge := `[{"token_ids":[` + strings.Repeat("1,", minAnswerBytes) + `1]}]`
+// TestBadResponses: an answer that cannot be used is an error that quotes it, never ids.
+func TestBadResponses(t *testing.T) {
+	huge := `[{"token_ids":[` + strings.Repeat("1,", minResponseBytes) + `1]}]`
 	for _, c2 := range []struct {
-		engine  prompt.Engine
-		path    string
-		status  int
-		answer  string
-		outcome Outcome
-		says    string
+		engine   prompt.Engine
+		path     string
+		status   int
+		response string
+		outcome  Outcome
+		says     string
 	}{
 		{prompt.VLLM, "/v1/completions/render", 400, badInput, Refused, "maximum context length"},
 		{prompt.VLLM, "/v1/completions/render", 422, `{"detail":[]}`, Refused, "422"},
@@ -407,17 +407,17 @@ func TestBadAnswers(t *testing.T) {
 			"Invalid prompt"},
 	} {
 		e := newEngine(t)
-		e.answer(c2.path, c2.status, c2.answer)
+		e.response(c2.path, c2.status, c2.response)
 		c := newClient(t, e.URL, c2.engine, time.Minute)
 		ids, err := c.ask(t.Context(), completionPath, `{"model":"m","prompt":"a"}`)
 		if ids != nil || OutcomeOf(err) != c2.outcome || !strings.Contains(err.Error(), c2.says) {
-			t.Errorf("%d %.40s: %v, %v", c2.status, c2.answer, ids, err)
+			t.Errorf("%d %.40s: %v, %v", c2.status, c2.response, ids, err)
 		}
 		if err != nil && len(err.Error()) > 1000 {
-			t.Errorf("%d %.40s: an error of %d bytes", c2.status, c2.answer, len(err.Error()))
+			t.Errorf("%d %.40s: an error of %d bytes", c2.status, c2.response, len(err.Error()))
 		}
 		if c.counted(c2.outcome) != 1 {
-			t.Errorf("%d %.40s: not counted", c2.status, c2.answer)
+			t.Errorf("%d %.40s: not counted", c2.status, c2.response)
 		}
 	}
 }
@@ -460,7 +460,7 @@ const completion = `{"model":"m","prompt":"a"}`
 // TestBreakerGuards opens the breaker by failures, checks that the server gets no requests, and closes it by a probe.
 func TestBreakerGuards(t *testing.T) {
 	e := newEngine(t)
-	e.answer("/v1/completions/render", 503, `starting`)
+	e.response("/v1/completions/render", 503, `starting`)
 	c := newClient(t, e.URL, prompt.VLLM, time.Minute)
 	for range breakerFailures {
 		if _, err := c.ask(t.Context(), completionPath, completion); OutcomeOf(err) != Failed {
@@ -474,7 +474,7 @@ func TestBreakerGuards(t *testing.T) {
 	if asked := e.wasAsked(); asked != nil {
 		t.Errorf("asked while open: %q", asked)
 	}
-	e.answer("/v1/completions/render", 200, `[{"token_ids":[1]}]`)
+	e.response("/v1/completions/render", 200, `[{"token_ids":[1]}]`)
 	eventually(t, "it is asked again", func() bool {
 		_, err := c.ask(t.Context(), completionPath, completion)
 		if err != nil && OutcomeOf(err) != Open {
@@ -493,7 +493,7 @@ func TestBreakerGuards(t *testing.T) {
 	}
 	// Failures that a client can cause do not open it.
 	for outcome, status := range map[Outcome]int{Refused: 400, Failed: 500} {
-		e.answer("/v1/completions/render", status, badInput)
+		e.response("/v1/completions/render", status, badInput)
 		for range 3 * breakerFailures {
 			if _, err := c.ask(t.Context(), completionPath, completion); OutcomeOf(err) != outcome {
 				t.Fatal(err)
@@ -533,8 +533,8 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestSlowAnswer: a call ends at its timeout in the middle of an answer.
-func TestSlowAnswer(t *testing.T) {
+// TestSlowResponse: a call ends at its timeout in the middle of an answer.
+func TestSlowResponse(t *testing.T) {
 	over := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -685,8 +685,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// FuzzAnswers looks for panics and for empty ids without an error.
-func FuzzAnswers(f *testing.F) {
+// FuzzResponses looks for panics and for empty ids without an error.
+func FuzzResponses(f *testing.F) {
 	for _, text := range []string{renderedChat, "[" + renderedChat + "]", tokenize,
 		`{"tokens":[[1,2],[3]],"count":[2,1]}`, `{"tokens":[[1,2]],"count":[2]}`, disabled, `[{"token_ids":null}]`,
 		`{"count":1e9}`} {
@@ -694,7 +694,7 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Add(400, []byte(badInput))
 	f.Fuzz(func(t *testing.T, status int, text []byte) {
-		a := &answer{status, text}
+		a := &response{status, text}
 		chat, completion := &body.Request{
 			API: body.ChatCompletions,
 		}, &body.Request{

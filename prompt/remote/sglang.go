@@ -52,7 +52,7 @@ func (c *Client) sglangCompletion(ctx context.Context, request *body.Request) ([
 }
 
 // tokenizedAll reads /tokenize's answer for n prompts.
-func tokenizedAll(a *answer, n int) ([][]kvblock.Token, error) {
+func tokenizedAll(a *response, n int) ([][]kvblock.Token, error) {
 	decoded, err := read[struct {
 		Count  []int
 		Tokens [][]kvblock.Token

@@ -64,7 +64,7 @@ func (c *Client) vllm(ctx context.Context, request *body.Request, payload []byte
 }
 
 // learnWithoutRender remembers that the server has no render endpoints.
-func (c *Client) learnWithoutRender(a *answer) {
+func (c *Client) learnWithoutRender(a *response) {
 	c.withoutRender.Store(time.Now().Add(relearn).UnixNano())
 	if !c.saidWithout.Swap(true) {
 		c.log.Warn(
@@ -79,7 +79,7 @@ func (c *Client) learnWithoutRender(a *answer) {
 }
 
 // vllmRendered reads a render endpoint's answer: the body that vLLM's /generate takes. The ids are one of its fields.
-func vllmRendered(request *body.Request, path string, a *answer) ([][]kvblock.Token, error) {
+func vllmRendered(request *body.Request, path string, a *response) ([][]kvblock.Token, error) {
 	type generate struct {
 		TokenIDs []kvblock.Token `json:"token_ids"`
 	}
@@ -144,7 +144,7 @@ func (c *Client) vllmTokenize(ctx context.Context, request *body.Request, payloa
 
 // tokenized reads /tokenize's answer for one prompt, which has the same form on both engines. An answer without ids
 // means an empty prompt or a server without a tokenizer.
-func tokenized(a *answer) ([]kvblock.Token, error) {
+func tokenized(a *response) ([]kvblock.Token, error) {
 	decoded, err := read[struct {
 		Count  int
 		Tokens []kvblock.Token

@@ -108,7 +108,7 @@ func (c *Config) Run(options prompt.Options, stdin io.Reader, stdout, stderr io.
 	} else {
 		var input []byte
 		if input, err = io.ReadAll(stdin); err == nil {
-			err = c.answer(out, model, input)
+			err = c.respond(out, model, input)
 		}
 	}
 	if err = errors.Join(err, out.Flush()); err != nil {
@@ -124,7 +124,7 @@ func (c *Config) lines(out *bufio.Writer, model *prompt.Model, stdin io.Reader) 
 	for {
 		line, end := lines.ReadBytes('\n')
 		if len(bytes.TrimSpace(line)) > 0 {
-			if err := c.answer(out, model, line); err != nil {
+			if err := c.respond(out, model, line); err != nil {
 				all = false
 				if err := encode(out, map[string]string{"error": err.Error()}); err != nil {
 					return false, err
@@ -160,7 +160,7 @@ type tokenized struct {
 }
 
 // answer writes the answer to one input, as one line.
-func (c *Config) answer(out io.Writer, model *prompt.Model, input []byte) error {
+func (c *Config) respond(out io.Writer, model *prompt.Model, input []byte) error {
 	if c.text {
 		text := string(input)
 		if c.jsonl {
@@ -189,14 +189,14 @@ func (c *Config) answer(out io.Writer, model *prompt.Model, input []byte) error 
 	if err != nil {
 		return fmt.Errorf("the token ids of this request are not certain, so it would be routed by load: %w", err)
 	}
-	answers := make([]tokenized, len(prompts))
+	responses := make([]tokenized, len(prompts))
 	for i, p := range prompts {
-		answers[i] = c.tokenized(p, request.CacheSalt)
+		responses[i] = c.tokenized(p, request.CacheSalt)
 	}
-	if len(answers) == 1 {
-		return encode(out, answers[0])
+	if len(responses) == 1 {
+		return encode(out, responses[0])
 	}
-	return encode(out, answers)
+	return encode(out, responses)
 }
 
 func (c *Config) tokenized(p prompt.Prompt, salt string) tokenized {

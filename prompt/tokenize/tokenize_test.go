@@ -81,11 +81,11 @@ func TestTokenizeText(t *testing.T) {
 	if status != 0 {
 		t.Fatal(stderr)
 	}
-	answers := strings.Split(strings.TrimSpace(stdout), "\n")
-	if len(answers) != len(strs) {
-		t.Fatalf("%d answers to %d lines", len(answers), len(strs))
+	responses := strings.Split(strings.TrimSpace(stdout), "\n")
+	if len(responses) != len(strs) {
+		t.Fatalf("%d answers to %d lines", len(responses), len(strs))
 	}
-	for i, a := range answers {
+	for i, a := range responses {
 		var got struct {
 			Prompt   string   `json:"prompt"`
 			TokenIDs []uint32 `json:"token_ids"`
@@ -150,24 +150,24 @@ func TestTokenizeContinuesAfterABadLine(t *testing.T) {
 	}
 }
 
-// TestTokenizeAnswersEachLine: with --jsonl an answer can be read before the next line is written.
-func TestTokenizeAnswersEachLine(t *testing.T) {
+// TestTokenizeRespondsToEachLine: with --jsonl an answer can be read before the next line is written.
+func TestTokenizeRespondsToEachLine(t *testing.T) {
 	stdin, lines := io.Pipe()
-	answers, stdout := io.Pipe()
+	responses, stdout := io.Pipe()
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run([]string{"--model-path", tiny, "--text", "--jsonl"}, stdin, stdout, io.Discard)
 		stdout.Close()
 	}()
-	read := bufio.NewScanner(answers)
+	read := bufio.NewScanner(responses)
 	for _, line := range []string{`"hello"`, `not JSON`, `"again"`} {
 		if _, err := io.WriteString(lines, line+"\n"); err != nil {
 			t.Fatal(err)
 		}
-		answered := make(chan bool, 1)
-		go func() { answered <- read.Scan() }()
+		responded := make(chan bool, 1)
+		go func() { responded <- read.Scan() }()
 		select {
-		case ok := <-answered:
+		case ok := <-responded:
 			if !ok || !strings.HasPrefix(read.Text(), "{") {
 				t.Fatalf("the answer to %s is %q (%v)", line, read.Text(), read.Err())
 			}

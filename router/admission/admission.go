@@ -36,8 +36,8 @@ const DefaultMax = 65536
 // What the learned numbers are until there are samples, and their bounds.
 const (
 	enoughSamples = 20 // idle times that ended, of each kind of number
-	// anAnswer is the length of an answer, in tokens, until one has ended.
-	anAnswer = 100
+	// defaultOutput is the length of an answer, in tokens, until one has ended.
+	defaultOutput = 100
 	// idlePauses is for how many mean pauses an idle conversation counts. Of pauses whose length is exponentially
 	// distributed, 95 % are shorter.
 	idlePauses = 3
@@ -66,7 +66,7 @@ type Controller struct {
 	idleTokens   []int // of idle conversations, indexed by worker
 	running      int   // conversations with a running turn
 
-	answers          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
+	outputs          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
 	pause            mean    // seconds from the end of a turn to the next one
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
 }
@@ -177,7 +177,7 @@ func (t *Turn) Fits(w kvblock.Worker, capacity, requests, held int) bool {
 		return true
 	}
 	c.lapse(c.now())
-	taken := float64(held + t.tokens - t.cached + c.answerOr(w, 0))
+	taken := float64(held + t.tokens - t.cached + c.outputOr(w, 0))
 	if int(w) < len(c.idleTokens) {
 		taken += c.chanceOfReturn() * float64(c.idleTokens[w])
 	}
@@ -213,7 +213,7 @@ func (t *Turn) Start(w kvblock.Worker, cached int) {
 
 // End notes that the turn is over, after an answer of this many tokens; 0: not known. Only the first call counts, and
 // only after Start.
-func (t *Turn) End(answer int) {
+func (t *Turn) End(output int) {
 	c := t.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,13 +222,13 @@ func (t *Turn) End(answer int) {
 	}
 	t.started = false
 	v := t.conversation
-	if answer > 0 {
-		if more := int(v.worker) + 1 - len(c.answers); more > 0 {
-			c.answers = append(c.answers, make([]mean, more)...)
+	if output > 0 {
+		if more := int(v.worker) + 1 - len(c.outputs); more > 0 {
+			c.outputs = append(c.outputs, make([]mean, more)...)
 		}
-		c.answers[v.worker].add(float64(answer))
+		c.outputs[v.worker].add(float64(output))
 	}
-	v.own = max(t.tokens+c.answerOr(v.worker, answer)-v.shared, 0)
+	v.own = max(t.tokens+c.outputOr(v.worker, output)-v.shared, 0)
 	if v.running--; v.running > 0 {
 		return
 	}
@@ -246,8 +246,8 @@ func (t *Turn) End(answer int) {
 func (c *Controller) Forget(w kvblock.Worker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if int(w) < len(c.answers) {
-		c.answers[w] = mean{}
+	if int(w) < len(c.outputs) {
+		c.outputs[w] = mean{}
 	}
 	for place := c.idle.Front(); place != nil; {
 		v := place.Value.(*conversation)
@@ -273,22 +273,22 @@ func (c *Controller) Stats() Stats {
 	}
 }
 
-// answerOr returns the length of an answer. If it is 0: the mean of the worker's, or of the median worker.
-func (c *Controller) answerOr(w kvblock.Worker, tokens int) int {
+// outputOr returns the length of an answer. If it is 0: the mean of the worker's, or of the median worker.
+func (c *Controller) outputOr(w kvblock.Worker, tokens int) int {
 	if tokens > 0 {
 		return tokens
 	}
-	if int(w) < len(c.answers) && c.answers[w].samples > 0 {
-		return int(c.answers[w].value)
+	if int(w) < len(c.outputs) && c.outputs[w].samples > 0 {
+		return int(c.outputs[w].value)
 	}
 	var means []float64
-	for _, m := range c.answers {
+	for _, m := range c.outputs {
 		if m.samples > 0 {
 			means = append(means, m.value)
 		}
 	}
 	if len(means) == 0 {
-		return anAnswer
+		return defaultOutput
 	}
 	slices.Sort(means)
 	return int(means[(len(means)-1)/2])

@@ -210,12 +210,12 @@ func TestHalfOfOddNumber(t *testing.T) {
 func TestPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 3, nil)
-		h.PageRead(0, enginemetrics.PageAnswers)
+		h.PageRead(0, enginemetrics.PageResponds)
 		h.PageRead(0, enginemetrics.PageRefused)
 		h.want(0, Ejected)
 		<-time.After(time.Hour)
 		h.want(0, Ejected)
-		h.PageRead(0, enginemetrics.PageAnswers)
+		h.PageRead(0, enginemetrics.PageResponds)
 		h.want(0, Trial)
 		h.Works(h.Of(0), h.claim(0))
 		h.want(0, In)
@@ -240,7 +240,7 @@ func TestPages(t *testing.T) {
 		<-time.After(time.Second)
 		synctest.Wait()
 		h.want(2, Ejected) // although no read reports the silence again
-		h.PageRead(2, enginemetrics.PageAnswers)
+		h.PageRead(2, enginemetrics.PageResponds)
 		h.want(2, Trial)
 		if fmt.Sprint(h.causes) != "[metrics_refused process_gone metrics_silent]" {
 			t.Errorf("causes %v", h.causes)
@@ -481,7 +481,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	wait.Wait()
 	for w := range 8 {
-		h.PageRead(kvblock.Worker(w), enginemetrics.PageAnswers)
+		h.PageRead(kvblock.Worker(w), enginemetrics.PageResponds)
 		h.Subscribed(kvblock.Worker(w), true)
 	}
 }

@@ -83,7 +83,7 @@ type peer struct {
 // address is where a peer may be.
 type address struct {
 	cancel           context.CancelFunc
-	answered         bool // a snapshot came from it, or it is no peer's
+	responded        bool // a snapshot came from it, or it is no peer's
 	gone, self, live bool
 	failed           bool   // it is logged that it cannot be reached
 	why              Reason // of the latest refusal, that is logged
@@ -151,7 +151,7 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 				n.config.Log.Warn("this replica and a peer share nothing", "address", at, "reason", why, "fix",
 					why.Fix())
 			}
-			a.why, a.answered, wait = why, true, refusedRetry
+			a.why, a.responded, wait = why, true, refusedRetry
 		case welcomed && time.Since(begin) > 2*lastRetry:
 			wait = firstRetry
 		default:
@@ -361,7 +361,7 @@ func (n *Node) apply(p *peer, a *address, data []byte) error {
 			n.config.Log.Info("this replica has a peer's bookings", "address", p.address, "name", p.name, "replica",
 				originText(p.origin), "bookings", p.copies.Len())
 		}
-		p.synced, a.answered, a.why, a.failed = true, true, "", false
+		p.synced, a.responded, a.why, a.failed = true, true, "", false
 	}
 	if len(m.book) > 0 {
 		n.config.Heard(m.book)

@@ -178,7 +178,7 @@ func (n *Node) tick() {
 		n.endSilent()
 		synced := n.given
 		for _, a := range n.addresses {
-			synced = synced && a.answered
+			synced = synced && a.responded
 		}
 		n.hearing.Unlock()
 		if synced {

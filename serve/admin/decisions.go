@@ -216,8 +216,8 @@ type Decision struct {
 	WaitedSeconds  float64      `json:"waited_seconds,omitempty"` // in the queue
 	Worker         *Destination `json:"worker,omitempty"`
 	// the endpoint that answered, as the proxy reports it; absent: not known yet
-	AnsweredBy *AnsweredEndpoint `json:"served,omitempty"`
-	Fallbacks  []string          `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
+	ServedBy  *ServedEndpoint `json:"served,omitempty"`
+	Fallbacks []string        `json:"fallbacks,omitempty"` // addresses to try if this one fails, in order
 	// endpoints that were no candidates because they are ejected
 	Ejected []string `json:"ejected,omitempty"`
 	// EjectedServe means that every endpoint was ejected, and they were candidates despite that.
@@ -292,8 +292,8 @@ type Destination struct {
 	Address    string `json:"address"`
 }
 
-// AnsweredEndpoint is the endpoint that answered.
-type AnsweredEndpoint struct {
+// ServedEndpoint is the endpoint that answered.
+type ServedEndpoint struct {
 	Address string `json:"address"`
 	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp has no endpoint with this address
 	Outcome string `json:"outcome"` // as_chosen, moved or unknown
@@ -387,8 +387,8 @@ func asJSON(r *router.Record) Decision {
 	if r.Error == "" {
 		d.Worker = &Destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
-	if r.AnsweredBy.Outcome != "" {
-		d.AnsweredBy = &AnsweredEndpoint{r.AnsweredBy.Address, r.AnsweredBy.Worker, r.AnsweredBy.Outcome}
+	if r.ServedBy.Outcome != "" {
+		d.ServedBy = &ServedEndpoint{r.ServedBy.Address, r.ServedBy.Worker, r.ServedBy.Outcome}
 	}
 	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen, r.Weights)
 	if x := r.Prefill; x != nil {

@@ -129,7 +129,7 @@ func TestFollowDecisions(t *testing.T) {
 			t.Fatal(err)
 		}
 		route.Free()
-		route.Answered(router.Answer{Status: status, Complete: true, CachedTokens: 4, Tokens: 2})
+		route.Ended(router.Response{Status: status, Complete: true, CachedTokens: 4, Tokens: 2})
 	}
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
 	}

@@ -107,8 +107,8 @@ type present bool
 // UnmarshalJSON ignores the value.
 func (p *present) UnmarshalJSON([]byte) error { *p = true; return nil }
 
-// probeAnswer is what Dynamo's probe answers. null: not known.
-type probeAnswer struct {
+// probeResponse is what Dynamo's probe answers. null: not known.
+type probeResponse struct {
 	Model        string         `json:"model"`
 	Instance     string         `json:"epp_instance"`
 	SampledAt    int64          `json:"sampled_at_unix_ms"`
@@ -169,7 +169,7 @@ func handleProbe(mux *http.ServeMux, r *router.Router, places dryRuns, instance 
 
 // probe runs a probe. code is Dynamo's name of an error; empty: none.
 func probe(w http.ResponseWriter, req *http.Request, r *router.Router, places dryRuns) (
-	out probeAnswer, status int, code string) {
+	out probeResponse, status int, code string) {
 	if !places.take() {
 		return out, http.StatusTooManyRequests, "probe_overloaded"
 	}
@@ -215,11 +215,11 @@ func probe(w http.ResponseWriter, req *http.Request, r *router.Router, places dr
 	return out, 0, ""
 }
 
-func probeOf(found *router.Explanation) probeAnswer {
+func probeOf(found *router.Explanation) probeResponse {
 	record, worker := found.Record, &found.Computes
 	cost := &record.Costs[record.Chosen]
 	t := &cost.Terms
-	out := probeAnswer{Model: record.Model, SampledAt: record.Time.UnixMilli(), PromptTokens: record.PromptTokens,
+	out := probeResponse{Model: record.Model, SampledAt: record.Time.UnixMilli(), PromptTokens: record.PromptTokens,
 		BlockSize: record.BlockSize}
 	known := func(n int, is bool) *int {
 		if !is {

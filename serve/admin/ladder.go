@@ -54,12 +54,12 @@ func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen, mi
 	mux.HandleFunc("GET /debug/ladder", func(w http.ResponseWriter, _ *http.Request) {
 		all := sums.Sums()
 		total := ladder.Total(all)
-		answer := Ladder{Sampling: seen.Sampling(), Total: ladderSumOf(&total, byTime), Models: []LadderModel{}}
-		answer.Total.Findings = total.Findings(miscounts(), byTime)
+		response := Ladder{Sampling: seen.Sampling(), Total: ladderSumOf(&total, byTime), Models: []LadderModel{}}
+		response.Total.Findings = total.Findings(miscounts(), byTime)
 		for i := range all {
-			answer.Models = append(answer.Models, LadderModel{all[i].Model, ladderSumOf(&all[i], byTime)})
+			response.Models = append(response.Models, LadderModel{all[i].Model, ladderSumOf(&all[i], byTime)})
 		}
-		api.Reply(w, http.StatusOK, answer, nil)
+		api.Reply(w, http.StatusOK, response, nil)
 	})
 }
 

@@ -38,7 +38,7 @@ func Counted(mux *http.ServeMux, m *metrics.IndexerService) http.Handler {
 		start := time.Now()
 		status := NewStatusWriter(w)
 		mux.ServeHTTP(status, req)
-		m.Answered(path, req.Method, status.Status, start)
+		m.Responded(path, req.Method, status.Status, start)
 	})
 }
 

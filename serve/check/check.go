@@ -110,10 +110,10 @@ type Result struct {
 	Worker   *pool.Worker
 	Findings []Finding
 
-	engine  prompt.Engine // at the worker's address; "": unknown
-	version string        // of the engine, by its own words; "": unknown
-	model   string        // name in requests; "": unknown
-	answers bool          // it answers HTTP
+	engine   prompt.Engine // at the worker's address; "": unknown
+	version  string        // of the engine, by its own words; "": unknown
+	model    string        // name in requests; "": unknown
+	responds bool          // it answers HTTP
 	// no events come: kvepp cannot connect to the socket, or the blocks of its prompts are not announced
 	eventsMissing bool
 }

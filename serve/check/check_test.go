@@ -26,15 +26,15 @@ import (
 // engine answers HTTP as an engine with blocks of 16 tokens. answers holds fixed bodies by path; an empty body means
 // 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
 type engine struct {
-	answers map[string]string
-	model   *prompt.Model
+	responses map[string]string
+	model     *prompt.Model
 
 	mu   sync.Mutex
 	seen [][]kvblock.Token
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	fixed, found := e.answers[r.URL.Path]
+	fixed, found := e.responses[r.URL.Path]
 	switch {
 	case fixed != "":
 		fmt.Fprint(w, fixed)
@@ -91,9 +91,9 @@ func (e *engine) cached(ids []kvblock.Token) (n int) {
 	return n
 }
 
-func (e *engine) with(path, answer string) *engine {
-	other := &engine{answers: maps.Clone(e.answers), model: e.model}
-	other.answers[path] = answer
+func (e *engine) with(path, response string) *engine {
+	other := &engine{responses: maps.Clone(e.responses), model: e.model}
+	other.responses[path] = response
 	return other
 }
 
@@ -163,9 +163,12 @@ func TestEngines(t *testing.T) {
 		"{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template,
 	)
 	models := func(owner, id string) string { return fmt.Sprintf(`{"data":[{"id":%q,"owned_by":%q}]}`, id, owner) }
-	vllm := &engine{answers: map[string]string{"/v1/models": models("vllm", "m"), "/metrics": vLLMCache}, model: model}
+	vllm := &engine{
+		responses: map[string]string{"/v1/models": models("vllm", "m"), "/metrics": vLLMCache},
+		model:     model,
+	}
 	sglang := &engine{
-		answers: map[string]string{
+		responses: map[string]string{
 			"/v1/models":   models("sglang", "m"),
 			"/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
 			"/model_info":  `{"has_image_understanding":false,"has_audio_understanding":false}`,
@@ -178,7 +181,7 @@ func TestEngines(t *testing.T) {
 		uncached = `{"usage":{"prompt_tokens":400}}`
 		asDynamo = "http ok, model ok, instance unknown, events wrong, block size ok, tokenizer ok, chat ok, cached " +
 			"tokens ok"
-		noAnswers = "http wrong, events wrong, block size unknown"
+		noResponses = "http wrong, events wrong, block size unknown"
 	)
 	sized := func(e *pool.Endpoint) { e.BlockSize = 16 }
 	type row struct {
@@ -260,12 +263,12 @@ func TestEngines(t *testing.T) {
 			strings.Replace(good, "events wrong", "events unknown", 1), "full attention's blocks alone"},
 		{"without events", vllm, nil, prompt.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents },
 			strings.Replace(good, "events wrong", "events ok", 1), "kvepp predicts the worker's cache"},
-		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, prompt.VLLM, true, nil,
-			noAnswers, "404"},
-		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, prompt.VLLM, false, nil, noAnswers,
+		{"nothing answers", &engine{responses: map[string]string{"/v1/models": ""}}, nil, prompt.VLLM, true, nil,
+			noResponses, "404"},
+		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, prompt.VLLM, false, nil, noResponses,
 			"invalid character"},
 		{"SGLang", sglang, sglang.model, prompt.SGLang, false, nil, good, "1 tokens"},
-		{"SGLang of old", sglang.with("/get_server_info", sglang.answers["/server_info"]).with("/server_info", ""),
+		{"SGLang of old", sglang.with("/get_server_info", sglang.responses["/server_info"]).with("/server_info", ""),
 			sglang.model, prompt.SGLang, false, nil, good, "1 tokens"},
 		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`),
 			sglang.model, prompt.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
@@ -285,7 +288,7 @@ func TestEngines(t *testing.T) {
 		{"kvepp has no template for it", dynamo, bare, prompt.Dynamo, true, sized,
 			strings.Replace(asDynamo, "chat ok", "chat wrong", 1), "routes its chats by load"},
 	} {
-		e := &engine{answers: c.engine.answers, model: c.engine.model}
+		e := &engine{responses: c.engine.responses, model: c.engine.model}
 		server := httptest.NewServer(e)
 		endpoint := pool.Endpoint{Name: "e", Address: strings.TrimPrefix(server.URL, "http://"), Role: pool.Aggregated}
 		if c.edit != nil {

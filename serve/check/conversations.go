@@ -33,7 +33,7 @@ const (
 	// because other requests may fill the engine's cache between a prediction and its request.
 	LeastExact = 0.95
 
-	answerTokens  = 16 // max_tokens of each request
+	maxTokens     = 16 // max_tokens of each request
 	systemPrompts = 3  // shared by the conversations
 	systemWords   = 60
 	leastPatience = 100 * time.Millisecond
@@ -55,8 +55,8 @@ Can you say it again, in other words?
 // conversation is one conversation with a worker.
 type conversation struct {
 	chat
-	answered int  // tokens of the latest answer
-	over     bool // a request failed
+	outputTokens int  // tokens of the latest answer
+	over         bool // a request failed
 }
 
 // workerConversations holds the results of all conversations with one worker.
@@ -191,7 +191,7 @@ func (c *conversation) say() {
 // takeTurn makes a conversation's next request, and compares the prediction with the report.
 func (d *workerConversations) takeTurn(ctx context.Context, c *conversation) {
 	worker, model := d.result.Worker.Worker, d.cfg.Models[d.result.model]
-	request := c.request(answerTokens)
+	request := c.request(maxTokens)
 	ids, _, _, err := kveppIDs(model, request.path, request.body)
 	if err != nil {
 		d.untokenized++
@@ -206,19 +206,19 @@ func (d *workerConversations) takeTurn(ctx context.Context, c *conversation) {
 		d.fail(c, request.err)
 		return
 	}
-	a := &request.answer
+	a := &request.response
 	if d.noReports = a.cached == nil; d.noReports {
 		return
 	}
-	d.compare(ids, &expected, a, c.answered)
+	d.compare(ids, &expected, a, c.outputTokens)
 	d.cfg.awaitBlocks(ctx, d.result, ids)
-	c.answered = a.completionTokens
+	c.outputTokens = a.completionTokens
 	c.messages = append(c.messages, map[string]any{"role": "assistant", "content": a.text})
 	c.say()
-	if request := c.request(answerTokens); !d.result.eventsMissing {
+	if request := c.request(maxTokens); !d.result.eventsMissing {
 		if next, _, _, err := kveppIDs(model, request.path, request.body); err == nil {
 			within, cancel := context.WithTimeout(ctx, d.patience)
-			if !d.cfg.Predictor.awaitAnswerBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
+			if !d.cfg.Predictor.awaitOutputBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
 				d.patience = leastPatience // the engine does not cache answers, or their text has other token ids
 			}
 			cancel()
@@ -235,7 +235,7 @@ func (d *workerConversations) fail(c *conversation, err error) {
 }
 
 // compare counts a request. before is how many tokens the conversation's latest answer had.
-func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction, a *answer, before int) {
+func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction, a *response, before int) {
 	t := &d.tally
 	t.Requests++
 	t.PromptTokens += a.promptTokens

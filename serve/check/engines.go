@@ -31,8 +31,8 @@ var engineNames = map[prompt.Engine]string{
 	prompt.Dynamo: "a frontend of Dynamo's",
 }
 
-// maxAnswer bounds the bytes that are read of an answer.
-const maxAnswer = 16 << 20
+// maxResponse bounds the bytes that are read of an answer.
+const maxResponse = 16 << 20
 
 // The settings that kvepp needs at each engine. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM
 // 1.3, Dynamo 1.6.1.
@@ -71,7 +71,7 @@ func (q *workerCheck) get(ctx context.Context, path string, read func(io.Reader)
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET %s: %s", path, resp.Status)
 	}
-	return read(io.LimitReader(resp.Body, maxAnswer))
+	return read(io.LimitReader(resp.Body, maxResponse))
 }
 
 func (q *workerCheck) getJSON(ctx context.Context, path string, into any) error {
@@ -102,7 +102,7 @@ func (q *workerCheck) askHTTP(ctx context.Context) {
 		)
 		return
 	}
-	q.answers = true
+	q.responds = true
 	var served []string
 	for _, m := range models.Data {
 		if q.engine = engines[m.OwnedBy]; m.Parent == "" { // otherwise an adapter
@@ -197,7 +197,7 @@ type settings struct {
 // askSettings asks the engine about blocks and prefix caching, and Dynamo's frontend about the worker.
 func (q *workerCheck) askSettings(ctx context.Context) {
 	var s settings
-	if q.answers {
+	if q.responds {
 		switch q.engine {
 		case prompt.VLLM:
 			s = q.vLLMSettings(ctx)

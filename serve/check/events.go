@@ -242,7 +242,7 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 				"caching is on",
 			"%s is connected, but sent no event for a prompt of %d tokens",
 			address,
-			q.prompt.second.answer.promptTokens,
+			q.prompt.second.response.promptTokens,
 		)
 	default:
 		q.report(

@@ -253,7 +253,7 @@ func (g *gatewayCheck) checkEndpoint(ctx context.Context, a *Result) {
 			if ids, _, _, err := kveppIDs(model, first.path, first.body); err == nil {
 				g.Config.awaitBlocks(ctx, a, ids)
 			}
-			c.add(first.answer.text, "Is that all? "+uniqueWords(3))
+			c.add(first.response.text, "Is that all? "+uniqueWords(3))
 			warm = a
 			if i > 0 { // kvepp may receive the events later than this check
 				pause(ctx, time.Duration(i)*100*time.Millisecond)
@@ -302,7 +302,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			"or remove it from kvepp's endpoints",
 		d.address,
 	)
-	cacheExpected := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
+	cacheExpected := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.response.cached != nil
 	switch {
 	case d.served != "" && !sameAddress(d.served, d.address):
 		g.report(
@@ -326,7 +326,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 		)
 	case d.served != "":
 		g.report(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
-	case cacheExpected && *p.answer.cached > 0:
+	case cacheExpected && *p.response.cached > 0:
 		g.report(
 			d.worker,
 			AboutServed,
@@ -334,7 +334,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			"",
 			"by %s, as kvepp chose: the answer reports %d of the %d predicted cached tokens",
 			d.address,
-			*p.answer.cached,
+			*p.response.cached,
 			d.predicted,
 		)
 	case cacheExpected:
@@ -389,7 +389,7 @@ func (g *gatewayCheck) send(ctx context.Context, a *Result, t *chat) *gatewayReq
 	through := *g.Config
 	through.HTTP = g.gateway.HTTP
 	p := &gatewayRequest{exchange: t.request(1)}
-	answered := p.sendTo(ctx, &through, strings.TrimRight(g.gateway.URL, "/"), header)
+	responded := p.sendTo(ctx, &through, strings.TrimRight(g.gateway.URL, "/"), header)
 	refused := (*errStatus)(nil)
 	switch {
 	case errors.As(p.err, &refused):
@@ -400,7 +400,7 @@ func (g *gatewayCheck) send(ctx context.Context, a *Result, t *chat) *gatewayReq
 		return p
 	}
 	if g.gateway.Admin == "" {
-		p.readDecision(answered, g.results)
+		p.readDecision(responded, g.results)
 		return p
 	}
 	list, err := g.decisions(ctx, id)
@@ -410,7 +410,7 @@ func (g *gatewayCheck) send(ctx context.Context, a *Result, t *chat) *gatewayReq
 		}
 	}
 	if err != nil {
-		p.readDecision(answered, g.results)
+		p.readDecision(responded, g.results)
 		p.decisionsError = err
 		return p
 	}
@@ -428,7 +428,7 @@ func (g *gatewayCheck) decisionLike(
 	a *Result,
 	p *gatewayRequest,
 ) (similar []decision) {
-	tokens := p.answer.promptTokens
+	tokens := p.response.promptTokens
 	if model := g.Models[a.model]; model != nil {
 		if ids, _, _, err := kveppIDs(model, p.path, p.body); err == nil {
 			tokens = len(ids)
@@ -534,5 +534,5 @@ func (g *gatewayCheck) readPage(ctx context.Context, url, token string, read fun
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s", resp.Status)
 	}
-	return read(io.LimitReader(resp.Body, maxAnswer))
+	return read(io.LimitReader(resp.Body, maxResponse))
 }

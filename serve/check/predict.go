@@ -112,10 +112,10 @@ func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kv
 	})
 }
 
-// awaitAnswerBlocks waits until w's events also announce the blocks that an answer filled: those of the first n tokens
+// awaitOutputBlocks waits until w's events also announce the blocks that an answer filled: those of the first n tokens
 // of the conversation's next prompt. It returns false if ctx ends first, as it does if the answer's text has other
 // token ids than the generated ones.
-func (p *Predictor) awaitAnswerBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
+func (p *Predictor) awaitOutputBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
 		return true
@@ -149,7 +149,7 @@ func (p *Predictor) waitFor(
 
 // agreesWith reports whether a prediction agrees with an engine's report. answered is the number of tokens that the
 // worker generated earlier for the same conversation, which it may have cached as well.
-func (x *prediction) agreesWith(reported, answered int) bool {
+func (x *prediction) agreesWith(reported, outputTokens int) bool {
 	switch {
 	case reported == x.tokens:
 		return true
@@ -158,5 +158,5 @@ func (x *prediction) agreesWith(reported, answered int) bool {
 		return x.upperBound || x.eagle && reported == x.tokens-x.blockSize
 	}
 	// Without events, kvepp does not predict the generated blocks.
-	return !x.byEvents && reported <= x.tokens+answered+x.blockSize && answered > 0
+	return !x.byEvents && reported <= x.tokens+outputTokens+x.blockSize && outputTokens > 0
 }

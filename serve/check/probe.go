@@ -30,17 +30,17 @@ type probe struct {
 
 // exchange is a request and its answer.
 type exchange struct {
-	path   string
-	body   map[string]any
-	answer answer
-	err    error
+	path     string
+	body     map[string]any
+	response response
+	err      error
 }
 
 // err returns the errors of the chats.
 func (p *probe) err() error { return errors.Join(p.first.err, p.second.err) }
 
 // answer is an engine's answer.
-type answer struct {
+type response struct {
 	promptTokens     int  // 0: not reported
 	cached           *int // tokens of the prompt; nil: not reported
 	completionTokens int
@@ -92,7 +92,7 @@ func (q *workerCheck) probe(ctx context.Context, events *eventRecorder) {
 			q.Config.awaitBlocks(ctx, &q.Result, ids)
 		}
 	}
-	c.add(p.first.answer.text, "Is that all? "+uniqueWords(3))
+	c.add(p.first.response.text, "Is that all? "+uniqueWords(3))
 	p.second = c.request(1)
 	if ids != nil {
 		if ids, _, _, err := kveppIDs(model, p.second.path, p.second.body); err == nil {
@@ -118,7 +118,7 @@ func (cfg *Config) awaitBlocks(ctx context.Context, result *Result, ids []kvbloc
 // isGatewayEndpoint reports whether the gateway sends requests to the worker. Prefill and encode workers get requests
 // only from other workers.
 func (a *Result) isGatewayEndpoint() bool {
-	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
+	return a.responds && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
 }
 
 // takesRequests reports whether the worker takes requests directly. Dynamo's decode workers need a prefill worker
@@ -148,9 +148,9 @@ func (s *exchange) sendToWorker(ctx context.Context, q *workerCheck) {
 func (s *exchange) sendTo(ctx context.Context, cfg *Config, root string, header http.Header) http.Header {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
-	var answered http.Header
-	answered, s.err = s.post(ctx, cfg.HTTP, root, header)
-	return answered
+	var responded http.Header
+	responded, s.err = s.post(ctx, cfg.HTTP, root, header)
+	return responded
 }
 
 func (s *exchange) post(ctx context.Context, client *http.Client, root string, header http.Header) (http.Header,
@@ -170,14 +170,14 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 		return nil, err
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err != nil {
 		return resp.Header, err
 	}
 	if resp.StatusCode != http.StatusOK {
 		return resp.Header, &errStatus{resp.StatusCode, strings.TrimSpace(string(text))}
 	}
-	var response struct {
+	var read struct {
 		Choices []struct {
 			Text    string `json:"text"`
 			Message struct {
@@ -192,15 +192,15 @@ func (s *exchange) post(ctx context.Context, client *http.Client, root string, h
 			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 	}
-	if err := json.Unmarshal(text, &response); err != nil {
+	if err := json.Unmarshal(text, &read); err != nil {
 		return resp.Header, err
 	}
-	s.answer = answer{promptTokens: response.Usage.PromptTokens, completionTokens: response.Usage.CompletionTokens}
-	if response.Usage.PromptTokensDetails != nil {
-		s.answer.cached = response.Usage.PromptTokensDetails.CachedTokens
+	s.response = response{promptTokens: read.Usage.PromptTokens, completionTokens: read.Usage.CompletionTokens}
+	if read.Usage.PromptTokensDetails != nil {
+		s.response.cached = read.Usage.PromptTokensDetails.CachedTokens
 	}
-	for _, choice := range response.Choices[:min(len(response.Choices), 1)] {
-		s.answer.text = choice.Text + choice.Message.Content
+	for _, choice := range read.Choices[:min(len(read.Choices), 1)] {
+		s.response.text = choice.Text + choice.Message.Content
 	}
 	return resp.Header, nil
 }
@@ -228,10 +228,10 @@ func newChat(model *prompt.Model, name, text string) *chat {
 }
 
 // add appends a turn: the answer, and the user's next message.
-func (t *chat) add(answer, next string) {
+func (t *chat) add(response, next string) {
 	t.messages = append(
 		t.messages,
-		map[string]any{"role": "assistant", "content": answer},
+		map[string]any{"role": "assistant", "content": response},
 		map[string]any{"role": "user", "content": next},
 	)
 }
@@ -293,7 +293,7 @@ func (q *workerCheck) reportCached() {
 	if p.first.path != chatPath && q.Models[q.model] != nil && !q.hasFinding(AboutChat) {
 		q.report(AboutChat, Unknown, "", "the engine refuses chats")
 	}
-	a, x := &p.second.answer, &p.predicted
+	a, x := &p.second.response, &p.predicted
 	switch {
 	case a.cached == nil:
 		q.report(AboutCachedUsed, Wrong, usageFix[q.engine],
@@ -308,7 +308,7 @@ func (q *workerCheck) reportCached() {
 		)
 	case !p.predictable:
 		q.report(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
-	case x.agreesWith(*a.cached, p.first.answer.completionTokens) && *a.cached > 0:
+	case x.agreesWith(*a.cached, p.first.response.completionTokens) && *a.cached > 0:
 		says := "as predicted"
 		if *a.cached != x.tokens {
 			says = fmt.Sprintf("predicted %d", x.tokens)

@@ -86,7 +86,7 @@ func kveppIDs(
 // askTokens compares kvepp's token ids with the engine's, or only their number if the engine does not return ids.
 func (q *workerCheck) askTokens(ctx context.Context) {
 	model := q.Models[q.model]
-	if model == nil || !q.answers {
+	if model == nil || !q.responds {
 		return
 	}
 	if q.version != "" {
@@ -266,7 +266,7 @@ func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix,
 	if about == AboutChat && r.path != chatPath {
 		return // another finding says that the engine refuses chats
 	}
-	if r.err != nil || r.answer.promptTokens == 0 {
+	if r.err != nil || r.response.promptTokens == 0 {
 		q.report(
 			about,
 			Unknown,
@@ -289,7 +289,7 @@ func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix,
 			what,
 			err,
 		)
-	case len(own) != r.answer.promptTokens:
+	case len(own) != r.response.promptTokens:
 		q.report(
 			about,
 			Wrong,
@@ -297,7 +297,7 @@ func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix,
 			"for a %s kvepp counts %d tokens, but the engine counts %d: no block would match",
 			what,
 			len(own),
-			r.answer.promptTokens,
+			r.response.promptTokens,
 		)
 	default:
 		q.report(about, OK, "", "kvepp and the engine count %d tokens in a %s", len(own), what)

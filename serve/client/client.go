@@ -124,8 +124,8 @@ func (c *Config) Run(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 type server struct{ address, token string }
 
 const (
-	patience  = 10 * time.Second // for an answer
-	maxAnswer = 64 << 20         // bytes
+	patience    = 10 * time.Second // for an answer
+	maxResponse = 64 << 20         // bytes
 )
 
 var errUnreachable = errors.New("cannot reach kvepp")
@@ -140,7 +140,7 @@ func (s *server) ask(ctx context.Context, method, path string, header http.Heade
 		return err
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err != nil {
 		return fmt.Errorf("%w at %s: its response is incomplete (%w)", errUnreachable, s.address, err)
 	}

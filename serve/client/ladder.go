@@ -26,28 +26,28 @@ Counts are since the start of kvepp. Each kvepp process has its own.
 
 // ladder writes the hit-rate ladder of each model.
 func (s *server) ladder(ctx context.Context, asJSON bool, to io.Writer) error {
-	var answer admin.Ladder
-	if err := s.get(ctx, "/debug/ladder", &answer); err != nil {
+	var response admin.Ladder
+	if err := s.get(ctx, "/debug/ladder", &response); err != nil {
 		return err
 	}
 	if asJSON {
-		return writeJSON(to, answer)
+		return writeJSON(to, response)
 	}
 	var text bytes.Buffer
-	for i := range answer.Models {
-		fmt.Fprintf(&text, "model %s, ", answer.Models[i].Model)
-		writeLadder(&text, &answer.Models[i].LadderSum)
+	for i := range response.Models {
+		fmt.Fprintf(&text, "model %s, ", response.Models[i].Model)
+		writeLadder(&text, &response.Models[i].LadderSum)
 	}
-	if len(answer.Models) != 1 {
+	if len(response.Models) != 1 {
 		fmt.Fprint(&text, "all models, ")
-		writeLadder(&text, &answer.Total)
+		writeLadder(&text, &response.Total)
 	}
-	for _, finding := range answer.Total.Findings {
+	for _, finding := range response.Total.Findings {
 		fmt.Fprintf(&text, "=> %s\n", finding)
 	}
-	if answer.Sampling > 1 {
+	if response.Sampling > 1 {
 		fmt.Fprintf(&text, "kvepp remembers one of %d requested blocks: \"reusable\" is an estimate. "+
-			"its 16 MiB are full.\n", answer.Sampling)
+			"its 16 MiB are full.\n", response.Sampling)
 	}
 	_, err := to.Write(text.Bytes())
 	return err

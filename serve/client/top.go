@@ -281,11 +281,11 @@ func (s *server) top(ctx context.Context, o *topConfig, stdin io.Reader, stdout 
 	screen := &topScreen{now: before}
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
-	type answer struct {
+	type response struct {
 		now *glance
 		err error
 	}
-	answers, asking := make(chan answer, 1), false
+	responses, asking := make(chan response, 1), false
 	for {
 		width, height, err := term.GetSize(int(out.Fd()))
 		if err != nil || width < 1 || height < 1 { // some serial and pseudo-terminals do not know their size
@@ -306,10 +306,10 @@ func (s *server) top(ctx context.Context, o *topConfig, stdin io.Reader, stdout 
 				asking = true
 				go func() {
 					now, err := s.glance(ctx, before)
-					answers <- answer{now, err}
+					responses <- response{now, err}
 				}()
 			}
-		case a := <-answers:
+		case a := <-responses:
 			if screen.lost, asking = a.err, false; a.err == nil {
 				screen.now = a.now
 			}

@@ -33,15 +33,15 @@ func (j *Join) setVersions(endpoints []pool.Endpoint) {
 	for i := range endpoints {
 		e := &endpoints[i]
 		if e.EngineVersion == "" && j.finder != nil {
-			answer := j.finder.Of(j.engineURL(e))
-			if answer.Several {
+			response := j.finder.Of(j.engineURL(e))
+			if response.Several {
 				untested++
 				e.OtherTokenizer = true
 				j.problems.warn("the engine at %s answers with one version and then another: kvepp routes to it by "+
 					"load only. Give each engine an address of its own", e.Address)
 				continue
 			}
-			e.EngineVersion = answer.Version
+			e.EngineVersion = response.Version
 		}
 		e.EngineVersion = cmp.Or(e.EngineVersion, j.Models.Prompts.Version)
 		if e.EngineVersion == "" {

@@ -38,13 +38,13 @@ var healthService = grpc.ServiceDesc{
 
 // one returns the handler of a method with one message each way.
 func one[In, Out any](
-	answer func(healthv1.HealthServer, context.Context, *In) (*Out, error)) grpc.StreamHandler {
+	respond func(healthv1.HealthServer, context.Context, *In) (*Out, error)) grpc.StreamHandler {
 	return func(server any, stream grpc.ServerStream) error {
 		in := new(In)
 		if err := stream.RecvMsg(in); err != nil {
 			return err
 		}
-		out, err := answer(server.(healthv1.HealthServer), stream.Context(), in)
+		out, err := respond(server.(healthv1.HealthServer), stream.Context(), in)
 		if err != nil {
 			return err
 		}

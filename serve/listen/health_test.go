@@ -15,12 +15,12 @@ func TestAnnounce(t *testing.T) {
 	for _, serving := range []bool{false, true, false} { // at the start, when ready, and while kvepp drains
 		announce(checks, serving)
 		for _, name := range healthServices {
-			answer, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
+			response, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if want := serving || name == liveness; (answer.Status == healthv1.HealthCheckResponse_SERVING) != want {
-				t.Errorf("announced serving: %v; %q answers %v", serving, name, answer.Status)
+			if want := serving || name == liveness; (response.Status == healthv1.HealthCheckResponse_SERVING) != want {
+				t.Errorf("announced serving: %v; %q answers %v", serving, name, response.Status)
 			}
 		}
 	}
@@ -35,13 +35,13 @@ func TestReadiness(t *testing.T) {
 		expect := func(waitsFor string) {
 			t.Helper()
 			synctest.Wait()
-			answer, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "readiness"})
+			response, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "readiness"})
 			if err != nil {
 				t.Fatal(err)
 			}
-			serving := answer.Status == healthv1.HealthCheckResponse_SERVING
+			serving := response.Status == healthv1.HealthCheckResponse_SERVING
 			if r.announced != waitsFor || serving != (waitsFor == "") || r.ready() != serving {
-				t.Errorf("it waits for %q, and checks say %v; want %q", r.announced, answer.Status, waitsFor)
+				t.Errorf("it waits for %q, and checks say %v; want %q", r.announced, response.Status, waitsFor)
 			}
 		}
 		leads := r.Condition("to lead")

@@ -242,11 +242,11 @@ func (c *Config) StartChecks(
 
 // versionAt returns the model by the rules of the version that the engine at url has.
 func versionAt(ctx context.Context, finder *engineversion.Finder, url string, model *prompt.Model) *prompt.Model {
-	answer, err := finder.Ask(ctx, url)
-	if err != nil || answer.Several {
+	response, err := finder.Ask(ctx, url)
+	if err != nil || response.Several {
 		return model
 	}
-	if at, err := model.At(answer.Version); err == nil {
+	if at, err := model.At(response.Version); err == nil {
 		return at
 	}
 	return model

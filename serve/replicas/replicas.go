@@ -270,16 +270,16 @@ type peerState struct {
 
 // Handle answers GET /debug/replicas.
 func (s *Sharing) Handle(w http.ResponseWriter, _ *http.Request) {
-	answer := map[string]any{"shares": s != nil}
+	response := map[string]any{"shares": s != nil}
 	if s != nil {
 		peers := []peerState{}
 		for _, p := range s.node.Peers() {
 			peers = append(peers, peerState{p.Origin, p.Name, p.Address, string(p.State), p.Bookings,
 				p.HeardAgo.Seconds(), float64(p.Staleness) / float64(time.Millisecond)})
 		}
-		answer["self"] = map[string]any{"replica": s.node.Origin(), "bookings": s.Book.Len(), "group": s.Group}
-		answer["addresses"], answer["peers"] = s.node.Addresses(), peers
-		answer["readers"] = s.node.Readers()
+		response["self"] = map[string]any{"replica": s.node.Origin(), "bookings": s.Book.Len(), "group": s.Group}
+		response["addresses"], response["peers"] = s.node.Addresses(), peers
+		response["readers"] = s.node.Readers()
 	}
-	api.Reply(w, http.StatusOK, answer, nil)
+	api.Reply(w, http.StatusOK, response, nil)
 }

@@ -44,10 +44,10 @@ func TestFiles(t *testing.T) {
 // guarded is a guard before a handler that answers 200, and before one that answers 401.
 func guarded(token *string) (g *Guard, h http.Handler) {
 	g = NewGuard(func() string { return *token })
-	answer := func(status int) http.Handler {
+	response := func(status int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 	}
-	return g, g.Protect(answer(http.StatusOK), answer(http.StatusUnauthorized))
+	return g, g.Protect(response(http.StatusOK), response(http.StatusUnauthorized))
 }
 
 func ask(h http.Handler, method, path, form, cookie string, headers ...string) *http.Response {

@@ -22,7 +22,7 @@ var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, T
 type conversation struct {
 	n        *namespace
 	messages []stack.Message
-	last     *stack.Answer
+	last     *stack.Response
 }
 
 // engine is the Pod that answered last.
@@ -44,7 +44,7 @@ func words(n int) string {
 }
 
 // say takes a turn whose answer has this many tokens. An error status or an incomplete answer is an error.
-func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
+func (c *conversation) say(text string, tokens int) (*stack.Response, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
 	a, err := stack.Chat(
 		context.Background(),
@@ -68,7 +68,7 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 
 // sayExact takes a turn, and repeats it until the worker had as many cached tokens as kvepp predicted. It repeats the
 // turn only if an event is in flight.
-func (c *conversation) sayExact() *stack.Answer {
+func (c *conversation) sayExact() *stack.Response {
 	c.n.t.Helper()
 	before, known := c.messages, c.n.knownBlocks()
 	c.n.eventually("kvepp predicts what the worker reports", func() error {

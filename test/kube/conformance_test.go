@@ -48,7 +48,7 @@ func TestConformance(t *testing.T) {
 	k.awaitWorkers(t, 9)
 	url := envoyWithEndpoints(t, endpoints, k)
 
-	of := func(selection string) (*stack.Answer, error) {
+	of := func(selection string) (*stack.Response, error) {
 		header := http.Header{"Test-Epp-Endpoint-Selection": {selection}}
 		return stack.Post(
 			context.WithoutCancel(ctx),
@@ -76,20 +76,21 @@ func TestConformance(t *testing.T) {
 		for range 10 {
 			clients.Go(func() {
 				for range 10 {
-					answer, err := of(selection)
+					response, err := of(selection)
 					mu.Lock()
 					switch {
-					case err != nil || answer.Status != http.StatusOK:
-						t.Errorf("%s: %v, %+v", selection, err, answer)
-					case answer.Header.Get("x-conformance-test-served-endpoint") != answer.Header.Get("x-served-by"):
+					case err != nil || response.Status != http.StatusOK:
+						t.Errorf("%s: %v, %+v", selection, err, response)
+					case response.Header.Get("x-conformance-test-served-endpoint") !=
+						response.Header.Get("x-served-by"):
 						t.Errorf(
 							"%s: served by %s, and kvepp reports %q",
 							selection,
-							answer.Header.Get("x-served-by"),
-							answer.Header.Get("x-conformance-test-served-endpoint"),
+							response.Header.Get("x-served-by"),
+							response.Header.Get("x-conformance-test-served-endpoint"),
 						)
 					default:
-						seen[answer.Header.Get("x-served-by")]++
+						seen[response.Header.Get("x-served-by")]++
 					}
 					mu.Unlock()
 				}
@@ -105,7 +106,7 @@ func TestConformance(t *testing.T) {
 			t.Errorf("%s: served by %v, want each of %v", selection, seen, want)
 		}
 	}
-	if answer, err := of("192.0.2.1"); err != nil || answer.Status != http.StatusServiceUnavailable {
-		t.Errorf("none of the endpoints: %v, %+v", err, answer)
+	if response, err := of("192.0.2.1"); err != nil || response.Status != http.StatusServiceUnavailable {
+		t.Errorf("none of the endpoints: %v, %+v", err, response)
 	}
 }

@@ -152,7 +152,7 @@ func TestCordon(t *testing.T) {
 	awaitCached(t, url, held, "a-rank-0/0", 8*blockSize)
 
 	release := a.stall()
-	running := make(chan *stack.Answer, 1)
+	running := make(chan *stack.Response, 1)
 	go func() {
 		x, err := post(ctx, url, held)
 		if err != nil {

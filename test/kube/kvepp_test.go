@@ -304,14 +304,14 @@ func (e *engine) host() string { return e.pod.IPs[len(e.pod.IPs)-1] }
 func (e *engine) address() string { return net.JoinHostPort(e.host(), strconv.Itoa(e.port)) }
 
 // complete sends token ids through Envoy and returns the answer.
-func complete(t *testing.T, url string, prompt []int) *stack.Answer {
+func complete(t *testing.T, url string, prompt []int) *stack.Response {
 	t.Helper()
 	a, err := post(t.Context(), url, prompt)
 	must(t, err)
 	return a
 }
 
-func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) {
+func post(ctx context.Context, url string, prompt []int) (*stack.Response, error) {
 	return stack.Post(
 		ctx,
 		http.DefaultClient,

@@ -57,13 +57,13 @@ func TestPolicies(t *testing.T) {
 	for _, kind := range []string{"inferenceobjectives.llm-d.ai", "inferencemodelrewrites.llm-d.ai"} {
 		k.awaitMetric(t, `kvepp_kube_followed{kind="`+kind+`"}`, 0)
 	}
-	ask := func(model, objective string) *stack.Answer {
+	ask := func(model, objective string) *stack.Response {
 		t.Helper()
 		header := http.Header{}
 		if objective != "" {
 			header.Set("x-gateway-inference-objective", objective)
 		}
-		answer, err := stack.Post(
+		response, err := stack.Post(
 			ctx,
 			http.DefaultClient,
 			url+"/v1/completions",
@@ -71,7 +71,7 @@ func TestPolicies(t *testing.T) {
 			map[string]any{"model": model, "prompt": prompt(1), "max_tokens": 1},
 		)
 		must(t, err)
-		return answer
+		return response
 	}
 	status := func(model, objective string, want int, code string) {
 		t.Helper()

@@ -22,15 +22,15 @@ func TestPool(t *testing.T) {
 	k.awaitWorkers(t, 1)
 	url := envoy(t, k)
 
-	answer := complete(t, url, prompt(1))
-	if answer.Status != http.StatusOK || answer.Header.Get("x-served-by") != a.address() ||
-		answer.Worker != "a-rank-0/0" {
+	response := complete(t, url, prompt(1))
+	if response.Status != http.StatusOK || response.Header.Get("x-served-by") != a.address() ||
+		response.Worker != "a-rank-0/0" {
 		t.Errorf(
 			"status %d, %s answered, the worker is %q: %s",
-			answer.Status,
-			answer.Header.Get("x-served-by"),
-			answer.Worker,
-			answer.Body,
+			response.Status,
+			response.Header.Get("x-served-by"),
+			response.Worker,
+			response.Body,
 		)
 	}
 

@@ -90,7 +90,7 @@ func TestMetricsReaders(t *testing.T) {
 	of, err := clientcmd.BuildConfigFromFlags("", reader)
 	must(t, err)
 	k := startKvepp(t, account, "--pool-name", "engines", "--metrics-endpoint-auth=true")
-	answered := func(token string, status int) {
+	responded := func(token string, status int) {
 		t.Helper()
 		eventually(t, func() error {
 			req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom), nil)
@@ -109,12 +109,12 @@ func TestMetricsReaders(t *testing.T) {
 			return nil
 		})
 	}
-	answered("", http.StatusUnauthorized)
-	answered(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not create the reviews
+	responded("", http.StatusUnauthorized)
+	responded(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not create the reviews
 	k.awaitLog(t, "kind=tokenreviews")
 	must(t, cluster.Apply(ctx, ns, reviewerRole))
-	answered(of.BearerToken, http.StatusForbidden)
-	answered("not-"+of.BearerToken, http.StatusUnauthorized)
+	responded(of.BearerToken, http.StatusForbidden)
+	responded("not-"+of.BearerToken, http.StatusUnauthorized)
 	must(t, cluster.Apply(ctx, ns, metricsReaderRole))
-	answered(of.BearerToken, http.StatusOK)
+	responded(of.BearerToken, http.StatusOK)
 }

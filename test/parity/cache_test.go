@@ -54,17 +54,17 @@ func TestCacheUse(t *testing.T) {
 					questions = append(questions, map[string]any{"cache": api, "body": json.RawMessage(payload)})
 				}
 			}
-			answers := engineAnswers[struct {
+			responses := engineResults[struct {
 				WritesOnly bool `json:"writes_only"`
 				Error      string
 			}](t, engine, version, "../models/tiny-bytelevel", questions)
 			served, writes := 0, 0
-			for i, answer := range answers {
-				if answer.Error != "" {
+			for i, response := range responses {
+				if response.Error != "" {
 					continue // the engine refuses it
 				}
 				served++
-				if answer.WritesOnly {
+				if response.WritesOnly {
 					writes++
 				}
 				question, _ := json.Marshal(questions[i])
@@ -72,12 +72,13 @@ func TestCacheUse(t *testing.T) {
 				if version == "0.31.0" && strings.Contains(string(question), `"top_logprobs":null`) {
 					continue
 				}
-				if got := prompt.WritesCacheOnly(engine, requests[i]); got != answer.WritesOnly {
+				if got := prompt.WritesCacheOnly(engine, requests[i]); got != response.WritesOnly {
 					t.Errorf("%s %s, %s: %v", engine, version, question, got)
 				}
 			}
-			t.Logf("%s %s: %d of %d requests served, %d skip the cache", engine, version, served, len(answers), writes)
-			if served < len(answers)/10 || writes == 0 || writes == served {
+			t.Logf("%s %s: %d of %d requests served, %d skip the cache",
+				engine, version, served, len(responses), writes)
+			if served < len(responses)/10 || writes == 0 || writes == served {
 				t.Errorf("%s %s: too few of them", engine, version)
 			}
 		}

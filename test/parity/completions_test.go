@@ -104,12 +104,12 @@ func compareCompletions(t *testing.T, engine prompt.Engine, version, folder stri
 		random.Shuffle(len(fields), func(i, k int) { fields[i], fields[k] = fields[k], fields[i] })
 		questions = append(questions, question{json.RawMessage("{" + strings.Join(fields, ",") + "}")})
 	}
-	type answer struct {
+	type response struct {
 		Prompts [][]int64 `json:"prompts"`
 		Error   string    `json:"error"`
 	}
 	equal, refused, unknown, wrong, refusals := 0, 0, 0, 0, map[string]int{}
-	for i, a := range engineAnswers[answer](t, engine, version, folder, questions) {
+	for i, a := range engineResults[response](t, engine, version, folder, questions) {
 		// vLLM accepts a list of no prompts and has nothing to do then. SGLang refuses negative ids later.
 		if a.Error != "" || len(a.Prompts) == 0 || slices.ContainsFunc(a.Prompts, negative) {
 			refused++

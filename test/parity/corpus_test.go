@@ -132,7 +132,7 @@ func (a *asker) send(lines []string) {
 	}()
 }
 
-func (a *asker) answer(t *testing.T, into any) {
+func (a *asker) response(t *testing.T, into any) {
 	t.Helper()
 	line, err := a.out.ReadBytes('\n')
 	if err == nil {
@@ -153,25 +153,25 @@ func hashOf(ids []kvblock.Token) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// corpusAnswer is kvepp's prompt of a chat: the hash of its ids, or why there are none.
-type corpusAnswer struct {
+// corpusResult is kvepp's prompt of a chat: the hash of its ids, or why there are none.
+type corpusResult struct {
 	hash string
 	err  error
 }
 
-func corpusAnswers(ctx context.Context, m *prompt.Model, bodies [][]byte) []corpusAnswer {
-	answers := make([]corpusAnswer, len(bodies))
+func corpusResults(ctx context.Context, m *prompt.Model, bodies [][]byte) []corpusResult {
+	responses := make([]corpusResult, len(bodies))
 	for i, payload := range bodies {
 		request, err := body.ParseRequest("/v1/chat/completions", payload)
 		var prompts []prompt.Prompt
 		if err == nil {
 			prompts, err = m.Tokenize(ctx, request)
 		}
-		if answers[i].err = err; err == nil {
-			answers[i].hash = hashOf(prompts[0].IDs)
+		if responses[i].err = err; err == nil {
+			responses[i].hash = hashOf(prompts[0].IDs)
 		}
 	}
-	return answers
+	return responses
 }
 
 // corpusChats returns the bodies of the chats that each template renders.
@@ -268,12 +268,12 @@ func (r *corpusRun) compare(t *testing.T) map[string]string {
 	refusals := map[string]string{}
 	for _, template := range r.templates {
 		m, loadErr := r.load(t, template)
-		got := slices.Repeat([]corpusAnswer{{err: loadErr}}, len(r.bodies))
+		got := slices.Repeat([]corpusResult{{err: loadErr}}, len(r.bodies))
 		if loadErr == nil {
-			got = corpusAnswers(t.Context(), m, r.bodies)
+			got = corpusResults(t.Context(), m, r.bodies)
 		}
 		var want []*string
-		a.answer(t, &want)
+		a.response(t, &want)
 		if chats, reason := r.count(t, template, m, got, want); chats > 0 {
 			reason = strings.ReplaceAll(reason, r.folder+"/", "")
 			refusals[template.name] = fmt.Sprintf("%d chats: %s", chats, reason)
@@ -284,9 +284,9 @@ func (r *corpusRun) compare(t *testing.T) map[string]string {
 	}
 	a.send(r.questions)
 	for _, w := range r.wrong {
-		var answers []string
-		a.answer(t, &answers)
-		t.Errorf("%s, chat %d:\n got %q\nwant %q", w.template.name, w.chat, w.got, answers[0])
+		var responses []string
+		a.response(t, &responses)
+		t.Errorf("%s, chat %d:\n got %q\nwant %q", w.template.name, w.chat, w.got, responses[0])
 	}
 	t.Logf("%d templates: %d equal, %d refused by both, %d by the engine only, %d here only; %d templates differ",
 		len(r.templates), r.equal, r.both, r.lenient, r.refused, len(r.wrong))
@@ -295,7 +295,7 @@ func (r *corpusRun) compare(t *testing.T) map[string]string {
 }
 
 // count compares the chats with a template, and returns how many of them only kvepp refuses, and why.
-func (r *corpusRun) count(t *testing.T, template corpusTemplate, m *prompt.Model, got []corpusAnswer,
+func (r *corpusRun) count(t *testing.T, template corpusTemplate, m *prompt.Model, got []corpusResult,
 	want []*string) (refused int, reason string) {
 	differs := false
 	for i, w := range want {

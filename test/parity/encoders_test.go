@@ -143,7 +143,7 @@ func compareEncoders(t *testing.T, engine prompt.Engine, version string, chats i
 	}
 	type result struct{ equal, refused, unknown, wrong int }
 	results := map[string]*result{}
-	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
+	for i, response := range engineResults[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
 		name := q.name + q.path
 		r := results[name]
@@ -151,7 +151,7 @@ func compareEncoders(t *testing.T, engine prompt.Engine, version string, chats i
 			r = &result{}
 			results[name] = r
 		}
-		if answer.Error != "" {
+		if response.Error != "" {
 			r.refused++
 			continue
 		}
@@ -164,10 +164,10 @@ func compareEncoders(t *testing.T, engine prompt.Engine, version string, chats i
 		switch {
 		case err != nil && prompt.IsUnknown(err):
 			r.unknown++
-		case err != nil || engine == prompt.VLLM && prompts[0].Text != answer.Text ||
-			!slices.Equal(prompts[0].IDs, answer.IDs):
+		case err != nil || engine == prompt.VLLM && prompts[0].Text != response.Text ||
+			!slices.Equal(prompts[0].IDs, response.IDs):
 			if r.wrong++; r.wrong <= 5 {
-				t.Errorf("%s: %s\n got %+v, %v\nwant %q", name, q.Body, prompts, err, answer.Text)
+				t.Errorf("%s: %s\n got %+v, %v\nwant %q", name, q.Body, prompts, err, response.Text)
 			}
 		default:
 			r.equal++

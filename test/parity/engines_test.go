@@ -27,8 +27,8 @@ type rendered struct {
 	Error string
 }
 
-// engineAnswers runs engines.py over questions, with the code of an engine's version, and returns an answer each.
-func engineAnswers[T any](t *testing.T, engine prompt.Engine, version, folder string, questions []any) []T {
+// engineResults runs engines.py over questions, with the code of an engine's version, and returns an answer each.
+func engineResults[T any](t *testing.T, engine prompt.Engine, version, folder string, questions []any) []T {
 	t.Helper()
 	python, sources := oracle(t, engine, version)
 	var input bytes.Buffer
@@ -46,7 +46,7 @@ func engineAnswers[T any](t *testing.T, engine prompt.Engine, version, folder st
 	if err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
 	}
-	var answers []T
+	var responses []T
 	lines := bufio.NewScanner(bytes.NewReader(out))
 	lines.Buffer(nil, 1<<26)
 	for lines.Scan() {
@@ -54,12 +54,12 @@ func engineAnswers[T any](t *testing.T, engine prompt.Engine, version, folder st
 		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
 			t.Fatal(err)
 		}
-		answers = append(answers, a)
+		responses = append(responses, a)
 	}
-	if len(answers) != len(questions) {
-		t.Fatalf("%d answers to %d questions", len(answers), len(questions))
+	if len(responses) != len(questions) {
+		t.Fatalf("%d answers to %d questions", len(responses), len(questions))
 	}
-	return answers
+	return responses
 }
 
 // mixed returns n more requests, one in each line: messages of several requests in sequence, with fields of others.
@@ -198,17 +198,17 @@ func TestEngines(t *testing.T) {
 						models = append(models, m)
 					}
 				}
-				answers := engineAnswers[rendered](t, engine, version, folder, questions)
+				responses := engineResults[rendered](t, engine, version, folder, questions)
 				var golden bytes.Buffer
 				equal, refused, unknown, wrong := 0, 0, 0, 0
-				for i, answer := range answers {
+				for i, response := range responses {
 					line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
-					if answer.Error != "" {
+					if response.Error != "" {
 						refused++
 						golden.WriteString("null\n")
 						continue
 					}
-					text, err := json.Marshal(answer.Text)
+					text, err := json.Marshal(response.Text)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -221,15 +221,15 @@ func TestEngines(t *testing.T) {
 					switch {
 					case err != nil && prompt.IsUnknown(err):
 						unknown++
-					case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
+					case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, response.IDs):
 						wrong++
 						t.Errorf(
 							"template %d: %s\n got %v, %v\nwant %q",
-							i*len(templates)/len(answers),
+							i*len(templates)/len(responses),
 							line,
 							ids,
 							err,
-							answer.Text,
+							response.Text,
 						)
 					default:
 						equal++
@@ -237,7 +237,7 @@ func TestEngines(t *testing.T) {
 				}
 				t.Logf(
 					"%d requests: %d equal, %d refused by the engine, %d not known here, %d differ",
-					len(answers),
+					len(responses),
 					equal,
 					refused,
 					unknown,

@@ -80,27 +80,27 @@ func compareHarmony(
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<26)
 	for lines.Scan() {
-		var answer struct {
+		var response struct {
 			Body  json.RawMessage
 			IDs   []kvblock.Token
 			Error string
 		}
-		if err := json.Unmarshal(lines.Bytes(), &answer); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &response); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
-			ids, err := tokenizeChat(model, answer.Body)
+			ids, err := tokenizeChat(model, response.Body)
 			switch {
 			// What SGLang refuses needs no ids. kvepp knows what vLLM refuses.
-			case answer.Error != "" && (err != nil || engine == prompt.SGLang):
+			case response.Error != "" && (err != nil || engine == prompt.SGLang):
 				refused++
-			case answer.Error == "" && prompt.IsUnknown(err):
+			case response.Error == "" && prompt.IsUnknown(err):
 				unknown++
-			case answer.Error == "" && err == nil && slices.Equal(ids, answer.IDs):
+			case response.Error == "" && err == nil && slices.Equal(ids, response.IDs):
 				equal++
 			default:
 				if wrong++; wrong <= 10 {
-					t.Errorf("%s\n got %v, %v\nwant %v %s", answer.Body, ids, err, answer.IDs, answer.Error)
+					t.Errorf("%s\n got %v, %v\nwant %v %s", response.Body, ids, err, response.IDs, response.Error)
 				}
 			}
 		}

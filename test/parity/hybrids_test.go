@@ -41,14 +41,14 @@ func TestSGLangHybrids(t *testing.T) {
 	}
 	all, hybrids, nested := 0, 0, 0
 	for lines := bufio.NewScanner(out); lines.Scan(); all++ {
-		var answer struct {
+		var response struct {
 			Config json.RawMessage
 			Hybrid bool
 		}
-		if err := json.Unmarshal(lines.Bytes(), &answer); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &response); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(folder, "config.json"), answer.Config, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(folder, "config.json"), response.Config, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		m, err := prompt.Load(folder, prompt.Options{Engine: prompt.SGLang})
@@ -59,17 +59,17 @@ func TestSGLangHybrids(t *testing.T) {
 		var outer struct {
 			Type string `json:"model_type"`
 		}
-		if err := json.Unmarshal(answer.Config, &outer); err != nil {
+		if err := json.Unmarshal(response.Config, &outer); err != nil {
 			t.Fatal(err)
 		}
 		switch {
-		case got == answer.Hybrid:
+		case got == response.Hybrid:
 		case got && outer.Type == "another":
 			nested++
 		default:
-			t.Errorf("%s: hybrid is %v, want SGLang's %v", answer.Config, got, answer.Hybrid)
+			t.Errorf("%s: hybrid is %v, want SGLang's %v", response.Config, got, response.Hybrid)
 		}
-		if answer.Hybrid {
+		if response.Hybrid {
 			hybrids++
 		}
 	}

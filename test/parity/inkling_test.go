@@ -75,9 +75,9 @@ func compareInkling(t *testing.T, engine prompt.Engine, version, folder string) 
 		questions = append(questions, q)
 	}
 	equal, media, refused, unknown, wrong := 0, 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
+	for i, response := range engineResults[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
-		if answer.Error != "" {
+		if response.Error != "" {
 			refused++
 			continue
 		}
@@ -90,9 +90,9 @@ func compareInkling(t *testing.T, engine prompt.Engine, version, folder string) 
 		switch {
 		case prompt.IsUnknown(err):
 			unknown++
-		case err != nil || !slices.Equal(prompts[0].IDs[:prompts[0].Certain], answer.IDs):
+		case err != nil || !slices.Equal(prompts[0].IDs[:prompts[0].Certain], response.IDs):
 			if wrong++; wrong <= 5 {
-				t.Errorf("%s\n got %v, %v\nwant %v", q.Body, prompts, err, answer.IDs)
+				t.Errorf("%s\n got %v, %v\nwant %v", q.Body, prompts, err, response.IDs)
 			}
 		default:
 			equal++

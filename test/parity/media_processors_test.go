@@ -77,12 +77,12 @@ func TestMediaProcessors(t *testing.T) {
 		}
 		compared := 0
 		for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
-			answer, ok := strings.CutPrefix(lines.Text(), "ids ")
+			response, ok := strings.CutPrefix(lines.Text(), "ids ")
 			if !ok {
 				continue // vLLM's other output
 			}
 			var ids []kvblock.Token
-			if err := json.Unmarshal([]byte(answer), &ids); err != nil {
+			if err := json.Unmarshal([]byte(response), &ids); err != nil {
 				t.Fatal(err)
 			}
 			p := prompts[compared]

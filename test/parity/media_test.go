@@ -219,20 +219,20 @@ func testMedia(t *testing.T, engine prompt.Engine, version string, requests []by
 		}
 	}
 	equal, refused, unknown, wrong := 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
+	for i, response := range engineResults[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
 		request, err := body.ParseRequest("/v1/chat/completions", q.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		first := slices.IndexFunc(answer.IDs, func(id kvblock.Token) bool { return slices.Contains(q.own, id) })
+		first := slices.IndexFunc(response.IDs, func(id kvblock.Token) bool { return slices.Contains(q.own, id) })
 		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
-		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for media
+		case response.Error != "" || first < 0 && request.HasMedia: // it finds no place for media
 			refused++
 		case err != nil && prompt.IsUnknown(err):
 			unknown++
-		case err != nil || prompts[0].Text != answer.Text || !slices.Equal(prompts[0].IDs, answer.IDs),
+		case err != nil || prompts[0].Text != response.Text || !slices.Equal(prompts[0].IDs, response.IDs),
 			request.HasMedia && (prompts[0].Certain > first || prompts[0].Certain < first-8):
 			wrong++
 			t.Errorf(
@@ -241,8 +241,8 @@ func testMedia(t *testing.T, engine prompt.Engine, version string, requests []by
 				q.Body,
 				prompts,
 				err,
-				answer.Text,
-				answer.IDs,
+				response.Text,
+				response.IDs,
 				first,
 			)
 		default:

@@ -358,9 +358,9 @@ func compareAPIVersion(
 		}
 	}
 	equal, refused, unknown, wrong := 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, engine, version, folder, questions) {
+	for i, response := range engineResults[rendered](t, engine, version, folder, questions) {
 		q, _ := questions[i].(question)
-		if answer.Error != "" {
+		if response.Error != "" {
 			refused++
 			continue
 		}
@@ -373,10 +373,10 @@ func compareAPIVersion(
 		switch {
 		case err != nil && prompt.IsUnknown(err):
 			unknown++
-		case err != nil || engine == prompt.VLLM && prompts[0].Text != answer.Text ||
-			!slices.Equal(prompts[0].IDs, answer.IDs):
+		case err != nil || engine == prompt.VLLM && prompts[0].Text != response.Text ||
+			!slices.Equal(prompts[0].IDs, response.IDs):
 			wrong++
-			t.Errorf("%s\nwith %.60s\n got %+v, %v\nwant %q", q.Body, q.Template, prompts, err, answer.Text)
+			t.Errorf("%s\nwith %.60s\n got %+v, %v\nwant %q", q.Body, q.Template, prompts, err, response.Text)
 		default:
 			equal++
 		}

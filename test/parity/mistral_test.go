@@ -66,7 +66,7 @@ func compareMistral(t *testing.T, version string) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<26)
 	for lines.Scan() {
-		var a mistralAnswer
+		var a mistralResult
 		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
 			t.Fatal(err)
 		}
@@ -124,8 +124,8 @@ func compareMistral(t *testing.T, version string) {
 	}
 }
 
-// mistralAnswer is a line that mistral.py prints.
-type mistralAnswer struct {
+// mistralResult is a line that mistral.py prints.
+type mistralResult struct {
 	Folder string
 	Body   json.RawMessage
 	IDs    []kvblock.Token
@@ -138,7 +138,7 @@ type mistralAnswer struct {
 type mistralScore struct{ equal, media, refused, onlyByIt, unknown, wrong int }
 
 // add compares a prompt of m with an answer. reasons counts why prompts are not known.
-func (s *mistralScore) add(t *testing.T, m *prompt.Model, a *mistralAnswer, reasons map[string]int) {
+func (s *mistralScore) add(t *testing.T, m *prompt.Model, a *mistralResult, reasons map[string]int) {
 	t.Helper()
 	input, err := mistralPrompt(t, m, a.Body)
 	switch {

@@ -77,7 +77,7 @@ func models(t *testing.T) []realModel {
 }
 
 // answer is the original's result for a text.
-type answer struct {
+type response struct {
 	Text    string
 	IDs     []kvblock.Token
 	Special []kvblock.Token // with special tokens; nil: equal to IDs
@@ -155,7 +155,7 @@ func compare(t *testing.T, model *prompt.Model, cmd *exec.Cmd, want int) {
 		t.Fatalf("%v: %v", cmd.Args, err)
 	}
 	compared, tokens, wrong, panics := 0, 0, 0, 0
-	check := func(a answer, special bool, want []kvblock.Token, caches string) {
+	check := func(a response, special bool, want []kvblock.Token, caches string) {
 		got, err := model.Encode(a.Text, special)
 		if err == nil && slices.Equal(got, want) {
 			return
@@ -173,7 +173,7 @@ func compare(t *testing.T, model *prompt.Model, cmd *exec.Cmd, want int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var a answer
+		var a response
 		if err := json.Unmarshal(line, &a); err != nil {
 			t.Fatal(err)
 		}

@@ -67,8 +67,8 @@ func (c *conversation) ask(question any) ([]byte, error) {
 	if _, err := c.in.Write(append(line, '\n')); err != nil {
 		return nil, err
 	}
-	answer, err := c.out.ReadBytes('\n')
-	return bytes.TrimSpace(answer), err
+	response, err := c.out.ReadBytes('\n')
+	return bytes.TrimSpace(response), err
 }
 
 // TestRemote sends requests through prompt/remote to a server that answers with the engines' own request and
@@ -119,16 +119,16 @@ func TestRemote(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				answer, err := python.ask(
+				response, err := python.ask(
 					map[string]any{"endpoint": endpoint, "template": template, "body": json.RawMessage(sent)},
 				)
 				if err != nil {
 					t.Error(err)
 				}
-				if bytes.HasPrefix(answer, []byte(`{"error"`)) {
+				if bytes.HasPrefix(response, []byte(`{"error"`)) {
 					w.WriteHeader(http.StatusBadRequest)
 				}
-				w.Write(answer)
+				w.Write(response)
 			}))
 			defer server.Close()
 			client, err := remote.New(
@@ -148,12 +148,12 @@ func TestRemote(t *testing.T) {
 				template = string(source)
 				for line := range bytes.Lines(payload) {
 					line = bytes.TrimSpace(line)
-					answer, err := python.ask(map[string]any{"template": template, "body": json.RawMessage(line)})
+					response, err := python.ask(map[string]any{"template": template, "body": json.RawMessage(line)})
 					if err != nil {
 						t.Fatal(err)
 					}
 					var want rendered
-					if err := json.Unmarshal(answer, &want); err != nil {
+					if err := json.Unmarshal(response, &want); err != nil {
 						t.Fatal(err)
 					}
 					request, err := body.ParseRequest("/v1/chat/completions", line)

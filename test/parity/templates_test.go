@@ -156,7 +156,7 @@ func TestContentFormats(t *testing.T) {
 	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		parts := 0
 		const folder = "../../test/models/tiny-bytelevel"
-		for i, answer := range engineAnswers[struct{ Format string }](t, engine, "", folder, questions) {
+		for i, response := range engineResults[struct{ Format string }](t, engine, "", folder, questions) {
 			path := filepath.Join(dir, "chat_template.jinja")
 			if err := os.WriteFile(path, []byte(templates[i].Template), 0o600); err != nil {
 				t.Fatal(err)
@@ -166,10 +166,10 @@ func TestContentFormats(t *testing.T) {
 				t.Errorf("%s: %v", templates[i].Name, err)
 				continue
 			}
-			if got := m.ContentFormat(); got != answer.Format {
-				t.Errorf("%s, %s: got %s, want %s", engine, templates[i].Name, got, answer.Format)
+			if got := m.ContentFormat(); got != response.Format {
+				t.Errorf("%s, %s: got %s, want %s", engine, templates[i].Name, got, response.Format)
 			}
-			if answer.Format == prompt.ContentOpenAI {
+			if response.Format == prompt.ContentOpenAI {
 				parts++
 			}
 		}

@@ -196,7 +196,7 @@ type sent struct {
 // heldByFull is how much of a prompt full attention holds, and the classes that kvepp names. For a model without full
 // attention it is how much can be reused.
 func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []string) {
-	var answer struct {
+	var response struct {
 		Instances map[string]struct {
 			Hybrid map[string]struct {
 				Classes []string
@@ -205,8 +205,8 @@ func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []strin
 			}
 		}
 	}
-	r.post(r.stack.Admin()+"/query", map[string]any{"model_name": "", "token_ids": ids}, &answer)
-	for _, instance := range answer.Instances {
+	r.post(r.stack.Admin()+"/query", map[string]any{"model_name": "", "token_ids": ids}, &response)
+	for _, instance := range response.Instances {
 		for _, rank := range instance.Hybrid {
 			if rank.Upper {
 				r.t.Fatalf("kvepp calls its prediction an upper bound; classes: %q", rank.Classes)
@@ -260,10 +260,10 @@ func (r *hybridRun) removals() float64 {
 }
 
 // send sends a prompt and reads what kvepp predicted and vLLM reports.
-func (r *hybridRun) send(prompt []kvblock.Token, answer int) (*sent, error) {
+func (r *hybridRun) send(prompt []kvblock.Token, response int) (*sent, error) {
 	s := &sent{prompt: prompt, began: time.Now()}
 	a, err := stack.Post(r.t.Context(), http.DefaultClient, r.stack.Envoy.URL+"/v1/completions", nil, map[string]any{
-		"model": stack.Model, "prompt": prompt, "max_tokens": answer, "ignore_eos": true, "return_token_ids": true,
+		"model": stack.Model, "prompt": prompt, "max_tokens": response, "ignore_eos": true, "return_token_ids": true,
 		"temperature": 0,
 	})
 	s.ended = time.Now()
@@ -277,7 +277,7 @@ func (r *hybridRun) send(prompt []kvblock.Token, answer int) (*sent, error) {
 		}
 	}
 	if err := json.Unmarshal([]byte(a.Body), &body); err != nil || len(body.Choices) != 1 ||
-		len(body.Choices[0].IDs) != answer {
+		len(body.Choices[0].IDs) != response {
 		return nil, fmt.Errorf("%v: no token ids in %s", err, a.Body)
 	}
 	s.all = append(slices.Clone(prompt), body.Choices[0].IDs...)
@@ -364,10 +364,10 @@ func (r *hybridRun) together() (right int) {
 		running.Go(func() {
 			for range left {
 				mu.Lock()
-				prompt, answer := r.traffic.next(), 1+r.traffic.IntN(6)
+				prompt, response := r.traffic.next(), 1+r.traffic.IntN(6)
 				mu.Unlock()
 				before := r.removals()
-				s, err := r.send(prompt, answer)
+				s, err := r.send(prompt, response)
 				if err != nil {
 					t.Error(err)
 					return

@@ -19,7 +19,7 @@ func newChat(rng *rand.Rand) []any {
 
 // chat sends a chat to a model, or an adapter of it, with a tenant or salt in its header or body, and waits until
 // kvepp's index has its blocks.
-func (b *bench) chat(model string, messages []any, header http.Header, with map[string]any, in space) *stack.Answer {
+func (b *bench) chat(model string, messages []any, header http.Header, with map[string]any, in space) *stack.Response {
 	b.t.Helper()
 	body := map[string]any{"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
 	for key, value := range with {
@@ -35,7 +35,7 @@ func (b *bench) chat(model string, messages []any, header http.Header, with map[
 
 // predicted checks that kvepp predicted the cached tokens that vLLM reports: with again, all that can be cached, else
 // none.
-func (b *bench) predicted(what string, a *stack.Answer, again bool) {
+func (b *bench) predicted(what string, a *stack.Response, again bool) {
 	b.t.Helper()
 	want := 0
 	if again {

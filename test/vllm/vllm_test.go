@@ -182,7 +182,7 @@ func tool(name string, arguments ...string) any {
 }
 
 // grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next message.
-func (c *conversation) grow(rng *rand.Rand, answer string) {
+func (c *conversation) grow(rng *rand.Rand, response string) {
 	if c.with["tools"] != nil && rng.IntN(2) == 0 {
 		c.messages = append(
 			c.messages,
@@ -198,7 +198,7 @@ func (c *conversation) grow(rng *rand.Rand, answer string) {
 			map[string]any{"role": "tool", "tool_call_id": "call_1", "content": text(rng, 10)},
 		)
 	} else {
-		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": answer})
+		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": response})
 	}
 	c.messages = append(c.messages, user(rng, 5+rng.IntN(40)))
 }
@@ -233,12 +233,12 @@ func (b *bench) post(url string, body, into any) {
 		b.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		b.t.Fatalf("%s: status %d, %v: %s", url, resp.StatusCode, err, answer)
+		b.t.Fatalf("%s: status %d, %v: %s", url, resp.StatusCode, err, response)
 	}
-	if err := json.Unmarshal(answer, into); err != nil {
-		b.t.Fatalf("%s: %v: %s", url, err, answer)
+	if err := json.Unmarshal(response, into); err != nil {
+		b.t.Fatalf("%s: %v: %s", url, err, response)
 	}
 }
 
@@ -269,9 +269,9 @@ func (b *bench) vllmIDs(body map[string]any) []kvblock.Token {
 			asked[key] = v
 		}
 	}
-	var answer struct{ Tokens []kvblock.Token }
-	b.post("http://"+b.vllm.Address+"/tokenize", asked, &answer)
-	return answer.Tokens
+	var response struct{ Tokens []kvblock.Token }
+	b.post("http://"+b.vllm.Address+"/tokenize", asked, &response)
+	return response.Tokens
 }
 
 // space separates blocks of the same tokens; empty: none.
@@ -287,11 +287,11 @@ func (b *bench) held(ids []kvblock.Token, in space) int {
 	if in.salt != "" {
 		query["cache_salt"] = in.salt
 	}
-	var answer struct {
+	var response struct {
 		Scores map[string]map[string]int
 	}
-	b.post(b.stack.Admin()+"/query", query, &answer)
-	for _, ranks := range answer.Scores {
+	b.post(b.stack.Admin()+"/query", query, &response)
+	for _, ranks := range response.Scores {
 		for _, tokens := range ranks {
 			return tokens
 		}

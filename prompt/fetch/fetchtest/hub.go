@@ -18,7 +18,7 @@ import (
 func Hub(
 	t *testing.T,
 	files map[string]string,
-	before func(w http.ResponseWriter, r *http.Request) (answered bool),
+	before func(w http.ResponseWriter, r *http.Request) (responded bool),
 ) string {
 	names := slices.Sorted(maps.Keys(files))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

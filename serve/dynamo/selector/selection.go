@@ -514,11 +514,11 @@ func policyClass(req *http.Request) string {
 // control extends the write deadline for the answer of a selection, which may have waited. Some connections have no
 // deadlines.
 func control(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerPatience))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(responsePatience))
 }
 
-// answerPatience is how long a client may take to read an answer.
-const answerPatience = time.Minute
+// responsePatience is how long a client may take to read an answer.
+const responsePatience = time.Minute
 
 // booking returns how many tokens to prefill a reservation of the selection books.
 func (c *selection) booking() int {

@@ -167,7 +167,7 @@ func (r *routes) add(path string, byMethod handlers) {
 		start, status := time.Now(), api.NewStatusWriter(w)
 		if handle := byMethod[method]; handle != nil {
 			handle(status, req)
-			r.m.Answered(path, method, status.Status, start)
+			r.m.Responded(path, method, status.Status, start)
 			return
 		}
 		api.Reply(w, 0, nil, api.Refuse(http.StatusMethodNotAllowed, "method not allowed"))

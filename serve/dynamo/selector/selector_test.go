@@ -542,9 +542,9 @@ func FuzzSelectionBodies(f *testing.F) {
 			"POST /reservations", "POST /select_and_reserve",
 			"POST /workers", "PATCH /workers/1", "GET /loads", "GET /ready"} {
 			method, path, _ := strings.Cut(request, " ")
-			status, answer := c.ask(method, path, body)
-			if status == http.StatusInternalServerError || !json.Valid([]byte(answer)) {
-				t.Fatalf("%s %q: %d %q", request, body, status, answer)
+			status, response := c.ask(method, path, body)
+			if status == http.StatusInternalServerError || !json.Valid([]byte(response)) {
+				t.Fatalf("%s %q: %d %q", request, body, status, response)
 			}
 		}
 		if n, stats := c.book.Len(), c.selector.Stats(); n != stats.Reservations {

@@ -18,17 +18,17 @@ import (
 // later sends a request from a goroutine of its own; ctx is the client's connection. It returns the channel of the
 // answer.
 func (c *counter) later(ctx context.Context, path, class, body string) <-chan string {
-	answered := make(chan string, 1)
+	responded := make(chan string, 1)
 	go func() {
 		req := httptest.NewRequestWithContext(ctx, "POST", path, strings.NewReader(body))
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("x-dynamo-meta-policy-class", class)
 		w := httptest.NewRecorder()
 		c.handler.ServeHTTP(w, req)
-		answered <- http.StatusText(w.Code) + " " + w.Body.String()
+		responded <- http.StatusText(w.Code) + " " + w.Body.String()
 	}()
 	synctest.Wait()
-	return answered
+	return responded
 }
 
 // fresh returns a prompt of four tokens that no worker has cached.
@@ -38,11 +38,11 @@ func fresh() string {
 
 var seen atomic.Uint32
 
-func wantAnswer(t *testing.T, answered <-chan string, part string) {
+func wantResponse(t *testing.T, responded <-chan string, part string) {
 	t.Helper()
 	synctest.Wait()
 	select {
-	case text := <-answered:
+	case text := <-responded:
 		if part == "" || !strings.Contains(text, part) {
 			t.Errorf("answered %s, want %q", text, part)
 		}
@@ -108,22 +108,22 @@ func TestSelectionsWait(t *testing.T) {
 			t.Errorf("%+v", stats)
 		}
 		goes()
-		wantAnswer(t, fourth, "the client has gone")
+		wantResponse(t, fourth, "the client has gone")
 		c.want("GET /loads", "", http.StatusOK, `"pending_count":2,`)
 
 		c.want("POST /reservations/a/prefill_complete", "", http.StatusOK, "ok")
-		wantAnswer(t, third, `OK {"selection_id":"c",`)
-		wantAnswer(t, second, "")
+		wantResponse(t, third, `OK {"selection_id":"c",`)
+		wantResponse(t, second, "")
 		c.want("DELETE /reservations/c", "", http.StatusOK, "ok")
-		wantAnswer(t, second, `OK {"selection_id":"b",`)
+		wantResponse(t, second, `OK {"selection_id":"b",`)
 
 		late := c.later(ctx, "/select", "", `{`+fresh()+`}`)
 		<-time.After(30 * time.Second)
-		wantAnswer(t, late, "Too Many Requests")
+		wantResponse(t, late, "Too Many Requests")
 
 		left := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "e", `+fresh()+`}`)
 		c.want("DELETE /workers/1", "", http.StatusOK, "unschedulable")
-		wantAnswer(t, left, "no endpoints available to route work")
+		wantResponse(t, left, "no endpoints available to route work")
 		if stats := c.selector.Stats(); stats != (Stats{}) || c.selector.pending.len() != 0 {
 			t.Errorf("%+v", stats)
 		}
@@ -139,7 +139,7 @@ func TestSelectionsWait(t *testing.T) {
 		<-time.After(5*time.Minute - 10*time.Second)
 		after := c.later(ctx, "/select", "", `{`+fresh()+`}`)
 		<-time.After(11 * time.Second)
-		wantAnswer(t, after, `OK {"model_name":`)
+		wantResponse(t, after, `OK {"model_name":`)
 	})
 }
 
@@ -167,25 +167,25 @@ policy_classes:
 			http.StatusCreated,
 			"schedulable",
 		)
-		wantAnswer(
+		wantResponse(
 			t,
 			c.later(t.Context(), "/select_and_reserve", "none", `{"selection_id": "a", `+fresh()+`}`),
 			`OK {"selection_id":"a"`,
 		)
 		waits := c.later(t.Context(), "/select", "few", `{`+fresh()+`}`)
-		wantAnswer(
+		wantResponse(
 			t,
 			c.later(t.Context(), "/select", "", `{`+fresh()+`}`),
 			`Too Many Requests {"details":{"current":1,"limit":1,"limit_kind":"requests","policy_class":"few"},`+
 				`"error":"router policy class \"few\" queue requests limit reached (current=1, limit=1)"}`,
 		)
-		wantAnswer(
+		wantResponse(
 			t,
 			c.later(t.Context(), "/select", "none", `{`+fresh()+`}`),
 			`"limit_kind":"raw_isl_tokens","policy_class":"none"`,
 		)
 		c.want("DELETE /reservations/a", "", http.StatusOK, "ok")
-		wantAnswer(t, waits, `OK {"model_name":`)
+		wantResponse(t, waits, `OK {"model_name":`)
 	})
 }
 

@@ -47,9 +47,9 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
-		answer, err := answerTo(words)
+		response, err := responseTo(words)
 		if err == nil {
-			err = out.Encode(answer)
+			err = out.Encode(response)
 		}
 		if err != nil {
 			return fmt.Errorf("command %q: %w", lines.Text(), err)
@@ -58,7 +58,7 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	return lines.Err()
 }
 
-func answerTo(words []string) (any, error) {
+func responseTo(words []string) (any, error) {
 	switch {
 	case len(words) == 2 && words[0] == "decode":
 		m, err := newMessages(words[1], 4096)

@@ -155,13 +155,13 @@ func (g *generator) query(c chain) {
 // Parameters of tree: numbers of system prompts, of blocks of a system prompt, of blocks of a user before the first
 // turn, and of blocks of a turn. A turn is stored as one event for the prompt and one for each block of the answer.
 const (
-	treeSystems = 16
-	treeSystem  = 32
-	treeUser    = 8
-	treePrompt  = 6
-	treeAnswer  = 2
-	treeTurn    = treePrompt + treeAnswer
-	treeTurns   = 8
+	treeSystems  = 16
+	treeSystem   = 32
+	treeUser     = 8
+	treePrompt   = 6
+	treeResponse = 2
+	treeTurn     = treePrompt + treeResponse
+	treeTurns    = 8
 )
 
 // tree writes chats. Users with a few system prompts take turns with a worker of their own, which changes now and then.
@@ -198,10 +198,10 @@ func (g *generator) tree(workers, users, queries int) {
 		}
 		prompt := treeSystem + treeUser + t*treeTurn + treePrompt
 		g.store(worker, c, from, prompt)
-		for i := prompt; i < prompt+treeAnswer; i++ {
+		for i := prompt; i < prompt+treeResponse; i++ {
 			g.store(worker, c, i, i+1)
 		}
-		held[at] = prompt + treeAnswer
+		held[at] = prompt + treeResponse
 	}
 	query := func() {
 		switch x := g.rng.IntN(100); {

@@ -42,19 +42,19 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {
 		command, argument, _ := strings.Cut(lines.Text(), " ")
-		var answer any
+		var response any
 		var err error
 		switch {
 		case command == "run":
-			answer, err = replay(argument)
+			response, err = replay(argument)
 		case command == "memory":
-			answer, err = memory(argument)
+			response, err = memory(argument)
 		case command == "open":
 			open, err = openReaders(argument)
 		case command == "readers" && open != nil:
 			var threads int
 			if threads, err = strconv.Atoi(argument); err == nil {
-				answer, err = open.read(threads)
+				response, err = open.read(threads)
 			}
 		case (command == "beside" || command == "write") && open != nil:
 			var rate float64
@@ -62,15 +62,15 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 				break
 			}
 			if command == "beside" {
-				answer, err = open.besideWriter(rate)
+				response, err = open.besideWriter(rate)
 			} else {
-				answer, err = open.write(rate)
+				response, err = open.write(rate)
 			}
 		default:
 			err = fmt.Errorf("command %q", lines.Text())
 		}
 		if err == nil {
-			err = out.Encode(answer)
+			err = out.Encode(response)
 		}
 		if err != nil {
 			return err

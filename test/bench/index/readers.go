@@ -69,13 +69,13 @@ func openReaders(path string) (*readers, error) {
 	return r, nil
 }
 
-type readAnswer struct {
+type readResponse struct {
 	FindNS float64 `json:"find_ns"` // CPU time of a query, mean over the threads
 	Rate   float64 `json:"rate"`    // of the writer, in blocks a second
 }
 
 // read measures the CPU time of a query with this many reading threads.
-func (r *readers) read(threads int) (*readAnswer, error) {
+func (r *readers) read(threads int) (*readResponse, error) {
 	var stop atomic.Bool
 	timer := time.AfterFunc(readFor, func() { stop.Store(true) })
 	defer timer.Stop()
@@ -85,7 +85,7 @@ func (r *readers) read(threads int) (*readAnswer, error) {
 		all.Go(func() { took[i] = r.find(i*7919, &stop) })
 	}
 	all.Wait()
-	a := &readAnswer{}
+	a := &readResponse{}
 	for _, t := range took {
 		a.FindNS += t / float64(threads)
 	}
@@ -105,7 +105,7 @@ func (r *readers) find(from int, stop *atomic.Bool) float64 {
 }
 
 // besideWriter is read with one thread, while another writes.
-func (r *readers) besideWriter(rate float64) (*readAnswer, error) {
+func (r *readers) besideWriter(rate float64) (*readResponse, error) {
 	var stop atomic.Bool
 	done := make(chan float64)
 	go func() { done <- r.find(0, &stop) }()
@@ -116,13 +116,13 @@ func (r *readers) besideWriter(rate float64) (*readAnswer, error) {
 }
 
 // write applies at most rate blocks a second: it stores the blocks of phaseMixed, removes them, and repeats.
-func (r *readers) write(rate float64) (*readAnswer, error) {
+func (r *readers) write(rate float64) (*readResponse, error) {
 	blocks := 0
 	for start := time.Now(); ; {
 		for i := range 2 * len(r.stores) {
 			if i < len(r.stores) {
 				if err := r.index.Stored(r.workers[i], r.stores[i]); err != nil {
-					return &readAnswer{}, err
+					return &readResponse{}, err
 				}
 				blocks += len(r.stores[i].Blocks)
 			} else {
@@ -138,7 +138,7 @@ func (r *readers) write(rate float64) (*readAnswer, error) {
 			}
 		}
 		if took := time.Since(start); took > readFor {
-			return &readAnswer{Rate: float64(blocks) / took.Seconds()}, nil
+			return &readResponse{Rate: float64(blocks) / took.Seconds()}, nil
 		}
 	}
 }

@@ -143,11 +143,11 @@ func (r *replayer) step(op *operation) error {
 		}
 		r.queries = append(r.queries, op.query)
 		if r.id != phaseMixed && len(r.queries) == queryBatch {
-			r.answer()
+			r.respond()
 		}
 	default:
 		if r.id != phaseMixed && len(r.queries) > 0 {
-			r.answer()
+			r.respond()
 		}
 		if op.kind != r.kind || len(r.blocks)+len(r.hashes) >= eventBatch {
 			if err := r.apply(); err != nil {
@@ -184,7 +184,7 @@ func (r *replayer) step(op *operation) error {
 			if err := r.apply(); err != nil {
 				return err
 			}
-			r.answer()
+			r.respond()
 			r.window = 0
 		}
 	}
@@ -196,7 +196,7 @@ func (r *replayer) enter(id int) error {
 	if err := r.apply(); err != nil {
 		return err
 	}
-	r.answer()
+	r.respond()
 	all, gc := cputime.Process(), gcTime()
 	if r.now != nil {
 		r.now.AllNS, r.now.GCNS = all-r.entered, gc-r.gcEntered
@@ -244,7 +244,7 @@ func (r *replayer) apply() error {
 }
 
 // answer answers the waiting queries, first for the time, then again for the digest.
-func (r *replayer) answer() {
+func (r *replayer) respond() {
 	if len(r.queries) == 0 {
 		return
 	}

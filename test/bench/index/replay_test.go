@@ -48,7 +48,7 @@ func naive(t *testing.T, path string) map[int]string {
 	digests := map[int]uint64{}
 	var waiting [][]kvblock.LocalHash
 	phase, window := 0, 0
-	answer := func() {
+	respond := func() {
 		for _, q := range waiting {
 			chain := kvblock.AppendSequenceHashes(nil, q)
 			for worker, blocks := range held {
@@ -76,7 +76,7 @@ func naive(t *testing.T, path string) map[int]string {
 			class = op.hybrid.Classes[0]
 			continue
 		case opPhase:
-			answer()
+			respond()
 			phase, window = op.phase, 0
 			continue
 		case opStore:
@@ -94,11 +94,11 @@ func naive(t *testing.T, path string) map[int]string {
 			waiting = append(waiting, op.query)
 		}
 		if window++; phase != phaseMixed || window == mixedWindow {
-			answer()
+			respond()
 			window = 0
 		}
 	}
-	answer()
+	respond()
 	all := map[int]string{}
 	for phase, digest := range digests {
 		all[phase] = fmt.Sprintf("%016x", digest)

@@ -410,7 +410,7 @@ func (p *player) delegate(ctx context.Context, all []session, n int, name string
 // record adds a request to the trace, and returns the full blocks of its prompt. blocks are those of the prompt before;
 // of a first prompt, shared tokens are the system prompt's.
 func (p *player) record(
-	s *session, name string, after []dependency, blocks []int, shared int, a *stack.Answer,
+	s *session, name string, after []dependency, blocks []int, shared int, a *stack.Response,
 ) []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -439,7 +439,7 @@ func (p *player) grow(s *session, tokens int) {
 }
 
 // add adds a request. known is how many tokens of its prompt were in earlier prompts.
-func (p *player) add(conversation int, a *stack.Answer, err error, known int) {
+func (p *player) add(conversation int, a *stack.Response, err error, known int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	x := sample{Conversation: conversation, Failed: err != nil}
@@ -463,7 +463,7 @@ const floorTokens, floorTries = 1500, 12
 // warmUp sends short requests until each worker has served one, so that no system pays for a program's first steps.
 // Then it measures the floor: the time to first token of a cached prompt on idle workers.
 func (p *player) warmUp(ctx context.Context) error {
-	send := func(text string) (*stack.Answer, error) {
+	send := func(text string) (*stack.Response, error) {
 		messages := []stack.Message{{Role: "user", Content: text}}
 		a, err := stack.Chat(ctx, p.client, p.stack.URL(), nil, messages, true, nil)
 		if err == nil && a.Status != http.StatusOK {

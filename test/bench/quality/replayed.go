@@ -190,9 +190,9 @@ var replayColumns = [...]struct {
 	{func(s []sample) float64 { return 100 * goodput(s) }, "%.0f", true},
 }
 
-// answerTokens is how many tokens the text of an answer token has when the next prompt repeats it, measured with the
+// outputTokens is how many tokens the text of an output token has when the next prompt repeats it, measured with the
 // mockers. templateTokens are those that the chat template adds for each message.
-const answerTokens, templateTokens = 1.1, 3
+const outputTokens, templateTokens = 1.1, 3
 
 // plan writes the traces that the scenarios would send, with estimated numbers of tokens, so that policies can be tried
 // by kvepp replay on many seeds. Each file's name is followed by the flags for kvepp replay.
@@ -241,7 +241,7 @@ func (r *recorder) plan(s *session, name string, at time.Duration, after []depen
 		last = turnOf(name, i)
 		prompt += tokens(t.text) + templateTokens
 		blocks = r.add(last, at, after, blocks, prompt, t.output)
-		prompt += int(answerTokens*float64(t.output)) + templateTokens
+		prompt += int(outputTokens*float64(t.output)) + templateTokens
 	}
 	return last
 }

@@ -40,12 +40,12 @@ type Browser struct {
 
 	mu      sync.Mutex // guards all below
 	next    int
-	waiting map[int]chan answer
+	waiting map[int]chan response
 	pages   map[string]*Page // by session
 	failed  error            // why the browser ended; nil: it runs
 }
 
-type answer struct {
+type response struct {
 	result json.RawMessage
 	err    error
 }
@@ -72,11 +72,11 @@ func Start(path string) (*Browser, error) {
 	if err != nil {
 		return nil, err
 	}
-	from, answers, err := os.Pipe()
+	from, responses, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	b := &Browser{profile: profile, to: to, waiting: map[int]chan answer{}, pages: map[string]*Page{}}
+	b := &Browser{profile: profile, to: to, waiting: map[int]chan response{}, pages: map[string]*Page{}}
 	b.cmd = exec.Command(path, "--headless=new", "--remote-debugging-pipe", "--user-data-dir="+profile,
 		"--no-first-run",
 		"--no-default-browser-check", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
@@ -84,13 +84,13 @@ func Start(path string) (*Browser, error) {
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 		"--no-sandbox", // tests run as root in containers, and open only kvepp's own page
 		"--force-color-profile=srgb", "about:blank")
-	b.cmd.ExtraFiles = []*os.File{commands, answers}
+	b.cmd.ExtraFiles = []*os.File{commands, responses}
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Close also ends the browser's own children
 	if err := b.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(profile))
 	}
 	commands.Close()
-	answers.Close()
+	responses.Close()
 	go b.read(from)
 	return b, nil
 }
@@ -113,7 +113,7 @@ func (b *Browser) read(from *os.File) {
 			b.mu.Lock()
 			b.failed = fmt.Errorf("the browser has ended: %w", err)
 			for id, c := range b.waiting {
-				c <- answer{err: b.failed}
+				c <- response{err: b.failed}
 				delete(b.waiting, id)
 			}
 			b.mu.Unlock()
@@ -130,7 +130,7 @@ func (b *Browser) read(from *os.File) {
 				p.event(&m)
 			}
 		case c != nil:
-			a := answer{result: m.Result}
+			a := response{result: m.Result}
 			if m.Error != nil {
 				a.err = errors.New(m.Error.Message)
 			}
@@ -147,7 +147,7 @@ func (b *Browser) call(ctx context.Context, session, method string, params, v an
 	if err != nil {
 		return err
 	}
-	c := make(chan answer, 1)
+	c := make(chan response, 1)
 	b.mu.Lock()
 	if b.failed != nil {
 		b.mu.Unlock()

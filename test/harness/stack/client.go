@@ -19,7 +19,7 @@ type Message struct {
 }
 
 // Answer is a response as a client gets it, with kvepp's headers about its decision (--decision-headers).
-type Answer struct {
+type Response struct {
 	Status int
 	Header http.Header
 	Body   string // as received
@@ -49,7 +49,7 @@ func Chat(
 	messages []Message,
 	stream bool,
 	extra map[string]any,
-) (*Answer, error) {
+) (*Response, error) {
 	body := map[string]any{"model": Model, "messages": messages, "stream": stream, "max_tokens": 8}
 	if stream {
 		body["stream_options"] = map[string]any{"include_usage": true}
@@ -61,7 +61,7 @@ func Chat(
 }
 
 // Post sends a JSON body and reads the response to its end.
-func Post(ctx context.Context, client *http.Client, url string, header http.Header, body any) (*Answer, error) {
+func Post(ctx context.Context, client *http.Client, url string, header http.Header, body any) (*Response, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
@@ -78,17 +78,16 @@ func Post(ctx context.Context, client *http.Client, url string, header http.Head
 }
 
 // Do sends a request and reads the response to its end.
-func Do(client *http.Client, req *http.Request) (*Answer, error) {
+func Do(client *http.Client, req *http.Request) (*Response, error) {
 	start := time.Now()
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	a := &Answer{Status: resp.StatusCode, Header: resp.Header, PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1,
-		Worker: resp.Header.Get(
-			"x-kvepp-worker",
-		), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs"),
+	a := &Response{Status: resp.StatusCode, Header: resp.Header,
+		PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1, Worker: resp.Header.Get("x-kvepp-worker"),
+		Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs"),
 		PrefillWorker: resp.Header.Get("x-kvepp-prefill-worker")}
 	a.KveppPrompt, _ = strconv.Atoi(resp.Header.Get("x-kvepp-prompt-tokens"))
 	a.KveppCached, _ = strconv.Atoi(resp.Header.Get("x-kvepp-predicted-cached-tokens"))
@@ -128,7 +127,7 @@ func Do(client *http.Client, req *http.Request) (*Answer, error) {
 }
 
 // read takes the fields of one JSON object of a response.
-func (a *Answer) read(object []byte) {
+func (a *Response) read(object []byte) {
 	var r struct {
 		Choices []struct {
 			Text           string

@@ -144,13 +144,13 @@ func (w *Worker) Ready(ctx context.Context) error {
 		if w.stack.cfg.Frontend != "" {
 			return nil
 		}
-		return w.answers(ctx, id)
+		return w.responds(ctx, id)
 	}, w.frontend, w.mocker)
 }
 
 // answers requests one token for a prompt of less than a block from the worker with this instance. A frontend that
 // knows a model and its instances may still answer 404 or 503 for a moment.
-func (w *Worker) answers(ctx context.Context, instance string) error {
+func (w *Worker) responds(ctx context.Context, instance string) error {
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}, "X-Dynamo-Dp-Rank": {"0"}}
 	for _, other := range w.stack.Workers {
 		if w.stack.cfg.Prefill == 0 || other.component == w.component || other.Zone != w.Zone {

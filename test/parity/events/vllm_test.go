@@ -24,7 +24,7 @@ const vllmBlocks = 72
 const vllmBlock = stack.VLLMBlockSize
 
 // ask sends a request. It returns the prompt's tokens and how many of them vLLM reports as cached.
-func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt, cached int, answer string) {
+func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt, cached int, response string) {
 	t.Helper()
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -137,7 +137,7 @@ func TestVLLM(t *testing.T) {
 			salt := strings.TrimPrefix(name, "again")
 			payload := chat(salt, conversations[name])
 			want, all := predicted(payload)
-			input, cached, answer := ask(t, v, "/v1/chat/completions", payload)
+			input, cached, response := ask(t, v, "/v1/chat/completions", payload)
 			if input != all || cached != want {
 				t.Fatalf(
 					"request %d of %q: vLLM reports %d of %d tokens cached, the index predicted %d of %d",
@@ -157,7 +157,7 @@ func TestVLLM(t *testing.T) {
 			computed[name] = (all - 1) / vllmBlock * vllmBlock
 			conversations[name] = append(
 				conversations[name],
-				map[string]any{"role": "assistant", "content": answer},
+				map[string]any{"role": "assistant", "content": response},
 				user(40),
 			)
 			if all > 1000 {

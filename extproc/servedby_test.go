@@ -36,14 +36,14 @@ func TestLikelyCause(t *testing.T) {
 		tries           int
 		want            string
 	}{
-		{"10.0.0.2:8000", router.AnsweredByOther,
+		{"10.0.0.2:8000", router.ServedByOther,
 			0, "the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster"},
-		{"10.0.0.2:8000", router.AnsweredByOther, 1, "does not have the chosen address, or its health checks"},
-		{"10.0.0.2:8000", router.AnsweredByOther, 2, "the proxy retried on another one"},
-		{"10.0.0.3:8000", router.AnsweredByOther, 0, "does not have the chosen address, or its health checks"},
-		{"10.0.0.9:8000", router.AnsweredByUnknown, 1, "kvepp has none at the address"},
+		{"10.0.0.2:8000", router.ServedByOther, 1, "does not have the chosen address, or its health checks"},
+		{"10.0.0.2:8000", router.ServedByOther, 2, "the proxy retried on another one"},
+		{"10.0.0.3:8000", router.ServedByOther, 0, "does not have the chosen address, or its health checks"},
+		{"10.0.0.9:8000", router.ServedByUnknown, 1, "kvepp has none at the address"},
 	} {
-		route := &router.Route{AnsweredBy: router.AnsweredBy{Address: c.served, Outcome: c.outcome}}
+		route := &router.Route{ServedBy: router.ServedBy{Address: c.served, Outcome: c.outcome}}
 		route.Fallbacks = []string{"10.0.0.2:8000"}
 		if got := likelyCause(route, c.tries); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %s", c, got)

@@ -7,35 +7,35 @@ import (
 	"kvepp/pool"
 )
 
-// AnsweredBy.Outcome: which endpoint answered, and what became of the booking.
+// ServedBy.Outcome: which endpoint answered, and what became of the booking.
 const (
-	AnsweredByChosen  = "as_chosen" // the booking stays
-	AnsweredByOther   = "moved"     // another endpoint of the pool: the booking moves there
-	AnsweredByUnknown = "unknown"   // no endpoint of the pool: the booking ends
+	ServedByChosen  = "as_chosen" // the booking stays
+	ServedByOther   = "moved"     // another endpoint of the pool: the booking moves there
+	ServedByUnknown = "unknown"   // no endpoint of the pool: the booking ends
 )
 
-// AnsweredBy is the endpoint that answered a request, as the proxy reports it.
-type AnsweredBy struct {
+// ServedBy is the endpoint that answered a request, as the proxy reports it.
+type ServedBy struct {
 	Address string // host:port
 	// Worker is endpoint and rank, such as "worker-0/0". Empty: the pool has no such endpoint, or it is the chosen one
 	// and no record is kept.
 	Worker  string
-	Outcome string // AnsweredByChosen, AnsweredByOther or AnsweredByUnknown
+	Outcome string // ServedByChosen, ServedByOther or ServedByUnknown
 }
 
 // Reconcile moves the booking to the endpoint that answered the request, as the proxy reports it after retries and
-// fallbacks. If the endpoint is not in the pool, the booking ends. Reconcile returns AnsweredBy.Outcome.
+// fallbacks. If the endpoint is not in the pool, the booking ends. Reconcile returns ServedBy.Outcome.
 //
 // address is host:port. attempts is how many endpoints the proxy says it tried; 0: it does not say. Only the goroutine
 // that follows the answer calls it.
 func (r *Router) Reconcile(route *Route, address string, attempts int) string {
 	outcome := r.reconcile(route, address, attempts)
-	r.metrics.AnsweredBy(outcome)
-	route.AnsweredBy.Address, route.AnsweredBy.Outcome = address, outcome
-	if outcome == AnsweredByChosen && route.record != nil { // otherwise nothing reads Worker
-		route.AnsweredBy.Worker = route.WorkerName()
+	r.metrics.ServedBy(outcome)
+	route.ServedBy.Address, route.ServedBy.Outcome = address, outcome
+	if outcome == ServedByChosen && route.record != nil { // otherwise nothing reads Worker
+		route.ServedBy.Worker = route.WorkerName()
 	}
-	r.records.setAnsweredBy(route)
+	r.records.setServedBy(route)
 	return outcome
 }
 
@@ -46,20 +46,20 @@ func (d *Decision) WorkerName() string {
 
 func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	if sameAddress(address, route.Address) {
-		return AnsweredByChosen // if several workers share the address, the headers have named one
+		return ServedByChosen // if several workers share the address, the headers have named one
 	}
 	snapshot := r.pool.Acquire() // a snapshot keeps workers' numbers from being reused
 	defer snapshot.Release()
 	w := workerAt(snapshot, address, route.Rank)
 	if _, err := netip.ParseAddrPort(route.Address); err != nil && w == nil {
-		return AnsweredByUnknown // the chosen address is a host name, which may stand for this one
+		return ServedByUnknown // the chosen address is a host name, which may stand for this one
 	}
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
 		route.responses = nil
 		route.promptComputed, route.health.endpoint, route.health.counts[0] = nil, nil, nil
-		return AnsweredByUnknown
+		return ServedByUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)
 	if route.Prefill == nil {
@@ -67,9 +67,9 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
 	route.health.counts[0] = r.counts.of(w.Worker)
-	route.AnsweredBy.Worker = w.String()
+	route.ServedBy.Worker = w.String()
 	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
-	return AnsweredByOther
+	return ServedByOther
 }
 
 // workerAt returns the worker at an address, if there are several the one of this rank; nil if there is none.

@@ -92,7 +92,7 @@ func TestClientGoneBeforeContent(t *testing.T) {
 
 // kvepp books a block each time the response grows past a block's end. Near the expected end of the response, all its
 // blocks count for less.
-func TestAnswerIsCounted(t *testing.T) {
+func TestResponseIsCounted(t *testing.T) {
 	b := newBench(t, Config{})
 	body := `{"model":"m","stream":true,"nvext":{"agent_hints":{"osl":36}},"messages":[{"role":"user","content":"-"}]}`
 	isl := len(body) / 4
@@ -158,7 +158,7 @@ func newStream(t *testing.T, response filterv3.ProcessingMode_BodySendMode) *str
 // A response in one piece shows the end of its prefill too late. So, once the worker's speed is known, kvepp ends the
 // prefill load at the estimated time. For a streamed response it does so only if the proxy does not send response
 // bodies.
-func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
+func TestPrefillOfWholeResponseEndsByEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
 		b.book.Prefill.TokensPerSecond = 10
@@ -191,7 +191,7 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 
 		s := newStream(t, filterv3.ProcessingMode_NONE)
 		request := s.request()
-		if !request.AnswerUnseen || newStream(t, fullDuplex).request().AnswerUnseen {
+		if !request.ResponseUnseen || newStream(t, fullDuplex).request().ResponseUnseen {
 			t.Error("the router must know exactly whether the mode has no response bodies")
 		}
 		unseen, err := b.router.Route(t.Context(), request)
@@ -224,7 +224,7 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 func TestSpeedIsLearnedFromStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
-		answer := func(contentType, body string) {
+		response := func(contentType, body string) {
 			x := b.running(
 				t,
 				router.Config{},
@@ -243,13 +243,13 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 			return b.load().PrefillTokens == 0
 		}
 		for range 100 {
-			answer("application/json", "{}")
+			response("application/json", "{}")
 		}
 		if known() {
 			t.Error("learned from answers in one piece")
 		}
 		for range 100 { // over two workers
-			answer("text/event-stream", contentEvent("x"))
+			response("text/event-stream", contentEvent("x"))
 		}
 		if !known() {
 			t.Error("not learned from streams")

@@ -21,15 +21,15 @@ const (
 // reconcile moves the booking to the endpoint that answered the request. If that is not the chosen one, it logs the
 // likely cause, and corrects the headers that show the decision.
 func (x *exchange) reconcile(e *effect) {
-	outcome := x.router.Reconcile(x.route, e.AnsweredBy, e.Tries)
-	if outcome == router.AnsweredByChosen {
+	outcome := x.router.Reconcile(x.route, e.ServedBy, e.Tries)
+	if outcome == router.ServedByChosen {
 		return
 	}
 	level := slog.LevelDebug
 	if x.moved.first(x.route.Address, outcome) {
 		level = slog.LevelWarn
 	}
-	answeredBy := &x.route.AnsweredBy
+	servedBy := &x.route.ServedBy
 	x.log.Log(
 		context.Background(),
 		level,
@@ -42,20 +42,20 @@ func (x *exchange) reconcile(e *effect) {
 		"chosen_worker",
 		x.route.WorkerName(),
 		"served",
-		answeredBy.Address,
+		servedBy.Address,
 		"served_worker",
-		answeredBy.Worker,
+		servedBy.Worker,
 		"outcome",
 		outcome,
 		"likely_cause",
 		likelyCause(x.route, e.Tries),
 	)
 	if x.Server.cfg.DecisionHeaders {
-		name := answeredBy.Worker
+		name := servedBy.Worker
 		if name == "" {
-			name = "unknown (" + answeredBy.Address + ")"
+			name = "unknown (" + servedBy.Address + ")"
 		}
-		showAnsweringWorker(e.Send, name, x.route.WorkerName())
+		showServingWorker(e.Send, name, x.route.WorkerName())
 	}
 }
 
@@ -65,10 +65,10 @@ func likelyCause(route *router.Route, tries int) string {
 	switch {
 	case tries > 1:
 		return "the chosen endpoint failed, and the proxy retried on another one"
-	case route.AnsweredBy.Outcome == router.AnsweredByUnknown:
+	case route.ServedBy.Outcome == router.ServedByUnknown:
 		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that " +
 			"answered. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
-	case tries == 0 && slices.Contains(route.Fallbacks, route.AnsweredBy.Address):
+	case tries == 0 && slices.Contains(route.Fallbacks, route.ServedBy.Address):
 		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's " +
 			"cluster does not have the chosen address"
 	}
@@ -76,14 +76,14 @@ func likelyCause(route *router.Route, tries int) string {
 		"cluster as IP:port, or remove it from kvepp's endpoints"
 }
 
-// showAnsweringWorker corrects the response headers that show the decision: it sets the worker that answered, and adds
+// showServingWorker corrects the response headers that show the decision: it sets the worker that answered, and adds
 // the chosen one.
-func showAnsweringWorker(messages []*extprocv3.ProcessingResponse, answering, chosen string) {
+func showServingWorker(messages []*extprocv3.ProcessingResponse, serving, chosen string) {
 	for _, m := range messages {
 		mutation := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
 		for _, h := range mutation.GetSetHeaders() {
 			if h.GetHeader().GetKey() == workerHeaderShown {
-				h.Header.RawValue = []byte(answering)
+				h.Header.RawValue = []byte(serving)
 				mutation.SetHeaders = append(mutation.SetHeaders, set(chosenHeaderShown, chosen))
 				return
 			}

@@ -33,13 +33,13 @@ func TestServedByAnother(t *testing.T) {
 		return h.route(req)
 	}
 	for _, c := range []struct{ chosen, served, outcome, carries string }{
-		{"10.0.0.1:8000", "10.0.0.1:8000", AnsweredByChosen, "w0"},
-		{"10.0.0.1:8000", "10.0.0.2:8000", AnsweredByOther, "w1"},
-		{"[fd00::7]:8000", "[fd00:0:0::7]:8000", AnsweredByChosen, "v6"},
-		{"10.0.0.1:8000", "[fd00:0:0::7]:8000", AnsweredByOther, "v6"},
-		{"10.0.0.1:8000", "10.0.0.9:8000", AnsweredByUnknown, ""},
-		{"10.0.0.1:8000", "nonsense", AnsweredByUnknown, ""},
-		{"worker.example:8000", "10.9.9.9:8000", AnsweredByUnknown, "named"}, // the name may resolve to it
+		{"10.0.0.1:8000", "10.0.0.1:8000", ServedByChosen, "w0"},
+		{"10.0.0.1:8000", "10.0.0.2:8000", ServedByOther, "w1"},
+		{"[fd00::7]:8000", "[fd00:0:0::7]:8000", ServedByChosen, "v6"},
+		{"10.0.0.1:8000", "[fd00:0:0::7]:8000", ServedByOther, "v6"},
+		{"10.0.0.1:8000", "10.0.0.9:8000", ServedByUnknown, ""},
+		{"10.0.0.1:8000", "nonsense", ServedByUnknown, ""},
+		{"worker.example:8000", "10.9.9.9:8000", ServedByUnknown, "named"}, // the name may resolve to it
 	} {
 		served = nil
 		r := at(c.chosen)
@@ -76,7 +76,7 @@ func TestServedByAnotherDecodeWorker(t *testing.T) {
 	prefill := h.load("w0")
 	other := map[string]string{"w1": "w2", "w2": "w1"}[r.Name]
 	if got := h.Reconcile(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other],
-		0); got != AnsweredByOther {
+		0); got != ServedByOther {
 		t.Error(got)
 	}
 	if h.load(r.Name) != (scoring.Load{}) || h.load(other).ActiveBlocks != 10 || h.load("w0") != prefill {
