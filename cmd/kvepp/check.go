@@ -36,6 +36,8 @@ import (
 type checkOptions struct {
 	options
 	tests check.Config // only what its flags say
+	// pickerConfig is an EndpointPickerConfig that is explained in place of all checks. Empty: none.
+	pickerConfig string
 }
 
 // checkFlags declares the flags of `kvepp check`: those of `kvepp serve`, and its own.
@@ -43,6 +45,9 @@ func checkFlags(c *checkOptions) *pflag.FlagSet {
 	f := serveFlags(&c.options)
 	f.Init("kvepp check", pflag.ContinueOnError)
 	c.tests.AddFlags(f)
+	f.StringVar(&c.pickerConfig, "config-file", "",
+		"print what each part of this `FILE`, an EndpointPickerConfig of llm-d, means for kvepp, and test nothing. "+
+			"Exits 1 if kvepp refuses it")
 	flags.Section(f, sectionCheck)
 	return f
 }
@@ -50,6 +55,10 @@ func checkFlags(c *checkOptions) *pflag.FlagSet {
 // checkWorkers is `kvepp check`. It returns the exit status.
 func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
 	var c checkOptions
+	alone := declared("check", "", func(f *pflag.FlagSet) { f.StringVar(&c.pickerConfig, "config-file", "", "") })
+	if parseArgs(alone, args) == nil && c.pickerConfig != "" && alone.NArg() == 0 {
+		return explainConfig(c.pickerConfig, stdout, stderr)
+	}
 	err := parseWith(&c.options, checkFlags(&c), args, getenv)
 	if err == nil {
 		err = c.tests.Validate()

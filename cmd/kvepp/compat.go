@@ -23,9 +23,8 @@ const (
 		"request alone where that costs less)" + seeDynamo
 	trackingKey = "kvepp sends its bookings to no other process, so no key needs to hide them; leave it out" +
 		seeDynamo
-	pluginConfig = "kvepp reads no EndpointPickerConfig; leave it out. In place of scorers it has Dynamo's cost " +
-		"function (--router-kv-overlap-score-credit and others), in place of flow control --router-queue-threshold " +
-		"and --router-policy-config" + seeLLMD
+	pluginConfig = "kvepp serve has its own flags; start kvepp without a command, or as /app/epp, to give it the " +
+		"flags and the EndpointPickerConfig of llm-d's picker" + seeLLMD
 	metricsTLS = "kvepp serves metrics without TLS; leave it out, and guard metrics with --metrics-token-file" +
 		seeLLMD
 	replicaSync = "kvepp select does not share loads with other replicas; leave it out"

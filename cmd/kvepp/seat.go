@@ -92,7 +92,22 @@ func (o *options) logSeat(log *slog.Logger) {
 		return
 	}
 	log.Info("kvepp was started as llm-d's picker", "means", strings.Join(o.seat.Args, " "))
+	for _, row := range o.seat.Rows {
+		log.Info("of llm-d's configuration", "name", row.Name, "type", row.Type, "verdict", row.Verdict,
+			"settings", strings.Join(row.Settings, " "), "says", row.Says)
+	}
 	for _, line := range o.seat.Notes {
 		log.Warn("of llm-d's picker", "note", line)
 	}
+}
+
+// explainConfig prints what an EndpointPickerConfig means here. It returns the exit status: 1 if kvepp refuses it.
+func explainConfig(file string, stdout, stderr io.Writer) int {
+	rows, err := llmd.Explain(file)
+	fmt.Fprint(stdout, llmd.Table(rows))
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp check: %v\n", err)
+		return 1
+	}
+	return 0
 }

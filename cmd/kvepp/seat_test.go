@@ -48,3 +48,24 @@ func TestCalledAsPicker(t *testing.T) {
 		t.Errorf("a misspelt variable: %s", out.String())
 	}
 }
+
+func TestExplainConfig(t *testing.T) {
+	for file, want := range map[string]struct {
+		status int
+		says   []string
+	}{
+		"guide-precise": {0, []string{"index (precise-prefix-cache-producer): approximated --kv-events-port=5556",
+			"ids (token-producer): maps to: token ids from http://localhost:8000"}},
+		"guide-bands": {1, []string{"featureGates (flowControl): refused: ", "docs/overload-and-queue.md"}},
+		"none":        {1, []string{"no such file"}},
+	} {
+		var out bytes.Buffer
+		status := start([]string{"check", "--config-file", "../../serve/llmd/testdata/" + file + ".yaml"}, nil, &out,
+			&out, nil)
+		for _, says := range want.says {
+			if status != want.status || !strings.Contains(out.String(), says) {
+				t.Errorf("%s: status %d, want %q\n%s", file, status, says, out.String())
+			}
+		}
+	}
+}

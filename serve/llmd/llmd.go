@@ -15,9 +15,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/flags"
 )
 
@@ -36,6 +38,7 @@ const (
 type Seat struct {
 	Args  []string // of `kvepp serve`
 	Notes []string // what was given and has no effect, or another one: a line each
+	Rows  []Row    // what the parts of the configuration mean
 	Settings
 
 	own     []string // arguments that follow from the configuration: the command line takes precedence
@@ -50,6 +53,35 @@ type Seat struct {
 type Settings struct {
 	NoTraces     bool     // export no spans
 	CipherSuites []uint16 // of TLS up to 1.2; nil: Go's
+
+	// EstimateTokens takes 4 bytes of a prompt as a token where no token ids are known.
+	EstimateTokens bool
+	// AskEngines asks the pool's own engines for token ids. TokenizerURL, if it is not empty, is a server that knows
+	// those of every served model; it has TokenizerTimeout to answer.
+	AskEngines       bool
+	TokenizerURL     string
+	TokenizerTimeout time.Duration
+
+	// Stages says whether a Pod with these labels may prefill, and whether it may decode; with neither it is no
+	// endpoint. nil: as kvepp reads roles itself.
+	Stages func(labels map[string]string) (prefill, decode bool)
+	// NoPrefill uses no prefill worker. Else Disaggregate says which prompts have one: those of at least Prompt tokens
+	// with at least NonCached tokens that the decode worker does not hold. 0: each prompt.
+	NoPrefill    bool
+	Disaggregate struct{ Prompt, NonCached int }
+	// PrimaryPort sends requests to this port of the chosen endpoint's host, which forwards them to the endpoint. 0:
+	// requests go to the endpoint.
+	PrimaryPort int
+
+	// SessionHeaders name a request's session, beside those that kvepp knows.
+	SessionHeaders []string
+	// SessionTokenHeader names the endpoint of a response, and requests with it return there. Empty: none. If
+	// SessionTokenSoft is set they go elsewhere while that endpoint is overloaded.
+	SessionTokenHeader string
+	SessionTokenSoft   bool
+
+	// EndpointsFile is the file of --endpoints, in llm-d's format. Empty: it has kvepp's, or there is none.
+	EndpointsFile string
 }
 
 // Command is what the seat is called in messages.
@@ -132,10 +164,56 @@ func (s *Seat) readConfig() error {
 	if s.config.file != "" && s.config.text != "" {
 		return errors.New("--config-file and --config-text: give one of the two")
 	}
-	if s.config.file != "" || s.config.text != "" {
-		return errors.New("kvepp does not read an EndpointPickerConfig yet")
+	text, flag := s.config.text, "--config-text"
+	if s.config.file != "" {
+		flag = "--config-file " + s.config.file
+		raw, err := boundedfile.Read(s.config.file, maxConfigBytes)
+		if err != nil {
+			return fmt.Errorf("--config-file: %w", err)
+		}
+		text = string(raw)
+	}
+	c, err := read(text, s.gates, s.alpha)
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	t := c.means()
+	for _, row := range t.rows {
+		s.Rows = append(s.Rows, *row)
+		s.own = append(s.own, row.Settings...)
+	}
+	if err := refusals(s.Rows, s.strict); err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	noTraces, suites := s.NoTraces, s.CipherSuites
+	s.Settings, s.Notes = t.settings, append(s.Notes, c.notes...)
+	s.NoTraces, s.CipherSuites = noTraces, suites
+	if s.EndpointsFile != "" {
+		s.drop("the configuration discovers endpoints in a file, not in Kubernetes", "pool-name", "pool-namespace",
+			"pool-group", "endpoint-selector", "endpoint-target-ports", "metrics-endpoint-auth",
+			"ha-enable-leader-election")
 	}
 	return nil
+}
+
+// refusals returns an error that names each refused part; with strict, also those that are approximated or ignored.
+func refusals(rows []Row, strict bool) error {
+	var errs []error
+	for _, row := range rows {
+		if row.Verdict == Refused || strict && row.Verdict != Maps {
+			errs = append(errs, errors.New(strings.TrimSuffix(Table([]Row{row}), "\n")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Explain returns what the parts of a configuration file mean here, and an error if llm-d's picker would refuse the
+// file or kvepp does.
+func Explain(file string) ([]Row, error) {
+	s := &Seat{alpha: true}
+	s.config.file = file
+	err := s.readConfig()
+	return s.Rows, err
 }
 
 func (s *Seat) note(format string, args ...any) {
